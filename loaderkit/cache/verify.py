@@ -1,0 +1,87 @@
+"""Read a whole cache again and say whether every byte is what was packed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loaderkit.cache.files import check_digest, check_size, load_manifest, map_file
+from loaderkit.errors import CacheError
+from loaderkit.units import format_bytes
+
+if TYPE_CHECKING:
+    import os
+
+    from loaderkit.cache.layout import Shard
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What ``verify`` found."""
+
+    path: str
+    samples: int
+    """Samples the manifest promises; 0 when it cannot be read."""
+    bytes: int
+    """Bytes that were hashed."""
+    findings: tuple[str, ...]
+    """What is wrong, a file each; empty when nothing is."""
+
+    @property
+    def ok(self) -> bool:
+        """True when every byte is what was packed."""
+        return not self.findings
+
+    def to_json(self) -> dict[str, Any]:
+        """Write it for programs."""
+        return {**asdict(self), "ok": self.ok}
+
+    def __str__(self) -> str:
+        if self.ok:
+            size = format_bytes(self.bytes)
+            return f"{self.path}: sound; {self.samples:,} samples, {size} hashed"
+        return "\n".join([f"{self.path}: damaged", *self.findings])
+
+
+def verify(path: str | os.PathLike[str]) -> Verification:
+    """Hash every shard and check that its offsets fit its values.
+
+    Args:
+        path: The cache's folder.
+
+    Returns:
+        What is wrong, if anything; damage is told, not raised.
+    """
+    folder = Path(path)
+    try:
+        manifest = load_manifest(folder)
+    except CacheError as error:
+        return Verification(str(path), 0, 0, (str(error),))
+    findings, hashed = [], 0
+    for shard in manifest.shards:
+        try:
+            check_size(folder, shard)
+            check_digest(folder, shard)
+            _check_offsets(folder, shard)
+            hashed += shard.bytes
+        except CacheError as error:
+            findings.append(str(error))
+    return Verification(str(path), manifest.samples, hashed, tuple(findings))
+
+
+def _check_offsets(folder: Path, shard: Shard) -> None:
+    mapped = map_file(folder, shard)
+    for name, column in shard.columns.items():
+        if column.offsets is None:
+            continue
+        array = shard.arrays[column.offsets]
+        start = array.offset or 0
+        offsets = mapped[start : start + array.nbytes].view("<i8")
+        rows = shard.arrays[column.values].shape[0]
+        steps = np.diff(offsets)
+        if offsets[0] != 0 or offsets[-1] != rows or (len(steps) and steps.min() < 0):
+            what = f"The offsets of column {name!r} in {shard.file} do not fit its values."
+            raise CacheError(what, why="it was packed wrongly", fix="pack it again")

@@ -1,0 +1,333 @@
+"""SafeDataset: say which samples there are and how one is made; the rest is ours."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+from torch.utils.data import Dataset, default_collate
+
+from loaderkit.cache.layout import MANIFEST
+from loaderkit.cache.store import Store
+from loaderkit.datasets.decode import Classes, decode
+from loaderkit.datasets.dict_batches import RAGGED, DictRecipe, collate_samples
+from loaderkit.datasets.fingerprint import Fingerprint, differences
+from loaderkit.datasets.gathering import UnlikeShapesError, reader
+from loaderkit.datasets.own import own
+from loaderkit.datasets.pack import PackOptions, pack_source
+from loaderkit.datasets.rows import is_one, many_rows, one_row
+from loaderkit.datasets.sources import KeyedSource
+from loaderkit.datasets.structure import KEY, VARIANT, Structure
+from loaderkit.errors import DatasetError, StaleCacheError
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+T = TypeVar("T")
+Self = TypeVar("Self", bound="SafeDataset")
+
+
+class SafeDataset(Dataset[Any]):
+    """A dataset whose every sample is a copy that its reader owns.
+
+    Subclass it, and write ``keys()`` and ``load(key)``.  With ``cache=`` every sample
+    is loaded once, packed, and read from mapped columns ever after; without, it is
+    loaded each time.  Either way, changing a sample in place, keeping it, or sending
+    it to another process never touches the cache or another sample.
+
+    Args:
+        raw: Where the samples come from, for ``keys`` and ``load`` to use as
+            ``self.raw``.
+        cache: Folder of the cache, packed on first use; None to load each time.
+        transform: Called with each sample after it is read; may change it in place.
+        ragged: What a batch holds for tensors whose first axes differ: "padded",
+            "packed" or "jagged" (see ``loaderkit.datasets.dict_batches``).
+        packing: How the cache is packed.
+
+    Raises:
+        ValueError: ``ragged`` is none of the three.
+    """
+
+    version: ClassVar[str] = ""
+    """Raise it when samples change in a way that the source of ``load`` does not show."""
+
+    def __init__(
+        self,
+        raw: str | os.PathLike[str] | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        *,
+        transform: Callable[[Any], Any] | None = None,
+        ragged: str = "padded",
+        packing: PackOptions | None = None,
+    ) -> None:
+        if ragged not in RAGGED:
+            msg = f"ragged must be one of {', '.join(RAGGED)}, got {ragged!r}"
+            raise ValueError(msg)
+        self.raw = None if raw is None else Path(raw)
+        self.cache = None if cache is None else Path(cache)
+        self.transform = transform
+        self.ragged = ragged
+        self.packing = packing or PackOptions()
+        self.classes = Classes()
+        self._rows: Ints | None = None
+        self._keys: list[Any] | None = None
+        self._opened: _Opened | None = None
+
+    def keys(self) -> Sequence[Any]:
+        """List the samples: names, paths, numbers, in a stable order.
+
+        Raises:
+            NotImplementedError: The subclass does not say.
+        """
+        msg = f"{type(self).__name__} must say which samples there are: def keys(self)"
+        raise NotImplementedError(msg)
+
+    def load(self, key: Any) -> Any:
+        """Make one sample; called once for each key when there is a cache.
+
+        Args:
+            key: One of ``keys()``.
+
+        Raises:
+            NotImplementedError: The subclass does not say.
+        """
+        msg = f"{type(self).__name__} must say how {key!r} is made: def load(self, key)"
+        raise NotImplementedError(msg)
+
+    def __len__(self) -> int:
+        return self._count() if self._rows is None else len(self._rows)
+
+    def __getitem__(self: Self, index: Any) -> Any:
+        if is_one(index):
+            return self._sample(self._row(one_row(index, len(self))))
+        return self._subset(many_rows(index, len(self)))
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[row] for row in range(len(self)))
+
+    def __getitems__(self, rows: Sequence[int]) -> Any:
+        """Give a finished batch, as torch's DataLoader asks for it.
+
+        Under a DataLoader whose ``collate_fn`` is torch's or PyG's own, which joins
+        samples itself, it gives the list of samples.
+
+        Args:
+            rows: Rows of the batch, in order.
+
+        Returns:
+            ``self.batch(rows)``, or a list of samples.
+        """
+        if _collates_itself(_running_collate()):
+            return [self[row] for row in rows]
+        return self.batch(rows)
+
+    def batch(self, rows: Sequence[int]) -> Any:
+        """Gather a batch from the cache in one go.
+
+        Args:
+            rows: Rows of the batch, at least one, in any order, repeats allowed.
+
+        Returns:
+            The samples' nest with a batch at each leaf; every tensor is new.
+
+        Raises:
+            DatasetError: The samples cannot be batched.
+        """
+        chosen = self._chosen(rows)
+        if self.cache is None or self.transform is not None:
+            return collate_samples([self._sample(int(row)) for row in chosen], self.ragged)
+        opened = self._open()
+        recipe = opened.recipe(self._recipe, opened.one_variant(chosen))
+        if recipe is None:
+            return collate_samples([self._sample(int(row)) for row in chosen], self.ragged)
+        try:
+            return recipe.batch(chosen)
+        except UnlikeShapesError as error:
+            raise self._unlike(str(error)) from None
+
+    def collate(self, samples: Any) -> Any:
+        """Serve as ``collate_fn``: pass a finished batch on, join a list of samples.
+
+        Args:
+            samples: What ``__getitems__`` gave, or a list of samples.
+
+        Returns:
+            A batch.
+        """
+        return collate_samples(samples, self.ragged) if type(samples) is list else samples
+
+    def key(self, row: int) -> str:
+        """Name the sample of a row, as it was called when it was packed."""
+        at = self._row(one_row(row, len(self)))
+        if self.cache is None:
+            return str(self._all_keys()[at])
+        store = self._open().store
+        shard, sample = store.locate(at)
+        return store.column(KEY).read(shard, sample).tobytes().decode()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel as paths and settings: another process opens the cache itself."""
+        return {**self.__dict__, "_opened": None}
+
+    def __repr__(self) -> str:
+        where = "no cache" if self.cache is None else str(self.cache)
+        return f"{type(self).__name__}({len(self):,} samples, {where})"
+
+    def _sample(self, row: int) -> Any:
+        if self.cache is None:
+            sample = own(self._loaded(self._all_keys()[row]))
+        else:
+            opened = self._open()
+            variant = opened.structure.variants[opened.variant(row)]
+            sample = decode(variant, reader(opened.store, row), self.classes)
+        return sample if self.transform is None else self.transform(sample)
+
+    def _loaded(self, key: Any) -> Any:
+        return self.load(key)
+
+    def _subset(self: Self, rows: Ints) -> Self:
+        part = copy.copy(self)
+        part._rows = rows if self._rows is None else self._rows[rows]
+        return part
+
+    def _row(self, row: int) -> int:
+        return row if self._rows is None else int(self._rows[row])
+
+    def _chosen(self, rows: Sequence[int]) -> Ints:
+        chosen = many_rows(rows, len(self))
+        if not len(chosen):
+            msg = "a batch needs at least one row, got none"
+            raise IndexError(msg)
+        return chosen if self._rows is None else self._rows[chosen]
+
+    def _count(self) -> int:
+        if self.cache is None:
+            return len(self._all_keys())
+        return len(self._open().store)
+
+    def _all_keys(self) -> list[Any]:
+        if self._keys is None:
+            self._keys = list(self.keys())
+        return self._keys
+
+    def _recipe(self, opened: _Opened, variant: int) -> Any:
+        node = opened.structure.variants[variant]
+        return DictRecipe(opened.store, node, self.classes, self.ragged)
+
+    def _open(self) -> _Opened:
+        if self._opened is None:
+            self._pack_once()
+            self._opened = _Opened(Store(self._path))
+        return self._opened
+
+    @property
+    def _path(self) -> Path:
+        assert self.cache is not None
+        return self.cache
+
+    def _pack_once(self) -> None:
+        """Pack on first use; refuse a cache that was made from something else."""
+        packed = (self._path / MANIFEST).exists()
+        if type(self).load is SafeDataset.load:
+            return
+        if not packed or self.packing.overwrite:
+            pack_source(KeyedSource(self), self._path, self.packing)
+            return
+        self._check_fresh()
+
+    def _check_fresh(self) -> None:
+        now = self._fingerprint_now()
+        if now is None:
+            return
+        packed = Fingerprint.from_json(Store(self._path).manifest.fingerprint)
+        found = differences(packed, now)
+        if found:
+            what = f"The cache {self._path} is stale: {'; '.join(found)}."
+            why = f"{type(self).__name__} would make other samples than those in it"
+            fix = (
+                f"{type(self).__name__}(..., packing=PackOptions(overwrite=True)), "
+                f"or delete {self._path}"
+            )
+            raise StaleCacheError(what, why=why, fix=fix)
+
+    def _fingerprint_now(self) -> Fingerprint | None:
+        """What a cache packed now would carry; None where the raw data is not here."""
+        if self.raw is not None and not self.raw.exists():
+            return None
+        return KeyedSource(self).fingerprint()
+
+    def _unlike(self, column: str) -> DatasetError:
+        what = f"Field {column!r} has shapes in this batch that cannot be joined."
+        why = "more than one axis differs between the samples"
+        fix = "give the samples one shape in load() or transform, or a batch size of 1"
+        return DatasetError(what, why=why, fix=fix)
+
+
+class _Opened:
+    """A cache opened by this process, and the recipes made for it."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.structure = Structure.from_json(store.manifest.structure)
+        self._recipes: dict[int, Any] = {}
+
+    def variant(self, row: int) -> int:
+        """Say how one sample is built."""
+        return int(self.variants(np.array([row]))[0])
+
+    def variants(self, rows: Ints) -> Ints:
+        """Say how each of some samples is built ``[B]``."""
+        from loaderkit.datasets.gathering import Gathering
+
+        if len(self.structure.variants) == 1:
+            return np.zeros(len(rows), np.int64)
+        return Gathering(self.store, rows).numbers(VARIANT)
+
+    def one_variant(self, rows: Ints) -> int | None:
+        """Say how all of some samples are built; None when they differ."""
+        if len(self.structure.variants) == 1:
+            return 0
+        found = self.variants(rows)
+        return int(found[0]) if (found == found[0]).all() else None
+
+    def recipe(self, make: Callable[[_Opened, int], T], variant: int | None) -> T | None:
+        """Give the recipe of a variant, made once."""
+        if variant is None:
+            return None
+        if variant not in self._recipes:
+            self._recipes[variant] = make(self, variant)
+        found: T = self._recipes[variant]
+        return found
+
+
+def _running_collate() -> Any:
+    """Find the ``collate_fn`` of the DataLoader that is asking, if one is.
+
+    torch hands a dataset's ``__getitems__`` straight to ``collate_fn``, without a word
+    to the dataset about which one that is; torch's and PyG's own would try to join the
+    parts of a finished batch.
+    """
+    from torch.utils.data._utils.fetch import _MapDatasetFetcher
+
+    fetch = _MapDatasetFetcher.fetch.__code__
+    frame = sys._getframe(2)
+    for _ in range(4):
+        if frame is None or frame.f_code is fetch:
+            break
+        frame = frame.f_back  # type: ignore[assignment]
+    if frame is None or frame.f_code is not fetch:
+        return None
+    return frame.f_locals["self"].collate_fn
+
+
+def _collates_itself(collate: Any) -> bool:
+    kind = f"{type(collate).__module__}.{type(collate).__qualname__}"
+    return collate is default_collate or kind == "torch_geometric.loader.dataloader.Collater"

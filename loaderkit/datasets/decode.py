@@ -1,0 +1,196 @@
+"""Put a sample together again from the arrays of its leaves."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import dataclasses
+import functools
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.data import BaseData
+
+from loaderkit.datasets.composites import KINDS, put_together
+from loaderkit.datasets.dtypes import as_tensor
+from loaderkit.datasets.encode import class_name
+from loaderkit.datasets.structure import Leaf
+from loaderkit.errors import DatasetError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from numpy.typing import NDArray
+
+    from loaderkit.datasets.structure import Nest
+
+    Read = Callable[[Leaf], NDArray[Any]]
+
+_NUMBERS = {"int": int, "float": float, "bool": bool, "complex": complex}
+
+
+class Classes:
+    """The classes samples are made of, by name.  Never imports one.
+
+    A class is used when PyG defines it, when the user named it, or when the user's
+    program has loaded it already: opening a stranger's cache runs no code of theirs.
+    """
+
+    def __init__(self, known: Iterable[type] = ()) -> None:
+        self._known = {class_name(cls): cls for cls in (Data, HeteroData, *known)}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._known:
+            self._known[name] = _loaded(name)
+        return self._known[name]
+
+    def __reduce__(self) -> tuple[type[Classes], tuple[tuple[type, ...]]]:
+        return Classes, (tuple(self._known.values()),)
+
+    def blank(self, name: str) -> Any:
+        """Make an empty graph of a class, as PyG does: arguments without default None."""
+        return copy.copy(_template(self[name]))
+
+
+def decode(node: Leaf | Nest, read: Read, classes: Classes) -> Any:
+    """Put one sample together.
+
+    Args:
+        node: How it is built.
+        read: Gives a leaf's value as a new, writable array.
+        classes: Where its classes are.
+
+    Returns:
+        A sample equal to the one that was packed; its memory is its own.
+
+    Raises:
+        DatasetError: A class it is made of is not loaded.
+    """
+    if isinstance(node, Leaf):
+        return decode_leaf(node, read(node), joined=False)
+    if node.kind == "none":
+        return None
+    inside = (decode(child, read, classes) for child in node.children)
+    if node.kind == "graph":
+        return _graph(node, read, classes)
+    if node.kind in KINDS:
+        return put_together(node.kind, dict(zip(node.keys, inside, strict=True)))
+    return make_nest(node, list(inside), classes)
+
+
+def decode_leaf(leaf: Leaf, array: NDArray[Any], *, joined: bool) -> Any:
+    """Turn a leaf's array into the value it was made from.
+
+    Args:
+        leaf: What kind of value it is.
+        array: Its own array, writable.
+        joined: The axis of a tensor was put in its place already.
+
+    Returns:
+        The value; a tensor or array uses the array's memory.
+    """
+    if leaf.kind == "tensor":
+        tensor = as_tensor(array, leaf.dtype)
+        # A clone keeps no more than its own bytes, laid out as torch would.
+        return tensor.movedim(0, leaf.axis).contiguous() if leaf.axis and not joined else tensor
+    if leaf.kind in {"array", "scalar"}:
+        array = array.astype(np.dtype(leaf.dtype), copy=False)
+        return array if leaf.kind == "array" else array[()]
+    if leaf.kind in _NUMBERS:
+        return _NUMBERS[leaf.kind](array[()])
+    if leaf.kind == "bytes":
+        return array.tobytes()
+    text = array.tobytes().decode("utf-8", "surrogatepass")
+    return text if leaf.kind == "str" else untagged(json.loads(text))
+
+
+def make_nest(node: Nest, inside: list[Any], classes: Classes) -> Any:
+    """Fill a container with its children.
+
+    Args:
+        node: What container it is.
+        inside: The children's values.
+        classes: Where its class is.
+
+    Returns:
+        The container.
+    """
+    if node.kind == "list":
+        return inside
+    if node.kind == "tuple":
+        return tuple(inside)
+    if node.kind == "named":
+        return classes[str(node.cls)](*inside)
+    pairs = dict(zip(node.keys, inside, strict=True))
+    if node.kind == "dataclass":
+        cls = classes[str(node.cls)]
+        made = cls.__new__(cls)
+        for key, value in pairs.items():
+            object.__setattr__(made, key, value)
+        return made
+    if node.cls is None:
+        return pairs
+    made = classes[node.cls]()
+    made.update(pairs)
+    return made
+
+
+def untagged(value: Any) -> Any:
+    """Read plain Python back from JSON in which ``encode`` marked what JSON lacks."""
+    if isinstance(value, list):
+        return [untagged(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    ((tag, inside),) = value.items()
+    if tag == "c":
+        return complex(*inside)
+    if tag == "b":
+        return base64.b64decode(inside)
+    if tag == "d":
+        return {untagged(k): untagged(v) for k, v in inside}
+    return tuple(untagged(each) for each in inside)
+
+
+def _graph(node: Nest, read: Read, classes: Classes) -> Any:
+    data = classes.blank(str(node.cls))
+    for key, child in node.items():
+        store = data._global_store if key is None and len(node.keys) > 1 else None
+        if store is None:
+            store = data._store if key is None and hasattr(data, "_store") else None
+        if store is None:
+            store = data._global_store if key is None else data[key]
+        for name, leaf in child.items():
+            store[name] = decode(leaf, read, classes)
+    return data
+
+
+@functools.lru_cache(maxsize=256)
+def _template(cls: Any) -> Any:
+    try:
+        data = cls()
+    except TypeError:
+        data = cls.__new__(cls)
+        (Data if issubclass(cls, Data) else HeteroData).__init__(data)
+    for store in data.stores:
+        for key in list(store.keys()):
+            del store[key]
+    return data
+
+
+def _loaded(name: str) -> Any:
+    module, _, path = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    named = isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")
+    mapping = isinstance(found, type) and issubclass(found, dict)
+    graph = isinstance(found, type) and issubclass(found, BaseData)
+    if named or mapping or graph or dataclasses.is_dataclass(found):
+        return found
+    what = f"The samples are of class {path}, from the module {module}, which is not loaded."
+    why = "opening a cache imports nothing by name, so that it cannot run foreign code"
+    fix = f"from {module} import {path}   # before opening, or classes=[{path}]"
+    raise DatasetError(what, why=why, fix=fix)

@@ -1,0 +1,179 @@
+"""Batches of dicts, tuples and dataclasses: as torch's ``default_collate`` makes them.
+
+Where a field has one shape in the whole dataset it is stacked.  Where its first axis
+differs from sample to sample, ``ragged`` says what a batch holds in its place:
+
+    "padded"   Padded(values [B, L, *rest], lengths [B], mask [B, L])
+    "packed"   Packed(values [N, *rest], offsets [B + 1])
+    "jagged"   a torch.nested tensor in jagged layout
+
+Beyond ``default_collate``, a None stays in a list and a dataclass becomes a dataclass.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from loaderkit.datasets.gathering import Arena, Gathering, in_worker, leaf_dtype
+from loaderkit.datasets.ragged import jag, join, pack_rows, pad
+from loaderkit.datasets.structure import Leaf, Nest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from loaderkit.cache.store import Store
+    from loaderkit.datasets.decode import Classes
+
+    Ints = NDArray[np.int64]
+
+RAGGED = {"padded": pad, "packed": pack_rows, "jagged": jag}
+
+
+class DictRecipe:
+    """How to gather batches of samples that are all built alike."""
+
+    def __init__(
+        self, store: Store, variant: Leaf | Nest, classes: Classes, ragged: str
+    ) -> None:
+        self.store, self.classes, self.ragged = store, classes, ragged
+        self.variant = _stacked(store, variant)
+
+    def batch(self, rows: Ints) -> Any:
+        """Gather one batch.
+
+        Args:
+            rows: Sample numbers ``[B]``, at least one, all of this variant.
+
+        Returns:
+            The samples' nest, with a batch of values at each leaf.
+
+        Raises:
+            UnlikeShapesError: Fields of the samples cannot be joined.
+        """
+        gathering = Gathering(self.store, rows)
+        if in_worker():
+            gathering.arena = Arena(self._nbytes(gathering, self.variant))
+        return self._join(gathering, self.variant)
+
+    def _join(self, gathering: Gathering, node: Leaf | Nest) -> Any:
+        if isinstance(node, Leaf):
+            return self._leaf(gathering, node)
+        if node.kind not in {"dict", "list", "tuple", "named", "dataclass"}:
+            return _collate_plain(gathering.values(node, self.classes))
+        inside = [self._join(gathering, child) for child in node.children]
+        return _nest(node, inside, self.classes)
+
+    def _leaf(self, gathering: Gathering, leaf: Leaf) -> Any:
+        if leaf.kind == "str":
+            return gathering.texts(leaf)
+        if leaf.kind in {"bytes", "json", "bigint", "complex"}:
+            return _collate_plain(gathering.values(leaf, self.classes))
+        value, runs = gathering.tensor(leaf)
+        if leaf.axis is None:
+            return value
+        lengths = gathering.keep(runs.lengths)
+        return RAGGED[self.ragged](value, lengths)
+
+    def _nbytes(self, gathering: Gathering, node: Leaf | Nest) -> int:
+        if isinstance(node, Nest):
+            return sum(self._nbytes(gathering, child) for child in node.children)
+        if node.kind in {"str", "bytes", "json", "bigint", "complex"}:
+            return 0
+        column = self.store.column(node.column, stacked=node.axis is None)
+        numel = math.prod(gathering.rest(column)) * gathering.pick.runs(column).total
+        return numel * leaf_dtype(node).itemsize + 8 * (len(gathering) + 17)
+
+
+def collate_samples(samples: Sequence[Any], ragged: str) -> Any:
+    """Batch samples that are in memory.
+
+    Args:
+        samples: At least one, all built alike.
+        ragged: "padded", "packed" or "jagged", for tensors whose first axes differ.
+
+    Returns:
+        The samples' nest, with a batch of values at each leaf.
+
+    Raises:
+        DatasetError: Tensors differ in more than their first axis.
+    """
+    first = samples[0]
+    if isinstance(first, torch.Tensor | np.ndarray):
+        tensors = [torch.as_tensor(each) for each in samples]
+        if all(each.shape == tensors[0].shape for each in tensors):
+            return default_collate(tensors)
+        return RAGGED[ragged](*join(tensors))
+    if isinstance(first, Mapping):
+        made = {k: collate_samples([s[k] for s in samples], ragged) for k in first}
+        if type(first) is dict:
+            return made
+        like = copy.copy(first)
+        like.update(made)  # type: ignore[attr-defined]
+        return like
+    if dataclasses.is_dataclass(first) and not isinstance(first, type):
+        made = {
+            each.name: collate_samples([getattr(s, each.name) for s in samples], ragged)
+            for each in dataclasses.fields(first)
+        }
+        return _dataclass(type(first), made)
+    if isinstance(first, list | tuple) and all(len(s) == len(first) for s in samples):
+        inside = [collate_samples(each, ragged) for each in zip(*samples, strict=True)]
+        return type(first)(*inside) if hasattr(first, "_fields") else inside
+    return _collate_plain(list(samples))
+
+
+def _collate_plain(values: list[Any]) -> Any:
+    """Collate what is no tensor, or keep it as a list where torch would refuse."""
+    try:
+        return default_collate(values)
+    except (TypeError, RuntimeError, ValueError, OverflowError, NotImplementedError):
+        return values
+
+
+def _stacked(store: Store, node: Leaf | Nest) -> Leaf | Nest:
+    """Mark the leaves that have one shape in all shards, so that they are stacked."""
+    if isinstance(node, Nest):
+        inside = tuple(_stacked(store, child) for child in node.children)
+        return dataclasses.replace(node, children=inside)
+    shapes = set()
+    for shard in store.manifest.shards:
+        column = shard.columns.get(node.column)
+        if column is not None:
+            dense = column.offsets is None
+            shapes.add(shard.arrays[column.values].shape[1:] if dense else None)
+    one_shape = len(shapes) == 1 and None not in shapes
+    texts = node.kind in {"str", "bytes", "json", "bigint"}
+    return dataclasses.replace(node, axis=None) if one_shape and not texts else node
+
+
+def _nest(node: Nest, inside: list[Any], classes: Classes) -> Any:
+    """Make a batch's container: a tuple becomes a list, as with ``default_collate``."""
+    if node.kind in {"list", "tuple"}:
+        return inside
+    if node.kind == "named":
+        return classes[str(node.cls)](*inside)
+    made = dict(zip(node.keys, inside, strict=True))
+    if node.kind == "dataclass":
+        return _dataclass(classes[str(node.cls)], made)
+    if node.cls is None:
+        return made
+    like = classes[node.cls]()
+    like.update(made)
+    return like
+
+
+def _dataclass(cls: Any, fields: Mapping[str, Any]) -> Any:
+    made = cls.__new__(cls)
+    for key, value in fields.items():
+        object.__setattr__(made, key, value)
+    return made

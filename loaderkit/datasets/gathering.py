@@ -1,0 +1,252 @@
+"""The fields of one batch, gathered from the columns of a store into new tensors.
+
+In a DataLoader worker all tensors of a batch lie in one shared segment: it then
+travels to the training process as one file descriptor instead of one a tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import get_worker_info
+
+from loaderkit.datasets.decode import decode
+from loaderkit.datasets.dtypes import carrier, torch_dtype
+from loaderkit.datasets.structure import Leaf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from loaderkit.cache.gather import Runs
+    from loaderkit.cache.store import ColumnReader, Store
+    from loaderkit.datasets.decode import Classes
+    from loaderkit.datasets.structure import Nest
+
+    Ints = NDArray[np.int64]
+
+_ALIGNMENT = 64
+
+
+class UnlikeShapesError(Exception):
+    """The samples of a batch cannot be joined along one axis; caught and told better."""
+
+
+class Gathering:
+    """One batch in the making.
+
+    Every tensor it gives out is new and owned by the caller.
+    """
+
+    def __init__(self, store: Store, rows: Ints, arena: Arena | None = None) -> None:
+        self.store, self.rows = store, rows
+        self.pick = store.pick(rows)
+        self.arena = arena
+        self._numbers: dict[object, Ints] = {}
+        self._sums: dict[int, Ints] = {}
+        self._slices: dict[Runs, torch.Tensor] = {}
+        self._plain: dict[str, torch.Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Make room for a tensor, in the shared segment where there is one."""
+        held = carrier(dtype)
+        if self.arena is not None:
+            return self.arena.empty(shape, held)
+        return torch.empty(shape, dtype=held)
+
+    def keep(self, array: NDArray[Any]) -> torch.Tensor:
+        """Make a tensor of a small new array."""
+        if self.arena is None:
+            return torch.from_numpy(array)
+        kept = self.empty(array.shape, torch.from_numpy(array).dtype)
+        kept.numpy()[...] = array
+        return kept
+
+    def tensor(
+        self, leaf: Leaf, dtype: torch.dtype | None = None, add: Ints | None = None
+    ) -> tuple[torch.Tensor, Runs]:
+        """Join a leaf's values along its axis, or stack them where it has none.
+
+        Args:
+            leaf: A tensor, array or number that all samples of the batch have.
+            dtype: What to widen to while copying; its own if None.
+            add: What to add to each sample ``[B]`` or ``[B, k]``; needs ``dtype`` and
+                integers.
+
+        Returns:
+            The joined tensor, contiguous, and where each sample's rows are in it.
+
+        Raises:
+            UnlikeShapesError: The samples differ in another axis than that one.
+        """
+        column = self.store.column(leaf.column, stacked=leaf.axis is None)
+        runs, rest = self.pick.runs(column), self.rest(column)
+        axis = leaf.axis or 0
+        shape = (*rest[:axis], runs.total, *rest[axis:])
+        wanted = leaf_dtype(leaf) if dtype is None else dtype
+        made = self.empty(shape, wanted)
+        home = made.numpy()
+        column.gather(runs, np.moveaxis(home, axis, 0) if axis else home, add=add)
+        return (made if made.dtype is wanted else made.view(wanted)), runs
+
+    def rest(self, column: ColumnReader) -> tuple[int, ...]:
+        """Give the shape of one row of a column, the same in all shards touched.
+
+        Args:
+            column: The column.
+
+        Returns:
+            Its shape behind the first axis.
+
+        Raises:
+            UnlikeShapesError: It is not the same, or more than one axis varies.
+        """
+        if column.rest is not None:
+            return column.rest
+        parts = [column.part(shard) for shard, _, _ in self.pick.groups]
+        rests = {part.values.shape[1:] for part in parts}
+        apart = any(p.shapes is not None or p.unstackable for p in parts)
+        if len(rests) > 1 or apart:
+            raise UnlikeShapesError(column.name)
+        return rests.pop()
+
+    def slices(self, runs: Runs) -> torch.Tensor:
+        """Give ``runs.ends`` as a tensor ``[B + 1]``, once for all fields it serves."""
+        found = self._slices.get(runs)
+        if found is None:
+            found = self._slices[runs] = self.keep(runs.ends)
+        return found
+
+    def count_up(self) -> torch.Tensor:
+        """Give 0, 1 ... B ``[B + 1]``, the slices of values that are stacked."""
+        return self._once("up", lambda: np.arange(len(self) + 1))
+
+    def zeros(self) -> torch.Tensor:
+        """Give B zeros, the increments of fields that have none."""
+        return self._once("zeros", lambda: np.zeros(len(self), np.int64))
+
+    def numbers(self, name: str, width: int = 0) -> Ints:
+        """Look up one small number a sample; zero where the column was left out.
+
+        Args:
+            name: A column of ``[]`` or ``[width]`` int64 a sample.
+            width: 0 for single numbers.
+
+        Returns:
+            ``[B]`` or ``[B, width]``, in the order of the batch; do not write to it.
+        """
+        key = name if len(self.pick.groups) > 1 else self._array_name(name)
+        found = self._numbers.get(key)
+        if found is None:
+            found = np.zeros((len(self), width) if width else len(self), np.int64)
+            for shard, samples, places in self.pick.groups:
+                if name in self.store.manifest.shards[shard].columns:
+                    part = self.store.column(name, stacked=True).part(shard)
+                    where = slice(None) if places is None else places
+                    values: Any = part.values
+                    found[where] = values.take(part.find(samples)[0], axis=0)
+            self._numbers[key] = found
+        return found
+
+    def sums(self, name: str, width: int = 0) -> Ints:
+        """Sum up ``numbers`` from sample to sample.
+
+        Args:
+            name: A column of numbers.
+            width: As for ``numbers``.
+
+        Returns:
+            The sum before each sample, and after the last ``[B + 1]`` or
+            ``[B + 1, width]``; do not write to it.
+        """
+        each = self.numbers(name, width)
+        found = self._sums.get(id(each))
+        if found is None:
+            found = np.zeros((len(each) + 1, *each.shape[1:]), np.int64)
+            each.cumsum(axis=0, out=found[1:])
+            self._sums[id(each)] = found
+        return found
+
+    def _array_name(self, name: str) -> object:
+        """Name the array behind a column: equal columns of a shard share one."""
+        column = self.store.manifest.shards[self.pick.groups[0][0]].columns.get(name)
+        return name if column is None else (column.values, column.rows)
+
+    def texts(self, leaf: Leaf) -> list[str]:
+        """Decode a string of every sample."""
+        column = self.store.column(leaf.column)
+        runs = self.pick.runs(column)
+        joined = np.empty(runs.total, np.uint8)
+        column.gather(runs, joined)
+        ends = runs.ends.tolist()
+        raw = joined.tobytes()
+        if raw.isascii():
+            text = raw.decode("ascii")
+            return [text[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+        return [
+            raw[a:b].decode("utf-8", "surrogatepass")
+            for a, b in zip(ends, ends[1:], strict=False)
+        ]
+
+    def values(self, node: Leaf | Nest, classes: Classes) -> list[Any]:
+        """Put a part of every sample together, one by one."""
+        if isinstance(node, Leaf) and node.kind == "str":
+            return self.texts(node)
+        return [
+            decode(node, reader(self.store, int(row)), classes) for row in self.rows
+        ]
+
+    def _once(self, name: str, make: Callable[[], NDArray[Any]]) -> torch.Tensor:
+        if name not in self._plain:
+            self._plain[name] = self.keep(make())
+        return self._plain[name]
+
+
+def reader(store: Store, row: int) -> Callable[[Leaf], NDArray[Any]]:
+    """Make the function that reads one sample's leaves."""
+    shard, sample = store.locate(row)
+
+    def read(leaf: Leaf) -> NDArray[Any]:
+        column = store.column(leaf.column, stacked=leaf.axis is None)
+        return column.read(shard, sample)
+
+    return read
+
+
+@functools.lru_cache(maxsize=1024)
+def leaf_dtype(leaf: Leaf) -> torch.dtype:
+    """Say which dtype a leaf has in a batch."""
+    if leaf.kind == "tensor":
+        return torch_dtype(leaf.dtype)
+    return torch.from_numpy(np.empty(0, np.dtype(leaf.dtype).newbyteorder("="))).dtype
+
+
+class Arena:
+    """One shared segment from which the tensors of a batch are cut."""
+
+    def __init__(self, nbytes: int) -> None:
+        storage = torch.UntypedStorage._new_shared(max(nbytes, 1))
+        self._bytes = torch.empty(0, dtype=torch.uint8).set_(storage)
+        self._used = 0
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Cut out room for a tensor; an ordinary one when the segment is used up."""
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        start, stop = self._used, self._used + nbytes
+        if stop > len(self._bytes):
+            return torch.empty(shape, dtype=dtype)
+        self._used = -(-stop // _ALIGNMENT) * _ALIGNMENT
+        return self._bytes[start:stop].view(dtype).view(shape)
+
+
+def in_worker() -> bool:
+    """Tell whether this process is a DataLoader's worker."""
+    return get_worker_info() is not None
+

@@ -1,0 +1,183 @@
+"""Tell what is in a cache: its schema, sizes and histograms, without reading samples."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loaderkit.cache.store import Store
+from loaderkit.datasets.graphs import SafeGraphDataset
+from loaderkit.datasets.structure import Structure
+from loaderkit.units import format_bytes
+
+if TYPE_CHECKING:
+    import os
+
+    from loaderkit.cache.layout import Shard
+
+_BINS = 8
+_BAR = 40
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of the samples."""
+
+    name: str
+    kind: str
+    """tensor, array, int, float, str ... as it was when packed."""
+    dtype: str
+    """torch's or numpy's name; "" for text."""
+    shape: str
+    """Shape of one sample's value; "?" where samples differ."""
+    bytes: int
+    """Bytes in all shards, uncompressed, without what other fields share."""
+    samples: int
+    """Samples that have it."""
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How a size is spread over the samples."""
+
+    name: str
+    counts: tuple[int, ...]
+    """Samples in each bin."""
+    edges: tuple[float, ...]
+    """Where the bins begin, and the last ends."""
+    mean: float
+
+    def __str__(self) -> str:
+        most = max(self.counts) or 1
+        lines = [f"{self.name} a sample, mean {self.mean:,.1f}"]
+        for count, low, high in zip(
+            self.counts, self.edges, self.edges[1:], strict=False
+        ):
+            bar = "#" * round(_BAR * count / most)
+            lines.append(f"  {low:>9,.0f} to {high:>9,.0f}  {count:>9,}  {bar}".rstrip())
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class CacheSummary:
+    """What is in a cache."""
+
+    path: str
+    samples: int
+    kind: str
+    """The class of its samples."""
+    variants: int
+    """Ways in which its samples are built; 1 when all have the same fields."""
+    shards: int
+    bytes: int
+    """Bytes on disk."""
+    compression: str | None
+    fields: tuple[Field, ...]
+    histograms: tuple[Histogram, ...]
+    made_with: dict[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Write it for programs."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        stored = f"compressed with {self.compression}" if self.compression else "mapped"
+        made = ", ".join(f"{name} {version}" for name, version in self.made_with.items())
+        head = (
+            f"{self.path}: {self.samples:,} samples of {self.kind}, "
+            f"{format_bytes(self.bytes)} in {self.shards} shard(s), {stored}\n"
+            f"packed with {made}"
+        )
+        if self.variants > 1:
+            head += f"\nsamples are built in {self.variants} different ways"
+        width = max([len(each.name) for each in self.fields], default=5)
+        lines = [
+            f"  {f.name:<{width}}  {f.kind:<8}{f.dtype:<10}{f.shape:<16}"
+            f"{format_bytes(f.bytes):>10}  {f.samples:,} samples"
+            for f in self.fields
+        ]
+        return "\n".join([head, "", *lines, *(f"\n{each}" for each in self.histograms)])
+
+
+def inspect_cache(path: str | os.PathLike[str]) -> CacheSummary:
+    """Summarise a cache.
+
+    Args:
+        path: The cache's folder.
+
+    Returns:
+        Its schema, its sizes, and for graphs the spread of nodes and edges.
+
+    Raises:
+        CacheError: There is no whole cache in the folder.
+    """
+    manifest = Store(path).manifest
+    structure = Structure.from_json(manifest.structure)
+    first: Any = structure.variants[0]
+    name = getattr(first, "cls", None) or getattr(first, "kind", "")
+    return CacheSummary(
+        path=str(Path(path)),
+        samples=manifest.samples,
+        kind=name.rpartition(":")[2],
+        variants=len(structure.variants),
+        shards=len(manifest.shards),
+        bytes=manifest.bytes,
+        compression=manifest.compression,
+        fields=_fields(manifest.shards, structure),
+        histograms=_histograms(path, first),
+        made_with=dict(manifest.made_with),
+    )
+
+
+def _fields(shards: tuple[Shard, ...], structure: Structure) -> tuple[Field, ...]:
+    sizes: dict[str, int] = defaultdict(int)
+    samples: dict[str, int] = defaultdict(int)
+    shapes: dict[str, set[tuple[int | None, ...]]] = defaultdict(set)
+    for shard in shards:
+        counted: set[str] = set()
+        for name, column in shard.columns.items():
+            named = {column.values, column.offsets, column.shapes, column.rows} - {None}
+            fresh = {each for each in named if each is not None} - counted
+            sizes[name] += sum(shard.arrays[each].nbytes for each in fresh)
+            counted |= fresh
+            samples[name] += shard.held(column)
+            shape = shard.arrays[column.values].shape
+            shapes[name].add(shape[1:] if column.offsets is None else (None, *shape[1:]))
+    return tuple(
+        Field(name, raw[1], raw[2], _shape(shapes[name], raw), sizes[name], samples[name])
+        for name, raw in structure.columns.items()
+        if name in samples and "@" not in name
+    )
+
+
+def _shape(shapes: set[tuple[int | None, ...]], raw: tuple[Any, ...]) -> str:
+    if raw[1] in {"str", "bytes", "json", "bigint"}:
+        return ""
+    lengths = {len(shape) for shape in shapes}
+    if lengths != {raw[3]}:
+        return str(["?"] * raw[3]).replace("'", "")
+    sizes = [{shape[axis] for shape in shapes} for axis in range(raw[3])]
+    known = [str(s.pop()) if len(s) == 1 and None not in s else "?" for s in sizes]
+    if raw[4]:  # the axis along which samples are joined is kept first
+        known.insert(raw[4], known.pop(0))
+    return f"[{', '.join(known)}]"
+
+
+def _histograms(path: str | os.PathLike[str], first: Any) -> tuple[Histogram, ...]:
+    if getattr(first, "kind", "") != "graph":
+        return ()
+    dataset = SafeGraphDataset(cache=path)
+    sizes = dataset.sizes()
+    return tuple(_histogram(n, v) for n, v in (("nodes", sizes.nodes), ("edges", sizes.edges)))
+
+
+def _histogram(name: str, values: Any) -> Histogram:
+    counts, edges = np.histogram(values, bins=_BINS)
+    return Histogram(
+        name, tuple(counts.tolist()), tuple(edges.tolist()), float(values.mean())
+    )
+

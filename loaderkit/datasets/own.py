@@ -1,0 +1,181 @@
+"""Copies that share nothing, and the proof that they do not.
+
+``own(x)`` copies a nest of any depth so that every tensor has a storage of exactly its
+own bytes; ``shares(a, b)`` tells whether two nests have memory in common.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import datetime
+import enum
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch.utils.data import get_worker_info
+from torch_geometric.data.data import BaseData
+
+from loaderkit.datasets.composites import put_together, take_apart
+from loaderkit.errors import DatasetError
+
+T = TypeVar("T")
+
+_ATOMS = (str, bytes, int, float, complex, type(None), enum.Enum, type, torch.dtype)
+_PLAIN = (pathlib.PurePath, datetime.date, datetime.timedelta, slice, range, torch.device)
+
+
+def own(sample: T) -> T:
+    """Copy a sample so that its owner can do with it what they like.
+
+    Args:
+        sample: PyG data, or any nest of containers, dataclasses, tensors, arrays and
+            plain values.
+
+    Returns:
+        An equal sample that shares no memory with it: views are compacted (a slice no
+        longer drags its whole storage along), tensors are contiguous and detached from
+        autograd.  A tensor under two keys becomes two.
+
+    Raises:
+        DatasetError: It holds something that cannot be copied with certainty, a cycle,
+            or, inside a DataLoader's worker, a tensor on a device.
+    """
+    copied: T = _own(sample, "sample", ())
+    return copied
+
+
+def shares(a: object, b: object) -> bool:
+    """Tell whether two nests have any memory in common.
+
+    Args:
+        a: Any nest of tensors and arrays.
+        b: Another.
+
+    Returns:
+        True when a storage of one overlaps a storage of the other: then a change to
+        one can reach the other, or keeping one keeps the other's memory.
+    """
+    ours = sorted(_extents(a))
+    return any(
+        start < stop_b and start_b < stop
+        for start, stop in ours
+        for start_b, stop_b in _extents(b)
+    )
+
+
+def _own(value: Any, path: str, above: tuple[int, ...]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return _own_tensor(value, path)
+    if isinstance(value, _ATOMS):
+        return value
+    if isinstance(value, np.ndarray | np.generic):
+        if value.dtype.hasobject:
+            raise _refused(path, value, "its elements are Python objects")
+        return np.array(value, copy=True) if isinstance(value, np.ndarray) else value
+    if id(value) in above:
+        raise _refused(path, value, "it contains itself")
+    return _own_nest(value, path, (*above, id(value)))
+
+
+def _own_nest(value: Any, path: str, above: tuple[int, ...]) -> Any:
+    if isinstance(value, BaseData):
+        return _own_graph(value, path, above)
+    if isinstance(value, Mapping):
+        pairs = {k: _own(v, f"{path}[{k!r}]", above) for k, v in value.items()}
+        if type(value) is dict:
+            return pairs
+        made = copy.copy(value)
+        made.update(pairs)  # type: ignore[attr-defined]
+        return made
+    if isinstance(value, list | tuple):
+        inside = [_own(v, f"{path}[{at}]", above) for at, v in enumerate(value)]
+        return type(value)(*inside) if hasattr(value, "_fields") else type(value)(inside)
+    if isinstance(value, set | frozenset):
+        return type(value)(_own(each, path, above) for each in value)
+    if dataclasses.is_dataclass(value):
+        made = copy.copy(value)
+        for field in dataclasses.fields(value):
+            inside_field = _own(getattr(value, field.name), f"{path}.{field.name}", above)
+            object.__setattr__(made, field.name, inside_field)
+        return made
+    if isinstance(value, _PLAIN):
+        return copy.deepcopy(value)
+    parts = take_apart(value)
+    if parts is None:
+        raise _refused(path, value, "loaderkit does not know what memory it holds")
+    return _own_composite(parts, path)
+
+
+def _own_graph(data: Any, path: str, above: tuple[int, ...]) -> Any:
+    made = copy.copy(data)
+    for store, copied in zip(data.stores, made.stores, strict=True):
+        for key, value in store.items():
+            copied[key] = _own(value, f"{path}[{key!r}]", above)
+        for key in ("_slice_dict", "_inc_dict", "_num_nodes"):
+            if key in store.__dict__:
+                copied.__dict__[key] = _own(store.__dict__[key], path, above)
+    return made
+
+
+def _own_tensor(value: torch.Tensor, path: str) -> Any:
+    if value.device.type not in {"cpu", "meta"} and get_worker_info() is not None:
+        what = f"{path} is on {value.device} inside a DataLoader worker."
+        why = "a worker that touches a device takes memory there, or fails after a fork"
+        fix = 'load to the CPU: torch.load(file, map_location="cpu"); move whole batches'
+        raise DatasetError(what, why=why, fix=fix)
+    value = value.detach()
+    if value.is_nested:
+        return value.clone()
+    plain = value.layout is torch.strided and type(value) is torch.Tensor
+    parts = None if plain else take_apart(value)
+    if parts is not None:
+        return _own_composite(parts, path)
+    return value.clone(memory_format=torch.contiguous_format)
+
+
+def _own_composite(parts: dict[str, Any], path: str) -> Any:
+    kind = parts.pop("kind")
+    return put_together(kind, {k: _own(v, f"{path}.{k}", ()) for k, v in parts.items()})
+
+
+def _extents(value: Any) -> Iterator[tuple[int, int]]:
+    """List the address ranges of all storages in a nest."""
+    if isinstance(value, torch.Tensor):
+        parts = None if _is_plain_tensor(value) else take_apart(value)
+        if parts is not None:
+            yield from _extents(parts)
+        elif value.is_nested:
+            yield from _extents((value.values(), value.offsets()))
+        else:
+            storage = value.untyped_storage()
+            if storage.nbytes():
+                yield storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    elif isinstance(value, np.ndarray):
+        while isinstance(value.base, np.ndarray):
+            value = value.base
+        if value.nbytes:
+            yield np.lib.array_utils.byte_bounds(value)
+    elif isinstance(value, BaseData):
+        for store in value.stores:
+            yield from _extents(list(store.values()))
+    elif isinstance(value, Mapping):
+        yield from _extents(list(value.values()))
+    elif isinstance(value, list | tuple | set | frozenset):
+        for each in value:
+            yield from _extents(each)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from _extents([getattr(value, f.name) for f in dataclasses.fields(value)])
+
+
+def _is_plain_tensor(value: torch.Tensor) -> bool:
+    return value.layout is torch.strided and type(value) is torch.Tensor
+
+
+def _refused(path: str, value: object, why: str) -> DatasetError:
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    what = f"{path} is a {kind}, which cannot be copied safely."
+    return DatasetError(what, why=why, fix="return it as tensors, or leave it out")

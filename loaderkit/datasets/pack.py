@@ -1,0 +1,367 @@
+"""Pack samples into a cache: in parallel, in order, resumable after any kill.
+
+Worker processes read samples and take them apart; this process puts the columns
+together and writes the shards.  What goes into which shard depends on the samples
+alone, so the bytes on disk are the same whatever the number of workers, and also after
+a run that was killed and started again.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import importlib.metadata
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+import warnings
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from loaderkit.cache.build import Build, building
+from loaderkit.cache.columns import Block, ShardBuffer
+from loaderkit.cache.hdf5 import filters
+from loaderkit.cache.layout import MANIFEST, VERSION
+from loaderkit.datasets.encode import encode
+from loaderkit.datasets.sources import as_source
+from loaderkit.datasets.structure import KEY, VARIANT, Structure
+from loaderkit.errors import CacheError, DatasetError, LoaderkitError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from loaderkit.datasets.sources import Source
+
+_BLOCK_BYTES = 4 << 20
+"""A worker hands over samples when it holds about so many bytes of them."""
+_AHEAD = 2
+"""Blocks asked of each worker at a time: one being made, one waiting."""
+_KEY_COLUMN = (KEY, "str", "", 1, 0)
+_VARIANT_COLUMN = (VARIANT, "variant", "int64", 0, None)
+
+
+@dataclass(frozen=True)
+class PackOptions:
+    """How a cache is packed."""
+
+    workers: int | None = None
+    """Processes that read samples; 0 reads in this one; None: up to 4, one a CPU."""
+    compression: str | None = None
+    """"gzip", "lzf", a filter of hdf5plugin such as "Zstd", or None to map values."""
+    shard_bytes: int = 256 << 20
+    """Bytes after which a file is finished: what a killed run loses at most."""
+    overwrite: bool = False
+    """Pack again though there is a cache."""
+
+    def __post_init__(self) -> None:
+        filters(self.compression)
+        if self.shard_bytes < 1 or (self.workers is not None and self.workers < 0):
+            msg = f"workers and shard_bytes cannot be negative, got {self}"
+            raise ValueError(msg)
+
+
+def pack(
+    source: object,
+    path: str | os.PathLike[str],
+    *,
+    workers: int | None = None,
+    compression: str | None = None,
+    shard_bytes: int = 256 << 20,
+    overwrite: bool = False,
+) -> Any:
+    """Pack a dataset into a cache, and open it.
+
+    Args:
+        source: A list of samples, any map-style dataset, a PyG dataset, or a folder
+            of ``.pt`` files (a path, or ``PtFolder`` to say more).
+        path: The cache's folder; new, or with an unfinished build to go on with.
+        workers: Processes that read samples; 0 reads in this one; None: up to 4, one
+            for each CPU.
+        compression: "gzip", "lzf", a filter of hdf5plugin, or None to map values.
+        shard_bytes: Bytes after which a file is finished.
+        overwrite: Pack again though there is a cache; it stays until the new one is
+            whole.
+
+    Returns:
+        A ``SafeGraphDataset`` over the cache, or a ``SafeDataset`` for other samples.
+
+    Raises:
+        CacheError: There is a cache already, or the folder cannot be written.
+        DatasetError: A sample cannot be read or stored; the message names it.
+        ValueError: An option is out of range.
+    """
+    from loaderkit.datasets.open import open_cache
+
+    options = PackOptions(workers, compression, shard_bytes, overwrite)
+    path = Path(path)
+    if (path / MANIFEST).exists() and not overwrite:
+        what = f"There is a cache at {path} already."
+        fix = f"open_cache({str(path)!r}), or pack(..., overwrite=True) to replace it"
+        raise CacheError(what, why="packing again would replace it", fix=fix)
+    pack_source(as_source(source), path, options)
+    return open_cache(path)
+
+
+def pack_source(source: Source, path: Path, options: PackOptions) -> None:
+    """Pack a source unless another process does so first.
+
+    Args:
+        source: What to read.
+        path: The cache's folder.
+        options: How.
+
+    Raises:
+        DatasetError: A sample cannot be read or stored.
+        CacheError: The folder cannot be written.
+    """
+    fingerprint = source.fingerprint()
+    block_samples = _block_samples(source, options)
+    plan = {
+        "format": VERSION,
+        "fingerprint": fingerprint.to_json(),
+        "samples": len(source),
+        "block_samples": block_samples,
+        "compression": options.compression,
+        "shard_bytes": options.shard_bytes,
+    }
+    with building(path, plan, anew=options.overwrite) as build:
+        if build is None:
+            return
+        packing = _Packing(source, build, options, block_samples)
+        structure = packing.run()
+        build.commit(
+            structure=structure,
+            fingerprint=fingerprint.to_json(),
+            made_with={name: _version(name) for name in _LIBRARIES},
+        )
+
+
+@dataclass
+class Encoded:
+    """Samples as a worker returns them: columns, and how each sample was built."""
+
+    block: Block = field(default_factory=Block)
+    trees: list[Any] = field(default_factory=list)
+    which: list[int] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+
+
+class _Packing:
+    """One run of packing: where it stands between two shards."""
+
+    def __init__(
+        self, source: Source, build: Build, options: PackOptions, block_samples: int
+    ) -> None:
+        self.source, self.build, self.options = source, build, options
+        self.block_samples = block_samples
+        self.structure = Structure.from_json(build.state) if build.state else Structure()
+        self.buffer = ShardBuffer()
+
+    def run(self) -> dict[str, Any]:
+        start, total = self.build.samples, len(self.source)
+        spans = _spans(start, total, self.block_samples)
+        limit = min(_BLOCK_BYTES, self.options.shard_bytes)
+        with contextlib.ExitStack() as stack:
+            bar = stack.enter_context(_bar(start, total, self.build.path))
+            results = _encode_all(self.source, spans, limit, self.options.workers)
+            for batch in stack.enter_context(contextlib.closing(results)):
+                for encoded in batch:
+                    self._add(encoded)
+                    bar.update(len(encoded.which))
+                    bar.set_postfix_str(f"{_size(self._bytes())}", refresh=False)
+        if self.buffer.samples:
+            self._finish_shard()
+        return self.structure.to_json()
+
+    def _bytes(self) -> int:
+        return self.buffer.nbytes + sum(shard.bytes for shard in self.build.shards)
+
+    def _add(self, encoded: Encoded) -> None:
+        first = {}
+        for at, tree in enumerate(encoded.which):
+            first.setdefault(tree, encoded.keys[at])
+        numbers = [
+            self.structure.number(tree, first[at])
+            for at, tree in enumerate(encoded.trees)
+        ]
+        block = encoded.block
+        for row, tree in enumerate(encoded.which):
+            values = {_VARIANT_COLUMN: np.array(numbers[tree], "<i8")}
+            values[_KEY_COLUMN] = np.frombuffer(encoded.keys[row].encode(), np.uint8)
+            block.annotate(row, values)
+        names = {raw: self.structure.name(raw) for raw in block.runs}
+        self.buffer.append(block.renamed(names))
+        if self.buffer.nbytes >= self.options.shard_bytes:
+            self._finish_shard()
+
+    def _finish_shard(self) -> None:
+        self.build.add(self.buffer, self.structure.to_json())
+        self.buffer = ShardBuffer()
+
+
+def _encode_all(
+    source: Source, spans: Iterator[tuple[int, int]], limit: int, workers: int | None
+) -> Iterator[list[Encoded]]:
+    """Encode spans of samples in order, several at a time."""
+    if workers is None:
+        workers = min(4, _usable_cpus())
+    if workers == 0:
+        for start, stop in spans:
+            yield _encode_span(source, start, stop, limit)
+        return
+    pool = ProcessPoolExecutor(
+        workers, multiprocessing.get_context(), _start_worker, (source, limit)
+    )
+    try:
+        waiting: collections.deque[Future[list[Encoded]]] = collections.deque()
+        for span in spans:
+            waiting.append(pool.submit(_encode_here, *span))
+            if len(waiting) >= _AHEAD * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenProcessPool as error:
+        what = "A packing worker was killed while it read samples."
+        why = "probably out of memory, or a crash in native code that load() calls"
+        fix = "pack with workers=1 (or 0 to see the crash); finished shards are kept"
+        raise DatasetError(what, why=why, fix=fix) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _usable_cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+_HERE: list[Any] = []
+"""In a packing worker: the source and the byte limit it was started with."""
+
+
+def _start_worker(source: Source, limit: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+    _HERE[:] = [source, limit]
+
+
+def _end_with_parent() -> None:
+    """Stop this worker when the packing process is killed, which tells nobody."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _encode_here(start: int, stop: int) -> list[Encoded]:
+    source, limit = _HERE
+    return _encode_span(source, start, stop, limit)
+
+
+def _encode_span(source: Source, start: int, stop: int, limit: int) -> list[Encoded]:
+    """Read and take apart some samples.
+
+    Args:
+        source: Where they come from.
+        start: First row.
+        stop: The row behind the last.
+        limit: Bytes after which a new block is begun.
+
+    Returns:
+        The samples in order, in one block or more.
+
+    Raises:
+        DatasetError: A sample cannot be read or stored.
+    """
+    done = [Encoded()]
+    seen: dict[Any, int] = {}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Unable to accurately infer")
+        for row in range(start, stop):
+            if done[-1].block.nbytes >= limit:
+                done.append(Encoded())
+                seen = {}
+            _encode_one(source, row, done[-1], seen)
+    return done
+
+
+def _encode_one(source: Source, row: int, into: Encoded, seen: dict[Any, int]) -> None:
+    key = source.key(row)
+    try:
+        tree, values = encode(source.read(row))
+    except DatasetError as error:
+        what = f"Sample {key!r} (row {row:,} of {len(source):,}): {error.what}"
+        raise DatasetError(what, why=error.why, fix=error.fix) from error
+    except LoaderkitError:
+        raise
+    except Exception as error:
+        raise _not_loaded(source, row, error) from error
+    number = seen.get(tree)
+    if number is None:
+        number = seen[tree] = len(into.trees)
+        into.trees.append(tree)
+    into.block.append(values)
+    into.which.append(number)
+    into.keys.append(key)
+
+
+def _not_loaded(source: Source, row: int, error: Exception) -> DatasetError:
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown"
+    what = (
+        f"Sample {source.key(row)!r} (row {row:,} of {len(source):,}) could not be "
+        f"loaded: {type(error).__name__}: {error}"
+    )
+    fix = "mend or leave out this sample and run again; finished shards are kept"
+    return DatasetError(what, why=f"raised at {where}", fix=fix)
+
+
+def _block_samples(source: Source, options: PackOptions) -> int:
+    """Choose how many samples a worker takes at a time, from the first one's size."""
+    first = Encoded()
+    _encode_one(source, 0, first, {})
+    fitting = min(_BLOCK_BYTES, options.shard_bytes) // max(1, first.block.nbytes)
+    return max(1, min(fitting, 512, -(-len(source) // 16)))
+
+
+def _spans(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
+    """Cut rows into spans whose ends do not depend on where a run goes on."""
+    while start < stop:
+        end = min(stop, (start // step + 1) * step)
+        yield start, end
+        start = end
+
+
+def _bar(done: int, total: int, path: Path) -> Any:
+    return tqdm(
+        total=total, initial=done, desc=f"packing {path.name}", unit=" samples",
+        disable=None, smoothing=0.1,
+    )  # fmt: skip
+
+
+def _size(nbytes: int) -> str:
+    from loaderkit.units import format_bytes
+
+    return format_bytes(nbytes)
+
+
+_LIBRARIES = ("loaderkit", "torch", "torch-geometric", "numpy", "h5py")
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        import loaderkit
+
+        return loaderkit.__version__ if name == "loaderkit" else "not installed"

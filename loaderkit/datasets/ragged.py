@@ -1,0 +1,120 @@
+"""Batches of samples whose first axes differ: padded, packed or jagged.  Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from loaderkit.errors import DatasetError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Padded(NamedTuple):
+    """Samples side by side, each filled up to the longest."""
+
+    values: torch.Tensor
+    """``[B, L, *rest]``; zeros behind a sample's end."""
+    lengths: torch.Tensor
+    """Rows of each sample ``[B]``, int64."""
+    mask: torch.Tensor
+    """True where ``values`` holds a sample's row ``[B, L]``."""
+
+    def to_list(self) -> list[torch.Tensor]:
+        """Give the samples back, as views ``[lengths[i], *rest]``."""
+        pairs = zip(self.values, self.lengths.tolist(), strict=True)
+        return [row[:length] for row, length in pairs]
+
+
+class Packed(NamedTuple):
+    """Samples end to end."""
+
+    values: torch.Tensor
+    """``[N, *rest]``, ``N`` rows of all samples together."""
+    offsets: torch.Tensor
+    """Where each sample begins, and the last ends ``[B + 1]``, int64."""
+
+    def to_list(self) -> list[torch.Tensor]:
+        """Give the samples back, as views ``[offsets[i + 1] - offsets[i], *rest]``."""
+        return list(self.values.split((self.offsets[1:] - self.offsets[:-1]).tolist()))
+
+
+def pad(values: torch.Tensor, lengths: torch.Tensor) -> Padded:
+    """Put samples side by side.
+
+    Args:
+        values: All samples end to end ``[N, *rest]``.
+        lengths: Rows of each ``[B]``, int64; they sum to ``N``.
+
+    Returns:
+        The samples padded with zeros (False) to the longest.
+
+    >>> pad(torch.tensor([1, 2, 3]), torch.tensor([1, 2])).values
+    tensor([[1, 0],
+            [2, 3]])
+    """
+    longest = int(lengths.max()) if len(lengths) else 0
+    mask = torch.arange(longest) < lengths[:, None]
+    padded = values.new_zeros(len(lengths), longest, *values.shape[1:])
+    padded[mask] = values
+    return Padded(padded, lengths, mask)
+
+
+def pack_rows(values: torch.Tensor, lengths: torch.Tensor) -> Packed:
+    """Keep samples end to end, and say where each begins.
+
+    Args:
+        values: All samples end to end ``[N, *rest]``; used, not copied.
+        lengths: Rows of each ``[B]``, int64; they sum to ``N``.
+
+    Returns:
+        The values with their offsets.
+    """
+    return Packed(values, _offsets(lengths))
+
+
+def jag(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Make one nested tensor in jagged layout.
+
+    Args:
+        values: All samples end to end ``[N, *rest]``; used, not copied.
+        lengths: Rows of each ``[B]``, int64; they sum to ``N``.
+
+    Returns:
+        A tensor ``[B, j, *rest]`` that torch's attention takes as it is.
+    """
+    return torch.nested.nested_tensor_from_jagged(values, _offsets(lengths))
+
+
+def join(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Put tensors end to end.
+
+    Args:
+        tensors: At least one, each ``[n_i, *rest]``.
+
+    Returns:
+        The values ``[sum n_i, *rest]`` and the lengths ``[B]``.
+
+    Raises:
+        DatasetError: They differ in dtype, or in more than their first axis.
+    """
+    first = tensors[0]
+    for at, each in enumerate(tensors):
+        alike = each.shape[1:] == first.shape[1:] and each.dtype is first.dtype
+        if not alike or each.dim() != first.dim() or not first.dim():
+            what = (
+                f"Samples 0 and {at} of a batch cannot be joined: "
+                f"{list(first.shape)} {first.dtype}, {list(each.shape)} {each.dtype}."
+            )
+            why = "they may differ in their first axis only"
+            fix = "give them one shape and dtype in load() or transform"
+            raise DatasetError(what, why=why, fix=fix)
+    return torch.cat(list(tensors)), torch.tensor([len(each) for each in tensors])
+
+
+def _offsets(lengths: torch.Tensor) -> torch.Tensor:
+    offsets = lengths.new_zeros(len(lengths) + 1)
+    torch.cumsum(lengths, 0, out=offsets[1:])
+    return offsets

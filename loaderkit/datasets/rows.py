@@ -1,0 +1,91 @@
+"""Row numbers, however a user writes them.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+
+def is_one(index: object) -> bool:
+    """Tell whether an index names one sample rather than several.
+
+    >>> is_one(3), is_one(np.int64(3)), is_one([3]), is_one(slice(3))
+    (True, True, False, False)
+    """
+    if isinstance(index, slice | list | tuple | range):
+        return False
+    return getattr(index, "ndim", 0) == 0 and hasattr(index, "__index__")
+
+
+def one_row(index: Any, count: int) -> int:
+    """Turn one index into a row.
+
+    Args:
+        index: An integer; negative counts from the end.
+        count: Rows there are.
+
+    Returns:
+        A row from 0 to ``count - 1``.
+
+    Raises:
+        IndexError: There is no such row.
+    """
+    row = int(index.__index__())
+    if not -count <= row < count:
+        msg = f"row {row} was asked of a dataset of {count:,} samples"
+        raise IndexError(msg)
+    return row % count
+
+
+def many_rows(index: Any, count: int) -> Ints:
+    """Turn a slice, a list, a tensor, an array or a mask into rows.
+
+    Args:
+        index: Integers in any order, repeats allowed, negative from the end; or a mask
+            of ``count`` booleans; or a slice.
+        count: Rows there are.
+
+    Returns:
+        Rows ``[B]`` from 0 to ``count - 1``.
+
+    Raises:
+        IndexError: A row is not there, or a mask has another length.
+        TypeError: It is no index.
+
+    >>> many_rows([-1, 0], 5), many_rows(slice(1, 4, 2), 5)
+    (array([4, 0]), array([1, 3]))
+    """
+    if isinstance(index, slice):
+        return np.arange(*index.indices(count), dtype=np.int64)
+    rows = _array(index)
+    if rows.dtype == np.bool_:
+        if len(rows) != count:
+            msg = f"a mask of {len(rows):,} was given to a dataset of {count:,} samples"
+            raise IndexError(msg)
+        return np.flatnonzero(rows)
+    if not np.issubdtype(rows.dtype, np.integer):
+        msg = f"rows are integers, booleans or a slice, got {type(index).__name__}"
+        raise TypeError(msg)
+    rows = rows.astype(np.int64, copy=False)
+    if len(rows) and (rows.min() < -count or rows.max() >= count):
+        wrong = rows[(rows < -count) | (rows >= count)][0]
+        msg = f"row {wrong} was asked of a dataset of {count:,} samples"
+        raise IndexError(msg)
+    return np.where(rows < 0, rows + count, rows) if len(rows) and rows.min() < 0 else rows
+
+
+def _array(index: Any) -> NDArray[Any]:
+    if isinstance(index, Iterable) and not isinstance(index, Sequence | np.ndarray):
+        index = index.tolist() if hasattr(index, "tolist") else list(index)
+    rows = np.asarray(index) if len(index) else np.empty(0, np.int64)
+    if rows.ndim == 1:
+        return rows
+    msg = f"rows are a list, a slice or one integer, got shape {list(rows.shape)}"
+    raise TypeError(msg)

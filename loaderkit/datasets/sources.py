@@ -1,0 +1,232 @@
+"""What can be packed: lists, map-style datasets, PyG's datasets, folders of ``.pt``."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import os
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+import torch_geometric.data
+from torch.utils.data import IterableDataset
+from torch_geometric.data import InMemoryDataset
+
+from loaderkit.datasets.fingerprint import Fingerprint, fingerprint_of, key_text
+from loaderkit.errors import DatasetError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Source(Protocol):
+    """Samples that can be read one by one, by several processes."""
+
+    def __len__(self) -> int:
+        """Count the samples; at least one."""
+
+    def key(self, row: int) -> str:
+        """Name a sample, for messages and for the cache."""
+
+    def read(self, row: int) -> Any:
+        """Read a sample; it may share memory with the source."""
+
+    def fingerprint(self) -> Fingerprint:
+        """Say what the samples are made from."""
+
+
+def as_source(source: object) -> Source:
+    """See something a user has as a source.
+
+    Args:
+        source: A list or tuple of samples, a map-style dataset, a PyG dataset, a
+            ``PtFolder``, or the path of a folder of ``.pt`` files.
+
+    Returns:
+        The source, known to hold at least one sample.
+
+    Raises:
+        DatasetError: It is none of these, or empty; the message says what to do.
+    """
+    if isinstance(source, str | os.PathLike):
+        source = PtFolder(source)
+    if isinstance(source, PtFolder | KeyedSource | MapSource):
+        found: Any = source
+    elif isinstance(source, Mapping):
+        raise _unfit(source, "a dict names samples", "pack(list(samples.values()), path)")
+    elif callable(getattr(source, "keys", None)) and callable(getattr(source, "load", None)):
+        found = KeyedSource(source)
+    elif isinstance(source, IterableDataset) or not hasattr(source, "__getitem__"):
+        why = "samples are read in parallel, by number"
+        raise _unfit(source, why, "pack(list(samples), path), or a map-style dataset")
+    elif not hasattr(source, "__len__"):
+        raise _unfit(source, "it has no length", "give it a __len__")
+    else:
+        found = MapSource(source)
+    if not len(found):
+        what = f"There is nothing to pack: {source!r} has no samples."
+        raise DatasetError(what, why="a cache holds at least one", fix="look at its source")
+    return found
+
+
+class MapSource:
+    """A list, or any dataset with a length and numbered samples."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def key(self, row: int) -> str:
+        """Number the sample."""
+        return str(row)
+
+    def read(self, row: int) -> Any:
+        """Read a sample, without letting an ``InMemoryDataset`` keep a copy of it."""
+        dataset = self._dataset
+        if not isinstance(dataset, InMemoryDataset):
+            return dataset[row]
+        sample = dataset[row]
+        kept = getattr(dataset, "_data_list", None)
+        if kept is not None:
+            kept[dataset.indices()[row]] = None
+        return copy.copy(sample)
+
+    def fingerprint(self) -> Fingerprint:
+        """Count the samples: what is in a list cannot be told from its code."""
+        read = getattr(type(self._dataset), "__getitem__", len)
+        return fingerprint_of(read, range(len(self)))
+
+
+class KeyedSource:
+    """An object with ``keys()`` and ``load(key)``, such as a ``SafeDataset``."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._keys = list(dataset.keys())
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def key(self, row: int) -> str:
+        """Name the sample as ``keys()`` does."""
+        return key_text(self._keys[row])
+
+    def read(self, row: int) -> Any:
+        """Call ``load``."""
+        return getattr(self._dataset, "_loaded", self._dataset.load)(self._keys[row])
+
+    def fingerprint(self) -> Fingerprint:
+        """Look at the code of ``load``, the keys and the class's version."""
+        version = str(getattr(self._dataset, "version", ""))
+        return fingerprint_of(self._dataset.load, self._keys, version=version)
+
+
+class PtFolder:
+    """A folder of files written by ``torch.save``, one sample each.
+
+    Args:
+        path: The folder.
+        pattern: Which files, as ``Path.glob`` understands it; ``**/*.pt`` goes deeper.
+        weights_only: False lets the files run code when they are read: only for files
+            whose author you trust.
+
+    Raises:
+        DatasetError: There is no such folder.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        pattern: str = "*.pt",
+        weights_only: bool = True,
+    ) -> None:
+        self.path, self.pattern, self.weights_only = Path(path), pattern, weights_only
+        if not self.path.is_dir():
+            what = f"There is no folder {self.path}."
+            raise DatasetError(what, why="a path names a folder of .pt files", fix="look")
+        found = (file.relative_to(self.path) for file in self.path.glob(pattern))
+        self._files: Sequence[str] = sorted(file.as_posix() for file in found)
+        if not self._files:
+            there = sorted(file.name for file in self.path.iterdir())[:3]
+            what = f"No file in {self.path} matches {pattern!r}."
+            why = f"it holds {', '.join(there) or 'nothing'}"
+            raise DatasetError(what, why=why, fix='PtFolder(path, pattern="**/*.pt")')
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def key(self, row: int) -> str:
+        """Give the file's path below the folder."""
+        return self._files[row]
+
+    def read(self, row: int) -> Any:
+        """Load one file to the CPU."""
+        file = self.path / self._files[row]
+        try:
+            sample = _load(file, weights_only=self.weights_only)
+        except pickle.UnpicklingError as error:
+            raise _unsafe(file, error) from error
+        if isinstance(sample, tuple) and len(sample) >= 2 and isinstance(sample[1], Mapping):
+            what = f"{file} holds a whole InMemoryDataset (data and slices), not a sample."
+            fix = "pack the dataset object itself: pack(MyInMemoryDataset(root), path)"
+            raise DatasetError(what, why="PyG saves all graphs in one file", fix=fix)
+        if isinstance(sample, list) and sample and hasattr(sample[0], "stores"):
+            what = f"{file} holds a list of {len(sample):,} graphs, not a sample."
+            fix = f"pack(torch.load({str(file)!r}, weights_only=False), path)"
+            raise DatasetError(what, why="a folder has one sample a file", fix=fix)
+        return sample
+
+    def fingerprint(self) -> Fingerprint:
+        """Look at the names of the files."""
+        return fingerprint_of(_load, self._files)
+
+
+def _load(file: Path, *, weights_only: bool) -> Any:
+    if not weights_only:
+        return torch.load(file, map_location="cpu", weights_only=False)
+    with torch.serialization.safe_globals(_allowed()):
+        return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def _allowed() -> list[Any]:
+    """List what a file of PyG graphs may name: data, not code."""
+    from torch_geometric.data import storage
+    from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+    from torch_geometric.edge_index import CatMetadata, EdgeIndex, SortOrder
+    from torch_geometric.index import Index
+
+    kinds = [torch_geometric.data.Data, torch_geometric.data.HeteroData]
+    stores = [storage.BaseStorage, storage.NodeStorage, storage.EdgeStorage]
+    numpy = [np.ndarray, np.dtype, np._core.multiarray._reconstruct]
+    numpy += [np._core.multiarray.scalar]
+    numpy += [type(np.dtype(each)) for each in "?bBhHiIlLqQefdFD"]
+    plain = [collections.OrderedDict, collections.defaultdict, set]
+    return [
+        *kinds, *stores, storage.GlobalStorage, DataEdgeAttr, DataTensorAttr, EdgeIndex,
+        SortOrder, CatMetadata, Index, *numpy, *plain,
+    ]  # fmt: skip
+
+
+def _unsafe(file: Path, error: Exception) -> DatasetError:
+    wanted = str(error).split("Unsupported global: GLOBAL ")[-1].split(" ")[0]
+    if "Unsupported" in str(error):
+        what = f"{file} needs {wanted}, which could run code when it is read."
+        fix = "only if you trust its author: pack(PtFolder(path, weights_only=False), ...)"
+        return DatasetError(what, why="it is no tensor and none of PyG's classes", fix=fix)
+    what = f"{file} is no file that torch.save wrote, or a damaged one."
+    why = str(error).splitlines()[0]
+    return DatasetError(what, why=why, fix="write it again, or take it out of the folder")
+
+
+def _unfit(source: object, why: str, fix: str) -> DatasetError:
+    what = f"A {type(source).__name__} cannot be packed."
+    return DatasetError(what, why=why, fix=fix)
+
+

@@ -1,0 +1,50 @@
+"""Everything loaderkit raises.
+
+LoaderkitError
++-- CacheError             the bytes on disk are not the bytes asked for
+|   +-- StaleCacheError    the cache was packed by other code or from other samples
+|   +-- DamagedCacheError  a file is short, changed, missing or not ours
+|   +-- CacheVersionError  a newer loaderkit wrote it
++-- DatasetError           a sample cannot be loaded, stored or batched
+"""
+
+from __future__ import annotations
+
+import functools
+
+
+class LoaderkitError(Exception):
+    """Base class.  A message says what happened, why, and what to do.
+
+    One positional string is enough to build it, because torch rebuilds a worker's
+    exception as ``type(error)(message)``.
+    """
+
+    def __init__(self, what: str, *, why: str = "", fix: str = "") -> None:
+        self.what, self.why, self.fix = what, why, fix
+        parts = [what, why and f"  why: {why}", fix and f"  fix: {fix}"]
+        super().__init__("\n".join(filter(None, parts)))
+
+    def __reduce__(self) -> tuple[functools.partial[LoaderkitError], tuple[()]]:
+        again = functools.partial(type(self), self.what, why=self.why, fix=self.fix)
+        return again, ()
+
+
+class CacheError(LoaderkitError, ValueError):
+    """The bytes on disk are not the bytes asked for."""
+
+
+class StaleCacheError(CacheError):
+    """The cache was packed by other code, or from other samples, than are here now."""
+
+
+class DamagedCacheError(CacheError):
+    """A file of the cache is short, changed, missing, or was never ours."""
+
+
+class CacheVersionError(CacheError):
+    """A newer loaderkit wrote the cache."""
+
+
+class DatasetError(LoaderkitError, ValueError):
+    """A sample cannot be loaded, stored or batched."""

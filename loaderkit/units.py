@@ -1,0 +1,51 @@
+"""Sizes as text: 1610612736 <-> "1.50 GiB".  Pure; nothing else formats bytes."""
+
+import re
+
+_STEPS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def format_bytes(n: int) -> str:
+    """Write a size the way people read it.
+
+    Args:
+        n: Bytes; may be negative.
+
+    Returns:
+        Three significant digits and a binary unit.
+
+    >>> format_bytes(1610612736)
+    '1.50 GiB'
+    >>> format_bytes(-512)
+    '-512 B'
+    """
+    size, unit = float(abs(n)), 0
+    while size >= 1000 and unit < len(_STEPS) - 1:
+        size, unit = size / 1024, unit + 1
+    sign = "-" if n < 0 else ""
+    digits = 0 if unit == 0 else 2 - (size >= 10) - (size >= 100)
+    return f"{sign}{size:.{digits}f} {_STEPS[unit]}"
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size the way people write it.
+
+    Args:
+        text: A number and a unit: B, KiB, MiB, GiB, TiB, or KB, MB, GB (powers of 1000).
+
+    Returns:
+        Bytes.
+
+    Raises:
+        ValueError: It is no size.
+
+    >>> parse_bytes("1.5 GiB"), parse_bytes("64MiB"), parse_bytes("2 MB")
+    (1610612736, 67108864, 2000000)
+    """
+    match = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
+    if match is None:
+        msg = f"a size is a number and a unit, such as 256MiB, got {text!r}"
+        raise ValueError(msg)
+    number, prefix, binary = match.groups()
+    power = " KMGT".index(prefix.upper() or " ")
+    return round(float(number) * (1024 if binary else 1000) ** power)
