@@ -12,7 +12,7 @@ from torch_geometric.data.data import BaseData
 
 from loaderkit.datasets.base import SafeDataset
 from loaderkit.datasets.batches import Recipe
-from loaderkit.datasets.gathering import Gathering, UnlikeShapesError
+from loaderkit.datasets.gathering import Gathering, UnlikeShapesError, leaf_dtype
 from loaderkit.datasets.own import own
 from loaderkit.datasets.structure import Leaf
 from loaderkit.errors import DatasetError
@@ -38,7 +38,7 @@ class Sizes:
     edges: Ints
     """Edges of each sample ``[n]``, of all types together."""
     bytes: Ints
-    """Bytes of each sample's values ``[n]``, in the cache."""
+    """Bytes of each sample's values ``[n]``, as they are in a batch."""
 
 
 class SafeGraphDataset(SafeDataset):
@@ -228,8 +228,9 @@ def _bytes(gathering: Gathering, part: Any) -> Any:
             total = total + (_bytes(gathering, node) if node.children else 0)
             continue
         column = gathering.store.column(node.column, stacked=node.axis is None)
-        for shard, _, _ in gathering.pick.groups:
-            values = column.part(shard).values
-            row_bytes = values.dtype.itemsize * int(np.prod(values.shape[1:]))
+        text = node.kind in {"str", "bytes", "json", "bigint"}
+        row_bytes = 1 if text else leaf_dtype(node).itemsize
+        shard = gathering.pick.groups[0][0]
+        row_bytes *= int(np.prod(column.part(shard).values.shape[1:]))
         total = total + gathering.pick.runs(column).lengths * row_bytes
     return total

@@ -47,8 +47,8 @@ class Histogram:
     name: str
     counts: tuple[int, ...]
     """Samples in each bin."""
-    edges: tuple[float, ...]
-    """Where the bins begin, and the last ends."""
+    edges: tuple[int, ...]
+    """Where the bins begin, and the first size behind the last."""
     mean: float
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Histogram:
             self.counts, self.edges, self.edges[1:], strict=False
         ):
             bar = "#" * round(_BAR * count / most)
-            lines.append(f"  {low:>9,.0f} to {high:>9,.0f}  {count:>9,}  {bar}".rstrip())
+            lines.append(f"  {low:>9,} to {high - 1:>9,}  {count:>9,}  {bar}".rstrip())
         return "\n".join(lines)
 
 
@@ -176,8 +176,8 @@ def _histograms(path: str | os.PathLike[str], first: Any) -> tuple[Histogram, ..
 
 
 def _histogram(name: str, values: Any) -> Histogram:
-    counts, edges = np.histogram(values, bins=_BINS)
-    return Histogram(
-        name, tuple(counts.tolist()), tuple(edges.tolist()), float(values.mean())
-    )
-
+    low, high = int(values.min()), int(values.max()) + 1
+    ends = np.linspace(low, high, min(_BINS, high - low) + 1).round().astype(int)
+    counts = np.histogram(values, bins=ends)[0]
+    mean = float(values.mean())
+    return Histogram(name, tuple(counts.tolist()), tuple(ends.tolist()), mean)

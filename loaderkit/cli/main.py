@@ -1,0 +1,155 @@
+"""Parse the command line, call one function, print what it returns."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loaderkit.errors import LoaderkitError
+from loaderkit.units import parse_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: Arguments without the program name; the process's own if None.
+
+    Returns:
+        The exit status: 0 when all is well, 1 when the answer is bad news.
+    """
+    options = _parser().parse_args(argv)
+    try:
+        answer = options.run(options)
+    except LoaderkitError as error:
+        if options.json:
+            parts = {"what": error.what, "why": error.why, "fix": error.fix}
+            print(json.dumps({"error": type(error).__name__, **parts}))
+        else:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(answer.to_json()) if options.json else answer)
+    return 0 if getattr(answer, "ok", True) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="loaderkit", description="Data loading whose memory stays flat."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--json", action="store_true", help="print one JSON object")
+
+    pack = commands.add_parser("pack", parents=[shared], help="make a cache")
+    pack.add_argument(
+        "source", help="a folder of .pt files, or module:name or file.py:name of a dataset"
+    )
+    pack.add_argument("cache", help="the cache's folder")
+    pack.add_argument("--workers", type=int, help="processes that read samples")
+    pack.add_argument("--compression", help="gzip, lzf, or a filter of hdf5plugin")
+    pack.add_argument("--shard-size", type=_size, default=256 << 20, metavar="SIZE")
+    pack.add_argument("--pattern", default="*.pt", help="which files of the folder")
+    pack.add_argument("--overwrite", action="store_true", help="replace a cache")
+    pack.add_argument(
+        "--unsafe-pickle", action="store_true", help="let the .pt files run code"
+    )
+    pack.set_defaults(run=_pack)
+
+    inspect = commands.add_parser("inspect", parents=[shared], help="what is in a cache")
+    inspect.add_argument("cache")
+    inspect.set_defaults(run=_inspect)
+
+    verify = commands.add_parser("verify", parents=[shared], help="hash a cache again")
+    verify.add_argument("cache")
+    verify.set_defaults(run=_verify)
+
+    demo = commands.add_parser("demo", parents=[shared], help="real molecules, end to end")
+    demo.add_argument("--epochs", type=_positive, default=15, help="epochs to train")
+    demo.add_argument("--keep", metavar="FOLDER", help="keep the files and the cache")
+    demo.set_defaults(run=_demo)
+    return parser
+
+
+def _pack(options: argparse.Namespace) -> Any:
+    from loaderkit.datasets.inspect import inspect_cache
+    from loaderkit.datasets.pack import pack
+    from loaderkit.datasets.sources import PtFolder
+
+    source: Any
+    if ":" in options.source and not Path(options.source).exists():
+        source = _named(options.source)
+    else:
+        safe = not options.unsafe_pickle
+        source = PtFolder(options.source, pattern=options.pattern, weights_only=safe)
+    pack(
+        source,
+        options.cache,
+        workers=options.workers,
+        compression=options.compression,
+        shard_bytes=options.shard_size,
+        overwrite=options.overwrite,
+    )
+    return inspect_cache(options.cache)
+
+
+def _inspect(options: argparse.Namespace) -> Any:
+    from loaderkit.datasets.inspect import inspect_cache
+
+    return inspect_cache(options.cache)
+
+
+def _verify(options: argparse.Namespace) -> Any:
+    from loaderkit.cache.verify import verify
+
+    return verify(options.cache)
+
+
+def _demo(options: argparse.Namespace) -> Any:
+    from loaderkit.cli.demo import run_demo
+
+    return run_demo(epochs=options.epochs, keep=options.keep)
+
+
+def _named(text: str) -> Any:
+    """Find a dataset by ``module:name`` or ``file.py:name``; call it if it is a maker."""
+    where, _, name = text.rpartition(":")
+    try:
+        if where.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(Path(where).stem, where)
+            if spec is None or spec.loader is None:
+                raise ImportError(where)
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(where)
+        found = getattr(module, name)
+    except (ImportError, OSError, AttributeError) as error:
+        what = f"There is no dataset {text!r}: {error}."
+        why = "a source is a folder, or module:name, or file.py:name"
+        raise LoaderkitError(what, why=why, fix="check the name") from error
+    made = isinstance(found, type) or not hasattr(found, "__len__")
+    return found() if made and callable(found) else found
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        msg = f"must be at least 1, got {text}"
+        raise argparse.ArgumentTypeError(msg)
+    return number

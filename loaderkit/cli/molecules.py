@@ -1,0 +1,53 @@
+"""Real molecules as graphs: 1,282 with measured solubility (see solubility.md)."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from importlib.resources import files
+from typing import Any
+
+import torch
+from torch_geometric.data import Data
+
+ATOMS = (6, 7, 8, 9, 15, 16, 17, 35, 53)
+"""Atomic numbers that get a feature of their own; the rest share one."""
+NODE_FEATURES = len(ATOMS) + 1 + 4
+EDGE_FEATURES = 4
+
+
+def read_molecules() -> list[Data]:
+    """Read the molecules that come with loaderkit.
+
+    Returns:
+        Graphs with x ``[atoms, 14]``, edge_index ``[2, 2 * bonds]``, edge_attr
+        ``[2 * bonds, 4]``, y ``[1, 1]`` (log10 mol/L), smiles, and ``test``, True for
+        the molecules that are kept for testing.
+    """
+    packed = files("loaderkit.cli").joinpath("solubility.json.gz").read_bytes()
+    return [as_graph(each) for each in json.loads(gzip.decompress(packed))]
+
+
+def as_graph(molecule: dict[str, Any]) -> Data:
+    """Make a graph of one molecule.
+
+    Args:
+        molecule: SMILES, solubility, split, atoms and bonds, as in solubility.md.
+
+    Returns:
+        The graph; every bond is two directed edges.
+    """
+    atoms = torch.tensor(molecule["atoms"])
+    kinds = torch.tensor([ATOMS.index(n) if n in ATOMS else len(ATOMS) for n in atoms[:, 0]])
+    x = torch.cat([torch.nn.functional.one_hot(kinds, len(ATOMS) + 1), atoms[:, 1:]], 1)
+    bonds = torch.tensor(molecule["bonds"]).reshape(-1, 3)
+    both_ways = torch.cat([bonds, bonds[:, [1, 0, 2]]])
+    orders = (both_ways[:, 2:] == torch.tensor([2, 3, 4, 6])).float()
+    return Data(
+        x=x.float(),
+        edge_index=both_ways[:, :2].t().contiguous(),
+        edge_attr=orders,
+        y=torch.tensor([[molecule["solubility"]]]),
+        smiles=molecule["smiles"],
+        test=molecule["split"] == "test",
+    )
