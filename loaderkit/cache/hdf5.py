@@ -187,10 +187,11 @@ class ChunkedValues:
             why = "the file is damaged, or its compression filter is not installed"
             fix = 'loaderkit verify CACHE; pip install "loaderkit[hdf5plugin]"'
             raise CacheError(what, why=why, fix=fix) from error
-        return rows.reshape(-1, *self.shape[1:]) if self._each != 1 else rows
+        return rows.reshape(span.stop - span.start, *self.shape[1:])
 
     def _samples(self, span: slice) -> slice:
-        return slice(span.start // self._each, span.stop // self._each)
+        each = max(1, self._each)  # spans begin and end with a sample
+        return slice(span.start // each, span.stop // each)
 
     def _opened(self) -> Any:
         import contextlib

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch_geometric.data import InMemoryDataset
 from torch_geometric.loader import DataLoader as GraphDataLoader
-from torch_geometric.nn import GINEConv, global_mean_pool
+from torch_geometric.nn import GINEConv, global_add_pool
 
 from loaderkit.cli.molecules import EDGE_FEATURES, NODE_FEATURES, read_molecules
 from loaderkit.datasets.open import open_cache
@@ -84,7 +84,7 @@ class Demo:
         return "\n".join(lines)
 
 
-def run_demo(*, epochs: int = 15, keep: str | None = None) -> Demo:
+def run_demo(*, epochs: int = 40, keep: str | None = None) -> Demo:
     """Do what a user does, on real molecules.
 
     Args:
@@ -149,7 +149,7 @@ class Solubility(torch.nn.Module):
         x = batch.x
         for layer in self.layers:
             x = layer(x, batch.edge_index, batch.edge_attr).relu()
-        found: torch.Tensor = self.head(global_mean_pool(x, batch.batch))
+        found: torch.Tensor = self.head(global_add_pool(x, batch.batch))
         return found
 
 

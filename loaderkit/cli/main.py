@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     verify.set_defaults(run=_verify)
 
     demo = commands.add_parser("demo", parents=[shared], help="real molecules, end to end")
-    demo.add_argument("--epochs", type=_positive, default=15, help="epochs to train")
+    demo.add_argument("--epochs", type=_positive, default=40, help="epochs to train")
     demo.add_argument("--keep", metavar="FOLDER", help="keep the files and the cache")
     demo.set_defaults(run=_demo)
     return parser

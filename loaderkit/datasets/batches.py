@@ -154,7 +154,7 @@ class _Filler:
             if name in exclude_keys or name == "ptr":
                 continue
             if name == "num_nodes":
-                store._num_nodes = self.gathering.numbers(node.column).tolist()
+                store._num_nodes = self.gathering.tensor(node)[0].tolist()
                 store.num_nodes = sum(store._num_nodes)
                 continue
             loose = (self.key, name) in self.recipe.loose

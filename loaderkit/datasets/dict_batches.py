@@ -71,6 +71,10 @@ class DictRecipe:
         if node.kind not in {"dict", "list", "tuple", "named", "dataclass"}:
             return _collate_plain(gathering.values(node, self.classes))
         inside = [self._join(gathering, child) for child in node.children]
+        if node.kind in {"list", "tuple", "named"}:
+            # torch leaves text in the tuple that zip(*samples) made of it
+            pairs = zip(node.children, inside, strict=True)
+            inside = [tuple(v) if _is_text(child) else v for child, v in pairs]
         return _nest(node, inside, self.classes)
 
     def _leaf(self, gathering: Gathering, leaf: Leaf) -> Any:
@@ -129,10 +133,14 @@ def collate_samples(samples: Sequence[Any], ragged: str) -> Any:
     if isinstance(first, list | tuple) and all(len(s) == len(first) for s in samples):
         inside = [collate_samples(each, ragged) for each in zip(*samples, strict=True)]
         return type(first)(*inside) if hasattr(first, "_fields") else inside
-    return _collate_plain(list(samples))
+    return _collate_plain(samples)
 
 
-def _collate_plain(values: list[Any]) -> Any:
+def _is_text(node: Leaf | Nest) -> bool:
+    return isinstance(node, Leaf) and node.kind in {"str", "bytes"}
+
+
+def _collate_plain(values: Sequence[Any]) -> Any:
     """Collate what is no tensor, or keep it as a list where torch would refuse."""
     try:
         return default_collate(values)

@@ -87,13 +87,14 @@ class Gathering:
             UnlikeShapesError: The samples differ in another axis than that one.
         """
         column = self.store.column(leaf.column, stacked=leaf.axis is None)
-        runs, rest = self.pick.runs(column), self.rest(column)
-        axis = leaf.axis or 0
-        shape = (*rest[:axis], runs.total, *rest[axis:])
+        runs, rest, axis = self.pick.runs(column), self.rest(column), leaf.axis
         wanted = leaf_dtype(leaf) if dtype is None else dtype
-        made = self.empty(shape, wanted)
-        home = made.numpy()
-        column.gather(runs, np.moveaxis(home, axis, 0) if axis else home, add=add)
+        if axis:
+            made = self.empty((*rest[:axis], runs.total, *rest[axis:]), wanted)
+            column.gather(runs, np.moveaxis(made.numpy(), axis, 0), add=add)
+        else:
+            made = self.empty((runs.total, *rest), wanted)
+            column.gather(runs, made.numpy(), add=add)
         return (made if made.dtype is wanted else made.view(wanted)), runs
 
     def rest(self, column: ColumnReader) -> tuple[int, ...]:

@@ -127,14 +127,12 @@ def _own_tensor(value: torch.Tensor, path: str) -> Any:
         why = "a worker that touches a device takes memory there, or fails after a fork"
         fix = 'load to the CPU: torch.load(file, map_location="cpu"); move whole batches'
         raise DatasetError(what, why=why, fix=fix)
-    value = value.detach()
     if value.is_nested:
-        return value.clone()
-    plain = value.layout is torch.strided and type(value) is torch.Tensor
-    parts = None if plain else take_apart(value)
+        return value.detach().clone()
+    parts = None if _is_plain_tensor(value) else take_apart(value)
     if parts is not None:
         return _own_composite(parts, path)
-    return value.clone(memory_format=torch.contiguous_format)
+    return value.detach().clone(memory_format=torch.contiguous_format)
 
 
 def _own_composite(parts: dict[str, Any], path: str) -> Any:

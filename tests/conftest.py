@@ -1,0 +1,30 @@
+"""Skips by capability, said aloud; and the profile for hypothesis."""
+
+import importlib.util
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "house",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+    max_examples=60,
+)
+settings.load_profile("house")
+
+CAPABILITIES = {
+    "hdf5plugin": lambda: importlib.util.find_spec("hdf5plugin") is not None,
+    "torch_sparse": lambda: importlib.util.find_spec("torch_sparse") is not None,
+    "mounts": lambda: os.geteuid() == 0 and os.path.exists("/proc/self/ns/mnt"),  # noqa: PTH110
+}
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        for mark in item.iter_markers("needs"):
+            if not CAPABILITIES[mark.args[0]]():
+                reason = f"this machine lacks {mark.args[0]}"
+                item.add_marker(pytest.mark.skip(reason=reason))

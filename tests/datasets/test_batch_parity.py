@@ -1,0 +1,239 @@
+"""A gathered batch is the batch PyG would make, in every attribute."""
+
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import Paired, graphs, hetero_graphs, paired_graphs
+from torch.utils.data import DataLoader, Subset
+from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.datasets import FakeDataset, FakeHeteroDataset
+from torch_geometric.loader import DataLoader as GraphDataLoader
+
+from loaderkit import SafeGraphDataset, open_cache, own, pack
+from loaderkit.testing import assert_batch_parity, assert_same
+
+
+def result(make):
+    """What a call returns, or the kind of error it raises."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return make()
+        except (RuntimeError, LookupError, TypeError, AttributeError, AssertionError) as error:
+            return type(error)
+        except ValueError as error:
+            return type(error).__mro__[-4] if "loaderkit" in repr(type(error)) else ValueError
+
+
+def assert_parity(samples, path, rows, follow=(), exclude=(), **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dataset = pack(samples, path, workers=0, **options)
+    chosen = [own(samples[row]) for row in rows]  # a cache keeps no autograd
+    wanted = result(lambda: Batch.from_data_list(chosen, list(follow), list(exclude)))
+    found = result(
+        lambda: dataset.batch(rows, follow_batch=follow, exclude_keys=exclude)
+    )
+    if isinstance(wanted, type):
+        assert isinstance(found, type), f"PyG raises {wanted}, the gathered batch is {found}"
+        return
+    assert_same(found, wanted, "batch")
+    assert_same(result(found.to_data_list), result(wanted.to_data_list), "to_data_list")
+
+
+ROWS = st.lists(st.integers(0, 8), min_size=1, max_size=12)
+FOLLOW = st.sets(st.sampled_from(["x", "name", "nested", "edge_index", "y", "tensors"]))
+EXCLUDE = st.sets(st.sampled_from(["pos", "k", "adj", "edges_index", "sometimes"]))
+
+
+@pytest.fixture
+def fresh(tmp_path_factory):
+    return lambda: tmp_path_factory.mktemp("cache") / "c.lk"
+
+
+@given(samples=graphs(), rows=ROWS, follow=FOLLOW, exclude=EXCLUDE)
+@settings(max_examples=100)
+def test_any_list_of_graphs_batches_as_with_pyg(fresh, samples, rows, follow, exclude):
+    rows = [row % len(samples) for row in rows]
+
+    assert_parity(samples, fresh(), rows, follow, exclude)
+
+
+@given(samples=graphs(), rows=ROWS, small=st.integers(1, 600))
+@settings(max_examples=30)
+def test_a_batch_across_shards_is_the_same(fresh, samples, rows, small):
+    rows = [row % len(samples) for row in rows]
+
+    assert_parity(samples, fresh(), rows, shard_bytes=small)
+
+
+@given(samples=graphs(), rows=ROWS)
+@settings(max_examples=25)
+def test_a_batch_from_compressed_columns_is_the_same(fresh, samples, rows):
+    rows = [row % len(samples) for row in rows]
+
+    assert_parity(samples, fresh(), rows, compression="gzip", shard_bytes=500)
+
+
+@given(samples=hetero_graphs(), rows=ROWS, follow=FOLLOW)
+@settings(max_examples=15)
+def test_any_list_of_heterogeneous_graphs_batches_as_with_pyg(
+    fresh, samples, rows, follow
+):
+    rows = [row % len(samples) for row in rows]
+
+    assert_parity(samples, fresh(), rows, follow, shard_bytes=700)
+
+
+@given(samples=paired_graphs(), rows=ROWS)
+@settings(max_examples=15)
+def test_a_class_with_its_own_increments_batches_as_with_pyg(fresh, samples, rows):
+    rows = [row % len(samples) for row in rows]
+
+    assert_parity(samples, fresh(), rows, follow=["x_s"])
+
+
+@pytest.mark.parametrize("make", [FakeDataset, FakeHeteroDataset])
+def test_the_fake_datasets_of_pyg_batch_as_with_pyg(tmp_path, make):
+    dataset = pack(make(num_graphs=20), tmp_path / "c.lk", shard_bytes=20_000)
+
+    assert_batch_parity(dataset)
+
+
+def test_large_graphs_are_copied_slice_by_slice_and_are_the_same(tmp_path):
+    samples = [
+        Data(x=torch.randn(n, 64), edge_index=torch.randint(n, (2, 20 * n)), y=torch.ones(1, 9))
+        for n in (300, 201, 444, 390)
+    ]
+
+    dataset = pack(samples, tmp_path / "c.lk", shard_bytes=400_000)
+
+    rows = [2, 0, 3, 3, 1]
+    wanted = Batch.from_data_list([samples[row] for row in rows])
+    assert_same(dataset.batch(rows), wanted)
+
+
+def test_shapes_that_cannot_be_joined_are_named(tmp_path):
+    samples = [Data(x=torch.ones(2, 3)), Data(x=torch.ones(2, 4))]
+    dataset = pack(samples, tmp_path / "c.lk")
+
+    with pytest.raises(ValueError, match="'x' has shapes in this batch"):
+        dataset.batch([0, 1])
+    assert_same(dataset[1], samples[1])
+
+
+def make_samples(count=40):
+    torch.manual_seed(0)
+    return [
+        Data(
+            x=torch.randn(3 + i % 5, 4), edge_index=torch.randint(3, (2, 6 + i % 3)),
+            y=torch.tensor([i]), name=f"g{i}",
+        )
+        for i in range(count)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_workers_give_the_batches_that_the_process_itself_gives(tmp_path, context):
+    samples = make_samples()
+    dataset = pack(samples, tmp_path / "c.lk")
+    loader = DataLoader(
+        dataset, batch_size=8, num_workers=2, collate_fn=dataset.collate,
+        multiprocessing_context=context,
+    )  # fmt: skip
+
+    batches = list(loader)
+
+    for number, batch in enumerate(batches):
+        rows = range(8 * number, 8 * number + 8)
+        assert_same(batch, Batch.from_data_list([samples[row] for row in rows]))
+
+
+def test_a_batch_from_a_worker_lies_in_one_shared_segment(tmp_path):
+    dataset = pack(make_samples(), tmp_path / "c.lk")
+    loader = DataLoader(dataset, batch_size=8, num_workers=1, collate_fn=dataset.collate)
+
+    batch = next(iter(loader))
+
+    tensors = [batch.x, batch.edge_index, batch.y, batch.batch, batch.ptr]
+    tensors += [*batch._slice_dict.values(), *batch._inc_dict.values()]
+    held = {t.untyped_storage().data_ptr() for t in tensors if t is not None}
+    assert len(held) == 1
+
+
+def test_the_loader_of_pyg_works_on_our_dataset_and_its_subsets(tmp_path):
+    samples = make_samples()
+    dataset = pack(samples, tmp_path / "c.lk")
+    wanted = Batch.from_data_list(samples[:4])
+
+    whole = next(iter(GraphDataLoader(dataset, batch_size=4)))
+    some = next(iter(GraphDataLoader(Subset(dataset, range(4)), batch_size=4)))
+    plain = next(iter(DataLoader(dataset, batch_size=4, collate_fn=lambda batch: batch)))
+
+    assert_same(whole, wanted)
+    assert_same(some, wanted)
+    assert_same(plain, wanted)
+
+
+def test_a_transform_sees_each_graph_and_the_batch_is_made_of_what_it_returns(tmp_path):
+    samples = make_samples()
+    pack(samples, tmp_path / "c.lk")
+
+    def double(data):
+        data.x *= 2
+        return data
+
+    dataset = open_cache(tmp_path / "c.lk", transform=double)
+
+    assert_same(dataset.batch([0, 1]).x, 2 * torch.cat([samples[0].x, samples[1].x]))
+    assert_same(dataset.batch([0, 1]).x, 2 * torch.cat([samples[0].x, samples[1].x]))
+
+
+def test_without_a_cache_a_batch_is_the_same():
+    samples = make_samples()
+
+    class Bare(SafeGraphDataset):
+        def keys(self):
+            return range(len(samples))
+
+        def load(self, key):
+            return samples[key]
+
+    dataset = Bare(follow_batch=["x"], exclude_keys=["name"])
+
+    wanted = Batch.from_data_list(samples[3:6], ["x"], ["name"])
+    assert_same(dataset.batch([3, 4, 5]), wanted)
+
+
+def test_a_pair_of_graphs_with_a_class_of_its_own_comes_back_as_that_class(tmp_path):
+    sample = Paired(x_s=torch.ones(2, 1), x_t=torch.ones(3, 1), num_nodes=2)
+
+    dataset = pack([sample], tmp_path / "c.lk")
+
+    assert_same(dataset[0], sample)
+
+
+def test_assert_same_finds_a_planted_difference(tmp_path):
+    samples = make_samples(4)
+    dataset = pack(samples, tmp_path / "c.lk")
+    batch, wanted = dataset.batch([0, 1]), Batch.from_data_list(samples[:2])
+    assert_same(batch, wanted)
+
+    batch._slice_dict["x"][1] += 1
+
+    with pytest.raises(AssertionError, match="_slice_dict"):
+        assert_same(batch, wanted)
+
+
+def test_a_heterogeneous_graph_with_counted_nodes_alone_is_measured(tmp_path):
+    data = HeteroData()
+    data["a"].num_nodes = 3
+    data["a", "to", "a"].edge_index = torch.zeros(2, 5, dtype=torch.long)
+
+    sizes = pack([data, data], tmp_path / "c.lk").sizes()
+
+    assert sizes.nodes.tolist() == [3, 3]
+    assert sizes.edges.tolist() == [5, 5]

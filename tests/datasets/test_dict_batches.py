@@ -1,0 +1,163 @@
+"""Batches of dicts are torch's own where shapes agree, and ragged by choice elsewhere."""
+
+import dataclasses
+from collections import OrderedDict, namedtuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, default_collate
+
+from loaderkit import Packed, Padded, SafeDataset, open_cache, pack
+from loaderkit.testing import assert_same
+
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclasses.dataclass
+class Item:
+    x: torch.Tensor
+    n: int
+
+
+FIELDS = {
+    "tensor": lambda i: torch.randn(2, 3),
+    "number": lambda i: torch.tensor(float(i)),
+    "half": lambda i: torch.ones(3, dtype=torch.bfloat16) * i,
+    "mask": lambda i: torch.tensor([True, i % 2 == 0]),
+    "array": lambda i: np.arange(3.0) + i,
+    "scalar": lambda i: np.float32(i),
+    "int": lambda i: i,
+    "float": lambda i: i / 3,
+    "bool": lambda i: i % 2 == 0,
+    "text": lambda i: f"n{i} ü",
+    "bytes": lambda i: b"x" * i,
+    "tuple": lambda i: (torch.ones(1) * i, f"t{i}"),
+    "named": lambda i: Pair(i, torch.zeros(2)),
+    "ordered": lambda i: OrderedDict(b=i, a=torch.ones(1)),
+    "list": lambda i: [torch.ones(2), torch.ones(3)],
+    "plain": lambda i: [1, i],
+    "empty": lambda i: torch.empty(0, 4),
+}
+
+
+@given(
+    names=st.lists(st.sampled_from(sorted(FIELDS)), min_size=1, unique=True),
+    rows=st.lists(st.integers(0, 6), min_size=1, max_size=9),
+    small=st.sampled_from([100, 1 << 20]),
+)
+@settings(max_examples=60)
+def test_samples_of_one_shape_batch_as_with_torch(tmp_path_factory, names, rows, small):
+    samples = [{name: FIELDS[name](i) for name in names} for i in range(7)]
+    path = tmp_path_factory.mktemp("d") / "c.lk"
+
+    dataset = pack(samples, path, workers=0, shard_bytes=small)
+
+    assert_same(dataset.batch(rows), default_collate([samples[row] for row in rows]))
+
+
+@pytest.mark.parametrize("sample", [(torch.ones(2), 3), Pair(1, "a"), torch.ones(4), 7])
+def test_samples_that_are_no_dict_batch_as_with_torch(tmp_path, sample):
+    dataset = pack([sample, sample], tmp_path / "c.lk")
+
+    assert_same(dataset.batch([0, 1]), default_collate([sample, sample]))
+
+
+def test_none_stays_a_list_and_a_dataclass_a_dataclass(tmp_path):
+    samples = [{"a": None, "item": Item(torch.ones(2), i)} for i in range(3)]
+
+    batch = pack(samples, tmp_path / "c.lk").batch([0, 2])
+
+    assert batch["a"] == [None, None]
+    assert_same(batch["item"], Item(torch.ones(2, 2), torch.tensor([0, 2])))
+
+
+RAGGED = [{"t": torch.full((n, 2), float(n)), "y": n} for n in (1, 3, 0, 2)]
+
+
+def test_ragged_samples_are_padded_with_their_lengths_and_mask(tmp_path):
+    batch = pack(RAGGED, tmp_path / "c.lk").batch([1, 2, 0])["t"]
+
+    assert isinstance(batch, Padded)
+    assert batch.values.shape == (3, 3, 2)
+    assert batch.lengths.tolist() == [3, 0, 1]
+    assert batch.mask.sum(1).tolist() == [3, 0, 1]
+    assert not batch.values[~batch.mask].any()
+    assert_same(batch.to_list(), [RAGGED[1]["t"], RAGGED[2]["t"], RAGGED[0]["t"]])
+
+
+def test_ragged_samples_can_be_packed_end_to_end(tmp_path):
+    pack(RAGGED, tmp_path / "c.lk")
+
+    batch = open_cache(tmp_path / "c.lk", ragged="packed").batch([1, 3])["t"]
+
+    assert isinstance(batch, Packed)
+    assert batch.offsets.tolist() == [0, 3, 5]
+    assert_same(batch.to_list(), [RAGGED[1]["t"], RAGGED[3]["t"]])
+
+
+def test_ragged_samples_can_be_one_jagged_tensor(tmp_path):
+    pack(RAGGED, tmp_path / "c.lk")
+
+    batch = open_cache(tmp_path / "c.lk", ragged="jagged").batch([1, 3])["t"]
+
+    assert batch.layout is torch.jagged
+    assert_same(list(batch.unbind()), [RAGGED[1]["t"], RAGGED[3]["t"]])
+
+
+def test_a_field_that_varies_is_ragged_in_every_batch(tmp_path):
+    dataset = pack(RAGGED, tmp_path / "c.lk")
+
+    assert isinstance(dataset.batch([1, 1])["t"], Padded)  # one shape in this batch
+
+
+@pytest.mark.parametrize("ragged", ["padded", "packed", "jagged"])
+def test_without_a_cache_the_choice_is_the_same(ragged):
+    class Bare(SafeDataset):
+        def keys(self):
+            return range(4)
+
+        def load(self, key):
+            return RAGGED[key]
+
+    kinds = {"padded": Padded, "packed": Packed, "jagged": torch.Tensor}
+
+    assert isinstance(Bare(ragged=ragged).batch([0, 1])["t"], kinds[ragged])
+
+
+def test_another_word_for_ragged_is_refused():
+    with pytest.raises(ValueError, match="one of padded, packed, jagged, got 'flat'"):
+        SafeDataset(ragged="flat")
+
+
+def test_shapes_that_differ_in_two_axes_are_named(tmp_path):
+    samples = [{"image": torch.ones(2, 3)}, {"image": torch.ones(3, 2)}]
+    dataset = pack(samples, tmp_path / "c.lk")
+
+    assert_same(dataset[1], samples[1])
+    with pytest.raises(ValueError, match="'image' has shapes in this batch"):
+        dataset.batch([0, 1])
+
+
+def test_samples_that_differ_in_their_keys_fall_back_to_those_of_the_first(tmp_path):
+    samples = [{"a": 1}, {"a": 2, "b": torch.ones(1)}]
+    dataset = pack(samples, tmp_path / "c.lk")
+
+    assert_same([dataset[0], dataset[1]], samples)
+    assert_same(dataset.batch([0, 1]), {"a": torch.tensor([1, 2])})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_plain_loader_of_torch_works_on_our_dataset(tmp_path, workers):
+    samples = [{"x": torch.ones(3) * i, "y": i} for i in range(6)]
+    dataset = pack(samples, tmp_path / "c.lk")
+
+    plain = next(iter(DataLoader(dataset, batch_size=3, num_workers=workers)))
+    ours = DataLoader(
+        dataset, batch_size=3, num_workers=workers, collate_fn=dataset.collate
+    )
+
+    assert_same(plain, default_collate(samples[:3]))
+    assert_same(next(iter(ours)), default_collate(samples[:3]))
