@@ -1,0 +1,116 @@
+"""A manifest is trusted in nothing."""
+
+import copy
+import json
+import random
+
+import pytest
+
+from loaderkit import pack
+from loaderkit.cache.layout import Manifest, manifest_from, read_manifest, write_manifest
+from loaderkit.errors import CacheVersionError, DamagedCacheError
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("m") / "c.lk"
+    samples = [{"x": [1.0] * i, "s": "a" * i, "n": i} for i in range(9)]
+    pack(samples, path, shard_bytes=200, workers=0)
+    return (path / "manifest.json").read_text()
+
+
+def test_a_manifest_reads_back_as_it_was_written(text):
+    manifest = read_manifest(text, where="here")
+
+    assert read_manifest(write_manifest(manifest), where="here") == manifest
+
+
+@pytest.mark.parametrize("wrong", ["", "{", "[]", "3", '{"format": "zip"}', "[" * 9999])
+def test_what_is_no_manifest_is_said_to_be_none(wrong):
+    with pytest.raises(DamagedCacheError, match="here is not the manifest"):
+        read_manifest(wrong, where="here")
+
+
+def test_a_manifest_changed_by_hand_is_noticed(text):
+    changed = text.replace('"samples":', '"samples": ', 1).replace('"gzip"', '"lzf"')
+    content = json.loads(text)
+    content["content"]["shards"][0]["samples"] += 1
+
+    assert read_manifest(changed, where="here")  # white space is no change
+    with pytest.raises(DamagedCacheError, match="checksum"):
+        read_manifest(json.dumps(content), where="here")
+
+
+def test_a_newer_format_is_told_from_damage(text):
+    newer = {**json.loads(text), "version": 2}
+
+    with pytest.raises(CacheVersionError, match="upgrade loaderkit"):
+        read_manifest(json.dumps(newer), where="here")
+
+
+VALUES = [
+    None, -1, 0, 1, 2, 7, 63, 64, 65, 1 << 20, 1 << 61, 1 << 62, 1 << 80, 0.5, True, "",
+    "x", "../../etc/passwd", "|O8", "<i8", "|u1", [], [1], [0, 0], [1 << 40, 1 << 40], {},
+]  # fmt: skip
+
+
+def mutate(chance, content):
+    """Change, drop or add one thing somewhere."""
+    at = content
+    while True:
+        keys = list(at) if isinstance(at, dict) else list(range(len(at)))
+        if not keys:
+            return
+        key = chance.choice(keys)
+        if isinstance(at[key], dict | list) and at[key] and chance.random() < 0.8:
+            at = at[key]
+            continue
+        what = chance.random()
+        if what < 0.8:
+            at[key] = chance.choice(VALUES)
+        elif what < 0.9:
+            del at[key]
+        elif isinstance(at, dict):
+            at[chance.choice(["x", "values", "n"])] = chance.choice(VALUES)
+        return
+
+
+def assert_inside(manifest):
+    """No array of the manifest leaves its file."""
+    assert isinstance(manifest, Manifest)
+    for shard in manifest.shards:
+        assert "/" not in shard.file
+        for array in shard.arrays.values():
+            assert array.nbytes >= 0
+            if array.offset is not None:
+                assert 0 <= array.offset <= array.offset + array.nbytes <= shard.bytes
+        for column in shard.columns.values():
+            assert column.values in shard.arrays
+
+
+def test_none_of_10_000_mutated_manifests_leads_out_of_its_file(text):
+    chance, whole = random.Random(0), json.loads(text)["content"]
+    refused = 0
+
+    for _ in range(10_000):
+        content = copy.deepcopy(whole)
+        for _ in range(chance.randint(1, 3)):
+            mutate(chance, content)
+        try:
+            manifest = manifest_from(content, where="here")
+        except DamagedCacheError:
+            refused += 1
+        else:
+            assert_inside(manifest)
+
+    assert 5_000 < refused < 10_000
+
+
+def test_the_check_itself_notices_an_array_outside(text):
+    manifest = manifest_from(json.loads(text)["content"], where="here")
+    array = next(iter(manifest.shards[0].arrays.values()))
+
+    object.__setattr__(array, "offset", manifest.shards[0].bytes)
+
+    with pytest.raises(AssertionError):
+        assert_inside(manifest)

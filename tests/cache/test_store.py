@@ -1,0 +1,145 @@
+"""Both ways of storing columns keep the contract; opening reads no sample."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from loaderkit import pack, verify
+from loaderkit.cache.build import building
+from loaderkit.cache.columns import Block, ShardBuffer, narrowed
+from loaderkit.cache.layout import read_manifest, write_manifest
+from loaderkit.cache.store import Store
+from loaderkit.errors import CacheError, DamagedCacheError
+from loaderkit.testing import StoreContract
+
+
+class ColumnsContract(StoreContract):
+    compression = None
+
+    def write(self, path, samples):
+        plan = {"compression": self.compression}
+        with building(path, plan, anew=False) as build:
+            for start in (0, 4):
+                block = Block()
+                for sample in samples[start : start + (4 if start == 0 else 9)]:
+                    block.append(sample)
+                buffer = ShardBuffer()
+                buffer.append(block)
+                build.add(buffer, {})
+            build.commit(structure={}, fingerprint={}, made_with={})
+
+
+class TestMapped(ColumnsContract):
+    pass
+
+
+class TestGzip(ColumnsContract):
+    compression = "gzip"
+
+
+def test_mapped_columns_cannot_be_written_to(tmp_path):
+    TestMapped().write(tmp_path / "c", [{"x": np.ones(3)}] * 9)
+
+    values = Store(tmp_path / "c").column("x").part(0).values
+
+    with pytest.raises(ValueError, match="read-only"):
+        values[0] = 2
+
+
+def test_an_ordinary_hdf5_reader_sees_the_same_numbers(tmp_path):
+    import h5py
+
+    TestMapped().write(tmp_path / "c", [{"x": np.full(3, i / 2)} for i in range(9)])
+
+    with h5py.File(tmp_path / "c" / "00000.h5") as file:
+        assert file["x/values"][2].tolist() == [1.0, 1.0, 1.0]
+        assert file["x/values"].id.get_offset() % 64 == 0
+
+
+def test_integers_are_kept_in_the_fewest_bytes():
+    assert narrowed(np.array([0, 255])).dtype == np.uint8
+    assert narrowed(np.array([0, 256])).dtype == np.uint16
+    assert narrowed(np.array([-1, 127])).dtype == np.int8
+    assert narrowed(np.array([2**40])).dtype == np.int64
+    assert narrowed(np.array([0.5])).dtype == np.float64
+
+
+def test_a_cache_that_is_not_there_says_how_to_make_one(tmp_path):
+    with pytest.raises(CacheError, match="no such folder"):
+        Store(tmp_path / "none")
+    with pytest.raises(CacheError, match=r"no manifest\.json"):
+        Store(tmp_path)
+
+
+def test_a_shard_that_is_gone_is_named(tmp_path):
+    pack([1, 2], tmp_path / "c")
+    (tmp_path / "c" / "00000.h5").unlink()
+
+    with pytest.raises(DamagedCacheError, match=r"00000\.h5 is missing"):
+        Store(tmp_path / "c")
+
+
+def sparse_cache(path, samples):
+    """A cache of so many samples whose file takes no room on disk."""
+    pack([{"x": i} for i in range(1000)], path, workers=0)
+    file = path / "manifest.json"
+    manifest = json.loads(file.read_text())["content"]
+    shard = manifest["shards"][0]
+    start = -(-shard["bytes"] // 64) * 64
+    shard["samples"], shard["bytes"] = samples, start + samples
+    shard["columns"] = {"x": shard["columns"]["x"]}
+    shard["arrays"]["x/values"] = {"dtype": "|u1", "shape": [samples], "offset": start}
+    os.truncate(path / "00000.h5", shard["bytes"])
+    from loaderkit.cache.layout import manifest_from
+
+    file.write_text(write_manifest(manifest_from(manifest, where="here")))
+
+
+def test_a_billion_samples_open_without_being_read(tmp_path):
+    sparse_cache(tmp_path / "c", 10**9)
+
+    store = Store(tmp_path / "c")
+    runs = store.pick(np.array([999_999_999, 3])).runs(store.column("x", stacked=True))
+    out = np.empty(2, np.int64)
+    store.column("x", stacked=True).gather(runs, out)
+
+    assert len(store) == 10**9
+    assert out.tolist() == [0, 0]
+    assert read_manifest((tmp_path / "c" / "manifest.json").read_text(), where="")
+
+
+def test_verify_names_the_file_that_was_changed(tmp_path):
+    pack([{"x": "abc"}], tmp_path / "c")
+    assert str(verify(tmp_path / "c")).endswith("hashed")
+    file = tmp_path / "c" / "00000.h5"
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+
+    found = verify(tmp_path / "c")
+
+    assert not found.ok
+    assert "00000.h5 is not the file that was packed" in str(found)
+    assert not verify(tmp_path / "none").ok
+
+
+def test_offsets_that_lead_outside_are_refused_even_where_nothing_is_hashed(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("loaderkit.cache.store.HASHED_AT_OPEN", -1)
+    monkeypatch.setattr("loaderkit.cache.store._CHECKED_AT_ONCE", 0)
+    pack([{"x": "a" * i} for i in range(9)], tmp_path / "c", workers=0)
+    store = Store(tmp_path / "c")
+    shard = store.manifest.shards[0]
+    at = shard.arrays[shard.columns["x"].offsets].offset
+    with (tmp_path / "c" / shard.file).open("r+b") as file:
+        file.seek(at + 8 * 4)
+        file.write((1 << 40).to_bytes(8, "little"))
+
+    column = Store(tmp_path / "c").column("x")
+    runs = Store(tmp_path / "c").pick(np.array([3])).runs(column)
+
+    with pytest.raises(DamagedCacheError, match="point outside"):
+        column.gather(runs, np.empty(1, np.uint8))
+    with pytest.raises(DamagedCacheError, match="point outside"):
+        column.read(0, 3)

@@ -1,0 +1,359 @@
+"""Caches under kill -9, cut files, flipped bytes, full disks and two packers at once."""
+
+import json
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import time
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+import loaderkit.cache.store
+from loaderkit import (
+    CacheError,
+    DatasetError,
+    PackOptions,
+    SafeDataset,
+    SafeGraphDataset,
+    StaleCacheError,
+    open_cache,
+    pack,
+    verify,
+)
+from loaderkit.testing import assert_same
+
+FORK = multiprocessing.get_context("fork")
+
+
+class Graphs(SafeGraphDataset):
+    count, pause_s, broken, seen = 120, 0.0, None, None
+
+    def keys(self):
+        return [f"g{i:03}" for i in range(self.count)]
+
+    def load(self, key):
+        i = int(key[1:])
+        if self.seen is not None:
+            self.seen.append(i)
+        time.sleep(self.pause_s)
+        if i == self.broken:
+            msg = f"cannot parse {key}"
+            raise ValueError(msg)
+        generator = torch.Generator().manual_seed(i)
+        x = torch.randn(3 + i % 5, 4, generator=generator)
+        return Data(x=x, edge_index=torch.zeros(2, i % 7, dtype=torch.long), name=key)
+
+
+def bytes_of(path):
+    """The files of a cache that are its content."""
+    files = [*sorted(path.glob("*.h5")), path / "manifest.json"]
+    return {file.name: file.read_bytes() for file in files}
+
+
+def in_child(function, *arguments):
+    """Run in a process of its own; give its exit status (negative: a signal)."""
+    child = FORK.Process(target=function, args=arguments)
+    child.start()
+    child.join(120)
+    return child.exitcode
+
+
+def pack_graphs(path, workers, count=120, shard_bytes=1500):
+    dataset = Graphs(
+        cache=path, packing=PackOptions(workers=workers, shard_bytes=shard_bytes)
+    )
+    dataset.count, dataset.pause_s = count, 0.0005
+    len(dataset)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A cache of several shards, packed in one process without a break."""
+    path = tmp_path_factory.mktemp("whole") / "c.lk"
+    pack_graphs(path, workers=0)
+    return path
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_the_bytes_do_not_depend_on_the_number_of_workers(tmp_path, whole, workers):
+    pack_graphs(tmp_path / "c.lk", workers)
+
+    assert len(bytes_of(whole)) > 5
+    assert bytes_of(tmp_path / "c.lk") == bytes_of(whole)
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_50_moments_goes_on_and_ends_with_the_same_bytes(tmp_path, whole):
+    chance, wanted, kills, finished = random.Random(0), bytes_of(whole), 0, 0
+    path = tmp_path / "c.lk"
+    while kills < 50:
+        child = FORK.Process(target=pack_graphs, args=(path, kills % 3))
+        child.start()
+        child.join(chance.uniform(0.0, 0.25))
+        if child.exitcode is None:
+            os.kill(child.pid, signal.SIGKILL)
+            child.join()
+            kills += 1
+            if (path / "manifest.json").exists():  # killed behind the last step
+                assert bytes_of(path) == wanted
+                continue
+            with pytest.raises(CacheError, match="half packed|no cache"):
+                open_cache(path)
+        else:
+            assert child.exitcode == 0
+            assert bytes_of(path) == wanted
+            shutil.rmtree(path)
+            finished += 1
+    pack_graphs(path, 2)
+
+    assert bytes_of(path) == wanted
+    assert not (path / ".building").exists()
+
+
+def test_what_was_finished_is_not_loaded_again(tmp_path):
+    dataset = Graphs(cache=tmp_path / "c.lk", packing=PackOptions(0, None, 1500))
+    dataset.broken = 100
+    with pytest.raises(DatasetError, match="g100"):
+        len(dataset)
+    with pytest.raises(CacheError, match="half packed"):
+        open_cache(tmp_path / "c.lk")
+    dataset.broken, dataset.seen = None, []
+
+    len(dataset)
+
+    assert dataset.seen[0] == 0  # the first sample's size says how many to take at once
+    assert 50 < dataset.seen[1] <= 100
+
+
+def test_a_sample_that_fails_is_named_with_the_place_in_the_code(tmp_path):
+    dataset = Graphs(cache=tmp_path / "c.lk", packing=PackOptions(workers=2))
+    dataset.broken = 37
+
+    with pytest.raises(DatasetError) as caught:
+        dataset[0]
+
+    assert "'g037' (row 37 of 120) could not be loaded: ValueError: cannot parse g037" in str(
+        caught.value
+    )
+    assert "test_reliability.py:" in caught.value.why
+
+
+def test_keys_that_change_make_the_cache_stale(tmp_path):
+    pack_graphs(tmp_path / "c.lk", 0)
+    dataset = Graphs(cache=tmp_path / "c.lk")
+    dataset.count = 121
+
+    with pytest.raises(StaleCacheError, match="121 keys now, 120 when packed") as caught:
+        dataset[0]
+
+    assert "overwrite=True" in caught.value.fix
+    fresh = Graphs(cache=tmp_path / "c.lk", packing=PackOptions(overwrite=True))
+    fresh.count = 121
+    assert len(fresh) == 121
+
+
+def test_load_that_changes_makes_the_cache_stale(tmp_path):
+    pack_graphs(tmp_path / "c.lk", 0)
+
+    class Other(Graphs):
+        def load(self, key):
+            return Data(x=torch.ones(1, 1), name=key)
+
+    with pytest.raises(StaleCacheError, match=r"load\(\) has changed"):
+        Other(cache=tmp_path / "c.lk")[0]
+
+
+def cut_everywhere(source, path):
+    for name, content in bytes_of(source).items():
+        shutil.copytree(source, path)
+        for length in range(len(content.rstrip())):
+            (path / name).write_bytes(content[:length])
+            with pytest.raises(CacheError):
+                read_all(path)
+        shutil.rmtree(path)
+
+
+def read_all(path):
+    dataset = open_cache(path)
+    items = [dataset[row] for row in range(len(dataset))]
+    return items, dataset.batch(range(len(dataset))), dataset.sizes()
+
+
+@pytest.mark.slow
+def test_a_cache_cut_at_any_length_is_refused(tmp_path):
+    pack_graphs(tmp_path / "small.lk", 0, count=4, shard_bytes=1 << 20)
+
+    assert in_child(cut_everywhere, tmp_path / "small.lk", tmp_path / "cut.lk") == 0
+
+
+def flip_bytes(source, path, flips, seed, *, hashed):
+    """Flip one byte at a time; reading gives equal data or a clear error."""
+    chance, wanted = random.Random(seed), read_all(source)
+    files = bytes_of(source)
+    shutil.copytree(source, path)
+    if not hashed:
+        loaderkit.cache.store.HASHED_AT_OPEN = -1
+        # a flipped number of nodes asks for a batch of terabytes: be refused at once
+        resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+    for _ in range(flips):
+        name = chance.choice(sorted(files))
+        content = bytearray(files[name])
+        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        (path / name).write_bytes(content)
+        try:
+            found = read_all(path)
+        except (CacheError, ValueError, RuntimeError, MemoryError, OverflowError) as error:
+            assert isinstance(error, CacheError) or not hashed, repr(error)
+        else:
+            if hashed:
+                assert_same(found[0], wanted[0])
+                assert_same(found[1], wanted[1])
+        assert not verify(path).ok
+        (path / name).write_bytes(files[name])
+    assert verify(path).ok
+
+
+@pytest.mark.slow
+def test_each_of_2000_flipped_bytes_is_a_clear_error_or_does_no_harm(tmp_path, whole):
+    code = in_child(lambda: flip_bytes(whole, tmp_path / "f.lk", 2000, 0, hashed=True))
+
+    assert code == 0
+
+
+@pytest.mark.slow
+def test_a_flipped_byte_in_a_cache_too_large_to_hash_at_open_never_crashes(
+    tmp_path, whole
+):
+    code = in_child(lambda: flip_bytes(whole, tmp_path / "f.lk", 400, 1, hashed=False))
+
+    assert code == 0
+
+
+def test_two_processes_that_pack_at_once_make_one_cache(tmp_path, whole):
+    children = [FORK.Process(target=pack_graphs, args=(tmp_path / "c.lk", 1)) for _ in "ab"]
+
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+
+    assert [child.exitcode for child in children] == [0, 0]
+    assert bytes_of(tmp_path / "c.lk") == bytes_of(whole)
+
+
+def pack_with_file_limit(path, limit):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    with pytest.raises(CacheError, match="could not be written"):
+        pack_graphs(path, 0, shard_bytes=100_000)
+
+
+def test_a_full_disk_is_said_and_what_was_finished_stays(tmp_path, whole):
+    assert in_child(pack_with_file_limit, tmp_path / "c.lk", 9000) == 0
+
+    assert not list((tmp_path / "c.lk").rglob("*.partial"))
+    pack_graphs(tmp_path / "c.lk", 0)  # there is room again
+    assert bytes_of(tmp_path / "c.lk") == bytes_of(whole)
+
+
+@pytest.mark.needs("mounts")
+def test_a_full_file_system_is_said(tmp_path):
+    code = in_child(pack_on_a_small_tmpfs, tmp_path)
+
+    if code == 77:
+        pytest.skip("this machine does not let a test mount a tmpfs")
+    assert code == 0
+
+
+def pack_on_a_small_tmpfs(folder):
+    if os.system(f"mount -t tmpfs -o size=48k none {folder} 2>/dev/null"):  # noqa: S605
+        os._exit(77)
+    try:
+        with pytest.raises(CacheError, match="No space left on device"):
+            pack_graphs(folder / "c.lk", 0, count=2000, shard_bytes=10_000)
+        assert list((folder / "c.lk" / ".building").glob("*.h5"))
+    finally:
+        os.system(f"umount {folder}")  # noqa: S605
+
+
+def as_nobody(function, *arguments):
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+    function(*arguments)
+
+
+def pack_into_what_is_not_ours(path):
+    with pytest.raises(CacheError, match="cannot be packed into .*denied"):
+        pack([1, 2], path / "c.lk")
+
+
+def test_a_read_only_folder_cannot_be_packed_into_but_can_be_read(tmp_path, whole):
+    for folder in [tmp_path, *tmp_path.parents]:
+        if folder.stat().st_uid == os.getuid() and str(folder) != "/":
+            folder.chmod(folder.stat().st_mode | 0o555)
+    shutil.copytree(whole, tmp_path / "ro.lk")
+    (tmp_path / "ro.lk").chmod(0o555)
+    tmp_path.chmod(0o555)
+
+    refused = in_child(as_nobody, pack_into_what_is_not_ours, tmp_path)
+    read = in_child(as_nobody, read_all, tmp_path / "ro.lk")
+
+    tmp_path.chmod(0o755)
+    assert (refused, read) == (0, 0)
+
+
+def test_a_packed_cache_is_not_replaced_unasked(tmp_path):
+    first = pack([1, 2], tmp_path / "c.lk")
+
+    with pytest.raises(CacheError, match="There is a cache at") as caught:
+        pack([3], tmp_path / "c.lk")
+
+    assert "overwrite=True" in caught.value.fix
+    assert first[1] == 2
+    assert pack([3], tmp_path / "c.lk", overwrite=True)[0] == 3
+
+
+def test_a_replacement_that_fails_leaves_the_old_cache(tmp_path):
+    pack([1, 2], tmp_path / "c.lk")
+
+    with pytest.raises(DatasetError):
+        pack([3, object()], tmp_path / "c.lk", overwrite=True)
+
+    assert open_cache(tmp_path / "c.lk")[1] == 2
+
+
+def test_a_folder_with_other_files_is_not_packed_into(tmp_path):
+    (tmp_path / "thesis.tex").write_text("")
+
+    with pytest.raises(CacheError, match=r"holds 'thesis\.tex'"):
+        pack([1], tmp_path)
+
+
+def test_a_cache_of_a_newer_loaderkit_is_refused(tmp_path):
+    pack([1], tmp_path / "c.lk")
+    file = tmp_path / "c.lk" / "manifest.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "version": 9}))
+
+    with pytest.raises(CacheError, match="format version 9; this loaderkit reads 1"):
+        open_cache(tmp_path / "c.lk")
+
+
+class Dies(SafeDataset):
+    def keys(self):
+        return range(40)
+
+    def load(self, key):
+        if key == 30:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.ones(key)
+
+
+def test_a_packing_worker_that_dies_is_told_from_one_that_raises(tmp_path):
+    with pytest.raises(DatasetError, match="packing worker was killed"):
+        len(Dies(cache=tmp_path / "c.lk", packing=PackOptions(workers=1)))
