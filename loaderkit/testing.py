@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,29 +30,32 @@ def assert_same(a: Any, b: Any, path: str = "it") -> None:
         AssertionError: They differ; the message names the first place.
     """
     assert type(a) is type(b), f"{path}: {type(a)} is not {type(b)}"
-    if isinstance(a, torch.Tensor):
-        _assert_same_tensor(a, b, path)
-    elif isinstance(a, BaseData):
-        _assert_same_graph(a, b, path)
-    elif isinstance(a, np.ndarray):
-        assert a.dtype == b.dtype, f"{path}: {a.dtype} is not {b.dtype}"
-        assert a.shape == b.shape, f"{path}: {a.shape} is not {b.shape}"
-        assert a.tobytes() == b.tobytes(), f"{path}: values differ"
-    elif isinstance(a, Mapping):
-        assert list(a) == list(b), f"{path}: keys {list(a)} are not {list(b)}"
-        for key in a:
-            assert_same(a[key], b[key], f"{path}[{key!r}]")
-    elif isinstance(a, list | tuple):
-        assert len(a) == len(b), f"{path}: {len(a)} items are not {len(b)}"
-        for at, (x, y) in enumerate(zip(a, b, strict=True)):
-            assert_same(x, y, f"{path}[{at}]")
-    elif dataclasses.is_dataclass(a):
-        for field in dataclasses.fields(a):
-            name = field.name
-            assert_same(getattr(a, name), getattr(b, name), f"{path}.{name}")
-    else:
-        nan = a != a and b != b  # noqa: PLR0124 -- only NaN differs from itself
-        assert a == b or nan, f"{path}: {a!r} is not {b!r}"
+    for kinds, compare in _COMPARERS:
+        if isinstance(a, kinds):
+            return compare(a, b, path)
+    if dataclasses.is_dataclass(a):
+        return assert_same(vars(a), vars(b), path)
+    nan = a != a and b != b
+    assert a == b or nan, f"{path}: {a!r} is not {b!r}"
+    return None
+
+
+def _assert_same_array(a: Any, b: Any, path: str) -> None:
+    assert a.dtype == b.dtype, f"{path}: {a.dtype} is not {b.dtype}"
+    assert a.shape == b.shape, f"{path}: {a.shape} is not {b.shape}"
+    assert a.tobytes() == b.tobytes(), f"{path}: values differ"
+
+
+def _assert_same_mapping(a: Any, b: Any, path: str) -> None:
+    assert list(a) == list(b), f"{path}: keys {list(a)} are not {list(b)}"
+    for key in a:
+        assert_same(a[key], b[key], f"{path}[{key!r}]")
+
+
+def _assert_same_sequence(a: Any, b: Any, path: str) -> None:
+    assert len(a) == len(b), f"{path}: {len(a)} items are not {len(b)}"
+    for at, (x, y) in enumerate(zip(a, b, strict=True)):
+        assert_same(x, y, f"{path}[{at}]")
 
 
 def _assert_same_tensor(a: Any, b: Any, path: str) -> None:
@@ -90,6 +93,13 @@ def _assert_same_graph(a: Any, b: Any, path: str) -> None:
 
 
 _PARTS = {"_mapping", "_parent", "_key"}
+_COMPARERS: tuple[tuple[Any, Callable[[Any, Any, str], None]], ...] = (
+    (torch.Tensor, _assert_same_tensor),
+    (BaseData, _assert_same_graph),
+    (np.ndarray, _assert_same_array),
+    (Mapping, _assert_same_mapping),
+    ((list, tuple), _assert_same_sequence),
+)
 
 
 def assert_batch_parity(

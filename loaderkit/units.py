@@ -31,7 +31,7 @@ def parse_bytes(text: str) -> int:
     """Read a size the way people write it.
 
     Args:
-        text: A number and a unit: B, KiB, MiB, GiB, TiB, or KB, MB, GB (powers of 1000).
+        text: A number and a unit: B, KiB, MiB, GiB, TiB, or KB, MB, GB (of 1000).
 
     Returns:
         Bytes.
@@ -48,4 +48,5 @@ def parse_bytes(text: str) -> int:
         raise ValueError(msg)
     number, prefix, binary = match.groups()
     power = " KMGT".index(prefix.upper() or " ")
-    return round(float(number) * (1024 if binary else 1000) ** power)
+    step: int = (1024 if binary else 1000) ** power
+    return round(float(number) * step)

@@ -12,7 +12,6 @@ import json
 import logging
 import os
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import filelock
@@ -31,6 +30,7 @@ from loaderkit.errors import CacheError, DamagedCacheError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from loaderkit.cache.columns import ShardBuffer
 
@@ -44,7 +44,7 @@ class Build:
 
     path: Path
     plan: Mapping[str, Any]
-    """What decides the bytes: samples, settings, versions.  Another plan starts anew."""
+    """What decides the bytes: samples and settings.  Another plan starts anew."""
     shards: list[Shard] = field(default_factory=list)
     """Finished shards, those of an earlier run first."""
     state: Mapping[str, Any] = field(default_factory=dict)
@@ -144,7 +144,9 @@ class Build:
 
 
 @contextlib.contextmanager
-def building(path: Path, plan: Mapping[str, Any], *, anew: bool) -> Iterator[Build | None]:
+def building(
+    path: Path, plan: Mapping[str, Any], *, anew: bool
+) -> Iterator[Build | None]:
     """Hold a cache's folder while building it; one process at a time.
 
     Args:

@@ -11,7 +11,7 @@ import xxhash
 from loaderkit.cache.layout import Column
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -47,14 +47,14 @@ class Block:
 
     samples: int = 0
     nbytes: int = 0
-    runs: dict[Hashable, Run] = field(default_factory=dict)
+    runs: dict[Any, Run] = field(default_factory=dict)
 
-    def append(self, values: Mapping[Hashable, NDArray[Any]]) -> None:
+    def append(self, values: Mapping[Any, NDArray[Any]]) -> None:
         """Add one sample: its values by column; columns it lacks are left out."""
         self.annotate(self.samples, values)
         self.samples += 1
 
-    def annotate(self, row: int, values: Mapping[Hashable, NDArray[Any]]) -> None:
+    def annotate(self, row: int, values: Mapping[Any, NDArray[Any]]) -> None:
         """Add columns to a sample that is in the block already.
 
         Args:
@@ -68,9 +68,9 @@ class Block:
             run.append(row, value)
             self.nbytes += value.nbytes
 
-    def renamed(self, names: Mapping[Hashable, str]) -> Block:
+    def renamed(self, names: Mapping[Any, str]) -> Block:
         """Give the columns the names they have in the cache."""
-        runs: dict[Hashable, Run] = {names[key]: run for key, run in self.runs.items()}
+        runs: dict[Any, Run] = {names[key]: run for key, run in self.runs.items()}
         return Block(self.samples, self.nbytes, runs)
 
 
@@ -96,8 +96,8 @@ class ShardBuffer:
 
         Yields:
             The column's name, and its arrays: ``values``, and where they are needed
-            ``offsets``, ``shapes``, ``rows`` (see layout.py).  A column whose name
-            ends in ``@inc`` or ``@variant`` and holds zeros alone is left out: absent means zero.
+            ``offsets``, ``shapes``, ``rows`` (see layout.py).  A column ``@inc`` or
+            ``@variant`` that holds zeros alone is left out: absent means zero.
         """
         names = sorted({str(name) for _, block in self._blocks for name in block.runs})
         for name in names:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -47,7 +47,9 @@ def _no_cache(path: Path) -> CacheError:
         why = "a packing run was stopped before it ended; what it finished is kept"
         return CacheError(f"{path} is half packed.", why=why, fix="run the same again")
     what = f"There is no cache at {path}."
-    why = f"the folder has no {MANIFEST}" if path.exists() else "there is no such folder"
+    why = (
+        f"the folder has no {MANIFEST}" if path.exists() else "there is no such folder"
+    )
     return CacheError(what, why=why, fix=f"pack(source, {str(path)!r})")
 
 

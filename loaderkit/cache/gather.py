@@ -33,8 +33,13 @@ SLICE_BYTES = 16 << 10
 class Values(Protocol):
     """Rows ``[n, *rest]`` that can be sliced: mapped, or decompressed on the way."""
 
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(n, *rest)``."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """What the numbers are kept in."""
 
     def __getitem__(self, span: slice, /) -> NDArray[Any]:
         """Give the rows of a span, without a promise about who owns them."""
@@ -98,18 +103,22 @@ class Runs:
             self._homes = [
                 _expand(self.ends[each.places], each.lengths) for each in self.pieces
             ]
-        return self._homes[piece]
+        home: Ints = self._homes[piece]
+        return home
 
 
 def _expand(starts: Ints, lengths: Ints) -> Ints:
     ends = lengths.cumsum()
-    index = (starts - ends + lengths).repeat(lengths)
+    index: Ints = (starts - ends + lengths).repeat(lengths)
     index += np.arange(len(index))
     return index
 
 
 def gather(
-    columns: Mapping[int, Values], runs: Runs, out: NDArray[Any], add: Ints | None = None
+    columns: Mapping[int, Values],
+    runs: Runs,
+    out: NDArray[Any],
+    add: Ints | None = None,
 ) -> None:
     """Copy the rows of a batch into ``out``, adding each sample's increment.
 
@@ -130,7 +139,7 @@ def gather(
 
 
 def _by_slices(columns: Mapping[int, Values], runs: Runs, out: NDArray[Any]) -> bool:
-    first = columns[runs.pieces[0].shard]
+    first: object = columns[runs.pieces[0].shard]
     if not isinstance(first, np.ndarray):
         return True
     mean_bytes = out.nbytes // len(runs.lengths)
@@ -156,7 +165,9 @@ def _take(
         if repeated is not None and alone:
             axes = _memory_order(out)
             rows, repeated = rows.transpose(axes), repeated.transpose(axes)
-            np.add(rows, repeated, out.transpose(axes), dtype=out.dtype, casting="unsafe")
+            np.add(
+                rows, repeated, out.transpose(axes), dtype=out.dtype, casting="unsafe"
+            )
         elif repeated is not None:
             out[home] = np.add(rows, repeated[home], dtype=out.dtype, casting="unsafe")
         else:
@@ -179,7 +190,10 @@ def _copy_slices(
         places = range(len(ends) - 1) if piece.places is None else piece.places.tolist()
         spans = zip(places, piece.starts.tolist(), piece.lengths.tolist(), strict=True)
         for place, start, length in spans:
-            home, rows = out[ends[place] : ends[place + 1]], values[start : start + length]
+            home, rows = (
+                out[ends[place] : ends[place + 1]],
+                values[start : start + length],
+            )
             home, rows = home.transpose(axes), rows.transpose(axes)
             if add is not None and rows.dtype == out.dtype:
                 np.add(rows, more[place], out=home)

@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import xxhash
 
-from loaderkit.cache.columns import Shelf, ShardBuffer
+from loaderkit.cache.columns import ShardBuffer, Shelf
 from loaderkit.cache.layout import ALIGNMENT, Array, Shard
 from loaderkit.errors import CacheError
 
@@ -139,9 +139,9 @@ def _reserve(file: h5py.File, name: str, array: NDArray[Any]) -> None:
     plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     plan.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     plan.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    plan.set_obj_track_times(False)  # noqa: FBT003 -- the same bytes every time
+    plan.set_obj_track_times(False)
     parents = h5py.h5p.create(h5py.h5p.LINK_CREATE)
-    parents.set_create_intermediate_group(True)  # noqa: FBT003
+    parents.set_create_intermediate_group(True)
     space = h5py.h5s.create_simple(array.shape)
     kind = h5py.h5t.py_create(array.dtype, logical=True)
     h5py.h5d.create(file.id, name.encode(), kind, space, plan, parents)
@@ -187,7 +187,8 @@ class ChunkedValues:
             why = "the file is damaged, or its compression filter is not installed"
             fix = 'loaderkit verify CACHE; pip install "loaderkit[hdf5plugin]"'
             raise CacheError(what, why=why, fix=fix) from error
-        return rows.reshape(span.stop - span.start, *self.shape[1:])
+        cut: NDArray[Any] = rows.reshape(span.stop - span.start, *self.shape[1:])
+        return cut
 
     def _samples(self, span: slice) -> slice:
         each = max(1, self._each)  # spans begin and end with a sample

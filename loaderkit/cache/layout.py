@@ -17,14 +17,16 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
 
 from loaderkit.errors import CacheVersionError, DamagedCacheError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 FORMAT = "loaderkit-cache"
 VERSION = 1
@@ -282,7 +284,11 @@ def _name(value: object) -> str | None:
 
 
 def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
+    if (
+        not isinstance(value, int)
+        or isinstance(value, bool)
+        or not 0 <= value < 1 << 62
+    ):
         msg = f"{str(value)[:40]!r} stands where a count should"
         raise ValueError(msg)
     return value

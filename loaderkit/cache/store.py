@@ -1,6 +1,4 @@
-"""Open a cache and read rows from it: mapped values, no libhdf5, no Python object
-per sample.
-"""
+"""Open a cache and read rows from it: mapped, no Python object per sample."""
 
 from __future__ import annotations
 
@@ -17,6 +15,7 @@ from loaderkit.cache.hdf5 import ChunkedValues, joined_shape
 from loaderkit.errors import CacheError, DamagedCacheError
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
@@ -104,9 +103,7 @@ class ColumnReader:
             part = self._parts[shard] = self._open(shard)
         return part
 
-    def gather(
-        self, runs: Runs, out: NDArray[Any], *, add: Ints | None = None
-    ) -> None:
+    def gather(self, runs: Runs, out: NDArray[Any], *, add: Ints | None = None) -> None:
         """Copy the rows of a batch.
 
         Args:
@@ -190,16 +187,18 @@ class ColumnReader:
             raise CacheError(what, why="none of its samples has it")
         array = described.arrays[column.values]
         joined = column.offsets is None and not self._stacked and len(array.shape) > 1
-        index = [
+        offsets, shapes, rows = (
             self._store.index_array(shard, name) if name else None
             for name in (column.offsets, column.shapes, column.rows)
-        ]
+        )
         values = self._store.values(shard, column.values, joined=joined)
         each = array.shape[1] if joined else 1
         key = (column.offsets or each, column.rows)
         apart = self._stacked and column.offsets is not None
-        sound = index[0] is None or _is_sound(index[0], values.shape[0])
-        return Part(values, *index, each=each, key=key, unstackable=apart, sound=sound)
+        sound = offsets is None or _is_sound(offsets, values.shape[0])
+        return Part(
+            values, offsets, shapes, rows, each, key, unstackable=apart, sound=sound
+        )
 
 
 class Store:
@@ -209,7 +208,7 @@ class Store:
     A small cache is hashed whole as well, since that costs about a millisecond.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.manifest = load_manifest(self.path)
         self._maps: dict[int, NDArray[np.uint8]] = {}
@@ -308,7 +307,10 @@ class Pick:
     """The samples of one batch, and where their rows lie in each column."""
 
     def __init__(
-        self, store: Store, count: int, groups: tuple[tuple[int, Ints, Ints | None], ...]
+        self,
+        store: Store,
+        count: int,
+        groups: tuple[tuple[int, Ints, Ints | None], ...],
     ) -> None:
         self.store, self.count, self.groups = store, count, groups
         self._runs: dict[object, Runs] = {}

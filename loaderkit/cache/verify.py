@@ -60,16 +60,21 @@ def verify(path: str | os.PathLike[str]) -> Verification:
         manifest = load_manifest(folder)
     except CacheError as error:
         return Verification(str(path), 0, 0, (str(error),))
-    findings, hashed = [], 0
-    for shard in manifest.shards:
-        try:
-            check_size(folder, shard)
-            check_digest(folder, shard)
-            _check_offsets(folder, shard)
-            hashed += shard.bytes
-        except CacheError as error:
-            findings.append(str(error))
-    return Verification(str(path), manifest.samples, hashed, tuple(findings))
+    wrong = {shard.file: _damage(folder, shard) for shard in manifest.shards}
+    hashed = sum(each.bytes for each in manifest.shards if not wrong[each.file])
+    findings = tuple(found for found in wrong.values() if found)
+    return Verification(str(path), manifest.samples, hashed, findings)
+
+
+def _damage(folder: Path, shard: Shard) -> str:
+    """Say what is wrong with one shard; "" when nothing is."""
+    try:
+        check_size(folder, shard)
+        check_digest(folder, shard)
+        _check_offsets(folder, shard)
+    except CacheError as error:
+        return str(error)
+    return ""
 
 
 def _check_offsets(folder: Path, shard: Shard) -> None:
@@ -83,5 +88,7 @@ def _check_offsets(folder: Path, shard: Shard) -> None:
         rows = shard.arrays[column.values].shape[0]
         steps = np.diff(offsets)
         if offsets[0] != 0 or offsets[-1] != rows or (len(steps) and steps.min() < 0):
-            what = f"The offsets of column {name!r} in {shard.file} do not fit its values."
+            what = (
+                f"The offsets of column {name!r} in {shard.file} do not fit its values."
+            )
             raise CacheError(what, why="it was packed wrongly", fix="pack it again")

@@ -67,14 +67,16 @@ class Demo:
     def __str__(self) -> str:
         rate = self.molecules / self.pack_s
         base = self.readings[0].samples_per_s
-        lines = [
-            f"packed    {self.molecules:,} molecules, {format_bytes(self.pt_bytes)} of .pt "
-            f"files into {format_bytes(self.cache_bytes)}, {rate:,.0f} samples/s",
+        pt, cache = format_bytes(self.pt_bytes), format_bytes(self.cache_bytes)
+        way = "reading a shuffled epoch"
+        text = (
+            f"packed    {self.molecules:,} molecules, {pt} of .pt files into {cache}, "
+            f"{rate:,.0f} samples/s\n"
             f"trained   {self.epochs} epochs in {self.train_s:.1f} s; test error "
-            f"{self.error:.2f} log mol/L (always the mean: {self.guess:.2f})",
-            "",
-            f"{'reading a shuffled epoch':<34}{'samples/s':>12}{'':>9}{'private memory':>16}",
-        ]
+            f"{self.error:.2f} log mol/L (always the mean: {self.guess:.2f})\n\n"
+            f"{way:<34}{'samples/s':>12}{'':>9}{'private memory':>16}"
+        )
+        lines = [text]
         for each in self.readings:
             ratio = each.samples_per_s / base
             memory = format_bytes(each.private_bytes)
@@ -134,7 +136,9 @@ class Solubility(torch.nn.Module):
         self.layers = torch.nn.ModuleList(
             GINEConv(
                 torch.nn.Sequential(
-                    torch.nn.Linear(width, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, WIDTH)
+                    torch.nn.Linear(width, WIDTH),
+                    torch.nn.ReLU(),
+                    torch.nn.Linear(WIDTH, WIDTH),
                 ),
                 edge_dim=EDGE_FEATURES,
             )
@@ -176,7 +180,7 @@ def train(dataset: Any, epochs: int) -> tuple[float, float]:
         for batch in loader:
             optimizer.zero_grad()
             loss = torch.nn.functional.mse_loss(model(batch), batch.y)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     with torch.no_grad():
         batch = kept.batch(range(len(kept)))
@@ -240,12 +244,14 @@ class PtFiles(torch.utils.data.Dataset[Any]):
         return torch.load(self.files[row], weights_only=False)
 
 
-class InMemory(InMemoryDataset):
+class InMemory(InMemoryDataset):  # type: ignore[misc]
     """PyG's way for what fits in memory."""
 
     def __init__(self, folder: str) -> None:
         super().__init__(None)
-        self.data, self.slices = self.collate(list(PtFiles(folder)))
+        files = PtFiles(folder)
+        graphs = [files[row] for row in range(len(files))]
+        self.data, self.slices = self.collate(graphs)
 
 
 def _pt_loader(raw: str, cache: str) -> Any:
@@ -261,7 +267,9 @@ def _in_memory_loader(raw: str, cache: str) -> Any:
 def _cache_loader(raw: str, cache: str) -> Any:
     del raw
     dataset = open_cache(cache)
-    return DataLoader(dataset, batch_size=BATCH, shuffle=True, collate_fn=dataset.collate)
+    return DataLoader(
+        dataset, batch_size=BATCH, shuffle=True, collate_fn=dataset.collate
+    )
 
 
 WAYS: dict[str, Callable[[str, str], Any]] = {

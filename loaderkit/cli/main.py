@@ -50,7 +50,8 @@ def _parser() -> argparse.ArgumentParser:
 
     pack = commands.add_parser("pack", parents=[shared], help="make a cache")
     pack.add_argument(
-        "source", help="a folder of .pt files, or module:name or file.py:name of a dataset"
+        "source",
+        help="a folder of .pt files, or module:name or file.py:name of a dataset",
     )
     pack.add_argument("cache", help="the cache's folder")
     pack.add_argument("--workers", type=int, help="processes that read samples")
@@ -63,7 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     pack.set_defaults(run=_pack)
 
-    inspect = commands.add_parser("inspect", parents=[shared], help="what is in a cache")
+    inspect = commands.add_parser(
+        "inspect", parents=[shared], help="what is in a cache"
+    )
     inspect.add_argument("cache")
     inspect.set_defaults(run=_inspect)
 
@@ -71,7 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("cache")
     verify.set_defaults(run=_verify)
 
-    demo = commands.add_parser("demo", parents=[shared], help="real molecules, end to end")
+    demo = commands.add_parser(
+        "demo", parents=[shared], help="real molecules, end to end"
+    )
     demo.add_argument("--epochs", type=_positive, default=40, help="epochs to train")
     demo.add_argument("--keep", metavar="FOLDER", help="keep the files and the cache")
     demo.set_defaults(run=_demo)
@@ -119,16 +124,11 @@ def _demo(options: argparse.Namespace) -> Any:
 
 
 def _named(text: str) -> Any:
-    """Find a dataset by ``module:name`` or ``file.py:name``; call it if it is a maker."""
+    """Find a dataset by ``module:name`` or ``file.py:name``; call what makes one."""
     where, _, name = text.rpartition(":")
     try:
         if where.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(Path(where).stem, where)
-            if spec is None or spec.loader is None:
-                raise ImportError(where)
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[spec.name] = module
-            spec.loader.exec_module(module)
+            module: Any = _run_file(Path(where))
         else:
             module = importlib.import_module(where)
         found = getattr(module, name)
@@ -138,6 +138,16 @@ def _named(text: str) -> Any:
         raise LoaderkitError(what, why=why, fix="check the name") from error
     made = isinstance(found, type) or not hasattr(found, "__len__")
     return found() if made and callable(found) else found
+
+
+def _run_file(file: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def _size(text: str) -> int:

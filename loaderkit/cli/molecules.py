@@ -38,7 +38,9 @@ def as_graph(molecule: dict[str, Any]) -> Data:
         The graph; every bond is two directed edges.
     """
     atoms = torch.tensor(molecule["atoms"])
-    kinds = torch.tensor([ATOMS.index(n) if n in ATOMS else len(ATOMS) for n in atoms[:, 0]])
+    kinds = torch.tensor(
+        [ATOMS.index(n) if n in ATOMS else len(ATOMS) for n in atoms[:, 0]]
+    )
     x = torch.cat([torch.nn.functional.one_hot(kinds, len(ATOMS) + 1), atoms[:, 1:]], 1)
     bonds = torch.tensor(molecule["bonds"]).reshape(-1, 3)
     both_ways = torch.cat([bonds, bonds[:, [1, 0, 2]]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 from torch.utils.data import Dataset, default_collate
@@ -25,6 +25,7 @@ from loaderkit.errors import DatasetError, StaleCacheError
 
 if TYPE_CHECKING:
     import os
+    import types
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 T = TypeVar("T")
-Self = TypeVar("Self", bound="SafeDataset")
 
 
 class SafeDataset(Dataset[Any]):
@@ -57,7 +57,7 @@ class SafeDataset(Dataset[Any]):
     """
 
     version: ClassVar[str] = ""
-    """Raise it when samples change in a way that the source of ``load`` does not show."""
+    """Raise it when samples change in a way that ``load`` does not show."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class SafeDataset(Dataset[Any]):
     def __len__(self) -> int:
         return self._count() if self._rows is None else len(self._rows)
 
-    def __getitem__(self: Self, index: Any) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         if is_one(index):
             return self._sample(self._row(one_row(index, len(self))))
         return self._subset(many_rows(index, len(self)))
@@ -143,11 +143,15 @@ class SafeDataset(Dataset[Any]):
         """
         chosen = self._chosen(rows)
         if self.cache is None or self.transform is not None:
-            return collate_samples([self._sample(int(row)) for row in chosen], self.ragged)
+            return collate_samples(
+                [self._sample(int(row)) for row in chosen], self.ragged
+            )
         opened = self._open()
         recipe = opened.recipe(self._recipe, opened.one_variant(chosen))
         if recipe is None:
-            return collate_samples([self._sample(int(row)) for row in chosen], self.ragged)
+            return collate_samples(
+                [self._sample(int(row)) for row in chosen], self.ragged
+            )
         try:
             return recipe.batch(chosen)
         except UnlikeShapesError as error:
@@ -162,7 +166,9 @@ class SafeDataset(Dataset[Any]):
         Returns:
             A batch.
         """
-        return collate_samples(samples, self.ragged) if type(samples) is list else samples
+        return (
+            collate_samples(samples, self.ragged) if type(samples) is list else samples
+        )
 
     def key(self, row: int) -> str:
         """Name the sample of a row, as it was called when it was packed."""
@@ -193,7 +199,7 @@ class SafeDataset(Dataset[Any]):
     def _loaded(self, key: Any) -> Any:
         return self.load(key)
 
-    def _subset(self: Self, rows: Ints) -> Self:
+    def _subset(self, rows: Ints) -> SafeDataset:
         part = copy.copy(self)
         part._rows = rows if self._rows is None else self._rows[rows]
         return part
@@ -298,7 +304,9 @@ class _Opened:
         found = self.variants(rows)
         return int(found[0]) if (found == found[0]).all() else None
 
-    def recipe(self, make: Callable[[_Opened, int], T], variant: int | None) -> T | None:
+    def recipe(
+        self, make: Callable[[_Opened, int], T], variant: int | None
+    ) -> T | None:
         """Give the recipe of a variant, made once."""
         if variant is None:
             return None
@@ -318,11 +326,10 @@ def _running_collate() -> Any:
     from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
     fetch = _MapDatasetFetcher.fetch.__code__
-    frame = sys._getframe(2)
-    for _ in range(4):
-        if frame is None or frame.f_code is fetch:
-            break
-        frame = frame.f_back  # type: ignore[assignment]
+    frame: types.FrameType | None = sys._getframe(2)
+    for _ in range(4):  # torch's Subset and ConcatDataset may stand in between
+        if frame is not None and frame.f_code is not fetch:
+            frame = frame.f_back
     if frame is None or frame.f_code is not fetch:
         return None
     return frame.f_locals["self"].collate_fn
@@ -330,4 +337,7 @@ def _running_collate() -> Any:
 
 def _collates_itself(collate: Any) -> bool:
     kind = f"{type(collate).__module__}.{type(collate).__qualname__}"
-    return collate is default_collate or kind == "torch_geometric.loader.dataloader.Collater"
+    return (
+        collate is default_collate
+        or kind == "torch_geometric.loader.dataloader.Collater"
+    )

@@ -50,7 +50,8 @@ class Recipe:
         self, store: Store, structure: Structure, number: int, classes: Classes
     ) -> None:
         self.store, self.classes = store, classes
-        self.variant = variant = structure.variants[number]
+        variant: Any = structure.variants[number]
+        self.variant: Nest = variant
         kept = {name for shard in store.manifest.shards for name in shard.columns}
         self.widths = {
             name: 2 * raw[3]
@@ -90,7 +91,7 @@ class Recipe:
         """
         gathering = Gathering(self.store, rows)
         if in_worker():
-            gathering.arena = Arena(self._nbytes(gathering))
+            gathering.arena = Arena(self._nbytes(gathering, exclude_keys))
         out = copy.copy(self._blank)
         slice_dict: dict[Any, Any] = {}
         inc_dict: dict[Any, Any] = {}
@@ -117,13 +118,15 @@ class Recipe:
                 _ = sample[key]
         return Batch(_base_cls=cls).stores_as(sample)
 
-    def _nbytes(self, gathering: Gathering) -> int:
+    def _nbytes(self, gathering: Gathering, exclude_keys: Collection[str]) -> int:
         """Bytes of all tensors of a batch, each with room to be aligned."""
         total, bookkeeping = 0, 8 * (len(gathering) + 9)
-        for _, part in self.variant.items():
-            for leaf in _leaves(part):
+        parts: Any = self.variant.children
+        for part in parts:
+            kept = [node for name, node in part.items() if name not in exclude_keys]
+            for leaf in (leaf for node in kept for leaf in _leaves(node)):
                 total += 4 * bookkeeping
-                if leaf.kind in {"tensor", "array"}:
+                if leaf.kind == "tensor":
                     column = self.store.column(leaf.column, stacked=leaf.axis is None)
                     numel = math.prod(gathering.rest(column))
                     numel *= gathering.pick.runs(column).total
@@ -187,7 +190,9 @@ class _Filler:
 
     def _tensor(self, leaf: Leaf) -> Collated:
         steps = self._steps(leaf)
-        incs = self.gathering.zeros() if steps is None else _as_incs(self.gathering, steps)
+        incs = (
+            self.gathering.zeros() if steps is None else _as_incs(self.gathering, steps)
+        )
         paired = steps is not None and steps.ndim == 2
         if steps is None or not (paired or steps[-1]):
             value, runs = self.gathering.tensor(leaf)
@@ -205,14 +210,16 @@ class _Filler:
         if leaf.kind == "float":
             value = value.to(torch.get_default_dtype())
         steps = self._steps(leaf)
-        incs = self.gathering.zeros() if steps is None else _as_incs(self.gathering, steps)
+        incs = (
+            self.gathering.zeros() if steps is None else _as_incs(self.gathering, steps)
+        )
         if steps is not None and steps[-1]:
             value.add_(incs)
         return value, self.gathering.count_up(), incs
 
     def _steps(self, leaf: Leaf) -> Ints | None:
         """Sum up what PyG adds to each sample ``[B]`` or ``[B, 2]``; None for zeros."""
-        width = self.recipe.widths.get(leaf.inc)
+        width = None if leaf.inc is None else self.recipe.widths.get(leaf.inc)
         if leaf.inc is None or width is None:
             return None
         steps = self.gathering.sums(leaf.inc, width)[:-1]
@@ -271,8 +278,11 @@ def _batch_and_ptr(slices: Any) -> tuple[Any, Any]:
 
 
 def _leaves(node: Leaf | Nest) -> list[Leaf]:
+    """List the leaves that are gathered; PyG's own collate makes room for the rest."""
     if isinstance(node, Leaf):
         return [node]
+    if _is_composite(node):
+        return []
     return [leaf for child in node.children for leaf in _leaves(child)]
 
 

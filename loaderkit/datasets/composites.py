@@ -43,9 +43,8 @@ def take_apart(value: Any) -> dict[str, Any] | None:
     if isinstance(value, SparseTensor):
         row, col, entries = value.coo()
         sizes = tuple(value.sizes())
-        return {
-            "kind": "sparse_tensor", "row": row, "col": col, "value": entries, "sizes": sizes
-        }  # fmt: skip
+        parts = {"row": row, "col": col, "value": entries, "sizes": sizes}
+        return {"kind": "sparse_tensor", **parts}
     if type(value) in {torch.Tensor, torch.nn.Parameter}:
         return _sparse_parts(value.detach())
     return None
@@ -69,7 +68,9 @@ def put_together(kind: str, parts: Mapping[str, Any]) -> Any:
         )
     if kind == "sparse_tensor":
         row, col, value = parts["row"], parts["col"], parts["value"]
-        return SparseTensor(row=row, col=col, value=value, sparse_sizes=parts["sizes"][:2])
+        return SparseTensor(
+            row=row, col=col, value=value, sparse_sizes=parts["sizes"][:2]
+        )
     if kind == "sparse_coo":
         return torch.sparse_coo_tensor(
             parts["indices"],
@@ -91,7 +92,11 @@ def put_together(kind: str, parts: Mapping[str, Any]) -> Any:
 def _sparse_parts(value: torch.Tensor) -> dict[str, Any] | None:
     size = tuple(value.shape)
     if value.layout is torch.sparse_coo:
-        indices, values, ordered = value._indices(), value._values(), value.is_coalesced()
+        indices, values, ordered = (
+            value._indices(),
+            value._values(),
+            value.is_coalesced(),
+        )
         return {
             "kind": "sparse_coo", "indices": indices, "values": values, "size": size,
             "coalesced": ordered,

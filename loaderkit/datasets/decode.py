@@ -21,7 +21,7 @@ from loaderkit.datasets.structure import Leaf
 from loaderkit.errors import DatasetError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
 
@@ -51,7 +51,7 @@ class Classes:
         return Classes, (tuple(self._known.values()),)
 
     def blank(self, name: str) -> Any:
-        """Make an empty graph of a class, as PyG does: arguments without default None."""
+        """Make an empty graph of a class, even one whose constructor asks for more."""
         return copy.copy(_template(self[name]))
 
 
@@ -95,7 +95,11 @@ def decode_leaf(leaf: Leaf, array: NDArray[Any], *, joined: bool) -> Any:
     if leaf.kind == "tensor":
         tensor = as_tensor(array, leaf.dtype)
         # A clone keeps no more than its own bytes, laid out as torch would.
-        return tensor.movedim(0, leaf.axis).contiguous() if leaf.axis and not joined else tensor
+        return (
+            tensor.movedim(0, leaf.axis).contiguous()
+            if leaf.axis and not joined
+            else tensor
+        )
     if leaf.kind in {"array", "scalar"}:
         array = array.astype(np.dtype(leaf.dtype), copy=False)
         return array if leaf.kind == "array" else array[()]
@@ -157,14 +161,16 @@ def untagged(value: Any) -> Any:
 def _graph(node: Nest, read: Read, classes: Classes) -> Any:
     data = classes.blank(str(node.cls))
     for key, child in node.items():
-        store = data._global_store if key is None and len(node.keys) > 1 else None
-        if store is None:
-            store = data._store if key is None and hasattr(data, "_store") else None
-        if store is None:
-            store = data._global_store if key is None else data[key]
+        store = _store(data, key)
         for name, leaf in child.items():
             store[name] = decode(leaf, read, classes)
     return data
+
+
+def _store(data: Any, key: Any) -> Any:
+    if key is not None:
+        return data[key]
+    return data._store if hasattr(data, "_store") else data._global_store
 
 
 @functools.lru_cache(maxsize=256)
@@ -185,12 +191,18 @@ def _loaded(name: str) -> Any:
     found: Any = sys.modules.get(module)
     for part in path.split("."):
         found = getattr(found, part, None)
-    named = isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")
+    named = (
+        isinstance(found, type)
+        and issubclass(found, tuple)
+        and hasattr(found, "_fields")
+    )
     mapping = isinstance(found, type) and issubclass(found, dict)
     graph = isinstance(found, type) and issubclass(found, BaseData)
     if named or mapping or graph or dataclasses.is_dataclass(found):
         return found
-    what = f"The samples are of class {path}, from the module {module}, which is not loaded."
+    what = (
+        f"The samples are of class {path}, from the module {module}, not loaded here."
+    )
     why = "opening a cache imports nothing by name, so that it cannot run foreign code"
     fix = f"from {module} import {path}   # before opening, or classes=[{path}]"
     raise DatasetError(what, why=why, fix=fix)

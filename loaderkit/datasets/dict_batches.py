@@ -16,12 +16,13 @@ import copy
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from loaderkit.datasets.composites import KINDS
 from loaderkit.datasets.gathering import Arena, Gathering, in_worker, leaf_dtype
 from loaderkit.datasets.ragged import jag, join, pack_rows, pad
 from loaderkit.datasets.structure import Leaf, Nest
@@ -90,6 +91,8 @@ class DictRecipe:
 
     def _nbytes(self, gathering: Gathering, node: Leaf | Nest) -> int:
         if isinstance(node, Nest):
+            if node.kind in KINDS:
+                return 0
             return sum(self._nbytes(gathering, child) for child in node.children)
         if node.kind in {"str", "bytes", "json", "bigint", "complex"}:
             return 0
@@ -143,7 +146,7 @@ def _is_text(node: Leaf | Nest) -> bool:
 def _collate_plain(values: Sequence[Any]) -> Any:
     """Collate what is no tensor, or keep it as a list where torch would refuse."""
     try:
-        return default_collate(values)
+        return default_collate(cast("list[Any]", values))  # any sequence will do
     except (TypeError, RuntimeError, ValueError, OverflowError, NotImplementedError):
         return values
 

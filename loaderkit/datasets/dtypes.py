@@ -54,10 +54,10 @@ def torch_dtype(name: str) -> torch.dtype:
         ValueError: This torch has no such dtype.
     """
     dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        msg = f"torch {torch.__version__} has no dtype {name!r}"
-        raise ValueError(msg)
-    return dtype
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    msg = f"torch {torch.__version__} has no dtype {name!r}"
+    raise ValueError(msg)
 
 
 @functools.cache

@@ -119,7 +119,7 @@ class _Encoder:
             cls = None if type(value) is dict else class_name(type(value))
         elif isinstance(value, list | tuple):
             named = hasattr(value, "_fields")
-            keys = value._fields if named else tuple(range(len(value)))
+            keys = getattr(value, "_fields", tuple(range(len(value))))
             kind = "named" if named else type(value).__mro__[-2].__name__
             inside = [(k, v, None) for k, v in zip(keys, value, strict=True)]
             cls = class_name(type(value)) if named else None
@@ -130,7 +130,9 @@ class _Encoder:
         else:
             return self._composite(path, value)
         children = [
-            self.node(_join(path, key), child, rule and functools.partial(_inner, rule, name))
+            self.node(
+                _join(path, key), child, rule and functools.partial(_inner, rule, name)
+            )
             for key, child, name in inside
         ]
         return kind, cls, keys, tuple(children), None
@@ -142,7 +144,9 @@ class _Encoder:
         if value.layout is not torch.strided or type(value) not in _PLAIN_TENSORS:
             return self._composite(path, value)
         value = value.detach()
-        axis, inc = (0 if value.dim() else None, 0) if rule is None else rule(None, value)
+        axis, inc = (
+            (0 if value.dim() else None, 0) if rule is None else rule(None, value)
+        )
         if axis is not None and not isinstance(axis, int):
             axis, inc = 0, LOOSE
         axis = None if axis is None else axis % value.dim()
@@ -156,7 +160,9 @@ class _Encoder:
     ) -> Any:
         if isinstance(inc, torch.Tensor):
             pairs = inc.shape == (2, 1) and value is not None and value.dim() == 2
-            if inc.dtype != torch.int64 or not (inc.dim() == 0 or (pairs and axis == 1)):
+            if inc.dtype != torch.int64 or not (
+                inc.dim() == 0 or (pairs and axis == 1)
+            ):
                 return LOOSE
             inc = inc.numpy().reshape(-1) if inc.dim() else int(inc)
         if isinstance(inc, str) or not isinstance(inc, int | np.ndarray):
@@ -188,7 +194,13 @@ class _Encoder:
         if kind == "int" and not -(1 << 63) <= value < 1 << 63:
             return self._leaf(path, "bigint", "", _text(json.dumps(int(value))))
         inc = None if rule is None or kind == "complex" else rule(None, value)[1]
-        raw = (path, kind, _SCALARS[type(value) if type(value) in _SCALARS else int], 0, None)
+        raw = (
+            path,
+            kind,
+            _SCALARS[type(value) if type(value) in _SCALARS else int],
+            0,
+            None,
+        )
         self.values[raw] = np.array(value, raw[2])
         incremented = None if inc is None else self._increment(path, inc, None, None)
         return "leaf", raw, incremented
@@ -201,7 +213,9 @@ class _Encoder:
     def _composite(self, path: str, value: Any) -> Tree:
         parts = take_apart(value)
         if parts is None:
-            why = "it is neither tensor, array, number, string, None nor a nest of these"
+            why = (
+                "it is neither tensor, array, number, string, None nor a nest of these"
+            )
             raise _refused(path, value, why)
         kind = parts.pop("kind")
         keys = tuple(parts)
@@ -246,7 +260,7 @@ def _is_plain(value: Any) -> bool:
 def _is_literal(key: Any) -> bool:
     if type(key) is tuple:
         return all(_is_literal(each) for each in key)
-    return type(key) in {str, int, bool, float, type(None)} and key == key  # noqa: PLR0124
+    return type(key) in {str, int, bool, float, type(None)} and key == key
 
 
 def _tagged(value: Any) -> Any:
@@ -295,4 +309,6 @@ def class_name(cls: type) -> str:
 
 def _refused(path: str, value: object, why: str, fix: str = "") -> DatasetError:
     what = f"A cache cannot hold {path or 'the sample'!r}, a {type(value).__name__}."
-    return DatasetError(what, why=why, fix=fix or "return it as tensors, or leave it out")
+    return DatasetError(
+        what, why=why, fix=fix or "return it as tensors, or leave it out"
+    )

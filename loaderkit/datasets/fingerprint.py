@@ -12,14 +12,16 @@ import sys
 import sysconfig
 import textwrap
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
 from loaderkit.errors import DamagedCacheError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 _CONSTANTS = (int, float, complex, str, bytes, bool, type(None))
 _LIBRARIES = tuple(
@@ -128,7 +130,7 @@ def _hash_keys(names: list[str]) -> str:
 
 
 def _code(item: Any, seen: set[int]) -> Iterator[str]:
-    """Go through the code of a function and, each once, of what it uses of the user's."""
+    """Go through a function's code and, each once, what it uses of the user's."""
     owner = getattr(item, "__self__", None)
     function = inspect.unwrap(getattr(item, "__func__", item))
     if id(function) in seen or not isinstance(function, types.FunctionType):
@@ -141,8 +143,10 @@ def _code(item: Any, seen: set[int]) -> Iterator[str]:
     for name in sorted(_names(function.__code__)):
         if name in function.__globals__:
             yield from _values([function.__globals__[name]], seen, name)
-        elif owner is not None and _is_users(found := getattr(kind, name, None)):
-            yield from _code(found.__get__(owner) if hasattr(found, "__get__") else found, seen)
+        elif owner is not None:
+            method = getattr(kind, name, None)
+            if isinstance(method, types.FunctionType) and _is_users(method):
+                yield from _code(types.MethodType(method, owner), seen)
 
 
 def _values(items: Iterable[Any], seen: set[int], name: str = "") -> Iterator[str]:

@@ -7,6 +7,7 @@ travels to the training process as one file descriptor instead of one a tensor.
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +34,7 @@ _ALIGNMENT = 64
 
 
 class UnlikeShapesError(Exception):
-    """The samples of a batch cannot be joined along one axis; caught and told better."""
+    """The samples of a batch cannot be joined; caught, and told better."""
 
 
 class Gathering:
@@ -190,10 +191,10 @@ class Gathering:
         raw = joined.tobytes()
         if raw.isascii():
             text = raw.decode("ascii")
-            return [text[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+            return [text[a:b] for a, b in itertools.pairwise(ends)]
         return [
             raw[a:b].decode("utf-8", "surrogatepass")
-            for a, b in zip(ends, ends[1:], strict=False)
+            for a, b in itertools.pairwise(ends)
         ]
 
     def values(self, node: Leaf | Nest, classes: Classes) -> list[Any]:
@@ -233,7 +234,7 @@ class Arena:
     """One shared segment from which the tensors of a batch are cut."""
 
     def __init__(self, nbytes: int) -> None:
-        storage = torch.UntypedStorage._new_shared(max(nbytes, 1))
+        storage = torch.UntypedStorage._new_shared(max(nbytes, 1))  # type: ignore[no-untyped-call]
         self._bytes = torch.empty(0, dtype=torch.uint8).set_(storage)
         self._used = 0
 
@@ -250,4 +251,3 @@ class Arena:
 def in_worker() -> bool:
     """Tell whether this process is a DataLoader's worker."""
     return get_worker_info() is not None
-

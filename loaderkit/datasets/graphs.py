@@ -13,7 +13,6 @@ from torch_geometric.data.data import BaseData
 from loaderkit.datasets.base import SafeDataset
 from loaderkit.datasets.batches import Recipe
 from loaderkit.datasets.gathering import Gathering, UnlikeShapesError, leaf_dtype
-from loaderkit.datasets.own import own
 from loaderkit.datasets.structure import Leaf
 from loaderkit.errors import DatasetError
 
@@ -197,7 +196,7 @@ def measure(opened: _Opened, rows: Ints) -> Sizes:
     for number in np.unique(variants).tolist():
         at = np.flatnonzero(variants == number)
         gathering = Gathering(opened.store, rows[at])
-        for _, part in opened.structure.variants[number].items():
+        for part in opened.structure.variants[number].children:
             if part.nodes:
                 nodes[at] += gathering.numbers(part.nodes)
             edges[at] += _edges(gathering, part)
@@ -222,8 +221,8 @@ def _edges(gathering: Gathering, part: Any) -> Any:
 
 
 def _bytes(gathering: Gathering, part: Any) -> Any:
-    total = 0
-    for _, node in part.items():
+    total: Any = 0
+    for node in part.children:
         if not isinstance(node, Leaf):
             total = total + (_bytes(gathering, node) if node.children else 0)
             continue

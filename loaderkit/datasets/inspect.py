@@ -1,4 +1,4 @@
-"""Tell what is in a cache: its schema, sizes and histograms, without reading samples."""
+"""Tell what is in a cache: schema, sizes, histograms, without reading samples."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ class CacheSummary:
 
     def __str__(self) -> str:
         stored = f"compressed with {self.compression}" if self.compression else "mapped"
-        made = ", ".join(f"{name} {version}" for name, version in self.made_with.items())
+        made = ", ".join(
+            f"{name} {version}" for name, version in self.made_with.items()
+        )
         head = (
             f"{self.path}: {self.samples:,} samples of {self.kind}, "
             f"{format_bytes(self.bytes)} in {self.shards} shard(s), {stored}\n"
@@ -118,7 +120,7 @@ def inspect_cache(path: str | os.PathLike[str]) -> CacheSummary:
     manifest = Store(path).manifest
     structure = Structure.from_json(manifest.structure)
     first: Any = structure.variants[0]
-    name = getattr(first, "cls", None) or getattr(first, "kind", "")
+    name = str(getattr(first, "cls", None) or getattr(first, "kind", ""))
     return CacheSummary(
         path=str(Path(path)),
         samples=manifest.samples,
@@ -146,9 +148,13 @@ def _fields(shards: tuple[Shard, ...], structure: Structure) -> tuple[Field, ...
             counted |= fresh
             samples[name] += shard.held(column)
             shape = shard.arrays[column.values].shape
-            shapes[name].add(shape[1:] if column.offsets is None else (None, *shape[1:]))
+            shapes[name].add(
+                shape[1:] if column.offsets is None else (None, *shape[1:])
+            )
     return tuple(
-        Field(name, raw[1], raw[2], _shape(shapes[name], raw), sizes[name], samples[name])
+        Field(
+            name, raw[1], raw[2], _shape(shapes[name], raw), sizes[name], samples[name]
+        )
         for name, raw in structure.columns.items()
         if name in samples and "@" not in name
     )
@@ -172,7 +178,9 @@ def _histograms(path: str | os.PathLike[str], first: Any) -> tuple[Histogram, ..
         return ()
     dataset = SafeGraphDataset(cache=path)
     sizes = dataset.sizes()
-    return tuple(_histogram(n, v) for n, v in (("nodes", sizes.nodes), ("edges", sizes.edges)))
+    return tuple(
+        _histogram(n, v) for n, v in (("nodes", sizes.nodes), ("edges", sizes.edges))
+    )
 
 
 def _histogram(name: str, values: Any) -> Histogram:

@@ -11,7 +11,7 @@ import dataclasses
 import datetime
 import enum
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,7 +25,14 @@ from loaderkit.errors import DatasetError
 T = TypeVar("T")
 
 _ATOMS = (str, bytes, int, float, complex, type(None), enum.Enum, type, torch.dtype)
-_PLAIN = (pathlib.PurePath, datetime.date, datetime.timedelta, slice, range, torch.device)
+_PLAIN = (
+    pathlib.PurePath,
+    datetime.date,
+    datetime.timedelta,
+    slice,
+    range,
+    torch.device,
+)
 
 
 def own(sample: T) -> T:
@@ -82,32 +89,46 @@ def _own(value: Any, path: str, above: tuple[int, ...]) -> Any:
 
 
 def _own_nest(value: Any, path: str, above: tuple[int, ...]) -> Any:
-    if isinstance(value, BaseData):
-        return _own_graph(value, path, above)
-    if isinstance(value, Mapping):
-        pairs = {k: _own(v, f"{path}[{k!r}]", above) for k, v in value.items()}
-        if type(value) is dict:
-            return pairs
-        made = copy.copy(value)
-        made.update(pairs)  # type: ignore[attr-defined]
-        return made
-    if isinstance(value, list | tuple):
-        inside = [_own(v, f"{path}[{at}]", above) for at, v in enumerate(value)]
-        return type(value)(*inside) if hasattr(value, "_fields") else type(value)(inside)
-    if isinstance(value, set | frozenset):
-        return type(value)(_own(each, path, above) for each in value)
+    for kinds, copier in _COPIERS:
+        if isinstance(value, kinds):
+            return copier(value, path, above)
     if dataclasses.is_dataclass(value):
-        made = copy.copy(value)
-        for field in dataclasses.fields(value):
-            inside_field = _own(getattr(value, field.name), f"{path}.{field.name}", above)
-            object.__setattr__(made, field.name, inside_field)
-        return made
-    if isinstance(value, _PLAIN):
-        return copy.deepcopy(value)
+        return _own_dataclass(value, path, above)
     parts = take_apart(value)
     if parts is None:
         raise _refused(path, value, "loaderkit does not know what memory it holds")
     return _own_composite(parts, path)
+
+
+def _own_mapping(value: Any, path: str, above: tuple[int, ...]) -> Any:
+    pairs = {k: _own(v, f"{path}[{k!r}]", above) for k, v in value.items()}
+    if type(value) is dict:
+        return pairs
+    made = copy.copy(value)
+    made.update(pairs)
+    return made
+
+
+def _own_sequence(value: Any, path: str, above: tuple[int, ...]) -> Any:
+    inside = [_own(v, f"{path}[{at}]", above) for at, v in enumerate(value)]
+    return type(value)(*inside) if hasattr(value, "_fields") else type(value)(inside)
+
+
+def _own_set(value: Any, path: str, above: tuple[int, ...]) -> Any:
+    return type(value)(_own(each, path, above) for each in value)
+
+
+def _own_plain(value: Any, path: str, above: tuple[int, ...]) -> Any:
+    del path, above
+    return copy.deepcopy(value)
+
+
+def _own_dataclass(value: Any, path: str, above: tuple[int, ...]) -> Any:
+    made = copy.copy(value)
+    for field in dataclasses.fields(value):
+        copied = _own(getattr(value, field.name), f"{path}.{field.name}", above)
+        object.__setattr__(made, field.name, copied)
+    return made
 
 
 def _own_graph(data: Any, path: str, above: tuple[int, ...]) -> Any:
@@ -121,11 +142,22 @@ def _own_graph(data: Any, path: str, above: tuple[int, ...]) -> Any:
     return made
 
 
+_COPIERS: tuple[tuple[Any, Callable[[Any, str, tuple[int, ...]], Any]], ...] = (
+    (BaseData, _own_graph),
+    (Mapping, _own_mapping),
+    ((list, tuple), _own_sequence),
+    ((set, frozenset), _own_set),
+    (_PLAIN, _own_plain),
+)
+
+
 def _own_tensor(value: torch.Tensor, path: str) -> Any:
     if value.device.type not in {"cpu", "meta"} and get_worker_info() is not None:
         what = f"{path} is on {value.device} inside a DataLoader worker."
         why = "a worker that touches a device takes memory there, or fails after a fork"
-        fix = 'load to the CPU: torch.load(file, map_location="cpu"); move whole batches'
+        fix = (
+            'load to the CPU: torch.load(file, map_location="cpu"); move whole batches'
+        )
         raise DatasetError(what, why=why, fix=fix)
     if value.is_nested:
         return value.detach().clone()
@@ -143,30 +175,40 @@ def _own_composite(parts: dict[str, Any], path: str) -> Any:
 def _extents(value: Any) -> Iterator[tuple[int, int]]:
     """List the address ranges of all storages in a nest."""
     if isinstance(value, torch.Tensor):
-        parts = None if _is_plain_tensor(value) else take_apart(value)
-        if parts is not None:
-            yield from _extents(parts)
-        elif value.is_nested:
-            yield from _extents((value.values(), value.offsets()))
-        else:
-            storage = value.untyped_storage()
-            if storage.nbytes():
-                yield storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+        yield from _tensor_extents(value)
     elif isinstance(value, np.ndarray):
         while isinstance(value.base, np.ndarray):
             value = value.base
         if value.nbytes:
             yield np.lib.array_utils.byte_bounds(value)
-    elif isinstance(value, BaseData):
-        for store in value.stores:
-            yield from _extents(list(store.values()))
-    elif isinstance(value, Mapping):
-        yield from _extents(list(value.values()))
-    elif isinstance(value, list | tuple | set | frozenset):
-        for each in value:
+    else:
+        for each in _inside(value):
             yield from _extents(each)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from _extents([getattr(value, f.name) for f in dataclasses.fields(value)])
+
+
+def _tensor_extents(value: Any) -> Iterator[tuple[int, int]]:
+    parts = None if _is_plain_tensor(value) else take_apart(value)
+    if parts is not None:
+        yield from _extents(parts)
+    elif value.is_nested:
+        yield from _extents((value.values(), value.offsets()))
+    elif value.untyped_storage().nbytes():
+        start = value.untyped_storage().data_ptr()
+        yield start, start + value.untyped_storage().nbytes()
+
+
+def _inside(value: Any) -> list[Any]:
+    """List what a nest holds."""
+    if isinstance(value, BaseData):
+        return [each for store in value.stores for each in store.values()]
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if isinstance(value, list | tuple | set | frozenset):
+        return list(value)
+    if dataclasses.is_dataclass(value):
+        return [getattr(value, field.name) for field in dataclasses.fields(value)]
+    parts = take_apart(value)
+    return [] if parts is None else list(parts.values())
 
 
 def _is_plain_tensor(value: torch.Tensor) -> bool:

@@ -37,7 +37,9 @@ from loaderkit.datasets.structure import KEY, VARIANT, Structure
 from loaderkit.errors import CacheError, DatasetError, LoaderkitError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Hashable, Iterator
+
+    from numpy.typing import NDArray
 
     from loaderkit.datasets.sources import Source
 
@@ -45,8 +47,8 @@ _BLOCK_BYTES = 4 << 20
 """A worker hands over samples when it holds about so many bytes of them."""
 _AHEAD = 2
 """Blocks asked of each worker at a time: one being made, one waiting."""
-_KEY_COLUMN = (KEY, "str", "", 1, 0)
-_VARIANT_COLUMN = (VARIANT, "variant", "int64", 0, None)
+_KEY_COLUMN: tuple[Any, ...] = (KEY, "str", "", 1, 0)
+_VARIANT_COLUMN: tuple[Any, ...] = (VARIANT, "variant", "int64", 0, None)
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,9 @@ class _Packing:
     ) -> None:
         self.source, self.build, self.options = source, build, options
         self.block_samples = block_samples
-        self.structure = Structure.from_json(build.state) if build.state else Structure()
+        self.structure = (
+            Structure.from_json(build.state) if build.state else Structure()
+        )
         self.buffer = ShardBuffer()
 
     def run(self) -> dict[str, Any]:
@@ -186,7 +190,7 @@ class _Packing:
         return self.buffer.nbytes + sum(shard.bytes for shard in self.build.shards)
 
     def _add(self, encoded: Encoded) -> None:
-        first = {}
+        first: dict[int, str] = {}
         for at, tree in enumerate(encoded.which):
             first.setdefault(tree, encoded.keys[at])
         numbers = [
@@ -195,7 +199,8 @@ class _Packing:
         ]
         block = encoded.block
         for row, tree in enumerate(encoded.which):
-            values = {_VARIANT_COLUMN: np.array(numbers[tree], "<i8")}
+            values: dict[Hashable, NDArray[Any]] = {}
+            values[_VARIANT_COLUMN] = np.array(numbers[tree], "<i8")
             values[_KEY_COLUMN] = np.frombuffer(encoded.keys[row].encode(), np.uint8)
             block.annotate(row, values)
         names = {raw: self.structure.name(raw) for raw in block.runs}
@@ -210,7 +215,7 @@ class _Packing:
 
 def _encode_all(
     source: Source, spans: Iterator[tuple[int, int]], limit: int, workers: int | None
-) -> Iterator[list[Encoded]]:
+) -> Generator[list[Encoded], None, None]:
     """Encode spans of samples in order, several at a time."""
     if workers is None:
         workers = min(4, _usable_cpus())

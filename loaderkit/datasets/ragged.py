@@ -38,7 +38,8 @@ class Packed(NamedTuple):
 
     def to_list(self) -> list[torch.Tensor]:
         """Give the samples back, as views ``[offsets[i + 1] - offsets[i], *rest]``."""
-        return list(self.values.split((self.offsets[1:] - self.offsets[:-1]).tolist()))
+        lengths = (self.offsets[1:] - self.offsets[:-1]).tolist()
+        return list(torch.split(self.values, lengths))
 
 
 def pad(values: torch.Tensor, lengths: torch.Tensor) -> Padded:

@@ -78,7 +78,9 @@ def many_rows(index: Any, count: int) -> Ints:
         wrong = rows[(rows < -count) | (rows >= count)][0]
         msg = f"row {wrong} was asked of a dataset of {count:,} samples"
         raise IndexError(msg)
-    return np.where(rows < 0, rows + count, rows) if len(rows) and rows.min() < 0 else rows
+    return (
+        np.where(rows < 0, rows + count, rows) if len(rows) and rows.min() < 0 else rows
+    )
 
 
 def _array(index: Any) -> NDArray[Any]:

@@ -6,6 +6,7 @@ import collections
 import copy
 import os
 import pickle
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -57,8 +58,12 @@ def as_source(source: object) -> Source:
     if isinstance(source, PtFolder | KeyedSource | MapSource):
         found: Any = source
     elif isinstance(source, Mapping):
-        raise _unfit(source, "a dict names samples", "pack(list(samples.values()), path)")
-    elif callable(getattr(source, "keys", None)) and callable(getattr(source, "load", None)):
+        raise _unfit(
+            source, "a dict names samples", "pack(list(samples.values()), path)"
+        )
+    elif callable(getattr(source, "keys", None)) and callable(
+        getattr(source, "load", None)
+    ):
         found = KeyedSource(source)
     elif isinstance(source, IterableDataset) or not hasattr(source, "__getitem__"):
         why = "samples are read in parallel, by number"
@@ -69,8 +74,11 @@ def as_source(source: object) -> Source:
         found = MapSource(source)
     if not len(found):
         what = f"There is nothing to pack: {source!r} has no samples."
-        raise DatasetError(what, why="a cache holds at least one", fix="look at its source")
-    return found
+        raise DatasetError(
+            what, why="a cache holds at least one", fix="look at its source"
+        )
+    known: Source = found
+    return known
 
 
 class MapSource:
@@ -150,7 +158,9 @@ class PtFolder:
         self.path, self.pattern, self.weights_only = Path(path), pattern, weights_only
         if not self.path.is_dir():
             what = f"There is no folder {self.path}."
-            raise DatasetError(what, why="a path names a folder of .pt files", fix="look")
+            raise DatasetError(
+                what, why="a path names a folder of .pt files", fix="look"
+            )
         found = (file.relative_to(self.path) for file in self.path.glob(pattern))
         self._files: Sequence[str] = sorted(file.as_posix() for file in found)
         if not self._files:
@@ -173,8 +183,14 @@ class PtFolder:
             sample = _load(file, weights_only=self.weights_only)
         except pickle.UnpicklingError as error:
             raise _unsafe(file, error) from error
-        if isinstance(sample, tuple) and len(sample) >= 2 and isinstance(sample[1], Mapping):
-            what = f"{file} holds a whole InMemoryDataset (data and slices), not a sample."
+        if (
+            isinstance(sample, tuple)
+            and len(sample) >= 2
+            and isinstance(sample[1], Mapping)
+        ):
+            what = (
+                f"{file} holds a whole InMemoryDataset (data and slices), not a sample."
+            )
             fix = "pack the dataset object itself: pack(MyInMemoryDataset(root), path)"
             raise DatasetError(what, why="PyG saves all graphs in one file", fix=fix)
         if isinstance(sample, list) and sample and hasattr(sample[0], "stores"):
@@ -204,8 +220,10 @@ def _allowed() -> list[Any]:
 
     kinds = [torch_geometric.data.Data, torch_geometric.data.HeteroData]
     stores = [storage.BaseStorage, storage.NodeStorage, storage.EdgeStorage]
-    numpy = [np.ndarray, np.dtype, np._core.multiarray._reconstruct]
-    numpy += [np._core.multiarray.scalar]
+    core: Any = sys.modules[
+        "numpy._core" if "numpy._core" in sys.modules else "numpy.core"
+    ]
+    numpy = [np.ndarray, np.dtype, core.multiarray._reconstruct, core.multiarray.scalar]
     numpy += [type(np.dtype(each)) for each in "?bBhHiIlLqQefdFD"]
     plain = [collections.OrderedDict, collections.defaultdict, set]
     return [
@@ -218,15 +236,17 @@ def _unsafe(file: Path, error: Exception) -> DatasetError:
     wanted = str(error).split("Unsupported global: GLOBAL ")[-1].split(" ")[0]
     if "Unsupported" in str(error):
         what = f"{file} needs {wanted}, which could run code when it is read."
-        fix = "only if you trust its author: pack(PtFolder(path, weights_only=False), ...)"
-        return DatasetError(what, why="it is no tensor and none of PyG's classes", fix=fix)
+        fix = "if you trust its author: pack(PtFolder(path, weights_only=False), ...)"
+        return DatasetError(
+            what, why="it is no tensor and none of PyG's classes", fix=fix
+        )
     what = f"{file} is no file that torch.save wrote, or a damaged one."
     why = str(error).splitlines()[0]
-    return DatasetError(what, why=why, fix="write it again, or take it out of the folder")
+    return DatasetError(
+        what, why=why, fix="write it again, or take it out of the folder"
+    )
 
 
 def _unfit(source: object, why: str, fix: str) -> DatasetError:
     what = f"A {type(source).__name__} cannot be packed."
     return DatasetError(what, why=why, fix=fix)
-
-

@@ -57,12 +57,9 @@ class Nest:
     nodes: str | None = None
     """Column of a store's number of nodes, where PyG can tell it."""
 
-    def items(self) -> zip[tuple[Any, Leaf | Nest]]:
+    def items(self) -> zip[tuple[Any, Any]]:
         """Pair the keys with the children."""
         return zip(self.keys, self.children, strict=True)
-
-
-Node = Leaf | Nest if not TYPE_CHECKING else Any
 
 
 @dataclass
@@ -110,7 +107,9 @@ class Structure:
         if number is None:
             number = self._numbers[tree] = len(self.variants)
             if number >= MOST_VARIANTS:
-                what = f"Sample {key!r} is the {number + 1:,}th that is built differently."
+                what = (
+                    f"Sample {key!r} is the {number + 1:,}th that is built differently."
+                )
                 why = "probably a dict has ids for keys, so that no two samples agree"
                 fix = "make such a dict a list of keys and a list (or tensor) of values"
                 raise DatasetError(what, why=why, fix=fix)
@@ -152,10 +151,13 @@ class Structure:
         if tree[0] == "leaf":
             _, raw, inc = tree
             named = inc if inc is None or inc == LOOSE else self.name(inc)
-            return Leaf(self.name(raw), *raw[1:], inc=named)
+            kind, dtype, ndim, axis = raw[1:]
+            return Leaf(self.name(raw), kind, dtype, ndim, axis, named)
         kind, cls, keys, children, nodes = tree
         inside = tuple(self._tree(child) for child in children)
-        return Nest(kind, cls, keys, inside, None if nodes is None else self.name(nodes))
+        return Nest(
+            kind, cls, keys, inside, None if nodes is None else self.name(nodes)
+        )
 
     def _raw(self, node: Leaf | Nest) -> tuple[Any, ...]:
         if isinstance(node, Leaf):

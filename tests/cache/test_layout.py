@@ -7,7 +7,12 @@ import random
 import pytest
 
 from loaderkit import pack
-from loaderkit.cache.layout import Manifest, manifest_from, read_manifest, write_manifest
+from loaderkit.cache.layout import (
+    Manifest,
+    manifest_from,
+    read_manifest,
+    write_manifest,
+)
 from loaderkit.errors import CacheVersionError, DamagedCacheError
 
 
@@ -49,7 +54,8 @@ def test_a_newer_format_is_told_from_damage(text):
 
 
 VALUES = [
-    None, -1, 0, 1, 2, 7, 63, 64, 65, 1 << 20, 1 << 61, 1 << 62, 1 << 80, 0.5, True, "",
+    None, -1, 0, 1, 2, 7, 63, 64, 65,
+    1 << 20, 1 << 61, 1 << 62, 1 << 80, 0.5, True, "",
     "x", "../../etc/passwd", "|O8", "<i8", "|u1", [], [1], [0, 0], [1 << 40, 1 << 40], {},
 ]  # fmt: skip
 

@@ -68,7 +68,9 @@ FIELDS = {
     "adj": lambda i, n, d: torch.eye(n).to_sparse(),
     "csr": lambda i, n, d: torch.eye(n + 1).to_sparse_csr(),
     "edges_index": lambda i, n, d: EdgeIndex(edges(n, 4), sparse_size=(n, n)),
-    "cluster_index": lambda i, n, d: Index(torch.zeros(n, dtype=torch.long), dim_size=1),
+    "cluster_index": lambda i, n, d: Index(
+        torch.zeros(n, dtype=torch.long), dim_size=1
+    ),
     "optional": lambda i, n, d: {"optional": torch.ones(1)} if i % 2 else {},
     "sometimes": lambda i, n, d: torch.ones(n) if i % 3 else torch.ones(n).double(),
 }

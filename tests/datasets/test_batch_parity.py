@@ -22,10 +22,20 @@ def result(make):
         warnings.simplefilter("ignore")
         try:
             return make()
-        except (RuntimeError, LookupError, TypeError, AttributeError, AssertionError) as error:
+        except (
+            RuntimeError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            AssertionError,
+        ) as error:
             return type(error)
         except ValueError as error:
-            return type(error).__mro__[-4] if "loaderkit" in repr(type(error)) else ValueError
+            return (
+                type(error).__mro__[-4]
+                if "loaderkit" in repr(type(error))
+                else ValueError
+            )
 
 
 def assert_parity(samples, path, rows, follow=(), exclude=(), **options):
@@ -38,7 +48,9 @@ def assert_parity(samples, path, rows, follow=(), exclude=(), **options):
         lambda: dataset.batch(rows, follow_batch=follow, exclude_keys=exclude)
     )
     if isinstance(wanted, type):
-        assert isinstance(found, type), f"PyG raises {wanted}, the gathered batch is {found}"
+        assert isinstance(found, type), (
+            f"PyG raises {wanted}, the gathered batch is {found}"
+        )
         return
     assert_same(found, wanted, "batch")
     assert_same(result(found.to_data_list), result(wanted.to_data_list), "to_data_list")
@@ -105,7 +117,11 @@ def test_the_fake_datasets_of_pyg_batch_as_with_pyg(tmp_path, make):
 
 def test_large_graphs_are_copied_slice_by_slice_and_are_the_same(tmp_path):
     samples = [
-        Data(x=torch.randn(n, 64), edge_index=torch.randint(n, (2, 20 * n)), y=torch.ones(1, 9))
+        Data(
+            x=torch.randn(n, 64),
+            edge_index=torch.randint(n, (2, 20 * n)),
+            y=torch.ones(1, 9),
+        )
         for n in (300, 201, 444, 390)
     ]
 
@@ -154,7 +170,9 @@ def test_workers_give_the_batches_that_the_process_itself_gives(tmp_path, contex
 
 def test_a_batch_from_a_worker_lies_in_one_shared_segment(tmp_path):
     dataset = pack(make_samples(), tmp_path / "c.lk")
-    loader = DataLoader(dataset, batch_size=8, num_workers=1, collate_fn=dataset.collate)
+    loader = DataLoader(
+        dataset, batch_size=8, num_workers=1, collate_fn=dataset.collate
+    )
 
     batch = next(iter(loader))
 
@@ -171,7 +189,9 @@ def test_the_loader_of_pyg_works_on_our_dataset_and_its_subsets(tmp_path):
 
     whole = next(iter(GraphDataLoader(dataset, batch_size=4)))
     some = next(iter(GraphDataLoader(Subset(dataset, range(4)), batch_size=4)))
-    plain = next(iter(DataLoader(dataset, batch_size=4, collate_fn=lambda batch: batch)))
+    plain = next(
+        iter(DataLoader(dataset, batch_size=4, collate_fn=lambda batch: batch))
+    )
 
     assert_same(whole, wanted)
     assert_same(some, wanted)

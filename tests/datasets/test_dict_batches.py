@@ -1,7 +1,8 @@
-"""Batches of dicts are torch's own where shapes agree, and ragged by choice elsewhere."""
+"""Batches of dicts are torch's own where shapes agree, and ragged by choice."""
 
 import dataclasses
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -13,7 +14,10 @@ from torch.utils.data import DataLoader, default_collate
 from loaderkit import Packed, Padded, SafeDataset, open_cache, pack
 from loaderkit.testing import assert_same
 
-Pair = namedtuple("Pair", "left right")
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
 
 
 @dataclasses.dataclass

@@ -1,4 +1,4 @@
-"""Caches under kill -9, cut files, flipped bytes, full disks and two packers at once."""
+"""Caches under kill -9, cut files, flipped bytes, full disks, two packers at once."""
 
 import json
 import multiprocessing
@@ -88,7 +88,9 @@ def test_the_bytes_do_not_depend_on_the_number_of_workers(tmp_path, whole, worke
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_50_moments_goes_on_and_ends_with_the_same_bytes(tmp_path, whole):
+def test_a_run_killed_at_50_moments_goes_on_and_ends_with_the_same_bytes(
+    tmp_path, whole
+):
     chance, wanted, kills, finished = random.Random(0), bytes_of(whole), 0, 0
     path = tmp_path / "c.lk"
     while kills < 50:
@@ -102,7 +104,7 @@ def test_a_run_killed_at_50_moments_goes_on_and_ends_with_the_same_bytes(tmp_pat
             if (path / "manifest.json").exists():  # killed behind the last step
                 assert bytes_of(path) == wanted
                 continue
-            with pytest.raises(CacheError, match="half packed|no cache"):
+            with pytest.raises(CacheError, match=r"half packed|no cache"):
                 open_cache(path)
         else:
             assert child.exitcode == 0
@@ -137,8 +139,9 @@ def test_a_sample_that_fails_is_named_with_the_place_in_the_code(tmp_path):
     with pytest.raises(DatasetError) as caught:
         dataset[0]
 
-    assert "'g037' (row 37 of 120) could not be loaded: ValueError: cannot parse g037" in str(
-        caught.value
+    assert (
+        "'g037' (row 37 of 120) could not be loaded: ValueError: cannot parse g037"
+        in str(caught.value)
     )
     assert "test_reliability.py:" in caught.value.why
 
@@ -148,7 +151,9 @@ def test_keys_that_change_make_the_cache_stale(tmp_path):
     dataset = Graphs(cache=tmp_path / "c.lk")
     dataset.count = 121
 
-    with pytest.raises(StaleCacheError, match="121 keys now, 120 when packed") as caught:
+    with pytest.raises(
+        StaleCacheError, match="121 keys now, 120 when packed"
+    ) as caught:
         dataset[0]
 
     assert "overwrite=True" in caught.value.fix
@@ -200,6 +205,7 @@ def flip_bytes(source, path, flips, seed, *, hashed):
         loaderkit.cache.store.HASHED_AT_OPEN = -1
         # a flipped number of nodes asks for a batch of terabytes: be refused at once
         resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+    refused = []
     for _ in range(flips):
         name = chance.choice(sorted(files))
         content = bytearray(files[name])
@@ -207,8 +213,14 @@ def flip_bytes(source, path, flips, seed, *, hashed):
         (path / name).write_bytes(content)
         try:
             found = read_all(path)
-        except (CacheError, ValueError, RuntimeError, MemoryError, OverflowError) as error:
-            assert isinstance(error, CacheError) or not hashed, repr(error)
+        except (
+            CacheError,
+            ValueError,
+            RuntimeError,
+            MemoryError,
+            OverflowError,
+        ) as error:
+            refused.append(error)
         else:
             if hashed:
                 assert_same(found[0], wanted[0])
@@ -216,6 +228,7 @@ def flip_bytes(source, path, flips, seed, *, hashed):
         assert not verify(path).ok
         (path / name).write_bytes(files[name])
     assert verify(path).ok
+    assert not hashed or all(isinstance(error, CacheError) for error in refused)
 
 
 @pytest.mark.slow
@@ -235,7 +248,9 @@ def test_a_flipped_byte_in_a_cache_too_large_to_hash_at_open_never_crashes(
 
 
 def test_two_processes_that_pack_at_once_make_one_cache(tmp_path, whole):
-    children = [FORK.Process(target=pack_graphs, args=(tmp_path / "c.lk", 1)) for _ in "ab"]
+    children = [
+        FORK.Process(target=pack_graphs, args=(tmp_path / "c.lk", 1)) for _ in "ab"
+    ]
 
     for child in children:
         child.start()
@@ -270,14 +285,14 @@ def test_a_full_file_system_is_said(tmp_path):
 
 
 def pack_on_a_small_tmpfs(folder):
-    if os.system(f"mount -t tmpfs -o size=48k none {folder} 2>/dev/null"):  # noqa: S605
+    if os.system(f"mount -t tmpfs -o size=48k none {folder} 2>/dev/null"):
         os._exit(77)
     try:
         with pytest.raises(CacheError, match="No space left on device"):
             pack_graphs(folder / "c.lk", 0, count=2000, shard_bytes=10_000)
         assert list((folder / "c.lk" / ".building").glob("*.h5"))
     finally:
-        os.system(f"umount {folder}")  # noqa: S605
+        os.system(f"umount {folder}")
 
 
 def as_nobody(function, *arguments):
@@ -289,7 +304,7 @@ def as_nobody(function, *arguments):
 
 
 def pack_into_what_is_not_ours(path):
-    with pytest.raises(CacheError, match="cannot be packed into .*denied"):
+    with pytest.raises(CacheError, match=r"cannot be packed into .*denied"):
         pack([1, 2], path / "c.lk")
 
 

@@ -36,8 +36,18 @@ def test_every_dtype_comes_back_bit_for_bit(tmp_path, dtype, compression):
     bits = torch.randint(0, 2, (4, 3, 16), dtype=torch.uint8)[..., : dtype.itemsize]
     tensor = bits.contiguous().view(dtype).squeeze(-1)
     samples = [
-        {"t": tensor, "row": tensor[1], "zero": tensor[0, 0].clone(), "none": tensor[:0]},
-        {"t": tensor.t(), "row": tensor[:, 2], "zero": tensor[2, 1], "none": tensor[:, :0]},
+        {
+            "t": tensor,
+            "row": tensor[1],
+            "zero": tensor[0, 0].clone(),
+            "none": tensor[:0],
+        },
+        {
+            "t": tensor.t(),
+            "row": tensor[:, 2],
+            "zero": tensor[2, 1],
+            "none": tensor[:, :0],
+        },
     ]
 
     found = through_a_cache(samples, tmp_path / "c.lk", compression=compression)
@@ -56,7 +66,7 @@ def test_the_filters_of_hdf5plugin_come_back_bit_for_bit(tmp_path, name):
 
 
 def test_an_unknown_compression_is_refused_with_those_there_are(tmp_path):
-    with pytest.raises(ValueError, match="None or one of gzip, lzf.*got 'zip'"):
+    with pytest.raises(ValueError, match=r"None or one of gzip, lzf.*got 'zip'"):
         pack([1], tmp_path / "c.lk", compression="zip")
 
 
@@ -71,7 +81,11 @@ PLAIN = st.recursive(
 TENSORS = st.lists(st.integers(0, 3), max_size=3).map(lambda shape: torch.zeros(shape))
 
 
-@given(samples=st.lists(st.dictionaries(st.text(), PLAIN | TENSORS), min_size=1, max_size=5))
+@given(
+    samples=st.lists(
+        st.dictionaries(st.text(), PLAIN | TENSORS), min_size=1, max_size=5
+    )
+)
 @settings(max_examples=150)
 def test_any_nest_of_plain_values_comes_back(tmp_path_factory, samples):
     found = through_a_cache(samples, tmp_path_factory.mktemp("p") / "c.lk")
@@ -86,8 +100,10 @@ def test_any_nest_of_plain_values_comes_back(tmp_path_factory, samples):
         (), [], {}, {"a": {}}, [[torch.ones(1)], []], np.float16(2), np.array(3, ">i4"),
         np.zeros((0, 2), bool), torch.ones(1).expand(5, 4), torch.ones(6)[::2],
         torch.tensor([1 + 2j]).conj(), torch.nn.Parameter(torch.ones(2)).detach(),
-        torch.eye(3).to_sparse(), torch.eye(4).to_sparse_csr(), torch.eye(4).to_sparse_csc(),
-        torch.eye(4).to_sparse_bsr((2, 2)), EdgeIndex([[0, 1], [1, 0]], sort_order="row"),
+        torch.eye(3).to_sparse(), torch.eye(4).to_sparse_csr(),
+        torch.eye(4).to_sparse_csc(),
+        torch.eye(4).to_sparse_bsr((2, 2)),
+        EdgeIndex([[0, 1], [1, 0]], sort_order="row"),
         EdgeIndex([[0, 1], [1, 0]], sparse_size=(2, 3), is_undirected=False),
         Index([0, 0, 1], dim_size=4, is_sorted=True),
     ],
@@ -150,7 +166,7 @@ def test_a_dict_with_ids_for_keys_is_refused_with_the_fix(tmp_path):
 def test_nothing_is_pickled_and_nothing_imported(tmp_path, monkeypatch):
     pack([{"a": torch.ones(1), "b": [1, "x"], "c": None}], tmp_path / "c.lk", workers=0)
 
-    def forbidden(*args, **kwargs):
+    def forbidden(*_args, **_kwargs):
         raise AssertionError
 
     monkeypatch.setattr(pickle, "loads", forbidden)

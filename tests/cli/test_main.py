@@ -1,0 +1,142 @@
+"""The command line, called as a user calls it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from loaderkit.cli.main import main
+from loaderkit.cli.molecules import read_molecules
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "pt").mkdir()
+    for i in range(9):
+        sample = Data(
+            x=torch.ones(i + 1, 2), edge_index=torch.zeros(2, i).long(), s="a"
+        )
+        torch.save(sample, tmp_path / "pt" / f"{i}.pt")
+    return tmp_path / "pt"
+
+
+def test_a_folder_is_packed_inspected_and_verified(folder, tmp_path, capsys):
+    cache = str(tmp_path / "c.lk")
+
+    assert (
+        main(["pack", str(folder), cache, "--compression", "gzip", "--workers", "0"])
+        == 0
+    )
+    packed = capsys.readouterr().out
+    assert main(["inspect", cache, "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert main(["verify", cache]) == 0
+
+    assert "9 samples of Data" in packed
+    assert "compressed with gzip" in packed
+    assert "nodes a sample, mean 5.0" in packed
+    assert [field["name"] for field in summary["fields"]] == ["x", "edge_index", "s"]
+    assert summary["fields"][1]["shape"] == "[2, ?]"
+    assert "sound; 9 samples" in capsys.readouterr().out
+
+
+def test_damage_is_status_1(folder, tmp_path, capsys):
+    main(["pack", str(folder), str(tmp_path / "c.lk")])
+    shard = tmp_path / "c.lk" / "00000.h5"
+    shard.write_bytes(shard.read_bytes()[:-9])
+    capsys.readouterr()
+
+    assert main(["verify", str(tmp_path / "c.lk"), "--json"]) == 1
+    assert not json.loads(capsys.readouterr().out)["ok"]
+    assert main(["inspect", str(tmp_path / "c.lk")]) == 1
+    assert "fix: copy the cache again" in capsys.readouterr().err
+
+
+def test_an_error_can_be_read_by_a_program(tmp_path, capsys):
+    assert main(["inspect", str(tmp_path), "--json"]) == 1
+
+    said = json.loads(capsys.readouterr().out)
+
+    assert said["error"] == "CacheError"
+    assert said["fix"].startswith("pack(source")
+
+
+def test_a_dataset_is_packed_by_its_name(tmp_path, capsys):
+    file = tmp_path / "mine.py"
+    file.write_text("SAMPLES = [{'a': 1}, {'a': 2}]\ndef make(): return SAMPLES\n")
+
+    assert main(["pack", f"{file}:make", str(tmp_path / "a.lk")]) == 0
+    assert main(["pack", f"{file}:SAMPLES", str(tmp_path / "b.lk")]) == 0
+    assert main(["pack", "string:digits", str(tmp_path / "c.lk"), "--json"]) == 0
+    assert "2 samples of dict" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["nothing:here", "string:nothing", "none.py:x"])
+def test_a_dataset_that_is_not_there_is_named(tmp_path, capsys, name):
+    assert main(["pack", name, str(tmp_path / "c.lk")]) == 1
+    assert f"There is no dataset '{name}'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], ["fly"], ["pack", "a", "b", "--shard-size", "big"], ["demo", "--epochs", "0"]],
+)
+def test_wrong_words_are_status_2(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+
+    assert ended.value.code == 2
+    assert "usage: loaderkit" in capsys.readouterr().err
+
+
+def test_it_runs_as_a_module():
+    said = subprocess.check_output(
+        [sys.executable, "-m", "loaderkit", "--help"], text=True
+    )
+
+    assert "demo" in said
+
+
+def test_the_molecules_are_real():
+    molecules = read_molecules()
+
+    pentane = molecules[0]
+    assert len(molecules) == 1282
+    assert pentane.smiles == "CCCCC"
+    assert pentane.x.shape == (5, 14)
+    assert pentane.edge_index.shape == (2, 8)
+    assert pentane.y.item() == pytest.approx(-3.18)
+
+
+@pytest.mark.slow
+def test_the_demo_packs_trains_and_compares(tmp_path, capsys):
+    assert main(["demo", "--epochs", "3", "--keep", str(tmp_path / "demo")]) == 0
+
+    said = capsys.readouterr().out
+    assert "1,282 molecules" in said
+    assert "loaderkit cache" in said
+    assert (tmp_path / "demo" / "molecules.lk" / "manifest.json").exists()
+
+
+def test_reading_in_each_way_gives_a_rate(tmp_path):
+    from loaderkit.cli.demo import WAYS, Demo, Reading, measure_way, run_demo
+    from loaderkit.datasets.pack import pack
+
+    (tmp_path / "raw").mkdir()
+    for number, molecule in enumerate(read_molecules()[:70]):
+        torch.save(molecule, tmp_path / "raw" / f"{number}.pt")
+    pack(tmp_path / "raw", tmp_path / "c.lk", workers=0)
+
+    rates = [
+        measure_way(way, str(tmp_path / "raw"), str(tmp_path / "c.lk"))[0]
+        for way in WAYS
+    ]
+
+    assert min(rates) > 0
+    demo = Demo(1, 1, 1, 1.0, 1.0, 1, 1.0, 1.0, (Reading("a", 1.0, 1),))
+    assert demo.to_json()["readings"][0]["way"] == "a"
+    with pytest.raises(ValueError, match="epochs must be at least 1"):
+        run_demo(epochs=0)

@@ -1,0 +1,138 @@
+"""What makes a cache stale, and what does not."""
+
+import subprocess
+import sys
+from pathlib import PurePosixPath
+
+import pytest
+
+from loaderkit.datasets.fingerprint import Fingerprint, differences, fingerprint_of
+from loaderkit.errors import DamagedCacheError
+
+
+def made(source, tmp_path, name="load"):
+    """Define a function in a module of its own."""
+    file = tmp_path / "made.py"
+    file.write_text(source)
+    spec = __import__("importlib.util").util.spec_from_file_location("made", file)
+    module = __import__("importlib.util").util.module_from_spec(spec)
+    sys.modules["made"] = module
+    __import__("linecache").clearcache()
+    spec.loader.exec_module(module)
+    return getattr(module, name)
+
+
+BASE = '''
+SCALE = 2
+LEVELS = (1, "a")
+def helper(x):
+    return x + 1
+class Tool:
+    size = 3
+    def use(self): return 1
+def load(key, *, more=1):
+    """Load."""
+    return helper(key) * SCALE, Tool().use(), LEVELS, [x for x in range(more)]
+'''
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changed"),
+    [
+        ('"""Load."""', '"""Load one."""', False),
+        (
+            "return helper(key) * SCALE",
+            "return (helper(key)  *  SCALE  # twice\n    )",
+            None,
+        ),
+        ("x + 1", "x + 2", True),
+        ("SCALE = 2", "SCALE = 3", True),
+        ('(1, "a")', '(1, "b")', True),
+        ("size = 3", "size = 4", True),
+        ("return 1", "return 2", True),
+        ("more=1", "more=2", True),
+        ("def helper", "UNUSED = 1\ndef helper", False),
+    ],
+)
+def test_the_code_counts_and_its_looks_do_not(tmp_path, old, new, changed):
+    before = fingerprint_of(made(BASE, tmp_path), ["a"])
+
+    if changed is None:
+        old, new, changed = "helper(key) * SCALE", "( helper(key)*SCALE )", False
+    after = fingerprint_of(made(BASE.replace(old, new), tmp_path), ["a"])
+
+    assert (before.load != after.load) is changed
+
+
+METHOD = """
+class Data:
+    def load(self, key): return self.parse(key)
+    def parse(self, key): return key * 2
+    def other(self): return 0
+"""
+
+
+def test_a_method_that_load_calls_counts(tmp_path):
+    def of(source):
+        return fingerprint_of(made(source, tmp_path, "Data")().load, [1]).load
+
+    before = of(METHOD)
+
+    assert of(METHOD.replace("key * 2", "key * 3")) != before
+    assert of(METHOD.replace("return 0", "return 1")) == before
+
+
+def test_a_closure_counts():
+    def maker(scale):
+        return lambda key: key * scale
+
+    assert fingerprint_of(maker(2), [1]).load != fingerprint_of(maker(3), [1]).load
+
+
+def test_a_function_without_source_counts_by_its_bytecode():
+    spaces = {}, {}
+    exec("def load(key): return key + 1", spaces[0])
+    exec("def load(key): return key + 2", spaces[1])
+
+    prints = [fingerprint_of(space["load"], [1]).load for space in spaces]
+
+    assert prints[0] != prints[1]
+
+
+def test_it_is_the_same_in_another_process():
+    code = (
+        "import json; from loaderkit.datasets.fingerprint import *; "
+        "print(fingerprint_of(json.dumps, ['a', 1, {'b'} and 2]).to_json())"
+    )
+
+    said = {subprocess.check_output([sys.executable, "-c", code]) for _ in range(2)}
+
+    assert len(said) == 1
+
+
+def test_keys_count_in_their_order():
+    prints = [
+        fingerprint_of(len, keys).keys for keys in (["a", "b"], ["b", "a"], ["ab", ""])
+    ]
+
+    assert len(set(prints)) == 3
+    assert fingerprint_of(len, [PurePosixPath("x/y")]) == fingerprint_of(len, ["x/y"])
+
+
+def test_differences_are_told_in_words():
+    packed = fingerprint_of(len, ["a"], version="1")
+    now = fingerprint_of(len, ["b"], version="2")
+
+    assert differences(packed, packed) == ()
+    assert differences(packed, now) == (
+        "version '2' now, '1' when packed",
+        "as many keys as when packed, but others or in another order",
+    )
+
+
+@pytest.mark.parametrize(
+    "content", [{}, {"load": 1, "keys": "", "count": 1, "version": ""}]
+)
+def test_a_fingerprint_that_was_changed_is_refused(content):
+    with pytest.raises(DamagedCacheError, match="makes no sense"):
+        Fingerprint.from_json(content)

@@ -1,0 +1,239 @@
+"""What a reader does to a sample or batch reaches nothing else."""
+
+import os
+import pickle
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from torch_geometric.data import Data
+
+from loaderkit import (
+    DatasetError,
+    PackOptions,
+    SafeDataset,
+    SafeGraphDataset,
+    own,
+    pack,
+    shares,
+)
+from loaderkit.testing import assert_same
+
+
+def samples(count=12):
+    torch.manual_seed(0)
+    return [
+        Data(
+            x=torch.randn(i + 1, 3), edge_index=torch.zeros(2, i, dtype=torch.long),
+            y=torch.tensor([i]), tags={"t": [torch.ones(2)]}, name=f"s{i}",
+        )
+        for i in range(count)
+    ]  # fmt: skip
+
+
+def spoil(value):
+    """Change every tensor of a sample or batch in place."""
+    for store in value.stores:
+        for each in store.values():
+            if isinstance(each, torch.Tensor):
+                each.fill_(7)
+    value.tags["t"][0].fill_(7)
+
+
+class Kept(SafeGraphDataset):
+    held = samples()
+
+    def keys(self):
+        return range(12)
+
+    def load(self, key):
+        return self.held[key]
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_changing_what_was_read_changes_no_later_read(tmp_path, cached):
+    dataset = Kept(cache=tmp_path / "c.lk" if cached else None)
+    wanted = own(dataset.held)
+
+    for _ in range(2):
+        spoil(dataset[3])
+        spoil(dataset.batch([3, 4]))
+
+    assert_same(list(dataset), wanted)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_changing_a_batch_from_a_loader_changes_no_later_batch(tmp_path, workers):
+    dataset = pack(samples(), tmp_path / "c.lk")
+    loader = DataLoader(
+        dataset, batch_size=4, num_workers=workers, collate_fn=dataset.collate
+    )
+
+    first = [own(batch) for batch in loader]
+    for batch in loader:
+        spoil(batch)
+
+    assert_same(list(loader), first)
+
+
+def test_a_transform_that_changes_its_sample_starts_afresh_each_time(tmp_path):
+    def double(data):
+        data.x.mul_(2)
+        return data
+
+    dataset = Kept(cache=tmp_path / "c.lk", transform=double)
+
+    assert_same(dataset[5].x, dataset[5].x)
+    assert_same(dataset[5].x, 2 * dataset.held[5].x)
+
+
+def test_a_kept_item_has_its_own_bytes_and_keeps_no_file_mapped(tmp_path):
+    dataset = pack(samples(), tmp_path / "c.lk")
+    kept, batch = dataset[4], dataset.batch([1, 2])
+    mapped = re.compile(re.escape(str(tmp_path)))
+    assert mapped.search(Path("/proc/self/maps").read_text())
+
+    del dataset
+
+    assert not mapped.search(Path("/proc/self/maps").read_text())
+    for tensor in (kept.x, kept.edge_index, kept.y, batch.x, batch.y):
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+def test_two_reads_share_nothing(tmp_path):
+    dataset = pack(samples(), tmp_path / "c.lk")
+
+    assert not shares(dataset[1], dataset[1])
+    assert not shares(dataset.batch([1]), dataset.batch([1]))
+    item = dataset[1]
+    assert shares(item, item.x)
+
+
+def test_a_subset_is_rows_alone(tmp_path):
+    dataset = pack(samples(), tmp_path / "c.lk")
+
+    assert [d.name for d in dataset[2:8:3]] == ["s2", "s5"]
+    assert [d.name for d in dataset[[-1, 0]]] == ["s11", "s0"]
+    assert [d.name for d in dataset[torch.tensor([3])]] == ["s3"]
+    assert len(dataset[torch.arange(12) < 5][np.array([True] * 4 + [False])]) == 4
+    assert dataset[2:][1:].batch([0]).name == ["s3"]
+    assert dataset[2:].key(0) == "2"
+    assert dataset[2:].sizes().nodes.tolist() == list(range(3, 13))
+    assert dataset[np.int64(3)].name == dataset[torch.tensor(3)].name == "s3"
+
+
+@pytest.mark.parametrize(
+    ("index", "error", "said"),
+    [
+        (12, IndexError, "row 12 was asked of a dataset of 12 samples"),
+        (-13, IndexError, "row -13"),
+        ([0, 99], IndexError, "row 99"),
+        ([True], IndexError, "a mask of 1 was given"),
+        ([0.5], TypeError, "rows are integers, booleans or a slice, got list"),
+        (torch.ones(2, 2).long(), TypeError, r"shape \[2, 2\]"),
+    ],
+)
+def test_rows_that_are_not_there_are_named(tmp_path, index, error, said):
+    dataset = pack(samples(), tmp_path / "c.lk")
+
+    with pytest.raises(error, match=said):
+        dataset[index]
+
+
+def test_a_batch_of_no_rows_is_refused(tmp_path):
+    with pytest.raises(IndexError, match="at least one row"):
+        pack(samples(), tmp_path / "c.lk").batch([])
+
+
+def test_a_dataset_travels_as_its_path(tmp_path):
+    dataset = pack(samples(400), tmp_path / "c.lk")
+    _ = dataset[0]
+
+    sent = pickle.dumps(dataset)
+
+    assert len(sent) < 1000
+    assert_same(pickle.loads(sent)[3], dataset[3])
+
+
+def test_what_pyg_datasets_tell_is_told(tmp_path):
+    dataset = pack(samples(), tmp_path / "c.lk")
+
+    assert dataset.num_node_features == dataset.num_features == 3
+    assert dataset.num_edge_features == 0
+    assert dataset.num_classes == 12
+    assert pack([Data(y=torch.ones(1, 5))], tmp_path / "d.lk").num_classes == 5
+    assert pack([Data(y=0.5), Data(y=1.5)], tmp_path / "e.lk").num_classes == 2
+    assert pack([Data(z=1)], tmp_path / "f.lk").num_classes == 0
+    assert repr(dataset).startswith("SafeGraphDataset(12 samples, ")
+
+
+def test_sizes_are_those_of_the_samples(tmp_path):
+    dataset = pack(samples(), tmp_path / "c.lk", shard_bytes=300)
+
+    sizes = dataset.sizes()
+
+    assert sizes.nodes.tolist() == [d.num_nodes for d in samples()]
+    assert sizes.edges.tolist() == [d.num_edges for d in samples()]
+    assert sizes.bytes[3] == 4 * 3 * 4 + 2 * 3 * 8 + 8 + 2 * 4 + len("s3")
+
+
+def test_sizes_without_a_cache_say_what_to_do():
+    with pytest.raises(DatasetError, match="sizes of the samples are not known"):
+        Kept().sizes()
+
+
+class Bare(SafeDataset):
+    pass
+
+
+def test_a_class_that_says_nothing_is_told_what_to_write(tmp_path):
+    with pytest.raises(NotImplementedError, match=r"def keys\(self\)"):
+        len(Bare())
+    with pytest.raises(NotImplementedError, match="def load"):
+        Bare().load(1)
+    with pytest.raises(ValueError, match="There is no cache at"):
+        len(Bare(cache=tmp_path / "none"))
+
+
+class Numbers(SafeGraphDataset):
+    def keys(self):
+        return [1]
+
+    def load(self, key):
+        return key
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_what_is_no_graph_is_refused(tmp_path, cached):
+    dataset = Numbers(cache=tmp_path / "c.lk" if cached else None)
+
+    with pytest.raises(DatasetError, match=r"load\(1\) returned a int, not a graph"):
+        dataset[0]
+
+
+class FromRaw(SafeDataset):
+    def keys(self):
+        return sorted(each.name for each in self.raw.iterdir())
+
+    def load(self, key):
+        return {"text": (self.raw / key).read_text()}
+
+
+def test_a_cache_is_served_where_the_raw_data_is_not(tmp_path):
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "a").write_text("hello")
+    assert FromRaw(tmp_path / "raw", tmp_path / "c.lk")[0]["text"] == "hello"
+
+    os.rename(tmp_path / "raw", tmp_path / "gone")  # noqa: PTH104
+
+    assert FromRaw(tmp_path / "raw", tmp_path / "c.lk")[0]["text"] == "hello"
+
+
+def test_options_out_of_range_are_refused():
+    with pytest.raises(ValueError, match="cannot be negative"):
+        PackOptions(workers=-1)
+    with pytest.raises(ValueError, match="cannot be negative"):
+        PackOptions(shard_bytes=0)

@@ -1,0 +1,62 @@
+"""Samples of different lengths, on numbers small enough to see."""
+
+import pytest
+import torch
+
+from loaderkit.datasets.ragged import jag, join, pack_rows, pad
+from loaderkit.errors import DatasetError
+from loaderkit.testing import assert_same
+
+VALUES, LENGTHS = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([2, 0, 1])
+
+
+def test_shorter_samples_are_filled_with_zeros():
+    padded = pad(VALUES, LENGTHS)
+
+    assert padded.values.squeeze(-1).tolist() == [[1, 2], [0, 0], [3, 0]]
+    assert padded.mask.tolist() == [[True, True], [False, False], [True, False]]
+    assert [len(each) for each in padded.to_list()] == [2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.bfloat16, torch.int8, torch.complex64]
+)
+def test_any_dtype_can_be_padded(dtype):
+    assert pad(VALUES.to(dtype), LENGTHS).values.dtype is dtype
+
+
+def test_no_sample_at_all_is_an_empty_batch():
+    assert pad(VALUES[:0], LENGTHS[:0]).values.shape == (0, 0, 1)
+
+
+def test_packed_samples_say_where_they_begin():
+    packed = pack_rows(VALUES, LENGTHS)
+
+    assert packed.offsets.tolist() == [0, 2, 2, 3]
+    assert packed.values is VALUES
+    assert_same(packed.to_list(), [VALUES[:2], VALUES[:0], VALUES[2:]])
+
+
+def test_jagged_samples_are_one_tensor():
+    assert [each.tolist() for each in jag(VALUES, LENGTHS).unbind()] == [
+        [[1], [2]],
+        [],
+        [[3]],
+    ]
+
+
+def test_tensors_are_put_end_to_end():
+    values, lengths = join([VALUES[:2], VALUES[:0], VALUES[2:]])
+
+    assert_same((values, lengths), (VALUES, LENGTHS))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [torch.ones(1, 2), torch.ones(1), torch.ones(1, 1).double(), torch.tensor(1.0)],
+)
+def test_tensors_that_differ_in_more_are_named(other):
+    with pytest.raises(
+        DatasetError, match="Samples 0 and 1 of a batch cannot be joined"
+    ):
+        join([VALUES, other])
