@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loaderkit.cache.layout import Array
+    from loaderkit.cache.layout import Array, Manifest
 
     Ints = NDArray[np.int64]
 
@@ -79,11 +79,55 @@ def _is_sound(offsets: Ints, rows: int) -> bool:
     return ordered and int(offsets[0]) >= 0 and int(offsets[-1]) <= rows
 
 
+class Shards:
+    """The files of a cache, each mapped when first read.
+
+    Columns hold on to this rather than to the store, so that a dataset that is let go
+    unmaps its files at once, without waiting for the garbage collector.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path, self.manifest = path, manifest
+        self._maps: dict[int, NDArray[np.uint8]] = {}
+
+    def index_array(self, shard: int, name: str) -> Ints:
+        """Map one of a shard's arrays of offsets, shapes or rows."""
+        return self._mapped(shard, self.manifest.shards[shard].arrays[name])
+
+    def values(self, shard: int, name: str, *, joined: bool) -> Values:
+        """Open the values of a column in one shard.
+
+        Args:
+            shard: Number of the shard.
+            name: The array's name in it.
+            joined: See ``[m, k, *rest]`` as ``[m * k, *rest]``.
+
+        Returns:
+            Mapped and read-only, or decompressed as they are read.
+        """
+        described = self.manifest.shards[shard]
+        array = described.arrays[name]
+        if array.offset is None:
+            path = self.path / described.file
+            return ChunkedValues(path, name, array, joined=joined)
+        mapped = self._mapped(shard, array)
+        return mapped.reshape(joined_shape(array.shape)) if joined else mapped
+
+    def _mapped(self, shard: int, array: Array) -> NDArray[Any]:
+        if not array.nbytes:
+            return np.empty(array.shape, array.dtype)
+        if shard not in self._maps:
+            self._maps[shard] = map_file(self.path, self.manifest.shards[shard])
+        start = array.offset or 0
+        piece = self._maps[shard][start : start + array.nbytes]
+        return piece.view(array.dtype).reshape(array.shape)
+
+
 class ColumnReader:
     """One column across all shards, opened shard by shard as rows are asked for."""
 
-    def __init__(self, store: Store, name: str, *, stacked: bool) -> None:
-        self._store, self.name, self._stacked = store, name, stacked
+    def __init__(self, shards: Shards, name: str, *, stacked: bool) -> None:
+        self._shards, self.name, self._stacked = shards, name, stacked
         self._parts: dict[int, Part] = {}
 
     def part(self, shard: int) -> Part:
@@ -126,7 +170,7 @@ class ColumnReader:
     def rest(self) -> tuple[int, ...] | None:
         """Shape of a row behind its first axis; None where samples differ in that."""
         found: set[tuple[int, ...] | None] = set()
-        for shard in self._store.manifest.shards:
+        for shard in self._shards.manifest.shards:
             column = shard.columns.get(self.name)
             if column is not None:
                 shape = shard.arrays[column.values].shape
@@ -176,11 +220,11 @@ class ColumnReader:
             raise DamagedCacheError(what, why="the file was changed", fix=fix) from None
 
     def _dense_shape(self, shard: int) -> tuple[int, ...]:
-        described = self._store.manifest.shards[shard]
+        described = self._shards.manifest.shards[shard]
         return described.arrays[described.columns[self.name].values].shape[1:]
 
     def _open(self, shard: int) -> Part:
-        described = self._store.manifest.shards[shard]
+        described = self._shards.manifest.shards[shard]
         column = described.columns.get(self.name)
         if column is None:
             what = f"{described.file} holds no column {self.name!r}."
@@ -188,10 +232,10 @@ class ColumnReader:
         array = described.arrays[column.values]
         joined = column.offsets is None and not self._stacked and len(array.shape) > 1
         offsets, shapes, rows = (
-            self._store.index_array(shard, name) if name else None
+            self._shards.index_array(shard, name) if name else None
             for name in (column.offsets, column.shapes, column.rows)
         )
-        values = self._store.values(shard, column.values, joined=joined)
+        values = self._shards.values(shard, column.values, joined=joined)
         each = array.shape[1] if joined else 1
         key = (column.offsets or each, column.rows)
         apart = self._stacked and column.offsets is not None
@@ -211,7 +255,7 @@ class Store:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.manifest = load_manifest(self.path)
-        self._maps: dict[int, NDArray[np.uint8]] = {}
+        self._shards = Shards(self.path, self.manifest)
         self._columns: dict[tuple[str, bool], ColumnReader] = {}
         for shard in self.manifest.shards:
             check_size(self.path, shard)
@@ -241,7 +285,7 @@ class Store:
         """
         key = (name, stacked)
         if key not in self._columns:
-            self._columns[key] = ColumnReader(self, name, stacked=stacked)
+            self._columns[key] = ColumnReader(self._shards, name, stacked=stacked)
         return self._columns[key]
 
     def locate(self, sample: int) -> tuple[int, int]:
@@ -269,38 +313,6 @@ class Store:
         places = [np.flatnonzero(shards == shard) for shard in touched]
         groups = zip(touched, places, strict=True)
         return Pick(self, len(samples), tuple((s, local[p], p) for s, p in groups))
-
-    def index_array(self, shard: int, name: str) -> Ints:
-        """Map one of a shard's arrays of offsets, shapes or rows."""
-        return self._mapped(shard, self.manifest.shards[shard].arrays[name])
-
-    def values(self, shard: int, name: str, *, joined: bool) -> Values:
-        """Open the values of a column in one shard.
-
-        Args:
-            shard: Number of the shard.
-            name: The array's name in it.
-            joined: See ``[m, k, *rest]`` as ``[m * k, *rest]``.
-
-        Returns:
-            Mapped and read-only, or decompressed as they are read.
-        """
-        described = self.manifest.shards[shard]
-        array = described.arrays[name]
-        if array.offset is None:
-            path = self.path / described.file
-            return ChunkedValues(path, name, array, joined=joined)
-        mapped = self._mapped(shard, array)
-        return mapped.reshape(joined_shape(array.shape)) if joined else mapped
-
-    def _mapped(self, shard: int, array: Array) -> NDArray[Any]:
-        if not array.nbytes:
-            return np.empty(array.shape, array.dtype)
-        if shard not in self._maps:
-            self._maps[shard] = map_file(self.path, self.manifest.shards[shard])
-        start = array.offset or 0
-        piece = self._maps[shard][start : start + array.nbytes]
-        return piece.view(array.dtype).reshape(array.shape)
 
 
 class Pick:

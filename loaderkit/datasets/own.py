@@ -160,11 +160,18 @@ def _own_tensor(value: torch.Tensor, path: str) -> Any:
         )
         raise DatasetError(what, why=why, fix=fix)
     if value.is_nested:
-        return value.detach().clone()
+        return _own_nested(value.detach())
     parts = None if _is_plain_tensor(value) else take_apart(value)
     if parts is not None:
         return _own_composite(parts, path)
     return value.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _own_nested(value: Any) -> Any:
+    if value.layout is not torch.jagged:
+        return value.clone()
+    values, offsets = value.values().clone(), value.offsets().clone()
+    return torch.nested.nested_tensor_from_jagged(values, offsets)
 
 
 def _own_composite(parts: dict[str, Any], path: str) -> Any:

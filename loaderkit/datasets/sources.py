@@ -6,6 +6,7 @@ import collections
 import copy
 import os
 import pickle
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -233,13 +234,12 @@ def _allowed() -> list[Any]:
 
 
 def _unsafe(file: Path, error: Exception) -> DatasetError:
-    wanted = str(error).split("Unsupported global: GLOBAL ")[-1].split(" ")[0]
-    if "Unsupported" in str(error):
-        what = f"{file} needs {wanted}, which could run code when it is read."
+    named = re.search(r"unsupported (?:global: )?GLOBAL (\S+)", str(error), re.IGNORECASE)
+    if named:
+        what = f"{file} needs {named[1]}, which could run code when it is read."
+        why = "it is no tensor and none of PyG's classes"
         fix = "if you trust its author: pack(PtFolder(path, weights_only=False), ...)"
-        return DatasetError(
-            what, why="it is no tensor and none of PyG's classes", fix=fix
-        )
+        return DatasetError(what, why=why, fix=fix)
     what = f"{file} is no file that torch.save wrote, or a damaged one."
     why = str(error).splitlines()[0]
     return DatasetError(

@@ -70,7 +70,7 @@ def test_a_dataset_is_packed_by_its_name(tmp_path, capsys):
 
     assert main(["pack", f"{file}:make", str(tmp_path / "a.lk")]) == 0
     assert main(["pack", f"{file}:SAMPLES", str(tmp_path / "b.lk")]) == 0
-    assert main(["pack", "string:digits", str(tmp_path / "c.lk"), "--json"]) == 0
+    assert main(["pack", "keyword:kwlist", str(tmp_path / "c.lk"), "--json"]) == 0
     assert "2 samples of dict" in capsys.readouterr().out
 
 

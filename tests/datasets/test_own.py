@@ -39,7 +39,8 @@ def hetero():
 
 NESTS = [
     torch.ones(3), torch.tensor(2.0), torch.empty(0, 3), torch.ones(2).bfloat16(),
-    torch.eye(3).to_sparse(), torch.eye(4).to_sparse_csr(), torch.eye(4).to_sparse_csc(),
+    torch.eye(3).to_sparse(), torch.eye(4).to_sparse_csr(),
+    torch.eye(4).to_sparse_csc(),
     EdgeIndex([[0, 1], [1, 0]], sparse_size=(2, 2), sort_order="row"),
     Index([0, 1], dim_size=3), np.ones(3), np.float32(2), {"a": torch.ones(1)},
     OrderedDict(a=torch.ones(1)), defaultdict(list, a=[torch.ones(1)]),

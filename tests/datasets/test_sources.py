@@ -32,12 +32,6 @@ class OnDisk(OnDiskDataset):
     def __init__(self, root):
         super().__init__(str(root))
 
-    def serialize(self, data):
-        return data.to_dict()
-
-    def deserialize(self, data):
-        return Data.from_dict(data)
-
 
 def test_a_list_is_packed_in_its_order(tmp_path):
     samples = graphs()
@@ -150,7 +144,7 @@ def test_files_that_hold_many_graphs_say_what_to_do(tmp_path):
         pack(write(tmp_path / "a", [graphs()]), tmp_path / "c.lk")
     source = InMemory(graphs())
     with pytest.raises(DatasetError, match="a whole InMemoryDataset"):
-        pack(write(tmp_path / "b", [(source.data, source.slices)]), tmp_path / "d.lk")
+        pack(write(tmp_path / "b", [(source._data, source.slices)]), tmp_path / "d.lk")
 
 
 class Endless(IterableDataset):
