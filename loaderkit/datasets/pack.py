@@ -126,7 +126,9 @@ def pack_source(source: Source, path: Path, options: PackOptions) -> None:
         CacheError: The folder cannot be written.
     """
     fingerprint = source.fingerprint()
-    block_samples = _block_samples(source, options)
+    first = Encoded()
+    _encode_one(source, 0, first, {})
+    block_samples = _block_samples(first, len(source), options)
     plan = {
         "format": VERSION,
         "fingerprint": fingerprint.to_json(),
@@ -139,7 +141,7 @@ def pack_source(source: Source, path: Path, options: PackOptions) -> None:
         if build is None:
             return
         packing = _Packing(source, build, options, block_samples)
-        structure = packing.run()
+        structure = packing.run(first)
         build.commit(
             structure=structure,
             fingerprint=fingerprint.to_json(),
@@ -170,8 +172,12 @@ class _Packing:
         )
         self.buffer = ShardBuffer()
 
-    def run(self) -> dict[str, Any]:
-        start, total = self.build.samples, len(self.source)
+    def run(self, first: Encoded) -> dict[str, Any]:
+        """Pack what is not packed yet, behind the first sample, which is read."""
+        if not self.build.samples:
+            self._add(first)
+        start = self.build.samples + self.buffer.samples
+        total = len(self.source)
         spans = _spans(start, total, self.block_samples)
         limit = min(_BLOCK_BYTES, self.options.shard_bytes)
         with contextlib.ExitStack() as stack:
@@ -331,12 +337,10 @@ def _not_loaded(source: Source, row: int, error: Exception) -> DatasetError:
     return DatasetError(what, why=f"raised at {where}", fix=fix)
 
 
-def _block_samples(source: Source, options: PackOptions) -> int:
+def _block_samples(first: Encoded, count: int, options: PackOptions) -> int:
     """Choose how many samples a worker takes at a time, from the first one's size."""
-    first = Encoded()
-    _encode_one(source, 0, first, {})
     fitting = min(_BLOCK_BYTES, options.shard_bytes) // max(1, first.block.nbytes)
-    return max(1, min(fitting, 512, -(-len(source) // 16)))
+    return max(1, min(fitting, 512, -(-count // 16)))
 
 
 def _spans(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:

@@ -234,7 +234,9 @@ def _allowed() -> list[Any]:
 
 
 def _unsafe(file: Path, error: Exception) -> DatasetError:
-    named = re.search(r"unsupported (?:global: )?GLOBAL (\S+)", str(error), re.IGNORECASE)
+    named = re.search(
+        r"unsupported (?:global: )?GLOBAL (\S+)", str(error), re.IGNORECASE
+    )
     if named:
         what = f"{file} needs {named[1]}, which could run code when it is read."
         why = "it is no tensor and none of PyG's classes"

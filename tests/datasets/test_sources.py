@@ -110,13 +110,13 @@ class Payload:
         self.path = path
 
     def __reduce__(self):
-        return os.mkdir, (str(self.path),)
+        return os.makedirs, (str(self.path), 0o777, True)
 
 
 def test_a_file_that_runs_code_is_refused_until_it_is_trusted(tmp_path):
     folder = write(tmp_path / "pt", [{"x": Payload(tmp_path / "ran")}])
 
-    with pytest.raises(DatasetError, match=r"needs posix\.mkdir") as caught:
+    with pytest.raises(DatasetError, match=r"needs os\.makedirs") as caught:
         pack(folder, tmp_path / "c.lk", workers=0)
 
     assert not (tmp_path / "ran").exists()
