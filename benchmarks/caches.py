@@ -1,0 +1,140 @@
+"""Opening a cache, and packing one.
+
+Run it with ``python -m benchmarks.caches [--scale 0.1] [--save]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch_geometric.data import Data
+
+import loaderkit
+from benchmarks.harness import Row, anonymous_bytes, rates, report
+from benchmarks.workloads import COUNTS, make, write_files
+from loaderkit.cache.layout import manifest_from, write_manifest
+from loaderkit.datasets.sources import PtFolder
+
+WORKERS = 2
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--save", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        rows = _openings(Path(folder), options.scale)
+        report("opening", rows, save="opening" if options.save else None)
+        for workload in ("w1", "w2"):
+            count = int(
+                COUNTS[workload] * options.scale * (1 if workload == "w1" else 0.5)
+            )
+            files = write_files(make(workload, count), Path(folder, workload))
+            found = _packing(files, Path(folder))
+            title = f"packing {count:,} files of {workload} with {WORKERS} processes"
+            report(title, found, save=f"packing_{workload}" if options.save else None)
+
+
+def _openings(folder: Path, scale: float) -> list[Row]:
+    graphs = make("w1", 2_000)
+    loaderkit.pack(graphs, folder / "small.lk")
+    many = int(100_000 * scale)
+    loaderkit.pack([graphs[i % 2_000] for i in range(many)], folder / "many.lk")
+    _stretch(folder / "sparse.lk", 10**9)
+    names = {
+        "2,000 graphs": folder / "small.lk",
+        f"{many:,} graphs": folder / "many.lk",
+        "10^9 rows of a sparse file": folder / "sparse.lk",
+    }
+    found = []
+    for name, path in names.items():
+        times = []
+        for _ in range(20):
+            start = time.perf_counter()
+            loaderkit.open_cache(path)[0]
+            times.append(1000 * (time.perf_counter() - start))
+        middle = sorted(times)[10]
+        found.append(Row(name, middle, min(times), max(times), "ms", 20 / middle))
+    return found
+
+
+def _stretch(path: Path, samples: int) -> None:
+    """Make a cache of so many samples whose file takes no room on disk."""
+    loaderkit.pack([Data(x=torch.zeros(1, 1)) for _ in range(1000)], path)
+    content = json.loads((path / "manifest.json").read_text())["content"]
+    shard = content["shards"][0]
+    at = -(-shard["bytes"] // 64) * 64
+    for name, array in shard["arrays"].items():
+        size = samples * (4 if name == "x/values" else 8)
+        array.update(shape=[samples, *array["shape"][1:]], offset=at)
+        at += -(-size // 64) * 64
+    shard["samples"], shard["bytes"] = samples, at
+    shard["columns"].pop("@key")
+    shard["arrays"] = {n: a for n, a in shard["arrays"].items() if "@key" not in n}
+    os.truncate(path / shard["file"], at)
+    manifest = manifest_from(content, where=str(path))
+    (path / "manifest.json").write_text(write_manifest(manifest))
+
+
+def _packing(files: Path, folder: Path) -> list[Row]:
+    count = len(list(files.iterdir()))
+
+    def read() -> int:
+        with multiprocessing.get_context("fork").Pool(WORKERS) as pool:
+            spans = [(str(files), start, start + 64) for start in range(0, count, 64)]
+            return sum(pool.imap_unordered(_read, spans))
+
+    def packed() -> int:
+        loaderkit.pack(files, folder / "packed.lk", workers=WORKERS, overwrite=True)
+        return count
+
+    rows = rates({"only reading the files": read, "pack": packed}, rounds=3)
+    peak = _peak(lambda: packed())
+    limit = 256 * (WORKERS + 1)
+    name = f"peak private memory of all processes, of {limit} MiB"
+    rows.append(Row(name, peak, peak, peak, "MiB", limit / peak))
+    return rows
+
+
+def _read(span: tuple[str, int, int]) -> int:
+    source = PtFolder(span[0])
+    rows = range(span[1], min(span[2], len(source)))
+    return len([source.read(row) for row in rows])
+
+
+def _peak(run: Any) -> float:
+    """Watch the process and its children; the most they held above the start, in MiB."""
+    me, most, done = psutil.Process(), [0], threading.Event()
+    start = anonymous_bytes()
+
+    def watch() -> None:
+        while not done.wait(0.01):
+            total = anonymous_bytes() - start
+            for child in me.children():
+                try:  # a child's pages that it shares with us since the fork are ours
+                    total += max(0, child.memory_full_info().uss)
+                except (psutil.Error, OSError):
+                    continue
+            most[0] = max(most[0], total)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    run()
+    done.set()
+    thread.join()
+    return most[0] / 2**20
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Run contestants in turn, print one table, keep it.  A baseline to read, not a gate."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+RESULTS = Path(__file__).parent / "results"
+LIBRARIES = (
+    "loaderkit",
+    "torch",
+    "torch-geometric",
+    "numpy",
+    "h5py",
+    "lmdb",
+    "litdata",
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """How one contestant did."""
+
+    name: str
+    median: float
+    low: float
+    high: float
+    unit: str
+    ratio: float
+    """Of the baseline's median; above 1 is better than the baseline."""
+
+
+def rates(
+    contestants: Mapping[str, Callable[[], int]], *, rounds: int = 5
+) -> list[Row]:
+    """Measure samples a second, turn by turn; the first contestant is the baseline.
+
+    Args:
+        contestants: What to call, by the name to print; each returns the number of
+            samples it read.
+        rounds: Turns each gets, after one that is not counted.
+
+    Returns:
+        A row a contestant.
+    """
+    found: dict[str, list[float]] = {name: [] for name in contestants}
+    for turn in range(rounds + 1):
+        for name, run in contestants.items():
+            start = time.perf_counter()
+            count = run()
+            if turn:
+                found[name].append(count / (time.perf_counter() - start))
+    base = statistics.median(next(iter(found.values())))
+    return [
+        Row(
+            n,
+            statistics.median(r),
+            min(r),
+            max(r),
+            "samples/s",
+            statistics.median(r) / base,
+        )
+        for n, r in found.items()
+    ]
+
+
+def report(title: str, rows: list[Row], *, save: str | None) -> None:
+    """Print a table, and keep it as JSON with the machine and versions.
+
+    Args:
+        title: What was measured.
+        rows: One a contestant, the baseline first.
+        save: Name of the file below ``benchmarks/results``; None keeps nothing.
+    """
+    print(f"\n{title}\n{machine()}")
+    for row in rows:
+        print(
+            f"{row.name:<44}{row.median:>14,.4g} {row.unit:<10}"
+            f"({row.low:,.4g} to {row.high:,.4g}){row.ratio:>9.2f} x"
+        )
+    if save is not None:
+        content = {
+            "title": title,
+            "machine": machine(),
+            "rows": [asdict(r) for r in rows],
+        }
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"{save}.json").write_text(json.dumps(content, indent=1) + "\n")
+
+
+def machine() -> str:
+    """Name the processor, cores, memory and versions."""
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        found = re.search(r"model name\s*:\s*(.+)", info.read_text())
+        cpu = found[1] if found else cpu
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
+    versions = ", ".join(f"{name} {_version(name)}" for name in LIBRARIES)
+    python = platform.python_version()
+    return (
+        f"{cpu}, {os.cpu_count()} CPUs, {memory:.0f} GiB; Python {python}, {versions}"
+    )
+
+
+def _version(name: str) -> Any:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "absent"
+
+
+def anonymous_bytes(pid: int | str = "self") -> int:
+    """Read how much memory of a process no file backs (RssAnon)."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("RssAnon:")[1].split()[0]) * 1024

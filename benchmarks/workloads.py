@@ -1,0 +1,81 @@
+"""The graphs that are read: W1, molecules as in QM9, and W2, protein pockets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch_geometric.data import Data, InMemoryDataset
+
+COUNTS = {"w1": 20_000, "w2": 2_000}
+BATCH = {"w1": 128, "w2": 16}
+
+
+def make(workload: str, count: int) -> list[Data]:
+    """Make the graphs of a workload, the same every time.
+
+    Args:
+        workload: "w1" or "w2".
+        count: How many.
+
+    Returns:
+        W1: 10 to 26 nodes, 2 edges a node, x [n, 11], edge_attr [e, 4], pos [n, 3],
+        y [1, 19], z [n], two strings.  W2: 200 to 600 nodes, 20 edges a node,
+        x [n, 64], edge_attr [e, 8], y [1, 512].
+    """
+    torch.manual_seed(0)
+    return [_molecule(i) if workload == "w1" else _pocket() for i in range(count)]
+
+
+def _molecule(number: int) -> Data:
+    nodes = int(torch.randint(10, 27, ()))
+    return Data(
+        x=torch.randn(nodes, 11),
+        edge_index=torch.randint(nodes, (2, 2 * nodes)),
+        edge_attr=torch.randn(2 * nodes, 4),
+        y=torch.randn(1, 19),
+        pos=torch.randn(nodes, 3),
+        z=torch.randint(1, 10, (nodes,)),
+        name=f"gdb_{number}",
+        smiles="C" * (nodes // 2) + "O",
+    )
+
+
+def _pocket() -> Data:
+    nodes = int(torch.randint(200, 601, ()))
+    return Data(
+        x=torch.randn(nodes, 64),
+        edge_index=torch.randint(nodes, (2, 20 * nodes)),
+        edge_attr=torch.randn(20 * nodes, 8),
+        y=torch.randn(1, 512),
+    )
+
+
+class InMemory(InMemoryDataset):  # type: ignore[misc]
+    """PyG's way for what fits in memory."""
+
+    def __init__(self, graphs: list[Data]) -> None:
+        super().__init__(None)
+        self.data, self.slices = self.collate(graphs)
+
+
+class PtFiles(torch.utils.data.Dataset[Any]):
+    """One ``torch.load`` an item."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.files = sorted(Path(folder).glob("*.pt"))
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, row: int) -> Any:
+        return torch.load(self.files[row], weights_only=False)
+
+
+def write_files(graphs: list[Data], folder: Path) -> Path:
+    """Write one ``.pt`` a graph, as people have them."""
+    folder.mkdir()
+    for number, graph in enumerate(graphs):
+        torch.save(graph, folder / f"{number:06}.pt")
+    return folder
