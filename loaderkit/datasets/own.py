@@ -34,7 +34,7 @@ from loaderkit.datasets.composites import put_together, take_apart
 from loaderkit.errors import DatasetError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -76,7 +76,7 @@ def own(sample: T) -> T:
     try:
         copied: T = _Copying().copy(sample)
     except _RefusalError as refusal:
-        raise refusal.spelled() from None
+        raise refusal.spelled("sample") from None
     return copied
 
 
@@ -137,7 +137,7 @@ class _RefusalError(Exception):
         self.what, self.why, self.fix = what, why, fix
         self.steps: list[str] = []
 
-    def spelled(self, path: str = "sample") -> DatasetError:
+    def spelled(self, path: str) -> DatasetError:
         what = path + "".join(reversed(self.steps)) + f" {self.what}"
         return DatasetError(what, why=self.why, fix=self.fix)
 
@@ -165,8 +165,8 @@ class _Copying:
         copies, key = {}, None
         try:
             for key, child in nest.parts(value).items():
-                once = key in nest.structure
-                copies[key] = self._copy_once(child) if once else self.copy(child)
+                copied = self._copy_once if key in nest.structure else self.copy
+                copies[key] = copied(child)
         except _RefusalError as refusal:
             refusal.steps.append(nest.spell(key))
             raise
@@ -184,8 +184,9 @@ def _own_leaf(value: Any) -> Any:
     if isinstance(value, _ATOMS):
         return value
     _check_known(value)
-    array = isinstance(value, np.ndarray)
-    return np.array(value, order="C") if array else copy.deepcopy(value)
+    if isinstance(value, np.ndarray):
+        return np.array(value, order="C")
+    return value.copy() if isinstance(value, np.generic) else copy.deepcopy(value)
 
 
 def _own_tensor(value: torch.Tensor) -> torch.Tensor:
@@ -263,7 +264,7 @@ def _bounds(array: NDArray[Any]) -> tuple[int, int]:
 class _Nest:
     """How a kind of value is taken apart and put together."""
 
-    parts: Callable[[Any], Any]
+    parts: Callable[[Any], Mapping[Any, Any]]
     """What it holds, by key, in order."""
     join: Callable[[Any, dict[Any, Any]], Any]
     """Make one like it out of copies of its parts."""
@@ -282,7 +283,7 @@ class _Attribute:
 
 def _nest_of(value: Any) -> _Nest | None:
     """Find how to take a value apart; None for a leaf."""
-    kind: Any = type(value)
+    kind = type(value)
     if not isinstance(value, torch.Tensor):
         return _nest_of_kind(kind)
     if kind in _TENSORS:
@@ -295,7 +296,7 @@ def _nest_of(value: Any) -> _Nest | None:
 
 
 @functools.lru_cache(maxsize=512)
-def _nest_of_kind(kind: Any) -> _Nest | None:
+def _nest_of_kind(kind: type[Any]) -> _Nest | None:
     if kind in _BUILTIN or issubclass(kind, _ATOMS):
         return _BUILTIN.get(kind)
     for parent, nest in _KINDS:
@@ -332,6 +333,10 @@ def _join_mapping(value: Any, copies: dict[Any, Any]) -> Any:
     return made
 
 
+def _join_sequence(value: Any, copies: dict[Any, Any]) -> Any:
+    return getattr(type(value), "_make", type(value))(copies.values())
+
+
 def _attributes(value: Any) -> dict[str, Any]:
     slots = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
     found = {field.name: getattr(value, field.name) for field in slots}
@@ -355,7 +360,7 @@ def _join_graph(value: Any, copies: dict[str, Any]) -> Any:
 
 
 def _spell_attribute(name: str) -> str:
-    return "" if name in _INNER else f".{name}"
+    return "" if name in _UNSPELLED else f".{name}"
 
 
 def _flatten(value: Any) -> dict[str, Any]:
@@ -374,27 +379,29 @@ def _unwrap(value: Any) -> dict[str, Any]:
         return {"": value.as_subclass(torch.Tensor)}
 
 
-def _rewrap(value: Any, copies: dict[str, Any]) -> Any:
-    return copies[""].as_subclass(type(value))
-
-
 _TENSORS = {torch.Tensor, torch.nn.Parameter}
 _ARRAYS = {np.ndarray, np.memmap}
 _DENSE = torch.contiguous_format
-_INNER = " _mapping _store _global_store _node_store_dict _edge_store_dict".split(" ")
-_MAPPING = _Nest(lambda v: v, lambda _, c: c)
-_SEQUENCE = _Nest(
-    lambda v: dict(enumerate(v)),
-    lambda v, c: getattr(type(v), "_make", type(v))(c.values()),
-)
-_BUILTIN = {dict: _MAPPING, list: _SEQUENCE, tuple: _SEQUENCE}
+_UNSPELLED = {
+    "", "_mapping", "_store", "_global_store", "_node_store_dict", "_edge_store_dict"
+}  # fmt: skip
+_SEQUENCE = _Nest(lambda v: dict(enumerate(v)), _join_sequence)
+_BUILTIN: dict[type[Any], _Nest] = {
+    dict: _Nest(lambda v: v, lambda _, c: c),
+    list: _SEQUENCE,
+    tuple: _SEQUENCE,
+}
 _ATTRIBUTES = _Nest(_attributes, _join_attributes, _spell_attribute)
 _GRAPH = dataclasses.replace(_ATTRIBUTES, join=_join_graph)
-_COMPOSITE = dataclasses.replace(
-    _ATTRIBUTES, parts=take_apart, join=lambda _, c: put_together(c.pop("kind"), c)
+_COMPOSITE = _Nest(
+    lambda v: take_apart(v) or {},
+    lambda _, c: put_together(c.pop("kind"), c),
+    _spell_attribute,
 )
 _WRAPPER = _Nest(_flatten, _unflatten, _spell_attribute, frozenset({"_offsets"}))
-_SUBCLASS = _attributed(_Nest(_unwrap, _rewrap, _spell_attribute))
+_SUBCLASS = _attributed(
+    _Nest(_unwrap, lambda v, c: c[""].as_subclass(type(v)), _spell_attribute)
+)
 _KINDS: tuple[tuple[Any, _Nest], ...] = (
     (BaseData, _GRAPH),
     (BaseStorage, _ATTRIBUTES),
