@@ -6,6 +6,7 @@ Run it with ``python -m benchmarks.caches [--scale 0.1] [--save]``.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
@@ -114,7 +115,7 @@ def _read(span: tuple[str, int, int]) -> int:
 
 
 def _peak(run: Any) -> float:
-    """Watch the process and its children; the most they held above the start, in MiB."""
+    """Watch this process and its children: the most they held, in MiB."""
     me, most, done = psutil.Process(), [0], threading.Event()
     start = anonymous_bytes()
 
@@ -122,10 +123,8 @@ def _peak(run: Any) -> float:
         while not done.wait(0.01):
             total = anonymous_bytes() - start
             for child in me.children():
-                try:  # a child's pages that it shares with us since the fork are ours
-                    total += max(0, child.memory_full_info().uss)
-                except (psutil.Error, OSError):
-                    continue
+                with contextlib.suppress(psutil.Error, OSError):
+                    total += child.memory_full_info().uss  # not what a fork shares
             most[0] = max(most[0], total)
 
     thread = threading.Thread(target=watch)

@@ -1,4 +1,4 @@
-"""Run contestants in turn, print one table, keep it.  A baseline to read, not a gate."""
+"""Run contestants in turn, print one table.  A baseline to read, not a gate."""
 
 from __future__ import annotations
 

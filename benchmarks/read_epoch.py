@@ -159,7 +159,7 @@ class LmdbItems(Dataset[Any]):
 
     def __getitem__(self, row: int) -> Any:
         with self.store.begin() as view:
-            return pickle.loads(view.get(str(row).encode()))
+            return pickle.loads(view.get(str(row).encode()) or b"")
 
 
 if __name__ == "__main__":

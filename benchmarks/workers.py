@@ -41,7 +41,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         graphs = make("w1", int(COUNTS["w1"] * options.scale))
         cache = loaderkit.pack(graphs, Path(folder, "w1.lk"))
-        memory, shared = InMemory(graphs), {"batch_size": BATCH["w1"], "shuffle": True}
+        memory = InMemory(graphs)
+        shared: dict[str, Any] = {"batch_size": BATCH["w1"], "shuffle": True}
         contestants = {
             "InMemoryDataset, 0 workers": GraphLoader(memory, **shared),
             "InMemoryDataset, 2 workers": GraphLoader(memory, num_workers=2, **shared),
@@ -97,7 +98,7 @@ def _largest(loader: Any) -> int:
             pass
     children = psutil.Process().children()
     most = max(anonymous_bytes(child.pid) for child in children)
-    loader._iterator._shutdown_workers()
+    del loader  # its workers end with it
     return most
 
 
