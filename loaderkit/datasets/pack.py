@@ -351,8 +351,19 @@ def _spans(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
         start = end
 
 
+class _Bar(tqdm):  # type: ignore[type-arg]
+    """A progress bar that no other process can hold up.
+
+    tqdm's own lock is shared with forked processes: one that is killed while it holds
+    the lock would hang every other that packs.
+    """
+
+    _lock = threading.RLock()
+    monitor_interval = 0
+
+
 def _bar(done: int, total: int, path: Path) -> Any:
-    return tqdm(
+    return _Bar(
         total=total, initial=done, desc=f"packing {path.name}", unit=" samples",
         disable=None, smoothing=0.1,
     )  # fmt: skip
