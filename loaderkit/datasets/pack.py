@@ -351,7 +351,7 @@ def _spans(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
         start = end
 
 
-class _Bar(tqdm):  # type: ignore[type-arg]
+class _Bar(tqdm):  # type: ignore[misc]
     """A progress bar that no other process can hold up.
 
     tqdm's own lock is shared with forked processes: one that is killed while it holds
