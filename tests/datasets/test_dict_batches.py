@@ -158,10 +158,11 @@ def test_the_plain_loader_of_torch_works_on_our_dataset(tmp_path, workers):
     samples = [{"x": torch.ones(3) * i, "y": i} for i in range(6)]
     dataset = pack(samples, tmp_path / "c.lk")
 
-    plain = next(iter(DataLoader(dataset, batch_size=3, num_workers=workers)))
+    plain = list(DataLoader(dataset, batch_size=3, num_workers=workers))
     ours = DataLoader(
         dataset, batch_size=3, num_workers=workers, collate_fn=dataset.collate
     )
 
-    assert_same(plain, default_collate(samples[:3]))
-    assert_same(next(iter(ours)), default_collate(samples[:3]))
+    wanted = [default_collate(samples[:3]), default_collate(samples[3:])]
+    assert_same(plain, wanted)
+    assert_same(list(ours), wanted)

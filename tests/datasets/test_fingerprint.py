@@ -12,7 +12,8 @@ from loaderkit.errors import DamagedCacheError
 
 def made(source, tmp_path, name="load"):
     """Define a function in a module of its own."""
-    file = tmp_path / "made.py"
+    made.count = getattr(made, "count", 0) + 1
+    file = tmp_path / f"made{made.count}.py"  # a file of its own: no stale bytecode
     file.write_text(source)
     spec = __import__("importlib.util").util.spec_from_file_location("made", file)
     module = __import__("importlib.util").util.module_from_spec(spec)

@@ -57,10 +57,16 @@ def bytes_of(path):
 
 def in_child(function, *arguments):
     """Run in a process of its own; give its exit status (negative: a signal)."""
-    child = FORK.Process(target=function, args=arguments)
+    child = FORK.Process(target=run_and_leave, args=(function, *arguments))
     child.start()
     child.join(120)
     return child.exitcode
+
+
+def run_and_leave(function, *arguments):
+    """End at once when all is well: a child may not be able to write anything more."""
+    function(*arguments)
+    os._exit(0)
 
 
 def pack_graphs(path, workers, count=120, shard_bytes=1500):
