@@ -55,14 +55,21 @@ class Piece:
     __slots__ = ("_index", "lengths", "places", "shard", "starts")
 
     def __init__(
-        self, shard: int, starts: Ints, lengths: Ints, places: Ints | None = None
+        self,
+        shard: int,
+        starts: Ints,
+        lengths: Ints,
+        places: Ints | None = None,
+        *,
+        single: bool = False,
     ) -> None:
         self.shard = shard
         self.starts, self.lengths = starts, lengths
         """First row, and number of rows, of each run."""
         self.places = places
         """Which samples of the batch these are; None when they are all, in order."""
-        self._index: Ints | None = None
+        # With one row a run, the starts are the index.
+        self._index: Ints | None = starts if single else None
 
     def inside(self, rows: int) -> bool:
         """Tell whether every run lies in a column of so many rows."""
@@ -75,9 +82,7 @@ class Piece:
     def index(self) -> Ints:
         """Give every row of every run, one after the other."""
         if self._index is None:
-            single = len(self.lengths) and self.lengths.strides == (0,)
-            single = single and self.lengths[0] == 1
-            self._index = self.starts if single else _expand(self.starts, self.lengths)
+            self._index = _expand(self.starts, self.lengths)
         return self._index
 
 
@@ -92,7 +97,7 @@ class Runs:
         """Rows of each sample ``[B]``, in the order of the batch."""
         self.ends = np.zeros(len(lengths) + 1, np.int64)
         """Where each sample begins and ends in the batch ``[B + 1]``."""
-        np.cumsum(lengths, out=self.ends[1:])
+        np.add.accumulate(lengths, out=self.ends[1:])
         self.total = int(self.ends[-1])
         """Rows in the batch."""
         self._homes: list[Ints] | None = None

@@ -70,21 +70,23 @@ def many_rows(index: Any, count: int) -> Ints:
             msg = f"a mask of {len(rows):,} was given to a dataset of {count:,} samples"
             raise IndexError(msg)
         return np.flatnonzero(rows)
-    if not np.issubdtype(rows.dtype, np.integer):
+    if rows.dtype.kind not in "iu":
         msg = f"rows are integers, booleans or a slice, got {type(index).__name__}"
         raise TypeError(msg)
+    if not len(rows):
+        return np.empty(0, np.int64)
     rows = rows.astype(np.int64, copy=False)
-    if len(rows) and (rows.min() < -count or rows.max() >= count):
+    low = rows.min()
+    if low < -count or rows.max() >= count:
         wrong = rows[(rows < -count) | (rows >= count)][0]
         msg = f"row {wrong} was asked of a dataset of {count:,} samples"
         raise IndexError(msg)
-    return (
-        np.where(rows < 0, rows + count, rows) if len(rows) and rows.min() < 0 else rows
-    )
+    return rows if low >= 0 else np.where(rows < 0, rows + count, rows)
 
 
 def _array(index: Any) -> NDArray[Any]:
-    if isinstance(index, Iterable) and not isinstance(index, Sequence | np.ndarray):
+    plain = isinstance(index, list | tuple | np.ndarray | Sequence)
+    if not plain and isinstance(index, Iterable):
         index = index.tolist() if hasattr(index, "tolist") else list(index)
     rows = np.asarray(index) if len(index) else np.empty(0, np.int64)
     if rows.ndim == 1:
