@@ -92,8 +92,9 @@ def _packing(files: Path, folder: Path) -> list[Row]:
     count = len(list(files.iterdir()))
 
     def read() -> int:
-        with multiprocessing.get_context("fork").Pool(WORKERS) as pool:
-            spans = [(str(files), start, start + 64) for start in range(0, count, 64)]
+        spans = [range(start, min(start + 64, count)) for start in range(0, count, 64)]
+        forks = multiprocessing.get_context("fork")
+        with forks.Pool(WORKERS, _start, (PtFolder(files),)) as pool:
             return sum(pool.imap_unordered(_read, spans))
 
     def packed() -> int:
@@ -108,10 +109,16 @@ def _packing(files: Path, folder: Path) -> list[Row]:
     return rows
 
 
-def _read(span: tuple[str, int, int]) -> int:
-    source = PtFolder(span[0])
-    rows = range(span[1], min(span[2], len(source)))
-    return len([source.read(row) for row in rows])
+_SOURCE: list[PtFolder] = []
+
+
+def _start(source: PtFolder) -> None:
+    torch.set_num_threads(1)
+    _SOURCE[:] = [source]
+
+
+def _read(rows: range) -> int:
+    return len([_SOURCE[0].read(row) for row in rows])
 
 
 def _peak(run: Any) -> float:
@@ -122,7 +129,7 @@ def _peak(run: Any) -> float:
     def watch() -> None:
         while not done.wait(0.01):
             total = anonymous_bytes() - start
-            for child in me.children():
+            for child in me.children(recursive=True):
                 with contextlib.suppress(psutil.Error, OSError):
                     total += child.memory_full_info().uss  # not what a fork shares
             most[0] = max(most[0], total)

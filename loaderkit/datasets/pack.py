@@ -45,8 +45,11 @@ if TYPE_CHECKING:
 
 _BLOCK_BYTES = 4 << 20
 """A worker hands over samples when it holds about so many bytes of them."""
-_AHEAD = 2
-"""Blocks asked of each worker at a time: one being made, one waiting."""
+_SET_ASIDE_BYTES = 64 << 10
+"""Larger blocks wait in a file, smaller ones travel through a pipe."""
+_AHEAD = 16
+"""Blocks asked of each worker at a time: they wait in files while a shard is written,
+which takes as long as some 10 of them."""
 _KEY_COLUMN: tuple[Any, ...] = (KEY, "str", "", 1, 0)
 _VARIANT_COLUMN: tuple[Any, ...] = (VARIANT, "variant", "int64", 0, None)
 
@@ -182,14 +185,16 @@ class _Packing:
         limit = min(_BLOCK_BYTES, self.options.shard_bytes)
         with contextlib.ExitStack() as stack:
             bar = stack.enter_context(_bar(start, total, self.build.path))
-            results = _encode_all(self.source, spans, limit, self.options.workers)
+            job = _Job(self.source, limit, self.build.folder)
+            stack.callback(job.clear)
+            results = _encode_all(job, spans, self.options.workers)
             for batch in stack.enter_context(contextlib.closing(results)):
                 for encoded in batch:
                     self._add(encoded)
                     bar.update(len(encoded.which))
                     bar.set_postfix_str(f"{_size(self._bytes())}", refresh=False)
-        if self.buffer.samples:
-            self._finish_shard()
+            if self.buffer.samples:
+                self._finish_shard()
         return self.structure.to_json()
 
     def _bytes(self) -> int:
@@ -219,18 +224,34 @@ class _Packing:
         self.buffer = ShardBuffer()
 
 
+@dataclass(frozen=True)
+class _Job:
+    """What all packing workers do."""
+
+    source: Source
+    limit: int
+    """Bytes after which a new block is begun."""
+    folder: Path
+    """Where blocks wait for the process that writes them."""
+
+    def clear(self) -> None:
+        """Remove blocks that nobody took, after an error."""
+        for file in self.folder.glob("*.block"):
+            file.unlink()
+
+
 def _encode_all(
-    source: Source, spans: Iterator[tuple[int, int]], limit: int, workers: int | None
+    job: _Job, spans: Iterator[tuple[int, int]], workers: int | None
 ) -> Generator[list[Encoded], None, None]:
     """Encode spans of samples in order, several at a time."""
     if workers is None:
         workers = min(4, _usable_cpus())
     if workers == 0:
         for start, stop in spans:
-            yield _encode_span(source, start, stop, limit)
+            yield _encode_span(job, start, stop)
         return
     pool = ProcessPoolExecutor(
-        workers, multiprocessing.get_context(), _start_worker, (source, limit)
+        workers, multiprocessing.get_context(), _start_worker, (job,)
     )
     try:
         waiting: collections.deque[Future[list[Encoded]]] = collections.deque()
@@ -255,15 +276,15 @@ def _usable_cpus() -> int:
     return os.cpu_count() or 1
 
 
-_HERE: list[Any] = []
-"""In a packing worker: the source and the byte limit it was started with."""
+_HERE: list[_Job] = []
+"""In a packing worker: what it was started for."""
 
 
-def _start_worker(source: Source, limit: int) -> None:
+def _start_worker(job: _Job) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
-    _HERE[:] = [source, limit]
+    _HERE[:] = [job]
 
 
 def _end_with_parent() -> None:
@@ -275,18 +296,28 @@ def _end_with_parent() -> None:
 
 
 def _encode_here(start: int, stop: int) -> list[Encoded]:
-    source, limit = _HERE
-    return _encode_span(source, start, stop, limit)
+    [job] = _HERE
+    found = _encode_span(job, start, stop)
+    for number, encoded in enumerate(found):
+        if encoded.block.nbytes >= _SET_ASIDE_BYTES:
+            file = job.folder / f"{start}-{number}.block"
+            try:
+                encoded.block.set_aside(file)
+            except OSError as error:
+                what = f"{file} could not be written: {error.strerror or error}."
+                fix = "free the space (or choose another folder) and run it again"
+                why = "finished shards are kept"
+                raise CacheError(what, why=why, fix=fix) from error
+    return found
 
 
-def _encode_span(source: Source, start: int, stop: int, limit: int) -> list[Encoded]:
+def _encode_span(job: _Job, start: int, stop: int) -> list[Encoded]:
     """Read and take apart some samples.
 
     Args:
-        source: Where they come from.
+        job: Where they come from, and how large a block gets.
         start: First row.
         stop: The row behind the last.
-        limit: Bytes after which a new block is begun.
 
     Returns:
         The samples in order, in one block or more.
@@ -299,10 +330,10 @@ def _encode_span(source: Source, start: int, stop: int, limit: int) -> list[Enco
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Unable to accurately infer")
         for row in range(start, stop):
-            if done[-1].block.nbytes >= limit:
+            if done[-1].block.nbytes >= job.limit:
                 done.append(Encoded())
                 seen = {}
-            _encode_one(source, row, done[-1], seen)
+            _encode_one(job.source, row, done[-1], seen)
     return done
 
 
