@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 _CONSTANTS = (int, float, complex, str, bytes, bool, type(None))
 _LIBRARIES = tuple(
-    str(Path(path)) for path in {*sysconfig.get_paths().values()} if path
+    Path(sysconfig.get_paths()[name])
+    for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 
 
@@ -84,9 +85,9 @@ def fingerprint_of(
         A value that is equal in every process while the code and keys are the same.
     """
     digest = xxhash.xxh3_128()
-    for text in _code(load, set()):
+    for text in _code(load, set()) if _is_users(load) else ():
         digest.update(text.encode("utf-8", "backslashreplace"))
-    names = [key_text(key) for key in keys]
+    names = [_typed(key) for key in keys]
     return Fingerprint(digest.hexdigest(), _hash_keys(names), len(names), version)
 
 
@@ -120,6 +121,11 @@ def key_text(key: object) -> str:
     return key.as_posix() if isinstance(key, PurePath) else repr(key)
 
 
+def _typed(key: object) -> str:
+    """Write a key so that 1 and "1" differ."""
+    return key_text(key) if isinstance(key, str | PurePath) else f"\1{key!r}"
+
+
 def _hash_keys(names: list[str]) -> str:
     digest = xxhash.xxh3_128()
     for start in range(0, len(names), 1 << 16):
@@ -138,15 +144,46 @@ def _code(item: Any, seen: set[int]) -> Iterator[str]:
     seen.add(id(function))
     yield _text(function)
     yield from _values(function.__defaults__ or (), seen)
+    yield from _values((function.__kwdefaults__ or {}).values(), seen)
     yield from _values([_cell(cell) for cell in function.__closure__ or ()], seen)
-    kind = owner if isinstance(owner, type) else type(owner)
-    for name in sorted(_names(function.__code__)):
+    for name in sorted(names := _names(function.__code__)):
         if name in function.__globals__:
-            yield from _values([function.__globals__[name]], seen, name)
-        elif owner is not None:
-            method = getattr(kind, name, None)
-            if isinstance(method, types.FunctionType) and _is_users(method):
-                yield from _code(types.MethodType(method, owner), seen)
+            yield from _global(function.__globals__[name], name, names, seen)
+        if owner is not None:
+            yield from _attribute(owner, name, seen)
+
+
+def _global(item: Any, name: str, names: set[str], seen: set[int]) -> Iterator[str]:
+    """Follow a global; of a module of the user's, what is named beside it."""
+    if isinstance(item, types.ModuleType):
+        if _is_users_module(item):
+            used = [value for key, value in vars(item).items() if key in names]
+            yield from _values(used, seen, name)
+    else:
+        yield from _values([item], seen, name)
+
+
+def _attribute(owner: Any, name: str, seen: set[int]) -> Iterator[str]:
+    """Follow ``self.name``: methods and constants of all classes, numbers of self.
+
+    All classes, since ``super()`` may ask for any of them.
+    """
+    kind = owner if isinstance(owner, type) else type(owner)
+    for each in kind.__mro__:
+        member = vars(each).get(name)
+        if isinstance(member, property):
+            member = member.fget
+        member = getattr(member, "__func__", member)
+        if isinstance(member, types.FunctionType):
+            if _is_users(member):
+                yield from _code(types.MethodType(member, owner), seen)
+        elif isinstance(member, _CONSTANTS) and _is_users(each):
+            yield f"{each.__name__}.{name}={member!r}"
+    value = getattr(owner, "__dict__", {}).get(name)
+    if isinstance(value, int | float | bool) or (
+        isinstance(value, str) and not {"/", "\\"} & set(value)
+    ):
+        yield f"self.{name}={value!r}"
 
 
 def _values(items: Iterable[Any], seen: set[int], name: str = "") -> Iterator[str]:
@@ -178,10 +215,14 @@ def _is_users(item: Any) -> bool:
     module = sys.modules.get(getattr(item, "__module__", None) or "")
     if module is None or not callable(item):
         return callable(item) and isinstance(item, types.FunctionType)
-    file = getattr(module, "__file__", None)
-    if (module.__name__.partition(".")[0]) in {"loaderkit", *sys.builtin_module_names}:
+    return _is_users_module(module)
+
+
+def _is_users_module(module: types.ModuleType) -> bool:
+    if module.__name__.partition(".")[0] in {"loaderkit", *sys.builtin_module_names}:
         return False
-    return file is None or not str(Path(file)).startswith(_LIBRARIES)
+    file = getattr(module, "__file__", None)
+    return file is None or not any(map(Path(file).is_relative_to, _LIBRARIES))
 
 
 def _text(function: types.FunctionType) -> str:
@@ -190,14 +231,21 @@ def _text(function: types.FunctionType) -> str:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
         # Typed at a prompt: its bytecode, which differs between versions of Python.
-        code = function.__code__
-        consts = [c for c in code.co_consts if isinstance(c, _CONSTANTS)]
-        return f"{sys.version_info[:2]}{code.co_code!r}{consts!r}{code.co_names!r}"
+        return f"{sys.version_info[:2]}{_bytecode(function.__code__)}"
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list) and body and _is_docstring(body[0]):
             body[:1] = [ast.Pass()] if len(body) == 1 else []
     return ast.dump(tree)
+
+
+def _bytecode(code: types.CodeType) -> str:
+    consts = [
+        _bytecode(each) if isinstance(each, types.CodeType) else repr(each)
+        for each in code.co_consts
+        if not isinstance(each, frozenset)
+    ]
+    return f"{code.co_code!r}{consts!r}{code.co_names!r}"
 
 
 def _is_docstring(node: ast.AST) -> bool:

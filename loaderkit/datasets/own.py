@@ -12,7 +12,7 @@ import datetime
 import enum
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -65,6 +65,9 @@ def shares(a: object, b: object) -> bool:
     Returns:
         True when a storage of one overlaps a storage of the other: then a change to
         one can reach the other, or keeping one keeps the other's memory.
+
+    Raises:
+        DatasetError: They hold an object whose memory cannot be known.
     """
     ours = sorted(_extents(a))
     return any(
@@ -170,8 +173,14 @@ def _own_tensor(value: torch.Tensor, path: str) -> Any:
 def _own_nested(value: Any) -> Any:
     if value.layout is not torch.jagged:
         return value.clone()
-    values, offsets = value.values().clone(), value.offsets().clone()
-    return torch.nested.nested_tensor_from_jagged(values, offsets)
+    values, offsets, lengths = (
+        None if part is None else part.clone(memory_format=torch.contiguous_format)
+        for part in (value.values(), value.offsets(), value.lengths())
+    )
+    axis: int = value._ragged_idx
+    return torch.nested.nested_tensor_from_jagged(
+        cast("torch.Tensor", values), offsets, lengths, jagged_dim=axis
+    )
 
 
 def _own_composite(parts: dict[str, Any], path: str) -> Any:
@@ -188,7 +197,7 @@ def _extents(value: Any) -> Iterator[tuple[int, int]]:
             value = value.base
         if value.nbytes:
             yield np.lib.array_utils.byte_bounds(value)
-    else:
+    elif not isinstance(value, (*_ATOMS, *_PLAIN, np.generic)):
         for each in _inside(value):
             yield from _extents(each)
 
@@ -197,9 +206,11 @@ def _tensor_extents(value: Any) -> Iterator[tuple[int, int]]:
     parts = None if _is_plain_tensor(value) else take_apart(value)
     if parts is not None:
         yield from _extents(parts)
+    elif value.is_nested and value.layout is torch.jagged:
+        yield from _extents((value.values(), value.offsets(), value.lengths()))
     elif value.is_nested:
-        yield from _extents((value.values(), value.offsets()))
-    elif value.untyped_storage().nbytes():
+        yield from _extents(value.unbind())
+    elif value.device.type != "meta" and value.untyped_storage().nbytes():
         start = value.untyped_storage().data_ptr()
         yield start, start + value.untyped_storage().nbytes()
 
@@ -215,7 +226,12 @@ def _inside(value: Any) -> list[Any]:
     if dataclasses.is_dataclass(value):
         return [getattr(value, field.name) for field in dataclasses.fields(value)]
     parts = take_apart(value)
-    return [] if parts is None else list(parts.values())
+    if parts is None:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        what = f"Whether a {kind} shares memory cannot be told."
+        why = "loaderkit does not know what memory it holds"
+        raise DatasetError(what, why=why, fix="compare the tensors in it")
+    return list(parts.values())
 
 
 def _is_plain_tensor(value: torch.Tensor) -> bool:

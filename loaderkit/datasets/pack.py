@@ -8,48 +8,33 @@ a run that was killed and started again.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import importlib.metadata
-import multiprocessing
-import os
-import signal
 import threading
-import traceback
-import warnings
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from loaderkit.cache.build import Build, building
-from loaderkit.cache.columns import Block, ShardBuffer
+from loaderkit.cache.columns import ShardBuffer
 from loaderkit.cache.hdf5 import filters
 from loaderkit.cache.layout import MANIFEST, VERSION
-from loaderkit.datasets.encode import encode
+from loaderkit.datasets.readers import BLOCK_BYTES, Encoded, Job, encode_all, encode_one
 from loaderkit.datasets.sources import as_source
 from loaderkit.datasets.structure import KEY, VARIANT, Structure
-from loaderkit.errors import CacheError, DatasetError, LoaderkitError
+from loaderkit.errors import CacheError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Hashable, Iterator
+    import os
+    from collections.abc import Hashable, Iterator
 
     from numpy.typing import NDArray
 
     from loaderkit.datasets.sources import Source
 
-_BLOCK_BYTES = 4 << 20
-"""A worker hands over samples when it holds about so many bytes of them."""
-_SET_ASIDE_BYTES = 64 << 10
-"""Larger blocks wait in a file, smaller ones travel through a pipe."""
-_AHEAD = 16
-"""Blocks asked of each worker at a time: they wait in files while a shard is written,
-which takes as long as some 10 of them."""
 _KEY_COLUMN: tuple[Any, ...] = (KEY, "str", "", 1, 0)
 _VARIANT_COLUMN: tuple[Any, ...] = (VARIANT, "variant", "int64", 0, None)
 
@@ -130,7 +115,7 @@ def pack_source(source: Source, path: Path, options: PackOptions) -> None:
     """
     fingerprint = source.fingerprint()
     first = Encoded()
-    _encode_one(source, 0, first, {})
+    encode_one(source, 0, first, {})
     block_samples = _block_samples(first, len(source), options)
     plan = {
         "format": VERSION,
@@ -150,16 +135,6 @@ def pack_source(source: Source, path: Path, options: PackOptions) -> None:
             fingerprint=fingerprint.to_json(),
             made_with={name: _version(name) for name in _LIBRARIES},
         )
-
-
-@dataclass
-class Encoded:
-    """Samples as a worker returns them: columns, and how each sample was built."""
-
-    block: Block = field(default_factory=Block)
-    trees: list[Any] = field(default_factory=list)
-    which: list[int] = field(default_factory=list)
-    keys: list[str] = field(default_factory=list)
 
 
 class _Packing:
@@ -182,12 +157,12 @@ class _Packing:
         start = self.build.samples + self.buffer.samples
         total = len(self.source)
         spans = _spans(start, total, self.block_samples)
-        limit = min(_BLOCK_BYTES, self.options.shard_bytes)
+        limit = min(BLOCK_BYTES, self.options.shard_bytes)
         with contextlib.ExitStack() as stack:
             bar = stack.enter_context(_bar(start, total, self.build.path))
-            job = _Job(self.source, limit, self.build.folder)
+            job = Job(self.source, limit, self.build.folder)
             stack.callback(job.clear)
-            results = _encode_all(job, spans, self.options.workers)
+            results = encode_all(job, spans, self.options.workers)
             for batch in stack.enter_context(contextlib.closing(results)):
                 for encoded in batch:
                     self._add(encoded)
@@ -224,153 +199,9 @@ class _Packing:
         self.buffer = ShardBuffer()
 
 
-@dataclass(frozen=True)
-class _Job:
-    """What all packing workers do."""
-
-    source: Source
-    limit: int
-    """Bytes after which a new block is begun."""
-    folder: Path
-    """Where blocks wait for the process that writes them."""
-
-    def clear(self) -> None:
-        """Remove blocks that nobody took, after an error."""
-        for file in self.folder.glob("*.block"):
-            file.unlink()
-
-
-def _encode_all(
-    job: _Job, spans: Iterator[tuple[int, int]], workers: int | None
-) -> Generator[list[Encoded], None, None]:
-    """Encode spans of samples in order, several at a time."""
-    if workers is None:
-        workers = min(4, _usable_cpus())
-    if workers == 0:
-        for start, stop in spans:
-            yield _encode_span(job, start, stop)
-        return
-    pool = ProcessPoolExecutor(
-        workers, multiprocessing.get_context(), _start_worker, (job,)
-    )
-    try:
-        waiting: collections.deque[Future[list[Encoded]]] = collections.deque()
-        for span in spans:
-            waiting.append(pool.submit(_encode_here, *span))
-            if len(waiting) >= _AHEAD * workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    except BrokenProcessPool as error:
-        what = "A packing worker was killed while it read samples."
-        why = "probably out of memory, or a crash in native code that load() calls"
-        fix = "pack with workers=1 (or 0 to see the crash); finished shards are kept"
-        raise DatasetError(what, why=why, fix=fix) from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _usable_cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-_HERE: list[_Job] = []
-"""In a packing worker: what it was started for."""
-
-
-def _start_worker(job: _Job) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(1)
-    _HERE[:] = [job]
-
-
-def _end_with_parent() -> None:
-    """Stop this worker when the packing process is killed, which tells nobody."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _encode_here(start: int, stop: int) -> list[Encoded]:
-    [job] = _HERE
-    found = _encode_span(job, start, stop)
-    for number, encoded in enumerate(found):
-        if encoded.block.nbytes >= _SET_ASIDE_BYTES:
-            file = job.folder / f"{start}-{number}.block"
-            try:
-                encoded.block.set_aside(file)
-            except OSError as error:
-                what = f"{file} could not be written: {error.strerror or error}."
-                fix = "free the space (or choose another folder) and run it again"
-                why = "finished shards are kept"
-                raise CacheError(what, why=why, fix=fix) from error
-    return found
-
-
-def _encode_span(job: _Job, start: int, stop: int) -> list[Encoded]:
-    """Read and take apart some samples.
-
-    Args:
-        job: Where they come from, and how large a block gets.
-        start: First row.
-        stop: The row behind the last.
-
-    Returns:
-        The samples in order, in one block or more.
-
-    Raises:
-        DatasetError: A sample cannot be read or stored.
-    """
-    done = [Encoded()]
-    seen: dict[Any, int] = {}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Unable to accurately infer")
-        for row in range(start, stop):
-            if done[-1].block.nbytes >= job.limit:
-                done.append(Encoded())
-                seen = {}
-            _encode_one(job.source, row, done[-1], seen)
-    return done
-
-
-def _encode_one(source: Source, row: int, into: Encoded, seen: dict[Any, int]) -> None:
-    key = source.key(row)
-    try:
-        tree, values = encode(source.read(row))
-    except DatasetError as error:
-        what = f"Sample {key!r} (row {row:,} of {len(source):,}): {error.what}"
-        raise DatasetError(what, why=error.why, fix=error.fix) from error
-    except LoaderkitError:
-        raise
-    except Exception as error:
-        raise _not_loaded(source, row, error) from error
-    number = seen.get(tree)
-    if number is None:
-        number = seen[tree] = len(into.trees)
-        into.trees.append(tree)
-    into.block.append(values)
-    into.which.append(number)
-    into.keys.append(key)
-
-
-def _not_loaded(source: Source, row: int, error: Exception) -> DatasetError:
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown"
-    what = (
-        f"Sample {source.key(row)!r} (row {row:,} of {len(source):,}) could not be "
-        f"loaded: {type(error).__name__}: {error}"
-    )
-    fix = "mend or leave out this sample and run again; finished shards are kept"
-    return DatasetError(what, why=f"raised at {where}", fix=fix)
-
-
 def _block_samples(first: Encoded, count: int, options: PackOptions) -> int:
     """Choose how many samples a worker takes at a time, from the first one's size."""
-    fitting = min(_BLOCK_BYTES, options.shard_bytes) // max(1, first.block.nbytes)
+    fitting = min(BLOCK_BYTES, options.shard_bytes) // max(1, first.block.nbytes)
     return max(1, min(fitting, 512, -(-count // 16)))
 
 

@@ -58,9 +58,10 @@ def pad(values: torch.Tensor, lengths: torch.Tensor) -> Padded:
     """
     longest = int(lengths.max()) if len(lengths) else 0
     mask = torch.arange(longest) < lengths[:, None]
-    padded = values.new_zeros(len(lengths), longest, *values.shape[1:])
-    padded[mask] = values
-    return Padded(padded, lengths, mask)
+    bits = values.view(_SIGNED.get(values.dtype, values.dtype))
+    padded = bits.new_zeros(len(lengths), longest, *values.shape[1:])
+    padded[mask] = bits
+    return Padded(padded.view(values.dtype), lengths, mask)
 
 
 def pack_rows(values: torch.Tensor, lengths: torch.Tensor) -> Packed:
@@ -113,6 +114,17 @@ def join(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
             fix = "give them one shape and dtype in load() or transform"
             raise DatasetError(what, why=why, fix=fix)
     return torch.cat(list(tensors)), torch.tensor([len(each) for each in tensors])
+
+
+_FEW_KERNELS = "uint16 uint32 uint64 float8_e4m3fn float8_e4m3fnuz float8_e5m2 "
+_FEW_KERNELS += "float8_e5m2fnuz float8_e8m0fnu complex32"
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_SIGNED = {
+    dtype: _BITS[dtype.itemsize]
+    for name in _FEW_KERNELS.split()
+    if isinstance(dtype := getattr(torch, name, None), torch.dtype)
+}
+"""As what bits values are moved for whose own dtype torch has no indexing."""
 
 
 def _offsets(lengths: torch.Tensor) -> torch.Tensor:

@@ -76,7 +76,7 @@ def as_source(source: object) -> Source:
     if not len(found):
         what = f"There is nothing to pack: {source!r} has no samples."
         raise DatasetError(
-            what, why="a cache holds at least one", fix="look at its source"
+            what, why="a cache holds at least one", fix="give it at least one sample"
         )
     known: Source = found
     return known

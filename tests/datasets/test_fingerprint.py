@@ -137,3 +137,61 @@ def test_differences_are_told_in_words():
 def test_a_fingerprint_that_was_changed_is_refused(content):
     with pytest.raises(DamagedCacheError, match="makes no sense"):
         Fingerprint.from_json(content)
+
+
+DEEP = """
+import math, tools
+class Base:
+    cutoff = 5.0
+    def load(self, key): return 1
+class Data(Base):
+    def __init__(self): self.hops = 2
+    @property
+    def scale(self): return 3
+    @staticmethod
+    def twice(x): return 2 * x
+    def load(self, key):
+        first = super().load(key), self.scale, self.twice(key)
+        return first, self.cutoff, tools.mend(key), self.hops
+"""
+TOOLS = """
+def mend(x): return x + 7
+def unused(x): return x
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changed"),
+    [
+        ("return 1", "return 9", True),
+        ("return 3", "return 9", True),
+        ("2 * x", "9 * x", True),
+        ("5.0", "9.0", True),
+        ("hops = 2", "hops = 9", True),
+        ("x + 7", "x + 9", True),
+        ("return x\n", "return -x\n", False),
+    ],
+)
+def test_everything_that_load_reaches_counts(tmp_path, monkeypatch, old, new, changed):
+    def of(deep, tools):
+        made.count = getattr(made, "count", 0) + 1
+        folder = tmp_path / f"tools{made.count}"
+        folder.mkdir()
+        (folder / "tools.py").write_text(tools)
+        monkeypatch.syspath_prepend(str(folder))
+        sys.modules.pop("tools", None)
+        return fingerprint_of(made(deep, tmp_path, "Data")().load, [1]).load
+
+    before = of(DEEP, TOOLS)
+
+    assert (of(DEEP.replace(old, new), TOOLS.replace(old, new)) != before) is changed
+
+
+def test_a_number_and_its_name_are_two_keys():
+    assert fingerprint_of(len, [1]).keys != fingerprint_of(len, ["1"]).keys
+
+
+def test_a_newer_library_makes_no_cache_stale():
+    read = pytest.Item.__init__
+
+    assert fingerprint_of(read, [1]).load == fingerprint_of(len, [1]).load

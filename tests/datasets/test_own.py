@@ -126,3 +126,25 @@ def test_a_device_tensor_in_a_worker_is_refused(monkeypatch):
 
     with pytest.raises(DatasetError, match="is on cuda:0 inside a DataLoader worker"):
         _own_tensor(OnDevice(), "sample['x']")
+
+
+def test_a_jagged_tensor_keeps_its_holes_and_its_axis():
+    values, offsets = torch.arange(12.0).view(6, 2), torch.tensor([0, 3, 6])
+    holes = torch.nested.nested_tensor_from_jagged(
+        values, offsets, torch.tensor([2, 1])
+    )
+
+    copied = own(holes)
+
+    assert copied.lengths().tolist() == [2, 1]
+    assert not shares(copied, holes)
+    assert shares(copied, copied.values())
+
+
+def test_tensors_without_memory_share_none():
+    assert not shares(torch.empty(3, device="meta"), torch.empty(3, device="meta"))
+
+
+def test_what_cannot_be_looked_into_is_no_proof():
+    with pytest.raises(DatasetError, match="cannot be told"):
+        shares(object(), torch.ones(1))

@@ -18,11 +18,20 @@ def test_shorter_samples_are_filled_with_zeros():
     assert [len(each) for each in padded.to_list()] == [2, 0, 1]
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.bool, torch.bfloat16, torch.int8, torch.complex64]
+DTYPES = (
+    "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 bfloat16 float32"
 )
-def test_any_dtype_can_be_padded(dtype):
-    assert pad(VALUES.to(dtype), LENGTHS).values.dtype is dtype
+DTYPES += " float64 complex64 complex32 float8_e4m3fn float8_e5m2 float8_e8m0fnu"
+
+
+@pytest.mark.parametrize("name", DTYPES.split())
+def test_any_dtype_can_be_padded(name):
+    values = VALUES.to(getattr(torch, name))
+
+    padded = pad(values, LENGTHS)
+
+    assert_same(padded.to_list()[0].clone(), values[:2].clone())
+    assert_same(padded.to_list()[2].clone(), values[2:].clone())
 
 
 def test_no_sample_at_all_is_an_empty_batch():

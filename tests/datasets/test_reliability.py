@@ -31,7 +31,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 class Graphs(SafeGraphDataset):
-    count, pause_s, broken, seen = 120, 0.0, None, None
+    count, pause_s, broken, seen = 120, 0.0, (), None
 
     def keys(self):
         return [f"g{i:03}" for i in range(self.count)]
@@ -41,7 +41,7 @@ class Graphs(SafeGraphDataset):
         if self.seen is not None:
             self.seen.append(i)
         time.sleep(self.pause_s)
-        if i == self.broken:
+        if i in self.broken:
             msg = f"cannot parse {key}"
             raise ValueError(msg)
         generator = torch.Generator().manual_seed(i)
@@ -125,12 +125,12 @@ def test_a_run_killed_at_50_moments_goes_on_and_ends_with_the_same_bytes(
 
 def test_what_was_finished_is_not_loaded_again(tmp_path):
     dataset = Graphs(cache=tmp_path / "c.lk", packing=PackOptions(0, None, 1500))
-    dataset.broken = 100
+    dataset.broken = [100]
     with pytest.raises(DatasetError, match="g100"):
         len(dataset)
     with pytest.raises(CacheError, match="half packed"):
         open_cache(tmp_path / "c.lk")
-    dataset.broken, dataset.seen = None, []
+    dataset.broken, dataset.seen = (), []
 
     len(dataset)
 
@@ -140,7 +140,7 @@ def test_what_was_finished_is_not_loaded_again(tmp_path):
 
 def test_a_sample_that_fails_is_named_with_the_place_in_the_code(tmp_path):
     dataset = Graphs(cache=tmp_path / "c.lk", packing=PackOptions(workers=2))
-    dataset.broken = 37
+    dataset.broken = [37]
 
     with pytest.raises(DatasetError) as caught:
         dataset[0]

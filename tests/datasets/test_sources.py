@@ -164,7 +164,7 @@ class NoLength:
         (Endless(), r"pack\(list\(samples\)"),
         ({"a": 1}, r"samples\.values"),
         (NoLength(), "__len__"),
-        ([], "look at its source"),
+        ([], "give it at least one sample"),
         ("/nowhere", "There is no folder"),
     ],
 )
