@@ -6,6 +6,7 @@ LoaderkitError
 |   +-- DamagedCacheError  a file is short, changed, missing or not ours
 |   +-- CacheVersionError  a newer loaderkit wrote it
 +-- DatasetError           a sample cannot be loaded, stored or batched
++-- LoaderError            a loader cannot be built, or a worker of it died
 """
 
 from __future__ import annotations
@@ -48,3 +49,7 @@ class CacheVersionError(CacheError):
 
 class DatasetError(LoaderkitError, ValueError):
     """A sample cannot be loaded, stored or batched."""
+
+
+class LoaderError(LoaderkitError, RuntimeError):
+    """A loader cannot be built, or a worker of it died."""

@@ -1,4 +1,4 @@
-"""Sizes as text: 1610612736 <-> "1.50 GiB".  Pure; nothing else formats bytes."""
+"""Sizes and times as text: 1610612736 <-> "1.50 GiB".  Pure; nothing else does it."""
 
 import re
 
@@ -25,6 +25,26 @@ def format_bytes(n: int) -> str:
     sign = "-" if n < 0 else ""
     digits = 0 if unit == 0 else 2 - (size >= 10) - (size >= 100)
     return f"{sign}{size:.{digits}f} {_STEPS[unit]}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a time the way people read it.
+
+    Args:
+        seconds: From 0.
+
+    Returns:
+        Three significant digits and a unit.
+
+    >>> format_seconds(0.000345), format_seconds(0.0123), format_seconds(75.0)
+    ('345 us', '12.3 ms', '75.0 s')
+    """
+    for unit, size in (("us", 1e-6), ("ms", 1e-3), ("s", 1.0)):
+        value = seconds / size
+        if value < 999.5 or unit == "s":
+            break
+    digits = max(0, 2 - (value >= 10) - (value >= 100))
+    return f"{value:.{digits}f} {unit}"
 
 
 def parse_bytes(text: str) -> int:

@@ -102,6 +102,11 @@ class SafeDataset(Dataset[Any]):
         msg = f"{type(self).__name__} must say how {key!r} is made: def load(self, key)"
         raise NotImplementedError(msg)
 
+    @property
+    def gathers(self) -> bool:
+        """Whether batches come from the cache, with no code of yours on the way."""
+        return self.cache is not None and self.transform is None
+
     def __len__(self) -> int:
         return self._count() if self._rows is None else len(self._rows)
 

@@ -17,6 +17,7 @@ from torch.utils.data import get_worker_info
 from loaderkit.datasets.decode import decode
 from loaderkit.datasets.dtypes import carrier, torch_dtype
 from loaderkit.datasets.structure import Leaf
+from loaderkit.memory.parcel import packing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -249,5 +250,5 @@ class Arena:
 
 
 def in_worker() -> bool:
-    """Tell whether this process is a DataLoader's worker."""
-    return get_worker_info() is not None
+    """Tell whether this is a DataLoader's worker whose batches torch itself sends."""
+    return get_worker_info() is not None and not packing.get()

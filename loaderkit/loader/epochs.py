@@ -1,0 +1,217 @@
+"""One iteration over a loader: what was given, what failed, and a tidy end."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from torch.utils.data import BatchSampler, Sampler
+
+from loaderkit.errors import LoaderError
+from loaderkit.loader.fetching import name_of
+from loaderkit.loader.prefetch import ReadAhead
+from loaderkit.loader.samplers import Rows, make_epoch, mixed
+from loaderkit.memory.host import Host, read_host
+from loaderkit.units import format_bytes
+
+
+class GivenBatches(Sampler[list[int]]):
+    """Batches that a sampler of the user's chooses, resumable by reading on.
+
+    Args:
+        batches: Gives the rows of batch after batch.
+        seed: What the random numbers of reading follow from.
+        name: The sampler's class.
+    """
+
+    def __init__(self, batches: Iterable[Sequence[int]], seed: int, name: str) -> None:
+        self.batches, self.seed, self.name = batches, seed, name
+        self.batch_size = getattr(batches, "batch_size", None)
+        self.drop_last = getattr(batches, "drop_last", False)
+        self.epoch, self.start = 0, 0
+
+    @classmethod
+    def of(cls, chosen: Any, limits: Any, seed: int) -> GivenBatches:
+        """Take over what the caller gave.
+
+        Args:
+            chosen: The options, with a ``sampler`` or a ``batch_sampler``.
+            limits: Limits of a batch; there can be none.
+            seed: What the random numbers of reading follow from.
+
+        Returns:
+            The batches.
+
+        Raises:
+            LoaderError: Options contradict each other.
+        """
+        both = chosen.sampler is not None and chosen.batch_sampler is not None
+        sized = chosen.batch_sampler is not None and chosen.batch_size is not None
+        if both or sized or limits or chosen.shuffle or chosen.bucket_by:
+            name = "batch_sampler" if chosen.batch_sampler is not None else "sampler"
+            what = f"{name} was given with another rule for batches."
+            why = "both would choose the samples"
+            fix = f"drop {name}, or the other: shuffle, batch_size, max_..., bucket_by"
+            raise LoaderError(what, why=why, fix=fix)
+        if chosen.batch_sampler is not None:
+            given = chosen.batch_sampler
+            return cls(given, seed, type(given).__name__)
+        size = chosen.batch_size or 1
+        batches = BatchSampler(chosen.sampler, size, chosen.drop_last)
+        return cls(batches, seed, type(chosen.sampler).__name__)
+
+    def __len__(self) -> int:
+        return len(self.batches)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch, start = self.epoch, self.start
+        self.epoch, self.start = epoch + 1, 0
+        each: Any
+        for each in (self.batches, getattr(self.batches, "sampler", None)):
+            if hasattr(each, "set_epoch"):
+                each.set_epoch(epoch)
+        return self._given(epoch, start, iter(self.batches))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that comes next."""
+        self.epoch, self.start = int(epoch), 0
+
+    def _given(
+        self, epoch: int, start: int, batches: Iterator[Sequence[int]]
+    ) -> Iterator[list[int]]:
+        for number, rows in enumerate(batches):
+            if number >= start:
+                yield Rows(rows, mixed(self.seed, epoch, number))
+
+
+class LoaderEpoch(Iterator[Any]):
+    """Batches of one epoch; counts them, and explains a worker's death.
+
+    Args:
+        loader: The loader.
+        inner: torch's own iterator.
+        epoch: Which epoch this is.
+        start: The batch it begins with.
+        alone: The iterator is not the one that the loader keeps.
+    """
+
+    def __init__(
+        self, loader: Any, inner: Any, epoch: int, start: int, *, alone: bool
+    ) -> None:
+        self.epoch, self.given = epoch, start
+        """Batches given so far, those of an earlier run included."""
+        self.ended = False
+        self._inner, self._start, self._alone = inner, start, alone
+        self._dataset, self._sampler = loader.dataset, loader.batch_sampler
+        self._kept = loader.persistent_workers and not alone
+        self._kills = _oom_kills() if loader.num_workers else None
+        self._batches: Iterator[Any] = inner
+        if self._sampler is None:
+            for _ in range(start):  # an iterable dataset can only be read on
+                next(inner, None)
+        if loader.plan.read_ahead:
+            self._batches = ReadAhead(inner, loader.plan.read_ahead)
+
+    @property
+    def running(self) -> bool:
+        """Whether there may be more batches."""
+        return not self.ended
+
+    def __iter__(self) -> LoaderEpoch:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __next__(self) -> Any:
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self.ended = True
+            self.close()
+            raise
+        except RuntimeError as error:
+            told = self._told(error)
+            if told is None:
+                raise
+            self.close()
+            raise told from error
+        self.given += 1
+        return batch
+
+    def close(self) -> None:
+        """Let go of threads and workers, but for those the loader keeps."""
+        if isinstance(self._batches, ReadAhead):
+            self._batches.close()
+        if self._alone and hasattr(self._inner, "_shutdown_workers"):
+            self._inner._shutdown_workers()
+
+    def _told(self, error: RuntimeError) -> LoaderError | None:
+        """Explain a worker's death; None when it is something else."""
+        text = str(error)
+        if "DataLoader worker" not in text or isinstance(error, LoaderError):
+            return None
+        workers = list(getattr(self._inner, "_workers", []))
+        for worker in workers:
+            worker.join(timeout=0.2)
+        dead = [n for n, w in enumerate(workers) if w.exitcode not in {None, 0}]
+        host = read_host()
+        codes = [workers[number].exitcode for number in dead]
+        killed = self._kills is not None and (host.oom_kills or 0) > self._kills
+        why, fix = cause_of(codes[0] if codes else None, host, out_of_memory=killed)
+        names = self._names(dead[0]) if dead else ""
+        which = f"Worker {dead[0]}" if dead else "A worker"
+        what = f"{which} died while it made the batch of {names or 'unknown samples'}."
+        self._inner._shutdown_workers()
+        return LoaderError(what, why=why, fix=fix)
+
+    def _names(self, worker: int) -> str:
+        """Name the samples of the batch that a worker was making."""
+        tasks = getattr(self._inner, "_task_info", {})
+        own = sorted(
+            t for t, info in tasks.items() if info[0] == worker and len(info) == 1
+        )
+        if not own or not hasattr(self._sampler, "rule"):
+            return ""
+        made = make_epoch(self._sampler.rule, self.epoch)
+        rows = made.batch(self._start + own[0])
+        found = ", ".join(name_of(self._dataset, row) for row in rows[:8])
+        return found + (f" and {len(rows) - 8:,} more" if len(rows) > 8 else "")
+
+
+def cause_of(code: int | None, host: Host, *, out_of_memory: bool) -> tuple[str, str]:
+    """Say why a worker probably died, and what to do.
+
+    Args:
+        code: Its exit code; negative for a signal; None if unknown.
+        host: The limits of this process, read after the death.
+        out_of_memory: The kernel has killed for memory since the epoch began.
+
+    Returns:
+        Why, and the fix.
+    """
+    if out_of_memory or code == -signal.SIGKILL:
+        sure = "the kernel killed it, out of memory" if out_of_memory else (
+            "SIGKILL: probably the kernel, out of memory"
+        )  # fmt: skip
+        left = f"{format_bytes(host.available_bytes)} are left ({host.available_from})"
+        return f"{sure}; {left}", "num_workers=1 or 0, or a smaller batch"
+    if code == -signal.SIGBUS:
+        free = host.shm_free_bytes
+        if free is not None and free < 64 << 20:
+            why = f"SIGBUS: /dev/shm has {format_bytes(free)} left"
+            return why, "docker run --shm-size=2g, or num_workers=0"
+        why = "SIGBUS: probably a mapped file was cut while it was read"
+        return why, "loaderkit verify CACHE; never change a cache that is in use"
+    if code == -signal.SIGSEGV:
+        why = "SIGSEGV: a crash in native code that reading a sample calls"
+        return why, "python -X faulthandler with num_workers=0 shows where"
+    if code is not None and code < 0:
+        return f"signal {signal.Signals(-code).name}", "num_workers=0 shows where"
+    why = f"it ended itself with exit code {code}"
+    return why, "look for sys.exit or os._exit in the dataset; num_workers=0 shows it"
+
+
+def _oom_kills() -> int | None:
+    return read_host().oom_kills

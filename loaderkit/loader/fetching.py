@@ -1,0 +1,214 @@
+"""What runs where batches are made: read, join, say what failed, send."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import traceback
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, Subset, default_collate, get_worker_info
+from torch_geometric.data import Batch
+from torch_geometric.data.data import BaseData
+from torch_geometric.loader.dataloader import Collater
+
+from loaderkit.errors import LoaderError, LoaderkitError
+from loaderkit.memory.parcel import Parcel, packing, parcels_work
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+
+def is_gathering(dataset: Any) -> bool:
+    """Tell whether a dataset gives finished batches without running code of a user."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return bool(getattr(dataset, "gathers", False))
+
+
+def collate_of(
+    dataset: Any, follow_batch: Sequence[str] | None, exclude_keys: Sequence[str] | None
+) -> Callable[[Any], Any]:
+    """Choose how samples are joined.
+
+    Args:
+        dataset: Ours joins its own samples, or gives finished batches.
+        follow_batch: As in PyG.
+        exclude_keys: As in PyG.
+
+    Returns:
+        A function of a list of samples, that can be pickled.
+    """
+    inner = dataset
+    while isinstance(inner, Subset):
+        inner = inner.dataset
+    if hasattr(inner, "gathers") and not (follow_batch or exclude_keys):
+        found: Callable[[Any], Any] = inner.collate
+        return found
+    return Join(list(follow_batch or ()), list(exclude_keys or ()))
+
+
+class Join:
+    """Joins graphs as PyG does, and anything else as torch does.
+
+    Args:
+        follow_batch: Fields that get a ``_batch`` vector of their own.
+        exclude_keys: Fields that are left out.
+    """
+
+    def __init__(self, follow_batch: list[str], exclude_keys: list[str]) -> None:
+        self.follow_batch, self.exclude_keys = follow_batch, exclude_keys
+
+    def __call__(self, samples: Any) -> Any:
+        """Join a list of samples; what is joined already passes."""
+        if type(samples) is not list:
+            return samples
+        if isinstance(samples[0], BaseData):
+            return Batch.from_data_list(samples, self.follow_batch, self.exclude_keys)
+        if _holds_graphs(samples[0]):
+            return Collater(None, self.follow_batch, self.exclude_keys)(samples)
+        return default_collate(samples)
+
+
+def _holds_graphs(sample: Any) -> bool:
+    if isinstance(sample, BaseData):
+        return True
+    if isinstance(sample, dict):
+        return any(_holds_graphs(each) for each in sample.values())
+    return isinstance(sample, list | tuple) and any(map(_holds_graphs, sample))
+
+
+def fetch(dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any]) -> Any:
+    """Read the samples of a batch and join them.
+
+    Args:
+        dataset: Indexed by row, or with ``__getitems__``.
+        rows: Rows of the batch.
+        collate: Joins a list of samples, and passes a finished batch.
+
+    Returns:
+        The batch.
+
+    Raises:
+        LoaderError: A sample cannot be read, or the samples cannot be joined; the
+            message names them.
+    """
+    together = getattr(dataset, "__getitems__", None)
+    try:
+        if together is not None:
+            samples = together(list(rows))
+        else:
+            samples = [_one(dataset, row) for row in rows]
+        return collate(samples)
+    except LoaderkitError:
+        raise
+    except Exception as error:
+        names = ", ".join(name_of(dataset, row) for row in list(rows)[:8])
+        more = f" and {len(rows) - 8:,} more" if len(rows) > 8 else ""
+        what = f"The batch of samples {names}{more} could not be made: "
+        raise _told(what, error) from error
+
+
+def _one(dataset: Any, row: int) -> Any:
+    try:
+        return dataset[row]
+    except LoaderkitError:
+        raise
+    except Exception as error:
+        what = f"Sample {name_of(dataset, row)} could not be read: "
+        raise _told(what, error) from error
+
+
+def name_of(dataset: Any, row: int) -> str:
+    """Name a sample by its key, where the dataset knows one."""
+    while isinstance(dataset, Subset):
+        row, dataset = int(dataset.indices[row]), dataset.dataset
+    with contextlib.suppress(Exception):
+        return f"{dataset.key(row)!r} (row {row:,})"
+    return f"row {row:,}"
+
+
+def _told(what: str, error: Exception) -> LoaderError:
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"raised at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    what += f"{type(error).__name__}: {error}"
+    fix = "mend this sample, or leave it out; num_workers=0 shows it in a debugger"
+    return LoaderError(what, why=where, fix=fix)
+
+
+class Fetching(Dataset[Any]):
+    """Stands in for the dataset where batches are made, for one iteration.
+
+    Args:
+        dataset: The user's.
+        collate: How samples are joined.
+        seeded: Random numbers follow from the batch alone, not from the worker.
+    """
+
+    def __init__(
+        self, dataset: Any, collate: Callable[[Any], Any], *, seeded: bool
+    ) -> None:
+        self.dataset, self.collate, self.seeded = dataset, collate, seeded
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, rows: Sequence[int]) -> Any:
+        """Make a batch."""
+        seed = getattr(rows, "seed", None) if self.seeded else None
+        if seed is None:
+            return fetch(self.dataset, rows, self.collate)
+        with _seeded(seed):
+            return fetch(self.dataset, rows, self.collate)
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Draw random numbers from a seed of this batch, then go on as before.
+
+    A worker has nobody to go on for; saving three states takes 50 us.
+    """
+    here = get_worker_info() is None
+    if here:
+        states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        if here:
+            torch.set_rng_state(states[0])
+            np.random.set_state(states[1])
+            random.setstate(states[2])
+
+
+class Sending:
+    """The ``collate_fn`` of workers: puts a finished batch into a parcel.
+
+    Args:
+        held: Segments kept open until the receiver must have opened them.
+        collate: How samples are joined that are not joined yet; None for finished.
+    """
+
+    def __init__(self, held: int, collate: Callable[[Any], Any] | None = None) -> None:
+        self.held, self.collate = held, collate
+        self.sent: deque[int] | None = None
+        self.works = False
+
+    def __call__(self, batch: Any) -> Any:
+        """Pack a batch, in a worker; pass it, elsewhere."""
+        if self.collate is not None:
+            batch = self.collate(batch)
+        if get_worker_info() is None:
+            return batch
+        if self.sent is None:
+            self.sent, self.works = deque(maxlen=self.held), parcels_work()
+        return Parcel(batch, self.sent) if self.works else batch
+
+    def start(self) -> None:
+        """Tell datasets in this worker that their batches will be packed."""
+        packing.set(parcels_work())

@@ -1,0 +1,101 @@
+"""What can be asked of ``build_loader``.  Pure."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the caller asked for; None leaves it to the plan."""
+
+    num_workers: int | None = None
+    """Processes that make batches."""
+    pin_memory: bool | None = None
+    """Copy batches to page-locked memory."""
+    persistent_workers: bool | None = None
+    """Keep the workers from epoch to epoch."""
+    prefetch_factor: int | None = None
+    """Batches asked of each worker ahead of time."""
+    multiprocessing_context: str | None = None
+    """How workers start: "fork", "spawn" or "forkserver"."""
+    in_order: bool | None = None
+    """Give batches in the order of their numbers."""
+    read_ahead: int | None = None
+    """Batches a thread makes ahead of time where there are no workers."""
+
+
+@dataclass(frozen=True)
+class LoaderOptions(Wishes):
+    """Everything that can be asked of ``build_loader``."""
+
+    batch_size: int | None = None
+    """Samples of a batch; 1 when there is no other limit."""
+    max_nodes: int | None = None
+    """Nodes of a batch at most."""
+    max_edges: int | None = None
+    """Edges of a batch at most."""
+    max_bytes: int | None = None
+    """Bytes of a batch at most."""
+    max_tokens: int | None = None
+    """Tokens of a batch at most: rows of the longest ragged field of each sample."""
+    oversized: str = "raise"
+    """A sample beyond a limit: "raise", "alone" (a batch of its own) or "skip"."""
+    bucket_by: str | None = None
+    """Batch samples of similar "nodes", "edges", "bytes" or "tokens"."""
+    buckets: int = 8
+    """Distinct shapes that padded batches can have then."""
+    shuffle: bool | str = False
+    """True, False, or "block": blocks of 1,024 neighbours, 8 blocks mixed at a time."""
+    seed: int | None = None
+    """What order and random numbers follow from; None draws one from torch."""
+    drop_last: bool = False
+    """Leave out a last batch that is not full."""
+    sampler: Any = None
+    """Chooses rows instead: any of torch's, weighted ones too."""
+    batch_sampler: Any = None
+    """Chooses whole batches instead."""
+    rank: int | None = None
+    """Which process this is; asked of torch.distributed if None."""
+    world_size: int | None = None
+    """How many train together; asked of torch.distributed if None."""
+    timeout: float = 0
+    """Seconds to wait for a worker; 0 waits for ever."""
+    collate_fn: Callable[[Any], Any] | None = None
+    """How samples are joined; the dataset's own way, PyG's or torch's if None."""
+    worker_init_fn: Callable[[int], None] | None = None
+    """Called in every worker as it starts."""
+    follow_batch: Sequence[str] | None = None
+    """Fields that get a ``_batch`` vector of their own, as in PyG."""
+    exclude_keys: Sequence[str] | None = None
+    """Fields left out of batches, as in PyG."""
+    probe: bool = True
+    """Read a few samples to measure what they cost."""
+
+
+def parse_options(options: Mapping[str, Any]) -> LoaderOptions:
+    """Check the names of options.
+
+    Args:
+        options: As they were given; "auto" leaves one to the plan.
+
+    Returns:
+        The options.
+
+    Raises:
+        TypeError: There is no such option.
+    """
+    known = [each.name for each in fields(LoaderOptions)]
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            msg = f"build_loader has no option {name!r}{hint}"
+            raise TypeError(msg)
+    automatic = {k: v for k, v in options.items() if v != "auto"}
+    return LoaderOptions(**automatic)

@@ -1,0 +1,384 @@
+"""Facts and wishes in, the settings of a loader and their reasons out.  Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from loaderkit.errors import LoaderError
+from loaderkit.loader.forecast import (
+    FORKED_BYTES,
+    SPAWNED_BYTES,
+    Forecast,
+    forecast,
+    pinned_bytes,
+)
+from loaderkit.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from loaderkit.loader.facts import Facts
+    from loaderkit.loader.options import Wishes
+
+QUEUE_S = 0.0003
+"""What a message between processes costs besides its bytes: locks, wake-ups."""
+_GAIN = 1.1
+"""A worker more must bring so much, or it is not worth its memory."""
+_FORK_S, _SPAWN_S = 0.05, 4.0
+"""To start a worker: forked, or spawned (it imports torch again)."""
+_AHEAD_SHARE, _AHEAD_MOST = 0.05, 1 << 30
+"""Batches made ahead take at most this part of the memory that is left, and so much."""
+_PINNED_SHARE = 0.1
+"""Page-locked batches take at most this part of it."""
+_PREFETCH = 2
+
+
+@dataclass(frozen=True)
+class LoaderPlan:
+    """The settings of a loader, with the reason of each."""
+
+    num_workers: int
+    """Processes that make batches; 0 makes them in the training process."""
+    read_ahead: int
+    """Without workers: batches a thread makes ahead, once steps take long enough."""
+    pin_memory: bool
+    """Batches are copied to page-locked memory."""
+    persistent_workers: bool
+    """Workers live from epoch to epoch."""
+    prefetch_factor: int | None
+    """Batches asked of each worker ahead of time; None without workers."""
+    multiprocessing_context: str | None
+    """How workers start; None without workers."""
+    in_order: bool
+    """Batches come in the order of their numbers."""
+    sharing: str
+    """How batches leave a worker: "parcel", "torch" or "none"."""
+    seed: int
+    """What order and random numbers follow from."""
+    batching: str
+    """How samples become batches, in words."""
+    reasons: Mapping[str, str]
+    """Why, by the name of the setting."""
+    forecast: Forecast
+    """Memory against each limit."""
+    warnings: tuple[str, ...] = ()
+    """What may break, with the fix."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the environment that were followed."""
+
+    def __str__(self) -> str:
+        names = (
+            "num_workers read_ahead pin_memory persistent_workers prefetch_factor "
+            "multiprocessing_context in_order sharing seed"
+        )
+        lines = [f"{'batches':<24}{self.batching}"]
+        for name in names.split():
+            value = str(getattr(self, name))
+            lines.append(f"{name:<24}{value:<12}{self.reasons[name]}")
+        lines += [f"warning: {each}" for each in self.warnings]
+        return "\n".join([*lines, str(self.forecast)])
+
+
+def decide(
+    facts: Facts, wishes: Wishes, *, batching: str = "", batches: int | None = None,
+    seed: int = 0,
+) -> LoaderPlan:  # fmt: skip
+    """Choose every setting.
+
+    Args:
+        facts: What is known.
+        wishes: What the caller asked for; it wins and is shown so.
+        batching: How samples become batches, in words.
+        batches: Batches of an epoch; None if unknown.
+        seed: What the order follows from.
+
+    Returns:
+        The plan.
+
+    Raises:
+        LoaderError: What was asked for cannot work here.
+    """
+    draft = _Draft(facts, wishes, batches)
+    draft.workers()
+    draft.prefetch()
+    draft.context()
+    draft.persistence()
+    draft.pinning()
+    draft.the_rest()
+    draft.note("seed", seed, "order and random numbers follow from it alone")
+    outlook = forecast(facts, draft.value)
+    _refuse(outlook)
+    return LoaderPlan(
+        **draft.value,
+        batching=batching,
+        reasons=draft.reasons,
+        forecast=outlook,
+        warnings=(*draft.warnings, *outlook.warnings()),
+        environment=facts.environment,
+    )
+
+
+def rate(facts: Facts, workers: int) -> float:
+    """Predict batches a second, from what was measured.
+
+    Args:
+        facts: With ``measured``.
+        workers: Processes that make batches.
+
+    Returns:
+        The rate that the slowest of three allows: the workers, the training process
+        that unpacks, and the processors all of them share.
+    """
+    found = facts.measured
+    assert found is not None
+    if not workers:
+        return 1 / max(found.fetch_s, 1e-9)
+    make, take = found.fetch_s + found.send_s, found.receive_s + QUEUE_S
+    cpus = max(1, facts.host.cpus // facts.host.local_ranks)
+    return 1 / max(take, make / workers, (make + take) / cpus)
+
+
+class _Draft:
+    """Settings chosen so far, each noted with its reason."""
+
+    def __init__(self, facts: Facts, wishes: Wishes, batches: int | None) -> None:
+        self.facts, self.wishes, self.batches = facts, wishes, batches
+        self.value: dict[str, Any] = {}
+        self.reasons: dict[str, str] = {}
+        self.warnings: list[str] = []
+
+    def note(self, name: str, value: Any, reason: str) -> None:
+        self.value[name], self.reasons[name] = value, reason
+
+    def asked(self, name: str) -> bool:
+        """Note what the caller, or the environment, asked for."""
+        value = getattr(self.wishes, name)
+        if value is not None:
+            self.note(name, value, "you asked for it")
+            return True
+        variable = f"LOADERKIT_{name.upper()}"
+        text = self.facts.environment.get(variable, "")
+        if text:
+            self.note(name, _parsed(variable, text), f"{variable} asks for it")
+        return bool(text)
+
+    def batch_bytes(self) -> int | None:
+        found = self.facts.measured
+        known = [self.facts.largest_bytes, found.batch_bytes if found else None]
+        return max((each for each in known if each is not None), default=None)
+
+    def workers(self) -> None:
+        facts = self.facts
+        if self.asked("num_workers"):
+            self._check_workers()
+            return
+        if facts.daemonic:
+            reason = "this process is a daemon, which may not have children"
+            self.note("num_workers", 0, reason)
+        elif facts.iterable:
+            reason = "each worker would iterate over everything again; ask for workers "
+            reason += "if the dataset splits itself by get_worker_info()"
+            self.note("num_workers", 0, reason)
+        elif self._unsendable():
+            reason = f"workers cannot start: {facts.unpicklable}"
+            self.note("num_workers", 0, reason)
+        elif facts.measured is None:
+            self._unmeasured()
+        else:
+            self._measured()
+
+    def _check_workers(self) -> None:
+        count, cpus = self.value["num_workers"], self.facts.host.cpus
+        if count < 0:
+            msg = f"num_workers must be 0 or more, got {count}"
+            raise ValueError(msg)
+        if count and self.facts.daemonic:
+            what = f"{count} workers were asked for in a daemonic process."
+            why = "daemonic processes may not have children"
+            raise LoaderError(what, why=why, fix="num_workers=0")
+        if count > cpus:
+            text = f"{count} workers share {cpus} CPUs ({self.facts.host.cpus_from}); "
+            self.warnings.append(text + f"num_workers={cpus} or fewer wastes less")
+
+    def _unsendable(self) -> bool:
+        facts, method = self.facts, self.wishes.multiprocessing_context
+        method = method or facts.start_method
+        forks = "fork" in facts.start_methods and not facts.device.started
+        return bool(facts.unpicklable) and method != "fork" and not forks
+
+    def _unmeasured(self) -> None:
+        if self.facts.gathering:
+            reason = "gathering is usually quicker than sending batches (not measured)"
+            self.note("num_workers", 0, reason)
+            return
+        count = min(2, max(0, self.facts.host.cpus - 1) or 1, self._most())
+        reason = "more than 2 only when measured to help (not measured)"
+        self.note("num_workers", count, reason)
+
+    def _measured(self) -> None:
+        facts, most = self.facts, self._most()
+        found = facts.measured
+        assert found is not None
+        best = 0
+        gain = _GAIN if facts.start_method == "fork" else _GAIN**3
+        for count in range(1, most + 1):
+            if rate(facts, count) >= gain * rate(facts, best):
+                best = count
+        fetch = format_seconds(found.fetch_s)
+        send = format_seconds(found.send_s + found.receive_s + QUEUE_S)
+        costs = f"a batch takes {fetch} to make and {send} to send"
+        if not best:
+            text = f"{costs}: workers would not be quicker"
+            if most < facts.host.cpus:
+                text += f" (at most {most} of them: {self._most_because()})"
+            self.note("num_workers", 0, text)
+            return
+        times = rate(facts, best) / rate(facts, 0)
+        cpus = f"{facts.host.cpus} CPUs by {facts.host.cpus_from}"
+        reason = f"{costs}: {times:.1f} times the rate of none, on {cpus}"
+        self.note("num_workers", best, reason)
+
+    def _most(self) -> int:
+        return min(count for count, _ in self._caps())
+
+    def _most_because(self) -> str:
+        return min(self._caps())[1]
+
+    def _caps(self) -> list[tuple[int, str]]:
+        facts = self.facts
+        caps = [(max(1, facts.host.cpus // facts.host.local_ranks), "CPUs")]
+        each = _worker_bytes(facts) + (1 + _PREFETCH) * (self.batch_bytes() or 0)
+        caps.append((int(facts.host.available_bytes // 2 // each), "memory"))
+        cap = facts.environment.get("LOADERKIT_MAX_WORKERS", "")
+        if cap:
+            count = _parsed("LOADERKIT_MAX_WORKERS", cap)
+            caps.append((count, "LOADERKIT_MAX_WORKERS"))
+        return caps
+
+    def prefetch(self) -> None:
+        workers = self.value["num_workers"]
+        nbytes = self.batch_bytes()
+        budget = min(_AHEAD_MOST, int(self.facts.host.available_bytes * _AHEAD_SHARE))
+        fitting = budget // (nbytes * max(1, workers)) if nbytes else _PREFETCH
+        depth = int(max(1, min(_PREFETCH, fitting)))
+        size = "" if nbytes is None else f" of {format_bytes(nbytes)} at most"
+        self._read_ahead(workers, depth, size)
+        if not workers:
+            if self.wishes.prefetch_factor is not None:
+                what = "prefetch_factor was given without workers."
+                fix = "read_ahead=2 (a thread), or num_workers=1"
+                raise LoaderError(what, why="it counts batches of a worker", fix=fix)
+            self.note("prefetch_factor", None, "there are no workers")
+        elif not self.asked("prefetch_factor"):
+            reason = f"{depth * workers} batches{size} wait, of {format_bytes(budget)}"
+            self.note("prefetch_factor", depth, reason)
+
+    def _read_ahead(self, workers: int, depth: int, size: str) -> None:
+        if self.asked("read_ahead"):
+            return
+        if workers:
+            self.note("read_ahead", 0, "the workers read ahead")
+        elif self.facts.gathering:
+            reason = f"{depth} batches{size} from a thread, once steps take half as "
+            self.note("read_ahead", depth, reason + "long as gathering")
+        else:
+            reason = "a thread's random numbers would mix with those of the training"
+            self.note("read_ahead", 0, reason)
+
+    def context(self) -> None:
+        facts, workers = self.facts, self.value["num_workers"]
+        name = "multiprocessing_context"
+        if not workers:
+            self.note(name, None, "there are no workers")
+            return
+        if self.asked(name):
+            if self.value[name] not in facts.start_methods:
+                msg = f"multiprocessing_context must be one of {facts.start_methods}, "
+                raise ValueError(msg + f"got {self.value[name]!r}")
+        elif facts.start_method != "fork" and facts.unpicklable:
+            self.note(name, "fork", f"cannot be sent: {facts.unpicklable}")
+        else:
+            self.note(name, facts.start_method, "this Python's default")
+        if self.value[name] != "fork" and facts.unpicklable:
+            what = f"The dataset cannot be sent to {self.value[name]}ed workers."
+            fix = "define it in a module rather than in a function or a notebook, or "
+            fix += "num_workers=0"
+            raise LoaderError(what, why=facts.unpicklable, fix=fix)
+
+    def persistence(self) -> None:
+        name, workers = "persistent_workers", self.value["num_workers"]
+        if not workers:
+            if self.wishes.persistent_workers:
+                what = "persistent_workers was asked for without workers."
+                raise LoaderError(what, why="there is nothing to keep", fix="drop it")
+            self.note(name, False, "there are no workers")
+            return
+        if self.asked(name):
+            return
+        forked = self.value["multiprocessing_context"] == "fork"
+        start_s = workers * (_FORK_S if forked else _SPAWN_S)
+        if self.facts.measured is None or self.batches is None:
+            self.note(name, not forked, f"starting takes {format_seconds(start_s)}")
+            return
+        epoch_s = self.batches / rate(self.facts, workers)
+        short = start_s > 0.01 * epoch_s
+        text = f"an epoch takes {format_seconds(epoch_s)}, starting workers "
+        text += format_seconds(start_s)
+        more = "" if short else "; fresh workers give back what they held"
+        self.note(name, short, text + more)
+
+    def pinning(self) -> None:
+        facts, device = self.facts, self.facts.device
+        asked = self.asked("pin_memory")
+        if not device.pins:
+            if asked and self.value["pin_memory"]:
+                text = f"pin_memory=True is not followed: {device.device} copies from "
+                self.warnings.append(text + "any memory as fast; pin_memory=False")
+            reason = f"{device.device} copies from any memory as fast"
+            self.note("pin_memory", False, reason)
+            return
+        if asked:
+            return
+        need = pinned_bytes(self.batch_bytes() or 0, self.value)
+        room = int(facts.host.available_bytes * _PINNED_SHARE)
+        text = f"{format_bytes(need)} page-locked of {format_bytes(room)}"
+        fits = need <= room
+        more = ", copies run beside the computing" if fits else ": too much"
+        self.note("pin_memory", fits, text + more)
+
+    def the_rest(self) -> None:
+        if not self.asked("in_order"):
+            self.note("in_order", True, "the order is the same for any worker count")
+        if not self.value["num_workers"]:
+            self.note("sharing", "none", "batches do not leave this process")
+        elif self.facts.parcels:
+            reason = "one anonymous segment a batch: no /dev/shm, no open file kept"
+            self.note("sharing", "parcel", reason)
+        else:
+            self.note("sharing", "torch", "this system has no anonymous segments")
+
+
+def _worker_bytes(facts: Facts) -> int:
+    return FORKED_BYTES if facts.start_method == "fork" else SPAWNED_BYTES
+
+
+def _refuse(outlook: Forecast) -> None:
+    """Refuse what is certain to fail: the limit breaks before the first step."""
+    for line in outlook.lines:
+        if line.certain and line.limit is not None and line.need > line.limit:
+            what = f"This loader needs {line.amount(line.need)} of {line.name}; "
+            what += f"there are {line.amount(line.limit)}."
+            raise LoaderError(what, why=line.why, fix=line.fix)
+
+
+def _parsed(name: str, text: str) -> Any:
+    lower = text.strip().lower()
+    if lower in {"true", "false", "yes", "no", "on", "off"}:
+        return lower in {"true", "yes", "on"}
+    if lower.isdigit():
+        return int(lower)
+    if lower in {"fork", "spawn", "forkserver"}:
+        return lower
+    msg = f"{name} must be a number, true or false, got {text!r}"
+    raise ValueError(msg)

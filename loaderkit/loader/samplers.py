@@ -1,0 +1,346 @@
+"""Which samples make up which batch, from numbers alone.  Pure.
+
+Everything follows from the seed, the epoch and the samples' sizes, so every rank and
+every resumed run works out the same batches by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from loaderkit.errors import LoaderError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+BLOCK = 1024
+"""Samples that lie side by side in a block of ``shuffle="block"``."""
+_MIXED_BLOCKS = 8
+"""Blocks whose samples are mixed with each other."""
+
+
+@dataclass(frozen=True)
+class BatchRule:
+    """How samples become batches."""
+
+    samples: int
+    """Samples of the dataset."""
+    batch_size: int | None = None
+    """Samples of a batch; with limits, the most of them."""
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """The most a batch may hold, by what is counted: nodes, edges, bytes, tokens."""
+    sizes: Mapping[str, Ints] = field(default_factory=dict)
+    """What each sample holds ``[samples]``, for each limit and for ``bucket_by``."""
+    shuffle: bool | str = False
+    """True, False, or "block" for files that are not in memory."""
+    seed: int = 0
+    """What the order follows from, with the epoch."""
+    drop_last: bool = False
+    """Leave out the last batch if it is not full; among ranks, what is uneven."""
+    oversized: str = "raise"
+    """A sample beyond a limit: "raise", a batch of its own ("alone"), or "skip"."""
+    bucket_by: str | None = None
+    """Batch samples of similar size; one of ``sizes``."""
+    buckets: int = 8
+    """Distinct shapes that padded batches can have then."""
+    rank: int = 0
+    """Which of the processes this is."""
+    ranks: int = 1
+    """How many train together."""
+
+    def __post_init__(self) -> None:
+        if self.oversized not in {"raise", "alone", "skip"}:
+            msg = f"oversized must be 'raise', 'alone' or 'skip', got {self.oversized}"
+            raise ValueError(msg)
+        if self.shuffle not in {True, False, "block"}:
+            msg = f"shuffle must be True, False or 'block', got {self.shuffle!r}"
+            raise ValueError(msg)
+        if not 0 <= self.rank < self.ranks:
+            msg = f"rank must be from 0 to {self.ranks - 1}, got {self.rank}"
+            raise ValueError(msg)
+        counts = [self.batch_size or 1, self.buckets, *self.limits.values()]
+        if min(counts) < 1:
+            msg = f"batch_size, buckets and limits must be at least 1, got {counts}"
+            raise ValueError(msg)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The batches of one epoch, of one rank."""
+
+    order: Ints
+    """Rows, batch after batch ``[n]``."""
+    ends: Ints
+    """Where each batch begins in ``order``, and the last ends ``[batches + 1]``."""
+    skipped: int
+    """Samples left out: too large for a limit, or dropped to make ranks even."""
+    repeated: int
+    """Samples that come twice, so that every rank has as many batches."""
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    def batch(self, number: int) -> list[int]:
+        """Give the rows of a batch."""
+        found: list[int] = self.order[
+            self.ends[number] : self.ends[number + 1]
+        ].tolist()
+        return found
+
+
+def make_epoch(rule: BatchRule, epoch: int) -> Epoch:
+    """Work out the batches of an epoch.
+
+    Args:
+        rule: How samples become batches.
+        epoch: Which one, from 0.
+
+    Returns:
+        This rank's batches; every rank has the same number of them.
+
+    Raises:
+        LoaderError: A sample is larger than a limit, and ``oversized`` is "raise".
+    """
+    rows, alone = _fitting(rule)
+    skipped = rule.samples - len(rows) - len(alone)
+    chance = np.random.Generator(np.random.PCG64([rule.seed, epoch]))
+    order = _ordered(rule, rows, chance)
+    if not rule.limits and rule.bucket_by is None:
+        return _plain(rule, order, skipped)
+    if rule.bucket_by is None:
+        groups = [order]
+    else:
+        bucket = bucket_of(rule.sizes[rule.bucket_by], rule.buckets)[order]
+        groups = [order[bucket == number] for number in range(rule.buckets)]
+    parts = [(group, _cuts(rule, group)) for group in groups if len(group)]
+    parts += [(alone[at : at + 1], np.array([0, 1])) for at in range(len(alone))]
+    return _shared(rule, parts, chance, skipped)
+
+
+def bucket_of(sizes: Ints, buckets: int) -> Ints:
+    """Sort samples into buckets of equally many, by size.
+
+    Args:
+        sizes: What each sample holds ``[n]``.
+        buckets: How many there are.
+
+    Returns:
+        The bucket of each ``[n]``, from the smallest samples to the largest; equal
+        sizes always share one.
+    """
+    bounds = bucket_bounds(sizes, buckets)
+    return np.searchsorted(bounds, sizes, side="left").clip(0, buckets - 1)
+
+
+def bucket_bounds(sizes: Ints, buckets: int) -> Ints:
+    """Give the largest size of each bucket, to which its samples are padded.
+
+    >>> bucket_bounds(np.array([1, 2, 3, 4, 5, 60]), 3)
+    array([ 2,  4, 60])
+    """
+    if not len(sizes):
+        return np.zeros(buckets, np.int64)
+    ordered = np.sort(sizes)
+    at = np.ceil(np.arange(1, buckets + 1) * len(sizes) / buckets).astype(np.int64) - 1
+    bounds: Ints = ordered[at.clip(0)]
+    return bounds
+
+
+def padding_waste(rule: BatchRule) -> float:
+    """Tell which part of padded batches would be padding.
+
+    Args:
+        rule: With ``bucket_by``.
+
+    Returns:
+        From 0 to 1, when every sample is padded to its bucket's bound.
+    """
+    if rule.bucket_by is None or not rule.samples:
+        return 0.0
+    sizes = rule.sizes[rule.bucket_by]
+    padded = bucket_bounds(sizes, rule.buckets)[bucket_of(sizes, rule.buckets)].sum()
+    return 1.0 - float(sizes.sum()) / float(padded) if padded else 0.0
+
+
+def _fitting(rule: BatchRule) -> tuple[Ints, Ints]:
+    """Give the rows that fit every limit, and those that get a batch of their own."""
+    large = np.zeros(rule.samples, bool)
+    for name, limit in rule.limits.items():
+        large |= rule.sizes[name] > limit
+    rows = np.flatnonzero(~large) if large.any() else np.arange(rule.samples)
+    found = np.flatnonzero(large)
+    if not len(found) or rule.oversized == "skip":
+        return rows, found[:0]
+    if rule.oversized == "alone":
+        return rows, found
+    row = int(found[0])
+    name = next(n for n, limit in rule.limits.items() if rule.sizes[n][row] > limit)
+    what = f"Sample {row:,} has {rule.sizes[name][row]:,} {name}, above the limit of "
+    what += f"{rule.limits[name]:,}; so have {len(found) - 1:,} more."
+    fix = f"raise max_{name}, or oversized='alone' (a batch of its own) or 'skip'"
+    raise LoaderError(what, why="no batch can hold it", fix=fix)
+
+
+def _ordered(rule: BatchRule, rows: Ints, chance: np.random.Generator) -> Ints:
+    if not rule.shuffle:
+        return rows
+    if rule.shuffle is True:
+        return chance.permutation(rows)
+    starts = np.arange(0, len(rows), BLOCK)
+    blocks = [rows[start : start + BLOCK] for start in chance.permutation(starts)]
+    mixed = [
+        chance.permutation(np.concatenate(blocks[at : at + _MIXED_BLOCKS]))
+        for at in range(0, len(blocks), _MIXED_BLOCKS)
+    ]
+    return np.concatenate(mixed) if mixed else rows
+
+
+def _plain(rule: BatchRule, order: Ints, skipped: int) -> Epoch:
+    """Batches of one size: ranks take turns, sample by sample."""
+    size, ranks = rule.batch_size or 1, rule.ranks
+    uneven = len(order) % ranks
+    repeated = 0
+    if uneven and rule.drop_last:
+        order, skipped = order[: len(order) - uneven], skipped + uneven
+    elif uneven:
+        repeated = ranks - uneven
+        order = np.concatenate([order, np.resize(order, repeated)])
+    mine = order[rule.rank :: ranks]
+    full = len(mine) // size * size
+    if rule.drop_last and full < len(mine):
+        skipped, mine = skipped + (len(mine) - full) * ranks, mine[:full]
+    ends = np.arange(0, len(mine) + size, size).clip(max=len(mine))
+    ends = ends if len(ends) > 1 and ends[-1] != ends[-2] else ends[:-1]
+    return Epoch(mine, ends if len(ends) else np.zeros(1, np.int64), skipped, repeated)
+
+
+def _cuts(rule: BatchRule, order: Ints) -> Ints:
+    """Fill batch after batch until the next sample would break a limit."""
+    totals = []
+    for name, limit in rule.limits.items():
+        total = np.zeros(len(order) + 1, np.int64)
+        np.cumsum(rule.sizes[name][order], out=total[1:])
+        totals.append((total, limit))
+    most, at, ends = rule.batch_size or len(order), 0, [0]
+    if not totals:
+        return np.append(np.arange(0, len(order), most), len(order))
+    while at < len(order):
+        stop = min(at + most, len(order))
+        for total, limit in totals:
+            reach = total.searchsorted(total[at] + limit, side="right") - 1
+            stop = min(stop, int(reach))
+        at = max(stop, at + 1)
+        ends.append(at)
+    return np.array(ends)
+
+
+def _shared(
+    rule: BatchRule,
+    parts: Sequence[tuple[Ints, Ints]],
+    chance: np.random.Generator,
+    skipped: int,
+) -> Epoch:
+    """Deal whole batches out to the ranks, equally many to each."""
+    order = np.concatenate([rows for rows, _ in parts] or [np.empty(0, np.int64)])
+    firsts = np.cumsum([0, *(len(rows) for rows, _ in parts)])
+    pairs = zip(firsts, parts, strict=False)
+    starts = np.concatenate([f + cut[:-1] for f, (_, cut) in pairs] or [firsts[:0]])
+    pairs = zip(firsts, parts, strict=False)
+    stops = np.concatenate([f + cut[1:] for f, (_, cut) in pairs] or [firsts[:0]])
+    turn = np.arange(len(starts))
+    if rule.shuffle and len(parts) > 1:
+        turn = chance.permutation(turn)
+    uneven, repeated = len(turn) % rule.ranks, 0
+    if uneven and rule.drop_last:
+        skipped += int((stops - starts)[turn[len(turn) - uneven :]].sum())
+        turn = turn[: len(turn) - uneven]
+    elif uneven:
+        again = np.resize(turn, rule.ranks - uneven)
+        repeated = int((stops - starts)[again].sum())
+        turn = np.concatenate([turn, again])
+    mine = turn[rule.rank :: rule.ranks]
+    spans = [order[starts[b] : stops[b]] for b in mine.tolist()]
+    ends = np.cumsum([0, *map(len, spans)])
+    rows = np.concatenate(spans) if spans else order[:0]
+    return Epoch(rows, ends, skipped, repeated)
+
+
+class Rows(list[int]):
+    """The rows of a batch, and what randomness in reading them follows from."""
+
+    __slots__ = ("seed",)
+
+    def __init__(self, rows: Sequence[int] = (), seed: int = 0) -> None:
+        super().__init__(rows)
+        self.seed = seed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Rows, (list(self), self.seed)
+
+
+class EpochBatches(Sampler[list[int]]):
+    """The ``batch_sampler`` of a loader: a new order every epoch, resumable anywhere.
+
+    Args:
+        rule: How samples become batches.
+    """
+
+    def __init__(self, rule: BatchRule) -> None:
+        self.rule = rule
+        self.batch_size = rule.batch_size
+        self.drop_last = rule.drop_last
+        self.epoch = 0
+        """The epoch that the next iteration gives."""
+        self.start = 0
+        """The batch it begins with."""
+        self._made: tuple[int, Epoch] | None = None
+
+    def __len__(self) -> int:
+        return len(self.current())
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch, start, made = self.epoch, self.start, self.current()
+        self.epoch, self.start = epoch + 1, 0
+        return self._batches(epoch, start, made)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that comes next, as for torch's DistributedSampler."""
+        self.epoch, self.start = int(epoch), 0
+
+    def current(self) -> Epoch:
+        """Work out the epoch that comes next."""
+        if self._made is None or self._made[0] != self.epoch:
+            self._made = (self.epoch, make_epoch(self.rule, self.epoch))
+        return self._made[1]
+
+    def _batches(self, epoch: int, start: int, made: Epoch) -> Iterator[list[int]]:
+        for number in range(start, len(made)):
+            yield Rows(made.batch(number), mixed(self.rule.seed, epoch, number))
+
+
+def mixed(seed: int, epoch: int, number: int) -> int:
+    """Make one seed of three numbers (splitmix64's last step)."""
+    value = (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9 + number) % 2**64
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB % 2**64
+    return (value ^ (value >> 31)) % 2**63
+
+
+def largest_batch(sizes: Ints, batch_size: int) -> int:
+    """Bound a batch: its samples could be the largest there are.
+
+    >>> largest_batch(np.array([5, 1, 9]), 2)
+    14
+    """
+    count = min(batch_size, len(sizes))
+    if not count:
+        return 0
+    return int(np.partition(sizes, len(sizes) - count)[-count:].sum())
