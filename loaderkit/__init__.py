@@ -15,21 +15,27 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from loaderkit.cache.verify import Verification, verify
     from loaderkit.datasets.base import SafeDataset
-    from loaderkit.datasets.graphs import SafeGraphDataset, Sizes
+    from loaderkit.datasets.graphs import SafeGraphDataset
     from loaderkit.datasets.inspect import CacheSummary, inspect_cache
     from loaderkit.datasets.open import open_cache
     from loaderkit.datasets.own import own, shares
     from loaderkit.datasets.pack import PackOptions, pack
     from loaderkit.datasets.ragged import Packed, Padded
+    from loaderkit.datasets.sizes import SampleSizes, Sizes
     from loaderkit.datasets.sources import PtFolder
     from loaderkit.errors import (
         CacheError,
         CacheVersionError,
         DamagedCacheError,
         DatasetError,
+        LoaderError,
         LoaderkitError,
         StaleCacheError,
     )
+    from loaderkit.loader.build import build_loader
+    from loaderkit.loader.options import LoaderOptions
+    from loaderkit.loader.plan import LoaderPlan
+    from loaderkit.loader.prefetch import DevicePrefetcher
     from loaderkit.units import format_bytes, parse_bytes
 
 __version__ = "0.1.0"
@@ -51,7 +57,8 @@ _HOME = {
     "PtFolder": "datasets.sources",
     "SafeDataset": "datasets.base",
     "SafeGraphDataset": "datasets.graphs",
-    "Sizes": "datasets.graphs",
+    "SampleSizes": "datasets.sizes",
+    "Sizes": "datasets.sizes",
     "StaleCacheError": "errors",
     "Verification": "cache.verify",
     "build_loader": "loader.build",
@@ -82,6 +89,7 @@ __all__ = [  # noqa: RUF022 -- as _HOME, then the version
     "PtFolder",
     "SafeDataset",
     "SafeGraphDataset",
+    "SampleSizes",
     "Sizes",
     "StaleCacheError",
     "Verification",

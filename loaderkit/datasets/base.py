@@ -19,6 +19,7 @@ from loaderkit.datasets.gathering import UnlikeShapesError, reader
 from loaderkit.datasets.own import own
 from loaderkit.datasets.pack import PackOptions, pack_source
 from loaderkit.datasets.rows import is_one, many_rows, one_row
+from loaderkit.datasets.sizes import sample_sizes
 from loaderkit.datasets.sources import KeyedSource
 from loaderkit.datasets.structure import KEY, VARIANT, Structure
 from loaderkit.errors import DatasetError, StaleCacheError
@@ -175,6 +176,17 @@ class SafeDataset(Dataset[Any]):
             collate_samples(samples, self.ragged) if type(samples) is list else samples
         )
 
+    def sizes(self) -> Any:
+        """Tell how large each sample is, from the cache's offsets alone.
+
+        Returns:
+            Tokens and bytes of each sample: a ``SampleSizes``.
+
+        Raises:
+            DatasetError: There is no cache.
+        """
+        return sample_sizes(*self._sized())
+
     def key(self, row: int) -> str:
         """Name the sample of a row, as it was called when it was packed."""
         at = self._row(one_row(row, len(self)))
@@ -223,6 +235,15 @@ class SafeDataset(Dataset[Any]):
         if self.cache is None:
             return len(self._all_keys())
         return len(self._open().store)
+
+    def _sized(self) -> tuple[_Opened, Ints]:
+        if self.cache is None:
+            what = "The sizes of the samples are not known."
+            fix = f'{type(self).__name__}(..., cache="folder")'
+            raise DatasetError(what, why="sizes are read from a cache", fix=fix)
+        opened = self._open()
+        rows = np.arange(len(opened.store)) if self._rows is None else self._rows
+        return opened, rows
 
     def _all_keys(self) -> list[Any]:
         if self._keys is None:

@@ -2,42 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch_geometric.data import Batch
 from torch_geometric.data.data import BaseData
 
 from loaderkit.datasets.base import SafeDataset
 from loaderkit.datasets.batches import Recipe
-from loaderkit.datasets.gathering import Gathering, UnlikeShapesError, leaf_dtype
-from loaderkit.datasets.structure import Leaf
+from loaderkit.datasets.gathering import UnlikeShapesError
+from loaderkit.datasets.sizes import Sizes, graph_sizes
 from loaderkit.errors import DatasetError
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Collection, Sequence
 
-    from numpy.typing import NDArray
-
     from loaderkit.datasets.base import _Opened
     from loaderkit.datasets.pack import PackOptions
-
-    Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How large each sample is."""
-
-    nodes: Ints
-    """Nodes of each sample ``[n]``, of all types together."""
-    edges: Ints
-    """Edges of each sample ``[n]``, of all types together."""
-    bytes: Ints
-    """Bytes of each sample's values ``[n]``, as they are in a batch."""
 
 
 class SafeGraphDataset(SafeDataset):
@@ -129,13 +111,7 @@ class SafeGraphDataset(SafeDataset):
         Raises:
             DatasetError: There is no cache.
         """
-        if self.cache is None:
-            what = "The sizes of the samples are not known."
-            fix = f'{type(self).__name__}(..., cache="folder")'
-            raise DatasetError(what, why="sizes are read from a cache", fix=fix)
-        opened = self._open()
-        rows = np.arange(len(opened.store)) if self._rows is None else self._rows
-        return measure(opened, rows)
+        return graph_sizes(*self._sized())
 
     @property
     def num_node_features(self) -> Any:
@@ -179,57 +155,3 @@ class SafeGraphDataset(SafeDataset):
 
     def _recipe(self, opened: _Opened, variant: int) -> Any:
         return Recipe(opened.store, opened.structure, variant, self.classes)
-
-
-def measure(opened: _Opened, rows: Ints) -> Sizes:
-    """Measure samples without reading them.
-
-    Args:
-        opened: The cache they are in.
-        rows: Their numbers in it ``[n]``.
-
-    Returns:
-        Nodes, edges and bytes of each.
-    """
-    nodes, edges, nbytes = (np.zeros(len(rows), np.int64) for _ in range(3))
-    variants = opened.variants(rows)
-    for number in np.unique(variants).tolist():
-        at = np.flatnonzero(variants == number)
-        gathering = Gathering(opened.store, rows[at])
-        for part in opened.structure.variants[number].children:
-            if part.nodes:
-                nodes[at] += gathering.numbers(part.nodes)
-            edges[at] += _edges(gathering, part)
-            nbytes[at] += _bytes(gathering, part)
-    return Sizes(nodes, edges, nbytes)
-
-
-def _edges(gathering: Gathering, part: Any) -> Any:
-    """Count edges as PyG does: by the first field whose last or first axis is edges."""
-    for name, node in part.items():
-        leaf = node
-        if not isinstance(leaf, Leaf):
-            leaf = dict(node.items()).get("data") if node.kind == "edge_index" else None
-        if leaf is None or leaf.kind != "tensor" or "edge" not in str(name):
-            continue
-        if leaf.axis is not None:
-            column = gathering.store.column(leaf.column)
-            lengths = gathering.pick.runs(column).lengths
-            if node is leaf or leaf.axis:
-                return lengths
-    return 0
-
-
-def _bytes(gathering: Gathering, part: Any) -> Any:
-    total: Any = 0
-    for node in part.children:
-        if not isinstance(node, Leaf):
-            total = total + (_bytes(gathering, node) if node.children else 0)
-            continue
-        column = gathering.store.column(node.column, stacked=node.axis is None)
-        text = node.kind in {"str", "bytes", "json", "bigint"}
-        row_bytes = 1 if text else leaf_dtype(node).itemsize
-        shard = gathering.pick.groups[0][0]
-        row_bytes *= int(np.prod(column.part(shard).values.shape[1:]))
-        total = total + gathering.pick.runs(column).lengths * row_bytes
-    return total

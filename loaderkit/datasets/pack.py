@@ -244,6 +244,4 @@ def _version(name: str) -> str:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        import loaderkit
-
-        return loaderkit.__version__ if name == "loaderkit" else "not installed"
+        return "not installed"

@@ -62,6 +62,7 @@ def build_loader(
     facts = read_facts(
         dataset, device, collate=collate, rows=first,
         largest_bytes=_largest(dataset, chosen),
+        quiet_collate=chosen.collate_fn is None,
     )  # fmt: skip
     plan = decide(
         facts, chosen, batching=_in_words(batches, dataset, chosen),
@@ -69,7 +70,10 @@ def build_loader(
     )  # fmt: skip
     for text in plan.warnings:
         warnings.warn(text, RuntimeWarning, stacklevel=2)
-    return _loader(dataset, collate, batches, plan, chosen)
+    loader = _loader(dataset, collate, batches, plan, chosen)
+    loader.plan, loader.seeded = plan, not facts.quiet
+    loader.seed_asked = chosen.seed is not None
+    return loader
 
 
 def _batches(dataset: Any, chosen: LoaderOptions, seed: int) -> Any:
@@ -226,7 +230,4 @@ def _loader(
         }  # fmt: skip
     else:
         settings["batch_sampler"] = batches
-    loader = PlannedLoader(dataset, **settings)
-    loader.plan = plan
-    loader.dataset_gathers = plan.read_ahead > 0 or getattr(dataset, "gathers", False)
-    return loader
+    return PlannedLoader(dataset, **settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import BatchSampler, Sampler
@@ -11,7 +12,7 @@ from torch.utils.data import BatchSampler, Sampler
 from loaderkit.errors import LoaderError
 from loaderkit.loader.fetching import name_of
 from loaderkit.loader.prefetch import ReadAhead
-from loaderkit.loader.samplers import Rows, make_epoch, mixed
+from loaderkit.loader.samplers import Rows, mixed
 from loaderkit.memory.host import Host, read_host
 from loaderkit.units import format_bytes
 
@@ -67,22 +68,45 @@ class GivenBatches(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         epoch, start = self.epoch, self.start
         self.epoch, self.start = epoch + 1, 0
-        each: Any
-        for each in (self.batches, getattr(self.batches, "sampler", None)):
-            if hasattr(each, "set_epoch"):
-                each.set_epoch(epoch)
-        return self._given(epoch, start, iter(self.batches))
+        yield from self.batches_of(epoch, start)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that comes next."""
         self.epoch, self.start = int(epoch), 0
 
-    def _given(
-        self, epoch: int, start: int, batches: Iterator[Sequence[int]]
-    ) -> Iterator[list[int]]:
-        for number, rows in enumerate(batches):
+    def reseed(self, seed: int) -> None:
+        """Follow another seed from now on."""
+        self.seed = seed
+
+    def batches_of(self, epoch: int, start: int) -> Iterator[list[int]]:
+        """Give the batches of an epoch.
+
+        Args:
+            epoch: Which one; told to samplers that have ``set_epoch``.
+            start: The batch it begins with; those before it are drawn and dropped.
+
+        Yields:
+            The rows of each.
+        """
+        each: Any
+        for each in (self.batches, getattr(self.batches, "sampler", None)):
+            if hasattr(each, "set_epoch"):
+                each.set_epoch(epoch)
+        for number, rows in enumerate(self.batches):
             if number >= start:
                 yield Rows(rows, mixed(self.seed, epoch, number))
+
+
+@dataclass
+class Progress:
+    """How far an iteration has come."""
+
+    epoch: int
+    """Which epoch it is."""
+    given: int
+    """Batches given so far, those of an earlier run included."""
+    ended: bool = False
+    """There are no more."""
 
 
 class LoaderEpoch(Iterator[Any]):
@@ -91,32 +115,23 @@ class LoaderEpoch(Iterator[Any]):
     Args:
         loader: The loader.
         inner: torch's own iterator.
-        epoch: Which epoch this is.
-        start: The batch it begins with.
+        progress: Where it begins; counted up here.
         alone: The iterator is not the one that the loader keeps.
     """
 
     def __init__(
-        self, loader: Any, inner: Any, epoch: int, start: int, *, alone: bool
+        self, loader: Any, inner: Any, progress: Progress, *, alone: bool
     ) -> None:
-        self.epoch, self.given = epoch, start
-        """Batches given so far, those of an earlier run included."""
-        self.ended = False
-        self._inner, self._start, self._alone = inner, start, alone
+        self.progress = progress
+        self._inner, self._start, self._alone = inner, progress.given, alone
         self._dataset, self._sampler = loader.dataset, loader.batch_sampler
-        self._kept = loader.persistent_workers and not alone
         self._kills = _oom_kills() if loader.num_workers else None
         self._batches: Iterator[Any] = inner
         if self._sampler is None:
-            for _ in range(start):  # an iterable dataset can only be read on
+            for _ in range(progress.given):  # an iterable dataset can only be read on
                 next(inner, None)
         if loader.plan.read_ahead:
             self._batches = ReadAhead(inner, loader.plan.read_ahead)
-
-    @property
-    def running(self) -> bool:
-        """Whether there may be more batches."""
-        return not self.ended
 
     def __iter__(self) -> LoaderEpoch:
         return self
@@ -128,16 +143,17 @@ class LoaderEpoch(Iterator[Any]):
         try:
             batch = next(self._batches)
         except StopIteration:
-            self.ended = True
+            self.progress.ended = True
             self.close()
             raise
         except RuntimeError as error:
             told = self._told(error)
             if told is None:
                 raise
+            self.progress.ended = True
             self.close()
             raise told from error
-        self.given += 1
+        self.progress.given += 1
         return batch
 
     def close(self) -> None:
@@ -160,24 +176,26 @@ class LoaderEpoch(Iterator[Any]):
         codes = [workers[number].exitcode for number in dead]
         killed = self._kills is not None and (host.oom_kills or 0) > self._kills
         why, fix = cause_of(codes[0] if codes else None, host, out_of_memory=killed)
-        names = self._names(dead[0]) if dead else ""
+        batches = self._under_way(dead[0]) if dead else []
         which = f"Worker {dead[0]}" if dead else "A worker"
-        what = f"{which} died while it made the batch of {names or 'unknown samples'}."
+        one = "the batch" if len(batches) == 1 else "one of the batches"
+        what = f"{which} died while it made {one} of {'; or '.join(batches)}."
         self._inner._shutdown_workers()
         return LoaderError(what, why=why, fix=fix)
 
-    def _names(self, worker: int) -> str:
-        """Name the samples of the batch that a worker was making."""
+    def _under_way(self, worker: int) -> list[str]:
+        """Name the samples of each batch that was asked of a worker and never came."""
         tasks = getattr(self._inner, "_task_info", {})
-        own = sorted(
-            t for t, info in tasks.items() if info[0] == worker and len(info) == 1
-        )
-        if not own or not hasattr(self._sampler, "rule"):
-            return ""
-        made = make_epoch(self._sampler.rule, self.epoch)
-        rows = made.batch(self._start + own[0])
-        found = ", ".join(name_of(self._dataset, row) for row in rows[:8])
-        return found + (f" and {len(rows) - 8:,} more" if len(rows) > 8 else "")
+        own = [n for n, task in tasks.items() if task[0] == worker and len(task) == 1]
+        if not own or not hasattr(self._sampler, "made"):
+            return ["unknown samples"]
+        made, found = self._sampler.made(self.progress.epoch), []
+        for number in sorted(own):
+            rows = made.batch(self._start + number)
+            names = ", ".join(name_of(self._dataset, row) for row in rows[:8])
+            more = f" and {len(rows) - 8:,} more" if len(rows) > 8 else ""
+            found.append(names + more)
+        return found
 
 
 def cause_of(code: int | None, host: Host, *, out_of_memory: bool) -> tuple[str, str]:

@@ -20,7 +20,7 @@ import psutil
 import torch
 from torch.utils.data import IterableDataset
 
-from loaderkit.loader.fetching import fetch, is_gathering
+from loaderkit.loader.fetching import draws_nothing, fetch, is_gathering
 from loaderkit.memory.host import Host, read_host
 from loaderkit.memory.parcel import Parcel
 from loaderkit.memory.probes import Capability, read_capability
@@ -66,6 +66,8 @@ class Facts:
     """It is iterated rather than indexed."""
     gathering: bool = False
     """Batches come from a cache, finished, and no code of the user's runs."""
+    quiet: bool = False
+    """Reading draws no random numbers: no code of the user's runs."""
     largest_bytes: int | None = None
     """Bound of a batch's bytes, from the sizes of all samples; None if unknown."""
     measured: Measured | None = None
@@ -97,6 +99,7 @@ def read_facts(
     collate: Callable[[Any], Any],
     rows: Sequence[int] | None,
     largest_bytes: int | None = None,
+    quiet_collate: bool = True,
 ) -> Facts:
     """Read everything a plan follows from.
 
@@ -106,6 +109,7 @@ def read_facts(
         collate: How samples are joined.
         rows: Rows of a typical batch to measure; None measures nothing.
         largest_bytes: Bound of a batch's bytes, where the samples' sizes are known.
+        quiet_collate: ``collate`` is ours, PyG's or torch's.
 
     Returns:
         The facts.
@@ -125,6 +129,7 @@ def read_facts(
         samples=samples,
         iterable=iterable,
         gathering=is_gathering(dataset),
+        quiet=quiet_collate and draws_nothing(dataset),
         largest_bytes=largest_bytes,
         measured=measured,
         start_method=multiprocessing.get_start_method(allow_none=False),

@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, Subset, default_collate, get_worker_info
-from torch_geometric.data import Batch
+from torch.utils.data import (
+    Dataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+    get_worker_info,
+)
+from torch_geometric.data import Batch, InMemoryDataset
 from torch_geometric.data.data import BaseData
 from torch_geometric.loader.dataloader import Collater
 
@@ -27,6 +33,16 @@ def is_gathering(dataset: Any) -> bool:
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return bool(getattr(dataset, "gathers", False))
+
+
+def draws_nothing(dataset: Any) -> bool:
+    """Tell whether reading a sample draws no random numbers: no user's code runs."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    if isinstance(dataset, InMemoryDataset):
+        return dataset.transform is None
+    plain = isinstance(dataset, list | tuple | TensorDataset)
+    return plain or is_gathering(dataset)
 
 
 def collate_of(

@@ -75,7 +75,7 @@ class LoaderPlan:
         lines = [f"{'batches':<24}{self.batching}"]
         for name in names.split():
             value = str(getattr(self, name))
-            lines.append(f"{name:<24}{value:<12}{self.reasons[name]}")
+            lines.append(f"{name:<24}{value:<11} {self.reasons[name]}")
         lines += [f"warning: {each}" for each in self.warnings]
         return "\n".join([*lines, str(self.forecast)])
 
@@ -279,7 +279,7 @@ class _Draft:
             return
         if workers:
             self.note("read_ahead", 0, "the workers read ahead")
-        elif self.facts.gathering:
+        elif self.facts.quiet:
             reason = f"{depth} batches{size} from a thread, once steps take half as "
             self.note("read_ahead", depth, reason + "long as gathering")
         else:

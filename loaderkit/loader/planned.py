@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import weakref
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from loaderkit.errors import LoaderError
-from loaderkit.loader.epochs import LoaderEpoch
+from loaderkit.loader.epochs import LoaderEpoch, Progress
 from loaderkit.loader.fetching import Fetching, Sending
+from loaderkit.loader.samplers import Turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,19 +29,35 @@ class PlannedLoader(DataLoader[Any]):
 
     plan: LoaderPlan
     """The settings, each with its reason."""
-    _epoch: LoaderEpoch | None = None
+    seeded: bool = True
+    """Random numbers drawn while reading follow from each batch alone."""
+    seed_asked: bool = False
+    """The seed was given, so that another run's is a mistake."""
+    _progress: Progress | None = None
+    _live: Callable[[], LoaderEpoch | None] = staticmethod(lambda: None)
+    """The running iteration: known, not held, so that a loop that is left frees it."""
+    _turn: Turn | None = None
     _resumed: Mapping[str, int] | None = None
 
     def __iter__(self) -> Any:
         if not hasattr(self, "plan"):  # built again from its arguments by a trainer
             return super().__iter__()
-        live = self._epoch
-        busy = self.persistent_workers and live is not None and live.running
-        at = self._position()
+        live = self._live()
+        busy = self.persistent_workers and live is not None and not live.progress.ended
+        epoch, start = self._position()
+        sampler: Any = self.batch_sampler
+        self._resumed = None
+        if hasattr(sampler, "batches_of"):
+            sampler.epoch, sampler.start = epoch + 1, 0
+            if busy or self._turn is None or self._iterator is None:
+                self._turn = Turn(sampler, epoch, start)
+            else:  # the iterator that is kept asks the turn it was made with
+                self._turn.epoch, self._turn.start = epoch, start
         inner: Any = self._get_iterator() if busy else super().__iter__()
-        epoch = LoaderEpoch(self, inner, *at, alone=busy)
-        self._epoch = epoch
-        return epoch
+        self._progress = Progress(epoch, start)
+        found = LoaderEpoch(self, inner, self._progress, alone=busy)
+        self._live = weakref.ref(found)
+        return found
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that comes next."""
@@ -53,10 +73,11 @@ class PlannedLoader(DataLoader[Any]):
             Numbers only; following torchdata's StatefulDataLoader.
         """
         epoch, batches = self._position()
-        if self._epoch is not None and self._resumed is None:
-            epoch, batches = self._epoch.epoch, self._epoch.given
-            if self._epoch.ended:
-                epoch, batches = epoch + 1, 0
+        done = self._progress
+        if done is not None and self._resumed is None:
+            epoch, batches = (
+                (done.epoch + 1, 0) if done.ended else (done.epoch, done.given)
+            )
         return {
             "version": 1, "seed": self.plan.seed, "epoch": epoch, "batches": batches,
             "batching": self.plan.batching,
@@ -71,7 +92,9 @@ class PlannedLoader(DataLoader[Any]):
         Raises:
             LoaderError: Its batches were made in another way.
         """
-        ours = {"seed": self.plan.seed, "batching": self.plan.batching}
+        ours: dict[str, Any] = {"batching": self.plan.batching}
+        if self.seed_asked:
+            ours["seed"] = self.plan.seed
         for name, value in ours.items():
             if state.get(name) != value:
                 what = (
@@ -80,15 +103,25 @@ class PlannedLoader(DataLoader[Any]):
                 why = "the batches that are missing cannot be told"
                 fix = "build the loader with the same dataset, options and seed"
                 raise LoaderError(what, why=why, fix=fix)
+        self._adopt(int(state["seed"]))
         sampler: Any = self.batch_sampler
         if hasattr(sampler, "start"):
             sampler.epoch, sampler.start = int(state["epoch"]), int(state["batches"])
         self._resumed = {"epoch": int(state["epoch"]), "batches": int(state["batches"])}
 
+    def _adopt(self, seed: int) -> None:
+        """Take over another run's seed, where none was asked for."""
+        sampler: Any = self.batch_sampler
+        if hasattr(sampler, "reseed"):
+            sampler.reseed(seed)
+        self.plan = dataclasses.replace(self.plan, seed=seed)
+        self.generator = torch.Generator().manual_seed(seed % 2**63)
+
     def close(self) -> None:
         """End the workers that are kept between epochs, and a running epoch."""
-        if self._epoch is not None:
-            self._epoch.close()
+        live = self._live()
+        if live is not None:
+            live.close()
         kept: Any = self._iterator
         self._iterator = None
         if kept is not None:
@@ -101,21 +134,22 @@ class PlannedLoader(DataLoader[Any]):
             return sampler.epoch, sampler.start
         if self._resumed is not None:
             return self._resumed["epoch"], self._resumed["batches"]
-        return (0 if self._epoch is None else self._epoch.epoch + 1), 0
+        return (0 if self._progress is None else self._progress.epoch + 1), 0
 
     def _get_iterator(self) -> Any:
         """Let torch iterate over a stand-in that names samples and packs batches."""
         if not hasattr(self, "plan"):
             return super()._get_iterator()
         inside = copy.copy(self)
+        if self._turn is not None:
+            inside.__dict__["batch_sampler"] = self._turn
         parcels = self.plan.sharing == "parcel"
         held = self.num_workers * (self.prefetch_factor or 0) + 2
         if isinstance(self.dataset, IterableDataset):
             sending = Sending(held, self.collate_fn)
         else:
-            seeded = not self.dataset_gathers
             inside.__dict__["dataset"] = Fetching(
-                self.dataset, self.collate_fn, seeded=seeded
+                self.dataset, self.collate_fn, seeded=self.seeded
             )
             sending = Sending(held)
         if parcels or not isinstance(self.dataset, IterableDataset):
@@ -124,9 +158,6 @@ class PlannedLoader(DataLoader[Any]):
             init = _Starting(sending, self.worker_init_fn)
             inside.__dict__["worker_init_fn"] = init
         return DataLoader._get_iterator(inside)
-
-    dataset_gathers: bool = False
-    """Reading draws no random numbers, since no code of the user's runs."""
 
 
 class _Starting:

@@ -145,8 +145,8 @@ class DevicePrefetcher:
     """
 
     def __init__(self, loader: Any, device: str | torch.device) -> None:
-        self.loader, self.device = loader, torch.device(device)
-        self.capability = read_capability(self.device)
+        self.loader, self.capability = loader, read_capability(device)
+        self.device = torch.device(device)
 
     def __len__(self) -> int:
         return len(self.loader)

@@ -6,7 +6,7 @@ every resumed run works out the same batches by itself.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,7 +66,8 @@ class BatchRule:
         if not 0 <= self.rank < self.ranks:
             msg = f"rank must be from 0 to {self.ranks - 1}, got {self.rank}"
             raise ValueError(msg)
-        counts = [self.batch_size or 1, self.buckets, *self.limits.values()]
+        size = 1 if self.batch_size is None else self.batch_size
+        counts = [size, self.buckets, *self.limits.values()]
         if min(counts) < 1:
             msg = f"batch_size, buckets and limits must be at least 1, got {counts}"
             raise ValueError(msg)
@@ -307,23 +308,64 @@ class EpochBatches(Sampler[list[int]]):
         return len(self.current())
 
     def __iter__(self) -> Iterator[list[int]]:
-        epoch, start, made = self.epoch, self.start, self.current()
+        epoch, start = self.epoch, self.start
         self.epoch, self.start = epoch + 1, 0
-        return self._batches(epoch, start, made)
+        yield from self.batches_of(epoch, start)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that comes next, as for torch's DistributedSampler."""
         self.epoch, self.start = int(epoch), 0
 
+    def reseed(self, seed: int) -> None:
+        """Follow another seed from now on."""
+        self.rule, self._made = replace(self.rule, seed=seed % 2**63), None
+
     def current(self) -> Epoch:
         """Work out the epoch that comes next."""
-        if self._made is None or self._made[0] != self.epoch:
-            self._made = (self.epoch, make_epoch(self.rule, self.epoch))
+        return self.made(self.epoch)
+
+    def made(self, epoch: int) -> Epoch:
+        """Work out an epoch; the last one is kept."""
+        if self._made is None or self._made[0] != epoch:
+            self._made = (epoch, make_epoch(self.rule, epoch))
         return self._made[1]
 
-    def _batches(self, epoch: int, start: int, made: Epoch) -> Iterator[list[int]]:
+    def batches_of(self, epoch: int, start: int) -> Iterator[list[int]]:
+        """Give the batches of an epoch.
+
+        Args:
+            epoch: Which one.
+            start: The batch it begins with.
+
+        Yields:
+            The rows of each.
+        """
+        made = self.made(epoch)
         for number in range(start, len(made)):
             yield Rows(made.batch(number), mixed(self.rule.seed, epoch, number))
+
+
+class Turn:
+    """The batches of one iteration, however often torch asks for them.
+
+    torch calls ``iter`` on a sampler once or twice for one iteration, which must not
+    move the epoch on.
+
+    Args:
+        batches: Where they come from.
+        epoch: Which epoch.
+        start: The batch it begins with.
+    """
+
+    def __init__(self, batches: Any, epoch: int, start: int) -> None:
+        self.batches, self.epoch, self.start = batches, epoch, start
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        found: Iterator[list[int]] = self.batches.batches_of(self.epoch, self.start)
+        return found
 
 
 def mixed(seed: int, epoch: int, number: int) -> int:

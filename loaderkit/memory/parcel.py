@@ -106,7 +106,7 @@ class _Pickler(ForkingPickler):
         plain = type(obj) is torch.Tensor and obj.layout is torch.strided
         if not plain or obj.device.type != "cpu" or obj.requires_grad:
             return None
-        if obj.is_conj() or obj.is_neg() or obj.is_quantized:
+        if obj.is_quantized:
             return None
         number = self._numbers.setdefault(id(obj), len(self.tensors))
         if number == len(self.tensors):
@@ -136,7 +136,7 @@ def _places(
 
 
 def _bits(tensor: torch.Tensor) -> Any:
-    flat = tensor.detach().contiguous().view(-1)
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
     return flat.view(torch.uint8).numpy()
 
 

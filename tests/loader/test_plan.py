@@ -1,0 +1,229 @@
+"""Facts in, settings and reasons out: no machine, no device, no mock."""
+
+import dataclasses
+
+import pytest
+
+from loaderkit.errors import LoaderError
+from loaderkit.loader.facts import Facts, Measured
+from loaderkit.loader.options import Wishes
+from loaderkit.loader.plan import decide, rate
+from loaderkit.memory.host import Host
+from loaderkit.memory.probes import Capability
+
+MIB, GIB = 1 << 20, 1 << 30
+HOST = Host(
+    cpus=8, cpus_from="affinity", available_bytes=32 * GIB, available_from="cgroup",
+    limit_bytes=32 * GIB, oom_kills=0, pressure=0.0, shm_bytes=16 * GIB,
+    shm_free_bytes=16 * GIB, files=1024, files_open=20, mappings=65530, local_ranks=1,
+)  # fmt: skip
+CPU = Capability("cpu", pins=False, asynchronous=False, unified=True, started=False)
+CUDA = Capability("cuda", pins=True, asynchronous=True, unified=False, started=True)
+MPS = Capability("mps", pins=False, asynchronous=False, unified=True, started=False)
+QUICK = Measured(128, 2600, MIB // 3, fetch_s=0.0004, send_s=0.0005, receive_s=0.0002)
+SLOW = Measured(32, 10**6, 32 * MIB, fetch_s=0.2, send_s=0.004, receive_s=0.004)
+
+
+def facts(*, host=None, **changes):
+    known = {"device": CPU, "samples": 1000, "measured": SLOW, **changes}
+    return Facts(host=dataclasses.replace(HOST, **(host or {})), **known)
+
+
+def plan(wishes=None, batches=100, **changes):
+    host = changes.pop("host", None)
+    found = facts(host=host, **changes)
+    return decide(found, Wishes(**(wishes or {})), batches=batches)
+
+
+def test_gathering_is_quicker_than_sending():
+    found = plan(measured=QUICK, gathering=True, quiet=True)
+
+    assert found.num_workers == 0
+    assert found.read_ahead == 2
+    assert "400 us to make and 1.00 ms to send" in found.reasons["num_workers"]
+
+
+def test_slow_reading_is_spread_over_the_processors():
+    found = plan()
+
+    assert found.num_workers == 8
+    assert "times the rate of none" in found.reasons["num_workers"]
+
+
+def test_two_processors_give_two_workers():
+    assert plan(host={"cpus": 2, "cpus_from": "cgroup quota"}).num_workers == 2
+
+
+def test_ranks_share_the_processors():
+    assert plan(host={"local_ranks": 4}).num_workers == 2
+
+
+def test_without_a_measurement_there_are_at_most_two():
+    found = plan(measured=None)
+
+    assert found.num_workers == 2
+    assert "not measured" in found.reasons["num_workers"]
+    assert plan(measured=None, gathering=True).num_workers == 0
+
+
+def test_little_memory_means_fewer_workers():
+    found = plan(host={"available_bytes": 600 * MIB})
+
+    assert 0 < found.num_workers < 8
+
+
+def test_a_variable_caps_them_and_says_so():
+    found = plan(measured=SLOW, environment={"LOADERKIT_MAX_WORKERS": "0"})
+
+    assert found.num_workers == 0
+    assert "LOADERKIT_MAX_WORKERS" in found.reasons["num_workers"]
+
+
+@pytest.mark.parametrize(("text", "value"), [("3", 3), ("0", 0)])
+def test_a_variable_chooses_unless_the_caller_does(text, value):
+    variables = {"LOADERKIT_NUM_WORKERS": text}
+
+    assert plan(environment=variables).num_workers == value
+    assert plan({"num_workers": 1}, environment=variables).num_workers == 1
+    assert "NUM_WORKERS asks" in plan(environment=variables).reasons["num_workers"]
+
+
+def test_a_variable_that_makes_no_sense_is_refused():
+    with pytest.raises(ValueError, match="LOADERKIT_NUM_WORKERS must be"):
+        plan(environment={"LOADERKIT_NUM_WORKERS": "many"})
+
+
+def test_what_the_caller_asks_for_wins():
+    found = plan({"num_workers": 3, "prefetch_factor": 5, "persistent_workers": False})
+
+    assert (found.num_workers, found.prefetch_factor) == (3, 5)
+    assert not found.persistent_workers
+    assert found.reasons["num_workers"] == "you asked for it"
+
+
+def test_more_workers_than_processors_is_told():
+    assert "20 workers share 8 CPUs" in plan({"num_workers": 20}).warnings[0]
+
+
+def test_a_daemon_has_no_children():
+    assert plan(daemonic=True).num_workers == 0
+    with pytest.raises(LoaderError, match="daemonic"):
+        plan({"num_workers": 1}, daemonic=True)
+
+
+def test_an_iterable_dataset_is_not_read_twice():
+    found = plan(iterable=True, measured=None)
+
+    assert found.num_workers == 0
+    assert "get_worker_info" in found.reasons["num_workers"]
+
+
+@pytest.mark.parametrize("device", [CPU, MPS])
+def test_only_devices_that_use_it_get_page_locked_memory(device):
+    assert not plan(device=device).pin_memory
+    found = plan({"pin_memory": True}, device=device)
+    assert not found.pin_memory
+    assert "not followed" in found.warnings[0]
+
+
+def test_a_card_gets_page_locked_memory_when_it_fits():
+    assert plan(device=CUDA).pin_memory
+    tight = plan(device=CUDA, host={"available_bytes": 2 * GIB})
+    assert not tight.pin_memory
+    assert "too much" in tight.reasons["pin_memory"]
+
+
+def test_batches_that_wait_are_bounded_in_bytes():
+    large = dataclasses.replace(SLOW, batch_bytes=GIB)
+
+    found = plan({"num_workers": 2}, measured=large)
+
+    assert found.prefetch_factor == 1
+
+
+def test_workers_are_kept_when_epochs_are_short():
+    short = plan({"num_workers": 2}, batches=10)
+    long = plan({"num_workers": 2}, batches=100_000)
+
+    assert short.persistent_workers
+    assert not long.persistent_workers
+    assert "give back what they held" in long.reasons["persistent_workers"]
+
+
+def test_spawned_workers_must_bring_more():
+    close = dataclasses.replace(SLOW, fetch_s=0.0095, send_s=0.001, receive_s=0.0076)
+
+    forked = plan(measured=close)
+    spawned = plan(measured=close, start_method="spawn")
+
+    assert forked.num_workers > spawned.num_workers == 0
+
+
+def test_a_dataset_that_cannot_be_sent_is_forked_where_that_is_safe():
+    known = {"start_method": "forkserver", "unpicklable": "dataset.f: a lambda"}
+
+    found = plan(**known)
+
+    assert found.multiprocessing_context == "fork"
+    assert "a lambda" in found.reasons["multiprocessing_context"]
+    assert plan(device=CUDA, **known).num_workers == 0
+    assert (
+        plan(start_methods=("spawn",), **known | {"start_method": "spawn"}).num_workers
+        == 0
+    )
+
+
+def test_asking_for_what_cannot_start_is_refused():
+    with pytest.raises(LoaderError, match="cannot be sent to spawned"):
+        plan({"num_workers": 1, "multiprocessing_context": "spawn"}, unpicklable="x")
+    with pytest.raises(ValueError, match="multiprocessing_context must be"):
+        plan({"num_workers": 1, "multiprocessing_context": "thread"})
+    with pytest.raises(LoaderError, match="without workers"):
+        plan({"num_workers": 0, "persistent_workers": True})
+    with pytest.raises(LoaderError, match="prefetch_factor was given without"):
+        plan({"num_workers": 0, "prefetch_factor": 2})
+    with pytest.raises(ValueError, match="num_workers must be 0 or more"):
+        plan({"num_workers": -1})
+
+
+def test_a_small_dev_shm_is_refused_only_where_it_is_used():
+    small = {"shm_free_bytes": 64 * MIB}
+
+    assert plan({"num_workers": 2}, host=small).sharing == "parcel"
+    with pytest.raises(LoaderError, match="/dev/shm") as caught:
+        plan({"num_workers": 2}, host=small, parcels=False)
+    assert "--shm-size" in caught.value.fix
+
+
+def test_too_few_open_files_are_refused():
+    with pytest.raises(LoaderError, match="ulimit"):
+        plan({"num_workers": 8}, host={"files": 40})
+
+
+def test_memory_that_may_run_out_is_told_and_what_must_is_refused():
+    tight = {"available_bytes": 400 * MIB}
+
+    found = plan({"num_workers": 4}, host=tight)
+
+    assert "memory (cgroup)" in found.warnings[-1]
+    with pytest.raises(LoaderError, match="This loader needs"):
+        plan({"num_workers": 8, "prefetch_factor": 9}, host=tight)
+
+
+def test_the_plan_prints_every_setting_with_a_reason():
+    text = str(plan())
+
+    for name in ("num_workers", "pin_memory", "prefetch_factor", "seed", "sharing"):
+        assert any(
+            line.startswith(name) and len(line) > 40 for line in text.split("\n")
+        )
+    assert "first limit to break" in text
+    assert "MiB" in text
+
+
+def test_the_rate_has_three_limits():
+    two = facts(host={"cpus": 2})
+
+    assert rate(two, 0) == pytest.approx(5)
+    assert rate(two, 1) == pytest.approx(1 / 0.204)
+    assert rate(two, 4) == pytest.approx(1 / (0.2083 / 2))

@@ -1,0 +1,270 @@
+"""Workers that die, loops that are left: told with names, and nothing stays behind."""
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from data import Doomed, Graphs, Slow
+
+import loaderkit
+from loaderkit import LoaderError, build_loader
+from loaderkit.loader.epochs import cause_of
+from loaderkit.memory.host import read_host
+
+
+def belongings():
+    """Count what a loader could leave behind."""
+    gc.collect()
+    return {
+        "children": len(psutil.Process().children(recursive=True)),
+        "files": len(os.listdir("/proc/self/fd")),
+        "segments": len(os.listdir("/dev/shm")),
+        "threads": threading.active_count(),
+    }
+
+
+def settled(before):
+    """Wait until everything is gone, or say what is not."""
+    for _ in range(100):
+        now = belongings()
+        if all(now[name] <= before[name] for name in before):
+            return {}
+        time.sleep(0.05)
+    return {
+        name: now[name] - before[name] for name in before if now[name] > before[name]
+    }
+
+
+@pytest.fixture(name="cache")
+def packed(tmp_path):
+    return Graphs(cache=tmp_path / "g.lk", packing=loaderkit.PackOptions(workers=0))
+
+
+def left_early(loader):
+    for _ in loader:
+        break
+
+
+def left_by_an_error(loader):
+    with contextlib.suppress(ZeroDivisionError):
+        for _ in loader:
+            1 / 0  # noqa: B018
+
+
+def read_twice(loader):
+    for _ in range(2):
+        assert sum(1 for _ in loader) == 20
+
+
+def two_at_once(loader):
+    assert len(list(zip(loader, loader, strict=True))) == 20
+
+
+def let_go(loader):
+    iterator = iter(loader)
+    next(iterator)
+    del iterator
+
+
+WAYS = [left_early, left_by_an_error, read_twice, two_at_once, let_go]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_nothing_stays_behind(cache, way, kept):
+    settings = {"batch_size": 2, "num_workers": 2, "persistent_workers": kept}
+    warm = build_loader(cache, **settings)
+    next(iter(warm))
+    del warm
+    before = belongings()
+    loader = build_loader(cache, **settings)
+
+    way(loader)
+    del loader
+
+    assert settled(before) == {}
+
+
+def test_what_stays_behind_is_seen(cache):
+    list(build_loader(cache, batch_size=2, num_workers=2))
+    before = belongings()
+    loader = build_loader(cache, batch_size=2, num_workers=2)
+
+    kept = iter(loader)
+    next(kept)
+
+    assert belongings()["children"] == before["children"] + 2
+    assert belongings()["files"] > before["files"]
+    del kept, loader
+    assert settled(before) == {}
+
+
+def test_workers_that_are_kept_end_when_asked(cache):
+    loader = build_loader(cache, batch_size=2, num_workers=1, persistent_workers=True)
+    before = belongings()["children"]
+    list(loader)
+    assert belongings()["children"] == before + 1
+
+    loader.close()
+
+    assert belongings()["children"] == before
+    assert len(list(loader)) == 20
+    loader.close()
+
+
+def test_every_batch_can_be_kept(cache):
+    before = len(os.listdir("/proc/self/fd"))
+    loader = build_loader(cache, batch_size=2, num_workers=1)
+
+    kept = list(loader)
+
+    del loader
+    gc.collect()
+    assert len(kept) == 20
+    assert len(os.listdir("/proc/self/fd")) <= before + 2
+
+
+@pytest.mark.parametrize(
+    ("way", "why"),
+    [
+        ("SIGKILL", "SIGKILL: probably the kernel, out of memory"),
+        ("SIGSEGV", "a crash in native code"),
+        ("exit", "it ended itself with exit code 3"),
+    ],
+)
+def test_a_worker_that_dies_is_told_with_its_samples(way, why):
+    loader = build_loader(
+        Doomed(way), batch_size=4, num_workers=2, probe=False, persistent_workers=False
+    )
+
+    with pytest.raises(
+        LoaderError, match=r"made .*'sample-12' \(row 12\), 'sample-13'"
+    ) as caught:
+        list(loader)
+
+    assert why in str(caught.value)
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sample_that_fails_is_named(workers):
+    loader = build_loader(
+        Doomed("raise"), batch_size=4, num_workers=workers, probe=False
+    )
+
+    with pytest.raises(LoaderError, match=r"Sample 'sample-13' \(row 13\).*KeyError"):
+        list(loader)
+
+
+def test_samples_that_do_not_fit_together_are_named():
+    loader = build_loader([torch.ones(2), torch.ones(3)], batch_size=2, num_workers=0,
+                          probe=False)  # fmt: skip
+
+    with pytest.raises(LoaderError, match=r"batch of samples row 0, row 1 could not"):
+        list(loader)
+
+
+def test_the_kernels_count_of_kills_makes_it_sure():
+    host = read_host()
+
+    sure, _ = cause_of(-signal.SIGKILL, host, out_of_memory=True)
+    bus, fix = cause_of(-signal.SIGBUS, host, out_of_memory=False)
+    other, _ = cause_of(-signal.SIGTERM, host, out_of_memory=False)
+
+    assert sure.startswith("the kernel killed it")
+    assert "mapped file" in bus
+    assert "verify" in fix
+    assert "SIGTERM" in other
+
+
+def test_a_full_dev_shm_is_told_from_a_cut_file():
+    import dataclasses
+
+    host = dataclasses.replace(read_host(), shm_free_bytes=0)
+
+    why, fix = cause_of(-signal.SIGBUS, host, out_of_memory=False)
+
+    assert "/dev/shm has 0 B left" in why
+    assert "--shm-size" in fix
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_every_start_method_gives_the_same_batches(cache, method):
+    loader = build_loader(
+        cache, batch_size=8, num_workers=1, multiprocessing_context=method,
+        shuffle=True, seed=4,
+    )  # fmt: skip
+    alone = build_loader(cache, batch_size=8, num_workers=0, shuffle=True, seed=4)
+
+    assert [b.y.tolist() for b in loader] == [b.y.tolist() for b in alone]
+
+
+def test_what_cannot_be_sent_is_named_by_its_path():
+    dataset = Slow()
+    dataset.scale = lambda x: x
+
+    with pytest.raises(LoaderError, match=r"dataset\.scale: "):
+        build_loader(
+            dataset, num_workers=1, multiprocessing_context="spawn", probe=False
+        )
+
+
+FEW_FILES = """
+import resource, sys
+sys.path[:0] = {path!r}
+import torch, loaderkit
+from data import Graphs
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+cache = loaderkit.open_cache({cache!r})
+loader = loaderkit.build_loader(cache, batch_size=2, num_workers=2)
+kept = [batch for _ in range(12) for batch in loader]
+print(len(kept), loader.plan.sharing)
+"""
+
+
+def test_128_open_files_are_enough_for_any_number_of_batches(cache):
+    len(cache)
+    code = FEW_FILES.format(path=[*sys.path[:4], str(Path(__file__).parent)],
+                            cache=str(cache.cache))  # fmt: skip
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+
+    assert done.stdout.split() == ["240", "parcel"], done.stderr[-800:]
+
+
+NOTEBOOK = """
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+cell = '''
+import torch, loaderkit
+class Mine(torch.utils.data.Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, row): return torch.tensor([row])
+loader = loaderkit.build_loader(Mine(), batch_size=4, num_workers=1)
+found = [batch.flatten().tolist() for batch in loader]
+from loaderkit.loader.facts import _in_notebook
+print(found, _in_notebook())
+'''
+result = shell.run_cell(cell)
+result.raise_error()
+"""
+
+
+@pytest.mark.needs("IPython")
+def test_a_class_typed_into_a_notebook_is_loaded():
+    done = subprocess.run(
+        [sys.executable, "-c", NOTEBOOK], capture_output=True, text=True, check=False
+    )
+
+    assert "[[0, 1, 2, 3], [4, 5, 6, 7]] True" in done.stdout, done.stderr[-800:]
