@@ -127,7 +127,7 @@ class LoaderEpoch(Iterator[Any]):
         self._dataset, self._sampler = loader.dataset, loader.batch_sampler
         self._kills = _oom_kills() if loader.num_workers else None
         self._batches: Iterator[Any] = inner
-        if self._sampler is None:
+        if not hasattr(self._sampler, "batches_of"):
             for _ in range(progress.given):  # an iterable dataset can only be read on
                 next(inner, None)
         if loader.plan.read_ahead:
