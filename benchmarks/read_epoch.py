@@ -66,7 +66,7 @@ def entrants(
     for name, dataset in whole.items():
         found[name] = _epoch(GraphLoader(dataset, batch_size=batch, shuffle=True), 1.0)
     for name, dataset in slow.items():
-        loader = _streamed if name == "litdata" else GraphLoader
+        loader = streamed if name == "litdata" else GraphLoader
         epoch = _epoch(loader(dataset, batch_size=batch, shuffle=True), SLOW)
         found[f"{name}, {SLOW:.0%} of an epoch"] = epoch
     for name, ours in (("loaderkit", cache), ("loaderkit, gzip", packed)):
@@ -189,7 +189,7 @@ def _as_dict(graph: Data) -> dict[str, Any]:
     return found
 
 
-def _streamed(path: Path, *, batch_size: int, shuffle: bool) -> Any:
+def streamed(path: Path, *, batch_size: int, shuffle: bool) -> Any:
     import litdata
 
     dataset = litdata.StreamingDataset(str(path), shuffle=shuffle)

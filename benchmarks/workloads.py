@@ -1,4 +1,4 @@
-"""The graphs that are read: W1, molecules as in QM9, and W2, protein pockets."""
+"""What is read: W1, molecules as in QM9; W2, protein pockets; W3, ragged clips."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch_geometric.data import Data, InMemoryDataset
 
-COUNTS = {"w1": 20_000, "w2": 2_000}
-BATCH = {"w1": 128, "w2": 16}
+COUNTS = {"w1": 20_000, "w2": 2_000, "w3": 10_000}
+BATCH = {"w1": 128, "w2": 16, "w3": 32}
 
 
 def make(workload: str, count: int) -> list[Data]:
@@ -50,6 +50,38 @@ def _pocket() -> Data:
         edge_attr=torch.randn(20 * nodes, 8),
         y=torch.randn(1, 512),
     )
+
+
+def make_clips(count: int) -> list[dict[str, Any]]:
+    """Make ragged samples of three modes.
+
+    Args:
+        count: How many.
+
+    Returns:
+        Dicts of text [L, 768], video [L, 256], audio [L, 768] and a label; L from 10
+        to 50.
+    """
+    torch.manual_seed(0)
+    found = []
+    for number in range(count):
+        rows = int(torch.randint(10, 51, ()))
+        modes = {"text": 768, "video": 256, "audio": 768}
+        clip = {name: torch.randn(rows, width) for name, width in modes.items()}
+        found.append({**clip, "label": number % 10})
+    return found
+
+
+def pad_clips(clips: list[dict[str, Any]]) -> dict[str, Any]:
+    """Join clips as people do: each mode padded to the longest."""
+    pad = torch.nn.utils.rnn.pad_sequence
+    found: dict[str, Any] = {
+        name: pad([clip[name] for clip in clips], batch_first=True)
+        for name in ("text", "video", "audio")
+    }
+    found["lengths"] = torch.tensor([len(clip["text"]) for clip in clips])
+    found["label"] = torch.tensor([clip["label"] for clip in clips])
+    return found
 
 
 class InMemory(InMemoryDataset):  # type: ignore[misc]

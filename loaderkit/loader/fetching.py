@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 import traceback
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from torch_geometric.data.data import BaseData
 from torch_geometric.loader.dataloader import Collater
 
 from loaderkit.errors import LoaderError, LoaderkitError
-from loaderkit.memory.parcel import Parcel, packing, parcels_work
+from loaderkit.memory.parcel import Parcel, Segments, packing, parcels_work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -206,13 +205,13 @@ class Sending:
     """The ``collate_fn`` of workers: puts a finished batch into a parcel.
 
     Args:
-        held: Segments kept open until the receiver must have opened them.
+        count: Segments of a worker: batches under way at most, and one more.
         collate: How samples are joined that are not joined yet; None for finished.
     """
 
-    def __init__(self, held: int, collate: Callable[[Any], Any] | None = None) -> None:
-        self.held, self.collate = held, collate
-        self.sent: deque[int] | None = None
+    def __init__(self, count: int, collate: Callable[[Any], Any] | None = None) -> None:
+        self.count, self.collate = count, collate
+        self.segments: Segments | None = None
         self.works = False
 
     def __call__(self, batch: Any) -> Any:
@@ -221,9 +220,9 @@ class Sending:
             batch = self.collate(batch)
         if get_worker_info() is None:
             return batch
-        if self.sent is None:
-            self.sent, self.works = deque(maxlen=self.held), parcels_work()
-        return Parcel(batch, self.sent) if self.works else batch
+        if self.segments is None:
+            self.segments, self.works = Segments(self.count), parcels_work()
+        return Parcel(batch, self.segments) if self.works else batch
 
     def start(self) -> None:
         """Tell datasets in this worker that their batches will be packed."""

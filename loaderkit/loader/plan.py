@@ -353,7 +353,7 @@ class _Draft:
         if not self.value["num_workers"]:
             self.note("sharing", "none", "batches do not leave this process")
         elif self.facts.parcels:
-            reason = "one anonymous segment a batch: no /dev/shm, no open file kept"
+            reason = "one anonymous segment a batch: no /dev/shm, no file a tensor"
             self.note("sharing", "parcel", reason)
         else:
             self.note("sharing", "torch", "this system has no anonymous segments")

@@ -14,6 +14,7 @@ from loaderkit.errors import LoaderError
 from loaderkit.loader.epochs import LoaderEpoch, Progress
 from loaderkit.loader.fetching import Fetching, Sending
 from loaderkit.loader.samplers import Turn
+from loaderkit.memory.parcel import forget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -144,20 +145,28 @@ class PlannedLoader(DataLoader[Any]):
         if self._turn is not None:
             inside.__dict__["batch_sampler"] = self._turn
         parcels = self.plan.sharing == "parcel"
-        held = self.num_workers * (self.prefetch_factor or 0) + 2
+        # torch asks a worker for the next batch once its oldest was received; where
+        # workers are asked out of turn, one could be asked for all that are under way.
+        turns = self.plan.in_order and not isinstance(self.dataset, IterableDataset)
+        under_way = (self.prefetch_factor or 0) * (1 if turns else self.num_workers)
+        count = under_way + 2
         if isinstance(self.dataset, IterableDataset):
-            sending = Sending(held, self.collate_fn)
+            sending = Sending(count, self.collate_fn)
         else:
             inside.__dict__["dataset"] = Fetching(
                 self.dataset, self.collate_fn, seeded=self.seeded
             )
-            sending = Sending(held)
+            sending = Sending(count)
         if parcels or not isinstance(self.dataset, IterableDataset):
             inside.__dict__["collate_fn"] = sending if parcels else _as_it_is
         if parcels:
             init = _Starting(sending, self.worker_init_fn)
             inside.__dict__["worker_init_fn"] = init
-        return DataLoader._get_iterator(inside)
+        found: Any = DataLoader._get_iterator(inside)
+        if parcels:
+            pids = [worker.pid for worker in found._workers]
+            weakref.finalize(found, forget, pids).atexit = False
+        return found
 
 
 class _Starting:

@@ -4,13 +4,18 @@ torch sends every tensor of a batch by itself: a file in /dev/shm, a descriptor,
 socket with a handshake, a mapping each, some 20 for a batch of graphs.  A parcel is one
 anonymous segment that is not in /dev/shm (a container's 64 MiB are no limit), opened
 by the receiver straight from the worker's descriptors.  The receiver copies the tensors
-out and closes it: what it keeps is its own, and costs no descriptor.
+out: what it keeps is its own, and costs no descriptor however many batches are kept.
+
+A worker has a few segments and fills them in turn, since fresh pages cost more than the
+bytes in them (10 MiB: 5 ms fresh, 1 ms used again, either end).  A segment begins with
+the number of the batch in it, which the receiver looks at before and after it copies.
 """
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import io
 import math
 import mmap
@@ -19,15 +24,20 @@ import pickle
 import sys
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
+from loaderkit.errors import LoaderError
+
 if TYPE_CHECKING:
-    from collections import deque
+    from collections.abc import Callable, Collection
+
+    Place = tuple[torch.dtype, tuple[int, ...], int, int]
 
 _ALIGNMENT = 64
+_HEADER = 64
 _INLINE_BYTES = 64 << 10
 """Smaller batches travel with the message itself."""
 
@@ -35,51 +45,87 @@ packing: contextvars.ContextVar[bool] = contextvars.ContextVar("packing", defaul
 """True in a worker whose batches travel as parcels: nobody else need share them."""
 
 
+class Segments:
+    """The segments of one worker, filled in turn.
+
+    Args:
+        count: How many: batches that may be under way, and one more.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._rooms: list[tuple[int, mmap.mmap]] = []
+        self._turn = 0
+        self._number = int.from_bytes(os.urandom(6), "little")
+
+    def put(self, total: int, fill: Callable[[Any], None]) -> Where:
+        """Fill the next segment.
+
+        Args:
+            total: Bytes it must hold.
+            fill: Writes them ``[total]``.
+
+        Returns:
+            Where the receiver finds them.
+        """
+        self._turn = (self._turn + 1) % self._count
+        while len(self._rooms) <= self._turn:
+            file = os.memfd_create("loaderkit", os.MFD_CLOEXEC)
+            os.ftruncate(file, mmap.PAGESIZE)
+            self._rooms.append((file, mmap.mmap(file, mmap.PAGESIZE)))
+        file, room = self._rooms[self._turn]
+        if len(room) < _HEADER + total:
+            room.close()
+            size = _HEADER + total + total // 4
+            os.ftruncate(file, size)
+            room = mmap.mmap(file, size)
+            self._rooms[self._turn] = (file, room)
+        self._number += 1
+        _write_number(room, self._number)
+        fill(memoryview(room)[_HEADER : _HEADER + total])
+        return Where(os.getpid(), file, len(room), self._number)
+
+    def close(self) -> None:
+        """Give the memory back; what has not been received is lost."""
+        while self._rooms:
+            file, room = self._rooms.pop()
+            room.close()
+            os.close(file)
+
+
+class Where(NamedTuple):
+    """Where a batch lies."""
+
+    pid: int
+    file: int
+    size: int
+    number: int
+
+
 class Parcel:
     """A batch, pickled with its tensors left out and put into one segment.
 
     Args:
         batch: Any nest that pickles.
-        sent: The segments this worker still holds open for the receiver; the oldest
-            is closed when there are more than fit.
+        segments: Those of this worker.
     """
 
-    def __init__(self, batch: Any, sent: deque[int]) -> None:
-        self.tensors: list[torch.Tensor] = []
+    def __init__(self, batch: Any, segments: Segments) -> None:
+        tensors: list[torch.Tensor] = []
         text = io.BytesIO()
-        pickler = _Pickler(text, self.tensors)
-        pickler.dump(batch)
+        _Pickler(text, tensors).dump(batch)
         self.text = text.getvalue()
-        self.places, total = _places(self.tensors)
+        self.places, total = _places(tensors)
         self.nbytes = total
         self.inline: bytes | None = None
-        self.where: tuple[int, int] | None = None
+        self.where: Where | None = None
+        fill = functools.partial(_fill, tensors, self.places)
         if total <= _INLINE_BYTES:
             room = bytearray(total)
-            self._fill(room)
+            fill(room)
             self.inline = bytes(room)
         else:
-            self.where = (os.getpid(), self._segment(total, sent))
-        self.tensors = []
-
-    def _segment(self, total: int, sent: deque[int]) -> int:
-        file = os.memfd_create("loaderkit", os.MFD_CLOEXEC)
-        os.ftruncate(file, total)
-        with mmap.mmap(file, total) as room:
-            self._fill(room)
-        if sent.maxlen is not None and len(sent) == sent.maxlen:
-            os.close(sent.popleft())
-        sent.append(file)
-        return file
-
-    def _fill(self, room: Any) -> None:
-        into = np.frombuffer(room, np.uint8)
-        for tensor, (_, _, start, nbytes) in zip(
-            self.tensors, self.places, strict=True
-        ):
-            if nbytes:
-                into[start : start + nbytes] = _bits(tensor)
-        del into
+            self.where = segments.put(total, fill)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _open, (self.text, self.places, self.inline, self.where)
@@ -126,7 +172,7 @@ class _Unpickler(pickle.Unpickler):
 
 def _places(
     tensors: list[torch.Tensor],
-) -> tuple[list[tuple[torch.dtype, tuple[int, ...], int, int]], int]:
+) -> tuple[list[Place], int]:
     found, at = [], 0
     for tensor in tensors:
         nbytes = tensor.numel() * tensor.element_size()
@@ -142,24 +188,66 @@ def _bits(tensor: torch.Tensor) -> Any:
 
 def _open(
     text: bytes,
-    places: list[tuple[torch.dtype, tuple[int, ...], int, int]],
+    places: list[Place],
     inline: bytes | None,
-    where: tuple[int, int] | None,
+    where: Where | None,
 ) -> Any:
     """Put the batch together again, in memory of its own."""
-    with contextlib.ExitStack() as stack:
-        room: Any = inline
-        if where is not None:
-            file = os.open(f"/proc/{where[0]}/fd/{where[1]}", os.O_RDWR)
-            stack.callback(os.close, file)
-            room = stack.enter_context(mmap.mmap(file, os.fstat(file).st_size))
-        tensors = _copied(np.frombuffer(room or b"", np.uint8), places)
+    if where is None:
+        tensors = _copied(np.frombuffer(inline or b"", np.uint8), places)
+    else:
+        room = _mapped(where)
+        tensors = _copied(np.frombuffer(room, np.uint8, offset=_HEADER), places)
+        if _read_number(room) != where.number:
+            what = "A batch was overwritten by a later one while it was received."
+            fix = "report this with your versions of torch and loaderkit; num_workers=0"
+            raise LoaderError(what, why="a worker ran further ahead than torch says",
+                              fix=fix)  # fmt: skip
     return _Unpickler(io.BytesIO(text), tensors).load()
 
 
-def _copied(
-    source: Any, places: list[tuple[torch.dtype, tuple[int, ...], int, int]]
-) -> list[torch.Tensor]:
+_MAPPED: dict[tuple[int, int], mmap.mmap] = {}
+"""Segments of workers, mapped once; ``forget`` clears them."""
+
+
+def forget(pids: Collection[int]) -> None:
+    """Let go of the segments of workers that have ended.
+
+    Args:
+        pids: Their process numbers.
+    """
+    for key in [key for key in list(_MAPPED) if key[0] in pids]:
+        _MAPPED.pop(key, None)
+
+
+def _mapped(where: Where) -> mmap.mmap:
+    key = (where.pid, where.file)
+    room = _MAPPED.get(key)
+    if room is None or len(room) != where.size or _read_number(room) != where.number:
+        file = os.open(f"/proc/{where.pid}/fd/{where.file}", os.O_RDWR)
+        try:
+            room = _MAPPED[key] = mmap.mmap(file, where.size)
+        finally:
+            os.close(file)
+    return room
+
+
+def _read_number(room: mmap.mmap) -> int:
+    return int.from_bytes(room[:8], "little")
+
+
+def _write_number(room: mmap.mmap, number: int) -> None:
+    room[:8] = number.to_bytes(8, "little")
+
+
+def _fill(tensors: list[torch.Tensor], places: list[Place], room: Any) -> None:
+    into = np.frombuffer(room, np.uint8)
+    for tensor, (_, _, start, nbytes) in zip(tensors, places, strict=True):
+        if nbytes:
+            into[start : start + nbytes] = _bits(tensor)
+
+
+def _copied(source: Any, places: list[Place]) -> list[torch.Tensor]:
     found = []
     for dtype, shape, start, nbytes in places:
         made = torch.empty(math.prod(shape), dtype=dtype)

@@ -4,7 +4,7 @@ import dataclasses
 import multiprocessing
 import os
 import pickle
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch_geometric.data import Batch, Data, HeteroData
 
-from loaderkit import shares
-from loaderkit.memory.parcel import Parcel, parcels_work
+from loaderkit import LoaderError, shares
+from loaderkit.memory.parcel import Parcel, Segments, forget, parcels_work
 from loaderkit.testing import assert_same
 
 
@@ -59,12 +59,15 @@ BATCHES = {
 }
 
 
+def posted(parcel):
+    return pickle.loads(bytes(ForkingPickler.dumps(parcel)))
+
+
 def sent(batch):
-    kept = deque(maxlen=4)
-    text = bytes(ForkingPickler.dumps(Parcel(batch, kept)))
-    found = pickle.loads(text)
-    while kept:
-        os.close(kept.pop())
+    segments = Segments(1)
+    found = posted(Parcel(batch, segments))
+    segments.close()
+    forget([os.getpid()])
     return found
 
 
@@ -94,23 +97,52 @@ def test_what_arrives_is_owned_and_keeps_no_file_open():
     found["x"] += 1
 
 
-def test_the_sender_keeps_only_so_many_segments_open():
-    kept = deque(maxlen=2)
-    before = len(os.listdir("/proc/self/fd"))
+def test_a_few_segments_are_filled_in_turn():
+    segments, before = Segments(2), len(os.listdir("/proc/self/fd"))
 
-    parcels = [Parcel(torch.rand(200, 200), kept) for _ in range(5)]
+    def passed(number):
+        batch = torch.full((200, 200), float(number))
+        return posted(Parcel(batch, segments))[0, 0].item()
 
-    assert len(os.listdir("/proc/self/fd")) == before + 2
-    assert len(parcels) == 5
-    while kept:
-        os.close(kept.pop())
+    found = [passed(number) for number in range(2)]
+    few = len(os.listdir("/proc/self/fd"))
+    found += [passed(number) for number in range(2, 9)]
+
+    assert found == list(range(9))
+    assert before < len(os.listdir("/proc/self/fd")) == few
+    segments.close()
+    forget([os.getpid()])
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_segment_grows_with_its_batches():
+    segments = Segments(1)
+
+    for rows in (200, 900, 300):
+        batch = torch.rand(rows, 200)
+        assert torch.equal(posted(Parcel(batch, segments)), batch)
+
+    segments.close()
+    forget([os.getpid()])
+
+
+def test_a_batch_that_was_overwritten_is_never_given():
+    segments = Segments(1)
+    late = Parcel(torch.zeros(200, 200), segments)
+    Parcel(torch.ones(200, 200), segments)
+
+    with pytest.raises(LoaderError, match="overwritten by a later one"):
+        posted(late)
+
+    segments.close()
+    forget([os.getpid()])
 
 
 def give(queue, works):
     works.put(parcels_work())
-    kept = deque(maxlen=4)
+    segments = Segments(4)
     for _ in range(3):
-        queue.put(Parcel(Batch.from_data_list(graphs()), kept))
+        queue.put(Parcel(Batch.from_data_list(graphs()), segments))
     works.get()  # ends only when all have arrived
 
 
