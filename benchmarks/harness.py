@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import json
 import os
@@ -28,6 +29,9 @@ LIBRARIES = (
 )
 
 
+_REST_S = 0.3
+
+
 @dataclass(frozen=True)
 class Row:
     """How one contestant did."""
@@ -46,6 +50,8 @@ def rates(
 ) -> list[Row]:
     """Measure samples a second, turn by turn; the first contestant is the baseline.
 
+    Each turn begins with another contestant, and each rests before it starts.
+
     Args:
         contestants: What to call, by the name to print; each returns the number of
             samples it read.
@@ -56,7 +62,11 @@ def rates(
     """
     found: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(rounds + 1):
-        for name, run in contestants.items():
+        names = list(contestants)
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            run = contestants[name]
+            gc.collect()
+            time.sleep(_REST_S)  # the workers of the one before are still ending
             start = time.perf_counter()
             count = run()
             if turn:

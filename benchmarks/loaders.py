@@ -39,7 +39,9 @@ from loaderkit.loader.samplers import BatchRule, EpochBatches
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FORK = multiprocessing.get_context("fork")
+SPAWN = multiprocessing.get_context("spawn")
+GRAPHS = ("cache", "InMemoryDataset", "files", "other ways")
+CASES = {"w1": GRAPHS, "w2": GRAPHS, "w3": ("cache", "list")}
 HANDS = (0, 2, 4)
 """Workers that are set by hand."""
 STEP_S = 0.005
@@ -57,50 +59,46 @@ def main() -> None:
     for name in names:
         count = int(COUNTS[name] * options.scale)
         with tempfile.TemporaryDirectory() as folder:
-            for title, entrants in cases(name, count, Path(folder)).items():
-                child = FORK.Process(target=_compare, args=(title, entrants, options))
+            for case in CASES[name]:
+                settings = (name, case, count, Path(folder), options)
+                child = SPAWN.Process(target=_compare, args=settings)
                 child.start()
                 child.join()
     report("planning and sampling", _costs(), save="sampler" if options.save else None)
 
 
-def _compare(
-    title: str, entrants: Callable[[], dict[str, Callable[[], int]]], options: Any
-) -> None:
+def _compare(name: str, case: str, count: int, folder: Path, options: Any) -> None:
     """Run one table in a process of its own: some contenders leave threads behind."""
-    rows = rates(entrants(), rounds=options.rounds)
-    slug = "loaders_" + title.replace(",", "").replace(" ", "_")
-    report(title, rows, save=slug if options.save else None)
+    warnings.simplefilter("ignore")
+    multiprocessing.set_start_method("fork", force=True)  # a spawned child would spawn
+    rows = rates(_entrants(name, case, count, folder), rounds=options.rounds)
+    slug = f"loaders_{name}_{case.replace(' ', '_')}"
+    report(f"{name}, {case}", rows, save=slug if options.save else None)
 
 
-def cases(
-    name: str, count: int, folder: Path
-) -> dict[str, Callable[[], dict[str, Callable[[], int]]]]:
-    """Set up each way the samples are kept, with all loaders for it."""
+def _entrants(
+    name: str, case: str, count: int, folder: Path
+) -> dict[str, Callable[[], int]]:
+    """Set up all loaders for one way to keep the samples."""
     batch = BATCH[name]
+    samples: Any = make_clips(count) if name == "w3" else make(name, count)
+    if not (folder / "cache.lk").exists():
+        loaderkit.pack(samples, folder / "cache.lk")
+    cache = loaderkit.open_cache(folder / "cache.lk")
     if name == "w3":
-        clips = make_clips(count)
-        cache = loaderkit.pack(clips, folder / "cache.lk")
-        return {
-            "w3, cache": lambda: _ours(cache, batch) | _theirs(clips, batch),
-            "w3, list": lambda: _ours(clips, batch, pad_clips) | _theirs(clips, batch),
-        }
-    graphs = make(name, count)
-    packed = loaderkit.pack(graphs, folder / "cache.lk")
-    memory, files = InMemory(graphs), PtFiles(write_files(graphs, folder / "pt"))
-    nodes = int(sum(graph.num_nodes for graph in graphs) / len(graphs) * batch)
-    return {
-        f"{name}, cache": lambda: _ours(packed, batch) | _theirs(memory, batch),
-        f"{name}, InMemoryDataset": lambda: (
-            _ours(memory, batch) | _theirs(memory, batch)
-        ),
-        f"{name}, files": lambda: (
-            _ours(files, batch, part=0.2) | _theirs(files, batch, 0.2)
-        ),
-        f"{name}, other ways": lambda: _other_ways(
-            packed, memory, batch, nodes, folder
-        ),
-    }
+        ours = cache if case == "cache" else samples
+        collate = None if case == "cache" else pad_clips
+        return _ours(ours, batch, collate) | _theirs(samples, batch)
+    if case == "files":
+        files = PtFiles(write_files(samples, folder / "pt"))
+        part = 1.0 if name == "w2" else 0.4  # whole epochs of W1 take 5 s a turn
+        return _ours(files, batch, part=part) | _theirs(files, batch, part)
+    memory = InMemory(samples)
+    if case == "other ways":
+        nodes = int(sum(each.num_nodes for each in samples) / count * batch)
+        return _other_ways(cache, memory, batch, nodes, folder)
+    ours = cache if case == "cache" else memory
+    return _ours(ours, batch) | _theirs(memory, batch)
 
 
 def _other_ways(

@@ -21,7 +21,7 @@ from torch_geometric.data.data import BaseData
 from torch_geometric.loader.dataloader import Collater
 
 from loaderkit.errors import LoaderError, LoaderkitError
-from loaderkit.memory.parcel import Parcel, Segments, packing, parcels_work
+from loaderkit.memory.parcel import Parcel, Segments, packing, parcels_work, unshared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -81,6 +81,10 @@ class Join:
         """Join a list of samples; what is joined already passes."""
         if type(samples) is not list:
             return samples
+        with unshared():
+            return self._joined(samples)
+
+    def _joined(self, samples: list[Any]) -> Any:
         if isinstance(samples[0], BaseData):
             return Batch.from_data_list(samples, self.follow_batch, self.exclude_keys)
         if _holds_graphs(samples[0]):
@@ -174,6 +178,9 @@ class Fetching(Dataset[Any]):
     def __getitems__(self, rows: Sequence[int]) -> Any:
         """Make a batch."""
         seed = getattr(rows, "seed", None) if self.seeded else None
+        if is_gathering(self.dataset):
+            with unshared():
+                return fetch(self.dataset, rows, self.collate)
         if seed is None:
             return fetch(self.dataset, rows, self.collate)
         with _seeded(seed):

@@ -32,7 +32,7 @@ import torch
 from loaderkit.errors import LoaderError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator
 
     Place = tuple[torch.dtype, tuple[int, ...], int, int]
 
@@ -129,6 +129,25 @@ class Parcel:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _open, (self.text, self.places, self.inline, self.where)
+
+
+@contextlib.contextmanager
+def unshared() -> Iterator[None]:
+    """Let torch's and PyG's collate use ordinary memory in a worker that packs.
+
+    Both write a worker's batch to /dev/shm, tensor by tensor, when they see that they
+    are in one; the parcel would copy it from there.  7 MB of graphs: 11 ms, not 6.
+    """
+    worker = torch.utils.data._utils.worker
+    info = worker._worker_info
+    if not packing.get():
+        yield
+        return
+    worker._worker_info = None
+    try:
+        yield
+    finally:
+        worker._worker_info = info
 
 
 def parcels_work() -> bool:
