@@ -96,24 +96,23 @@ def _entrants(
     memory = InMemory(samples)
     if case == "other ways":
         nodes = int(sum(each.num_nodes for each in samples) / count * batch)
-        return _other_ways(cache, memory, batch, nodes, folder)
+        return _other_ways(cache, samples, batch, nodes, folder)
     ours = cache if case == "cache" else memory
     return _ours(ours, batch) | _theirs(memory, batch)
 
 
 def _other_ways(
-    cache: Any, memory: Any, batch: int, nodes: int, folder: Path
+    cache: Any, graphs: Any, batch: int, nodes: int, folder: Path
 ) -> dict[str, Callable[[], int]]:
     """Batches limited by nodes, and litdata."""
     sized = loaderkit.build_loader(cache, max_nodes=nodes, shuffle=True)
     found = {
-        "PyG DynamicBatchSampler": _dynamic(memory, nodes),
+        "PyG DynamicBatchSampler": _dynamic(InMemory(graphs), nodes),
         f"build_loader, max_nodes={nodes}": _epoch(sized),
     }
     if importlib.util.find_spec("litdata") is None:
         print("litdata takes no part: pip install litdata")
         return found
-    graphs = [memory[row] for row in range(len(memory))]
     chunks = litdata_items(graphs, folder / "litdata")
     loader = streamed(chunks, batch_size=batch, shuffle=True)
     return found | {"litdata, 0 workers, 10% of an epoch": _epoch(loader, 0.1)}

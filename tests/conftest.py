@@ -16,6 +16,8 @@ settings.register_profile(
 settings.load_profile("house")
 
 CAPABILITIES = {
+    "accelerate": lambda: importlib.util.find_spec("accelerate") is not None,
+    "lightning": lambda: importlib.util.find_spec("lightning") is not None,
     "hdf5plugin": lambda: importlib.util.find_spec("hdf5plugin") is not None,
     "IPython": lambda: importlib.util.find_spec("IPython") is not None,
     "torch_sparse": lambda: importlib.util.find_spec("torch_sparse") is not None,

@@ -45,6 +45,8 @@ class Measured:
     """Bytes of one batch."""
     fetch_s: float
     """To read and join one batch."""
+    sample_s: float
+    """To read the very first sample, opening what it needs."""
     send_s: float
     """To put a batch into shared memory, in a worker."""
     receive_s: float
@@ -178,6 +180,7 @@ def measure(
         sample_bytes=nbytes // len(few),
         batch_bytes=int(nbytes * scale),
         fetch_s=fetched * scale,
+        sample_s=first_s,
         send_s=send_s * scale,
         receive_s=receive_s * scale,
     )

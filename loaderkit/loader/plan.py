@@ -32,6 +32,8 @@ _AHEAD_SHARE, _AHEAD_MOST = 0.05, 1 << 30
 _PINNED_SHARE = 0.1
 """Page-locked batches take at most this part of it."""
 _PREFETCH = 2
+_PRESSED = 10.0
+"""Percent of the time waiting for memory from which on there is one worker at most."""
 
 
 @dataclass(frozen=True)
@@ -250,6 +252,9 @@ class _Draft:
         caps = [(max(1, facts.host.cpus // facts.host.local_ranks), "CPUs")]
         each = _worker_bytes(facts) + (1 + _PREFETCH) * (self.batch_bytes() or 0)
         caps.append((int(facts.host.available_bytes // 2 // each), "memory"))
+        pressure = facts.host.pressure or 0.0
+        if pressure > _PRESSED:
+            caps.append((1, f"tasks wait for memory {pressure:.0f} % of the time"))
         cap = facts.environment.get("LOADERKIT_MAX_WORKERS", "")
         if cap:
             count = _parsed("LOADERKIT_MAX_WORKERS", cap)

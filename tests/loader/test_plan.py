@@ -20,8 +20,8 @@ HOST = Host(
 CPU = Capability("cpu", pins=False, asynchronous=False, unified=True, started=False)
 CUDA = Capability("cuda", pins=True, asynchronous=True, unified=False, started=True)
 MPS = Capability("mps", pins=False, asynchronous=False, unified=True, started=False)
-QUICK = Measured(128, 2600, MIB // 3, fetch_s=0.0004, send_s=0.0005, receive_s=0.0002)
-SLOW = Measured(32, 10**6, 32 * MIB, fetch_s=0.2, send_s=0.004, receive_s=0.004)
+QUICK = Measured(128, 2600, MIB // 3, 0.0004, 0.0001, send_s=0.0005, receive_s=0.0002)
+SLOW = Measured(32, 10**6, 32 * MIB, 0.2, 0.01, send_s=0.004, receive_s=0.004)
 
 
 def facts(*, host=None, **changes):
@@ -70,6 +70,13 @@ def test_little_memory_means_fewer_workers():
     found = plan(host={"available_bytes": 600 * MIB})
 
     assert 0 < found.num_workers < 8
+
+
+def test_a_machine_that_waits_for_memory_gets_one_at_most():
+    found = plan(host={"pressure": 30.0}, start_method="spawn", measured=QUICK)
+
+    assert plan(host={"pressure": 30.0}).num_workers <= 1
+    assert "30 % of the time" in found.reasons["num_workers"]
 
 
 def test_a_variable_caps_them_and_says_so():

@@ -16,7 +16,7 @@ import torch
 from data import Doomed, Graphs, Slow
 
 import loaderkit
-from loaderkit import LoaderError, build_loader
+from loaderkit import DevicePrefetcher, LoaderError, build_loader
 from loaderkit.loader.epochs import cause_of
 from loaderkit.memory.host import read_host
 
@@ -75,7 +75,14 @@ def let_go(loader):
     del iterator
 
 
+def through_a_prefetcher(loader):
+    for batch in DevicePrefetcher(loader, "cpu"):
+        assert batch.num_graphs == 2
+        break
+
+
 WAYS = [left_early, left_by_an_error, read_twice, two_at_once, let_go]
+WAYS += [through_a_prefetcher]
 
 
 @pytest.mark.parametrize("kept", [False, True])
