@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -62,8 +63,10 @@ def build_loader(
     facts = read_facts(
         dataset, device, collate=collate, rows=first,
         largest_bytes=_largest(dataset, chosen),
-        quiet_collate=chosen.collate_fn is None,
+        context=chosen.multiprocessing_context,
     )  # fmt: skip
+    if chosen.collate_fn is not None:  # the user's code may draw random numbers
+        facts = dataclasses.replace(facts, quiet=False)
     plan = decide(
         facts, chosen, batching=_in_words(batches, dataset, chosen),
         batches=_count(batches), seed=seed,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import multiprocessing
 import os
 import pickle
@@ -21,7 +20,7 @@ from torch.utils.data import IterableDataset
 
 from loaderkit.loader.fetching import draws_nothing, fetch, is_gathering
 from loaderkit.memory.host import Host, read_host
-from loaderkit.memory.parcel import Parcel, Segments, forget
+from loaderkit.memory.parcel import Parcel, Segments, check_pickles, forget
 from loaderkit.memory.probes import Capability, read_capability
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ def read_facts(
     collate: Callable[[Any], Any],
     rows: Sequence[int] | None,
     largest_bytes: int | None = None,
-    quiet_collate: bool = True,
+    context: str | None = None,
 ) -> Facts:
     """Read everything a plan follows from.
 
@@ -110,7 +109,7 @@ def read_facts(
         collate: How samples are joined.
         rows: Rows of a typical batch to measure; None measures nothing.
         largest_bytes: Bound of a batch's bytes, where the samples' sizes are known.
-        quiet_collate: ``collate`` is ours, PyG's or torch's.
+        context: How workers shall start; this Python's default if None.
 
     Returns:
         The facts.
@@ -121,6 +120,7 @@ def read_facts(
     iterable = isinstance(dataset, IterableDataset)
     capability = read_capability(device)
     samples, measured = _length(dataset), None
+    method = context or multiprocessing.get_start_method()
     if rows is not None and not iterable and samples:
         with quiet():
             measured = measure(dataset, rows, collate)
@@ -130,12 +130,14 @@ def read_facts(
         samples=samples,
         iterable=iterable,
         gathering=is_gathering(dataset),
-        quiet=quiet_collate and draws_nothing(dataset),
+        quiet=draws_nothing(dataset),
         largest_bytes=largest_bytes,
         measured=measured,
-        start_method=multiprocessing.get_start_method(allow_none=False),
+        start_method=multiprocessing.get_start_method(),
         start_methods=tuple(multiprocessing.get_all_start_methods()),
-        unpicklable=why_unpicklable({"dataset": dataset, "collate_fn": collate}),
+        unpicklable=""
+        if method == "fork"
+        else why_unpicklable({"dataset": dataset, "collate_fn": collate}),
         parcels=sys.platform == "linux" and hasattr(os, "memfd_create"),
         daemonic=bool(multiprocessing.current_process().daemon),
         notebook=_in_notebook(),
@@ -242,19 +244,12 @@ def why_unpicklable(parts: Mapping[str, Any]) -> str:
 
 def _why_unpicklable(name: str, part: Any) -> str:
     try:
-        ForkingPickler(_Nowhere(), pickle.HIGHEST_PROTOCOL).dump(part)
+        check_pickles(part)
     except Exception as error:  # noqa: BLE001 - any class may refuse in any way
         inner = getattr(part, "__dict__", {})
         deeper = why_unpicklable({f"{name}.{key}": inner[key] for key in inner})
         return deeper or f"{name}: {type(error).__name__}: {error}"
     return ""
-
-
-class _Nowhere(io.RawIOBase):
-    """Takes everything and keeps nothing."""
-
-    def write(self, text: Any) -> int:
-        return len(text)
 
 
 def _in_notebook() -> bool:

@@ -225,6 +225,17 @@ def test_what_cannot_be_sent_is_named_by_its_path():
         )
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_planning_opens_no_file_for_a_list_of_tensors(method):
+    tensors = [torch.ones(3) for _ in range(3000)]
+    before = len(os.listdir("/proc/self/fd"))
+
+    build_loader(tensors, num_workers=1, multiprocessing_context=method)
+
+    assert len(os.listdir("/proc/self/fd")) <= before + 2
+    assert not any(each.is_shared() for each in tensors)
+
+
 FEW_FILES = """
 import resource, sys
 sys.path[:0] = {path!r}
