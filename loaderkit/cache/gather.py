@@ -124,6 +124,8 @@ def gather(
     runs: Runs,
     out: NDArray[Any],
     add: Ints | None = None,
+    *,
+    apart: int | None = None,
 ) -> None:
     """Copy the rows of a batch into ``out``, adding each sample's increment.
 
@@ -134,11 +136,14 @@ def gather(
             type than the column's where an increment asks for it.
         add: What to add to all rows of a sample ``[B]`` or ``[B, *rest]``; None for
             nothing.
+        apart: Rows between the beginnings of two samples in ``out``, the rest of
+            which is left as it is; None puts them end to end.
     """
     if not runs.total or not out.size:
         return
-    if _by_slices(columns, runs, out):
-        _copy_slices(columns, runs, out, add)
+    if apart is not None or _by_slices(columns, runs, out):
+        begins = runs.ends if apart is None else np.arange(len(runs.lengths)) * apart
+        _copy_slices(columns, runs, out, add, begins.tolist())
         return
     _take(columns, runs, out, add)
 
@@ -184,19 +189,25 @@ def _same_layout(values: NDArray[Any], out: NDArray[Any]) -> bool:
 
 
 def _copy_slices(
-    columns: Mapping[int, Values], runs: Runs, out: NDArray[Any], add: Ints | None
+    columns: Mapping[int, Values],
+    runs: Runs,
+    out: NDArray[Any],
+    add: Ints | None,
+    begins: list[int],
 ) -> None:
-    ends, axes = runs.ends.tolist(), _memory_order(out)
+    axes = _memory_order(out)
     if add is not None:  # one sample's addend, shaped to meet its rows [n, *rest]
         shape = (len(add), 1, *add.shape[1:], *(1,) * (out.ndim - add.ndim))
         more = add.reshape(shape).transpose(0, *(axis + 1 for axis in axes))
     for piece in runs.pieces:
         values = columns[piece.shard]
-        places = range(len(ends) - 1) if piece.places is None else piece.places.tolist()
+        places = (
+            range(len(runs.lengths)) if piece.places is None else piece.places.tolist()
+        )
         spans = zip(places, piece.starts.tolist(), piece.lengths.tolist(), strict=True)
         for place, start, length in spans:
             home, rows = (
-                out[ends[place] : ends[place + 1]],
+                out[begins[place] : begins[place] + length],
                 values[start : start + length],
             )
             home, rows = home.transpose(axes), rows.transpose(axes)

@@ -149,13 +149,21 @@ class ColumnReader:
             part = self._parts[shard] = self._open(shard)
         return part
 
-    def gather(self, runs: Runs, out: NDArray[Any], *, add: Ints | None = None) -> None:
+    def gather(
+        self,
+        runs: Runs,
+        out: NDArray[Any],
+        *,
+        add: Ints | None = None,
+        apart: int | None = None,
+    ) -> None:
         """Copy the rows of a batch.
 
         Args:
             runs: Where they lie, from ``Pick.runs`` for this column.
             out: Where they go ``[runs.total, *rest]``.
             add: What to add to the rows of each sample ``[B]`` or ``[B, *rest]``.
+            apart: Rows of ``out`` for each sample, for padded batches.
 
         Raises:
             DamagedCacheError: The offsets on disk point outside the column.
@@ -166,7 +174,7 @@ class ColumnReader:
             values[piece.shard] = part.values
             if not part.sound and not piece.inside(part.values.shape[0]):
                 raise self._outside(piece.shard)
-        gather(values, runs, out, add)
+        gather(values, runs, out, add, apart=apart)
 
     @cached_property
     def rest(self) -> tuple[int, ...] | None:

@@ -24,7 +24,7 @@ from torch.utils.data import default_collate
 
 from loaderkit.datasets.composites import KINDS
 from loaderkit.datasets.gathering import Arena, Gathering, in_worker, leaf_dtype
-from loaderkit.datasets.ragged import jag, join, pack_rows, pad
+from loaderkit.datasets.ragged import jag, join, pack_rows, pad, padded_of
 from loaderkit.datasets.structure import Leaf, Nest
 
 if TYPE_CHECKING:
@@ -83,6 +83,11 @@ class DictRecipe:
             return gathering.texts(leaf)
         if leaf.kind in {"bytes", "json", "bigint", "complex"}:
             return _collate_plain(gathering.values(leaf, self.classes))
+        if self.ragged == "padded" and leaf.axis is not None:
+            found = gathering.padded(leaf)
+            if found is not None:
+                value, runs = found
+                return padded_of(value, gathering.keep(runs.lengths))
         value, runs = gathering.tensor(leaf)
         if leaf.axis is None:
             return value

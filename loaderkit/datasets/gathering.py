@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
+from loaderkit.cache.gather import SLICE_BYTES
 from loaderkit.datasets.decode import decode
 from loaderkit.datasets.dtypes import carrier, torch_dtype
 from loaderkit.datasets.structure import Leaf
@@ -98,6 +100,32 @@ class Gathering:
             made = self.empty((runs.total, *rest), wanted)
             column.gather(runs, made.numpy(), add=add)
         return (made if made.dtype is wanted else made.view(wanted)), runs
+
+    def padded(self, leaf: Leaf) -> tuple[torch.Tensor, Runs] | None:
+        """Put a leaf's values side by side, copying each sample straight to its place.
+
+        Args:
+            leaf: A tensor whose first axis varies.
+
+        Returns:
+            ``[B, L, *rest]`` with zeros behind a sample's end, and where the rows lie;
+            None where samples are so small that one index for all is quicker.
+
+        Raises:
+            UnlikeShapesError: The samples differ in another axis than the first.
+        """
+        column = self.store.column(leaf.column)
+        runs, rest, dtype = self.pick.runs(column), self.rest(column), leaf_dtype(leaf)
+        longest = int(runs.lengths.max()) if len(self) else 0
+        row_bytes = math.prod(rest) * dtype.itemsize
+        if leaf.axis != 0 or runs.total * row_bytes < SLICE_BYTES * len(self):
+            return None
+        made = self.empty((len(self), longest, *rest), dtype)
+        room = made.numpy()
+        column.gather(runs, room.reshape(-1, *rest), apart=longest)
+        for row, length in zip(room, runs.lengths.tolist(), strict=True):
+            row[length:] = 0
+        return (made if made.dtype is dtype else made.view(dtype)), runs
 
     def rest(self, column: ColumnReader) -> tuple[int, ...]:
         """Give the shape of one row of a column, the same in all shards touched.

@@ -60,8 +60,26 @@ def pad(values: torch.Tensor, lengths: torch.Tensor) -> Padded:
     mask = torch.arange(longest) < lengths[:, None]
     bits = values.view(_SIGNED.get(values.dtype, values.dtype))
     padded = bits.new_zeros(len(lengths), longest, *values.shape[1:])
-    padded[mask] = bits
+    if values.nbytes > _LARGE * len(lengths):
+        parts = bits.split(lengths.tolist())
+        for row, part in zip(padded, parts, strict=True):
+            row[: len(part)] = part
+    else:
+        padded[mask] = bits
     return Padded(padded.view(values.dtype), lengths, mask)
+
+
+def padded_of(values: torch.Tensor, lengths: torch.Tensor) -> Padded:
+    """Name the parts of a batch whose samples lie side by side already.
+
+    Args:
+        values: ``[B, L, *rest]``.
+        lengths: Rows of each ``[B]``, int64.
+
+    Returns:
+        The batch, with its mask.
+    """
+    return Padded(values, lengths, torch.arange(values.shape[1]) < lengths[:, None])
 
 
 def pack_rows(values: torch.Tensor, lengths: torch.Tensor) -> Packed:
@@ -116,6 +134,7 @@ def join(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat(list(tensors)), torch.tensor([len(each) for each in tensors])
 
 
+_LARGE = 4 << 10
 _FEW_KERNELS = "uint16 uint32 uint64 float8_e4m3fn float8_e4m3fnuz float8_e5m2 "
 _FEW_KERNELS += "float8_e5m2fnuz float8_e8m0fnu complex32"
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

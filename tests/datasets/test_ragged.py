@@ -34,6 +34,16 @@ def test_any_dtype_can_be_padded(name):
     assert_same(padded.to_list()[2].clone(), values[2:].clone())
 
 
+def test_large_samples_are_padded_alike():
+    parts = [torch.rand(n, 700) for n in (3, 0, 9)]
+
+    padded = pad(torch.cat(parts), torch.tensor([3, 0, 9]))
+
+    for row, part in zip(padded.values, parts, strict=True):
+        assert torch.equal(row[: len(part)], part)
+        assert not row[len(part) :].any()
+
+
 def test_no_sample_at_all_is_an_empty_batch():
     assert pad(VALUES[:0], LENGTHS[:0]).values.shape == (0, 0, 1)
 
