@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -61,7 +61,7 @@ def pad(values: torch.Tensor, lengths: torch.Tensor) -> Padded:
     bits = values.view(_SIGNED.get(values.dtype, values.dtype))
     padded = bits.new_zeros(len(lengths), longest, *values.shape[1:])
     if values.nbytes > _LARGE * len(lengths):
-        parts = bits.split(lengths.tolist())
+        parts: Any = bits.tensor_split(lengths.cumsum(0)[:-1])
         for row, part in zip(padded, parts, strict=True):
             row[: len(part)] = part
     else:

@@ -171,7 +171,7 @@ def test_the_plain_loader_of_torch_works_on_our_dataset(tmp_path, workers):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_large_ragged_samples_are_copied_straight_to_their_place(tmp_path, dtype):
     clips = [{"text": torch.rand(n, 900).to(dtype), "n": n} for n in (9, 0, 40, 8, 30)]
-    cache = loaderkit.pack(clips, tmp_path / "c.lk", shard_bytes=100_000)
+    cache = pack(clips, tmp_path / "c.lk", shard_bytes=100_000)
 
     rows = [2, 0, 4, 1, 2]
     batch = cache.batch(rows)
