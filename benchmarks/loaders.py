@@ -95,9 +95,7 @@ def _entrants(
         return _ours(files, batch, part=part) | _theirs(files, batch, part)
     memory = InMemory(samples)
     for row in range(count):
-        _ = memory[
-            row
-        ]  # it keeps each graph it ever gave: later forks would gain by it
+        _ = memory[row]  # it keeps each graph it gave: later forks would gain
     if case == "other ways":
         nodes = int(sum(each.num_nodes for each in samples) / count * batch)
         return _other_ways(cache, samples, batch, nodes, folder)

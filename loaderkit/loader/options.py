@@ -99,3 +99,27 @@ def parse_options(options: Mapping[str, Any]) -> LoaderOptions:
             raise TypeError(msg)
     automatic = {k: v for k, v in options.items() if v != "auto"}
     return LoaderOptions(**automatic)
+
+
+def parse_variable(name: str, text: str) -> Any:
+    """Read a variable of the environment.
+
+    Args:
+        name: Its name, for the message.
+        text: What it is set to.
+
+    Returns:
+        A number, a truth or a start method.
+
+    Raises:
+        ValueError: It is none of these.
+    """
+    lower = text.strip().lower()
+    if lower in {"true", "false", "yes", "no", "on", "off"}:
+        return lower in {"true", "yes", "on"}
+    if lower.isdigit():
+        return int(lower)
+    if lower in {"fork", "spawn", "forkserver"}:
+        return lower
+    msg = f"{name} must be a number, true or false, got {text!r}"
+    raise ValueError(msg)

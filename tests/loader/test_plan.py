@@ -43,6 +43,15 @@ def test_gathering_is_quicker_than_sending():
     assert "400 us to make and 1.00 ms to send" in found.reasons["num_workers"]
 
 
+def test_what_is_only_copied_is_not_copied_again():
+    copied = dataclasses.replace(SLOW, fetch_s=0.004, batch_bytes=32 * MIB)
+
+    found = plan(measured=copied)
+
+    assert found.num_workers == 0
+    assert "copying memory, at 8.4 GB/s" in found.reasons["num_workers"]
+
+
 def test_slow_reading_is_spread_over_the_processors():
     found = plan()
 
@@ -158,7 +167,9 @@ def test_workers_are_kept_when_epochs_are_short():
 
 
 def test_spawned_workers_must_bring_more():
-    close = dataclasses.replace(SLOW, fetch_s=0.0095, send_s=0.001, receive_s=0.0076)
+    close = dataclasses.replace(
+        SLOW, fetch_s=0.0095, send_s=0.001, receive_s=0.0066, batch_bytes=MIB
+    )
 
     forked = plan(measured=close)
     spawned = plan(measured=close, start_method="spawn")
