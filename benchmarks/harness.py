@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import random
 import re
 import statistics
 import time
@@ -50,7 +51,8 @@ def rates(
 ) -> list[Row]:
     """Measure samples a second, turn by turn; the first contestant is the baseline.
 
-    Each turn begins with another contestant, and each rests before it starts.
+    Each turn has another order, since a contestant finds the heap and the caches as
+    the one before left them, and each rests before it starts.
 
     Args:
         contestants: What to call, by the name to print; each returns the number of
@@ -62,8 +64,8 @@ def rates(
     """
     found: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(rounds + 1):
-        names = list(contestants)
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+        names = random.Random(turn).sample(list(contestants), len(contestants))
+        for name in names:
             run = contestants[name]
             gc.collect()
             time.sleep(_REST_S)  # the workers of the one before are still ending

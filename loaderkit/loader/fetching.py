@@ -177,6 +177,11 @@ class Fetching(Dataset[Any]):
 
     def __getitems__(self, rows: Sequence[int]) -> Any:
         """Make a batch."""
+        bound = getattr(rows, "bound", None)
+        batch = self._made(rows)
+        return batch if bound is None else padded_to(batch, bound)
+
+    def _made(self, rows: Sequence[int]) -> Any:
         seed = getattr(rows, "seed", None) if self.seeded else None
         if is_gathering(self.dataset):
             with unshared():
@@ -185,6 +190,33 @@ class Fetching(Dataset[Any]):
             return fetch(self.dataset, rows, self.collate)
         with _seeded(seed):
             return fetch(self.dataset, rows, self.collate)
+
+
+def padded_to(batch: Any, length: int) -> Any:
+    """Pad the ragged fields of a batch on, so that batches have few distinct shapes.
+
+    Args:
+        batch: A nest with ``Padded`` values: ``(values, lengths, mask)``.
+        length: Rows that each of them gets, at least as many as it has.
+
+    Returns:
+        The nest; other values in it are the same objects.
+    """
+    if getattr(batch, "_fields", None) == ("values", "lengths", "mask"):
+        more = length - batch.values.shape[1]
+        if more <= 0:
+            return batch
+        behind = batch.values.new_zeros(
+            len(batch.values), more, *batch.values.shape[2:]
+        )
+        values = torch.cat([batch.values, behind], dim=1)
+        mask = torch.cat([batch.mask, batch.mask.new_zeros(len(batch.mask), more)], 1)
+        return batch._replace(values=values, mask=mask)
+    if isinstance(batch, dict):
+        return {key: padded_to(each, length) for key, each in batch.items()}
+    if isinstance(batch, list | tuple) and not hasattr(batch, "_fields"):
+        return type(batch)(padded_to(each, length) for each in batch)
+    return batch
 
 
 @contextlib.contextmanager

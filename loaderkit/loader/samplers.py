@@ -275,16 +275,18 @@ def _shared(
 
 
 class Rows(list[int]):
-    """The rows of a batch, and what randomness in reading them follows from."""
+    """The rows of a batch, what randomness follows from, and how far to pad."""
 
-    __slots__ = ("seed",)
+    __slots__ = ("bound", "seed")
 
-    def __init__(self, rows: Sequence[int] = (), seed: int = 0) -> None:
+    def __init__(
+        self, rows: Sequence[int] = (), seed: int = 0, bound: int | None = None
+    ) -> None:
         super().__init__(rows)
-        self.seed = seed
+        self.seed, self.bound = seed, bound
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Rows, (list(self), self.seed)
+        return Rows, (list(self), self.seed, self.bound)
 
 
 class EpochBatches(Sampler[list[int]]):
@@ -303,6 +305,7 @@ class EpochBatches(Sampler[list[int]]):
         self.start = 0
         """The batch it begins with."""
         self._made: tuple[int, Epoch] | None = None
+        self._bounds: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.current())
@@ -342,7 +345,18 @@ class EpochBatches(Sampler[list[int]]):
         """
         made = self.made(epoch)
         for number in range(start, len(made)):
-            yield Rows(made.batch(number), mixed(self.rule.seed, epoch, number))
+            rows = made.batch(number)
+            yield Rows(rows, mixed(self.rule.seed, epoch, number), self._bound(rows))
+
+    def _bound(self, rows: list[int]) -> int | None:
+        """Give the length that a batch of ragged samples is padded to."""
+        if self.rule.bucket_by != "tokens":
+            return None
+        sizes = self.rule.sizes["tokens"]
+        if self._bounds is None:
+            self._bounds = bucket_bounds(sizes, self.rule.buckets)
+        longest = int(sizes[rows].max())
+        return int(self._bounds[np.searchsorted(self._bounds, longest)])
 
 
 class Turn:

@@ -260,3 +260,24 @@ def test_a_trainer_may_build_it_again_from_its_parts(cache):
 
     assert [b.num_graphs for b in again] == [8] * 5
     assert [b.num_graphs for b in type(loader)(cache, 8, collate_fn=cache.collate)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_buckets_leave_few_padded_shapes(tmp_path, workers):
+    clips = [{"text": torch.ones(n, 4), "n": n} for n in range(1, 41)]
+    cache = loaderkit.pack(clips, tmp_path / "c.lk")
+
+    loader = build_loader(
+        cache, batch_size=4, bucket_by="tokens", buckets=3, shuffle=True, seed=0,
+        num_workers=workers,
+    )  # fmt: skip
+    batches = list(loader)
+
+    assert len({batch["text"].values.shape[1] for batch in batches}) == 3
+    for batch in batches:
+        assert batch["text"].mask.sum(1).tolist() == batch["n"].tolist()
+        assert batch["text"].values[..., 0].bool().equal(batch["text"].mask)
+    assert (
+        len({b["text"].values.shape[1] for b in build_loader(cache, batch_size=1)})
+        == 40
+    )
