@@ -34,7 +34,8 @@ from benchmarks.workloads import (
     pad_clips,
     write_files,
 )
-from loaderkit.loader.samplers import BatchRule, EpochBatches
+from loaderkit.loader.resumable import EpochBatches
+from loaderkit.loader.samplers import BatchRule
 
 if TYPE_CHECKING:
     from collections.abc import Callable

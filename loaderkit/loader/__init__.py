@@ -1,6 +1,7 @@
 """build_loader: a torch DataLoader whose every setting has a reason.
 
 Read ``facts`` (what is known), ``plan`` (what follows, pure), ``samplers`` (which
-samples make a batch, pure), then ``build`` (the loader), ``fetching`` (what runs in a
+samples make a batch, pure), then ``build`` and ``planned`` (the loader), ``resumable``
+(batches from anywhere), ``fetching`` (what runs in a
 worker) and ``prefetch`` (batches made, or moved to the device, ahead of time).
 """

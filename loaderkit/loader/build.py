@@ -12,15 +12,14 @@ import torch
 from torch.utils.data import IterableDataset, Subset
 
 from loaderkit.errors import LoaderError
-from loaderkit.loader.epochs import GivenBatches
 from loaderkit.loader.facts import read_facts
 from loaderkit.loader.fetching import collate_of
 from loaderkit.loader.options import LoaderOptions, parse_options
 from loaderkit.loader.plan import LoaderPlan, decide
 from loaderkit.loader.planned import PlannedLoader
+from loaderkit.loader.resumable import EpochBatches, GivenBatches
 from loaderkit.loader.samplers import (
     BatchRule,
-    EpochBatches,
     bucket_bounds,
     largest_batch,
     padding_waste,

@@ -3,98 +3,15 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-
-from torch.utils.data import BatchSampler, Sampler
 
 from loaderkit.errors import LoaderError
 from loaderkit.loader.fetching import name_of
 from loaderkit.loader.prefetch import ReadAhead
-from loaderkit.loader.samplers import Rows, mixed
 from loaderkit.memory.host import Host, read_host
 from loaderkit.units import format_bytes
-
-
-class GivenBatches(Sampler[list[int]]):
-    """Batches that a sampler of the user's chooses, resumable by reading on.
-
-    Args:
-        batches: Gives the rows of batch after batch.
-        seed: What the random numbers of reading follow from.
-        name: The sampler's class.
-    """
-
-    def __init__(self, batches: Iterable[Sequence[int]], seed: int, name: str) -> None:
-        self.batches, self.seed, self.name = batches, seed, name
-        self.batch_size = getattr(batches, "batch_size", None)
-        self.drop_last = getattr(batches, "drop_last", False)
-        self.epoch, self.start = 0, 0
-
-    @classmethod
-    def of(cls, chosen: Any, limits: Any, seed: int) -> GivenBatches:
-        """Take over what the caller gave.
-
-        Args:
-            chosen: The options, with a ``sampler`` or a ``batch_sampler``.
-            limits: Limits of a batch; there can be none.
-            seed: What the random numbers of reading follow from.
-
-        Returns:
-            The batches.
-
-        Raises:
-            LoaderError: Options contradict each other.
-        """
-        both = chosen.sampler is not None and chosen.batch_sampler is not None
-        sized = chosen.batch_sampler is not None and chosen.batch_size is not None
-        if both or sized or limits or chosen.shuffle or chosen.bucket_by:
-            name = "batch_sampler" if chosen.batch_sampler is not None else "sampler"
-            what = f"{name} was given with another rule for batches."
-            why = "both would choose the samples"
-            fix = f"drop {name}, or the other: shuffle, batch_size, max_..., bucket_by"
-            raise LoaderError(what, why=why, fix=fix)
-        if chosen.batch_sampler is not None:
-            given = chosen.batch_sampler
-            return cls(given, seed, type(given).__name__)
-        size = chosen.batch_size or 1
-        batches = BatchSampler(chosen.sampler, size, chosen.drop_last)
-        return cls(batches, seed, type(chosen.sampler).__name__)
-
-    def __len__(self) -> int:
-        return len(self.batches)  # type: ignore[arg-type]
-
-    def __iter__(self) -> Iterator[list[int]]:
-        epoch, start = self.epoch, self.start
-        self.epoch, self.start = epoch + 1, 0
-        yield from self.batches_of(epoch, start)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that comes next."""
-        self.epoch, self.start = int(epoch), 0
-
-    def reseed(self, seed: int) -> None:
-        """Follow another seed from now on."""
-        self.seed = seed
-
-    def batches_of(self, epoch: int, start: int) -> Iterator[list[int]]:
-        """Give the batches of an epoch.
-
-        Args:
-            epoch: Which one; told to samplers that have ``set_epoch``.
-            start: The batch it begins with; those before it are drawn and dropped.
-
-        Yields:
-            The rows of each.
-        """
-        each: Any
-        for each in (self.batches, getattr(self.batches, "sampler", None)):
-            if hasattr(each, "set_epoch"):
-                each.set_epoch(epoch)
-        for number, rows in enumerate(self.batches):
-            if number >= start:
-                yield Rows(rows, mixed(self.seed, epoch, number))
 
 
 @dataclass

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from loaderkit.errors import LoaderError
 from loaderkit.loader.epochs import LoaderEpoch, Progress
 from loaderkit.loader.fetching import Fetching, Sending
-from loaderkit.loader.samplers import Turn
+from loaderkit.loader.resumable import Turn
 from loaderkit.memory.parcel import forget
 
 if TYPE_CHECKING:

@@ -6,16 +6,15 @@ every resumed run works out the same batches by itself.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch.utils.data import Sampler
 
 from loaderkit.errors import LoaderError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -272,122 +271,6 @@ def _shared(
     ends = np.cumsum([0, *map(len, spans)])
     rows = np.concatenate(spans) if spans else order[:0]
     return Epoch(rows, ends, skipped, repeated)
-
-
-class Rows(list[int]):
-    """The rows of a batch, what randomness follows from, and how far to pad."""
-
-    __slots__ = ("bound", "seed")
-
-    def __init__(
-        self, rows: Sequence[int] = (), seed: int = 0, bound: int | None = None
-    ) -> None:
-        super().__init__(rows)
-        self.seed, self.bound = seed, bound
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Rows, (list(self), self.seed, self.bound)
-
-
-class EpochBatches(Sampler[list[int]]):
-    """The ``batch_sampler`` of a loader: a new order every epoch, resumable anywhere.
-
-    Args:
-        rule: How samples become batches.
-    """
-
-    def __init__(self, rule: BatchRule) -> None:
-        self.rule = rule
-        self.batch_size = rule.batch_size
-        self.drop_last = rule.drop_last
-        self.epoch = 0
-        """The epoch that the next iteration gives."""
-        self.start = 0
-        """The batch it begins with."""
-        self._made: tuple[int, Epoch] | None = None
-        self._bounds: Ints | None = None
-
-    def __len__(self) -> int:
-        return len(self.current())
-
-    def __iter__(self) -> Iterator[list[int]]:
-        epoch, start = self.epoch, self.start
-        self.epoch, self.start = epoch + 1, 0
-        yield from self.batches_of(epoch, start)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that comes next, as for torch's DistributedSampler."""
-        self.epoch, self.start = int(epoch), 0
-
-    def reseed(self, seed: int) -> None:
-        """Follow another seed from now on."""
-        self.rule, self._made = replace(self.rule, seed=seed % 2**63), None
-
-    def current(self) -> Epoch:
-        """Work out the epoch that comes next."""
-        return self.made(self.epoch)
-
-    def made(self, epoch: int) -> Epoch:
-        """Work out an epoch; the last one is kept."""
-        if self._made is None or self._made[0] != epoch:
-            self._made = (epoch, make_epoch(self.rule, epoch))
-        return self._made[1]
-
-    def batches_of(self, epoch: int, start: int) -> Iterator[list[int]]:
-        """Give the batches of an epoch.
-
-        Args:
-            epoch: Which one.
-            start: The batch it begins with.
-
-        Yields:
-            The rows of each.
-        """
-        made = self.made(epoch)
-        for number in range(start, len(made)):
-            rows = made.batch(number)
-            yield Rows(rows, mixed(self.rule.seed, epoch, number), self._bound(rows))
-
-    def _bound(self, rows: list[int]) -> int | None:
-        """Give the length that a batch of ragged samples is padded to."""
-        if self.rule.bucket_by != "tokens":
-            return None
-        sizes = self.rule.sizes["tokens"]
-        if self._bounds is None:
-            self._bounds = bucket_bounds(sizes, self.rule.buckets)
-        longest = int(sizes[rows].max())
-        return int(self._bounds[np.searchsorted(self._bounds, longest)])
-
-
-class Turn:
-    """The batches of one iteration, however often torch asks for them.
-
-    torch calls ``iter`` on a sampler once or twice for one iteration, which must not
-    move the epoch on.
-
-    Args:
-        batches: Where they come from.
-        epoch: Which epoch.
-        start: The batch it begins with.
-    """
-
-    def __init__(self, batches: Any, epoch: int, start: int) -> None:
-        self.batches, self.epoch, self.start = batches, epoch, start
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        found: Iterator[list[int]] = self.batches.batches_of(self.epoch, self.start)
-        return found
-
-
-def mixed(seed: int, epoch: int, number: int) -> int:
-    """Make one seed of three numbers (splitmix64's last step)."""
-    value = (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9 + number) % 2**64
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EB % 2**64
-    return (value ^ (value >> 31)) % 2**63
 
 
 def largest_batch(sizes: Ints, batch_size: int) -> int:

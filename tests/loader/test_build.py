@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from data import Counting, Graphs, Noisy, Slow, graph
+from data import Counting, Noisy, Slow, graph
 from torch.utils.data import (
     DataLoader,
     Subset,
@@ -22,11 +22,6 @@ class Memory(InMemoryDataset):
     def __init__(self, graphs):
         super().__init__(None)
         self.data, self.slices = self.collate(graphs)
-
-
-@pytest.fixture(name="cache")
-def packed(tmp_path):
-    return Graphs(cache=tmp_path / "g.lk", packing=loaderkit.PackOptions(workers=0))
 
 
 def rows_of(loader):

@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from data import Graphs, graph
+from data import graph
 from torch_geometric.data import Batch, HeteroData
 
-import loaderkit
 from loaderkit import DevicePrefetcher, build_loader
 from loaderkit.loader.prefetch import ReadAhead, beside, move, pinned_ring
 from loaderkit.testing import assert_same
@@ -107,11 +106,6 @@ def test_an_end_is_told_again():
     for _ in range(2):
         with pytest.raises(StopIteration):
             next(ahead)
-
-
-@pytest.fixture(name="cache")
-def packed(tmp_path):
-    return Graphs(cache=tmp_path / "g.lk", packing=loaderkit.PackOptions(workers=0))
 
 
 def test_a_loader_reads_ahead_and_nothing_stays(cache):

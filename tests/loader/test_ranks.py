@@ -5,9 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from data import Graphs
 
-import loaderkit
 from loaderkit import build_loader
 
 SCRIPT = """
@@ -28,11 +26,6 @@ for options in WAYS:
         print([len(each) for each in every], rows)
 dist.destroy_process_group()
 """
-
-
-@pytest.fixture(name="cache")
-def packed(tmp_path):
-    return Graphs(cache=tmp_path / "g.lk", packing=loaderkit.PackOptions(workers=0))
 
 
 @pytest.mark.slow

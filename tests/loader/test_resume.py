@@ -8,18 +8,12 @@ import time
 
 import pytest
 import torch
-from data import Counting, Graphs, Noisy
+from data import Counting, Noisy
 from torch.utils.data import RandomSampler
 
-import loaderkit
 from loaderkit import LoaderError, build_loader
 
 FORK = multiprocessing.get_context("fork")
-
-
-@pytest.fixture(name="cache")
-def packed(tmp_path):
-    return Graphs(cache=tmp_path / "g.lk", packing=loaderkit.PackOptions(workers=0))
 
 
 def rows_of(loader):

@@ -13,9 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from data import Doomed, Graphs, Slow
+from data import Doomed, Slow
 
-import loaderkit
 from loaderkit import DevicePrefetcher, LoaderError, build_loader
 from loaderkit.loader.epochs import cause_of
 from loaderkit.memory.host import read_host
@@ -42,11 +41,6 @@ def settled(before):
     return {
         name: now[name] - before[name] for name in before if now[name] > before[name]
     }
-
-
-@pytest.fixture(name="cache")
-def packed(tmp_path):
-    return Graphs(cache=tmp_path / "g.lk", packing=loaderkit.PackOptions(workers=0))
 
 
 def left_early(loader):

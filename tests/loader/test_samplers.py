@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaderkit.errors import LoaderError
+from loaderkit.loader.resumable import EpochBatches
 from loaderkit.loader.samplers import (
     BatchRule,
-    EpochBatches,
     bucket_bounds,
     bucket_of,
     make_epoch,

@@ -2,15 +2,8 @@
 
 import pytest
 import torch
-from data import Graphs
 
-import loaderkit
 from loaderkit import build_loader
-
-
-@pytest.fixture(name="cache")
-def packed(tmp_path):
-    return Graphs(cache=tmp_path / "g.lk", packing=loaderkit.PackOptions(workers=0))
 
 
 @pytest.mark.needs("accelerate")
