@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loaderkit.errors import LoaderError
-from loaderkit.loader.fetching import name_of
+from loaderkit.loader.fetching import names_of
 from loaderkit.loader.prefetch import ReadAhead
 from loaderkit.memory.host import Host, read_host
 from loaderkit.units import format_bytes
@@ -42,7 +42,7 @@ class LoaderEpoch(Iterator[Any]):
         self.progress = progress
         self._inner, self._start, self._alone = inner, progress.given, alone
         self._dataset, self._sampler = loader.dataset, loader.batch_sampler
-        self._kills = _oom_kills() if loader.num_workers else None
+        self._kills = read_host().oom_kills if loader.num_workers else None
         self._batches: Iterator[Any] = inner
         if not hasattr(self._sampler, "batches_of"):
             for _ in range(progress.given):  # an iterable dataset can only be read on
@@ -106,13 +106,9 @@ class LoaderEpoch(Iterator[Any]):
         own = [n for n, task in tasks.items() if task[0] == worker and len(task) == 1]
         if not own or not hasattr(self._sampler, "made"):
             return ["unknown samples"]
-        made, found = self._sampler.made(self.progress.epoch), []
-        for number in sorted(own):
-            rows = made.batch(self._start + number)
-            names = ", ".join(name_of(self._dataset, row) for row in rows[:8])
-            more = f" and {len(rows) - 8:,} more" if len(rows) > 8 else ""
-            found.append(names + more)
-        return found
+        made = self._sampler.made(self.progress.epoch)
+        batches = (made.batch(self._start + number) for number in sorted(own))
+        return [names_of(self._dataset, rows) for rows in batches]
 
 
 def cause_of(code: int | None, host: Host, *, out_of_memory: bool) -> tuple[str, str]:
@@ -146,7 +142,3 @@ def cause_of(code: int | None, host: Host, *, out_of_memory: bool) -> tuple[str,
         return f"signal {signal.Signals(-code).name}", "num_workers=0 shows where"
     why = f"it ended itself with exit code {code}"
     return why, "look for sys.exit or os._exit in the dataset; num_workers=0 shows it"
-
-
-def _oom_kills() -> int | None:
-    return read_host().oom_kills

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import pickle
-import random
 import sys
 import time
 from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import psutil
-import torch
 from torch.utils.data import IterableDataset
 
-from loaderkit.loader.fetching import draws_nothing, fetch, is_gathering
+from loaderkit.loader.fetching import draws_nothing, fetch, is_gathering, quiet
 from loaderkit.memory.host import Host, read_host
 from loaderkit.memory.parcel import Parcel, Segments, check_pickles, forget
 from loaderkit.memory.probes import Capability, read_capability
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    import torch
 
 _PROBE_S = 0.1
 """The probe stops reading after so long, but reads one sample at least."""
@@ -86,10 +83,15 @@ class Facts:
     """Code is typed into a notebook."""
     under_pytest: bool = False
     """A test is running."""
-    process_bytes: int = 0
-    """Memory of this process that no file backs."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that begin with ``LOADERKIT_``."""
+
+    @property
+    def batch_bytes(self) -> int | None:
+        """Bytes of the largest batch that is known of; None if none is."""
+        found = self.measured
+        known = [self.largest_bytes, found.batch_bytes if found else None]
+        return max((each for each in known if each is not None), default=None)
 
 
 def read_facts(
@@ -142,7 +144,6 @@ def read_facts(
         daemonic=bool(multiprocessing.current_process().daemon),
         notebook=_in_notebook(),
         under_pytest="PYTEST_CURRENT_TEST" in os.environ,
-        process_bytes=_private_bytes(),
         environment={k: v for k, v in os.environ.items() if k.startswith("LOADERKIT_")},
     )
 
@@ -210,18 +211,6 @@ def _transfer(batch: Any) -> tuple[int, float, float]:
     return nbytes, best[0], best[1]
 
 
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Leave the random numbers of torch, numpy and random as they were."""
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
-
-
 def _length(dataset: Any) -> int | None:
     try:
         return len(dataset)
@@ -256,8 +245,3 @@ def _in_notebook() -> bool:
     shell = sys.modules.get("IPython")
     getter = getattr(shell, "get_ipython", None)
     return getter is not None and getter() is not None
-
-
-def _private_bytes() -> int:
-    found = psutil.Process().memory_info()
-    return int(found.rss - getattr(found, "shared", 0))

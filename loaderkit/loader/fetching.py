@@ -29,15 +29,18 @@ if TYPE_CHECKING:
 
 def is_gathering(dataset: Any) -> bool:
     """Tell whether a dataset gives finished batches without running code of a user."""
+    return bool(getattr(_innermost(dataset), "gathers", False))
+
+
+def _innermost(dataset: Any) -> Any:
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
-    return bool(getattr(dataset, "gathers", False))
+    return dataset
 
 
 def draws_nothing(dataset: Any) -> bool:
     """Tell whether reading a sample draws no random numbers: no user's code runs."""
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
+    dataset = _innermost(dataset)
     if isinstance(dataset, InMemoryDataset):
         return dataset.transform is None
     plain = isinstance(dataset, list | tuple | TensorDataset)
@@ -57,9 +60,7 @@ def collate_of(
     Returns:
         A function of a list of samples, that can be pickled.
     """
-    inner = dataset
-    while isinstance(inner, Subset):
-        inner = inner.dataset
+    inner = _innermost(dataset)
     if hasattr(inner, "gathers") and not (follow_batch or exclude_keys):
         found: Callable[[Any], Any] = inner.collate
         return found
@@ -125,9 +126,7 @@ def fetch(dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any]) -> A
     except LoaderkitError:
         raise
     except Exception as error:
-        names = ", ".join(name_of(dataset, row) for row in list(rows)[:8])
-        more = f" and {len(rows) - 8:,} more" if len(rows) > 8 else ""
-        what = f"The batch of samples {names}{more} could not be made: "
+        what = f"The batch of samples {names_of(dataset, rows)} could not be made: "
         raise _told(what, error) from error
 
 
@@ -139,6 +138,12 @@ def _one(dataset: Any, row: int) -> Any:
     except Exception as error:
         what = f"Sample {name_of(dataset, row)} could not be read: "
         raise _told(what, error) from error
+
+
+def names_of(dataset: Any, rows: Sequence[int]) -> str:
+    """Name the samples of a batch, the first 8 of them."""
+    names = ", ".join(name_of(dataset, row) for row in rows[:8])
+    return names + (f" and {len(rows) - 8:,} more" if len(rows) > 8 else "")
 
 
 def name_of(dataset: Any, row: int) -> str:
@@ -220,24 +225,28 @@ def padded_to(batch: Any, length: int) -> Any:
 
 
 @contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Leave the random numbers of torch, numpy and random as they were."""
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])
+
+
+@contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """Draw random numbers from a seed of this batch, then go on as before.
 
     A worker has nobody to go on for; saving three states takes 50 us.
     """
-    here = get_worker_info() is None
-    if here:
-        states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    torch.default_generator.manual_seed(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
-    try:
+    with quiet() if get_worker_info() is None else contextlib.nullcontext():
+        torch.default_generator.manual_seed(seed)
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
         yield
-    finally:
-        if here:
-            torch.set_rng_state(states[0])
-            np.random.set_state(states[1])
-            random.setstate(states[2])
 
 
 class Sending:

@@ -17,7 +17,6 @@ FORKED_BYTES = 30 << 20
 SPAWNED_BYTES = 250 << 20
 """Private memory of an idle spawned worker: torch and PyG imported again."""
 _FILES_PER_WORKER = 8
-_FILES_PER_TENSOR = 1
 _TENSORS = 24
 """Tensors of a batch of graphs, its bookkeeping included."""
 _TIGHT = 0.5
@@ -94,9 +93,7 @@ def forecast(facts: Facts, chosen: Mapping[str, Any]) -> Forecast:
     Returns:
         Needs against limits.
     """
-    measured = facts.measured
-    known = [facts.largest_bytes or 0, measured.batch_bytes if measured else 0]
-    batch, workers = max(known), chosen["num_workers"]
+    batch, workers = facts.batch_bytes or 0, chosen["num_workers"]
     flight = workers * (chosen["prefetch_factor"] or 0)
     forked = chosen["multiprocessing_context"] == "fork"
     parts = {

@@ -173,11 +173,6 @@ class _Draft:
             self.note(name, parse_variable(variable, text), f"{variable} asks for it")
         return bool(text)
 
-    def batch_bytes(self) -> int | None:
-        found = self.facts.measured
-        known = [self.facts.largest_bytes, found.batch_bytes if found else None]
-        return max((each for each in known if each is not None), default=None)
-
     def workers(self) -> None:
         facts = self.facts
         if self.asked("num_workers"):
@@ -268,7 +263,7 @@ class _Draft:
     def _caps(self) -> list[tuple[int, str]]:
         facts = self.facts
         caps = [(max(1, facts.host.cpus // facts.host.local_ranks), "CPUs")]
-        each = _worker_bytes(facts) + (1 + _PREFETCH) * (self.batch_bytes() or 0)
+        each = _worker_bytes(facts) + (1 + _PREFETCH) * (self.facts.batch_bytes or 0)
         caps.append((int(facts.host.available_bytes // 2 // each), "memory"))
         pressure = facts.host.pressure or 0.0
         if pressure > _PRESSED:
@@ -281,7 +276,7 @@ class _Draft:
 
     def prefetch(self) -> None:
         workers = self.value["num_workers"]
-        nbytes = self.batch_bytes()
+        nbytes = self.facts.batch_bytes
         budget = min(_AHEAD_MOST, int(self.facts.host.available_bytes * _AHEAD_SHARE))
         fitting = budget // (nbytes * max(1, workers)) if nbytes else _PREFETCH
         depth = int(max(1, min(_PREFETCH, fitting)))
@@ -363,7 +358,7 @@ class _Draft:
             return
         if asked:
             return
-        need = pinned_bytes(self.batch_bytes() or 0, self.value)
+        need = pinned_bytes(self.facts.batch_bytes or 0, self.value)
         room = int(facts.host.available_bytes * _PINNED_SHARE)
         text = f"{format_bytes(need)} page-locked of {format_bytes(room)}"
         fits = need <= room
