@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -193,20 +194,19 @@ def _transfer(batch: Any) -> tuple[int, float, float]:
     """Send a batch to ourselves: its bytes, and the time of either end."""
     best = [float("inf"), float("inf")]
     nbytes = 0
-    segments = Segments(1)
-    for _ in range(4):
-        start = time.perf_counter()
-        try:
-            parcel = Parcel(batch, segments)
-            text = bytes(ForkingPickler.dumps(parcel))
-        except (OSError, AttributeError, TypeError, pickle.PicklingError):
-            return nbytes, 0.0, 0.0
-        middle = time.perf_counter()
-        pickle.loads(text)
-        end = time.perf_counter()
-        best = [min(best[0], middle - start), min(best[1], end - middle)]
-        nbytes = parcel.nbytes
-    segments.close()
+    with contextlib.closing(Segments(1)) as segments:
+        for _ in range(4):
+            start = time.perf_counter()
+            try:
+                parcel = Parcel(batch, segments)
+                text = bytes(ForkingPickler.dumps(parcel))
+            except (OSError, AttributeError, TypeError, pickle.PicklingError):
+                return nbytes, 0.0, 0.0
+            middle = time.perf_counter()
+            pickle.loads(text)
+            end = time.perf_counter()
+            best = [min(best[0], middle - start), min(best[1], end - middle)]
+            nbytes = parcel.nbytes
     forget([os.getpid()])
     return nbytes, best[0], best[1]
 
