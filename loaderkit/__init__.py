@@ -3,7 +3,10 @@
 The rooms, in reading order; each one's docstring says what is inside:
 
     cache     write once, map many
+    memory    read_memory, MemoryMeter, release, staged
     datasets  SafeDataset, SafeGraphDataset, pack, open_cache
+    loader    build_loader, LoaderPlan
+    leaks     LeakDetector, LeakReport, the pytest plugin
     cli       the ``loaderkit`` command
 
 Names load on first use: importing loaderkit does not import torch.
@@ -28,14 +31,27 @@ if TYPE_CHECKING:
         CacheVersionError,
         DamagedCacheError,
         DatasetError,
+        LeakError,
         LoaderError,
         LoaderkitError,
         StaleCacheError,
     )
+    from loaderkit.leaks.blame import Growth
+    from loaderkit.leaks.checks import assert_no_leak
+    from loaderkit.leaks.detector import LeakDetector
+    from loaderkit.leaks.report import LeakReport
+    from loaderkit.leaks.trend import Trend, fit_trend
+    from loaderkit.leaks.verdict import CounterTrend
     from loaderkit.loader.build import build_loader
     from loaderkit.loader.options import LoaderOptions
     from loaderkit.loader.plan import LoaderPlan
     from loaderkit.loader.prefetch import DevicePrefetcher
+    from loaderkit.memory.holders import Holder, holders_of
+    from loaderkit.memory.hygiene import EpochHygiene
+    from loaderkit.memory.meter import MemoryMeter, Timeline
+    from loaderkit.memory.reading import MemorySample, read_memory
+    from loaderkit.memory.release import Released, release
+    from loaderkit.memory.staged import Receipt, staged
     from loaderkit.units import format_bytes, parse_bytes
 
 __version__ = "0.1.0"
@@ -44,31 +60,50 @@ _HOME = {
     "CacheError": "errors",
     "CacheSummary": "datasets.inspect",
     "CacheVersionError": "errors",
+    "CounterTrend": "leaks.verdict",
     "DamagedCacheError": "errors",
     "DatasetError": "errors",
     "DevicePrefetcher": "loader.prefetch",
+    "EpochHygiene": "memory.hygiene",
+    "Growth": "leaks.blame",
+    "Holder": "memory.holders",
+    "LeakDetector": "leaks.detector",
+    "LeakError": "errors",
+    "LeakReport": "leaks.report",
     "LoaderError": "errors",
     "LoaderOptions": "loader.options",
     "LoaderPlan": "loader.plan",
     "LoaderkitError": "errors",
+    "MemoryMeter": "memory.meter",
+    "MemorySample": "memory.reading",
     "PackOptions": "datasets.pack",
     "Packed": "datasets.ragged",
     "Padded": "datasets.ragged",
     "PtFolder": "datasets.sources",
+    "Receipt": "memory.staged",
+    "Released": "memory.release",
     "SafeDataset": "datasets.base",
     "SafeGraphDataset": "datasets.graphs",
     "SampleSizes": "datasets.sizes",
     "Sizes": "datasets.sizes",
     "StaleCacheError": "errors",
+    "Timeline": "memory.meter",
+    "Trend": "leaks.trend",
     "Verification": "cache.verify",
+    "assert_no_leak": "leaks.checks",
     "build_loader": "loader.build",
+    "fit_trend": "leaks.trend",
     "format_bytes": "units",
+    "holders_of": "memory.holders",
     "inspect_cache": "datasets.inspect",
     "open_cache": "datasets.open",
     "own": "datasets.own",
     "pack": "datasets.pack",
     "parse_bytes": "units",
+    "read_memory": "memory.reading",
+    "release": "memory.release",
     "shares": "datasets.own",
+    "staged": "memory.staged",
     "verify": "cache.verify",
 }
 
@@ -76,31 +111,50 @@ __all__ = [  # noqa: RUF022 -- as _HOME, then the version
     "CacheError",
     "CacheSummary",
     "CacheVersionError",
+    "CounterTrend",
     "DamagedCacheError",
     "DatasetError",
     "DevicePrefetcher",
+    "EpochHygiene",
+    "Growth",
+    "Holder",
+    "LeakDetector",
+    "LeakError",
+    "LeakReport",
     "LoaderError",
     "LoaderOptions",
     "LoaderPlan",
     "LoaderkitError",
+    "MemoryMeter",
+    "MemorySample",
     "PackOptions",
     "Packed",
     "Padded",
     "PtFolder",
+    "Receipt",
+    "Released",
     "SafeDataset",
     "SafeGraphDataset",
     "SampleSizes",
     "Sizes",
     "StaleCacheError",
+    "Timeline",
+    "Trend",
     "Verification",
+    "assert_no_leak",
     "build_loader",
+    "fit_trend",
     "format_bytes",
+    "holders_of",
     "inspect_cache",
     "open_cache",
     "own",
     "pack",
     "parse_bytes",
+    "read_memory",
+    "release",
     "shares",
+    "staged",
     "verify",
     "__version__",
 ]

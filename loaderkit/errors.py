@@ -7,11 +7,13 @@ LoaderkitError
 |   +-- CacheVersionError  a newer loaderkit wrote it
 +-- DatasetError           a sample cannot be loaded, stored or batched
 +-- LoaderError            a loader cannot be built, or a worker of it died
++-- LeakError              memory grows from epoch to epoch
 """
 
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 
 class LoaderkitError(Exception):
@@ -53,3 +55,10 @@ class DatasetError(LoaderkitError, ValueError):
 
 class LoaderError(LoaderkitError, RuntimeError):
     """A loader cannot be built, or a worker of it died."""
+
+
+class LeakError(LoaderkitError, RuntimeError):
+    """Memory grows from epoch to epoch; ``report`` says what, and who holds it."""
+
+    report: Any = None
+    """The :class:`loaderkit.LeakReport`."""

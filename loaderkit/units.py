@@ -27,6 +27,26 @@ def format_bytes(n: int) -> str:
     return f"{sign}{size:.{digits}f} {_STEPS[unit]}"
 
 
+def format_amount(value: float, unit: str, *, short: bool = False) -> str:
+    """Write a count or a size with its unit.
+
+    Args:
+        value: How many.
+        unit: "bytes", or the plural of what is counted.
+        short: Leave out the unit of a count.
+
+    Returns:
+        Such as "1.50 GiB" or "12 threads".
+
+    >>> format_amount(2048, "bytes"), format_amount(9.99, "threads")
+    ('2.00 KiB', '10.0 threads')
+    """
+    if unit == "bytes":
+        return format_bytes(round(value))
+    number = f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"
+    return number if short else f"{number} {unit}"
+
+
 def format_seconds(seconds: float) -> str:
     """Write a time the way people read it.
 

@@ -36,6 +36,8 @@ class Host:
     """Which limit that is: "cgroup" or "the machine"."""
     limit_bytes: int | None
     """The cgroup's limit; None where there is none."""
+    used_bytes: int | None
+    """What the cgroup with that limit uses, file pages included; None if unknown."""
     oom_kills: int | None
     """Processes of this cgroup the kernel has killed so far; None if unknown."""
     pressure: float | None
@@ -66,7 +68,7 @@ def read_host(root: str | os.PathLike[str] = "/") -> Host:
     top = Path(root)
     groups = list(_groups(top))
     cpus, cpus_from = _cpus(groups)
-    limit, available = _memory(groups)
+    limit, used, available = _memory(groups)
     free = psutil.virtual_memory().available
     by_group = available is not None and available < free
     shm, shm_free = _shm(top / "dev/shm")
@@ -76,6 +78,7 @@ def read_host(root: str | os.PathLike[str] = "/") -> Host:
         available_bytes=available if by_group and available is not None else free,
         available_from="cgroup" if by_group else "the machine",
         limit_bytes=limit,
+        used_bytes=used,
         oom_kills=_oom_kills(groups),
         pressure=_pressure(top, groups),
         shm_bytes=shm,
@@ -129,9 +132,13 @@ def _quota(group: Path) -> float | None:
     return quota / period if quota and quota > 0 and period else None
 
 
-def _memory(groups: list[Path]) -> tuple[int | None, int | None]:
-    """Find the tightest limit, and what is left below any: file pages can go."""
-    limits, left = [], []
+def _memory(groups: list[Path]) -> tuple[int | None, int | None, int | None]:
+    """Find the tightest limit, its use, and what is left below any limit.
+
+    File pages can go, so they count as left.
+    """
+    limits: list[tuple[int, int | None]] = []
+    left = []
     for group in groups:
         names = ("memory.max", "memory.high", "memory.limit_in_bytes")
         caps = [_number(group / name) for name in names]
@@ -141,10 +148,11 @@ def _memory(groups: list[Path]) -> tuple[int | None, int | None]:
         used = _number(group / "memory.current")
         if used is None:
             used = _number(group / "memory.usage_in_bytes")
-        limits.append(cap)
+        limits.append((cap, used))
         if used is not None:
             left.append(max(0, cap - used + _reclaimable(group)))
-    return min(limits, default=None), min(left, default=None)
+    tightest, its_use = min(limits, default=(None, None), key=lambda pair: pair[0])
+    return tightest, its_use, min(left, default=None)
 
 
 def _reclaimable(group: Path) -> int:

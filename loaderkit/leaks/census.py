@@ -1,0 +1,116 @@
+"""How many of what is alive: taken twice, the difference says what grew."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from loaderkit.memory.tensors import describe, graph_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from loaderkit.memory.tensors import Look
+
+CONTAINERS = (list, dict, set, deque)
+
+
+@dataclass
+class Census:
+    """Live objects at the end of an epoch, as numbers: it keeps none of them."""
+
+    epoch: int
+    """After how many epochs."""
+    ids: NDArray[np.int64]
+    """``id`` of each container, rising."""
+    lengths: NDArray[np.int64]
+    """Its length then."""
+    kinds: Counter[str]
+    """Objects by type, of those that the collector knows."""
+    tensors: dict[Look, tuple[int, int]] = field(default_factory=dict)
+    """Count and storage bytes of tensors that look alike."""
+    graph_nodes: int = 0
+    """Nodes of the largest autograd graph that is kept."""
+
+    def length(self, container: object) -> int | None:
+        """Look up how long a container was.
+
+        Args:
+            container: One that is alive now.
+
+        Returns:
+            Its length then; None when it was empty or not there.
+        """
+        place = int(np.searchsorted(self.ids, id(container)))
+        if place < len(self.ids) and self.ids[place] == id(container):
+            return int(self.lengths[place])
+        return None
+
+
+def take_census(epoch: int) -> Census:
+    """Count what is alive; some 0.1 s, and 2 MB, per 400,000 objects.
+
+    Args:
+        epoch: To remember.
+
+    Returns:
+        The counts.
+    """
+    objects = gc.get_objects()
+    ids, lengths = [], []
+    kinds: Counter[str] = Counter()
+    tensors: list[torch.Tensor] = []
+    sorts = _Sorts()
+    for each in objects:
+        kind = type(each)
+        kinds[kind.__qualname__] += 1
+        sort = sorts[kind]
+        if sort == "container" and len(each):
+            ids.append(id(each))
+            lengths.append(len(each))
+        elif sort == "tensor":
+            tensors.append(each)
+    order = np.argsort(np.asarray(ids, np.int64))
+    return Census(
+        epoch, np.asarray(ids, np.int64)[order], np.asarray(lengths, np.int64)[order],
+        Counter({kind: n for kind, n in kinds.items() if n > 1}),
+        _alike(tensors), max(map(graph_nodes, _largest(tensors)), default=0),
+    )  # fmt: skip
+
+
+class _Sorts(dict[type, str]):
+    """What a census does with objects of a type, worked out once a type."""
+
+    def __missing__(self, kind: type) -> str:
+        sort = ""
+        if issubclass(kind, CONTAINERS):
+            plain = any(kind.__len__ is base.__len__ for base in CONTAINERS)
+            sort = "container" if plain else ""
+        elif issubclass(kind, torch.Tensor):
+            sort = "tensor"
+        self[kind] = sort
+        return sort
+
+
+def _largest(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Pick tensors to walk the graph of: scalars first, since losses are summed up."""
+    with_graph = [each for each in tensors if each.grad_fn is not None]
+    return sorted(with_graph, key=lambda each: each.numel())[:20]
+
+
+def _alike(tensors: Iterable[torch.Tensor]) -> dict[Look, tuple[int, int]]:
+    found: dict[Look, tuple[int, int]] = {}
+    seen: set[int] = set()
+    for tensor in tensors:
+        key, storage, size = describe(tensor)
+        count, total = found.get(key, (0, 0))
+        found[key] = count + 1, total + (0 if storage in seen else size)
+        seen.add(storage)
+    return found

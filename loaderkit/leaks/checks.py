@@ -1,0 +1,57 @@
+"""``assert_no_leak``: the detector as one line of a test."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from loaderkit.errors import LeakError
+from loaderkit.leaks.detector import LeakDetector
+from loaderkit.leaks.verdict import TOLERANCE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from loaderkit.leaks.report import LeakReport
+
+
+def assert_no_leak(
+    function: Callable[[], Any],
+    *,
+    epochs: int = 8,
+    device: str | torch.device | None = None,
+    limit: int | str | None = None,
+    tolerance: int | str = TOLERANCE,
+) -> LeakReport:
+    """Call a function again and again, and fail if memory grows with each call.
+
+    Args:
+        function: One epoch; takes nothing.
+        epochs: Calls, at least 6: an epoch or two are warm-up, and growth must go on.
+            What still fills up after 8 needs more, and does not fail.
+        device: Watched beside the host; the first that is here if None.
+        limit: Memory that may be used, such as "2 GiB".
+        tolerance: Bytes an epoch that do not count.
+
+    Returns:
+        The report.
+
+    Raises:
+        LeakError: Memory grows; the message says what and who holds it.
+        ValueError: Fewer than 6 epochs cannot tell.
+    """
+    if epochs < 6:
+        msg = f"epochs must be at least 6 to tell growth from warm-up, got {epochs}"
+        raise ValueError(msg)
+    detector = LeakDetector(device, limit=limit, on_leak=_ignore, tolerance=tolerance)
+    report = detector.run(function, epochs=epochs)
+    if report.leaking:
+        error = LeakError(str(report))
+        error.report = report
+        raise error
+    return report
+
+
+def _ignore(_: LeakReport) -> None:
+    """Let the run end before it is judged."""

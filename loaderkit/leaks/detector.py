@@ -1,0 +1,243 @@
+"""``LeakDetector``: watches a training loop, epoch by epoch."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+
+from loaderkit.errors import LeakError
+from loaderkit.leaks.inquest import inquire
+from loaderkit.leaks.verdict import TOLERANCE, judge
+from loaderkit.leaks.watch import Watch
+from loaderkit.memory.reading import device_of
+from loaderkit.units import parse_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    import torch
+    from typing_extensions import Self
+
+    from loaderkit.leaks.report import LeakReport
+
+    OnLeak = Literal["raise", "warn"] | Callable[[LeakReport], object]
+
+T = TypeVar("T")
+P = ParamSpec("P")
+JUDGED_AFTER = 30
+"""Epochs after which a longer run is judged while it runs."""
+_EVERY = 5
+"""Epochs between two judgements of a long run; one takes some 10 ms."""
+
+
+class LeakDetector:
+    """Tells whether memory grows from epoch to epoch, and who holds it.
+
+    Around a loop over epochs::
+
+        for epoch in LeakDetector("cuda").epochs(range(100)):
+            train(epoch)
+
+    as a block with ``step()``, where ``every`` steps make an epoch; as a decorator of
+    the function that trains one epoch; or ``run(train_one_epoch, epochs=30)``.
+
+    A run is judged when it ends, and from its 30th epoch on every five epochs: what
+    fills up slowly and then stays must have the time to.
+
+    Args:
+        device: Watched beside the host, such as "cuda:1"; the first that is here if
+            None.
+        warmup: Epochs to leave out at the start; "auto" finds them.
+        limit: Memory that may be used, such as "8 GiB"; passing it counts as a leak.
+            What is free now if None, for the forecast only.
+        on_leak: "raise" a :class:`LeakError`, "warn", or a function that is given the
+            :class:`LeakReport`.
+        every: Steps that make an epoch, for :meth:`step`.
+        tolerance: Bytes an epoch that do not count as a leak.
+
+    Raises:
+        ValueError: An argument is none of these.
+    """
+
+    def __init__(
+        self,
+        device: str | torch.device | None = None,
+        *,
+        warmup: int | Literal["auto"] = "auto",
+        limit: int | str | None = None,
+        on_leak: OnLeak = "raise",
+        every: int | None = None,
+        tolerance: int | str = TOLERANCE,
+    ) -> None:
+        if warmup != "auto" and not warmup >= 0:
+            msg = f"warmup must be 'auto' or a number of epochs, got {warmup!r}"
+            raise ValueError(msg)
+        if not (on_leak in {"raise", "warn"} or callable(on_leak)):
+            msg = f"on_leak must be 'raise', 'warn' or a function, got {on_leak!r}"
+            raise ValueError(msg)
+        if every is not None and every < 1:
+            msg = f"every must be a number of steps from 1, got {every!r}"
+            raise ValueError(msg)
+        self.device = device_of(device)
+        self.warmup = None if warmup == "auto" else warmup
+        self.limit = parse_bytes(limit) if isinstance(limit, str) else limit
+        self.on_leak = on_leak
+        self.every = every
+        self.tolerance = _bytes(tolerance)
+        self.steps = 0
+        self._watch: Watch | None = None
+        self._acted = False
+        self._report: LeakReport | None = None
+
+    def epochs(self, iterable: Iterable[T]) -> Iterator[T]:
+        """Loop over epochs and watch them.
+
+        Args:
+            iterable: Such as ``range(100)``.
+
+        Yields:
+            What the iterable gives.
+
+        Raises:
+            LeakError: Memory grows, and ``on_leak`` is "raise".
+        """
+        self.start()
+        for each in iterable:
+            yield each
+            self.end_epoch()
+        self.finish()
+
+    def start(self) -> None:
+        """Take the first reading; everything else does that by itself."""
+        if self._watch is None:
+            self._watch = Watch(self.device)
+            self._watch.start()
+
+    def end_epoch(self) -> None:
+        """Say that an epoch has ended, where a trainer owns the loop.
+
+        Raises:
+            LeakError: Memory grows, and ``on_leak`` is "raise".
+        """
+        self.start()
+        watch = self._running()
+        watch.end_epoch()
+        due = watch.epoch >= JUDGED_AFTER and watch.epoch % _EVERY == 0
+        if not self._acted and (self._over_limit() or (due and self._suspected())):
+            self._act(self.report())
+
+    def step(self) -> None:
+        """Say that a step has ended; ``every`` of them make an epoch.
+
+        Raises:
+            LeakError: Memory grows, and ``on_leak`` is "raise".
+        """
+        if self._watch is None:
+            self.start()
+        self.steps += 1
+        if self.every is not None and self.steps % self.every == 0:
+            self.end_epoch()
+
+    def finish(self) -> LeakReport:
+        """Judge the run at its end.
+
+        Returns:
+            The report.
+
+        Raises:
+            LeakError: Memory grows, and ``on_leak`` is "raise".
+        """
+        report = self.report()
+        if not self._acted:
+            self._act(report)
+        return report
+
+    def run(
+        self, function: Callable[[], Any], *, epochs: int = JUDGED_AFTER
+    ) -> LeakReport:
+        """Call a function that trains one epoch, again and again.
+
+        Args:
+            function: Takes nothing; what it returns is let go.
+            epochs: How often.
+
+        Returns:
+            The report.
+
+        Raises:
+            LeakError: Memory grows, and ``on_leak`` is "raise".
+        """
+        self.start()
+        for _ in range(epochs):
+            function()
+            self.end_epoch()
+        return self.finish()
+
+    def report(self) -> LeakReport:
+        """Judge what was read so far.
+
+        Returns:
+            The report; with holders when something leaks, which takes a second.
+        """
+        self.start()
+        watch = self._running()
+        if self._report is None or self._report.epochs < watch.epoch:
+            self._report = inquire(
+                watch, warmup=self.warmup, tolerance=self.tolerance, limit=self.limit
+            )
+        return self._report
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        if kind is None:
+            self.finish()
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        """Watch a function whose every call is an epoch."""
+
+        @functools.wraps(function)
+        def watched(*args: P.args, **kwargs: P.kwargs) -> T:
+            self.start()
+            result = function(*args, **kwargs)
+            self.end_epoch()
+            return result
+
+        return watched
+
+    def _running(self) -> Watch:
+        if self._watch is None:
+            msg = "call start() first"
+            raise RuntimeError(msg)
+        return self._watch
+
+    def _suspected(self) -> bool:
+        trends = judge(
+            self._running().series(), tolerance=self.tolerance, warmup=self.warmup
+        )
+        return any(each.trend.rising for each in trends)
+
+    def _over_limit(self) -> bool:
+        if self.limit is None:
+            return False
+        return self._running().used_bytes() > self.limit
+
+    def _act(self, report: LeakReport) -> None:
+        if report.ok:
+            return
+        self._acted = True
+        if self.on_leak == "warn":
+            warnings.warn(str(report), ResourceWarning, stacklevel=4)
+        elif callable(self.on_leak):
+            self.on_leak(report)
+        else:
+            error = LeakError(str(report))
+            error.report = report
+            raise error
+
+
+def _bytes(amount: int | str) -> int:
+    return parse_bytes(amount) if isinstance(amount, str) else int(amount)

@@ -1,0 +1,182 @@
+"""Puts a report together: judges the counters, asks the collector, finds who holds."""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from loaderkit.leaks.blame import RESOURCES, Growth, find_growth
+from loaderkit.leaks.report import LeakReport
+from loaderkit.leaks.resources import resource_growth
+from loaderkit.leaks.trend import LEAKING, LEAST, NEEDS_MORE, STEADY
+from loaderkit.leaks.verdict import WORKER, epochs_until, judge, overall
+from loaderkit.memory import process
+from loaderkit.memory.host import read_host
+from loaderkit.memory.probes import read_device
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from loaderkit.leaks.trend import Trend
+    from loaderkit.leaks.verdict import CounterTrend
+    from loaderkit.leaks.watch import Watch
+
+_HOST = ("malloc", "anonymous", "python_blocks")
+"""Counters of memory that Python objects may hold."""
+_LEFT_OVER = (
+    ("allocated", "device", "device memory"),
+    ("pinned", "pinned", "page-locked memory"),
+    ("malloc", "native", "native memory"),
+    ("shared", "shared", "shared memory"),
+    ("anonymous", "outside malloc", "memory"),
+    ("resident", "native", "native memory"),
+)
+_SMALL = 1 << 20
+"""Bytes an epoch of plain numbers that are no leak."""
+
+
+def inquire(
+    watch: Watch, *, warmup: int | None, tolerance: int, limit: int | None
+) -> LeakReport:
+    """Judge a run and find out who holds what grew.
+
+    Args:
+        watch: The readings.
+        warmup: Epochs to leave out; found if None.
+        tolerance: Bytes an epoch that do not count.
+        limit: Memory that may be used, in bytes; what is free if None.
+
+    Returns:
+        The report.
+    """
+    counters = judge(watch.series(), tolerance=tolerance, warmup=warmup)
+    verdict, more = overall(counters)
+    growths: list[Growth] = []
+    notes: list[str] = []
+    if verdict == LEAKING and _was_garbage(counters):
+        verdict, notes = STEADY, ["what had grown was garbage, and is collected now"]
+    elif verdict == LEAKING:
+        growths = _growths(watch, counters)
+        verdict, more, notes = _second_thought(counters, growths)
+    bound, bound_from = _limit(watch, limit)
+    rates = [
+        c.trend.per_epoch for c in counters if c.trend.rising and c.unit == "bytes"
+    ]
+    left = None
+    if verdict == LEAKING and bound is not None:
+        left = epochs_until(bound - watch.used_bytes(), max(rates, default=0))
+    if limit is not None and watch.used_bytes() > limit:
+        verdict, left = LEAKING, 0
+        notes.append("the limit that was set has been passed")
+    seconds = time.monotonic() - watch.begun
+    return LeakReport(
+        verdict, watch.epoch, seconds, str(watch.device), counters, tuple(growths),
+        tuple(notes), more, bound, bound_from, left,
+    )  # fmt: skip
+
+
+def _growths(watch: Watch, counters: Sequence[CounterTrend]) -> list[Growth]:
+    """Name what grew: objects, then resources, workers and what is left over."""
+    leaking = {each.name: each.trend for each in counters if each.trend.rising}
+    objects: list[Growth] = []
+    census = watch.census()
+    if census is not None and not all(name.startswith(WORKER) for name in leaking):
+        objects = find_growth(census, watch.epoch, ignore=watch.own_objects())
+    if not gc.isenabled():
+        objects = [_uncollected(each) for each in objects]
+    found = _resources(leaking, objects)
+    found += [
+        each for each in objects if each.pattern not in {f.pattern for f in found}
+    ]
+    found += [_worker(n, t) for n, t in leaking.items() if n.startswith(WORKER)]
+    if not _explained(leaking, found):
+        found += _left_over(leaking)
+    return found[:5]
+
+
+def _resources(leaking: Mapping[str, Trend], objects: list[Growth]) -> list[Growth]:
+    """Name files, threads and their like, and who keeps them if an object does."""
+    found = []
+    for name in RESOURCES:
+        if name not in leaking or (name == "mappings" and len(leaking) > 1):
+            continue
+        growth = resource_growth(name, leaking[name].per_epoch)
+        keeper = [each.holder for each in objects if each.pattern == name]
+        found.append(replace(growth, holder=keeper[0] if keeper else None))
+    return found
+
+
+def _uncollected(growth: Growth) -> Growth:
+    """Call it a cycle where nothing but itself holds it."""
+    cycle = growth.holder is not None and growth.holder.kind == "cycle"
+    return replace(growth, pattern="cycles", holder=None) if cycle else growth
+
+
+def _worker(name: str, trend: Trend) -> Growth:
+    what = f"child process {name.removeprefix(WORKER)}"
+    words = process.process_name(int(name.removeprefix(WORKER)))
+    return Growth("worker", f"{what} ({words})", "", 0, round(trend.per_epoch))
+
+
+def _explained(leaking: Mapping[str, Trend], found: Sequence[Growth]) -> bool:
+    """Tell whether what was named makes up a tenth of the growth, or is no memory."""
+    if any(each.pattern in RESOURCES or each.pattern == "worker" for each in found):
+        return True
+    names = [name for name in ("malloc", "anonymous", "shared") if name in leaking]
+    named = sum(each.bytes_per_epoch for each in found)
+    return bool(names) and named >= 0.1 * leaking[names[0]].per_epoch
+
+
+def _left_over(leaking: Mapping[str, Trend]) -> list[Growth]:
+    """Name memory without Python objects by the first counter that sees it."""
+    for name, pattern, what in _LEFT_OVER:
+        if name in leaking:
+            return [Growth(pattern, what, "", 0, round(leaking[name].per_epoch))]
+    return []
+
+
+def _was_garbage(counters: Sequence[CounterTrend]) -> bool:
+    """Tell whether the collector frees most of what grew, where it is on anyway."""
+    leaking = [each for each in counters if each.trend.rising]
+    if not gc.isenabled() or any(each.name not in _HOST for each in leaking):
+        return False
+    before = process.quick_counters()
+    gc.collect()
+    after = process.quick_counters()
+    for each in leaking:
+        if each.name != "anonymous" or len(leaking) == 1:  # pages stay with malloc
+            freed = before.get(each.name, 0) - after.get(each.name, 0)
+            if freed < 0.5 * each.growth:
+                return False
+    return True
+
+
+def _second_thought(
+    counters: Sequence[CounterTrend], growths: list[Growth]
+) -> tuple[str, int, list[str]]:
+    """Ask whether what grew has a bound, or is mere numbers."""
+    names = {each.name for each in counters if each.trend.rising}
+    main = growths[0] if growths else None
+    if main is None or not names.issubset(_HOST):
+        return LEAKING, 0, []
+    if main.epochs_left is not None and main.holder is not None:
+        note = f"{main.what} `{main.holder.path}` has a bound, which it nears"
+        return NEEDS_MORE, main.epochs_left + LEAST, [note]
+    small = sum(each.bytes_per_epoch for each in growths) < _SMALL
+    if small and all(each.pattern == "numbers" for each in growths):
+        return STEADY, 0, [str(main)]
+    return LEAKING, 0, []
+
+
+def _limit(watch: Watch, limit: int | None) -> tuple[int | None, str]:
+    if limit is not None:
+        return limit, "the limit that was set"
+    if watch.last("allocated") is not None:
+        values, _ = read_device(watch.device)
+        return values.get("device_limit"), "memory of the device"
+    host = read_host()
+    used = watch.used_bytes()
+    bound = host.available_bytes + round(used)
+    return bound, f"free on {host.available_from}, and used"

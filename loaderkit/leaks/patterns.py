@@ -1,0 +1,109 @@
+"""The leaks we know by name, and what to do about each.  Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """One way to leak."""
+
+    words: str
+    """What happens, in a few words."""
+    fix: str
+    """What to change."""
+
+
+PATTERNS = {
+    "graph": Pattern(
+        "tensors kept with their autograd graph",
+        "keep loss.item() or loss.detach() instead",
+    ),
+    "graph chain": Pattern(
+        "one tensor carries the autograd graph of all steps so far",
+        "add loss.item() or loss.detach() to it instead",
+    ),
+    "view": Pattern(
+        "small views keep the whole storage they were cut from",
+        "keep loaderkit.own(x), or x.clone()",
+    ),
+    "kept tensors": Pattern(
+        "batches or predictions are kept",
+        "keep numbers, or empty it at the end of each epoch",
+    ),
+    "hooks": Pattern(
+        "a hook is registered again and again",
+        "register it once, or call .remove() on the handle you got",
+    ),
+    "closures": Pattern(
+        "functions kept with the variables they close over",
+        "remove them when done, or give them the values they need as arguments",
+    ),
+    "exceptions": Pattern(
+        "exceptions kept with their tracebacks, so all variables of their frames stay",
+        "keep str(error), or error.with_traceback(None)",
+    ),
+    "cache": Pattern(
+        "a cache without a bound",
+        "give lru_cache a maxsize, or key it by something that repeats",
+    ),
+    "optimizer": Pattern(
+        "parameters are added to an optimizer again and again",
+        "make the optimizer once, outside the loop",
+    ),
+    "cycles": Pattern(
+        "reference cycles, and the garbage collector is off",
+        "gc.enable(), or call gc.collect() once an epoch",
+    ),
+    "objects": Pattern(
+        "objects are kept",
+        "empty it at the end of each epoch, or keep only what is needed",
+    ),
+    "numbers": Pattern("plain numbers or short texts are kept", "nothing: it is small"),
+    "bounded": Pattern("a bounded container is filling up", "nothing: it ends"),
+    "files": Pattern(
+        "files are opened and never closed",
+        "open them in a `with` block; a reader per process, not per item",
+    ),
+    "sockets": Pattern(
+        "sockets are opened and never closed",
+        "close them, or open one outside the loop",
+    ),
+    "threads": Pattern(
+        "threads are started that never end",
+        "join them, or use one ThreadPoolExecutor outside the loop",
+    ),
+    "children": Pattern(
+        "processes are started that nobody waits for",
+        "wait() for them; of a DataLoader, keep one iterator or finish each",
+    ),
+    "mappings": Pattern(
+        "memory or files are mapped and never unmapped",
+        "close the mmap, or keep one for all items",
+    ),
+    "shared": Pattern(
+        "shared memory is kept, as tensors from workers are until the last is gone",
+        "keep loaderkit.own(x) of what you need",
+    ),
+    "worker": Pattern(
+        "a worker process grows, so the dataset keeps something in each",
+        "look at what __getitem__ stores on self or in a module; or use "
+        "persistent_workers=False, which ends workers every epoch",
+    ),
+    "native": Pattern(
+        "memory that no Python object holds, so a C or C++ extension keeps it",
+        "leave out one library call after the other; memray --native names the line",
+    ),
+    "outside malloc": Pattern(
+        "memory that did not come from malloc, or free pieces that malloc cannot use",
+        "look for private mmaps; else try MALLOC_ARENA_MAX=2 or jemalloc",
+    ),
+    "pinned": Pattern(
+        "page-locked memory is kept",
+        "do not keep batches of a loader with pin_memory=True",
+    ),
+    "device": Pattern(
+        "tensors are kept on the device", "delete or detach them after each step"
+    ),
+}

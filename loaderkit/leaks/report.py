@@ -1,0 +1,158 @@
+"""``LeakReport``: the verdict with its numbers, as text and JSON.  Pure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loaderkit.leaks.trend import LEAKING, NEEDS_MORE, STEADY
+from loaderkit.units import format_amount, format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    import os
+
+    from loaderkit.leaks.blame import Growth
+    from loaderkit.leaks.verdict import CounterTrend
+
+_SHOWN = 8
+_MAIN = ("malloc", "anonymous", "shared", "allocated", "files")
+
+
+@dataclass(frozen=True)
+class LeakReport:
+    """Does memory grow, what grew, and who holds it."""
+
+    verdict: str
+    """"leaking", "steady" or "needs more epochs"."""
+    epochs: int
+    """Epochs watched."""
+    seconds: float
+    """How long that took."""
+    device: str
+    """Device watched beside the host."""
+    counters: tuple[CounterTrend, ...]
+    """Every counter that should be flat."""
+    growths: tuple[Growth, ...] = ()
+    """What grew and who holds it, the heaviest first; empty when nothing leaks."""
+    notes: tuple[str, ...] = ()
+    """What else decided."""
+    more_epochs: int = 0
+    """Epochs that would decide it, when it needs more."""
+    limit_bytes: int | None = None
+    """Memory that is there to be used up; None if unknown."""
+    limit_from: str = ""
+    """Which limit that is."""
+    epochs_left: int | None = None
+    """Until the limit is reached; None when nothing grows."""
+
+    @property
+    def leaking(self) -> bool:
+        """Whether memory grows from epoch to epoch."""
+        return self.verdict == LEAKING
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is nothing to complain of."""
+        return not self.leaking
+
+    @property
+    def leaks(self) -> tuple[CounterTrend, ...]:
+        """The counters that leak, those of bytes first and the fastest first."""
+        found = [each for each in self.counters if each.trend.rising]
+        by_size = [(each.unit != "bytes", -each.trend.per_epoch) for each in found]
+        order = sorted(range(len(found)), key=by_size.__getitem__)
+        return tuple(found[i] for i in order)
+
+    @property
+    def bytes_per_epoch(self) -> int:
+        """How fast the fastest counter of bytes grows; 0 when none does."""
+        sizes = [each.trend.per_epoch for each in self.leaks if each.unit == "bytes"]
+        return round(max(sizes, default=0))
+
+    def __str__(self) -> str:
+        lines = [f"{self.headline}  ({self._run()})"]
+        if self.epochs_left is not None and self.limit_bytes is not None:
+            lines.append(
+                f"  {format_bytes(self.limit_bytes)} ({self.limit_from}) are used up "
+                f"in about {self.epochs_left:,} epochs"
+            )
+        lines += [f"  {note}" for note in self.notes]
+        lines += self._table()
+        lines += [f"{i}. {growth}" for i, growth in enumerate(self.growths, 1)]
+        return "\n".join(lines[:25])
+
+    def to_json(self) -> dict[str, Any]:
+        """Give it as plain values.
+
+        Returns:
+            Ready for :func:`json.dumps`.
+        """
+        found = asdict(self)
+        for row, growth in zip(found["growths"], self.growths, strict=True):
+            row["text"] = str(growth)
+        return found | {"bytes_per_epoch": self.bytes_per_epoch, "text": str(self)}
+
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write one page with plots, that needs nothing else.
+
+        Args:
+            path: Of the file; replaced if it is there.
+
+        Returns:
+            The path.
+        """
+        from loaderkit.leaks.page import page_of
+
+        file = Path(path)
+        file.write_text(page_of(self), encoding="utf-8")
+        return file
+
+    def save_json(self, path: str | os.PathLike[str]) -> Path:
+        """Write it as JSON.
+
+        Args:
+            path: Of the file; replaced if it is there.
+
+        Returns:
+            The path.
+        """
+        file = Path(path)
+        file.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        return file
+
+    @property
+    def headline(self) -> str:
+        """The verdict in a line."""
+        if self.leaking:
+            fastest = self.leaks[0]
+            rate = format_amount(fastest.trend.per_epoch, fastest.unit)
+            return f"leaking: {rate} more each epoch, {fastest.words}"
+        if self.verdict == NEEDS_MORE:
+            return f"needs more epochs: about {self.more_epochs} to decide"
+        return "steady: nothing grows from epoch to epoch"
+
+    def _run(self) -> str:
+        return f"{self.epochs} epochs, {format_seconds(self.seconds)}, {self.device}"
+
+    def _table(self) -> list[str]:
+        shown = list(self.leaks)
+        shown += [c for c in self.counters if c.trend.verdict == NEEDS_MORE]
+        shown += [c for c in self.counters if c.name in _MAIN and c not in shown]
+        lines = [f"  {'counter':<14}{'first':>12}{'last':>12}{'an epoch':>14}  verdict"]
+        for each in shown[:_SHOWN]:
+            first, last = each.values[each.trend.warmup], each.values[-1]
+            rate = format_amount(each.trend.per_epoch, each.unit, short=True)
+            lines.append(
+                f"  {each.name:<14}{format_amount(first, each.unit, short=True):>12}"
+                f"{format_amount(last, each.unit, short=True):>12}{rate:>14}"
+                f"  {each.trend.verdict}: {each.trend.why}"
+            )
+        rest = len(self.counters) - len(shown[:_SHOWN])
+        if rest:
+            calm = all(
+                c.trend.verdict == STEADY for c in self.counters if c not in shown
+            )
+            lines.append(f"  {rest} more counters{' are steady' if calm else ''}")
+        return lines

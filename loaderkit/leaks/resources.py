@@ -1,0 +1,79 @@
+"""Which files, sockets, threads, processes and mappings became more, by name."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loaderkit.leaks.blame import RESOURCES, Growth
+from loaderkit.memory import process
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+
+def resource_growth(name: str, per_epoch: float) -> Growth:
+    """Name what a growing resource consists of now.
+
+    Args:
+        name: "files", "sockets", "threads", "children" or "mappings".
+        per_epoch: How fast it grows.
+
+    Returns:
+        A growth whose items name the most frequent kind.
+    """
+    kinds = Counter(_LISTS[name]()).most_common(1)
+    items = kinds[0][0] if kinds else "items"
+    return Growth(name, RESOURCES[name], items, per_epoch, 0)
+
+
+def _files() -> Iterable[str]:
+    targets = [target for _, target in process.descriptors()]
+    return [_plain(each) for each in targets if not each.startswith("socket:")]
+
+
+def _sockets() -> Iterable[str]:
+    targets = [target for _, target in process.descriptors()]
+    return ["socket" for each in targets if each.startswith("socket:")]
+
+
+def _threads() -> Iterable[str]:
+    return [_thread(each) for each in threading.enumerate()]
+
+
+def _thread(thread: threading.Thread) -> str:
+    target = getattr(thread, "_target", None)
+    code = getattr(target, "__code__", None)
+    if target is None or code is None:
+        return f"thread {re.sub('[0-9]+', 'N', thread.name)}"
+    place = f"{Path(code.co_filename).name}:{code.co_firstlineno}"
+    return f"thread of {target.__qualname__} ({place})"
+
+
+def _children() -> Iterable[str]:
+    return [process.process_name(pid) for pid in process.children_of(process.own_pid())]
+
+
+def _mappings() -> Iterable[str]:
+    text = Path("/proc/self/maps")
+    if not text.exists():
+        return []
+    names = [line.split(None, 5)[5:] for line in text.read_text().splitlines()]
+    return [_plain(name[0].strip()) if name else "anonymous memory" for name in names]
+
+
+def _plain(target: str) -> str:
+    """Leave out what differs between files of one kind."""
+    return re.sub(r"(?<=[/_-])(?:[0-9a-f]{6,}|\d+_\d+_\d+)|\[\d+\]", "*", target)
+
+
+_LISTS: dict[str, Callable[[], Iterable[str]]] = {
+    "files": _files,
+    "sockets": _sockets,
+    "threads": _threads,
+    "children": _children,
+    "mappings": _mappings,
+}

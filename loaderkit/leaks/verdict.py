@@ -1,0 +1,133 @@
+"""All counters of a run: which leak, and when the memory is used up.  Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from loaderkit.leaks.trend import LEAKING, NEEDS_MORE, STEADY, Trend, fit_trend
+from loaderkit.memory.counters import COUNTERS, unit_of, words_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+Series = tuple["Sequence[float]", "Sequence[float]"]
+"""Epochs, and the reading after each."""
+TOLERANCE = 16 << 10
+"""Bytes an epoch that nobody minds: four pages, 80 bytes a step of an epoch of 200."""
+_FLOORS = {
+    "blocks": 256.0, "descriptors": 0.5, "threads": 0.5, "processes": 0.5,
+    "mappings": 1.0,
+}  # fmt: skip
+_MOST_POINTS = 64
+"""A longer run is thinned to this many readings: the slope takes all pairs."""
+WORKER = "worker "
+"""Counters of child processes are called "worker" and the process's number."""
+
+
+@dataclass(frozen=True)
+class CounterTrend:
+    """One counter over the run."""
+
+    name: str
+    """As in :data:`loaderkit.memory.counters.COUNTERS`, or "worker" and its number."""
+    trend: Trend
+    """What it does."""
+    epochs: tuple[float, ...]
+    """When it was read."""
+    values: tuple[float, ...]
+    """What was read."""
+
+    @property
+    def unit(self) -> str:
+        """In what it counts: "bytes", or a plural."""
+        return unit_of(self.name)
+
+    @property
+    def words(self) -> str:
+        """What it counts."""
+        return words_of(self.name)
+
+    @property
+    def growth(self) -> float:
+        """From the end of the warm-up to the last reading."""
+        return self.values[-1] - self.values[self.trend.warmup]
+
+
+def judge(
+    series: Mapping[str, Series],
+    *,
+    tolerance: float = TOLERANCE,
+    warmup: int | None = None,
+) -> tuple[CounterTrend, ...]:
+    """Judge every counter that should be flat.
+
+    Args:
+        series: Epochs and readings by counter.
+        tolerance: Bytes an epoch that nobody minds.
+        warmup: Readings to leave out at the start; found counter by counter if None.
+
+    Returns:
+        A trend a counter, in the order given; those not judged are left out.
+    """
+    most = max((len(epochs) for epochs, _ in series.values()), default=0)
+    found = []
+    for name, (epochs, values) in series.items():
+        worker = name.startswith(WORKER)
+        if len(epochs) < most / 2 or not (worker or COUNTERS[name].judged):
+            continue  # a worker that lived for an epoch, or read too rarely to tell
+        epochs, values = _thin(epochs), _thin(values)
+        floor = _FLOORS.get(unit_of(name), tolerance)
+        trend = fit_trend(values, floor=floor, warmup=warmup, at=epochs)
+        found.append(CounterTrend(name, trend, tuple(epochs), tuple(values)))
+    return tuple(found)
+
+
+def overall(trends: Iterable[CounterTrend]) -> tuple[str, int]:
+    """Sum the verdicts up.
+
+    Args:
+        trends: Of all counters.
+
+    Returns:
+        "leaking" if one leaks, else "needs more epochs" if one does and how many, else
+        "steady".
+    """
+    found = list(trends)
+    calm = {each.name for each in found if each.trend.verdict == STEADY}
+    if "malloc" in calm:  # exact, while pages come and go with what is free in between
+        found = [
+            each for each in found
+            if each.name != "anonymous" or each.trend.verdict == LEAKING
+        ]  # fmt: skip
+    verdicts = {each.trend.verdict for each in found}
+    if LEAKING in verdicts:
+        return LEAKING, 0
+    if NEEDS_MORE in verdicts:
+        return NEEDS_MORE, max(each.trend.more_epochs for each in found)
+    return STEADY, 0
+
+
+def epochs_until(room_bytes: float, bytes_per_epoch: float) -> int | None:
+    """Tell when memory is used up.
+
+    Args:
+        room_bytes: What is left.
+        bytes_per_epoch: What an epoch adds.
+
+    Returns:
+        Epochs; None when it does not grow.
+
+    >>> epochs_until(1000, 300), epochs_until(1000, 0)
+    (3, None)
+    """
+    return max(0, int(room_bytes // bytes_per_epoch)) if bytes_per_epoch > 0 else None
+
+
+def _thin(values: Sequence[float]) -> list[float]:
+    """Keep at most 64 of them, evenly spaced, the last included."""
+    count = len(values)
+    if count <= _MOST_POINTS:
+        return list(values)
+    step = (count - 1) / (_MOST_POINTS - 1)
+    return [values[round(i * step)] for i in range(_MOST_POINTS)]

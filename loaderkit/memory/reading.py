@@ -1,0 +1,161 @@
+"""``read_memory``: everything that can be counted, once; never raises."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import torch
+
+from loaderkit.memory import process
+from loaderkit.memory.counters import COUNTERS
+from loaderkit.memory.host import read_host
+from loaderkit.memory.probes import present_devices, read_device
+from loaderkit.memory.tensors import TensorGroup, live_tensors
+from loaderkit.units import format_amount
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_KINDS_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class MemorySample:
+    """What was held at one moment: each counter a number, or a reason for none."""
+
+    seconds: float
+    """``time.monotonic()`` when it was read."""
+    device: str
+    """The device that was read beside the host, such as "cuda:0" or "cpu"."""
+    values: Mapping[str, int]
+    """Counters by their names in :data:`loaderkit.memory.counters.COUNTERS`."""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """Why a counter could not be read."""
+    tensors: tuple[TensorGroup, ...] = ()
+    """Live tensors that look alike, the largest first."""
+    pressure: float | None = None
+    """Percent of the last 10 s that tasks waited for memory (PSI)."""
+
+    def get(self, name: str) -> int | None:
+        """Look a counter up.
+
+        Args:
+            name: One of :data:`loaderkit.memory.counters.COUNTERS`.
+
+        Returns:
+            Its value; None where it could not be read.
+        """
+        return self.values.get(name)
+
+    def to_json(self) -> dict[str, Any]:
+        """Give it as plain values.
+
+        Returns:
+            Ready for :func:`json.dumps`.
+        """
+        return {
+            "seconds": self.seconds,
+            "device": self.device,
+            "values": dict(self.values),
+            "missing": dict(self.missing),
+            "pressure": self.pressure,
+            "tensors": [vars(group) for group in self.tensors],
+        }
+
+    def __str__(self) -> str:
+        lines = [f"memory of process {os.getpid()}, device {self.device}"]
+        for name, counter in COUNTERS.items():
+            if name in self.values:
+                amount = format_amount(self.values[name], counter.unit)
+                lines.append(f"{name:<18}{amount:>12}  {counter.words}")
+        lines += [f"{name:<18}{'?':>12}  {why}" for name, why in self.missing.items()]
+        lines += [f"  {group}" for group in self.tensors[:_KINDS_SHOWN]]
+        return "\n".join(lines)
+
+
+def read_memory(device: str | torch.device | None = None) -> MemorySample:
+    """Read the memory of this process, its children and a device.
+
+    Args:
+        device: The device to read beside the host; the first that is here if None.
+
+    Returns:
+        A sample; takes some 0.1 s, since tensors and pages are counted one by one.
+    """
+    found = device_of(device)
+    sample = quick_sample(found, full=True)
+    values, missing = dict(sample.values), dict(sample.missing)
+    count = process.mappings()
+    if count is not None:
+        values["mappings"] = count
+    pid = os.getpid()
+    shares, why = process.full_counters([pid, *process.children_of(pid)])
+    groups = live_tensors()
+    host = read_host()
+    values |= shares | _of_the_machine()
+    values["tensors"] = sum(group.count for group in groups)
+    values["tensor_bytes"] = sum(group.bytes for group in groups)
+    return MemorySample(
+        sample.seconds, sample.device, values, missing | why | _absent(values),
+        tuple(groups), host.pressure,
+    )  # fmt: skip
+
+
+def quick_sample(device: torch.device, *, full: bool = False) -> MemorySample:
+    """Read what costs about 0.1 ms.
+
+    Args:
+        device: The device to read beside the host.
+        full: Ask the device's driver too.
+
+    Returns:
+        A sample without tensors, shares of pages and the machine's counters.
+    """
+    values = process.quick_counters()
+    more, missing = read_device(device, full=full)
+    return MemorySample(time.monotonic(), str(device), values | more, missing)
+
+
+def device_of(device: str | torch.device | None) -> torch.device:
+    """Take the device asked for, or the first that is here.
+
+    Args:
+        device: Such as "cuda:1"; None to choose.
+
+    Returns:
+        The device; the CPU on a machine without another.
+    """
+    if device is None:
+        return next(iter(present_devices()), torch.device("cpu"))
+    return torch.device(device)
+
+
+def _of_the_machine() -> dict[str, int]:
+    host = read_host()
+    found = {
+        "group_limit": host.limit_bytes,
+        "oom_kills": host.oom_kills,
+        "group_used": host.used_bytes,
+    }
+    if Path("/dev/shm").exists():
+        found["shm_used"] = int(psutil.disk_usage("/dev/shm").used)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _absent(values: Mapping[str, int]) -> dict[str, str]:
+    """Say why the host's counters are not there."""
+    reasons = {
+        "malloc": "only glibc tells (mallinfo2, from 2.33)",
+        "anonymous": "only Linux tells it apart from file pages",
+        "mappings": "only Linux lists them",
+        "private": "only Linux gives smaps_rollup",
+        "group_limit": "no cgroup limits this process",
+        "oom_kills": "the cgroup does not say",
+        "shm_used": "there is no /dev/shm",
+    }
+    return {name: why for name, why in reasons.items() if name not in values}
