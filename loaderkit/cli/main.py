@@ -80,7 +80,22 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--epochs", type=_positive, default=40, help="epochs to train")
     demo.add_argument("--keep", metavar="FOLDER", help="keep the files and the cache")
     demo.set_defaults(run=_demo)
+    _add_watch(commands, shared)
     return parser
+
+
+def _add_watch(commands: Any, shared: argparse.ArgumentParser) -> None:
+    watch = commands.add_parser(
+        "watch", parents=[shared], help="run a script, or look at one, and judge it"
+    )
+    watch.add_argument("--pid", type=_positive, help="look at a running process")
+    watch.add_argument("--seconds", type=float, help="how long to look at --pid")
+    watch.add_argument(
+        "--html", default="leak-report.html", metavar="FILE", help="page with plots"
+    )
+    watch.add_argument("script", nargs="?", help="a Python file")
+    watch.add_argument("args", nargs=argparse.REMAINDER, help="its own arguments")
+    watch.set_defaults(run=_watch)
 
 
 def _pack(options: argparse.Namespace) -> Any:
@@ -121,6 +136,25 @@ def _demo(options: argparse.Namespace) -> Any:
     from loaderkit.cli.demo import run_demo
 
     return run_demo(epochs=options.epochs, keep=options.keep)
+
+
+def _watch(options: argparse.Namespace) -> Any:
+    from loaderkit.leaks.outside import watch_process, watch_script
+
+    if options.pid is not None:
+        return watch_process(options.pid, seconds=options.seconds, live=_live)
+    if options.script is None:
+        what = "There is nothing to watch."
+        raise LoaderkitError(what, fix="loaderkit watch train.py, or --pid 1234")
+    found = watch_script(options.script, options.args, page=options.html, live=_live)
+    _live("")
+    return found
+
+
+def _live(text: str) -> None:
+    """Show a line that the next one replaces; nothing where nobody looks."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def _named(text: str) -> Any:

@@ -80,6 +80,17 @@ class Growth:
         return PATTERNS[self.pattern].fix
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, each: str = "epoch") -> str:
+        """Say it in a sentence.
+
+        Args:
+            each: What is called an epoch.
+
+        Returns:
+            What grew, who holds it, and the fix.
+        """
         size = f", {format_bytes(self.bytes_per_epoch)}" if self.bytes_per_epoch else ""
         where = ""
         if self.holder is not None:
@@ -90,11 +101,9 @@ class Growth:
         )
         if self.what in RESOURCES.values():
             where = f", kept by{where}" if where else ""
-            text = (
-                f"{self.per_epoch:.4g} more {self.what} an epoch{where} ({self.items})"
-            )
+            text = f"{self.per_epoch:.4g} more {self.what} each {each}{where} ({self.items})"
         else:
-            text = f"{self.what}{where}{more} an epoch{size}"
+            text = f"{self.what}{where}{more} each {each}{size}"
         return f"{text}: {PATTERNS[self.pattern].words}. Fix: {self.fix}"
 
 

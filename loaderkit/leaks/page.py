@@ -73,7 +73,7 @@ def page_of(report: LeakReport) -> str:
             f'<h1 class="{_class(report.verdict)}">{title}</h1>',
             *_summary(report),
             *_growths(report),
-            "<h2>Counters, epoch by epoch</h2>",
+            f"<h2>Counters, {report.each} by {report.each}</h2>",
             '<p class="soft">Grey: warm-up, left out. Dashed: the trend.</p>',
             '<div class="plots">',
             *(_figure(each, report) for each in _in_order(moving)),
@@ -86,11 +86,11 @@ def page_of(report: LeakReport) -> str:
 
 
 def _summary(report: LeakReport) -> list[str]:
-    run = f"{report.epochs} epochs, {format_seconds(report.seconds)}, {report.device}"
+    run = f"{report.epochs} {report.plural}, {format_seconds(report.seconds)}, {report.device}"
     lines = [f'<p class="soft">{html.escape(run)}</p>']
     if report.epochs_left is not None and report.limit_bytes is not None:
         limit = f"{format_bytes(report.limit_bytes)} ({report.limit_from})"
-        left = f"{limit} are used up in about {report.epochs_left:,} epochs"
+        left = f"{limit} are used up in about {report.epochs_left:,} {report.plural}"
         lines.append(f"<p>{html.escape(left)}</p>")
     return lines + [f"<p>{html.escape(note)}</p>" for note in report.notes]
 
@@ -106,7 +106,7 @@ def _growths(report: LeakReport) -> list[str]:
         return []
     rows = []
     for growth in report.growths:
-        text, _, fix = str(growth).partition(" Fix: ")
+        text, _, fix = growth.text(report.each).partition(" Fix: ")
         rows.append(
             f"<li>{html.escape(text)}<br><strong>Fix:</strong> {html.escape(fix)}</li>"
         )
@@ -118,7 +118,7 @@ def _figure(counter: CounterTrend, report: LeakReport) -> str:
     rate = format_amount(trend.per_epoch, counter.unit)
     kind = _class(trend.verdict)
     limit = report.limit_bytes if counter.unit == "bytes" else None
-    label = f"{counter.name}: {trend.verdict}, {rate} an epoch"
+    label = f"{counter.name}: {trend.verdict}, {rate} each {report.each}"
     return (
         f"<figure><figcaption><strong>{html.escape(counter.name)}</strong> "
         f'<span class="soft">{html.escape(counter.words)}</span><br>'
@@ -211,7 +211,7 @@ def _text(x: float, y: float, text: str, anchor: str) -> str:
 
 
 def _table(counters: Sequence[CounterTrend]) -> list[str]:
-    names = ("first", "last", "an epoch", "noise")
+    names = ("first", "last", "each", "noise")
     heads = "".join(f'<th class="number">{name}</th>' for name in names)
     rows = [f"<tr><th>counter</th>{heads}<th>verdict</th></tr>"]
     for each in _in_order(counters):

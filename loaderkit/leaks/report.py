@@ -46,6 +46,8 @@ class LeakReport:
     """Which limit that is."""
     epochs_left: int | None = None
     """Until the limit is reached; None when nothing grows."""
+    each: str = "epoch"
+    """What is called an epoch here, such as "window of 500 ms"."""
 
     @property
     def leaking(self) -> bool:
@@ -76,11 +78,11 @@ class LeakReport:
         if self.epochs_left is not None and self.limit_bytes is not None:
             lines.append(
                 f"  {format_bytes(self.limit_bytes)} ({self.limit_from}) are used up "
-                f"in about {self.epochs_left:,} epochs"
+                f"in about {self.epochs_left:,} {self.plural}"
             )
         lines += [f"  {note}" for note in self.notes]
         lines += self._table()
-        lines += [f"{i}. {growth}" for i, growth in enumerate(self.growths, 1)]
+        lines += [f"{i}. {g.text(self.each)}" for i, g in enumerate(self.growths, 1)]
         return "\n".join(lines[:25])
 
     def to_json(self) -> dict[str, Any]:
@@ -91,7 +93,7 @@ class LeakReport:
         """
         found = asdict(self)
         for row, growth in zip(found["growths"], self.growths, strict=True):
-            row["text"] = str(growth)
+            row["text"] = growth.text(self.each)
         return found | {"bytes_per_epoch": self.bytes_per_epoch, "text": str(self)}
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
@@ -128,19 +130,25 @@ class LeakReport:
         if self.leaking:
             fastest = self.leaks[0]
             rate = format_amount(fastest.trend.per_epoch, fastest.unit)
-            return f"leaking: {rate} more each epoch, {fastest.words}"
+            return f"leaking: {rate} more each {self.each}, {fastest.words}"
         if self.verdict == NEEDS_MORE:
-            return f"needs more epochs: about {self.more_epochs} to decide"
-        return "steady: nothing grows from epoch to epoch"
+            return f"needs more {self.plural}: about {self.more_epochs} to decide"
+        return f"steady: nothing grows from {self.each} to {self.each}"
+
+    @property
+    def plural(self) -> str:
+        """More than one of what is called an epoch."""
+        head, _, rest = self.each.partition(" ")
+        return f"{head}s {rest}".strip()
 
     def _run(self) -> str:
-        return f"{self.epochs} epochs, {format_seconds(self.seconds)}, {self.device}"
+        return f"{self.epochs} {self.plural}, {format_seconds(self.seconds)}, {self.device}"
 
     def _table(self) -> list[str]:
         shown = list(self.leaks)
         shown += [c for c in self.counters if c.trend.verdict == NEEDS_MORE]
         shown += [c for c in self.counters if c.name in _MAIN and c not in shown]
-        lines = [f"  {'counter':<14}{'first':>12}{'last':>12}{'an epoch':>14}  verdict"]
+        lines = [f"  {'counter':<14}{'first':>12}{'last':>12}{'each':>14}  verdict"]
         for each in shown[:_SHOWN]:
             first, last = each.values[each.trend.warmup], each.values[-1]
             rate = format_amount(each.trend.per_epoch, each.unit, short=True)

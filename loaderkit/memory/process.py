@@ -38,7 +38,7 @@ def quick_counters() -> dict[str, int]:
     found = {"python_blocks": sys.getallocatedblocks()}
     status = _read(_PROC / "self/status")
     if status is None:
-        return found | _through_psutil()
+        return found | _through_psutil(own_pid())
     for name, pattern, step in _KINDS:
         match = re.search(pattern, status)
         if match:
@@ -49,6 +49,31 @@ def quick_counters() -> dict[str, int]:
     if in_use is not None:
         found["malloc"] = in_use
     return found
+
+
+def outside_counters(pid: int) -> dict[str, int]:
+    """Count what another process holds, as far as it can be seen from outside.
+
+    Args:
+        pid: Its number.
+
+    Returns:
+        The counters that can be read, by name; empty when it is gone.
+    """
+    status = _read(_PROC / str(pid) / "status")
+    if status is None:
+        return _through_psutil(pid)
+    found = {}
+    for name, pattern, step in _KINDS:
+        match = re.search(pattern, status)
+        if match:
+            found[name] = int(match[1]) * step
+    with contextlib.suppress(OSError):
+        found["files"] = len(os.listdir(f"/proc/{pid}/fd"))
+    children = children_of(pid)
+    found["children"] = len(children)
+    sizes = [process_anonymous(child) or 0 for child in children]
+    return found | {"tree_anonymous": sum(sizes)} if found else {}
 
 
 def open_files() -> dict[str, int]:
@@ -224,14 +249,16 @@ def _direct(pid: int) -> list[int]:
     return found
 
 
-def _through_psutil() -> dict[str, int]:
-    process = psutil.Process()
-    found = {"resident": int(process.memory_info().rss)}
-    found["threads"] = int(process.num_threads())
-    if hasattr(process, "num_fds"):
-        found["files"] = int(process.num_fds())
-    found["children"] = len(children_of(process.pid))
-    return found
+def _through_psutil(pid: int) -> dict[str, int]:
+    try:
+        process = psutil.Process(pid)
+        found = {"resident": int(process.memory_info().rss)}
+        found["threads"] = int(process.num_threads())
+        if hasattr(process, "num_fds"):
+            found["files"] = int(process.num_fds())
+    except psutil.Error:
+        return {}
+    return found | {"children": len(children_of(pid))}
 
 
 def _read(file: Path) -> bytes | None:

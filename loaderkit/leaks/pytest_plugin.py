@@ -1,0 +1,169 @@
+"""The pytest plugin: ``@pytest.mark.leak_free`` repeats a test and watches memory.
+
+Importing it imports neither torch nor h5py: what judges is loaded by the first test
+that asks for it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from loaderkit.leaks.detector import LeakDetector
+    from loaderkit.leaks.report import LeakReport
+
+MARK = "leak_free"
+PROPERTY = "loaderkit_leak"
+"""Under this name a test's verdict travels to the summary, xdist and JUnit."""
+_OPTIONS = {"epochs", "device", "limit", "tolerance"}
+_EPOCHS = 8
+_LEAST = 6
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--leak-report`` and the ini options."""
+    group = parser.getgroup("loaderkit", "memory leaks (loaderkit)")
+    group.addoption(
+        "--leak-report",
+        choices=["html", "json"],
+        help="write a report of each leak_free test into --leak-report-dir",
+    )
+    group.addoption(
+        "--leak-report-dir", metavar="DIR", help="default: leak-reports in the rootdir"
+    )
+    parser.addini("leak_epochs", "calls of a leak_free test, default 8", default="")
+    parser.addini("leak_limit", "memory a leak_free test may use, such as 2GiB")
+    parser.addini("leak_tolerance", "bytes an epoch that are no leak, default 16KiB")
+    parser.addini("leak_device", "device watched beside the host, such as cuda")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marker known."""
+    config.addinivalue_line(
+        "markers",
+        f"{MARK}(epochs=8, device=None, limit=None, tolerance='16KiB'): call the test "
+        "again and again, and fail if memory grows with each call (loaderkit)",
+    )
+
+
+@pytest.fixture
+def leak_epoch() -> int:
+    """The number of the call of a leak_free test, from 0."""
+    return 0
+
+
+@pytest.fixture
+def leak_detector(request: pytest.FixtureRequest) -> LeakDetector:
+    """A detector for a test that loops over epochs by itself; it raises at the end."""
+    _, settings = _settings(request.node)
+    return _detector(settings, on_leak="raise")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Call a marked test once an epoch, and judge."""
+    if pyfuncitem.get_closest_marker(MARK) is None:
+        return None
+    function = pyfuncitem.obj
+    if inspect.iscoroutinefunction(function):
+        pytest.fail(
+            f"{MARK} cannot repeat an async test; call asyncio.run() in a plain one",
+            pytrace=False,
+        )
+    epochs, settings = _settings(pyfuncitem)
+    names = pyfuncitem._fixtureinfo.argnames  # noqa: SLF001 -- as pytest's own call
+    arguments: dict[str, Any] = {name: pyfuncitem.funcargs[name] for name in names}
+    if "leak_detector" in arguments:
+        function(**arguments)
+        _record(pyfuncitem, arguments["leak_detector"].report())
+        return True
+    detector = _detector(settings, on_leak=lambda _: None)
+    detector.start()
+    for epoch in range(epochs):
+        if "leak_epoch" in arguments:
+            arguments["leak_epoch"] = epoch
+        function(**arguments)
+        detector.end_epoch()
+    report = detector.report()
+    _record(pyfuncitem, report)
+    if report.leaking:
+        pytest.fail(str(report), pytrace=False)
+    return True
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print a line for each leak_free test, wherever it ran."""
+    rows = []
+    for results in terminalreporter.stats.values():
+        for result in results:
+            for name, value in getattr(result, "user_properties", ()):
+                if name == PROPERTY and getattr(result, "when", "") == "call":
+                    rows.append((result.nodeid, json.loads(value)))
+    if not rows:
+        return
+    terminalreporter.section("memory leaks (loaderkit)")
+    for nodeid, row in sorted(rows):
+        page = f"  [{row['page']}]" if row["page"] else ""
+        terminalreporter.line(f"{nodeid}: {row['headline']}{page}")
+
+
+def _settings(item: pytest.Item) -> tuple[int, dict[str, Any]]:
+    """Join the marker's arguments with the ini file's; wrong ones fail the test."""
+    config = item.config
+    found: dict[str, Any] = {}
+    for name in _OPTIONS:
+        value = config.getini(f"leak_{name}")
+        if value:
+            found[name] = value
+    for mark in item.iter_markers(MARK):
+        unknown = set(mark.kwargs) - _OPTIONS
+        if mark.args or unknown:
+            wrong = ", ".join(sorted(unknown)) or "a positional argument"
+            names = ", ".join(sorted(_OPTIONS))
+            message = f"{MARK} got {wrong}; it takes {names}, by name"
+            pytest.fail(message, pytrace=False)
+        found |= mark.kwargs
+        break
+    epochs = int(found.pop("epochs", _EPOCHS))
+    if epochs < _LEAST:
+        message = f"{MARK} needs at least {_LEAST} epochs, got {epochs}: the first are "
+        pytest.fail(message + "warm-up, and growth must go on", pytrace=False)
+    return epochs, found
+
+
+def _detector(settings: dict[str, Any], on_leak: Any) -> LeakDetector:
+    from loaderkit.leaks.detector import LeakDetector
+
+    device = settings.get("device")
+    more = {name: settings[name] for name in ("limit", "tolerance") if name in settings}
+    return LeakDetector(device, on_leak=on_leak, **more)
+
+
+def _record(item: pytest.Item, report: LeakReport) -> None:
+    """Keep the verdict for the summary and JUnit, and write the page asked for."""
+    row = {
+        "verdict": report.verdict,
+        "headline": report.headline,
+        "bytes_per_epoch": report.bytes_per_epoch,
+        "page": _write(item, report),
+    }
+    item.user_properties.append((PROPERTY, json.dumps(row)))
+
+
+def _write(item: pytest.Item, report: LeakReport) -> str:
+    form = item.config.getoption("--leak-report")
+    if form is None:
+        return ""
+    chosen = item.config.getoption("--leak-report-dir")
+    folder = Path(chosen) if chosen else item.config.rootpath / "leak-reports"
+    folder.mkdir(parents=True, exist_ok=True)
+    name = re.sub(r"[^\w.-]+", "_", item.nodeid).strip("_")
+    file = folder / f"{name}.{form}"
+    (report.to_html if form == "html" else report.save_json)(file)
+    return str(file)
