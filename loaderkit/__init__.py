@@ -36,9 +36,9 @@ if TYPE_CHECKING:
         LoaderkitError,
         StaleCacheError,
     )
-    from loaderkit.leaks.blame import Growth
     from loaderkit.leaks.checks import assert_no_leak
     from loaderkit.leaks.detector import LeakDetector
+    from loaderkit.leaks.growth import Growth
     from loaderkit.leaks.report import LeakReport
     from loaderkit.leaks.trend import Trend, fit_trend
     from loaderkit.leaks.verdict import CounterTrend
@@ -65,7 +65,7 @@ _HOME = {
     "DatasetError": "errors",
     "DevicePrefetcher": "loader.prefetch",
     "EpochHygiene": "memory.hygiene",
-    "Growth": "leaks.blame",
+    "Growth": "leaks.growth",
     "Holder": "memory.holders",
     "LeakDetector": "leaks.detector",
     "LeakError": "errors",

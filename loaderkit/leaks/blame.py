@@ -13,36 +13,29 @@ import subprocess
 import threading
 import types
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from loaderkit.leaks.census import CONTAINERS, take_census
-from loaderkit.leaks.patterns import PATTERNS
+from loaderkit.leaks.census import CONTAINERS, take_census, untracked_dicts
+from loaderkit.leaks.growth import Growth
+from loaderkit.leaks.longest import find_longest
 from loaderkit.leaks.weigh import MOST_NODES, own_bytes
-from loaderkit.memory.holders import Holder, holders_of
-from loaderkit.memory.tensors import describe, graph_nodes, tensors_in
-from loaderkit.units import format_bytes
+from loaderkit.memory.holders import holders_of
+from loaderkit.memory.tensors import describe, graph_nodes, tensors_below, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from loaderkit.leaks.census import Census
+    from loaderkit.memory.holders import Holder
+    from loaderkit.memory.tensors import Look
 
 _SAMPLE = 6
 """Items of a container that are weighed: the newest."""
 _WEIGHED = 60
 """Containers that are weighed, those that grew by the most items."""
-RESOURCES = {
-    "files": "open files",
-    "sockets": "open sockets",
-    "threads": "threads",
-    "children": "child processes",
-    "mappings": "memory mappings",
-}
-"""What is counted and is not memory, and how to call it."""
 _BY_TYPE = (
     ("exceptions", BaseException),
     ("files", io.IOBase),
@@ -52,63 +45,18 @@ _BY_TYPE = (
     ("mappings", (mmap.mmap, np.memmap)),
 )
 """Patterns of what holds more than memory."""
+_LOOKED_THROUGH = 200
+"""Objects below an item among which tensors are looked for."""
 _PLAIN = (int, float, complex, bool, type(None))
 
 
-@dataclass(frozen=True)
-class Growth:
-    """Something that became more, and who holds it."""
-
-    pattern: str
-    """A key of :data:`loaderkit.leaks.patterns.PATTERNS`."""
-    what: str
-    """What it is, such as "list" or "open files"."""
-    items: str
-    """What it holds more of, such as "Tensor [128, 19] float32"."""
-    per_epoch: float
-    """How many more each epoch."""
-    bytes_per_epoch: int
-    """What they weigh, about; 0 when unknown."""
-    holder: Holder | None = None
-    """Who keeps it."""
-    epochs_left: int | None = None
-    """Until a bounded container is full."""
-
-    @property
-    def fix(self) -> str:
-        """What to change."""
-        return PATTERNS[self.pattern].fix
-
-    def __str__(self) -> str:
-        return self.text()
-
-    def text(self, each: str = "epoch") -> str:
-        """Say it in a sentence.
-
-        Args:
-            each: What is called an epoch.
-
-        Returns:
-            What grew, who holds it, and the fix.
-        """
-        size = f", {format_bytes(self.bytes_per_epoch)}" if self.bytes_per_epoch else ""
-        where = ""
-        if self.holder is not None:
-            place = self.holder.line or self.holder.where
-            where = f" `{self.holder.path}`" + (f" in {place}" if place else "")
-        more = (
-            f" keeps {self.per_epoch:.4g} {self.items} more" if self.items else " grows"
-        )
-        if self.what in RESOURCES.values():
-            where = f", kept by{where}" if where else ""
-            text = f"{self.per_epoch:.4g} more {self.what} each {each}{where} ({self.items})"
-        else:
-            text = f"{self.what}{where}{more} each {each}{size}"
-        return f"{text}: {PATTERNS[self.pattern].words}. Fix: {self.fix}"
-
-
 def find_growth(
-    before: Census, epoch: int, *, most: int = 3, ignore: Sequence[object] = ()
+    before: Census,
+    epoch: int,
+    *,
+    most: int = 3,
+    ignore: Sequence[object] = (),
+    rate: float = 0.0,
 ) -> list[Growth]:
     """Compare what is alive with a census.
 
@@ -117,6 +65,7 @@ def find_growth(
         epoch: Epochs that have ended by now.
         most: Growths to name.
         ignore: Containers that grow because we watch.
+        rate: Bytes an epoch by which memory grows, to know a single array that grows.
 
     Returns:
         What grew, the heaviest first; empty when no Python object did.
@@ -126,6 +75,8 @@ def find_growth(
     chain = _chain(before, epochs)
     if chain is not None:
         found.insert(0, chain)
+    if sum(each.bytes_per_epoch for each in found) < 0.1 * rate:
+        found += find_longest(rate, epochs)
     if not found:
         found = _loose(before, epoch, epochs)
     heaviest = max((each.bytes_per_epoch for each in found), default=0)
@@ -135,7 +86,8 @@ def find_growth(
 def _containers(before: Census, epochs: int, ours: set[int]) -> list[Growth]:
     """Find containers that hold more than they did, and weigh what came."""
     grown: list[tuple[int, Any]] = []
-    for each in gc.get_objects():
+    objects = gc.get_objects()
+    for each in itertools.chain(objects, untracked_dicts(objects)):
         if issubclass(type(each), CONTAINERS) and id(each) not in ours:
             length = before.length(each)
             if length is not None and len(each) - length >= max(2, epochs / 2):
@@ -147,7 +99,7 @@ def _containers(before: Census, epochs: int, ours: set[int]) -> list[Growth]:
         size = own_bytes(newest) * count // epochs
         weighed.append((size, count / epochs, each, newest))
     weighed.sort(key=lambda row: -row[0])
-    ignore = [grown, weighed]
+    ignore = [grown, weighed, objects]
     return [_growth(row, ignore) for row in weighed[:4] if row[0] > 0]
 
 
@@ -251,11 +203,9 @@ def _is_shared(tensor: torch.Tensor) -> bool:
 
 
 def _tensors_of(item: Any) -> list[torch.Tensor]:
-    if isinstance(item, torch.Tensor):
-        return [item]
-    if isinstance(item, dict):
-        return tensors_in(item.values())
-    return tensors_in(item) if isinstance(item, (list, tuple)) else []
+    if isinstance(item, types.FunctionType):
+        return []
+    return tensors_below(item, most=_LOOKED_THROUGH)
 
 
 def _is_plain(item: Any) -> bool:
@@ -297,26 +247,29 @@ def _chain(before: Census, epochs: int) -> Growth | None:
 def _loose(before: Census, epoch: int, epochs: int) -> list[Growth]:
     """Find types that became more, though no container that was there holds more."""
     now = take_census(epoch)
-    found = []
-    for look, (count, size) in now.tensors.items():
-        old_count, old_size = before.tensors.get(look, (0, 0))
-        if count - old_count >= max(2, epochs / 2):
-            found.append((size - old_size, count - old_count, look))
-    if found:
-        size, count, look = max(found, key=lambda row: row[:2])
-        example = [
-            each for each in tensors_in(gc.get_objects()) if describe(each)[0] == look
-        ][-1:]
-        holder = holders_of(example[0], most=1, ignore=[example])[0]
-        kind = "graph" if example[0].grad_fn is not None else "kept tensors"
-        rate = count / epochs
-        return [Growth(kind, "memory", look_of(example), rate, size // epochs, holder)]
-    more = now.kinds - before.kinds
-    for name, count in more.most_common(3):
+    more = [
+        (size - before.tensors.get(look, (0, 0))[1], count, look)
+        for look, (count, size) in now.tensors.items()
+        if count - before.tensors.get(look, (0, 0))[0] >= max(2, epochs / 2)
+    ]
+    if more:
+        size, count, look = max(more, key=lambda row: row[:2])
+        rate = (count - before.tensors.get(look, (0, 0))[0]) / epochs
+        return [_loose_tensor(look, rate, size // epochs)]
+    for name, count in (now.kinds - before.kinds).most_common(3):
         if count >= max(8, 2 * epochs):
             example = [e for e in gc.get_objects() if type(e).__qualname__ == name][-1:]
             holder = holders_of(example[0], most=1, ignore=[example])[0]
             size = own_bytes(example) * count // epochs
-            found_one = Growth("objects", "memory", name, count / epochs, size, holder)
-            return [found_one]
+            return [Growth("objects", holder.kind, name, count / epochs, size, holder)]
     return []
+
+
+def _loose_tensor(look: Look, rate: float, size: int) -> Growth:
+    """Say who holds the newest of tensors that look alike."""
+    alike = [t for t in tensors_in(gc.get_objects()) if describe(t)[0] == look]
+    holder = holders_of(alike[-1], most=1, ignore=[alike])[0]
+    pattern = "graph" if alike[-1].grad_fn is not None else "kept tensors"
+    if holder.kind in {"native code", "cycle"} and gc.isenabled():
+        pattern = "autograd cycle"
+    return Growth(pattern, holder.kind, look_of(alike[-1:]), rate, size, holder)

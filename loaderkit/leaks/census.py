@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from loaderkit.memory.holders import running_locals
 from loaderkit.memory.tensors import describe, graph_nodes
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from loaderkit.memory.tensors import Look
 
+_CHUNK = 20_000
 CONTAINERS = (list, dict, set, deque)
 
 
@@ -64,6 +67,7 @@ def take_census(epoch: int) -> Census:
         The counts.
     """
     objects = gc.get_objects()
+    objects += untracked_dicts(objects)
     ids, lengths = [], []
     kinds: Counter[str] = Counter()
     tensors: list[torch.Tensor] = []
@@ -97,6 +101,26 @@ class _Sorts(dict[type, str]):
             sort = "tensor"
         self[kind] = sort
         return sort
+
+
+def untracked_dicts(objects: list[Any]) -> list[dict[Any, Any]]:
+    """Find dictionaries of arrays, numbers and texts: the collector lists none.
+
+    Args:
+        objects: Those that it does; the list is not changed.
+
+    Returns:
+        Dictionaries that these, or variables of running functions, refer to.
+    """
+    found: dict[int, dict[Any, Any]] = {}
+    parts = (objects[i : i + _CHUNK] for i in range(0, len(objects), _CHUNK))
+    referents = (gc.get_referents(*part) for part in parts)
+    for each in itertools.chain(
+        running_locals(), itertools.chain.from_iterable(referents)
+    ):
+        if type(each) is dict and not gc.is_tracked(each):
+            found[id(each)] = each
+    return list(found.values())
 
 
 def _largest(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:

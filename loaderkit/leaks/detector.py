@@ -27,8 +27,8 @@ T = TypeVar("T")
 P = ParamSpec("P")
 JUDGED_AFTER = 30
 """Epochs after which a longer run is judged while it runs."""
-_EVERY = 5
-"""Epochs between two judgements of a long run; one takes some 10 ms."""
+_STRIDE = 1.2
+"""A long run is judged again when it is so much longer; that takes some 20 ms."""
 
 
 class LeakDetector:
@@ -42,8 +42,8 @@ class LeakDetector:
     as a block with ``step()``, where ``every`` steps make an epoch; as a decorator of
     the function that trains one epoch; or ``run(train_one_epoch, epochs=30)``.
 
-    A run is judged when it ends, and from its 30th epoch on every five epochs: what
-    fills up slowly and then stays must have the time to.
+    A run is judged when it ends, and from its 30th epoch on whenever it is a fifth
+    longer: what fills up slowly and then stays must have the time to.
 
     Args:
         device: Watched beside the host, such as "cuda:1"; the first that is here if
@@ -88,6 +88,7 @@ class LeakDetector:
         self.steps = 0
         self._watch: Watch | None = None
         self._acted = False
+        self._due = JUDGED_AFTER
         self._report: LeakReport | None = None
 
     def epochs(self, iterable: Iterable[T]) -> Iterator[T]:
@@ -123,8 +124,12 @@ class LeakDetector:
         self.start()
         watch = self._running()
         watch.end_epoch()
-        due = watch.epoch >= JUDGED_AFTER and watch.epoch % _EVERY == 0
-        if not self._acted and (self._over_limit() or (due and self._suspected())):
+        if self._acted:
+            return
+        due = watch.epoch >= self._due
+        if due:
+            self._due = max(watch.epoch + 1, round(watch.epoch * _STRIDE))
+        if self._over_limit() or (due and watch.may_leak() and self._suspected()):
             self._act(self.report())
 
     def step(self) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import time
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from loaderkit.leaks.blame import RESOURCES, Growth, find_growth
+from loaderkit.leaks.blame import find_growth
+from loaderkit.leaks.growth import RESOURCES, Growth
 from loaderkit.leaks.report import LeakReport
-from loaderkit.leaks.resources import resource_growth
+from loaderkit.leaks.resources import resource_growth, worker_words
 from loaderkit.leaks.trend import LEAKING, LEAST, NEEDS_MORE, STEADY
 from loaderkit.leaks.verdict import WORKER, epochs_until, judge, overall
 from loaderkit.memory import process
@@ -83,10 +85,13 @@ def _growths(watch: Watch, counters: Sequence[CounterTrend]) -> list[Growth]:
     objects: list[Growth] = []
     census = watch.census()
     if census is not None and not all(name.startswith(WORKER) for name in leaking):
-        objects = find_growth(census, watch.epoch, ignore=watch.own_objects())
+        rates = [leaking[name].per_epoch for name in _HOST[:2] if name in leaking]
+        objects = find_growth(
+            census, watch.epoch, ignore=watch.own_objects(), rate=min(rates, default=0)
+        )
     if not gc.isenabled():
         objects = [_uncollected(each) for each in objects]
-    found = _resources(leaking, objects)
+    found = _resources(leaking, objects, watch.files)
     found += [
         each for each in objects if each.pattern not in {f.pattern for f in found}
     ]
@@ -96,14 +101,17 @@ def _growths(watch: Watch, counters: Sequence[CounterTrend]) -> list[Growth]:
     return found[:5]
 
 
-def _resources(leaking: Mapping[str, Trend], objects: list[Growth]) -> list[Growth]:
+def _resources(
+    leaking: Mapping[str, Trend], objects: list[Growth], files: Counter[str]
+) -> list[Growth]:
     """Name files, threads and their like, and who keeps them if an object does."""
-    found = []
+    found: list[Growth] = []
     for name in RESOURCES:
-        if name not in leaking or (name == "mappings" and len(leaking) > 1):
+        if name not in leaking or (name == "mappings" and (objects or found)):
             continue
-        growth = resource_growth(name, leaking[name].per_epoch)
-        keeper = [each.holder for each in objects if each.pattern == name]
+        before: Counter[str] = files if name == "files" else Counter()
+        growth = resource_growth(name, leaking[name].per_epoch, before)
+        keeper = [each.holder for each in objects if each.pattern == growth.pattern]
         found.append(replace(growth, holder=keeper[0] if keeper else None))
     return found
 
@@ -116,7 +124,7 @@ def _uncollected(growth: Growth) -> Growth:
 
 def _worker(name: str, trend: Trend) -> Growth:
     what = f"child process {name.removeprefix(WORKER)}"
-    words = process.process_name(int(name.removeprefix(WORKER)))
+    words = worker_words(int(name.removeprefix(WORKER)))
     return Growth("worker", f"{what} ({words})", "", 0, round(trend.per_epoch))
 
 

@@ -7,7 +7,7 @@ import statistics
 from typing import TYPE_CHECKING
 
 from loaderkit.leaks.trend import LEAKING, NEEDS_MORE
-from loaderkit.units import format_amount, format_bytes, format_seconds
+from loaderkit.units import format_amount, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,8 +86,7 @@ def page_of(report: LeakReport) -> str:
 
 
 def _summary(report: LeakReport) -> list[str]:
-    run = f"{report.epochs} {report.plural}, {format_seconds(report.seconds)}, {report.device}"
-    lines = [f'<p class="soft">{html.escape(run)}</p>']
+    lines = [f'<p class="soft">{html.escape(report.run)}</p>']
     if report.epochs_left is not None and report.limit_bytes is not None:
         limit = f"{format_bytes(report.limit_bytes)} ({report.limit_from})"
         left = f"{limit} are used up in about {report.epochs_left:,} {report.plural}"

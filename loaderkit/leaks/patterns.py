@@ -24,6 +24,15 @@ PATTERNS = {
         "one tensor carries the autograd graph of all steps so far",
         "add loss.item() or loss.detach() to it instead",
     ),
+    "autograd cycle": Pattern(
+        "a cycle through the autograd graph, which the collector cannot see",
+        "use torch.autograd.grad instead of backward(create_graph=True), or set .grad "
+        "to None; in a Function keep outputs with ctx.save_for_backward",
+    ),
+    "longer": Pattern(
+        "one array or tensor is joined to what was there, and gets longer",
+        "keep a running mean, or write parts to disk",
+    ),
     "view": Pattern(
         "small views keep the whole storage they were cut from",
         "keep loaderkit.own(x), or x.clone()",

@@ -13,7 +13,7 @@ from loaderkit.units import format_amount, format_bytes, format_seconds
 if TYPE_CHECKING:
     import os
 
-    from loaderkit.leaks.blame import Growth
+    from loaderkit.leaks.growth import Growth
     from loaderkit.leaks.verdict import CounterTrend
 
 _SHOWN = 8
@@ -74,7 +74,7 @@ class LeakReport:
         return round(max(sizes, default=0))
 
     def __str__(self) -> str:
-        lines = [f"{self.headline}  ({self._run()})"]
+        lines = [f"{self.headline}  ({self.run})"]
         if self.epochs_left is not None and self.limit_bytes is not None:
             lines.append(
                 f"  {format_bytes(self.limit_bytes)} ({self.limit_from}) are used up "
@@ -141,8 +141,11 @@ class LeakReport:
         head, _, rest = self.each.partition(" ")
         return f"{head}s {rest}".strip()
 
-    def _run(self) -> str:
-        return f"{self.epochs} {self.plural}, {format_seconds(self.seconds)}, {self.device}"
+    @property
+    def run(self) -> str:
+        """How long it was watched, and where."""
+        time = format_seconds(self.seconds)
+        return f"{self.epochs} {self.plural}, {time}, {self.device}"
 
     def _table(self) -> list[str]:
         shown = list(self.leaks)

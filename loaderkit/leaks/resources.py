@@ -2,32 +2,66 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import threading
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loaderkit.leaks.blame import RESOURCES, Growth
+from loaderkit.leaks.growth import RESOURCES, Growth
 from loaderkit.memory import process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 
-def resource_growth(name: str, per_epoch: float) -> Growth:
+def resource_growth(name: str, per_epoch: float, before: Counter[str]) -> Growth:
     """Name what a growing resource consists of now.
 
     Args:
         name: "files", "sockets", "threads", "children" or "mappings".
         per_epoch: How fast it grows.
+        before: What there was at the start, from :func:`kinds_of`.
 
     Returns:
         A growth whose items name the most frequent kind.
     """
-    kinds = Counter(_LISTS[name]()).most_common(1)
+    kinds = (kinds_of(name) - before).most_common(1)
     items = kinds[0][0] if kinds else "items"
-    return Growth(name, RESOURCES[name], items, per_epoch, 0)
+    pattern = "shared" if items.startswith("/dev/shm/torch_") else name
+    return Growth(pattern, RESOURCES[name], items, per_epoch, 0)
+
+
+def kinds_of(name: str) -> Counter[str]:
+    """Count what a resource consists of.
+
+    Args:
+        name: "files", "sockets", "threads", "children" or "mappings".
+
+    Returns:
+        How many of each kind; numbers in names are left out.
+    """
+    return Counter(_LISTS[name]())
+
+
+def worker_words(pid: int) -> str:
+    """Say what a child process is.
+
+    Args:
+        pid: Its number.
+
+    Returns:
+        "worker 0 of the DataLoader over Pockets" if it is one, else its command line.
+    """
+    for each in gc.get_objects():
+        if type(each).__name__ == "_MultiProcessingDataLoaderIter":
+            workers = getattr(each, "_workers", ())
+            pids = [getattr(worker, "pid", None) for worker in workers]
+            if pid in pids:
+                dataset = type(getattr(each, "_dataset", None)).__name__
+                return f"worker {pids.index(pid)} of the DataLoader over {dataset}"
+    return process.process_name(pid)
 
 
 def _files() -> Iterable[str]:
@@ -67,7 +101,8 @@ def _mappings() -> Iterable[str]:
 
 def _plain(target: str) -> str:
     """Leave out what differs between files of one kind."""
-    return re.sub(r"(?<=[/_-])(?:[0-9a-f]{6,}|\d+_\d+_\d+)|\[\d+\]", "*", target)
+    folder, slash, name = target.rpartition("/")
+    return folder + slash + re.sub(r"\d+(_\d+)*|\[\d+\]", "*", name)
 
 
 _LISTS: dict[str, Callable[[], Iterable[str]]] = {

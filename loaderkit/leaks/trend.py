@@ -28,6 +28,8 @@ _STILL = 0.4
 _JUMP = 0.6
 """More of the growth than this in one step is a jump and not a trend."""
 
+_MANY = 12
+"""Of so many blocks, one may be unlike the others."""
 _INDEPENDENT = 1.2
 """Von Neumann's ratio above which the noise of a long run counts as independent."""
 
@@ -206,11 +208,22 @@ def _consistent(steps: list[float], floor: float) -> bool:
             return False
         recent = steps[len(steps) - count * width :]
         blocks = [sum(recent[i * width : (i + 1) * width]) for i in range(count)]
+        blocks = _without_outlier(blocks)
+        count = len(blocks)
         mean = statistics.fmean(blocks)
         error = statistics.stdev(blocks) / math.sqrt(count)
         if mean - floor * width * 0.5 > _quantile(count - 1, ALPHA / 3) * error:
             return True
     return False
+
+
+def _without_outlier(blocks: list[float]) -> list[float]:
+    """Leave out the strangest of many: a single big allocation, or the collector."""
+    if len(blocks) < _MANY:
+        return blocks
+    usual = statistics.median(blocks)
+    strangest = max(range(len(blocks)), key=lambda i: abs(blocks[i] - usual))
+    return blocks[:strangest] + blocks[strangest + 1 :]
 
 
 def _above_noise(

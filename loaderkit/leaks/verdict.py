@@ -74,7 +74,7 @@ def judge(
     found = []
     for name, (epochs, values) in series.items():
         worker = name.startswith(WORKER)
-        if len(epochs) < most / 2 or not (worker or COUNTERS[name].judged):
+        if len(epochs) < most / 3 or not (worker or COUNTERS[name].judged):
             continue  # a worker that lived for an epoch, or read too rarely to tell
         epochs, values = _thin(epochs), _thin(values)
         floor = _FLOORS.get(unit_of(name), tolerance)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from loaderkit.leaks.census import Census, take_census
+from loaderkit.leaks.resources import kinds_of
 from loaderkit.leaks.verdict import WORKER
 from loaderkit.memory import process
 from loaderkit.memory.counters import COUNTERS
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 _SHARE = 0.002
 """Of the time, for what costs milliseconds: listing the mappings."""
+_EARLY = 40
+"""Epochs in which every second one lists them in any case."""
 _CENSUS_AT = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 """Epochs after which objects are counted, if memory grows then."""
 _EXACT = ("malloc", "python_blocks")
@@ -37,6 +41,8 @@ class Watch:
         self.epoch = 0
         self.censuses: list[Census] = []
         """The last two."""
+        self.files: Counter[str] = Counter()
+        """Open when it started."""
         self.begun = time.monotonic()
         self._epochs: dict[str, array[float]] = {}
         self._values: dict[str, array[float]] = {}
@@ -45,6 +51,7 @@ class Watch:
 
     def start(self) -> None:
         """Take the reading before the first epoch."""
+        self.files = kinds_of("files")
         self._note(self._read())
 
     def end_epoch(self) -> None:
@@ -79,6 +86,16 @@ class Watch:
         """Look up a counter's last reading."""
         return self._values[name][-1] if name in self._values else None
 
+    def may_leak(self) -> bool:
+        """Tell, at the cost of a glance, whether the second half brought anything."""
+        for name, values in self._values.items():
+            middle = len(values) // 2
+            unit = "bytes" if name.startswith(WORKER) else COUNTERS[name].unit
+            least = _SUSPICIOUS.get(unit, 0.25)
+            if values[-1] - values[middle] > least * (len(values) - 1 - middle):
+                return True
+        return False
+
     def used_bytes(self) -> float:
         """Give what counts against the limit: of the device, else of the process."""
         allocated = self.last("allocated")
@@ -97,7 +114,8 @@ class Watch:
                 found[name] -= offset
         found |= read_device(self.device, full=False)[0]
         now = time.monotonic()
-        if now - self._mapped_at >= self._mapping_s / _SHARE:
+        early = self.epoch <= _EARLY and self.epoch % 2 == 0
+        if early or now - self._mapped_at >= self._mapping_s / _SHARE:
             count = process.mappings()
             if count is not None:
                 found["mappings"] = count

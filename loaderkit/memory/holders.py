@@ -121,7 +121,7 @@ class _Search:
             if _is_ours(parent):
                 continue
             for child in level:
-                label = _label(parent, child)
+                label = label_of(parent, child)
                 if label is not None:
                     self.ways[number] = (label, child)
                     found.append(parent)
@@ -208,8 +208,16 @@ class _Search:
         return plain.rsplit(".", 1)[-1]
 
 
-def _label(parent: Any, child: Any) -> str | None:
-    """Write how a parent refers to a child; None where it should not be followed."""
+def label_of(parent: Any, child: Any) -> str | None:
+    """Write how a parent refers to a child.
+
+    Args:
+        parent: Any object.
+        child: One that it refers to.
+
+    Returns:
+        Such as ``['loss']``, ``[3]`` or ``.cache``; None if it does not refer to it.
+    """
     if isinstance(parent, dict):
         return _key_of(parent, child)
     if isinstance(parent, (list, tuple, deque)):
@@ -237,6 +245,8 @@ def _key_of(parent: dict[Any, Any], child: Any) -> str | None:
 
 def _attribute_of(parent: Any, child: Any) -> str:
     """Name the attribute of an object; its instance dictionary counts as itself."""
+    if isinstance(parent, type):
+        return "."  # the next label is a key of its dictionary
     with contextlib.suppress(Exception):
         fields = object.__getattribute__(parent, "__dict__")
         if fields is child:
@@ -273,6 +283,25 @@ def _variables() -> tuple[dict[int, list[tuple[str, types.CodeType, int]]], set[
     return found, running
 
 
+def running_locals() -> list[Any]:
+    """List the values of the local variables of all functions that run, but ours.
+
+    Returns:
+        The values; the list keeps them.
+    """
+    found: list[Any] = []
+    for frame in list(sys._current_frames().values()):
+        each: types.FrameType | None = frame
+        while each is not None:
+            if not each.f_code.co_filename.startswith(_OURS):
+                values = each.f_locals
+                found += values.values()
+                _forget(each, values)
+            each = each.f_back
+    del frame
+    return found
+
+
 def local_ids(frame: types.FrameType) -> dict[str, int]:
     """List a frame's variables without keeping their values.
 
@@ -287,10 +316,14 @@ def local_ids(frame: types.FrameType) -> dict[str, int]:
     """
     values = frame.f_locals
     found = {name: id(value) for name, value in list(values.items())}
-    optimized = frame.f_code.co_flags & inspect.CO_OPTIMIZED
-    if optimized and isinstance(values, dict):
-        values.clear()
+    _forget(frame, values)
     return found
+
+
+def _forget(frame: types.FrameType, values: Any) -> None:
+    """Empty a copy of a frame's variables; of a module they are no copy."""
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and isinstance(values, dict):
+        values.clear()
 
 
 def _variable_of(frame: types.FrameType, child: Any) -> str | None:

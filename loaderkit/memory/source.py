@@ -20,7 +20,7 @@ def mutation_line(file: str, name: str, near: int = 0) -> str:
     Args:
         file: Path of a source file; one without source gives nothing.
         name: A variable or attribute, such as "history".
-        near: The first such line from here on is taken, or else the last before.
+        near: Of several such lines the nearest to this one is taken.
 
     Returns:
         "train.py:42"; empty when there is no such line.
@@ -32,8 +32,8 @@ def mutation_line(file: str, name: str, near: int = 0) -> str:
     places = lines.get(name) or lines.get(f"{name}=") or []
     if not places:
         return ""
-    after = [place for place in places if place >= near]
-    return f"{Path(file).name}:{min(after) if after else max(places)}"
+    nearest = min(places, key=lambda place: abs(place - near)) if near else places[0]
+    return f"{Path(file).name}:{nearest}"
 
 
 @functools.lru_cache(maxsize=8)

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import gc
-import types
 import weakref
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from loaderkit.memory import process
 from loaderkit.memory.holders import Holder, holders_of
 from loaderkit.memory.probes import present_devices, read_device
 from loaderkit.memory.release import HOST, release
-from loaderkit.memory.tensors import describe, graph_of, tensors_in
+from loaderkit.memory.tensors import describe, graph_of, tensors_below, tensors_in
 from loaderkit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    import torch
     from typing_extensions import Self
 
-_NOT_FOLLOWED = (type, types.ModuleType, types.FunctionType, types.CodeType)
-_MOST = 200_000
 _NAMED_TENSORS = 3
 """Tensors that outlived their object and are named one by one."""
 
@@ -178,33 +174,6 @@ def _in_use() -> dict[str, int]:
         values, _ = read_device(device, full=False)
         if "allocated" in values:
             found[str(device)] = values["allocated"]
-    return found
-
-
-def tensors_below(each: object) -> list[torch.Tensor]:
-    """List the tensors that an object reaches: of a module its parameters, and so on.
-
-    Args:
-        each: Any object; functions, classes and modules of code are not entered.
-
-    Returns:
-        The tensors, their gradients included.
-    """
-    met: set[int] = {id(each)}
-    level: list[Any] = [each]
-    found: list[torch.Tensor] = []
-    for one in level:
-        if issubclass(type(one), torch.Tensor):
-            found.append(one)
-            parts = [] if one.grad is None else [one.grad]
-        else:
-            parts = gc.get_referents(one)
-        for part in parts:
-            if id(part) not in met and not isinstance(part, _NOT_FOLLOWED):
-                met.add(id(part))
-                level.append(part)
-        if len(level) > _MOST:
-            break
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import types
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from loaderkit.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+_NOT_FOLLOWED = (type, types.ModuleType, types.FunctionType, types.CodeType)
 _MOST_NODES = 20_000
 """Autograd nodes that are walked; a longer graph is long enough."""
 Look = tuple[str, str, str, tuple[int, ...]]
@@ -138,5 +140,33 @@ def graph_of(tensor: torch.Tensor, most: int = _MOST_NODES) -> list[Any]:
                 seen.add(following)
                 found.append(following)
         if len(found) >= most:
+            break
+    return found
+
+
+def tensors_below(each: object, *, most: int = 200_000) -> list[torch.Tensor]:
+    """List the tensors that an object reaches: of a module its parameters, and so on.
+
+    Args:
+        each: Any object; functions, classes and modules of code are not entered.
+        most: Objects after which to stop.
+
+    Returns:
+        The tensors, their gradients included.
+    """
+    met: set[int] = {id(each)}
+    level: list[Any] = [each]
+    found: list[torch.Tensor] = []
+    for one in level:
+        if issubclass(type(one), torch.Tensor):
+            found.append(one)
+            parts = [] if one.grad is None else [one.grad]
+        else:
+            parts = gc.get_referents(one)
+        for part in parts:
+            if id(part) not in met and not isinstance(part, _NOT_FOLLOWED):
+                met.add(id(part))
+                level.append(part)
+        if len(level) > most:
             break
     return found
