@@ -17,6 +17,7 @@ settings.load_profile("house")
 
 CAPABILITIES = {
     "accelerate": lambda: importlib.util.find_spec("accelerate") is not None,
+    "transformers": lambda: importlib.util.find_spec("transformers") is not None,
     "lightning": lambda: importlib.util.find_spec("lightning") is not None,
     "hdf5plugin": lambda: importlib.util.find_spec("hdf5plugin") is not None,
     "IPython": lambda: importlib.util.find_spec("IPython") is not None,

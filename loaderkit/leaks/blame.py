@@ -23,7 +23,13 @@ from loaderkit.leaks.growth import Growth
 from loaderkit.leaks.longest import find_longest
 from loaderkit.leaks.weigh import MOST_NODES, own_bytes
 from loaderkit.memory.holders import holders_of
-from loaderkit.memory.tensors import describe, graph_nodes, tensors_below, tensors_in
+from loaderkit.memory.tensors import (
+    describe,
+    graph_nodes,
+    is_a,
+    tensors_below,
+    tensors_in,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,7 +94,7 @@ def _containers(before: Census, epochs: int, ours: set[int]) -> list[Growth]:
     grown: list[tuple[int, Any]] = []
     objects = gc.get_objects()
     for each in itertools.chain(objects, untracked_dicts(objects)):
-        if issubclass(type(each), CONTAINERS) and id(each) not in ours:
+        if is_a(each, CONTAINERS) and id(each) not in ours:
             length = before.length(each)
             if length is not None and len(each) - length >= max(2, epochs / 2):
                 grown.append((len(each) - length, each))
@@ -121,9 +127,9 @@ def newest_of(container: Any) -> list[Any]:
     Returns:
         At most six; values of a dict, any of a set.
     """
-    if isinstance(container, dict):
+    if is_a(container, dict):
         return list(itertools.islice(reversed(container.values()), _SAMPLE))
-    if isinstance(container, (list, deque)):
+    if is_a(container, (list, deque)):
         return list(itertools.islice(reversed(container), _SAMPLE))
     return list(itertools.islice(container, _SAMPLE))
 
@@ -140,10 +146,10 @@ def look_of(items: Sequence[Any]) -> str:
     if not items:
         return "items"
     first = items[0]
-    if isinstance(first, (tuple, list)):
-        inside = [each for each in first if isinstance(each, torch.Tensor)]
+    if is_a(first, (tuple, list)):
+        inside = [each for each in first if is_a(each, torch.Tensor)]
         first = inside[0] if inside else first
-    if isinstance(first, torch.Tensor):
+    if is_a(first, torch.Tensor):
         kind, device, dtype, shape = describe(first)[0]
         place = "" if device == "cpu" else f" on {device}"
         return f"{kind} {list(shape)} {dtype}{place}"
@@ -152,9 +158,9 @@ def look_of(items: Sequence[Any]) -> str:
 
 def _room(container: Any, rate: float) -> int | None:
     """Tell in how many epochs a bounded container is full; None if it has no bound."""
-    bound = container.maxlen if isinstance(container, deque) else None
+    bound = container.maxlen if is_a(container, deque) else None
     for parent in gc.get_referrers(container):
-        if isinstance(parent, functools._lru_cache_wrapper):
+        if is_a(parent, functools._lru_cache_wrapper):
             bound = parent.cache_info().maxsize
     if bound is None:
         return None
@@ -169,7 +175,7 @@ def _pattern(container: Any, newest: list[Any], holder: Holder) -> str:
     if holder.path.endswith("param_groups") or _in_optimizer(container):
         return "optimizer"
     for pattern, kinds in _BY_TYPE:
-        if all(isinstance(each, kinds) for each in newest):
+        if all(is_a(each, kinds) for each in newest):
             return pattern
     return _pattern_of_items(newest)
 
@@ -180,7 +186,7 @@ def _pattern_of_items(newest: list[Any]) -> str:
     tensors = [t for each in newest for t in _tensors_of(each)]
     if tensors:
         return _tensor_pattern(tensors)
-    if all(isinstance(each, types.FunctionType) for each in newest):
+    if all(is_a(each, types.FunctionType) for each in newest):
         return "closures"
     return "objects"
 
@@ -203,24 +209,24 @@ def _is_shared(tensor: torch.Tensor) -> bool:
 
 
 def _tensors_of(item: Any) -> list[torch.Tensor]:
-    if isinstance(item, types.FunctionType):
+    if is_a(item, types.FunctionType):
         return []
     return tensors_below(item, most=_LOOKED_THROUGH)
 
 
 def _is_plain(item: Any) -> bool:
-    if isinstance(item, tuple):
+    if is_a(item, tuple):
         return len(item) < 10 and all(map(_is_plain, item))
-    return isinstance(item, _PLAIN) or (isinstance(item, str) and len(item) < 200)
+    return is_a(item, _PLAIN) or (is_a(item, str) and len(item) < 200)
 
 
 def _in_optimizer(container: Any) -> bool:
-    if not isinstance(container, list):
+    if not is_a(container, list):
         return False
     parents = gc.get_referrers(container)
     return any(
-        isinstance(each, torch.optim.Optimizer)
-        or (isinstance(each, dict) and each.get("param_groups") is container)
+        is_a(each, torch.optim.Optimizer)
+        or (is_a(each, dict) and each.get("param_groups") is container)
         for each in parents
     )
 

@@ -70,9 +70,6 @@ class LeakDetector:
         every: int | None = None,
         tolerance: int | str = TOLERANCE,
     ) -> None:
-        if warmup != "auto" and not warmup >= 0:
-            msg = f"warmup must be 'auto' or a number of epochs, got {warmup!r}"
-            raise ValueError(msg)
         if not (on_leak in {"raise", "warn"} or callable(on_leak)):
             msg = f"on_leak must be 'raise', 'warn' or a function, got {on_leak!r}"
             raise ValueError(msg)
@@ -80,7 +77,7 @@ class LeakDetector:
             msg = f"every must be a number of steps from 1, got {every!r}"
             raise ValueError(msg)
         self.device = device_of(device)
-        self.warmup = None if warmup == "auto" else warmup
+        self.warmup = _epochs(warmup)
         self.limit = parse_bytes(limit) if isinstance(limit, str) else limit
         self.on_leak = on_leak
         self.every = every
@@ -242,6 +239,15 @@ class LeakDetector:
             error = LeakError(str(report))
             error.report = report
             raise error
+
+
+def _epochs(warmup: object) -> int | None:
+    if warmup == "auto":
+        return None
+    if not isinstance(warmup, int) or warmup < 0:
+        msg = f"warmup must be 'auto' or a number of epochs, got {warmup!r}"
+        raise ValueError(msg)
+    return warmup
 
 
 def _bytes(amount: int | str) -> int:

@@ -14,7 +14,6 @@ from loaderkit.leaks.report import LeakReport
 from loaderkit.leaks.resources import resource_growth, worker_words
 from loaderkit.leaks.trend import LEAKING, LEAST, NEEDS_MORE, STEADY
 from loaderkit.leaks.verdict import WORKER, epochs_until, judge, overall
-from loaderkit.memory import process
 from loaderkit.memory.host import read_host
 from loaderkit.memory.probes import read_device
 
@@ -57,11 +56,13 @@ def inquire(
     verdict, more = overall(counters)
     growths: list[Growth] = []
     notes: list[str] = []
-    if verdict == LEAKING and _was_garbage(counters):
-        verdict, notes = STEADY, ["what had grown was garbage, and is collected now"]
-    elif verdict == LEAKING:
+    if verdict == LEAKING:
+        collected = _was_garbage(watch, counters)
         growths = _growths(watch, counters)
         verdict, more, notes = _second_thought(counters, growths)
+        if collected and not any(map(_is_held, growths)):
+            growths, verdict, more = [], STEADY, 0
+            notes = ["what had grown was garbage, and is collected now"]
     bound, bound_from = _limit(watch, limit)
     rates = [
         c.trend.per_epoch for c in counters if c.trend.rising and c.unit == "bytes"
@@ -145,20 +146,25 @@ def _left_over(leaking: Mapping[str, Trend]) -> list[Growth]:
     return []
 
 
-def _was_garbage(counters: Sequence[CounterTrend]) -> bool:
+def _was_garbage(watch: Watch, counters: Sequence[CounterTrend]) -> bool:
     """Tell whether the collector frees most of what grew, where it is on anyway."""
     leaking = [each for each in counters if each.trend.rising]
     if not gc.isenabled() or any(each.name not in _HOST for each in leaking):
         return False
-    before = process.quick_counters()
     gc.collect()
-    after = process.quick_counters()
+    now = watch.quick()
     for each in leaking:
         if each.name != "anonymous" or len(leaking) == 1:  # pages stay with malloc
-            freed = before.get(each.name, 0) - after.get(each.name, 0)
-            if freed < 0.5 * each.growth:
+            left = now[each.name] - each.values[each.trend.warmup]
+            if left > 0.4 * each.growth:
                 return False
     return True
+
+
+def _is_held(growth: Growth) -> bool:
+    """Tell whether something that Python can reach keeps it."""
+    loose = {"native code", "cycle"}
+    return growth.holder is not None and growth.holder.kind not in loose
 
 
 def _second_thought(

@@ -14,7 +14,7 @@ import torch
 from loaderkit.leaks.census import untracked_dicts
 from loaderkit.leaks.growth import Growth
 from loaderkit.memory.holders import holders_of, label_of, running_locals
-from loaderkit.memory.tensors import describe
+from loaderkit.memory.tensors import describe, is_a
 
 _KINDS = (np.ndarray, torch.Tensor, bytes, bytearray, str)
 _HOLDING = (dict, list, tuple, types.CellType)
@@ -44,7 +44,7 @@ def find_longest(rate: float, epochs: int) -> list[Growth]:
         outer = holders_of(container, most=1, ignore=ignore)[0]
         holder = replace(outer, path=outer.path + (label_of(container, each) or ""))
     look = type(each).__name__
-    if isinstance(each, (np.ndarray, torch.Tensor)):
+    if is_a(each, (np.ndarray, torch.Tensor)):
         look += f" {list(each.shape)}"
     return [Growth("longer", look, "", 0, round(rate), holder)]
 
@@ -54,9 +54,9 @@ def _largest(least: float) -> tuple[Any, Any] | None:
     objects = gc.get_objects()
     most, found = least, None
     for container in [*objects, *untracked_dicts(objects), running_locals()]:
-        if isinstance(container, _HOLDING):
+        if is_a(container, _HOLDING):
             for each in gc.get_referents(container):
-                if isinstance(each, _KINDS) and size_of(each) > most:
+                if is_a(each, _KINDS) and size_of(each) > most:
                     most, found = size_of(each), (each, container)
     return found
 
@@ -70,8 +70,8 @@ def size_of(each: Any) -> int:
     Returns:
         Bytes.
     """
-    if isinstance(each, torch.Tensor):
+    if is_a(each, torch.Tensor):
         return describe(each)[2]
-    if isinstance(each, np.ndarray):
+    if is_a(each, np.ndarray):
         return int(each.nbytes)
     return sys.getsizeof(each)

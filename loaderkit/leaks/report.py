@@ -127,6 +127,8 @@ class LeakReport:
     @property
     def headline(self) -> str:
         """The verdict in a line."""
+        if self.leaking and not self.leaks:
+            return "leaking: more memory is used than the limit allows"
         if self.leaking:
             fastest = self.leaks[0]
             rate = format_amount(fastest.trend.per_epoch, fastest.unit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from array import array
 from collections import Counter
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 _SHARE = 0.002
 """Of the time, for what costs milliseconds: listing the mappings."""
+_FIRST = 12
+"""Epochs in which each lists them in any case: a short run has no others."""
 _EARLY = 40
 """Epochs in which every second one lists them in any case."""
 _CENSUS_AT = (2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -50,7 +53,9 @@ class Watch:
         self._mapped_at, self._mapping_s = 0.0, 0.0
 
     def start(self) -> None:
-        """Take the reading before the first epoch."""
+        """Take the reading before the first epoch, without garbage from before."""
+        if gc.isenabled():
+            gc.collect()
         self.files = kinds_of("files")
         self._note(self._read())
 
@@ -107,14 +112,19 @@ class Watch:
         """List what grows because we watch."""
         return [self._epochs, self._values, self._offsets]
 
-    def _read(self) -> dict[str, int]:
+    def quick(self) -> dict[str, int]:
+        """Read the host's counters, without what the censuses keep."""
         found = process.quick_counters()
         for name, offset in self._offsets.items():
             if name in found:
                 found[name] -= offset
+        return found
+
+    def _read(self) -> dict[str, int]:
+        found = self.quick()
         found |= read_device(self.device, full=False)[0]
         now = time.monotonic()
-        early = self.epoch <= _EARLY and self.epoch % 2 == 0
+        early = self.epoch <= (_EARLY if self.epoch % 2 == 0 else _FIRST)
         if early or now - self._mapped_at >= self._mapping_s / _SHARE:
             count = process.mappings()
             if count is not None:

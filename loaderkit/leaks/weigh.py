@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from loaderkit.memory.tensors import describe, graph_of
+from loaderkit.memory.tensors import describe, graph_of, is_a
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -57,7 +57,7 @@ def _pieces(item: Any) -> Iterator[tuple[int, int]]:
         if len(level) > _MOST_OBJECTS:
             return
         for part in _parts(each):
-            if id(part) not in seen and not isinstance(part, _NOT_OWNED):
+            if id(part) not in seen and not is_a(part, _NOT_OWNED):
                 seen.add(id(part))
                 level.append(part)
 
@@ -72,7 +72,7 @@ def _piece(each: Any) -> Iterator[tuple[int, int]]:
         yield from _graph_pieces(each)
     elif issubclass(kind, np.ndarray):
         base = each
-        while isinstance(base.base, np.ndarray):
+        while is_a(base.base, np.ndarray):
             base = base.base
         if base is not each:
             yield id(base), int(base.nbytes)
@@ -89,15 +89,15 @@ def _graph_pieces(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
             if name.startswith("_saved_"):
                 with contextlib.suppress(Exception):  # freed, or no tensor
                     saved = getattr(node, name)
-                    if isinstance(saved, torch.Tensor) and not saved.is_leaf:
+                    if is_a(saved, torch.Tensor) and not saved.is_leaf:
                         _, storage, size = describe(saved)
                         yield storage, size
 
 
 def _parts(each: Any) -> Sequence[Any]:
     """List what an object keeps; of functions only what they close over."""
-    if isinstance(each, types.FunctionType):
+    if is_a(each, types.FunctionType):
         return [*(each.__closure__ or ()), *(each.__defaults__ or ())]
-    if isinstance(each, torch.Tensor) and each.grad_fn is not None:
+    if is_a(each, torch.Tensor) and each.grad_fn is not None:
         return []
     return gc.get_referents(each)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.memory.source import mutation_line
+from loaderkit.memory.tensors import is_a
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -63,7 +64,7 @@ def holders_of(
     search = _Search(ignore)
     found: list[Holder] = []
     for holder in search.run(target):
-        if all(holder.path != other.path for other in found):
+        if holder not in found:
             found.append(holder)
         if len(found) == most:
             break
@@ -131,7 +132,7 @@ class _Search:
         return found
 
     def _is_root(self, parent: Any) -> bool:
-        return id(parent) in self.modules or isinstance(
+        return id(parent) in self.modules or is_a(
             parent, (type, types.FrameType, types.CellType, types.ModuleType)
         )
 
@@ -151,23 +152,23 @@ class _Search:
             file = getattr(sys.modules.get(module), "__file__", None) or ""
             change = mutation_line(file, self._last_name(name))
             yield Holder("global", f"{module}.{name}", "", change)
-        elif isinstance(parent, type):
+        elif is_a(parent, type):
             path = f"{parent.__qualname__}{self._rest(parent)}"
             file = getattr(sys.modules.get(parent.__module__), "__file__", None) or ""
             change = mutation_line(file, self._last_name(path))
             yield Holder("class", path, f"module {parent.__module__}", change)
-        elif isinstance(parent, types.CellType):
+        elif is_a(parent, types.CellType):
             yield from self._closure(parent)
-        elif isinstance(parent, types.FrameType):
+        elif is_a(parent, types.FrameType):
             yield from self._frame(parent)
 
     def _closure(self, cell: types.CellType) -> Iterator[Holder]:
         """Name a closure's variable by the function that closes over it."""
         for closure in gc.get_referrers(cell):
-            if not isinstance(closure, tuple) or id(closure) in self.skip:
+            if not is_a(closure, tuple) or id(closure) in self.skip:
                 continue
             for function in gc.get_referrers(closure):
-                if isinstance(function, types.FunctionType):
+                if is_a(function, types.FunctionType):
                     code = function.__code__
                     if code.co_filename.startswith(_OURS):
                         continue
@@ -218,18 +219,18 @@ def label_of(parent: Any, child: Any) -> str | None:
     Returns:
         Such as ``['loss']``, ``[3]`` or ``.cache``; None if it does not refer to it.
     """
-    if isinstance(parent, dict):
+    if is_a(parent, dict):
         return _key_of(parent, child)
-    if isinstance(parent, (list, tuple, deque)):
+    if is_a(parent, (list, tuple, deque)):
         found = (i for i, each in enumerate(parent) if each is child)
         index = next(found, None)
         return None if index is None else f"[{index}]"
-    parts = [] if isinstance(parent, types.ModuleType) else gc.get_referents(parent)
+    parts = [] if is_a(parent, types.ModuleType) else gc.get_referents(parent)
     if all(each is not child for each in parts):
         return None
-    if isinstance(parent, (set, frozenset)):
+    if is_a(parent, (set, frozenset)):
         return "{...}"
-    if isinstance(parent, _TRANSPARENT):
+    if is_a(parent, _TRANSPARENT):
         return ""
     return _attribute_of(parent, child)
 
@@ -245,7 +246,7 @@ def _key_of(parent: dict[Any, Any], child: Any) -> str | None:
 
 def _attribute_of(parent: Any, child: Any) -> str:
     """Name the attribute of an object; its instance dictionary counts as itself."""
-    if isinstance(parent, type):
+    if is_a(parent, type):
         return "."  # the next label is a key of its dictionary
     with contextlib.suppress(Exception):
         fields = object.__getattribute__(parent, "__dict__")
@@ -254,7 +255,7 @@ def _attribute_of(parent: Any, child: Any) -> str:
         for name, value in list(fields.items()):
             if value is child:
                 return f".{name}"
-    if isinstance(parent, functools._lru_cache_wrapper):
+    if is_a(parent, functools._lru_cache_wrapper):
         return " (its lru_cache)"
     for name in getattr(type(parent), "__slots__", ()) or ():
         with contextlib.suppress(Exception):
@@ -322,7 +323,7 @@ def local_ids(frame: types.FrameType) -> dict[str, int]:
 
 def _forget(frame: types.FrameType, values: Any) -> None:
     """Empty a copy of a frame's variables; of a module they are no copy."""
-    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and isinstance(values, dict):
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and is_a(values, dict):
         values.clear()
 
 
@@ -335,9 +336,9 @@ def _variable_of(frame: types.FrameType, child: Any) -> str | None:
 
 def _is_ours(parent: Any) -> bool:
     """Tell whether it is a frame of this search, or a variable of it."""
-    if isinstance(parent, types.FrameType):
-        return parent.f_code.co_filename.startswith(_OURS)
-    return isinstance(parent, (_Search, Holder))
+    if is_a(parent, types.FrameType):
+        return bool(parent.f_code.co_filename.startswith(_OURS))
+    return is_a(parent, (_Search, Holder))
 
 
 def _as_name(path: str) -> str:
@@ -349,7 +350,7 @@ def _as_name(path: str) -> str:
 
 
 def _short(key: Any) -> str:
-    if isinstance(key, (str, int, float, bool, bytes, type(None))):
+    if is_a(key, (str, int, float, bool, bytes, type(None))):
         text = repr(key)
         return text if len(text) <= 40 else text[:37] + "..."
     return f"a {type(key).__name__}"

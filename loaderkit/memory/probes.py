@@ -225,23 +225,24 @@ def present_devices() -> list[torch.device]:
         The current device of each kind; empty on a machine without any.
     """
     found = [torch.device(kind) for kind in KINDS]
-    return [device for device in found if _is_there(device)]
+    return [device for device in found if _is_there(probe_of(device))]
 
 
 def read_device(
-    device: torch.device, *, full: bool = True
+    device: torch.device, *, full: bool = True, probe: Probe | None = None
 ) -> tuple[dict[str, int], dict[str, str]]:
     """Read what a device holds.  Never raises.
 
     Args:
         device: Such as ``torch.device("cuda")``.
         full: Ask the driver too; it may take milliseconds.
+        probe: How it is asked; as its kind is if None.
 
     Returns:
         The counters that could be read, and for the others the reason.
     """
-    probe = probe_of(device)
-    if not _is_there(device):
+    probe = probe_of(device) if probe is None else probe
+    if not _is_there(probe):
         return {}, {"allocated": f"there is no device {str(device)!r} here"}
     readers = probe.quick(device) | (probe.full(device) if full else {})
     if readers and not _started(probe, device):
@@ -261,9 +262,9 @@ def _asked(read: Callable[[], int]) -> int | str:
         return f"torch cannot tell: {type(error).__name__}: {error}"
 
 
-def _is_there(device: torch.device) -> bool:
+def _is_there(probe: Probe) -> bool:
     with contextlib.suppress(*FAILURES):
-        return probe_of(device).available()
+        return probe.available()
     return False
 
 

@@ -73,6 +73,22 @@ def live_tensors(objects: Iterable[Any] | None = None) -> list[TensorGroup]:
     return sorted(groups, key=lambda group: -group.bytes)
 
 
+def is_a(each: object, kinds: type | tuple[type, ...]) -> bool:
+    """Tell an object's type without asking the object.
+
+    ``isinstance`` reads ``__class__``, which some objects of torch answer with a
+    warning, and others by importing modules.
+
+    Args:
+        each: Any object at all.
+        kinds: Types.
+
+    Returns:
+        Whether its type is, or derives from, one of them.
+    """
+    return issubclass(type(each), kinds)
+
+
 def tensors_in(objects: Iterable[Any]) -> list[torch.Tensor]:
     """Pick the tensors out of objects, without asking objects for their class.
 
@@ -82,7 +98,7 @@ def tensors_in(objects: Iterable[Any]) -> list[torch.Tensor]:
     Returns:
         The tensors.
     """
-    return [each for each in objects if issubclass(type(each), torch.Tensor)]
+    return [each for each in objects if is_a(each, torch.Tensor)]
 
 
 def describe(tensor: torch.Tensor) -> tuple[Look, int, int]:
@@ -158,13 +174,13 @@ def tensors_below(each: object, *, most: int = 200_000) -> list[torch.Tensor]:
     level: list[Any] = [each]
     found: list[torch.Tensor] = []
     for one in level:
-        if issubclass(type(one), torch.Tensor):
+        if is_a(one, torch.Tensor):
             found.append(one)
             parts = [] if one.grad is None else [one.grad]
         else:
             parts = gc.get_referents(one)
         for part in parts:
-            if id(part) not in met and not isinstance(part, _NOT_FOLLOWED):
+            if id(part) not in met and not is_a(part, _NOT_FOLLOWED):
                 met.add(id(part))
                 level.append(part)
         if len(level) > most:

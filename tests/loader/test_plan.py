@@ -14,8 +14,9 @@ from loaderkit.memory.probes import Capability
 MIB, GIB = 1 << 20, 1 << 30
 HOST = Host(
     cpus=8, cpus_from="affinity", available_bytes=32 * GIB, available_from="cgroup",
-    limit_bytes=32 * GIB, oom_kills=0, pressure=0.0, shm_bytes=16 * GIB,
-    shm_free_bytes=16 * GIB, files=1024, files_open=20, mappings=65530, local_ranks=1,
+    limit_bytes=32 * GIB, used_bytes=None, oom_kills=0, pressure=0.0,
+    shm_bytes=16 * GIB, shm_free_bytes=16 * GIB, files=1024, files_open=20,
+    mappings=65530, local_ranks=1,
 )  # fmt: skip
 CPU = Capability("cpu", pins=False, asynchronous=False, unified=True, started=False)
 CUDA = Capability("cuda", pins=True, asynchronous=True, unified=False, started=True)

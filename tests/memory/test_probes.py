@@ -5,7 +5,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from loaderkit.memory.probes import Accelerator, Unified, probe_of, read_capability
+from loaderkit.memory.probes import (
+    Accelerator,
+    Unified,
+    present_devices,
+    probe_of,
+    read_capability,
+    read_device,
+)
 
 
 def module(*, integrated=False, started=False):
@@ -60,3 +67,91 @@ def test_what_is_no_device_is_refused(device):
 def test_a_device_that_is_not_here_is_refused_with_the_fix():
     with pytest.raises(ValueError, match="device='cpu'"):
         read_capability("cuda")
+
+
+def started_card(**more):
+    """A card in use, whose functions answer with what a real one said."""
+    card = module(started=True)
+    blocks = [
+        {"size": 2 << 20, "state": "active_allocated"},
+        {"size": 512 << 10, "state": "inactive"},
+        {"size": 6 << 20, "state": "inactive"},
+    ]
+    answers = {
+        "memory_allocated": lambda _: 36_780,
+        "memory_reserved": lambda _: 40_340,
+        "max_memory_allocated": lambda _: 39_000,
+        "memory_stats": lambda _: {"inactive_split_bytes.all.current": 3_560},
+        "host_memory_stats": lambda: {"allocated_bytes.current": 4096},
+        "mem_get_info": lambda _: (3_840, 44_520),
+        "memory_snapshot": lambda: [{"device": 0, "blocks": blocks}],
+        "current_device": lambda: 0,
+    }
+    card.__dict__.update(answers | more)
+    return Accelerator(card)
+
+
+def test_a_card_in_use_gives_all_its_counters():
+    found, missing = read_device(torch.device("cuda", 0), probe=started_card())
+
+    assert not missing
+    assert found == {
+        "allocated": 36_780, "reserved": 40_340, "peak": 39_000, "pinned": 4096,
+        "inactive_split": 3_560, "device_free": 3_840, "device_limit": 44_520,
+        "largest_free": 6 << 20,
+    }  # fmt: skip
+
+
+def test_a_card_that_cannot_tell_what_is_free_says_so_and_tells_the_rest():
+    def unsupported(_):
+        message = "The device doesn't support querying the available free memory."
+        raise RuntimeError(message)
+
+    card = started_card(mem_get_info=unsupported)
+
+    found, missing = read_device(torch.device("xpu", 0), probe=card)
+
+    assert found["allocated"] == 36_780
+    assert "doesn't support" in missing["device_free"]
+
+
+def test_a_card_that_nobody_used_is_not_woken_to_be_asked():
+    found, missing = read_device(torch.device("cuda"), probe=Accelerator(module()))
+
+    assert not found
+    assert "has not used" in missing["allocated"]
+
+
+def test_apples_device_tells_what_metal_holds():
+    metal = SimpleNamespace(
+        current_allocated_memory=lambda: 8_140,
+        driver_allocated_memory=lambda: 8_977,
+        recommended_max_memory=lambda: 5_330,
+    )
+    probe = Unified(metal)
+    probe.available = lambda: True
+
+    found, missing = read_device(torch.device("mps"), probe=probe)
+
+    assert found == {"allocated": 8_140, "driver": 8_977, "device_limit": 5_330}
+    assert not missing
+
+
+@pytest.mark.parametrize("device", ["cuda", "mps", "xpu"])
+def test_reading_a_device_that_is_not_here_gives_the_reason(device):
+    if torch.device(device) in present_devices():
+        pytest.skip(f"this machine has {device}")
+
+    found, missing = read_device(torch.device(device))
+
+    assert not found
+    assert "there is no device" in missing["allocated"]
+
+
+def test_emptying_reaches_the_cache_of_the_device():
+    emptied = []
+    card = started_card(empty_cache=lambda: emptied.append("cache"))
+
+    card.empty()
+
+    assert emptied == ["cache"]

@@ -1,0 +1,257 @@
+"""The detector in this process: each way to use it, with a leak planted and without."""
+
+import gc
+import json
+import warnings
+
+import pytest
+import torch
+
+import loaderkit
+from loaderkit import LeakDetector, LeakError, assert_no_leak
+
+SIZE = 30_000  # float32 numbers a step: 117 KiB
+
+
+def leaky():
+    kept = []
+    return lambda: kept.append(torch.randn(SIZE))
+
+
+def flat():
+    return lambda: torch.randn(SIZE)
+
+
+def test_epochs_gives_what_the_iterable_gives_and_raises_at_the_end():
+    step, seen = leaky(), []
+
+    def train():
+        for epoch in LeakDetector("cpu").epochs(range(10)):
+            seen.append(epoch)
+            step()
+
+    with pytest.raises(LeakError) as caught:
+        train()
+
+    assert seen == list(range(10))
+    report = caught.value.report
+    assert report.leaking
+    assert report.bytes_per_epoch == pytest.approx(SIZE * 4, rel=0.1)
+    assert "`kept`" in str(caught.value)
+    assert report.growths[0].holder.line.startswith("test_detector.py:")
+
+
+def test_a_flat_loop_is_steady():
+    report = LeakDetector("cpu").run(flat(), epochs=10)
+
+    assert report.ok
+    assert report.verdict == "steady"
+    assert report.epochs_left is None
+    assert str(report).startswith("steady: nothing grows from epoch to epoch")
+
+
+def test_it_warns_if_asked_to():
+    with pytest.warns(ResourceWarning, match="leaking"):
+        LeakDetector("cpu", on_leak="warn").run(leaky(), epochs=10)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        LeakDetector("cpu", on_leak="warn").run(flat(), epochs=10)
+
+
+def test_a_long_run_is_judged_while_it_runs_and_once():
+    step, found = leaky(), []
+    detector = LeakDetector("cpu", on_leak=found.append)
+
+    for _ in detector.epochs(range(40)):
+        step()
+
+    assert [report.epochs for report in found] == [30]
+
+
+def test_steps_are_put_together_to_epochs():
+    step, detector = leaky(), LeakDetector("cpu", every=5)
+
+    def train():
+        with detector:
+            for _ in range(60):
+                step()
+                detector.step()
+
+    with pytest.raises(LeakError):
+        train()
+
+    assert detector.report().epochs == 12
+    assert detector.report().bytes_per_epoch == pytest.approx(SIZE * 4 * 5, rel=0.1)
+
+
+def test_an_error_inside_the_block_is_not_replaced_by_a_verdict():
+    step = leaky()
+
+    def train():
+        with LeakDetector("cpu", every=1) as detector:
+            for _ in range(10):
+                step()
+                detector.step()
+            raise KeyError(step)
+
+    with pytest.raises(KeyError):
+        train()
+
+
+def test_a_decorated_function_is_an_epoch():
+    step, found = leaky(), []
+    detector = LeakDetector("cpu", on_leak=found.append)
+
+    @detector
+    def train(times):
+        """Train."""
+        return [step() for _ in range(times)]
+
+    for _ in range(30):
+        assert train(2) == [None, None]
+
+    assert train.__doc__ == "Train."
+    assert found[0].leaking
+
+
+def test_the_limit_gives_the_epochs_that_are_left():
+    report = LeakDetector("cpu", limit="1000 GiB", on_leak=id).run(leaky(), epochs=10)
+
+    assert report.limit_from == "the limit that was set"
+    left = (1000 * 2**30) / report.bytes_per_epoch
+    assert report.epochs_left == pytest.approx(left, rel=0.1)
+    assert "are used up in about" in str(report)
+
+
+def test_passing_the_limit_counts_at_once():
+    detector = LeakDetector("cpu", limit="1 MiB")
+
+    with pytest.raises(LeakError, match="the limit that was set has been passed"):
+        detector.run(flat(), epochs=10)
+
+    assert detector.report().epochs == 1
+
+
+def test_a_tolerance_lets_slow_growth_pass():
+    report = LeakDetector("cpu", tolerance="1 MiB").run(leaky(), epochs=10)
+
+    assert report.ok
+
+
+def test_garbage_that_the_collector_will_free_is_no_leak():
+    class Node:
+        pass
+
+    def epoch():
+        node = Node()
+        node.me, node.load = node, torch.randn(SIZE)
+
+    report = LeakDetector("cpu").run(epoch, epochs=10)
+
+    assert report.ok
+    assert "garbage" in str(report) or report.verdict == "steady"
+
+
+def test_the_same_garbage_is_a_leak_while_the_collector_is_off():
+    class Node:
+        pass
+
+    def epoch():
+        node = Node()
+        node.me, node.load = node, torch.randn(SIZE)
+
+    gc.disable()
+    try:
+        report = LeakDetector("cpu", on_leak=id).run(epoch, epochs=10)
+    finally:
+        gc.enable()
+
+    assert report.leaking
+    assert "the garbage collector is off" in str(report)
+
+
+def test_a_bounded_cache_that_fills_needs_more_epochs():
+    import collections
+
+    ring = collections.deque(maxlen=500)
+
+    report = LeakDetector("cpu").run(
+        lambda: ring.extend(torch.randn(10, 1000)), epochs=10
+    )
+
+    assert report.verdict == "needs more epochs"
+    assert "has a bound" in str(report)
+    assert 40 < report.more_epochs < 60
+
+
+def test_plain_numbers_are_no_leak_even_when_there_are_many():
+    history = []
+
+    def epoch():
+        history.extend(float(i) for i in range(3000))
+
+    report = LeakDetector("cpu").run(epoch, epochs=10)
+
+    assert report.ok
+    assert "plain numbers" in str(report)
+
+
+def test_a_report_prints_in_25_lines_and_as_json():
+    report = LeakDetector("cpu", on_leak=id).run(leaky(), epochs=10)
+
+    found = json.loads(json.dumps(report.to_json()))
+
+    assert len(str(report).splitlines()) <= 25
+    assert found["verdict"] == "leaking"
+    assert found["growths"][0]["text"] in str(report)
+    assert found["bytes_per_epoch"] == report.bytes_per_epoch
+
+
+def test_an_error_with_its_report_survives_a_pickle():
+    import pickle
+
+    with pytest.raises(LeakError) as caught:
+        assert_no_leak(leaky())
+
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert str(again) == str(caught.value)
+
+
+def test_assert_no_leak_gives_the_report_of_a_flat_function():
+    assert assert_no_leak(flat(), device="cpu").verdict == "steady"
+
+
+def test_too_few_epochs_are_refused():
+    with pytest.raises(ValueError, match="at least 6"):
+        assert_no_leak(flat(), epochs=3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"warmup": -1}, "warmup must be"),
+        ({"warmup": "often"}, "warmup must be"),
+        ({"on_leak": "shout"}, "on_leak must be"),
+        ({"every": 0}, "every must be"),
+        ({"limit": "a lot"}, "a size is a number"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, words):
+    with pytest.raises(ValueError, match=words):
+        LeakDetector("cpu", **settings)
+
+
+def test_the_detector_itself_keeps_next_to_nothing():
+    detector = LeakDetector("cpu")
+    detector.start()
+    for _ in range(20):
+        detector.end_epoch()
+    before = loaderkit.read_memory("cpu").get("malloc")
+
+    for _ in range(100):
+        detector.end_epoch()
+
+    grown = loaderkit.read_memory("cpu").get("malloc") - before
+    assert grown < 100 * 1024
+    assert detector.finish().ok

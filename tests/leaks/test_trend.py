@@ -1,0 +1,214 @@
+"""Pure: which series of readings are leaks.  A clean family and a leaking twin each."""
+
+import math
+import random
+import statistics
+
+import pytest
+
+from loaderkit import fit_trend
+from loaderkit.leaks.trend import LEAKING, NEEDS_MORE, STEADY, theil_sen
+from loaderkit.leaks.verdict import epochs_until, judge, overall
+
+FLOOR = 16 << 10
+BASE = 10**8
+MIB = 1 << 20
+
+
+def verdict(values):
+    return fit_trend(values, floor=FLOOR).verdict
+
+
+def test_growth_that_goes_on_is_a_leak():
+    trend = fit_trend([50, 90, 100, 108, 116, 124, 132, 140])
+
+    assert trend.rising
+    assert trend.per_epoch == 8
+    assert trend.warmup == 1
+
+
+def test_warm_up_alone_is_none():
+    assert fit_trend([50, 90, 100, 100, 100, 100, 100, 100]).verdict == STEADY
+
+
+def test_a_few_readings_say_nothing():
+    trend = fit_trend([1, 2, 3])
+
+    assert trend.verdict == NEEDS_MORE
+    assert trend.more_epochs > 0
+
+
+def test_memory_that_is_given_back_is_no_leak():
+    assert verdict([BASE - i * MIB for i in range(20)]) == STEADY
+
+
+def test_growth_below_the_floor_is_not_worth_a_word():
+    trend = fit_trend([BASE + i * 1000 for i in range(20)], floor=FLOOR)
+
+    assert trend.verdict == STEADY
+    assert "too little" in trend.why
+
+
+def test_the_warm_up_can_be_said():
+    values = [BASE] * 10 + [BASE + i * MIB for i in range(10)]
+
+    assert fit_trend(values, floor=FLOOR, warmup=10).rising
+
+
+def test_readings_may_be_missing():
+    epochs = [0, 1, 2, 5, 9, 10, 14, 20]
+
+    trend = fit_trend([BASE + MIB * e for e in epochs], floor=FLOOR, at=epochs)
+
+    assert trend.rising
+    assert trend.per_epoch == MIB
+
+
+CLEAN = {
+    "a ring that fills for two thirds of the run": lambda r, n: [
+        BASE + MIB * min(i, n * 2 // 3) for i in range(n)
+    ],
+    "a late jump": lambda r, n: [
+        BASE + (i > n * 0.6) * 20 * MIB + r.gauss(0, 4096) for i in range(n)
+    ],
+    "two jumps": lambda r, n: [
+        BASE + ((i > n * 0.3) + (i > n * 0.7)) * 20 * MIB for i in range(n)
+    ],
+    "a saw": lambda r, n: [BASE + (i % 5) * MIB + r.gauss(0, 4096) for i in range(n)],
+    "noise": lambda r, n: [BASE + r.gauss(0, MIB) for i in range(n)],
+    "saturation": lambda r, n: [
+        BASE + 50 * MIB * (1 - math.exp(-i / (n / 6))) for i in range(n)
+    ],
+    "pages": lambda r, n: [BASE + 4096 * r.randrange(3) for i in range(n)],
+    "records": lambda r, n: records(r, n),
+    "spikes": lambda r, n: [
+        BASE + (r.random() < 0.15) * r.expovariate(1) * 10 * MIB for i in range(n)
+    ],
+    "echoing noise": lambda r, n: echo(r, n),
+}
+
+
+def records(r, n):
+    """The largest batch so far, as a high-water mark shows it."""
+    highest, found = 0.0, []
+    for _ in range(n):
+        highest = max(highest, r.random() ** 2)
+        found.append(BASE + highest * 30 * MIB)
+    return found
+
+
+def echo(r, n):
+    level, found = 0.0, []
+    for _ in range(n):
+        level = 0.6 * level + r.gauss(0, MIB)
+        found.append(BASE + level)
+    return found
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_no_alarm_in_a_hundred_clean_runs_of_each_kind(name):
+    wrong = []
+    for seed in range(100):
+        r = random.Random(seed)
+        values = CLEAN[name](r, r.choice([20, 31, 45, 90]))
+        if verdict(values) == LEAKING:
+            wrong.append(seed)
+
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_a_leak_planted_in_the_same_runs_is_found(name):
+    missed = []
+    for seed in range(30):
+        r = random.Random(seed)
+        values = CLEAN[name](r, 90)
+        grown = [value + 4 * MIB * i for i, value in enumerate(values)]
+        if verdict(grown) != LEAKING:
+            missed.append(seed)
+
+    assert not missed
+
+
+def test_a_walk_without_direction_is_hardly_ever_called_a_leak():
+    alarms = 0
+    for seed in range(300):
+        r = random.Random(seed)
+        level, values = BASE, []
+        for _ in range(31):
+            level += r.gauss(0, MIB)
+            values.append(level)
+        alarms += verdict(values) == LEAKING
+
+    assert alarms <= 1
+
+
+def test_a_staircase_that_goes_on_is_a_leak():
+    assert verdict([BASE + MIB * 4 * (i // 4) for i in range(31)]) == LEAKING
+
+
+def test_a_leak_that_the_collector_interrupts_once_is_a_leak():
+    values = [BASE + MIB * i - 9 * MIB * (i > 9) for i in range(31)]
+
+    assert verdict(values) == LEAKING
+
+
+def test_the_slope_is_given_with_its_doubt():
+    r = random.Random(0)
+
+    trend = fit_trend([i * 100 + r.gauss(0, 50) for i in range(40)])
+
+    assert trend.low < 100 < 2 * trend.per_epoch - trend.low
+    assert 30 < trend.noise < 80
+
+
+def test_the_median_slope_does_not_mind_an_outlier():
+    assert theil_sen([0, 1, 2, 3], [0, 10, 500, 30]) == 10
+    assert theil_sen([0], [1]) == 0
+
+
+def test_the_worst_counter_decides():
+    epochs = list(range(12))
+    series = {
+        "malloc": (epochs, [BASE + MIB * e for e in epochs]),
+        "files": (epochs, [5.0] * 12),
+        "file_backed": (epochs, [BASE + MIB * e for e in epochs]),
+        "worker 7": (epochs[:3], [1.0, 2.0, 3.0]),
+    }
+
+    trends = judge(series)
+
+    assert [each.name for each in trends] == ["malloc", "files"]
+    assert overall(trends) == (LEAKING, 0)
+    assert trends[0].growth == pytest.approx(10 * MIB)
+
+
+def test_pages_that_cannot_decide_do_not_count_where_malloc_can():
+    epochs = list(range(31))
+    noisy = [BASE + 30_000 * e + (e * 7919 % 13) * MIB for e in epochs]
+    series = {"malloc": (epochs, [1.0] * 31), "anonymous": (epochs, noisy)}
+
+    assert overall(judge(series))[0] == STEADY
+
+
+def test_a_long_run_is_thinned_and_keeps_its_slope():
+    epochs = list(range(5000))
+
+    (trend,) = judge({"malloc": (epochs, [BASE + 20_000.0 * e for e in epochs])})
+
+    assert len(trend.values) == 64
+    assert trend.trend.per_epoch == pytest.approx(20_000, rel=0.01)
+
+
+def test_the_epochs_that_are_left():
+    assert epochs_until(10 * MIB, MIB) == 10
+    assert epochs_until(-5, MIB) == 0
+    assert epochs_until(MIB, 0) is None
+
+
+def test_the_tail_of_students_distribution():
+    from loaderkit.leaks.trend import _quantile
+
+    assert _quantile(4, 1e-5) == pytest.approx(23.33, rel=1e-3)
+    assert _quantile(30, 0.01) == pytest.approx(2.457, rel=1e-3)
+    assert statistics.NormalDist().inv_cdf(1 - 1e-5) < _quantile(200, 1e-5) < 4.5

@@ -1,0 +1,175 @@
+"""Who keeps an object is named by its variable, with the line that grows it."""
+
+import threading
+import types
+from typing import ClassVar
+
+import torch
+
+from loaderkit import holders_of
+from loaderkit.memory.holders import local_ids, running_locals
+from loaderkit.memory.source import mutation_line
+
+GLOBAL = {}
+HERE = "test_holders.py"
+
+
+class Owner:
+    shared: ClassVar[list] = []
+
+    def __init__(self):
+        self.cache = {}
+
+
+def kinds(target):
+    return {(holder.kind, holder.path) for holder in holders_of(target)}
+
+
+def test_a_local_variable():
+    target = torch.zeros(1)
+
+    (holder,) = holders_of(target)
+
+    assert holder.kind == "local variable"
+    assert holder.path == "target"
+    assert HERE in holder.where
+
+
+def test_a_way_through_containers_and_attributes():
+    owner = Owner()
+    owner.cache["batch"] = [None, torch.zeros(1)]
+
+    (holder,) = holders_of(owner.cache["batch"][1])
+
+    assert holder.path == "owner.cache['batch'][1]"
+    assert holder.line.startswith(HERE)
+
+
+def test_a_global_and_a_class_attribute():
+    target = torch.zeros(1)
+    GLOBAL["kept"] = target
+    Owner.shared.append(target)
+
+    found = kinds(target)
+
+    assert any(k == "global" and p.endswith("GLOBAL['kept']") for k, p in found)
+    assert ("class", "Owner.shared[0]") in found
+    GLOBAL.clear()
+    Owner.shared.clear()
+
+
+def test_a_closure_is_named_by_its_variable():
+    def make():
+        kept = []
+
+        def step():
+            kept.append(1)
+
+        return step, kept
+
+    step, kept = make()
+
+    assert ("closure", "kept") in kinds(kept)
+    assert step
+
+
+def test_the_traceback_of_an_error_that_was_kept():
+    def work():
+        big = torch.zeros(3)
+        raise ValueError(big.shape)
+
+    errors = []
+    try:
+        work()
+    except ValueError as error:
+        errors.append(error)
+    frame = errors[0].__traceback__.tb_next.tb_frame
+
+    (holder,) = holders_of(frame.f_locals["big"])
+
+    assert holder.kind == "traceback"
+    assert holder.path == "big"
+    assert "in work" in holder.where
+
+
+def test_a_cycle_that_nothing_else_holds():
+    class Node:
+        pass
+
+    node = Node()
+    node.me, node.load = node, torch.zeros(1)
+    number = id(node.load)
+    del node
+
+    import gc
+
+    (load,) = [each for each in gc.get_objects() if id(each) == number]
+    found = [h for h in holders_of(load) if h.path != "load"]
+
+    assert [holder.kind for holder in found] == ["cycle"] or not found
+
+
+def test_another_threads_variable():
+    ready, stop = threading.Event(), threading.Event()
+    targets = []
+
+    def work():
+        mine = torch.zeros(1)
+        targets.append(mine)
+        ready.set()
+        stop.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    ready.wait()
+
+    assert ("local variable", "mine") in kinds(targets[0])
+
+    stop.set()
+    thread.join()
+
+
+def test_looking_leaves_nothing_behind():
+    import gc
+    import weakref
+
+    def look():
+        target = torch.zeros(1)
+        holders_of(target)
+        return weakref.ref(target)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert look()() is None
+    finally:
+        gc.enable()
+
+
+def test_local_variables_are_read_without_being_kept():
+    target = torch.zeros(1)
+    frame = None
+    for each in running_locals():
+        if each is target:
+            frame = True
+
+    assert frame
+    assert isinstance(local_ids, types.FunctionType)
+
+
+def test_the_nearest_line_that_grows_a_name_is_taken(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text("a = []\na.append(1)\nb = 2\nself.c['x'] += 1\na.append(2)\n")
+
+    assert mutation_line(str(file), "a", near=5) == "train.py:5"
+    assert mutation_line(str(file), "a") == "train.py:2"
+    assert mutation_line(str(file), "b") == "train.py:3"
+    assert mutation_line(str(file), "c") == "train.py:4"
+    assert mutation_line(str(file), "d") == ""
+
+
+def test_a_file_that_is_no_python_has_no_lines(tmp_path):
+    file = tmp_path / "a.py"
+    file.write_text("def (")
+
+    assert mutation_line(str(file), "a") == ""

@@ -1,0 +1,158 @@
+"""What a process holds: each counter moves when the thing is planted."""
+
+import mmap
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from loaderkit.memory import process
+from loaderkit.memory.counters import COUNTERS, unit_of, words_of
+
+MIB = 1 << 20
+
+
+def change(name, before):
+    return process.quick_counters()[name] - before[name]
+
+
+@pytest.fixture
+def before():
+    process.quick_counters()
+    return process.quick_counters()
+
+
+def test_every_counter_has_words_and_a_unit():
+    for name in process.quick_counters():
+        assert words_of(name)
+        assert unit_of(name) == COUNTERS[name].unit
+    assert words_of("worker 12") == "private memory of worker 12"
+
+
+def test_memory_that_is_given_out_counts_and_is_gone_when_it_is_freed(before):
+    kept = torch.ones(4 * MIB)
+
+    assert change("malloc", before) == pytest.approx(16 * MIB, abs=MIB)
+    assert change("anonymous", before) > 8 * MIB
+
+    del kept
+    assert change("malloc", before) < MIB
+
+
+def test_free_pieces_do_not_count_as_given_out():
+    kept = [bytearray(3000) for _ in range(2000)]
+    full = process.malloc_bytes()
+
+    del kept[::2]
+
+    assert process.malloc_bytes() < full - 2 * MIB
+
+
+def test_shared_memory_counts_apart(before):
+    with mmap.mmap(-1, 8 * MIB) as shared:
+        shared.write(b"x" * 8 * MIB)
+
+        assert change("shared", before) >= 8 * MIB
+        assert change("malloc", before) < MIB
+
+
+def test_pages_of_a_file_are_no_private_memory(before, tmp_path):
+    file = tmp_path / "pages"
+    file.write_bytes(b"x" * 32 * MIB)
+
+    mapped = np.memmap(file, mode="r")
+
+    assert mapped.sum() > 0
+    assert change("file_backed", before) > 16 * MIB
+    assert change("anonymous", before) < 8 * MIB
+
+
+def test_files_and_sockets_count_apart(before, tmp_path):
+    with (tmp_path / "a").open("w"), socket.socket():
+        assert change("files", before) == 1
+        assert change("sockets", before) == 1
+
+    assert change("files", before) == 0
+
+
+def test_threads_and_children_count(before):
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    code = "import time; time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", code])
+
+    assert change("threads", before) == 1
+    assert change("children", before) == 1
+    assert child.pid in process.children_of(os.getpid())
+    assert "sleep" in process.process_name(child.pid)
+
+    stop.set()
+    thread.join()
+    child.kill()
+    child.wait()
+    assert change("children", before) == 0
+    assert process.process_name(child.pid) == "gone"
+    assert process.process_anonymous(child.pid) is None
+
+
+def test_mappings_count(tmp_path):
+    file = tmp_path / "a"
+    file.write_bytes(b"x" * 4096)
+    before = process.mappings()
+
+    maps = [np.memmap(file, mode="r") for _ in range(5)]
+
+    assert process.mappings() - before >= 5 - 1
+    assert len(maps) == 5
+
+
+def test_a_process_is_seen_from_outside():
+    code = "kept = bytearray(50 << 20); print('ready', flush=True); input()"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        child.stdout.readline()
+
+        found = process.outside_counters(child.pid)
+
+        assert 50 * MIB < found["anonymous"] < 90 * MIB
+        assert found["files"] >= 3
+        child.stdin.close()
+    assert process.outside_counters(child.pid) == {}
+
+
+def test_shares_of_pages_are_added_up_over_processes():
+    found, missing = process.full_counters([os.getpid()])
+
+    assert not missing
+    assert 0 < found["proportional"] <= found["tree_proportional"]
+    assert found["private"] == found["tree_private"]
+
+
+def test_without_proc_psutil_tells_what_it_can(monkeypatch):
+    monkeypatch.setattr(process, "_PROC", Path("/nowhere"))
+
+    found = process.quick_counters()
+
+    assert found["resident"] > MIB
+    assert found["threads"] >= 1
+    assert "anonymous" not in found
+    assert process.outside_counters(2**30) == {}
+    assert process.mappings() is None
+
+
+def test_another_allocator_is_not_asked(monkeypatch):
+    process._mallinfo.cache_clear()
+    monkeypatch.setenv("LD_PRELOAD", "/usr/lib/libjemalloc.so.2")
+
+    assert process.malloc_bytes() is None
+
+    process._mallinfo.cache_clear()

@@ -1,0 +1,104 @@
+"""``read_memory`` never raises; meters and timelines keep what it read."""
+
+import json
+import time
+
+import pytest
+import torch
+
+import loaderkit
+from loaderkit.memory.counters import COUNTERS
+from loaderkit.memory.tensors import live_tensors
+
+MIB = 1 << 20
+
+
+def test_each_counter_is_a_number_or_a_reason():
+    sample = loaderkit.read_memory("cpu")
+
+    assert sample.get("malloc") > MIB
+    assert sample.get("mappings") > 10
+    assert sample.get("proportional") > MIB
+    assert not set(sample.values) & set(sample.missing)
+    assert set(sample.values) <= set(COUNTERS)
+    assert "memory that malloc gave out" in str(sample)
+    json.dumps(sample.to_json())
+
+
+@pytest.mark.parametrize("device", ["cuda", "xpu", "mps"])
+def test_a_device_that_is_not_here_is_a_reason_and_no_error(device):
+    sample = loaderkit.read_memory(device)
+
+    assert "allocated" in sample.values or "there is no device" in str(sample)
+
+
+def test_live_tensors_are_grouped_and_shared_storages_count_once():
+    base = torch.zeros(1000, 77)
+    views = [base[i : i + 3] for i in range(4)]
+
+    groups = {group.shape: group for group in live_tensors()}
+
+    assert groups[3, 77].count == 4
+    assert groups[1000, 77].bytes + groups[3, 77].bytes == 1000 * 77 * 4
+    assert "4 x Tensor [3, 77] float32 on cpu" in str(groups[3, 77])
+    assert len(views) == 4
+
+
+def test_tensors_without_a_storage_can_be_looked_at():
+    sparse = torch.eye(3).to_sparse()
+    meta = torch.empty(5, 91, device="meta")
+
+    shapes = {group.shape for group in live_tensors([sparse, meta])}
+
+    assert shapes == {(3, 3), (5, 91)}
+
+
+def test_a_stage_is_read_before_and_after_and_logged():
+    lines = []
+    meter = loaderkit.MemoryMeter("cpu", log=lambda mark: lines.append(str(mark)))
+
+    with meter.stage("model A"):
+        kept = torch.ones(8 * MIB)
+
+    before, after = meter.timeline.marks
+    grown = after.sample.get("malloc") - before.sample.get("malloc")
+    assert grown == pytest.approx(kept.nbytes, abs=MIB)
+    assert lines[1].startswith("after model A: anonymous")
+    assert str(meter.timeline).splitlines() == lines
+
+
+def test_a_thread_samples_and_ends_with_the_block():
+    seen = []
+    with loaderkit.MemoryMeter("cpu", every_s=0.01, on_sample=seen.append) as meter:
+        while len(seen) < 3:
+            time.sleep(0.01)
+
+    count = len(meter.timeline.marks)
+    time.sleep(0.05)
+    assert len(meter.timeline.marks) == count >= 3
+    assert meter.timeline.peak("malloc") > MIB
+    assert meter.timeline.peak("allocated") is None
+
+
+def test_a_timeline_is_written_in_three_ways(tmp_path):
+    meter = loaderkit.MemoryMeter("cpu", log=None)
+    meter.mark("start")
+    meter.mark()
+
+    rows = json.loads(meter.timeline.to_json(tmp_path / "a.json"))
+    table = meter.timeline.to_csv(tmp_path / "a.csv").read_text().splitlines()
+    frame = meter.timeline.to_pandas()
+
+    assert [row["label"] for row in rows] == ["start", ""]
+    assert table[0].startswith("label,seconds,malloc,anonymous")
+    assert len(table) == 3
+    assert frame["malloc"].tolist() == [row["malloc"] for row in rows]
+
+
+def test_a_progress_bar_gets_texts():
+    assert "MiB" in loaderkit.MemoryMeter("cpu").postfix()["host"]
+
+
+def test_a_meter_without_a_period_is_refused():
+    with pytest.raises(ValueError, match="above 0, got 0"):
+        loaderkit.MemoryMeter("cpu", every_s=0)

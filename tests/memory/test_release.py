@@ -1,0 +1,157 @@
+"""Giving back: what came back is measured, and who keeps the rest is named."""
+
+import gc
+
+import pytest
+import torch
+
+import loaderkit
+from loaderkit.memory import hygiene
+
+MIB = 1 << 20
+
+
+def test_a_release_collects_cycles_and_says_what_it_brought():
+    class Node:
+        pass
+
+    for _ in range(5):
+        node = Node()
+        node.me, node.load = node, torch.ones(4 * MIB)
+    del node
+
+    released = loaderkit.release()
+
+    assert released.returned_bytes["host"] > 48 * MIB
+    assert released.collected >= 5
+    assert "objects collected" in str(released)
+
+
+def train_in_a_stage():
+    model = torch.nn.Linear(1000, 1000)
+    optimizer = torch.optim.Adam(model.parameters())
+    with loaderkit.staged("model A", model, optimizer) as stage:
+        model(torch.ones(2, 1000)).sum().backward()
+        optimizer.step()
+        del model, optimizer
+    return stage.receipt
+
+
+def test_a_stage_whose_model_is_gone_gets_its_bytes_back():
+    train_in_a_stage()  # the first time, modules are imported and workspaces made
+
+    receipt = train_in_a_stage()
+
+    expected = receipt.expected_bytes["host"]
+    assert receipt.ok, receipt
+    assert expected == (1000 * 1000 + 1000) * 4
+    assert receipt.returned_bytes["host"] == pytest.approx(expected, rel=0.01)
+    assert str(receipt).startswith("stage 'model A': 3.82 MiB of 3.82 MiB came back")
+
+
+def test_a_model_made_inside_is_added():
+    with loaderkit.staged("model B") as stage:
+        model = stage.add(torch.nn.Linear(1000, 1000))
+        del model
+
+    receipt = stage.receipt
+    assert receipt.ok
+    expected = receipt.expected_bytes["host"]
+    assert receipt.returned_bytes["host"] == pytest.approx(expected, rel=0.01)
+
+
+def test_every_holder_of_a_model_that_stays_is_named():
+    class Trainer:
+        pass
+
+    def crash(batch):
+        raise ValueError(batch)
+
+    model, trainer, errors = torch.nn.Linear(500, 500), Trainer(), []
+    trainer.model = model
+    try:
+        crash(model)
+    except ValueError as error:
+        errors.append(error.with_traceback(error.__traceback__.tb_next))
+
+    with loaderkit.staged("model C", model) as stage:
+        del model
+
+    (survivor,) = stage.receipt.survivors
+    paths = {(holder.kind, holder.path) for holder in survivor.holders}
+    assert survivor.what == "Linear"
+    assert survivor.bytes == (500 * 500 + 500) * 4
+    assert ("local variable", "trainer.model") in paths
+    assert any(kind == "traceback" and path == "batch" for kind, path in paths)
+    assert "is still held by" in str(stage.receipt)
+    assert errors
+
+
+def test_a_loss_that_keeps_the_parameters_is_named():
+    model = torch.nn.Linear(500, 500)
+
+    with loaderkit.staged("model D", model) as stage:
+        loss = model(torch.ones(2, 500)).sum()
+        del model
+
+    holders = [str(h) for s in stage.receipt.survivors for h in s.holders]
+    assert any("autograd graph" in text and "`loss`" in text for text in holders)
+    assert loss.requires_grad
+
+
+def test_what_cannot_be_watched_is_refused():
+    with pytest.raises(ValueError, match="a list cannot, so name what is in it"):
+        loaderkit.staged("list", [1])
+
+
+def test_hygiene_switches_itself_off_when_it_brings_nothing():
+    keeper = loaderkit.EpochHygiene("cpu")
+
+    for _ in range(10):
+        keeper.end_epoch()
+
+    assert not keeper.report.active
+    assert keeper.report.times == 3
+    assert "switched off" in str(keeper.report)
+
+
+def test_hygiene_that_brings_something_goes_on():
+    class Node:
+        pass
+
+    keeper = loaderkit.EpochHygiene("cpu", every=2)
+    for _ in range(8):
+        node = Node()
+        node.me, node.load = node, torch.ones(24 * MIB)
+        del node
+        keeper.step()
+
+    assert keeper.report.active
+    assert keeper.report.times == 4
+    assert keeper.report.returned_bytes > 4 * 64 * MIB
+
+
+def test_hygiene_empties_a_device_only_when_much_lies_unused(monkeypatch):
+    answers = iter([(1000 * MIB, 10 * MIB), (1000 * MIB, 500 * MIB)])
+    monkeypatch.setattr(hygiene, "cached_bytes", lambda _: next(answers))
+    keeper = loaderkit.EpochHygiene("cpu")
+
+    keeper.end_epoch()
+    keeper.end_epoch()
+
+    assert keeper.report.skipped == 1
+    assert keeper.report.times == 1
+
+
+def test_freezing_takes_what_exists_out_of_the_collectors_sight():
+    keeper = loaderkit.EpochHygiene("cpu", freeze=True)
+
+    keeper.end_epoch()
+
+    assert gc.get_freeze_count() > 1000
+    gc.unfreeze()
+
+
+def test_hygiene_of_no_batches_is_refused():
+    with pytest.raises(ValueError, match="from 1, got 0"):
+        loaderkit.EpochHygiene("cpu", every=0)
