@@ -2,6 +2,8 @@
 
 import importlib.util
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -15,11 +17,14 @@ settings.register_profile(
 )
 settings.load_profile("house")
 
+CORPUS = Path(__file__).parents[2] / "shared" / "corpus" / "leaks.py"
 CAPABILITIES = {
     "accelerate": lambda: importlib.util.find_spec("accelerate") is not None,
     "transformers": lambda: importlib.util.find_spec("transformers") is not None,
     "lightning": lambda: importlib.util.find_spec("lightning") is not None,
     "hdf5plugin": lambda: importlib.util.find_spec("hdf5plugin") is not None,
+    "chromium": lambda: shutil.which("chromium") is not None,
+    "corpus": lambda: CORPUS.exists(),
     "IPython": lambda: importlib.util.find_spec("IPython") is not None,
     "torch_sparse": lambda: importlib.util.find_spec("torch_sparse") is not None,
     "mounts": lambda: os.geteuid() == 0 and os.path.exists("/proc/self/ns/mnt"),  # noqa: PTH110

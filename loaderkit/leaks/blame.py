@@ -264,9 +264,9 @@ def _loose(before: Census, epoch: int, epochs: int) -> list[Growth]:
         return [_loose_tensor(look, rate, size // epochs)]
     for name, count in (now.kinds - before.kinds).most_common(3):
         if count >= max(8, 2 * epochs):
-            example = [e for e in gc.get_objects() if type(e).__qualname__ == name][-1:]
-            holder = holders_of(example[0], most=1, ignore=[example])[0]
-            size = own_bytes(example) * count // epochs
+            alike = [e for e in gc.get_objects() if type(e).__qualname__ == name]
+            holder = _usual_holder(alike)
+            size = own_bytes(alike[-1:]) * count // epochs
             return [Growth("objects", holder.kind, name, count / epochs, size, holder)]
     return []
 
@@ -274,8 +274,18 @@ def _loose(before: Census, epoch: int, epochs: int) -> list[Growth]:
 def _loose_tensor(look: Look, rate: float, size: int) -> Growth:
     """Say who holds the newest of tensors that look alike."""
     alike = [t for t in tensors_in(gc.get_objects()) if describe(t)[0] == look]
-    holder = holders_of(alike[-1], most=1, ignore=[alike])[0]
+    holder = _usual_holder(alike)
     pattern = "graph" if alike[-1].grad_fn is not None else "kept tensors"
     if holder.kind in {"native code", "cycle"} and gc.isenabled():
         pattern = "autograd cycle"
     return Growth(pattern, holder.kind, look_of(alike[-1:]), rate, size, holder)
+
+
+def _usual_holder(alike: list[Any]) -> Holder:
+    """Ask of the first, the middle and the last who holds them; take what two say."""
+    asked = {id(each): each for each in (alike[-1], alike[len(alike) // 2], alike[0])}
+    found = [
+        holders_of(each, most=1, ignore=[alike, asked])[0] for each in asked.values()
+    ]
+    roots = [(each.kind, each.path.split("[")[0]) for each in found]
+    return max(zip(roots, found, strict=True), key=lambda row: roots.count(row[0]))[1]

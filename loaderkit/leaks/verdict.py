@@ -21,6 +21,8 @@ _FLOORS = {
 }  # fmt: skip
 _MOST_POINTS = 64
 """A longer run is thinned to this many readings: the slope takes all pairs."""
+_ENOUGH = 10
+"""Readings with which a counter is judged though most epochs have none."""
 WORKER = "worker "
 """Counters of child processes are called "worker" and the process's number."""
 
@@ -74,7 +76,9 @@ def judge(
     found = []
     for name, (epochs, values) in series.items():
         worker = name.startswith(WORKER)
-        if len(epochs) < most / 3 or not (worker or COUNTERS[name].judged):
+        if len(epochs) < min(most / 3, _ENOUGH) or not (
+            worker or COUNTERS[name].judged
+        ):
             continue  # a worker that lived for an epoch, or read too rarely to tell
         epochs, values = _thin(epochs), _thin(values)
         floor = _FLOORS.get(unit_of(name), tolerance)

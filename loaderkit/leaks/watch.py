@@ -21,11 +21,7 @@ if TYPE_CHECKING:
     from loaderkit.leaks.verdict import Series
 
 _SHARE = 0.002
-"""Of the time, for what costs milliseconds: listing the mappings."""
-_FIRST = 12
-"""Epochs in which each lists them in any case: a short run has no others."""
-_EARLY = 40
-"""Epochs in which every second one lists them in any case."""
+"""Of the time, for what costs milliseconds."""
 _CENSUS_AT = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 """Epochs after which objects are counted, if memory grows then."""
 _EXACT = ("malloc", "python_blocks")
@@ -50,7 +46,7 @@ class Watch:
         self._epochs: dict[str, array[float]] = {}
         self._values: dict[str, array[float]] = {}
         self._offsets: dict[str, int] = {}
-        self._mapped_at, self._mapping_s = 0.0, 0.0
+        self._slow_at, self._slow_s = 0.0, 0.0
 
     def start(self) -> None:
         """Take the reading before the first epoch, without garbage from before."""
@@ -124,17 +120,25 @@ class Watch:
         found = self.quick()
         found |= read_device(self.device, full=False)[0]
         now = time.monotonic()
-        early = self.epoch <= (_EARLY if self.epoch % 2 == 0 else _FIRST)
-        if early or now - self._mapped_at >= self._mapping_s / _SHARE:
-            count = process.mappings()
-            if count is not None:
-                found["mappings"] = count
-            self._mapped_at, self._mapping_s = now, time.monotonic() - now
+        if self._is_sparse() or now - self._slow_at >= self._slow_s / _SHARE:
+            found |= self._read_slowly()
+            self._slow_at, self._slow_s = now, time.monotonic() - now
+        return found
+
+    def _read_slowly(self) -> dict[str, int]:
+        """Read what makes the kernel walk pages: mappings, and what workers have."""
+        count = process.mappings()
+        found = {} if count is None else {"mappings": count}
         for pid in process.children_of(process.own_pid())[:_WORKERS]:
-            size = process.process_anonymous(pid)
+            size = process.private_bytes(pid)
             if size is not None:
                 found[f"{WORKER}{pid}"] = size
         return found
+
+    def _is_sparse(self) -> bool:
+        """Tell whether this epoch is one of the few that are read in any case."""
+        step = 1 if self.epoch <= 4 else 2 if self.epoch <= 12 else 4
+        return self.epoch <= 60 and self.epoch % step == 0
 
     def _note(self, found: dict[str, int]) -> None:
         for name, value in found.items():

@@ -69,10 +69,11 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--corpus")
+    parser.add_argument("--only-corpus", action="store_true")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
-    todo = dict(cases.CASES)
+    todo = {} if options.only_corpus else dict(cases.CASES)
     if options.corpus:
         todo |= load(options.corpus)
     if options.names:

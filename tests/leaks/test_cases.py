@@ -1,0 +1,79 @@
+"""Every way to leak that we know, through the public API: found, and its holder named.
+
+Each case runs in a process of its own.  The shared corpus is judged too where it lies
+beside the repository.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cases import CASES
+
+HERE = Path(__file__).parent
+CORPUS = HERE.parents[2] / "shared" / "corpus" / "leaks.py"
+NAMES = {
+    "cycles_with_gc_off": ("the garbage collector is off",),
+    "native_malloc": ("native memory",),
+    "children_never_joined": ("child processes",),
+    "threads_never_end": ("threads",),
+    "files_never_closed": ("open files", "`kept`"),
+    "sockets_never_closed": ("open sockets", "`kept`"),
+    "loss_accumulated_with_graph": ("`state['total']`",),
+    "hook_keeps_activation": ("`seen`",),
+    "hook_registered_every_step": ("_forward_pre_hooks`",),
+    "unbounded_cache": ("`make",),
+    "closures_kept": ("`callbacks`",),
+    "dataset_fills_private_cache": ("`data.cache`",),
+    "metric_history_of_tensors": ("`history['y']`", "`history['loss']`"),
+    "parameters_added_to_optimizer": ("`opt.param_groups`",),
+    "registry_by_id": ("`registry`",),
+}
+"""What a report on a case of the corpus must say; the others keep a list `kept`."""
+
+
+def judged(*arguments):
+    command = [sys.executable, str(HERE / "run_cases.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def wrong(results, names):
+    """List cases with a wrong verdict, and leaks whose cause is not named."""
+    found = []
+    for result in results:
+        if (result["verdict"] == "leaking") != result["leaks"]:
+            found.append((result["name"], result["text"]))
+        elif result["leaks"]:
+            words = names(result["name"])
+            causes = [t for t in result["text"].splitlines() if t[:1].isdigit()]
+            if not any(word in cause for word in words for cause in causes):
+                found.append((result["name"], words, result["text"]))
+    return found
+
+
+def test_there_are_enough_cases():
+    leaks = [name for name, case in CASES.items() if case.leaks]
+
+    assert len(leaks) >= 27
+    assert len(CASES) - len(leaks) >= 14
+    assert all(case.source for case in CASES.values())
+
+
+@pytest.mark.slow
+def test_our_cases_are_judged_right_and_their_causes_named():
+    results = judged()
+
+    assert len(results) == len(CASES)
+    assert not wrong(results, lambda name: CASES[name].names)
+
+
+@pytest.mark.slow
+@pytest.mark.needs("corpus")
+def test_the_corpus_is_judged_right_and_its_causes_named():
+    results = judged("--corpus", str(CORPUS), "--only-corpus")
+
+    assert len(results) >= 33
+    assert not wrong(results, lambda name: NAMES.get(name, ("`kept`",)))
