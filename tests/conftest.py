@@ -25,6 +25,7 @@ CAPABILITIES = {
     "hdf5plugin": lambda: importlib.util.find_spec("hdf5plugin") is not None,
     "chromium": lambda: shutil.which("chromium") is not None,
     "corpus": lambda: CORPUS.exists(),
+    "xdist": lambda: importlib.util.find_spec("xdist") is not None,
     "IPython": lambda: importlib.util.find_spec("IPython") is not None,
     "torch_sparse": lambda: importlib.util.find_spec("torch_sparse") is not None,
     "mounts": lambda: os.geteuid() == 0 and os.path.exists("/proc/self/ns/mnt"),  # noqa: PTH110

@@ -1,0 +1,92 @@
+"""``loaderkit watch``: an unmodified script, from inside and outside."""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+LEAKY = """
+    import sys, time
+    import torch
+
+    history = []
+
+    def train(seconds):
+        net, end = torch.nn.Linear(50, 50), time.time() + seconds
+        while time.time() < end:
+            history.append(net(torch.randn(64, 50)).mean())
+            time.sleep(0.005)
+
+    if __name__ == "__main__":
+        print("arguments", sys.argv[1:])
+        train(float(sys.argv[1]))
+        sys.exit(int(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def watch(tmp_path):
+    (tmp_path / "train.py").write_text(textwrap.dedent(LEAKY))
+
+    def run(*arguments):
+        command = [sys.executable, "-m", "loaderkit", "watch", *map(str, arguments)]
+        return subprocess.run(
+            command, capture_output=True, text=True, cwd=tmp_path, timeout=200
+        )
+
+    return run
+
+
+@pytest.mark.slow
+def test_a_leaking_script_runs_unchanged_and_its_holder_is_named(watch, tmp_path):
+    done = watch("--html", "page.html", "train.py", "20", "0")
+
+    assert "arguments ['20', '0']" in done.stdout
+    assert "leaking: " in done.stdout
+    assert "list `__main__.history` in train.py:10 keeps" in done.stdout
+    assert "each window of 500 ms" in done.stdout
+    assert "<svg" in (tmp_path / "page.html").read_text()
+    assert done.returncode == 1
+
+
+@pytest.mark.slow
+def test_a_short_script_keeps_its_status(watch):
+    done = watch("--json", "train.py", "1", "3")
+
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["returncode"] == 3
+    assert found["note"] == "the script ended with status 3"
+    assert found["report"]["verdict"] != "leaking"
+    assert done.returncode == 1
+
+
+@pytest.mark.slow
+def test_a_script_that_is_killed_is_reported_from_outside(watch, tmp_path):
+    (tmp_path / "killed.py").write_text(
+        "import os, time, signal\ntime.sleep(3)\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+
+    done = watch("killed.py")
+
+    assert "somebody killed the script (SIGKILL)" in done.stdout
+    assert "needs more seconds" in done.stdout
+
+
+def test_a_running_process_is_looked_at(watch):
+    code = (
+        "import time\nkept = []\nwhile True: kept.append('x' * 200_000); time.sleep(.1)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code]) as child:
+        done = watch("--pid", child.pid, "--seconds", 14)
+        child.kill()
+
+    assert "leaking" in done.stdout
+    assert "anonymous" in done.stdout
+
+
+def test_what_is_not_there_is_told(watch):
+    assert "There is no script 'none.py'" in watch("none.py").stderr
+    assert "Process 999999999 is not there" in watch("--pid", 999999999).stderr
+    assert "There is nothing to watch" in watch().stderr

@@ -1,0 +1,150 @@
+"""The plugin in a pytest of its own: planted leaks fail, their twins pass."""
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+TESTS = """
+    import pytest, torch
+    kept = []
+
+    @pytest.mark.leak_free(epochs=8)
+    def test_planted(leak_epoch):
+        kept.append(torch.randn(30_000) + leak_epoch)
+
+    @pytest.mark.leak_free
+    def test_flat(tmp_path):
+        torch.save(torch.randn(1000), tmp_path / "a.pt")
+
+    seen = []
+
+    @pytest.mark.leak_free(epochs=6)
+    @pytest.mark.parametrize("size", [3])
+    def test_numbered(leak_epoch, size):
+        seen.append(leak_epoch)
+        assert seen == list(range(len(seen)))
+
+    def test_own_loop(leak_detector):
+        for _ in leak_detector.epochs(range(8)):
+            torch.randn(1000)
+
+    def test_own_loop_planted(leak_detector):
+        for _ in leak_detector.epochs(range(8)):
+            kept.append(torch.randn(30_000))
+"""
+WRONG = """
+    import pytest
+
+    @pytest.mark.leak_free(epochs=3)
+    def test_too_few(): pass
+
+    @pytest.mark.leak_free(8)
+    def test_by_position(): pass
+
+    @pytest.mark.leak_free(epoch=8)
+    def test_misspelt(): pass
+
+    @pytest.mark.leak_free
+    async def test_async(): pass
+
+    @pytest.mark.leak_free
+    def test_fails_by_itself():
+        assert 1 == 2
+
+    @pytest.mark.leak_free(limit="1 KiB")
+    def test_above_its_limit(): pass
+"""
+
+
+def test_planted_leaks_fail_and_their_twins_pass(pytester):
+    pytester.makepyfile(TESTS)
+    result = pytester.runpytest("--leak-report=html", "--junitxml=found.xml")
+
+    result.assert_outcomes(passed=3, failed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "leaking: * more each epoch*",
+            "1. list `*.kept` in *.py:6 keeps 1 Tensor * more each epoch*",
+            "*memory leaks (loaderkit)*",
+            "*::test_flat: steady*html]",
+            "*::test_planted: leaking*",
+        ]
+    )
+    pages = sorted(file.name for file in (pytester.path / "leak-reports").iterdir())
+    assert len(pages) == 3
+    assert pages[0].endswith("test_flat.html")
+    tree = ElementTree.parse(pytester.path / "found.xml")
+    values = [
+        json.loads(each.get("value"))
+        for each in tree.iter("property")
+        if each.get("name") == "loaderkit_leak"
+    ]
+    assert [v["verdict"] for v in values] == ["leaking", "steady", "steady"]
+
+
+def test_wrong_use_is_told(pytester):
+    pytester.makepyfile(WRONG)
+    result = pytester.runpytest()
+
+    result.assert_outcomes(failed=6)
+    result.stdout.fnmatch_lines(
+        [
+            "*needs at least 6 epochs, got 3*",
+            "*leak_free got a positional argument; it takes*by name*",
+            "*leak_free got epoch; it takes*",
+            "*cannot repeat an async test*",
+            "*assert 1 == 2*",
+            "*more memory is used than the limit allows*",
+        ]
+    )
+
+
+def test_the_ini_file_gives_what_the_marker_does_not(pytester):
+    pytester.makeini("[pytest]\nleak_tolerance = 10MiB\nleak_epochs = 7\n")
+    pytester.makepyfile(
+        """
+        import pytest, torch
+        kept = []
+
+        @pytest.mark.leak_free
+        def test_within_the_tolerance():
+            kept.append(torch.randn(30_000))
+
+        def test_it_ran_seven_times():
+            assert len(kept) == 7
+        """
+    )
+    result = pytester.runpytest("--leak-report=json", "--leak-report-dir=out")
+
+    result.assert_outcomes(passed=2)
+    (file,) = (pytester.path / "out").iterdir()
+    assert json.loads(file.read_text())["epochs"] == 7
+
+
+@pytest.mark.needs("xdist")
+def test_verdicts_come_back_from_the_workers_of_xdist(pytester):
+    pytester.makepyfile(TESTS)
+    result = pytester.runpytest_subprocess("-n", "1")
+
+    result.assert_outcomes(passed=3, failed=2)
+    result.stdout.fnmatch_lines(["*::test_planted: leaking*"])
+
+
+def test_the_plugin_imports_neither_torch_nor_h5py():
+    code = (
+        "import sys, time, pytest; start = time.perf_counter();"
+        "import loaderkit.leaks.pytest_plugin;"
+        "spent = time.perf_counter() - start;"
+        "print(spent, 'torch' in sys.modules, 'h5py' in sys.modules)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+
+    seconds, torch, h5py = done.stdout.split()
+    assert (torch, h5py) == ("False", "False")
+    assert float(seconds) < 1  # 2 ms; the benchmark says how many
