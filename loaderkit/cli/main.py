@@ -48,21 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--json", action="store_true", help="print one JSON object")
 
-    pack = commands.add_parser("pack", parents=[shared], help="make a cache")
-    pack.add_argument(
-        "source",
-        help="a folder of .pt files, or module:name or file.py:name of a dataset",
-    )
-    pack.add_argument("cache", help="the cache's folder")
-    pack.add_argument("--workers", type=int, help="processes that read samples")
-    pack.add_argument("--compression", help="gzip, lzf, or a filter of hdf5plugin")
-    pack.add_argument("--shard-size", type=_size, default=256 << 20, metavar="SIZE")
-    pack.add_argument("--pattern", default="*.pt", help="which files of the folder")
-    pack.add_argument("--overwrite", action="store_true", help="replace a cache")
-    pack.add_argument(
-        "--unsafe-pickle", action="store_true", help="let the .pt files run code"
-    )
-    pack.set_defaults(run=_pack)
+    _add_pack(commands, shared)
 
     inspect = commands.add_parser(
         "inspect", parents=[shared], help="what is in a cache"
@@ -82,6 +68,24 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(run=_demo)
     _add_watch(commands, shared)
     return parser
+
+
+def _add_pack(commands: Any, shared: argparse.ArgumentParser) -> None:
+    pack = commands.add_parser("pack", parents=[shared], help="make a cache")
+    pack.add_argument(
+        "source",
+        help="a folder of .pt files, or module:name or file.py:name of a dataset",
+    )
+    pack.add_argument("cache", help="the cache's folder")
+    pack.add_argument("--workers", type=int, help="processes that read samples")
+    pack.add_argument("--compression", help="gzip, lzf, or a filter of hdf5plugin")
+    pack.add_argument("--shard-size", type=_size, default=256 << 20, metavar="SIZE")
+    pack.add_argument("--pattern", default="*.pt", help="which files of the folder")
+    pack.add_argument("--overwrite", action="store_true", help="replace a cache")
+    pack.add_argument(
+        "--unsafe-pickle", action="store_true", help="let the .pt files run code"
+    )
+    pack.set_defaults(run=_pack)
 
 
 def _add_watch(commands: Any, shared: argparse.ArgumentParser) -> None:

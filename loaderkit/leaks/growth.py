@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 RESOURCES = {
     "children": "child processes",
     "threads": "threads",
-    "sockets": "open sockets",
     "files": "open files",
     "mappings": "memory mappings",
 }

@@ -20,7 +20,7 @@ def resource_growth(name: str, per_epoch: float, before: Counter[str]) -> Growth
     """Name what a growing resource consists of now.
 
     Args:
-        name: "files", "sockets", "threads", "children" or "mappings".
+        name: "files", "threads", "children" or "mappings".
         per_epoch: How fast it grows.
         before: What there was at the start, from :func:`kinds_of`.
 
@@ -29,6 +29,8 @@ def resource_growth(name: str, per_epoch: float, before: Counter[str]) -> Growth
     """
     kinds = (kinds_of(name) - before).most_common(1)
     items = kinds[0][0] if kinds else "items"
+    if items == "socket":
+        return Growth("sockets", RESOURCES[name], "sockets", per_epoch, 0)
     pattern = "shared" if items.startswith("/dev/shm/torch_") else name
     return Growth(pattern, RESOURCES[name], items, per_epoch, 0)
 
@@ -37,7 +39,7 @@ def kinds_of(name: str) -> Counter[str]:
     """Count what a resource consists of.
 
     Args:
-        name: "files", "sockets", "threads", "children" or "mappings".
+        name: "files", "threads", "children" or "mappings".
 
     Returns:
         How many of each kind; numbers in names are left out.
@@ -66,12 +68,7 @@ def worker_words(pid: int) -> str:
 
 def _files() -> Iterable[str]:
     targets = [target for _, target in process.descriptors()]
-    return [_plain(each) for each in targets if not each.startswith("socket:")]
-
-
-def _sockets() -> Iterable[str]:
-    targets = [target for _, target in process.descriptors()]
-    return ["socket" for each in targets if each.startswith("socket:")]
+    return ["socket" if t.startswith("socket:") else _plain(t) for t in targets]
 
 
 def _threads() -> Iterable[str]:
@@ -107,7 +104,6 @@ def _plain(target: str) -> str:
 
 _LISTS: dict[str, Callable[[], Iterable[str]]] = {
     "files": _files,
-    "sockets": _sockets,
     "threads": _threads,
     "children": _children,
     "mappings": _mappings,

@@ -137,7 +137,7 @@ class Watch:
 
     def _is_sparse(self) -> bool:
         """Tell whether this epoch is one of the few that are read in any case."""
-        step = 1 if self.epoch <= 4 else 2 if self.epoch <= 12 else 4
+        step = 1 if self.epoch <= 2 else 2 if self.epoch <= 8 else 4
         return self.epoch <= 60 and self.epoch % step == 0
 
     def _note(self, found: dict[str, int]) -> None:

@@ -24,8 +24,10 @@ COUNTERS = {
     "file_backed": Counter("pages of mapped files (RssFile), which can go any time"),
     "resident": Counter("resident memory (RSS), not told apart", judged=True),
     "python_blocks": Counter("small Python objects", "blocks", judged=True),
-    "files": Counter("open files and pipes", "descriptors", judged=True),
-    "sockets": Counter("open sockets", "descriptors", judged=True),
+    "files": Counter("open files, pipes and sockets", "descriptors", judged=True),
+    "regular_files": Counter("of these, files", "descriptors"),
+    "pipes": Counter("of these, pipes", "descriptors"),
+    "sockets": Counter("of these, sockets", "descriptors"),
     "threads": Counter("running in this process", "threads", judged=True),
     "children": Counter("running below this process", "processes", judged=True),
     "mappings": Counter(

@@ -10,9 +10,9 @@ import contextlib
 import ctypes
 import functools
 import os
+import pathlib
 import re
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -26,7 +26,8 @@ _KINDS = (
     ("shared", rb"RssShmem:\s+(\d+)", 1024),
     ("threads", rb"Threads:\s+(\d+)", 1),
 )
-_PROC = Path("/proc")
+PROC = "/proc"
+_PIECE = 1 << 16
 
 
 def quick_counters() -> dict[str, int]:
@@ -36,15 +37,16 @@ def quick_counters() -> dict[str, int]:
         The counters that can be read here, by name; about 0.1 ms.
     """
     found = {"python_blocks": sys.getallocatedblocks()}
-    status = _read(_PROC / "self/status")
+    status = _read(f"{PROC}/self/status")
     if status is None:
         return found | _through_psutil(own_pid())
     for name, pattern, step in _KINDS:
         match = re.search(pattern, status)
         if match:
             found[name] = int(match[1]) * step
-    found |= open_files()
-    found["children"] = len(children_of(own_pid()))
+    with contextlib.suppress(OSError):
+        found["files"] = len(os.listdir(f"{PROC}/self/fd")) - 1  # its own
+    found["children"] = len(children_of(own_pid())) if _has_children() else 0
     in_use = malloc_bytes()
     if in_use is not None:
         found["malloc"] = in_use
@@ -60,7 +62,7 @@ def outside_counters(pid: int) -> dict[str, int]:
     Returns:
         The counters that can be read, by name; empty when it is gone.
     """
-    status = _read(_PROC / str(pid) / "status")
+    status = _read(f"{PROC}/{pid}/status")
     if status is None:
         return _through_psutil(pid)
     found = {}
@@ -69,7 +71,7 @@ def outside_counters(pid: int) -> dict[str, int]:
         if match:
             found[name] = int(match[1]) * step
     with contextlib.suppress(OSError):
-        found["files"] = len(os.listdir(f"/proc/{pid}/fd"))
+        found["files"] = len(os.listdir(f"{PROC}/{pid}/fd"))
     children = children_of(pid)
     found["children"] = len(children)
     sizes = [process_anonymous(child) or 0 for child in children]
@@ -77,14 +79,17 @@ def outside_counters(pid: int) -> dict[str, int]:
 
 
 def open_files() -> dict[str, int]:
-    """Count this process's descriptors: sockets apart from the rest.
+    """Count this process's descriptors by kind.
 
     Returns:
-        "files" and "sockets".
+        "sockets", "pipes" and "regular_files"; what is none of these is not counted.
     """
     targets = [target for _, target in descriptors()]
-    sockets = sum(target.startswith("socket:") for target in targets)
-    return {"files": len(targets) - sockets, "sockets": sockets}
+    kinds = {"sockets": "socket:", "pipes": "pipe:", "regular_files": "/"}
+    return {
+        name: sum(target.startswith(start) for target in targets)
+        for name, start in kinds.items()
+    }
 
 
 def descriptors() -> list[tuple[int, str]]:
@@ -95,7 +100,7 @@ def descriptors() -> list[tuple[int, str]]:
     """
     found = []
     with contextlib.suppress(OSError):
-        for name in os.listdir("/proc/self/fd"):
+        for name in os.listdir(f"{PROC}/self/fd"):
             with contextlib.suppress(OSError):
                 found.append((int(name), os.readlink(f"/proc/self/fd/{name}")))
     listing = f"/proc/{os.getpid()}/fd"  # the one that os.listdir itself had open
@@ -108,7 +113,7 @@ def mappings() -> int | None:
     Returns:
         Their number; None where it cannot be read.
     """
-    text = _read(_PROC / "self/maps")
+    text = _read(f"{PROC}/self/maps")
     return None if text is None else text.count(b"\n")
 
 
@@ -121,7 +126,7 @@ def children_of(pid: int) -> list[int]:
     Returns:
         Process numbers, a parent before its children.
     """
-    if not _PROC.joinpath("self/status").exists():
+    if not pathlib.Path(f"{PROC}/self/status").exists():
         with contextlib.suppress(psutil.Error):
             return [child.pid for child in psutil.Process(pid).children(recursive=True)]
         return []
@@ -166,7 +171,7 @@ def process_anonymous(pid: int) -> int | None:
     Returns:
         Bytes; None when it is gone.
     """
-    status = _read(_PROC / str(pid) / "status")
+    status = _read(f"{PROC}/{pid}/status")
     match = re.search(_KINDS[0][1], status) if status else None
     return int(match[1]) * 1024 if match else None
 
@@ -180,7 +185,7 @@ def process_name(pid: int) -> str:
     Returns:
         Its command line, at most 60 characters; "gone" when it ended.
     """
-    text = _read(_PROC / str(pid) / "cmdline")
+    text = _read(f"{PROC}/{pid}/cmdline")
     if text is None:
         return "gone"
     words = text.replace(b"\0", b" ").decode(errors="replace").strip()
@@ -247,7 +252,7 @@ def _mallinfo() -> Callable[[], _MallInfo] | None:
 
 
 def _shares(pid: int) -> tuple[int, int] | None:
-    text = _read(_PROC / str(pid) / "smaps_rollup")
+    text = _read(f"{PROC}/{pid}/smaps_rollup")
     if text is None:
         return None
     found = re.findall(rb"(\w+):\s+(\d+) kB", text)
@@ -256,11 +261,19 @@ def _shares(pid: int) -> tuple[int, int] | None:
     return private * 1024, sizes.get(b"Pss", 0) * 1024
 
 
+def _has_children() -> bool:
+    """Tell whether this process has any child, at the cost of one call."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return True
+    return False
+
+
 def _direct(pid: int) -> list[int]:
     found: list[int] = []
     with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            text = _read(_PROC / str(pid) / "task" / task / "children")
+        for task in os.listdir(f"{PROC}/{pid}/task"):
+            text = _read(f"{PROC}/{pid}/task/{task}/children")
             found += map(int, (text or b"").split())
     return found
 
@@ -277,8 +290,18 @@ def _through_psutil(pid: int) -> dict[str, int]:
     return found | {"children": len(children_of(pid))}
 
 
-def _read(file: Path) -> bytes | None:
+def _read(file: str) -> bytes | None:
+    """Read a file of /proc; without Python's buffers it takes a third of the time."""
     try:
-        return file.read_bytes()
+        descriptor = os.open(file, os.O_RDONLY)
     except OSError:
         return None
+    try:
+        pieces = [os.read(descriptor, _PIECE)]
+        while pieces[-1]:
+            pieces.append(os.read(descriptor, _PIECE))
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return b"".join(pieces)

@@ -97,7 +97,7 @@ def read_memory(device: str | torch.device | None = None) -> MemorySample:
     shares, why = process.full_counters([pid, *process.children_of(pid)])
     groups = live_tensors()
     host = read_host()
-    values |= shares | _of_the_machine()
+    values |= shares | process.open_files() | _of_the_machine()
     values["tensors"] = sum(group.count for group in groups)
     values["tensor_bytes"] = sum(group.bytes for group in groups)
     return MemorySample(

@@ -23,7 +23,7 @@ NAMES = {
     "children_never_joined": ("child processes",),
     "threads_never_end": ("threads",),
     "files_never_closed": ("open files", "`kept`"),
-    "sockets_never_closed": ("open sockets", "`kept`"),
+    "sockets_never_closed": ("sockets", "`kept`"),
     "loss_accumulated_with_graph": ("`state['total']`",),
     "hook_keeps_activation": ("`seen`",),
     "hook_registered_every_step": ("_forward_pre_hooks`",),
