@@ -111,9 +111,7 @@ def _psleak(step: Callable[[], Any]) -> bool:
 
     case = psleak.MemoryLeakTestCase()
     try:
-        case.execute(
-            step, times=STEPS, retries=EPOCHS - 1, tolerance=LEAST * STEPS // 2
-        )
+        case.execute(step, times=STEPS, tolerance=LEAST * STEPS // 2)
     except AssertionError:
         return True
     return False

@@ -364,7 +364,12 @@ def queues_never_closed():
 @leak("futures", source="futures keep their results")
 def futures_kept():
     pool, futures = concurrent.futures.ThreadPoolExecutor(1), []
-    return lambda: futures.append(pool.submit(np.ones, 10_000))
+
+    def step():
+        futures.append(pool.submit(np.ones, 10_000))
+        return futures[-1].result().sum()
+
+    return step
 
 
 @leak("tasks", source="asyncio tasks that wait for ever")
