@@ -20,6 +20,7 @@ from loaderkit.memory.tensors import is_a
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+_Variables = dict[int, list[tuple[str, types.CodeType, int]]]
 _DEPTH = 12
 _WIDTH = 200
 """Objects followed a level; those that thousands of others hold are no leak's cause."""
@@ -85,7 +86,8 @@ class _Search:
             for name, module in reversed(list(sys.modules.items()))
             if hasattr(module, "__dict__")
         }
-        self.variables, self.running = _variables()
+        self.variables, self.running, scripts = _variables()
+        self.modules = scripts | self.modules
 
     def run(self, target: object) -> Iterator[Holder]:
         """Yield holders, nearest first."""
@@ -151,7 +153,7 @@ class _Search:
             name = _as_name(path)
             file = getattr(sys.modules.get(module), "__file__", None) or ""
             change = mutation_line(file, self._last_name(name))
-            yield Holder("global", f"{module}.{name}", "", change)
+            yield Holder("global", f"{module}.{name}".lstrip("."), "", change)
         elif is_a(parent, type):
             path = f"{parent.__qualname__}{self._rest(parent)}"
             file = getattr(sys.modules.get(parent.__module__), "__file__", None) or ""
@@ -264,24 +266,27 @@ def _attribute_of(parent: Any, child: Any) -> str:
     return f".<{type(parent).__name__}>"
 
 
-def _variables() -> tuple[dict[int, list[tuple[str, types.CodeType, int]]], set[int]]:
+def _variables() -> tuple[_Variables, set[int], dict[int, str]]:
     """List the local variables of every thread's frames, by the number of their value.
 
-    A frame that runs is not among the collector's objects until it ends.
+    A frame that runs is not among the collector's objects until it ends.  Code that was
+    handed to ``exec`` has globals of its own, which are no module's.
     """
-    found: dict[int, list[tuple[str, types.CodeType, int]]] = {}
+    found: _Variables = {}
     running: set[int] = set()
+    scripts: dict[int, str] = {}
     for frame in list(sys._current_frames().values()):
         each: types.FrameType | None = frame
         while each is not None:
             running.add(id(each))
+            scripts[id(each.f_globals)] = str(each.f_globals.get("__name__", ""))
             code = each.f_code
             if not code.co_filename.startswith(_OURS) and code.co_name != "<module>":
                 for name, number in local_ids(each).items():
                     found.setdefault(number, []).append((name, code, each.f_lineno))
             each = each.f_back
     del frame  # it may be this function's own: a cycle that would keep all callers
-    return found, running
+    return found, running, scripts
 
 
 def running_locals() -> list[Any]:

@@ -176,7 +176,7 @@ def tensors_below(each: object, *, most: int = 200_000) -> list[torch.Tensor]:
     for one in level:
         if is_a(one, torch.Tensor):
             found.append(one)
-            parts = [] if one.grad is None else [one.grad]
+            parts = [one.grad] if one.is_leaf and one.grad is not None else []
         else:
             parts = gc.get_referents(one)
         for part in parts:
