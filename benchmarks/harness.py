@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.metadata
 import json
@@ -10,13 +11,19 @@ import platform
 import random
 import re
 import statistics
+import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loaderkit.memory.process import children_of
+from loaderkit.memory.release import release
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from typing_extensions import Self
 
 RESULTS = Path(__file__).parent / "results"
 LIBRARIES = (
@@ -85,6 +92,68 @@ def rates(
         )
         for n, r in found.items()
     ]
+
+
+def peaks(
+    contestants: Mapping[str, Callable[[], int]], *, rounds: int = 3
+) -> list[Row]:
+    """Measure the memory that each takes on top, over the tree of processes.
+
+    Args:
+        contestants: What to call, by the name to print; the first is the baseline.
+        rounds: Turns each gets, after one that is not counted.
+
+    Returns:
+        A row a contestant: the median of the highest sum of PSS without mapped files,
+        less what it was before, in MiB.
+    """
+    found: dict[str, list[float]] = {name: [] for name in contestants}
+    for turn in range(rounds + 1):
+        names = random.Random(turn).sample(list(contestants), len(contestants))
+        for name in names:
+            gc.collect()
+            release()
+            time.sleep(_REST_S)
+            before = _tree_bytes()
+            with _Peak() as peak:
+                contestants[name]()
+            if turn:
+                found[name].append(max(0, peak.highest - before) / (1 << 20))
+    base = statistics.median(next(iter(found.values()))) or 1
+    return [
+        Row(n, statistics.median(v), min(v), max(v), "MiB", statistics.median(v) / base)
+        for n, v in found.items()
+    ]
+
+
+class _Peak:
+    """A thread that looks at the tree of processes, about 30 times a second."""
+
+    def __enter__(self) -> Self:
+        self.highest, self._stop = 0, threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._stop.wait(0.02):
+            self.highest = max(self.highest, _tree_bytes())
+
+
+def _tree_bytes() -> int:
+    """Add up anonymous and shared PSS: a page that two have counts half for each."""
+    total = 0
+    own = os.getpid()
+    for pid in [own, *children_of(own)]:
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            sizes = re.findall(r"Pss_(?:Anon|Shmem):\s+(\d+)", text)
+            total += sum(map(int, sizes)) * 1024
+    return total
 
 
 def report(title: str, rows: list[Row], *, save: str | None) -> None:

@@ -22,7 +22,7 @@ from torch_geometric.loader import DataLoader as GraphLoader
 from torch_geometric.loader import DynamicBatchSampler
 
 import loaderkit
-from benchmarks.harness import Row, rates, report
+from benchmarks.harness import Row, peaks, rates, report
 from benchmarks.read_epoch import litdata_items, streamed
 from benchmarks.workloads import (
     BATCH,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 SPAWN = multiprocessing.get_context("spawn")
 GRAPHS = ("cache", "InMemoryDataset", "files", "other ways")
-CASES = {"w1": GRAPHS, "w2": GRAPHS, "w3": ("cache", "list")}
+CASES = {"w1": GRAPHS, "w2": GRAPHS, "w3": ("cache", "list", "other ways")}
 HANDS = (0, 2, 4)
 """Workers that are set by hand."""
 STEP_S = 0.005
@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--save", action="store_true")
+    parser.add_argument("--memory", action="store_true", help="measure peaks too")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     names = ("w1", "w2", "w3") if options.workload == "all" else (options.workload,)
@@ -72,9 +73,14 @@ def _compare(name: str, case: str, count: int, folder: Path, options: Any) -> No
     """Run one table in a process of its own: some contenders leave threads behind."""
     warnings.simplefilter("ignore")
     multiprocessing.set_start_method("fork", force=True)  # a spawned child would spawn
-    rows = rates(_entrants(name, case, count, folder), rounds=options.rounds)
+    entrants = _entrants(name, case, count, folder)
+    rows = rates(entrants, rounds=options.rounds)
     slug = f"loaders_{name}_{case.replace(' ', '_')}"
     report(f"{name}, {case}", rows, save=slug if options.save else None)
+    if options.memory:
+        rows = peaks(entrants)
+        report(f"{name}, {case}: memory on top", rows,
+               save=f"{slug}_memory" if options.save else None)  # fmt: skip
 
 
 def _entrants(
@@ -86,6 +92,10 @@ def _entrants(
     if not (folder / "cache.lk").exists():
         loaderkit.pack(samples, folder / "cache.lk")
     cache = loaderkit.open_cache(folder / "cache.lk")
+    if name == "w3" and case == "other ways":
+        ours = loaderkit.build_loader(cache, batch_size=batch, shuffle=True)
+        found = {"build_loader from a cache": _epoch(ours)}
+        return found | _through_litdata(samples, batch, folder, pad_clips)
     if name == "w3":
         ours = cache if case == "cache" else samples
         collate = None if case == "cache" else pad_clips
@@ -113,12 +123,18 @@ def _other_ways(
         "PyG DynamicBatchSampler": _dynamic(InMemory(graphs), nodes),
         f"build_loader, max_nodes={nodes}": _epoch(sized),
     }
+    return found | _through_litdata(graphs, batch, folder)
+
+
+def _through_litdata(
+    samples: list[Any], batch: int, folder: Path, collate: Any = None
+) -> dict[str, Callable[[], int]]:
     if importlib.util.find_spec("litdata") is None:
         print("litdata takes no part: pip install litdata")
-        return found
-    chunks = litdata_items(graphs, folder / "litdata")
-    loader = streamed(chunks, batch_size=batch, shuffle=True)
-    return found | {"litdata, 0 workers, 10% of an epoch": _epoch(loader, 0.1)}
+        return {}
+    chunks = litdata_items(samples, folder / "litdata")
+    loader = streamed(chunks, batch_size=batch, shuffle=True, collate=collate)
+    return {"litdata, 0 workers, 10% of an epoch": _epoch(loader, 0.1)}
 
 
 def _ours(

@@ -8,6 +8,7 @@ import io
 import itertools
 import mmap
 import multiprocessing
+import multiprocessing.synchronize
 import socket
 import subprocess
 import threading
@@ -49,6 +50,7 @@ _BY_TYPE = (
     ("threads", threading.Thread),
     ("children", (subprocess.Popen, multiprocessing.process.BaseProcess)),
     ("mappings", (mmap.mmap, np.memmap)),
+    ("semaphores", multiprocessing.synchronize.SemLock),
 )
 """Patterns of what holds more than memory."""
 _LOOKED_THROUGH = 200

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from loaderkit.errors import LeakError
 from loaderkit.leaks.inquest import inquire
+from loaderkit.leaks.trace import allocation_sites
 from loaderkit.leaks.verdict import TOLERANCE, judge
 from loaderkit.leaks.watch import Watch
 from loaderkit.memory.reading import device_of
@@ -156,13 +158,19 @@ class LeakDetector:
         return report
 
     def run(
-        self, function: Callable[[], Any], *, epochs: int = JUDGED_AFTER
+        self,
+        function: Callable[[], Any],
+        *,
+        epochs: int = JUDGED_AFTER,
+        trace: bool = False,
     ) -> LeakReport:
         """Call a function that trains one epoch, again and again.
 
         Args:
             function: Takes nothing; what it returns is let go.
             epochs: How often.
+            trace: If it leaks, call it six times more under tracemalloc, and add the
+                lines whose allocations stay to the report.
 
         Returns:
             The report.
@@ -174,6 +182,9 @@ class LeakDetector:
         for _ in range(epochs):
             function()
             self.end_epoch()
+        report = self.report()
+        if trace and report.leaking:
+            self._report = replace(report, sites=allocation_sites(function))
         return self.finish()
 
     def report(self) -> LeakReport:

@@ -76,7 +76,8 @@ def inquire(
     seconds = time.monotonic() - watch.begun
     return LeakReport(
         verdict, watch.epoch, seconds, str(watch.device), counters, tuple(growths),
-        tuple(notes), more, bound, bound_from, left,
+        notes=tuple(notes), more_epochs=more, limit_bytes=bound, limit_from=bound_from,
+        epochs_left=left,
     )  # fmt: skip
 
 

@@ -109,7 +109,8 @@ def _growths(report: LeakReport) -> list[str]:
         rows.append(
             f"<li>{html.escape(text)}<br><strong>Fix:</strong> {html.escape(fix)}</li>"
         )
-    return ["<h2>What grew, and who holds it</h2>", "<ol>", *rows, "</ol>"]
+    places = [f"<p>Allocated: {html.escape(str(site))}</p>" for site in report.sites]
+    return ["<h2>What grew, and who holds it</h2>", "<ol>", *rows, "</ol>", *places]
 
 
 def _figure(counter: CounterTrend, report: LeakReport) -> str:

@@ -91,6 +91,10 @@ PATTERNS = {
         "memory or files are mapped and never unmapped",
         "close the mmap, or keep one for all items",
     ),
+    "semaphores": Pattern(
+        "locks and semaphores between processes are made and never dropped",
+        "make them once, outside the loop",
+    ),
     "shared": Pattern(
         "shared memory is kept, as tensors from workers are until the last is gone",
         "keep loaderkit.own(x) of what you need",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import os
 
     from loaderkit.leaks.growth import Growth
+    from loaderkit.leaks.trace import Site
     from loaderkit.leaks.verdict import CounterTrend
 
 _SHOWN = 8
@@ -36,6 +37,8 @@ class LeakReport:
     """Every counter that should be flat."""
     growths: tuple[Growth, ...] = ()
     """What grew and who holds it, the heaviest first; empty when nothing leaks."""
+    sites: tuple[Site, ...] = ()
+    """Where what stays was allocated, when it was traced."""
     notes: tuple[str, ...] = ()
     """What else decided."""
     more_epochs: int = 0
@@ -83,6 +86,7 @@ class LeakReport:
         lines += [f"  {note}" for note in self.notes]
         lines += self._table()
         lines += [f"{i}. {g.text(self.each)}" for i, g in enumerate(self.growths, 1)]
+        lines += [f"allocated: {site}" for site in self.sites]
         return "\n".join(lines[:25])
 
     def to_json(self) -> dict[str, Any]:

@@ -33,6 +33,7 @@ COUNTERS = {
     "mappings": Counter(
         "of memory and files; vm.max_map_count limits them", "mappings", judged=True
     ),
+    "mappings_limit": Counter("allowed (vm.max_map_count)", "mappings"),
     "tree_anonymous": Counter("private memory of the child processes"),
     "private": Counter("memory that only this process has (USS)"),
     "proportional": Counter("this process's share of memory (PSS)"),

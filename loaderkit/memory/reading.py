@@ -141,6 +141,7 @@ def _of_the_machine() -> dict[str, int]:
         "group_limit": host.limit_bytes,
         "oom_kills": host.oom_kills,
         "group_used": host.used_bytes,
+        "mappings_limit": host.mappings,
     }
     if Path("/dev/shm").exists():
         found["shm_used"] = int(psutil.disk_usage("/dev/shm").used)

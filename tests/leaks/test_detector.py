@@ -255,3 +255,18 @@ def test_the_detector_itself_keeps_next_to_nothing():
     grown = loaderkit.read_memory("cpu").get("malloc") - before
     assert grown < 100 * 1024
     assert detector.finish().ok
+
+
+def test_the_lines_that_allocate_are_traced_when_asked_for():
+    kept = []
+
+    def epoch():
+        kept.append(bytearray(50_000))
+
+    report = LeakDetector("cpu", on_leak=id).run(epoch, epochs=8, trace=True)
+
+    (site, *_) = report.sites
+    assert site.bytes_per_epoch == pytest.approx(50_000, rel=0.1)
+    assert site.lines[-1].startswith("test_detector.py:")
+    assert "allocations each epoch stay" in str(report)
+    assert len(kept) == 8 + 6

@@ -50,3 +50,38 @@ def test_lightning_trains_on_it(cache, tmp_path):
     assert sorted(model.seen[:40]) == list(range(40))
     assert sorted(model.seen[40:]) == list(range(40))
     assert model.seen[:40] != model.seen[40:]
+
+
+@pytest.mark.needs("transformers")
+@pytest.mark.filterwarnings("ignore")
+def test_the_hugging_face_trainer_trains_on_it(tmp_path):
+    import transformers
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.seen = torch.nn.Linear(3, 1), []
+
+        def forward(self, x, row):
+            self.seen += row.tolist()
+            return {"loss": self.layer(x).mean()}
+
+    class Trainer(transformers.Trainer):
+        def get_train_dataloader(self):
+            batches = build_loader(
+                self.train_dataset, batch_size=8, shuffle=True, seed=1, num_workers=0
+            )
+            return self.accelerator.prepare(batches)
+
+    rows = [{"x": torch.full((3,), float(i)), "row": i} for i in range(40)]
+    model = Model()
+    settings = transformers.TrainingArguments(
+        output_dir=tmp_path, num_train_epochs=2, use_cpu=True, report_to=[],
+        save_strategy="no", disable_tqdm=True, logging_strategy="no",
+    )  # fmt: skip
+
+    Trainer(model, settings, train_dataset=rows).train()
+
+    assert sorted(model.seen[:40]) == list(range(40))
+    assert sorted(model.seen[40:]) == list(range(40))
+    assert model.seen[:40] != model.seen[40:]
