@@ -60,6 +60,10 @@ def inquire(
         collected = _was_garbage(watch, counters)
         growths = _growths(watch, counters)
         verdict, more, notes = _second_thought(counters, growths)
+        if not growths and watch.census() is None:
+            notes.append(
+                "objects were not counted in time: more epochs tell who holds it"
+            )
         if collected and not any(map(_is_held, growths)):
             growths, verdict, more = [], STEADY, 0
             notes = ["what had grown was garbage, and is collected now"]
@@ -98,7 +102,7 @@ def _growths(watch: Watch, counters: Sequence[CounterTrend]) -> list[Growth]:
         each for each in objects if each.pattern not in {f.pattern for f in found}
     ]
     found += [_worker(n, t) for n, t in leaking.items() if n.startswith(WORKER)]
-    if not _explained(leaking, found):
+    if census is not None and not _explained(leaking, found):
         found += _left_over(leaking)
     return found[:5]
 

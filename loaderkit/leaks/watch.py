@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 _SHARE = 0.002
 """Of the time, for what costs milliseconds."""
-_CENSUS_AT = (2, 4, 8, 16, 32, 64, 128, 256, 512)
-"""Epochs after which objects are counted, if memory grows then."""
+_LOOKED_BACK = 4
+"""Epochs over which growth is looked for before objects are counted."""
 _EXACT = ("malloc", "python_blocks")
 """Counters from which a census can be subtracted; resident pages are used again."""
 _WORKERS = 64
@@ -59,7 +59,8 @@ class Watch:
         """Take the reading after an epoch; 0.2 ms, or 0.1 s when memory grows."""
         self.epoch += 1
         self._note(self._read())
-        if self.epoch in _CENSUS_AT and self._grows():
+        last = self.censuses[-1].epoch if self.censuses else 1
+        if self.epoch >= 2 * last and self._grows():
             self.count_objects()
 
     def count_objects(self) -> None:
@@ -159,10 +160,11 @@ class Watch:
                 del self._epochs[name], self._values[name]
 
     def _grows(self) -> bool:
-        """Tell whether the last two epochs added something."""
+        """Tell whether the last few epochs added something."""
         for name, values in self._values.items():
-            if len(values) > 2 and not name.startswith(WORKER):
-                steps = (values[-1] - values[-2], values[-2] - values[-3])
-                if min(steps) >= _SUSPICIOUS.get(COUNTERS[name].unit, 1):
+            back = min(_LOOKED_BACK, len(values) - 2)  # the first epoch warms up
+            if back > 0 and not name.startswith(WORKER):
+                least = _SUSPICIOUS.get(COUNTERS[name].unit, 0.5)
+                if values[-1] - values[-1 - back] >= least * back:
                     return True
         return False
