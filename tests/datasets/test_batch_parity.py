@@ -257,3 +257,36 @@ def test_a_heterogeneous_graph_with_counted_nodes_alone_is_measured(tmp_path):
 
     assert sizes.nodes.tolist() == [3, 3]
     assert sizes.edges.tolist() == [5, 5]
+
+
+@pytest.mark.needs("torch_sparse")
+def test_sparse_tensors_of_torch_sparse_come_back_and_batch_as_with_pyg(tmp_path):
+    from torch_sparse import SparseTensor
+
+    def sample(nodes, weighted):
+        row, col = torch.arange(nodes), torch.arange(nodes).roll(1)
+        value = torch.rand(nodes) if weighted else None
+        adj = SparseTensor(
+            row=row, col=col, value=value, sparse_sizes=(nodes, nodes + 1)
+        )
+        return Data(x=torch.rand(nodes, 2), adj_t=adj)
+
+    for weighted in (False, True):
+        samples = [sample(n, weighted) for n in (3, 7, 1, 4)]
+        packed = pack(samples, tmp_path / f"{weighted}.lk")
+
+        for got, wanted in zip(packed, samples, strict=True):
+            assert_same(got.x, wanted.x)
+            assert got.adj_t == wanted.adj_t
+            assert got.adj_t.sizes() == wanted.adj_t.sizes()
+        got = packed.batch([2, 0, 3])
+        wanted = Batch.from_data_list([samples[i] for i in (2, 0, 3)])
+        assert got.adj_t == wanted.adj_t
+        assert_same(got.ptr, wanted.ptr)
+        assert [
+            d.adj_t == s.adj_t
+            for d, s in zip(
+                got.to_data_list(), [samples[2], samples[0], samples[3]], strict=True
+            )
+        ] == [True] * 3
+        assert own(samples[0]).adj_t == samples[0].adj_t
