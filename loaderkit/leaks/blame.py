@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import io
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 _SAMPLE = 6
 """Items of a container that are weighed: the newest."""
-_WEIGHED = 60
+_WEIGHED = 300
 """Containers that are weighed, those that grew by the most items."""
 _BY_TYPE = (
     ("exceptions", BaseException),
@@ -129,6 +130,12 @@ def newest_of(container: Any) -> list[Any]:
     Returns:
         At most six; values of a dict, any of a set.
     """
+    with contextlib.suppress(RuntimeError):  # another thread changes it meanwhile
+        return _last_of(container)
+    return []
+
+
+def _last_of(container: Any) -> list[Any]:
     if is_a(container, dict):
         return list(itertools.islice(reversed(container.values()), _SAMPLE))
     if is_a(container, (list, deque)):

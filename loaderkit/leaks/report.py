@@ -65,10 +65,10 @@ class LeakReport:
     @property
     def leaks(self) -> tuple[CounterTrend, ...]:
         """The counters that leak, those of bytes first and the fastest first."""
+        if not self.leaking:
+            return ()
         found = [each for each in self.counters if each.trend.rising]
-        by_size = [(each.unit != "bytes", -each.trend.per_epoch) for each in found]
-        order = sorted(range(len(found)), key=by_size.__getitem__)
-        return tuple(found[i] for i in order)
+        return tuple(sorted(found, key=_by_size))
 
     @property
     def bytes_per_epoch(self) -> int:
@@ -173,3 +173,7 @@ class LeakReport:
             )
             lines.append(f"  {rest} more counters{' are steady' if calm else ''}")
         return lines
+
+
+def _by_size(counter: CounterTrend) -> tuple[bool, float]:
+    return counter.unit != "bytes", -counter.trend.per_epoch
