@@ -51,6 +51,7 @@ STEP_S = 0.005
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workload", choices=["w1", "w2", "w3", "all"], default="all")
+    parser.add_argument("--case", help="only this one, such as files")
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--save", action="store_true")
@@ -61,7 +62,7 @@ def main() -> None:
     for name in names:
         count = int(COUNTS[name] * options.scale)
         with tempfile.TemporaryDirectory() as folder:
-            for case in CASES[name]:
+            for case in [options.case] if options.case else CASES[name]:
                 settings = (name, case, count, Path(folder), options)
                 child = SPAWN.Process(target=_compare, args=settings)
                 child.start()
