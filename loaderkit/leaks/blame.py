@@ -15,6 +15,7 @@ import subprocess
 import threading
 import types
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 _SAMPLE = 6
 """Items of a container that are weighed: the newest."""
+_APART = 4
+"""Neighbours may be rows of one tensor."""
 _WEIGHED = 300
 """Containers that are weighed, those that grew by the most items."""
 _BY_TYPE = (
@@ -84,12 +87,32 @@ def find_growth(
     chain = _chain(before, epochs)
     if chain is not None:
         found.insert(0, chain)
-    if sum(each.bytes_per_epoch for each in found) < 0.1 * rate:
-        found += find_longest(rate, epochs)
-    if not found:
-        found = _loose(before, epoch, epochs)
+    if not explains(found, rate):
+        found = find_longest(before, rate, epochs) + found
+    if not found or not explains(found, rate):
+        found = _loose(before, epoch, epochs) + found
     heaviest = max((each.bytes_per_epoch for each in found), default=0)
-    return [each for each in found if each.bytes_per_epoch >= heaviest * 0.02][:most]
+    least = max(0.02 * heaviest, 0.01 * rate)
+    found = [each for each in found if each.bytes_per_epoch >= least][:most]
+    return [replace(each, bytes_per_epoch=_at_most(each, rate)) for each in found]
+
+
+def _at_most(growth: Growth, rate: float) -> int:
+    """Bound an estimate by what memory grew: rows of one tensor weigh it all."""
+    return min(growth.bytes_per_epoch, round(rate)) if rate else growth.bytes_per_epoch
+
+
+def explains(found: Sequence[Growth], rate: float) -> bool:
+    """Tell whether what was named makes up a tenth of the growth.
+
+    Args:
+        found: Growths.
+        rate: Bytes an epoch by which memory grows.
+
+    Returns:
+        Whether their bytes come to that.
+    """
+    return sum(each.bytes_per_epoch for each in found) >= 0.1 * rate
 
 
 def _containers(before: Census, epochs: int, ours: set[int]) -> list[Growth]:
@@ -136,11 +159,14 @@ def newest_of(container: Any) -> list[Any]:
 
 
 def _last_of(container: Any) -> list[Any]:
+    """Take six of the newest, apart from each other if there are enough."""
+    step = _APART if len(container) >= _SAMPLE * _APART else 1
+    part = (0, _SAMPLE * step, step)
     if is_a(container, dict):
-        return list(itertools.islice(reversed(container.values()), _SAMPLE))
+        return list(itertools.islice(reversed(container.values()), *part))
     if is_a(container, (list, deque)):
-        return list(itertools.islice(reversed(container), _SAMPLE))
-    return list(itertools.islice(container, _SAMPLE))
+        return list(itertools.islice(reversed(container), *part))
+    return list(itertools.islice(container, *part))
 
 
 def look_of(items: Sequence[Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import sys
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 
 from loaderkit.memory.holders import running_locals
-from loaderkit.memory.tensors import describe, graph_nodes
+from loaderkit.memory.tensors import describe, graph_nodes, is_a
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from loaderkit.memory.tensors import Look
 
 _CHUNK = 20_000
+_ARRAYS = {np.ndarray, torch.Tensor, torch.nn.Parameter}
+_TEXTS = {bytes, bytearray, str}
+_LARGE = 16 << 10
 CONTAINERS = (list, dict, set, deque)
 
 
@@ -39,6 +43,8 @@ class Census:
     """Objects by type, of those that the collector knows."""
     tensors: dict[Look, tuple[int, int]] = field(default_factory=dict)
     """Count and storage bytes of tensors that look alike."""
+    sizes: frozenset[int] = frozenset()
+    """Sizes of single arrays, tensors and texts, from 16 KiB on."""
     graph_nodes: int = 0
     """Nodes of the largest autograd graph that is kept."""
 
@@ -67,7 +73,8 @@ def take_census(epoch: int) -> Census:
         The counts.
     """
     objects = gc.get_objects()
-    objects += untracked_dicts(objects)
+    dicts, sizes = below(objects)
+    objects += dicts
     ids, lengths = [], []
     kinds: Counter[str] = Counter()
     tensors: list[torch.Tensor] = []
@@ -85,7 +92,7 @@ def take_census(epoch: int) -> Census:
     return Census(
         epoch, np.asarray(ids, np.int64)[order], np.asarray(lengths, np.int64)[order],
         Counter({kind: n for kind, n in kinds.items() if n > 1}),
-        _alike(tensors), max(map(graph_nodes, _largest(tensors)), default=0),
+        _alike(tensors), sizes, max(map(graph_nodes, _largest(tensors)), default=0),
     )  # fmt: skip
 
 
@@ -112,15 +119,50 @@ def untracked_dicts(objects: list[Any]) -> list[dict[Any, Any]]:
     Returns:
         Dictionaries that these, or variables of running functions, refer to.
     """
+    return below(objects)[0]
+
+
+def below(objects: list[Any]) -> tuple[list[dict[Any, Any]], frozenset[int]]:
+    """Look one step below objects, at what the collector does not list.
+
+    Args:
+        objects: Those that it does; the list is not changed.
+
+    Returns:
+        Untracked dictionaries, and the sizes of large single objects.
+    """
     found: dict[int, dict[Any, Any]] = {}
+    sizes: set[int] = set()
     parts = (objects[i : i + _CHUNK] for i in range(0, len(objects), _CHUNK))
     referents = (gc.get_referents(*part) for part in parts)
-    for each in itertools.chain(
-        running_locals(), itertools.chain.from_iterable(referents)
-    ):
-        if type(each) is dict and not gc.is_tracked(each):
+    for each in itertools.chain(running_locals(), *referents):
+        kind = type(each)
+        if kind in _TEXTS:
+            if len(each) >= _LARGE:
+                sizes.add(size_of(each))
+        elif kind in _ARRAYS:
+            sizes.add(size_of(each))
+        elif kind is dict and not gc.is_tracked(each):
             found[id(each)] = each
-    return list(found.values())
+            sizes.update(size_of(v) for v in each.values() if type(v) in _ARRAYS)
+    large = frozenset(size for size in sizes if size >= _LARGE)
+    return list(found.values()), large
+
+
+def size_of(each: Any) -> int:
+    """Weigh one object without what it refers to.
+
+    Args:
+        each: An array, tensor, text or bytes.
+
+    Returns:
+        Bytes.
+    """
+    if is_a(each, torch.Tensor):
+        return describe(each)[2]
+    if is_a(each, np.ndarray):
+        return int(each.nbytes)
+    return sys.getsizeof(each)
 
 
 def _largest(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from loaderkit.leaks.blame import find_growth
+from loaderkit.leaks.blame import explains, find_growth
 from loaderkit.leaks.growth import RESOURCES, Growth
 from loaderkit.leaks.report import LeakReport
 from loaderkit.leaks.resources import resource_growth, worker_words
@@ -64,7 +64,8 @@ def inquire(
             notes.append(
                 "objects were not counted in time: more epochs tell who holds it"
             )
-        if collected and not any(map(_is_held, growths)):
+        held = list(filter(_is_held, growths))
+        if collected and not (held and explains(held, _host_rate(counters))):
             growths, verdict, more = [], STEADY, 0
             notes = ["what had grown was garbage, and is collected now"]
     bound, bound_from = _limit(watch, limit)
@@ -91,9 +92,9 @@ def _growths(watch: Watch, counters: Sequence[CounterTrend]) -> list[Growth]:
     objects: list[Growth] = []
     census = watch.census()
     if census is not None and not all(name.startswith(WORKER) for name in leaking):
-        rates = [leaking[name].per_epoch for name in _HOST[:2] if name in leaking]
+        rate = _host_rate(counters)
         objects = find_growth(
-            census, watch.epoch, ignore=watch.own_objects(), rate=min(rates, default=0)
+            census, watch.epoch, ignore=watch.own_objects(), rate=rate
         )
     if not gc.isenabled():
         objects = [_uncollected(each) for each in objects]
@@ -105,6 +106,16 @@ def _growths(watch: Watch, counters: Sequence[CounterTrend]) -> list[Growth]:
     if census is not None and not _explained(leaking, found):
         found += _left_over(leaking)
     return found[:5]
+
+
+def _host_rate(counters: Sequence[CounterTrend]) -> float:
+    """Give how fast memory of the host grows: by malloc, which is exact, if it does."""
+    rates = [
+        each.trend.per_epoch
+        for each in counters
+        if each.trend.rising and each.name in _HOST[:2]
+    ]
+    return min(rates, default=0.0)
 
 
 def _resources(
@@ -139,8 +150,7 @@ def _explained(leaking: Mapping[str, Trend], found: Sequence[Growth]) -> bool:
     if any(each.pattern in RESOURCES or each.pattern == "worker" for each in found):
         return True
     names = [name for name in ("malloc", "anonymous", "shared") if name in leaking]
-    named = sum(each.bytes_per_epoch for each in found)
-    return bool(names) and named >= 0.1 * leaking[names[0]].per_epoch
+    return bool(names) and explains(found, leaking[names[0]].per_epoch)
 
 
 def _left_over(leaking: Mapping[str, Trend]) -> list[Growth]:

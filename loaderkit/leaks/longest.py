@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import types
 from dataclasses import replace
 from typing import Any
@@ -11,19 +10,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from loaderkit.leaks.census import untracked_dicts
+from loaderkit.leaks.census import Census, size_of, untracked_dicts
 from loaderkit.leaks.growth import Growth
 from loaderkit.memory.holders import holders_of, label_of, running_locals
-from loaderkit.memory.tensors import describe, is_a
+from loaderkit.memory.tensors import is_a
 
 _KINDS = (np.ndarray, torch.Tensor, bytes, bytearray, str)
 _HOLDING = (dict, list, tuple, types.CellType)
 
 
-def find_longest(rate: float, epochs: int) -> list[Growth]:
+def find_longest(before: Census, rate: float, epochs: int) -> list[Growth]:
     """Look for what is joined to itself, epoch after epoch.
 
     Args:
+        before: A census: what was as large then has not grown.
         rate: Bytes an epoch by which memory grows.
         epochs: Since when.
 
@@ -34,13 +34,16 @@ def find_longest(rate: float, epochs: int) -> list[Growth]:
     least = rate * epochs * 0.5
     if least <= 0:
         return []
-    found = _largest(least)
+    found = _largest(least, before.sizes)
     if found is None:
         return []
     each, container = found
     ignore = [found]
     holder = holders_of(each, most=1, ignore=ignore)[0]
-    if holder.kind == "native code":  # the collector does not know the container
+    if holder.kind in {
+        "native code",
+        "cycle",
+    }:  # the collector does not know the container
         outer = holders_of(container, most=1, ignore=ignore)[0]
         holder = replace(outer, path=outer.path + (label_of(container, each) or ""))
     look = type(each).__name__
@@ -49,29 +52,13 @@ def find_longest(rate: float, epochs: int) -> list[Growth]:
     return [Growth("longer", look, "", 0, round(rate), holder)]
 
 
-def _largest(least: float) -> tuple[Any, Any] | None:
+def _largest(least: float, known: frozenset[int]) -> tuple[Any, Any] | None:
     """Find the largest object from some size on, and what holds it."""
     objects = gc.get_objects()
     most, found = least, None
     for container in [*objects, *untracked_dicts(objects), running_locals()]:
         if is_a(container, _HOLDING):
             for each in gc.get_referents(container):
-                if is_a(each, _KINDS) and size_of(each) > most:
+                if is_a(each, _KINDS) and most < size_of(each) not in known:
                     most, found = size_of(each), (each, container)
     return found
-
-
-def size_of(each: Any) -> int:
-    """Weigh one object without what it refers to.
-
-    Args:
-        each: An array, tensor, text or bytes.
-
-    Returns:
-        Bytes.
-    """
-    if is_a(each, torch.Tensor):
-        return describe(each)[2]
-    if is_a(each, np.ndarray):
-        return int(each.nbytes)
-    return sys.getsizeof(each)

@@ -30,23 +30,17 @@ def own_bytes(items: Sequence[Any]) -> int:
         items: A sample, such as the last eight of a list.
 
     Returns:
-        Bytes of one item, on average: what two of them share counts for none, unless
-        there is only one.
+        Bytes of one item, on average.  What some share counts once, what all share not
+        at all: it was there before.
     """
     if not items:
         return 0
     weights = [dict(_pieces(item)) for item in items]
-    shared: dict[int, int] = {}
-    for weight in weights:
-        for key in weight:
-            shared[key] = shared.get(key, 0) + 1
-    total = sum(
-        size
-        for weight in weights
-        for key, size in weight.items()
-        if shared[key] == 1 or len(items) == 1
-    )
-    return total // len(items)
+    common = set.intersection(*(set(weight) for weight in weights))
+    sizes = {key: size for weight in weights for key, size in weight.items()}
+    if len(items) > 1:
+        sizes = {key: size for key, size in sizes.items() if key not in common}
+    return sum(sizes.values()) // len(items)
 
 
 def _pieces(item: Any) -> Iterator[tuple[int, int]]:
