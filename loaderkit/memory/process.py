@@ -189,7 +189,11 @@ def process_name(pid: int) -> str:
     if text is None:
         return "gone"
     words = text.replace(b"\0", b" ").decode(errors="replace").strip()
-    return words[:60] or "a zombie: it ended, and nobody has waited for it"
+    if words:
+        return words[:60]
+    status = _read(f"{PROC}/{pid}/status") or b""
+    ended = re.search(rb"State:\s+Z", status)
+    return "a zombie: it ended, and nobody has waited for it" if ended else "starting"
 
 
 def full_counters(pids: Iterable[int]) -> tuple[dict[str, int], dict[str, str]]:

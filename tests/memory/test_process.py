@@ -86,8 +86,9 @@ def test_threads_and_children_count(before):
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait)
     thread.start()
-    code = "import time; time.sleep(60)"
-    child = subprocess.Popen([sys.executable, "-c", code])
+    code = "import time; print('ready', flush=True); time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    child.stdout.readline()
 
     assert change("threads", before) == 1
     assert change("children", before) == 1
@@ -97,7 +98,7 @@ def test_threads_and_children_count(before):
     stop.set()
     thread.join()
     child.kill()
-    child.wait()
+    child.communicate()
     assert change("children", before) == 0
     assert process.process_name(child.pid) == "gone"
     assert process.process_anonymous(child.pid) is None
