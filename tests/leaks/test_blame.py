@@ -1,0 +1,74 @@
+"""What grew between two censuses, and which pattern it is: many planted at once."""
+
+import functools
+import mmap
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from loaderkit.leaks.blame import find_growth
+from loaderkit.leaks.census import take_census
+from loaderkit.leaks.resources import kinds_of, resource_growth, worker_words
+from loaderkit.leaks.weigh import own_bytes
+
+BIG = 20_000
+
+
+def test_each_pattern_is_known_by_what_is_kept():
+    model = torch.nn.Linear(4, 4)
+    closures, graphs, views, maps = ([0, 0] for _ in range(4))
+    make = functools.lru_cache(maxsize=None)(lambda key: torch.ones(BIG) * key)
+    hook = model.register_forward_hook(lambda *_, x=None: None)
+    make(0)
+    before = take_census(0)
+    for number in range(1, 9):
+        big = torch.ones(BIG)
+        closures.append(lambda big=big: big)
+        graphs.append((model(torch.ones(200, 4)) * 2).sum())
+        views.append(torch.ones(BIG)[:2])
+        maps.append(mmap.mmap(-1, 4 * BIG))
+        make(number)
+        model.register_forward_hook(functools.partial(print, np.ones(BIG)))
+
+    found = {growth.pattern: growth for growth in find_growth(before, 8, most=9)}
+
+    assert {"closures", "view", "mappings"} <= set(found)
+    assert found["view"].bytes_per_epoch == pytest.approx(4 * BIG, rel=0.1)
+    assert "`views`" in str(found["view"])
+    hook.remove()
+
+
+@pytest.mark.parametrize("name", ["files", "threads", "children", "mappings"])
+def test_a_resource_is_named_by_its_most_frequent_kind(name):
+    growth = resource_growth(name, 3.0, Counter())
+
+    assert growth.per_epoch == 3.0
+    assert growth.items
+    assert "3 more" in str(growth)
+
+
+def test_sockets_are_told_from_files():
+    import socket
+
+    before = kinds_of("files")
+    pairs = [socket.socketpair() for _ in range(3)]
+
+    assert resource_growth("files", 6.0, before).pattern == "sockets"
+    for pair in pairs:
+        for each in pair:
+            each.close()
+
+
+def test_a_process_that_is_no_worker_is_told_by_its_command():
+    assert worker_words(2**30) == "gone"
+
+
+def test_items_weigh_what_each_alone_keeps():
+    shared = np.ones(BIG)
+    items = [[np.ones(100)[:3], shared] for _ in range(3)]
+
+    assert 800 < own_bytes(items) < 1400
+    assert own_bytes([]) == 0
+    assert own_bytes([mmap.mmap(-1, 8192)]) >= 8192
