@@ -16,6 +16,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from loaderkit.budget.oom import Advice, Diagnosis, diagnose_oom, oom_guard
     from loaderkit.cache.verify import Verification, verify
     from loaderkit.datasets.base import SafeDataset
     from loaderkit.datasets.graphs import SafeGraphDataset
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "Advice": "budget.oom",
     "CacheError": "errors",
     "CacheSummary": "datasets.inspect",
     "CacheVersionError": "errors",
@@ -64,6 +66,7 @@ _HOME = {
     "DamagedCacheError": "errors",
     "DatasetError": "errors",
     "DevicePrefetcher": "loader.prefetch",
+    "Diagnosis": "budget.oom",
     "EpochHygiene": "memory.hygiene",
     "Growth": "leaks.growth",
     "Holder": "memory.holders",
@@ -92,10 +95,12 @@ _HOME = {
     "Verification": "cache.verify",
     "assert_no_leak": "leaks.checks",
     "build_loader": "loader.build",
+    "diagnose_oom": "budget.oom",
     "fit_trend": "leaks.trend",
     "format_bytes": "units",
     "holders_of": "memory.holders",
     "inspect_cache": "datasets.inspect",
+    "oom_guard": "budget.oom",
     "open_cache": "datasets.open",
     "own": "datasets.own",
     "pack": "datasets.pack",
@@ -108,6 +113,7 @@ _HOME = {
 }
 
 __all__ = [  # noqa: RUF022 -- as _HOME, then the version
+    "Advice",
     "CacheError",
     "CacheSummary",
     "CacheVersionError",
@@ -115,6 +121,7 @@ __all__ = [  # noqa: RUF022 -- as _HOME, then the version
     "DamagedCacheError",
     "DatasetError",
     "DevicePrefetcher",
+    "Diagnosis",
     "EpochHygiene",
     "Growth",
     "Holder",
@@ -143,10 +150,12 @@ __all__ = [  # noqa: RUF022 -- as _HOME, then the version
     "Verification",
     "assert_no_leak",
     "build_loader",
+    "diagnose_oom",
     "fit_trend",
     "format_bytes",
     "holders_of",
     "inspect_cache",
+    "oom_guard",
     "open_cache",
     "own",
     "pack",

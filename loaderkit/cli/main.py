@@ -67,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--keep", metavar="FOLDER", help="keep the files and the cache")
     demo.set_defaults(run=_demo)
     _add_watch(commands, shared)
+    _add_explain(commands, shared)
     return parser
 
 
@@ -100,6 +101,16 @@ def _add_watch(commands: Any, shared: argparse.ArgumentParser) -> None:
     watch.add_argument("script", nargs="?", help="a Python file")
     watch.add_argument("args", nargs=argparse.REMAINDER, help="its own arguments")
     watch.set_defaults(run=_watch)
+
+
+def _add_explain(commands: Any, shared: argparse.ArgumentParser) -> None:
+    explain = commands.add_parser(
+        "explain", parents=[shared], help="why it ran out of memory, from its message"
+    )
+    explain.add_argument(
+        "file", nargs="?", default="-", help="a text or log; standard input if -"
+    )
+    explain.set_defaults(run=_explain)
 
 
 def _pack(options: argparse.Namespace) -> Any:
@@ -153,6 +164,19 @@ def _watch(options: argparse.Namespace) -> Any:
     found = watch_script(options.script, options.args, page=options.html, live=_live)
     _live("")
     return found
+
+
+def _explain(options: argparse.Namespace) -> Any:
+    from loaderkit.budget.oom import diagnose_oom
+
+    if options.file == "-":
+        return diagnose_oom(sys.stdin.read())
+    try:
+        return diagnose_oom(Path(options.file).read_text(errors="replace"))
+    except OSError as error:
+        what = f"{options.file} cannot be read: {error}."
+        fix = "loaderkit explain error.txt, or python train.py 2>&1 | loaderkit explain"
+        raise LoaderkitError(what, fix=fix) from error
 
 
 def _live(text: str) -> None:

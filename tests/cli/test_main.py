@@ -1,5 +1,6 @@
 """The command line, called as a user calls it."""
 
+import io
 import json
 import subprocess
 import sys
@@ -140,3 +141,24 @@ def test_reading_in_each_way_gives_a_rate(tmp_path):
     assert demo.to_json()["readings"][0]["way"] == "a"
     with pytest.raises(ValueError, match="epochs must be at least 1"):
         run_demo(epochs=0)
+
+
+def test_explain_reads_a_file_and_says_no_when_it_was_not_memory(tmp_path, capsys):
+    log = tmp_path / "log.txt"
+    log.write_text("RuntimeError: Invalid buffer size: 9.75 GB")
+
+    assert main(["explain", str(log)]) == 1
+    assert "requested 9.75 GiB" in capsys.readouterr().out
+    log.write_text("KeyError: 7")
+    assert main(["explain", "--json", str(log)]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "not memory"
+    assert main(["explain", str(tmp_path / "gone")]) == 1
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_explain_reads_standard_input(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO("Killed"))
+
+    assert main(["explain"]) == 1
+
+    assert "Perhaps out of memory" in capsys.readouterr().out

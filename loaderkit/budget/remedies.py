@@ -1,0 +1,273 @@
+"""What can be changed when memory is short, cheapest first.  Pure; one catalogue.
+
+The diagnosis of an error reads it for what may help against a verdict, the planner for
+what to estimate again.  Nothing here says how much a change brings: that is computed
+for the model or the message at hand, or said to be unknown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+COSTS = ("free", "equal results", "numerics", "quality", "device")
+"""What a remedy costs, cheapest first."""
+
+_DEVICE = frozenset({"true shortage", "held by others", "fragmentation", "unclear"})
+_SHORT = frozenset({"true shortage", "unclear"})
+_IMPOSSIBLE = frozenset({"request exceeds device"})
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """One change."""
+
+    name: str
+    """Short, stable."""
+    cost: str
+    """One of :data:`COSTS`."""
+    says: str
+    """What to do."""
+    code: str
+    """What to paste."""
+    against: frozenset[str]
+    """Verdicts it can help against."""
+    backends: frozenset[str] = frozenset()
+    """Where it exists; everywhere if empty."""
+    change: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """What the planner estimates again, by option; empty if no estimate shows it."""
+
+
+def _on(*names: str) -> frozenset[str]:
+    return frozenset(names)
+
+
+_CARDS = _on("cuda", "hip", "xpu", "npu", "mps")
+_MPS = _on("mps")
+
+REMEDIES = (
+    # free: nothing about the training changes
+    Remedy(
+        "drop the failed step",
+        "free",
+        "leave the except block before trying again: its frames keep the tensors",
+        "error.__traceback__ = None; gc.collect()",
+        _DEVICE,
+    ),
+    Remedy(
+        "other processes",
+        "free",
+        "end the other processes on this device, or choose another one",
+        "nvidia-smi --query-compute-apps=pid,used_memory --format=csv",
+        _on("held by others"),
+    ),
+    Remedy(
+        "expandable segments",
+        "free",
+        "let the allocator join its free pieces",
+        "PYTORCH_ALLOC_CONF=expandable_segments:True python train.py",
+        _on("fragmentation"),
+        _on("cuda"),
+    ),
+    Remedy(
+        "fewer sizes",
+        "free",
+        "make batches of similar sizes, so that freed blocks fit again",
+        'build_loader(dataset, device, max_nodes=..., bucket_by="nodes")',
+        _on("fragmentation", "held by others"),
+        _on("hip", "xpu", "npu", "mps", "cuda"),
+    ),
+    Remedy(
+        "wrong size",
+        "free",
+        "look for the tensor this is: a wrong dimension order or a broadcast [N, N]",
+        'with loaderkit.MemoryMeter("cuda"): ...',
+        _IMPOSSIBLE | _on("garbage size"),
+    ),
+    Remedy(
+        "driver",
+        "free",
+        "there is memory: look at the driver's or the platform's limit on one block",
+        "loaderkit doctor",
+        _on("platform limit"),
+    ),
+    Remedy(
+        "software limit",
+        "free",
+        "a limit was set below the device's capacity: raise it",
+        "torch.cuda.set_per_process_memory_fraction(1.0)",
+        _on("software limit"),
+    ),
+    Remedy(
+        "graph cache",
+        "free",
+        "cap the number of distinct shapes: each keeps a compiled graph on MPS",
+        'build_loader(dataset, "mps", max_nodes=..., bucket_by="nodes")',
+        _on("held by others"),
+        _MPS,
+    ),
+    Remedy(
+        "shared memory",
+        "free",
+        "give the container more /dev/shm, or keep fewer batches in flight",
+        "docker run --shm-size=8g ...; build_loader(..., prefetch_factor=1)",
+        _on("shm"),
+    ),
+    Remedy(
+        "mappings",
+        "free",
+        "send a batch as one block instead of one mapping a tensor, or allow more",
+        "build_loader(dataset, device); sudo sysctl vm.max_map_count=1048576",
+        _on("map count"),
+    ),
+    Remedy(
+        "file descriptors",
+        "free",
+        "send a batch as one block instead of one descriptor a tensor, or allow more",
+        "build_loader(dataset, device); ulimit -n 65536",
+        _on("fds"),
+    ),
+    Remedy(
+        "page file",
+        "free",
+        "use fewer workers (each loads the DLLs again), or enlarge the page file",
+        "build_loader(dataset, device, num_workers=0)",
+        _on("pagefile"),
+    ),
+    Remedy(
+        "fork",
+        "free",
+        "start workers before the process is large, or use fewer",
+        "build_loader(dataset, device, num_workers=0)",
+        _on("fork"),
+    ),
+    Remedy(
+        "the kernel's reason",
+        "free",
+        "make sure that it was the out-of-memory killer",
+        "dmesg | grep -i 'killed process'; loaderkit watch train.py",
+        _on("killed"),
+    ),
+    Remedy(
+        "fewer workers",
+        "free",
+        "each worker holds its own batches and copies of the dataset's objects",
+        "build_loader(dataset, device); print(loader.plan)",
+        _on("killed", "host shortage"),
+    ),
+    Remedy(
+        "cache the dataset",
+        "free",
+        "read samples from mapped files instead of holding them in memory",
+        "loaderkit.pack(dataset, 'data.lk'); dataset = loaderkit.open_cache('data.lk')",
+        _on("killed", "host shortage", "fork"),
+    ),
+    Remedy(
+        "do not pin",
+        "free",
+        "pinned memory is host memory; without it copies are only slower",
+        "build_loader(dataset, device, pin_memory=False)",
+        _on("pinned"),
+    ),
+    Remedy(
+        "ask again with the cause",
+        "free",
+        "the text does not say: read free memory right before it fails",
+        "print(loaderkit.read_memory('cuda'))",
+        _on("unclear"),
+    ),
+    # equal results
+    Remedy(
+        "fused optimizer",
+        "equal results",
+        "update in one kernel, without copies of every parameter",
+        "torch.optim.AdamW(model.parameters(), fused=True)",
+        _SHORT,
+        _CARDS | _on("cpu"),
+        {"optimizer": "fused"},
+    ),
+    Remedy(
+        "loop optimizer",
+        "equal results",
+        "update parameter by parameter, without copies of them all",
+        "torch.optim.AdamW(model.parameters(), foreach=False)",
+        _SHORT,
+        _CARDS,
+        {"optimizer": "loop"},
+    ),
+    Remedy(
+        "batches by size",
+        "equal results",
+        "bound the nodes of a batch: its largest one decides, not the usual one",
+        "build_loader(dataset, device, max_nodes=...)",
+        _DEVICE | _on("killed", "host shortage"),
+    ),
+    Remedy(
+        "micro-batches",
+        "equal results",
+        "split the batch and add gradients up, weighted",
+        "loaderkit.MicroBatcher(model, optimizer, loss).step(batch)",
+        _DEVICE | _IMPOSSIBLE,
+        change={"batch": "half"},
+    ),
+    Remedy(
+        "checkpointing",
+        "equal results",
+        "compute activations again in the backward pass instead of keeping them",
+        "torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)",
+        _SHORT,
+        change={"checkpoint": True},
+    ),
+    # numerics
+    Remedy(
+        "bfloat16 autocast",
+        "numerics",
+        "keep activations in half the bytes; parameters and optimizer stay as they are",
+        "with torch.autocast(device, torch.bfloat16): ...",
+        _SHORT,
+        change={"autocast": "bfloat16"},
+    ),
+    # quality
+    Remedy(
+        "shorter sequences",
+        "quality",
+        "attention's memory grows with the square of the length",
+        "x = x[:, -length:]",
+        _SHORT | _IMPOSSIBLE,
+    ),
+    # device
+    Remedy(
+        "CPU",
+        "device",
+        "train where there is more memory, slower",
+        'model.to("cpu")',
+        _SHORT | _IMPOSSIBLE,
+        _CARDS,
+        {"target": "cpu"},
+    ),
+)
+"""Every remedy; within one cost the likeliest to be enough stands first."""
+
+
+def remedies_for(verdict: str, backend: str | None) -> list[Remedy]:
+    """Give what may help, cheapest first.
+
+    Args:
+        verdict: As a diagnosis names it.
+        backend: Where it happened.
+
+    Returns:
+        Remedies that exist there and work against it.
+
+    >>> [remedy.name for remedy in remedies_for("shm", "host")]
+    ['shared memory']
+    """
+    return [
+        remedy
+        for remedy in REMEDIES
+        if verdict in remedy.against
+        and (not remedy.backends or backend in remedy.backends)
+    ]

@@ -1,0 +1,241 @@
+"""A verdict with its shortfall for every message, and for real exceptions."""
+
+import os
+import signal
+import sys
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+from loaderkit import diagnose_oom, oom_guard
+from loaderkit.budget.judge import VERDICTS, judge
+from loaderkit.budget.messages import Message
+from loaderkit.budget.oom import diagnose
+from loaderkit.budget.remedies import COSTS, REMEDIES, remedies_for
+
+GIB = 2**30
+FULL = {"is_oom": True, "backend": "cuda", "kind": "device_oom", "capacity": 40 * GIB}
+
+
+def cuda(**said):
+    return Message(**FULL | {name: int(n * GIB) for name, n in said.items()})
+
+
+def test_a_request_larger_than_the_device_is_impossible():
+    assert judge(cuda(requested=50, free=39)) == ("request exceeds device", 10 * GIB)
+
+
+def test_enough_in_pieces_is_fragmentation():
+    message = cuda(requested=4, free=3, allocated=30, reserved_unallocated=2)
+
+    assert judge(message) == ("fragmentation", GIB)
+
+
+def test_enough_free_is_the_platforms_limit():
+    assert judge(cuda(requested=4, free=9))[0] == "platform limit"
+
+
+def test_a_small_request_needs_a_whole_segment():
+    message = cuda(requested=0.00109375, free=0.0035, allocated=39)
+
+    verdict, shortfall = judge(message)
+
+    assert verdict == "true shortage"
+    assert shortfall == 20 * 2**20 - message.free
+
+
+def test_what_others_hold_is_told_from_a_shortage():
+    held = cuda(requested=4, free=3, in_use=10, allocated=10)
+    own = cuda(requested=4, free=3, in_use=37, allocated=36)
+
+    assert judge(held) == ("held by others", GIB)
+    assert judge(own) == ("true shortage", GIB)
+
+
+def test_a_limit_set_by_software_is_named():
+    message = cuda(requested=4, free=30, allocated=8, limit=10, reserved=8)
+
+    assert judge(message) == ("software limit", 2 * GIB)
+
+
+def test_the_parts_of_a_metal_message_need_not_add_up():
+    fits = Message(
+        is_oom=True,
+        backend="mps",
+        kind="device_limit",
+        requested=1,
+        reserved=5,
+        other=3,
+        limit=20,
+    )
+
+    assert judge(fits) == ("true shortage", None)
+
+
+def test_expandable_segments_are_advised_only_where_they_help():
+    message = cuda(requested=4, free=3, allocated=30, reserved_unallocated=2)
+    already = "expandable_segments:True"
+
+    advice = {each.remedy.name: each for each in diagnose(message).advice}
+    again = {each.remedy.name for each in diagnose(message, settings=already).advice}
+    short = diagnose(cuda(requested=4, free=1, allocated=39, reserved_unallocated=0))
+
+    assert advice["expandable segments"].brings == 2 * GIB
+    assert advice["expandable segments"].enough
+    assert "expandable segments" not in again
+    assert "expandable segments" not in {each.remedy.name for each in short.advice}
+
+
+def test_advice_stands_cheapest_first():
+    for verdict in VERDICTS:
+        for backend in ("cuda", "mps", "host", "cpu"):
+            found = remedies_for(verdict, backend)
+            costs = [COSTS.index(remedy.cost) for remedy in found]
+            assert costs == sorted(costs)
+    advised = {verdict for remedy in REMEDIES for verdict in remedy.against}
+    assert advised == set(VERDICTS) - {"not memory"}
+
+
+def test_a_diagnosis_prints_numbers_shortfall_and_advice():
+    message = cuda(requested=4, free=3, allocated=30, reserved_unallocated=2)
+
+    text = str(diagnose(message))
+
+    assert "Out of memory: enough is free, in pieces too small" in text
+    assert "short of: 1.00 GiB" in text
+    assert "requested 4.00 GiB, free 3.00 GiB" in text
+    assert "(up to 2.00 GiB, enough)" in text
+
+
+def test_the_machine_is_read_from_metals_cap():
+    text = (
+        "MPS backend out of memory (MPS allocated: 1.45 GB, other allocations: 7.42 GB,"
+        " max allowed: 9.07 GB). Tried to allocate 563.62 MB on private pool."
+    )
+
+    found = diagnose_oom(text)
+
+    assert found.verdict == "held by others"
+    assert any("a machine of 8 GiB" in note for note in found.notes)
+
+
+def test_a_real_numpy_error_is_read():
+    with pytest.raises(MemoryError) as caught:
+        np.empty((2**20, 2**20, 8))
+
+    found = diagnose_oom(caught.value)
+
+    assert (found.kind, found.shape) == ("host_alloc", [2**20, 2**20, 8])
+    assert found.verdict == "host shortage"
+
+
+def test_a_real_torch_error_is_read():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**50, dtype=torch.uint8)
+
+    assert diagnose_oom(caught.value).requested == 2**50
+
+
+def test_the_cause_of_an_error_is_read():
+    with pytest.raises(ValueError, match="step 3") as caught:
+        _fail_in_step_three()
+
+    found = diagnose_oom(caught.value)
+
+    assert (found.is_oom, found.kind) == (True, "host_alloc")
+
+
+def _fail_in_step_three():
+    try:
+        np.empty((2**20, 2**20, 8))
+    except MemoryError as error:
+        msg = "step 3 failed"
+        raise ValueError(msg) from error
+
+
+class Greedy(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        return np.empty((2**20, 2**20, 8))
+
+
+class Killing(Greedy):
+    def __getitem__(self, i):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_an_error_raised_in_a_worker_is_read():
+    loader = torch.utils.data.DataLoader(Greedy(), num_workers=1)
+
+    with pytest.raises(Exception, match="Unable to allocate") as caught:
+        next(iter(loader))
+
+    assert diagnose_oom(caught.value).shape == [2**20, 2**20, 8]
+
+
+def test_a_killed_worker_is_read():
+    loader = torch.utils.data.DataLoader(Killing(), num_workers=1)
+
+    with pytest.raises(RuntimeError, match="worker") as caught:
+        next(iter(loader))
+
+    found = diagnose_oom(caught.value)
+    assert (found.kind, found.verdict) == ("killed", "killed")
+    assert found.pid
+
+
+def test_other_errors_are_not_memory():
+    for error in (KeyError("memory"), ValueError("out of range"), StopIteration()):
+        found = diagnose_oom(error)
+        assert found.is_oom is False
+        assert found.ok
+        assert str(found).startswith("Not out of memory")
+
+
+def test_the_guard_adds_the_diagnosis_and_frees_the_frames():
+    freed = []
+
+    with pytest.raises(MemoryError) as caught, oom_guard():
+        _hold_and_fail(freed)
+
+    assert caught.value.diagnosis.kind == "host_alloc"
+    assert freed[0]() is None
+    if sys.version_info >= (3, 11):
+        assert "Out of memory" in caught.value.__notes__[0]
+
+
+def test_without_the_guard_the_frames_keep_their_tensors():
+    freed = []
+
+    with pytest.raises(MemoryError) as caught:
+        _hold_and_fail(freed)
+
+    assert freed[0]() is not None
+    assert caught.value
+
+
+def test_the_guard_lets_other_errors_be():
+    with pytest.raises(KeyError) as caught, oom_guard():
+        raise KeyError
+
+    assert not hasattr(caught.value, "diagnosis")
+
+
+def _hold_and_fail(freed):
+    activations = torch.ones(1000)
+    freed.append(weakref.ref(activations))
+    np.empty((2**20, 2**20, 8))
+
+
+def test_the_whole_diagnosis_goes_to_json():
+    found = diagnose_oom("RuntimeError: Invalid buffer size: 9.75 GB")
+
+    said = found.to_json()
+
+    assert said["verdict"] == "request exceeds device"
+    assert said["requested"] == 10468982784
+    assert said["advice"][0]["cost"] == "free"
