@@ -16,7 +16,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from loaderkit.budget.environment import Finding
     from loaderkit.budget.oom import Advice, Diagnosis, diagnose_oom, oom_guard
+    from loaderkit.budget.settings import check_environment, configure_allocator
     from loaderkit.cache.verify import Verification, verify
     from loaderkit.datasets.base import SafeDataset
     from loaderkit.datasets.graphs import SafeGraphDataset
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from loaderkit.datasets.sizes import SampleSizes, Sizes
     from loaderkit.datasets.sources import PtFolder
     from loaderkit.errors import (
+        BudgetError,
         CacheError,
         CacheVersionError,
         DamagedCacheError,
@@ -59,6 +62,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Advice": "budget.oom",
+    "BudgetError": "errors",
     "CacheError": "errors",
     "CacheSummary": "datasets.inspect",
     "CacheVersionError": "errors",
@@ -68,6 +72,7 @@ _HOME = {
     "DevicePrefetcher": "loader.prefetch",
     "Diagnosis": "budget.oom",
     "EpochHygiene": "memory.hygiene",
+    "Finding": "budget.environment",
     "Growth": "leaks.growth",
     "Holder": "memory.holders",
     "LeakDetector": "leaks.detector",
@@ -95,6 +100,8 @@ _HOME = {
     "Verification": "cache.verify",
     "assert_no_leak": "leaks.checks",
     "build_loader": "loader.build",
+    "check_environment": "budget.settings",
+    "configure_allocator": "budget.settings",
     "diagnose_oom": "budget.oom",
     "fit_trend": "leaks.trend",
     "format_bytes": "units",
@@ -114,6 +121,7 @@ _HOME = {
 
 __all__ = [  # noqa: RUF022 -- as _HOME, then the version
     "Advice",
+    "BudgetError",
     "CacheError",
     "CacheSummary",
     "CacheVersionError",
@@ -123,6 +131,7 @@ __all__ = [  # noqa: RUF022 -- as _HOME, then the version
     "DevicePrefetcher",
     "Diagnosis",
     "EpochHygiene",
+    "Finding",
     "Growth",
     "Holder",
     "LeakDetector",
@@ -150,6 +159,8 @@ __all__ = [  # noqa: RUF022 -- as _HOME, then the version
     "Verification",
     "assert_no_leak",
     "build_loader",
+    "check_environment",
+    "configure_allocator",
     "diagnose_oom",
     "fit_trend",
     "format_bytes",

@@ -8,6 +8,7 @@ LoaderkitError
 +-- DatasetError           a sample cannot be loaded, stored or batched
 +-- LoaderError            a loader cannot be built, or a worker of it died
 +-- LeakError              memory grows from epoch to epoch
++-- BudgetError            it will not fit, or cannot be changed any more
 """
 
 from __future__ import annotations
@@ -62,3 +63,7 @@ class LeakError(LoaderkitError, RuntimeError):
 
     report: Any = None
     """The :class:`loaderkit.LeakReport`."""
+
+
+class BudgetError(LoaderkitError, RuntimeError):
+    """Something will not fit, or can no longer be changed."""

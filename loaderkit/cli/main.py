@@ -68,6 +68,10 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(run=_demo)
     _add_watch(commands, shared)
     _add_explain(commands, shared)
+    doctor = commands.add_parser(
+        "doctor", parents=[shared], help="machine, limits, devices, settings"
+    )
+    doctor.set_defaults(run=_doctor)
     return parser
 
 
@@ -177,6 +181,12 @@ def _explain(options: argparse.Namespace) -> Any:
         what = f"{options.file} cannot be read: {error}."
         fix = "loaderkit explain error.txt, or python train.py 2>&1 | loaderkit explain"
         raise LoaderkitError(what, fix=fix) from error
+
+
+def _doctor(options: argparse.Namespace) -> Any:  # noqa: ARG001
+    from loaderkit.cli.doctor import examine
+
+    return examine()
 
 
 def _live(text: str) -> None:

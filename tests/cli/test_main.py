@@ -162,3 +162,15 @@ def test_explain_reads_standard_input(monkeypatch, capsys):
     assert main(["explain"]) == 1
 
     assert "Perhaps out of memory" in capsys.readouterr().out
+
+
+def test_doctor_shows_limits_settings_and_the_plan(capsys, monkeypatch):
+    assert main(["doctor"]) == 0
+    said = capsys.readouterr().out
+    for line in ("Processors: ", "Memory: ", "Mappings: ", "num_workers "):
+        assert line in said
+
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:8")
+    assert main(["doctor", "--json"]) == 1
+    findings = json.loads(capsys.readouterr().out)["environment"]["findings"]
+    assert 7 in [each["number"] for each in findings]

@@ -1,0 +1,256 @@
+"""Reads the settings of this process, and changes them while that still counts.
+
+Nothing here imports torch unless it is imported already, so that it can come first.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from typing import Any
+
+from loaderkit.budget.environment import (
+    HIGH,
+    LOW,
+    MAX_RATIO,
+    OLD_NAMES,
+    UNIFIED,
+    Finding,
+    Setting,
+    judge_environment,
+    options_of,
+)
+from loaderkit.errors import BudgetError
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The settings of this process, judged."""
+
+    setting: Setting
+    """What was read."""
+    findings: list[Finding]
+    """What does not do what it looks like, the worst first."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every setting does what it says."""
+        return not self.findings
+
+    def __str__(self) -> str:
+        if self.ok:
+            return "Environment: every setting does what it says."
+        return "\n".join(map(str, self.findings))
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the findings as plain values."""
+        findings = [asdict(each) for each in self.findings]
+        return {"findings": findings, "effective": self.setting.effective}
+
+
+@dataclass(frozen=True)
+class Configured:
+    """What was set, and when it takes effect."""
+
+    how: str
+    """"environment": read at torch's first use.  "run time": in effect now."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Environment variables set here, which child processes get too."""
+    effective: str | None = None
+    """The settings torch confirmed; None before its first use."""
+
+    def __str__(self) -> str:
+        said = " ".join(f"{name}={value}" for name, value in self.variables.items())
+        when = {"environment": "from torch's first use on", "run time": "from now on"}
+        return f"{said or self.effective} ({when[self.how]})"
+
+
+def check_environment(
+    *, ask_torch: bool | None = None, shares_device_tensors: bool = False
+) -> Environment:
+    """Look for settings that crash, are ignored, or do not help.
+
+    Args:
+        ask_torch: Ask torch what it has read, which makes it read now if it has not.
+            By default only once an accelerator is in use.
+        shares_device_tensors: Whether tensors on a device go to other processes.
+
+    Returns:
+        The findings, each with its fix; nothing is changed, and torch not imported.
+    """
+    setting = read_setting(
+        ask_torch=ask_torch, shares_device_tensors=shares_device_tensors
+    )
+    return Environment(setting, judge_environment(setting))
+
+
+def read_setting(
+    *, ask_torch: bool | None = None, shares_device_tensors: bool = False
+) -> Setting:
+    """Read variables, versions and what torch has in effect.
+
+    Args:
+        ask_torch: See :func:`check_environment`.
+        shares_device_tensors: As told.
+
+    Returns:
+        What the settings are judged against.
+    """
+    torch = sys.modules.get("torch")
+    ask = _in_use(torch) if ask_torch is None else ask_torch
+    return Setting(
+        environ=dict(os.environ),
+        torch_version=_torch_version(),
+        backend=_backend(torch),
+        platform=sys.platform,
+        started_with=_started_with(),
+        torch_imported=torch is not None,
+        effective=_effective(torch) if ask else None,
+        shares_device_tensors=shares_device_tensors,
+    )
+
+
+def configure_allocator(
+    *,
+    expandable_segments: bool | None = None,
+    max_split_size_mb: int | None = None,
+    garbage_collection_threshold: float | None = None,
+    mps_fraction: float | None = None,
+) -> Configured:
+    """Set torch's allocators, before their first use or, where that is past, at once.
+
+    Args:
+        expandable_segments: CUDA: join free pieces, against fragmentation.
+        max_split_size_mb: Never split free blocks larger than this many MiB; from 20.
+        garbage_collection_threshold: Free unused blocks above this share, 0 to 1.
+        mps_fraction: MPS: limit as a share of Metal's recommended working set, up to
+            2.  Both watermarks are set, since one alone can crash.
+
+    Returns:
+        What was set and from when it counts.
+
+    Raises:
+        ValueError: A value torch would refuse.
+        BudgetError: Too late, and this torch cannot change it at run time.
+    """
+    wanted = {
+        "expandable_segments": expandable_segments,
+        "max_split_size_mb": max_split_size_mb,
+        "garbage_collection_threshold": garbage_collection_threshold,
+    }
+    asked = {name: str(value) for name, value in wanted.items() if value is not None}
+    if not asked and mps_fraction is None:
+        msg = "nothing to configure: name at least one setting"
+        raise ValueError(msg)
+    _check(asked, mps_fraction)
+    torch = sys.modules.get("torch")
+    variables: dict[str, str] = {}
+    if mps_fraction is not None:
+        variables |= _set_watermarks(torch, mps_fraction)
+    if asked:
+        variables |= _set_variable(asked)
+    if torch is None:
+        return Configured("environment", variables)
+    effective = _set_now(torch, asked) if asked else None
+    return Configured("run time", variables, effective)
+
+
+def _check(asked: dict[str, str], fraction: float | None) -> None:
+    settings = ",".join(f"{name}:{value}" for name, value in asked.items())
+    setting = Setting(
+        {UNIFIED: settings}, _torch_version(), _backend(None), sys.platform
+    )
+    for finding in judge_environment(setting):
+        if finding.level == "crash":
+            msg = f"{settings}: {finding.problem}"
+            raise ValueError(msg)
+    if fraction is not None and not 0 < fraction <= MAX_RATIO:
+        msg = f"mps_fraction must lie above 0 and up to {MAX_RATIO}, got {fraction}"
+        raise ValueError(msg)
+
+
+def _set_watermarks(torch: Any, fraction: float) -> dict[str, str]:
+    made = {HIGH: f"{fraction:g}", LOW: f"{fraction * 0.75:g}"}
+    os.environ.update(made)
+    if torch is not None and torch.backends.mps.is_available():
+        torch.mps.set_per_process_memory_fraction(fraction)
+    return made
+
+
+def _set_variable(asked: dict[str, str]) -> dict[str, str]:
+    """Put all options under one name, the one this torch reads."""
+    now: dict[str, str] = {}
+    for name in (UNIFIED, *OLD_NAMES):
+        now |= options_of(os.environ.pop(name, ""))
+    settings = ",".join(f"{name}:{value}" for name, value in (now | asked).items())
+    name = UNIFIED if _torch_version() >= (2, 10) else OLD_NAMES[0]
+    os.environ[name] = settings
+    return {name: settings}
+
+
+def _set_now(torch: Any, asked: dict[str, str]) -> str:
+    """Change the settings in effect; the call resets every option it is not told."""
+    effective = _effective(torch)
+    change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    if change is None or effective is None:
+        what = "It is too late to change the allocator's settings."
+        why = f"torch {torch.__version__} reads them once; in effect: {effective}"
+        raise BudgetError(what, why=why, fix="configure before anything imports torch")
+    whole = options_of(effective) | asked
+    change(",".join(f"{name}:{value}" for name, value in whole.items()))
+    return _effective(torch) or ""
+
+
+def _effective(torch: Any) -> str | None:
+    read = getattr(
+        getattr(torch, "_C", None), "_accelerator_getAllocatorSettings", None
+    )
+    try:
+        return None if read is None else str(read())
+    except (RuntimeError, ValueError):  # the settings are wrong: judged by their text
+        return None
+
+
+def _in_use(torch: Any) -> bool:
+    """Whether torch has used an accelerator, and so read its settings."""
+    if torch is None:
+        return False
+    return bool(torch.cuda.is_initialized())
+
+
+def _backend(torch: Any) -> str:
+    """Say for which kind of device this torch was built, without importing it."""
+    if torch is not None:
+        if torch.version.hip:
+            return "hip"
+        if torch.version.cuda:
+            return "cuda"
+    version = _version_text()
+    for word, backend in (("rocm", "hip"), ("xpu", "xpu"), ("cpu", "cpu")):
+        if word in version:
+            return backend
+    return "mps" if sys.platform == "darwin" else "cuda"
+
+
+def _version_text() -> str:
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return "0.0"
+
+
+def _torch_version() -> tuple[int, int]:
+    major, minor, *_ = _version_text().split(".")
+    return int(major), int(minor)
+
+
+def _started_with() -> dict[str, str] | None:
+    """Read the variables the process began with, where the system keeps them."""
+    import psutil
+
+    try:
+        return dict(psutil.Process().environ())
+    except (psutil.Error, OSError):
+        return None

@@ -1,0 +1,259 @@
+"""Thirteen misconfigurations: found by reading, and shown to be what torch does."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from loaderkit import BudgetError, check_environment, configure_allocator
+from loaderkit.budget.environment import (
+    FALLBACK,
+    HIGH,
+    LOW,
+    OLD_NAMES,
+    UNIFIED,
+    Setting,
+    judge_environment,
+    options_of,
+)
+
+CUDA, HIP = OLD_NAMES
+
+
+def found(environ, **facts):
+    usual = {"torch_version": (2, 13), "backend": "cuda", "platform": "linux"}
+    setting = Setting(environ, **usual | facts)
+    return [(each.number, each.level) for each in judge_environment(setting)]
+
+
+MAC = {"backend": "mps", "platform": "darwin"}
+CASES = {
+    "1 high alone, below the default low": ({HIGH: "0.8"}, MAC, [(1, "crash")]),
+    "1 low above high": ({HIGH: "1", LOW: "1.2"}, MAC, [(1, "crash")]),
+    "2 high above 2": ({HIGH: "2.5"}, MAC, [(2, "crash")]),
+    "2 high no number": ({HIGH: "80%"}, MAC, [(2, "crash")]),
+    "3 no limit": ({HIGH: "0.0"}, MAC, [(3, "danger")]),
+    "4 both names": (
+        {UNIFIED: "max_split_size_mb:64", CUDA: "max_split_size_mb:32"},
+        {},
+        [(4, "ignored")],
+    ),
+    "5 lower case": ({UNIFIED: "expandable_segments:true"}, {}, [(5, "crash")]),
+    "6 equals sign": ({CUDA: "expandable_segments=True"}, {}, [(6, "crash")]),
+    "7 split too small": ({CUDA: "max_split_size_mb:10"}, {}, [(7, "crash")]),
+    "7 threshold": ({CUDA: "garbage_collection_threshold:1.5"}, {}, [(7, "crash")]),
+    "8 split beside expandable": (
+        {CUDA: "expandable_segments:True,max_split_size_mb:64"},
+        {},
+        [(8, "useless")],
+    ),
+    "9 expandable on ROCm": (
+        {HIP: "expandable_segments:True"},
+        {"backend": "hip"},
+        [(9, "crash")],
+    ),
+    "9 expandable and shared tensors": (
+        {CUDA: "expandable_segments:True"},
+        {"shares_device_tensors": True},
+        [(9, "crash")],
+    ),
+    "10 too late": (
+        {UNIFIED: "max_split_size_mb:64"},
+        {"effective": ""},
+        [(10, "ignored")],
+    ),
+    "11 new name, 2.9": (
+        {UNIFIED: "max_split_size_mb:64"},
+        {"torch_version": (2, 9)},
+        [(11, "ignored")],
+    ),
+    "11 new name, 2.5": (
+        {UNIFIED: "max_split_size_mb:64"},
+        {"torch_version": (2, 5)},
+        [(11, "ignored")],
+    ),
+    "12 fallback too late": (
+        {FALLBACK: "1"},
+        MAC | {"torch_imported": True, "started_with": {}},
+        [(12, "ignored")],
+    ),
+    "12 fallback for memory": ({FALLBACK: "1"}, MAC, [(12, "useless")]),
+    "12 MPS on Linux": ({HIGH: "1.5"}, {}, [(12, "useless")]),
+    "13 fallback no number": ({FALLBACK: "true"}, MAC, [(13, "crash")]),
+    "13 fallback empty": ({FALLBACK: ""}, MAC, [(13, "crash")]),
+}
+RIGHT = {
+    "nothing": ({}, {}),
+    "both watermarks": ({HIGH: "0.8", LOW: "0.6"}, MAC),
+    "expandable": ({UNIFIED: "expandable_segments:True"}, {}),
+    "both names agree": (
+        {UNIFIED: "max_split_size_mb:64", CUDA: "max_split_size_mb:64"},
+        {},
+    ),
+    "in effect": (
+        {UNIFIED: "max_split_size_mb:64"},
+        {"effective": "max_split_size_mb:64"},
+    ),
+    "divisions": ({CUDA: "roundup_power2_divisions:[256:1,512:2,>:4]"}, {}),
+    "fallback off": ({FALLBACK: "0"}, MAC),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_misconfiguration_is_found(name):
+    environ, facts, expected = CASES[name]
+
+    assert found(environ, **facts) == expected
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_setting_is_let_be(name):
+    environ, facts = RIGHT[name]
+
+    assert found(environ, **facts) == []
+
+
+def test_every_fix_is_right():
+    for environ, facts, _ in CASES.values():
+        for finding in judge_environment(
+            Setting(
+                environ,
+                **{"torch_version": (2, 13), "backend": "cuda", "platform": "linux"}
+                | facts,
+            )
+        ):
+            words = finding.fix.split(",")[0].split()
+            fixed = dict(word.split("=", 1) for word in words if "=" in word)
+            if finding.fix.startswith("export"):
+                assert not [f for f in found(fixed, **facts) if f[1] == "crash"]
+
+
+BLIND = """
+import json, os, sys
+import torch
+tried = {}
+for name, value in json.loads(sys.argv[1]):
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.environ[name] = value
+        try:
+            said = torch._C._accelerator_getAllocatorSettings()
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+        os.write(write, said.encode()[:4000])
+        os._exit(0)
+    os.close(write)
+    os.wait()
+    tried[value] = os.read(read, 4000).decode()
+print(json.dumps(tried))
+"""
+
+
+def test_torch_does_refuse_what_is_called_a_crash():
+    crashing = [
+        (CUDA, "expandable_segments:true"),
+        (CUDA, "expandable_segments=True"),
+        (CUDA, "max_split_size_mb:10"),
+        (CUDA, "garbage_collection_threshold:1.5"),
+        (UNIFIED, "max_split_size_mb:32"),
+    ]
+
+    tried = json.loads(_run(BLIND, json.dumps(crashing)))
+
+    assert tried.pop("max_split_size_mb:32") == "max_split_size_mb:32"
+    assert all("Error" in said for said in tried.values()), tried
+    assert "INTERNAL ASSERT" in tried["expandable_segments=True"]
+
+
+LATE = """
+import os, sys
+os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "max_split_size_mb:32"
+os.environ["PYTORCH_ALLOC_CONF"] = "max_split_size_mb:64"
+import loaderkit
+assert not {"torch", "h5py"} & set(sys.modules)
+print([f.number for f in loaderkit.check_environment().findings])
+assert "torch" not in sys.modules
+import torch
+print(torch._C._accelerator_getAllocatorSettings())
+del os.environ["PYTORCH_CUDA_ALLOC_CONF"]
+print([f.number for f in loaderkit.check_environment(ask_torch=True).findings])
+print(loaderkit.configure_allocator(max_split_size_mb=64))
+print([f.number for f in loaderkit.check_environment(ask_torch=True).findings])
+print(loaderkit.configure_allocator(garbage_collection_threshold=0.8))
+print(torch._C._accelerator_getAllocatorSettings())
+"""
+
+
+def test_the_old_name_wins_a_late_change_is_proven_and_made_at_run_time():
+    lines = _run(LATE).splitlines()
+
+    assert lines[0] == "[4]"
+    assert lines[1] == "max_split_size_mb:32"
+    assert lines[2] == "[10]"
+    assert lines[3] == "PYTORCH_ALLOC_CONF=max_split_size_mb:64 (from now on)"
+    assert lines[4] == "[]"
+    assert lines[6] == "max_split_size_mb:64,garbage_collection_threshold:0.8"
+
+
+FIRST = """
+import loaderkit, os, sys
+print(loaderkit.configure_allocator(expandable_segments=True, mps_fraction=0.8))
+assert "torch" not in sys.modules
+import torch
+print(torch._C._accelerator_getAllocatorSettings())
+print(os.environ["PYTORCH_MPS_LOW_WATERMARK_RATIO"])
+"""
+
+
+def test_configuring_first_reaches_torch():
+    lines = _run(FIRST).splitlines()
+
+    assert lines[0].endswith("(from torch's first use on)")
+    assert lines[1:] == ["expandable_segments:True", "0.6"]
+
+
+def _run(code, *args):
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("PYTORCH_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *args],
+        env=clean,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_values_torch_would_refuse_are_refused_first():
+    for wrong in (
+        {"max_split_size_mb": 4},
+        {"garbage_collection_threshold": 2.0},
+        {"mps_fraction": 3.0},
+        {},
+    ):
+        with pytest.raises(ValueError, match=r"must|between|nothing"):
+            configure_allocator(**wrong)
+
+
+def test_a_torch_that_cannot_change_says_too_late(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.delattr(torch._C, "_accelerator_setAllocatorSettings")
+
+    with pytest.raises(BudgetError, match="too late"):
+        configure_allocator(max_split_size_mb=64)
+
+
+def test_this_process_has_no_misconfiguration():
+    environment = check_environment()
+
+    assert environment.ok
+    assert "every setting does what it says" in str(environment)
+
+
+def test_brackets_hold_an_option_together():
+    assert options_of("a:[1:2,>:4],b:3") == {"a": "[1:2,>:4]", "b": "3"}
