@@ -16,9 +16,17 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from loaderkit.budget.batch import BatchPlan, Configuration, plan_batch
     from loaderkit.budget.environment import Finding
+    from loaderkit.budget.estimate import StepEstimate, estimate_step
+    from loaderkit.budget.micro_batch import (
+        MicroBatcher,
+        StepResult,
+        transactional_step,
+    )
     from loaderkit.budget.oom import Advice, Diagnosis, diagnose_oom, oom_guard
     from loaderkit.budget.settings import check_environment, configure_allocator
+    from loaderkit.budget.steps import DeviceSpec
     from loaderkit.cache.verify import Verification, verify
     from loaderkit.datasets.base import SafeDataset
     from loaderkit.datasets.graphs import SafeGraphDataset
@@ -62,14 +70,17 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Advice": "budget.oom",
+    "BatchPlan": "budget.batch",
     "BudgetError": "errors",
     "CacheError": "errors",
     "CacheSummary": "datasets.inspect",
     "CacheVersionError": "errors",
+    "Configuration": "budget.batch",
     "CounterTrend": "leaks.verdict",
     "DamagedCacheError": "errors",
     "DatasetError": "errors",
     "DevicePrefetcher": "loader.prefetch",
+    "DeviceSpec": "budget.steps",
     "Diagnosis": "budget.oom",
     "EpochHygiene": "memory.hygiene",
     "Finding": "budget.environment",
@@ -84,6 +95,7 @@ _HOME = {
     "LoaderkitError": "errors",
     "MemoryMeter": "memory.meter",
     "MemorySample": "memory.reading",
+    "MicroBatcher": "budget.micro_batch",
     "PackOptions": "datasets.pack",
     "Packed": "datasets.ragged",
     "Padded": "datasets.ragged",
@@ -95,6 +107,8 @@ _HOME = {
     "SampleSizes": "datasets.sizes",
     "Sizes": "datasets.sizes",
     "StaleCacheError": "errors",
+    "StepEstimate": "budget.estimate",
+    "StepResult": "budget.micro_batch",
     "Timeline": "memory.meter",
     "Trend": "leaks.trend",
     "Verification": "cache.verify",
@@ -103,6 +117,7 @@ _HOME = {
     "check_environment": "budget.settings",
     "configure_allocator": "budget.settings",
     "diagnose_oom": "budget.oom",
+    "estimate_step": "budget.estimate",
     "fit_trend": "leaks.trend",
     "format_bytes": "units",
     "holders_of": "memory.holders",
@@ -112,23 +127,28 @@ _HOME = {
     "own": "datasets.own",
     "pack": "datasets.pack",
     "parse_bytes": "units",
+    "plan_batch": "budget.batch",
     "read_memory": "memory.reading",
     "release": "memory.release",
     "shares": "datasets.own",
     "staged": "memory.staged",
+    "transactional_step": "budget.micro_batch",
     "verify": "cache.verify",
 }
 
 __all__ = [  # noqa: RUF022 -- as _HOME, then the version
     "Advice",
+    "BatchPlan",
     "BudgetError",
     "CacheError",
     "CacheSummary",
     "CacheVersionError",
+    "Configuration",
     "CounterTrend",
     "DamagedCacheError",
     "DatasetError",
     "DevicePrefetcher",
+    "DeviceSpec",
     "Diagnosis",
     "EpochHygiene",
     "Finding",
@@ -143,6 +163,7 @@ __all__ = [  # noqa: RUF022 -- as _HOME, then the version
     "LoaderkitError",
     "MemoryMeter",
     "MemorySample",
+    "MicroBatcher",
     "PackOptions",
     "Packed",
     "Padded",
@@ -154,6 +175,8 @@ __all__ = [  # noqa: RUF022 -- as _HOME, then the version
     "SampleSizes",
     "Sizes",
     "StaleCacheError",
+    "StepEstimate",
+    "StepResult",
     "Timeline",
     "Trend",
     "Verification",
@@ -162,6 +185,7 @@ __all__ = [  # noqa: RUF022 -- as _HOME, then the version
     "check_environment",
     "configure_allocator",
     "diagnose_oom",
+    "estimate_step",
     "fit_trend",
     "format_bytes",
     "holders_of",
@@ -171,10 +195,12 @@ __all__ = [  # noqa: RUF022 -- as _HOME, then the version
     "own",
     "pack",
     "parse_bytes",
+    "plan_batch",
     "read_memory",
     "release",
     "shares",
     "staged",
+    "transactional_step",
     "verify",
     "__version__",
 ]

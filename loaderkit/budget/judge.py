@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from loaderkit.budget.allocator import segment_of
+
 if TYPE_CHECKING:
     from loaderkit.budget.messages import Message
 
-_MIB = 1 << 20
 UNLIMITED = 1 << 60
 _RESOURCES = {
     "shm": "shm",
@@ -111,32 +112,17 @@ def _judge_device(message: Message, need: int, free: int) -> tuple[str, int | No
     limit = message.limit
     if limit is not None and held is not None and limit < (capacity or UNLIMITED):
         return "software limit", max(held + need - limit, 0) or None
-    if free >= segment_bytes(need):
+    if free >= segment_of(need):
         return "platform limit", None
     missing = need - free
     if missing <= 0:
-        return "true shortage", segment_bytes(need) - free
+        return "true shortage", segment_of(need) - free
     if unallocated_bytes(message) >= missing:
         return "fragmentation", missing
     foreign = foreign_bytes(message)
     if foreign is not None and capacity and foreign >= max(missing, capacity // 20):
         return "held by others", missing
     return "true shortage", missing
-
-
-def segment_bytes(request: int) -> int:
-    """Round a request to what torch's CUDA allocator asks the driver for.
-
-    Source: ``c10/cuda/CUDACachingAllocator.cpp`` of torch 2.13.
-
-    >>> [segment_bytes(n) >> 20 for n in (1 << 20, (1 << 20) + 1, (10 << 20) + 1)]
-    [2, 20, 12]
-    """
-    if request <= _MIB:
-        return 2 * _MIB
-    if request < 10 * _MIB:
-        return 20 * _MIB
-    return -(-request // (2 * _MIB)) * 2 * _MIB
 
 
 def unallocated_bytes(message: Message) -> int:

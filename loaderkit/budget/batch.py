@@ -1,0 +1,388 @@
+"""The largest batch that fits, and three ways to train within a limit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loaderkit.budget.estimate import StepEstimate, estimate
+from loaderkit.budget.gains import Gain, explain_peak, gains
+from loaderkit.budget.samples import Samples, read_samples
+from loaderkit.budget.solve import Pricing, budgets, price, probability
+from loaderkit.budget.steps import DeviceSpec, Step, blocks_of, device_spec
+from loaderkit.errors import BudgetError
+from loaderkit.memory.host import read_host
+from loaderkit.memory.probes import read_device
+from loaderkit.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from loaderkit.budget.samples import Floats
+
+_MARGIN = 0.1
+"""Of a device's memory: context, workspaces and fragmentation are not tracked."""
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """Everything else that can be told to ``plan_batch``."""
+
+    loss: Callable[..., Any] | None = None
+    """As for ``estimate_step``."""
+    optimizer: Any = "adam"
+    """As for ``estimate_step``."""
+    autocast: Any = None
+    """As for ``estimate_step``."""
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    """Joins samples; the dataset's own way, PyG's or torch's if None."""
+    epochs: int = 100
+    """Epochs the run shall survive."""
+    margin: float | None = None
+    """Share of the limit left free; None: 0 on a CPU, 0.1 on devices, for what no
+    estimate sees."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One way to train."""
+
+    name: str
+    """"A (balanced)", "B (minimum)" or "C (CPU)"."""
+    micro_batch: int
+    """Samples of one piece; every one of that many fits."""
+    accumulation: int
+    """Pieces of a step, so that a step still sees the batch size asked for."""
+    peak: int
+    """Bytes of the dearest piece."""
+    limit: int
+    """Bytes it may take, the margin taken off."""
+    device: str
+    """Kind of device."""
+    precision: str
+    """"float32" or the type of autocast."""
+    checkpointing: bool
+    """Whether blocks compute activations again."""
+    optimizer: str
+    """Its implementation: "default", "loop", "foreach" or "fused"."""
+    budget: dict[str, int]
+    """Arguments for ``build_loader``, such as ``max_nodes``."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether a single sample fits."""
+        return self.micro_batch > 0
+
+    def __str__(self) -> str:
+        if not self.ok:
+            return (
+                f"{self.name:13} nothing fits: one sample takes "
+                f"{format_bytes(self.peak)} of {format_bytes(self.limit)}"
+            )
+        extras = [self.precision]
+        extras += ["checkpointing"] if self.checkpointing else []
+        extras += [f"{self.optimizer} optimizer"] * (self.optimizer != "default")
+        bounds = ", ".join(f"{name}={value:,}" for name, value in self.budget.items())
+        takes = f"{format_bytes(self.peak)} of {format_bytes(self.limit)}"
+        return (
+            f"{self.name:13} {self.micro_batch:,} samples x {self.accumulation}, "
+            f"{takes} on {self.device}, {', '.join(extras)}"
+            f"{'; ' if bounds else ''}{bounds}"
+        )
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """What fits, what does not, and how likely a run ends out of memory."""
+
+    batch_size: int
+    """Samples of a step that were asked for."""
+    configurations: list[Configuration]
+    """A (balanced), B (minimum) and C (CPU)."""
+    estimate: StepEstimate
+    """A step with the dearest batch of that size."""
+    cause: str
+    """What its peak is made of."""
+    gains: list[Gain]
+    """What each remedy saves for it."""
+    limit: int
+    """Bytes, the margin taken off."""
+    epochs: int
+    """Epochs the run shall survive."""
+    chances: dict[int, float]
+    """Probability to run out of memory within so many epochs with ``batch_size``."""
+    notes: list[str] = field(default_factory=list)
+    """What to know about the numbers."""
+    pricing: Pricing | None = field(default=None, repr=False, compare=False)
+    """Prices any batch; see :meth:`probability` and :meth:`price`."""
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples of the balanced configuration."""
+        return self.configurations[0].micro_batch
+
+    @property
+    def ok(self) -> bool:
+        """Whether the balanced configuration fits."""
+        return self.configurations[0].ok
+
+    def price(self, sizes: Any) -> Floats:
+        """Price batches by their sizes.
+
+        Args:
+            sizes: For graphs ``[batches, (graphs, nodes, edges)]``; for sequences
+                ``[batches, (samples, tokens, tokens squared)]`` of the padded batch.
+
+        Returns:
+            Peak bytes ``[batches]``.
+
+        Raises:
+            BudgetError: The plan was read from a file.
+        """
+        return self._pricing().surrogate.price(sizes)
+
+    def probability(self, batch_size: int, *, epochs: int = 1, seed: int = 0) -> float:
+        """Estimate how likely some batch exceeds the limit.
+
+        Args:
+            batch_size: Samples of a batch, shuffled.
+            epochs: Within so many.
+            seed: Of the simulated shuffles.
+
+        Returns:
+            From 0 to 1.
+
+        Raises:
+            BudgetError: The plan was read from a file.
+        """
+        pricing = self._pricing()
+        return probability(pricing, batch_size, self.limit, epochs=epochs, seed=seed)
+
+    def _pricing(self) -> Pricing:
+        if self.pricing is None:
+            what = "This plan has no model to price batches with."
+            raise BudgetError(what, fix="plan_batch(model, dataset, device)")
+        return self.pricing
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+    def to_json(self) -> dict[str, Any]:
+        """Give everything as plain values."""
+        return {
+            "batch_size": self.batch_size,
+            "configurations": [asdict(each) for each in self.configurations],
+            "estimate": self.estimate.to_json(),
+            "cause": self.cause,
+            "gains": [
+                {"name": g.remedy.name, "cost": g.remedy.cost, "saves": g.saves,
+                 "peak": g.peak}
+                for g in self.gains
+            ],
+            "limit": self.limit,
+            "epochs": self.epochs,
+            "chances": {str(k): v for k, v in self.chances.items()},
+            "notes": self.notes,
+        }  # fmt: skip
+
+
+def plan_batch(
+    model: Any, dataset: Any, device: str | DeviceSpec | torch.device, *,
+    limit: int | str | None = None, batch_size: int = 32, **options: Any,
+) -> BatchPlan:  # fmt: skip
+    """Find the largest batch that fits, before anything is moved to a device.
+
+    A few tiny steps are tracked with fake floats; every batch is then priced by its
+    sizes alone, and the answer is checked by tracking the dearest batch directly.
+
+    Args:
+        model: A module on the CPU; it is not changed.
+        dataset: Ours, PyG's, a list of graphs, or any other with a length.
+        device: Where it shall train, here or not: "cuda", "mps", "cpu", ...
+        limit: Bytes, or a size such as "8 GiB"; what the device has free if None.
+        batch_size: Samples of a step; accumulation keeps it.
+        **options: Fields of :class:`PlanOptions`: ``loss``, ``optimizer``, ...
+
+    Returns:
+        Configurations, chances and what each remedy saves.
+
+    Raises:
+        ValueError: The batch size, an option or the dataset makes no sense.
+        BudgetError: There is no limit to plan for.
+    """
+    if batch_size < 1:
+        msg = f"batch_size must be at least 1, got {batch_size}"
+        raise ValueError(msg)
+    chosen = _options(options)
+    spec = device_spec(device)
+    kind = chosen.autocast
+    kind = getattr(torch, kind) if isinstance(kind, str) else kind
+    step = Step(chosen.loss, chosen.optimizer, autocast=kind, target=spec)
+    whole, told = _limit(limit, spec)
+    margin = _MARGIN if chosen.margin is None else chosen.margin
+    margin = 0.0 if chosen.margin is None and spec.kind == "cpu" else margin
+    samples = read_samples(dataset, collate=chosen.collate_fn)
+    planner = _Planner(model, samples, step, round(whole * (1 - margin)), batch_size)
+    plan = planner.plan(chosen.epochs)
+    notes = [f"limit {format_bytes(whole)} {told}, {margin:.0%} of it left free"]
+    return _with_notes(plan, notes + _notes(plan, samples))
+
+
+def _options(options: dict[str, Any]) -> PlanOptions:
+    known = [each.name for each in fields(PlanOptions)]
+    for name in options:
+        if name not in known:
+            msg = f"plan_batch has no option {name!r}; it has {', '.join(known)}"
+            raise TypeError(msg)
+    return PlanOptions(**options)
+
+
+def _limit(limit: int | str | None, spec: DeviceSpec) -> tuple[int, str]:
+    if limit is not None:
+        size = parse_bytes(limit) if isinstance(limit, str) else limit
+        if size < 1:
+            msg = f"limit must be positive, got {limit}"
+            raise ValueError(msg)
+        return size, "as told"
+    if spec.memory_bytes is not None:
+        return spec.memory_bytes, "of the specification"
+    if spec.kind == "cpu":
+        host = read_host()
+        return host.available_bytes, f"free now ({host.available_from})"
+    values, _ = read_device(torch.device(spec.kind))
+    free = values.get("free", values.get("limit"))
+    if free is None:
+        what = f"There is no {spec.kind} here to ask for its memory."
+        raise BudgetError(what, fix='plan_batch(..., limit="8 GiB")')
+    return free, "free now"
+
+
+@dataclass(frozen=True)
+class _Planner:
+    model: Any
+    samples: Samples
+    step: Step
+    limit: int
+    batch_size: int
+
+    def plan(self, epochs: int) -> BatchPlan:
+        pricing = price(self.model, self.samples, self.step)
+        size = min(self.batch_size, len(self.samples))
+        batch = self.samples.join(self.samples.worst_rows(pricing.surrogate, size))
+        base = estimate(self.model, batch, self.step)
+        found = gains(self.model, batch, self.step, base)
+        horizon = sorted({1, 5, epochs})
+        one = probability(pricing, size, self.limit)
+        return BatchPlan(
+            batch_size=self.batch_size,
+            configurations=[
+                self._configured("A (balanced)", pricing, self.limit),
+                self._smallest(),
+                self._on_cpu(),
+            ],
+            estimate=base,
+            cause=explain_peak(base, found),
+            gains=found,
+            limit=self.limit,
+            epochs=epochs,
+            chances={k: 1 - (1 - one) ** k for k in horizon},
+            pricing=pricing,
+        )
+
+    def _configured(self, name: str, pricing: Pricing, limit: int) -> Configuration:
+        step = pricing.step
+        most = min(self.batch_size, len(self.samples))
+        count = min(pricing.largest(limit), most)
+        return Configuration(
+            name=name,
+            micro_batch=count,
+            accumulation=math.ceil(self.batch_size / count) if count else 0,
+            peak=pricing.worst(max(count, 1)),
+            limit=limit,
+            device=step.target.kind,
+            precision=str(step.autocast or torch.float32).removeprefix("torch."),
+            checkpointing=step.checkpoint,
+            optimizer=step.variant,
+            budget=budgets(pricing, limit, most) if count else {},
+        )
+
+    def _smallest(self) -> Configuration:
+        """One sample a piece, with everything that makes it smaller."""
+        step = self.step.but(checkpoint=bool(blocks_of(self.model)))
+        if step.autocast is None:
+            step = step.but(autocast=torch.bfloat16)
+        variants = ("loop", "fused") if step.optimizer is not None else ("default",)
+        tried = [self._single(step.but(variant=variant)) for variant in variants]
+        best = min(tried, key=lambda each: each.peak)
+        return best if best.peak <= self.limit else _without(best)
+
+    def _single(self, step: Step) -> Configuration:
+        pricing = price(self.model, self.samples, step)
+        return Configuration(
+            name="B (minimum)",
+            micro_batch=1,
+            accumulation=self.batch_size,
+            peak=pricing.worst(1),
+            limit=self.limit,
+            device=step.target.kind,
+            precision=str(step.autocast).removeprefix("torch."),
+            checkpointing=step.checkpoint,
+            optimizer=step.variant,
+            budget={},
+        )
+
+    def _on_cpu(self) -> Configuration:
+        host = read_host().available_bytes
+        step = self.step.but(target=DeviceSpec("cpu"), variant="default")
+        limit = self.limit if self.step.target.kind == "cpu" else host
+        return self._configured("C (CPU)", price(self.model, self.samples, step), limit)
+
+
+def _without(configuration: Configuration) -> Configuration:
+    values = {f.name: getattr(configuration, f.name) for f in fields(configuration)}
+    return Configuration(**values | {"micro_batch": 0, "accumulation": 0})
+
+
+def _notes(plan: BatchPlan, samples: Samples) -> list[str]:
+    notes = []
+    error = plan.pricing.surrogate.error if plan.pricing is not None else 0.0
+    if error > 0.001:
+        notes.append(f"batches are priced within {error:.1%} of the steps tracked")
+    if samples.partly:
+        notes.append(
+            f"only {len(samples):,} samples were looked at: pack the dataset into a "
+            "cache, whose offsets tell the sizes of all"
+        )
+    if plan.estimate.target.kind != "cpu":
+        notes.append("the device's context, workspaces and fragmentation are not in it")
+    return notes
+
+
+def _with_notes(plan: BatchPlan, notes: list[str]) -> BatchPlan:
+    values = {f.name: getattr(plan, f.name) for f in fields(plan)}
+    return BatchPlan(**values | {"notes": notes})
+
+
+def _lines(plan: BatchPlan) -> Iterator[str]:
+    total = plan.estimate
+    yield (
+        f"The dearest batch of {plan.batch_size:,}: {format_bytes(total.peak)} "
+        f"of {format_bytes(plan.limit)} ({total.method})"
+    )
+    yield f"  {plan.cause}"
+    for epochs, chance in plan.chances.items():
+        within = "one epoch" if epochs == 1 else f"{epochs} epochs"
+        yield f"  out of memory within {within}: {chance:.1%}"
+    for configuration in plan.configurations:
+        yield str(configuration)
+    worth = [gain for gain in plan.gains if gain.saves > plan.estimate.peak // 100]
+    for number, gain in enumerate(worth, 1):
+        yield f"  {number}. {gain}"
+    idle = [gain.remedy.name for gain in plan.gains if gain not in worth]
+    if idle:
+        yield f"  saves nothing here: {', '.join(idle)}"
+    for note in plan.notes:
+        yield f"  note: {note}"

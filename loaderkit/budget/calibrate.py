@@ -1,0 +1,131 @@
+"""Closes the gap between a tracked and a real step by small real steps on the CPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from loaderkit.budget.measure import held_bytes, measure_step, tensors_of
+from loaderkit.budget.track import track_step
+
+if TYPE_CHECKING:
+    from loaderkit.budget.steps import Step
+
+_SMALL_BYTES = 8 << 20
+"""What a small real step may take beyond the model."""
+
+
+def calibrated(
+    model: Any, batch: Any, step: Step, phases: dict[str, int], *, grows: bool
+) -> dict[str, int] | None:
+    """Add to tracked peaks what two small real steps had on top of theirs.
+
+    Args:
+        model: A module on the CPU.
+        batch: What it is called with.
+        step: How a step is made.
+        phases: Tracked peaks by phase, of the whole batch.
+        grows: Whether the gap may grow with the batch; else it is the weights'.
+
+    Returns:
+        Peaks by phase; None when the batch cannot be made smaller.
+    """
+    pair = _two_small(batch, phases)
+    if pair is None:
+        return None
+    points = []
+    for small in pair:
+        real = measure_step(model, small, step)
+        fake = tracked_phases(model, small, step)
+        gap = {name: real.get(name, 0) - peak for name, peak in fake.items()}
+        points.append((_size(small), gap))
+    if not grows:
+        points[0] = (points[0][0], points[1][1])
+    return {
+        name: round(peak + _at(_size(batch), points, name))
+        for name, peak in phases.items()
+    }
+
+
+def measured_line(model: Any, batch: Any, step: Step) -> dict[str, int] | None:
+    """Extend the peaks of two small real steps to the whole batch.
+
+    Args:
+        model: A module on the CPU.
+        batch: What it is called with.
+        step: How a step is made.
+
+    Returns:
+        Peaks by phase; None when the batch cannot be made smaller.
+    """
+    pair = _two_small(batch, {})
+    if pair is None:
+        return None
+    points = [(_size(small), measure_step(model, small, step)) for small in pair]
+    names = points[0][1]
+    return {name: round(_at(_size(batch), points, name)) for name in names}
+
+
+def tracked_phases(model: Any, batch: Any, step: Step) -> dict[str, int]:
+    """Track a step and give the peaks by phase."""
+    from loaderkit.budget.estimate import summarised
+
+    found: dict[str, int] = summarised(track_step(model, batch, step), step)["phases"]
+    return found
+
+
+def _at(size: int, points: list[tuple[int, dict[str, int]]], name: str) -> float:
+    """Read a straight line through two points."""
+    (x0, first), (x1, second) = points
+    low, high = first.get(name, 0), second.get(name, 0)
+    return low + (high - low) * (size - x0) / max(x1 - x0, 1)
+
+
+def samples_of(batch: Any) -> int | None:
+    """Count the samples of a batch: graphs, or rows of its first tensor."""
+    graphs = getattr(batch, "num_graphs", None)
+    if graphs is not None and hasattr(batch, "_slice_dict"):
+        return int(graphs)
+    if hasattr(batch, "to_dict"):
+        return None
+    tensors = [t for t in tensors_of(batch) if t.dim()]
+    return len(tensors[0]) if tensors else None
+
+
+def first_samples(batch: Any, count: int) -> Any:
+    """Take the first samples of a batch.
+
+    Args:
+        batch: A batch of PyG, or tensors with samples along dimension 0.
+        count: How many, up to :func:`samples_of`.
+
+    Returns:
+        A smaller batch of the same kind.
+    """
+    total = samples_of(batch)
+    if hasattr(batch, "to_data_list"):
+        return type(batch).from_data_list(batch.to_data_list()[:count])
+
+    def cut(value: Any) -> Any:
+        whole = isinstance(value, torch.Tensor) and value.dim() and len(value) == total
+        return value[:count].clone() if whole else value
+
+    return tree_map(cut, batch)
+
+
+def _two_small(batch: Any, phases: dict[str, int]) -> tuple[Any, Any] | None:
+    """Choose two sizes, never 1, which takes other kernels (measured on conv3d)."""
+    total = samples_of(batch)
+    if total is None or total < 4:
+        return None
+    grown = max(phases.values(), default=0) - phases.get("base", 0)
+    if not grown:  # nothing is known: a quarter, as long as that is little
+        grown = 16 * _size(batch)
+    more = min(total, max(4, min(total // 4, _SMALL_BYTES * total // max(grown, 1))))
+    return first_samples(batch, max(2, more // 2)), first_samples(batch, more)
+
+
+def _size(batch: Any) -> int:
+    return held_bytes(tensors_of(batch))

@@ -1,0 +1,362 @@
+"""A training step in pieces that equals the whole and survives running out of memory.
+
+Each piece's gradients are made apart and added only when it is finished.  A piece that
+runs out of memory leaves nothing behind: gradients, random numbers and buffers are put
+back, its frames let go, and it is tried again in halves.
+"""
+
+from __future__ import annotations
+
+import traceback
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from loaderkit.budget.oom import diagnose_oom
+from loaderkit.budget.pieces import count_samples, cut, weight_of
+from loaderkit.budget.steps import call_model, loss_of
+from loaderkit.errors import BudgetError
+from loaderkit.memory.release import release
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from loaderkit.budget.oom import Diagnosis
+
+_NOT_OF_A_PIECE = frozenset(
+    {"killed", "shm", "fds", "map count", "pagefile", "fork", "pinned", "garbage size"}
+)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step did."""
+
+    loss: torch.Tensor
+    """Mean loss of the whole batch, without a graph."""
+    pieces: int
+    """Pieces that were computed."""
+    micro_batch: int
+    """Samples of the largest of them."""
+    retries: int
+    """Pieces that ran out of memory and were tried again in halves."""
+    weight: float
+    """What the loss is a mean over: samples, nodes or tokens."""
+
+    def __str__(self) -> str:
+        again = f", {self.retries} tried again" if self.retries else ""
+        return f"loss {float(self.loss):.4g}, {self.pieces} pieces{again}"
+
+
+@dataclass
+class MicroBatcher:
+    """Trains in pieces; a piece that does not fit is halved and tried again.
+
+    Gradients equal the whole batch's: each piece's mean loss is weighted by what the
+    loss is a mean over.  Dropout draws other random numbers than the whole would.
+
+    >>> model = torch.nn.Linear(3, 1)
+    >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> trainer = MicroBatcher(model, sgd, torch.nn.functional.mse_loss, micro_batch=4)
+    >>> print(trainer.step((torch.zeros(10, 3), torch.zeros(10, 1))).pieces)
+    3
+    """
+
+    model: Any
+    """The module, also wrapped in ``DistributedDataParallel``."""
+    optimizer: Any
+    """Updates it once a step."""
+    loss: Callable[..., Any] | None = None
+    """As for ``estimate_step``; a mean over samples, nodes or tokens."""
+    micro_batch: int | None = None
+    """Samples of a piece; None tries the whole batch first.  Halved when memory runs
+    out, and kept so."""
+    weigh: str | Callable[[Any], float] = "samples"
+    """What the loss is a mean over: "samples", "nodes", "tokens", or a callable."""
+    clip_norm: float | None = None
+    """Clip the norm of the whole gradient, once a step."""
+    scaler: Any = None
+    """A ``torch.amp.GradScaler``."""
+    autocast: torch.dtype | None = None
+    """Type of autocast in the forward pass."""
+    independent: bool = True
+    """Whether one sample's loss does not depend on the others: False for contrastive
+    losses, which no pieces can equal."""
+    retries: int = field(default=0, init=False)
+    """Pieces tried again so far."""
+
+    def step(self, batch: Any) -> StepResult:
+        """Train on one batch.
+
+        Args:
+            batch: As for ``estimate_step``, on the model's device.
+
+        Returns:
+            Loss, pieces and retries.
+
+        Raises:
+            BudgetError: It has to be cut, and pieces would not equal the whole.
+            RuntimeError: A single sample runs out of memory: the original error, with
+                the diagnosis as a note; gradients are as before the step.
+        """
+        return self._steps([batch])
+
+    def windows(self, batches: Iterable[Any], size: int) -> Iterator[StepResult]:
+        """Train on several batches a step; the last window counts, however short.
+
+        Args:
+            batches: Such as a loader.
+            size: Batches of one step.
+
+        Yields:
+            One result a step.
+
+        Raises:
+            ValueError: The size is not positive.
+        """
+        if size < 1:
+            msg = f"size must be at least 1, got {size}"
+            raise ValueError(msg)
+        window: list[Any] = []
+        for batch in batches:
+            window.append(batch)
+            if len(window) == size:
+                yield self._steps(window)
+                window = []
+        if window:
+            yield self._steps(window)
+
+    def _steps(self, window: list[Any]) -> StepResult:
+        self.optimizer.zero_grad(set_to_none=True)
+        pieces = _Pieces(
+            self.model, self._backward, self.micro_batch, self.weigh, self.independent
+        )
+        with _unsynced(self.model):
+            result = pieces.run(window)
+        _average(self.model)
+        if result.retries:
+            self.micro_batch, self.retries = pieces.size, self.retries + result.retries
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        if self.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        return result
+
+    def _backward(self, piece: Any, share: float) -> torch.Tensor:
+        autocast: Any = nullcontext()
+        if self.autocast is not None:
+            autocast = torch.autocast(_device_of(self.model).type, self.autocast)
+        with autocast:
+            output = call_model(self.model, piece, paired=self.loss is not None)
+            value = loss_of(output, piece, self.loss) * share
+        (value if self.scaler is None else self.scaler.scale(value)).backward()
+        detached: torch.Tensor = value.detach()
+        return detached
+
+
+def transactional_step(
+    model: Any, batch: Any, backward: Callable[[Any, float], torch.Tensor], *,
+    micro_batch: int | None = None,
+    weigh: str | Callable[[Any], float] = "samples",
+    independent: bool = True,
+) -> StepResult:  # fmt: skip
+    """Compute the gradients of one batch, in pieces where need be.
+
+    Nothing but ``.grad`` is changed: the update stays the caller's.
+
+    Args:
+        model: The module.
+        batch: As for ``estimate_step``.
+        backward: Called as ``backward(piece, share)``: computes the piece's mean loss,
+            multiplies it by ``share``, calls ``.backward()`` and returns it detached.
+        micro_batch: Samples of a piece; None tries the whole batch first.
+        weigh: See :class:`MicroBatcher`.
+        independent: See :class:`MicroBatcher`.
+
+    Returns:
+        Loss, pieces and retries; the gradients are added to those there were.
+
+    Raises:
+        BudgetError: It has to be cut, and pieces would not equal the whole.
+        RuntimeError: A single sample runs out of memory; gradients are as before.
+    """
+    return _Pieces(model, backward, micro_batch, weigh, independent).run([batch])
+
+
+class _Pieces:
+    """Runs the pieces of one step."""
+
+    def __init__(
+        self, model: Any, backward: Callable[[Any, float], torch.Tensor],
+        size: int | None, weigh: str | Callable[[Any], float],
+        independent: bool,  # noqa: FBT001 -- the last of a private list
+    ) -> None:  # fmt: skip
+        if size is not None and size < 1:
+            msg = f"micro_batch must be at least 1, got {size}"
+            raise ValueError(msg)
+        self.model, self.backward, self.size = model, backward, size
+        self.weigh, self.independent = weigh, independent
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.pieces = self.largest = self.retries = 0
+
+    def run(self, window: list[Any]) -> StepResult:
+        """Compute every piece of every batch."""
+        whole = sum(weight_of(batch, self.weigh) for batch in window)
+        before = _copied_grads(self.parameters)
+        total: Any = 0.0
+        try:
+            for batch in window:
+                total = total + self._batch(batch, whole)
+        except BaseException:
+            _put_grads(self.parameters, before)
+            raise
+        return StepResult(total, self.pieces, self.largest, self.retries, whole)
+
+    def _batch(self, batch: Any, whole: float) -> Any:
+        start, count, total = 0, count_samples(batch), 0.0
+        while start < count:
+            stop = min(start + (self.size or count), count)
+            if stop - start < count:
+                _refuse(self.model, independent=self.independent)
+            piece = cut(batch, start, stop)
+            share = weight_of(piece, self.weigh) / whole if whole else 0.0
+            done = self._attempt(piece, share)
+            if isinstance(done, BaseException):
+                if stop - start == 1:
+                    raise done
+                self.size, self.retries = -(-(stop - start) // 2), self.retries + 1
+                del piece, done
+                release()  # outside of the except block, so that its frames are gone
+                continue
+            total = total + done
+            self.pieces, self.largest = self.pieces + 1, max(self.largest, stop - start)
+            start = stop
+        return total
+
+    def _attempt(self, piece: Any, share: float) -> Any:
+        """Compute one piece; give the error when it ran out of memory."""
+        kept = _take_grads(self.parameters)
+        state = _State(self.model)
+        try:
+            value = self.backward(piece, share)
+        except (RuntimeError, MemoryError) as error:
+            _put_grads(self.parameters, kept)
+            found = diagnose_oom(error)
+            if not found.is_oom or found.verdict in _NOT_OF_A_PIECE:
+                raise
+            state.restore()
+            return _stripped(error, found)
+        _add_grads(self.parameters, kept)
+        return value
+
+
+def _stripped(error: BaseException, found: Diagnosis) -> BaseException:
+    """Let go of what an error's frames hold, and attach the diagnosis."""
+    traceback.clear_frames(error.__traceback__)
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    error.diagnosis = found  # type: ignore[attr-defined]
+    if hasattr(error, "add_note"):
+        error.add_note(str(found))
+    return error
+
+
+class _State:
+    """Random numbers and buffers before a piece."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.device = model, _device_of(model)
+        self.buffers = [buffer.clone() for buffer in model.buffers()]
+        self.numbers = torch.get_rng_state()
+        self.on_device = None
+        if self.device.type != "cpu":
+            module = torch.get_device_module(self.device)
+            self.on_device = module.get_rng_state()
+
+    def restore(self) -> None:
+        """Put them back."""
+        with torch.no_grad():
+            for buffer, old in zip(self.model.buffers(), self.buffers, strict=True):
+                buffer.copy_(old)
+        torch.set_rng_state(self.numbers)
+        if self.on_device is not None:
+            torch.get_device_module(self.device).set_rng_state(self.on_device)
+
+
+def _device_of(model: Any) -> torch.device:
+    first = next(iter(model.parameters()), None)
+    return torch.device("cpu") if first is None else first.device
+
+
+def _copied_grads(parameters: list[Any]) -> list[Any]:
+    return [None if p.grad is None else p.grad.clone() for p in parameters]
+
+
+def _take_grads(parameters: list[Any]) -> list[Any]:
+    """Set the gradients so far aside, so that a piece makes its own."""
+    kept = [p.grad for p in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    return kept
+
+
+def _put_grads(parameters: list[Any], grads: list[Any]) -> None:
+    for parameter, grad in zip(parameters, grads, strict=True):
+        parameter.grad = grad
+
+
+def _add_grads(parameters: list[Any], kept: list[Any]) -> None:
+    for parameter, old in zip(parameters, kept, strict=True):
+        if old is not None:
+            new = parameter.grad
+            parameter.grad = old if new is None else old.add_(new)
+
+
+def _refuse(model: Any, *, independent: bool) -> None:
+    """Say why pieces cannot equal the whole."""
+    if not independent:
+        what = "This batch does not fit, and its loss cannot be computed in pieces."
+        why = (
+            "you said that one sample's loss depends on the others (independent=False)"
+        )
+        raise BudgetError(what, why=why, fix="a smaller batch, or loaderkit.plan_batch")
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and module.training:
+            what = "This batch cannot be computed in pieces with equal results."
+            why = f"{name} normalises by the statistics of its batch, in training"
+            fix = f"model.get_submodule({name!r}).eval(), or GroupNorm, or LayerNorm"
+            raise BudgetError(what, why=why, fix=fix)
+
+
+@contextmanager
+def _unsynced(model: Any) -> Iterator[None]:
+    """Keep DistributedDataParallel from averaging after every piece."""
+    with model.no_sync() if _distributed(model) else nullcontext():
+        yield
+
+
+def _average(model: Any) -> None:
+    """Average the gradients over all ranks, once.
+
+    Averaged piece by piece, one tried again on one rank would wait for the others.
+    """
+    if not _distributed(model):
+        return
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad)
+            parameter.grad.div_(dist.get_world_size())
+
+
+def _distributed(model: Any) -> bool:
+    return hasattr(model, "no_sync") and dist.is_available() and dist.is_initialized()

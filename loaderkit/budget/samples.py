@@ -1,0 +1,186 @@
+"""What the samples of a dataset weigh, and what batches of them are described by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_iter
+from torch.utils.data import default_collate
+from torch_geometric.data import Batch
+from torch_geometric.data.data import BaseData
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from loaderkit.budget.surrogate import Surrogate
+
+    Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
+
+_READ_AT_MOST = 10_000
+NAMES = {
+    "graphs": ("graphs", "nodes", "edges"),
+    "sequences": ("samples", "tokens", "tokens squared"),
+    "samples": ("samples",),
+}
+"""What a batch is described by, for each kind of dataset."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The sizes of all samples, and how they become batches."""
+
+    dataset: Any
+    """Where they come from."""
+    kind: str
+    """A key of :data:`NAMES`."""
+    sizes: Floats
+    """Sizes ``[n, names]`` of batches of one sample."""
+    join: Callable[[list[int]], Any]
+    """Makes the batch of some rows."""
+    partly: bool = False
+    """Whether only the first samples were looked at."""
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def describe(self, rows: Any) -> Floats:
+        """Describe batches.
+
+        Args:
+            rows: Rows of the samples ``[batches, samples]``.
+
+        Returns:
+            Sizes ``[batches, names]``.
+        """
+        chosen = self.sizes[np.asarray(rows)]
+        if self.kind != "sequences":
+            return np.asarray(chosen.sum(axis=-2), np.float64)
+        count = chosen.shape[-2]
+        longest = chosen[..., 1].max(axis=-1)
+        lengths = np.full(longest.shape, count, np.float64)
+        return np.stack([lengths, count * longest, count * longest**2], axis=-1)
+
+    def worst(self, surrogate: Surrogate) -> tuple[Floats, list[Ints]]:
+        """Find the dearest batch of every size.
+
+        Args:
+            surrogate: What a batch costs.
+
+        Returns:
+            Its price for 1 to ``n`` samples ``[n]``, and for each line the rows from
+            the dearest down: the dearest batch is the beginning of one of them.
+        """
+        if self.kind == "sequences":
+            order = np.argsort(-self.sizes[:, 1], kind="stable")
+            counts = np.arange(1, len(self) + 1, dtype=np.float64)
+            longest = self.sizes[order[0], 1]
+            sizes = np.stack([counts, counts * longest, counts * longest**2], axis=1)
+            return surrogate.price(sizes), [order]
+        orders, best = [], np.full(len(self), -np.inf)
+        for line in surrogate.lines:
+            each = self.sizes @ line[1:]
+            order = np.argsort(-each, kind="stable")
+            orders.append(order)
+            np.maximum(best, line[0] + np.cumsum(each[order]), out=best)
+        return best, orders
+
+    def worst_rows(self, surrogate: Surrogate, count: int) -> list[int]:
+        """Name the samples of the dearest batch of so many."""
+        _, orders = self.worst(surrogate)
+        batches = np.stack([order[:count] for order in orders])
+        prices = surrogate.price(self.describe(batches))
+        return [int(row) for row in batches[int(prices.argmax())]]
+
+
+def read_samples(
+    dataset: Any, *, collate: Callable[[list[Any]], Any] | None = None
+) -> Samples:
+    """Learn the sizes of all samples: from a cache's offsets, else by reading them.
+
+    Args:
+        dataset: Indexed: ours, PyG's, a list, or any other with a length.
+        collate: Joins samples; PyG's or torch's way if None.
+
+    Returns:
+        Sizes and the way to make batches.
+
+    Raises:
+        ValueError: The dataset is empty or has no length.
+    """
+    count = len(dataset) if hasattr(dataset, "__len__") else 0
+    if not count:
+        msg = "the dataset is empty, or has no length to plan with"
+        raise ValueError(msg)
+
+    def join(rows: list[int]) -> Any:
+        return _join(dataset, rows, collate)
+
+    first = dataset[0]
+    if isinstance(first, BaseData):
+        return Samples(dataset, "graphs", *_graphs(dataset, count, join))
+    lengths, partly = _lengths(dataset, count)
+    if lengths is None or len(set(lengths.tolist())) == 1:
+        return Samples(dataset, "samples", np.ones((count, 1)), join)
+    tokens = lengths.astype(np.float64)
+    sizes = np.stack([np.ones(len(tokens)), tokens, tokens**2], axis=1)
+    return Samples(dataset, "sequences", sizes, join, partly)
+
+
+def _join(
+    dataset: Any, rows: list[int], collate: Callable[[list[Any]], Any] | None
+) -> Any:
+    if collate is None and hasattr(dataset, "__getitems__"):
+        found = dataset.__getitems__(rows)
+        if not isinstance(found, list):
+            return found
+    samples = [dataset[row] for row in rows]
+    if collate is not None:
+        return collate(samples)
+    if isinstance(samples[0], BaseData):
+        return Batch.from_data_list(samples)
+    return default_collate(samples)
+
+
+def _graphs(dataset: Any, count: int, join: Any) -> tuple[Floats, Any, bool]:
+    told: Any = dataset.sizes() if _has_sizes(dataset) else None
+    if hasattr(told, "nodes"):
+        table = np.stack([np.ones(count), told.nodes, told.edges], axis=1)
+        return table.astype(np.float64), join, False
+    looked = min(count, _READ_AT_MOST)
+    rows = [
+        (1, _nodes(each), each.num_edges)
+        for each in map(dataset.__getitem__, range(looked))
+    ]
+    return np.array(rows, np.float64), join, looked < count
+
+
+def _nodes(graph: Any) -> int:
+    return int(graph.num_nodes or 0)
+
+
+def _lengths(dataset: Any, count: int) -> tuple[Ints | None, bool]:
+    """Find the tokens of each sample: the length of its longest tensor."""
+    told: Any = dataset.sizes() if _has_sizes(dataset) else None
+    if hasattr(told, "tokens"):
+        tokens: Ints = told.tokens
+        return (tokens if tokens.any() else None), False
+    looked = min(count, _READ_AT_MOST)
+    lengths = [_length(dataset[row]) for row in range(looked)]
+    return np.array(lengths, np.int64), looked < count
+
+
+def _has_sizes(dataset: Any) -> bool:
+    return hasattr(dataset, "sizes") and getattr(dataset, "cache", True) is not None
+
+
+def _length(sample: Any) -> int:
+    tensors = [
+        t for t in tree_iter(sample) if isinstance(t, (torch.Tensor, np.ndarray))
+    ]
+    return max((len(t) for t in tensors if t.ndim), default=0)

@@ -1,0 +1,116 @@
+"""Prices any batch from its sizes alone, after a few tiny tracked steps.
+
+A step makes the same tensors in the same order whatever its batch, and each one's bytes
+are linear in the batch's sizes.  So the sum of live bytes is linear at every point of
+the step, and the peak is the largest of those lines: exact, not fitted by phase.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from loaderkit.budget.track import Log
+
+    Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Surrogate:
+    """Lines whose largest is the peak."""
+
+    names: tuple[str, ...]
+    """What a batch is described by, such as ("graphs", "nodes", "edges")."""
+    lines: Floats
+    """Coefficients ``[lines, 1 + names]``: a constant, then bytes for one of each."""
+    phases: tuple[str, ...]
+    """The phase each line belongs to."""
+    error: float
+    """Largest relative error on the steps it was made from."""
+
+    def price(self, sizes: Any) -> Floats:
+        """Give the peak of batches.
+
+        Args:
+            sizes: Their sizes ``[batches, names]``.
+
+        Returns:
+            Bytes ``[batches]``.
+        """
+        described = np.asarray(sizes, np.float64).reshape(-1, len(self.names))
+        best = np.full(len(described), -np.inf)
+        for line in self.lines:  # one at a time: no [batches, lines] table
+            np.maximum(best, line[0] + described @ line[1:], out=best)
+        return best
+
+    def phase(self, sizes: Sequence[float]) -> str:
+        """Say where the peak of one batch is."""
+        values = self.lines[:, 0] + self.lines[:, 1:] @ np.asarray(sizes, np.float64)
+        return self.phases[int(values.argmax())]
+
+    def slope(self, name: str) -> float:
+        """Give the bytes that one more of something costs in the steepest line."""
+        return float(self.lines[:, 1 + self.names.index(name)].max())
+
+
+def fit(names: Sequence[str], sizes: Any, logs: Sequence[Log]) -> Surrogate:
+    """Make a surrogate from tracked steps.
+
+    Args:
+        names: What batches are described by.
+        sizes: Their sizes ``[steps, names]``.
+        logs: What lived when, in each.
+
+    Returns:
+        The surrogate; lines of whole phases where the steps differ in their order.
+    """
+    described = np.asarray(sizes, np.float64)
+    table = np.hstack([np.ones((len(described), 1)), described])
+    aligned = len({len(log.events) for log in logs}) == 1
+    curves = [_sums(log) if aligned else _highest(log) for log in logs]
+    values = np.stack([curve for curve, _ in curves])
+    scale = np.maximum(np.abs(table).max(axis=0), 1)
+    solved = np.linalg.lstsq(table / scale, values, rcond=1e-9)[0]
+    lines = (solved / scale[:, None]).T
+    peaks = values.max(axis=1)
+    found = (table @ lines.T).max(axis=1)
+    error = float(np.abs(found / peaks - 1).max())
+    keep = _undominated(lines)
+    phases = curves[0][1]
+    return Surrogate(tuple(names), lines[keep], tuple(phases[i] for i in keep), error)
+
+
+def _sums(log: Log) -> tuple[Floats, list[str]]:
+    """Sum the live bytes after every event, and name the phase of each."""
+    sums = np.cumsum([size for _, size in log.events], dtype=np.float64)
+    phases = ["base"] * len(sums)
+    for at, phase in log.marks:
+        phases[at:] = [phase] * (len(phases) - at)
+    return sums, phases
+
+
+def _highest(log: Log) -> tuple[Floats, list[str]]:
+    """Take the highest sum of each phase."""
+    sums, phases = _sums(log)
+    names = ["base", "zero_grad", "forward", "loss", "backward", "step"]
+    best = dict.fromkeys(names, 0.0)
+    for value, phase in zip(sums, phases, strict=True):
+        best[phase] = max(best.get(phase, 0.0), float(value))
+    return np.array([best[name] for name in names]), names
+
+
+def _undominated(lines: Floats) -> list[int]:
+    """Keep the lines that no other one is above everywhere (sizes are positive)."""
+    order = sorted(range(len(lines)), key=lambda i: tuple(-lines[i]))
+    kept: list[int] = []
+    for i in order:
+        if not any((lines[j] >= lines[i] - 0.5).all() for j in kept):
+            kept.append(i)
+    return kept
