@@ -280,8 +280,8 @@ class _Planner:
             batch_size=self.batch_size,
             configurations=[
                 self._configured("A (balanced)", pricing, self.limit),
-                self._smallest(),
-                self._on_cpu(),
+                self._smallest(pricing),
+                self._on_cpu(pricing),
             ],
             estimate=base,
             cause=explain_peak(base, found),
@@ -309,18 +309,21 @@ class _Planner:
             budget=budgets(pricing, limit, most) if count else {},
         )
 
-    def _smallest(self) -> Configuration:
+    def _smallest(self, pricing: Pricing) -> Configuration:
         """One sample a piece, with everything that makes it smaller."""
         step = self.step.but(checkpoint=bool(blocks_of(self.model)))
         if step.autocast is None:
             step = step.but(autocast=torch.bfloat16)
         variants = ("loop", "fused") if step.optimizer is not None else ("default",)
-        tried = [self._single(step.but(variant=variant)) for variant in variants]
+        tried = [
+            self._single(pricing.under(step.but(variant=variant)))
+            for variant in variants
+        ]
         best = min(tried, key=lambda each: each.peak)
         return best if best.peak <= self.limit else _without(best)
 
-    def _single(self, step: Step) -> Configuration:
-        pricing = price(self.model, self.samples, step)
+    def _single(self, pricing: Pricing) -> Configuration:
+        step = pricing.step
         return Configuration(
             name="B (minimum)",
             micro_batch=1,
@@ -334,10 +337,11 @@ class _Planner:
             budget={},
         )
 
-    def _on_cpu(self) -> Configuration:
-        host = read_host().available_bytes
+    def _on_cpu(self, pricing: Pricing) -> Configuration:
+        if self.step.target.kind == "cpu":
+            return self._configured("C (CPU)", pricing, self.limit)
         step = self.step.but(target=DeviceSpec("cpu"), variant="default")
-        limit = self.limit if self.step.target.kind == "cpu" else host
+        limit = read_host().available_bytes
         return self._configured("C (CPU)", price(self.model, self.samples, step), limit)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,8 +15,13 @@ from loaderkit.budget.track import track_step
 if TYPE_CHECKING:
     from loaderkit.budget.steps import Step
 
-_COUNTS = (2, 3, 4, 5, 6, 8)
-"""Samples of the small steps a surrogate is made from; never 1 alone."""
+_COUNTS = {
+    "samples": (2, 4, 6),
+    "sequences": (2, 3, 4, 5, 6),
+    "graphs": (2, 3, 4, 5, 6, 8),
+}
+"""Samples of the small steps a surrogate is made from: one step more than unknowns, the
+last to see the error; never 1 alone, which takes other kernels."""
 _EPOCHS = (200, 20_000)
 """Epochs that are simulated: at least, at most."""
 _DRAWS = 20_000_000
@@ -36,6 +41,10 @@ class Pricing:
     """How a step is made."""
     surrogate: Surrogate
     """What a batch costs."""
+
+    def under(self, step: Step) -> Pricing:
+        """Track other steps of the same samples; which are dearest stays as it was."""
+        return replace(self, step=step)
 
     def direct(self, rows: list[int]) -> int:
         """Track the batch of some rows: exact, some 0.1 s."""
@@ -75,7 +84,10 @@ def price(model: Any, samples: Samples, step: Step) -> Pricing:
     Returns:
         What any batch costs.
     """
-    chosen = [_spread(samples, count, turn) for turn, count in enumerate(_COUNTS)]
+    chosen = [
+        _spread(samples, count, turn)
+        for turn, count in enumerate(_COUNTS[samples.kind])
+    ]
     sizes = [samples.describe(rows) for rows in chosen]
     logs = [track_step(model, samples.join(rows), step) for rows in chosen]
     return Pricing(model, samples, step, fit(NAMES[samples.kind], sizes, logs))

@@ -1,0 +1,241 @@
+"""The largest batch against brute force, and chances against simulated epochs."""
+
+import numpy as np
+import pytest
+import torch
+from models import DENSE, GRAPHS, Attention, TwoLayers, graph, perceptron
+from torch_geometric.nn import GATConv, GCNConv
+
+from loaderkit import BudgetError, DeviceSpec, build_loader, pack, plan_batch
+from loaderkit.budget.estimate import estimate
+from loaderkit.budget.samples import read_samples
+from loaderkit.budget.solve import budgets, price, probability
+from loaderkit.budget.steps import Step
+
+MIB = 2**20
+
+
+def unequal(count, seed=0):
+    """Graphs of very different sizes."""
+    rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    nodes = np.minimum(rng.lognormal(3.5, 1, count), 2000).astype(int) + 10
+    edges = (nodes * rng.uniform(1, 20, count)).astype(int)
+    return [graph(int(n), int(e), generator) for n, e in zip(nodes, edges, strict=True)]
+
+
+def solvable():
+    names = ("GCN", "GAT", "SAGE", "GIN", "GEN", "Transformer")
+    data = unequal(16)
+    for name in names:
+        yield name, GRAPHS[name](), data
+    for name in ("perceptron", "attention with dropout", "attention", "embedding"):
+        make, rows = DENSE[name]
+        yield name, make(), list(rows(16))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "data"), [pytest.param(*case[1:], id=case[0]) for case in solvable()]
+)
+def test_the_largest_batch_equals_brute_force(model, data):
+    pricing = price(model, read_samples(data), Step())
+    peaks = [pricing.worst(count) for count in range(1, len(data) + 1)]
+    smallest, largest = min(peaks), max(peaks)
+
+    for share in (0.2, 0.5, 0.8):
+        limit = int(smallest + share * (largest - smallest))
+        brute = max(n for n, peak in enumerate(peaks, 1) if peak <= limit)
+        assert pricing.largest(limit) == brute
+    assert pricing.largest(smallest - 1) == 0
+    assert pricing.largest(largest) == len(data)
+
+
+@pytest.mark.parametrize("name", ["GCN", "GAT", "SAGE"])
+def test_merged_batches_are_priced_within_half_a_percent(name):
+    data, model = unequal(200), GRAPHS[name]()
+    samples = read_samples(data)
+    pricing = price(model, samples, Step())
+    rng = np.random.default_rng(0)
+
+    for count in (8, 32, 64):
+        rows = rng.choice(200, count, replace=False).tolist()
+        told = pricing.surrogate.price(samples.describe(rows))[0]
+        assert told == pytest.approx(pricing.direct(rows), rel=0.005)
+
+
+def test_the_dearest_batch_is_dearer_than_random_ones():
+    data = unequal(60)
+    samples = read_samples(data)
+    pricing = price(GRAPHS["GAT"](), samples, Step())
+    rng = np.random.default_rng(0)
+
+    prices, _ = samples.worst(pricing.surrogate)
+
+    for count in (1, 7, 20):
+        drawn = np.stack([rng.permutation(60)[:count] for _ in range(500)])
+        assert (
+            pricing.surrogate.price(samples.describe(drawn)).max() <= prices[count - 1]
+        )
+
+
+def test_the_chance_of_running_out_is_that_of_simulated_epochs():
+    data = unequal(300)
+    samples = read_samples(data)
+    pricing = price(GRAPHS["GAT"](), samples, Step())
+    epochs = _simulated(pricing, 16, 40_000)
+    limit = int(np.quantile(epochs, 0.75))
+
+    one = probability(pricing, 16, limit, seed=1)
+    five = probability(pricing, 16, limit, epochs=5, seed=1)
+
+    rng = np.random.default_rng(9)
+    fives = rng.choice(epochs, (100_000, 5)).max(axis=1)
+    assert one == pytest.approx((epochs > limit).mean(), abs=0.02)
+    assert five == pytest.approx((fives > limit).mean(), abs=0.02)
+    assert five > 0.7  # "it crashed in the 5th epoch"
+
+
+def _simulated(pricing, size, rounds):
+    """The dearest batch of each of many shuffled epochs."""
+    rng, total = np.random.default_rng(5), len(pricing.samples)
+    orders = rng.random((rounds, total)).argsort(axis=1)
+    parts = np.split(orders, range(size, total, size), axis=1)
+    prices = [pricing.surrogate.price(pricing.samples.describe(p)) for p in parts]
+    return np.max(prices, axis=0)
+
+
+def test_a_limit_no_batch_reaches_is_safe_and_one_below_all_is_not():
+    pricing = price(GRAPHS["GCN"](), read_samples(unequal(50)), Step())
+
+    assert probability(pricing, 8, 10**12, epochs=1000) == 0.0
+    assert probability(pricing, 8, 1) == 1.0
+
+
+def test_every_batch_within_the_node_budget_fits(tmp_path):
+    data, model = unequal(120), TwoLayers(GATConv)
+    limit = 24 * MIB
+    cached = pack(data, tmp_path / "graphs.lk")
+
+    plan = plan_batch(model, cached, "cpu", limit=limit, batch_size=32)
+
+    bounds = plan.configurations[0].budget
+    loader = build_loader(
+        cached, "cpu", shuffle=True, seed=1, num_workers=0, oversized="alone", **bounds
+    )
+    sizes = [(b.num_graphs, b.num_nodes, b.num_edges) for b in loader]
+    assert plan.price(sizes).max() <= limit
+    assert max(nodes for _, nodes, _ in sizes) > 0.5 * bounds["max_nodes"]
+
+
+def test_a_plan_prints_configurations_chances_and_gains():
+    data, model = unequal(100), TwoLayers(GCNConv)
+
+    plan = plan_batch(model, data, "mps", limit="16 MiB", batch_size=16, epochs=20)
+
+    text = str(plan)
+    for words in ("A (balanced)", "B (minimum)", "C (CPU)", "out of memory within 5"):
+        assert words in text
+    assert plan.micro_batch < 16
+    first, smallest, cpu = plan.configurations
+    assert first.accumulation * first.micro_batch >= 16
+    assert smallest.peak < first.peak
+    assert (cpu.device, cpu.micro_batch) == ("cpu", 16)
+    assert plan.chances[20] >= plan.chances[5] >= plan.chances[1]
+    assert plan.to_json()["configurations"][0]["micro_batch"] == plan.micro_batch
+    assert plan.ok
+
+
+def test_the_batch_is_not_blamed_for_the_optimizer():
+    data = list(torch.randn(32, 784))
+
+    plan = plan_batch(perceptron(), data, "mps", limit="1 GiB", batch_size=8)
+
+    assert "the peak is in step" in plan.cause.lower()
+    assert "the batch is not the cause" in plan.cause
+    saved = {gain.remedy.name: gain.saves for gain in plan.gains}
+    assert saved["fused optimizer"] > 10 * saved["micro-batches"]
+
+
+def test_each_gain_is_the_estimate_made_again():
+    data = list(torch.randn(32, 40, 7))
+    model = Attention(layers=4)
+
+    plan = plan_batch(model, data, "cpu", limit="1 GiB", batch_size=32)
+
+    gains = {gain.remedy.name: gain for gain in plan.gains}
+    batch = torch.stack(data)
+    base = estimate(model, batch, Step()).peak
+    half = estimate(model, batch[:16], Step()).peak
+    again = estimate(model, batch, Step(checkpoint=True)).peak
+    assert gains["micro-batches"].saves == base - half
+    assert gains["checkpointing"].saves == base - again
+
+
+class Ragged(torch.utils.data.Dataset):
+    """Sequences of unequal lengths, padded to the longest of a batch."""
+
+    lengths = (5, 40, 12, 33, 8, 25, 17, 60, 9, 14, 21, 30)
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, row):
+        return torch.randn(self.lengths[row], 7)
+
+
+def pad(samples):
+    return torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)
+
+
+def test_sequences_are_planned_by_tokens():
+    plan = plan_batch(
+        Attention(), Ragged(), "cpu", limit="3 MiB", batch_size=12, collate_fn=pad
+    )
+
+    pricing = plan.pricing
+    assert pricing.samples.kind == "sequences"
+    rows = [7, 1, 3]
+    told = pricing.surrogate.price(pricing.samples.describe(rows))[0]
+    assert told == pytest.approx(pricing.direct(rows), rel=0.005)
+    best = plan.configurations[0]
+    assert pricing.worst(best.micro_batch) <= plan.limit
+    assert pricing.worst(best.micro_batch + 1) > plan.limit
+    assert best.budget["max_tokens"] >= 60
+
+
+def test_nothing_fits_is_said():
+    plan = plan_batch(perceptron(), list(torch.randn(4, 784)), "cpu", limit="1 MiB")
+
+    assert not plan.ok
+    assert "nothing fits: one sample takes" in str(plan)
+    assert plan.micro_batch == 0
+
+
+def test_limits_are_asked_of_the_device_or_the_specification():
+    model, data = perceptron(), list(torch.randn(8, 784))
+
+    card = plan_batch(model, data, DeviceSpec("cuda", memory_bytes=2**30))
+    host = plan_batch(model, data, "cpu")
+
+    assert card.limit == round(0.9 * 2**30)
+    assert any("free now" in note for note in host.notes)
+    if not torch.cuda.is_available():
+        with pytest.raises(BudgetError, match="no cuda here"):
+            plan_batch(model, data, "cuda")
+
+
+def test_wrong_arguments_are_refused():
+    model, data = perceptron(), list(torch.randn(8, 784))
+    for wrong in ({"batch_size": 0}, {"limit": 0}, {"limit": "much"}):
+        with pytest.raises(ValueError, match=r"batch_size|positive|size"):
+            plan_batch(model, data, "cpu", **wrong)
+    with pytest.raises(TypeError, match="no option 'speed'"):
+        plan_batch(model, data, "cpu", limit="1 GiB", speed=3)
+    with pytest.raises(ValueError, match="empty"):
+        plan_batch(model, [], "cpu", limit="1 GiB")
+
+
+def test_budgets_of_equal_samples_are_their_number():
+    pricing = price(perceptron(), read_samples(list(torch.randn(8, 784))), Step())
+
+    assert budgets(pricing, 2**30, 8) == {}

@@ -1,0 +1,435 @@
+"""Gradients of pieces equal the whole's, also after running out of memory."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from models import TwoLayers, graphs
+from torch import nn
+from torch_geometric.nn import GCNConv
+
+from loaderkit import BudgetError, MicroBatcher, transactional_step
+from loaderkit.budget.pieces import count_samples, cut, weight_of
+
+
+@pytest.fixture(autouse=True)
+def exactly():
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+class SmallError(RuntimeError):
+    """What a device of a few samples raises."""
+
+    def __init__(self, count):
+        super().__init__(
+            f"CUDA out of memory. Tried to allocate {count}.00 GiB (GPU 0; 8.00 GiB "
+            "total capacity; 7.00 GiB already allocated; 0 bytes free; 7.00 GiB "
+            "reserved in total by PyTorch)"
+        )
+
+
+class Limited(nn.Module):
+    """Runs out of memory above so many rows, at a chosen place."""
+
+    def __init__(self, inner, most, where="forward"):
+        super().__init__()
+        self.inner, self.most, self.where, self.failed = inner, most, where, 0
+        self.seen = []
+
+    def forward(self, x):
+        self.seen.append(len(x))
+        out = self.inner(x)
+        if len(x) > self.most:
+            self.failed += 1
+            self.held = weakref.ref(out)
+            if self.where == "forward":
+                raise SmallError(len(x))
+            return Bomb.apply(out)
+        return out
+
+
+class Bomb(torch.autograd.Function):
+    """Lets the backward pass fill the last layer's gradients and then fails."""
+
+    @staticmethod
+    def forward(_ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(_ctx, grad):
+        raise SmallError(len(grad))
+
+
+def deep():
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def whole_gradient(model, batch, loss):
+    model.zero_grad()
+    loss(model(batch[0]), batch[1]).backward()
+    return [p.grad.clone() for p in model.parameters()]
+
+
+def far(model, expected):
+    got = [p.grad for p in model.parameters()]
+    pairs = zip(got, expected, strict=True)
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
+
+
+def plain(model):
+    """An optimizer that leaves gradients where they can be looked at."""
+    return torch.optim.SGD(model.parameters(), lr=0.0)
+
+
+BATCH = (torch.randn(11, 6), torch.randint(0, 3, (11,)))
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 10, 11, 99, None])
+def test_pieces_make_the_gradient_of_the_whole(size):
+    model, loss = deep().double(), nn.functional.cross_entropy
+    batch = (BATCH[0].double(), BATCH[1])
+    expected = whole_gradient(model, batch, loss)
+
+    result = MicroBatcher(model, plain(model), loss, micro_batch=size).step(batch)
+
+    assert far(model, expected) < 1e-12
+    assert float(result.loss) == pytest.approx(loss(model(batch[0]), batch[1]).item())
+
+
+def test_dividing_by_the_number_of_pieces_would_be_wrong():
+    model, loss = deep().double(), nn.functional.cross_entropy
+    batch = (BATCH[0].double(), BATCH[1])
+    expected = whole_gradient(model, batch, loss)
+
+    model.zero_grad()
+    for start in (0, 4, 8):
+        rows = slice(start, start + 4)
+        (loss(model(batch[0][rows]), batch[1][rows]) / 3).backward()
+
+    assert far(model, expected) > 0.01  # the uneven last piece counts too much
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_running_out_anywhere_leaves_the_gradient_equal(where, most):
+    model, loss = Limited(deep().double(), most, where), nn.functional.cross_entropy
+    batch = (BATCH[0].double(), BATCH[1])
+    expected = whole_gradient(model.inner, batch, loss)
+    trainer = MicroBatcher(model, plain(model), loss)
+
+    first = trainer.step(batch)
+    failed = model.failed
+    second = trainer.step(batch)
+
+    assert far(model.inner, expected) < 1e-12
+    assert first.retries == failed > 0
+    assert second.retries == 0  # the answer is kept
+    assert first.micro_batch <= most
+
+
+def test_a_piece_that_fails_later_keeps_the_earlier_ones():
+    model, loss = Limited(deep().double(), 99), nn.functional.cross_entropy
+    batch = (BATCH[0].double(), BATCH[1])
+    expected = whole_gradient(model.inner, batch, loss)
+
+    def tighten(module, _args):
+        if len(module.seen) == 2:
+            module.most = 2
+
+    model.register_forward_pre_hook(tighten)
+    result = MicroBatcher(model, plain(model), loss, micro_batch=4).step(batch)
+
+    assert model.seen[:2] == [4, 4]
+    assert result.retries == 1
+    assert far(model.inner, expected) < 1e-12
+
+
+def test_the_failed_piece_lets_go_of_its_tensors_before_the_next():
+    model = Limited(deep().double(), 5)
+    alive = []
+
+    def look(module, _args):
+        if module.failed and len(module.seen) == module.failed:
+            alive.append(module.held())
+
+    model.register_forward_pre_hook(look)
+    gc.disable()
+    try:
+        MicroBatcher(model, plain(model)).step(BATCH[0].double())
+    finally:
+        gc.enable()
+
+    assert alive
+    assert all(tensor is None for tensor in alive)
+
+
+def test_random_numbers_and_buffers_are_put_back():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(6, 1)
+            self.register_buffer("calls", torch.zeros(()))
+            self.drawn = []
+
+        def forward(self, x):
+            self.calls += 1
+            self.drawn.append(float(torch.rand(())))
+            if len(x) > 6:
+                raise SmallError(len(x))
+            return self.inner(x)
+
+    model = Counting()
+    result = MicroBatcher(model, plain(model)).step(BATCH[0].double())
+
+    assert float(model.calls) == result.pieces == 2
+    assert model.drawn[0] == model.drawn[1]  # the retry draws what the failure drew
+
+
+def test_one_sample_that_does_not_fit_raises_the_original_with_its_diagnosis():
+    model = Limited(deep().double(), 0)
+    before = [p.detach().clone() for p in model.parameters()]
+
+    with pytest.raises(SmallError) as caught:
+        MicroBatcher(model, plain(model)).step(BATCH[0].double())
+
+    assert caught.value.diagnosis.requested == 2**30
+    assert all(p.grad is None for p in model.parameters())
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_other_errors_pass_through_and_leave_gradients_as_they_were():
+    model = deep().double()
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+
+    def broken(piece, _share):
+        model(piece).sum().backward()
+        msg = "a bug"
+        raise RuntimeError(msg)
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        transactional_step(model, BATCH[0].double(), broken, micro_batch=4)
+
+    assert torch.equal(model[0].weight.grad, torch.ones_like(model[0].weight))
+    assert model[2].weight.grad is None
+
+
+def test_a_transaction_adds_to_the_gradients_there_are():
+    model = deep().double()
+    x = BATCH[0].double()
+    model(x).mean().backward()
+    twice = [2 * p.grad for p in model.parameters()]
+
+    def backward(piece, share):
+        value = model(piece).mean() * share
+        value.backward()
+        return value.detach()
+
+    result = transactional_step(model, x, backward, micro_batch=3)
+
+    assert far(model, twice) < 1e-12
+    assert result.pieces == 4
+
+
+def test_graphs_are_weighted_by_nodes():
+    batch, model = graphs(9, nodes=20), TwoLayers(GCNConv).double()
+    batch.x, batch.y = batch.x.double(), torch.randn(batch.num_nodes).double()
+    nodewise = nn.Linear(64, 1)
+
+    class Nodes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.last = model.first, nodewise
+
+        def forward(self, data):
+            return self.last(self.inner(data.x, data.edge_index)).view(-1)
+
+    def loss(out, data):
+        return nn.functional.mse_loss(out, data.y)
+
+    whole = Nodes()
+    loss(whole(batch), batch).backward()
+    expected = [p.grad.clone() for p in whole.parameters()]
+
+    batch._slice_dict["y"] = batch.ptr
+    batch._inc_dict["y"] = torch.zeros(9, dtype=torch.long)
+    result = MicroBatcher(whole, plain(whole), loss, 4, "nodes").step(batch)
+
+    assert far(whole, expected) < 1e-12
+    assert result.weight == batch.num_nodes
+
+
+def test_sequences_are_weighted_by_tokens():
+    lengths = torch.tensor([5, 2, 7, 1, 4])
+    mask = torch.arange(7) < lengths[:, None]
+    batch = {"x": torch.randn(5, 7, 6), "mask": mask}
+
+    class Tokens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(6, 1)
+
+        def forward(self, x, mask):
+            return (self.inner(x).squeeze(-1) * mask).sum() / mask.sum()
+
+    model = Tokens()
+    model(**batch).backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+
+    trainer = MicroBatcher(model, plain(model), lambda out: out, 2, "tokens")
+    trainer.step(batch)
+
+    assert far(model, expected) < 1e-12
+
+
+def test_the_gradient_is_clipped_once_and_as_a_whole():
+    model, loss = deep().double(), nn.functional.cross_entropy
+    batch = (BATCH[0].double(), BATCH[1])
+    whole_gradient(model, batch, loss)
+    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    expected = [p.grad.clone() for p in model.parameters()]
+
+    MicroBatcher(model, plain(model), loss, micro_batch=3, clip_norm=0.01).step(batch)
+
+    assert far(model, expected) < 1e-12
+
+
+def test_the_last_window_is_not_lost():
+    model, loss = deep().double(), nn.functional.mse_loss
+    batches = [(torch.randn(n, 6), torch.randn(n, 3)) for n in (4, 4, 4, 4, 3)]
+    joined = tuple(torch.cat(part) for part in zip(*batches[3:], strict=True))
+    expected = whole_gradient(model, joined, loss)
+
+    results = list(MicroBatcher(model, plain(model), loss).windows(batches, 3))
+
+    assert [result.weight for result in results] == [12, 7]
+    assert far(model, expected) < 1e-12
+
+
+def test_a_grad_scaler_scales_and_unscales():
+    model, loss = deep().double(), nn.functional.mse_loss
+    batch = (torch.randn(8, 6), torch.randn(8, 3))
+    expected = whole_gradient(model, batch, loss)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    trainer = MicroBatcher(
+        model, plain(model), loss, micro_batch=3, scaler=scaler, clip_norm=1e9
+    )
+    trainer.step(batch)
+
+    assert far(model, expected) < 1e-12
+
+
+def test_autocast_reaches_the_forward_pass():
+    seen = []
+    model = deep().float()
+    model[0].register_forward_hook(lambda module, args, out: seen.append(out.dtype))
+    trainer = MicroBatcher(model, plain(model), autocast=torch.bfloat16)
+
+    trainer.step(torch.randn(4, 6, dtype=torch.float32))
+
+    assert seen == [torch.bfloat16]
+
+
+def test_batch_statistics_refuse_pieces_with_the_reason():
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
+    x = BATCH[0].double()
+
+    assert MicroBatcher(model, plain(model)).step(x).pieces == 1
+    with pytest.raises(BudgetError, match="statistics of its batch") as caught:
+        MicroBatcher(model, plain(model), micro_batch=4).step(x)
+    assert "get_submodule('1').eval()" in caught.value.fix
+    model[1].eval()
+    assert MicroBatcher(model, plain(model), micro_batch=4).step(x).pieces == 3
+
+
+def test_contrastive_losses_refuse_pieces():
+    model = Limited(deep().double(), 5)
+
+    with pytest.raises(BudgetError, match="cannot be computed in pieces"):
+        MicroBatcher(model, plain(model), independent=False).step(BATCH[0].double())
+
+
+def test_batches_of_every_form_are_cut():
+    pair = ({"x": torch.arange(5), "n": 7}, torch.arange(5) * 2)
+    named = {"x": torch.zeros(5, 2), "names": list("abcde"), "scale": torch.ones(3)}
+
+    assert cut(pair, 1, 3)[1].tolist() == [2, 4]
+    assert cut(pair, 1, 3)[0]["n"] == 7
+    assert cut(named, 3, 5)["names"] == ["d", "e"]
+    assert cut(named, 3, 5)["scale"].shape == (3,)
+    assert cut(graphs(4), 1, 3).num_graphs == 2
+    assert count_samples(graphs(4)[0]) == 1
+    assert weight_of(torch.zeros(3, 5, 2), "tokens") == 15
+    assert weight_of(torch.zeros(3), lambda piece: 2 * len(piece)) == 6
+
+
+def test_wrong_arguments_are_refused():
+    model = deep().double()
+    with pytest.raises(ValueError, match="must be at least 1"):
+        MicroBatcher(model, plain(model), micro_batch=0).step(BATCH[0])
+    with pytest.raises(ValueError, match="must be at least 1"):
+        next(MicroBatcher(model, plain(model)).windows([], 0))
+    with pytest.raises(ValueError, match="weigh must be one of"):
+        MicroBatcher(model, plain(model), weigh="words").step(BATCH[0].double())
+    with pytest.raises(ValueError, match="to be cut"):
+        count_samples("text")
+    with pytest.raises(ValueError, match="a mask, lengths"):
+        weight_of({"x": torch.zeros(3)}, "tokens")
+
+
+RANKS = """
+import sys, torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from loaderkit import MicroBatcher
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+torch.set_default_dtype(torch.float64)
+model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+x = torch.randn(12, 6)
+model(x).pow(2).mean().backward()
+expected = [p.grad.clone() for p in model.parameters()]
+
+class Limited(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = model
+    def forward(self, x):
+        if rank == 1 and len(x) > 2:
+            raise RuntimeError("Invalid buffer size: 9.00 GB")
+        return self.inner(x)
+
+model.zero_grad()
+wrapped = DistributedDataParallel(Limited())
+sgd = torch.optim.SGD(wrapped.parameters(), lr=0.0)
+trainer = MicroBatcher(wrapped, sgd, lambda out: out.pow(2).mean(), micro_batch=5)
+result = trainer.step(x[rank * 6 : rank * 6 + 6])
+far = max(float((p.grad - e).abs().max()) for p, e in zip(model.parameters(), expected))
+print(f"rank{rank} retries={result.retries} equal={far < 1e-12}", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_two_ranks_average_once_although_one_runs_out(tmp_path):
+    import subprocess
+    import sys
+
+    script = tmp_path / "ranks.py"
+    script.write_text(RANKS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
+    done = subprocess.run(
+        [*command, "--master_port=29613", str(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+    assert "rank0 retries=0 equal=True" in done.stdout, done.stderr
+    assert "rank1 retries=2 equal=True" in done.stdout
