@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from loaderkit.budget.batch import BatchPlan, Configuration, plan_batch
     from loaderkit.budget.environment import Finding
     from loaderkit.budget.estimate import StepEstimate, estimate_step
+    from loaderkit.budget.gate import assert_fits
     from loaderkit.budget.micro_batch import (
         MicroBatcher,
         StepResult,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
         CacheVersionError,
         DamagedCacheError,
         DatasetError,
+        DoesNotFitError,
         LeakError,
         LoaderError,
         LoaderkitError,
@@ -82,6 +84,7 @@ _HOME = {
     "DevicePrefetcher": "loader.prefetch",
     "DeviceSpec": "budget.steps",
     "Diagnosis": "budget.oom",
+    "DoesNotFitError": "errors",
     "EpochHygiene": "memory.hygiene",
     "Finding": "budget.environment",
     "Growth": "leaks.growth",
@@ -112,6 +115,7 @@ _HOME = {
     "Timeline": "memory.meter",
     "Trend": "leaks.trend",
     "Verification": "cache.verify",
+    "assert_fits": "budget.gate",
     "assert_no_leak": "leaks.checks",
     "build_loader": "loader.build",
     "check_environment": "budget.settings",
@@ -150,6 +154,7 @@ __all__ = [  # noqa: RUF022 -- as _HOME, then the version
     "DevicePrefetcher",
     "DeviceSpec",
     "Diagnosis",
+    "DoesNotFitError",
     "EpochHygiene",
     "Finding",
     "Growth",
@@ -180,6 +185,7 @@ __all__ = [  # noqa: RUF022 -- as _HOME, then the version
     "Timeline",
     "Trend",
     "Verification",
+    "assert_fits",
     "assert_no_leak",
     "build_loader",
     "check_environment",

@@ -8,7 +8,8 @@ LoaderkitError
 +-- DatasetError           a sample cannot be loaded, stored or batched
 +-- LoaderError            a loader cannot be built, or a worker of it died
 +-- LeakError              memory grows from epoch to epoch
-+-- BudgetError            it will not fit, or cannot be changed any more
++-- BudgetError            it cannot be planned, split, or changed any more
+    +-- DoesNotFitError    a step takes more than it may; also an AssertionError
 """
 
 from __future__ import annotations
@@ -66,4 +67,8 @@ class LeakError(LoaderkitError, RuntimeError):
 
 
 class BudgetError(LoaderkitError, RuntimeError):
-    """Something will not fit, or can no longer be changed."""
+    """Something cannot be planned, split, or changed any more."""
+
+
+class DoesNotFitError(BudgetError, AssertionError):
+    """A step takes more memory than it may, or than it did."""

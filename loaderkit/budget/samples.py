@@ -132,6 +132,34 @@ def read_samples(
     return Samples(dataset, "sequences", sizes, join, partly)
 
 
+def samples_of_shape(text: str, count: int) -> list[Any]:
+    """Make samples of zeros.
+
+    Args:
+        text: Shape of each argument of the model for one sample, such as
+            ``"80x7"`` or ``"3x32x32,20:int64"``.
+        count: How many.
+
+    Returns:
+        Tensors, or tuples of them for several arguments; they share one memory.
+
+    Raises:
+        ValueError: There is no such type of tensor.
+
+    >>> [tuple(t.shape) for t in samples_of_shape("3x8,5:int64", 2)[0]]
+    [(3, 8), (5,)]
+    """
+    tensors = []
+    for part in text.split(","):
+        shape, _, kind = part.partition(":")
+        dtype = getattr(torch, kind or "float32", None)
+        if not isinstance(dtype, torch.dtype):
+            msg = f"{kind!r} is no type of tensor; such as 80x7:int64"
+            raise ValueError(msg)  # noqa: TRY004 -- a text of the command line
+        tensors.append(torch.zeros([int(n) for n in shape.split("x")], dtype=dtype))
+    return [tensors[0] if len(tensors) == 1 else tuple(tensors)] * count
+
+
 def _join(
     dataset: Any, rows: list[int], collate: Callable[[list[Any]], Any] | None
 ) -> Any:

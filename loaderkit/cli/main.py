@@ -6,6 +6,7 @@ import argparse
 import importlib
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(run=_demo)
     _add_watch(commands, shared)
     _add_explain(commands, shared)
+    _add_plan(commands, shared)
     doctor = commands.add_parser(
         "doctor", parents=[shared], help="machine, limits, devices, settings"
     )
@@ -115,6 +117,26 @@ def _add_explain(commands: Any, shared: argparse.ArgumentParser) -> None:
         "file", nargs="?", default="-", help="a text or log; standard input if -"
     )
     explain.set_defaults(run=_explain)
+
+
+def _add_plan(commands: Any, shared: argparse.ArgumentParser) -> None:
+    plan = commands.add_parser(
+        "plan", parents=[shared], help="what batch fits, and what to change"
+    )
+    plan.add_argument("model", help="module:name or file.py:name of a torch module")
+    plan.add_argument(
+        "data",
+        help="a cache, module:name or file.py:name of a dataset, or the shape of each "
+        "argument for one sample, such as 80x7 or 3x32x32,20:int64",
+    )
+    plan.add_argument("--device", default="cpu", help="where it shall train")
+    plan.add_argument("--limit", type=_size, help="such as 8GiB; what is free if none")
+    plan.add_argument("--batch-size", type=_positive, default=32, metavar="N")
+    plan.add_argument("--epochs", type=_positive, default=100, metavar="N")
+    plan.add_argument("--optimizer", default="adam", help="such as adamw or sgd")
+    plan.add_argument("--autocast", help="such as bfloat16")
+    plan.add_argument("--loss", help="module:name or file.py:name of a loss")
+    plan.set_defaults(run=_plan)
 
 
 def _pack(options: argparse.Namespace) -> Any:
@@ -183,6 +205,44 @@ def _explain(options: argparse.Namespace) -> Any:
         raise LoaderkitError(what, fix=fix) from error
 
 
+def _plan(options: argparse.Namespace) -> Any:
+    from loaderkit.budget.batch import plan_batch
+
+    model = _found(options.model)
+    if isinstance(model, type) or not hasattr(model, "parameters"):
+        model = model()
+    try:
+        return plan_batch(
+            model,
+            _data(options),
+            options.device,
+            limit=options.limit,
+            batch_size=options.batch_size,
+            epochs=options.epochs,
+            optimizer=options.optimizer,
+            autocast=options.autocast,
+            loss=options.loss and _found(options.loss),
+        )
+    except (ValueError, TypeError, AttributeError) as error:
+        what = f"The plan cannot be made: {error}."
+        fix = "loaderkit plan file.py:Model data.lk --device mps --limit 8GiB"
+        raise LoaderkitError(what, fix=fix) from error
+
+
+def _data(options: argparse.Namespace) -> Any:
+    """Open a cache, find a dataset, or make samples of the given shapes."""
+    from loaderkit.budget.samples import samples_of_shape
+    from loaderkit.datasets.open import open_cache
+
+    if re.fullmatch(r"\d+(x\d+)*(:\w+)?(,\d+(x\d+)*(:\w+)?)*", options.data):
+        return samples_of_shape(options.data, options.batch_size)
+    return (
+        open_cache(options.data)
+        if Path(options.data).is_dir()
+        else _named(options.data)
+    )
+
+
 def _doctor(options: argparse.Namespace) -> Any:  # noqa: ARG001
     from loaderkit.cli.doctor import examine
 
@@ -197,19 +257,24 @@ def _live(text: str) -> None:
 
 def _named(text: str) -> Any:
     """Find a dataset by ``module:name`` or ``file.py:name``; call what makes one."""
+    found = _found(text)
+    made = isinstance(found, type) or not hasattr(found, "__len__")
+    return found() if made and callable(found) else found
+
+
+def _found(text: str) -> Any:
+    """Find something by ``module:name`` or ``file.py:name``."""
     where, _, name = text.rpartition(":")
     try:
         if where.endswith(".py"):
             module: Any = _run_file(Path(where))
         else:
             module = importlib.import_module(where)
-        found = getattr(module, name)
+        return getattr(module, name)
     except (ImportError, OSError, AttributeError) as error:
-        what = f"There is no dataset {text!r}: {error}."
-        why = "a source is a folder, or module:name, or file.py:name"
+        what = f"There is nothing called {text!r}: {error}."
+        why = "what is in code is named module:name, or file.py:name"
         raise LoaderkitError(what, why=why, fix="check the name") from error
-    made = isinstance(found, type) or not hasattr(found, "__len__")
-    return found() if made and callable(found) else found
 
 
 def _run_file(file: Path) -> Any:

@@ -78,7 +78,7 @@ def test_a_dataset_is_packed_by_its_name(tmp_path, capsys):
 @pytest.mark.parametrize("name", ["nothing:here", "string:nothing", "none.py:x"])
 def test_a_dataset_that_is_not_there_is_named(tmp_path, capsys, name):
     assert main(["pack", name, str(tmp_path / "c.lk")]) == 1
-    assert f"There is no dataset '{name}'" in capsys.readouterr().err
+    assert f"There is nothing called '{name}'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -174,3 +174,50 @@ def test_doctor_shows_limits_settings_and_the_plan(capsys, monkeypatch):
     assert main(["doctor", "--json"]) == 1
     findings = json.loads(capsys.readouterr().out)["environment"]["findings"]
     assert 7 in [each["number"] for each in findings]
+
+
+MODEL = """
+import torch
+class Small(torch.nn.Sequential):
+    def __init__(self):
+        layers = torch.nn.Linear(7, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)
+        super().__init__(*layers)
+ready = Small()
+data = [torch.zeros(7)] * 40
+class Graphs(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(2, 4)
+    def forward(self, data):
+        return self.inner(data.x)
+def loss(out):
+    return out.sum()
+"""
+
+
+def test_plan_takes_a_model_and_shapes_a_dataset_or_a_cache(tmp_path, folder, capsys):
+    code = tmp_path / "code.py"
+    code.write_text(MODEL)
+    assert main(["plan", f"{code}:Small", "80x7", "--limit", "1GiB"]) == 0
+    assert "A (balanced)  32 samples x 1" in capsys.readouterr().out
+
+    asked = ["--device", "mps", "--limit", "1KiB", "--loss", f"{code}:loss"]
+    assert main(["plan", f"{code}:ready", f"{code}:data", *asked]) == 1
+    assert "nothing fits" in capsys.readouterr().out
+
+    assert main(["pack", str(folder), str(tmp_path / "c.lk")]) == 0
+    capsys.readouterr()
+    asked = ["--batch-size", "4", "--limit", "1GiB", "--json"]
+    assert main(["plan", f"{code}:Graphs", str(tmp_path / "c.lk"), *asked]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["configurations"][0]["budget"]["max_nodes"] > 4
+
+
+def test_a_plan_that_cannot_be_made_says_why(tmp_path, capsys):
+    code = tmp_path / "code.py"
+    code.write_text(MODEL)
+
+    assert main(["plan", f"{code}:Small", "7:int65"]) == 1
+    assert "no type of tensor" in capsys.readouterr().err
+    assert main(["plan", f"{code}:Smal", "7"]) == 1
+    assert "nothing called" in capsys.readouterr().err

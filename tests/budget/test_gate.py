@@ -1,0 +1,61 @@
+"""assert_fits fails above a limit, and when a peak rises over its snapshot."""
+
+import json
+
+import pytest
+import torch
+from models import Attention
+from torch import nn
+
+from loaderkit import DoesNotFitError, assert_fits, estimate_step
+
+X = torch.zeros(16, 40, 7)
+
+
+def test_what_fits_passes_and_what_does_not_fails_with_the_cause():
+    assert assert_fits(Attention(), X, "1 GiB", device="mps").target.kind == "mps"
+
+    with pytest.raises(DoesNotFitError, match=r"more than 1\.00 MiB") as caught:
+        assert_fits(Attention(), X, 2**20, device="mps")
+
+    assert isinstance(caught.value, AssertionError)
+    assert "mostly activations" in str(caught.value)
+    assert "plan_batch" in caught.value.fix
+
+
+def test_a_peak_that_rises_over_its_snapshot_fails(tmp_path, monkeypatch):
+    file = tmp_path / "memory.json"
+    assert_fits(Attention(), X, snapshot=file)
+    assert_fits(Attention(), X, snapshot=file)
+    assert_fits(nn.Linear(7, 7), X, snapshot=file)  # an entry of its own
+
+    with pytest.raises(DoesNotFitError, match="rose by") as caught:
+        assert_fits(Attention(layers=3), X, snapshot=file)
+    assert "grew by" in str(caught.value)
+    assert_fits(Attention(layers=3), X, snapshot=file, rise=2.0)
+
+    monkeypatch.setenv("LOADERKIT_UPDATE_SNAPSHOTS", "1")
+    assert_fits(Attention(layers=3), X, snapshot=file)
+    monkeypatch.delenv("LOADERKIT_UPDATE_SNAPSHOTS")
+    kept = json.loads(file.read_text())
+    peak = estimate_step(Attention(layers=3), X).peak
+    assert kept["Attention on cpu"]["peak"] == peak
+    assert set(kept) == {"Attention on cpu", "Linear on cpu"}
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_rise_below_the_allowed_one_passes(tmp_path):
+    file = tmp_path / "memory.json"
+    assert_fits(Attention(), X, snapshot=file, name="small")
+    kept = json.loads(file.read_text())
+    kept["small"]["peak"] = round(kept["small"]["peak"] / 1.009)
+    file.write_text(json.dumps(kept))
+
+    assert_fits(Attention(), X, snapshot=file, name="small")
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(ValueError, match="needs limit=, snapshot="):
+        assert_fits(Attention(), X)
+    with pytest.raises(TypeError, match="no option 'margin'"):
+        assert_fits(Attention(), X, "1 GiB", margin=3)
