@@ -7,6 +7,7 @@ The rooms, in reading order; each one's docstring says what is inside:
     datasets  SafeDataset, SafeGraphDataset, pack, open_cache
     loader    build_loader, LoaderPlan
     leaks     LeakDetector, LeakReport, the pytest plugin
+    budget    estimate_step, plan_batch, diagnose_oom, MicroBatcher, check_environment
     cli       the ``loaderkit`` command
 
 Names load on first use: importing loaderkit does not import torch.

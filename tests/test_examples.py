@@ -12,5 +12,5 @@ EXAMPLES = sorted(Path(__file__).parents[1].glob("examples/*.py"))
 def test_an_example_runs_and_prints(file, capsys):
     runpy.run_path(str(file), run_name="__main__")
 
-    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert len(capsys.readouterr().out.splitlines()) >= 2
     assert len(file.read_text().splitlines()) <= 40

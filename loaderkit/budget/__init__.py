@@ -1,8 +1,12 @@
 """Will it fit, what to change, why did it die?
 
-Read in this order: ``messages`` (what an error text says), ``oom`` (what it means),
-``remedies`` (what can be changed, in order), ``environment`` (settings that do not do
-what they look like), ``track`` (a step without a device and without float memory),
-``estimate`` (its peak), ``surrogate`` (any batch's peak from its sizes), ``batch``
-(the largest batch that fits), ``micro_batch`` (a step that survives running out).
+Read in this order.  Why it died: ``wordings`` and ``messages`` (what an error text
+says), ``judge`` (what the numbers mean), ``remedies`` (what can be changed, in order),
+``oom`` (the diagnosis), ``environment`` and ``settings`` (variables that do not do what
+they look like).  Will it fit: ``steps`` (one training step), ``fakes`` and ``track``
+(the step without float memory), ``measure`` and ``calibrate`` (small real ones),
+``allocator`` (what a cache would hold), ``estimate`` (the peak), ``samples`` and
+``surrogate`` (any batch's peak from its sizes), ``solve`` and ``batch`` (the largest
+that fits), ``gains`` (what each remedy saves), ``gate`` (a test that it fits).  Training
+all the same: ``pieces`` and ``micro_batch``.
 """

@@ -68,7 +68,7 @@ class Configuration:
     """Whether blocks compute activations again."""
     optimizer: str
     """Its implementation: "default", "loop", "foreach" or "fused"."""
-    budget: dict[str, int]
+    budget: dict[str, Any]
     """Arguments for ``build_loader``, such as ``max_nodes``."""
 
     @property
@@ -85,7 +85,9 @@ class Configuration:
         extras = [self.precision]
         extras += ["checkpointing"] if self.checkpointing else []
         extras += [f"{self.optimizer} optimizer"] * (self.optimizer != "default")
-        bounds = ", ".join(f"{name}={value:,}" for name, value in self.budget.items())
+        bounds = ", ".join(
+            f"{name}={_said(value)}" for name, value in self.budget.items()
+        )
         takes = f"{format_bytes(self.peak)} of {format_bytes(self.limit)}"
         return (
             f"{self.name:13} {self.micro_batch:,} samples x {self.accumulation}, "
@@ -134,7 +136,8 @@ class BatchPlan:
 
         Args:
             sizes: For graphs ``[batches, (graphs, nodes, edges)]``; for sequences
-                ``[batches, (samples, tokens, tokens squared)]`` of the padded batch.
+                ``[batches, (samples, tokens, padded, padded squared)]``: places with
+                padding, and places times the longest.
 
         Returns:
             Peak bytes ``[batches]``.
@@ -231,6 +234,10 @@ def plan_batch(
     return _with_notes(plan, notes + _notes(plan, samples))
 
 
+def _said(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else repr(value)
+
+
 def _options(options: dict[str, Any]) -> PlanOptions:
     known = [each.name for each in fields(PlanOptions)]
     for name in options:
@@ -306,7 +313,7 @@ class _Planner:
             precision=str(step.autocast or torch.float32).removeprefix("torch."),
             checkpointing=step.checkpoint,
             optimizer=step.variant,
-            budget=budgets(pricing, limit, most) if count else {},
+            budget=budgets(pricing, limit, count, most) if count else {},
         )
 
     def _smallest(self, pricing: Pricing) -> Configuration:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch.utils._pytree import tree_map
-
-from loaderkit.budget.measure import held_bytes, measure_step, tensors_of
+from loaderkit.budget.measure import copied, held_bytes, measure_step, tensors_of
+from loaderkit.budget.pieces import count_samples, cut
 from loaderkit.budget.track import track_step
 
 if TYPE_CHECKING:
@@ -32,7 +30,7 @@ def calibrated(
     Returns:
         Peaks by phase; None when the batch cannot be made smaller.
     """
-    pair = _two_small(batch, phases)
+    pair = _two_small(model, batch, phases)
     if pair is None:
         return None
     points = []
@@ -60,7 +58,7 @@ def measured_line(model: Any, batch: Any, step: Step) -> dict[str, int] | None:
     Returns:
         Peaks by phase; None when the batch cannot be made smaller.
     """
-    pair = _two_small(batch, {})
+    pair = _two_small(model, batch, {})
     if pair is None:
         return None
     points = [(_size(small), measure_step(model, small, step)) for small in pair]
@@ -83,48 +81,20 @@ def _at(size: int, points: list[tuple[int, dict[str, int]]], name: str) -> float
     return low + (high - low) * (size - x0) / max(x1 - x0, 1)
 
 
-def samples_of(batch: Any) -> int | None:
-    """Count the samples of a batch: graphs, or rows of its first tensor."""
-    graphs = getattr(batch, "num_graphs", None)
-    if graphs is not None and hasattr(batch, "_slice_dict"):
-        return int(graphs)
-    if hasattr(batch, "to_dict"):
-        return None
-    tensors = [t for t in tensors_of(batch) if t.dim()]
-    return len(tensors[0]) if tensors else None
-
-
-def first_samples(batch: Any, count: int) -> Any:
-    """Take the first samples of a batch.
-
-    Args:
-        batch: A batch of PyG, or tensors with samples along dimension 0.
-        count: How many, up to :func:`samples_of`.
-
-    Returns:
-        A smaller batch of the same kind.
-    """
-    total = samples_of(batch)
-    if hasattr(batch, "to_data_list"):
-        return type(batch).from_data_list(batch.to_data_list()[:count])
-
-    def cut(value: Any) -> Any:
-        whole = isinstance(value, torch.Tensor) and value.dim() and len(value) == total
-        return value[:count].clone() if whole else value
-
-    return tree_map(cut, batch)
-
-
-def _two_small(batch: Any, phases: dict[str, int]) -> tuple[Any, Any] | None:
+def _two_small(
+    model: Any, batch: Any, phases: dict[str, int]
+) -> tuple[Any, Any] | None:
     """Choose two sizes, never 1, which takes other kernels (measured on conv3d)."""
-    total = samples_of(batch)
-    if total is None or total < 4:
+    total = count_samples(batch)
+    if total < 4:
         return None
-    grown = max(phases.values(), default=0) - phases.get("base", 0)
-    if not grown:  # nothing is known: a quarter, as long as that is little
+    weights = held_bytes(list(model.parameters()))
+    grown = max(phases.values(), default=0) - 4 * weights
+    if grown <= 0:  # nothing is known: a quarter, as long as that is little
         grown = 16 * _size(batch)
     more = min(total, max(4, min(total // 4, _SMALL_BYTES * total // max(grown, 1))))
-    return first_samples(batch, max(2, more // 2)), first_samples(batch, more)
+    sizes = (max(2, more // 2), more)
+    return copied(cut(batch, 0, sizes[0])), copied(cut(batch, 0, sizes[1]))
 
 
 def _size(batch: Any) -> int:

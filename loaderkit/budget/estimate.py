@@ -18,6 +18,8 @@ from loaderkit.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+PHASES = ("forward", "loss", "backward", "step")
+"""Parts of a step."""
 PARTS = (
     "parameters",
     "buffers",
@@ -45,7 +47,7 @@ class StepEstimate:
     parts: dict[str, int]
     """What is live at the peak, by :data:`PARTS`."""
     phases: dict[str, int]
-    """Peak of each phase."""
+    """Peak of each of :data:`PHASES`."""
     modules: dict[str, int]
     """Activations kept for the backward pass by the module that made them, largest
     first."""
@@ -187,7 +189,8 @@ def _peaks(log: Log) -> tuple[list[tuple[int, int, str]], dict[str, int]]:
         phase = name
         if name != "end" and now > best.get(name, (-1,))[0]:
             best[name] = (now, position - 1, name)
-    return list(best.values()), {name: each[0] for name, each in best.items()}
+    found = {name: best[name] for name in PHASES if name in best}
+    return list(found.values()), {name: each[0] for name, each in found.items()}
 
 
 def _fate(log: Log) -> dict[int, str]:

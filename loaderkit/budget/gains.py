@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loaderkit.budget.calibrate import first_samples, samples_of
 from loaderkit.budget.estimate import estimate
+from loaderkit.budget.measure import copied
+from loaderkit.budget.pieces import count_samples, cut
 from loaderkit.budget.remedies import REMEDIES, Remedy
 from loaderkit.budget.steps import Step, blocks_of, device_spec
 from loaderkit.units import format_bytes
@@ -69,9 +70,8 @@ def _changed(
     if not change or (remedy.backends and step.target.kind not in remedy.backends):
         return None
     if "batch" in change:
-        count = samples_of(batch)
-        half = None if count is None or count < 2 else first_samples(batch, count // 2)
-        return None if half is None else (half, step)
+        count = count_samples(batch)
+        return None if count < 2 else (copied(cut(batch, 0, count // 2)), step)
     if "optimizer" in change:
         none = step.optimizer is None or step.variant == change["optimizer"]
         return None if none else (batch, step.but(variant=change["optimizer"]))

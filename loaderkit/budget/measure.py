@@ -32,7 +32,7 @@ def measure_step(model: Any, batch: Any, step: Step) -> dict[str, int]:
         Peak bytes by phase of parameters, buffers, batch and everything allocated, as
         the events of torch's own allocator add up; no allocator slack.
     """
-    twin, held = copy.deepcopy(model), _copied(batch)
+    twin, held = copy.deepcopy(model), copied(batch)
     if step.checkpoint:
         checkpoint_blocks(twin)
     optimizer = make_optimizer(twin.parameters(), step)
@@ -91,7 +91,8 @@ def _highest(profiled: Any, base: int) -> dict[str, int]:
     return highest
 
 
-def _copied(batch: Any) -> Any:
+def copied(batch: Any) -> Any:
+    """Copy a batch, so that no tensor is a view of a larger one."""
     if hasattr(batch, "clone") and not isinstance(batch, torch.Tensor):
         return batch.clone()
     return tree_map(lambda t: t.clone() if isinstance(t, torch.Tensor) else t, batch)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _READ_AT_MOST = 10_000
 NAMES = {
     "graphs": ("graphs", "nodes", "edges"),
-    "sequences": ("samples", "tokens", "tokens squared"),
+    "sequences": ("samples", "tokens", "padded", "padded squared"),
     "samples": ("samples",),
 }
 """What a batch is described by, for each kind of dataset."""
@@ -62,9 +62,9 @@ class Samples:
         if self.kind != "sequences":
             return np.asarray(chosen.sum(axis=-2), np.float64)
         count = chosen.shape[-2]
-        longest = chosen[..., 1].max(axis=-1)
-        lengths = np.full(longest.shape, count, np.float64)
-        return np.stack([lengths, count * longest, count * longest**2], axis=-1)
+        tokens, longest = chosen[..., 1].sum(axis=-1), chosen[..., 1].max(axis=-1)
+        counts = np.full(longest.shape, count, np.float64)
+        return np.stack([counts, tokens, count * longest, count * longest**2], axis=-1)
 
     def worst(self, surrogate: Surrogate) -> tuple[Floats, list[Ints]]:
         """Find the dearest batch of every size.
@@ -78,9 +78,11 @@ class Samples:
         """
         if self.kind == "sequences":
             order = np.argsort(-self.sizes[:, 1], kind="stable")
+            lengths = self.sizes[order, 1]
             counts = np.arange(1, len(self) + 1, dtype=np.float64)
-            longest = self.sizes[order[0], 1]
-            sizes = np.stack([counts, counts * longest, counts * longest**2], axis=1)
+            padded = counts * lengths[0]
+            each = [counts, np.cumsum(lengths), padded, padded * lengths[0]]
+            sizes = np.stack(each, axis=1)
             return surrogate.price(sizes), [order]
         orders, best = [], np.full(len(self), -np.inf)
         for line in surrogate.lines:
@@ -128,7 +130,7 @@ def read_samples(
     if lengths is None or len(set(lengths.tolist())) == 1:
         return Samples(dataset, "samples", np.ones((count, 1)), join)
     tokens = lengths.astype(np.float64)
-    sizes = np.stack([np.ones(len(tokens)), tokens, tokens**2], axis=1)
+    sizes = np.stack([np.ones(len(tokens)), tokens, tokens, tokens**2], axis=1)
     return Samples(dataset, "sequences", sizes, join, partly)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _COUNTS = {
     "samples": (2, 4, 6),
-    "sequences": (2, 3, 4, 5, 6),
+    "sequences": (2, 3, 4, 5, 6, 8),
     "graphs": (2, 3, 4, 5, 6, 8),
 }
 """Samples of the small steps a surrogate is made from: one step more than unknowns, the
@@ -151,33 +151,35 @@ def _exceeds(pricing: Pricing, orders: Any, size: int, limit: int) -> Any:
     return beyond
 
 
-def budgets(pricing: Pricing, limit: int, batch_size: int) -> dict[str, int]:
+def budgets(pricing: Pricing, limit: int, count: int, most: int) -> dict[str, Any]:
     """Turn a limit into what ``build_loader`` takes.
 
     Args:
         pricing: What a batch costs.
         limit: Bytes.
-        batch_size: Samples of a batch at most.
+        count: Samples of which every batch fits.
+        most: Samples of a batch at most.
 
     Returns:
-        ``max_nodes`` and ``max_edges`` for graphs, ``max_tokens`` for sequences, else
-        nothing: every batch within them fits.
+        ``max_nodes`` and ``max_edges`` for graphs, ``max_tokens`` for sequences end to
+        end, ``batch_size`` for padded ones and for equal samples: every batch within
+        them fits.
     """
     samples, lines = pricing.samples, pricing.surrogate.lines
     if samples.kind == "samples":
-        return {}
+        return {"batch_size": count}
     room = limit * (1 - min(pricing.surrogate.error, 0.05)) - lines[:, 0]
-    if samples.kind == "graphs":
-        nodes, edges = samples.sizes[:, 1].sum(), samples.sizes[:, 2].sum()
-        ratio = edges / max(nodes, 1)
-        each = lines[:, 2] + ratio * lines[:, 3]
-        room = room - np.maximum(lines[:, 1], 0) * batch_size
-        most = _least(room, each)
-        return {"max_nodes": most, "max_edges": int(most * ratio)} if most > 0 else {}
-    longest = samples.sizes[:, 1].max()
-    each = np.maximum(lines[:, 1], 0) / longest + lines[:, 2] + lines[:, 3] * longest
-    most = _least(room, each)
-    return {"max_tokens": most} if most > 0 else {}
+    room = room - np.maximum(lines[:, 1], 0) * most
+    if samples.kind == "sequences":
+        if (np.abs(lines[:, 3:]) > 1).any():  # bytes for each place, also padded ones
+            return {"batch_size": count, "bucket_by": "tokens"}
+        tokens = _least(room, lines[:, 2])
+        return {"max_tokens": tokens} if tokens > 0 else {"batch_size": count}
+    nodes, edges = samples.sizes[:, 1].sum(), samples.sizes[:, 2].sum()
+    ratio = edges / max(nodes, 1)
+    nodes = _least(room, lines[:, 2] + ratio * lines[:, 3])
+    bounds = {"max_nodes": nodes, "max_edges": int(nodes * ratio)}
+    return {name: bound for name, bound in bounds.items() if bound > 0}
 
 
 def _least(room: Any, each: Any) -> int:

@@ -55,7 +55,7 @@ class Log:
     owners: dict[int, str] = field(default_factory=dict)
     """What a storage is, where that is known: "parameters", "batch", ..."""
     modules: dict[int, str] = field(default_factory=dict)
-    """Module that made a storage, as ``named_modules`` writes it."""
+    """Module that made a storage: its name in ``named_modules`` and its class."""
     assumptions: Counter[tuple[str, str]] = field(default_factory=Counter)
     """(what was assumed, operator) and how often."""
     workspace: int = 0
@@ -342,9 +342,9 @@ def _named(model: Any, tracker: _Tracker) -> Iterator[None]:
     path: list[str] = []
     hooks = []
 
-    def enter(name: str, _module: Any, _args: Any) -> None:
-        path.append(name)
-        tracker.module = name
+    def enter(name: str, module: Any, _args: Any) -> None:
+        path.append(f"{name} {type(module).__name__}".strip())
+        tracker.module = path[-1]
 
     def leave(_module: Any, _args: Any, _out: Any) -> None:
         path.pop()

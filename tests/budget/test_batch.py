@@ -6,8 +6,16 @@ import torch
 from models import DENSE, GRAPHS, Attention, TwoLayers, graph, perceptron
 from torch_geometric.nn import GATConv, GCNConv
 
-from loaderkit import BudgetError, DeviceSpec, build_loader, pack, plan_batch
+from loaderkit import (
+    BudgetError,
+    DeviceSpec,
+    build_loader,
+    open_cache,
+    pack,
+    plan_batch,
+)
 from loaderkit.budget.estimate import estimate
+from loaderkit.budget.measure import measure_step
 from loaderkit.budget.samples import read_samples
 from loaderkit.budget.solve import budgets, price, probability
 from loaderkit.budget.steps import Step
@@ -200,7 +208,7 @@ def test_sequences_are_planned_by_tokens():
     best = plan.configurations[0]
     assert pricing.worst(best.micro_batch) <= plan.limit
     assert pricing.worst(best.micro_batch + 1) > plan.limit
-    assert best.budget["max_tokens"] >= 60
+    assert best.budget == {"batch_size": best.micro_batch, "bucket_by": "tokens"}
 
 
 def test_nothing_fits_is_said():
@@ -238,4 +246,34 @@ def test_wrong_arguments_are_refused():
 def test_budgets_of_equal_samples_are_their_number():
     pricing = price(perceptron(), read_samples(list(torch.randn(8, 784))), Step())
 
-    assert budgets(pricing, 2**30, 8) == {}
+    assert budgets(pricing, 2**30, 5, 8) == {"batch_size": 5}
+
+
+class Clips(torch.nn.Module):
+    """Reads text and video, padded or end to end."""
+
+    def __init__(self):
+        super().__init__()
+        self.text, self.video = torch.nn.Linear(64, 32), torch.nn.Linear(16, 32)
+        self.last = torch.nn.Linear(32, 1)
+
+    def forward(self, text, video):
+        return self.last((self.text(text.values) + self.video(video.values)).tanh())
+
+
+@pytest.mark.parametrize("ragged", ["padded", "packed"])
+def test_clips_of_several_modalities_fit_as_planned(tmp_path, ragged):
+    lengths = torch.randint(5, 80, (60,), generator=torch.Generator().manual_seed(0))
+    widths = {"text": 64, "video": 16}
+    clips = [{k: torch.zeros(n, w) for k, w in widths.items()} for n in lengths]
+    pack(clips, tmp_path / "clips.lk")
+    cached = open_cache(tmp_path / "clips.lk", ragged=ragged)
+    model = Clips()
+
+    plan = plan_batch(model, cached, "cpu", limit="500 KiB", batch_size=32)
+
+    bounds = plan.configurations[0].budget
+    assert ("max_tokens" in bounds) == (ragged == "packed")
+    loader = build_loader(cached, "cpu", shuffle=True, seed=0, num_workers=0, **bounds)
+    peaks = [max(measure_step(model, batch, Step()).values()) for batch in loader]
+    assert 250 * 1024 < max(peaks) <= 500 * 1024

@@ -1,0 +1,210 @@
+"""Estimates of a step's peak, and recognising what ran out of memory.
+
+Run it with ``python -m benchmarks.budget [--corpus oom_messages.jsonl] [--save]``.  The
+truth is what the step really allocates on this CPU; models are those of
+``tests/budget``.  Contestants that cannot run a model count as 100 % off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+import loaderkit
+from benchmarks.harness import Row, report
+from loaderkit.budget.estimate import estimate
+from loaderkit.budget.measure import held_bytes, measure_step, tensors_of
+from loaderkit.budget.steps import Step, call_model, loss_of, run_step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TESTS = Path(__file__).parents[1] / "tests" / "budget"
+CORPUS = Path(__file__).parents[2] / "shared" / "corpus" / "oom_messages.jsonl"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--corpus", type=Path, default=CORPUS)
+    parser.add_argument("--save", action="store_true")
+    options = parser.parse_args()
+    sys.path.insert(0, str(TESTS))
+    models = importlib.import_module("models")
+    cases = {name: (make(), models.graphs(64)) for name, make in models.GRAPHS.items()}
+    for name, (make, rows) in models.DENSE.items():
+        cases[name] = (make(), rows(128))
+    errors, seconds = _estimates(cases)
+    save = "budget_{}" if options.save else None
+    for title, key, rows in (
+        (f"median error of the peak, {len(cases)} models", "median", _middle(errors)),
+        ("largest error of the peak", "worst", _largest(errors)),
+        ("seconds an estimate", "seconds", _rows(seconds, "s")),
+    ):
+        report(title, rows, save=save and save.format(key))
+    if options.corpus.exists():
+        lines = options.corpus.read_text().splitlines()
+        records = [json.loads(line) for line in lines]
+        rows = _recognised(records)
+        title = f"out-of-memory messages recognised, of {len(records)}"
+        report(title, rows, save=save and save.format("messages"))
+
+
+def _parameters(model: Any, batch: Any) -> float:
+    """Four times the parameters: weights, gradients, two moments."""
+    return 4.0 * held_bytes(list(model.parameters())) + held_bytes(tensors_of(batch))
+
+
+def _saved(model: Any, batch: Any) -> float:
+    """Parameters and what autograd saves, from a real forward pass."""
+    storages: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        loss_of(call_model(model, batch, paired=False), batch, None)
+    weights = held_bytes(list(model.parameters()))
+    return 4.0 * weights + sum(storages.values())
+
+
+def _torchinfo(model: Any, batch: Any) -> float:
+    """What torchinfo calls the estimated total size."""
+    import torchinfo
+
+    found = torchinfo.summary(model, input_data=[batch], verbose=0)
+    return float(found.total_input + found.total_output_bytes + found.total_param_bytes)
+
+
+def _torch_tools(model: Any, batch: Any) -> float:
+    """Torch's own MemTracker under FakeTensorMode."""
+    import copy
+
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    with FakeTensorMode() as fake, contextlib.redirect_stdout(None):
+        twin = copy.deepcopy(model)
+        held = tree_map(
+            lambda t: fake.from_tensor(t) if isinstance(t, torch.Tensor) else t, batch
+        )
+        optimizer = torch.optim.Adam(twin.parameters())
+        tracker = MemTracker()
+        tracker.track_external(twin, optimizer, held)
+        with tracker:
+            for _ in range(2):
+                run_step(twin, held, optimizer, Step())
+    peak = tracker.get_tracker_snapshot("peak")
+    return float(max(sum(parts.values()) for parts in peak.values()))
+
+
+def _tiny(model: Any, batch: Any) -> float:
+    """A straight line through two small real steps."""
+    from loaderkit.budget.calibrate import measured_line
+
+    found = measured_line(model, batch, Step())
+    return float(max(found.values())) if found else 0.0
+
+
+def _ours(model: Any, batch: Any) -> float:
+    return float(estimate(model, batch, Step()).peak)
+
+
+ESTIMATORS: dict[str, Callable[[Any, Any], float]] = {
+    "4 x parameters": _parameters,
+    "parameters and saved tensors": _saved,
+    "torchinfo": _torchinfo,
+    "two small real steps, extended": _tiny,
+    "torch MemTracker, fake tensors": _torch_tools,
+    "loaderkit": _ours,
+}
+
+
+def _estimates(cases: Any) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    errors: dict[str, list[float]] = {name: [] for name in ESTIMATORS}
+    seconds: dict[str, list[float]] = {name: [] for name in ESTIMATORS}
+    _ours(torch.nn.Linear(2, 2), torch.zeros(1, 2))
+    for case, (model, batch) in cases.items():
+        truth = max(measure_step(model, batch, Step()).values())
+        line = []
+        for name, estimator in ESTIMATORS.items():
+            begun = time.perf_counter()
+            try:
+                error = abs(estimator(model, batch) / truth - 1)
+            except Exception:  # noqa: BLE001 -- many cannot run many of the models
+                error = 1.0
+            seconds[name].append(time.perf_counter() - begun)
+            errors[name].append(error)
+            line.append(f"{error:9.3%}")
+        print(f"{case:24}{truth / 2**20:9.1f} MiB {' '.join(line)}")
+    return errors, seconds
+
+
+def _middle(errors: dict[str, list[float]]) -> list[Row]:
+    return _table({k: statistics.median(v) for k, v in errors.items()}, errors)
+
+
+def _largest(errors: dict[str, list[float]]) -> list[Row]:
+    return _table({k: max(v) for k, v in errors.items()}, errors)
+
+
+def _table(found: dict[str, float], errors: dict[str, list[float]]) -> list[Row]:
+    first = next(iter(found.values()))
+    return [
+        Row(name, 100 * value, 100 * min(errors[name]), 100 * max(errors[name]), "%",
+            first / max(value, 1e-9))
+        for name, value in found.items()
+    ]  # fmt: skip
+
+
+def _rows(seconds: dict[str, list[float]], unit: str) -> list[Row]:
+    first = statistics.median(next(iter(seconds.values())))
+    rows = []
+    for name, each in seconds.items():
+        middle = statistics.median(each)
+        rows.append(Row(name, middle, min(each), max(each), unit, first / middle))
+    return rows
+
+
+def _recognised(records: list[Any]) -> list[Row]:
+    """Count the sure ones recognised; low and high are false and true alarms."""
+    rows: list[Row] = []
+    for name, knows in _recognisers().items():
+        said = [bool(knows(each["text"])) for each in records]
+        sure = [each["expect"]["is_oom"] is True for each in records]
+        wrong = [each["expect"]["is_oom"] is False for each in records]
+        hits = sum(a and b for a, b in zip(said, sure, strict=True))
+        false = sum(a and b for a, b in zip(said, wrong, strict=True))
+        first = rows[0].median if rows else hits
+        title = f"{name} ({false} false)"
+        rows.append(Row(title, hits, hits, sum(sure), "found", hits / max(first, 1)))
+    return rows
+
+
+def _recognisers() -> dict[str, Callable[[str], Any]]:
+    found: dict[str, Callable[[str], Any]] = {}
+    with contextlib.suppress(ImportError):
+        from lightning.pytorch.utilities.memory import is_oom_error
+
+        found["Lightning"] = lambda text: is_oom_error(RuntimeError(text))
+    with contextlib.suppress(ImportError):
+        from accelerate.utils.memory import should_reduce_batch_size
+
+        found["accelerate"] = lambda text: should_reduce_batch_size(RuntimeError(text))
+    found["loaderkit"] = lambda text: loaderkit.diagnose_oom(text).is_oom is True
+    return found
+
+
+if __name__ == "__main__":
+    main()
