@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.budget.measure import copied, held_bytes, measure_step, tensors_of
+from loaderkit.budget.peaks import peaks_of
 from loaderkit.budget.pieces import count_samples, cut
 from loaderkit.budget.track import track_step
 
@@ -68,10 +69,7 @@ def measured_line(model: Any, batch: Any, step: Step) -> dict[str, int] | None:
 
 def tracked_phases(model: Any, batch: Any, step: Step) -> dict[str, int]:
     """Track a step and give the peaks by phase."""
-    from loaderkit.budget.estimate import summarised
-
-    found: dict[str, int] = summarised(track_step(model, batch, step), step)["phases"]
-    return found
+    return peaks_of(track_step(model, batch, step))[1]
 
 
 def _at(size: int, points: list[tuple[int, dict[str, int]]], name: str) -> float:

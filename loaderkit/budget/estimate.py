@@ -11,25 +11,21 @@ import torch
 from loaderkit.budget.allocator import reserved_peak
 from loaderkit.budget.calibrate import calibrated, measured_line
 from loaderkit.budget.measure import held_bytes, tensors_of
+from loaderkit.budget.peaks import (
+    PARTS,
+    fates_of,
+    kept_by_module,
+    parts_at,
+    peaks_of,
+)
 from loaderkit.budget.steps import DeviceSpec, Step, device_spec
-from loaderkit.budget.track import Log, track_step
+from loaderkit.budget.track import track_step
 from loaderkit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-PHASES = ("forward", "loss", "backward", "step")
-"""Parts of a step."""
-PARTS = (
-    "parameters",
-    "buffers",
-    "gradients",
-    "optimizer state",
-    "activations",
-    "temporaries",
-    "batch",
-)
-"""What memory is for."""
+    from loaderkit.budget.log import Log
 
 
 @dataclass(frozen=True)
@@ -155,78 +151,23 @@ def summarised(log: Log, step: Step) -> dict[str, Any]:
     Returns:
         Fields of a :class:`StepEstimate`.
     """
-    peaks, phases = _peaks(log)
+    peaks, phases = peaks_of(log)
     at = max(peaks, key=lambda each: each[0])
-    fate = _fate(log)
+    fate = fates_of(log)
     return {
         "peak": at[0],
         "low": at[0],
         "high": max(at[0], log.workspace),
         "phase": at[2],
-        "parts": _parts(log, at[1], fate),
+        "parts": parts_at(log, at[1], fate),
         "phases": phases,
-        "modules": _modules(log, fate),
+        "modules": kept_by_module(log, fate),
         "target": step.target,
         "method": "tracked",
         "assumptions": _assumptions(log, step),
         "reserved": reserved_peak(log.events, step.target.kind),
         "real_bytes": log.real_bytes,
     }
-
-
-def _peaks(log: Log) -> tuple[list[tuple[int, int, str]], dict[str, int]]:
-    """Find the highest sum of each phase as (bytes, event, phase)."""
-    starts = [*log.marks, (len(log.events), "end")]
-    best: dict[str, tuple[int, int, str]] = {}
-    now = position = 0
-    phase = "base"
-    for until, name in starts:
-        while position < until:
-            now += log.events[position][1]
-            if now > best.get(phase, (-1,))[0]:
-                best[phase] = (now, position, phase)
-            position += 1
-        phase = name
-        if name != "end" and now > best.get(name, (-1,))[0]:
-            best[name] = (now, position - 1, name)
-    found = {name: best[name] for name in PHASES if name in best}
-    return list(found.values()), {name: each[0] for name, each in found.items()}
-
-
-def _fate(log: Log) -> dict[int, str]:
-    """Say what each storage was, from when it was made and freed."""
-    phase_of, starts = {}, iter([*log.marks, (len(log.events) + 1, "end")])
-    phase, (until, following) = "base", next(starts)
-    kept: dict[int, str] = {}
-    for position, (number, size) in enumerate(log.events):
-        while position >= until:
-            phase, (until, following) = following, next(starts)
-        if size > 0:
-            phase_of[number] = phase
-        elif phase_of[number] in {"forward", "loss"}:
-            within = phase in {"forward", "loss"}
-            kept[number] = "temporaries" if within else "activations"
-    made = dict.fromkeys(phase_of, "temporaries")
-    alive = {n: "activations" for n, p in phase_of.items() if p in {"forward", "loss"}}
-    return made | alive | kept | log.owners
-
-
-def _parts(log: Log, until: int, fate: dict[int, str]) -> dict[str, int]:
-    parts = dict.fromkeys(PARTS, 0)
-    for number, size in log.events[: until + 1]:
-        parts[fate[number]] += size
-    return parts
-
-
-def _modules(log: Log, fate: dict[int, str]) -> dict[str, int]:
-    """Sum the activations of the second step by module."""
-    starts = [at for at, phase in log.marks if phase == "forward"]
-    sums: dict[str, int] = {}
-    for number, size in log.events[starts[-1] :] if starts else ():
-        if size > 0 and fate[number] == "activations":
-            name = log.modules.get(number) or "(the model itself)"
-            sums[name] = sums.get(name, 0) + size
-    return dict(sorted(sums.items(), key=lambda each: -each[1]))
 
 
 def _assumptions(log: Log, step: Step) -> list[str]:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    from loaderkit.budget.log import Log
     from loaderkit.budget.steps import Step
-    from loaderkit.budget.track import Log
 
 _ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p")
 

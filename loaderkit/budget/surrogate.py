@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loaderkit.budget.peaks import PHASES, peaks_of, phases_of
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from loaderkit.budget.track import Log
+    from loaderkit.budget.log import Log
 
     Floats = NDArray[np.float64]
 
@@ -90,20 +92,13 @@ def fit(names: Sequence[str], sizes: Any, logs: Sequence[Log]) -> Surrogate:
 def _sums(log: Log) -> tuple[Floats, list[str]]:
     """Sum the live bytes after every event, and name the phase of each."""
     sums = np.cumsum([size for _, size in log.events], dtype=np.float64)
-    phases = ["base"] * len(sums)
-    for at, phase in log.marks:
-        phases[at:] = [phase] * (len(phases) - at)
-    return sums, phases
+    return sums, phases_of(log)
 
 
 def _highest(log: Log) -> tuple[Floats, list[str]]:
     """Take the highest sum of each phase."""
-    sums, phases = _sums(log)
-    names = ["base", "zero_grad", "forward", "loss", "backward", "step"]
-    best = dict.fromkeys(names, 0.0)
-    for value, phase in zip(sums, phases, strict=True):
-        best[phase] = max(best.get(phase, 0.0), float(value))
-    return np.array([best[name] for name in names]), names
+    peaks = peaks_of(log)[1]
+    return np.array([peaks.get(name, 0) for name in PHASES], np.float64), list(PHASES)
 
 
 def _undominated(lines: Floats) -> list[int]:

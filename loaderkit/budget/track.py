@@ -9,9 +9,7 @@ from __future__ import annotations
 import functools
 import warnings
 import weakref
-from collections import Counter
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
 from loaderkit.budget.fakes import attention_of, fake_batch, fake_model
+from loaderkit.budget.log import Log
 from loaderkit.budget.measure import state_of, tensors_of
 from loaderkit.budget.steps import (
     Step,
@@ -36,32 +35,15 @@ _aten = torch.ops.aten
 _SMALL_BYTES = 1 << 18
 """Real floats made of integers stay real up to here: pooling computes sizes so."""
 _PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.default})
+_RECURRENT = ("_rnn", "_lstm", "_gru")
+_RESERVE = 20
+"""Bytes a recurrent kernel keeps for one of its output (17 measured on oneDNN)."""
 _SHORT = frozenset({torch.bfloat16, torch.float16})
 _IN_PLACE = frozenset({_aten.add.Tensor, _aten.index_add.default})
 """What autograd's own code does in place, but not while a mode is active."""
 _VALUES = ("arange", "scalar_tensor", "linspace")
 _OPAQUE = ("mkldnn_rnn", "fused_lstm", "fused_gru", "convolution", "_fft", "linalg",
            "miopen", "cudnn", "svd", "_embedding_bag")  # fmt: skip
-
-
-@dataclass
-class Log:
-    """What lived when.  Sizes in bytes."""
-
-    events: list[tuple[int, int]] = field(default_factory=list)
-    """(number of the storage, bytes), negative when it is freed."""
-    marks: list[tuple[int, str]] = field(default_factory=list)
-    """(events so far, phase that begins)."""
-    owners: dict[int, str] = field(default_factory=dict)
-    """What a storage is, where that is known: "parameters", "batch", ..."""
-    modules: dict[int, str] = field(default_factory=dict)
-    """Module that made a storage: its name in ``named_modules`` and its class."""
-    assumptions: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """(what was assumed, operator) and how often."""
-    workspace: int = 0
-    """Highest sum if each opaque kernel copied all that it reads and writes."""
-    real_bytes: int = 0
-    """Largest sum of real memory the tracking itself took."""
 
 
 def track_step(model: Any, batch: Any, step: Step, *, chosen: float = 1.0) -> Log:
@@ -145,7 +127,8 @@ class _Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.fake, self.log, self.cpu, self.chosen = fake, log, cpu, chosen
         self.live: dict[int, tuple[int, int, Any]] = {}
-        self.module, self.phase, self.real = "", "base", 0
+        self.module, self.phase = "", "base"
+        self.now = self.real = self.reserve = 0
 
     def mark(self, phase: str) -> None:
         """Begin a phase."""
@@ -163,6 +146,7 @@ class _Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         gone = functools.partial(self._gone, key, number)
         self.live[key] = (number, size, weakref.ref(storage, gone))
         self.log.events.append((number, size))
+        self.now += size
         if owner:
             self.log.owners[number] = owner
         self.log.modules[number] = self.module
@@ -174,6 +158,7 @@ class _Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if held is not None and held[0] == number:
             del self.live[key]
             self.log.events.append((number, -held[1]))
+            self.now -= held[1]
 
     def label_gradients(self, model: Any) -> None:
         """Name the storages of gradients."""
@@ -213,9 +198,26 @@ class _Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tree_iter(out):
             if isinstance(tensor, torch.Tensor):
                 self.add(tensor)
-        if self.cpu and torch.Tag.pointwise in func.tags:
-            self._promote([t for t in held if t.dim()])
+        self._look_inside(func, held, out)
         return out
+
+    def _look_inside(self, func: Any, operands: list[Any], out: Any) -> None:
+        """Log or note what a kernel takes inside, which no fake shows."""
+        if any(word in func.name() for word in _OPAQUE):
+            self._assume("no workspace inside the kernel", func)
+            self._widen(func, [*operands, *tree_iter(out)])
+        elif self.cpu and func in _PRODUCTS and operands[0].dtype in _SHORT:
+            self._assume("no weights packed inside the kernel", func)
+        if self.cpu and torch.Tag.pointwise in func.tags:
+            self._promote([t for t in operands if t.dim()])
+
+    def _widen(self, func: Any, tensors: list[Any]) -> None:
+        """Raise the upper end: a kernel may copy twice what it reads and writes."""
+        sizes = [t.numel() * t.itemsize for t in tensors if isinstance(t, torch.Tensor)]
+        if any(word in func.name() for word in _RECURRENT):
+            self.reserve += _RESERVE * max(sizes, default=0)
+        highest = self.now + self.reserve + 2 * sum(sizes)
+        self.log.workspace = max(self.log.workspace, highest)
 
     def _promote(self, operands: list[Any]) -> None:
         """Log the copies by which the CPU brings operands to one type, inside."""
@@ -264,7 +266,6 @@ class _Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return args[0].new_empty(int(self._mask(shape).sum()))
         if func is _aten.index.Tensor:
             args = (args[0], self._indices(args[1], func), *args[2:])
-        self._look(func, args)
         with self.fake:
             return func(*args, **kwargs)
 
@@ -287,14 +288,6 @@ class _Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         mask = torch.zeros(shape, dtype=torch.bool)
         mask.view(-1)[: max(1, round(self.chosen * mask.numel()))] = True
         return mask
-
-    def _look(self, func: Any, args: Any) -> None:
-        """Note kernels that take memory inside, which no fake shows."""
-        opaque = any(word in func.name() for word in _OPAQUE)
-        if opaque:
-            self._assume("no workspace inside the kernel", func)
-        elif self.cpu and func in _PRODUCTS and args[0].dtype in _SHORT:
-            self._assume("no weights packed inside the kernel", func)
 
     def _assume(self, what: str, func: Any) -> None:
         self.log.assumptions[what, func.name()] += 1

@@ -10,8 +10,9 @@ from torch_geometric.nn import GCNConv
 
 from loaderkit import DeviceSpec, estimate_step
 from loaderkit.budget import allocator
-from loaderkit.budget.estimate import PARTS, estimate
+from loaderkit.budget.estimate import estimate
 from loaderkit.budget.measure import measure_step
+from loaderkit.budget.peaks import PARTS
 from loaderkit.budget.steps import Step
 
 MIB = 2**20
@@ -191,6 +192,18 @@ def test_what_cannot_be_known_is_an_interval():
 
     assert found.low < found.high
     assert any("every element is chosen" in each for each in found.assumptions)
+
+
+@pytest.mark.parametrize("name", ["LSTM", "conv3d", "convolutional"])
+def test_the_upper_end_covers_what_kernels_take_inside(name):
+    make, rows = DENSE[name]
+    model, batch = make(), rows(32)
+
+    found = estimate_step(model, batch, target="mps")  # cannot be calibrated here
+
+    truth = max(measure_step(model, batch, Step()).values())
+    assert found.method == "tracked"
+    assert found.low < truth <= found.high
 
 
 class Stubborn(nn.Module):
