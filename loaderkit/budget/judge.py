@@ -65,10 +65,12 @@ def judge(message: Message) -> tuple[str, int | None]:
     ... )
     ('fragmentation', 1073741824)
     """
-    if message.kind in _RESOURCES:
+    if message.kind in _RESOURCES and (message.requested or 0) < UNLIMITED:
         return _RESOURCES[message.kind], None
     if message.is_oom is False:
         return "not memory", None
+    if (message.requested or 0) >= UNLIMITED:
+        return "garbage size", None
     if message.kind == "device_limit":
         return _judge_limit(message)
     if message.requested is None or message.free is None:

@@ -141,6 +141,7 @@ def _fields(text: str, wording: Wording, *, skip: Mapping[str, Any]) -> dict[str
     return found
 
 
+_DEVICE = re.compile(r"\b(CUDA|HIP|ROCm|XPU|NPU|MPS)\b", re.IGNORECASE)
 _PROCESS = re.compile(r"Process (\d+) has ([\d.]+ ?\w+) memory in use")
 
 
@@ -184,6 +185,8 @@ def _size(text: str) -> int:
 
 def _corrected(message: Message) -> Message:
     """Tell apart what one wording is used for."""
+    if message.backend is None and (named := _DEVICE.search(message.raw)):
+        message = replace(message, backend=_backend(named[1], None))
     if message.kind == "map_count" and (message.requested or 0) >= _LARGE_MAP_BYTES:
         return replace(message, kind="host_alloc", backend="cpu")
     return message

@@ -239,3 +239,76 @@ def test_the_whole_diagnosis_goes_to_json():
     assert said["verdict"] == "request exceeds device"
     assert said["requested"] == 10468982784
     assert said["advice"][0]["cost"] == "free"
+
+
+def test_without_free_bytes_capacity_and_held_bytes_decide():
+    def xpu(**said):
+        sizes = {name: int(size * GIB) for name, size in said.items()}
+        return Message(**FULL | {"backend": "xpu"} | sizes)
+
+    assert judge(xpu(requested=50)) == ("request exceeds device", 10 * GIB)
+    assert judge(xpu(requested=4)) == ("unclear", None)
+    assert judge(xpu(requested=4, allocated=10, reserved=10))[0] == "platform limit"
+    assert judge(xpu(requested=4, allocated=39, reserved=39)) == (
+        "true shortage",
+        3 * GIB,
+    )
+    assert judge(xpu(requested=4, allocated=30, reserved=38)) == (
+        "fragmentation",
+        2 * GIB,
+    )
+    nothing = Message(is_oom=True, backend="cuda", kind="device_oom_async")
+    assert judge(nothing) == ("unclear", None)
+
+
+def test_a_request_above_metals_cap_is_impossible():
+    text = (
+        "MPS backend out of memory (MPS allocated: 0 bytes, other allocations: 1.00 GB,"
+        " max allowed: 4.00 GB). Tried to allocate 6.00 GB on shared pool."
+    )
+
+    found = diagnose_oom(text)
+
+    assert (found.verdict, found.shortfall) == ("request exceeds device", 2 * GIB)
+
+
+def test_old_messages_print_the_difference_as_cached():
+    old = cuda(requested=3, free=1, allocated=36, reserved=2.5)
+
+    assert judge(old) == ("fragmentation", 2 * GIB)
+
+
+def test_a_container_that_counts_sixteen_exbibytes_is_explained():
+    found = diagnose_oom(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
+        "8.00 GiB of which 1.00 GiB is free. Process 7 has 17179869184.00 GiB memory "
+        "in use. Of the allocated memory 1.00 GiB is allocated by PyTorch, and 0 bytes "
+        "is reserved by PyTorch but unallocated."
+    )
+
+    assert found.verdict == "held by others"
+    assert any("16 EiB" in note for note in found.notes)
+    assert not any("process 7 holds" in note for note in found.notes)
+
+
+def test_who_holds_it_is_listed():
+    found = diagnose_oom(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
+        "8.00 GiB of which 1.00 GiB is free. Process 7 has 5.00 GiB memory in use. "
+        "Including non-PyTorch memory, this process has 2.00 GiB memory in use. Of the "
+        "allocated memory 1.50 GiB is allocated by PyTorch, and 0 bytes is reserved by "
+        "PyTorch but unallocated."
+    )
+
+    assert found.notes == ["process 7 holds 5.00 GiB"]
+    advice = {each.remedy.name: each for each in found.advice}
+    assert advice["other processes"].brings == 5 * GIB
+
+
+def test_a_group_of_errors_is_searched():
+    if sys.version_info < (3, 11):
+        pytest.skip("exception groups came with Python 3.11")
+    text = "Invalid buffer size: 9.00 GB"
+    group = ExceptionGroup("two", [KeyError("x"), RuntimeError(text)])  # noqa: F821
+
+    assert diagnose_oom(group).kind == "buffer_too_large"
