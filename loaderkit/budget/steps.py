@@ -168,11 +168,18 @@ def _by_name(model: Any, batch: BaseData) -> bool:
         for name, p in _parameters_of(model).items()
         if p.default is inspect.Parameter.empty
     ]
-    return bool(needed) and all(name in batch for name in needed)
+    return bool(needed) and all(_field(batch, name) is not None for name in needed)
 
 
 def _fields_of(model: Any, batch: BaseData) -> dict[str, Any]:
-    return {name: batch[name] for name in _parameters_of(model) if name in batch}
+    found = {name: _field(batch, name) for name in _parameters_of(model)}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _field(batch: BaseData, name: str) -> Any:
+    """Give a field; of typed graphs also ``x_dict`` and its like.  None if absent."""
+    value = getattr(batch, name, None)
+    return None if callable(value) else value
 
 
 def loss_of(output: Any, batch: Any, loss: Callable[..., Any] | None) -> Any:

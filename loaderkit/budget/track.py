@@ -47,7 +47,7 @@ _OPAQUE = ("mkldnn_rnn", "fused_lstm", "fused_gru", "convolution", "_fft", "lina
 
 
 def track_step(model: Any, batch: Any, step: Step, *, chosen: float = 1.0) -> Log:
-    """Run two training steps with fake floats.
+    """Run a training step with fake floats, as it is once the training runs.
 
     Args:
         model: A module; it is not changed.
@@ -56,7 +56,7 @@ def track_step(model: Any, batch: Any, step: Step, *, chosen: float = 1.0) -> Lo
         chosen: Share of elements that a mask of unknown values is taken to choose.
 
     Returns:
-        The log; the second step has the optimizer's state from the beginning.
+        The log; the optimizer has its state from the beginning.
 
     Raises:
         ValueError: A lazy module has no parameters yet.

@@ -6,7 +6,8 @@ import pytest
 import torch
 from models import DENSE, GRAPHS, Attention, TwoLayers, graphs, perceptron
 from torch import nn
-from torch_geometric.nn import GCNConv
+from torch_geometric.data import Batch, HeteroData
+from torch_geometric.nn import GCNConv, HeteroConv, SAGEConv
 
 from loaderkit import DeviceSpec, estimate_step
 from loaderkit.budget import allocator
@@ -275,3 +276,31 @@ def test_the_allocator_does_not_join_across_what_is_live():
     model.malloc(12 * MIB)
 
     assert model.reserved == (20 + 12) * MIB
+
+
+class Typed(nn.Module):
+    """Takes the fields of a typed graph, as PyG's examples do."""
+
+    def __init__(self):
+        super().__init__()
+        kinds = [("a", "to", "b"), ("b", "to", "a")]
+        self.inner = HeteroConv({kind: SAGEConv((8, 8), 16) for kind in kinds})
+
+    def forward(self, x_dict, edge_index_dict):
+        return self.inner(x_dict, edge_index_dict)
+
+
+def test_typed_graphs_are_estimated():
+    def typed(count):
+        data = HeteroData()
+        data["a"].x, data["b"].x = torch.randn(count, 8), torch.randn(2 * count, 8)
+        data["a", "to", "b"].edge_index = torch.randint(0, count, (2, 5 * count))
+        data["b", "to", "a"].edge_index = torch.randint(0, count, (2, 3 * count))
+        return data
+
+    batch = Batch.from_data_list([typed(50 + i) for i in range(8)])
+
+    found = estimate_step(Typed(), batch).peak
+
+    truth = max(measure_step(Typed(), batch, Step()).values())
+    assert found == pytest.approx(truth, rel=1e-3)
