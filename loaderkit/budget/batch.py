@@ -10,6 +10,7 @@ import torch
 
 from loaderkit.budget.estimate import StepEstimate, estimate
 from loaderkit.budget.gains import Gain, explain_peak, gains
+from loaderkit.budget.options import parse_options
 from loaderkit.budget.samples import Samples, read_samples
 from loaderkit.budget.solve import Pricing, budgets, price, probability
 from loaderkit.budget.steps import DeviceSpec, Step, blocks_of, device_spec
@@ -219,7 +220,7 @@ def plan_batch(
     if batch_size < 1:
         msg = f"batch_size must be at least 1, got {batch_size}"
         raise ValueError(msg)
-    chosen = _options(options)
+    chosen = parse_options(PlanOptions, options, "plan_batch")
     spec = device_spec(device)
     kind = chosen.autocast
     kind = getattr(torch, kind) if isinstance(kind, str) else kind
@@ -236,15 +237,6 @@ def plan_batch(
 
 def _said(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else repr(value)
-
-
-def _options(options: dict[str, Any]) -> PlanOptions:
-    known = [each.name for each in fields(PlanOptions)]
-    for name in options:
-        if name not in known:
-            msg = f"plan_batch has no option {name!r}; it has {', '.join(known)}"
-            raise TypeError(msg)
-    return PlanOptions(**options)
 
 
 def _limit(limit: int | str | None, spec: DeviceSpec) -> tuple[int, str]:

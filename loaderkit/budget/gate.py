@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.budget.estimate import StepEstimate, estimate_step
+from loaderkit.budget.options import parse_options
 from loaderkit.errors import DoesNotFitError
 from loaderkit.units import format_bytes, parse_bytes
 
@@ -63,7 +64,7 @@ def assert_fits(
     if limit is None and snapshot is None:
         msg = "assert_fits needs limit=, snapshot=, or both"
         raise ValueError(msg)
-    chosen = _options(options)
+    chosen = parse_options(FitOptions, options, "assert_fits")
     found = estimate_step(
         model, batch, loss=chosen.loss, optimizer=chosen.optimizer,
         autocast=chosen.autocast, target=device,
@@ -74,15 +75,6 @@ def assert_fits(
         name = chosen.name or f"{type(model).__name__} on {found.target.kind}"
         _compare_snapshot(found, Path(snapshot), name, chosen.rise)
     return found
-
-
-def _options(options: dict[str, Any]) -> FitOptions:
-    known = [each.name for each in fields(FitOptions)]
-    for name in options:
-        if name not in known:
-            msg = f"assert_fits has no option {name!r}; it has {', '.join(known)}"
-            raise TypeError(msg)
-    return FitOptions(**options)
 
 
 def _compare_limit(found: StepEstimate, limit: int) -> None:

@@ -16,22 +16,21 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _STEPS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40, "P": 50, "E": 60}
-_SIZES = frozenset(
-    {
-        "requested",
-        "capacity",
-        "free",
-        "allocated",
-        "reserved",
-        "reserved_unallocated",
-        "in_use",
-        "private_pools",
-        "limit",
-        "other",
-        "total_vm",
-        "anon_rss",
-    }
+SIZES = (
+    "requested",
+    "free",
+    "allocated",
+    "reserved",
+    "reserved_unallocated",
+    "in_use",
+    "private_pools",
+    "other",
+    "limit",
+    "capacity",
+    "total_vm",
+    "anon_rss",
 )
+"""Fields of a message that are bytes, in the order in which they are printed."""
 _WHOLE = frozenset({"device", "pid", "errno"})
 _LARGE_MAP_BYTES = 64 << 20
 
@@ -160,7 +159,7 @@ def _backend(said: str | None, usual: str | None) -> str | None:
 
 
 def _value(name: str, text: str) -> Any:
-    if name in _SIZES:
+    if name in SIZES:
         return _size(text)
     if name in _WHOLE:
         return int(text)

@@ -16,7 +16,7 @@ from loaderkit.budget.judge import (
     judge,
     unallocated_bytes,
 )
-from loaderkit.budget.messages import Message, read_message, request_of
+from loaderkit.budget.messages import SIZES, Message, read_message, request_of
 from loaderkit.budget.remedies import COSTS, Remedy, remedies_for
 from loaderkit.units import format_bytes
 
@@ -232,21 +232,7 @@ def _named(found: Diagnosis) -> list[str]:
 
 
 def _numbers(found: Diagnosis) -> list[str]:
-    names = [
-        "requested",
-        "free",
-        "allocated",
-        "reserved",
-        "reserved_unallocated",
-        "in_use",
-        "private_pools",
-        "other",
-        "limit",
-        "capacity",
-        "total_vm",
-        "anon_rss",
-    ]
-    said = [(name.replace("_", " "), getattr(found, name)) for name in names]
+    said = [(name.replace("_", " "), getattr(found, name)) for name in SIZES]
     return [f"{name} {format_bytes(n)}" for name, n in said if n is not None]
 
 
