@@ -118,7 +118,7 @@ KINDS = {
     "os.fork()\nOSError: [Errno 12] Cannot allocate memory": "fork",
     "unable to resize file </torch_4_35> to the right size: No space left on device "
     "(28)": "shm",
-    "OSError: [WinError 1455] Die Auslagerungsdatei ist zu klein": "pagefile",
+    "OSError: [WinError 1455] Le fichier de pagination est insuffisant": "pagefile",
     "Last State: Terminated Reason: OOMKilled Exit Code: 137": "killed",
     "slurmstepd: error: Exceeded job memory limit at some point.": "killed",
 }
