@@ -88,9 +88,10 @@ def _two_small(
         return None
     weights = held_bytes(list(model.parameters()))
     grown = max(phases.values(), default=0) - 4 * weights
-    if grown <= 0:  # nothing is known: a quarter, as long as that is little
-        grown = 16 * _size(batch)
-    more = min(total, max(4, min(total // 4, _SMALL_BYTES * total // max(grown, 1))))
+    most = total
+    if not phases:  # nothing is known: a quarter, as long as that is little
+        grown, most = 16 * _size(batch), total // 4
+    more = min(total, max(4, min(most, _SMALL_BYTES * total // max(grown, 1))))
     sizes = (max(2, more // 2), more)
     return copied(cut(batch, 0, sizes[0])), copied(cut(batch, 0, sizes[1]))
 
