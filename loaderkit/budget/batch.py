@@ -359,9 +359,7 @@ def _notes(plan: BatchPlan, samples: Samples) -> list[str]:
             f"only {len(samples):,} samples were looked at: pack the dataset into a "
             "cache, whose offsets tell the sizes of all"
         )
-    if plan.estimate.target.kind != "cpu":
-        notes.append("the device's context, workspaces and fragmentation are not in it")
-    return notes
+    return notes + [f"assumed: {each}" for each in plan.estimate.assumptions]
 
 
 def _with_notes(plan: BatchPlan, notes: list[str]) -> BatchPlan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.budget.measure import copied, held_bytes, measure_step, tensors_of
@@ -10,42 +11,61 @@ from loaderkit.budget.pieces import count_samples, cut
 from loaderkit.budget.track import track_step
 
 if TYPE_CHECKING:
+    from loaderkit.budget.log import Log
     from loaderkit.budget.steps import Step
 
 _SMALL_BYTES = 8 << 20
 """What a small real step may take beyond the model."""
 
 
-def calibrated(
-    model: Any, batch: Any, step: Step, phases: dict[str, int], *, grows: bool
-) -> dict[str, int] | None:
-    """Add to tracked peaks what two small real steps had on top of theirs.
+@dataclass(frozen=True)
+class Gap:
+    """What real steps take on top of tracked ones: a line in the batch's bytes."""
+
+    lines: dict[str, tuple[float, float]]
+    """(bytes of an empty batch, bytes for each byte of a batch) by phase."""
+
+    def add(self, phases: dict[str, int], size: int) -> dict[str, int]:
+        """Add it to tracked peaks of a batch of so many bytes."""
+        return {
+            name: round(peak + self.lines[name][0] + self.lines[name][1] * size)
+            for name, peak in phases.items()
+        }
+
+
+def measured_gap(model: Any, batch: Any, step: Step, log: Log) -> Gap | None:
+    """Measure by two small real steps what tracking cannot know.
 
     Args:
         model: A module on the CPU.
         batch: What it is called with.
         step: How a step is made.
-        phases: Tracked peaks by phase, of the whole batch.
-        grows: Whether the gap may grow with the batch; else it is the weights'.
+        log: The tracked step of the whole batch, which says what was assumed.
 
     Returns:
-        Peaks by phase; None when the batch cannot be made smaller.
+        The gap; None when nothing was assumed that can be measured here, or the batch
+        cannot be made smaller.
     """
+    assumed = {what for what, _ in log.assumptions}
+    unknown = {what for what in assumed if "kernel" in what or "chosen" in what}
+    if not unknown or step.target.kind != "cpu":
+        return None
+    phases = peaks_of(log)[1]
     pair = _two_small(model, batch, phases)
     if pair is None:
         return None
-    points = []
-    for small in pair:
-        real = measure_step(model, small, step)
-        fake = tracked_phases(model, small, step)
-        gap = {name: real.get(name, 0) - peak for name, peak in fake.items()}
-        points.append((_size(small), gap))
-    if not grows:
+    try:
+        points = [(size_of(small), _gap(model, small, step)) for small in pair]
+    except Exception:  # noqa: BLE001 -- a model may need more samples than that
+        return None
+    if all("weights" in what for what in unknown):  # those do not grow with a batch
         points[0] = (points[0][0], points[1][1])
-    return {
-        name: round(peak + _at(_size(batch), points, name))
-        for name, peak in phases.items()
-    }
+    return Gap({name: _line(points, name) for name in phases})
+
+
+def _gap(model: Any, batch: Any, step: Step) -> dict[str, int]:
+    real, fake = measure_step(model, batch, step), tracked_phases(model, batch, step)
+    return {name: real.get(name, 0) - peak for name, peak in fake.items()}
 
 
 def measured_line(model: Any, batch: Any, step: Step) -> dict[str, int] | None:
@@ -62,9 +82,9 @@ def measured_line(model: Any, batch: Any, step: Step) -> dict[str, int] | None:
     pair = _two_small(model, batch, {})
     if pair is None:
         return None
-    points = [(_size(small), measure_step(model, small, step)) for small in pair]
-    names = points[0][1]
-    return {name: round(_at(_size(batch), points, name)) for name in names}
+    points = [(size_of(small), measure_step(model, small, step)) for small in pair]
+    lines = {name: _line(points, name) for name in points[0][1]}
+    return Gap(lines).add(dict.fromkeys(lines, 0), size_of(batch))
 
 
 def tracked_phases(model: Any, batch: Any, step: Step) -> dict[str, int]:
@@ -72,11 +92,12 @@ def tracked_phases(model: Any, batch: Any, step: Step) -> dict[str, int]:
     return peaks_of(track_step(model, batch, step))[1]
 
 
-def _at(size: int, points: list[tuple[int, dict[str, int]]], name: str) -> float:
-    """Read a straight line through two points."""
+def _line(points: list[tuple[int, dict[str, int]]], name: str) -> tuple[float, float]:
+    """Draw a straight line through two points."""
     (x0, first), (x1, second) = points
     low, high = first.get(name, 0), second.get(name, 0)
-    return low + (high - low) * (size - x0) / max(x1 - x0, 1)
+    slope = (high - low) / max(x1 - x0, 1)
+    return low - slope * x0, slope
 
 
 def _two_small(
@@ -90,11 +111,12 @@ def _two_small(
     grown = max(phases.values(), default=0) - 4 * weights
     most = total
     if not phases:  # nothing is known: a quarter, as long as that is little
-        grown, most = 16 * _size(batch), total // 4
+        grown, most = 16 * size_of(batch), total // 4
     more = min(total, max(4, min(most, _SMALL_BYTES * total // max(grown, 1))))
     sizes = (max(2, more // 2), more)
     return copied(cut(batch, 0, sizes[0])), copied(cut(batch, 0, sizes[1]))
 
 
-def _size(batch: Any) -> int:
+def size_of(batch: Any) -> int:
+    """Sum the bytes of a batch."""
     return held_bytes(tensors_of(batch))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loaderkit.budget.allocator import reserved_peak
-from loaderkit.budget.calibrate import calibrated, measured_line
+from loaderkit.budget.calibrate import measured_gap, measured_line, size_of
 from loaderkit.budget.measure import held_bytes, tensors_of
 from loaderkit.budget.peaks import (
     PARTS,
@@ -135,8 +135,11 @@ def estimate(model: Any, batch: Any, step: Step) -> StepEstimate:
     except Exception as error:  # noqa: BLE001 -- any operator may refuse fake tensors
         return _without_tracking(model, batch, step, error)
     made = summarised(log, step)
-    if any("kernel:" in each or "chosen" in each for each in made["assumptions"]):
-        made |= _interval(model, batch, step, made)
+    gap = measured_gap(model, batch, step, log)
+    if gap is not None:
+        made |= _calibrated(made, gap.add(made["phases"], size_of(batch)))
+    elif any("chosen" in what for what, _ in log.assumptions):
+        made |= _lower_end(model, batch, step, made)
     made["seconds"] = time.perf_counter() - started
     return StepEstimate(**made)
 
@@ -173,35 +176,31 @@ def summarised(log: Log, step: Step) -> dict[str, Any]:
 def _assumptions(log: Log, step: Step) -> list[str]:
     said = [f"{what}: {op}, {n} times" for (what, op), n in log.assumptions.items()]
     if step.target.kind != "cpu":
-        said.append(f"the context of {step.target.kind} itself is not counted")
+        said.append(f"{step.target.kind}'s own context and fragmentation are not in it")
     return said
 
 
-def _interval(
+def _calibrated(made: dict[str, Any], found: dict[str, int]) -> dict[str, Any]:
+    """Replace tracked peaks by calibrated ones."""
+    phase = max(found, key=lambda name: found[name])
+    peak = found[phase]
+    margin = peak // 50  # the worst error after calibration that was measured: 2 %
+    more = made["parts"]["temporaries"] + peak - made["peak"]
+    return {
+        "peak": peak,
+        "low": peak - margin,
+        "high": peak + margin,
+        "phase": phase,
+        "phases": found,
+        "parts": made["parts"] | {"temporaries": max(0, more)},
+        "method": "tracked and calibrated",
+    }
+
+
+def _lower_end(
     model: Any, batch: Any, step: Step, made: dict[str, Any]
 ) -> dict[str, Any]:
-    """Narrow down what was assumed: by small real runs, else by bounds."""
-    if step.target.kind == "cpu":
-        grows = any("weights" not in each for each in made["assumptions"])
-        found = calibrated(model, batch, step, made["phases"], grows=grows)
-        if found is not None:
-            phase = max(found, key=lambda name: found[name])
-            peak = found[phase]
-            margin = peak // 50  # worst error after calibration that was measured: 2 %
-            changed = peak - made["peak"]
-            parts = dict(made["parts"])
-            parts["temporaries"] = max(0, parts["temporaries"] + changed)
-            return {
-                "peak": peak,
-                "low": peak - margin,
-                "high": peak + margin,
-                "phase": phase,
-                "phases": found,
-                "parts": parts,
-                "method": "tracked and calibrated",
-            }
-    if not any("chosen" in each for each in made["assumptions"]):
-        return {}
+    """Track again with masks that choose nothing but one element."""
     try:
         few = summarised(track_step(model, batch, step, chosen=0.0), step)
     except Exception:  # noqa: BLE001 -- a model may need more than one element

@@ -15,7 +15,7 @@ import numpy as np
 from loaderkit.budget.peaks import PHASES, peaks_of, phases_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -62,13 +62,17 @@ class Surrogate:
         return float(self.lines[:, 1 + self.names.index(name)].max())
 
 
-def fit(names: Sequence[str], sizes: Any, logs: Sequence[Log]) -> Surrogate:
+def fit(
+    names: Sequence[str], sizes: Any, logs: Sequence[Log],
+    gaps: Mapping[str, Floats] | None = None,
+) -> Surrogate:  # fmt: skip
     """Make a surrogate from tracked steps.
 
     Args:
         names: What batches are described by.
         sizes: Their sizes ``[steps, names]``.
         logs: What lived when, in each.
+        gaps: What to add to the lines of a phase ``[1 + names]``.
 
     Returns:
         The surrogate; lines of whole phases where the steps differ in their order.
@@ -84,9 +88,28 @@ def fit(names: Sequence[str], sizes: Any, logs: Sequence[Log]) -> Surrogate:
     peaks = values.max(axis=1)
     found = (table @ lines.T).max(axis=1)
     error = float(np.abs(found / peaks - 1).max())
-    keep = _undominated(lines)
     phases = curves[0][1]
+    for number, phase in enumerate(phases):
+        if gaps and phase in gaps:
+            lines[number] = lines[number] + gaps[phase]
+    keep = _undominated(lines)
     return Surrogate(tuple(names), lines[keep], tuple(phases[i] for i in keep), error)
+
+
+def in_sizes(sizes: Any, amounts: Sequence[int]) -> Floats:
+    """Express an amount by the sizes of batches.
+
+    Args:
+        sizes: Sizes of some batches ``[batches, names]``.
+        amounts: Such as their bytes ``[batches]``.
+
+    Returns:
+        A constant, then the amount for one of each ``[1 + names]``.
+    """
+    described = np.asarray(sizes, np.float64)
+    table = np.hstack([np.ones((len(described), 1)), described])
+    solved = np.linalg.lstsq(table, np.asarray(amounts, np.float64), rcond=1e-9)[0]
+    return np.asarray(solved, np.float64)
 
 
 def _sums(log: Log) -> tuple[Floats, list[str]]:

@@ -277,3 +277,18 @@ def test_clips_of_several_modalities_fit_as_planned(tmp_path, ragged):
     loader = build_loader(cached, "cpu", shuffle=True, seed=0, num_workers=0, **bounds)
     peaks = [max(measure_step(model, batch, Step()).values()) for batch in loader]
     assert 250 * 1024 < max(peaks) <= 500 * 1024
+
+
+@pytest.mark.parametrize("name", ["LSTM", "conv3d"])
+def test_what_kernels_take_inside_is_planned_for_on_the_cpu(name):
+    make, rows = DENSE[name]
+    model, data = make(), list(rows(64))
+    small = max(measure_step(model, torch.stack(data[:20]), Step()).values())
+
+    plan = plan_batch(model, data, "cpu", limit=small, batch_size=64)
+
+    count = plan.micro_batch
+    real = max(measure_step(model, torch.stack(data[:count]), Step()).values())
+    more = max(measure_step(model, torch.stack(data[: count + 2]), Step()).values())
+    assert real <= 1.02 * small < 1.04 * more
+    assert 16 <= count <= 22
