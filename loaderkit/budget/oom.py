@@ -21,7 +21,9 @@ from loaderkit.budget.remedies import COSTS, Remedy, remedies_for
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+
+    from loaderkit.budget.batch import BatchPlan
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Advice:
         return COSTS.index(self.remedy.cost), known[self.enough]
 
     def __str__(self) -> str:
-        gain = "what it brings is unknown"
+        gain = "unknown how much"
         if self.brings is not None:
             gain = f"up to {format_bytes(self.brings)}"
             if self.enough is not None:
@@ -89,13 +91,16 @@ class Diagnosis(Message):
         return {**made, "verdict": self.verdict, **rest}
 
 
-def diagnose_oom(error: BaseException | str) -> Diagnosis:
+def diagnose_oom(
+    error: BaseException | str, *, plan: BatchPlan | None = None
+) -> Diagnosis:
     """Say why memory ran out, from an exception or any text that reports it.
 
     Args:
         error: An exception, whose causes and worker tracebacks are read too, or a
             text: a message, a traceback, a line of torchrun, Slurm, Docker or the
             kernel.
+        plan: Of the model that failed; says what each remedy saves for it.
 
     Returns:
         Numbers, verdict and advice; ``is_oom`` is False for anything else.
@@ -111,26 +116,30 @@ def diagnose_oom(error: BaseException | str) -> Diagnosis:
       1. give the container more /dev/shm, or keep fewer batches in flight (...)
            docker run --shm-size=8g ...; build_loader(..., prefetch_factor=1)
     """
+    saves = {gain.remedy.name: gain.saves for gain in plan.gains} if plan else {}
     if isinstance(error, str):
-        return diagnose(read_message(error))
+        return diagnose(read_message(error), saves=saves)
     settings = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
     settings += "," + os.environ.get("PYTORCH_ALLOC_CONF", "")
-    return diagnose(_best(error), settings=settings)
+    return diagnose(_best(error), settings=settings, saves=saves)
 
 
-def diagnose(message: Message, *, settings: str = "") -> Diagnosis:
+def diagnose(
+    message: Message, *, settings: str = "", saves: Mapping[str, int] | None = None
+) -> Diagnosis:
     """Judge a message and attach advice.  Pure.
 
     Args:
         message: What the text stated.
         settings: The allocator's settings; what is on already is not advised.
+        saves: Bytes by remedy's name, where a plan computed them.
 
     Returns:
         The whole diagnosis.
     """
     verdict, shortfall = judge(message)
     advice = [
-        _weighed(remedy, message, shortfall)
+        _weighed(remedy, message, shortfall, saves or {})
         for remedy in remedies_for(verdict, message.backend)
         if not _useless(remedy, settings)
     ]
@@ -144,8 +153,10 @@ def diagnose(message: Message, *, settings: str = "") -> Diagnosis:
     )
 
 
-def _weighed(remedy: Remedy, message: Message, shortfall: int | None) -> Advice:
-    brings: int | None = None
+def _weighed(
+    remedy: Remedy, message: Message, shortfall: int | None, saves: Mapping[str, int]
+) -> Advice:
+    brings = saves.get(remedy.name)
     if remedy.name == "expandable segments":
         brings = unallocated_bytes(message)
     elif remedy.name == "other processes":

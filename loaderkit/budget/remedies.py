@@ -181,6 +181,29 @@ REMEDIES = (
     ),
     # equal results
     Remedy(
+        "micro-batches",
+        "equal results",
+        "split the batch and add gradients up, weighted",
+        "loaderkit.MicroBatcher(model, optimizer, loss).step(batch)",
+        _DEVICE | _IMPOSSIBLE,
+        change={"batch": "half"},
+    ),
+    Remedy(
+        "batches by size",
+        "equal results",
+        "bound the nodes of a batch: its largest one decides, not the usual one",
+        "build_loader(dataset, device, max_nodes=...)",
+        _DEVICE | _on("killed", "host shortage"),
+    ),
+    Remedy(
+        "checkpointing",
+        "equal results",
+        "compute activations again in the backward pass instead of keeping them",
+        "torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)",
+        _SHORT,
+        change={"checkpoint": True},
+    ),
+    Remedy(
         "fused optimizer",
         "equal results",
         "update in one kernel, without copies of every parameter",
@@ -197,29 +220,6 @@ REMEDIES = (
         _SHORT,
         _CARDS,
         {"optimizer": "loop"},
-    ),
-    Remedy(
-        "batches by size",
-        "equal results",
-        "bound the nodes of a batch: its largest one decides, not the usual one",
-        "build_loader(dataset, device, max_nodes=...)",
-        _DEVICE | _on("killed", "host shortage"),
-    ),
-    Remedy(
-        "micro-batches",
-        "equal results",
-        "split the batch and add gradients up, weighted",
-        "loaderkit.MicroBatcher(model, optimizer, loss).step(batch)",
-        _DEVICE | _IMPOSSIBLE,
-        change={"batch": "half"},
-    ),
-    Remedy(
-        "checkpointing",
-        "equal results",
-        "compute activations again in the backward pass instead of keeping them",
-        "torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)",
-        _SHORT,
-        change={"checkpoint": True},
     ),
     # numerics
     Remedy(

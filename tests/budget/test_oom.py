@@ -8,8 +8,9 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from models import Attention
 
-from loaderkit import diagnose_oom, oom_guard
+from loaderkit import diagnose_oom, oom_guard, plan_batch
 from loaderkit.budget.judge import VERDICTS, judge
 from loaderkit.budget.messages import Message
 from loaderkit.budget.oom import diagnose
@@ -312,3 +313,21 @@ def test_a_group_of_errors_is_searched():
     group = ExceptionGroup("two", [KeyError("x"), RuntimeError(text)])  # noqa: F821
 
     assert diagnose_oom(group).kind == "buffer_too_large"
+
+
+def test_with_a_plan_each_advice_has_its_bytes():
+    data = list(torch.zeros(16, 40, 7))
+    plan = plan_batch(Attention(layers=3), data, "cuda", limit="1 GiB", batch_size=16)
+    text = (
+        "CUDA out of memory. Tried to allocate 4.00 MiB (GPU 0; 16.00 MiB total "
+        "capacity; 15.00 MiB already allocated; 1.00 MiB free; 15.00 MiB reserved in "
+        "total by PyTorch)"
+    )
+
+    found = {each.remedy.name: each for each in diagnose_oom(text, plan=plan).advice}
+    without = {each.remedy.name: each for each in diagnose_oom(text).advice}
+
+    gains = {gain.remedy.name: gain.saves for gain in plan.gains}
+    assert found["micro-batches"].brings == gains["micro-batches"] > 0
+    assert found["checkpointing"].enough == (gains["checkpointing"] >= 3 * 2**20)
+    assert without["checkpointing"].brings is None
