@@ -359,6 +359,8 @@ def _notes(plan: BatchPlan, samples: Samples) -> list[str]:
             f"only {len(samples):,} samples were looked at: pack the dataset into a "
             "cache, whose offsets tell the sizes of all"
         )
+    if plan.estimate.target.kind != "cpu":
+        notes.append("the device's own context and fragmentation are not in it")
     return notes + [f"assumed: {each}" for each in plan.estimate.assumptions]
 
 

@@ -46,8 +46,7 @@ def measured_gap(model: Any, batch: Any, step: Step, log: Log) -> Gap | None:
         The gap; None when nothing was assumed that can be measured here, or the batch
         cannot be made smaller.
     """
-    assumed = {what for what, _ in log.assumptions}
-    unknown = {what for what in assumed if "kernel" in what or "chosen" in what}
+    unknown = {what for what, _ in log.assumptions}
     if not unknown or step.target.kind != "cpu":
         return None
     phases = peaks_of(log)[1]

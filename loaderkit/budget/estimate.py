@@ -28,12 +28,16 @@ if TYPE_CHECKING:
     from loaderkit.budget.log import Log
 
 
+_MARGIN = 0.02
+"""Share by which an assumption may be wrong: the bar that calibrated ones keep."""
+
+
 @dataclass(frozen=True)
 class StepEstimate:
     """Peak bytes of one training step, by part, phase and module."""
 
     peak: int
-    """Highest sum of live tensors."""
+    """Highest sum of live tensors; the device's own context is not in it."""
     low: int
     """Lower end; equal to ``peak`` when nothing was assumed."""
     high: int
@@ -140,6 +144,10 @@ def estimate(model: Any, batch: Any, step: Step) -> StepEstimate:
         made |= _calibrated(made, gap.add(made["phases"], size_of(batch)))
     elif any("chosen" in what for what, _ in log.assumptions):
         made |= _lower_end(model, batch, step, made)
+    if made["assumptions"]:  # what has no bound of its own
+        margin = round(made["peak"] * _MARGIN)
+        made["low"] = min(made["low"], made["peak"] - margin)
+        made["high"] = max(made["high"], made["peak"] + margin)
     made["seconds"] = time.perf_counter() - started
     return StepEstimate(**made)
 
@@ -167,24 +175,19 @@ def summarised(log: Log, step: Step) -> dict[str, Any]:
         "modules": kept_by_module(log, fate),
         "target": step.target,
         "method": "tracked",
-        "assumptions": _assumptions(log, step),
+        "assumptions": [
+            f"{what}: {op}, {n} times" for (what, op), n in log.assumptions.items()
+        ],
         "reserved": reserved_peak(log.events, step.target.kind),
         "real_bytes": log.real_bytes,
     }
-
-
-def _assumptions(log: Log, step: Step) -> list[str]:
-    said = [f"{what}: {op}, {n} times" for (what, op), n in log.assumptions.items()]
-    if step.target.kind != "cpu":
-        said.append(f"{step.target.kind}'s own context and fragmentation are not in it")
-    return said
 
 
 def _calibrated(made: dict[str, Any], found: dict[str, int]) -> dict[str, Any]:
     """Replace tracked peaks by calibrated ones."""
     phase = max(found, key=lambda name: found[name])
     peak = found[phase]
-    margin = peak // 50  # the worst error after calibration that was measured: 2 %
+    margin = round(peak * _MARGIN)
     more = made["parts"]["temporaries"] + peak - made["peak"]
     return {
         "peak": peak,
@@ -269,3 +272,5 @@ def _lines(found: StepEstimate) -> Iterator[str]:
         yield f"  held by the caching allocator: {held} (modelled, not measured)"
     for each in found.assumptions:
         yield f"  assumed: {each}"
+    if found.target.kind != "cpu":
+        yield f"  not in it: {found.target.kind}'s own context and fragmentation"

@@ -304,3 +304,30 @@ def test_typed_graphs_are_estimated():
 
     truth = max(measure_step(Typed(), batch, Step()).values())
     assert found == pytest.approx(truth, rel=1e-3)
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(64, 64)
+
+    def forward(self, x):
+        hidden = self.inner(x)
+        return hidden / (1 + hidden.abs().max().item())
+
+
+def test_a_number_is_given_only_without_assumptions():
+    x = torch.randn(64, 64)
+
+    exact = estimate_step(nn.Linear(64, 64), x, target="mps")
+    here = estimate_step(Scaled(), x)
+    there = estimate_step(Scaled(), x, target="mps")
+
+    assert exact.low == exact.peak == exact.high
+    assert not exact.assumptions
+    assert "not in it: mps's own context" in str(exact)
+    truth = max(measure_step(Scaled(), x, Step()).values())
+    assert here.method == "tracked and calibrated"
+    for found in (here, there):
+        assert "a scalar's value" in found.assumptions[0]
+        assert found.low < truth < found.high
