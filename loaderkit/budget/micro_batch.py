@@ -223,10 +223,11 @@ class _Pieces:
 
     def _batch(self, batch: Any, whole: float) -> Any:
         start, count, total = 0, count_samples(batch), 0.0
+        failed: BaseException | None = None
         while start < count:
             stop = min(start + (self.size or count), count)
             if stop - start < count:
-                _refuse(self.model, independent=self.independent)
+                _refuse(self.model, independent=self.independent, cause=failed)
             piece = cut(batch, start, stop)
             share = weight_of(piece, self.weigh) / whole if whole else 0.0
             done = self._attempt(piece, share)
@@ -234,6 +235,7 @@ class _Pieces:
                 if stop - start == 1:
                     raise done
                 self.size, self.retries = -(-(stop - start) // 2), self.retries + 1
+                failed = done
                 del piece, done
                 release()  # outside of the except block, so that its frames are gone
                 continue
@@ -320,20 +322,21 @@ def _add_grads(parameters: list[Any], kept: list[Any]) -> None:
             parameter.grad = old if new is None else old.add_(new)
 
 
-def _refuse(model: Any, *, independent: bool) -> None:
+def _refuse(model: Any, *, independent: bool, cause: BaseException | None) -> None:
     """Say why pieces cannot equal the whole."""
     if not independent:
         what = "This batch does not fit, and its loss cannot be computed in pieces."
         why = (
             "you said that one sample's loss depends on the others (independent=False)"
         )
-        raise BudgetError(what, why=why, fix="a smaller batch, or loaderkit.plan_batch")
+        fix = "a smaller batch, or loaderkit.plan_batch"
+        raise BudgetError(what, why=why, fix=fix) from cause
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and module.training:
             what = "This batch cannot be computed in pieces with equal results."
             why = f"{name} normalises by the statistics of its batch, in training"
             fix = f"model.get_submodule({name!r}).eval(), or GroupNorm, or LayerNorm"
-            raise BudgetError(what, why=why, fix=fix)
+            raise BudgetError(what, why=why, fix=fix) from cause
 
 
 @contextmanager

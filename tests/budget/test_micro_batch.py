@@ -349,8 +349,10 @@ def test_batch_statistics_refuse_pieces_with_the_reason():
 def test_contrastive_losses_refuse_pieces():
     model = Limited(deep().double(), 5)
 
-    with pytest.raises(BudgetError, match="cannot be computed in pieces"):
+    with pytest.raises(BudgetError, match="cannot be computed in pieces") as caught:
         MicroBatcher(model, plain(model), independent=False).step(BATCH[0].double())
+
+    assert caught.value.__cause__.diagnosis.is_oom
 
 
 def test_batches_of_every_form_are_cut():
