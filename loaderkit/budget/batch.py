@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +13,7 @@ from loaderkit.budget.gains import Gain, explain_peak, gains
 from loaderkit.budget.options import parse_options
 from loaderkit.budget.samples import Samples, read_samples
 from loaderkit.budget.solve import Pricing, budgets, price, probability
-from loaderkit.budget.steps import DeviceSpec, Step, blocks_of, device_spec
+from loaderkit.budget.steps import DeviceSpec, Step, blocks_of, device_spec, dtype_of
 from loaderkit.errors import BudgetError
 from loaderkit.memory.host import read_host
 from loaderkit.memory.probes import read_device
@@ -222,8 +222,7 @@ def plan_batch(
         raise ValueError(msg)
     chosen = parse_options(PlanOptions, options, "plan_batch")
     spec = device_spec(device)
-    kind = chosen.autocast
-    kind = getattr(torch, kind) if isinstance(kind, str) else kind
+    kind = dtype_of(chosen.autocast)
     step = Step(chosen.loss, chosen.optimizer, autocast=kind, target=spec)
     whole, told = _limit(limit, spec)
     margin = _MARGIN if chosen.margin is None else chosen.margin
@@ -232,7 +231,7 @@ def plan_batch(
     planner = _Planner(model, samples, step, round(whole * (1 - margin)), batch_size)
     plan = planner.plan(chosen.epochs)
     notes = [f"limit {format_bytes(whole)} {told}, {margin:.0%} of it left free"]
-    return _with_notes(plan, notes + _notes(plan, samples))
+    return replace(plan, notes=notes + _notes(plan, samples))
 
 
 def _said(value: Any) -> str:
@@ -292,9 +291,14 @@ class _Planner:
         )
 
     def _configured(self, name: str, pricing: Pricing, limit: int) -> Configuration:
-        step = pricing.step
         most = min(self.batch_size, len(self.samples))
         count = min(pricing.largest(limit), most)
+        made = self._of(name, pricing, limit, count)
+        bounds = budgets(pricing, limit, count, most) if count else {}
+        return replace(made, budget=bounds)
+
+    def _of(self, name: str, pricing: Pricing, limit: int, count: int) -> Configuration:
+        step = pricing.step
         return Configuration(
             name=name,
             micro_batch=count,
@@ -305,7 +309,7 @@ class _Planner:
             precision=str(step.autocast or torch.float32).removeprefix("torch."),
             checkpointing=step.checkpoint,
             optimizer=step.variant,
-            budget=budgets(pricing, limit, count, most) if count else {},
+            budget={},
         )
 
     def _smallest(self, pricing: Pricing) -> Configuration:
@@ -315,26 +319,13 @@ class _Planner:
             step = step.but(autocast=torch.bfloat16)
         variants = ("loop", "fused") if step.optimizer is not None else ("default",)
         tried = [
-            self._single(pricing.under(step.but(variant=variant)))
-            for variant in variants
+            self._of("B (minimum)", pricing.under(step.but(variant=v)), self.limit, 1)
+            for v in variants
         ]
         best = min(tried, key=lambda each: each.peak)
-        return best if best.peak <= self.limit else _without(best)
-
-    def _single(self, pricing: Pricing) -> Configuration:
-        step = pricing.step
-        return Configuration(
-            name="B (minimum)",
-            micro_batch=1,
-            accumulation=self.batch_size,
-            peak=pricing.worst(1),
-            limit=self.limit,
-            device=step.target.kind,
-            precision=str(step.autocast).removeprefix("torch."),
-            checkpointing=step.checkpoint,
-            optimizer=step.variant,
-            budget={},
-        )
+        if best.peak > self.limit:
+            return replace(best, micro_batch=0, accumulation=0)
+        return best
 
     def _on_cpu(self, pricing: Pricing) -> Configuration:
         if self.step.target.kind == "cpu":
@@ -342,11 +333,6 @@ class _Planner:
         step = self.step.but(target=DeviceSpec("cpu"), variant="default")
         limit = read_host().available_bytes
         return self._configured("C (CPU)", price(self.model, self.samples, step), limit)
-
-
-def _without(configuration: Configuration) -> Configuration:
-    values = {f.name: getattr(configuration, f.name) for f in fields(configuration)}
-    return Configuration(**values | {"micro_batch": 0, "accumulation": 0})
 
 
 def _notes(plan: BatchPlan, samples: Samples) -> list[str]:
@@ -362,11 +348,6 @@ def _notes(plan: BatchPlan, samples: Samples) -> list[str]:
     if plan.estimate.target.kind != "cpu":
         notes.append("the device's own context and fragmentation are not in it")
     return notes + [f"assumed: {each}" for each in plan.estimate.assumptions]
-
-
-def _with_notes(plan: BatchPlan, notes: list[str]) -> BatchPlan:
-    values = {f.name: getattr(plan, f.name) for f in fields(plan)}
-    return BatchPlan(**values | {"notes": notes})
 
 
 def _lines(plan: BatchPlan) -> Iterator[str]:

@@ -6,8 +6,6 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from loaderkit.budget.allocator import reserved_peak
 from loaderkit.budget.calibrate import measured_gap, measured_line, size_of
 from loaderkit.budget.measure import held_bytes, tensors_of
@@ -18,12 +16,14 @@ from loaderkit.budget.peaks import (
     parts_at,
     peaks_of,
 )
-from loaderkit.budget.steps import DeviceSpec, Step, device_spec
+from loaderkit.budget.steps import DeviceSpec, Step, device_spec, dtype_of
 from loaderkit.budget.track import track_step
 from loaderkit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    import torch
 
     from loaderkit.budget.log import Log
 
@@ -64,11 +64,6 @@ class StepEstimate:
     """What the estimate took."""
     real_bytes: int = 0
     """Memory the estimate itself took for integers."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether there is an estimate; always."""
-        return True
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
@@ -112,7 +107,7 @@ def estimate_step(
     >>> found.parts["parameters"], found.phase
     (40400, 'backward')
     """
-    kind = getattr(torch, autocast) if isinstance(autocast, str) else autocast
+    kind = dtype_of(autocast)
     step = Step(loss, optimizer, autocast=kind, target=device_spec(target))
     return estimate(model, batch, step)
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from loaderkit.budget.estimate import estimate
 from loaderkit.budget.measure import copied
 from loaderkit.budget.pieces import count_samples, cut
 from loaderkit.budget.remedies import REMEDIES, Remedy
-from loaderkit.budget.steps import Step, blocks_of, device_spec
+from loaderkit.budget.steps import Step, blocks_of, device_spec, dtype_of
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -76,7 +74,7 @@ def _changed(
         none = step.optimizer is None or step.variant == change["optimizer"]
         return None if none else (batch, step.but(variant=change["optimizer"]))
     if "autocast" in change:
-        kind = getattr(torch, change["autocast"])
+        kind = dtype_of(change["autocast"])
         return None if step.autocast is not None else (batch, step.but(autocast=kind))
     if "checkpoint" in change:
         return (batch, step.but(checkpoint=True)) if blocks_of(model) else None

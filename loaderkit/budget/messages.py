@@ -215,4 +215,4 @@ _WIDTHS = {
 
 def as_fields(message: Message) -> dict[str, Any]:
     """Give every field by its name, for a program."""
-    return {f.name: getattr(message, f.name) for f in fields(message)}
+    return {f.name: getattr(message, f.name) for f in fields(Message)}

@@ -7,7 +7,6 @@ back, its frames let go, and it is tried again in halves.
 
 from __future__ import annotations
 
-import traceback
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from loaderkit.budget.oom import diagnose_oom
+from loaderkit.budget.oom import attach, diagnose_oom
 from loaderkit.budget.pieces import count_samples, cut, weight_of
 from loaderkit.budget.steps import call_model, loss_of
 from loaderkit.errors import BudgetError
@@ -263,11 +262,8 @@ class _Pieces:
 
 def _stripped(error: BaseException, found: Diagnosis) -> BaseException:
     """Let go of what an error's frames hold, and attach the diagnosis."""
-    traceback.clear_frames(error.__traceback__)
+    attach(error, found)
     error.__traceback__ = error.__context__ = error.__cause__ = None
-    error.diagnosis = found  # type: ignore[attr-defined]
-    if hasattr(error, "add_note"):
-        error.add_note(str(found))
     return error
 
 

@@ -6,9 +6,10 @@ import os
 import sys
 import traceback
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from loaderkit.budget.environment import ALLOCATOR_NAMES
 from loaderkit.budget.judge import (
     UNLIMITED,
     VERDICTS,
@@ -16,7 +17,13 @@ from loaderkit.budget.judge import (
     judge,
     unallocated_bytes,
 )
-from loaderkit.budget.messages import SIZES, Message, read_message, request_of
+from loaderkit.budget.messages import (
+    SIZES,
+    Message,
+    as_fields,
+    read_message,
+    request_of,
+)
 from loaderkit.budget.remedies import COSTS, Remedy, remedies_for
 from loaderkit.units import format_bytes
 
@@ -75,7 +82,6 @@ class Diagnosis(Message):
 
     def to_json(self) -> dict[str, Any]:
         """Give every field, with the advice as plain values."""
-        made = {f.name: getattr(self, f.name) for f in fields(Message)}
         advice = [
             {
                 "name": each.remedy.name,
@@ -88,7 +94,7 @@ class Diagnosis(Message):
             for each in self.advice
         ]
         rest = {"shortfall": self.shortfall, "advice": advice, "notes": self.notes}
-        return {**made, "verdict": self.verdict, **rest}
+        return {**as_fields(self), "verdict": self.verdict, **rest}
 
 
 def diagnose_oom(
@@ -119,8 +125,7 @@ def diagnose_oom(
     saves = {gain.remedy.name: gain.saves for gain in plan.gains} if plan else {}
     if isinstance(error, str):
         return diagnose(read_message(error), saves=saves)
-    settings = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
-    settings += "," + os.environ.get("PYTORCH_ALLOC_CONF", "")
+    settings = ",".join(os.environ.get(name, "") for name in ALLOCATOR_NAMES)
     return diagnose(_best(error), settings=settings, saves=saves)
 
 
@@ -294,14 +299,20 @@ def oom_guard() -> Iterator[None]:
     except BaseException as error:
         found = diagnose_oom(error)
         if found.is_oom:
-            _free_frames(error)
-            error.diagnosis = found  # type: ignore[attr-defined]
-            if sys.version_info >= (3, 11):
-                error.add_note(str(found))
+            attach(error, found)
         raise
 
 
-def _free_frames(error: BaseException) -> None:
-    """Clear the variables of every finished frame of a chain of errors."""
+def attach(error: BaseException, found: Diagnosis) -> None:
+    """Give an error its diagnosis, and let go of what its frames hold.
+
+    Args:
+        error: Gets it as its attribute ``diagnosis`` and, from Python 3.11, as a note;
+            every finished frame of it and its causes is cleared.
+        found: What was diagnosed.
+    """
     for each in _causes(error):
         traceback.clear_frames(each.__traceback__)
+    error.diagnosis = found  # type: ignore[attr-defined]
+    if sys.version_info >= (3, 11):
+        error.add_note(str(found))

@@ -66,36 +66,34 @@ class Samples:
         counts = np.full(longest.shape, count, np.float64)
         return np.stack([counts, tokens, count * longest, count * longest**2], axis=-1)
 
-    def worst(self, surrogate: Surrogate) -> tuple[Floats, list[Ints]]:
-        """Find the dearest batch of every size.
+    def worst(self, surrogate: Surrogate) -> Floats:
+        """Price the dearest batch of every size.
 
         Args:
             surrogate: What a batch costs.
 
         Returns:
-            Its price for 1 to ``n`` samples ``[n]``, and for each line the rows from
-            the dearest down: the dearest batch is the beginning of one of them.
+            Its price for 1 to ``n`` samples ``[n]``.
         """
         if self.kind == "sequences":
-            order = np.argsort(-self.sizes[:, 1], kind="stable")
-            lengths = self.sizes[order, 1]
+            lengths = np.sort(self.sizes[:, 1])[::-1]
             counts = np.arange(1, len(self) + 1, dtype=np.float64)
             padded = counts * lengths[0]
             each = [counts, np.cumsum(lengths), padded, padded * lengths[0]]
-            sizes = np.stack(each, axis=1)
-            return surrogate.price(sizes), [order]
-        orders, best = [], np.full(len(self), -np.inf)
+            return surrogate.price(np.stack(each, axis=1))
+        best = np.full(len(self), -np.inf)
         for line in surrogate.lines:
-            each = self.sizes @ line[1:]
-            order = np.argsort(-each, kind="stable")
-            orders.append(order)
-            np.maximum(best, line[0] + np.cumsum(each[order]), out=best)
-        return best, orders
+            dearest = np.sort(self.sizes @ line[1:])[::-1]
+            np.maximum(best, line[0] + np.cumsum(dearest), out=best)
+        return best
 
     def worst_rows(self, surrogate: Surrogate, count: int) -> list[int]:
         """Name the samples of the dearest batch of so many."""
-        _, orders = self.worst(surrogate)
-        batches = np.stack([order[:count] for order in orders])
+        if self.kind == "sequences":
+            weights = [self.sizes[:, 1]]
+        else:
+            weights = [self.sizes @ line[1:] for line in surrogate.lines]
+        batches = np.stack([np.argpartition(-w, count - 1)[:count] for w in weights])
         prices = surrogate.price(self.describe(batches))
         return [int(row) for row in batches[int(prices.argmax())]]
 

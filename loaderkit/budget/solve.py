@@ -71,7 +71,7 @@ class Pricing:
         Returns:
             Samples; 0 when not even every single one fits.
         """
-        prices, _ = self.samples.worst(self.surrogate)
+        prices = self.samples.worst(self.surrogate)
         count = int(np.searchsorted(prices, limit, side="right"))
         while count and self.worst(count) > limit:
             count -= 1
@@ -145,7 +145,7 @@ def probability(
     """
     samples, total = pricing.samples, len(pricing.samples)
     size = min(batch_size, total)
-    prices, _ = samples.worst(pricing.surrogate)
+    prices = samples.worst(pricing.surrogate)
     if prices[size - 1] <= limit:
         return 0.0
     rounds = int(np.clip(_DRAWS // total, *_EPOCHS))

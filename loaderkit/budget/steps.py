@@ -71,6 +71,11 @@ def device_spec(target: str | DeviceSpec | torch.device) -> DeviceSpec:
     return DeviceSpec(kind)
 
 
+def dtype_of(kind: str | torch.dtype | None) -> Any:
+    """Give a type of tensor by its name, such as "bfloat16"; others as they are."""
+    return getattr(torch, kind) if isinstance(kind, str) else kind
+
+
 @dataclass(frozen=True)
 class Step:
     """How one step is made."""

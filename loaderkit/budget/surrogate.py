@@ -52,15 +52,6 @@ class Surrogate:
             np.maximum(best, line[0] + described @ line[1:], out=best)
         return best
 
-    def phase(self, sizes: Sequence[float]) -> str:
-        """Say where the peak of one batch is."""
-        values = self.lines[:, 0] + self.lines[:, 1:] @ np.asarray(sizes, np.float64)
-        return self.phases[int(values.argmax())]
-
-    def slope(self, name: str) -> float:
-        """Give the bytes that one more of something costs in the steepest line."""
-        return float(self.lines[:, 1 + self.names.index(name)].max())
-
 
 def fit(
     names: Sequence[str], sizes: Any, logs: Sequence[Log],

@@ -77,7 +77,7 @@ def test_the_dearest_batch_is_dearer_than_random_ones():
     pricing = price(GRAPHS["GAT"](), samples, Step())
     rng = np.random.default_rng(0)
 
-    prices, _ = samples.worst(pricing.surrogate)
+    prices = samples.worst(pricing.surrogate)
 
     for count in (1, 7, 20):
         drawn = np.stack([rng.permutation(60)[:count] for _ in range(500)])

@@ -45,11 +45,16 @@ def test_estimates_are_within_a_thousandth_and_never_off_by_two_percent():
     assert max(errors.values()) <= 0.02, errors
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "rmsprop", "adagrad"])
-@pytest.mark.parametrize("variant", ["loop", "foreach", "fused"])
+@pytest.mark.parametrize(
+    ("optimizer", "variant"),
+    [
+        (optimizer, variant)
+        for optimizer in ("adam", "adamw", "sgd", "rmsprop", "adagrad")
+        for variant in ("loop", "foreach", "fused")
+        if (optimizer, variant) != ("rmsprop", "fused")  # torch has none
+    ],
+)
 def test_the_implementation_of_an_optimizer_counts(optimizer, variant):
-    if variant == "fused" and optimizer == "rmsprop":
-        pytest.skip("torch has no fused RMSprop")
     model, batch = perceptron(), torch.randn(8, 784)
     step = Step(optimizer=optimizer, variant=variant)
 
