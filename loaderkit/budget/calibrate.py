@@ -50,7 +50,7 @@ def measured_gap(model: Any, batch: Any, step: Step, log: Log) -> Gap | None:
     if not unknown or step.target.kind != "cpu":
         return None
     phases = peaks_of(log)[1]
-    pair = _two_small(model, batch, phases)
+    pair = _two_small(model, batch, max(*phases.values(), log.workspace))
     if pair is None:
         return None
     try:
@@ -78,7 +78,7 @@ def measured_line(model: Any, batch: Any, step: Step) -> dict[str, int] | None:
     Returns:
         Peaks by phase; None when the batch cannot be made smaller.
     """
-    pair = _two_small(model, batch, {})
+    pair = _two_small(model, batch, None)
     if pair is None:
         return None
     points = [(size_of(small), measure_step(model, small, step)) for small in pair]
@@ -99,18 +99,16 @@ def _line(points: list[tuple[int, dict[str, int]]], name: str) -> tuple[float, f
     return low - slope * x0, slope
 
 
-def _two_small(
-    model: Any, batch: Any, phases: dict[str, int]
-) -> tuple[Any, Any] | None:
+def _two_small(model: Any, batch: Any, expected: int | None) -> tuple[Any, Any] | None:
     """Choose two sizes, never 1, which takes other kernels (measured on conv3d)."""
     total = count_samples(batch)
     if total < 4:
         return None
     weights = held_bytes(list(model.parameters()))
-    grown = max(phases.values(), default=0) - 4 * weights
-    most = total
-    if not phases:  # nothing is known: a quarter, as long as that is little
+    if expected is None:  # nothing is known: a quarter, as long as that is little
         grown, most = 16 * size_of(batch), total // 4
+    else:
+        grown, most = expected - 4 * weights, total
     more = min(total, max(4, min(most, _SMALL_BYTES * total // max(grown, 1))))
     sizes = (max(2, more // 2), more)
     return copied(cut(batch, 0, sizes[0])), copied(cut(batch, 0, sizes[1]))
