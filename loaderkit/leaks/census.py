@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from loaderkit.leaks.trace import Blocks
     from loaderkit.memory.tensors import Look
 
 _CHUNK = 20_000
@@ -47,6 +48,8 @@ class Census:
     """Sizes of single arrays, tensors and texts, from 16 KiB on."""
     graph_nodes: int = 0
     """Nodes of the largest autograd graph that is kept."""
+    blocks: Blocks = field(default_factory=dict)
+    """Memory of the device by who asked for it, if that is recorded anyway."""
 
     def length(self, container: object) -> int | None:
         """Look up how long a container was.

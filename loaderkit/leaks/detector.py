@@ -169,8 +169,9 @@ class LeakDetector:
         Args:
             function: Takes nothing; what it returns is let go.
             epochs: How often.
-            trace: If it leaks, call it six times more under tracemalloc, and add the
-                lines whose allocations stay to the report.
+            trace: If it leaks, call it six times more under tracemalloc and with the
+                device's allocation history, and add the lines whose allocations stay
+                to the report.
 
         Returns:
             The report.
@@ -184,7 +185,8 @@ class LeakDetector:
             self.end_epoch()
         report = self.report()
         if trace and report.leaking:
-            self._report = replace(report, sites=allocation_sites(function))
+            sites = allocation_sites(function, device=self.device)
+            self._report = replace(report, sites=sites)
         return self.finish()
 
     def report(self) -> LeakReport:

@@ -12,6 +12,7 @@ from loaderkit.leaks.blame import explains, find_growth
 from loaderkit.leaks.growth import RESOURCES, Growth
 from loaderkit.leaks.report import LeakReport
 from loaderkit.leaks.resources import resource_growth, worker_words
+from loaderkit.leaks.trace import device_sites
 from loaderkit.leaks.trend import LEAKING, LEAST, NEEDS_MORE, STEADY
 from loaderkit.leaks.verdict import WORKER, epochs_until, judge, overall
 from loaderkit.memory.host import read_host
@@ -20,6 +21,7 @@ from loaderkit.memory.probes import read_device
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from loaderkit.leaks.trace import Site
     from loaderkit.leaks.trend import Trend
     from loaderkit.leaks.verdict import CounterTrend
     from loaderkit.leaks.watch import Watch
@@ -81,8 +83,8 @@ def inquire(
     seconds = time.monotonic() - watch.begun
     return LeakReport(
         verdict, watch.epoch, seconds, str(watch.device), counters, tuple(growths),
-        notes=tuple(notes), more_epochs=more, limit_bytes=bound, limit_from=bound_from,
-        epochs_left=left,
+        _recorded_sites(watch) if verdict == LEAKING else (), notes=tuple(notes),
+        more_epochs=more, limit_bytes=bound, limit_from=bound_from, epochs_left=left,
     )  # fmt: skip
 
 
@@ -106,6 +108,15 @@ def _growths(watch: Watch, counters: Sequence[CounterTrend]) -> list[Growth]:
     if census is not None and not _explained(leaking, found):
         found += _left_over(leaking)
     return found[:5]
+
+
+def _recorded_sites(watch: Watch) -> tuple[Site, ...]:
+    """Name who asked for what stays on the device, if somebody records that anyway."""
+    census = watch.census()
+    if census is None or not census.blocks:
+        return ()
+    blocks = [census.blocks, watch.recorded_blocks()]
+    return device_sites(blocks, watch.device, epochs=watch.epoch - census.epoch)
 
 
 def _host_rate(counters: Sequence[CounterTrend]) -> float:

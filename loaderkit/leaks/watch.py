@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from loaderkit.leaks.census import Census, take_census
 from loaderkit.leaks.resources import kinds_of
+from loaderkit.leaks.trace import live_blocks
 from loaderkit.leaks.verdict import WORKER
 from loaderkit.memory import process
 from loaderkit.memory.counters import COUNTERS
@@ -18,6 +19,7 @@ from loaderkit.memory.probes import read_device
 if TYPE_CHECKING:
     import torch
 
+    from loaderkit.leaks.trace import Blocks
     from loaderkit.leaks.verdict import Series
 
 _SHARE = 0.002
@@ -67,6 +69,7 @@ class Watch:
         """Take a census, whose own memory is then subtracted from all readings."""
         before = process.quick_counters()
         self.censuses = [*self.censuses[-1:], take_census(self.epoch)]
+        self.censuses[-1].blocks = self.recorded_blocks()
         after = process.quick_counters()
         for name in _EXACT:
             if name in after:
@@ -77,6 +80,13 @@ class Watch:
         """Give the latest census that is some epochs old."""
         old = [each for each in self.censuses if each.epoch <= self.epoch - 2]
         return old[-1] if old else None
+
+    def recorded_blocks(self) -> Blocks:
+        """Give the device's memory by who asked for it, if somebody records that."""
+        if self.last("allocated") is None:
+            return {}
+        blocks = live_blocks(self.device)
+        return blocks if any(blocks) else {}
 
     def series(self) -> dict[str, Series]:
         """Give all readings by counter."""

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
 FAILURES = (RuntimeError, AssertionError, AttributeError, NotImplementedError)
 """What torch raises when a device, or a way to ask it, is not there."""
@@ -33,6 +34,17 @@ class Capability:
     """Its driver is in use by this process, which a forked child must not touch."""
 
 
+@dataclass(frozen=True)
+class Block:
+    """A piece of a device's memory that is in use."""
+
+    size: int
+    """Bytes."""
+    frames: tuple[tuple[str, int], ...]
+    """File and line of the Python functions that asked for it, the innermost last;
+    empty if it was asked for without any, as backward() does, or not recorded."""
+
+
 class Probe(Protocol):
     """What has to be known of a kind of device."""
 
@@ -50,6 +62,12 @@ class Probe(Protocol):
 
     def empty(self) -> None:
         """Give back what torch's allocators keep for later, host memory too."""
+
+    def recording(self) -> AbstractContextManager[None]:
+        """Have the allocator remember, within, who asks for memory."""
+
+    def blocks(self, device: torch.device) -> list[Block]:
+        """List the memory in use; empty where torch does not tell."""
 
 
 class Accelerator:
@@ -87,18 +105,57 @@ class Accelerator:
     def _stat(self, device: torch.device, name: str) -> int:
         return int(self.module.memory_stats(device)[f"{name}.all.current"])
 
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Have the allocator remember, within, who asks for memory.
+
+        A recording of the user's goes on; XPU does not tell of one, so there it ends.
+        """
+        started = self.module.is_available() and self.module.is_initialized()
+        on = started and not _is_recorded(self.module) and self._record("state")
+        try:
+            yield
+        finally:
+            if on:
+                self._record(None)
+
+    def _record(self, what: str | None) -> bool:
+        """Switch the allocator's history on or off; tell whether it has one."""
+        with contextlib.suppress(*FAILURES, TypeError):
+            self.module.memory._record_memory_history(  # noqa: SLF001 -- documented
+                what, context=what, stacks="python", max_entries=1
+            )
+            return True
+        return False
+
+    def blocks(self, device: torch.device) -> list[Block]:
+        """List the memory in use."""
+        return [
+            Block(block["size"], _frames(block))
+            for block in self._pieces(device)
+            if block["state"] == "active_allocated"
+        ]
+
     def _largest_free(self, device: torch.device) -> int:
+        pieces = self._pieces(device)
+        free = [each["size"] for each in pieces if each["state"] == "inactive"]
+        return max(free, default=0)
+
+    def _pieces(self, device: torch.device) -> list[dict[str, Any]]:
+        """List the allocator's blocks, without the history that may be recorded."""
         index = getattr(device, "index", None)
         if index is None:
             index = self.module.current_device()
-        sizes = [
-            block["size"]
-            for segment in self.module.memory_snapshot()
+        try:
+            segments = self.module.memory_snapshot(include_traces=False)
+        except TypeError:  # XPU, and older torch
+            segments = self.module.memory_snapshot()
+        return [
+            block
+            for segment in segments
             if segment["device"] == index
             for block in segment["blocks"]
-            if block["state"] == "inactive"
         ]
-        return max(sizes, default=0)
 
     def available(self) -> bool:
         """Tell whether there is such a device here."""
@@ -118,7 +175,19 @@ class Accelerator:
         )  # fmt: skip
 
 
-class Unified:
+class Silent:
+    """An allocator that does not tell who asked for memory."""
+
+    def recording(self) -> AbstractContextManager[None]:
+        """Its allocator remembers nothing."""
+        return contextlib.nullcontext()
+
+    def blocks(self, device: torch.device) -> list[Block]:  # noqa: ARG002
+        """Its allocator does not tell."""
+        return []
+
+
+class Unified(Silent):
     """Apple's MPS: one memory for all, and no pinning."""
 
     def __init__(self, module: Any = None) -> None:
@@ -151,7 +220,7 @@ class Unified:
         )
 
 
-class Processor:
+class Processor(Silent):
     """The CPU itself: its memory is the process's."""
 
     def quick(self, device: torch.device) -> dict[str, Callable[[], int]]:  # noqa: ARG002
@@ -252,6 +321,36 @@ def read_device(
     found = {name: each for name, each in answers.items() if isinstance(each, int)}
     missing = {name: each for name, each in answers.items() if isinstance(each, str)}
     return found, missing
+
+
+def _is_recorded(module: Any) -> bool:
+    """Ask torch whether somebody has an allocator's history recorded."""
+    kind = module.__name__.rpartition(".")[2]
+    asked = getattr(torch._C, f"_{kind}_isHistoryEnabled", None)  # noqa: SLF001
+    return asked is not None and bool(asked())
+
+
+def _frames(block: dict[str, Any]) -> tuple[tuple[str, int], ...]:
+    """Give who asked for a block; torch lists the innermost first."""
+    frames = reversed(block.get("frames", ()))
+    return tuple((each["filename"], each["line"]) for each in frames)
+
+
+def read_blocks(device: torch.device, *, probe: Probe | None = None) -> list[Block]:
+    """List the memory of a device that is in use.  Never raises.
+
+    Args:
+        device: Such as ``torch.device("cuda")``.
+        probe: How it is asked; as its kind is if None.
+
+    Returns:
+        Its blocks; empty where torch does not tell.
+    """
+    probe = probe_of(device) if probe is None else probe
+    with contextlib.suppress(*FAILURES, KeyError, TypeError):
+        if _is_there(probe) and _started(probe, device):
+            return probe.blocks(device)
+    return []
 
 
 def _asked(read: Callable[[], int]) -> int | str:

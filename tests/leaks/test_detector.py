@@ -9,6 +9,7 @@ import torch
 
 import loaderkit
 from loaderkit import LeakDetector, LeakError, assert_no_leak
+from loaderkit.leaks.detector import JUDGED_AFTER
 
 SIZE = 30_000  # float32 numbers a step: 117 KiB
 
@@ -245,7 +246,8 @@ def test_wrong_settings_are_refused(settings, words):
 def test_the_detector_itself_keeps_next_to_nothing():
     detector = LeakDetector("cpu")
     detector.start()
-    for _ in range(20):
+    loaderkit.read_memory("cpu")  # its first call loads modules
+    for _ in range(JUDGED_AFTER + 1):  # judging loads modules too
         detector.end_epoch()
     before = loaderkit.read_memory("cpu").get("malloc")
 
@@ -255,18 +257,3 @@ def test_the_detector_itself_keeps_next_to_nothing():
     grown = loaderkit.read_memory("cpu").get("malloc") - before
     assert grown < 100 * 1024
     assert detector.finish().ok
-
-
-def test_the_lines_that_allocate_are_traced_when_asked_for():
-    kept = []
-
-    def epoch():
-        kept.append(bytearray(50_000))
-
-    report = LeakDetector("cpu", on_leak=id).run(epoch, epochs=8, trace=True)
-
-    (site, *_) = report.sites
-    assert site.bytes_per_epoch == pytest.approx(50_000, rel=0.1)
-    assert site.lines[-1].startswith("test_detector.py:")
-    assert "allocations each epoch stay" in str(report)
-    assert len(kept) == 8 + 6

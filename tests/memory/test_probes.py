@@ -10,6 +10,7 @@ from loaderkit.memory.probes import (
     Unified,
     present_devices,
     probe_of,
+    read_blocks,
     read_capability,
     read_device,
 )
@@ -17,6 +18,7 @@ from loaderkit.memory.probes import (
 
 def module(*, integrated=False, started=False):
     return SimpleNamespace(
+        __name__="torch.cuda",
         is_available=lambda: True,
         is_initialized=lambda: started,
         get_device_properties=lambda _: SimpleNamespace(is_integrated=integrated),
@@ -146,6 +148,53 @@ def test_reading_a_device_that_is_not_here_gives_the_reason(device):
 
     assert not found
     assert "there is no device" in missing["allocated"]
+
+
+def test_memory_in_use_is_listed_with_who_asked_for_it():
+    lines = [{"filename": "model.py", "line": 7}, {"filename": "train.py", "line": 3}]
+    used = {"size": 512, "state": "active_allocated", "frames": lines}
+    blocks = [used, used | {"state": "inactive"}, used | {"frames": []}]
+    card = started_card(memory_snapshot=lambda: [{"device": 0, "blocks": blocks}])
+
+    with_frames, without = read_blocks(torch.device("cuda", 0), probe=card)
+
+    assert with_frames.frames == (("train.py", 3), ("model.py", 7))
+    assert without.size == 512
+    assert not without.frames
+
+
+def test_the_history_that_is_recorded_is_not_asked_for():
+    asked = []
+
+    def snapshot(**settings):
+        asked.append(settings)
+        return []
+
+    card = started_card(memory_snapshot=snapshot)
+
+    assert read_blocks(torch.device("cuda", 0), probe=card) == []
+    assert asked == [{"include_traces": False}]
+
+
+def test_an_allocator_without_snapshots_or_history_is_no_error():
+    def unsupported(*_, **__):
+        message = "cudaMallocAsync does not yet support snapshot"
+        raise RuntimeError(message)
+
+    memory = SimpleNamespace(_record_memory_history=unsupported)
+    card = started_card(memory_snapshot=unsupported, memory=memory)
+
+    with card.recording():
+        assert read_blocks(torch.device("cuda", 0), probe=card) == []
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps", "cuda", "xpu"])
+def test_a_device_that_tells_nothing_of_its_memory_gives_none(device):
+    if torch.device(device) in present_devices():
+        pytest.skip(f"this machine has {device}")
+
+    with probe_of(torch.device(device)).recording():
+        assert read_blocks(torch.device(device)) == []
 
 
 def test_emptying_reaches_the_cache_of_the_device():
