@@ -38,6 +38,7 @@ LIBRARIES = (
 
 
 _REST_S = 0.3
+_NEAR = 0.85
 
 
 @dataclass(frozen=True)
@@ -73,13 +74,9 @@ def rates(
     for turn in range(rounds + 1):
         names = random.Random(turn).sample(list(contestants), len(contestants))
         for name in names:
-            run = contestants[name]
-            gc.collect()
-            time.sleep(_REST_S)  # the workers of the one before are still ending
-            start = time.perf_counter()
-            count = run()
+            speed = _rate(contestants[name])
             if turn:
-                found[name].append(count / (time.perf_counter() - start))
+                found[name].append(speed)
     base = statistics.median(next(iter(found.values())))
     return [
         Row(
@@ -92,6 +89,55 @@ def rates(
         )
         for n, r in found.items()
     ]
+
+
+def duels(
+    first: str,
+    contestants: Mapping[str, Callable[[], int]],
+    rows: list[Row],
+    *,
+    rounds: int = 40,
+) -> list[Row]:
+    """Compare one contestant with each that came near the best, pair by pair.
+
+    Rates of whole tables move by 10 % and more with the machine; two runs one after the
+    other see the same machine, and each goes first every other time.
+
+    Args:
+        first: The contestant that the others are compared with.
+        contestants: What to call, by name.
+        rows: Their rates, which tell the rivals: others within 15 % of the best.
+        rounds: Pairs of runs for each rival.
+
+    Returns:
+        A row a rival: the median of first's rate divided by the rival's, with the
+        bounds that hold this median with a chance of 95 %.
+    """
+    best = max(row.median for row in rows if row.name != first)
+    rivals = [r.name for r in rows if r.name != first and r.median > _NEAR * best]
+    found = []
+    for rival in rivals:
+        ratios = []
+        for turn in range(rounds + 1):
+            pair = [first, rival] if turn % 2 else [rival, first]
+            speed = {name: _rate(contestants[name]) for name in pair}
+            if turn:
+                ratios.append(speed[first] / speed[rival])
+        ratios.sort()
+        beyond = max(1, round(len(ratios) / 2 - 0.98 * len(ratios) ** 0.5))
+        low, high = ratios[beyond - 1], ratios[-beyond]
+        middle = statistics.median(ratios)
+        found.append(Row(f"{first}, of {rival}", middle, low, high, "x", middle))
+    return found
+
+
+def _rate(run: Callable[[], int]) -> float:
+    """Run a contestant on a machine that is at rest: samples a second."""
+    gc.collect()
+    time.sleep(_REST_S)  # the workers of the one before are still ending
+    start = time.perf_counter()
+    count = run()
+    return count / (time.perf_counter() - start)
 
 
 def peaks(

@@ -22,7 +22,7 @@ from torch_geometric.loader import DataLoader as GraphLoader
 from torch_geometric.loader import DynamicBatchSampler
 
 import loaderkit
-from benchmarks.harness import Row, peaks, rates, report
+from benchmarks.harness import Row, duels, peaks, rates, report
 from benchmarks.read_epoch import litdata_items, streamed
 from benchmarks.workloads import (
     BATCH,
@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("--case", help="only this one, such as files")
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=40, help="runs of each duel")
     parser.add_argument("--save", action="store_true")
     parser.add_argument("--memory", action="store_true", help="measure peaks too")
     options = parser.parse_args()
@@ -78,6 +79,11 @@ def _compare(name: str, case: str, count: int, folder: Path, options: Any) -> No
     rows = rates(entrants, rounds=options.rounds)
     slug = f"loaders_{name}_{case.replace(' ', '_')}"
     report(f"{name}, {case}", rows, save=slug if options.save else None)
+    first = next(iter(entrants))
+    if first.startswith("automatic"):
+        pairs = duels(first, entrants, rows, rounds=options.pairs)
+        report(f"{name}, {case}: pair by pair", pairs,
+               save=f"{slug}_pairs" if options.save else None)  # fmt: skip
     if options.memory:
         rows = peaks(entrants)
         report(f"{name}, {case}: memory on top", rows,

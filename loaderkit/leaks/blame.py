@@ -26,6 +26,7 @@ from loaderkit.leaks.growth import Growth
 from loaderkit.leaks.longest import find_longest
 from loaderkit.leaks.weigh import MOST_NODES, own_bytes
 from loaderkit.memory.holders import holders_of
+from loaderkit.memory.nearest import nearest_of
 from loaderkit.memory.tensors import (
     describe,
     graph_nodes,
@@ -59,6 +60,8 @@ _BY_TYPE = (
 """Patterns of what holds more than memory."""
 _LOOKED_THROUGH = 200
 """Objects below an item among which tensors are looked for."""
+_UNHELD = {"native code", "cycle"}
+"""Kinds of holders that are none."""
 _PLAIN = (int, float, complex, bool, type(None))
 
 
@@ -240,7 +243,9 @@ def _tensor_pattern(tensors: list[torch.Tensor]) -> str:
 
 
 def _is_shared(tensor: torch.Tensor) -> bool:
-    return bool(tensor.is_shared())  # type: ignore[no-untyped-call]
+    with contextlib.suppress(RuntimeError, NotImplementedError):  # it has no storage
+        return bool(tensor.is_shared())  # type: ignore[no-untyped-call]
+    return False
 
 
 def _tensors_of(item: Any) -> list[torch.Tensor]:
@@ -311,16 +316,23 @@ def _loose_tensor(look: Look, rate: float, size: int) -> Growth:
     alike = [t for t in tensors_in(gc.get_objects()) if describe(t)[0] == look]
     holder = _usual_holder(alike)
     pattern = "graph" if alike[-1].grad_fn is not None else "kept tensors"
-    if holder.kind in {"native code", "cycle"} and gc.isenabled():
+    if holder.kind in _UNHELD and gc.isenabled():
         pattern = "autograd cycle"
     return Growth(pattern, holder.kind, look_of(alike[-1:]), rate, size, holder)
 
 
 def _usual_holder(alike: list[Any]) -> Holder:
-    """Ask of the first, the middle and the last who holds them; take what two say."""
+    """Ask of the first, the middle and the last who holds them; take what two say.
+
+    Of a chain none of these may be near a variable; then the one that is tells.
+    """
     asked = {id(each): each for each in (alike[-1], alike[len(alike) // 2], alike[0])}
     found = [
         holders_of(each, most=1, ignore=[alike, asked])[0] for each in asked.values()
     ]
-    roots = [(each.kind, each.path.split("[")[0]) for each in found]
-    return max(zip(roots, found, strict=True), key=lambda row: roots.count(row[0]))[1]
+    held = [each for each in found if each.kind not in _UNHELD]
+    if not held:
+        close = nearest_of(alike)
+        held = found if close is None else holders_of(close, most=1, ignore=[alike])
+    roots = [(each.kind, each.path.split("[")[0]) for each in held]
+    return max(zip(roots, held, strict=True), key=lambda row: roots.count(row[0]))[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import sys
+from array import array
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 20_000
 _ARRAYS = {np.ndarray, torch.Tensor, torch.nn.Parameter}
-_TEXTS = {bytes, bytearray, str}
+_TEXTS = {bytes, bytearray, str, array}
 _LARGE = 16 << 10
 CONTAINERS = (list, dict, set, deque)
 

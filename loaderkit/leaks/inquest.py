@@ -38,6 +38,9 @@ _LEFT_OVER = (
 )
 _SMALL = 1 << 20
 """Bytes an epoch of plain numbers that are no leak."""
+_LEAST_PAUSE_S = 0.25
+_METRICS = 10_000
+"""Of them a second: ten for each step of a millisecond."""
 
 
 def inquire(
@@ -55,13 +58,16 @@ def inquire(
         The report.
     """
     counters = judge(watch.series(), tolerance=tolerance, warmup=warmup)
+    counters = _without_others(watch, counters)
     verdict, more = overall(counters)
     growths: list[Growth] = []
     notes: list[str] = []
     if verdict == LEAKING:
         collected = _was_garbage(watch, counters)
         growths = _growths(watch, counters)
-        verdict, more, notes = _second_thought(counters, growths)
+        verdict, more, notes = _second_thought(watch, counters, growths)
+        if verdict == LEAKING:
+            growths = list(map(_not_small, growths))
         if not growths and watch.census() is None:
             notes.append(
                 "objects were not counted in time: more epochs tell who holds it"
@@ -88,6 +94,18 @@ def inquire(
     )  # fmt: skip
 
 
+def _without_others(
+    watch: Watch, counters: tuple[CounterTrend, ...]
+) -> tuple[CounterTrend, ...]:
+    """Drop /dev/shm where files come while this process waits: they are another's."""
+    if not any(each.name == "shm_files" and each.trend.rising for each in counters):
+        return counters
+    pause = min(max(4 * watch.seconds_per_epoch(), _LEAST_PAUSE_S), 1.0)
+    if not watch.shared_files.grows_by_itself(pause):
+        return counters
+    return tuple(each for each in counters if each.name != "shm_files")
+
+
 def _growths(watch: Watch, counters: Sequence[CounterTrend]) -> list[Growth]:
     """Name what grew: objects, then resources, workers and what is left over."""
     leaking = {each.name: each.trend for each in counters if each.trend.rising}
@@ -104,6 +122,8 @@ def _growths(watch: Watch, counters: Sequence[CounterTrend]) -> list[Growth]:
     found += [
         each for each in objects if each.pattern not in {f.pattern for f in found}
     ]
+    if "shm_files" in leaking:
+        found.append(watch.shared_files.growth(leaking["shm_files"].per_epoch))
     found += [_worker(n, t) for n, t in leaking.items() if n.startswith(WORKER)]
     if census is not None and not _explained(leaking, found):
         found += _left_over(leaking)
@@ -158,7 +178,7 @@ def _worker(name: str, trend: Trend) -> Growth:
 
 def _explained(leaking: Mapping[str, Trend], found: Sequence[Growth]) -> bool:
     """Tell whether what was named makes up a tenth of the growth, or is no memory."""
-    if any(each.pattern in RESOURCES or each.pattern == "worker" for each in found):
+    if any(each.pattern in {*RESOURCES, "worker", "shm"} for each in found):
         return True
     names = [name for name in ("malloc", "anonymous", "shared") if name in leaking]
     return bool(names) and explains(found, leaking[names[0]].per_epoch)
@@ -193,10 +213,15 @@ def _is_held(growth: Growth) -> bool:
     return growth.holder is not None and growth.holder.kind not in loose
 
 
+def _not_small(growth: Growth) -> Growth:
+    many = growth.pattern == "numbers"
+    return replace(growth, pattern="many numbers") if many else growth
+
+
 def _second_thought(
-    counters: Sequence[CounterTrend], growths: list[Growth]
+    watch: Watch, counters: Sequence[CounterTrend], growths: list[Growth]
 ) -> tuple[str, int, list[str]]:
-    """Ask whether what grew has a bound, or is mere numbers."""
+    """Ask whether what grew has a bound, or is a training's history of numbers."""
     names = {each.name for each in counters if each.trend.rising}
     main = growths[0] if growths else None
     if main is None or not names.issubset(_HOST):
@@ -205,6 +230,7 @@ def _second_thought(
         note = f"{main.what} `{main.holder.path}` has a bound, which it nears"
         return NEEDS_MORE, main.epochs_left + LEAST, [note]
     small = sum(each.bytes_per_epoch for each in growths) < _SMALL
+    small &= sum(e.per_epoch for e in growths) <= _METRICS * watch.seconds_per_epoch()
     if small and all(each.pattern == "numbers" for each in growths):
         return STEADY, 0, [str(main)]
     return LEAKING, 0, []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import types
+from array import array
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +15,8 @@ from loaderkit.leaks.growth import Growth
 from loaderkit.memory.holders import holders_of, label_of, running_locals
 from loaderkit.memory.tensors import is_a
 
-_KINDS = (np.ndarray, torch.Tensor, bytes, bytearray, str)
-_HOLDING = (dict, list, tuple, types.CellType)
+_KINDS = (np.ndarray, torch.Tensor, bytes, bytearray, str, array)
+_CHUNK = 20_000
 
 
 def find_longest(before: Census, rate: float, epochs: int) -> list[Growth]:
@@ -34,31 +34,31 @@ def find_longest(before: Census, rate: float, epochs: int) -> list[Growth]:
     least = rate * epochs * 0.5
     if least <= 0:
         return []
-    found = _largest(least, before.sizes)
-    if found is None:
+    objects = gc.get_objects()
+    dicts = untracked_dicts(objects)
+    each = _largest([*objects, *dicts, running_locals()], least, before.sizes)
+    if each is None:
         return []
-    each, container = found
-    ignore = [found]
-    holder = holders_of(each, most=1, ignore=ignore)[0]
-    if holder.kind in {
-        "native code",
-        "cycle",
-    }:  # the collector does not know the container
-        outer = holders_of(container, most=1, ignore=ignore)[0]
-        holder = replace(outer, path=outer.path + (label_of(container, each) or ""))
+    del objects
+    holder = holders_of(each, most=1)[0]
+    if holder.kind in {"native code", "cycle"}:  # the collector lists no such dict
+        for outer in dicts:
+            if any(value is each for value in outer.values()):
+                holder = holders_of(outer, most=1, ignore=[dicts])[0]
+                label = label_of(outer, each) or ""
+                holder = replace(holder, path=holder.path + label)
+                break
     look = type(each).__name__
     if is_a(each, (np.ndarray, torch.Tensor)):
         look += f" {list(each.shape)}"
     return [Growth("longer", look, "", 0, round(rate), holder)]
 
 
-def _largest(least: float, known: frozenset[int]) -> tuple[Any, Any] | None:
-    """Find the largest object from some size on, and what holds it."""
-    objects = gc.get_objects()
+def _largest(objects: list[Any], least: float, known: frozenset[int]) -> Any | None:
+    """Find the largest object from some size on, among what others refer to."""
     most, found = least, None
-    for container in [*objects, *untracked_dicts(objects), running_locals()]:
-        if is_a(container, _HOLDING):
-            for each in gc.get_referents(container):
-                if is_a(each, _KINDS) and most < size_of(each) not in known:
-                    most, found = size_of(each), (each, container)
+    for start in range(0, len(objects), _CHUNK):
+        for each in gc.get_referents(*objects[start : start + _CHUNK]):
+            if is_a(each, _KINDS) and most < size_of(each) not in known:
+                most, found = size_of(each), each
     return found

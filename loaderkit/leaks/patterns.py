@@ -70,6 +70,10 @@ PATTERNS = {
         "empty it at the end of each epoch, or keep only what is needed",
     ),
     "numbers": Pattern("plain numbers or short texts are kept", "nothing: it is small"),
+    "many numbers": Pattern(
+        "numbers or short texts are kept, faster than steps of a training come",
+        "keep a running mean, or empty it at the end of each epoch",
+    ),
     "bounded": Pattern("a bounded container is filling up", "nothing: it ends"),
     "files": Pattern(
         "files are opened and never closed",
@@ -98,6 +102,10 @@ PATTERNS = {
     "shared": Pattern(
         "shared memory is kept, as tensors from workers are until the last is gone",
         "keep loaderkit.own(x) of what you need",
+    ),
+    "shm": Pattern(
+        "shared memory is made and never unlinked, and outlives the process",
+        "SharedMemory.unlink() when the last user is done; delete what was left there",
     ),
     "worker": Pattern(
         "a worker process grows, so the dataset keeps something in each",

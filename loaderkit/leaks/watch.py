@@ -9,7 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from loaderkit.leaks.census import Census, take_census
-from loaderkit.leaks.resources import kinds_of
+from loaderkit.leaks.resources import SharedFiles, kinds_of
 from loaderkit.leaks.trace import live_blocks
 from loaderkit.leaks.verdict import WORKER
 from loaderkit.memory import process
@@ -44,11 +44,13 @@ class Watch:
         """The last two."""
         self.files: Counter[str] = Counter()
         """Open when it started."""
+        self.shared_files = SharedFiles()
         self.begun = time.monotonic()
         self._epochs: dict[str, array[float]] = {}
         self._values: dict[str, array[float]] = {}
         self._offsets: dict[str, int] = {}
         self._slow_at, self._slow_s = 0.0, 0.0
+        self._own_s = 0.0
 
     def start(self) -> None:
         """Take the reading before the first epoch, without garbage from before."""
@@ -56,14 +58,22 @@ class Watch:
             gc.collect()
         self.files = kinds_of("files")
         self._note(self._read())
+        self.begun = self._ended = time.monotonic()
 
     def end_epoch(self) -> None:
         """Take the reading after an epoch; 0.2 ms, or 0.1 s when memory grows."""
+        begun = time.monotonic()
         self.epoch += 1
         self._note(self._read())
         last = self.censuses[-1].epoch if self.censuses else 1
         if self.epoch >= 2 * last and self._grows():
             self.count_objects()
+        self._ended = time.monotonic()
+        self._own_s += self._ended - begun
+
+    def seconds_per_epoch(self) -> float:
+        """Give how long an epoch took, without the readings."""
+        return (self._ended - self.begun - self._own_s) / max(1, self.epoch)
 
     def count_objects(self) -> None:
         """Take a census, whose own memory is then subtracted from all readings."""
@@ -130,6 +140,9 @@ class Watch:
     def _read(self) -> dict[str, int]:
         found = self.quick()
         found |= read_device(self.device, full=False)[0]
+        shared = self.shared_files.bytes()
+        if shared is not None:
+            found["shm_files"] = shared
         now = time.monotonic()
         if self._is_sparse() or now - self._slow_at >= self._slow_s / _SHARE:
             found |= self._read_slowly()

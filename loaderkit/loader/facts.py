@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
-from loaderkit.loader.fetching import draws_nothing, fetch, is_gathering, quiet
+from loaderkit.loader.fetching import draws_nothing, fetch, is_gathering
+from loaderkit.loader.randomness import quiet
 from loaderkit.memory.host import Host, read_host
 from loaderkit.memory.parcel import Parcel, Segments, check_pickles, forget
 from loaderkit.memory.probes import Capability, read_capability

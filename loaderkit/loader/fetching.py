@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import traceback
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch.utils.data import (
     Dataset,
@@ -21,10 +19,11 @@ from torch_geometric.data.data import BaseData
 from torch_geometric.loader.dataloader import Collater
 
 from loaderkit.errors import LoaderError, LoaderkitError
+from loaderkit.loader.randomness import Seeded
 from loaderkit.memory.parcel import Parcel, Segments, packing, parcels_work, unshared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 
 def is_gathering(dataset: Any) -> bool:
@@ -118,10 +117,7 @@ def fetch(dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any]) -> A
     """
     together = getattr(dataset, "__getitems__", None)
     try:
-        if together is not None:
-            samples = together(list(rows))
-        else:
-            samples = [_one(dataset, row) for row in rows]
+        samples = _read(dataset, rows) if together is None else together(list(rows))
         return collate(samples)
     except LoaderkitError:
         raise
@@ -130,14 +126,17 @@ def fetch(dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any]) -> A
         raise _told(what, error) from error
 
 
-def _one(dataset: Any, row: int) -> Any:
+def _read(dataset: Any, rows: Sequence[int]) -> list[Any]:
+    samples = []
     try:
-        return dataset[row]
+        for row in rows:
+            samples.append(dataset[row])
     except LoaderkitError:
         raise
     except Exception as error:
         what = f"Sample {name_of(dataset, row)} could not be read: "
         raise _told(what, error) from error
+    return samples
 
 
 def names_of(dataset: Any, rows: Sequence[int]) -> str:
@@ -193,7 +192,7 @@ class Fetching(Dataset[Any]):
                 return fetch(self.dataset, rows, self.collate)
         if seed is None:
             return fetch(self.dataset, rows, self.collate)
-        with _seeded(seed):
+        with Seeded(seed):
             return fetch(self.dataset, rows, self.collate)
 
 
@@ -222,31 +221,6 @@ def padded_to(batch: Any, length: int) -> Any:
     if isinstance(batch, list | tuple) and not hasattr(batch, "_fields"):
         return type(batch)(padded_to(each, length) for each in batch)
     return batch
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Leave the random numbers of torch, numpy and random as they were."""
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
-
-
-@contextlib.contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Draw random numbers from a seed of this batch, then go on as before.
-
-    A worker has nobody to go on for; saving three states takes 50 us.
-    """
-    with quiet() if get_worker_info() is None else contextlib.nullcontext():
-        torch.default_generator.manual_seed(seed)
-        np.random.seed(seed % 2**32)
-        random.seed(seed)
-        yield
 
 
 class Sending:

@@ -40,6 +40,7 @@ COUNTERS = {
     "tree_private": Counter("USS of this process and its children"),
     "tree_proportional": Counter("PSS of this process and its children"),
     "shm_used": Counter("taken in /dev/shm, by anybody"),
+    "shm_files": Counter("files left in /dev/shm since the start", judged=True),
     "group_used": Counter("used by the cgroup"),
     "group_limit": Counter("limit of the cgroup"),
     "oom_kills": Counter("processes the kernel killed for memory", "processes"),

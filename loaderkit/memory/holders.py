@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import gc
 import inspect
@@ -26,6 +27,9 @@ _WIDTH = 200
 """Objects followed a level; those that thousands of others hold are no leak's cause."""
 _TRANSPARENT = (types.CellType, types.FrameType, types.TracebackType, types.MethodType)
 """What stands between a variable and its value without a name of its own."""
+_ROOTS = (
+    type, types.FrameType, types.CellType, types.ModuleType, contextvars.Context,
+)  # fmt: skip
 _OURS = str(Path(__file__).parent.parent)
 
 
@@ -34,8 +38,8 @@ class Holder:
     """One way by which an object is kept."""
 
     kind: str
-    """"local variable", "closure", "global", "class", "traceback", "thread", "cycle"
-    or "native code"."""
+    """"local variable", "closure", "global", "class", "traceback", "context variable",
+    "cycle" or "native code"."""
     path: str
     """How to write the object from there, such as ``history["loss"][3]``."""
     where: str
@@ -134,9 +138,7 @@ class _Search:
         return found
 
     def _is_root(self, parent: Any) -> bool:
-        return id(parent) in self.modules or is_a(
-            parent, (type, types.FrameType, types.CellType, types.ModuleType)
-        )
+        return id(parent) in self.modules or is_a(parent, _ROOTS)
 
     def _local(self, child: Any) -> Iterator[Holder]:
         for name, code, line in self.variables.get(id(child), ()):
@@ -163,6 +165,8 @@ class _Search:
             yield from self._closure(parent)
         elif is_a(parent, types.FrameType):
             yield from self._frame(parent)
+        elif is_a(parent, contextvars.Context):
+            yield from self._context(parent)
 
     def _closure(self, cell: types.CellType) -> Iterator[Holder]:
         """Name a closure's variable by the function that closes over it."""
@@ -183,6 +187,16 @@ class _Search:
                     )
                     yield Holder("closure", path, where, change)
                     return
+
+    def _context(self, context: contextvars.Context) -> Iterator[Holder]:
+        """Name the context variable whose value leads to the target."""
+        names = {id(value): each.name for each, value in context.items()}
+        way = self.ways[id(context)]
+        while way is not None and id(way[1]) not in names:
+            way = self.ways.get(id(way[1]))
+        if way is not None:
+            path = names[id(way[1])] + self._rest(way[1])
+            yield Holder("context variable", path, "", "")
 
     def _frame(self, frame: types.FrameType) -> Iterator[Holder]:
         """Name a frame that has ended and that a traceback or generator keeps."""

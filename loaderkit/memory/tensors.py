@@ -118,10 +118,23 @@ def describe(tensor: torch.Tensor) -> tuple[Look, int, int]:
     except (RuntimeError, TypeError, AttributeError):
         key = (type(tensor).__name__, "unknown", "unknown", ())
     try:
-        storage = tensor.untyped_storage()
-        return key, storage.data_ptr() or id(tensor), int(storage.nbytes())
+        storages = [part.untyped_storage() for part in _strided(tensor)]
+        number = storages[0].data_ptr() or id(tensor)
+        return key, number, sum(int(each.nbytes()) for each in storages)
     except (RuntimeError, NotImplementedError, AttributeError):
         return key, id(tensor), 0
+
+
+def _strided(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """List what has a storage: the tensor itself, or the parts of a sparse one."""
+    if tensor.layout is torch.strided:
+        return [tensor]
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._values(), tensor._indices()]  # noqa: SLF001 -- uncoalesced too
+    parts = [tensor.values()]
+    if tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
+        return [*parts, tensor.crow_indices(), tensor.col_indices()]
+    return [*parts, tensor.ccol_indices(), tensor.row_indices()]
 
 
 def graph_nodes(tensor: torch.Tensor) -> int:

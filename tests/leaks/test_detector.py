@@ -2,7 +2,14 @@
 
 import gc
 import json
+import os
+import subprocess
+import sys
+import time
 import warnings
+from multiprocessing import resource_tracker
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +17,7 @@ import torch
 import loaderkit
 from loaderkit import LeakDetector, LeakError, assert_no_leak
 from loaderkit.leaks.detector import JUDGED_AFTER
+from loaderkit.leaks.resources import SharedFiles
 
 SIZE = 30_000  # float32 numbers a step: 117 KiB
 
@@ -186,16 +194,30 @@ def test_a_bounded_cache_that_fills_needs_more_epochs():
     assert 40 < report.more_epochs < 60
 
 
-def test_plain_numbers_are_no_leak_even_when_there_are_many():
+def keeping_numbers(seconds):
+    """Keep as many numbers an epoch as a training of 700 steps keeps losses."""
     history = []
 
     def epoch():
-        history.extend(float(i) for i in range(3000))
+        history.extend(float(i) for i in range(700))
+        time.sleep(seconds)
 
-    report = LeakDetector("cpu").run(epoch, epochs=10)
+    return epoch
+
+
+def test_a_history_of_plain_numbers_is_no_leak():
+    report = LeakDetector("cpu").run(keeping_numbers(0.1), epochs=10)
 
     assert report.ok
     assert "plain numbers" in str(report)
+
+
+def test_its_twin_that_comes_faster_than_any_metric_is_one():
+    report = LeakDetector("cpu", on_leak=id).run(keeping_numbers(0), epochs=10)
+
+    assert report.leaking
+    assert "`history`" in str(report)
+    assert "running mean" in str(report)
 
 
 def test_a_report_prints_in_25_lines_and_as_json():
@@ -257,3 +279,76 @@ def test_the_detector_itself_keeps_next_to_nothing():
     grown = loaderkit.read_memory("cpu").get("malloc") - before
     assert grown < 100 * 1024
     assert detector.finish().ok
+
+
+def sharing_memory(folder, *, unlink):
+    """Make a shared segment an epoch, as workers do that send arrays."""
+
+    def epoch():
+        segment = SharedMemory(create=True, size=200_000)
+        resource_tracker.unregister(f"/{segment.name}", "shared_memory")
+        segment.buf[:] = bytes(200_000)
+        segment.close()
+        folder.append(segment.name)
+        if unlink:
+            Path(f"/dev/shm/{segment.name}").unlink()
+
+    return epoch
+
+
+@pytest.fixture
+def segments():
+    names = []
+    yield names
+    for name in names:
+        Path("/dev/shm", name).unlink(missing_ok=True)
+
+
+@pytest.mark.skipif(not Path("/dev/shm").exists(), reason="there is no /dev/shm here")
+def test_shared_memory_that_is_never_unlinked_is_named_with_its_file(segments):
+    report = LeakDetector("cpu", on_leak=id).run(
+        sharing_memory(segments, unlink=False), epochs=12
+    )
+
+    assert report.leaking
+    assert [each.name for each in report.leaks] == ["shm_files"]
+    assert report.bytes_per_epoch == 200_704
+    assert "files /dev/shm/psm_" in str(report)
+    assert "unlink()" in str(report)
+
+
+def test_its_twin_that_unlinks_is_steady(segments):
+    epoch = sharing_memory(segments, unlink=True)
+
+    assert LeakDetector("cpu").run(epoch, epochs=12).ok
+
+
+LEAVING_FILES = """
+import sys, time
+for n in range(10_000):
+    open(f"/dev/shm/loaderkit_test_{sys.argv[1]}_{n}", "wb").write(bytes(50_000))
+    time.sleep(0.005)
+"""
+
+
+@pytest.fixture
+def another_leaves_files():
+    """Start a process that leaves a file in /dev/shm every 5 ms."""
+    other = subprocess.Popen([sys.executable, "-c", LEAVING_FILES, str(os.getpid())])
+    yield
+    other.kill()
+    other.wait()
+    for file in Path("/dev/shm").glob(f"loaderkit_test_{os.getpid()}_*"):
+        file.unlink()
+
+
+@pytest.mark.usefixtures("another_leaves_files")
+@pytest.mark.skipif(not Path("/dev/shm").exists(), reason="there is no /dev/shm here")
+@pytest.mark.parametrize("waits", [True, False], ids=["", "its twin that never waits"])
+def test_what_another_process_leaves_in_shared_memory_is_not_ours(waits, monkeypatch):
+    if not waits:
+        monkeypatch.setattr(SharedFiles, "grows_by_itself", lambda *_: False)
+
+    report = LeakDetector("cpu", on_leak=id).run(lambda: time.sleep(0.02), epochs=60)
+
+    assert report.ok == waits

@@ -1,0 +1,44 @@
+"""Which of many objects is closest to a variable: a chain hangs on its nearest link."""
+
+from __future__ import annotations
+
+import contextvars
+import gc
+import sys
+from typing import TYPE_CHECKING, Any
+
+from loaderkit.memory.holders import running_locals
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_CHUNK = 20_000
+
+
+def nearest_of(items: Sequence[object]) -> Any | None:
+    """Find the object that the fewest steps lead to, from any variable or module.
+
+    Walks from the roots, so that the length of a chain does not matter; some 0.3 s for
+    a million references.
+
+    Args:
+        items: Objects to look for; the list itself must not be reachable.
+
+    Returns:
+        One of them; None when no variable leads to any.
+    """
+    wanted = {id(each) for each in items}
+    modules = [vars(m) for m in list(sys.modules.values()) if hasattr(m, "__dict__")]
+    level: list[Any] = [*running_locals(), contextvars.copy_context(), *modules]
+    seen = {id(each) for each in level}
+    while level:
+        following = []
+        for start in range(0, len(level), _CHUNK):
+            for each in gc.get_referents(*level[start : start + _CHUNK]):
+                if id(each) in wanted:
+                    return each
+                if id(each) not in seen:
+                    seen.add(id(each))
+                    following.append(each)
+        level = following
+    return None
