@@ -45,6 +45,10 @@ GRAPHS = ("cache", "InMemoryDataset", "files", "other ways")
 CASES = {"w1": GRAPHS, "w2": GRAPHS, "w3": ("cache", "list", "other ways")}
 HANDS = (0, 2, 4)
 """Workers that are set by hand."""
+SETTINGS = (
+    "num_workers read_ahead pin_memory persistent_workers prefetch_factor "
+    "multiprocessing_context in_order sharing batching"
+).split()
 STEP_S = 0.005
 
 
@@ -155,6 +159,11 @@ def _ours(
     for workers in HANDS:
         loader = loaderkit.build_loader(dataset, num_workers=workers, **settings)
         found[f"build_loader, {workers} workers by hand"] = _epoch(loader, part)
+        if workers == plan.num_workers:
+            others = [
+                s for s in SETTINGS if getattr(plan, s) != getattr(loader.plan, s)
+            ]
+            print(f"by hand with {workers} workers, other settings: {others or 'none'}")
     return found
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from loaderkit.arguments import parse_arguments
 from loaderkit.budget.estimate import StepEstimate, estimate
 from loaderkit.budget.gains import Gain, explain_peak, gains
-from loaderkit.budget.options import parse_options
 from loaderkit.budget.samples import Samples, read_samples
 from loaderkit.budget.solve import Pricing, budgets, price, probability
 from loaderkit.budget.steps import DeviceSpec, Step, blocks_of, device_spec, dtype_of
@@ -220,7 +220,7 @@ def plan_batch(
     if batch_size < 1:
         msg = f"batch_size must be at least 1, got {batch_size}"
         raise ValueError(msg)
-    chosen = parse_options(PlanOptions, options, "plan_batch")
+    chosen = parse_arguments(PlanOptions, options, "plan_batch")
     spec = device_spec(device)
     kind = dtype_of(chosen.autocast)
     step = Step(chosen.loss, chosen.optimizer, autocast=kind, target=spec)

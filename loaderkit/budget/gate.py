@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loaderkit.arguments import parse_arguments
 from loaderkit.budget.estimate import StepEstimate, estimate_step
-from loaderkit.budget.options import parse_options
 from loaderkit.errors import DoesNotFitError
 from loaderkit.units import format_bytes, parse_bytes
 
@@ -64,7 +64,7 @@ def assert_fits(
     if limit is None and snapshot is None:
         msg = "assert_fits needs limit=, snapshot=, or both"
         raise ValueError(msg)
-    chosen = parse_options(FitOptions, options, "assert_fits")
+    chosen = parse_arguments(FitOptions, options, "assert_fits")
     found = estimate_step(
         model, batch, loss=chosen.loss, optimizer=chosen.optimizer,
         autocast=chosen.autocast, target=device,

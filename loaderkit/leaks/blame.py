@@ -86,12 +86,13 @@ def find_growth(
         What grew, the heaviest first; empty when no Python object did.
     """
     epochs = max(1, epoch - before.epoch)
-    found = _containers(before, epochs, {id(each) for each in ignore})
+    ours = {id(each) for each in (*ignore, before.ids, before.lengths)}
+    found = _containers(before, epochs, ours)
     chain = _chain(before, epochs)
     if chain is not None:
         found.insert(0, chain)
     if not explains(found, rate):
-        found = find_longest(before, rate, epochs) + found
+        found = find_longest(before, rate, epochs, ours) + found
     if not found or not explains(found, rate):
         found = _loose(before, epoch, epochs) + found
     heaviest = max((each.bytes_per_epoch for each in found), default=0)

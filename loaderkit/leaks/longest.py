@@ -19,13 +19,16 @@ _KINDS = (np.ndarray, torch.Tensor, bytes, bytearray, str, array)
 _CHUNK = 20_000
 
 
-def find_longest(before: Census, rate: float, epochs: int) -> list[Growth]:
+def find_longest(
+    before: Census, rate: float, epochs: int, ours: set[int]
+) -> list[Growth]:
     """Look for what is joined to itself, epoch after epoch.
 
     Args:
         before: A census: what was as large then has not grown.
         rate: Bytes an epoch by which memory grows.
         epochs: Since when.
+        ours: ``id`` of what is there because we watch.
 
     Returns:
         The largest object that is at least half as large as what grew, and its holder;
@@ -36,7 +39,7 @@ def find_longest(before: Census, rate: float, epochs: int) -> list[Growth]:
         return []
     objects = gc.get_objects()
     dicts = untracked_dicts(objects)
-    each = _largest([*objects, *dicts, running_locals()], least, before.sizes)
+    each = _largest([*objects, *dicts, running_locals()], least, before.sizes, ours)
     if each is None:
         return []
     del objects
@@ -54,11 +57,15 @@ def find_longest(before: Census, rate: float, epochs: int) -> list[Growth]:
     return [Growth("longer", look, "", 0, round(rate), holder)]
 
 
-def _largest(objects: list[Any], least: float, known: frozenset[int]) -> Any | None:
+def _largest(
+    objects: list[Any], least: float, known: frozenset[int], ours: set[int]
+) -> Any | None:
     """Find the largest object from some size on, among what others refer to."""
     most, found = least, None
     for start in range(0, len(objects), _CHUNK):
         for each in gc.get_referents(*objects[start : start + _CHUNK]):
-            if is_a(each, _KINDS) and most < size_of(each) not in known:
+            if not is_a(each, _KINDS) or id(each) in ours:
+                continue
+            if most < size_of(each) not in known:
                 most, found = size_of(each), each
     return found

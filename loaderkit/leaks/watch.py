@@ -127,7 +127,8 @@ class Watch:
 
     def own_objects(self) -> list[object]:
         """List what grows because we watch."""
-        return [self._epochs, self._values, self._offsets]
+        arrays = [part for each in self.censuses for part in (each.ids, each.lengths)]
+        return [self._epochs, self._values, self._offsets, *arrays]
 
     def quick(self) -> dict[str, int]:
         """Read the host's counters, without what the censuses keep."""

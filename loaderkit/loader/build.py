@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, Subset
 
+from loaderkit.arguments import parse_arguments
 from loaderkit.errors import LoaderError
 from loaderkit.loader.facts import read_facts
 from loaderkit.loader.fetching import collate_of
-from loaderkit.loader.options import LoaderOptions, parse_options
+from loaderkit.loader.options import LoaderOptions
 from loaderkit.loader.plan import LoaderPlan, decide
 from loaderkit.loader.planned import PlannedLoader
 from loaderkit.loader.resumable import EpochBatches, GivenBatches
@@ -50,7 +51,7 @@ def build_loader(
         ValueError: An option has a value it cannot have, or there is no such device.
         LoaderError: What was asked for cannot work here.
     """
-    chosen = parse_options(options)
+    chosen = parse_arguments(LoaderOptions, options, "build_loader")
     seed = chosen.seed
     if seed is None:
         seed = int(torch.empty((), dtype=torch.int64).random_().item())

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
 
 @dataclass(frozen=True)
@@ -76,29 +75,6 @@ class LoaderOptions(Wishes):
     """Fields left out of batches, as in PyG."""
     probe: bool = True
     """Read a few samples to measure what they cost."""
-
-
-def parse_options(options: Mapping[str, Any]) -> LoaderOptions:
-    """Check the names of options.
-
-    Args:
-        options: As they were given; "auto" leaves one to the plan.
-
-    Returns:
-        The options.
-
-    Raises:
-        TypeError: There is no such option.
-    """
-    known = [each.name for each in fields(LoaderOptions)]
-    for name in options:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            msg = f"build_loader has no option {name!r}{hint}"
-            raise TypeError(msg)
-    automatic = {k: v for k, v in options.items() if v != "auto"}
-    return LoaderOptions(**automatic)
 
 
 def parse_variable(name: str, text: str) -> Any:

@@ -2,6 +2,7 @@
 
 import functools
 import mmap
+from array import array
 from collections import Counter
 
 import numpy as np
@@ -12,6 +13,7 @@ from loaderkit.leaks.blame import find_growth
 from loaderkit.leaks.census import take_census
 from loaderkit.leaks.resources import kinds_of, resource_growth, worker_words
 from loaderkit.leaks.weigh import own_bytes
+from loaderkit.memory.process import malloc_bytes
 
 BIG = 20_000
 
@@ -38,6 +40,55 @@ def test_each_pattern_is_known_by_what_is_kept():
     assert found["view"].bytes_per_epoch == pytest.approx(4 * BIG, rel=0.1)
     assert "`views`" in str(found["view"])
     hook.remove()
+
+
+def joined_dataset():
+    """A dataset that each epoch is joined to what came before."""
+    state = {"dataset": torch.utils.data.TensorDataset(torch.ones(4, 8))}
+
+    def grow():
+        new = torch.utils.data.TensorDataset(torch.ones(333, 8))
+        state["dataset"] = torch.utils.data.ConcatDataset([state["dataset"], new])
+
+    return grow, "state['dataset'].datasets[1].tensors[0]"
+
+
+def sparse_matrices():
+    kept = [0]
+    return lambda: kept.append(torch.ones(40, 40).to_sparse()), "kept"
+
+
+def numbers_in_an_array():
+    numbers = array("d", [0.0])
+    return lambda: numbers.extend([1.0] * 2_000), "numbers"
+
+
+def rows_of_a_table():
+    pandas = pytest.importorskip("pandas")
+    state = {"table": pandas.DataFrame({"a": [0.0], "b": [0.0]})}
+
+    def grow():
+        more = pandas.DataFrame({"a": np.ones(2_000), "b": np.ones(2_000)})
+        state["table"] = pandas.concat([state["table"], more])
+
+    return grow, "state['table']"
+
+
+@pytest.mark.parametrize(
+    "make", [joined_dataset, sparse_matrices, numbers_in_an_array, rows_of_a_table]
+)
+def test_the_variable_is_named(make):
+    grow, name = make()
+    grow()
+    before, used = take_census(0), malloc_bytes()
+    for _ in range(30):
+        grow()
+    rate = (malloc_bytes() - used) / 30
+
+    main, *_ = find_growth(before, 30, rate=rate)
+
+    assert main.holder.path.startswith(name)
+    assert main.bytes_per_epoch == pytest.approx(rate, rel=0.6)
 
 
 @pytest.mark.parametrize("name", ["files", "threads", "children", "mappings"])

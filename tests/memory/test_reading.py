@@ -53,6 +53,21 @@ def test_tensors_without_a_storage_can_be_looked_at():
     assert shapes == {(3, 3), (5, 91)}
 
 
+@pytest.mark.filterwarnings("ignore:Sparse")  # torch calls them beta
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr", "bsc"])
+def test_sparse_tensors_weigh_their_values_and_indices(layout):
+    block = {"blocksize": (2, 2)} if layout.startswith("b") else {}
+    kind = torch.sparse_coo if layout == "coo" else getattr(torch, f"sparse_{layout}")
+    sparse = torch.eye(64).to_sparse(layout=kind, **block)
+
+    (group,) = live_tensors([sparse])
+
+    values = 32 * 4 * 4 if block else 64 * 4
+    pointers = {"coo": 0}.get(layout, 33 if block else 65)
+    indices = 2 * (32 if block else 64)  # of both axes: torch keeps them in one piece
+    assert group.bytes == values + 8 * (pointers + indices)
+
+
 def test_a_stage_is_read_before_and_after_and_logged():
     lines = []
     meter = loaderkit.MemoryMeter("cpu", log=lambda mark: lines.append(str(mark)))
