@@ -45,10 +45,17 @@ GRAPHS = ("cache", "InMemoryDataset", "files", "other ways")
 CASES = {"w1": GRAPHS, "w2": GRAPHS, "w3": ("cache", "list", "other ways")}
 HANDS = (0, 2, 4)
 """Workers that are set by hand."""
-SETTINGS = (
-    "num_workers read_ahead pin_memory persistent_workers prefetch_factor "
-    "multiprocessing_context in_order sharing batching"
-).split()
+SETTINGS = [
+    "num_workers",
+    "read_ahead",
+    "pin_memory",
+    "persistent_workers",
+    "prefetch_factor",
+    "multiprocessing_context",
+    "in_order",
+    "sharing",
+    "batching",
+]
 STEP_S = 0.005
 
 

@@ -2,6 +2,6 @@
 
 Read ``trend`` first (one counter, pure), then ``verdict`` (all counters, pure),
 ``watch`` (reads the counters), ``census`` and ``blame`` (which objects became more, and
-who holds them), ``trace`` (which lines allocate it), ``detector`` (``LeakDetector``), ``report`` and ``page`` (what you see)
-and ``pytest_plugin``.
+who holds them), ``trace`` (which lines allocate), ``detector`` (``LeakDetector``),
+``report`` and ``page`` (what you see) and ``pytest_plugin``.
 """
