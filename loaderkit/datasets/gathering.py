@@ -121,10 +121,7 @@ class Gathering:
         if leaf.axis != 0 or runs.total * row_bytes < SLICE_BYTES * len(self):
             return None
         made = self.empty((len(self), longest, *rest), dtype)
-        room = made.numpy()
-        column.gather(runs, room.reshape(-1, *rest), apart=longest)
-        for row, length in zip(room, runs.lengths.tolist(), strict=True):
-            row[length:] = 0
+        column.gather(runs, made.numpy().reshape(-1, *rest), apart=longest)
         return (made if made.dtype is dtype else made.view(dtype)), runs
 
     def rest(self, column: ColumnReader) -> tuple[int, ...]:
