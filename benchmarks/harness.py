@@ -38,7 +38,7 @@ LIBRARIES = (
 
 
 _REST_S = 0.3
-_NEAR = 0.85
+_NEAR = 0.8
 
 
 @dataclass(frozen=True)
@@ -91,32 +91,38 @@ def rates(
     ]
 
 
+def rivals(rows: list[Row]) -> list[str]:
+    """Name those that came near the best, the first aside.
+
+    Args:
+        rows: Rates; the first is the one to compare with.
+
+    Returns:
+        The others within 20 % of the best of them.
+    """
+    best = max(row.median for row in rows[1:])
+    return [row.name for row in rows[1:] if row.median > _NEAR * best]
+
+
 def duels(
-    first: str,
-    contestants: Mapping[str, Callable[[], int]],
-    rows: list[Row],
-    *,
-    rounds: int = 40,
+    contestants: Mapping[str, Callable[[], int]], *, rounds: int = 40
 ) -> list[Row]:
-    """Compare one contestant with each that came near the best, pair by pair.
+    """Compare the first contestant with each other, pair by pair.
 
     Rates of whole tables move by 10 % and more with the machine; two runs one after the
     other see the same machine, and each goes first every other time.
 
     Args:
-        first: The contestant that the others are compared with.
         contestants: What to call, by name.
-        rows: Their rates, which tell the rivals: others within 15 % of the best.
         rounds: Pairs of runs for each rival.
 
     Returns:
-        A row a rival: the median of first's rate divided by the rival's, with the
+        A row a rival: the median of the first's rate divided by the rival's, with the
         bounds that hold this median with a chance of 95 %.
     """
-    best = max(row.median for row in rows if row.name != first)
-    rivals = [r.name for r in rows if r.name != first and r.median > _NEAR * best]
+    first, *others = contestants
     found = []
-    for rival in rivals:
+    for rival in others:
         ratios = []
         for turn in range(rounds + 1):
             pair = [first, rival] if turn % 2 else [rival, first]

@@ -22,7 +22,7 @@ from torch_geometric.loader import DataLoader as GraphLoader
 from torch_geometric.loader import DynamicBatchSampler
 
 import loaderkit
-from benchmarks.harness import Row, duels, peaks, rates, report
+from benchmarks.harness import Row, duels, peaks, rates, report, rivals
 from benchmarks.read_epoch import litdata_items, streamed
 from benchmarks.workloads import (
     BATCH,
@@ -88,17 +88,22 @@ def _compare(name: str, case: str, count: int, folder: Path, options: Any) -> No
     multiprocessing.set_start_method("fork", force=True)  # a spawned child would spawn
     entrants = _entrants(name, case, count, folder)
     rows = rates(entrants, rounds=options.rounds)
-    slug = f"loaders_{name}_{case.replace(' ', '_')}"
-    report(f"{name}, {case}", rows, save=slug if options.save else None)
+    _report(f"{name}, {case}", rows, "", options)
     first = next(iter(entrants))
     if first.startswith("automatic"):
-        pairs = duels(first, entrants, rows, rounds=options.pairs)
-        report(f"{name}, {case}: pair by pair", pairs,
-               save=f"{slug}_pairs" if options.save else None)  # fmt: skip
+        near = {each: entrants[each] for each in [first, *rivals(rows)]}
+        pairs = duels(near, rounds=options.pairs)
+        _report(f"{name}, {case}: pair by pair", pairs, "_pairs", options)
+        if options.memory:
+            most = peaks(near, rounds=options.pairs // 2)
+            _report(f"{name}, {case}: memory on top", most, "_pairs_memory", options)
     if options.memory:
-        rows = peaks(entrants)
-        report(f"{name}, {case}: memory on top", rows,
-               save=f"{slug}_memory" if options.save else None)  # fmt: skip
+        _report(f"{name}, {case}: memory on top", peaks(entrants), "_memory", options)
+
+
+def _report(title: str, rows: list[Row], kind: str, options: Any) -> None:
+    slug = "loaders_" + title.partition(":")[0].replace(", ", "_").replace(" ", "_")
+    report(title, rows, save=slug + kind if options.save else None)
 
 
 def _entrants(
