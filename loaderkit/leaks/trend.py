@@ -28,6 +28,10 @@ _STILL = 0.4
 _JUMP = 0.6
 """More of the growth than this in one step is a jump and not a trend."""
 
+_FALL = 0.4
+"""Of the whole range: a fall of a saw."""
+_FALLS = 9
+"""So many falls, each to more than the last, are no chance."""
 _MANY = 12
 """Of so many blocks, one may be unlike the others."""
 _INDEPENDENT = 1.2
@@ -87,6 +91,7 @@ def fit_trend(
     values = list(map(float, readings))
     cut = _warmup(values, floor) if warmup is None else warmup
     cut = max(0, min(cut, len(values) - 1))
+    bottom = _bottom_of_saw(times, values, floor)
     times, values = times[cut:], values[cut:]
     if len(values) < LEAST:
         why = f"{len(values)} readings after the warm-up are too few"
@@ -95,6 +100,11 @@ def fit_trend(
     noise = _noise(times, values, slope)
     low = slope - _quantile(len(values) - 2, 0.01) * _slope_error(times, values, slope)
     verdict, more, why = _judge(times, values, slope, floor)
+    if bottom is not None and verdict != LEAKING:
+        slope, more = bottom
+        low = min(low, slope)
+        verdict = NEEDS_MORE if more else LEAKING
+        why = "it is a saw that falls to more each time"
     return Trend(verdict, slope, low, noise, cut, more, why)
 
 
@@ -119,6 +129,27 @@ def _judge(
         return LEAKING, 0, "it grows as much in the last epochs as before"
     more = max(3, round(count * 0.5))
     return NEEDS_MORE, more, "its growth is not yet clear of its noise"
+
+
+def _bottom_of_saw(
+    times: list[float], values: list[float], floor: float
+) -> tuple[float, int] | None:
+    """Tell whether what is left after each deep fall grows, by about as much each time.
+
+    Falls must come at equal times, give or take an epoch.  Three of them happen in some
+    clean runs, which then need more epochs; nine, each to more, once in 360,000.
+    """
+    deep = _FALL * (max(values) - min(values))
+    falls = [i for i in range(1, len(values)) if values[i - 1] - values[i] > deep]
+    when = [times[i] for i in falls]
+    rises = _steps(when, [values[i] for i in falls])
+    if len(rises) < 2 or min(rises) <= floor or max(rises) > 1.5 * min(rises):
+        return None
+    apart = [b - a for a, b in itertools.pairwise(when)]
+    if max(apart) - min(apart) > 2 or max(apart) > 2 * min(apart):
+        return None
+    missing = max(0, _FALLS - len(falls)) * statistics.fmean(apart)
+    return statistics.median(rises), math.ceil(missing)
 
 
 def theil_sen(times: Sequence[float], values: Sequence[float]) -> float:

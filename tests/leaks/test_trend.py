@@ -147,6 +147,25 @@ def test_a_staircase_that_goes_on_is_a_leak():
     assert verdict([BASE + MIB * 4 * (i // 4) for i in range(31)]) == LEAKING
 
 
+def saw(epochs, leak, period=7, tooth=2_000.0):
+    return [tooth * (epoch % period) + leak * epoch for epoch in range(epochs)]
+
+
+def test_a_saw_that_falls_to_more_each_time_needs_more_epochs_and_then_leaks():
+    found = fit_trend(saw(30, leak=80.0), floor=16)
+    later = fit_trend(saw(30 + found.more_epochs + 5, leak=80.0), floor=16)
+
+    assert found.verdict == NEEDS_MORE
+    assert 30 < found.more_epochs < 45
+    assert later.verdict == LEAKING
+    assert later.per_epoch == pytest.approx(80)
+
+
+@pytest.mark.parametrize("epochs", [30, 64, 200])
+def test_its_twin_that_falls_to_the_same_is_steady(epochs):
+    assert fit_trend(saw(epochs, leak=0.0), floor=16).verdict == STEADY
+
+
 def test_a_leak_that_the_collector_interrupts_once_is_a_leak():
     values = [BASE + MIB * i - 9 * MIB * (i > 9) for i in range(31)]
 
