@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 SHM = "/dev/shm"
 _MOST_FILES = 20_000
+_LITTLE_S, _SHARE = 0.001, 0.002
+"""What a look may take, and of the time if it takes more."""
 _CLOCK_S = 0.01
 """A file's time can be so much behind."""
 
@@ -60,13 +62,25 @@ class SharedFiles:
     """Files in /dev/shm that this user has made since: memory, though no process's.
 
     The file system tells in a microsecond whether anything changed; only then its
-    files are looked at.
+    files are looked at, and not those in folders that are as they were.
     """
 
     def __init__(self) -> None:
         self.since = time.time() - _CLOCK_S
         self._state: tuple[int, int] | None = None
         self._bytes: int | None = None
+        self._next = 0.0
+
+    def reading(self) -> int | None:
+        """Add them up; None where there is no such folder, and while it costs much."""
+        if time.monotonic() < self._next:
+            return None
+        begun = time.monotonic()
+        found = self.bytes()
+        took = time.monotonic() - begun
+        if took > _LITTLE_S:
+            self._next = begun + took / _SHARE
+        return found
 
     def bytes(self) -> int | None:
         """Add up what they take; None where there is no such folder."""
@@ -94,17 +108,24 @@ class SharedFiles:
         return Growth("shm", f"files {names}", "", 0, round(per_epoch))
 
     def _files(self) -> Iterator[tuple[str, int]]:
-        for name in itertools.islice(_files_below(SHM), _MOST_FILES):
-            with contextlib.suppress(OSError):
-                found = os.lstat(name)
-                if found.st_uid == os.getuid() and found.st_ctime >= self.since:
-                    yield name, found.st_blocks * 512
+        made = _made_since(SHM, self.since)
+        return itertools.islice(made, _MOST_FILES)
 
 
-def _files_below(folder: str) -> Iterator[str]:
-    """List files, those in folders that may not be read left out."""
-    for place, _, names in os.walk(folder):
-        yield from (f"{place}/{name}" for name in names)
+def _made_since(folder: str, since: float) -> Iterator[tuple[str, int]]:
+    """List this user's new files below a folder, and the bytes that each takes."""
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return
+    for each in entries:
+        with contextlib.suppress(OSError):  # it is gone already
+            found = each.stat(follow_symlinks=False)
+            if each.is_dir(follow_symlinks=False):
+                if found.st_mtime >= since:
+                    yield from _made_since(each.path, since)
+            elif found.st_uid == os.getuid() and found.st_ctime >= since:
+                yield each.path, found.st_blocks * 512
 
 
 def worker_words(pid: int) -> str:

@@ -141,7 +141,7 @@ class Watch:
     def _read(self) -> dict[str, int]:
         found = self.quick()
         found |= read_device(self.device, full=False)[0]
-        shared = self.shared_files.bytes()
+        shared = self.shared_files.reading()
         if shared is not None:
             found["shm_files"] = shared
         now = time.monotonic()

@@ -153,10 +153,11 @@ def _numpy_state() -> _State:
 def _restore_numpy(state: _State, seeded: bytes | None) -> None:
     """Put a state back; its bytes are enough where none was drawn since the seed."""
     view = _numpy_view(_generator())
-    if state.mark is None or state.rest["has_gauss"] or view[-_MARK:] != seeded:
-        np.random.set_state(state.rest)
-    else:
+    whole = state.mark is not None and not state.rest["has_gauss"]
+    if whole and view is not None and view[-_MARK:] == seeded:
         view.raw = state.bytes
+    else:
+        np.random.set_state(state.rest)
 
 
 @functools.lru_cache(maxsize=1)

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from multiprocessing import resource_tracker
@@ -329,6 +330,37 @@ for n in range(10_000):
     open(f"/dev/shm/loaderkit_test_{sys.argv[1]}_{n}", "wb").write(bytes(50_000))
     time.sleep(0.005)
 """
+
+
+@pytest.mark.skipif(not Path("/dev/shm").exists(), reason="there is no /dev/shm here")
+def test_new_files_are_found_in_folders_too_and_old_folders_are_not_entered():
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        Path(folder, "old").mkdir()
+        Path(folder, "old", "file").write_bytes(bytes(4096))
+        time.sleep(0.05)
+        files = SharedFiles()
+        Path(folder, "new").write_bytes(bytes(8192))
+
+        found = files.bytes()
+        named = files.growth(1.0).what
+
+    assert found == 8192
+    assert named.endswith("/new")
+    assert files.bytes() == 0
+
+
+@pytest.mark.skipif(not Path("/dev/shm").exists(), reason="there is no /dev/shm here")
+def test_looking_at_many_files_waits_until_it_costs_little(monkeypatch):
+    files = SharedFiles()
+    monkeypatch.setattr(files, "bytes", lambda: time.sleep(0.01))
+
+    began = time.monotonic()
+    files.reading()
+    looked = files._next - began
+
+    assert 0.01 / 0.002 <= looked < 10
+    monkeypatch.setattr(files, "bytes", lambda: pytest.fail("it looked again"))
+    assert files.reading() is None
 
 
 @pytest.mark.skipif(not Path("/dev/shm").exists(), reason="there is no /dev/shm here")
