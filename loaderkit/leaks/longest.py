@@ -62,10 +62,19 @@ def _largest(
 ) -> Any | None:
     """Find the largest object from some size on, among what others refer to."""
     most, found = least, None
+    sought = _Sought()
     for start in range(0, len(objects), _CHUNK):
         for each in gc.get_referents(*objects[start : start + _CHUNK]):
-            if not is_a(each, _KINDS) or id(each) in ours:
+            if not sought[type(each)] or id(each) in ours:
                 continue
             if most < size_of(each) not in known:
                 most, found = size_of(each), each
     return found
+
+
+class _Sought(dict[type, bool]):
+    """Whether objects of a type are looked at, worked out once a type."""
+
+    def __missing__(self, kind: type) -> bool:
+        self[kind] = issubclass(kind, _KINDS)
+        return self[kind]
