@@ -34,6 +34,7 @@ from benchmarks.workloads import (
     pad_clips,
     write_files,
 )
+from loaderkit.loader.plan import SETTINGS
 from loaderkit.loader.resumable import EpochBatches
 from loaderkit.loader.samplers import BatchRule
 
@@ -45,17 +46,6 @@ GRAPHS = ("cache", "InMemoryDataset", "files", "other ways")
 CASES = {"w1": GRAPHS, "w2": GRAPHS, "w3": ("cache", "list", "other ways")}
 HANDS = (0, 2, 4)
 """Workers that are set by hand."""
-SETTINGS = [
-    "num_workers",
-    "read_ahead",
-    "pin_memory",
-    "persistent_workers",
-    "prefetch_factor",
-    "multiprocessing_context",
-    "in_order",
-    "sharing",
-    "batching",
-]
 STEP_S = 0.005
 
 
@@ -173,7 +163,9 @@ def _ours(
         found[f"build_loader, {workers} workers by hand"] = _epoch(loader, part)
         if workers == plan.num_workers:
             others = [
-                s for s in SETTINGS if getattr(plan, s) != getattr(loader.plan, s)
+                s
+                for s in SETTINGS
+                if getattr(plan, s) != getattr(loader.plan, s) and s != "seed"
             ]
             print(f"by hand with {workers} workers, other settings: {others or 'none'}")
     return found

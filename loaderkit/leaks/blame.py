@@ -60,8 +60,6 @@ _BY_TYPE = (
 """Patterns of what holds more than memory."""
 _LOOKED_THROUGH = 200
 """Objects below an item among which tensors are looked for."""
-_UNHELD = {"native code", "cycle"}
-"""Kinds of holders that are none."""
 _PLAIN = (int, float, complex, bool, type(None))
 
 
@@ -317,7 +315,7 @@ def _loose_tensor(look: Look, rate: float, size: int) -> Growth:
     alike = [t for t in tensors_in(gc.get_objects()) if describe(t)[0] == look]
     holder = _usual_holder(alike)
     pattern = "graph" if alike[-1].grad_fn is not None else "kept tensors"
-    if holder.kind in _UNHELD and gc.isenabled():
+    if not holder.held and gc.isenabled():
         pattern = "autograd cycle"
     return Growth(pattern, holder.kind, look_of(alike[-1:]), rate, size, holder)
 
@@ -331,7 +329,7 @@ def _usual_holder(alike: list[Any]) -> Holder:
     found = [
         holders_of(each, most=1, ignore=[alike, asked])[0] for each in asked.values()
     ]
-    held = [each for each in found if each.kind not in _UNHELD]
+    held = [each for each in found if each.held]
     if not held:
         close = nearest_of(alike)
         held = found if close is None else holders_of(close, most=1, ignore=[alike])

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from loaderkit.memory.holders import running_locals
+from loaderkit.memory.nearest import referents_of
 from loaderkit.memory.tensors import describe, graph_nodes, is_a
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from loaderkit.leaks.trace import Blocks
     from loaderkit.memory.tensors import Look
 
-_CHUNK = 20_000
 _ARRAYS = {np.ndarray, torch.Tensor, torch.nn.Parameter}
 _TEXTS = {bytes, bytearray, str, array}
 _LARGE = 16 << 10
@@ -137,9 +137,7 @@ def below(objects: list[Any]) -> tuple[list[dict[Any, Any]], frozenset[int]]:
     """
     found: dict[int, dict[Any, Any]] = {}
     sizes: set[int] = set()
-    parts = (objects[i : i + _CHUNK] for i in range(0, len(objects), _CHUNK))
-    referents = (gc.get_referents(*part) for part in parts)
-    for each in itertools.chain(running_locals(), *referents):
+    for each in itertools.chain(running_locals(), referents_of(objects)):
         kind = type(each)
         if kind in _TEXTS:
             if len(each) >= _LARGE:

@@ -209,8 +209,7 @@ def _was_garbage(watch: Watch, counters: Sequence[CounterTrend]) -> bool:
 
 def _is_held(growth: Growth) -> bool:
     """Tell whether something that Python can reach keeps it."""
-    loose = {"native code", "cycle"}
-    return growth.holder is not None and growth.holder.kind not in loose
+    return growth.holder is not None and growth.holder.held
 
 
 def _not_small(growth: Growth) -> Growth:

@@ -13,10 +13,10 @@ import torch
 from loaderkit.leaks.census import Census, size_of, untracked_dicts
 from loaderkit.leaks.growth import Growth
 from loaderkit.memory.holders import holders_of, label_of, running_locals
+from loaderkit.memory.nearest import referents_of
 from loaderkit.memory.tensors import is_a
 
 _KINDS = (np.ndarray, torch.Tensor, bytes, bytearray, str, array)
-_CHUNK = 20_000
 
 
 def find_longest(
@@ -44,7 +44,7 @@ def find_longest(
         return []
     del objects
     holder = holders_of(each, most=1)[0]
-    if holder.kind in {"native code", "cycle"}:  # the collector lists no such dict
+    if not holder.held:  # the collector lists no such dict
         for outer in dicts:
             if any(value is each for value in outer.values()):
                 holder = holders_of(outer, most=1, ignore=[dicts])[0]
@@ -63,12 +63,11 @@ def _largest(
     """Find the largest object from some size on, among what others refer to."""
     most, found = least, None
     sought = _Sought()
-    for start in range(0, len(objects), _CHUNK):
-        for each in gc.get_referents(*objects[start : start + _CHUNK]):
-            if not sought[type(each)] or id(each) in ours:
-                continue
-            if most < size_of(each) not in known:
-                most, found = size_of(each), each
+    for each in referents_of(objects):
+        if not sought[type(each)] or id(each) in ours:
+            continue
+        if most < size_of(each) not in known:
+            most, found = size_of(each), each
     return found
 
 

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 SHM = "/dev/shm"
 _MOST_FILES = 20_000
-_LITTLE_S, _SHARE = 0.001, 0.002
-"""What a look may take, and of the time if it takes more."""
+_SHARE = 0.002
+"""Of the time, for what costs milliseconds."""
+_LITTLE_S = 0.001
+"""What a look at the files may take every epoch."""
 _CLOCK_S = 0.01
 """A file's time can be so much behind."""
 
@@ -58,6 +60,31 @@ def kinds_of(name: str) -> Counter[str]:
     return Counter(_LISTS[name]())
 
 
+class Seldom:
+    """Work that takes long: due as often as comes to 0.2 % of the time.
+
+    Args:
+        free_s: Work that takes no longer is always due.
+    """
+
+    def __init__(self, free_s: float = 0.0) -> None:
+        self.free_s = free_s
+        self.next = 0.0
+        self._begun = 0.0
+
+    @property
+    def due(self) -> bool:
+        """Whether its time has come again."""
+        return time.monotonic() >= self.next
+
+    def __enter__(self) -> None:
+        self._begun = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        took = time.monotonic() - self._begun
+        self.next = self._begun + (took / _SHARE if took > self.free_s else 0.0)
+
+
 class SharedFiles:
     """Files in /dev/shm that this user has made since: memory, though no process's.
 
@@ -69,18 +96,14 @@ class SharedFiles:
         self.since = time.time() - _CLOCK_S
         self._state: tuple[int, int] | None = None
         self._bytes: int | None = None
-        self._next = 0.0
+        self._seldom = Seldom(free_s=_LITTLE_S)
 
     def reading(self) -> int | None:
         """Add them up; None where there is no such folder, and while it costs much."""
-        if time.monotonic() < self._next:
+        if not self._seldom.due:
             return None
-        begun = time.monotonic()
-        found = self.bytes()
-        took = time.monotonic() - begun
-        if took > _LITTLE_S:
-            self._next = begun + took / _SHARE
-        return found
+        with self._seldom:
+            return self.bytes()
 
     def bytes(self) -> int | None:
         """Add up what they take; None where there is no such folder."""

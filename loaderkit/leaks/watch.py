@@ -9,7 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from loaderkit.leaks.census import Census, take_census
-from loaderkit.leaks.resources import SharedFiles, kinds_of
+from loaderkit.leaks.resources import Seldom, SharedFiles, kinds_of
 from loaderkit.leaks.trace import live_blocks
 from loaderkit.leaks.verdict import WORKER
 from loaderkit.memory import process
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from loaderkit.leaks.trace import Blocks
     from loaderkit.leaks.verdict import Series
 
-_SHARE = 0.002
-"""Of the time, for what costs milliseconds."""
 _LOOKED_BACK = 4
 """Epochs over which growth is looked for before objects are counted."""
 _EXACT = ("malloc", "python_blocks")
@@ -49,7 +47,7 @@ class Watch:
         self._epochs: dict[str, array[float]] = {}
         self._values: dict[str, array[float]] = {}
         self._offsets: dict[str, int] = {}
-        self._slow_at, self._slow_s = 0.0, 0.0
+        self._slowly = Seldom()
         self._own_s = 0.0
 
     def start(self) -> None:
@@ -144,10 +142,9 @@ class Watch:
         shared = self.shared_files.reading()
         if shared is not None:
             found["shm_files"] = shared
-        now = time.monotonic()
-        if self._is_sparse() or now - self._slow_at >= self._slow_s / _SHARE:
-            found |= self._read_slowly()
-            self._slow_at, self._slow_s = now, time.monotonic() - now
+        if self._is_sparse() or self._slowly.due:
+            with self._slowly:
+                found |= self._read_slowly()
         return found
 
     def _read_slowly(self) -> dict[str, int]:

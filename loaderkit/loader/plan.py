@@ -44,6 +44,13 @@ _PRESSED = 10.0
 """Percent of the time waiting for memory from which on there is one worker at most."""
 
 
+SETTINGS = (
+    "num_workers", "read_ahead", "pin_memory", "persistent_workers", "prefetch_factor",
+    "multiprocessing_context", "in_order", "sharing", "seed",
+)  # fmt: skip
+"""Of a plan, in the order in which it prints them."""
+
+
 @dataclass(frozen=True)
 class LoaderPlan:
     """The settings of a loader, with the reason of each."""
@@ -78,12 +85,8 @@ class LoaderPlan:
     """Variables of the environment that were followed."""
 
     def __str__(self) -> str:
-        names = (
-            "num_workers read_ahead pin_memory persistent_workers prefetch_factor "
-            "multiprocessing_context in_order sharing seed"
-        )
         lines = [f"{'batches':<24}{self.batching}"]
-        for name in names.split():
+        for name in SETTINGS:
             value = str(getattr(self, name))
             lines.append(f"{name:<24}{value:<11} {self.reasons[name]}")
         lines += [f"warning: {each}" for each in self.warnings]

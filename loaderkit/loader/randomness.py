@@ -36,13 +36,11 @@ _generator: Callable[[], Any] = np.random.get_bit_generator  # type: ignore[attr
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Leave the random numbers of torch, numpy and random as they were."""
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    states = _saved()
     try:
         yield
     finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
+        _put_back(states)
 
 
 class Seeded:
@@ -55,20 +53,17 @@ class Seeded:
         seed: What the numbers of torch, numpy and random follow from within.
     """
 
-    __slots__ = ("_numpy", "_python", "_seeded", "_torch", "seed")
+    __slots__ = ("_seeded", "_states", "seed")
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
     def __enter__(self) -> None:
-        self._torch = None
-        if get_worker_info() is None:
-            self._torch = torch.get_rng_state()
-            self._python, self._numpy = _python_state(), _numpy_state()
+        self._states = _saved() if get_worker_info() is None else None
         torch.default_generator.manual_seed(self.seed)
         random.seed(self.seed)
         np.random.seed(self.seed % 2**32)
-        if self._torch is not None:
+        if self._states is not None:
             view = _numpy_view(_generator())
             self._seeded = None if view is None else view[-_MARK:]
 
@@ -78,10 +73,8 @@ class Seeded:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._torch is not None:
-            torch.set_rng_state(self._torch)
-            _restore_python(self._python)
-            _restore_numpy(self._numpy, self._seeded)
+        if self._states is not None:
+            _put_back(self._states, self._seeded)
 
 
 class _State(NamedTuple):
@@ -97,6 +90,20 @@ class _State(NamedTuple):
 
 _last_python, _last_numpy = _State(None, b"", None), _State(None, b"", None)
 """Those saved last: a training that draws nothing between batches still has them."""
+
+
+def _saved() -> tuple[torch.Tensor, _State, _State]:
+    """Read the states of torch, random and numpy."""
+    return torch.get_rng_state(), _python_state(), _numpy_state()
+
+
+def _put_back(
+    states: tuple[torch.Tensor, _State, _State], seeded: bytes | None = None
+) -> None:
+    """Restore them; the mark of numpy's seed tells that none was drawn since."""
+    torch.set_rng_state(states[0])
+    _restore_python(states[1])
+    _restore_numpy(states[2], seeded)
 
 
 def _python_state() -> _State:

@@ -47,6 +47,11 @@ class Holder:
     line: str
     """File and line that put it there, probably; empty when unknown."""
 
+    @property
+    def held(self) -> bool:
+        """Whether a variable leads to it: neither a cycle nor native code does."""
+        return self.kind not in {"cycle", "native code"}
+
     def __str__(self) -> str:
         place = f", {self.where}" if self.where else ""
         change = f"; change {self.line}" if self.line else ""

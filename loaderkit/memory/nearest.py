@@ -10,9 +10,22 @@ from typing import TYPE_CHECKING, Any
 from loaderkit.memory.holders import running_locals
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _CHUNK = 20_000
+
+
+def referents_of(objects: Sequence[Any]) -> Iterator[Any]:
+    """Give what objects refer to, asked of many at a time.
+
+    Args:
+        objects: Any that Python's collector can enter.
+
+    Yields:
+        Each as often as it is referred to.
+    """
+    for start in range(0, len(objects), _CHUNK):
+        yield from gc.get_referents(*objects[start : start + _CHUNK])
 
 
 def nearest_of(items: Sequence[object]) -> Any | None:
@@ -33,12 +46,11 @@ def nearest_of(items: Sequence[object]) -> Any | None:
     seen = {id(each) for each in level}
     while level:
         following = []
-        for start in range(0, len(level), _CHUNK):
-            for each in gc.get_referents(*level[start : start + _CHUNK]):
-                if id(each) in wanted:
-                    return each
-                if id(each) not in seen:
-                    seen.add(id(each))
-                    following.append(each)
+        for each in referents_of(level):
+            if id(each) in wanted:
+                return each
+            if id(each) not in seen:
+                seen.add(id(each))
+                following.append(each)
         level = following
     return None

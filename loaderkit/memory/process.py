@@ -96,7 +96,7 @@ def descriptors() -> list[tuple[int, str]]:
     """List this process's open descriptors.
 
     Returns:
-        Number and target, such as ``(3, "/tmp/a.h5")`` or ``(4, "socket:[123]")``.
+        Number and target, such as ``(3, "data/a.h5")`` or ``(4, "socket:[123]")``.
     """
     found = []
     with contextlib.suppress(OSError):

@@ -207,5 +207,5 @@ def _holders_of_tensor(tensor: torch.Tensor, ignore: list[Any]) -> list[Holder]:
         for holder in holders_of(other, most=1, ignore=[*ignore, graphs])
     ]
     found = holders_of(tensor, ignore=ignore)
-    named = [each for each in found if each.kind not in {"native code", "cycle"}]
+    named = [each for each in found if each.held]
     return [*named, *through] or found

@@ -20,6 +20,9 @@ from loaderkit import LeakDetector, LeakError, assert_no_leak
 from loaderkit.leaks.detector import JUDGED_AFTER
 from loaderkit.leaks.resources import SharedFiles
 
+needs_shm = pytest.mark.skipif(
+    not Path("/dev/shm").exists(), reason="there is no /dev/shm here"
+)
 SIZE = 30_000  # float32 numbers a step: 117 KiB
 
 
@@ -305,7 +308,7 @@ def segments():
         Path("/dev/shm", name).unlink(missing_ok=True)
 
 
-@pytest.mark.skipif(not Path("/dev/shm").exists(), reason="there is no /dev/shm here")
+@needs_shm
 def test_shared_memory_that_is_never_unlinked_is_named_with_its_file(segments):
     report = LeakDetector("cpu", on_leak=id).run(
         sharing_memory(segments, unlink=False), epochs=12
@@ -318,6 +321,7 @@ def test_shared_memory_that_is_never_unlinked_is_named_with_its_file(segments):
     assert "unlink()" in str(report)
 
 
+@needs_shm
 def test_its_twin_that_unlinks_is_steady(segments):
     epoch = sharing_memory(segments, unlink=True)
 
@@ -332,7 +336,7 @@ for n in range(10_000):
 """
 
 
-@pytest.mark.skipif(not Path("/dev/shm").exists(), reason="there is no /dev/shm here")
+@needs_shm
 def test_new_files_are_found_in_folders_too_and_old_folders_are_not_entered():
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         Path(folder, "old").mkdir()
@@ -349,21 +353,21 @@ def test_new_files_are_found_in_folders_too_and_old_folders_are_not_entered():
     assert files.bytes() == 0
 
 
-@pytest.mark.skipif(not Path("/dev/shm").exists(), reason="there is no /dev/shm here")
+@needs_shm
 def test_looking_at_many_files_waits_until_it_costs_little(monkeypatch):
     files = SharedFiles()
     monkeypatch.setattr(files, "bytes", lambda: time.sleep(0.01))
 
     began = time.monotonic()
     files.reading()
-    looked = files._next - began
+    looked = files._seldom.next - began
 
     assert 0.01 / 0.002 <= looked < 10
     monkeypatch.setattr(files, "bytes", lambda: pytest.fail("it looked again"))
     assert files.reading() is None
 
 
-@pytest.mark.skipif(not Path("/dev/shm").exists(), reason="there is no /dev/shm here")
+@needs_shm
 def test_files_that_come_while_this_process_waits_are_anothers():
     other = subprocess.Popen([sys.executable, "-c", LEAVING_FILES, str(os.getpid())])
     files = SharedFiles()
@@ -382,7 +386,7 @@ def test_files_that_come_while_this_process_waits_are_anothers():
     assert not alone
 
 
-@pytest.mark.skipif(not Path("/dev/shm").exists(), reason="there is no /dev/shm here")
+@needs_shm
 def test_what_another_process_leaves_in_shared_memory_is_no_leak_of_ours(
     segments, monkeypatch
 ):
