@@ -30,9 +30,10 @@ class LoaderkitError(Exception):
         parts = [what, why and f"  why: {why}", fix and f"  fix: {fix}"]
         super().__init__("\n".join(filter(None, parts)))
 
-    def __reduce__(self) -> tuple[functools.partial[LoaderkitError], tuple[()]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         again = functools.partial(type(self), self.what, why=self.why, fix=self.fix)
-        return again, ()
+        notes = getattr(self, "__notes__", None)  # Python 3.11: add_note
+        return (again, ()) if notes is None else (again, (), {"__notes__": notes})
 
 
 class CacheError(LoaderkitError, ValueError):

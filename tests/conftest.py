@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,9 @@ settings.register_profile(
     max_examples=60,
 )
 settings.load_profile("house")
+
+# Which files were hashed is remembered in the user's home; tests have one of their own.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="loaderkit-tests-")
 
 CORPUS = Path(__file__).parents[2] / "shared" / "corpus" / "leaks.py"
 CAPABILITIES = {

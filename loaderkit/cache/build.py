@@ -1,8 +1,13 @@
 """Make a cache that exists whole or not at all, and go on where a killed run stopped.
 
-While it is built, everything waits in ``.building`` inside the cache's folder: each
-finished shard, and beside it a note (``00000.json``) that describes it.  The last
-step moves the shards out and renames the manifest into place.
+Finished shards lie in the cache's folder under names that no other cache has, since
+they end in their checksum.  Nobody reads them until the manifest names them, and
+putting the manifest in place is one rename: whoever opens the folder, at whatever
+moment, finds the old cache or the new one.
+
+Everything else of a build waits in ``.building``: its plan, a note for each finished
+shard, and what is not finished.  Only files that a manifest or a note names are ever
+deleted, so that what a user keeps in the folder stays.
 """
 
 from __future__ import annotations
@@ -11,22 +16,44 @@ import contextlib
 import json
 import logging
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import filelock
+import xxhash
 
-from loaderkit.cache.files import check_digest, check_size
+from loaderkit.cache.durable import (
+    is_folder,
+    not_written,
+    remove,
+    sync_folder,
+    write_all,
+    write_file,
+    write_text,
+    writing,
+)
+from loaderkit.cache.files import (
+    check_digest,
+    check_size,
+    load_manifest,
+    opened,
+    read_bounded,
+)
 from loaderkit.cache.hdf5 import write_shard
 from loaderkit.cache.layout import (
     BUILDING,
+    FORMAT,
     MANIFEST,
     Manifest,
     Shard,
+    SourceFiles,
+    generation_of,
+    is_cache_file_name,
     shard_from,
+    sources_name,
     write_manifest,
 )
-from loaderkit.errors import CacheError, DamagedCacheError
+from loaderkit.errors import CacheError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -36,6 +63,24 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("loaderkit")
 _PLAN = "plan.json"
+_OBSOLETE = "obsolete.json"
+"""Which files the manifest that comes next makes needless, and its generation."""
+_MOST_NOTE_BYTES = 1 << 30
+_LOCK = ".lock"
+_SOFT_LOCK = ".lock-soft"
+_SYSTEM_NAMES = {".DS_Store", "Thumbs.db", "desktop.ini", "lost+found"}
+"""What file systems and desktops put into folders that a person finds empty."""
+
+
+@dataclass(frozen=True)
+class FinishedShard:
+    """A shard that is written, and what must hold for a later run to keep it."""
+
+    shard: Shard
+    state: Mapping[str, Any]
+    """What the builder had learned when it was finished; JSON."""
+    evidence: Mapping[str, Any]
+    """What shows that the source still holds its samples; JSON, for the builder."""
 
 
 @dataclass
@@ -45,10 +90,8 @@ class Build:
     path: Path
     plan: Mapping[str, Any]
     """What decides the bytes: samples and settings.  Another plan starts anew."""
-    shards: list[Shard] = field(default_factory=list)
+    finished: list[FinishedShard] = field(default_factory=list)
     """Finished shards, those of an earlier run first."""
-    state: Mapping[str, Any] = field(default_factory=dict)
-    """What the builder had learned when the last shard was finished."""
 
     @property
     def folder(self) -> Path:
@@ -56,30 +99,72 @@ class Build:
         return self.path / BUILDING
 
     @property
+    def shards(self) -> tuple[Shard, ...]:
+        """The finished shards."""
+        return tuple(each.shard for each in self.finished)
+
+    @property
     def samples(self) -> int:
         """Samples in the finished shards: where to go on."""
         return sum(shard.samples for shard in self.shards)
 
-    def add(self, buffer: ShardBuffer, state: Mapping[str, Any]) -> Shard:
+    @property
+    def state(self) -> Mapping[str, Any]:
+        """What the builder had learned when the last shard was finished."""
+        return self.finished[-1].state if self.finished else {}
+
+    def add(
+        self,
+        buffer: ShardBuffer,
+        *,
+        state: Mapping[str, Any],
+        evidence: Mapping[str, Any],
+    ) -> Shard:
         """Write the next shard, durably.
 
         Args:
             buffer: Its samples.
             state: What a later run must know to go on behind it; JSON.
+            evidence: What a later run holds against the source, to see that the shard
+                is still one of its; JSON.
 
         Returns:
             The shard's description.
 
         Raises:
-            CacheError: The disk is full; the shards before it stay.
+            CacheError: The disk is full or failed; the shards before it stay.
         """
-        file = self.folder / f"{len(self.shards):05}.h5"
-        shard = write_shard(buffer, file, compression=self.plan.get("compression"))
-        note = {"shard": asdict(shard), "state": state}
-        write_text(file.with_suffix(".json"), json.dumps(note))
-        self.shards.append(shard)
-        self.state = state
+
+        def note(shard: Shard) -> str:
+            return _note_text(FinishedShard(shard, state, evidence))
+
+        shard = write_shard(
+            buffer,
+            self.path,
+            number=len(self.finished),
+            compression=self.plan.get("compression"),
+            scratch=self.folder,
+            note=note,
+        )
+        self.finished.append(FinishedShard(shard, state, evidence))
         return shard
+
+    def discard_from(self, number: int) -> None:
+        """Forget the finished shards from one on; their files are deleted.
+
+        Args:
+            number: The first shard to forget.
+
+        Raises:
+            CacheError: A file cannot be deleted.
+        """
+        dropped, self.finished = self.finished[number:], self.finished[:number]
+        in_use = _files_of_manifest(self.path)
+        with writing(self.path):
+            for at, each in enumerate(dropped, start=number):
+                if each.shard.file not in in_use:
+                    remove(self.path / each.shard.file)
+                remove(self.folder / f"{at:05}.json")
 
     def commit(
         self,
@@ -87,60 +172,66 @@ class Build:
         structure: Mapping[str, Any],
         fingerprint: Mapping[str, Any],
         made_with: Mapping[str, str],
+        sources: str | None = None,
     ) -> Manifest:
-        """Make the finished shards a cache.
+        """Make the finished shards a cache: the one moment at which it appears.
 
         Args:
             structure: How columns make up a sample.
             fingerprint: What the samples were made from.
             made_with: Versions of the libraries that did it.
+            sources: The list of the files they were made from, as text; None where
+                none is known.
 
         Returns:
             The manifest that now stands in the folder.
+
+        Raises:
+            CacheError: A system call failed; the cache before, if any, still stands.
         """
-        compression = self.plan.get("compression")
-        shards = tuple(self.shards)
-        manifest = Manifest(shards, structure, fingerprint, made_with, compression)
-        text = write_manifest(manifest)
-        (self.path / MANIFEST).unlink(missing_ok=True)
-        for shard in shards:
-            if (self.folder / shard.file).exists():
-                (self.folder / shard.file).replace(self.path / shard.file)
-        write_text(self.path / MANIFEST, text)
-        self._clear(keep={shard.file for shard in shards})
-        return manifest
+        manifest = Manifest(
+            shards=self.shards,
+            structure=structure,
+            fingerprint=fingerprint,
+            made_with=made_with,
+            compression=self.plan.get("compression"),
+            sources=None if sources is None else self._write_sources(sources),
+        )
+        obsolete = _files_of_manifest(self.path) - set(manifest.files)
+        generation = generation_of(manifest)
+        write_text(
+            self.folder / _OBSOLETE,
+            json.dumps({"generation": generation, "files": sorted(obsolete)}),
+            partial=self.folder / "note.partial",
+        )
+        with writing(self.path):
+            # The shards' names reach the disk before the manifest that needs them.
+            sync_folder(self.path)
+            self._publish_manifest(write_manifest(manifest))
+        finish_commit(self.path)
+        return replace(manifest, generation=generation)
 
-    def resume(self) -> None:
-        """Take over what an earlier run of the same plan finished; drop the rest."""
-        plan = self.folder / _PLAN
-        with contextlib.suppress(OSError, ValueError):
-            if json.loads(plan.read_text()) == json.loads(json.dumps(self.plan)):
-                self._take_over()
-        if not self.shards:
-            _empty(self.folder)
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_text(plan, json.dumps(self.plan))
+    def _publish_manifest(self, text: str) -> None:
+        partial = self.folder / "manifest.partial"
+        write_file(partial, lambda raw: write_all(raw, text))
+        partial.replace(self.path / MANIFEST)
+        try:
+            sync_folder(self.path)
+        except OSError as error:
+            # The cache is whole and everybody sees it: too late to say it failed.
+            _LOG.warning(
+                "%s is packed, but the disk did not confirm its name (%s): after a "
+                "power cut it may be the cache before",
+                self.path,
+                error,
+            )
 
-    def _take_over(self) -> None:
-        for number in range(1 << 30):
-            note = self.folder / f"{number:05}.json"
-            try:
-                found = json.loads(note.read_text())
-                shard = shard_from(found["shard"])
-                waits = (self.folder / shard.file).exists()
-                check_size(self.folder if waits else self.path, shard)
-                check_digest(self.folder if waits else self.path, shard)
-            except (OSError, ValueError, KeyError, TypeError, DamagedCacheError):
-                return
-            self.shards.append(shard)
-            self.state = found["state"]
-
-    def _clear(self, *, keep: set[str]) -> None:
-        _empty(self.folder)
-        self.folder.rmdir()
-        for file in self.path.glob("*.h5"):
-            if file.name not in keep:
-                file.unlink()
+    def _write_sources(self, text: str) -> SourceFiles:
+        content = text.encode("utf-8", "surrogatepass")
+        digest = xxhash.xxh3_128_hexdigest(content)
+        name = sources_name(digest)
+        write_text(self.path / name, text, partial=self.folder / "sources.partial")
+        return SourceFiles(name, len(content), digest)
 
 
 @contextlib.contextmanager
@@ -155,77 +246,232 @@ def building(
         anew: Build even though there is a cache; it stays until the new one is whole.
 
     Yields:
-        The build, with what an earlier run finished; None when another process has
-        built the cache while this one waited.
+        The build, with what an earlier run of the same plan finished; None when another
+        process has built the cache while this one waited.
 
     Raises:
         CacheError: The folder cannot be written, or holds something else.
     """
     _claim(path)
     with _locked(path):
+        finish_commit(path)
         if (path / MANIFEST).exists() and not anew:
             yield None
             return
         build = Build(path, plan)
-        build.resume()
+        with writing(path):
+            _resume(build)
         yield build
 
 
-def write_text(file: Path, text: str) -> None:
-    """Write a small file that appears whole or not at all, even after a power cut."""
-    partial = file.with_name(file.name + ".partial")
+def finish_commit(path: Path) -> None:
+    """Delete what a finished build, or one killed behind its last step, leaves.
+
+    A build that has not put its manifest in place is left as it is.
+
+    Args:
+        path: The cache's folder; its lock is held.
+    """
+    folder = path / BUILDING
+    obsolete = _read_json(folder / _OBSOLETE) if is_folder(folder) else None
+    if not isinstance(obsolete, dict):
+        return
     try:
-        with partial.open("wb") as raw:
-            raw.write(text.encode("utf-8", "surrogatepass"))
-            raw.flush()
-            os.fsync(raw.fileno())
-        partial.replace(file)
-        folder = os.open(file.parent, os.O_RDONLY)
+        manifest = load_manifest(path)
+        if manifest.generation != obsolete.get("generation"):
+            return
+        for name in obsolete.get("files", ()):
+            if is_cache_file_name(str(name)) and name not in manifest.files:
+                remove(path / name)
+        _remove_own_files(folder)
+        folder.rmdir()
+    except (OSError, CacheError) as error:
+        # The new cache stands; what is left takes room and does no harm.
+        _LOG.warning("%s: leftovers of packing stay there (%s)", path, error)
+
+
+def finish_killed_commit(path: Path) -> None:
+    """Clean up after a build that was killed behind its last step, if nobody packs.
+
+    Args:
+        path: The cache's folder.
+    """
+    if not (is_folder(path / BUILDING) and (path / MANIFEST).exists()):
+        return
+    # Where the folder is not ours to write to, or somebody packs, it can wait.
+    waiting = (OSError, NotImplementedError, filelock.Timeout)
+    with contextlib.suppress(*waiting), filelock.FileLock(path / _LOCK, timeout=0):
+        finish_commit(path)
+
+
+def _resume(build: Build) -> None:
+    """Take over what an earlier run of the same plan finished; drop the rest."""
+    _make_folder(build.folder)
+    plan = _read_json(build.folder / _PLAN)
+    notes = list(_notes(build.folder))
+    build.finished = notes
+    if plan is not None and plan != json.loads(json.dumps(build.plan)):
+        _LOG.warning(
+            "packing %s starts anew: an unfinished run of other samples or settings "
+            "lay there",
+            build.path,
+        )
+        build.discard_from(0)
+    build.discard_from(_count_intact(build))
+    if not build.finished:
+        # Nothing that is left names these any more.
+        _remove_own_files(build.folder)
+        write_text(
+            build.folder / _PLAN,
+            json.dumps(build.plan),
+            partial=build.folder / "note.partial",
+        )
+    else:
+        _remove_own_files(build.folder, keep_notes=True)
+
+
+def _count_intact(build: Build) -> int:
+    """Count the shards of an earlier run whose files are as they were written."""
+    for number, each in enumerate(build.finished):
         try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as error:
-        what = f"{file} could not be written: {error.strerror or error}."
-        fix = "free the space, or choose another folder, and run the same again"
-        raise CacheError(what, why="finished shards are kept", fix=fix) from error
+            check_size(build.path, each.shard)
+            check_digest(build.path, each.shard)
+        except CacheError:
+            return number
+    return len(build.finished)
+
+
+def _notes(folder: Path) -> Iterator[FinishedShard]:
+    """Read the notes of finished shards in order, up to the first that is damaged."""
+    for number in range(1 << 30):
+        content = _read_json(folder / f"{number:05}.json")
+        try:
+            shard = shard_from(content["shard"])
+            yield FinishedShard(
+                shard, dict(content["state"]), dict(content["evidence"])
+            )
+        except (ValueError, KeyError, TypeError):
+            return
+
+
+def _note_text(finished: FinishedShard) -> str:
+    return json.dumps(asdict(finished))
+
+
+def _read_json(file: Path) -> Any:
+    """Read a small file of a build; None where it is not there, or no JSON."""
+    try:
+        return json.loads(read_bounded(file, _MOST_NOTE_BYTES))
+    except (OSError, ValueError, RecursionError):  # a CacheError is a ValueError
+        return None
+
+
+def _remove_own_files(folder: Path, *, keep_notes: bool = False) -> None:
+    """Delete the files of a build, by the names that only it gives."""
+    for file in folder.iterdir():
+        unfinished = file.suffix in {".partial", ".block"}
+        note = file.suffix == ".json" and file.stem.isdigit()
+        if unfinished or (not keep_notes and (note or file.name in {_PLAN, _OBSOLETE})):
+            remove(file)
+
+
+def _files_of_manifest(path: Path) -> set[str]:
+    """Name the files of the cache that stands in a folder; none if it is damaged."""
+    try:
+        return set(load_manifest(path).files)
+    except CacheError:
+        return set()
+
+
+def _make_folder(folder: Path) -> None:
+    """Make the folder of a build; refuse a link to somewhere else."""
+    if not is_folder(folder):
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            what = f"{folder} is not a folder."
+            why = "packing keeps its unfinished work there, and follows no link"
+            raise CacheError(what, why=why, fix=f"rm {folder}") from None
+        sync_folder(folder.parent)
 
 
 def _claim(path: Path) -> None:
+    """Make the cache's folder, or see that it is one to pack into."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        if not path.is_dir():
+            path.mkdir(parents=True, exist_ok=True)
+            sync_folder(path.parent)
         if not os.access(path, os.W_OK):
             raise PermissionError(13, "Permission denied")
+        names = {each.name for each in path.iterdir()}
     except OSError as error:
         what = f"A cache cannot be packed into {path}: {error.strerror or error}."
         fix = "choose a cache folder that you may write to"
-        raise CacheError(what, why="the folder is not writable", fix=fix) from error
-    ours = {MANIFEST, BUILDING, ".lock"}
-    strange = [
-        each.name
-        for each in path.iterdir()
-        if each.name not in ours and each.suffix not in {".h5", ".partial"}
-    ]
-    if strange and not ours & {each.name for each in path.iterdir()}:
-        what = f"{path} holds {strange[0]!r}, which is not a cache's."
+        why = "the folder is not writable"
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            why, fix = "a file has that name", "choose another name for the folder"
+        raise CacheError(what, why=why, fix=fix) from error
+    if MANIFEST in names:
+        _check_is_ours(path)
+        return
+    strange = names - {BUILDING, _LOCK, _SOFT_LOCK} - _SYSTEM_NAMES
+    if strange and BUILDING not in names:
+        what = f"{path} holds {min(strange)!r}, which is not a cache's."
         why = "packing into it would mix your files with the cache's"
         raise CacheError(what, why=why, fix="name a folder that is new or empty")
 
 
+def _check_is_ours(path: Path) -> None:
+    """Refuse to replace a ``manifest.json`` that no cache ever had."""
+    file = path / MANIFEST
+    try:
+        with opened(file) as descriptor:
+            start = os.read(descriptor, 64)
+    except OSError as error:
+        raise not_written(file, error) from error
+    shards = any(is_cache_file_name(each.name) for each in path.iterdir())
+    if FORMAT.encode() in start or shards:
+        return
+    what = f"{file} is not the manifest of a loaderkit cache."
+    why = "packing would replace it, and it may be a file of yours"
+    fix = f"name another folder, or delete {file} yourself"
+    raise CacheError(what, why=why, fix=fix)
+
+
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    lock = filelock.FileLock(path / ".lock")
+    lock: filelock.BaseFileLock = filelock.FileLock(path / _LOCK)
     try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        _LOG.warning("waiting for another process that is packing %s", path)
-        lock.acquire()
+        _acquire(lock, path)
+    except (OSError, NotImplementedError) as error:
+        # NFS without a lock daemon (ENOLCK), FUSE and object stores (EOPNOTSUPP): a
+        # file that must not exist yet serves as the lock there.
+        _LOG.info("%s cannot be locked (%s); %s is used", path, error, _SOFT_LOCK)
+        lock = filelock.SoftFileLock(path / _SOFT_LOCK)
+        try:
+            _acquire(lock, path)
+        except OSError as second:
+            what = f"{path} cannot be locked: {second.strerror or second}."
+            why = "two processes that pack into one folder must take turns"
+            fix = "choose a cache folder on a local disk, and copy it afterwards"
+            raise CacheError(what, why=why, fix=fix) from second
     try:
         yield
     finally:
-        lock.release()
+        try:
+            lock.release()
+        except OSError as error:
+            # The process lets go of it when it ends, if not before.
+            _LOG.warning("the lock of %s could not be let go of: %s", path, error)
 
 
-def _empty(folder: Path) -> None:
-    for file in folder.glob("*"):
-        file.unlink()
+def _acquire(lock: filelock.BaseFileLock, path: Path) -> None:
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        _LOG.warning(
+            "waiting for another process that is packing %s (there is none? delete %s)",
+            path,
+            lock.lock_file,
+        )
+        lock.acquire()

@@ -1,21 +1,90 @@
-"""The files of a cache: found, measured, hashed and mapped, or refused with the fix."""
+"""The files of a cache: opened, measured, hashed and mapped, or refused with the fix.
+
+A cache may come from a stranger, so only regular files are opened: a symbolic link
+could lead to any file of the reader's, a FIFO would wait for ever, a device has no end.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import mmap
+import os
+import stat
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import xxhash
 
-from loaderkit.cache.hdf5 import file_digest
-from loaderkit.cache.layout import BUILDING, MANIFEST, Manifest, Shard, read_manifest
+from loaderkit.cache.layout import (
+    BUILDING,
+    MANIFEST,
+    MOST_MANIFEST_BYTES,
+    Manifest,
+    Shard,
+    SourceFiles,
+    read_manifest,
+)
 from loaderkit.errors import CacheError, DamagedCacheError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+_HASH_BYTES = 1 << 20
+_PACK_AGAIN = "copy the cache again, or pack(source, path, overwrite=True)"
+
+
+class FileIdentity(NamedTuple):
+    """What tells a file from every other, and from itself before it was changed."""
+
+    device: int
+    inode: int
+    bytes: int
+    mtime_ns: int
+
+
+def identity_of(status: os.stat_result) -> FileIdentity:
+    """Take a file's identity from what ``os.stat`` says."""
+    return FileIdentity(
+        status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    )
+
+
+@contextlib.contextmanager
+def opened(file: Path) -> Iterator[int]:
+    """Open a regular file for reading.
+
+    Args:
+        file: Its path.
+
+    Yields:
+        The file descriptor.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        DamagedCacheError: It is a link, a folder, a FIFO or a device.
+        OSError: It may not be read, or too many files are open.
+    """
+    # O_NONBLOCK: opening a FIFO would wait for a writer.  Windows knows neither flag.
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    flags |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        descriptor = os.open(file, flags)
+    except OSError as error:
+        # Linux says ELOOP for a link, FreeBSD EMLINK; a socket is ENXIO.
+        if error.errno in {errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR}:
+            raise _not_regular(file) from None
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise _not_regular(file)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def load_manifest(path: Path) -> Manifest:
@@ -32,9 +101,13 @@ def load_manifest(path: Path) -> Manifest:
     """
     file = path / MANIFEST
     try:
-        text = file.read_bytes().decode("utf-8", "surrogatepass")
+        content = read_bounded(file, MOST_MANIFEST_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         raise _no_cache(path) from None
+    except OSError as error:
+        raise unreadable(file, error) from error
+    try:
+        text = content.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError as error:
         what = f"{file} is not the manifest of a loaderkit cache."
         fix = "pack(source, path, overwrite=True)"
@@ -42,15 +115,53 @@ def load_manifest(path: Path) -> Manifest:
     return read_manifest(text, where=str(file))
 
 
-def _no_cache(path: Path) -> CacheError:
-    if (path / BUILDING).exists():
-        why = "a packing run was stopped before it ended; what it finished is kept"
-        return CacheError(f"{path} is half packed.", why=why, fix="run the same again")
-    what = f"There is no cache at {path}."
-    why = (
-        f"the folder has no {MANIFEST}" if path.exists() else "there is no such folder"
-    )
-    return CacheError(what, why=why, fix=f"pack(source, {str(path)!r})")
+def load_sources(path: Path, sources: SourceFiles) -> str:
+    """Read the list of the files that a cache was made from.
+
+    Args:
+        path: The cache's folder.
+        sources: The list as the manifest describes it.
+
+    Returns:
+        Its text, JSON.
+
+    Raises:
+        DamagedCacheError: It is not the list that was written.
+    """
+    file = path / sources.file
+    try:
+        content = read_bounded(file, sources.bytes)
+    except FileNotFoundError:
+        what = f"{file} is missing."
+        why = "the manifest names it"
+        raise DamagedCacheError(what, why=why, fix=_PACK_AGAIN) from None
+    except OSError as error:
+        raise unreadable(file, error) from error
+    if xxhash.xxh3_128_hexdigest(content) != sources.xxh3:
+        raise _changed(file)
+    return content.decode("utf-8", "surrogatepass")
+
+
+def read_bounded(file: Path, most: int) -> bytes:
+    """Read a regular file whole.
+
+    Args:
+        file: Its path.
+        most: Bytes it may have.
+
+    Returns:
+        Its content.
+
+    Raises:
+        DamagedCacheError: It is larger, or no regular file.
+        OSError: It is not there, or cannot be read.
+    """
+    with opened(file) as descriptor:
+        size = os.fstat(descriptor).st_size
+        if size > most:
+            raise wrong_size(file, size, most)
+        with open(descriptor, "rb", closefd=False) as stream:
+            return stream.read(size)
 
 
 def check_size(path: Path, shard: Shard) -> None:
@@ -65,59 +176,142 @@ def check_size(path: Path, shard: Shard) -> None:
     """
     file = path / shard.file
     try:
-        size = file.stat().st_size
+        status = file.lstat()
     except FileNotFoundError:
-        what, why = f"{file} is missing.", "the manifest names it"
-    else:
-        if size == shard.bytes:
-            return
-        what = f"{file} has {size:,} bytes, not {shard.bytes:,}."
-        why = "it was cut short or changed, probably by an unfinished copy"
-    fix = "copy the cache again, or pack(source, path, overwrite=True)"
-    raise DamagedCacheError(what, why=why, fix=fix)
+        raise missing(file) from None
+    except OSError as error:
+        raise unreadable(file, error) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise _not_regular(file)
+    if status.st_size != shard.bytes:
+        raise wrong_size(file, status.st_size, shard.bytes)
 
 
-def check_digest(path: Path, shard: Shard) -> None:
+def check_digest(path: Path, shard: Shard) -> FileIdentity:
     """Hash a shard and compare with the manifest.
 
     Args:
         path: The cache's folder.
         shard: The shard as the manifest describes it.
 
+    Returns:
+        The identity of the file that was hashed.
+
     Raises:
         DamagedCacheError: The bytes are not those that were packed.
     """
-    if file_digest(path / shard.file) != shard.xxh3:
-        what = f"{path / shard.file} is not the file that was packed."
-        why = "its xxh3 checksum differs: bytes were changed on disk or in a copy"
-        fix = "copy the cache again, or pack(source, path, overwrite=True)"
-        raise DamagedCacheError(what, why=why, fix=fix)
+    file = path / shard.file
+    try:
+        with opened(file) as descriptor:
+            return check_open_digest(descriptor, file, shard)
+    except FileNotFoundError:
+        raise missing(file) from None
+    except OSError as error:
+        raise unreadable(file, error) from error
 
 
-def map_file(path: Path, shard: Shard) -> NDArray[np.uint8]:
-    """Map a whole shard, read-only.
+def check_open_digest(descriptor: int, file: Path, shard: Shard) -> FileIdentity:
+    """Hash an open shard and compare with the manifest.
 
     Args:
-        path: The cache's folder.
+        descriptor: Its file descriptor.
+        file: Its path, for messages.
         shard: The shard as the manifest describes it.
 
     Returns:
-        Its bytes; the size is checked again on the open file, so that no mapped page
-        lies behind the end.
+        The identity of the file as it was before it was hashed.
 
     Raises:
-        CacheError: The system has no descriptor or mapping left.
+        DamagedCacheError: The bytes are not those that were packed.
+        OSError: They cannot be read.
     """
-    check_size(path, shard)
+    identity = identity_of(os.fstat(descriptor))
+    if identity.bytes != shard.bytes:
+        raise wrong_size(file, identity.bytes, shard.bytes)
+    if digest_of(descriptor) != shard.xxh3:
+        raise _changed(file)
+    return identity
+
+
+def digest_of(descriptor: int) -> str:
+    """Hash a whole open file: xxh3-128 in hexadecimal."""
+    digest = xxhash.xxh3_128()
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    # One buffer for all reads: a new one each would be half of the time.
+    buffer = bytearray(_HASH_BYTES)
+    view = memoryview(buffer)
+    with open(descriptor, "rb", buffering=0, closefd=False) as file:
+        while count := file.readinto(buffer):
+            digest.update(view[:count])
+    return digest.hexdigest()
+
+
+def map_open_file(descriptor: int, shard: Shard) -> NDArray[np.uint8]:
+    """Map a whole open shard, read-only.
+
+    Args:
+        descriptor: Its file descriptor; may be closed afterwards.
+        shard: The shard as the manifest describes it; the file has its size.
+
+    Returns:
+        Its bytes.
+
+    Raises:
+        OSError: The system has no descriptor or mapping left.
+    """
+    if not shard.bytes:
+        return np.empty(0, np.uint8)
     keep_open = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-    try:
-        with (path / shard.file).open("rb") as file:
-            mapped = mmap.mmap(
-                file.fileno(), shard.bytes, access=mmap.ACCESS_READ, **keep_open
-            )
-    except OSError as error:
-        what = f"{path / shard.file} could not be mapped: {error.strerror}."
+    mapped = mmap.mmap(descriptor, shard.bytes, access=mmap.ACCESS_READ, **keep_open)
+    return np.frombuffer(mapped, np.uint8)
+
+
+def unreadable(file: Path, error: OSError) -> CacheError:
+    """Say that a file of a cache cannot be opened, read or mapped, and what to do."""
+    what = f"{file} could not be read: {error.strerror or error}."
+    if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
         why = "the process has too many open files or mappings"
         fix = "ulimit -n 4096, or pack again with a larger shard_bytes"
-        raise CacheError(what, why=why, fix=fix) from error
-    return np.frombuffer(mapped, np.uint8)
+    elif error.errno in {errno.EACCES, errno.EPERM}:
+        why, fix = "you may not read it", f"chmod u+r {file}, or ask its owner"
+    else:
+        why = "the disk or the network file system failed"
+        fix = "try again; if it fails again: " + _PACK_AGAIN
+    return CacheError(what, why=why, fix=fix)
+
+
+def missing(file: Path) -> DamagedCacheError:
+    """Say that a file that the manifest names is not there."""
+    what = f"{file} is missing."
+    return DamagedCacheError(what, why="the manifest names it", fix=_PACK_AGAIN)
+
+
+def wrong_size(file: Path, size: int, packed: int) -> DamagedCacheError:
+    """Say that a file is not as long as it was when it was packed."""
+    what = f"{file} has {size:,} bytes, not {packed:,}."
+    why = "it was cut short or changed, probably by an unfinished copy"
+    return DamagedCacheError(what, why=why, fix=_PACK_AGAIN)
+
+
+def _changed(file: Path) -> DamagedCacheError:
+    what = f"{file} is not the file that was packed."
+    why = "its xxh3 checksum differs: bytes were changed on disk or in a copy"
+    return DamagedCacheError(what, why=why, fix=_PACK_AGAIN)
+
+
+def _not_regular(file: Path) -> DamagedCacheError:
+    what = f"{file} is a link, a folder or a device, not an ordinary file."
+    why = "a cache reads nothing outside its folder, and nothing without an end"
+    fix = "copy the files themselves: cp -rL CACHE COPY"
+    return DamagedCacheError(what, why=why, fix=fix)
+
+
+def _no_cache(path: Path) -> CacheError:
+    if (path / BUILDING).exists():
+        why = "a packing run was stopped before it ended; what it finished is kept"
+        return CacheError(f"{path} is half packed.", why=why, fix="run the same again")
+    what = f"There is no cache at {path}."
+    why = (
+        f"the folder has no {MANIFEST}" if path.exists() else "there is no such folder"
+    )
+    return CacheError(what, why=why, fix=f"pack(source, {str(path)!r})")

@@ -1,65 +1,150 @@
-"""Shards as ordinary HDF5 files: written here, and read back where compressed.
+"""Shards as ordinary HDF5 files, laid out by libhdf5 and written by us.
 
-A contiguous dataset is laid out by libhdf5 and filled by plain writes at its byte
-offset: a full disk is then an ``OSError`` with a name, not a file handle that libhdf5
-cannot close, and readers need no libhdf5 at all.  Compressed values are written and
-read through h5py.
+libhdf5 lays a shard out in memory: where each dataset lies, what describes it.  The
+bytes reach the disk by plain writes, since libhdf5 does not survive a disk that fills
+up under it: it raises what has no name, cannot close the file, or ends the process.
+
+Readers need no libhdf5 to find things either: the manifest says where they lie, for
+compressed chunks an index does.  A file made by a stranger may hold links to other
+files, external storage, or metadata that crashes libhdf5; none of it is looked at.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import uuid
+import zlib
+from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
-import xxhash
 
 from loaderkit.cache.columns import ShardBuffer, Shelf
-from loaderkit.cache.layout import ALIGNMENT, Array, Shard
-from loaderkit.errors import CacheError
+from loaderkit.cache.durable import not_written, publish, remove, write_file, write_text
+from loaderkit.cache.files import digest_of
+from loaderkit.cache.layout import ALIGNMENT, Array, Shard, shard_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
+    from typing import BinaryIO
 
     from numpy.typing import NDArray
 
 _CHUNK_BYTES = 128 << 10
 """Uncompressed bytes of a chunk: what reading one sample decompresses at least."""
-_HASH_BYTES = 1 << 20
 
 
 def write_shard(
-    buffer: ShardBuffer, path: Path, *, compression: str | None = None
+    buffer: ShardBuffer,
+    folder: Path,
+    *,
+    number: int,
+    compression: str | None,
+    scratch: Path,
+    note: Callable[[Shard], str],
 ) -> Shard:
     """Write the buffered samples as one HDF5 file, durably, under its final name.
 
     Args:
         buffer: The samples, at least one.
-        path: Where the file goes; it appears there whole or not at all.
+        folder: The cache's folder, where the file goes.
+        number: Which shard of the cache it is, from 0.
         compression: A name from ``filters()``; None maps the values instead.
+        scratch: A folder of the same disk for what is not finished.
+        note: Makes the text that tells a later run of the shard.  It is on the disk
+            before the shard has its name, so that no shard lies about unknown.
 
     Returns:
         The description of the file for the manifest.
 
     Raises:
-        CacheError: The disk is full or the folder cannot be written.
+        CacheError: A system call failed, such as on a full disk; nothing is left.
     """
-    partial = path.with_name(path.name + ".partial")
+    partial = scratch / f"{number:05}.partial"
     try:
-        arrays, shelf = _write(buffer, partial, filters(compression))
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        size, digest = partial.stat().st_size, file_digest(partial)
-        partial.replace(path)
+        layout = lay_out(buffer, filters(compression))
+        digest = _write_layout(layout, partial)
+        file = folder / shard_name(number, digest)
+        shard = Shard(
+            file=file.name,
+            samples=buffer.samples,
+            bytes=partial.stat().st_size,
+            xxh3=digest,
+            arrays=layout.arrays,
+            columns=layout.columns,
+        )
+        noted = scratch / f"{number:05}.json"
+        write_text(noted, note(shard), partial=scratch / "note.partial")
+        publish(partial, file)
     except OSError as error:
-        partial.unlink(missing_ok=True)
-        what = f"{path} could not be written: {error.strerror or error}."
-        why = f"the shard needs about {buffer.nbytes:,} bytes; finished shards are kept"
-        fix = "free the space (or choose another cache folder) and run the same again"
-        raise CacheError(what, why=why, fix=fix) from error
-    return Shard(path.name, buffer.samples, size, digest, arrays, shelf.columns)
+        # What went wrong counts, not that it could not be tidied up.
+        with contextlib.suppress(OSError):
+            remove(partial)
+        raise not_written(folder / f"shard {number}", error) from error
+    return shard
+
+
+@dataclass
+class Layout:
+    """A shard before it is written: what goes where."""
+
+    arrays: dict[str, Array] = field(default_factory=dict)
+    """Every array of the shard, as the manifest describes it."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    metadata: list[tuple[int, bytes]] = field(default_factory=list)
+    """What libhdf5 wrote: first byte and bytes, the later ones over the earlier."""
+    values: list[tuple[int, NDArray[Any]]] = field(default_factory=list)
+    """Values of the mapped arrays, by the byte where they start."""
+    size: int = 0
+    """Bytes of the file."""
+
+
+def lay_out(buffer: ShardBuffer, options: Mapping[str, Any]) -> Layout:
+    """Decide where everything in a shard lies.
+
+    Args:
+        buffer: The samples; each column is let go as it passes.
+        options: What ``filters`` gave; empty maps the values.
+
+    Returns:
+        The layout; it holds the values.
+    """
+    layout, shelf, memory = Layout(), Shelf(), _MemoryFile()
+    mapped: dict[str, NDArray[Any]] = {}
+    with h5py.File(
+        memory, "w", alignment_threshold=1, alignment_interval=ALIGNMENT
+    ) as file:
+        for column, parts in buffer.columns():
+            for name, array in shelf.place(column, parts).items():
+                if options and _worth_compressing(name, array):
+                    rows = _chunk_rows(array)
+                    index_name = f"{name}.chunks"
+                    mapped[index_name] = _write_chunks(file, name, array, rows, options)
+                    _reserve(file, index_name, mapped[index_name])
+                    layout.arrays[name] = Array(
+                        array.dtype.str,
+                        array.shape,
+                        offset=None,
+                        chunk_rows=rows,
+                        chunk_index=index_name,
+                    )
+                else:
+                    _reserve(file, name, array)
+                    mapped[name] = array
+        for name, array in mapped.items():
+            # libhdf5 gives no place to an array without values.
+            offset = file[name].id.get_offset() if array.size else 0
+            layout.arrays[name] = Array(array.dtype.str, array.shape, offset)
+            if array.size:
+                layout.values.append((offset, array))
+    layout.columns = shelf.columns
+    layout.metadata, layout.size = memory.writes, memory.size
+    return layout
 
 
 def filters(name: str | None) -> Mapping[str, Any]:
@@ -92,46 +177,93 @@ def filters(name: str | None) -> Mapping[str, Any]:
     raise ValueError(msg)
 
 
-def file_digest(path: Path) -> str:
-    """Hash a whole file: xxh3-128 in hexadecimal."""
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while piece := file.read(_HASH_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()
+def joined_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Turn ``[m, k, *rest]`` into ``[m * k, *rest]``."""
+    return (shape[0] * shape[1], *shape[2:])
 
 
-def _write(
-    buffer: ShardBuffer, path: Path, options: Mapping[str, Any]
-) -> tuple[dict[str, Array], Shelf]:
-    shelf, arrays = Shelf(), {}
-    later: dict[str, NDArray[Any]] = {}
-    with h5py.File(
-        path, "w", alignment_threshold=1, alignment_interval=ALIGNMENT
-    ) as file:
-        for column, parts in buffer.columns():
-            for name, array in shelf.place(column, parts).items():
-                if options and _worth_packing(name, array):
-                    _write_chunked(file, name, array, options)
-                    arrays[name] = Array(array.dtype.str, array.shape, None)
-                else:
-                    _reserve(file, name, array)
-                    later[name] = array
-        for name, array in later.items():
-            offset = file[name].id.get_offset() if array.size else 0
-            arrays[name] = Array(array.dtype.str, array.shape, offset)
-    with path.open("r+b") as raw:
-        for name, array in later.items():
-            raw.seek(arrays[name].offset or 0)
-            if array.size:
-                raw.write(np.ascontiguousarray(array).data)
-    return arrays, shelf
+class _MemoryFile(io.RawIOBase):
+    """A file in memory that holds only what was written to it.
+
+    libhdf5 leaves out the values of arrays that it only makes room for, so a shard of
+    256 MiB takes a few KiB here.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[tuple[int, bytes]] = []
+        self.size = 0
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}
+        self._position = start[whence] + offset
+        return self._position
+
+    def write(self, data: Any) -> int:
+        content = bytes(data)
+        self.writes.append((self._position, content))
+        self._position += len(content)
+        self.size = max(self.size, self._position)
+        return len(content)
+
+    def readinto(self, buffer: Any) -> int:
+        """Read back, as libhdf5 does now and then with its own metadata."""
+        start, stop = self._position, min(self._position + len(buffer), self.size)
+        out = bytearray(max(0, stop - start))
+        for offset, content in self.writes:
+            low, high = max(offset, start), min(offset + len(content), stop)
+            if low < high:
+                out[low - start : high - start] = content[low - offset : high - offset]
+        buffer[: len(out)] = out
+        self._position += len(out)
+        return len(out)
+
+    def truncate(self, size: int | None = None) -> int:
+        self.size = self._position if size is None else size
+        return self.size
 
 
-def _worth_packing(name: str, array: NDArray[Any]) -> bool:
+def _write_layout(layout: Layout, partial: Path) -> str:
+    """Write a laid-out shard to the disk; give its checksum."""
+
+    def write(raw: BinaryIO) -> None:
+        for offset, content in layout.metadata:
+            raw.seek(offset)
+            raw.write(content)
+        for offset, array in layout.values:
+            raw.seek(offset)
+            raw.write(np.ascontiguousarray(array).data)
+        raw.truncate(layout.size)
+        raw.flush()
+        digests.append(digest_of(raw.fileno()))
+
+    digests: list[str] = []
+    write_file(partial, write)
+    return digests[0]
+
+
+def _worth_compressing(name: str, array: NDArray[Any]) -> bool:
     """Keep what every batch looks up (offsets, increments) mapped."""
     column, _, part = name.rpartition("/")
     return part == "values" and "@" not in column and array.size > 0
+
+
+def _chunk_rows(array: NDArray[Any]) -> int:
+    row_bytes = max(1, array.nbytes // array.shape[0])
+    return min(array.shape[0], max(1, _CHUNK_BYTES // row_bytes))
 
 
 def _reserve(file: h5py.File, name: str, array: NDArray[Any]) -> None:
@@ -147,61 +279,180 @@ def _reserve(file: h5py.File, name: str, array: NDArray[Any]) -> None:
     h5py.h5d.create(file.id, name.encode(), kind, space, plan, parents)
 
 
-def _write_chunked(
-    file: h5py.File, name: str, array: NDArray[Any], options: Mapping[str, Any]
-) -> None:
-    row_bytes = max(1, array.nbytes // array.shape[0])
-    rows = min(array.shape[0], max(1, _CHUNK_BYTES // row_bytes))
-    chunks = (rows, *array.shape[1:])
-    file.create_dataset(name, data=array, chunks=chunks, track_times=False, **options)
+def _write_chunks(
+    file: h5py.File,
+    name: str,
+    array: NDArray[Any],
+    rows: int,
+    options: Mapping[str, Any],
+) -> NDArray[np.int64]:
+    """Compress an array into a file in memory.
+
+    Returns:
+        Where its chunks lie ``[chunks, 3]``, as the manifest's ``chunk_index`` says.
+    """
+    dataset = file.create_dataset(
+        name, data=array, chunks=(rows, *array.shape[1:]), track_times=False, **options
+    )
+    file.flush()
+    index = np.zeros((-(-array.shape[0] // rows), 3), "<i8")
+
+    def note(chunk: Any) -> None:
+        place = (chunk.byte_offset, chunk.size, chunk.filter_mask)
+        index[chunk.chunk_offset[0] // rows] = place
+
+    dataset.id.chunk_iter(note)
+    return index
 
 
-def joined_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Turn ``[m, k, *rest]`` into ``[m * k, *rest]``."""
-    return (shape[0] * shape[1], *shape[2:])
+@dataclass(frozen=True)
+class ChunkFormat:
+    """What the chunks of one array look like."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    """Shape of a chunk, uncompressed; the last one of an array is as large."""
+    compression: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a chunk, uncompressed."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+class ChunkDecoder:
+    """Decompress single chunks with libhdf5's filters, and with nothing else of it.
+
+    A compressed chunk is put into a file in memory that this process made, and read
+    from there: no byte of a shard but the chunk itself ever reaches libhdf5.
+    """
+
+    def __init__(self, chunk: ChunkFormat) -> None:
+        self._chunk = chunk
+        self._process: int | None = None
+        self._dataset: Any = None
+
+    def decode(self, compressed: bytes, filter_mask: int) -> NDArray[Any]:
+        """Decompress a chunk.
+
+        Args:
+            compressed: Its bytes in the shard.
+            filter_mask: HDF5's mask of the filters that were left out.
+
+        Returns:
+            A new array of the chunk's shape.
+
+        Raises:
+            OSError: They are not what the filters made, or a filter is missing.
+            ValueError: They are not what the filters made.
+        """
+        shuffles = self._chunk.compression in {"gzip", "lzf"}
+        compressor_left_out = filter_mask & (0b10 if shuffles else 0b01)
+        if compressor_left_out or self._chunk.compression == "gzip":
+            # What a filter could not make smaller is stored as it is.  And gzip is
+            # undone here, since libhdf5 takes whatever memory a chunk swells to.
+            flat = compressed
+            if not compressor_left_out:
+                flat = _inflated(compressed, self._chunk.nbytes)
+            shuffled = shuffles and not filter_mask & 0b01
+            return _array_of(flat, self._chunk, shuffled=shuffled)
+        if self._process != os.getpid():
+            # A handle is never carried over a fork: libhdf5's state is not made for it.
+            self._dataset, self._process = self._new_dataset(), os.getpid()
+        corner = (0,) * len(self._chunk.shape)
+        self._dataset.id.write_direct_chunk(corner, compressed, filter_mask)
+        decoded: NDArray[Any] = self._dataset[...]
+        return decoded
+
+    def _new_dataset(self) -> Any:
+        chunk = self._chunk
+        # libhdf5 tells files in memory apart by their names alone.
+        file = h5py.File(uuid.uuid4().hex, "w", driver="core", backing_store=False)
+        return file.create_dataset(
+            "chunk", chunk.shape, chunk.dtype, chunks=chunk.shape,
+            **filters(chunk.compression),
+        )  # fmt: skip
+
+
+def _inflated(compressed: bytes, most: int) -> bytes:
+    try:
+        # One byte more than fits tells a chunk that is too large from one that fits.
+        return zlib.decompressobj().decompress(compressed, most + 1)
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+
+
+def _array_of(flat: bytes, chunk: ChunkFormat, *, shuffled: bool) -> NDArray[Any]:
+    """See the bytes of a chunk as its values; undo HDF5's shuffle."""
+    if len(flat) != chunk.nbytes:
+        msg = f"it swells to {len(flat):,} bytes or more, not {chunk.nbytes:,}"
+        raise ValueError(msg)
+    values = np.frombuffer(flat, np.uint8)
+    if shuffled:
+        # HDF5 stores the first bytes of all values, then their second bytes, and so on.
+        values = values.reshape(chunk.dtype.itemsize, -1).T
+    contiguous = np.ascontiguousarray(values).reshape(-1)
+    return contiguous.view(chunk.dtype).reshape(chunk.shape)
 
 
 class ChunkedValues:
-    """Compressed values of one column, read span by span through h5py.
+    """Compressed values of one column, decompressed chunk by chunk as they are read."""
 
-    The file is opened by the process that reads: a handle is never carried over a
-    fork, where two processes would share one file position and one chunk cache.
-    """
-
-    def __init__(self, path: Path, name: str, array: Array, *, joined: bool) -> None:
-        self._path, self._name = path, name
+    def __init__(
+        self,
+        mapped: NDArray[np.uint8],
+        array: Array,
+        index: NDArray[np.int64],
+        compression: str,
+        *,
+        joined: bool,
+        damaged: Callable[[str], Exception],
+    ) -> None:
+        self._mapped, self._index, self._damaged = mapped, index, damaged
         self.dtype = np.dtype(array.dtype)
-        self._each = array.shape[1] if joined else 1
+        # [m, k, *rest] seen as [m * k, *rest]: rows of a sample are k rows here.
+        self._rows_per_sample = array.shape[1] if joined else 1
+        self._row_shape = array.shape[1:]
         self.shape = joined_shape(array.shape) if joined else array.shape
-        self._open_in: int | None = None
-        self._dataset: Any = None
+        self._chunk_rows = array.chunk_rows or 1
+        shape = (self._chunk_rows, *array.shape[1:])
+        self._decoder = ChunkDecoder(ChunkFormat(self.dtype, shape, compression))
+        self._recent: OrderedDict[int, NDArray[Any]] = OrderedDict()
 
     def __getitem__(self, span: slice) -> NDArray[Any]:
         """Decompress the rows of a span into a new array."""
-        if self._open_in != os.getpid():
-            self._dataset, self._open_in = self._opened(), os.getpid()
+        per_sample = max(1, self._rows_per_sample)  # spans begin and end with a sample
+        start, stop = span.start // per_sample, span.stop // per_sample
+        if stop <= start:
+            return np.empty((span.stop - span.start, *self.shape[1:]), self.dtype)
+        rows = np.empty((stop - start, *self._row_shape), self.dtype)
+        first, last = start // self._chunk_rows, (stop - 1) // self._chunk_rows
+        for number in range(first, last + 1):
+            begin = number * self._chunk_rows
+            low, high = max(start, begin), min(stop, begin + self._chunk_rows)
+            chunk = self._chunk(number)
+            rows[low - start : high - start] = chunk[low - begin : high - begin]
+        return rows.reshape(span.stop - span.start, *self.shape[1:])
+
+    def _chunk(self, number: int) -> NDArray[Any]:
+        chunk = self._recent.get(number)
+        if chunk is None:
+            chunk = self._decode(number)
+            # As many as libhdf5 itself keeps of a dataset: 1 MiB.
+            while len(self._recent) >= max(1, (1 << 20) // max(1, chunk.nbytes)):
+                self._recent.popitem(last=False)
+            self._recent[number] = chunk
+        return chunk
+
+    def _decode(self, number: int) -> NDArray[Any]:
+        offset, size, mask = self._index[number].tolist()
+        inside = offset >= 0 and size > 0 and offset + size <= len(self._mapped)
+        if not inside or not 0 <= mask < 1 << 32:
+            raise self._damaged(f"chunk {number} lies outside the file")
         try:
-            rows: NDArray[Any] = self._dataset[self._samples(span)]
-        except OSError as error:
-            what = f"{self._name!r} of {self._path} could not be decompressed: {error}."
-            why = "the file is damaged, or its compression filter is not installed"
-            fix = 'loaderkit verify CACHE; pip install "loaderkit[hdf5plugin]"'
-            raise CacheError(what, why=why, fix=fix) from error
-        cut: NDArray[Any] = rows.reshape(span.stop - span.start, *self.shape[1:])
-        return cut
-
-    def _samples(self, span: slice) -> slice:
-        each = max(1, self._each)  # spans begin and end with a sample
-        return slice(span.start // each, span.stop // each)
-
-    def _opened(self) -> Any:
-        import contextlib
-
-        with contextlib.suppress(ImportError):
-            import hdf5plugin  # noqa: F401 -- registers its filters with libhdf5
-        try:
-            return h5py.File(self._path, "r", locking=False)[self._name]
-        except (OSError, KeyError) as error:
-            what = f"{self._path} could not be opened as HDF5: {error}."
-            fix = "loaderkit verify CACHE, then pack it again"
-            raise CacheError(what, why="the file is damaged", fix=fix) from error
+            return self._decoder.decode(
+                self._mapped[offset : offset + size].tobytes(), mask
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            why = f"chunk {number} could not be decompressed ({error})"
+            raise self._damaged(why) from error

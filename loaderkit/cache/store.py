@@ -1,34 +1,72 @@
-"""Open a cache and read rows from it: mapped, no Python object per sample."""
+"""Open a cache and read rows from it: mapped, no Python object per sample.
+
+Nothing on disk is believed.  A shard is hashed before its first use (once a machine,
+see verified.py); offsets, rows and counts are checked before anything is made room for;
+and before each batch the files are looked at, so that one cut short is an error where
+the system would end the process (SIGBUS).
+"""
 
 from __future__ import annotations
 
+import math
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from loaderkit.cache.files import check_digest, check_size, load_manifest, map_file
+from loaderkit.cache.files import (
+    FileIdentity,
+    check_open_digest,
+    check_size,
+    identity_of,
+    load_manifest,
+    map_open_file,
+    missing,
+    opened,
+    unreadable,
+    wrong_size,
+)
 from loaderkit.cache.gather import Piece, Runs, Values, gather
 from loaderkit.cache.hdf5 import ChunkedValues, joined_shape
-from loaderkit.errors import CacheError, DamagedCacheError
+from loaderkit.cache.verified import VerifiedFiles, record_path
+from loaderkit.errors import CacheError, DamagedCacheError, StaleCacheError
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from loaderkit.cache.layout import Array, Manifest
+    from loaderkit.cache.layout import Array, Manifest, Shard
 
     Ints = NDArray[np.int64]
 
-HASHED_AT_OPEN = 16 << 20
-"""Caches up to this size are hashed whole when opened: about 1 ms in page cache."""
-
-
 _CHECKED_AT_ONCE = 1 << 20
+_OPENING_TRIES = 20
+"""A cache can be replaced while it is opened; not so often in a row."""
+
+
+Checksums = Literal["once", "always", "never"]
+"""When a shard is hashed and compared with the manifest.
+
+once: before its first use, unless this machine has done so before.  always: before its
+first use in each process.  never: not at all; flipped bits are served as data.
+"""
+
+
+def check_checksums(checksums: object) -> None:
+    """Refuse what is none of the three words.
+
+    >>> check_checksums("sometimes")
+    Traceback (most recent call last):
+    ValueError: checksums must be one of once, always, never, got 'sometimes'
+    """
+    known = get_args(Checksums)
+    if checksums not in known:
+        msg = f"checksums must be one of {', '.join(known)}, got {checksums!r}"
+        raise ValueError(msg)
 
 
 @dataclass(frozen=True)
@@ -81,16 +119,26 @@ def _is_sound(offsets: Ints, rows: int) -> bool:
     return ordered and int(offsets[0]) >= 0 and int(offsets[-1]) <= rows
 
 
+def _are_sample_numbers(rows: Ints, samples: int) -> bool:
+    """Check that rows name samples of the shard, each once, in order."""
+    ordered = bool((rows[1:] > rows[:-1]).all())
+    return ordered and (not len(rows) or (rows[0] >= 0 and rows[-1] < samples))
+
+
 class Shards:
-    """The files of a cache, each mapped when first read.
+    """The files of a cache, each hashed and mapped when first read.
 
     Columns hold on to this rather than to the store, so that a dataset that is let go
     unmaps its files at once, without waiting for the garbage collector.
     """
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
-        self.path, self.manifest = path, manifest
+    def __init__(self, path: Path, manifest: Manifest, checksums: Checksums) -> None:
+        self.path, self.manifest, self._checksums = path, manifest, checksums
+        record = record_path() if checksums == "once" else None
+        self._verified = VerifiedFiles(record)
         self._maps: dict[int, NDArray[np.uint8]] = {}
+        self._paths: dict[int, str] = {}
+        self._identities: dict[int, FileIdentity] = {}
 
     def index_array(self, shard: int, name: str) -> Ints:
         """Map one of a shard's arrays of offsets, shapes or rows."""
@@ -107,22 +155,105 @@ class Shards:
         Returns:
             Mapped and read-only, or decompressed as they are read.
         """
-        described = self.manifest.shards[shard]
-        array = described.arrays[name]
-        if array.offset is None:
-            path = self.path / described.file
-            return ChunkedValues(path, name, array, joined=joined)
-        mapped = self._mapped(shard, array)
-        return mapped.reshape(joined_shape(array.shape)) if joined else mapped
+        array = self.manifest.shards[shard].arrays[name]
+        if array.offset is not None:
+            mapped = self._mapped(shard, array)
+            return mapped.reshape(joined_shape(array.shape)) if joined else mapped
+        return ChunkedValues(
+            self._file(shard),
+            array,
+            self.index_array(shard, str(array.chunk_index)),
+            str(self.manifest.compression),
+            joined=joined,
+            damaged=lambda why: self.damaged(shard, name, why),
+        )
+
+    def check_unchanged(self, shard: int) -> None:
+        """See that a file is still the one that was hashed and mapped.
+
+        Costs 1 us.  What is cut off while a batch is copied still ends the process.
+
+        Args:
+            shard: Number of the shard; nothing happens if it is not mapped yet.
+
+        Raises:
+            DamagedCacheError: It was cut short, or its bytes were changed.
+        """
+        known = self._identities.get(shard)
+        if known is None:
+            return
+        try:
+            now = identity_of(os.stat(self._paths[shard]))
+        except OSError:
+            return  # without a name it cannot be cut short; what is mapped stays
+        if now == known or (now.device, now.inode) != (known.device, known.inode):
+            return
+        if now.bytes != known.bytes:
+            raise wrong_size(Path(self._paths[shard]), now.bytes, known.bytes)
+        # Written to, or only touched: the bytes will tell.
+        del self._maps[shard], self._identities[shard]
+        self._file(shard)
+
+    def damaged(self, shard: int, column: str, why: str) -> DamagedCacheError:
+        """Say that a column's bytes contradict each other."""
+        file = self.path / self.manifest.shards[shard].file
+        what = f"Column {column!r} of {file} is damaged: {why}."
+        fix = "loaderkit verify CACHE, then pack it again"
+        return DamagedCacheError(what, why="the file was changed on disk", fix=fix)
 
     def _mapped(self, shard: int, array: Array) -> NDArray[Any]:
         if not array.nbytes:
             return np.empty(array.shape, array.dtype)
-        if shard not in self._maps:
-            self._maps[shard] = map_file(self.path, self.manifest.shards[shard])
         start = array.offset or 0
-        piece = self._maps[shard][start : start + array.nbytes]
+        piece = self._file(shard)[start : start + array.nbytes]
         return piece.view(array.dtype).reshape(array.shape)
+
+    def _file(self, shard: int) -> NDArray[np.uint8]:
+        """Give all bytes of a shard, mapped, and hashed first where that is asked."""
+        mapped = self._maps.get(shard)
+        if mapped is not None:
+            return mapped
+        described = self.manifest.shards[shard]
+        file = self.path / described.file
+        try:
+            with opened(file) as descriptor:
+                identity = self._verify(descriptor, file, described)
+                mapped = map_open_file(descriptor, described)
+        except FileNotFoundError:
+            raise self._gone(file) from None
+        except OSError as error:
+            raise unreadable(file, error) from error
+        self._paths[shard], self._identities[shard] = os.fspath(file), identity
+        self._maps[shard] = mapped
+        return mapped
+
+    def _verify(self, descriptor: int, file: Path, shard: Shard) -> FileIdentity:
+        identity = identity_of(os.fstat(descriptor))
+        if identity.bytes != shard.bytes:
+            raise wrong_size(file, identity.bytes, shard.bytes)
+        if self._checksums == "never":
+            return identity
+        if (identity, shard.xxh3) not in self._verified:
+            identity = check_open_digest(descriptor, file, shard)
+            self._verified.add(identity, shard.xxh3)
+        return identity
+
+    def _gone(self, file: Path) -> CacheError:
+        """Tell a cache that was packed again from one that lost a file."""
+        try:
+            now = load_manifest(self.path).generation
+        except CacheError:
+            now = ""
+        if not now or now == self.manifest.generation:
+            return missing(file)
+        return replaced(self.path)
+
+
+def replaced(path: Path) -> StaleCacheError:
+    """Say that a cache was packed again under an open dataset."""
+    what = f"The cache {path} was packed again while this dataset was open."
+    why = "a dataset reads one cache from beginning to end, never old and new together"
+    return StaleCacheError(what, why=why, fix="open it again: open_cache(path)")
 
 
 class ColumnReader:
@@ -203,31 +334,51 @@ class ColumnReader:
         if part.rows is not None:
             sample = min(int(np.searchsorted(part.rows, sample)), len(part.rows) - 1)
         if part.offsets is None:
-            rows = np.array(self._cut(part, sample * part.each, part.each))
+            start = sample * part.each
+            rows = np.array(part.values[start : start + part.each])
             return rows.reshape(self._dense_shape(shard))
         start, stop = part.offsets[sample : sample + 2].tolist()
-        rows = np.array(self._cut(part, start, stop - start))
-        return rows if part.shapes is None else self._shaped(rows, part, sample)
+        length = stop - start
+        if start < 0 or length < 0 or stop > part.values.shape[0]:
+            raise self._outside(shard)
+        rows = np.array(part.values[start:stop])
+        if part.shapes is None:
+            return rows
+        shape = part.shapes[sample].tolist()
+        if min(shape, default=0) < 0 or math.prod(shape) != length:
+            why = f"a value has {length:,} numbers, and the shape {shape}"
+            raise self._shards.damaged(shard, self.name, why)
+        return rows.reshape(shape)
 
-    def _cut(self, part: Part, start: int, length: int) -> NDArray[Any]:
-        if start < 0 or length < 0 or start + length > part.values.shape[0]:
-            raise self._outside(None)
-        return part.values[start : start + length]
+    def numbers(self, shard: int, samples: Ints) -> NDArray[Any]:
+        """Look up one small number, or row of numbers, of some samples.
 
-    def _outside(self, shard: int | None) -> DamagedCacheError:
-        file = "" if shard is None else f" in shard {shard}"
-        what = f"The offsets of {self.name!r}{file} point outside its rows."
-        fix = "loaderkit verify CACHE, then pack it again"
-        return DamagedCacheError(what, why="the file was changed on disk", fix=fix)
+        Args:
+            shard: Number of the shard.
+            samples: Sample numbers in it ``[B]``; all have the column.
 
-    def _shaped(self, rows: NDArray[Any], part: Part, sample: int) -> NDArray[Any]:
-        shape = part.shapes[sample].tolist() if part.shapes is not None else []
-        try:
-            return rows.reshape(shape)
-        except ValueError:
-            what = f"A value of {self.name!r} has {rows.size} numbers, not {shape}."
-            fix = "loaderkit verify CACHE, then pack it again"
-            raise DamagedCacheError(what, why="the file was changed", fix=fix) from None
+        Returns:
+            ``[B]`` or ``[B, k]``, new.
+
+        Raises:
+            DamagedCacheError: A number is smaller or larger than any that was packed.
+        """
+        part = self.part(shard)
+        values: Any = part.values
+        found: NDArray[Any] = values.take(part.find(samples)[0], axis=0)
+        column = self._shards.manifest.shards[shard].columns[self.name]
+        if column.low is not None and column.high is not None and found.size:
+            low, high = int(found.min()), int(found.max())
+            if low < column.low or high > column.high:
+                why = (
+                    f"it holds numbers from {low:,} to {high:,}, "
+                    f"not from {column.low:,} to {column.high:,}"
+                )
+                raise self._shards.damaged(shard, self.name, why)
+        return found
+
+    def _outside(self, shard: int) -> DamagedCacheError:
+        return self._shards.damaged(shard, self.name, "its offsets point outside it")
 
     def _dense_shape(self, shard: int) -> tuple[int, ...]:
         described = self._shards.manifest.shards[shard]
@@ -246,6 +397,8 @@ class ColumnReader:
             for name in (column.offsets, column.shapes, column.rows)
         )
         values = self._shards.values(shard, column.values, joined=joined)
+        if rows is not None and not _are_sample_numbers(rows, described.samples):
+            raise self._shards.damaged(shard, self.name, "its rows are in no order")
         each = array.shape[1] if joined else 1
         key = (column.offsets or each, column.rows)
         apart = self._stacked and column.offsets is not None
@@ -256,22 +409,56 @@ class ColumnReader:
 
 
 class Store:
-    """An open cache.
+    """An open cache: one generation of it, whatever is packed there afterwards.
 
     Opening reads the manifest and asks for the files' sizes: no sample, no offset.
-    A small cache is hashed whole as well, since that costs about a millisecond.
+
+    Args:
+        path: The cache's folder.
+        checksums: When shards are hashed: "once", "always" or "never".
+        generation: Open this one or none, so that workers read what their parent does.
+
+    Raises:
+        CacheError: There is no whole cache in the folder.
+        StaleCacheError: Another generation stands there now.
+        ValueError: ``checksums`` is none of the three.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        checksums: Checksums = "once",
+        generation: str | None = None,
+    ) -> None:
+        check_checksums(checksums)
         self.path = Path(path)
-        self.manifest = load_manifest(self.path)
-        self._shards = Shards(self.path, self.manifest)
+        self.manifest = self._load(self.path)
+        if generation is not None and self.manifest.generation != generation:
+            raise replaced(self.path)
+        self._shards = Shards(self.path, self.manifest, checksums)
         self._columns: dict[tuple[str, bool], ColumnReader] = {}
-        for shard in self.manifest.shards:
-            check_size(self.path, shard)
-        if self.manifest.bytes <= HASHED_AT_OPEN:
-            for shard in self.manifest.shards:
-                check_digest(self.path, shard)
+
+    @staticmethod
+    def _load(path: Path) -> Manifest:
+        """Read a manifest whose files are all there.
+
+        Between reading a manifest and looking for its files, another process may put a
+        new cache in place and delete the old one's files; then the new one is read.
+        """
+        for _ in range(_OPENING_TRIES):
+            manifest = load_manifest(path)
+            try:
+                for shard in manifest.shards:
+                    check_size(path, shard)
+            except DamagedCacheError:
+                if load_manifest(path).generation == manifest.generation:
+                    raise
+            else:
+                return manifest
+        what = f"The cache {path} is packed again and again while it is opened."
+        fix = "wait until the process that packs it has ended"
+        raise CacheError(what, why="its files change faster than they open", fix=fix)
 
     def __len__(self) -> int:
         return self.manifest.samples
@@ -299,8 +486,13 @@ class Store:
         return self._columns[key]
 
     def locate(self, sample: int) -> tuple[int, int]:
-        """Turn a sample's number into its shard's and its number in there."""
+        """Turn a sample's number into its shard's and its number in there.
+
+        Raises:
+            DamagedCacheError: The shard was changed since it was mapped.
+        """
         shard = int(np.searchsorted(self.firsts, sample, side="right")) - 1
+        self._shards.check_unchanged(shard)
         return shard, sample - int(self.firsts[shard])
 
     def pick(self, samples: Ints) -> Pick:
@@ -312,12 +504,18 @@ class Store:
 
         Returns:
             Where they lie, shard by shard.
+
+        Raises:
+            DamagedCacheError: A shard was changed since it was mapped.
         """
         if len(self.manifest.shards) == 1:
+            self._shards.check_unchanged(0)
             return Pick(self, len(samples), ((0, samples, None),))
         shards = self.firsts.searchsorted(samples, side="right") - 1
         local = samples - self.firsts.take(shards)
         touched = sorted(set(shards.tolist()))  # 4 us less than np.unique
+        for shard in touched:
+            self._shards.check_unchanged(shard)
         if len(touched) == 1:
             return Pick(self, len(samples), ((touched[0], local, None),))
         places = [(shards == shard).nonzero()[0] for shard in touched]

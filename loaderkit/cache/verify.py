@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaderkit.cache.files import check_digest, check_size, load_manifest, map_file
+from loaderkit.cache.files import (
+    check_digest,
+    check_size,
+    load_manifest,
+    load_sources,
+    map_open_file,
+    opened,
+)
 from loaderkit.errors import CacheError
 from loaderkit.units import format_bytes
 
@@ -62,6 +69,11 @@ def verify(path: str | os.PathLike[str]) -> Verification:
         return Verification(str(path), 0, 0, (str(error),))
     wrong = {shard.file: _damage(folder, shard) for shard in manifest.shards}
     hashed = sum(each.bytes for each in manifest.shards if not wrong[each.file])
+    if manifest.sources is not None:
+        try:
+            load_sources(folder, manifest.sources)
+        except CacheError as error:
+            wrong[manifest.sources.file] = str(error)
     findings = tuple(found for found in wrong.values() if found)
     return Verification(str(path), manifest.samples, hashed, findings)
 
@@ -78,7 +90,8 @@ def _damage(folder: Path, shard: Shard) -> str:
 
 
 def _check_offsets(folder: Path, shard: Shard) -> None:
-    mapped = map_file(folder, shard)
+    with opened(folder / shard.file) as descriptor:
+        mapped = map_open_file(descriptor, shard)
     for name, column in shard.columns.items():
         if column.offsets is None:
             continue

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -10,9 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import numpy as np
 from torch.utils.data import Dataset, default_collate
 
+from loaderkit.cache.build import finish_killed_commit
+from loaderkit.cache.files import load_sources
 from loaderkit.cache.layout import MANIFEST
-from loaderkit.cache.store import Store
-from loaderkit.datasets.decode import Classes, decode
+from loaderkit.cache.store import Checksums, Store, check_checksums
+from loaderkit.datasets.classes import Classes, modules_of
+from loaderkit.datasets.decode import decode
 from loaderkit.datasets.dict_batches import RAGGED, DictRecipe, collate_samples
 from loaderkit.datasets.fingerprint import Fingerprint, differences
 from loaderkit.datasets.gathering import UnlikeShapesError, reader
@@ -20,14 +25,15 @@ from loaderkit.datasets.own import own
 from loaderkit.datasets.pack import PackOptions, pack_source
 from loaderkit.datasets.rows import is_one, many_rows, one_row
 from loaderkit.datasets.sizes import sample_sizes
+from loaderkit.datasets.soundness import check_columns
+from loaderkit.datasets.source_files import SourceFileList
 from loaderkit.datasets.sources import KeyedSource
 from loaderkit.datasets.structure import KEY, VARIANT, Structure
 from loaderkit.errors import DatasetError, StaleCacheError
 
 if TYPE_CHECKING:
-    import os
     import types
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -52,11 +58,23 @@ class SafeDataset(Dataset[Any]):
         ragged: What a batch holds for tensors whose first axes differ: "padded",
             "packed" or "jagged" (see ``loaderkit.datasets.dict_batches``).
         packing: How the cache is packed.
+        classes: Classes that samples are made of, beyond PyG's and those that the
+            subclass's own module knows.
+        checksums: When the cache's files are hashed: "once" a machine before their
+            first use, "always" in each process, or "never".
 
     Raises:
-        ValueError: ``ragged`` is none of the three.
+        ValueError: ``ragged`` or ``checksums`` is none of the three.
     """
 
+    _PACKED_WITHOUT: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("raw", "cache", "transform", "ragged", "packing", "classes", "checksums"),
+            *("_rows", "_keys", "_opened", "_generation", "_plain"),
+            *("follow_batch", "exclude_keys"),
+        }
+    )
+    """Attributes of ours, which decide nothing about what ``load`` returns."""
     version: ClassVar[str] = ""
     """Raise it when samples change in a way that ``load`` does not show."""
 
@@ -68,7 +86,10 @@ class SafeDataset(Dataset[Any]):
         transform: Callable[[Any], Any] | None = None,
         ragged: str = "padded",
         packing: PackOptions | None = None,
+        classes: Iterable[type] = (),
+        checksums: Checksums = "once",
     ) -> None:
+        check_checksums(checksums)
         if ragged not in RAGGED:
             msg = f"ragged must be one of {', '.join(RAGGED)}, got {ragged!r}"
             raise ValueError(msg)
@@ -77,7 +98,10 @@ class SafeDataset(Dataset[Any]):
         self.transform = transform
         self.ragged = ragged
         self.packing = packing or PackOptions()
-        self.classes = Classes()
+        self.classes = Classes(classes, modules_of(type(self)))
+        self.checksums: Checksums = checksums
+        self._generation: str | None = None
+        self._plain = False
         self._rows: Ints | None = None
         self._keys: list[Any] | None = None
         self._opened: _Opened | None = None
@@ -197,8 +221,15 @@ class SafeDataset(Dataset[Any]):
         return store.column(KEY).read(shard, sample).tobytes().decode()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Travel as paths and settings: another process opens the cache itself."""
-        return {**self.__dict__, "_opened": None}
+        """Travel as paths and settings: another process opens the cache itself.
+
+        It opens the generation that is open here, or none: workers must not read a
+        cache that was packed in between.
+        """
+        generation = self._generation
+        if self._opened is not None:
+            generation = self._opened.store.manifest.generation
+        return {**self.__dict__, "_opened": None, "_generation": generation}
 
     def __repr__(self) -> str:
         where = "no cache" if self.cache is None else str(self.cache)
@@ -256,8 +287,12 @@ class SafeDataset(Dataset[Any]):
 
     def _open(self) -> _Opened:
         if self._opened is None:
-            self._pack_once()
-            self._opened = _Opened(Store(self._path))
+            if self._generation is None:
+                self._pack_once()
+            store = Store(
+                self._path, checksums=self.checksums, generation=self._generation
+            )
+            self._opened = _Opened(store, self.classes, plain=self._plain)
         return self._opened
 
     @property
@@ -267,34 +302,33 @@ class SafeDataset(Dataset[Any]):
 
     def _pack_once(self) -> None:
         """Pack on first use; refuse a cache that was made from something else."""
-        packed = (self._path / MANIFEST).exists()
         if type(self).load is SafeDataset.load:
             return
-        if not packed or self.packing.overwrite:
+        if not (self._path / MANIFEST).exists() or self.packing.overwrite:
             pack_source(KeyedSource(self), self._path, self.packing)
             return
+        finish_killed_commit(self._path)
         self._check_fresh()
 
     def _check_fresh(self) -> None:
-        now = self._fingerprint_now()
-        if now is None:
-            return
-        packed = Fingerprint.from_json(Store(self._path).manifest.fingerprint)
-        found = differences(packed, now)
-        if found:
-            what = f"The cache {self._path} is stale: {'; '.join(found)}."
+        if self.raw is not None and not self.raw.exists():
+            return  # packed elsewhere: what it was made from is not here to compare
+        manifest = Store(self._path).manifest
+        packed = Fingerprint.from_json(manifest.fingerprint)
+        changes = list(differences(packed, KeyedSource(self).fingerprint()))
+        if not changes and manifest.sources and self.packing.track_files != "none":
+            text = load_sources(self._path, manifest.sources)
+            sources = SourceFileList.from_json(text, where=manifest.sources.file)
+            root = "" if self.raw is None else os.path.abspath(self.raw)
+            changes = list(itertools.islice(sources.changed(root), 3))
+        if changes:
+            what = f"The cache {self._path} is stale: {'; '.join(changes)}."
             why = f"{type(self).__name__} would make other samples than those in it"
             fix = (
                 f"{type(self).__name__}(..., packing=PackOptions(overwrite=True)), "
                 f"or delete {self._path}"
             )
             raise StaleCacheError(what, why=why, fix=fix)
-
-    def _fingerprint_now(self) -> Fingerprint | None:
-        """What a cache packed now would carry; None where the raw data is not here."""
-        if self.raw is not None and not self.raw.exists():
-            return None
-        return KeyedSource(self).fingerprint()
 
     def _unlike(self, column: str) -> DatasetError:
         what = f"Field {column!r} has shapes in this batch that cannot be joined."
@@ -306,9 +340,13 @@ class SafeDataset(Dataset[Any]):
 class _Opened:
     """A cache opened by this process, and the recipes made for it."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, classes: Classes, *, plain: bool = False) -> None:
         self.store = store
         self.structure = Structure.from_json(store.manifest.structure)
+        check_columns(self.structure, store.manifest)
+        if plain:
+            self.structure = self.structure.without_classes(classes.fits)
+        classes.check(self.structure)
         self._recipes: dict[int, Any] = {}
 
     def variant(self, row: int) -> int:

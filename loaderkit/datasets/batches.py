@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loaderkit.cache.store import Store
-    from loaderkit.datasets.decode import Classes
+    from loaderkit.datasets.classes import Classes
     from loaderkit.datasets.structure import Structure
 
     Ints = NDArray[np.int64]

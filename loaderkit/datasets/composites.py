@@ -12,6 +12,8 @@ import torch
 from torch_geometric import EdgeIndex, Index
 from torch_geometric.typing import SparseTensor
 
+from loaderkit.datasets.structure import COMPOSITE_PARTS
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -22,7 +24,7 @@ _COMPRESSED = {
     "sparse_bsc": torch.sparse_bsc,
 }
 _BY_ROW = {"sparse_csr", "sparse_bsr"}
-KINDS = frozenset({"sparse_coo", "edge_index", "index", "sparse_tensor", *_COMPRESSED})
+KINDS = frozenset(COMPOSITE_PARTS)
 
 
 def take_apart(value: Any) -> dict[str, Any] | None:
@@ -50,24 +52,31 @@ def take_apart(value: Any) -> dict[str, Any] | None:
     return None
 
 
-def put_together(kind: str, parts: Mapping[str, Any]) -> Any:
+def put_together(kind: str, parts: Mapping[str, Any], *, checked: bool = False) -> Any:
     """Make the composite tensor that ``take_apart`` split.
 
     Args:
         kind: One of ``KINDS``.
         parts: Its parts by name; tensors are used, not copied.
+        checked: See that indices lie inside the sizes, some 30 us: torch's kernels
+            read where an index says, outside of the memory too.
 
     Returns:
         The composite tensor.
+
+    Raises:
+        RuntimeError: The parts contradict each other.
+        ValueError: The same.
+        TypeError: A part is of another type.
     """
-    if kind == "edge_index":
-        return _edge_index(parts)
-    if kind == "index":
-        return Index(
-            parts["data"], dim_size=parts["dim_size"], is_sorted=parts["is_sorted"]
-        )
+    if kind in {"edge_index", "index"}:
+        made = _edge_index(parts) if kind == "edge_index" else _index(parts)
+        return made.validate() if checked else made
     if kind == "sparse_tensor":
         row, col, value = parts["row"], parts["col"], parts["value"]
+        if checked:
+            _check_inside(row, parts["sizes"][0])
+            _check_inside(col, parts["sizes"][1])
         return SparseTensor(
             row=row, col=col, value=value, sparse_sizes=parts["sizes"][:2]
         )
@@ -77,7 +86,7 @@ def put_together(kind: str, parts: Mapping[str, Any]) -> Any:
             parts["values"],
             parts["size"],
             is_coalesced=parts["coalesced"],
-            check_invariants=False,
+            check_invariants=checked,
         )
     return torch.sparse_compressed_tensor(
         parts["compressed"],
@@ -85,7 +94,7 @@ def put_together(kind: str, parts: Mapping[str, Any]) -> Any:
         parts["values"],
         parts["size"],
         layout=_COMPRESSED[kind],
-        check_invariants=False,
+        check_invariants=checked,
     )
 
 
@@ -122,6 +131,18 @@ def _edge_index_parts(value: EdgeIndex) -> dict[str, Any]:
         "sort_order": order and str(getattr(order, "value", order)),
         "is_undirected": value.is_undirected,
     }
+
+
+def _check_inside(indices: torch.Tensor, size: int) -> None:
+    if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < size:
+        msg = f"an index lies outside of {size}"
+        raise ValueError(msg)
+
+
+def _index(parts: Mapping[str, Any]) -> Index:
+    return Index(
+        parts["data"], dim_size=parts["dim_size"], is_sorted=parts["is_sorted"]
+    )
 
 
 def _edge_index(parts: Mapping[str, Any]) -> EdgeIndex:

@@ -3,56 +3,27 @@
 from __future__ import annotations
 
 import base64
-import copy
-import dataclasses
-import functools
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch_geometric.data import Data, HeteroData
-from torch_geometric.data.data import BaseData
 
 from loaderkit.datasets.composites import KINDS, put_together
 from loaderkit.datasets.dtypes import as_tensor
-from loaderkit.datasets.encode import class_name
 from loaderkit.datasets.structure import Leaf
-from loaderkit.errors import DatasetError
+from loaderkit.errors import DamagedCacheError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
+    from loaderkit.datasets.classes import Classes
     from loaderkit.datasets.structure import Nest
 
     Read = Callable[[Leaf], NDArray[Any]]
 
 _NUMBERS = {"int": int, "float": float, "bool": bool, "complex": complex}
-
-
-class Classes:
-    """The classes samples are made of, by name.  Never imports one.
-
-    A class is used when PyG defines it, when the user named it, or when the user's
-    program has loaded it already: opening a stranger's cache runs no code of theirs.
-    """
-
-    def __init__(self, known: Iterable[type] = ()) -> None:
-        self._known = {class_name(cls): cls for cls in (Data, HeteroData, *known)}
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._known:
-            self._known[name] = _loaded(name)
-        return self._known[name]
-
-    def __reduce__(self) -> tuple[type[Classes], tuple[tuple[type, ...]]]:
-        return Classes, (tuple(self._known.values()),)
-
-    def blank(self, name: str) -> Any:
-        """Make an empty graph of a class, even one whose constructor asks for more."""
-        return copy.copy(_template(self[name]))
 
 
 def decode(node: Leaf | Nest, read: Read, classes: Classes) -> Any:
@@ -67,7 +38,8 @@ def decode(node: Leaf | Nest, read: Read, classes: Classes) -> Any:
         A sample equal to the one that was packed; its memory is its own.
 
     Raises:
-        DatasetError: A class it is made of is not loaded.
+        DatasetError: A class it is made of is not known.
+        DamagedCacheError: Its bytes are no such sample.
     """
     if isinstance(node, Leaf):
         return decode_leaf(node, read(node), joined=False)
@@ -77,7 +49,11 @@ def decode(node: Leaf | Nest, read: Read, classes: Classes) -> Any:
     if node.kind == "graph":
         return _graph(node, read, classes)
     if node.kind in KINDS:
-        return put_together(node.kind, dict(zip(node.keys, inside, strict=True)))
+        parts = dict(zip(node.keys, inside, strict=True))
+        try:
+            return put_together(node.kind, parts, checked=True)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            raise _damaged(f"its parts make no {node.kind}: {error}") from None
     return make_nest(node, list(inside), classes)
 
 
@@ -107,8 +83,11 @@ def decode_leaf(leaf: Leaf, array: NDArray[Any], *, joined: bool) -> Any:
         return _NUMBERS[leaf.kind](array[()])
     if leaf.kind == "bytes":
         return array.tobytes()
-    text = array.tobytes().decode("utf-8", "surrogatepass")
-    return text if leaf.kind == "str" else untagged(json.loads(text))
+    try:
+        text = array.tobytes().decode("utf-8", "surrogatepass")
+        return text if leaf.kind == "str" else untagged(json.loads(text))
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged(f"{leaf.column!r} is no text as it is packed: {error}") from None
 
 
 def make_nest(node: Nest, inside: list[Any], classes: Classes) -> Any:
@@ -173,36 +152,6 @@ def _store(data: Any, key: Any) -> Any:
     return data._store if hasattr(data, "_store") else data._global_store
 
 
-@functools.lru_cache(maxsize=256)
-def _template(cls: Any) -> Any:
-    try:
-        data = cls()
-    except TypeError:
-        data = cls.__new__(cls)
-        (Data if issubclass(cls, Data) else HeteroData).__init__(data)
-    for store in data.stores:
-        for key in list(store.keys()):
-            del store[key]
-    return data
-
-
-def _loaded(name: str) -> Any:
-    module, _, path = name.partition(":")
-    found: Any = sys.modules.get(module)
-    for part in path.split("."):
-        found = getattr(found, part, None)
-    named = (
-        isinstance(found, type)
-        and issubclass(found, tuple)
-        and hasattr(found, "_fields")
-    )
-    mapping = isinstance(found, type) and issubclass(found, dict)
-    graph = isinstance(found, type) and issubclass(found, BaseData)
-    if named or mapping or graph or dataclasses.is_dataclass(found):
-        return found
-    what = (
-        f"The samples are of class {path}, from the module {module}, not loaded here."
-    )
-    why = "opening a cache imports nothing by name, so that it cannot run foreign code"
-    fix = f"from {module} import {path}   # before opening, or classes=[{path}]"
-    raise DatasetError(what, why=why, fix=fix)
+def _damaged(why: str) -> DamagedCacheError:
+    what = "A sample of the cache cannot be put together."
+    return DamagedCacheError(what, why=why, fix="loaderkit verify CACHE; pack it again")

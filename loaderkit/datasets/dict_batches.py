@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loaderkit.cache.store import Store
-    from loaderkit.datasets.decode import Classes
+    from loaderkit.datasets.classes import Classes
 
     Ints = NDArray[np.int64]
 

@@ -19,7 +19,8 @@ from torch_geometric.data.data import BaseData
 from torch_geometric.data.storage import NodeStorage
 
 from loaderkit.cache.layout import DTYPES
-from loaderkit.datasets.composites import take_apart
+from loaderkit.datasets.classes import class_name
+from loaderkit.datasets.composites import put_together, take_apart
 from loaderkit.datasets.dtypes import as_array, dtype_name
 from loaderkit.datasets.structure import LOOSE
 from loaderkit.errors import DatasetError
@@ -67,7 +68,7 @@ class _Encoder:
             raise DatasetError(what, why="a cache holds samples", fix=fix)
         stores = [self._store(data, store) for store in data.stores]
         keys = tuple(store._key for store in data.stores)
-        return "graph", class_name(type(data)), keys, tuple(stores), None
+        return "graph", _stored_class("", data), keys, tuple(stores), None
 
     def _store(self, data: Any, store: Any) -> Tree:
         prefix = _store_path(store._key)
@@ -116,16 +117,16 @@ class _Encoder:
             if not all(_is_literal(key) for key in keys):
                 raise _refused(path, value, "its keys are no strings or numbers")
             kind, inside = "dict", [(k, v, k) for k, v in value.items()]
-            cls = None if type(value) is dict else class_name(type(value))
+            cls = None if type(value) is dict else _stored_class(path, value)
         elif isinstance(value, list | tuple):
             named = hasattr(value, "_fields")
             keys = getattr(value, "_fields", tuple(range(len(value))))
             kind = "named" if named else type(value).__mro__[-2].__name__
             inside = [(k, v, None) for k, v in zip(keys, value, strict=True)]
-            cls = class_name(type(value)) if named else None
+            cls = _stored_class(path, value) if named else None
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             keys = tuple(each.name for each in dataclasses.fields(value))
-            kind, cls = "dataclass", class_name(type(value))
+            kind, cls = "dataclass", _stored_class(path, value)
             inside = [(key, getattr(value, key), key) for key in keys]
         else:
             return self._composite(path, value)
@@ -218,6 +219,11 @@ class _Encoder:
             )
             raise _refused(path, value, why)
         kind = parts.pop("kind")
+        try:
+            put_together(kind, parts, checked=True)
+        except (RuntimeError, ValueError) as error:
+            fix = "mend its indices, or leave it out"
+            raise _refused(path, value, str(error).splitlines()[0], fix) from None
         keys = tuple(parts)
         children = [self.node(_join(path, key), parts[key]) for key in keys]
         return kind, None, keys, tuple(children), None
@@ -302,9 +308,17 @@ def _store_path(key: Any) -> str:
     return "" if key is None else escape(key) + "."
 
 
-def class_name(cls: type) -> str:
-    """Name a class so that it can be found again among the loaded modules."""
-    return f"{cls.__module__}:{cls.__qualname__}"
+def _stored_class(path: str, value: object) -> str:
+    """Name the class of a container; refuse one that no other process can find."""
+    cls = type(value)
+    if "<locals>" in cls.__qualname__:
+        why = f"{cls.__qualname__} is written inside a function, where nobody finds it"
+        fix = (
+            f"move `class {cls.__name__}` to the top of a module (in a notebook: to "
+            "the top of a cell)"
+        )
+        raise _refused(path, value, why, fix)
+    return class_name(cls)
 
 
 def _refused(path: str, value: object, why: str, fix: str = "") -> DatasetError:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from loaderkit.cache.gather import Runs
     from loaderkit.cache.store import ColumnReader, Store
-    from loaderkit.datasets.decode import Classes
+    from loaderkit.datasets.classes import Classes
     from loaderkit.datasets.structure import Nest
 
     Ints = NDArray[np.int64]
@@ -176,10 +176,9 @@ class Gathering:
             found = np.zeros((len(self), width) if width else len(self), np.int64)
             for shard, samples, places in self.pick.groups:
                 if name in self.store.manifest.shards[shard].columns:
-                    part = self.store.column(name, stacked=True).part(shard)
                     where = slice(None) if places is None else places
-                    values: Any = part.values
-                    found[where] = values.take(part.find(samples)[0], axis=0)
+                    column = self.store.column(name, stacked=True)
+                    found[where] = column.numbers(shard, samples)
             self._numbers[key] = found
         return found
 

@@ -16,8 +16,9 @@ from loaderkit.errors import DatasetError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
+    from loaderkit.cache.store import Checksums
     from loaderkit.datasets.base import _Opened
     from loaderkit.datasets.pack import PackOptions
 
@@ -36,6 +37,9 @@ class SafeGraphDataset(SafeDataset):
         follow_batch: Fields that get a ``_batch`` vector of their own, as in PyG.
         exclude_keys: Fields left out of batches, as in PyG.
         packing: How the cache is packed.
+        classes: Classes that samples are made of, beyond PyG's and those that the
+            subclass's own module knows.
+        checksums: When the cache's files are hashed; as in ``SafeDataset``.
     """
 
     def __init__(
@@ -47,8 +51,17 @@ class SafeGraphDataset(SafeDataset):
         follow_batch: Collection[str] | None = None,
         exclude_keys: Collection[str] | None = None,
         packing: PackOptions | None = None,
+        classes: Iterable[type] = (),
+        checksums: Checksums = "once",
     ) -> None:
-        super().__init__(raw, cache, transform=transform, packing=packing)
+        super().__init__(
+            raw,
+            cache,
+            transform=transform,
+            packing=packing,
+            classes=classes,
+            checksums=checksums,
+        )
         self.follow_batch = tuple(follow_batch or ())
         self.exclude_keys = tuple(exclude_keys or ())
 

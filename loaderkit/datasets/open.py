@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from loaderkit.cache.store import Store
 from loaderkit.datasets.base import SafeDataset, _Opened
-from loaderkit.datasets.decode import Classes
+from loaderkit.datasets.classes import Classes
 from loaderkit.datasets.graphs import SafeGraphDataset
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable
+
+    from loaderkit.cache.store import Checksums
 
 
 def open_cache(
@@ -19,6 +21,8 @@ def open_cache(
     *,
     transform: Callable[[Any], Any] | None = None,
     classes: Iterable[type] = (),
+    unknown_classes: Literal["refuse", "plain"] = "refuse",
+    checksums: Checksums = "once",
     **options: Any,
 ) -> Any:
     """Open a cache that was packed before.
@@ -26,7 +30,11 @@ def open_cache(
     Args:
         path: The cache's folder.
         transform: Called with each sample after it is read.
-        classes: Classes of the samples that are not loaded otherwise.
+        classes: Classes that samples are made of, beyond PyG's own.
+        unknown_classes: What to do with others: "refuse" them, or read "plain" dicts,
+            ``Data`` and ``HeteroData`` in their place.
+        checksums: When the cache's files are hashed: "once" a machine before their
+            first use, "always" in each process, or "never".
         options: ``follow_batch`` and ``exclude_keys`` for graphs, ``ragged`` for
             others; see ``SafeGraphDataset`` and ``SafeDataset``.
 
@@ -35,14 +43,21 @@ def open_cache(
 
     Raises:
         CacheError: There is no whole cache, or a newer loaderkit wrote it.
+        DatasetError: The samples are made of classes that are not known.
+        ValueError: An option is none of its words.
     """
-    opened = _Opened(Store(path))
+    if unknown_classes not in {"refuse", "plain"}:
+        msg = f"unknown_classes must be refuse or plain, got {unknown_classes!r}"
+        raise ValueError(msg)
+    known, plain = tuple(classes), unknown_classes == "plain"
+    store = Store(path, checksums=checksums)
+    opened = _Opened(store, Classes(known), plain=plain)
     graphs = any(
         getattr(each, "kind", None) == "graph" for each in opened.structure.variants
     )
     made = (SafeGraphDataset if graphs else SafeDataset)(
-        cache=path, transform=transform, **options
+        cache=path, transform=transform, classes=known, checksums=checksums, **options
     )
-    made.classes = Classes(classes)
     made._opened = opened
+    made._plain = plain
     return made

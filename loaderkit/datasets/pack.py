@@ -4,37 +4,61 @@ Worker processes read samples and take them apart; this process puts the columns
 together and writes the shards.  What goes into which shard depends on the samples
 alone, so the bytes on disk are the same whatever the number of workers, and also after
 a run that was killed and started again.
+
+A run that was killed is gone on with where its samples are shown to be the same: the
+files they were made from are as they were, and so are code, keys and settings; or else
+the samples, read again, have the same hash.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import logging
+import os
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 from tqdm import tqdm
 
-from loaderkit.cache.build import Build, building
+from loaderkit.cache.build import Build, FinishedShard, building
 from loaderkit.cache.columns import ShardBuffer
+from loaderkit.cache.durable import not_written
 from loaderkit.cache.hdf5 import filters
-from loaderkit.cache.layout import MANIFEST, VERSION
-from loaderkit.datasets.readers import BLOCK_BYTES, Encoded, Job, encode_all, encode_one
+from loaderkit.cache.layout import BUILDING, MANIFEST, VERSION
+from loaderkit.datasets.classes import loaded_classes
+from loaderkit.datasets.packing_workers import read_spans
+from loaderkit.datasets.readers import (
+    BLOCK_BYTES,
+    Encoded,
+    Job,
+    Span,
+    content_digest,
+    read_span,
+)
+from loaderkit.datasets.source_files import (
+    FileVersion,
+    SourceFileList,
+    TrackFiles,
+    files_below,
+    version_of,
+)
 from loaderkit.datasets.sources import as_source
 from loaderkit.datasets.structure import KEY, VARIANT, Structure
 from loaderkit.errors import CacheError
+from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Generator, Hashable, Iterator
 
     from numpy.typing import NDArray
 
     from loaderkit.datasets.sources import Source
 
+_LOG = logging.getLogger("loaderkit")
 _KEY_COLUMN: tuple[Any, ...] = (KEY, "str", "", 1, 0)
 _VARIANT_COLUMN: tuple[Any, ...] = (VARIANT, "variant", "int64", 0, None)
 
@@ -51,9 +75,17 @@ class PackOptions:
     """Bytes after which a file is finished: what a killed run loses at most."""
     overwrite: bool = False
     """Pack again though there is a cache."""
+    track_files: TrackFiles = "stat"
+    """How the files that samples are made from are known again when the cache is
+    opened: "stat" by size and time of change, "hash" by their content too (for data
+    that is copied without its times), "none" not at all."""
 
     def __post_init__(self) -> None:
         filters(self.compression)
+        if self.track_files not in get_args(TrackFiles):
+            known = ", ".join(get_args(TrackFiles))
+            msg = f"track_files must be one of {known}, got {self.track_files!r}"
+            raise ValueError(msg)
         if self.shard_bytes < 1 or (self.workers is not None and self.workers < 0):
             msg = f"workers and shard_bytes cannot be negative, got {self}"
             raise ValueError(msg)
@@ -67,6 +99,7 @@ def pack(
     compression: str | None = None,
     shard_bytes: int = 256 << 20,
     overwrite: bool = False,
+    track_files: TrackFiles = "stat",
 ) -> Any:
     """Pack a dataset into a cache, and open it.
 
@@ -80,6 +113,8 @@ def pack(
         shard_bytes: Bytes after which a file is finished.
         overwrite: Pack again though there is a cache; it stays until the new one is
             whole.
+        track_files: How the files that samples are made from are known again: "stat",
+            "hash" or "none".
 
     Returns:
         A ``SafeGraphDataset`` over the cache, or a ``SafeDataset`` for other samples.
@@ -91,17 +126,17 @@ def pack(
     """
     from loaderkit.datasets.open import open_cache
 
-    options = PackOptions(workers, compression, shard_bytes, overwrite)
+    options = PackOptions(workers, compression, shard_bytes, overwrite, track_files)
     path = Path(path)
     if (path / MANIFEST).exists() and not overwrite:
         what = f"There is a cache at {path} already."
         fix = f"open_cache({str(path)!r}), or pack(..., overwrite=True) to replace it"
         raise CacheError(what, why="packing again would replace it", fix=fix)
-    pack_source(as_source(source), path, options)
-    return open_cache(path)
+    classes = pack_source(as_source(source), path, options)
+    return open_cache(path, classes=classes)
 
 
-def pack_source(source: Source, path: Path, options: PackOptions) -> None:
+def pack_source(source: Source, path: Path, options: PackOptions) -> tuple[type, ...]:
     """Pack a source unless another process does so first.
 
     Args:
@@ -109,14 +144,20 @@ def pack_source(source: Source, path: Path, options: PackOptions) -> None:
         path: The cache's folder.
         options: How.
 
+    Returns:
+        The classes that the samples read here are made of, as far as this process has
+        them loaded.
+
     Raises:
         DatasetError: A sample cannot be read or stored.
         CacheError: The folder cannot be written.
     """
     fingerprint = source.fingerprint()
-    first = Encoded()
-    encode_one(source, 0, first, {})
-    block_samples = _block_samples(first, len(source), options)
+    job = Job(source, min(BLOCK_BYTES, options.shard_bytes), path / BUILDING)
+    job = replace(job, track_files=options.track_files)
+    with job.tracker(all_threads=False) as tracker:
+        first = read_span(job, 0, 1, tracker)
+    block_samples = _block_samples(first.blocks[0], len(source), options)
     plan = {
         "format": VERSION,
         "fingerprint": fingerprint.to_json(),
@@ -125,78 +166,198 @@ def pack_source(source: Source, path: Path, options: PackOptions) -> None:
         "compression": options.compression,
         "shard_bytes": options.shard_bytes,
     }
-    with building(path, plan, anew=options.overwrite) as build:
-        if build is None:
-            return
-        packing = _Packing(source, build, options, block_samples)
-        structure = packing.run(first)
-        build.commit(
-            structure=structure,
-            fingerprint=fingerprint.to_json(),
-            made_with={name: _version(name) for name in _LIBRARIES},
-        )
+    try:
+        with building(path, plan, anew=options.overwrite) as build:
+            if build is None:
+                return _classes_of(first)
+            packing = _Packing(job, build, options, block_samples)
+            packing.keep_what_is_shown_to_be_the_same()
+            structure = packing.run(first)
+            build.commit(
+                structure=structure,
+                fingerprint=fingerprint.to_json(),
+                made_with={name: _version(name) for name in _LIBRARIES},
+                sources=packing.list_sources(),
+            )
+            return loaded_classes(packing.structure)
+    except OSError as error:
+        # Whatever system call it was: pipes, processes, the build's own files.
+        raise not_written(path, error) from error
 
 
 class _Packing:
     """One run of packing: where it stands between two shards."""
 
     def __init__(
-        self, source: Source, build: Build, options: PackOptions, block_samples: int
+        self, job: Job, build: Build, options: PackOptions, block_samples: int
     ) -> None:
-        self.source, self.build, self.options = source, build, options
+        self.job, self.source = job, job.source
+        self.build, self.options = build, options
         self.block_samples = block_samples
-        self.structure = (
-            Structure.from_json(build.state) if build.state else Structure()
-        )
+        self.structure = Structure()
         self.buffer = ShardBuffer()
+        root = self.source.root()
+        self.sources = SourceFileList("" if root is None else os.path.abspath(root))
+        self._state = self.source.state()
+        self._digests: list[bytes] = []
+        self._files: dict[str, FileVersion] = {}
+        """Files noted since the last shard was finished."""
+        if root is not None and options.track_files != "none":
+            # A single raw file, whatever library reads it.
+            version = version_of(os.path.abspath(root))
+            if version is not None:
+                self._files[os.path.abspath(root)] = version
 
-    def run(self, first: Encoded) -> dict[str, Any]:
+    def keep_what_is_shown_to_be_the_same(self) -> None:
+        """Go on with a killed run's shards whose samples are still the source's."""
+        start = 0
+        for number, finished in enumerate(self.build.finished):
+            reason = self._difference(finished, start)
+            if reason:
+                _LOG.warning(
+                    "packing %s: finished shards (%d) are packed anew, since %s",
+                    self.build.path,
+                    len(self.build.finished) - number,
+                    reason,
+                )
+                self.build.discard_from(number)
+                break
+            self.sources.update(_files_of(finished))
+            start += finished.shard.samples
+        if self.build.finished:
+            self.structure = Structure.from_json(self.build.state)
+
+    def run(self, first: Span) -> dict[str, Any]:
         """Pack what is not packed yet, behind the first sample, which is read."""
         if not self.build.samples:
-            self._add(first)
+            self._add_span(first)
         start = self.build.samples + self.buffer.samples
         total = len(self.source)
-        spans = _spans(start, total, self.block_samples)
-        limit = min(BLOCK_BYTES, self.options.shard_bytes)
         with contextlib.ExitStack() as stack:
             bar = stack.enter_context(_bar(start, total, self.build.path))
-            job = Job(self.source, limit, self.build.folder)
-            stack.callback(job.clear)
-            results = encode_all(job, spans, self.options.workers)
-            for batch in stack.enter_context(contextlib.closing(results)):
-                for encoded in batch:
-                    self._add(encoded)
-                    bar.update(len(encoded.which))
-                    bar.set_postfix_str(f"{_size(self._bytes())}", refresh=False)
+            stack.callback(self.job.clear)
+            for span in stack.enter_context(self._read(start, total)):
+                self._add_span(span)
+                bar.update(sum(len(encoded.which) for encoded in span.blocks))
+                bar.set_postfix_str(format_bytes(self._bytes()), refresh=False)
             if self.buffer.samples:
                 self._finish_shard()
         return self.structure.to_json()
 
+    def list_sources(self) -> str | None:
+        """Write down which files samples were made from; None where none is known."""
+        if self.options.track_files == "none":
+            return None
+        hashed = self.options.track_files == "hash"
+        root = self.source.root()
+        paths = list(self.source.named_files())
+        if root is not None and not paths and not self.sources.any_below_root():
+            # A library in C has read them, and told nobody which.
+            paths = list(files_below(root, [os.path.abspath(self.build.path)]))
+        for path in paths:
+            version = version_of(path, hashed=hashed)
+            if version is not None:
+                self.sources.add(path, version)
+        return self.sources.to_json() if self.sources.files else None
+
+    def _read(
+        self, start: int, stop: int, *, digests_only: bool = False
+    ) -> contextlib.closing[Generator[Span, None, None]]:
+        job = replace(self.job, digests_only=digests_only)
+        spans = _spans(start, stop, self.block_samples)
+        return contextlib.closing(read_spans(job, spans, self.options.workers))
+
+    def _difference(self, finished: FinishedShard, start: int) -> str:
+        """Say how the source differs from what a shard was made of; "" if it does not.
+
+        Args:
+            finished: The shard.
+            start: Its first row.
+        """
+        for path, packed in _files_of(finished).items():
+            if version_of(path, hashed=bool(packed.xxh3)) != packed:
+                return f"{path} has changed"
+        evidence, stop = finished.evidence, start + finished.shard.samples
+        known = bool(self.sources.files) or bool(_files_of(finished))
+        if known and self._state is not None and evidence.get("state") == self._state:
+            # Files, code, keys and settings are the same.  Two samples are read again
+            # all the same, for what none of these shows (a database, a clock).
+            for row, wanted in ((start, "first"), (stop - 1, "last")):
+                if self._digest(row, row + 1)[0].hex() != evidence.get(wanted):
+                    return f"sample {self.source.key(row)!r} is another one now"
+            return ""
+        if content_digest(self._digest(start, stop)) != evidence.get("content"):
+            return f"samples {start:,} to {stop - 1:,} are not the same as before"
+        return ""
+
+    def _digest(self, start: int, stop: int) -> list[bytes]:
+        """Read samples again for their hashes alone."""
+        digests: list[bytes] = []
+        if stop - start == 1:
+            with self.job.tracker(all_threads=False) as tracker:
+                [encoded] = read_span(self.job, start, stop, tracker).blocks
+                return encoded.digests
+        with self._read(start, stop, digests_only=True) as spans:
+            for span in spans:
+                for encoded in span.blocks:
+                    digests += encoded.digests
+        return digests
+
     def _bytes(self) -> int:
         return self.buffer.nbytes + sum(shard.bytes for shard in self.build.shards)
 
+    def _add_span(self, span: Span) -> None:
+        self._files.update(span.files)
+        for encoded in span.blocks:
+            self._add(encoded)
+
     def _add(self, encoded: Encoded) -> None:
-        first: dict[int, str] = {}
-        for at, tree in enumerate(encoded.which):
-            first.setdefault(tree, encoded.keys[at])
+        first_keys: dict[int, str] = {}
+        for row, tree in enumerate(encoded.which):
+            first_keys.setdefault(tree, encoded.keys[row])
         numbers = [
-            self.structure.number(tree, first[at])
+            self.structure.number(tree, first_keys[at])
             for at, tree in enumerate(encoded.trees)
         ]
         block = encoded.block
         for row, tree in enumerate(encoded.which):
             values: dict[Hashable, NDArray[Any]] = {}
             values[_VARIANT_COLUMN] = np.array(numbers[tree], "<i8")
-            values[_KEY_COLUMN] = np.frombuffer(encoded.keys[row].encode(), np.uint8)
+            key = encoded.keys[row].encode("utf-8", "surrogatepass")
+            values[_KEY_COLUMN] = np.frombuffer(key, np.uint8)
             block.annotate(row, values)
         names = {raw: self.structure.name(raw) for raw in block.runs}
         self.buffer.append(block.renamed(names))
+        self._digests += encoded.digests
         if self.buffer.nbytes >= self.options.shard_bytes:
             self._finish_shard()
 
     def _finish_shard(self) -> None:
-        self.build.add(self.buffer, self.structure.to_json())
+        evidence = {
+            "content": content_digest(self._digests),
+            "first": self._digests[0].hex(),
+            "last": self._digests[-1].hex(),
+            "state": self._state,
+            "files": self._files,
+        }
+        self.build.add(self.buffer, state=self.structure.to_json(), evidence=evidence)
+        self.sources.update(self._files)
         self.buffer = ShardBuffer()
+        self._digests, self._files = [], {}
+
+
+def _classes_of(span: Span) -> tuple[type, ...]:
+    structure = Structure()
+    for encoded in span.blocks:
+        for tree in encoded.trees:
+            structure.number(tree, encoded.keys[0])
+    return loaded_classes(structure)
+
+
+def _files_of(finished: FinishedShard) -> dict[str, FileVersion]:
+    """Read the files noted with a shard."""
+    files = finished.evidence.get("files") or {}
+    return {path: FileVersion(*version) for path, version in files.items()}
 
 
 def _block_samples(first: Encoded, count: int, options: PackOptions) -> int:
@@ -229,12 +390,6 @@ def _bar(done: int, total: int, path: Path) -> Any:
         total=total, initial=done, desc=f"packing {path.name}", unit=" samples",
         disable=None, smoothing=0.1,
     )  # fmt: skip
-
-
-def _size(nbytes: int) -> str:
-    from loaderkit.units import format_bytes
-
-    return format_bytes(nbytes)
 
 
 _LIBRARIES = ("loaderkit", "torch", "torch-geometric", "numpy", "h5py")

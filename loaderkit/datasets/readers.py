@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import collections
-import multiprocessing
 import os
-import signal
-import threading
+import pickle
 import traceback
 import warnings
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
+import xxhash
 
 from loaderkit.cache.columns import Block
+from loaderkit.cache.durable import not_written, remove
 from loaderkit.datasets.encode import encode
-from loaderkit.errors import CacheError, DatasetError, LoaderkitError
+from loaderkit.datasets.source_files import FileTracker, FileVersion, TrackFiles
+from loaderkit.errors import DatasetError, LoaderkitError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
     from pathlib import Path
 
     from loaderkit.datasets.sources import Source
@@ -29,10 +26,8 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 4 << 20
 """A worker hands over samples when it holds about so many bytes of them."""
 _SET_ASIDE_BYTES = 64 << 10
-"""Larger blocks wait in a file, smaller ones travel through a pipe."""
-_AHEAD = 16
-"""Blocks asked of each worker at a time: they wait in files while a shard is written,
-which takes as long as some 10 of them."""
+"""Blocks larger than this wait in a file of their own until the shard is written, so
+that the packing process holds one column of a shard in memory and not all of it."""
 
 
 @dataclass
@@ -43,6 +38,19 @@ class Encoded:
     trees: list[Any] = field(default_factory=list)
     which: list[int] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
+    """Hash of each sample's key, tree and values."""
+
+
+@dataclass
+class Span:
+    """What reading some consecutive samples gave."""
+
+    start: int
+    """First row."""
+    blocks: list[Encoded]
+    files: dict[str, FileVersion]
+    """Files opened for the first time while they were read, by absolute path."""
 
 
 @dataclass(frozen=True)
@@ -54,103 +62,29 @@ class Job:
     """Bytes after which a new block is begun."""
     folder: Path
     """Where blocks wait for the process that writes them."""
+    track_files: TrackFiles = "stat"
+    digests_only: bool = False
+    """Read samples for their hashes alone, and keep nothing else of them."""
 
     def clear(self) -> None:
         """Remove blocks that nobody took, after an error."""
         for file in self.folder.glob("*.block"):
-            file.unlink()
+            remove(file)
+
+    def tracker(self, *, all_threads: bool) -> FileTracker:
+        """Make what notes the files that the source opens."""
+        cache = os.path.abspath(self.folder.parent)
+        return FileTracker([cache], self.track_files, all_threads=all_threads)
 
 
-def encode_all(
-    job: Job, spans: Iterator[tuple[int, int]], workers: int | None
-) -> Generator[list[Encoded], None, None]:
-    """Encode spans of samples in order, several at a time.
-
-    Args:
-        job: What is read, and where blocks wait.
-        spans: First row and the row behind the last, in order.
-        workers: Processes; 0 encodes here; None: up to 4, one for each CPU.
-
-    Yields:
-        The blocks of a span.
-
-    Raises:
-        DatasetError: A sample cannot be read or stored, or a worker was killed.
-    """
-    if workers is None:
-        workers = min(4, _usable_cpus())
-    if workers == 0:
-        for start, stop in spans:
-            yield _encode_span(job, start, stop)
-        return
-    pool = ProcessPoolExecutor(
-        workers, multiprocessing.get_context(), _start_worker, (job,)
-    )
-    try:
-        waiting: collections.deque[Future[list[Encoded]]] = collections.deque()
-        for span in spans:
-            waiting.append(pool.submit(_encode_here, *span))
-            if len(waiting) >= _AHEAD * workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    except BrokenProcessPool as error:
-        what = "A packing worker was killed while it read samples."
-        why = "probably out of memory, or a crash in native code that load() calls"
-        fix = "pack with workers=1 (or 0 to see the crash); finished shards are kept"
-        raise DatasetError(what, why=why, fix=fix) from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _usable_cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-_HERE: list[Job] = []
-"""In a packing worker: what it was started for."""
-
-
-def _start_worker(job: Job) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(1)
-    _HERE[:] = [job]
-
-
-def _end_with_parent() -> None:
-    """Stop this worker when the packing process is killed, which tells nobody."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _encode_here(start: int, stop: int) -> list[Encoded]:
-    [job] = _HERE
-    found = _encode_span(job, start, stop)
-    for number, encoded in enumerate(found):
-        if encoded.block.nbytes >= _SET_ASIDE_BYTES:
-            file = job.folder / f"{start}-{number}.block"
-            try:
-                encoded.block.set_aside(file)
-            except OSError as error:
-                what = f"{file} could not be written: {error.strerror or error}."
-                fix = "free the space (or choose another folder) and run it again"
-                why = "finished shards are kept"
-                raise CacheError(what, why=why, fix=fix) from error
-    return found
-
-
-def _encode_span(job: Job, start: int, stop: int) -> list[Encoded]:
+def read_span(job: Job, start: int, stop: int, tracker: FileTracker) -> Span:
     """Read and take apart some samples.
 
     Args:
         job: Where they come from, and how large a block gets.
         start: First row.
         stop: The row behind the last.
+        tracker: What notes the files that are opened meanwhile.
 
     Returns:
         The samples in order, in one block or more.
@@ -158,16 +92,51 @@ def _encode_span(job: Job, start: int, stop: int) -> list[Encoded]:
     Raises:
         DatasetError: A sample cannot be read or stored.
     """
-    done = [Encoded()]
+    blocks = [Encoded()]
     seen: dict[Any, int] = {}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Unable to accurately infer")
         for row in range(start, stop):
-            if done[-1].block.nbytes >= job.limit:
-                done.append(Encoded())
+            if blocks[-1].block.nbytes >= job.limit:
+                blocks.append(Encoded())
                 seen = {}
-            encode_one(job.source, row, done[-1], seen)
-    return done
+            encode_one(job.source, row, blocks[-1], seen)
+            if job.digests_only:
+                blocks[-1].block = Block()
+    return Span(start, blocks, tracker.new_files())
+
+
+def set_aside(job: Job, span: Span) -> Path:
+    """Put a span into files for the process that writes the shards.
+
+    Args:
+        job: Says where they wait.
+        span: What was read; its large blocks are emptied.
+
+    Returns:
+        The file from which ``take_up`` reads it.
+
+    Raises:
+        CacheError: The files cannot be written.
+    """
+    file = job.folder / f"{span.start}.block"
+    try:
+        for number, encoded in enumerate(span.blocks):
+            if encoded.block.nbytes >= _SET_ASIDE_BYTES:
+                encoded.block.set_aside(job.folder / f"{span.start}-{number}.block")
+        with file.open("wb") as raw:
+            pickle.dump(span, raw, pickle.HIGHEST_PROTOCOL)
+    except OSError as error:
+        raise not_written(file, error) from error
+    return file
+
+
+def take_up(file: Path) -> Span:
+    """Read a span that ``set_aside`` wrote, and remove its file."""
+    with file.open("rb") as raw:
+        span: Span = pickle.load(raw)
+    remove(file)
+    return span
 
 
 def encode_one(source: Source, row: int, into: Encoded, seen: dict[Any, int]) -> None:
@@ -199,6 +168,22 @@ def encode_one(source: Source, row: int, into: Encoded, seen: dict[Any, int]) ->
     into.block.append(values)
     into.which.append(number)
     into.keys.append(key)
+    into.digests.append(_sample_digest(key, tree, values))
+
+
+def content_digest(digests: list[bytes]) -> str:
+    """Hash many samples by their hashes, in order."""
+    return xxhash.xxh3_128_hexdigest(b"".join(digests))
+
+
+def _sample_digest(key: str, tree: Any, values: dict[Any, Any]) -> bytes:
+    digest = xxhash.xxh3_128(key.encode("utf-8", "backslashreplace"))
+    digest.update(repr(tree).encode("utf-8", "backslashreplace"))
+    for value in values.values():
+        digest.update(repr(value.shape).encode())
+        if value.size:
+            digest.update(np.ascontiguousarray(value).data)
+    return digest.digest()
 
 
 def _not_loaded(source: Source, row: int, error: Exception) -> DatasetError:

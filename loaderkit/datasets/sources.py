@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 import torch_geometric.data
+import xxhash
 from torch.utils.data import IterableDataset
 from torch_geometric.data import InMemoryDataset
 
 from loaderkit.datasets.fingerprint import Fingerprint, fingerprint_of, key_text
+from loaderkit.datasets.source_files import files_named_by
 from loaderkit.errors import DatasetError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 
 class Source(Protocol):
@@ -38,7 +40,20 @@ class Source(Protocol):
         """Read a sample; it may share memory with the source."""
 
     def fingerprint(self) -> Fingerprint:
-        """Say what the samples are made from."""
+        """Say what the samples are made from: code and keys."""
+
+    def root(self) -> Path | None:
+        """Say where the raw data lies; None where that is not known."""
+
+    def named_files(self) -> Iterator[str]:
+        """List the files that keys and settings name, by absolute path."""
+
+    def state(self) -> str | None:
+        """Hash what samples are made from besides code, keys and files.
+
+        None where that cannot be told: whether an unfinished build is of the same
+        samples is then seen by reading them again.
+        """
 
 
 def as_source(source: object) -> Source:
@@ -82,6 +97,25 @@ def as_source(source: object) -> Source:
     return known
 
 
+_MOST_STATE_BYTES = 1 << 28
+
+
+class _HashSink:
+    """A file that keeps only the hash of what is written to it."""
+
+    def __init__(self) -> None:
+        self.digest = xxhash.xxh3_128()
+        self._bytes = 0
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        self._bytes += len(data)
+        if self._bytes > _MOST_STATE_BYTES:
+            msg = "more than a hash should wait for"
+            raise OverflowError(msg)
+        return len(data)
+
+
 class MapSource:
     """A list, or any dataset with a length and numbered samples."""
 
@@ -111,6 +145,18 @@ class MapSource:
         read = getattr(type(self._dataset), "__getitem__", len)
         return fingerprint_of(read, range(len(self)))
 
+    def root(self) -> Path | None:
+        """Nobody knows."""
+        return None
+
+    def named_files(self) -> Iterator[str]:
+        """Name none: numbers are the keys."""
+        return iter(())
+
+    def state(self) -> str | None:
+        """Nothing but the samples themselves can tell."""
+        return None
+
 
 class KeyedSource:
     """An object with ``keys()`` and ``load(key)``, such as a ``SafeDataset``."""
@@ -134,6 +180,34 @@ class KeyedSource:
         """Look at the code of ``load``, the keys and the class's version."""
         version = str(getattr(self._dataset, "version", ""))
         return fingerprint_of(self._dataset.load, self._keys, version=version)
+
+    def root(self) -> Path | None:
+        """Look at the dataset's ``raw``."""
+        raw = getattr(self._dataset, "raw", None)
+        return Path(raw) if isinstance(raw, str | os.PathLike) else None
+
+    def named_files(self) -> Iterator[str]:
+        """Look at ``raw``, at keys that are paths, and at attributes that are."""
+        root = self.root()
+        if root is not None and root.is_file():
+            yield os.path.abspath(root)
+        yield from files_named_by(self._keys, root)
+        yield from files_named_by(self._settings().values(), root)
+
+    def state(self) -> str | None:
+        """Hash the dataset's attributes, as another process would receive them."""
+        sink = _HashSink()
+        try:
+            pickle.Pickler(sink, pickle.HIGHEST_PROTOCOL).dump(self._settings())
+        except Exception:  # noqa: BLE001 -- pickling runs code of the user's objects
+            return None
+        return sink.digest.hexdigest()
+
+    def _settings(self) -> dict[str, Any]:
+        """Give the attributes that are the user's own."""
+        not_theirs = getattr(self._dataset, "_PACKED_WITHOUT", frozenset())
+        attributes = getattr(self._dataset, "__dict__", {})
+        return {k: v for k, v in attributes.items() if k not in not_theirs}
 
 
 class PtFolder:
@@ -203,6 +277,18 @@ class PtFolder:
     def fingerprint(self) -> Fingerprint:
         """Look at the names of the files."""
         return fingerprint_of(_load, self._files)
+
+    def root(self) -> Path | None:
+        """Give the folder."""
+        return self.path
+
+    def named_files(self) -> Iterator[str]:
+        """List the files."""
+        return (os.path.abspath(self.path / name) for name in self._files)
+
+    def state(self) -> str | None:
+        """Hash the one setting that changes samples."""
+        return str(self.weights_only)
 
 
 def _load(file: Path, *, weights_only: bool) -> Any:

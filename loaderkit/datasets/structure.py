@@ -8,13 +8,15 @@ and the column ``@variant`` says which one a sample is; so nothing is ever coerc
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from loaderkit.cache.layout import DTYPES
 from loaderkit.errors import DamagedCacheError, DatasetError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Callable, Hashable, Iterator, Mapping
 
 VARIANT = "@variant"
 KEY = "@key"
@@ -22,6 +24,28 @@ MOST_VARIANTS = 4096
 
 LOOSE = "?"
 """In place of an increment's column: PyG must work it out sample by sample."""
+
+NUMBER_KINDS = {"int": "<i8", "float": "<f8", "complex": "<c16", "bool": "|b1"}
+"""Kinds of single Python numbers, and the dtype of their columns."""
+TEXT_KINDS = {"str", "bytes", "json", "bigint"}
+"""Kinds whose column holds bytes of text ``[L]``."""
+COUNTER_KINDS = {"nodes", "inc", "variant"}
+"""Kinds of columns that loaderkit counts with; int64."""
+_LEAF_KINDS = {"tensor", "array", "scalar", *NUMBER_KINDS, *TEXT_KINDS}
+_CONTAINERS = {"none", "dict", "list", "tuple", "named", "dataclass", "graph", "store"}
+COMPOSITE_PARTS: Mapping[str, frozenset[str]] = {
+    "edge_index": frozenset({"data", "sparse_size", "sort_order", "is_undirected"}),
+    "index": frozenset({"data", "dim_size", "is_sorted"}),
+    "sparse_tensor": frozenset({"row", "col", "value", "sizes"}),
+    "sparse_coo": frozenset({"indices", "values", "size", "coalesced"}),
+    **{
+        f"sparse_{layout}": frozenset({"compressed", "plain", "values", "size"})
+        for layout in ("csr", "csc", "bsr", "bsc")
+    },
+}
+"""Kinds of tensors made of tensors, and what each is made of."""
+_MOST_NDIM = 32
+_DTYPE_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 @dataclass(frozen=True)
@@ -60,6 +84,13 @@ class Nest:
     def items(self) -> zip[tuple[Any, Any]]:
         """Pair the keys with the children."""
         return zip(self.keys, self.children, strict=True)
+
+    def nests(self) -> Iterator[Nest]:
+        """Go through this container and all that are in it."""
+        yield self
+        for child in self.children:
+            if isinstance(child, Nest):
+                yield from child.nests()
 
 
 @dataclass
@@ -137,15 +168,51 @@ class Structure:
             DamagedCacheError: It is not what ``to_json`` writes.
         """
         try:
-            columns = {str(k): _tuple(v) for k, v in content["columns"].items()}
-            variants = [_from_json(each) for each in content["variants"]]
-        except (KeyError, TypeError, ValueError, AttributeError, SyntaxError) as error:
-            what = f"The manifest's structure makes no sense: {error!r}."
+            columns = {
+                _text(name): _column(raw) for name, raw in content["columns"].items()
+            }
+            variants = [
+                _from_json(each, columns) for each in _list(content["variants"])
+            ]
+            if not 0 < len(variants) <= MOST_VARIANTS:
+                _refuse(f"it has {len(variants):,} variants")
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            SyntaxError,
+            MemoryError,  # what ast.literal_eval says of a nest too deep for it
+            RecursionError,
+        ) as error:
+            what = f"The manifest's structure makes no sense: {error!r:.200}."
             fix = "pack(source, path, overwrite=True)"
             raise DamagedCacheError(what, why="it was changed", fix=fix) from None
         made = cls(variants, columns, {raw: name for name, raw in columns.items()})
         made._numbers = {made._raw(each): n for n, each in enumerate(variants)}
         return made
+
+    def class_names(self) -> set[str]:
+        """Name the classes that samples are made of, ``module:qualname``."""
+        return {nest.cls for nest in self._nests() if nest.cls is not None}
+
+    def without_classes(self, known: Callable[[Nest], bool]) -> Structure:
+        """Put plain containers in the place of classes that are not known.
+
+        Args:
+            known: Tells whether a container's class is there.
+
+        Returns:
+            The same variants, where an unknown graph is PyG's ``Data`` or
+            ``HeteroData`` and any other unknown class is a dict.
+        """
+        variants = [_without_classes(variant, known) for variant in self.variants]
+        return Structure(variants, self.columns)
+
+    def _nests(self) -> Iterator[Nest]:
+        for variant in self.variants:
+            if isinstance(variant, Nest):
+                yield from variant.nests()
 
     def _tree(self, tree: tuple[Any, ...]) -> Leaf | Nest:
         if tree[0] == "leaf":
@@ -178,14 +245,112 @@ def _to_json(node: Leaf | Nest) -> list[Any]:
     return ["nest", node.kind, node.cls, keys, inside, node.nodes]
 
 
-def _from_json(content: list[Any]) -> Leaf | Nest:
-    if content[0] == "leaf":
+def _from_json(content: Any, columns: Mapping[str, tuple[Any, ...]]) -> Leaf | Nest:
+    """Read a node, trusting nothing: every name is looked up, every number bounded."""
+    if _list(content)[0] == "leaf":
         _, column, kind, dtype, ndim, axis, inc = content
-        return Leaf(column, kind, dtype, ndim, axis, inc)
+        leaf = Leaf(_text(column), _text(kind), _text(dtype), ndim, axis, inc)
+        if kind not in _LEAF_KINDS or columns[column][1:] != (kind, dtype, ndim, axis):
+            _refuse(f"column {column!r} is described in two ways")
+        if inc is not None and inc != LOOSE and columns[_text(inc)][1] != "inc":
+            _refuse(f"{inc!r} is no column of increments")
+        return leaf
     _, kind, cls, keys, inside, nodes = content
-    keys = tuple(ast.literal_eval(key) for key in keys)
-    return Nest(kind, cls, keys, tuple(_from_json(each) for each in inside), nodes)
+    nest = Nest(
+        _text(kind),
+        None if cls is None else _text(cls),
+        tuple(ast.literal_eval(_text(key)) for key in _list(keys)),
+        tuple(_from_json(each, columns) for each in _list(inside)),
+        None if nodes is None else _text(nodes),
+    )
+    _check_nest(nest, columns)
+    return nest
 
 
-def _tuple(value: Any) -> Any:
-    return tuple(_tuple(each) for each in value) if isinstance(value, list) else value
+def _check_nest(nest: Nest, columns: Mapping[str, tuple[Any, ...]]) -> None:
+    if nest.kind not in _CONTAINERS and nest.kind not in COMPOSITE_PARTS:
+        _refuse(f"{nest.kind!r} is no kind of container")
+    if len(nest.keys) != len(nest.children) or len(set(nest.keys)) < len(nest.keys):
+        _refuse(f"a {nest.kind} has {len(nest.children)} parts, keys {nest.keys}")
+    if nest.kind in COMPOSITE_PARTS and set(nest.keys) != COMPOSITE_PARTS[nest.kind]:
+        _refuse(f"a {nest.kind} has parts {nest.keys}")
+    if (nest.kind in {"named", "dataclass", "graph"}) != (
+        nest.cls is not None and nest.kind != "dict"
+    ):
+        _refuse(f"a {nest.kind} has the class {nest.cls!r}")
+    if nest.cls is not None and ":" not in nest.cls:
+        _refuse(f"{nest.cls!r} is no class")
+    if nest.nodes is not None and (
+        nest.kind != "store" or columns[nest.nodes][1] != "nodes"
+    ):
+        _refuse(f"{nest.nodes!r} is no column of node counts")
+    if nest.kind in {"named", "dataclass"} and not all(
+        isinstance(key, str) for key in nest.keys
+    ):
+        _refuse(f"the fields of a {nest.kind} are {nest.keys}")
+    for child in nest.children:
+        is_store = isinstance(child, Nest) and child.kind == "store"
+        if is_store != (nest.kind == "graph"):
+            _refuse("a store is outside of a graph, or a graph has another part")
+    if nest.kind == "graph" and not all(_is_store_key(key) for key in nest.keys):
+        _refuse(f"a graph has the stores {nest.keys}")
+
+
+def _is_store_key(key: object) -> bool:
+    """Tell whether a graph may have a store of that key: None, a type, or a triple."""
+    if isinstance(key, tuple):
+        return len(key) == 3 and all(isinstance(part, str) for part in key)
+    return key is None or isinstance(key, str)
+
+
+def _column(raw: Any) -> tuple[Any, ...]:
+    """Read what a column is for: path, kind, dtype, ndim, axis."""
+    path, kind, dtype, ndim, axis = _list(raw)
+    if _text(kind) not in _LEAF_KINDS | COUNTER_KINDS:
+        _refuse(f"{kind!r} is no kind of value")
+    if type(ndim) is not int or not 0 <= ndim <= _MOST_NDIM:
+        _refuse(f"a column has {ndim!r} axes")
+    if axis is not None and (
+        type(axis) is not int or not 0 <= axis <= max(ndim - 1, 0)
+    ):
+        _refuse(f"a column of {ndim} axes is joined along axis {axis!r}")
+    fits = {
+        "tensor": _DTYPE_NAME.fullmatch(_text(dtype)) is not None,
+        "array": _text(dtype).replace(">", "<") in DTYPES,
+        "scalar": _text(dtype).replace(">", "<") in DTYPES and ndim == 0,
+        **{number: dtype == own for number, own in NUMBER_KINDS.items()},
+        **dict.fromkeys(TEXT_KINDS, dtype == "" and ndim == 1 and axis == 0),
+        **dict.fromkeys(COUNTER_KINDS, dtype == "int64" and ndim <= 1),
+    }
+    if not fits[kind] or (kind in NUMBER_KINDS and ndim):
+        _refuse(f"a column of kind {kind!r} has the dtype {dtype!r} and {ndim} axes")
+    return (_text(path), kind, dtype, ndim, axis)
+
+
+def _without_classes(node: Leaf | Nest, known: Callable[[Nest], bool]) -> Leaf | Nest:
+    if isinstance(node, Leaf):
+        return node
+    inside = tuple(_without_classes(child, known) for child in node.children)
+    node = replace(node, children=inside)
+    if node.cls is None or known(node):
+        return node
+    if node.kind == "graph":
+        name = "data:Data" if node.keys == (None,) else "hetero_data:HeteroData"
+        return replace(node, cls=f"torch_geometric.data.{name}")
+    return replace(node, kind="dict", cls=None)
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        _refuse(f"{value!r:.40} stands where a list should")
+    return list(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        _refuse(f"{value!r:.40} stands where a text should")
+    return str(value)
+
+
+def _refuse(why: str) -> None:
+    raise ValueError(why)

@@ -28,6 +28,7 @@ def test_a_manifest_reads_back_as_it_was_written(text):
     manifest = read_manifest(text, where="here")
 
     assert read_manifest(write_manifest(manifest), where="here") == manifest
+    assert len(manifest.generation) == 32
 
 
 @pytest.mark.parametrize("wrong", ["", "{", "[]", "3", '{"format": "zip"}', "[" * 9999])
@@ -47,7 +48,7 @@ def test_a_manifest_changed_by_hand_is_noticed(text):
 
 
 def test_a_newer_format_is_told_from_damage(text):
-    newer = {**json.loads(text), "version": 2}
+    newer = {**json.loads(text), "version": 3}
 
     with pytest.raises(CacheVersionError, match="upgrade loaderkit"):
         read_manifest(json.dumps(newer), where="here")

@@ -1,0 +1,153 @@
+"""Write files that appear whole or not at all, even after a power cut."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from loaderkit.errors import CacheError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from typing import BinaryIO
+
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@contextlib.contextmanager
+def writing(file: Path) -> Iterator[None]:
+    """Turn a system call that fails into an error that names the file and the fix.
+
+    Args:
+        file: What is being written.
+
+    Raises:
+        CacheError: A system call failed inside the block.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise not_written(file, error) from error
+
+
+def not_written(file: Path, error: OSError) -> CacheError:
+    """Say that something could not be written, and what to do.
+
+    >>> str(not_written("c.lk", OSError(28, "No space left on device"))).splitlines()
+    ['c.lk could not be written: No space left on device.',
+     '  why: the disk, or your share of it, is full; finished shards are kept',
+     '  fix: free the space (or choose another folder) and run the same again']
+    """
+    what = f"{file} could not be written: {error.strerror or error}."
+    if error.errno in _NO_SPACE:
+        why = "the disk, or your share of it, is full; finished shards are kept"
+        fix = "free the space (or choose another folder) and run the same again"
+    elif error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+        why = "the folder is not writable; finished shards are kept"
+        fix = "choose a cache folder that you may write to"
+    else:
+        why = "the disk or the network file system failed; finished shards are kept"
+        fix = "run the same again; if it fails again, choose another disk"
+    return CacheError(what, why=why, fix=fix)
+
+
+def write_file(partial: Path, write: Callable[[BinaryIO], None]) -> None:
+    """Write a new file to the disk itself, under a name that nobody reads.
+
+    Args:
+        partial: Its path.  A file that a killed run left there is removed; a link is
+            removed too, and not followed.
+        write: Called with the open file.
+
+    Raises:
+        OSError: A system call failed; nothing is left of the file.
+    """
+    remove(partial)
+    # O_EXCL: a link that appears in between is refused, not written through.
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
+    descriptor = os.open(partial, flags | getattr(os, "O_BINARY", 0), 0o666)
+    try:
+        with open(descriptor, "w+b") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        # What went wrong counts, not that it could not be tidied up.
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
+
+
+def write_text(file: Path, text: str, *, partial: Path) -> None:
+    """Write a small file that appears whole or not at all, even after a power cut.
+
+    Args:
+        file: Its path; an older file of that name is replaced.
+        text: Its content.
+        partial: Where it is written first, in a folder of the same disk.
+
+    Raises:
+        CacheError: A system call failed; the older file stands as it was.
+    """
+    with writing(file):
+        write_file(partial, lambda raw: write_all(raw, text))
+        publish(partial, file)
+
+
+def publish(partial: Path, file: Path) -> None:
+    """Give a finished file its name, and see that the name is on the disk.
+
+    Args:
+        partial: The finished file.
+        file: Its name from now on.
+
+    Raises:
+        OSError: A system call failed.
+    """
+    partial.replace(file)
+    sync_folder(file.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """See that the names in a folder are on the disk.
+
+    Args:
+        folder: The folder.
+
+    Raises:
+        OSError: The disk failed.  Systems that cannot do it for folders (Windows, some
+            network file systems) are passed over.
+    """
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def remove(file: Path) -> None:
+    """Remove a file or a link, if it is there; never what a link leads to."""
+    with contextlib.suppress(FileNotFoundError):
+        file.unlink()
+
+
+def is_folder(path: Path) -> bool:
+    """Tell whether there is a folder, not a link to one."""
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def write_all(raw: BinaryIO, text: str) -> None:
+    """Write a text whose lone surrogates (names of files) come back as they were."""
+    raw.write(text.encode("utf-8", "surrogatepass"))

@@ -1,0 +1,100 @@
+"""Which shards this machine has hashed already, so that each is hashed once.
+
+A line for each, in a file of the user's own.  A file is known again by its device,
+inode, size and time of change, and by the checksum it was found to have; a copy, or the
+same file after a change, is another.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from loaderkit.cache.files import FileIdentity
+
+_MOST_BYTES = 8 << 20
+"""Longer, the file is begun anew: some 80,000 shards, each then hashed once more."""
+_RACY_NS = 2_000_000_000
+"""A file changed less than so long ago is not remembered: a second change within one
+tick of the file system's clock (1 ms on ext4, 2 s on FAT) would leave its time as it
+is.  git does the same for its index."""
+
+
+class VerifiedFiles:
+    """Files whose content was compared with its checksum."""
+
+    def __init__(self, record: Path | None) -> None:
+        self._record = record
+        self._known: set[str] = set()
+        self._bytes_read = 0
+
+    def __contains__(self, item: tuple[FileIdentity, str]) -> bool:
+        line = _line(*item)
+        if line not in self._known:
+            self._read_on()
+        return line in self._known
+
+    def add(self, identity: FileIdentity, xxh3: str) -> None:
+        """Remember that a file has the content of a checksum.
+
+        Args:
+            identity: The file, as it was before it was hashed.
+            xxh3: The checksum it was found to have.
+        """
+        if time.time_ns() - identity.mtime_ns < _RACY_NS:
+            return
+        line = _line(identity, xxh3)
+        self._known.add(line)
+        if self._record is None:
+            return
+        try:
+            self._record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            if self._bytes_read > _MOST_BYTES:
+                flags |= os.O_TRUNC
+            descriptor = os.open(self._record, flags, 0o600)
+            try:
+                # One write of a short line to a file opened for appending is whole,
+                # however many processes write at once.
+                os.write(descriptor, line.encode() + b"\n")
+            finally:
+                os.close(descriptor)
+        except OSError:
+            # A home that cannot be written to: each process hashes for itself.
+            self._record = None
+
+    def _read_on(self) -> None:
+        """Take over what other processes have added since the last look."""
+        if self._record is None:
+            return
+        try:
+            with self._record.open("rb") as file:
+                if os.fstat(file.fileno()).st_size < self._bytes_read:
+                    self._bytes_read = 0
+                file.seek(self._bytes_read)
+                content = file.read(2 * _MOST_BYTES)
+        except OSError:
+            return
+        whole_lines = content[: content.rfind(b"\n") + 1]
+        self._bytes_read += len(whole_lines)
+        self._known.update(whole_lines.decode("ascii", "replace").splitlines())
+
+
+def record_path() -> Path | None:
+    """Say where the user's caches of programs lie; None where there is no home."""
+    if os.name == "nt":
+        base = os.environ.get("LOCALAPPDATA", "")
+    else:
+        base = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        folder = Path(base) if base else Path.home() / ".cache"
+    except RuntimeError:  # no home is known
+        return None
+    return folder / "loaderkit" / "verified.txt"
+
+
+def _line(identity: FileIdentity, xxh3: str) -> str:
+    return " ".join([*map(str, identity), xxh3])

@@ -1,0 +1,216 @@
+"""Which classes samples may be made of: a closed list, in which nothing is imported.
+
+A cache names the classes of its samples.  It may come from a stranger, so a name alone
+never leads to a class: only those count that torch and PyG make data of, those the
+caller passes, and those that the module of the caller's own dataset class knows.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dataclasses
+import functools
+import sys
+import types
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch_geometric.data import Data, HeteroData, TemporalData
+from torch_geometric.data.data import BaseData
+
+from loaderkit.datasets.structure import Nest
+from loaderkit.errors import DatasetError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from loaderkit.datasets.structure import Structure
+
+_ALWAYS_KNOWN = (
+    Data,
+    HeteroData,
+    TemporalData,
+    collections.OrderedDict,
+    collections.defaultdict,
+    collections.Counter,
+)
+
+
+def class_name(cls: type) -> str:
+    """Name a class as a cache does.
+
+    >>> class_name(collections.OrderedDict)
+    'collections:OrderedDict'
+    """
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+class Classes:
+    """The classes that samples may be made of, by name.
+
+    Args:
+        known: Classes the caller passes.
+        modules: Names of loaded modules whose classes count too: the one in which the
+            caller's dataset class is written.
+    """
+
+    def __init__(self, known: Iterable[type] = (), modules: Iterable[str] = ()) -> None:
+        self._passed = tuple(known)
+        self._modules = tuple(modules)
+        for cls in self._passed:
+            if not isinstance(cls, type):
+                msg = f"classes must be classes, got {cls!r}"
+                raise TypeError(msg)
+        self._known = {class_name(cls): cls for cls in (*_ALWAYS_KNOWN, *self._passed)}
+
+    def __reduce__(self) -> tuple[type[Classes], tuple[Any, ...]]:
+        return Classes, (self._passed, self._modules)
+
+    def __getitem__(self, name: str) -> Any:
+        """Give a class by name.
+
+        Args:
+            name: ``module:qualname``.
+
+        Raises:
+            DatasetError: It is not one of the known ones.
+        """
+        if name not in self._known:
+            found = self._in_modules(name)
+            if found is None:
+                raise _unknown({name})
+            self._known[name] = found
+        return self._known[name]
+
+    def fits(self, nest: Nest) -> bool:
+        """Tell whether a container's class is known, and can be such a container."""
+        try:
+            cls = self[str(nest.cls)]
+        except DatasetError:
+            return False
+        if nest.kind == "graph":
+            return issubclass(cls, BaseData)
+        if nest.kind == "named":
+            return issubclass(cls, tuple) and getattr(cls, "_fields", None) == nest.keys
+        if nest.kind == "dataclass":
+            return dataclasses.is_dataclass(cls)
+        return issubclass(cls, Mapping)
+
+    def check(self, structure: Structure) -> None:
+        """Refuse samples that are made of classes beyond the known ones.
+
+        Args:
+            structure: How the samples are made.
+
+        Raises:
+            DatasetError: It names the classes, and the argument to pass.
+        """
+        unfit = {
+            str(nest.cls)
+            for variant in structure.variants
+            if isinstance(variant, Nest)
+            for nest in variant.nests()
+            if nest.cls is not None and not self.fits(nest)
+        }
+        if unfit:
+            raise _unknown(unfit)
+
+    def blank(self, name: str) -> Any:
+        """Make an empty graph of a class, even one whose constructor asks for more."""
+        return copy.copy(_template(self[name]))
+
+    def _in_modules(self, name: str) -> type | None:
+        """Look for a class among the names of the caller's own modules.
+
+        The module's dictionary is asked, never its ``__getattr__``, which may import.
+        """
+        for module_name in self._modules:
+            module = sys.modules.get(module_name)
+            if isinstance(module, types.ModuleType):
+                for value in list(vars(module).values()):
+                    found = _named_inside(value, name)
+                    if found is not None:
+                        return found
+        return None
+
+
+def modules_of(dataset_class: type) -> tuple[str, ...]:
+    """Name the modules in which a dataset class and its bases are written.
+
+    Args:
+        dataset_class: A subclass of ``SafeDataset``.
+
+    Returns:
+        The modules of the classes that are not loaderkit's, torch's or Python's.
+    """
+    libraries = {"loaderkit", "torch", "torch_geometric", "builtins", "typing", "abc"}
+    names = (cls.__module__ for cls in dataset_class.__mro__)
+    return tuple(
+        dict.fromkeys(n for n in names if n.partition(".")[0] not in libraries)
+    )
+
+
+def loaded_classes(structure: Structure) -> tuple[type, ...]:
+    """Find the classes of samples that this very process has packed.
+
+    Args:
+        structure: How they are made, as this process noted it; not read from a cache.
+
+    Returns:
+        Those of their classes that are loaded; others are left out.
+    """
+    found = []
+    for name in sorted(structure.class_names()):
+        value: Any = sys.modules.get(name.partition(":")[0])
+        for part in name.partition(":")[2].split("."):
+            value = vars(value).get(part) if hasattr(value, "__dict__") else None
+        if isinstance(value, type) and class_name(value) == name:
+            found.append(value)
+    return tuple(found)
+
+
+def _named_inside(value: Any, name: str) -> type | None:
+    """Find a class by name: the value itself, or a class that is written in it."""
+    if not isinstance(value, type):
+        return None
+    own = class_name(value)
+    if own == name:
+        return value
+    if not name.startswith(own + "."):
+        return None
+    found: Any = value
+    for part in name[len(own) + 1 :].split("."):
+        found = vars(found).get(part) if isinstance(found, type) else None
+    return found if isinstance(found, type) and class_name(found) == name else None
+
+
+@functools.lru_cache(maxsize=256)
+def _template(cls: Any) -> Any:
+    try:
+        data = cls()
+    except TypeError:
+        data = cls.__new__(cls)
+        (Data if issubclass(cls, Data) else HeteroData).__init__(data)
+    for store in data.stores:
+        for key in list(store.keys()):
+            del store[key]
+    return data
+
+
+def _unknown(names: set[str]) -> DatasetError:
+    listed = sorted(names)
+    short = [name.rpartition(":")[2] for name in listed]
+    where = ", ".join(
+        f"{n.rpartition(':')[2]} of {n.partition(':')[0]}" for n in listed
+    )
+    what = f"The samples are made of classes that are not known here: {where}."
+    why = (
+        "a cache may come from a stranger, so a name in it neither imports nor calls "
+        "anything"
+    )
+    fix = (
+        f"import them and pass classes=[{', '.join(short)}] to open_cache or to your "
+        'dataset, or open_cache(path, unknown_classes="plain") for dicts and Data'
+    )
+    return DatasetError(what, why=why, fix=fix)

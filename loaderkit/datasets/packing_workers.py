@@ -1,0 +1,267 @@
+"""Processes that read samples for packing, and that may die at any moment.
+
+Python's process pools share one pipe and its lock among all workers: a worker that is
+killed while it writes leaves half a message, and everybody waits for the rest (1 run in
+40, measured).  Here each worker has pipes of its own, and a message is a few hundred
+bytes, which a pipe takes whole or not at all (PIPE_BUF); what was read waits in a file.
+Nothing that a worker can leave behind is waited for.
+"""
+
+from __future__ import annotations
+
+import collections
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import traceback
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loaderkit.datasets.readers import Span, read_span, set_aside, take_up
+from loaderkit.errors import DatasetError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import BaseContext
+
+    from loaderkit.datasets.readers import Job
+
+_AHEAD = 16
+"""Spans asked of each worker at a time: they wait in files while a shard is written,
+which takes as long as some 10 of them."""
+_MOST_MESSAGE_BYTES = 2048
+"""A larger error goes through a file: POSIX promises 512 whole bytes, Linux 4096, macOS
+and the BSDs at least 512, of which one write to a pipe is never torn."""
+_GRACE_S = 5.0
+"""How long a worker may take to end when asked to, before it is killed."""
+
+
+def read_spans(
+    job: Job, spans: Iterator[tuple[int, int]], workers: int | None
+) -> Generator[Span, None, None]:
+    """Read spans of samples, several at a time, and give them in order.
+
+    Args:
+        job: What is read, and where blocks wait.
+        spans: First row and the row behind the last, in order.
+        workers: Processes; 0 reads here; None: up to 4, one for each CPU.
+
+    Yields:
+        Each span.
+
+    Raises:
+        DatasetError: A sample cannot be read or stored, or a worker was killed.
+        CacheError: What was read cannot be set aside.
+    """
+    if workers is None:
+        workers = min(4, _usable_cpus())
+    if workers == 0:
+        with job.tracker(all_threads=False) as tracker:
+            for start, stop in spans:
+                yield read_span(job, start, stop, tracker)
+        return
+    team = _Team(job)
+    try:
+        team.start(workers)
+        yield from team.read(spans)
+        team.dismiss()
+    finally:
+        team.stop()
+
+
+@dataclass
+class _Worker:
+    process: Any
+    tasks: Connection[Any, Any]
+    """Where this process writes which span to read."""
+    answers: Connection[Any, Any]
+    """Where this process reads what became of it."""
+    asked: collections.deque[tuple[int, int]] = field(default_factory=collections.deque)
+    """Spans it was asked for and has not answered, in order."""
+
+
+@dataclass(frozen=True)
+class _Answer:
+    start: int
+    file: str = ""
+    """Where the span, or a large error, waits."""
+    error: bytes | None = None
+    """The pickled error, where it is small; b"" where it is in the file."""
+
+
+class _Team:
+    """The workers of one packing run."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._workers: list[_Worker] = []
+        self._answers: dict[int, _Answer] = {}
+
+    def start(self, count: int) -> None:
+        """Start the processes, as torch starts a DataLoader's."""
+        context = multiprocessing.get_context()
+        for _ in range(count):
+            self._workers.append(_start_worker(self._job, context))
+
+    def read(self, spans: Iterator[tuple[int, int]]) -> Iterator[Span]:
+        """Have the spans read; give them in order."""
+        in_order: collections.deque[tuple[int, int]] = collections.deque()
+        while True:
+            while len(in_order) < _AHEAD * len(self._workers):
+                span = next(spans, None)
+                if span is None:
+                    break
+                self._ask(span)
+                in_order.append(span)
+            if not in_order:
+                return
+            start, _ = in_order[0]
+            while start not in self._answers:
+                self._listen()
+            in_order.popleft()
+            yield self._span(self._answers.pop(start))
+
+    def dismiss(self) -> None:
+        """Let the workers end by themselves, so that their own clean-up runs."""
+        for worker in self._workers:
+            try:
+                worker.tasks.send(None)
+            except OSError:
+                continue  # it has ended already
+        for worker in self._workers:
+            worker.process.join(_GRACE_S)
+
+    def stop(self) -> None:
+        """End the workers, whatever they are doing."""
+        for worker in self._workers:
+            if worker.process.is_alive():
+                worker.process.terminate()
+        for worker in self._workers:
+            worker.process.join(_GRACE_S)
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+            worker.tasks.close()
+            worker.answers.close()
+
+    def _ask(self, span: tuple[int, int]) -> None:
+        worker = min(self._workers, key=lambda each: len(each.asked))
+        worker.asked.append(span)
+        try:
+            worker.tasks.send(span)
+        except OSError:
+            raise self._killed(worker) from None
+
+    def _listen(self) -> None:
+        """Wait until a worker answers or ends."""
+        sentinels = [worker.process.sentinel for worker in self._workers]
+        wait([*(worker.answers for worker in self._workers), *sentinels])
+        for worker in self._workers:
+            dead = not worker.process.is_alive()
+            # A dead worker's last answers are read before its death is told of.
+            while worker.answers.poll():
+                try:
+                    answer: _Answer = worker.answers.recv()
+                except (EOFError, OSError):
+                    break
+                worker.asked.popleft()
+                self._answers[answer.start] = answer
+            if dead and worker.asked:
+                raise self._killed(worker)
+
+    def _span(self, answer: _Answer) -> Span:
+        if answer.error is None:
+            return take_up(Path(answer.file))
+        pickled = answer.error or Path(answer.file).read_bytes()
+        error: BaseException = pickle.loads(pickled)
+        raise error
+
+    def _killed(self, worker: _Worker) -> DatasetError:
+        start, stop = worker.asked[0]
+        key = self._job.source.key(start)
+        worker.process.join(_GRACE_S)
+        what = (
+            f"A packing worker was killed while it read samples {start:,} to "
+            f"{stop - 1:,}, from {key!r} on (exit status {worker.process.exitcode})."
+        )
+        why = "probably out of memory, or a crash in native code that load() calls"
+        fix = "pack with workers=1 (or 0 to see the crash); finished shards are kept"
+        return DatasetError(what, why=why, fix=fix)
+
+
+def _start_worker(job: Job, context: BaseContext) -> _Worker:
+    task_reader, task_writer = context.Pipe(duplex=False)
+    answer_reader, answer_writer = context.Pipe(duplex=False)
+    arguments = (job, task_reader, answer_writer)
+    process: Any = context.Process(target=_work, args=arguments)  # type: ignore[attr-defined]
+    process.start()
+    task_reader.close()
+    answer_writer.close()
+    return _Worker(process, task_writer, answer_reader)
+
+
+def _work(job: Job, tasks: Connection[Any, Any], answers: Connection[Any, Any]) -> None:
+    """Read spans until there are no more; runs in a worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+    with job.tracker(all_threads=True) as tracker:
+        while (span := _next_task(tasks)) is not None:
+            start, stop = span
+            try:
+                file = set_aside(job, read_span(job, start, stop, tracker))
+                answer = _Answer(start, str(file))
+            except Exception as error:  # noqa: BLE001 -- the parent raises it
+                answer = _answer_with(error, start, job)
+            answers.send(answer)
+
+
+def _next_task(tasks: Connection[Any, Any]) -> tuple[int, int] | None:
+    try:
+        span: tuple[int, int] | None = tasks.recv()
+    except EOFError:  # the packing process is gone
+        return None
+    return span
+
+
+def _answer_with(error: Exception, start: int, job: Job) -> _Answer:
+    """Send an error on, with the traceback that pickling would lose."""
+    words = traceback.format_exc()
+    if hasattr(error, "add_note"):  # Python 3.11
+        error.add_note("In a packing worker:\n" + words)
+    try:
+        pickled = pickle.dumps(error)
+        pickle.loads(pickled)
+    except Exception:  # noqa: BLE001 -- pickling runs code of the user's error
+        pickled = pickle.dumps(DatasetError(words))
+    if len(pickled) <= _MOST_MESSAGE_BYTES:
+        return _Answer(start, error=pickled)
+    file = job.folder / f"{start}-error.block"
+    try:
+        file.write_bytes(pickled)
+    except OSError:
+        # No room for a long error: its end in words, where the cause stands.
+        short = DatasetError(f"... {str(error)[-_MOST_MESSAGE_BYTES // 4 :]}")
+        return _Answer(start, error=pickle.dumps(short))
+    return _Answer(start, str(file), error=b"")
+
+
+def _end_with_parent() -> None:
+    """Stop this worker when the packing process is killed, which tells nobody."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _usable_cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,328 @@
+"""The files that samples are made from: which they are, and whether they are the same.
+
+A raw file that is replaced under its name makes other samples, with the code and the
+keys as they were.  So packing notes each file that ``load`` opens, by its size and the
+time it was changed (or by its hash), and opening the cache looks again.
+
+Python tells of files through an audit hook (PEP 578), which sees ``open`` and what is
+built on it.  A library in C opens files without a word; of those are known: ``raw=``,
+paths among the keys and the dataset's attributes, and what is still open after a sample
+was read (an h5py file that is kept).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import site
+import stat
+import sys
+import sysconfig
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import xxhash
+
+from loaderkit.errors import DamagedCacheError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from typing_extensions import Self  # torch installs it
+
+TrackFiles = Literal["stat", "hash", "none"]
+"""How files are known again: by size and time of change, by their hash, or not."""
+
+_ACCESS_MODES = os.O_WRONLY | os.O_RDWR
+_CODE = {".py", ".pyc", ".pyi", ".so", ".pyd", ".dll", ".dylib", ".pth"}
+_SYSTEM_FOLDERS = ("/proc/", "/sys/", "/dev/", "/etc/")
+_HASH_BYTES = 1 << 20
+
+
+class FileVersion(NamedTuple):
+    """What a file was like when a sample was made from it."""
+
+    bytes: int
+    mtime_ns: int
+    xxh3: str = ""
+    """Its hash; "" where only size and time were taken."""
+
+
+def version_of(path: str, *, hashed: bool = False) -> FileVersion | None:
+    """Look at a file.
+
+    Args:
+        path: Its path.
+        hashed: Read it all, too.
+
+    Returns:
+        What it is like now; None where there is no regular file of that name.
+    """
+    try:
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        digest = _digest(path) if hashed else ""
+    except (OSError, ValueError):  # a null byte in a name is a ValueError
+        return None
+    return FileVersion(status.st_size, status.st_mtime_ns, digest)
+
+
+@dataclass
+class SourceFileList:
+    """Files that samples were made from, as a cache keeps them."""
+
+    root: str = ""
+    """The folder (or file) of ``raw=``: files below it are named from there, so that
+    the raw data may move."""
+    files: dict[str, FileVersion] = field(default_factory=dict)
+    """By name: below the root with "./" in front, else absolute."""
+
+    def add(self, path: str, version: FileVersion) -> None:
+        """Note a file; the first look at it counts."""
+        self.files.setdefault(self._name(path), version)
+
+    def update(self, found: Mapping[str, FileVersion]) -> None:
+        """Note several files, by path."""
+        for path, version in found.items():
+            self.add(path, version)
+
+    def any_below_root(self) -> bool:
+        """Tell whether a file of the raw data is known."""
+        return any(name.startswith("./") for name in self.files)
+
+    def changed(self, root: str) -> Iterator[str]:
+        """Name the files that are here and not what they were.
+
+        A file that is not here is passed over: raw data may be deleted once it is
+        packed, and a cache may be read where it never was.
+
+        Args:
+            root: Where the raw data lies now.
+
+        Yields:
+            A sentence for each changed file.
+        """
+        for name, packed in self.files.items():
+            path = root if name == "./." else name
+            if name.startswith("./") and name != "./.":
+                path = os.path.join(root, name[2:])
+            now = version_of(path)
+            if now is None or now == (packed.bytes, packed.mtime_ns, ""):
+                continue
+            if packed.xxh3 and now.bytes == packed.bytes:
+                if _digest(path) == packed.xxh3:
+                    continue
+                yield f"{path} has another content than when it was packed"
+            elif now.bytes != packed.bytes:
+                yield f"{path} has {now.bytes:,} bytes, {packed.bytes:,} when packed"
+            else:
+                yield f"{path} was written to after it was packed"
+
+    def to_json(self) -> str:
+        """Write it as JSON text, sorted, so that equal lists are equal files."""
+        files = {name: list(self.files[name]) for name in sorted(self.files)}
+        return json.dumps({"files": files}, separators=(",", ":")) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, *, where: str) -> SourceFileList:
+        """Read what ``to_json`` wrote.
+
+        Args:
+            text: The JSON text.
+            where: What to call it in a message.
+
+        Returns:
+            The list.
+
+        Raises:
+            DamagedCacheError: It is something else.
+        """
+        try:
+            files = json.loads(text)["files"]
+            versions = {str(name): _version(raw) for name, raw in files.items()}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            what = f"{where} is not a list of the files that a cache was made from."
+            fix = "pack(source, path, overwrite=True)"
+            raise DamagedCacheError(what, why="it was changed", fix=fix) from None
+        return cls(files=versions)
+
+    def _name(self, path: str) -> str:
+        if self.root and path == self.root:
+            return "./."
+        if self.root and path.startswith(self.root + os.sep):
+            return "./" + path[len(self.root) + 1 :]
+        return path
+
+
+class FileTracker:
+    """Notes the files that one process opens for reading while samples are read.
+
+    Args:
+        ignored: Folders whose files do not count, such as the cache's own.
+        mode: How the files are to be known again.
+        all_threads: Note what any thread opens, as in a process that only reads
+            samples; else only the thread that called ``start``.
+    """
+
+    def __init__(
+        self, ignored: Iterable[str], mode: TrackFiles, *, all_threads: bool
+    ) -> None:
+        self._ignored = tuple(_with_separator(folder) for folder in ignored)
+        self._mode = mode
+        self._thread = None if all_threads else threading.get_ident()
+        self._opened: dict[str, FileVersion | None] = {}
+        self._written: set[str] = set()
+        self._reported: set[str] = set()
+        self._open_before = set(_open_descriptors())
+
+    def __enter__(self) -> Self:
+        if self._mode != "none":
+            _install_hook()
+            _TRACKERS.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self in _TRACKERS:
+            _TRACKERS.remove(self)
+
+    def note(self, path: object, flags: object) -> None:
+        """Take in one call of ``open``; called by the audit hook."""
+        if self._thread not in {None, threading.get_ident()}:
+            return
+        if not isinstance(path, str | bytes | os.PathLike):
+            return  # a descriptor: its file was opened by name before
+        try:
+            name = os.path.abspath(os.fsdecode(path))
+        except (OSError, ValueError, TypeError):
+            return  # no name of a file: open itself will say so
+        if isinstance(flags, int) and flags & _ACCESS_MODES:
+            self._written.add(name)
+        elif name not in self._opened and self._counts(name):
+            # Looked at before it is read: a change while it is read must show later.
+            self._opened[name] = version_of(name)
+
+    def new_files(self) -> dict[str, FileVersion]:
+        """Give the files noted since the last call.
+
+        Returns:
+            What each was like before it was read, by absolute path.
+        """
+        if self._mode == "none":
+            return {}
+        for path in _open_descriptors():
+            if path not in self._open_before and self._counts(path):
+                self._opened.setdefault(path, version_of(path))
+        fresh: dict[str, FileVersion] = {}
+        for path, version in self._opened.items():
+            if path in self._reported or path in self._written or version is None:
+                continue
+            self._reported.add(path)
+            fresh[path] = _hashed(path, version) if self._mode == "hash" else version
+        self._opened = dict.fromkeys(self._reported)
+        return fresh
+
+    def _counts(self, path: str) -> bool:
+        """Tell raw data from code and from the system's own files."""
+        if path.startswith((*_SYSTEM_FOLDERS, *_library_folders(), *self._ignored)):
+            return False
+        return os.path.splitext(path)[1] not in _CODE
+
+
+def files_named_by(values: Iterable[Any], root: Path | None) -> Iterator[str]:
+    """Find the files that keys or attributes name.
+
+    Args:
+        values: Keys or attributes; those that are no paths are passed over.
+        root: Where relative paths begin; the current folder where it is None.
+
+    Yields:
+        Absolute paths of regular files.
+    """
+    for value in values:
+        if isinstance(value, str | PurePath) and 0 < len(str(value)) < 4096:
+            below = [] if root is None else [root / value]
+            for candidate in [*below, Path(value)]:
+                path = os.path.abspath(candidate)
+                if version_of(path) is not None:
+                    yield path
+                    break
+
+
+def files_below(folder: Path, ignored: Iterable[str]) -> Iterator[str]:
+    """List all files below a folder, or the file itself; links are not followed."""
+    if folder.is_file():
+        yield os.path.abspath(folder)
+    skipped = tuple(map(_with_separator, ignored))
+    for parent, _, names in os.walk(folder):
+        if not _with_separator(os.path.abspath(parent)).startswith(skipped):
+            yield from (os.path.abspath(os.path.join(parent, name)) for name in names)
+
+
+_TRACKERS: list[FileTracker] = []
+"""Who listens.  Python knows no way to take an audit hook out again, so one hook stays
+in a process that packs and asks this list, which is empty but for that time."""
+
+
+@functools.cache
+def _install_hook() -> None:
+    sys.addaudithook(_hook)
+
+
+def _hook(event: str, arguments: tuple[object, ...]) -> None:
+    if event == "open" and _TRACKERS:
+        path, _, flags = arguments
+        for tracker in _TRACKERS:
+            tracker.note(path, flags)
+
+
+def _open_descriptors() -> Iterator[str]:
+    """List the files that are open, where the system tells (Linux)."""
+    try:
+        names = os.listdir("/proc/self/fd")
+    except OSError:
+        return
+    for name in names:
+        try:
+            path = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:  # closed meanwhile, as the list's own descriptor
+            continue
+        if path.startswith("/") and not path.endswith(" (deleted)"):
+            yield path
+
+
+@functools.cache
+def _library_folders() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    folders = {paths[name] for name in names} | set(site.getsitepackages())
+    return tuple(_with_separator(os.path.abspath(folder)) for folder in folders)
+
+
+def _with_separator(folder: str) -> str:
+    return folder.rstrip(os.sep) + os.sep
+
+
+def _hashed(path: str, version: FileVersion) -> FileVersion:
+    try:
+        return version._replace(xxh3=_digest(path))
+    except OSError:
+        return version
+
+
+def _digest(path: str) -> str:
+    digest = xxhash.xxh3_128()
+    with Path(path).open("rb") as file:
+        while piece := file.read(_HASH_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _version(raw: Any) -> FileVersion:
+    size, mtime_ns, digest = raw
+    if not (isinstance(size, int) and isinstance(mtime_ns, int)):
+        raise TypeError(raw)
+    return FileVersion(size, mtime_ns, str(digest))
