@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -248,16 +248,24 @@ class Shelf:
             if where == f"{name}/{part}":
                 fresh[where] = array
             parts[part] = where
-        self.columns[name] = replace(Column(**parts), **_bounds(name, arrays["values"]))
+        low, high = _bounds(name, arrays["values"])
+        self.columns[name] = Column(
+            values=parts["values"],
+            offsets=parts.get("offsets"),
+            shapes=parts.get("shapes"),
+            rows=parts.get("rows"),
+            low=low,
+            high=high,
+        )
         return fresh
 
 
-def _bounds(name: str, values: NDArray[Any]) -> dict[str, int]:
+def _bounds(name: str, values: NDArray[Any]) -> tuple[int | None, int | None]:
     """Note between what the numbers lie that a batch's size is computed from.
 
     A reader holds them against this before it makes room for a batch: one flipped bit
     in a number of nodes would ask for terabytes.
     """
     if not name.endswith(("@nodes", "@inc", "@variant")) or not values.size:
-        return {}
-    return {"low": int(values.min()), "high": int(values.max())}
+        return None, None
+    return int(values.min()), int(values.max())

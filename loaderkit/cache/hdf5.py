@@ -263,7 +263,7 @@ def _worth_compressing(name: str, array: NDArray[Any]) -> bool:
 
 def _chunk_rows(array: NDArray[Any]) -> int:
     row_bytes = max(1, array.nbytes // array.shape[0])
-    return min(array.shape[0], max(1, _CHUNK_BYTES // row_bytes))
+    return int(min(array.shape[0], max(1, _CHUNK_BYTES // row_bytes)))
 
 
 def _reserve(file: h5py.File, name: str, array: NDArray[Any]) -> None:
@@ -432,7 +432,8 @@ class ChunkedValues:
             low, high = max(start, begin), min(stop, begin + self._chunk_rows)
             chunk = self._chunk(number)
             rows[low - start : high - start] = chunk[low - begin : high - begin]
-        return rows.reshape(span.stop - span.start, *self.shape[1:])
+        cut: NDArray[Any] = rows.reshape(span.stop - span.start, *self.shape[1:])
+        return cut
 
     def _chunk(self, number: int) -> NDArray[Any]:
         chunk = self._recent.get(number)

@@ -341,14 +341,15 @@ class ColumnReader:
         length = stop - start
         if start < 0 or length < 0 or stop > part.values.shape[0]:
             raise self._outside(shard)
-        rows = np.array(part.values[start:stop])
+        flat: NDArray[Any] = np.array(part.values[start:stop])
         if part.shapes is None:
-            return rows
+            return flat
         shape = part.shapes[sample].tolist()
         if min(shape, default=0) < 0 or math.prod(shape) != length:
             why = f"a value has {length:,} numbers, and the shape {shape}"
             raise self._shards.damaged(shard, self.name, why)
-        return rows.reshape(shape)
+        shaped: NDArray[Any] = flat.reshape(shape)
+        return shaped
 
     def numbers(self, shard: int, samples: Ints) -> NDArray[Any]:
         """Look up one small number, or row of numbers, of some samples.

@@ -56,13 +56,13 @@ class Classes:
     """
 
     def __init__(self, known: Iterable[type] = (), modules: Iterable[str] = ()) -> None:
-        self._passed = tuple(known)
-        self._modules = tuple(modules)
-        for cls in self._passed:
+        passed: tuple[Any, ...] = tuple(known)
+        self._passed, self._modules = passed, tuple(modules)
+        for cls in passed:
             if not isinstance(cls, type):
                 msg = f"classes must be classes, got {cls!r}"
                 raise TypeError(msg)
-        self._known = {class_name(cls): cls for cls in (*_ALWAYS_KNOWN, *self._passed)}
+        self._known = {class_name(cls): cls for cls in (*_ALWAYS_KNOWN, *passed)}
 
     def __reduce__(self) -> tuple[type[Classes], tuple[Any, ...]]:
         return Classes, (self._passed, self._modules)

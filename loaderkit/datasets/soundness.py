@@ -100,7 +100,8 @@ def _stored_dtype(raw: tuple[Any, ...]) -> np.dtype[Any]:
     if kind in COUNTER_KINDS:
         return np.dtype("<i8")
     if kind != "tensor":
-        return np.dtype(name).newbyteorder("<")
+        little_endian: np.dtype[Any] = np.dtype(name).newbyteorder("<")
+        return little_endian
     try:
         dtype = carrier(torch_dtype(name))
     except (ValueError, KeyError):

@@ -205,7 +205,9 @@ class KeyedSource:
 
     def _settings(self) -> dict[str, Any]:
         """Give the attributes that are the user's own."""
-        not_theirs = getattr(self._dataset, "_PACKED_WITHOUT", frozenset())
+        not_theirs: frozenset[str] = getattr(
+            self._dataset, "_PACKED_WITHOUT", frozenset()
+        )
         attributes = getattr(self._dataset, "__dict__", {})
         return {k: v for k, v in attributes.items() if k not in not_theirs}
 
