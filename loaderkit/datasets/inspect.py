@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaderkit.cache.store import Store
-from loaderkit.datasets.graphs import SafeGraphDataset
+from loaderkit.datasets.open import open_cache
 from loaderkit.datasets.structure import Structure
 from loaderkit.units import format_bytes
 
@@ -176,8 +176,8 @@ def _shape(shapes: set[tuple[int | None, ...]], raw: tuple[Any, ...]) -> str:
 def _histograms(path: str | os.PathLike[str], first: Any) -> tuple[Histogram, ...]:
     if getattr(first, "kind", "") != "graph":
         return ()
-    dataset = SafeGraphDataset(cache=path)
-    sizes = dataset.sizes()
+    # Sizes need no class of the samples' own, and nobody passes one here.
+    sizes = open_cache(path, unknown_classes="plain").sizes()
     return tuple(
         _histogram(n, v) for n, v in (("nodes", sizes.nodes), ("edges", sizes.edges))
     )
