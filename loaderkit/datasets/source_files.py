@@ -165,7 +165,7 @@ class FileTracker:
         ignored: Folders whose files do not count, such as the cache's own.
         mode: How the files are to be known again.
         all_threads: Note what any thread opens, as in a process that only reads
-            samples; else only the thread that called ``start``.
+            samples.  Else threads that ran before do not count: they do other work.
     """
 
     def __init__(
@@ -173,7 +173,9 @@ class FileTracker:
     ) -> None:
         self._ignored = tuple(_with_separator(folder) for folder in ignored)
         self._mode = mode
-        self._thread = None if all_threads else threading.get_ident()
+        running = {thread.ident for thread in threading.enumerate()}
+        running -= {threading.get_ident()}
+        self._ignored_threads = set() if all_threads else running
         self._opened: dict[str, FileVersion | None] = {}
         self._written: set[str] = set()
         self._reported: set[str] = set()
@@ -191,7 +193,7 @@ class FileTracker:
 
     def note(self, path: object, flags: object) -> None:
         """Take in one call of ``open``; called by the audit hook."""
-        if self._thread not in {None, threading.get_ident()}:
+        if threading.get_ident() in self._ignored_threads:
             return
         if not isinstance(path, str | bytes | os.PathLike):
             return  # a descriptor: its file was opened by name before

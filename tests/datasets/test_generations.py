@@ -11,6 +11,7 @@ import pickle
 import random
 import signal
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 
 import h5py
 import numpy as np
@@ -365,6 +366,11 @@ def with_gzip(file):
         return raw.read(1)[0]
 
 
+def with_a_thread(file):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(with_open, file).result()
+
+
 def with_torch(file):
     return int(torch.load(file)[0])
 
@@ -412,7 +418,8 @@ def write(how, file, value):
 
 
 READERS = [
-    with_open, with_os_open, with_memmap, with_gzip, with_torch, with_sqlite,
+    with_open, with_os_open, with_a_thread,
+    with_memmap, with_gzip, with_torch, with_sqlite,
     with_hdf5, with_hdf5_kept_open,
 ]  # fmt: skip
 
