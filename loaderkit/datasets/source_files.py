@@ -12,7 +12,9 @@ was read (an h5py file that is kept).
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import json
 import os
 import site
@@ -40,6 +42,7 @@ _ACCESS_MODES = os.O_WRONLY | os.O_RDWR
 _CODE = {".py", ".pyc", ".pyi", ".so", ".pyd", ".dll", ".dylib", ".pth"}
 _SYSTEM_FOLDERS = ("/proc/", "/sys/", "/dev/", "/etc/")
 _HASH_BYTES = 1 << 20
+_LONGEST_PATH = 4096
 
 
 class FileVersion(NamedTuple):
@@ -238,20 +241,37 @@ def files_named_by(values: Iterable[Any], root: Path | None) -> Iterator[str]:
     """Find the files that keys or attributes name.
 
     Args:
-        values: Keys or attributes; those that are no paths are passed over.
+        values: Keys or attributes: paths, lists and dicts of paths, and open files
+            (of Python, h5py, zipfile, numpy's memmap); anything else is passed over.
         root: Where relative paths begin; the current folder where it is None.
 
     Yields:
         Absolute paths of regular files.
     """
-    for value in values:
-        if isinstance(value, str | PurePath) and 0 < len(str(value)) < 4096:
-            below = [] if root is None else [root / value]
-            for candidate in [*below, Path(value)]:
+    for name in itertools.chain.from_iterable(map(_names_in, values)):
+        if 0 < len(str(name)) < _LONGEST_PATH:
+            below = [] if root is None else [root / name]
+            for candidate in [*below, Path(name)]:
                 path = os.path.abspath(candidate)
                 if version_of(path) is not None:
                     yield path
                     break
+
+
+def _names_in(value: Any) -> Iterator[str | PurePath]:
+    """Give what may be a path: a value, what is in it, or the name of an open file."""
+    if isinstance(value, str | PurePath):
+        yield value
+    elif isinstance(value, dict | list | tuple | set | frozenset):
+        inside = value.values() if isinstance(value, dict) else value
+        yield from (each for each in inside if isinstance(each, str | PurePath))
+    else:
+        # Most attributes are no files; some libraries raise for a name they lack.
+        for attribute in ("filename", "name"):
+            with contextlib.suppress(Exception):
+                name = getattr(value, attribute, None)
+                if isinstance(name, str | PurePath):
+                    yield name
 
 
 def files_below(folder: Path, ignored: Iterable[str]) -> Iterator[str]:

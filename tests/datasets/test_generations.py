@@ -471,6 +471,46 @@ def test_a_raw_file_that_is_replaced_makes_the_cache_stale(tmp_path, how, where)
     assert again[0] == {"v": 2}
 
 
+class OpensEarly(SafeDataset):
+    """Keeps a file open from the beginning, as many datasets over HDF5 do."""
+
+    def __init__(self, opened, **options):
+        super().__init__(packing=PackOptions(workers=1), **options)
+        self.opened = opened
+
+    def keys(self):
+        return ["v"]
+
+    def load(self, key):
+        if isinstance(self.opened, list):
+            return {"v": with_hdf5(self.opened[0])}
+        found = self.opened[key] if isinstance(self.opened, h5py.File) else self.opened
+        return {"v": int(found[()] if found.shape == () else found[0])}
+
+
+@pytest.mark.parametrize(
+    ("how", "opens"),
+    [
+        (with_hdf5, h5py.File),
+        (with_open, lambda file: np.memmap(file, np.uint8, "r")),
+        (with_hdf5, lambda file: [str(file)]),
+    ],
+    ids=["h5py.File", "memmap", "list of paths"],
+)
+def test_a_file_that_was_open_before_packing_counts_too(tmp_path, how, opens):
+    write(how, tmp_path / "v", 1)
+    os.utime(tmp_path / "v", ns=(1, 1))
+    opened = opens(tmp_path / "v")
+    assert OpensEarly(opened, cache=tmp_path / "c.lk")[0] == {"v": 1}
+    if isinstance(opened, h5py.File):
+        opened.close()
+
+    write(how, tmp_path / "v", 2)
+
+    with pytest.raises(StaleCacheError):
+        OpensEarly(opens(tmp_path / "v"), cache=tmp_path / "c.lk")[0]
+
+
 def test_raw_data_that_moves_or_is_deleted_is_not_stale(tmp_path):
     (tmp_path / "raw").mkdir()
     write(with_open, tmp_path / "raw" / "v", 1)
