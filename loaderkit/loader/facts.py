@@ -135,8 +135,8 @@ def read_facts(
         device=capability,
         samples=samples,
         iterable=iterable,
-        gathering=is_gathering(dataset),
-        quiet=draws_nothing(dataset),
+        gathering=is_gathering(dataset, collate),
+        quiet=draws_nothing(dataset, collate),
         largest_bytes=largest_bytes,
         measured=measured,
         start_method=multiprocessing.get_start_method(),
@@ -177,7 +177,7 @@ def measure(
     fits = int(max(1, min(len(rows), _PROBE_S / max(first_s, 1e-9))))
     times = []
     if first_s < _PROBE_S:
-        few = rows[: len(rows) if is_gathering(dataset) else fits]
+        few = rows[: len(rows) if is_gathering(dataset, collate) else fits]
         for _ in range(_ROUNDS):
             start = time.perf_counter()
             batch = fetch(dataset, few, collate)

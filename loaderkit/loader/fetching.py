@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import traceback
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,10 @@ from torch.utils.data import (
     default_collate,
     get_worker_info,
 )
-from torch_geometric.data import Batch, InMemoryDataset
-from torch_geometric.data.data import BaseData
-from torch_geometric.loader.dataloader import Collater
+from torch_geometric.data import InMemoryDataset
 
 from loaderkit.errors import LoaderError, LoaderkitError
+from loaderkit.joining import join, own_collate
 from loaderkit.loader.randomness import Seeded
 from loaderkit.memory.parcel import Parcel, Segments, packing, parcels_work, unshared
 
@@ -26,24 +26,41 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-def is_gathering(dataset: Any) -> bool:
-    """Tell whether a dataset gives finished batches without running code of a user."""
-    return bool(getattr(_innermost(dataset), "gathers", False))
+def is_gathering(dataset: Any, collate: Callable[[Any], Any]) -> bool:
+    """Tell whether batches come from a cache, without running code of a user.
+
+    Args:
+        dataset: What is read.
+        collate: How its samples are joined; a dataset of ours gathers for its own
+            ``collate`` alone.
+    """
+    inner = _innermost(dataset)
+    if isinstance(collate, functools.partial):
+        collate = collate.func
+    return bool(getattr(inner, "gathers", False)) and collate == inner.collate
 
 
 def _innermost(dataset: Any) -> Any:
-    while isinstance(dataset, Subset):
+    while type(dataset) is Subset:  # a subclass of it may change the samples
         dataset = dataset.dataset
     return dataset
 
 
-def draws_nothing(dataset: Any) -> bool:
-    """Tell whether reading a sample draws no random numbers: no user's code runs."""
+def draws_nothing(dataset: Any, collate: Callable[[Any], Any]) -> bool:
+    """Tell whether making a batch draws no random numbers: no user's code runs.
+
+    Args:
+        dataset: What is read.
+        collate: How its samples are joined.
+    """
+    if is_gathering(dataset, collate):
+        return True
+    if not isinstance(collate, Join):
+        return False
     dataset = _innermost(dataset)
     if isinstance(dataset, InMemoryDataset):
         return dataset.transform is None
-    plain = isinstance(dataset, list | tuple | TensorDataset)
-    return plain or is_gathering(dataset)
+    return isinstance(dataset, list | tuple | TensorDataset)
 
 
 def collate_of(
@@ -52,18 +69,19 @@ def collate_of(
     """Choose how samples are joined.
 
     Args:
-        dataset: Ours joins its own samples, or gives finished batches.
+        dataset: One of ours joins its own samples.
         follow_batch: As in PyG.
         exclude_keys: As in PyG.
 
     Returns:
         A function of a list of samples, that can be pickled.
     """
-    inner = _innermost(dataset)
-    if hasattr(inner, "gathers") and not (follow_batch or exclude_keys):
-        found: Callable[[Any], Any] = inner.collate
-        return found
-    return Join(list(follow_batch or ()), list(exclude_keys or ()))
+    collate = own_collate(dataset)
+    if collate is None:
+        return Join(list(follow_batch or ()), list(exclude_keys or ()))
+    for_graphs = {"follow_batch": follow_batch, "exclude_keys": exclude_keys}
+    given = {name: keys for name, keys in for_graphs.items() if keys is not None}
+    return functools.partial(collate, **given) if given else collate
 
 
 class Join:
@@ -79,25 +97,10 @@ class Join:
 
     def __call__(self, samples: Any) -> Any:
         """Join a list of samples; what is joined already passes."""
-        if type(samples) is not list:
+        if not isinstance(samples, list):
             return samples
         with unshared():
-            return self._joined(samples)
-
-    def _joined(self, samples: list[Any]) -> Any:
-        if isinstance(samples[0], BaseData):
-            return Batch.from_data_list(samples, self.follow_batch, self.exclude_keys)
-        if _holds_graphs(samples[0]):
-            return Collater(None, self.follow_batch, self.exclude_keys)(samples)
-        return default_collate(samples)
-
-
-def _holds_graphs(sample: Any) -> bool:
-    if isinstance(sample, BaseData):
-        return True
-    if isinstance(sample, dict):
-        return any(_holds_graphs(each) for each in sample.values())
-    return isinstance(sample, list | tuple) and any(map(_holds_graphs, sample))
+            return join(samples, default_collate, self.follow_batch, self.exclude_keys)
 
 
 def fetch(dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any]) -> Any:
@@ -187,7 +190,7 @@ class Fetching(Dataset[Any]):
 
     def _made(self, rows: Sequence[int]) -> Any:
         seed = getattr(rows, "seed", None) if self.seeded else None
-        if is_gathering(self.dataset):
+        if is_gathering(self.dataset, self.collate):
             with unshared():
                 return fetch(self.dataset, rows, self.collate)
         if seed is None:
