@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,8 @@ def build_loader(
         largest_bytes=_largest(dataset, chosen),
         context=chosen.multiprocessing_context,
     )  # fmt: skip
+    if chosen.collate_fn is not None:  # the user's code may draw random numbers
+        facts = dataclasses.replace(facts, quiet=False)
     plan = decide(
         facts, chosen, batching=_in_words(batches, dataset, chosen),
         batches=_count(batches), seed=seed,

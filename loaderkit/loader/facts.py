@@ -136,7 +136,7 @@ def read_facts(
         samples=samples,
         iterable=iterable,
         gathering=is_gathering(dataset, collate),
-        quiet=draws_nothing(dataset, collate),
+        quiet=draws_nothing(dataset),
         largest_bytes=largest_bytes,
         measured=measured,
         start_method=multiprocessing.get_start_method(),
@@ -177,7 +177,7 @@ def measure(
     fits = int(max(1, min(len(rows), _PROBE_S / max(first_s, 1e-9))))
     times = []
     if first_s < _PROBE_S:
-        few = rows[: len(rows) if is_gathering(dataset, collate) else fits]
+        few = rows[: len(rows) if is_gathering(dataset) else fits]
         for _ in range(_ROUNDS):
             start = time.perf_counter()
             batch = fetch(dataset, few, collate)

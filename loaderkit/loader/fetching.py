@@ -26,18 +26,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-def is_gathering(dataset: Any, collate: Callable[[Any], Any]) -> bool:
+def is_gathering(dataset: Any, collate: Callable[[Any], Any] | None = None) -> bool:
     """Tell whether batches come from a cache, without running code of a user.
 
     Args:
         dataset: What is read.
-        collate: How its samples are joined; a dataset of ours gathers for its own
-            ``collate`` alone.
+        collate: How its samples are joined; the dataset's own way if None.  Any other
+            is a user's, and gets samples.
     """
     inner = _innermost(dataset)
+    if not getattr(inner, "gathers", False):
+        return False
     if isinstance(collate, functools.partial):
         collate = collate.func
-    return bool(getattr(inner, "gathers", False)) and collate == inner.collate
+    return collate is None or collate == inner.collate
 
 
 def _innermost(dataset: Any) -> Any:
@@ -46,21 +48,13 @@ def _innermost(dataset: Any) -> Any:
     return dataset
 
 
-def draws_nothing(dataset: Any, collate: Callable[[Any], Any]) -> bool:
-    """Tell whether making a batch draws no random numbers: no user's code runs.
-
-    Args:
-        dataset: What is read.
-        collate: How its samples are joined.
-    """
-    if is_gathering(dataset, collate):
-        return True
-    if not isinstance(collate, Join):
-        return False
+def draws_nothing(dataset: Any) -> bool:
+    """Tell whether reading a sample draws no random numbers: no user's code runs."""
     dataset = _innermost(dataset)
     if isinstance(dataset, InMemoryDataset):
         return dataset.transform is None
-    return isinstance(dataset, list | tuple | TensorDataset)
+    plain = isinstance(dataset, list | tuple | TensorDataset)
+    return plain or is_gathering(dataset)
 
 
 def collate_of(

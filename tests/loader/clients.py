@@ -6,9 +6,9 @@ is one of each; over a packed dataset it must give what it gives over a list.
 
 import functools
 import itertools
-from collections import namedtuple
+import random
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,15 +34,23 @@ from torch_geometric.data import Batch, Data, HeteroData
 from loaderkit import build_loader
 
 COUNT = 14
-Point = namedtuple("Point", ["x", "y"])
+
+
+class Point(NamedTuple):
+    """A pair whose parts have names."""
+
+    x: Any
+    y: Any
 
 
 class Paired(Data):
     """Two graphs in one, as PyG's documentation has it."""
 
     def __inc__(self, key, value, *args, **kwargs):
-        return self.x.size(0) if key == "edge_index_t" else super().__inc__(
-            key, value, *args, **kwargs
+        return (
+            self.x.size(0)
+            if key == "edge_index_t"
+            else super().__inc__(key, value, *args, **kwargs)
         )
 
 
@@ -167,7 +175,7 @@ def with_one_spoilt(samples):
 
 
 def two_views(samples):
-    return Batch.from_data_list(samples + samples), [] + samples
+    return Batch.from_data_list(samples + samples), [samples[0]] + samples  # noqa: RUF005
 
 
 def concatenated_behind(samples):
@@ -179,7 +187,8 @@ def first_alone(samples):
 
 
 def stacked_arrays(samples):
-    return np.stack(samples), np.array(samples)
+    array = np.stack(samples)
+    return array.tolist() if array.dtype == object else array
 
 
 COLLATES = [
@@ -294,20 +303,41 @@ class Row:
     loader: str
     sampler: str
 
-    def epoch(self, data, **workers):
+    def epoch(self, data, num_workers=0, **options):
         """Give all batches over a dataset."""
         torch.manual_seed(11)
         composed = COMPOSITIONS[self.composition](data)
-        options = SAMPLERS[self.sampler](composed)
-        loader = LOADERS[self.loader](composed, **options, **workers)
-        # Batches are kept, so a function that gives its list must give a new one.
+        options |= SAMPLERS[self.sampler](composed)
+        loader = LOADERS[self.loader](composed, num_workers=num_workers, **options)
         return list(loader)
 
     def __str__(self):
         return f"{self.samples}, {self.composition}, {self.loader}, {self.sampler}"
 
 
-def rows():
-    """List the whole table."""
-    names = itertools.product(SAMPLES, COMPOSITIONS, LOADERS, SAMPLERS)
-    return [Row(*each) for each in names]
+def rows(count, seed):
+    """Draw rows of the table.
+
+    Args:
+        count: How many.
+        seed: What the choice follows from.
+
+    Returns:
+        Different rows, and the number of rows that there are.
+    """
+    table = list(itertools.product(SAMPLES, COMPOSITIONS, LOADERS, SAMPLERS))
+    drawn = random.Random(seed).sample(table, min(count, len(table)))
+    return [Row(*names) for names in drawn]
+
+
+def samples_of(kind):
+    """Make a list of samples, new ones each time: some functions change them."""
+    return [SAMPLES[kind](i) for i in range(COUNT)]
+
+
+def wanted(row, **workers):
+    """Say what a row gives over a list; None where torch refuses it."""
+    try:
+        return row.epoch(samples_of(row.samples), **workers)
+    except Exception:  # noqa: BLE001 -- whatever collate functions and samplers raise
+        return None
