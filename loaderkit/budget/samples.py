@@ -193,8 +193,8 @@ def _lengths(dataset: Any, count: int) -> tuple[Ints | None, bool]:
     """Find the tokens of each sample: the length of its longest tensor."""
     told: Any = dataset.sizes() if _has_sizes(dataset) else None
     if hasattr(told, "tokens"):
-        tokens: Ints = told.tokens
-        return (tokens if tokens.any() else None), False
+        tokens: Ints | None = told.tokens
+        return (None if tokens is None or not tokens.any() else tokens), False
     looked = min(count, _READ_AT_MOST)
     lengths = [_length(dataset[row]) for row in range(looked)]
     return np.array(lengths, np.int64), looked < count
