@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
     from loaderkit.datasets.base import Ints, _Opened
     from loaderkit.datasets.pack import PackOptions
+
+
+_MOST_FLOAT_CLASSES = 2
+"""Labels of two classes are often floats, for the loss; PyG warns of more too."""
 
 
 class SafeGraphDataset(SafeDataset):
@@ -159,8 +164,17 @@ class SafeGraphDataset(SafeDataset):
         if y.numel() != y.size(0):
             return int(y.size(-1))
         if y.is_floating_point():
-            return int(torch.unique(y).numel())
+            return self._count_values(y)
         return int(y.max()) + 1
+
+    def _count_values(self, y: torch.Tensor) -> int:
+        count = int(torch.unique(y).numel())
+        if count > _MOST_FLOAT_CLASSES:
+            text = (
+                f"y is made of floats: num_classes counts its {count} unique elements"
+            )
+            warnings.warn(text, UserWarning, stacklevel=3)
+        return count
 
     def _first_graph(self) -> Any:
         graph = next(_graphs_in(self[0]), None)

@@ -115,7 +115,8 @@ def fetch(dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any]) -> A
 
     Raises:
         LoaderError: A sample cannot be read, or the samples cannot be joined; the
-            message names them, and the user's own error is its cause.
+            message names them, and the user's own error is its cause.  ``except`` with
+            the type of that error catches it, too.
     """
     if reads_together(dataset):
         samples = _read_together(dataset, rows)
@@ -221,7 +222,50 @@ def _told(what: str, error: Exception, fix: str) -> LoaderError:
     frames = traceback.extract_tb(error.__traceback__)
     where = f"raised at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     what += f"{type(error).__name__}: {error}"
-    return LoaderError(what, why=where, fix=fix)
+    told = loader_error_like(type(error))(what, why=where, fix=fix)
+    for name, value in vars(error).items():
+        vars(told).setdefault(name, value)
+    return told
+
+
+def loader_error_like(users: type[Exception]) -> type[LoaderError]:
+    """Make a LoaderError that ``except`` catches as an error of the user's type, too.
+
+    A loop that catches the errors of its own dataset does so with torch's DataLoader,
+    and goes on doing so with ours.
+
+    Args:
+        users: The type of what the user's code raised.
+
+    Returns:
+        LoaderError itself where Python cannot make such a type, and for StopIteration,
+        which would end the loop in silence.
+    """
+    unwanted: tuple[type[Exception], ...] = (StopIteration, StopAsyncIteration)
+    if issubclass(users, (LoaderError, *unwanted)):
+        return LoaderError
+    body = {
+        "__module__": LoaderError.__module__,
+        "__doc__": LoaderError.__doc__,
+        # Some types show their own attributes, which only their own __init__ sets.
+        "__str__": Exception.__str__,
+        "__repr__": Exception.__repr__,
+        "__reduce__": _reduce_loader_error,
+        "users_type": users,
+    }
+    try:
+        return type("LoaderError", (LoaderError, users), body)
+    except TypeError:
+        return LoaderError
+
+
+def _reduce_loader_error(error: Any) -> tuple[Any, ...]:
+    """Pickle by the user's type: the class that was made for it has no name."""
+    return _loader_error, (error.users_type, error.what, error.why, error.fix)
+
+
+def _loader_error(users: type[Exception], what: str, why: str, fix: str) -> LoaderError:
+    return loader_error_like(users)(what, why=why, fix=fix)
 
 
 class WorkerTraceback(Exception):  # noqa: N818 -- a text that stands where errors do
@@ -246,8 +290,14 @@ class Failure:
 
     def __init__(self, error: Exception) -> None:
         self.traceback = "".join(traceback.format_exception(error))
-        self.error = _pickled(error) or _pickled(LoaderError(self.traceback))
+        self.error = _pickled(error) or _pickled(self._without_its_type(error))
         self.cause = b"" if error.__cause__ is None else _pickled(error.__cause__)
+
+    def _without_its_type(self, error: Exception) -> LoaderError:
+        """Say the same in an error that can be sent: a local class cannot."""
+        if isinstance(error, LoaderkitError):
+            return LoaderError(error.what, why=error.why, fix=error.fix)
+        return LoaderError(self.traceback)
 
     def rebuilt(self) -> Exception:
         """Make the error again, in the process that trains."""

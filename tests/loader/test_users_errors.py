@@ -39,8 +39,9 @@ def check(error, name):
 
 
 def check_cause(error, name):
-    """Find the user's error itself, as the cause."""
+    """Find the user's error itself, as the cause, and its type."""
     users = original(name)
+    assert isinstance(error, type(users)) or isinstance(users, StopIteration)
     if name not in NOT_REBUILT:
         assert type(error.__cause__) is type(users)
         assert str(error.__cause__) == str(users)
@@ -54,7 +55,7 @@ def test_a_sample_that_fails_is_named_with_the_error_as_its_cause(place, name):
 
     error = raised_by(loader)
 
-    assert type(error) is LoaderError
+    assert isinstance(error, LoaderError)
     assert error.what.startswith(f"Sample {key} could not be read: ")
     assert "mend this sample" in error.fix
     assert type(error.__cause__) is type(original(name))
@@ -77,7 +78,7 @@ def test_it_arrives_from_a_worker_as_it_does_without(place, name):
         for n in (0, 1)
     )
 
-    assert type(sent) is LoaderError
+    assert type(sent).__bases__ == type(alone).__bases__
     assert (sent.what, sent.why, sent.fix) == (alone.what, alone.why, alone.fix)
     check(sent, name)
     check_cause(sent, name)
@@ -106,7 +107,7 @@ def test_a_collate_function_that_fails_is_told_apart_from_a_sample(name, workers
 
     error = raised_by(loader)
 
-    assert type(error) is LoaderError
+    assert isinstance(error, LoaderError)
     assert "'sample-0' (row 0), 'sample-1' (row 1) were read, but not" in error.what
     assert error.fix.startswith("mend FailingCall")
     check(error, name)
@@ -185,3 +186,60 @@ def test_an_error_of_ours_keeps_its_parts_on_its_way_from_a_worker():
     error = raised_by(build_loader(Ours(), num_workers=1, **OPTIONS))
 
     assert (error.what, error.why, error.fix) == ("What.", "Why.", "Fix.")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loop_that_catches_its_own_errors_goes_on_doing_so(workers):
+    options = OPTIONS | {"batch_size": 1}
+    batches = iter(
+        build_loader(
+            faulty.Failing(faulty.ERRORS["two parts"]), num_workers=workers, **options
+        )
+    )
+
+    given, parts = [], []
+    while len(given) < 7:
+        try:
+            given.append(next(batches).item())
+        except faulty.TwoPartsError as error:  # noqa: PERF203
+            parts.append(getattr(error, "part", "left"))
+
+    assert (given, parts) == ([0, 1, 2, 3, 4, 6, 7], ["left"])
+
+
+class FinalError(type):
+    """A metaclass that refuses classes with a second base."""
+
+    def __new__(cls, name, bases, body):
+        if len(bases) > 1:
+            message = "no subclasses, please"
+            raise TypeError(message)
+        return super().__new__(cls, name, bases, body)
+
+
+class RefusingError(Exception, metaclass=FinalError):
+    """Cannot be the base of a second class."""
+
+
+def test_a_type_that_allows_no_subclass_is_the_cause_all_the_same():
+    def explode():
+        raise RefusingError("no")  # noqa: EM101
+
+    error = raised_by(build_loader(faulty.Failing(explode), num_workers=0, **OPTIONS))
+
+    assert type(error) is LoaderError
+    assert type(error.__cause__) is RefusingError
+
+
+def test_an_error_of_a_local_class_keeps_its_text_on_its_way_from_a_worker():
+    class LocalError(Exception):
+        pass
+
+    def explode():
+        raise LocalError("here")  # noqa: EM101
+
+    error = raised_by(build_loader(faulty.Named(explode), num_workers=1, **OPTIONS))
+
+    assert error.what == "Sample 'sample-5' (row 5) could not be read: LocalError: here"
+    assert "mend this sample" in error.fix
+    assert "in explode" in str(error.__cause__)
