@@ -13,6 +13,7 @@ from torch_geometric.data.data import BaseData
 
 from loaderkit.cache.store import Store
 from loaderkit.datasets.composites import take_apart
+from loaderkit.datasets.lazy import LazySamples
 
 
 def assert_same(a: Any, b: Any, path: str = "it") -> None:
@@ -29,6 +30,7 @@ def assert_same(a: Any, b: Any, path: str = "it") -> None:
     Raises:
         AssertionError: They differ; the message names the first place.
     """
+    a, b = _without_laziness(a), _without_laziness(b)
     assert type(a) is type(b), f"{path}: {type(a)} is not {type(b)}"
     for kinds, compare in _COMPARERS:
         if isinstance(a, kinds):
@@ -38,6 +40,11 @@ def assert_same(a: Any, b: Any, path: str = "it") -> None:
     nan = a != a and b != b
     assert a == b or nan, f"{path}: {a!r} is not {b!r}"
     return None
+
+
+def _without_laziness(value: Any) -> Any:
+    """Give the list that a lazy list of samples stands for."""
+    return list(value) if isinstance(value, LazySamples) else value
 
 
 def _assert_same_array(a: Any, b: Any, path: str) -> None:

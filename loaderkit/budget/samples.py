@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_iter
 from torch.utils.data import default_collate
-from torch_geometric.data import Batch
 from torch_geometric.data.data import BaseData
+
+from loaderkit.joining import join, own_collate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -163,16 +164,12 @@ def samples_of_shape(text: str, count: int) -> list[Any]:
 def _join(
     dataset: Any, rows: list[int], collate: Callable[[list[Any]], Any] | None
 ) -> Any:
-    if collate is None and hasattr(dataset, "__getitems__"):
-        found = dataset.__getitems__(rows)
-        if not isinstance(found, list):
-            return found
-    samples = [dataset[row] for row in rows]
+    read = getattr(dataset, "__getitems__", None)
+    samples = [dataset[row] for row in rows] if read is None else read(rows)
+    collate = collate or own_collate(dataset)
     if collate is not None:
         return collate(samples)
-    if isinstance(samples[0], BaseData):
-        return Batch.from_data_list(samples)
-    return default_collate(samples)
+    return join(samples, default_collate) if isinstance(samples, list) else samples
 
 
 def _graphs(dataset: Any, count: int, join: Any) -> tuple[Floats, Any, bool]:
@@ -196,8 +193,8 @@ def _lengths(dataset: Any, count: int) -> tuple[Ints | None, bool]:
     """Find the tokens of each sample: the length of its longest tensor."""
     told: Any = dataset.sizes() if _has_sizes(dataset) else None
     if hasattr(told, "tokens"):
-        tokens: Ints = told.tokens
-        return (tokens if tokens.any() else None), False
+        tokens: Ints | None = told.tokens
+        return (None if tokens is None or not tokens.any() else tokens), False
     looked = min(count, _READ_AT_MOST)
     lengths = [_length(dataset[row]) for row in range(looked)]
     return np.array(lengths, np.int64), looked < count

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import os
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard, TypeVar
 
 import numpy as np
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 
 from loaderkit.cache.build import finish_killed_commit
 from loaderkit.cache.files import load_sources
@@ -21,6 +21,7 @@ from loaderkit.datasets.decode import decode
 from loaderkit.datasets.dict_batches import RAGGED, DictRecipe, collate_samples
 from loaderkit.datasets.fingerprint import Fingerprint, differences
 from loaderkit.datasets.gathering import UnlikeShapesError, reader
+from loaderkit.datasets.lazy import LazySamples
 from loaderkit.datasets.own import own
 from loaderkit.datasets.pack import PackOptions, pack_source
 from loaderkit.datasets.rows import is_one, many_rows, one_row
@@ -28,12 +29,12 @@ from loaderkit.datasets.sizes import sample_sizes
 from loaderkit.datasets.soundness import check_columns
 from loaderkit.datasets.source_files import SourceFileList
 from loaderkit.datasets.sources import KeyedSource
-from loaderkit.datasets.structure import KEY, VARIANT, Structure
+from loaderkit.datasets.structure import KEY, VARIANT, Nest, Structure
 from loaderkit.errors import DatasetError, StaleCacheError
+from loaderkit.joining import check_no_keys, join
 
 if TYPE_CHECKING:
-    import types
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -130,7 +131,7 @@ class SafeDataset(Dataset[Any]):
     @property
     def gathers(self) -> bool:
         """Whether batches come from the cache, with no code of yours on the way."""
-        return self.cache is not None and self.transform is None
+        return self._reads_cache and _is_ours(self.batch) and _is_ours(self.collate)
 
     def __len__(self) -> int:
         return self._count() if self._rows is None else len(self._rows)
@@ -143,23 +144,23 @@ class SafeDataset(Dataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         return (self[row] for row in range(len(self)))
 
-    def __getitems__(self, rows: Sequence[int]) -> Any:
-        """Give a finished batch, as torch's DataLoader asks for it.
-
-        Under a DataLoader whose ``collate_fn`` is torch's or PyG's own, which joins
-        samples itself, it gives the list of samples.
+    def __getitems__(self, rows: Sequence[int]) -> list[Any]:
+        """Give the samples of a batch, as torch's DataLoader asks for them.
 
         Args:
             rows: Rows of the batch, in order.
 
         Returns:
-            ``self.batch(rows)``, or a list of samples.
+            A list of new samples, for any ``collate_fn``.  Where they come straight
+            from a cache the list is filled when it is first looked into, which
+            ``collate`` of this dataset never does: it gathers the batch instead.
         """
-        if _collates_itself(_running_collate()):
-            return [self[row] for row in rows]
-        return self.batch(rows)
+        numbers = many_rows(rows, len(self))
+        if self._reads_cache and self._samples_are_nests():
+            return LazySamples.of(self, numbers)
+        return [self[row] for row in numbers.tolist()]
 
-    def batch(self, rows: Sequence[int]) -> Any:
+    def batch(self, rows: Sequence[int] | Ints) -> Any:
         """Gather a batch from the cache in one go.
 
         Args:
@@ -171,34 +172,44 @@ class SafeDataset(Dataset[Any]):
         Raises:
             DatasetError: The samples cannot be batched.
         """
-        chosen = self._chosen(rows)
-        if self.cache is None or self.transform is not None:
-            return collate_samples(
-                [self._sample(int(row)) for row in chosen], self.ragged
-            )
-        opened = self._open()
-        recipe = opened.recipe(self._recipe, opened.one_variant(chosen))
+        numbers = self._numbers(rows)
+        cached = self._in_cache(numbers)
+        recipe = self._recipe_of(cached)
         if recipe is None:
-            return collate_samples(
-                [self._sample(int(row)) for row in chosen], self.ragged
-            )
+            return self._joined([self[row] for row in numbers.tolist()])
         try:
-            return recipe.batch(chosen)
+            return recipe.batch(cached)
         except UnlikeShapesError as error:
             raise self._unlike(str(error)) from None
 
-    def collate(self, samples: Any) -> Any:
-        """Serve as ``collate_fn``: pass a finished batch on, join a list of samples.
+    def collate(
+        self,
+        samples: Any,
+        *,
+        follow_batch: Collection[str] | None = None,
+        exclude_keys: Collection[str] | None = None,
+    ) -> Any:
+        """Join samples; serves as ``collate_fn`` of any DataLoader.
 
         Args:
-            samples: What ``__getitems__`` gave, or a list of samples.
+            samples: A list of samples.  The one that ``__getitems__`` gave is not
+                read: its batch is gathered from the cache.
+            follow_batch: Fields of graphs in the samples that get a ``_batch`` vector.
+            exclude_keys: Fields of graphs in the samples that are left out.
 
         Returns:
-            A batch.
+            A batch; what is no list is taken for one and returned as it is.
+
+        Raises:
+            DatasetError: The samples cannot be batched.
         """
-        return (
-            collate_samples(samples, self.ragged) if type(samples) is list else samples
-        )
+        if not isinstance(samples, list):
+            return samples
+        follow, exclude = follow_batch or (), exclude_keys or ()
+        if isinstance(samples, LazySamples) and self._joins_like(samples.dataset):
+            check_no_keys(follow, exclude, "a cache without one")
+            return samples.dataset.batch(samples.rows)
+        return self._joined(samples, follow, exclude)
 
     def sizes(self) -> Any:
         """Tell how large each sample is, from the cache's offsets alone.
@@ -255,12 +266,50 @@ class SafeDataset(Dataset[Any]):
     def _row(self, row: int) -> int:
         return row if self._rows is None else int(self._rows[row])
 
-    def _chosen(self, rows: Sequence[int]) -> Ints:
-        chosen = many_rows(rows, len(self))
-        if not len(chosen):
+    def _numbers(self, rows: Sequence[int] | Ints) -> Ints:
+        """Check the rows of a batch."""
+        numbers = many_rows(rows, len(self))
+        if not len(numbers):
             msg = "a batch needs at least one row, got none"
             raise IndexError(msg)
-        return chosen if self._rows is None else self._rows[chosen]
+        return numbers
+
+    def _in_cache(self, rows: Ints) -> Ints:
+        return rows if self._rows is None else self._rows[rows]
+
+    @property
+    def _reads_cache(self) -> bool:
+        """Whether a sample is what the cache holds, with no code of the user's."""
+        own_reading = _is_ours(self.__getitem__)
+        return self.cache is not None and self.transform is None and own_reading
+
+    def _recipe_of(self, rows: Ints) -> Any:
+        """Say how samples are gathered; None where they must be read one by one.
+
+        Args:
+            rows: Numbers of the samples in the cache.
+        """
+        if not self._reads_cache:
+            return None
+        opened = self._open()
+        return opened.recipe(self._recipe, opened.one_variant(rows))
+
+    def _joins_like(self, other: SafeDataset | None) -> TypeGuard[SafeDataset]:
+        """Tell whether another dataset, such as a part of this one, joins as we do."""
+        return type(other) is type(self) and other.ragged == self.ragged
+
+    def _samples_are_nests(self) -> bool:
+        """Tell whether no sample is a bare tensor, array, number or text."""
+        return all(isinstance(v, Nest) for v in self._open().structure.variants)
+
+    def _joined(
+        self,
+        samples: list[Any],
+        follow_batch: Collection[str] = (),
+        exclude_keys: Collection[str] = (),
+    ) -> Any:
+        others = functools.partial(collate_samples, ragged=self.ragged)
+        return join(samples, others, follow_batch, exclude_keys)
 
     def _count(self) -> int:
         if self.cache is None:
@@ -380,28 +429,6 @@ class _Opened:
         return found
 
 
-def _running_collate() -> Any:
-    """Find the ``collate_fn`` of the DataLoader that is asking, if one is.
-
-    torch hands a dataset's ``__getitems__`` straight to ``collate_fn``, without a word
-    to the dataset about which one that is; torch's and PyG's own would try to join the
-    parts of a finished batch.
-    """
-    from torch.utils.data._utils.fetch import _MapDatasetFetcher
-
-    fetch = _MapDatasetFetcher.fetch.__code__
-    frame: types.FrameType | None = sys._getframe(2)
-    for _ in range(4):  # torch's Subset and ConcatDataset may stand in between
-        if frame is not None and frame.f_code is not fetch:
-            frame = frame.f_back
-    if frame is None or frame.f_code is not fetch:
-        return None
-    return frame.f_locals["self"].collate_fn
-
-
-def _collates_itself(collate: Any) -> bool:
-    kind = f"{type(collate).__module__}.{type(collate).__qualname__}"
-    return (
-        collate is default_collate
-        or kind == "torch_geometric.loader.dataloader.Collater"
-    )
+def _is_ours(method: Callable[..., Any]) -> bool:
+    """Tell whether a method is loaderkit's own, and not one of a user's subclass."""
+    return method.__module__.startswith("loaderkit.")

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch_geometric.data import Batch
 from torch_geometric.data.data import BaseData
 
 from loaderkit.datasets.base import SafeDataset
 from loaderkit.datasets.batches import Recipe
 from loaderkit.datasets.gathering import UnlikeShapesError
+from loaderkit.datasets.lazy import LazySamples
 from loaderkit.datasets.sizes import Sizes, graph_sizes
 from loaderkit.errors import DatasetError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from loaderkit.cache.store import Checksums
-    from loaderkit.datasets.base import _Opened
+    from loaderkit.datasets.base import Ints, _Opened
     from loaderkit.datasets.pack import PackOptions
+
+
+_MOST_FLOAT_CLASSES = 2
+"""Labels of two classes are often floats, for the loss; PyG warns of more too."""
 
 
 class SafeGraphDataset(SafeDataset):
@@ -67,7 +73,7 @@ class SafeGraphDataset(SafeDataset):
 
     def batch(
         self,
-        rows: Sequence[int],
+        rows: Sequence[int] | Ints,
         *,
         follow_batch: Collection[str] | None = None,
         exclude_keys: Collection[str] | None = None,
@@ -88,32 +94,47 @@ class SafeGraphDataset(SafeDataset):
         """
         follow = self.follow_batch if follow_batch is None else follow_batch
         exclude = self.exclude_keys if exclude_keys is None else exclude_keys
-        chosen = self._chosen(rows)
-        recipe = None
-        if self.cache is not None and self.transform is None:
-            opened = self._open()
-            recipe = opened.recipe(self._recipe, opened.one_variant(chosen))
-        if recipe is not None and recipe.gathers(exclude):
-            try:
-                return recipe.batch(chosen, follow, exclude)
-            except UnlikeShapesError as error:
-                raise self._unlike(str(error)) from None
-        samples = [self._sample(int(row)) for row in chosen]
-        return Batch.from_data_list(samples, list(follow), list(exclude))
+        numbers = self._numbers(rows)
+        cached = self._in_cache(numbers)
+        recipe = self._recipe_of(cached)
+        if recipe is None or not recipe.gathers(exclude):
+            samples = [self[row] for row in numbers.tolist()]
+            return self._joined(samples, follow, exclude)
+        try:
+            return recipe.batch(cached, follow, exclude)
+        except UnlikeShapesError as error:
+            raise self._unlike(str(error)) from None
 
-    def collate(self, samples: Any) -> Any:
-        """Serve as ``collate_fn``: pass a finished batch on, join a list of graphs.
+    def collate(
+        self,
+        samples: Any,
+        *,
+        follow_batch: Collection[str] | None = None,
+        exclude_keys: Collection[str] | None = None,
+    ) -> Any:
+        """Join graphs; serves as ``collate_fn`` of any DataLoader.
 
         Args:
-            samples: What ``__getitems__`` gave, or a list of graphs.
+            samples: A list of graphs, or of what ``transform`` makes of them: pairs,
+                dicts, anything that PyG's DataLoader takes.  The list that
+                ``__getitems__`` gave is not read: its batch is gathered.
+            follow_batch: Fields that get a ``_batch`` vector; the dataset's if None.
+            exclude_keys: Fields left out; the dataset's if None.
 
         Returns:
-            A batch.
+            A batch; what is no list is taken for one and returned as it is.
+
+        Raises:
+            DatasetError: The graphs cannot be batched.
         """
-        if type(samples) is not list:
+        if not isinstance(samples, list):
             return samples
-        follow, exclude = list(self.follow_batch), list(self.exclude_keys)
-        return Batch.from_data_list(samples, follow, exclude)
+        follow = self.follow_batch if follow_batch is None else follow_batch
+        exclude = self.exclude_keys if exclude_keys is None else exclude_keys
+        if isinstance(samples, LazySamples) and self._joins_like(samples.dataset):
+            graphs: Any = samples.dataset
+            return graphs.batch(samples.rows, follow_batch=follow, exclude_keys=exclude)
+        return self._joined(samples, follow, exclude)
 
     def sizes(self) -> Sizes:
         """Tell how large each sample is, from the cache's offsets alone.
@@ -129,34 +150,52 @@ class SafeGraphDataset(SafeDataset):
     @property
     def num_node_features(self) -> Any:
         """Features of a node, as in PyG; by node type for ``HeteroData``."""
-        return self._first().num_node_features
+        return self._first_graph().num_node_features
 
     @property
     def num_features(self) -> Any:
         """Features of a node, as in PyG."""
-        return self._first().num_features
+        return self._first_graph().num_features
 
     @property
     def num_edge_features(self) -> Any:
         """Features of an edge, as in PyG; by edge type for ``HeteroData``."""
-        return self._first().num_edge_features
+        return self._first_graph().num_edge_features
 
     @property
     def num_classes(self) -> int:
         """Classes in ``y``, as PyG counts them: over all samples of this dataset."""
-        labels = [self[row].get("y") for row in range(len(self))]
-        found = [torch.as_tensor(each) for each in labels if each is not None]
-        if not found:
+        labels = [
+            torch.as_tensor(graph.y)
+            for sample in self
+            for graph in _graphs_in(sample)
+            if graph.get("y") is not None
+        ]
+        if not labels:
             return 0
-        y = torch.cat([each.reshape(1) if each.dim() == 0 else each for each in found])
-        if y.numel() == y.size(0) and not y.is_floating_point():
-            return int(y.max()) + 1
-        if y.numel() == y.size(0):
-            return int(torch.unique(y).numel())
-        return int(y.size(-1))
+        y = torch.cat([y.reshape(1) if y.dim() == 0 else y for y in labels])
+        if y.numel() != y.size(0):
+            return int(y.size(-1))
+        if y.is_floating_point():
+            return self._count_values(y)
+        return int(y.max()) + 1
 
-    def _first(self) -> Any:
-        return self[0]
+    def _count_values(self, y: torch.Tensor) -> int:
+        count = int(torch.unique(y).numel())
+        if count > _MOST_FLOAT_CLASSES:
+            text = (
+                f"y is made of floats: num_classes counts its {count} unique elements"
+            )
+            warnings.warn(text, UserWarning, stacklevel=3)
+        return count
+
+    def _first_graph(self) -> Any:
+        graph = next(_graphs_in(self[0]), None)
+        if graph is None:
+            what = f"The transform returned a {type(self[0]).__name__} without a graph."
+            fix = "ask the dataset that has no transform"
+            raise DatasetError(what, why="features are those of a graph", fix=fix)
+        return graph
 
     def _loaded(self, key: Any) -> Any:
         graph = self.load(key)
@@ -168,3 +207,15 @@ class SafeGraphDataset(SafeDataset):
 
     def _recipe(self, opened: _Opened, variant: int) -> Any:
         return Recipe(opened.store, opened.structure, variant, self.classes)
+
+
+def _graphs_in(sample: Any) -> Iterator[Any]:
+    """Find the graphs in what a transform returned: itself, or in a pair, a dict ..."""
+    if isinstance(sample, BaseData):
+        yield sample
+    elif isinstance(sample, Mapping):
+        for value in sample.values():
+            yield from _graphs_in(value)
+    elif isinstance(sample, list | tuple):
+        for value in sample:
+            yield from _graphs_in(value)

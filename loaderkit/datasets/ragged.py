@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
 from loaderkit.errors import DatasetError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+T = TypeVar("T")
 
 
+def _made_of_parts(cls: type[T]) -> type[T]:
+    """Let ``cls(parts)`` mean ``cls(*parts)``, as it does for a plain tuple.
+
+    Hugging Face's Trainer moves a batch to the device by ``type(part)(moved)`` for
+    every tuple in it, where ``moved`` is a generator; a named tuple would take that for
+    its first field.  A NamedTuple's body may not define ``__new__``, hence this.
+    """
+    of_fields: Callable[..., T] = cls.__new__
+
+    def __new__(kind: type[T], *parts: Any, **named: Any) -> T:  # noqa: N807
+        if len(parts) == 1 and not named and not isinstance(parts[0], torch.Tensor):
+            parts = tuple(parts[0])
+        return of_fields(kind, *parts, **named)
+
+    cls.__new__ = __new__  # type: ignore[method-assign, assignment]
+    return cls
+
+
+@_made_of_parts
 class Padded(NamedTuple):
     """Samples side by side, each filled up to the longest."""
 
@@ -28,6 +49,7 @@ class Padded(NamedTuple):
         return [row[:length] for row, length in pairs]
 
 
+@_made_of_parts
 class Packed(NamedTuple):
     """Samples end to end."""
 

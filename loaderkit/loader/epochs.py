@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loaderkit.errors import LoaderError
-from loaderkit.loader.fetching import names_of
+from loaderkit.loader.fetching import Failure, names_of
 from loaderkit.loader.prefetch import ReadAhead
 from loaderkit.memory.host import Host, read_host
 from loaderkit.units import format_bytes
@@ -70,6 +70,8 @@ class LoaderEpoch(Iterator[Any]):
             self.progress.ended = True
             self.close()
             raise told from error
+        if isinstance(batch, Failure):
+            raise batch.rebuilt()
         self.progress.given += 1
         return batch
 
@@ -83,8 +85,8 @@ class LoaderEpoch(Iterator[Any]):
     def _told(self, error: RuntimeError) -> LoaderError | None:
         """Explain a worker's death; None when it is something else."""
         text = str(error)
-        if "DataLoader worker" not in text or isinstance(error, LoaderError):
-            return None
+        if not text.startswith("DataLoader worker (pid"):
+            return None  # the user's own error, or ours
         workers = list(getattr(self._inner, "_workers", []))
         for worker in workers:
             worker.join(timeout=0.2)

@@ -135,7 +135,7 @@ def read_facts(
         device=capability,
         samples=samples,
         iterable=iterable,
-        gathering=is_gathering(dataset),
+        gathering=is_gathering(dataset, collate),
         quiet=draws_nothing(dataset),
         largest_bytes=largest_bytes,
         measured=measured,

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import functools
+import pickle
 import traceback
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.utils.data import (
+    ConcatDataset,
     Dataset,
+    StackDataset,
     Subset,
     TensorDataset,
     default_collate,
     get_worker_info,
 )
-from torch_geometric.data import Batch, InMemoryDataset
-from torch_geometric.data.data import BaseData
-from torch_geometric.loader.dataloader import Collater
+from torch_geometric.data import InMemoryDataset
 
 from loaderkit.errors import LoaderError, LoaderkitError
+from loaderkit.joining import join, own_collate
 from loaderkit.loader.randomness import Seeded
 from loaderkit.memory.parcel import Parcel, Segments, packing, parcels_work, unshared
 
@@ -26,13 +31,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-def is_gathering(dataset: Any) -> bool:
-    """Tell whether a dataset gives finished batches without running code of a user."""
-    return bool(getattr(_innermost(dataset), "gathers", False))
+def is_gathering(dataset: Any, collate: Callable[[Any], Any] | None = None) -> bool:
+    """Tell whether batches come from a cache, without running code of a user.
+
+    Args:
+        dataset: What is read.
+        collate: How its samples are joined; the dataset's own way if None.  Any other
+            is a user's, and gets samples.
+    """
+    inner = _innermost(dataset)
+    if not getattr(inner, "gathers", False):
+        return False
+    if isinstance(collate, functools.partial):
+        collate = collate.func
+    return collate is None or collate == inner.collate
 
 
 def _innermost(dataset: Any) -> Any:
-    while isinstance(dataset, Subset):
+    while type(dataset) is Subset:  # a subclass of it may change the samples
         dataset = dataset.dataset
     return dataset
 
@@ -52,18 +68,19 @@ def collate_of(
     """Choose how samples are joined.
 
     Args:
-        dataset: Ours joins its own samples, or gives finished batches.
+        dataset: One of ours joins its own samples.
         follow_batch: As in PyG.
         exclude_keys: As in PyG.
 
     Returns:
         A function of a list of samples, that can be pickled.
     """
-    inner = _innermost(dataset)
-    if hasattr(inner, "gathers") and not (follow_batch or exclude_keys):
-        found: Callable[[Any], Any] = inner.collate
-        return found
-    return Join(list(follow_batch or ()), list(exclude_keys or ()))
+    collate = own_collate(dataset)
+    if collate is None:
+        return Join(list(follow_batch or ()), list(exclude_keys or ()))
+    for_graphs = {"follow_batch": follow_batch, "exclude_keys": exclude_keys}
+    given = {name: keys for name, keys in for_graphs.items() if keys is not None}
+    return functools.partial(collate, **given) if given else collate
 
 
 class Join:
@@ -79,25 +96,10 @@ class Join:
 
     def __call__(self, samples: Any) -> Any:
         """Join a list of samples; what is joined already passes."""
-        if type(samples) is not list:
+        if not isinstance(samples, list):
             return samples
         with unshared():
-            return self._joined(samples)
-
-    def _joined(self, samples: list[Any]) -> Any:
-        if isinstance(samples[0], BaseData):
-            return Batch.from_data_list(samples, self.follow_batch, self.exclude_keys)
-        if _holds_graphs(samples[0]):
-            return Collater(None, self.follow_batch, self.exclude_keys)(samples)
-        return default_collate(samples)
-
-
-def _holds_graphs(sample: Any) -> bool:
-    if isinstance(sample, BaseData):
-        return True
-    if isinstance(sample, dict):
-        return any(_holds_graphs(each) for each in sample.values())
-    return isinstance(sample, list | tuple) and any(map(_holds_graphs, sample))
+            return join(samples, default_collate, self.follow_batch, self.exclude_keys)
 
 
 def fetch(dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any]) -> Any:
@@ -106,24 +108,58 @@ def fetch(dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any]) -> A
     Args:
         dataset: Indexed by row, or with ``__getitems__``.
         rows: Rows of the batch.
-        collate: Joins a list of samples, and passes a finished batch.
+        collate: Joins a list of samples.
 
     Returns:
         The batch.
 
     Raises:
         LoaderError: A sample cannot be read, or the samples cannot be joined; the
-            message names them.
+            message names them, and the user's own error is its cause.  ``except`` with
+            the type of that error catches it, too.
     """
-    together = getattr(dataset, "__getitems__", None)
+    if reads_together(dataset):
+        samples = _read_together(dataset, rows)
+    else:
+        samples = _read(dataset, rows)
     try:
-        samples = _read(dataset, rows) if together is None else together(list(rows))
         return collate(samples)
     except LoaderkitError:
         raise
     except Exception as error:
-        what = f"The batch of samples {names_of(dataset, rows)} could not be made: "
-        raise _told(what, error) from error
+        what = f"The samples {names_of(dataset, rows)} were read, but not joined: "
+        fix = f"mend {_name(collate)}, or the samples; num_workers=0 to step through"
+        raise _told(what, error, fix) from error
+
+
+def reads_together(dataset: Any) -> bool:
+    """Tell whether a dataset reads the samples of a batch all at once.
+
+    Where it would read them one after the other, we do so ourselves, and know which
+    of them failed.
+
+    Args:
+        dataset: Any that is indexed.
+    """
+    if not callable(getattr(dataset, "__getitems__", None)):
+        return False
+    if type(dataset) is Subset:
+        return reads_together(dataset.dataset)
+    if type(dataset) is StackDataset:
+        parts = dataset.datasets
+        in_order = parts.values() if isinstance(parts, dict) else parts
+        return any(reads_together(part) for part in in_order)
+    return bool(getattr(dataset, "gathers", True))
+
+
+def _read_together(dataset: Any, rows: Sequence[int]) -> Any:
+    try:
+        return dataset.__getitems__(list(rows))
+    except LoaderkitError:
+        raise
+    except Exception as error:
+        what = f"The samples {names_of(dataset, rows)} could not be read: "
+        raise _told(what, error, _MEND_SAMPLE) from error
 
 
 def _read(dataset: Any, rows: Sequence[int]) -> list[Any]:
@@ -135,8 +171,11 @@ def _read(dataset: Any, rows: Sequence[int]) -> list[Any]:
         raise
     except Exception as error:
         what = f"Sample {name_of(dataset, row)} could not be read: "
-        raise _told(what, error) from error
+        raise _told(what, error, _MEND_SAMPLE) from error
     return samples
+
+
+_MEND_SAMPLE = "mend this sample, or leave it out; num_workers=0 to step through"
 
 
 def names_of(dataset: Any, rows: Sequence[int]) -> str:
@@ -145,21 +184,141 @@ def names_of(dataset: Any, rows: Sequence[int]) -> str:
     return names + (f" and {len(rows) - 8:,} more" if len(rows) > 8 else "")
 
 
-def name_of(dataset: Any, row: int) -> str:
-    """Name a sample by its key, where the dataset knows one."""
-    while isinstance(dataset, Subset):
-        row, dataset = int(dataset.indices[row]), dataset.dataset
-    with contextlib.suppress(Exception):
-        return f"{dataset.key(row)!r} (row {row:,})"
-    return f"row {row:,}"
+def name_of(dataset: Any, row: Any) -> str:
+    """Name a sample by its key, where the dataset knows one.
+
+    Args:
+        dataset: What is read.
+        row: An integer, or whatever the user's sampler gives to the user's dataset.
+    """
+    number = f"row {row:,}" if isinstance(row, int | np.integer) else f"row {row!r}"
+    with contextlib.suppress(Exception):  # a name must not hide the error it is for
+        dataset, inner_row = _innermost_row(dataset, row)
+        if isinstance(inner_row, int | np.integer):
+            number = f"row {inner_row:,}"
+        return f"{dataset.key(inner_row)!r} ({number})"
+    return number
 
 
-def _told(what: str, error: Exception) -> LoaderError:
+def _innermost_row(dataset: Any, row: Any) -> tuple[Any, Any]:
+    """Look up where a row of a subset, or of datasets in a chain, comes from."""
+    while True:
+        if isinstance(dataset, Subset):
+            row, dataset = int(dataset.indices[row]), dataset.dataset
+        elif isinstance(dataset, ConcatDataset):
+            number = bisect.bisect_right(dataset.cumulative_sizes, row)
+            row -= dataset.cumulative_sizes[number - 1] if number else 0
+            dataset = dataset.datasets[number]
+        else:
+            return dataset, row
+
+
+def _name(function: Any) -> str:
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return str(name)
+
+
+def _told(what: str, error: Exception, fix: str) -> LoaderError:
     frames = traceback.extract_tb(error.__traceback__)
     where = f"raised at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     what += f"{type(error).__name__}: {error}"
-    fix = "mend this sample, or leave it out; num_workers=0 shows it in a debugger"
-    return LoaderError(what, why=where, fix=fix)
+    told = loader_error_like(type(error))(what, why=where, fix=fix)
+    for name, value in vars(error).items():
+        vars(told).setdefault(name, value)
+    return told
+
+
+def loader_error_like(users: type[Exception]) -> type[LoaderError]:
+    """Make a LoaderError that ``except`` catches as an error of the user's type, too.
+
+    A loop that catches the errors of its own dataset does so with torch's DataLoader,
+    and goes on doing so with ours.
+
+    Args:
+        users: The type of what the user's code raised.
+
+    Returns:
+        LoaderError itself where Python cannot make such a type, and for StopIteration,
+        which would end the loop in silence.
+    """
+    unwanted: tuple[type[Exception], ...] = (StopIteration, StopAsyncIteration)
+    if issubclass(users, (LoaderError, *unwanted)):
+        return LoaderError
+    body = {
+        "__module__": LoaderError.__module__,
+        "__doc__": LoaderError.__doc__,
+        # Some types show their own attributes, which only their own __init__ sets.
+        "__str__": Exception.__str__,
+        "__repr__": Exception.__repr__,
+        "__reduce__": _reduce_loader_error,
+        "users_type": users,
+    }
+    try:
+        return type("LoaderError", (LoaderError, users), body)
+    except TypeError:
+        return LoaderError
+
+
+def _reduce_loader_error(error: Any) -> tuple[Any, ...]:
+    """Pickle by the user's type: the class that was made for it has no name."""
+    return _loader_error, (error.users_type, error.what, error.why, error.fix)
+
+
+def _loader_error(users: type[Exception], what: str, why: str, fix: str) -> LoaderError:
+    return loader_error_like(users)(what, why=why, fix=fix)
+
+
+class WorkerTraceback(Exception):  # noqa: N818 -- a text that stands where errors do
+    """The traceback of an error in a worker, shown as the error's cause.
+
+    A traceback cannot be sent between processes; ``multiprocessing.Pool`` and
+    ``concurrent.futures`` show theirs in this way too.
+    """
+
+    def __str__(self) -> str:
+        return f"in a worker of the loader:\n\n{self.args[0]}"
+
+
+class Failure:
+    """An error of a worker, sent in place of the batch that could not be made.
+
+    torch would send its text alone, and raise another error with that text.
+
+    Args:
+        error: As it was raised; what caused it goes along.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self.traceback = "".join(traceback.format_exception(error))
+        self.error = _pickled(error) or _pickled(self._without_its_type(error))
+        self.cause = b"" if error.__cause__ is None else _pickled(error.__cause__)
+
+    def _without_its_type(self, error: Exception) -> LoaderError:
+        """Say the same in an error that can be sent: a local class cannot."""
+        if isinstance(error, LoaderkitError):
+            return LoaderError(error.what, why=error.why, fix=error.fix)
+        return LoaderError(self.traceback)
+
+    def rebuilt(self) -> Exception:
+        """Make the error again, in the process that trains."""
+        error: Exception = pickle.loads(self.error)
+        cause: BaseException = WorkerTraceback(self.traceback)
+        if self.cause:
+            users_error: BaseException = pickle.loads(self.cause)
+            users_error.__cause__ = cause
+            cause = users_error
+        error.__cause__ = cause
+        return error
+
+
+def _pickled(error: BaseException) -> bytes:
+    """Pickle an error; nothing where it cannot be built again from that."""
+    try:
+        text = pickle.dumps(error)
+        pickle.loads(text)
+    except Exception:  # noqa: BLE001 -- its class is the user's, and may raise anything
+        return b""
+    return text
 
 
 class Fetching(Dataset[Any]):
@@ -180,14 +339,19 @@ class Fetching(Dataset[Any]):
         return len(self.dataset)
 
     def __getitems__(self, rows: Sequence[int]) -> Any:
-        """Make a batch."""
+        """Make a batch; in a worker, what went wrong instead if something does."""
         bound = getattr(rows, "bound", None)
-        batch = self._made(rows)
+        try:
+            batch = self._made(rows)
+        except Exception as error:
+            if get_worker_info() is None:
+                raise
+            return Failure(error)
         return batch if bound is None else padded_to(batch, bound)
 
     def _made(self, rows: Sequence[int]) -> Any:
         seed = getattr(rows, "seed", None) if self.seeded else None
-        if is_gathering(self.dataset):
+        if is_gathering(self.dataset, self.collate):
             with unshared():
                 return fetch(self.dataset, rows, self.collate)
         if seed is None:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from loaderkit.loader import randomness
 from loaderkit.loader.randomness import Seeded
 
 
@@ -119,19 +118,3 @@ def test_another_generator_behind_numpys_functions_is_put_back_too():
         np.random.set_bit_generator(before)
 
     assert found == expected
-
-
-def test_the_quick_way_is_what_is_tested_here():
-    assert randomness._python_view() is not None
-    assert randomness._numpy_view(np.random.get_bit_generator()) is not None
-
-
-@pytest.mark.parametrize("view", ["_numpy_view", "_python_view"])
-def test_bytes_that_lie_otherwise_are_asked_for(monkeypatch, view):
-    monkeypatch.setattr(randomness, view, lambda *_: None)
-
-    def block(step):
-        with Seeded(step):
-            draw_all()
-
-    assert training(block) == undisturbed()

@@ -1,9 +1,11 @@
 """Real trainers take the loader as it is."""
 
+import numpy as np
 import pytest
 import torch
 
-from loaderkit import build_loader
+from loaderkit import build_loader, pack
+from loaderkit.testing import assert_same
 
 
 @pytest.mark.needs("accelerate")
@@ -85,3 +87,89 @@ def test_the_hugging_face_trainer_trains_on_it(tmp_path):
     assert sorted(model.seen[:40]) == list(range(40))
     assert sorted(model.seen[40:]) == list(range(40))
     assert model.seen[:40] != model.seen[40:]
+
+
+class Regression(torch.nn.Module):
+    """Takes what any of the collators below gives, and keeps what it saw."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.seen = torch.nn.Embedding(50, 1), []
+
+    def forward(self, input_ids, labels, **_):
+        ids = input_ids if torch.is_tensor(input_ids) else input_ids.values
+        self.seen.append((ids.clone(), labels.clone()))
+        loss = (self.layer(ids).flatten(1).sum(1) - labels).pow(2).mean()
+        return {"loss": loss}
+
+
+def collators():
+    """Give Hugging Face's own, and ours, for samples of one length or of several."""
+    from tokenizers import Tokenizer, models
+    from transformers import (
+        DataCollatorWithPadding,
+        DefaultDataCollator,
+        PreTrainedTokenizerFast,
+        default_data_collator,
+    )
+
+    words = Tokenizer(models.WordLevel({"[PAD]": 0, "a": 1}, unk_token="[PAD]"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]")
+    return {
+        "none given": None,
+        "default_data_collator": default_data_collator,
+        "DefaultDataCollator": DefaultDataCollator(),
+        "DataCollatorWithPadding": DataCollatorWithPadding(tokenizer),
+    }
+
+
+@pytest.mark.needs("transformers")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["tensors", "arrays", "lists"])
+def test_the_hugging_face_trainer_sees_a_packed_dataset_as_a_list(tmp_path, kind):
+    import transformers
+
+    make = {"tensors": torch.tensor, "arrays": np.array, "lists": list}[kind]
+    for name, collator in collators().items():
+        ragged = name == "DataCollatorWithPadding"
+        rows = [
+            {"input_ids": make([1 + i] * (2 + i % 3 * ragged)), "labels": float(i)}
+            for i in range(12)
+        ]
+        packed = pack(rows, tmp_path / f"{name}.lk", workers=0)
+        seen = []
+        for data in (rows, packed):
+            model = Regression()
+            settings = transformers.TrainingArguments(
+                output_dir=tmp_path, max_steps=3, per_device_train_batch_size=4,
+                use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True,
+                logging_strategy="no", seed=3,
+            )  # fmt: skip
+            transformers.Trainer(
+                model, settings, train_dataset=data, data_collator=collator
+            ).train()
+            seen.append(model.seen)
+        assert_same(seen[1], seen[0], name)
+
+
+@pytest.mark.needs("transformers")
+@pytest.mark.filterwarnings("ignore")
+def test_the_hugging_face_trainer_takes_padded_batches(tmp_path):
+    import transformers
+
+    rows = [{"input_ids": torch.arange(1 + i % 4), "labels": i / 2} for i in range(8)]
+    packed = pack(rows, tmp_path / "c.lk", workers=0)
+    model = Regression()
+    settings = transformers.TrainingArguments(
+        output_dir=tmp_path, num_train_epochs=1, per_device_train_batch_size=4,
+        use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True,
+        logging_strategy="no",
+    )  # fmt: skip
+
+    transformers.Trainer(
+        model, settings, train_dataset=packed, data_collator=packed.collate
+    ).train()
+
+    assert sorted(torch.cat([labels for _, labels in model.seen]).tolist()) == [
+        i / 2 for i in range(8)
+    ]

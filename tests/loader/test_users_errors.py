@@ -1,0 +1,245 @@
+"""An error of the user's own code arrives whole: type, message, traceback, key."""
+
+import traceback
+
+import faulty
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from loaderkit import LoaderError, build_loader, open_cache, pack
+
+OPTIONS = {"batch_size": 2, "probe": False, "persistent_workers": False}
+NOT_REBUILT = {"two parts", "holding"}
+"""Errors that cannot be sent: their type and message come as text."""
+
+
+def raised_by(loader):
+    with pytest.raises(Exception) as caught:  # noqa: PT011 -- which one is the question
+        list(loader)
+    return caught.value
+
+
+def original(name):
+    """Raise the error alone, as the user would see it without any loader."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        faulty.ERRORS[name]()
+    return caught.value
+
+
+def check(error, name):
+    """Find type, message and traceback of the user's error in what was raised."""
+    users = original(name)
+    shown = "".join(traceback.format_exception(error))
+    assert f"{type(users).__name__}: {users}" in f"{error}\n{shown}"
+    assert 'faulty.py", line' in shown
+    assert "died" not in str(error)
+    if name == "chained":
+        assert "ValueError: invalid literal for int()" in shown
+
+
+def check_cause(error, name):
+    """Find the user's error itself, as the cause, and its type."""
+    users = original(name)
+    assert isinstance(error, type(users)) or isinstance(users, StopIteration)
+    if name not in NOT_REBUILT:
+        assert type(error.__cause__) is type(users)
+        assert str(error.__cause__) == str(users)
+
+
+@pytest.mark.parametrize("name", faulty.ERRORS)
+@pytest.mark.parametrize("place", faulty.SAMPLES)
+def test_a_sample_that_fails_is_named_with_the_error_as_its_cause(place, name):
+    make, key = faulty.SAMPLES[place]
+    loader = build_loader(make(faulty.ERRORS[name]), num_workers=0, **OPTIONS)
+
+    error = raised_by(loader)
+
+    assert isinstance(error, LoaderError)
+    assert error.what.startswith(f"Sample {key} could not be read: ")
+    assert "mend this sample" in error.fix
+    assert type(error.__cause__) is type(original(name))
+    check(error, name)
+    check_cause(error, name)
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        *zip(faulty.SAMPLES, faulty.ERRORS, strict=False),
+        ("named", "message"),
+        ("plain", "chained"),
+    ],
+)
+def test_it_arrives_from_a_worker_as_it_does_without(place, name):
+    make, _ = faulty.SAMPLES[place]
+    alone, sent = (
+        raised_by(build_loader(make(faulty.ERRORS[name]), num_workers=n, **OPTIONS))
+        for n in (0, 1)
+    )
+
+    assert type(sent).__bases__ == type(alone).__bases__
+    assert (sent.what, sent.why, sent.fix) == (alone.what, alone.why, alone.fix)
+    check(sent, name)
+    check_cause(sent, name)
+
+
+def test_it_arrives_from_a_spawned_worker():
+    loader = build_loader(
+        faulty.Named(faulty.chained), num_workers=1, multiprocessing_context="spawn",
+        **OPTIONS,
+    )  # fmt: skip
+
+    error = raised_by(loader)
+
+    assert error.what.startswith("Sample 'sample-5' (row 5) could not be read: ")
+    check(error, "chained")
+    check_cause(error, "chained")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("name", ["key", "worker", "two parts"])
+def test_a_collate_function_that_fails_is_told_apart_from_a_sample(name, workers):
+    collate = faulty.FailingCall(faulty.ERRORS[name])
+    loader = build_loader(
+        faulty.Named(print), collate_fn=collate, num_workers=workers, **OPTIONS
+    )
+
+    error = raised_by(loader)
+
+    assert isinstance(error, LoaderError)
+    assert "'sample-0' (row 0), 'sample-1' (row 1) were read, but not" in error.what
+    assert error.fix.startswith("mend FailingCall")
+    check(error, name)
+    check_cause(error, name)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_transform_that_fails_names_the_sample_of_the_cache(tmp_path, workers):
+    pack([{"row": row} for row in range(8)], tmp_path / "c.lk", workers=0)
+    transform = faulty.FailingTransform(faulty.ERRORS["size"])
+    data = open_cache(tmp_path / "c.lk", transform=transform)
+
+    error = raised_by(build_loader(data, num_workers=workers, **OPTIONS))
+
+    assert error.what.startswith("Sample '5' (row 5) could not be read: RuntimeError")
+    check(error, "size")
+
+
+def test_a_dataset_that_reads_many_at_once_has_them_all_named():
+    error = raised_by(build_loader(faulty.Together(faulty.chained), **OPTIONS))
+
+    assert error.what.startswith("The samples row 4, row 5 could not be read: ")
+    check(error, "chained")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["worker", "two parts"])
+@pytest.mark.parametrize("place", ["stream", "collate", "init"])
+def test_streams_and_worker_init_fn_raise_what_torch_would_raise(place, name):
+    explode = faulty.ERRORS[name]
+    call = faulty.FailingCall(explode)
+    data = faulty.FailingStream(print)
+    options = {"stream": {}, "collate": {"collate_fn": call}}
+    options["init"] = {"worker_init_fn": call}
+    if place == "stream":
+        data = faulty.FailingStream(explode)
+    plain = torch.utils.data.DataLoader(
+        data, batch_size=2, num_workers=1, **options[place]
+    )
+
+    error = raised_by(build_loader(data, num_workers=1, **OPTIONS, **options[place]))
+
+    assert type(error) is type(raised_by(plain))
+    check(error, name)
+
+
+class ByName(Dataset):
+    """Indexed by names, which a sampler of the user's gives."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, name):
+        return {"a": torch.ones(1)}[name]
+
+
+@pytest.mark.parametrize("wrong", ["b", (1, 2), None, 7, torch.tensor(7)])
+def test_rows_that_are_no_numbers_are_named_too(wrong):
+    loader = build_loader(ByName(), sampler=["a", wrong], **OPTIONS)
+
+    error = raised_by(loader)
+
+    assert type(error.__cause__) is KeyError
+    assert "row " in error.what
+
+
+def test_an_error_of_ours_keeps_its_parts_on_its_way_from_a_worker():
+    class Ours(Dataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, row):
+            msg = "What."
+            raise LoaderError(msg, why="Why.", fix="Fix.")
+
+    error = raised_by(build_loader(Ours(), num_workers=1, **OPTIONS))
+
+    assert (error.what, error.why, error.fix) == ("What.", "Why.", "Fix.")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loop_that_catches_its_own_errors_goes_on_doing_so(workers):
+    options = OPTIONS | {"batch_size": 1}
+    batches = iter(
+        build_loader(
+            faulty.Failing(faulty.ERRORS["two parts"]), num_workers=workers, **options
+        )
+    )
+
+    given, parts = [], []
+    while len(given) < 7:
+        try:
+            given.append(next(batches).item())
+        except faulty.TwoPartsError as error:
+            parts.append(getattr(error, "part", "left"))
+
+    assert (given, parts) == ([0, 1, 2, 3, 4, 6, 7], ["left"])
+
+
+class FinalError(type):
+    """A metaclass that refuses classes with a second base."""
+
+    def __new__(cls, name, bases, body):
+        if len(bases) > 1:
+            message = "no subclasses, please"
+            raise TypeError(message)
+        return super().__new__(cls, name, bases, body)
+
+
+class RefusingError(Exception, metaclass=FinalError):
+    """Cannot be the base of a second class."""
+
+
+def test_a_type_that_allows_no_subclass_is_the_cause_all_the_same():
+    def explode():
+        raise RefusingError("no")  # noqa: EM101
+
+    error = raised_by(build_loader(faulty.Failing(explode), num_workers=0, **OPTIONS))
+
+    assert type(error) is LoaderError
+    assert type(error.__cause__) is RefusingError
+
+
+def test_an_error_of_a_local_class_keeps_its_text_on_its_way_from_a_worker():
+    class LocalError(Exception):
+        pass
+
+    def explode():
+        raise LocalError("here")  # noqa: EM101
+
+    error = raised_by(build_loader(faulty.Named(explode), num_workers=1, **OPTIONS))
+
+    assert error.what == "Sample 'sample-5' (row 5) could not be read: LocalError: here"
+    assert "mend this sample" in error.fix
+    assert "in explode" in str(error.__cause__)
