@@ -1,0 +1,210 @@
+"""A message as its system wrote it, out of what a log made of it.  Pure.
+
+A log colours a message, puts a time and a rank in front of its lines, draws progress bars
+through it, quotes it in JSON and breaks it at the width of a terminal.  Nothing of that
+is part of the message, so all of it is taken away before anything is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from loaderkit.budget.lexicon import is_word_of_messages
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_ESCAPED = re.compile(r"\\{1,4}(?:u([0-9a-fA-F]{4})|x1b|033|([nrt\"'/]))", re.IGNORECASE)
+_WHITESPACE = {"n": "\n", "r": "\n", "t": " "}
+_COLOUR = re.compile(
+    r"\x1b\[[0-9;?]{0,20}[A-Za-z]"  # as a terminal gets it
+    r"|\x1b\][^\x07\n]{0,200}\x07"
+    r"|\^\[\[[0-9;]{0,20}m"  # as an editor shows it
+    r"|\[(?:\d{1,2};){0,3}\d{0,2}m\b"  # where the escape character was lost in copying
+)
+_PROGRESS = re.compile(
+    # tqdm: "Epoch 1:  6%|###    | 3787/62565 [04:47<1:10:53, 13.82it/s, loss=0.1]",
+    # with any part cut off; the part before the bar only at the start of a line
+    r"(?:^[^\n|%]{0,60}?:)?[ \t]{0,80}\d{1,3}%\|[^|\n]{0,300}\|?"
+    r"(?: ?[\d.]{1,12}[kMG]?/[\d.?]{1,12}[kMG]?)?(?: ?\[[^\]\n]{0,120}(?:it|s|B|batch)(?:/s|/it)?"
+    r"[^\]\n]{0,120}\])?"
+    r"|[ \t]{0,80}\|? ?\b\d{1,12}/[\d?]{1,12} \[\d\d:\d\d<[^\]\n]{0,120}\]"
+    r"|\b\d{1,12}it \[\d\d:\d\d, [^\]\n]{0,80}\]"
+    # keras and rich: "12/100 [==>.....] - ETA: 1s", bars of box characters
+    r"|\b\d{1,12}/\d{1,12} \[[=>.]{3,200}\](?: - [^\n]{0,120})?"
+    r"|[━╸╺╴─█▉▊▋▌▍▎▏░▒▓]{3,300}",
+    re.MULTILINE,
+)
+_LEVEL = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|NOTICE|TRACE)"
+_CLOCK = r"\d{1,2}:\d\d:\d\d(?:[.,:]\d{1,9})?"
+_PREFIX = re.compile(
+    r"[ \t]*(?:"
+    # times
+    rf"[\[(]?\d{{4}}[-/]\d\d[-/]\d\d[T _]{_CLOCK}(?:Z|[+-]\d\d:?\d\d)?[\])]?,?"
+    rf"|[\[(]?{_CLOCK}[\])]?:?(?=[ \t])"
+    r"|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) {1,2}\d{1,2} "
+    rf"{_CLOCK} [\w.-]{{1,60}} kernel:"
+    r"|\[ {0,6}\d{1,9}\.\d{3,6}\]"
+    rf"|[IWEF]\d{{4}} {_CLOCK} +\d+ [\w./-]{{1,200}}\]"
+    # levels, and what logging.basicConfig and vLLM put around them
+    rf"|{_LEVEL}:[\w.]{{1,60}}:"
+    rf"|-? ?[\w.]{{1,60}} - {_LEVEL} -"
+    rf"|[|-]? ?\[?{_LEVEL}\]?(?: \d\d-\d\d {_CLOCK})?(?: \[[\w./-]{{1,80}}:\d+\])?"
+    r"(?::(?=\s)|[ \t]*[|-](?=\s)|(?=[ \t]))"
+    # processes
+    r"|\[(?:rank|default|worker)[ _-]?\d{1,6}\]:?"
+    r"|\[\d{1,5}\]:"
+    r"|\[\d{1,5},\d{1,5}\](?:<std(?:err|out)>)?:?"
+    r"|\((?:[\w.:-]{1,60} ){0,3}(?:pid|ip|rank|node)=[^()\n]{1,120}\)"
+    r"|\(raylet\)"
+    r"|\d{1,5}:(?=[ \t])"
+    r"|[\w.-]{1,60}[ \t]{1,20}\|(?=[ \t])"
+    # quoted in a reply, by pytest, by a box of rich
+    r"|>(?=[ \t])|E(?=[ \t]{2,})|[│┃╎]|std(?:err|out):(?=[ \t])"
+    r")[ \t]*"
+)
+_LONG_INDENT = re.compile(r"[ \t]{40,}")
+_UNBROKEN = re.compile(r"\S{1000,}")
+"""Data, not words: tensors printed without blanks, encoded files.  The longest word that
+carried a part of a message in the corpora, a path, has 160 characters."""
+_KEPT_OF_DATA = 300
+_DIGITS = re.compile(r"\d+")
+_MOST_REPETITIONS = 8
+_BLANKS = re.compile(r"[ \t\xa0]{2,}")
+_NEW_RECORD = re.compile(
+    r"Traceback|File \"|[\w.]{1,80}(?:Error|Exception|Warning)\b|Killed\b|Bus error\b"
+)
+"""How a line begins that goes on with no other."""
+_MOST_PREFIXES = 6
+"""A line of ray about vLLM on a rank has five."""
+
+
+class _Line(NamedTuple):
+    """A line of a log."""
+
+    width: int
+    """Columns, with its prefixes and its indentation."""
+    words: str
+    """What is left of it."""
+
+
+_LAST_WORD = re.compile(r"[A-Za-z0-9_.,]{1,40}$")
+_FIRST_WORD = re.compile(r"[A-Za-z0-9_.,]{1,40}")
+_PART_OF_NUMBER = re.compile(r"\d[\d.,]*$")
+
+
+def clean_log(text: str) -> str:
+    r"""Take away what a log, a terminal or a quotation added to a message.
+
+    Args:
+        text: As it was pasted.
+
+    Returns:
+        The same words, with the breaks between lines that are left.
+
+    >>> clean_log("[rank0]: \x1b[31mCUDA out of\n[rank0]: memory.\x1b[0m")
+    'CUDA out of\nmemory.'
+    >>> clean_log('{"msg": "CUDA out of memory.\\nTried to"}')
+    '{"msg": "CUDA out of memory.\nTried to"}'
+    """
+    text = _UNBROKEN.sub(_shortened, _LONG_INDENT.sub(" " * 40, text))
+    text = _ESCAPED.sub(_unescaped, text).replace("\r\n", "\n").replace("\r", "\n")
+    text = _COLOUR.sub("", text)
+    text = _PROGRESS.sub(" ", text)
+    raw_lines = [line.rstrip() for line in text.split("\n")]
+    lines = [
+        _Line(len(raw_line), _BLANKS.sub(" ", _without_prefixes(raw_line)).strip())
+        for raw_line in raw_lines
+    ]
+    # A line that held nothing but a progress bar or a prefix was drawn through the text.
+    return _joined(list(_without_repetitions(line for line in lines if line.words)))
+
+
+def _shortened(match: re.Match[str]) -> str:
+    data = match.group()
+    return f"{data[:_KEPT_OF_DATA]} {data[-_KEPT_OF_DATA:]}"
+
+
+def _without_repetitions(lines: Iterable[_Line]) -> Iterator[_Line]:
+    """Leave out lines that differ from earlier ones in their numbers only.
+
+    The messages of eight ranks stay whole; thousands of lines of a training log do not.
+    """
+    seen: Counter[str] = Counter()
+    for line in lines:
+        shape = _DIGITS.sub("0", line.words)
+        seen[shape] += 1
+        if seen[shape] <= _MOST_REPETITIONS:
+            yield line
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    code, letter = match.groups()
+    if code is not None:
+        return chr(int(code, 16))
+    if letter is None:
+        return "\x1b"
+    return _WHITESPACE.get(letter.lower(), letter)
+
+
+def _without_prefixes(line: str) -> str:
+    start = 0
+    for _ in range(_MOST_PREFIXES):
+        match = _PREFIX.match(line, start)
+        if match is None:
+            break
+        start = match.end()
+    return line[start:]
+
+
+def _joined(lines: list[_Line]) -> str:
+    """Join lines: broken words without anything, wrapped lines with a blank.
+
+    A terminal breaks at its last column, whatever stands there, and ``textwrap`` does so
+    to a word that is longer than a line: only at the end of a full line, one that no
+    neighbour is longer than.  Any other wrapped line ends where the next word would not
+    have fitted any more.
+    """
+    pieces = []
+    for number, line in enumerate(lines):
+        pieces.append(line.words)
+        if number + 1 == len(lines):
+            break
+        following = lines[number + 1]
+        neighbours = lines[max(0, number - 1) : number + 3]
+        width = max(neighbour.width for neighbour in neighbours)
+        if line.words.endswith("-") and following.words[0].isalnum():
+            continue  # textwrap breaks "non-PyTorch" behind its hyphen
+        if line.width == width and _is_broken_word(line.words, following.words):
+            continue
+        pieces.append(" " if _is_wrapped(line, following, width) else "\n")
+    return "".join(pieces)
+
+
+def _is_wrapped(line: _Line, following: _Line, width: int) -> bool:
+    """Whether a line was broken only because the next word did not fit."""
+    if _NEW_RECORD.match(following.words):
+        return False
+    next_word = following.words.split(" ", 1)[0]
+    return line.width + 1 + len(next_word) > width
+
+
+def _is_broken_word(line: str, following: str) -> bool:
+    """Whether the last word of a line goes on in the next.
+
+    >>> _is_broken_word("Tried to allo", "cate 1.6"), _is_broken_word("of", "memory")
+    (True, False)
+    """
+    last, first = _LAST_WORD.search(line), _FIRST_WORD.match(following)
+    if last is None or first is None:
+        return False
+    left, right = last.group(), first.group()
+    if _PART_OF_NUMBER.match(left) and right[0] in "0123456789.,":
+        return True  # no message has two numbers next to each other
+    if not is_word_of_messages(left + right):
+        return False
+    if left[-1] in "_." or right[0] in "_.":
+        return True
+    return not (is_word_of_messages(left) and is_word_of_messages(right))
