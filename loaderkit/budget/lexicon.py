@@ -132,7 +132,9 @@ _HEDGED = compile_words(
     r"friend|told|adds?|def|class|import)\b"
 )
 """Before the phrase, in its sentence: advice, code or a story, not an event."""
-_FACT_BEFORE_HEDGE = compile_words(r"occurred|happened|(?:^|\W)error\b|exception")
+_FACT_BEFORE_HEDGE = compile_words(
+    r"occurred|happened|\w{0,40}(?:error|exception|failed|fatal) ?:"
+)
 _ERROR_MARK = compile_words(
     r"\b\w{0,40}(?:error|exception|fail(?:ed|ure|s)?|fatal|panic\w{0,4}|abort\w{0,3}|"
     r"terminat\w{1,4}|killed|evicted|crash\w{0,3}|resource_exhausted)\b"
@@ -237,47 +239,3 @@ def has_error_mark(text: str) -> bool:
     (True, False)
     """
     return _ERROR_MARK.search(text) is not None
-
-
-_WORDS = frozenset(
-    """
-    a active actor address after agent all alloc allocate allocated allocates allocating
-    allocation allocations allocator allocated already an and anon any are array as ascend
-    at attempt attempted attempting available backend bad batch be been block blocks
-    buffer bug bus but by byte bytes cache cached caching calloc call called can cannot
-    capacity capacty caught cgroup command compile container context could cublas cuda
-    cudnn current currently data dataloader deny desired detected device disable
-    documentation driver enable enough environment errno error errors event events
-    exceed exceeded exceeds exception exceeding exhausted exit exitcode expandable
-    failed failure fatal file for fraction fragmentation free from gb gib gpu graph
-    graphs has have hbm heap held high hip host if import in includes including
-    insufficient internal invalid is it job kb kernel kib kill killed killing large
-    largest larger limit limits load loading low making malloc management map mapped
-    mapping maximum max mb mem memory message mib metal model more mps much must native
-    nccl no node non not npu of on one only oom operation option or order os other out
-    over page paging pid pinned platform please pool pools private process processes
-    program pytorch raise ran rank reached realloc reason reduce region request
-    requested required reserve reserved resource resources result returned returns
-    rounded run running runtime segment segments set setting shape shared shm signal
-    size small so some space split status step success system task tb tensor terminated
-    than that the there this threshold to too torch total tpu tried try trying type
-    unable unallocated unified usage use used using utilization value virtual
-    warn warning was which while with worker workers would write xpu zero
-    """.split()
-) | {"b", "g", "k", "m", "gi", "mi", "ki", "kb", "1eb", "cpu", "defaultcpuallocator"}
-_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-
-
-def is_word_of_messages(token: str) -> bool:
-    """Whether a token is a word of such messages, or put together from such words.
-
-    >>> [is_word_of_messages(token) for token in ("memory.", "OutOfMemoryError", "mem0ry")]
-    [True, True, False]
-    """
-    token = token.strip(".,")
-    if token.lower() in _WORDS:
-        return True
-    parts = _PARTS.findall(token)
-    if len(parts) < 2 or "".join(parts) != token.replace("_", "").replace(".", ""):
-        return False
-    return all(part.isdigit() or part.lower() in _WORDS for part in parts)

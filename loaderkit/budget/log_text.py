@@ -11,8 +11,6 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from loaderkit.budget.lexicon import is_word_of_messages
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -34,11 +32,16 @@ _PROGRESS = re.compile(
     r"|\b\d{1,12}it \[\d\d:\d\d, [^\]\n]{0,80}\]"
     # keras and rich: "12/100 [==>.....] - ETA: 1s", bars of box characters
     r"|\b\d{1,12}/\d{1,12} \[[=>.]{3,200}\](?: - [^\n]{0,120})?"
-    r"|[━╸╺╴─█▉▊▋▌▍▎▏░▒▓]{3,300}",
+    r"|(?:^[\w ]{0,40} )?[━╸╺╴─█▉▊▋▌▍▎▏░▒▓]{3,300}(?: \d{1,3}%)?(?: \d+:\d\d:\d\d)?",
     re.MULTILINE,
 )
 _LEVEL = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|NOTICE|TRACE)"
 _CLOCK = r"\d{1,2}:\d\d:\d\d(?:[.,:]\d{1,9})?"
+_OPENING = re.compile(
+    r"\{? ?\"[\w.]{1,40}\" ?: ?\"|\b(\w{0,60}(?:Error|Exception))\((?:b|r)?[\"']|^b['\"]",
+    re.MULTILINE,
+)
+"""Where a quotation begins: a field of JSON, the repr of an exception or of bytes."""
 _PREFIX = re.compile(
     r"[ \t]*(?:"
     # times
@@ -47,12 +50,13 @@ _PREFIX = re.compile(
     r"|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) {1,2}\d{1,2} "
     rf"{_CLOCK} [\w.-]{{1,60}} kernel:"
     r"|\[ {0,6}\d{1,9}\.\d{3,6}\]"
-    rf"|[IWEF]\d{{4}} {_CLOCK} +\d+ [\w./-]{{1,200}}\]"
+    rf"|[IWEF]\d{{4}} {_CLOCK} +\d+ [\w./:-]{{1,200}}\]"
     # levels, and what logging.basicConfig and vLLM put around them
     rf"|{_LEVEL}:[\w.]{{1,60}}:"
     rf"|-? ?[\w.]{{1,60}} - {_LEVEL} -"
-    rf"|[|-]? ?\[?{_LEVEL}\]?(?: \d\d-\d\d {_CLOCK})?(?: \[[\w./-]{{1,80}}:\d+\])?"
-    r"(?::(?=\s)|[ \t]*[|-](?=\s)|(?=[ \t]))"
+    rf"|[|-]? ?\[?{_LEVEL}\]?(?: \d\d-\d\d {_CLOCK}(?: \[[\w./-]{{1,80}}:\d+\])?"
+    r"|(?: \[[\w./-]{1,80}:\d+\])?(?::(?=\s)|[ \t]*[|-](?=\s)))"
+    rf"|\[[\w.]{{1,60}}\]\[{_LEVEL}\](?: -)?"
     # processes
     r"|\[(?:rank|default|worker)[ _-]?\d{1,6}\]:?"
     r"|\[\d{1,5}\]:"
@@ -90,9 +94,11 @@ class _Line(NamedTuple):
     """What is left of it."""
 
 
+_CONTRACTION = re.compile(r"n?['’]t\b")
+_CONSTANT = re.compile(r"[A-Z0-9]+(?:_[A-Z0-9]+){2,}")
 _LAST_WORD = re.compile(r"[A-Za-z0-9_.,]{1,40}$")
 _FIRST_WORD = re.compile(r"[A-Za-z0-9_.,]{1,40}")
-_PART_OF_NUMBER = re.compile(r"\d[\d.,]*$")
+_PART_OF_NUMBER = re.compile(r"\d[.,]?$|[.,]?\d")
 
 
 def clean_log(text: str) -> str:
@@ -112,14 +118,16 @@ def clean_log(text: str) -> str:
     text = _UNBROKEN.sub(_shortened, _LONG_INDENT.sub(" " * 40, text))
     text = _ESCAPED.sub(_unescaped, text).replace("\r\n", "\n").replace("\r", "\n")
     text = _COLOUR.sub("", text)
-    text = _PROGRESS.sub(" ", text)
-    raw_lines = [line.rstrip() for line in text.split("\n")]
-    lines = [
-        _Line(len(raw_line), _BLANKS.sub(" ", _without_prefixes(raw_line)).strip())
-        for raw_line in raw_lines
-    ]
+    text = _OPENING.sub(lambda match: f"{match[1]}:\n" if match[1] else "\n", text)
+    lines = [_cleaned_line(line.rstrip()) for line in text.split("\n")]
     # A line that held nothing but a progress bar or a prefix was drawn through the text.
     return _joined(list(_without_repetitions(line for line in lines if line.words)))
+
+
+def _cleaned_line(line: str) -> _Line:
+    # A bar can stand behind a prefix, and a prefix behind a bar.
+    words = _PROGRESS.sub(" ", _without_prefixes(line))
+    return _Line(len(line), _BLANKS.sub(" ", _without_prefixes(words)).strip())
 
 
 def _shortened(match: re.Match[str]) -> str:
@@ -177,7 +185,10 @@ def _joined(lines: list[_Line]) -> str:
         width = max(neighbour.width for neighbour in neighbours)
         if line.words.endswith("-") and following.words[0].isalnum():
             continue  # textwrap breaks "non-PyTorch" behind its hyphen
-        if line.width == width and _is_broken_word(line.words, following.words):
+        full_neighbours = sum(neighbour.width == width for neighbour in neighbours)
+        if line.width == width and _is_broken_word(
+            line.words, following.words, by_terminal=full_neighbours > 1
+        ):
             continue
         pieces.append(" " if _is_wrapped(line, following, width) else "\n")
     return "".join(pieces)
@@ -191,20 +202,89 @@ def _is_wrapped(line: _Line, following: _Line, width: int) -> bool:
     return line.width + 1 + len(next_word) > width
 
 
-def _is_broken_word(line: str, following: str) -> bool:
+def _is_broken_word(line: str, following: str, *, by_terminal: bool = False) -> bool:
     """Whether the last word of a line goes on in the next.
+
+    Args:
+        line: What it ends with counts.
+        following: What it begins with counts.
+        by_terminal: Several lines are equally long, so that a terminal probably broke
+            them: half a word is enough, known or not.
 
     >>> _is_broken_word("Tried to allo", "cate 1.6"), _is_broken_word("of", "memory")
     (True, False)
     """
+    if line[-1] in "([<" or following[0] in ")]>,;:":
+        return True
     last, first = _LAST_WORD.search(line), _FIRST_WORD.match(following)
-    if last is None or first is None:
+    if last is None or first is None or not last.group().strip(".,"):
         return False
     left, right = last.group(), first.group()
-    if _PART_OF_NUMBER.match(left) and right[0] in "0123456789.,":
+    if _PART_OF_NUMBER.search(left) and _PART_OF_NUMBER.match(right):
         return True  # no message has two numbers next to each other
-    if not is_word_of_messages(left + right):
+    if _CONTRACTION.match(following):
+        return True  # does|n't
+    if "_" in left + right and _CONSTANT.fullmatch((left + right).strip(".,")):
+        return True
+    if not by_terminal and not _is_word(left + right):
         return False
     if left[-1] in "_." or right[0] in "_.":
         return True
-    return not (is_word_of_messages(left) and is_word_of_messages(right))
+    return not (_is_word(left) and _is_word(right))
+
+
+_WORDS = frozenset(
+    """
+    aborted active actor address after again agent alignment all alloc allocatable
+    allocate allocated allocates allocating allocation allocations allocator allowed
+    already an and anon anon-rss any are arena array as ascend at attempt attempted
+    attempting attempts available avoid awaiting backend bad bad_alloc batch be been
+    bfc block blocks bool budget buffer bug bus but by byte bytes cache cached
+    caching call called calloc can cannot capacity capacty cards caught caused
+    cgroup checked chunk chunks command compile complex container context contiguous
+    copied copy core could couldn cublas cuda cudnn current currently data
+    dataloader decrease deny desired detected device device_lost didn disable docker
+    documentation doesn double driver dumped enable encountered enough environment
+    errno error errors estimated event events evicted exceed exceeded exceeding
+    exceeds exception exceptions execution exhausted exit exitcode expandable
+    expandable_segments failed failure far fatal fault file file-rss float for fraction
+    fragmentation free from gb gib gpu graph graphs greater half has have hbm heap
+    held high hip hold holds host if import in includes including instance
+    insufficient int internal invalid is isn it java javascript jaxlib job kb kernel
+    kib kill killed killer killing kubernetes large larger largest least libgomp
+    limit limits load loading lost low making malloc malloc_or_wait management map
+    mapped mapping max max_split_size_mb maximum mb mem memalign memory message
+    metal mib might minimum model more mps much must native nccl need needed needs
+    no node nodes non not npu numpy nvlink of on one only oom oomkilled opened
+    operation operator option or order ordinal os other out over overhead page
+    page-locked pages paging peak permanent physical pid pinned platform please pool
+    pools posix private process processes program pytorch raise ran rank raylet
+    reached realloc reason reduce region request requested requests required reserve
+    reserved resize resource resources restarting result retry retrying returned
+    returns rounded run running runtime runtime_error segment segmentation segments
+    sequence serve set setting shape shapes shared shm sigbus sigkill signal size
+    slurmstepd small so some space split srun startup status std step steps success
+    system task tasks tb tensor terminate terminated than that the there this
+    threshold threw thrown tls to too torch total total-vm totalling tpu tried try
+    trying type unable unallocated unexpected unified usage use used using
+    utilization value virtual warn warning was what which while with worker workers
+    would write written wrote xla xlaruntimeerror xpu zero
+    """.split()
+)
+"""Words of such messages: only where both halves are none of them was a word broken."""
+_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+
+
+def _is_word(token: str) -> bool:
+    """Whether a token is a word of such messages, or put together from such words.
+
+    >>> [_is_word(token) for token in ("memory.", "OutOfMemoryError", "mem0ry")]
+    [True, True, False]
+    """
+    token = token.strip(".,").rsplit(".", 1)[-1]
+    if token.lower() in _WORDS or token.isdigit():
+        return True
+    parts = _PARTS.findall(token)
+    if len(parts) < 2 or "".join(parts) != token.replace("_", ""):
+        return False
+    return all(part.isdigit() or part.lower() in _WORDS for part in parts)

@@ -20,9 +20,9 @@ _PIECES = MappingProxyType(
         "gpu": r"(?P<backend>CUDA|HIP|XPU|NPU|MLU|MUSA|HPU)",
         "intel": r"(?:UR_RESULT_ERROR|PI_ERROR|ZE_RESULT_ERROR)",
         "torch_file": r"<?/?torch_(?P<pid>\d+)_",
-        "errno": r"(?:[^\n]{0,80}?\((?P<errno>\d+)\))?",
+        "errno": r"(?:(?s:.{0,80}?)\((?P<errno>\d+)\))?",
         "nccl": (
-            r"(?:[\w.-]{1,60}:(?P<pid>\d+):\d+ \[(?P<device>\d+)\] [^\n]{0,120}?)?"
+            r"(?:[\w.-]{1,60}:(?P<pid>\d+):\d+ \[(?P<device>\d+)\] (?s:.{0,120}?))?"
             r"NCCL WARN "
         ),
     }
