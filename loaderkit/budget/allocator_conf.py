@@ -247,12 +247,15 @@ def read_allocator_settings(settings: str, backend: str = "cuda") -> SettingsRea
     >>> read_allocator_settings("max_split_size_mb:64abc").options[0].taken
     '64'
     """
-    reads_cuda = backend in {"cuda", "hip"}
-    known = COMMON_OPTIONS | (CUDA_OPTIONS if reads_cuda else {})
-    reader = _Reader(split_tokens(settings), known, strict=reads_cuda)
+    tokens = split_tokens(settings)
+    reader = _Reader(tokens, COMMON_OPTIONS, strict=False)
     try:
         reader.read_segment_size()
         reader.read()
+        if backend in {"cuda", "hip"}:  # their own reader goes over it again
+            known = COMMON_OPTIONS | CUDA_OPTIONS
+            reader = _Reader(tokens, known, strict=True, segment_mb=reader.segment_mb)
+            reader.read()
     except Rejected as error:
         return SettingsReading(tuple(reader.options), error)
     return SettingsReading(tuple(reader.options), None, tuple(_warnings(reader.options)))
