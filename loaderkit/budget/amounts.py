@@ -52,7 +52,7 @@ _BEFORE = {
     "total_vm": r"total-vm",
     "anon_rss": r"anon-rss",
     "private_pools": r"private pools",
-    "limit": r"max(?:imum)? allowed(?: buffer size)?(?: of)?|limit(?: set)?(?: to| of| is)?"
+    "limit": r"allowed memory size of|max(?:imum)? allowed(?: buffer size)?(?: of)?|limit(?: set)?(?: to| of| is)?"
     r"|threshold(?: of)?|must not exceed|size larger than|at most|up to|budget of"
     r"|maximum allowed buffer size of",
     "capacity": r"total capac\w{1,3}(?: of)?|capacity(?: of| is)?|device limit|total memory"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from loaderkit.budget.amounts import Amount, find_amounts
 from loaderkit.budget.lexicon import (
+    ANY_DEVICE,
     BUDGET,
     HOST_PLACE,
     ONE_BLOCK,
@@ -146,7 +147,7 @@ def _is_report(clue: _Clue, sentence: str, amounts: list[Amount]) -> bool:
     if clue.phrase is Phrase.EXCEEDED:
         return has_error_mark(sentence) and _MEMORY_WORD.search(sentence) is not None
     if clue.phrase is Phrase.KILLED:
-        return re.search(r"memory|oom", sentence, re.IGNORECASE) is not None
+        return re.search(r"mem|oom|rss", sentence, re.IGNORECASE) is not None
     placed = any(place.words.search(sentence) for place in PLACES)
     placed = placed or HOST_PLACE.search(sentence) is not None
     return is_head or placed or bool(amounts) or has_error_mark(sentence)
@@ -168,7 +169,7 @@ def _place(
     backend = _nearest_backend(clue, sentence) or _host(sentence)
     if backend is None:
         backend = _nearest_backend(clue, around) or _host(around)
-    if backend is None:
+    if backend is None and ANY_DEVICE.search(sentence) is None:
         return "oom", None
     if backend == "cpu":
         return "host_alloc", "cpu"

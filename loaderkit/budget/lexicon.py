@@ -107,6 +107,9 @@ PHRASES = {
         r"oom[ _-]?kill(?:ed|er|ing)?\b(?!\W{0,3}: ?false)(?!-dis)"
         r"|kill(?:ed|ing)?(?: by| due to| for| because of)? (?:[\w/.-]{1,40} ){0,6}?"
         r"(?:(?:exceeding|high|low|out of) )?memory(?: pressure| limits?)?"
+        r"|killed: (?:v?mem|memory|rss)\b"
+        r"|memory (?:usage )?limit(?: of [\d.]{1,9} ?[KMGT]?i?B?)? (?:was |is |been ){0,2}"
+        r"(?:exceeded|reached)"
         r"|evicted[^\n]{0,60} memory|low on resource: memory"
         r"|memory[\w ]{0,30}(?:, |\. )?(?:\w{1,12} )?(?:kill|restart)ing"
     ),
@@ -120,7 +123,7 @@ _NOT_MEMORY = compile_words(
     r"|allocate resources|job submit|\bnode configuration|nodes are available"
     r"|memory leak|leaked|free system memory|memory format|tokens? per"
     r"|out of bounds?|workspace memory to run|limited memory|\brecursion\b"
-    r"|is not a failure"
+    r"|is not a failure|no attribute|cannot import|is not defined|\bdata to\b"
 )
 """What was short was something else."""
 _HEDGED = compile_words(
@@ -188,9 +191,12 @@ HOST_PLACE = compile_words(
     r"\bcpu|\bhost\b|\bnumpy|\bmalloc\b|\brealloc\b|array with shape|arrow|opencv|cv::|"
     r"\bheap\b|java|javascript|\bmmap|\bRAM\b|libgomp|bad_?alloc|duckdb|ggml_aligned|"
     r"mach_vm|system memory|memory pool|out of memory error: |cannot allocate memory|"
-    r"\[?errno 12\]?|panicked|\bruntime: out|MemoryError"
+    r"\[?errno 12\]?|panicked|\bruntime: out|MemoryError|"
+    r"allocate vector|allowed memory size|\bphp\b|virtual memory exhausted"
 )
 """Words of allocations by the processor."""
+ANY_DEVICE = compile_words(r"\b(?:device|accelerator|graphics card)\b")
+"""Words of a device that is not named."""
 PINNED = compile_words(
     r"pinned|page.?locked|HostAlloc|HostMalloc|host_malloc|HostRegister|pin_memory|"
     r"pin memory"

@@ -40,6 +40,7 @@ _WHOLE = frozenset({"device", "pid", "errno"})
 _LARGE_MAP_BYTES = 64 << 20
 _LONGEST_MESSAGE = 1500
 """Characters; the longest of the corpora, with torch's advice, has 900."""
+_NEARBY = 300
 _MOST_UNREAD = 3
 _ON_DEVICE = frozenset(
     {"device_oom", "device_oom_async", "device_limit", "buffer_too_large", "oom"}
@@ -178,13 +179,24 @@ def _read_wording(text: str, wording: Wording, match: re.Match[str]) -> Message:
     message = Message(
         is_oom=wording.is_oom, backend=backend, kind=wording.kind, **values
     )
-    if wording.kind in _READ_ROLES:
+    if wording.kind == "device_oom_async":
+        message = _with_request_nearby(message, text, match)
+    elif wording.kind in _READ_ROLES:
         again = wording.pattern.search(text, match.end())
         end = min(
             again.start() if again else len(text), match.start() + _LONGEST_MESSAGE
         )
         message = _with_amounts(message, text[match.start() : end])
     return _corrected(message, text)
+
+
+def _with_request_nearby(message: Message, text: str, match: re.Match[str]) -> Message:
+    """Where a driver's error stands beside an amount that was asked for, take it."""
+    begin = max(0, match.start() - _NEARBY)
+    begin = max(begin, text.rfind("\n", begin, match.start()) + 1)
+    nearby = replace(message, kind="device_oom")
+    nearby = _with_amounts(nearby, text[begin : match.end() + _NEARBY])
+    return message if nearby.requested is None else nearby
 
 
 def _read_finding(text: str, finding: Finding) -> Message:

@@ -108,7 +108,7 @@ class Style:
 
 
 @st.composite
-def styles(draw):
+def styles(draw, terminal=True):
     """A chain of what a log does, in the order in which it does it."""
     names, steps = [], []
 
@@ -116,7 +116,8 @@ def styles(draw):
         names.append(name)
         steps.append(step)
 
-    wrapping = draw(st.sampled_from(["no", "no", "blanks", "blanks", "terminal"]))
+    wrappings = ["no", "no", "blanks", "blanks", *(["terminal"] if terminal else [])]
+    wrapping = draw(st.sampled_from(wrappings))
     width = draw(st.integers(24, 140))
     if wrapping == "blanks":
         add(f"wrap {width}", lambda text: wrap(text, width))
@@ -141,7 +142,7 @@ def styles(draw):
     return Style(tuple(names), tuple(steps))
 
 
-AMOUNT = re.compile(r"(?<![\w.,])(\d+(?:\.\d+)?) ?([KMGT])(i?)B\b")
+AMOUNT = re.compile(r"(?<![\w.,/])(\d+(?:\.\d+)?) ?([KMGT])(i?)B\b")
 
 
 @st.composite

@@ -935,3 +935,174 @@ LOOK_ALIKES = [
     "Allocated memory out of bound in the compiler's scheduling pass",
 ]
 
+
+LATER = [
+    said(
+        "RuntimeError: Could not allocate tensor with 234881024 bytes. There is not "
+        "enough GPU video memory available!",
+        "device_oom",
+        requested=234881024,
+    ),
+    said(
+        "Resource exhausted: OOM when allocating tensor with shape[16,128,98,98] and type "
+        "float on /job:localhost/replica:0/task:0/device:DML:0 by allocator DmlAllocator",
+        "oom",
+        shape=[16, 128, 98, 98],
+    ),
+    said(
+        "XGBoostError: [11:17:11] /src/common/device_vector.cu:23: Memory allocation "
+        "error on worker 0: std::bad_alloc: cudaErrorMemoryAllocation: out of memory\n"
+        "- Free memory: 53.1098GB\n- Requested memory: 64GB",
+        "device_oom",
+        "cuda",
+        requested=64 * GIB,
+        free=53.1098 * GIB,
+    ),
+    said(
+        "ERROR: LoadError: CUDA error: out of memory (code #2, ERROR_OUT_OF_MEMORY)",
+        "device_oom_async",
+        "cuda",
+    ),
+    said(
+        "ERROR: Out of GPU memory trying to allocate 1.907 GiB\nEffective GPU memory "
+        "usage: 97.50% (7.600 GiB/7.795 GiB)\nMemory pool usage: 5.722 GiB (7.500 GiB "
+        "reserved)",
+        "device_oom",
+        "cuda",
+        requested=1.907 * GIB,
+        reserved=7.5 * GIB,
+    ),
+    said(
+        "Error using gpuArray. Out of memory on device. To view more detail about "
+        "available memory on the GPU, use 'gpuDevice()'.",
+        "device_oom_async",
+        "cuda",
+    ),
+    said(
+        "Error: Out of memory in CUDA queue enqueue (integrator_shade_surface)",
+        "device_oom_async",
+        "cuda",
+    ),
+    said(
+        "[LightGBM] [Fatal] [CUDA] out of memory /src/cuda/cuda_utils.cpp 56",
+        "device_oom_async",
+        "cuda",
+    ),
+    said(
+        "CatBoostError: catboost/cuda/cuda_lib/cuda_base.h:281: CUDA error 2: out of "
+        "memory",
+        "device_oom_async",
+        "cuda",
+    ),
+    said("Error: cannot allocate vector of size 3.7 Gb", "host_alloc", requested=3.7 * GIB),
+    said(
+        "PHP Fatal error: Allowed memory size of 134217728 bytes exhausted (tried to "
+        "allocate 20480 bytes)",
+        "host_alloc",
+        requested=20480,
+        limit=134217728,
+    ),
+    said(
+        "ERROR 5 (HY000): Out of memory (Needed 128917500 bytes)",
+        "oom",
+        requested=128917500,
+    ),
+    said(
+        "ERROR: out of memory\nDETAIL: Failed on request of size 1073741824 in memory "
+        'context "ExecutorState".',
+        "oom",
+        requested=1073741824,
+    ),
+    said(
+        "cc1plus: out of memory allocating 65536 bytes after a total of 1073741824 bytes",
+        "oom",
+        requested=65536,
+    ),
+    said("virtual memory exhausted: Cannot allocate memory", "host_alloc", "cpu"),
+    said("Memory limit of 512 MiB exceeded with 530 MiB used.", "killed", "host"),
+    said(
+        "PBS: job killed: mem 33554432kb exceeded limit 31457280kb", "killed", "host"
+    ),
+    said(
+        "TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.",
+        "killed",
+        "host",
+    ),
+    said(
+        "pandas.errors.ParserError: Error tokenizing data. C error: out of memory",
+        "host_alloc",
+        "cpu",
+    ),
+    said("java.lang.OutOfMemoryError: Metaspace", "host_alloc", "cpu"),
+    said(
+        "System.OutOfMemoryException: Insufficient memory to continue the execution of "
+        "the program.",
+        "oom",
+    ),
+    said(
+        "vk::OutOfDeviceMemoryError: vk::Device::allocateMemory: ErrorOutOfDeviceMemory",
+        "device_oom_async",
+        "vulkan",
+    ),
+    said(
+        "RuntimeError: Error in allocMemory at StandardGpuResources.cpp:452: Error: 'err "
+        "== cudaSuccess' failed: StandardGpuResources: alloc fail type "
+        "TemporaryMemoryBuffer dev 0 space Device stream 0x55 size 1610612736 bytes "
+        "(cudaMalloc error out of memory [2])",
+        "device_oom",
+        "cuda",
+        requested=1610612736,
+    ),
+    said("[Open3D Error] CUDA runtime error: out of memory", "device_oom_async", "cuda"),
+    said(
+        "Warp CUDA error 2: out of memory (in function wp_alloc_device_async, warp.cu:55)",
+        "device_oom_async",
+        "cuda",
+    ),
+    said(
+        "[cuda_driver.h:operator()@87] CUDA Error CUDA_ERROR_OUT_OF_MEMORY: out of "
+        "memory while calling malloc_async_impl (cuMemAllocAsync)",
+        "device_oom_async",
+        "cuda",
+    ),
+    said(
+        "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1333, "
+        "unhandled cuda error, NCCL version 2.20.5\nncclUnhandledCudaError: Call to CUDA "
+        "function failed.\nLast error:\nCuda failure 2 'out of memory'",
+        "comm_oom",
+        "cuda",
+    ),
+    said(
+        "RESOURCE_EXHAUSTED: Out of memory allocating 17179869184 bytes.",
+        "device_oom",
+        requested=17179869184,
+    ),
+    said("c++: fatal error: Killed signal terminated program cc1plus", "killed", "host",
+         is_oom="maybe"),
+    said("MemoryError: Unable to allocate internal buffer.", "host_alloc", "cpu"),
+]
+"""Gathered after the halves had been compared, and read once before anything changed."""
+
+LATER_LOOK_ALIKES = [
+    "Task timed out after 3.00 seconds",
+    "error: linker command failed with exit code 1",
+    "ValueError: not enough values to unpack (expected 3, got 2)",
+    "Not enough disk space available: 3.2 GiB needed, 1.1 GiB free",
+    "*** buffer overflow detected ***: terminated",
+    "Failed to allocate IP address from pool",
+    "413 Request Entity Too Large: upload limit exceeded",
+    "RuntimeError: CUDA error: the launch timed out and was terminated",
+    "cuDNN error: CUDNN_STATUS_BAD_PARAM",
+    "Job exceeded the wall time limit of 04:00:00 and was killed",
+    "OSError: cannot write to memory map opened read-only",
+    "TypeError: memoryview: a bytes-like object is required, not 'str'",
+    "Not enough data to train on: 12 samples",
+    "CUDA initialization: CUDA unknown error - this may be due to an incorrectly set up "
+    "environment",
+    "fatal error: stack overflow",
+    "thread 'main' has overflowed its stack",
+    "The scheduler could not allocate the requested nodes in time",
+    "Exceeded maximum number of retries while loading memory snapshot",
+    "gradient overflow. Skipping step, loss scaler 0 reducing loss scale to 32768.0",
+    "allocated 4.1 GiB of pinned memory for prefetching",
+]
