@@ -13,7 +13,7 @@ import difflib
 import math
 import re
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _DEFAULT_SEGMENT_MB = 20
 _MOST_REGISTER_THREADS = 128
 
 
-class Kind(StrEnum):
+class Kind(Enum):
     """What a value has to be."""
 
     FLAG = "True or False"
@@ -180,7 +180,7 @@ class _Reader:
             return None
         if kind is Kind.BACKEND:
             if value not in {"native", "cudaMallocAsync", "hipMallocAsync"}:
-                raise Rejected(f"{name} wants {kind}", cause="number")
+                raise Rejected(f"{name} wants {kind.value}", cause="number")
             return None
         if kind is Kind.RATIO:
             return self.ratio(name, value)
@@ -190,7 +190,7 @@ class _Reader:
         if kind is Kind.THREADS and not (
             _is_power_of_two(number) and number <= _MOST_REGISTER_THREADS
         ):
-            raise Rejected(f"{name} must be {kind}", cause="number")
+            raise Rejected(f"{name} must be {kind.value}", cause="number")
         if kind is Kind.POSITIVE and number == 0:
             raise Rejected(f"{name} must be above 0", cause="number")
         if kind is Kind.SEGMENT:
@@ -258,7 +258,9 @@ def read_allocator_settings(settings: str, backend: str = "cuda") -> SettingsRea
             reader.read()
     except Rejected as error:
         return SettingsReading(tuple(reader.options), error)
-    return SettingsReading(tuple(reader.options), None, tuple(_warnings(reader.options)))
+    return SettingsReading(
+        tuple(reader.options), None, tuple(_warnings(reader.options))
+    )
 
 
 def split_tokens(settings: str) -> list[str]:
@@ -324,7 +326,9 @@ def _meant(settings: str) -> Iterator[tuple[str, str]]:
 def _mended_value(kind: Kind, value: str) -> str:
     if kind is Kind.FLAG:
         text = value.strip("'\"").lower()
-        return str(text not in {"false", "0", "no", "off", "none", "disable", "disabled"})
+        return str(
+            text not in {"false", "0", "no", "off", "none", "disable", "disabled"}
+        )
     if kind is Kind.BACKEND:
         near = difflib.get_close_matches(value, ("native", "cudaMallocAsync"), 1)
         return near[0] if near else "native"

@@ -1,4 +1,4 @@
-"""Amounts of memory in a text and what each one is: asked for, free, held, a limit.  Pure.
+"""Amounts of memory in a text and what each is: asked for, free, held, a limit.  Pure.
 
 What an amount is, the words around it say, in whatever order a system writes them:
 "1.20 GiB is free", "free: 1.20 GiB", "of which only 1.20 GiB is available".
@@ -6,11 +6,12 @@ What an amount is, the words around it say, in whatever order a system writes th
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from loaderkit.budget.lexicon import compile_words
+from loaderkit.budget.lexicon import compile_words, read_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,58 +31,30 @@ _BARE = compile_words(
 )
 """A size without a unit is in bytes; only behind "size", since most numbers are no sizes."""
 
-_BEHIND = {
-    "": r"(?:current active|memory in use by process)",
-    "private_pools": r"(?:is )?allocated in private pools",
-    "reserved_unallocated": r"(?:is )?reserved by \w{1,20} but unallocated",
-    "allocated": r"(?:is |are )?(?:already allocated|allocated by|memory has been allocated"
-    r"|has been allocated|in live tensors)",
-    "reserved": r"(?:is |are )?(?:reserved in total|cached|reserved\b)",
-    "free": r"(?:is |are |memory )?(?:free\b|available\b|unused\b|left\b)",
-    "capacity": r"(?:of )?(?:total (?:capac|memory|size)|capacity\b|hbm\b(?! capacity)|"
-    r"in total\b)",
-    "in_use": r"(?:of )?(?:memory )?(?:is |are )?(?:in use|used\b)",
-    "limit": r"allowed\b",
-    "requested": r"(?:of )?(?:[\w ]{0,20}?)?(?:is |are |was )?(?:needed|required|requested"
-    r"|could not be allocated)",
-}
-"""Right behind an amount."""
-_BEFORE = {
-    "": r"process \d{1,9} has|exceeded (?:hbm )?capacity by|rounded to",
-    "other": r"other allocations",
-    "total_vm": r"total-vm",
-    "anon_rss": r"anon-rss",
-    "private_pools": r"private pools",
-    "limit": r"allowed memory size of|max(?:imum)? allowed(?: buffer size)?(?: of)?|limit(?: set)?(?: to| of| is)?"
-    r"|threshold(?: of)?|must not exceed|size larger than|at most|up to|budget of"
-    r"|maximum allowed buffer size of",
-    "capacity": r"total capac\w{1,3}(?: of)?|capacity(?: of| is)?|device limit|total memory"
-    r"|device total|of the total",
-    "free": r"(?:available|free)(?: [\w()]{1,12}){0,4}?(?: is)?(?: only)?|there are|only"
-    r"|remaining|reservable limit",
-    "reserved": r"reserved(?: memory)?|mps allocated",
-    "allocated": r"(?:currently |already )?allocated(?: so far| memory| bytes)?|"
-    r"total(?: allocated)?(?: bytes)?|in live tensors",
-    "in_use": r"(?:in use|this process has|using)",
-    "requested": r"(?:tr(?:ied|ying|y)|attempt(?:ed|ing|s)?|fail(?:ed|s|ure)|unable|cannot|"
-    r"can['’]?t|could not|couldn['’]t|can not)(?: to| be)?(?: \w{1,10}){0,2}? "
-    r"(?:re|c|m)?(?:allocat\w{1,3}|alloc|reserv\w{1,3}|mmap)(?: \w{1,12}){0,5}?(?: of)?"
-    r"|allocating|to allocate|(?:re|m|c)?alloc(?:ation)?(?: \w{1,10}){0,3}? ?(?:of|for)?(?: size)?"
-    r"|request(?:ed|s)?(?: [\w]{1,10}){0,4}?(?: of| for| was)?|calloc|malloc"
-    r"|needs?|needed|requires?|required|asked for|size(?: of| was)?|to hold|"
-    r"utilization \([\d.]{1,5},|used|upstream",
-}
-"""Right before an amount, with or without a colon."""
-_ROLE_BEHIND = {
-    role: compile_words(rf"[ ,]{{0,3}}\)?[ ,]{{0,3}}(?:{words})")
-    for role, words in _BEHIND.items()
-}
-_ROLE_BEFORE = {
-    role: compile_words(rf"\b(?:{words})(?P<mark>[ (=:\[]{{0,24}})$")
-    for role, words in _BEFORE.items()
-}
 _CONTEXT = 90
-"""Characters looked at on either side; the longest phrase of the tables has 60."""
+"""Characters looked at on either side; the longest phrase of the table has 60."""
+SAID = "said"
+"""The role of an amount that other words of the message say too."""
+
+
+class _Roles(NamedTuple):
+    """The table of ``amount_roles.txt``, compiled."""
+
+    behind: dict[str, re.Pattern[str]]
+    before: dict[str, re.Pattern[str]]
+
+
+@functools.cache
+def _roles() -> _Roles:
+    roles = _Roles({}, {})
+    for (side, role), pattern in read_table("amount_roles.txt"):
+        if side == "behind":
+            words = rf"[ ,]{{0,3}}\)?[ ,]{{0,3}}(?:{pattern})"
+            roles.behind[role] = compile_words(words)
+        else:
+            words = rf"\b(?:{pattern})(?P<mark>[ (=:\[]{{0,24}})$"
+            roles.before[role] = compile_words(words)
+    return roles
 
 
 @dataclass(frozen=True)
@@ -89,8 +62,9 @@ class Amount:
     """One amount and what it is."""
 
     role: str | None
-    """A field of :class:`~loaderkit.budget.messages.Message`; "" for one that is said in
-    other words too, such as the active part of what is allocated; None: not understood."""
+    """A field of :class:`~loaderkit.budget.messages.Message`; :data:`SAID` for one that
+    other words say too, such as the active part of what is allocated; None: not
+    understood."""
     size_bytes: int
     """How much."""
     start: int
@@ -193,7 +167,9 @@ def _fraction(match: re.Match[str], text: str, words: str) -> Iterator[Amount]:
 def _role(before: str, behind: str) -> str | None:
     """Decide what an amount is; a label with a colon before it is never in doubt."""
     labels = [
-        (role, match) for role, words in _ROLE_BEFORE.items() if (match := words.search(before))
+        (role, match)
+        for role, words in _roles().before.items()
+        if (match := words.search(before))
     ]
     labelled = [
         (match.end() - match.start(), role)
@@ -202,9 +178,9 @@ def _role(before: str, behind: str) -> str | None:
     ]
     if labelled:
         return max(labelled)[1]
-    if any(role == "" for role, _ in labels):
-        return ""
-    for role, words in _ROLE_BEHIND.items():
+    if any(role == SAID for role, _ in labels):
+        return SAID
+    for role, words in _roles().behind.items():
         if words.match(behind):
             return role
     if labels:

@@ -169,7 +169,9 @@ def _ratio(setting: Setting, name: str) -> float | None:
     """Read a ratio as ``strtod`` does: what begins with no number is 0."""
     if name not in setting.environ:
         return None
-    number = re.match(r"\s*[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", setting.environ[name])
+    number = re.match(
+        r"\s*[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", setting.environ[name]
+    )
     return float(number[0]) if number else 0.0
 
 

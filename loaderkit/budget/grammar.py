@@ -176,7 +176,9 @@ def _place(
     if ONE_BLOCK.search(sentence):
         return "buffer_too_large", backend
     asked = any(amount.role == "requested" for amount in amounts)
-    numbered = asked or _ALLOCATOR_WORDING.search(clue.text[clue.start - 6 : clue.end + 1])
+    numbered = asked or _ALLOCATOR_WORDING.search(
+        clue.text[clue.start - 6 : clue.end + 1]
+    )
     return "device_oom" if numbered else "device_oom_async", backend
 
 

@@ -1,4 +1,4 @@
-"""The words in which systems say that memory ran out: of what, where, and how much.  Pure.
+"""The words in which systems say that memory ran out: in which way, of which.  Pure.
 
 ``wordings.txt`` has the sharp cases, each with its own numbers.  These are the general
 ones: a phrase of exhaustion, a resource and a backend make a message, whoever wrote it.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum
+from importlib import resources
 
 
-class Phrase(StrEnum):
+class Phrase(Enum):
     """In which way a text says that memory did not suffice."""
 
     RAN_OUT = "ran out"
@@ -61,6 +62,29 @@ def spaced(pattern: str) -> str:
 def compile_words(pattern: str, flags: re.RegexFlag = re.IGNORECASE) -> re.Pattern[str]:
     """Compile a pattern whose blanks are any white space."""
     return re.compile(spaced(pattern), flags | re.MULTILINE)
+
+
+def read_table(name: str) -> list[tuple[tuple[str, ...], str]]:
+    """Read a table of patterns: columns of words, a bar, and a pattern.
+
+    Args:
+        name: File beside this one; a row without columns adds alternatives to the
+            one above it.
+
+    Returns:
+        Rows in their order, each with its columns and its pattern.
+    """
+    text = resources.files(__package__).joinpath(name).read_text("utf-8")
+    rows: list[tuple[tuple[str, ...], str]] = []
+    for line in text.splitlines():
+        head, bar, pattern = line.partition("| ")
+        if line.startswith("#") or not bar:
+            continue
+        if head.strip():
+            rows.append((tuple(head.split()), pattern))
+        else:
+            rows[-1] = (rows[-1][0], f"{rows[-1][1]}|{pattern}")
+    return rows
 
 
 _WHAT = r"(?:(?!to\b|and\b|or\b)[\w'/.-]{1,30} ){0,5}"
@@ -156,7 +180,9 @@ class Place:
 
 
 PLACES = (
-    Place("hip", compile_words(r"\b(?:hip|rocm|miopen|rocblas|amdgpu)(?![a-z])|hip[A-Z_]")),
+    Place(
+        "hip", compile_words(r"\b(?:hip|rocm|miopen|rocblas|amdgpu)(?![a-z])|hip[A-Z_]")
+    ),
     Place(
         "xpu",
         compile_words(

@@ -208,7 +208,7 @@ def _read_finding(text: str, finding: Finding) -> Message:
 def _with_amounts(message: Message, text: str) -> Message:
     """Fill in the amounts of a message; the first of a role counts."""
     roles = _READ_ROLES.get(message.kind or "", frozenset())
-    sizes: dict[str, int] = {}
+    sizes: dict[str, Any] = {}
     unread = []
     for amount in find_amounts(text):
         if amount.role is None:
@@ -219,9 +219,7 @@ def _with_amounts(message: Message, text: str) -> Message:
         device = _DEVICE_INDEX.search(text)
         if device is not None and message.kind in _ON_DEVICE:
             message = replace(message, device=int(device[device.lastindex or 0]))
-    processes = [
-        [int(pid), parse_size(size)] for pid, size in _PROCESS.findall(text)
-    ]
+    processes = [[int(pid), parse_size(size)] for pid, size in _PROCESS.findall(text)]
     return replace(
         message,
         procs=processes or None if message.kind in _ON_DEVICE else None,

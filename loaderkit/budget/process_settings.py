@@ -86,7 +86,9 @@ def _misspelt(setting: Setting) -> Iterator[Finding]:
     for name, value in setting.environ.items():
         if name in names or name in _REAL_BUT_NEAR:
             continue
-        if not re.match(r"(?:PY)?TORCH_|OMP_|MALLOC_|CUDA_LAUNCH|HIP_LAUNCH|MKL_", name.upper()):
+        if not re.match(
+            r"(?:PY)?TORCH_|OMP_|MALLOC_|CUDA_LAUNCH|HIP_LAUNCH|MKL_", name.upper()
+        ):
             continue
         near = difflib.get_close_matches(name.upper(), names, 1, cutoff=_CLOSE)
         if near:
@@ -104,7 +106,9 @@ def _no_caching(setting: Setting) -> Iterator[Finding]:
             why = f"this torch is built for {setting.backend}: nothing reads it"
             yield Finding(18, "useless", name, value, why, f"unset {name}")
             continue
-        why = "every tensor asks the driver for its memory and gives it back: steps are "
+        why = (
+            "every tensor asks the driver for its memory and gives it back: steps are "
+        )
         why += "many times slower, and no other setting of the allocator has an effect"
         if value.lower() in {"0", "false", "no", "off", ""}:
             why = f"torch looks only whether it is set, {value!r} turns it on: {why}"
@@ -136,7 +140,9 @@ def _threads(setting: Setting) -> Iterator[Finding]:
             fix = f"export {name}={setting.cpus or 1}"
             yield Finding(20, "ignored", name, value, why, fix)
         elif setting.torch_imported and _set_after_start(setting, name):
-            why = "OpenMP reads it while it is loaded, before or with torch; it was set "
+            why = (
+                "OpenMP reads it while it is loaded, before or with torch; it was set "
+            )
             why += "inside this process"
             fix = f"{name}={value} python train.py, or torch.set_num_threads({count})"
             yield Finding(20, "ignored", name, value, why, fix)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass
-from importlib import resources
 from types import MappingProxyType
 
 from loaderkit.budget.amounts import SIZE
-from loaderkit.budget.lexicon import compile_words
+from loaderkit.budget.lexicon import compile_words, read_table
 
 _PIECES = MappingProxyType(
     {
@@ -46,20 +45,10 @@ class Wording:
 @functools.cache
 def wordings() -> tuple[Wording, ...]:
     """Read the table, the surest wording first."""
-    text = resources.files(__package__).joinpath("wordings.txt").read_text("utf-8")
-    rows: list[tuple[list[str], str]] = []
-    for line in text.splitlines():
-        head, bar, pattern = line.partition("| ")
-        if line.startswith("#") or not bar:
-            continue
-        if head.strip():
-            rows.append((head.split(), pattern))
-        else:  # more alternatives of the row above
-            rows[-1] = (rows[-1][0], f"{rows[-1][1]}|{pattern}")
-    return tuple(_wording(head, pattern) for head, pattern in rows)
+    return tuple(_wording(head, text) for head, text in read_table("wordings.txt"))
 
 
-def _wording(head: list[str], pattern: str) -> Wording:
+def _wording(head: tuple[str, ...], pattern: str) -> Wording:
     sure, kind, backend = (None if word == "-" else word for word in head)
     is_oom = {"yes": True, "no": False}.get(sure or "", "maybe")
     for name, piece in _PIECES.items():

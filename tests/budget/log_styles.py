@@ -134,7 +134,9 @@ def styles(draw, terminal=True):
     for _ in range(draw(st.integers(0, 2))):
         head = draw(st.sampled_from(PREFIXES))
         add(f"prefix {head!r}", lambda text, head=head: prefix(text, head))
-    how = draw(st.sampled_from(["no", "no", "no", "json", "json twice", "repr", "bytes"]))
+    how = draw(
+        st.sampled_from(["no", "no", "no", "json", "json twice", "repr", "bytes"])
+    )
     if how != "no":
         add(how, lambda text: quote(text, how))
     if draw(st.integers(0, 4)) == 0:
@@ -148,7 +150,9 @@ AMOUNT = re.compile(r"(?<![\w.,/])(\d+(?:\.\d+)?) ?([KMGT])(i?)B\b")
 @st.composite
 def units(draw):
     """Another way to write every amount: its unit, its digits, a blank before it."""
-    form = draw(st.sampled_from(["bytes", "MiB", "MB", "GiB 1", "GiB 2", "GiB", "tight"]))
+    form = draw(
+        st.sampled_from(["bytes", "MiB", "MB", "GiB 1", "GiB 2", "GiB", "tight"])
+    )
 
     def rewrite(match):
         number, power, binary = match.groups()

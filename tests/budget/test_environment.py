@@ -139,14 +139,20 @@ def test_every_fix_is_right():
             if command.startswith("export "):
                 words = shlex.split(command.removeprefix("export "))
                 fixed = dict(word.split("=", 1) for word in words)
-                assert not [each for each in found(fixed, **facts) if each[1] == "crash"]
+                assert not [
+                    each for each in found(fixed, **facts) if each[1] == "crash"
+                ]
 
 
 def test_what_torch_raised_counts_before_what_was_read():
     environ = {UNIFIED: "expandable_segments:Ture"}
 
-    refused = found(environ, asked_torch=True, torch_error="ValueError: Expected 'True'")
-    newer = found({UNIFIED: "x:1"}, backend="cpu", asked_torch=True, torch_error="E: no")
+    refused = found(
+        environ, asked_torch=True, torch_error="ValueError: Expected 'True'"
+    )
+    newer = found(
+        {UNIFIED: "x:1"}, backend="cpu", asked_torch=True, torch_error="E: no"
+    )
     allowed = found(environ, asked_torch=True)
 
     assert refused == [(5, "crash")]

@@ -59,7 +59,10 @@ def test_neither_a_terminal_nor_an_editor_changes_torchs_text(width):
 def test_another_unit_states_the_same_amounts(text, unit):
     _, rewrite, rounding = unit
 
-    before, after = as_fields(read_message(text)), as_fields(read_message(rewrite(text)))
+    before, after = (
+        as_fields(read_message(text)),
+        as_fields(read_message(rewrite(text))),
+    )
 
     for name, value in before.items():
         if name in SIZES and value is not None:
@@ -75,7 +78,9 @@ def test_a_style_that_hides_a_part_is_found_out():
     assert stated(forgets(TORCH)) != stated(TORCH)
 
 
-@pytest.mark.parametrize("word", ["x", "0", "a.", "1,", "_", "=", "(", "OutOf", "%|", "[0]:"])
+@pytest.mark.parametrize(
+    "word", ["x", "0", "a.", "1,", "_", "=", "(", "OutOf", "%|", "[0]:"]
+)
 def test_text_without_blanks_is_not_read_word_by_word(word):
     data = word * (128_000 // len(word))
 
@@ -84,8 +89,13 @@ def test_text_without_blanks_is_not_read_word_by_word(word):
 
 
 def test_a_log_that_repeats_itself_is_read_once():
-    rows = [f"2026-11-21 10:00:{n % 60:02} INFO step {n} loss 0.{n}" for n in range(1600)]
-    bars = [f"Epoch 1: {n % 100}%|##  | {n}/1600 [00:01<02:33, 31.2it/s]" for n in range(1600)]
+    rows = [
+        f"2026-11-21 10:00:{n % 60:02} INFO step {n} loss 0.{n}" for n in range(1600)
+    ]
+    bars = [
+        f"Epoch 1: {n % 100}%|##  | {n}/1600 [00:01<02:33, 31.2it/s]"
+        for n in range(1600)
+    ]
 
     assert len(clean_log("\n".join([*rows, TORCH]))) < 2000
     assert stated("\n".join([*rows, TORCH])) == stated(TORCH)
@@ -103,7 +113,9 @@ def test_no_pattern_looks_ahead_without_a_bound():
 
 
 def test_words_make_a_message_that_no_wording_knows():
-    finding = find_exhaustion("acme: could not allocate 3 GiB of VRAM (1 GiB available)")
+    finding = find_exhaustion(
+        "acme: could not allocate 3 GiB of VRAM (1 GiB available)"
+    )
 
     assert (finding.kind, finding.backend) == ("device_oom", "cuda")
 
@@ -129,7 +141,14 @@ def test_what_is_not_understood_is_said():
 
 
 def test_a_size_is_read_in_any_style():
-    sizes = ("1536 MiB", "1.5GB", "1,5 GiB", "1.50 GiB", "1610612736", "1,610,612,736 bytes")
+    sizes = (
+        "1536 MiB",
+        "1.5GB",
+        "1,5 GiB",
+        "1.50 GiB",
+        "1610612736",
+        "1,610,612,736 bytes",
+    )
 
     assert {parse_size(text) for text in sizes} == {3 << 29}
 

@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from reported_messages import LOOK_ALIKES as REPORTED_LOOK_ALIKES
 from reported_messages import LATER, LATER_LOOK_ALIKES, RAN_OUT
+from reported_messages import LOOK_ALIKES as REPORTED_LOOK_ALIKES
 
 from loaderkit.budget.messages import Message, as_fields, read_message, request_of
 
-KNOWN = Path(__file__).with_name("known_messages.jsonl")
+KNOWN = Path(__file__).with_name("known_messages.json")
 MIB, GIB = 2**20, 2**30
 
 SAID = {
@@ -159,7 +159,7 @@ def _wrongly_read(text, states, *, whole=False):
 
 
 def test_every_number_of_the_known_messages_is_read():
-    rows = [json.loads(line) for line in KNOWN.read_text("utf-8").splitlines()]
+    rows = json.loads(KNOWN.read_text("utf-8"))
 
     wrong = [
         (row["text"][:80], fields)

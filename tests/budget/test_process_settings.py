@@ -20,7 +20,12 @@ print(library.omp_get_max_threads(), before, len(os.sched_getaffinity(0)))
 
 
 def judged(environ, **facts):
-    usual = {"torch_version": (2, 13), "backend": "cuda", "platform": "linux", "cpus": 4}
+    usual = {
+        "torch_version": (2, 13),
+        "backend": "cuda",
+        "platform": "linux",
+        "cpus": 4,
+    }
     findings = judge_process_settings(Setting(environ, **usual | facts))
     return [(finding.number, finding.level) for finding in findings]
 
@@ -30,7 +35,11 @@ def judged(environ, **facts):
     [
         ({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, {}, [(18, "slow")]),
         ({"PYTORCH_NO_CUDA_MEMORY_CACHING": "0"}, {}, [(18, "slow")]),
-        ({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, {"backend": "cpu"}, [(18, "useless")]),
+        (
+            {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+            {"backend": "cpu"},
+            [(18, "useless")],
+        ),
         ({"CUDA_LAUNCH_BLOCKING": "1"}, {}, [(19, "slow")]),
         ({"CUDA_LAUNCH_BLOCKING": "0"}, {}, []),
         ({"CUDA_LAUNCH_BLOCKING": "1"}, {"backend": "cpu"}, [(19, "useless")]),
@@ -89,7 +98,20 @@ def _ask_openmp(libgomp, **environ):
 
 
 def test_openmp_reads_a_number_of_threads_as_is_said(libgomp):
-    for value in ("4", " 3 ", "5,2", "+3", "0", "many", "-1", "1.5", "", "3,", "0x4", "4 2"):
+    for value in (
+        "4",
+        " 3 ",
+        "5,2",
+        "+3",
+        "0",
+        "many",
+        "-1",
+        "1.5",
+        "",
+        "3,",
+        "0x4",
+        "4 2",
+    ):
         (threads, *_), complaint = _ask_openmp(libgomp, OMP_NUM_THREADS=value)
 
         expected = openmp_threads(value)

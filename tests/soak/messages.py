@@ -14,23 +14,23 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "budget"))
 
-from log_styles import styles, units  # noqa: E402
-from reported_messages import (  # noqa: E402
+from log_styles import styles, units
+from reported_messages import (
     LATER,
     LATER_LOOK_ALIKES,
     LOOK_ALIKES,
     RAN_OUT,
 )
-from torch_settings import ask_torch, is_accepted  # noqa: E402
+from torch_settings import ask_torch, is_accepted
 
-from loaderkit.budget.allocator_conf import (  # noqa: E402
+from loaderkit.budget.allocator_conf import (
     COMMON_OPTIONS,
     CUDA_OPTIONS,
     mended_settings,
     read_allocator_settings,
 )
-from loaderkit.budget.environment import UNIFIED  # noqa: E402
-from loaderkit.budget.messages import SIZES, as_fields, read_message  # noqa: E402
+from loaderkit.budget.environment import UNIFIED
+from loaderkit.budget.messages import SIZES, as_fields, read_message
 
 SEEDS = (1, 2, 3)
 EXAMPLES = 2000
@@ -91,12 +91,53 @@ def test_another_unit_states_the_same_amounts(number):
     rewrite()
 
 
-VALUES = (
-    "True False true Ture 1 0 20 19 64 64abc abc -5 +64 1e3 64.5 0x40 0.8 1.0 .5 0.5x nan "
-    "1e-400 inf 80% [256:1,512:2,>:4] [256:1 [>:3] [] [300:1] 256] 3 4 native 10 11 [256] "
-    "[a:1] [1:a] 128 18446744073709551615"
-).split()
-TOKENS = [*", : [ ] > True 64 0.5 256 x".split(), " ", *COMMON_OPTIONS]
+VALUES = [
+    "True",
+    "False",
+    "true",
+    "Ture",
+    "1",
+    "0",
+    "20",
+    "19",
+    "64",
+    "64abc",
+    "abc",
+    "-5",
+    "+64",
+    "1e3",
+    "64.5",
+    "0x40",
+    "0.8",
+    "1.0",
+    ".5",
+    "0.5x",
+    "nan",
+    "1e-400",
+    "inf",
+    "80%",
+    "[256:1,512:2,>:4]",
+    "[256:1",
+    "[>:3]",
+    "[]",
+    "[300:1]",
+    "256]",
+    "3",
+    "4",
+    "native",
+    "10",
+    "11",
+    "[256]",
+    "[a:1]",
+    "[1:a]",
+    "128",
+    "18446744073709551615",
+]
+TOKENS = [
+    *[",", ":", "[", "]", ">", "True", "64", "0.5", "256", "x"],
+    " ",
+    *COMMON_OPTIONS,
+]
 
 
 def setting(random_numbers):
@@ -107,7 +148,12 @@ def setting(random_numbers):
     parts = []
     for _ in range(random_numbers.randint(1, 4)):
         colon = choose([":", ":", ":", "=", ": ", "::", ""])
-        parts += [choose(names), colon, choose(["", *VALUES]), choose([",", ",", ";", " "])]
+        parts += [
+            choose(names),
+            colon,
+            choose(["", *VALUES]),
+            choose([",", ",", ";", " "]),
+        ]
     return "".join(parts)
 
 
