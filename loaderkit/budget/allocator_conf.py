@@ -1,10 +1,10 @@
-"""What torch makes of a setting of its allocators: accepts, rejects or ignores it.  Pure.
+"""What torch makes of an allocator's setting: accepts, rejects or ignores it.  Pure.
 
 Follows the reader of torch 2.13 (``c10/core/AllocatorConfig.h``, and for CUDA
 ``c10/cuda/CUDAAllocatorConfig.cpp``) token by token, since it is more lenient than it
 looks: any token may stand where a colon or a comma is meant, white space is dropped
-anywhere, and a number ends where its digits do.  ``tests/budget/test_allocator_conf.py``
-compares it with a torch process over generated settings.
+anywhere, and a number ends where its digits do.  The tests compare it with a torch
+process over generated settings.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 import re
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +29,7 @@ _MOST_REGISTER_THREADS = 128
 class Kind(Enum):
     """What a value has to be."""
 
-    FLAG = "True or False"
+    FLAG = "True or False, written so"
     MEGABYTES = "a number of MiB"
     SEGMENT = "a number of MiB above 10"
     SPLIT = "a number of MiB, from the size of a large segment (20) on"
@@ -76,7 +76,14 @@ _EXAMPLES = {
 }
 
 
-class Rejected(ValueError):
+_WORDS = {
+    Kind.FLAG: {"True", "False"},
+    Kind.BACKEND: {"native", "cudaMallocAsync", "hipMallocAsync"},
+}
+_CAUSES = {Kind.FLAG: "flag"}
+
+
+class RejectedSettingError(ValueError):
     """The reader of torch raises; the text says what it misses."""
 
     def __init__(self, why: str, *, cause: str) -> None:
@@ -105,7 +112,7 @@ class SettingsReading:
 
     options: tuple[Option, ...] = ()
     """Those before the first that it rejects."""
-    rejected: Rejected | None = None
+    rejected: RejectedSettingError | None = None
     """Why torch raises at the first use of the allocator; None: it does not."""
     warnings: tuple[str, ...] = ()
     """What it accepts and does not do."""
@@ -125,7 +132,7 @@ class _Reader:
     def token(self, at: int) -> str:
         if at >= len(self.tokens):
             why = 'an INTERNAL ASSERT "please report a bug": a value is missing'
-            raise Rejected(why, cause="structure")
+            _reject(why, "structure")
         return self.tokens[at]
 
     def read_segment_size(self) -> None:
@@ -146,7 +153,7 @@ class _Reader:
                 at = self.option(name, at)
             elif self.strict:
                 why = f"Unrecognized key {name!r} in CUDA allocator config"
-                raise Rejected(why, cause="name")
+                _reject(why, "name")
             else:
                 end = self.skip(at)
                 value = "".join(self.tokens[at + 2 : end + 1])
@@ -174,38 +181,36 @@ class _Reader:
 
     def checked(self, name: str, kind: Kind, value: str) -> str | None:
         """Raise if torch would; give what it takes the value for."""
-        if kind is Kind.FLAG:
-            if value not in {"True", "False"}:
-                raise Rejected(f"{name} wants True or False, written so", cause="flag")
-            return None
-        if kind is Kind.BACKEND:
-            if value not in {"native", "cudaMallocAsync", "hipMallocAsync"}:
-                raise Rejected(f"{name} wants {kind.value}", cause="number")
+        words = _WORDS.get(kind)
+        if words is not None:
+            if value not in words:
+                _reject(f"{name} wants {kind.value}", _CAUSES.get(kind, "number"))
             return None
         if kind is Kind.RATIO:
             return self.ratio(name, value)
         number = _size(name, value)
-        if kind is Kind.DIVISIONS and not _is_power_of_two(number):
-            raise Rejected(f"{name} must be a power of two", cause="number")
-        if kind is Kind.THREADS and not (
-            _is_power_of_two(number) and number <= _MOST_REGISTER_THREADS
-        ):
-            raise Rejected(f"{name} must be {kind.value}", cause="number")
-        if kind is Kind.POSITIVE and number == 0:
-            raise Rejected(f"{name} must be above 0", cause="number")
+        if kind in {Kind.DIVISIONS, Kind.THREADS} and not _is_power_of_two(number):
+            _reject(f"{name} must be a power of two", "number")
+        least, most = self.range_of(kind)
+        if number < least:
+            _reject(f"{name} must be at least {least}", "number")
+        if number > most:
+            _reject(f"{name} must be at most {most}", "number")
         if kind is Kind.SEGMENT:
-            if number <= 10:
-                raise Rejected(f"{name} must be above 10", cause="number")
             self.segment_mb = min(number, _LARGEST_MB)
-        if kind is Kind.SPLIT and number < self.segment_mb:
-            why = f"{name} must be at least {self.segment_mb}"
-            raise Rejected(why, cause="number")
         return _taken(str(number), value)
+
+    def range_of(self, kind: Kind) -> tuple[int, int]:
+        """Give the smallest and the largest number that torch takes."""
+        if kind is Kind.SPLIT:
+            return self.segment_mb, _LARGEST
+        least = {Kind.SEGMENT: 11, Kind.POSITIVE: 1}.get(kind, 0)
+        return least, _MOST_REGISTER_THREADS if kind is Kind.THREADS else _LARGEST
 
     def ratio(self, name: str, value: str) -> str | None:
         number, read = _double(name, value)
         if not 0 < number < 1:
-            raise Rejected(f"{name} lies between 0 and 1", cause="number")
+            _reject(f"{name} lies between 0 and 1", "number")
         return None if read == value else read
 
     def divisions(self, name: str, at: int) -> int:
@@ -217,10 +222,10 @@ class _Reader:
             value = _size(name, self.token(at + 2))
             if value != 0 and not _is_power_of_two(value):
                 why = f"the divisions of {name} must be powers of two, or 0"
-                raise Rejected(why, cause="number")
+                _reject(why, "number")
             if boundary != ">" and not _is_power_of_two(_size(name, boundary)):
                 why = f"the intervals of {name} must be powers of two"
-                raise Rejected(why, cause="number")
+                _reject(why, "number")
             at += 2
             if self.token(at + 1) != "]":
                 at += 1
@@ -243,7 +248,7 @@ def read_allocator_settings(settings: str, backend: str = "cuda") -> SettingsRea
         The options, or why torch raises.
 
     >>> read_allocator_settings("expandable_segments:Ture").rejected
-    Rejected('expandable_segments wants True or False, written so')
+    RejectedSettingError('expandable_segments wants True or False, written so')
     >>> read_allocator_settings("max_split_size_mb:64abc").options[0].taken
     '64'
     """
@@ -256,7 +261,7 @@ def read_allocator_settings(settings: str, backend: str = "cuda") -> SettingsRea
             known = COMMON_OPTIONS | CUDA_OPTIONS
             reader = _Reader(tokens, known, strict=True, segment_mb=reader.segment_mb)
             reader.read()
-    except Rejected as error:
+    except RejectedSettingError as error:
         return SettingsReading(tuple(reader.options), error)
     return SettingsReading(
         tuple(reader.options), None, tuple(_warnings(reader.options))
@@ -360,14 +365,18 @@ def _mended_ratio(value: str) -> str:
     return f"{number:g}" if 0 < number < 1 else _EXAMPLES[Kind.RATIO]
 
 
+def _reject(why: str, cause: str) -> NoReturn:
+    raise RejectedSettingError(why, cause=cause)
+
+
 def _size(name: str, value: str) -> int:
     """Read as ``std::stoull`` does: a sign, digits, and nothing of what follows."""
     match = re.match(r"([+-]?)(\d+)", value)
     if match is None:
-        raise Rejected(f"{name} wants a number, got {value!r}", cause="number")
+        _reject(f"{name} wants a number, got {value!r}", "number")
     number = int(match[2])
     if number > _LARGEST:
-        raise Rejected(f"{name}: {value} is too large", cause="number")
+        _reject(f"{name}: {value} is too large", "number")
     return number if match[1] != "-" else (-number) % (_LARGEST + 1)
 
 
@@ -380,7 +389,7 @@ def _double(name: str, value: str) -> tuple[float, str]:
         value,
     )
     if match is None:
-        raise Rejected(f"{name} wants a number, got {value!r}", cause="number")
+        _reject(f"{name} wants a number, got {value!r}", "number")
     text = match[0]
     if "x" in text.lower():
         number = float.fromhex(text)
@@ -389,7 +398,7 @@ def _double(name: str, value: str) -> tuple[float, str]:
     digits = re.sub(r"[eEpP].*", "", text)
     is_tiny = abs(number) < 2.2250738585072014e-308 and re.search(r"[1-9]", digits)
     if is_tiny or (math.isinf(number) and "n" not in text.lower()):
-        raise Rejected(f"{name}: {value} is out of range", cause="number")
+        _reject(f"{name}: {value} is out of range", "number")
     return number, text
 
 

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
 _POWERS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40, "P": 50, "E": 60}
 _NAMES = {"kilo": "K", "kibi": "K", "mega": "M", "mebi": "M", "giga": "G", "gibi": "G"}
-SIZE = r"\d[\d.,]{0,30} ?(?:(?:kilo|kibi|mega|mebi|giga|gibi)?bytes?|[KMGTPE]?i?B|[KMGTPE]i?)\b"
-"""A number and its unit; KB and KiB are both 1024 bytes, as the allocators mean them."""
+_UNIT = r"(?:(?:kilo|kibi|mega|mebi|giga|gibi)?bytes?|[KMGTPE]?i?B|[KMGTPE]i?)\b"
+SIZE = rf"\d[\d.,]{{0,30}} ?{_UNIT}"
+"""A number and its unit; KB and KiB are both 1024 bytes, as allocators mean them."""
 _AMOUNT = compile_words(
-    rf"(?<![\w.,])(?P<size>{SIZE})(?: ?\( ?(?P<exact>\d[\d,]{{0,24}}) ?(?:bytes?|B) ?\))?"
+    rf"(?<![\w.,])(?P<size>{SIZE})"
+    r"(?: ?\( ?(?P<exact>\d[\d,]{0,24}) ?(?:bytes?|B) ?\))?"
     r"|(?<![\w.,])(?P<free>\d[\d.]{0,12}) ?/ ?(?P<total>\d[\d.]{0,12} ?[KMGT]i?B)\b"
 )
 _BARE = compile_words(
@@ -29,7 +31,7 @@ _BARE = compile_words(
     r"(?: of)? ?\b(?:size|length)(?: of| =| ?:{1,2}|=)? ?(?P<bare>\d[\d,]{2,24}|"
     r"0x[0-9a-f]{2,16})\b(?! ?(?:[KMGTPE]i?B?\b|bytes|/|\.\d))"
 )
-"""A size without a unit is in bytes; only behind "size", since most numbers are no sizes."""
+"""Without a unit it is in bytes, but only behind "size": most numbers are no sizes."""
 
 _CONTEXT = 90
 """Characters looked at on either side; the longest phrase of the table has 60."""

@@ -1,8 +1,9 @@
 """Settings that do not do what they look like: those of torch's allocators.  Pure.
 
-What torch makes of an allocator's setting is in ``allocator_conf.py``, the variables of
-other libraries in ``process_settings.py``.  Sources: torch 2.13 (``AllocatorConfig.h``,
-``MPSAllocator.mm``, ``MPSFallback.mm``) and the measurements in ``docs/environment.md``.
+What torch makes of an allocator's setting is in ``allocator_conf.py``, the variables
+of other libraries in ``process_settings.py``.  Sources: torch 2.13
+(``AllocatorConfig.h``, ``MPSAllocator.mm``, ``MPSFallback.mm``) and the measurements
+in ``docs/environment.md``.
 """
 
 from __future__ import annotations
@@ -132,11 +133,11 @@ def _watermarks(setting: Setting) -> Iterator[Finding]:
     high, low = _ratio(setting, HIGH), _ratio(setting, LOW)
     said = setting.environ.get(HIGH, "")
     top = DEFAULT_HIGH if high is None else high
-    bottom = DEFAULT_LOW if low is None else low
     if not 0 <= top <= MAX_RATIO:
         why = f'the range is 0 to {MAX_RATIO}: the first use of MPS raises "invalid '
         why += 'high watermark ratio"'
-        yield Finding(2, "crash", HIGH, said, why, f"unset {HIGH}, or export {HIGH}=1")
+        fix = f"export {HIGH}=1 {LOW}=0.75"
+        yield Finding(2, "crash", HIGH, said, why, fix)
         return
     if high == 0:
         why = "0 takes the limit away: macOS swaps, then freezes or kills the process"
@@ -144,6 +145,13 @@ def _watermarks(setting: Setting) -> Iterator[Finding]:
             why = f"torch reads a text that is no number as 0: {why}"
         fix = f"unset {HIGH} (the default, {DEFAULT_HIGH}, is above the RAM already)"
         yield Finding(3, "danger", HIGH, said, why, fix)
+    yield from _low_watermark(setting, low, top)
+
+
+def _low_watermark(
+    setting: Setting, low: float | None, top: float
+) -> Iterator[Finding]:
+    bottom = DEFAULT_LOW if low is None else low
     if low is not None and low < 0:
         why = 'it must not be below 0: the first use of MPS raises "invalid low '
         why += 'watermark ratio"'

@@ -1,8 +1,8 @@
 """Read a message that no wording knows, from its words alone.  Pure.
 
-A report that memory ran out has a phrase of exhaustion, in a sentence that tells of an
-event, and words that say of which memory.  Advice, code and stories have the phrase too:
-they are told apart by what stands before it.
+A report that memory ran out has a phrase of exhaustion, in a sentence that tells of
+an event, and words that say of which memory.  Advice, code and stories have the phrase
+too: they are told apart by what stands before it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from loaderkit.budget.lexicon import (
     BUDGET,
     HOST_PLACE,
     ONE_BLOCK,
-    PHRASES,
     PINNED,
     PLACES,
     SHARED,
     Phrase,
     has_error_mark,
     is_negated,
+    phrases,
 )
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def mentions_exhaustion(text: str) -> str | None:
 def _clues(text: str) -> Iterator[_Clue]:
     found = [
         _Clue(phrase, match.start(), match.end(), text)
-        for phrase, words in PHRASES.items()
+        for phrase, words in phrases().items()
         for match in words.finditer(text)
     ]
     return iter(sorted(found, key=lambda clue: clue.start))
@@ -124,7 +124,7 @@ def _clues(text: str) -> Iterator[_Clue]:
 def _judged(clue: _Clue) -> Finding | None:
     begin, end = clue.sentence()
     sentence = clue.text[begin:end]
-    if is_negated(sentence, clue.start - begin, clue.end - begin):
+    if is_negated(sentence, clue.start - begin):
         return None
     region = clue.region()
     around = clue.text[region[0] : region[1]]
@@ -157,18 +157,15 @@ def _place(
     clue: _Clue, sentence: str, around: str, amounts: list[Amount]
 ) -> tuple[str, str | None]:
     """Decide of which memory it tells: the sentence counts before its surroundings."""
-    if clue.phrase is Phrase.KILLED:
-        return "killed", "host"
-    if PINNED.search(sentence):
-        return "pinned", "host"
-    if SHARED.search(sentence):
-        return "shm", "host"
+    resource = _host_resource(clue, sentence)
+    if resource is not None:
+        return resource, "host"
     if BUDGET.search(around):
         is_allocator = _ALLOCATOR_WORDING.search(sentence) is not None
         return "device_oom" if is_allocator else "device_limit", "cuda"
-    backend = _nearest_backend(clue, sentence) or _host(sentence)
+    backend = _backend(sentence) or _host(sentence)
     if backend is None:
-        backend = _nearest_backend(clue, around) or _host(around)
+        backend = _backend(around) or _host(around)
     if backend is None and ANY_DEVICE.search(sentence) is None:
         return "oom", None
     if backend == "cpu":
@@ -182,7 +179,16 @@ def _place(
     return "device_oom" if numbered else "device_oom_async", backend
 
 
-def _nearest_backend(clue: _Clue, text: str) -> str | None:
+def _host_resource(clue: _Clue, sentence: str) -> str | None:
+    """Give the kind where it is no allocation but a limit of the host."""
+    if clue.phrase is Phrase.KILLED:
+        return "killed"
+    if PINNED.search(sentence):
+        return "pinned"
+    return "shm" if SHARED.search(sentence) else None
+
+
+def _backend(text: str) -> str | None:
     for place in PLACES:
         if place.words.search(text):
             return place.backend

@@ -1,11 +1,13 @@
 """The words in which systems say that memory ran out: in which way, of which.  Pure.
 
-``wordings.txt`` has the sharp cases, each with its own numbers.  These are the general
-ones: a phrase of exhaustion, a resource and a backend make a message, whoever wrote it.
+``wordings.txt`` has the sharp cases, each with its own numbers.  These are the
+general ones: a phrase of exhaustion, a resource and a backend make a message, whoever
+wrote it.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from enum import Enum
@@ -31,32 +33,22 @@ def spaced(pattern: str) -> str:
     >>> spaced("out of ?memory[ ,]")
     'out\\s+of\\s*memory[\\s,]'
     """
-    pieces, in_class, position = [], False, 0
-    while position < len(pattern):
-        character = pattern[position]
-        following = pattern[position + 1 : position + 2]
-        if character == "\\":
-            pieces.append(pattern[position : position + 2])
-            position += 2
-            continue
-        if character == "[":
-            in_class = True
-        elif character == "]":
-            in_class = False
-        if character != " ":
-            pieces.append(character)
-        elif in_class:
-            pieces.append(r"\s")
-        elif following in {"?", "*"}:
-            pieces.append(r"\s*")
-            position += 1
-        elif following == "{":
-            pieces.append(r"\s")
-        else:
-            pieces.append(r"\s+")
-            position += following == "+"
-        position += 1
-    return "".join(pieces)
+    return _UNIT.sub(_any_white_space, pattern)
+
+
+_UNIT = re.compile(r"\\.|\[(?:\\.|[^\]])*\]| ([?*+]?)(?!\{)| (?=\{)", re.DOTALL)
+"""What a pattern is made of, as far as blanks go: escapes, classes, blanks."""
+
+
+def _any_white_space(match: re.Match[str]) -> str:
+    unit = match.group()
+    if unit.startswith("["):
+        return unit.replace(" ", r"\s")
+    if not unit.startswith(" "):
+        return unit
+    if match[1] is None:  # " {2,5}" keeps its count
+        return r"\s"
+    return r"\s*" if match[1] in {"?", "*"} else r"\s+"
 
 
 def compile_words(pattern: str, flags: re.RegexFlag = re.IGNORECASE) -> re.Pattern[str]:
@@ -87,58 +79,24 @@ def read_table(name: str) -> list[tuple[tuple[str, ...], str]]:
     return rows
 
 
-_WHAT = r"(?:(?!to\b|and\b|or\b)[\w'/.-]{1,30} ){0,5}"
-"""Words between "not enough" and "memory": "free GPU", "contiguous"."""
-_KIND_OF_MEMORY = r"(?:v?ram|hbm|memory|mem)\b"
-
-PHRASES = {
-    Phrase.RAN_OUT: compile_words(
-        r"out[ _-]{0,3}of[ _-]{0,3}(?:(?:device|host|gpu|cpu|heap|system|video|shared|"
-        rf"pinned|virtual|physical|graphics)[ _-]{{0,2}})?{_KIND_OF_MEMORY}"
-        r"|out_?of_?(?:\w{1,20}_)?mem(?:ory)?|outof(?:\w{1,20}?)memory\w{0,20}"
-        r"|\b(?:hbm|cuda|device|gpu|vram)?oom\b(?![ _-]?(?:score|guard|adj|kill\w*-dis))"
-        r"|resource[ _]?exhausted(?:error)?"
-        rf"|(?:insufficient|not enough|no available|no more|lack of|low on) {_WHAT}"
-        rf"{_KIND_OF_MEMORY}"
-        rf"|{_KIND_OF_MEMORY}(?: \w{{1,20}})? (?:(?:is|are|was|were|isn['’]t|is not|not) )"
-        r"{1,2}(?:enough|sufficient|insufficient|exhausted)"
-        rf"|(?:exhausted|used up) (?:all )?{_WHAT}{_KIND_OF_MEMORY}"
-        r"|low memory!|memory is insufficient|bad_alloc|bad allocation|\w{0,20}MemoryError"
-        r"|mem(?:ory)?[ _]alloc(?:ation)?[ _]fail\w{0,4}"
-        r"|cannot allocate memory|heap space\b|free memory on device"
-    ),
-    Phrase.FAILED: compile_words(
-        r"(?:fail(?:ed|s|ure)?|unable|cannot|can['’]t|can not|could not|couldn['’]t|"
-        r"not possible|refused?|impossible)(?: to)?(?: be)?(?: \w{1,12}){0,2}? "
-        r"(?:re|c|m)?alloc(?:ate[ds]?|ating|ation)?\b"
-        r"|\w{0,40}alloc\w{0,20}(?:\([^()\n]{0,40}\))?(?: of)?(?: [\w.,:]{1,24}){0,5}? "
-        r"(?:retry )?fail(?:ed|ure|s)?\b"
-        r"|(?:could|can)(?: not|not|n['’]t) be allocated"
-        r"|\b\w{0,20}alloc(?:ation)?[_ ]?fail(?:ed|ure)\b"
-        r"|(?:attempt\w{0,4}|tr(?:ied|ying)) to (?:re)?(?:alloc|reserv)\w{1,4}"
-    ),
-    Phrase.EXCEEDED: compile_words(
-        r"(?:exceed(?:s|ed|ing)?|(?:great|larg|bigg)er than|more than|beyond|over|hit)"
-        rf" (?:the |its |a )?(?:[\w%.-]{{1,20}} ){{0,4}}?{_KIND_OF_MEMORY}"
-        r"(?: (?:space|limits?|budget|capacity|threshold|size))?"
-        r"|(?:memory|heap|pool|vram|buffer)(?: size)? (?:limits? )?(?:was |is |has been )?"
-        r"(?:exceed|reached)(?:ed|s)?"
-        r"|exceed\w{0,3} (?:the )?(?:hbm|vram|memory|device) (?:capacity|limits?)"
-        r"|maximum (?:allowed )?(?:buffer|pool|allocation) size"
-        r"|reached heap limit"
-    ),
-    Phrase.KILLED: compile_words(
-        r"oom[ _-]?kill(?:ed|er|ing)?\b(?!\W{0,3}: ?false)(?!-dis)"
-        r"|kill(?:ed|ing)?(?: by| due to| for| because of)? (?:[\w/.-]{1,40} ){0,6}?"
-        r"(?:(?:exceeding|high|low|out of) )?memory(?: pressure| limits?)?"
-        r"|killed: (?:v?mem|memory|rss)\b"
-        r"|memory (?:usage )?limit(?: of [\d.]{1,9} ?[KMGT]?i?B?)? (?:was |is |been ){0,2}"
-        r"(?:exceeded|reached)"
-        r"|evicted[^\n]{0,60} memory|low on resource: memory"
-        r"|memory[\w ]{0,30}(?:, |\. )?(?:\w{1,12} )?(?:kill|restart)ing"
-    ),
+_MEMORY = r"(?:v?ram|hbm|memory|mem)\b"
+_PIECES = {
+    "memory": _MEMORY,
+    "what": r"(?:(?!to\b|and\b|or\b)[\w'/.-]{1,30} ){0,5}",
+    "apostrophe": "['\u2019]",
 }
-"""Each way with its phrases."""
+
+
+@functools.cache
+def phrases() -> dict[Phrase, re.Pattern[str]]:
+    """Give each way with its phrases, from ``phrases.txt``."""
+    found = {}
+    for (way,), pattern in read_table("phrases.txt"):
+        for name, piece in _PIECES.items():
+            pattern = pattern.replace(f"@{name}@", piece)
+        found[Phrase[way]] = compile_words(pattern)
+    return found
+
 
 _NOT_MEMORY = compile_words(
     r"out of resources?: ?(?:shared memory|registers)|shared memory, required"
@@ -155,10 +113,12 @@ _HEDGED = compile_words(
     r"could(?! not\b)|can(?! not\b) (?:cause|lead|run|be)|help\w{0,3}|hints?|tips?|"
     r"how to|handle\w{0,2}|"
     r"recover\w{0,3}|catch\w{0,3}|except|raise|ensure|whether|should|possibl[ey]|"
-    r"potential\w{0,2}|workaround|test_\w{1,40}|set|fix\w{0,3}|feat|setting|"
+    r"potential\w{0,2}|workaround|test_\w{0,40}|set|fix\w{0,3}|feat|setting|"
     r"friend|told|adds?|def|class|import)\b"
 )
 """Before the phrase, in its sentence: advice, code or a story, not an event."""
+_CODE = compile_words(r"\b(?:except|raise|def|class|import)\b|\btest_\w{0,40}")
+"""Before the phrase: a line of a program, which a traceback shows."""
 _FACT_BEFORE_HEDGE = compile_words(
     r"occurred|happened|\w{0,40}(?:error|exception|failed|fatal) ?:"
 )
@@ -243,21 +203,22 @@ ONE_BLOCK = compile_words(
 """One request is larger than the device gives in one piece."""
 
 
-def is_negated(text: str, start: int, end: int) -> bool:
+def is_negated(text: str, start: int) -> bool:
     """Whether a phrase is advice, code or about something else than memory.
 
     Args:
         text: The sentence around it.
         start: Where the phrase begins.
-        end: Where it ends.
 
     >>> text = "To avoid CUDA out of memory errors, lower the batch size."
-    >>> is_negated(text, 9, 27)
+    >>> is_negated(text, text.index("out of"))
     True
     """
     if _NOT_MEMORY.search(text):
         return True
     before = text[:start]
+    if _CODE.search(before):
+        return True
     hedge = _HEDGED.search(before)
     if hedge is None:
         return False

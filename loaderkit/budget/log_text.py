@@ -1,8 +1,8 @@
 """A message as its system wrote it, out of what a log made of it.  Pure.
 
-A log colours a message, puts a time and a rank in front of its lines, draws progress bars
-through it, quotes it in JSON and breaks it at the width of a terminal.  Nothing of that
-is part of the message, so all of it is taken away before anything is read.
+A log colours a message, puts a time and a rank in front of its lines, draws progress
+bars through it, quotes it in JSON and breaks it at the width of a terminal.  Nothing of
+that is part of the message, so all of it is taken away before anything is read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _PROGRESS = re.compile(
     # tqdm: "Epoch 1:  6%|###    | 3787/62565 [04:47<1:10:53, 13.82it/s, loss=0.1]",
     # with any part cut off; the part before the bar only at the start of a line
     r"(?:^[^\n|%]{0,60}?:)?[ \t]{0,80}\d{1,3}%\|[^|\n]{0,300}\|?"
-    r"(?: ?[\d.]{1,12}[kMG]?/[\d.?]{1,12}[kMG]?)?(?: ?\[[^\]\n]{0,120}(?:it|s|B|batch)(?:/s|/it)?"
+    r"(?: ?[\d.]{1,12}[kMG]?/[\d.?]{1,12}[kMG]?)?"
+    r"(?: ?\[[^\]\n]{0,120}(?:it|s|B|batch)(?:/s|/it)?"
     r"[^\]\n]{0,120}\])?"
     r"|[ \t]{0,80}\|? ?\b\d{1,12}/[\d?]{1,12} \[\d\d:\d\d<[^\]\n]{0,120}\]"
     r"|\b\d{1,12}it \[\d\d:\d\d, [^\]\n]{0,80}\]"
@@ -40,10 +41,12 @@ _PROGRESS = re.compile(
 _LEVEL = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|NOTICE|TRACE)"
 _CLOCK = r"\d{1,2}:\d\d:\d\d(?:[.,:]\d{1,9})?"
 _OPENING = re.compile(
-    r"\{? ?\"[\w.]{1,40}\" ?: ?\"|\b(\w{0,60}(?:Error|Exception))\((?:b|r)?[\"']|^b['\"]",
+    r"\{? ?\"[\w.]{1,40}\" ?: ?\""
+    r"|\b(\w{0,60}(?:Error|Exception))\((?:b|r)?[\"']|^b['\"]",
     re.MULTILINE,
 )
 """Where a quotation begins: a field of JSON, the repr of an exception or of bytes."""
+_PROCESS = r"\((?:[\w.:-]{1,60} ){0,3}(?:pid|ip|rank|node)=[^()\n]{1,120}\)"
 _PREFIX = re.compile(
     r"[ \t]*(?:"
     # times
@@ -63,7 +66,7 @@ _PREFIX = re.compile(
     r"|\[(?:rank|default|worker)[ _-]?\d{1,6}\]:?"
     r"|\[\d{1,5}\]:"
     r"|\[\d{1,5},\d{1,5}\](?:<std(?:err|out)>)?:?"
-    r"|\((?:[\w.:-]{1,60} ){0,3}(?:pid|ip|rank|node)=[^()\n]{1,120}\)"
+    rf"|{_PROCESS}"
     r"|\(raylet\)"
     r"|\d{1,5}:(?=[ \t])"
     r"|[\w.-]{1,60}[ \t]{1,20}\|(?=[ \t])"
@@ -73,8 +76,8 @@ _PREFIX = re.compile(
 )
 _LONG_INDENT = re.compile(r"[ \t]{40,}")
 _UNBROKEN = re.compile(r"\S{1000,}")
-"""Data, not words: tensors printed without blanks, encoded files.  The longest word that
-carried a part of a message in the corpora, a path, has 160 characters."""
+"""Data, not words: tensors printed without blanks, encoded files.  The longest word of
+the messages in the tests, a path, has 160 characters."""
 _KEPT_OF_DATA = 300
 _DIGITS = re.compile(r"\d+")
 _MOST_REPETITIONS = 8
@@ -83,6 +86,10 @@ _NEW_RECORD = re.compile(
     r"Traceback|File \"|[\w.]{1,80}(?:Error|Exception|Warning)\b|Killed\b|Bus error\b"
 )
 """How a line begins that goes on with no other."""
+_PROCESS_AT_START = re.compile(rf"(?:^|(?<=[\])Z,.\d] )){_PROCESS}", re.MULTILINE)
+_RANK_AT_START = re.compile(r"(?:^|(?<=[\])Z,.\d] ))\d{1,5}:(?=[ \t])", re.MULTILINE)
+_KEPT = "\u2060"
+"""Stands before what is no prefix while prefixes are taken away: no log has it."""
 _MOST_PREFIXES = 6
 """A line of ray about vLLM on a rank has five."""
 
@@ -96,7 +103,7 @@ class _Line(NamedTuple):
     """What is left of it."""
 
 
-_CONTRACTION = re.compile(r"n?['’]t\b")
+_CONTRACTION = re.compile("n?['\u2019]t\b")
 _CONSTANT = re.compile(r"[A-Z0-9]+(?:_[A-Z0-9]+){2,}")
 _LAST_WORD = re.compile(r"[A-Za-z0-9_.,]{1,40}$")
 _FIRST_WORD = re.compile(r"[A-Za-z0-9_.,]{1,40}")
@@ -113,7 +120,7 @@ def clean_log(text: str) -> str:
         The same words, with the breaks between lines that are left.
 
     >>> clean_log("[rank0]: \x1b[31mCUDA out of\n[rank0]: memory.\x1b[0m")
-    'CUDA out of\nmemory.'
+    'CUDA out of memory.'
     >>> clean_log('{"msg": "CUDA out of memory.\\nTried to"}')
     '{"msg": "CUDA out of memory.\nTried to"}'
     """
@@ -121,15 +128,21 @@ def clean_log(text: str) -> str:
     text = _ESCAPED.sub(_unescaped, text).replace("\r\n", "\n").replace("\r", "\n")
     text = _COLOUR.sub("", text)
     text = _OPENING.sub(lambda match: f"{match[1]}:\n" if match[1] else "\n", text)
+    for ambiguous in (_PROCESS_AT_START, _RANK_AT_START):
+        # A single "(pid=129)" or "2:" is a part of the message, which wrapping put
+        # there; a prefix is on all lines, and of one line it does no harm.
+        if len(ambiguous.findall(text)) == 1:
+            text = ambiguous.sub(lambda match: _KEPT + match.group(), text)
     lines = [_cleaned_line(line.rstrip()) for line in text.split("\n")]
-    # A line that held nothing but a progress bar or a prefix was drawn through the text.
+    # A line that held nothing but a progress bar was drawn through the text.
     return _joined(list(_without_repetitions(line for line in lines if line.words)))
 
 
 def _cleaned_line(line: str) -> _Line:
     # A bar can stand behind a prefix, and a prefix behind a bar.
     words = _PROGRESS.sub(" ", _without_prefixes(line))
-    return _Line(len(line), _BLANKS.sub(" ", _without_prefixes(words)).strip())
+    words = _without_prefixes(words).replace(_KEPT, "")
+    return _Line(len(line), _BLANKS.sub(" ", words).strip())
 
 
 def _shortened(match: re.Match[str]) -> str:
@@ -172,8 +185,8 @@ def _without_prefixes(line: str) -> str:
 def _joined(lines: list[_Line]) -> str:
     """Join lines: broken words without anything, wrapped lines with a blank.
 
-    A terminal breaks at its last column, whatever stands there, and ``textwrap`` does so
-    to a word that is longer than a line: only at the end of a full line, one that no
+    A terminal breaks at its last column, whatever stands there, and ``textwrap`` does
+    so to a word that is longer than a line: only at the end of a full line, one that no
     neighbour is longer than.  Any other wrapped line ends where the next word would not
     have fitted any more.
     """

@@ -58,10 +58,11 @@ _READ_ROLES: dict[str, frozenset[str]] = {
         frozenset({"requested"}),
     ),
 }
-"""The amounts that a message of a kind has; the others in it are about something else."""
+"""The amounts that a message of a kind has; others in it are about something else."""
 _DEVICE = re.compile(r"\b(CUDA|HIP|ROCm|XPU|NPU|MPS)\b", re.IGNORECASE)
 _DEVICE_INDEX = compile_words(
-    r"\b[GNMX]PU (\d{1,3})(?:;| has|\.)|on device (\d{1,3})\b|device ordinal (\d{1,3})\b"
+    r"\b[GNMX]PU (\d{1,3})(?:;| has|\.)|on device (\d{1,3})\b"
+    r"|device ordinal (\d{1,3})\b"
     r"|\b(?:cuda|xpu|npu|hip|gpu):(\d{1,3})\b|\bGPU=(\d{1,3})\b|\bCUDA(\d{1,3}) buffer"
     r"|\bdevice\(id:(\d{1,3})\)|device_id:(\d{1,3})|\bROCm(\d{1,3}) buffer"
 )

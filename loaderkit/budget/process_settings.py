@@ -179,6 +179,16 @@ def _binding(setting: Setting) -> Iterator[Finding]:
 
 def _malloc(setting: Setting) -> Iterator[Finding]:
     preloaded = setting.environ.get("LD_PRELOAD", "")
+    yield from _glibc(setting, preloaded)
+    for name, allocator in OTHER_ALLOCATORS.items():
+        if name in setting.environ and allocator not in preloaded:
+            value = setting.environ[name]
+            why = f"{allocator} reads it, and is not preloaded"
+            fix = f"LD_PRELOAD=.../lib{allocator}.so {name}={value} python train.py"
+            yield Finding(20, "useless", name, value, why, fix)
+
+
+def _glibc(setting: Setting, preloaded: str) -> Iterator[Finding]:
     replaced = re.search(r"jemalloc|tcmalloc|mimalloc", preloaded)
     for name in GLIBC:
         value = setting.environ.get(name)
@@ -197,12 +207,6 @@ def _malloc(setting: Setting) -> Iterator[Finding]:
             why = "glibc reads it when the process starts; it was set inside this one"
             fix = f"{name}={value} python train.py"
             yield Finding(20, "ignored", name, value, why, fix)
-    for name, allocator in OTHER_ALLOCATORS.items():
-        if name in setting.environ and allocator not in preloaded:
-            value = setting.environ[name]
-            why = f"{allocator} reads it, and is not preloaded"
-            fix = f"LD_PRELOAD=.../lib{allocator}.so {name}={value} python train.py"
-            yield Finding(20, "useless", name, value, why, fix)
 
 
 def _set_after_start(setting: Setting, name: str) -> bool:

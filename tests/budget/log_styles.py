@@ -107,41 +107,52 @@ class Style:
         return " > ".join(self.names)
 
 
+def _wrapping(draw, terminal):
+    how = draw(st.sampled_from(["blanks", "terminal"] if terminal else ["blanks"]))
+    width = draw(st.integers(24, 140))
+    if how == "blanks":
+        return f"wrap {width}", lambda text: wrap(text, width)
+    return f"terminal {width}", lambda text: hard_wrap(text, width)
+
+
+def _colouring(draw):
+    code = draw(st.sampled_from(["31", "1;31", "38;5;196", "0;33"]))
+    cuts = draw(st.lists(st.integers(0, 200), max_size=4))
+    return f"colour {code}", lambda text: colour(text, code, cuts)
+
+
+def _drawing(draw):
+    bar, line = draw(st.sampled_from(BARS)), draw(st.integers(0, 30))
+    carriage = draw(st.booleans())
+    return f"bar {bar[:12]} {line}", lambda text: draw_bar(text, bar, line, carriage)
+
+
+def _prefixing(draw):
+    head = draw(st.sampled_from(PREFIXES))
+    return f"prefix {head!r}", lambda text: prefix(text, head)
+
+
+def _quoting(draw):
+    how = draw(st.sampled_from(["json", "json twice", "repr", "bytes"]))
+    return how, lambda text: quote(text, how)
+
+
 @st.composite
 def styles(draw, terminal=True):
     """A chain of what a log does, in the order in which it does it."""
-    names, steps = [], []
-
-    def add(name, step):
-        names.append(name)
-        steps.append(step)
-
-    wrappings = ["no", "no", "blanks", "blanks", *(["terminal"] if terminal else [])]
-    wrapping = draw(st.sampled_from(wrappings))
-    width = draw(st.integers(24, 140))
-    if wrapping == "blanks":
-        add(f"wrap {width}", lambda text: wrap(text, width))
-    elif wrapping == "terminal":
-        add(f"terminal {width}", lambda text: hard_wrap(text, width))
+    steps = []
+    if draw(st.integers(0, 4)) > 1:
+        steps.append(_wrapping(draw, terminal))
     if draw(st.booleans()):
-        code = draw(st.sampled_from(["31", "1;31", "38;5;196", "0;33"]))
-        cuts = draw(st.lists(st.integers(0, 200), max_size=4))
-        add(f"colour {code}", lambda text: colour(text, code, cuts))
+        steps.append(_colouring(draw))
     if draw(st.integers(0, 3)) == 0:
-        bar, line = draw(st.sampled_from(BARS)), draw(st.integers(0, 30))
-        carriage = draw(st.booleans())
-        add(f"bar {bar[:12]} {line}", lambda text: draw_bar(text, bar, line, carriage))
-    for _ in range(draw(st.integers(0, 2))):
-        head = draw(st.sampled_from(PREFIXES))
-        add(f"prefix {head!r}", lambda text, head=head: prefix(text, head))
-    how = draw(
-        st.sampled_from(["no", "no", "no", "json", "json twice", "repr", "bytes"])
-    )
-    if how != "no":
-        add(how, lambda text: quote(text, how))
+        steps.append(_drawing(draw))
+    steps += [_prefixing(draw) for _ in range(draw(st.integers(0, 2)))]
+    if draw(st.integers(0, 6)) > 2:
+        steps.append(_quoting(draw))
     if draw(st.integers(0, 4)) == 0:
-        add("crlf", lambda text: text.replace("\n", "\r\n"))
-    return Style(tuple(names), tuple(steps))
+        steps.append(("crlf", lambda text: text.replace("\n", "\r\n")))
+    return Style(*zip(*steps, strict=True)) if steps else Style((), ())
 
 
 AMOUNT = re.compile(r"(?<![\w.,/])(\d+(?:\.\d+)?) ?([KMGT])(i?)B\b")

@@ -1,4 +1,4 @@
-"""A torch process as the judge of allocator settings: what it accepts, what it raises."""
+"""A torch process as the judge of allocator settings: what it accepts and raises."""
 
 import atexit
 import functools
