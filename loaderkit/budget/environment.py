@@ -1,17 +1,30 @@
-"""Settings that do not do what they look like: thirteen misconfigurations.  Pure.
+"""Settings that do not do what they look like: those of torch's allocators.  Pure.
 
-Sources: torch 2.13 (``AllocatorConfig.h``, ``MPSAllocator.mm``, ``MPSFallback.mm``) and
-the measurements in ``docs/environment.md``.
+What torch makes of an allocator's setting is in ``allocator_conf.py``, the variables
+of other libraries in ``process_settings.py``.  Sources: torch 2.13
+(``AllocatorConfig.h``, ``MPSAllocator.mm``, ``MPSFallback.mm``) and the measurements
+in ``docs/environment.md``.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from loaderkit.budget.allocator_conf import (
+    COMMON_OPTIONS,
+    CUDA_OPTIONS,
+    mended_settings,
+    nearest_option,
+    read_allocator_settings,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from loaderkit.budget.allocator_conf import SettingsReading
 
 HIGH = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
 LOW = "PYTORCH_MPS_LOW_WATERMARK_RATIO"
@@ -20,7 +33,7 @@ UNIFIED = "PYTORCH_ALLOC_CONF"
 OLD_NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 ALLOCATOR_NAMES = (*OLD_NAMES, UNIFIED)
 DEFAULT_HIGH, DEFAULT_LOW, MAX_RATIO = 1.7, 1.4, 2.0
-LEVELS = ("crash", "ignored", "danger", "useless")
+LEVELS = ("crash", "ignored", "danger", "slow", "useless")
 """What a misconfiguration does, worst first."""
 
 
@@ -42,6 +55,12 @@ class Setting:
     """Whether torch was imported already."""
     effective: str | None = None
     """The allocator settings torch has read; None if it has read none yet."""
+    torch_error: str | None = None
+    """What torch raised when it was asked to read them; None: nothing, or not asked."""
+    asked_torch: bool = False
+    """Whether torch was asked."""
+    cpus: int | None = None
+    """Processors that this process may use."""
     shares_device_tensors: bool = False
     """Whether device tensors go to other processes (CUDA IPC)."""
 
@@ -51,7 +70,7 @@ class Finding:
     """One setting that does not do what it looks like."""
 
     number: int
-    """1 to 13, in the order of ``docs/environment.md``."""
+    """1 to 20, in the order of ``docs/environment.md``."""
     level: str
     """One of :data:`LEVELS`."""
     variable: str
@@ -91,7 +110,12 @@ def judge_environment(setting: Setting) -> list[Finding]:
         *_allocator(setting),
         *_too_late(setting),
     ]
-    return sorted(found, key=lambda each: (LEVELS.index(each.level), each.number))
+    return sorted(found, key=rank)
+
+
+def rank(finding: Finding) -> tuple[int, int]:
+    """Give the order of findings, the worst first."""
+    return LEVELS.index(finding.level), finding.number
 
 
 def options_of(settings: str) -> dict[str, str]:
@@ -108,22 +132,31 @@ def options_of(settings: str) -> dict[str, str]:
 def _watermarks(setting: Setting) -> Iterator[Finding]:
     high, low = _ratio(setting, HIGH), _ratio(setting, LOW)
     said = setting.environ.get(HIGH, "")
-    if HIGH in setting.environ and high is None:
-        why = "it is no number: torch raises while it builds its MPS allocator"
-        yield Finding(2, "crash", HIGH, said, why, f"unset {HIGH}")
-        return
     top = DEFAULT_HIGH if high is None else high
-    bottom = DEFAULT_LOW if low is None else low
     if not 0 <= top <= MAX_RATIO:
         why = f'the range is 0 to {MAX_RATIO}: the first use of MPS raises "invalid '
         why += 'high watermark ratio"'
-        yield Finding(2, "crash", HIGH, said, why, f"unset {HIGH}, or export {HIGH}=1")
+        fix = f"export {HIGH}=1 {LOW}=0.75"
+        yield Finding(2, "crash", HIGH, said, why, fix)
         return
     if high == 0:
         why = "0 takes the limit away: macOS swaps, then freezes or kills the process"
+        if not re.match(r"\s*[+-]?\.?0", said):
+            why = f"torch reads a text that is no number as 0: {why}"
         fix = f"unset {HIGH} (the default, {DEFAULT_HIGH}, is above the RAM already)"
         yield Finding(3, "danger", HIGH, said, why, fix)
-    if bottom > (top or MAX_RATIO):
+    yield from _low_watermark(setting, low, top)
+
+
+def _low_watermark(
+    setting: Setting, low: float | None, top: float
+) -> Iterator[Finding]:
+    bottom = DEFAULT_LOW if low is None else low
+    if low is not None and low < 0:
+        why = 'it must not be below 0: the first use of MPS raises "invalid low '
+        why += 'watermark ratio"'
+        yield Finding(2, "crash", LOW, setting.environ[LOW], why, f"unset {LOW}")
+    elif bottom > (top or MAX_RATIO):
         name = LOW if low is not None else HIGH
         value = setting.environ.get(name, "")
         where = "" if low is not None else f", {DEFAULT_LOW}"
@@ -141,10 +174,13 @@ def _watermarks(setting: Setting) -> Iterator[Finding]:
 
 
 def _ratio(setting: Setting, name: str) -> float | None:
-    try:
-        return float(setting.environ[name])
-    except (KeyError, ValueError):
+    """Read a ratio as ``strtod`` does: what begins with no number is 0."""
+    if name not in setting.environ:
         return None
+    number = re.match(
+        r"\s*[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", setting.environ[name]
+    )
+    return float(number[0]) if number else 0.0
 
 
 def _fallback(setting: Setting) -> Iterator[Finding]:
@@ -176,15 +212,28 @@ def _wrong_place(setting: Setting) -> Iterator[Finding]:
             yield Finding(12, "useless", name, value, why, f"unset {name}")
 
 
+def settings_variable(setting: Setting) -> str | None:
+    """Give the variable that torch takes its allocator's settings from.
+
+    The older names come first, and count even where they are empty (measured).
+    """
+    known = OLD_NAMES if setting.torch_version < (2, 9) else ALLOCATOR_NAMES
+    return next((name for name in known if name in setting.environ), None)
+
+
 def _names(setting: Setting) -> Iterator[Finding]:
+    chosen = settings_variable(setting)
+    for name in ALLOCATOR_NAMES:
+        value = setting.environ.get(name)
+        if chosen is None or value is None or name == chosen:
+            continue
+        other = setting.environ[chosen]
+        if options_of(value) != options_of(other):
+            why = f"{chosen}={other} is set too and wins (measured on torch 2.13)"
+            yield Finding(4, "ignored", name, value, why, f"unset {chosen}")
     new = setting.environ.get(UNIFIED)
     if new is None:
         return
-    for old in OLD_NAMES:
-        value = setting.environ.get(old)
-        if value is not None and options_of(value) != options_of(new):
-            why = f"{old}={value} is set too and wins (measured on torch 2.13)"
-            yield Finding(4, "ignored", UNIFIED, new, why, f"unset {old}")
     version = ".".join(map(str, setting.torch_version))
     old = OLD_NAMES[setting.backend == "hip"]
     if setting.torch_version < (2, 9):
@@ -193,51 +242,81 @@ def _names(setting: Setting) -> Iterator[Finding]:
         why = "torch 2.9 ignores this name on CUDA (pytorch issue 183387)"
     else:
         return
-    yield Finding(11, "ignored", UNIFIED, new, why, f"export {old}={new}")
+    fix = f"export {old}={shlex.quote(new)}"
+    yield Finding(11, "ignored", UNIFIED, new, why, fix)
 
 
 def _allocator(setting: Setting) -> Iterator[Finding]:
-    for name in ALLOCATOR_NAMES:
-        value = setting.environ.get(name)
-        if value:
-            yield from _syntax(name, value)
-            yield from _combinations(name, value, setting)
+    name = settings_variable(setting)
+    value = setting.environ.get(name or "")
+    if name is None or not value:
+        return
+    reading = read_allocator_settings(value, setting.backend)
+    yield from _rejection(name, value, reading, setting)
+    yield from _without_effect(name, value, reading, setting)
+    yield from _combinations(name, value, setting)
 
 
-def _syntax(name: str, value: str) -> Iterator[Finding]:
-    first = "the first use of the allocator raises"
-    for option, said in options_of(value).items():
-        if "=" in option:
-            why = f'{first} an INTERNAL ASSERT "please report a bug": it wants a colon'
-            fixed = value.replace("=", ":")
-            yield Finding(6, "crash", name, value, why, f"export {name}={fixed}")
-        elif said.lower() in {"true", "false"} and said not in {"True", "False"}:
-            why = f"{first}: it wants True or False, written so"
-            fixed = value.replace(f":{said}", f":{said.capitalize()}")
-            yield Finding(5, "crash", name, value, why, f"export {name}={fixed}")
-        elif option == "max_split_size_mb" and _number(said, 20) < 20:
-            why = f"{first}: max_split_size_mb must be at least 20"
-            fixed = value.replace(f"{option}:{said}", f"{option}:20")
-            yield Finding(7, "crash", name, value, why, f"export {name}={fixed}")
-        elif option == "garbage_collection_threshold" and not 0 < _number(said) < 1:
-            why = f"{first}: garbage_collection_threshold lies between 0 and 1"
-            fixed = value.replace(f"{option}:{said}", f"{option}:0.8")
-            yield Finding(7, "crash", name, value, why, f"export {name}={fixed}")
+_CAUSES = {"flag": 5, "structure": 6, "number": 7, "name": 14}
 
 
-def _number(text: str, otherwise: float = 0.5) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return otherwise
+def _rejection(
+    name: str, value: str, reading: SettingsReading, setting: Setting
+) -> Iterator[Finding]:
+    """Say that torch raises; where torch was asked, its answer counts."""
+    number = 16
+    if reading.rejected is not None:
+        number = _CAUSES[reading.rejected.cause]
+    if setting.asked_torch:
+        if setting.torch_error is None:
+            return
+        why = f"the first use of the allocator raises {setting.torch_error}"
+    elif reading.rejected is not None:
+        why = f"the first use of the allocator raises: {reading.rejected}"
+    else:
+        return
+    if reading.rejected is not None and setting.asked_torch:
+        why += f" ({reading.rejected})"
+    yield Finding(number, "crash", name, value, why, _mend(name, value, setting))
+
+
+def _mend(name: str, value: str, setting: Setting) -> str:
+    mended = mended_settings(value, setting.backend)
+    return f"unset {name}" if mended is None else f"export {name}={shlex.quote(mended)}"
+
+
+def _without_effect(
+    name: str, value: str, reading: SettingsReading, setting: Setting
+) -> Iterator[Finding]:
+    fix = _mend(name, value, setting)
+    for option in reading.options:
+        if option.is_known and option.taken is not None:
+            why = f"torch takes {option.name}:{option.value} for {option.taken}"
+            yield Finding(15, "ignored", name, value, why, fix)
+        elif option.name in CUDA_OPTIONS and not option.is_known:
+            why = f"only builds for CUDA and ROCm read {option.name}"
+            yield Finding(15, "useless", name, value, why, fix)
+        elif not option.is_known:
+            near = nearest_option(option.name)
+            why = f"torch has no option {option.name!r} and skips it"
+            why += f": probably {near} is meant" if near else _known_options(setting)
+            yield Finding(14, "ignored", name, value, why, fix)
+    for warning in reading.warnings:
+        yield Finding(15, "ignored", name, value, warning, fix)
+
+
+def _known_options(setting: Setting) -> str:
+    names = [*COMMON_OPTIONS, *(CUDA_OPTIONS if setting.backend == "cuda" else ())]
+    return f"; it knows {', '.join(names)}"
 
 
 def _combinations(name: str, value: str, setting: Setting) -> Iterator[Finding]:
     options = options_of(value)
     if options.get("expandable_segments", "").lower() != "true":
         return
-    without = ",".join(f"{k}:{v}" for k, v in options.items() if "expand" not in k)
-    plain = f"export {name}={without}" if without else f"unset {name}"
+    others = ",".join(f"{k}:{v}" for k, v in options.items() if "expand" not in k)
+    mended = mended_settings(others, setting.backend)
+    plain = f"export {name}={shlex.quote(mended)}" if mended else f"unset {name}"
     if "max_split_size_mb" in options:
         why = "expandable segments are never split by size: max_split_size_mb does "
         why += "nothing beside them"
@@ -255,7 +334,7 @@ def _too_late(setting: Setting) -> Iterator[Finding]:
     """Compare what torch has read with what the variables say now."""
     if setting.effective is None:
         return
-    name = next((each for each in ALLOCATOR_NAMES if each in setting.environ), None)
+    name = settings_variable(setting)
     said = setting.environ.get(name or "", "")
     if name is None or options_of(said) == options_of(setting.effective):
         return

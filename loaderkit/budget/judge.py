@@ -72,10 +72,19 @@ def judge(message: Message) -> tuple[str, int | None]:
     if (message.requested or 0) >= UNLIMITED:
         return "garbage size", None
     if message.kind == "device_limit":
-        return _judge_limit(message)
+        is_metal = message.backend == "mps"
+        return _judge_limit(message) if is_metal else _judge_budget(message)
     if message.requested is None or message.free is None:
         return _judge_little(message)
     return _judge_device(message, message.requested, message.free)
+
+
+def _judge_budget(message: Message) -> tuple[str, int | None]:
+    """A server's share of the device: what is asked for, and what is left of it."""
+    left = message.free if message.free is not None else message.limit
+    if message.requested is None or left is None or message.requested <= left:
+        return "software limit", None
+    return "software limit", message.requested - left
 
 
 def _judge_limit(message: Message) -> tuple[str, int | None]:
@@ -119,10 +128,14 @@ def _judge_device(message: Message, need: int, free: int) -> tuple[str, int | No
     missing = need - free
     if missing <= 0:
         return "true shortage", segment_of(need) - free
+    foreign = foreign_bytes(message) or 0
+    # Where others have more of the device than this process, its own cache cannot be
+    # what decides, though joining its pieces would have served this one request.
+    if foreign >= missing and foreign > (held or 0):
+        return "held by others", missing
     if unallocated_bytes(message) >= missing:
         return "fragmentation", missing
-    foreign = foreign_bytes(message)
-    if foreign is not None and capacity and foreign >= max(missing, capacity // 20):
+    if capacity and foreign >= max(missing, capacity // 20):
         return "held by others", missing
     return "true shortage", missing
 

@@ -1,6 +1,7 @@
 """What the text of an out-of-memory error says: its kind and its numbers.  Pure.
 
-The wordings come from real reports; ``wordings.txt`` lists them in order of trust.
+``wordings.txt`` lists the wordings of real reports in order of trust; what it does not
+know is read from its words (``grammar.py``), and amounts always are (``amounts.py``).
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ import re
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from loaderkit.budget.wordings import Wording, parts_of, wordings
+from loaderkit.budget.amounts import SIZE, find_amounts, parse_size
+from loaderkit.budget.grammar import find_exhaustion, mentions_exhaustion
+from loaderkit.budget.lexicon import compile_words
+from loaderkit.budget.log_text import clean_log
+from loaderkit.budget.wordings import Wording, fields_of, wordings
+from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from loaderkit.budget.grammar import Finding
 
-_STEPS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40, "P": 50, "E": 60}
 SIZES = (
     "requested",
     "free",
@@ -33,6 +38,35 @@ SIZES = (
 """Fields of a message that are bytes, in the order in which they are printed."""
 _WHOLE = frozenset({"device", "pid", "errno"})
 _LARGE_MAP_BYTES = 64 << 20
+_LONGEST_MESSAGE = 1500
+"""Characters; the longest of the corpora, with torch's advice, has 900."""
+_NEARBY = 300
+_MOST_UNREAD = 3
+_ON_DEVICE = frozenset(
+    {"device_oom", "device_oom_async", "device_limit", "buffer_too_large", "oom"}
+)
+_DEVICE_ROLES = frozenset(SIZES) - {"total_vm", "anon_rss"}
+_READ_ROLES: dict[str, frozenset[str]] = {
+    "device_oom": _DEVICE_ROLES,
+    "device_limit": _DEVICE_ROLES,
+    "buffer_too_large": _DEVICE_ROLES,
+    "oom": _DEVICE_ROLES,
+    "host_alloc": frozenset({"requested", "free", "in_use", "limit"}),
+    "killed": frozenset({"total_vm", "anon_rss"}),
+    **dict.fromkeys(
+        ("map_count", "pinned", "shm", "comm_oom", "library_alloc"),
+        frozenset({"requested"}),
+    ),
+}
+"""The amounts that a message of a kind has; others in it are about something else."""
+_DEVICE = re.compile(r"\b(CUDA|HIP|ROCm|XPU|NPU|MPS)\b", re.IGNORECASE)
+_DEVICE_INDEX = compile_words(
+    r"\b[GNMX]PU (\d{1,3})(?:;| has|\.)|on device (\d{1,3})\b"
+    r"|device ordinal (\d{1,3})\b"
+    r"|\b(?:cuda|xpu|npu|hip|gpu):(\d{1,3})\b|\bGPU=(\d{1,3})\b|\bCUDA(\d{1,3}) buffer"
+    r"|\bdevice\(id:(\d{1,3})\)|device_id:(\d{1,3})|\bROCm(\d{1,3}) buffer"
+)
+_PROCESS = compile_words(rf"\bProcess (\d{{1,9}}) has ({SIZE}) memory in use")
 
 
 @dataclass(frozen=True)
@@ -85,6 +119,8 @@ class Message:
     """Private memory of a killed process."""
     raw: str = field(default="", repr=False)
     """The text itself."""
+    unread: tuple[str, ...] = ()
+    """Parts of the text that look as if they mattered and were not understood."""
 
 
 def read_message(text: str) -> Message:
@@ -103,51 +139,94 @@ def read_message(text: str) -> Message:
     >>> read_message("a friend of mine ran out of memory").is_oom
     False
     """
+    cleaned = clean_log(text)
+    wording, match = _first_wording(cleaned)
+    if wording is not None and match is not None and wording.is_oom is True:
+        return replace(_read_wording(cleaned, wording, match), raw=text)
+    finding = find_exhaustion(cleaned)
+    if finding is not None and not _explains(wording, match, finding):
+        return replace(_read_finding(cleaned, finding), raw=text)
+    if wording is not None and match is not None:
+        return replace(_read_wording(cleaned, wording, match), raw=text)
+    mentioned = mentions_exhaustion(cleaned)
+    unread = () if mentioned is None else (f'"{mentioned}" tells of no event here',)
+    return Message(raw=text, unread=unread)
+
+
+def _first_wording(text: str) -> tuple[Wording | None, re.Match[str] | None]:
     for wording in wordings():
         match = wording.pattern.search(text)
         if match is not None:
-            return _read(text, wording, match)
-    return Message(raw=text)
+            return wording, match
+    return None, None
 
 
-def _read(text: str, wording: Wording, match: re.Match[str]) -> Message:
-    said = {k: v for k, v in match.groupdict().items() if v is not None}
+def _explains(
+    wording: Wording | None, match: re.Match[str] | None, finding: Finding
+) -> bool:
+    """Whether a wording that is not sure knows better what a phrase is about."""
+    if wording is None or match is None:
+        return False
+    if wording.is_oom == "maybe":
+        begin, end = finding.region
+        return match.start() < end and begin < match.end()
+    return match.start() < finding.end and finding.start < match.end()
+
+
+def _read_wording(text: str, wording: Wording, match: re.Match[str]) -> Message:
+    said = fields_of(match)
     backend = _backend(said.pop("backend", None), wording.backend)
-    found: dict[str, Any] = {k: _value(k, v) for k, v in said.items()}
-    found.update(_fields(text[match.start() :], wording, skip=found))
+    values = {name: _value(name, words) for name, words in said.items()}
     message = Message(
-        is_oom=wording.is_oom,
-        backend=backend,
-        kind=wording.kind,
-        raw=text,
-        **{k: v for k, v in found.items() if v is not None},
+        is_oom=wording.is_oom, backend=backend, kind=wording.kind, **values
     )
-    return _corrected(message)
+    if wording.kind == "device_oom_async":
+        message = _with_request_nearby(message, text, match)
+    elif wording.kind in _READ_ROLES:
+        again = wording.pattern.search(text, match.end())
+        end = min(
+            again.start() if again else len(text), match.start() + _LONGEST_MESSAGE
+        )
+        message = _with_amounts(message, text[match.start() : end])
+    return _corrected(message, text)
 
 
-def _fields(text: str, wording: Wording, *, skip: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the parts of an allocator's text, in any order and cut off anywhere."""
-    text = _one_message(text, wording)
-    found: dict[str, Any] = {}
-    parts = parts_of(wording.parts) if wording.parts else {}
-    for name, pattern in parts.items():
-        match = pattern.search(text)
-        if match is not None and match.lastindex and name not in skip:
-            found[name] = _value(name, match.group(match.lastindex))
-    if wording.parts == "device":
-        procs = [[int(p), _size(s)] for p, s in _PROCESS.findall(text)]
-        found["procs"] = procs or None
-    return found
+def _with_request_nearby(message: Message, text: str, match: re.Match[str]) -> Message:
+    """Where a driver's error stands beside an amount that was asked for, take it."""
+    begin = max(0, match.start() - _NEARBY)
+    begin = max(begin, text.rfind("\n", begin, match.start()) + 1)
+    nearby = replace(message, kind="device_oom")
+    nearby = _with_amounts(nearby, text[begin : match.end() + _NEARBY])
+    return message if nearby.requested is None else nearby
 
 
-_DEVICE = re.compile(r"\b(CUDA|HIP|ROCm|XPU|NPU|MPS)\b", re.IGNORECASE)
-_PROCESS = re.compile(r"Process (\d+) has ([\d.]+ ?\w+) memory in use")
+def _read_finding(text: str, finding: Finding) -> Message:
+    begin, end = finding.region
+    message = Message(is_oom=True, backend=finding.backend, kind=finding.kind)
+    return _corrected(_with_amounts(message, text[begin:end]), text[begin:end])
 
 
-def _one_message(text: str, wording: Wording) -> str:
-    """Cut off what follows the message, so that a second one cannot lend numbers."""
-    again = wording.pattern.search(text, 1)
-    return text[: again.start()] if again is not None else text
+def _with_amounts(message: Message, text: str) -> Message:
+    """Fill in the amounts of a message; the first of a role counts."""
+    roles = _READ_ROLES.get(message.kind or "", frozenset())
+    sizes: dict[str, Any] = {}
+    unread = []
+    for amount in find_amounts(text):
+        if amount.role is None:
+            unread.append(f"{format_bytes(amount.size_bytes)} in: {amount.words}")
+        elif amount.role in roles and getattr(message, amount.role) is None:
+            sizes.setdefault(amount.role, amount.size_bytes)
+    if "requested" in roles and message.device is None:
+        device = _DEVICE_INDEX.search(text)
+        if device is not None and message.kind in _ON_DEVICE:
+            message = replace(message, device=int(device[device.lastindex or 0]))
+    processes = [[int(pid), parse_size(size)] for pid, size in _PROCESS.findall(text)]
+    return replace(
+        message,
+        procs=processes or None if message.kind in _ON_DEVICE else None,
+        unread=tuple(unread[:_MOST_UNREAD]) if message.kind in _ON_DEVICE else (),
+        **sizes,
+    )
 
 
 def _backend(said: str | None, usual: str | None) -> str | None:
@@ -160,7 +239,7 @@ def _backend(said: str | None, usual: str | None) -> str | None:
 
 def _value(name: str, text: str) -> Any:
     if name in SIZES:
-        return _size(text)
+        return parse_size(text)
     if name in _WHOLE:
         return int(text)
     if name == "shape":
@@ -168,23 +247,9 @@ def _value(name: str, text: str) -> Any:
     return text.lower() if name == "pool" else text
 
 
-def _size(text: str) -> int:
-    """Read a size as the allocators print it: KB and KiB are both 1024 bytes."""
-    if text.startswith("0x"):
-        return int(text, 16)
-    match = re.match(r"([\d,.]+)\s*([KMGTPE]?)", text.strip(), re.IGNORECASE)
-    if match is None:
-        raise ValueError(text)
-    number = match.group(1).replace(",", "").rstrip(".")
-    power = _STEPS[match.group(2).upper()]
-    if "." not in number:
-        return int(number) << power
-    return round(float(number) * (1 << power))
-
-
-def _corrected(message: Message) -> Message:
+def _corrected(message: Message, text: str) -> Message:
     """Tell apart what one wording is used for."""
-    if message.backend is None and (named := _DEVICE.search(message.raw)):
+    if message.backend is None and (named := _DEVICE.search(text)):
         message = replace(message, backend=_backend(named[1], None))
     if message.kind == "map_count" and (message.requested or 0) >= _LARGE_MAP_BYTES:
         return replace(message, kind="host_alloc", backend="cpu")

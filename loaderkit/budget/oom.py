@@ -186,6 +186,7 @@ def _notes(message: Message, verdict: str) -> list[str]:
         notes += _who(message)
     if message.kind in {"device_oom", "device_limit"} and request_of(message) is None:
         notes.append("the text is cut off: paste all of it for a surer verdict")
+    notes += [f"not understood: {part}" for part in message.unread]
     if any(taken > UNLIMITED for _, taken in message.procs or ()):
         notes.append("a process inside a container is counted as 16 EiB: ignore that")
     return notes

@@ -21,7 +21,9 @@ from loaderkit.budget.environment import (
     Setting,
     judge_environment,
     options_of,
+    rank,
 )
+from loaderkit.budget.process_settings import judge_process_settings
 from loaderkit.errors import BudgetError
 
 
@@ -83,7 +85,8 @@ def check_environment(
     setting = read_setting(
         ask_torch=ask_torch, shares_device_tensors=shares_device_tensors
     )
-    return Environment(setting, judge_environment(setting))
+    findings = [*judge_environment(setting), *judge_process_settings(setting)]
+    return Environment(setting, sorted(findings, key=rank))
 
 
 def read_setting(
@@ -100,6 +103,7 @@ def read_setting(
     """
     torch = sys.modules.get("torch")
     ask = _in_use(torch) if ask_torch is None else ask_torch
+    effective, error = _read_by_torch(torch) if ask else (None, None)
     return Setting(
         environ=dict(os.environ),
         torch_version=_torch_version(),
@@ -107,7 +111,10 @@ def read_setting(
         platform=sys.platform,
         started_with=_started_with(),
         torch_imported=torch is not None,
-        effective=_effective(torch) if ask else None,
+        effective=effective,
+        torch_error=error,
+        asked_torch=effective is not None or error is not None,
+        cpus=_usable_cpus(),
         shares_device_tensors=shares_device_tensors,
     )
 
@@ -204,13 +211,27 @@ def _set_now(torch: Any, asked: dict[str, str]) -> str:
 
 
 def _effective(torch: Any) -> str | None:
+    return _read_by_torch(torch)[0]
+
+
+def _read_by_torch(torch: Any) -> tuple[str | None, str | None]:
+    """Let torch read its settings; give them, or what it raised."""
     read = getattr(
         getattr(torch, "_C", None), "_accelerator_getAllocatorSettings", None
     )
+    if read is None:
+        return None, None
     try:
-        return None if read is None else str(read())
-    except (RuntimeError, ValueError):  # the settings are wrong: judged by their text
-        return None
+        return str(read()), None
+    except (RuntimeError, ValueError, IndexError) as error:
+        first_line = str(error).partition("\n")[0]
+        return None, f"{type(error).__name__}: {first_line}"
+
+
+def _usable_cpus() -> int | None:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
 
 
 def _in_use(torch: Any) -> bool:

@@ -5,55 +5,25 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass
-from importlib import resources
 from types import MappingProxyType
 
-_SIZE = r"(\d[\d.,]* ?(?:bytes|[KMGTPE]?i?B))"
+from loaderkit.budget.amounts import SIZE
+from loaderkit.budget.lexicon import compile_words, read_table
+
 _PIECES = MappingProxyType(
     {
-        "size": _SIZE,
-        "requested": r"(?P<requested>\d[\d,]*)",
+        "size": rf"(?:{SIZE})",
+        # Bounded, so that the time a text takes grows with its length and no faster.
+        "gap": r"(?s:.{0,240}?)",
+        "far": r"(?s:.{0,3000}?)",
         "gpu": r"(?P<backend>CUDA|HIP|XPU|NPU|MLU|MUSA|HPU)",
+        "intel": r"(?:UR_RESULT_ERROR|PI_ERROR|ZE_RESULT_ERROR)",
         "torch_file": r"<?/?torch_(?P<pid>\d+)_",
-        "errno": r"(?:[^\n]*?\((?P<errno>\d+)\))?",
-        "nccl": r"(?:\S+:(?P<pid>\d+):\d+ \[(?P<device>\d+)\] [^\n]*)?NCCL WARN ",
-    }
-)
-_PARTS = MappingProxyType(
-    {
-        "device": {
-            "requested": r"Tried to allocate @size@|^Requested *: @size@",
-            "device": r"\b[GNMX]PU (\d+)(?:;| has)|on device (\d+) would exceed",
-            "capacity": (
-                r"@size@ total capacity|total capac\w+ of @size@|"
-                r"^Device limit *: @size@"
-            ),
-            "free": (
-                r"@size@ free[;)]|of which @size@ is free|"
-                r"^Free \(according to CUDA\): @size@"
-            ),
-            "allocated": (
-                r"@size@ already allocated|memory @size@ is allocated by|"
-                r"^Currently allocated *: @size@"
-            ),
-            "limit": r"@size@ allowed;|^PyTorch limit[^:]*: @size@",
-            "reserved": r"@size@ (?:reserved in total|cached)",
-            "reserved_unallocated": r"@size@ is reserved by \w+ but unalloc",
-            "in_use": r"this process has @size@ memory in use",
-            "private_pools": r"@size@ allocated in private pools",
-        },
-        "mps": {
-            "requested": r"Tried to allocate @size@",
-            "reserved": r"MPS allocated: @size@",
-            "other": r"other allocations: @size@",
-            "limit": r"max allowed: @size@",
-            "pool": r"on (private|shared) pool",
-        },
-        "kernel": {
-            "pid": r"\bkill(?:ed)? process (\d+)|task=[^,]*,pid=(\d+)",
-            "total_vm": r"total-vm:(\d+ ?kB)",
-            "anon_rss": r"anon-rss:(\d+ ?kB)",
-        },
+        "errno": r"(?:(?s:.{0,80}?)\((?P<errno>\d+)\))?",
+        "nccl": (
+            r"(?:[\w.-]{1,60}:(?P<pid>\d+):\d+ \[(?P<device>\d+)\] (?s:.{0,120}?))?"
+            r"NCCL WARN "
+        ),
     }
 )
 
@@ -68,8 +38,6 @@ class Wording:
     """What happened."""
     backend: str | None
     """Where, unless the pattern's group ``backend`` says."""
-    parts: str | None
-    """Which table of :func:`parts_of` reads the rest of the text."""
     pattern: re.Pattern[str]
     """Its named groups are fields of a message."""
 
@@ -77,32 +45,21 @@ class Wording:
 @functools.cache
 def wordings() -> tuple[Wording, ...]:
     """Read the table, the surest wording first."""
-    text = resources.files(__package__).joinpath("wordings.txt").read_text("utf-8")
-    rows: list[tuple[list[str], str]] = []
-    for line in text.splitlines():
-        head, bar, pattern = line.partition(" | ")
-        if line.startswith("#") or not bar:
-            continue
-        if head.strip():
-            rows.append((head.split(), pattern))
-        else:  # more alternatives of the row above
-            rows[-1] = (rows[-1][0], f"{rows[-1][1]}|{pattern}")
-    return tuple(_wording(head, pattern) for head, pattern in rows)
+    return tuple(_wording(head, text) for head, text in read_table("wordings.txt"))
 
 
-def _wording(head: list[str], pattern: str) -> Wording:
-    sure, kind, backend, parts = (None if word == "-" else word for word in head)
+def _wording(head: tuple[str, ...], pattern: str) -> Wording:
+    sure, kind, backend = (None if word == "-" else word for word in head)
     is_oom = {"yes": True, "no": False}.get(sure or "", "maybe")
-    return Wording(is_oom, kind or "", backend, parts, _compiled(pattern))
-
-
-@functools.cache
-def parts_of(name: str) -> dict[str, re.Pattern[str]]:
-    """Give the patterns of one table by field; the last group that matched counts."""
-    return {field: _compiled(text) for field, text in _PARTS[name].items()}
-
-
-def _compiled(pattern: str) -> re.Pattern[str]:
     for name, piece in _PIECES.items():
         pattern = pattern.replace(f"@{name}@", piece)
-    return re.compile(pattern, re.IGNORECASE | re.MULTILINE)
+    return Wording(is_oom, kind or "", backend, compile_words(pattern))
+
+
+def fields_of(match: re.Match[str]) -> dict[str, str]:
+    """Give the fields a pattern found; ``errno_2`` is an alternative's ``errno``."""
+    return {
+        re.sub(r"_\d$", "", name): value
+        for name, value in match.groupdict().items()
+        if value is not None
+    }

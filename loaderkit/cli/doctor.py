@@ -108,8 +108,11 @@ def _lines(found: Examination) -> Iterator[str]:
     for name, values in found.devices.items():
         said = [f"{k} {_value(v)}" for k, v in values.items()]
         yield f"Device {name}: " + ", ".join(said)
-    settings = found.environment.setting.effective
-    yield f"Allocator settings in effect: {settings or 'none, the defaults'}"
+    setting = found.environment.setting
+    in_effect = setting.effective or "none, the defaults"
+    if setting.torch_error is not None:
+        in_effect = f"none: torch raises {setting.torch_error}"
+    yield f"Allocator settings in effect: {in_effect}"
     yield str(found.environment)
     yield "A loader of 64 samples of 3.91 KiB, 8 a batch:"
     yield str(found.plan)

@@ -1,11 +1,12 @@
-"""Thirteen misconfigurations: found by reading, and shown to be what torch does."""
+"""Misconfigurations: found by reading, and shown to be what torch does."""
 
-import json
 import os
+import shlex
 import subprocess
 import sys
 
 import pytest
+from torch_settings import clean_environ
 
 from loaderkit import BudgetError, check_environment, configure_allocator
 from loaderkit.budget.environment import (
@@ -33,7 +34,22 @@ CASES = {
     "1 high alone, below the default low": ({HIGH: "0.8"}, MAC, [(1, "crash")]),
     "1 low above high": ({HIGH: "1", LOW: "1.2"}, MAC, [(1, "crash")]),
     "2 high above 2": ({HIGH: "2.5"}, MAC, [(2, "crash")]),
-    "2 high no number": ({HIGH: "80%"}, MAC, [(2, "crash")]),
+    "2 high in percent": ({HIGH: "80%"}, MAC, [(2, "crash")]),
+    "2 low below 0": ({LOW: "-1"}, MAC, [(2, "crash")]),
+    "3 high no number": ({HIGH: "none"}, MAC, [(3, "danger")]),
+    "4 the older name is empty": (
+        {UNIFIED: "max_split_size_mb:64", CUDA: ""},
+        {},
+        [(4, "ignored")],
+    ),
+    "7 no number": ({CUDA: "max_split_size_mb:abc"}, {}, [(7, "crash")]),
+    "14 no such option": ({UNIFIED: "max_split_size:9"}, {}, [(14, "crash")]),
+    "15 half a number": ({UNIFIED: "max_split_size_mb:64MB"}, {}, [(15, "ignored")]),
+    "15 twice": (
+        {UNIFIED: "max_split_size_mb:64,max_split_size_mb:65"},
+        {},
+        [(15, "ignored")],
+    ),
     "3 no limit": ({HIGH: "0.0"}, MAC, [(3, "danger")]),
     "4 both names": (
         {UNIFIED: "max_split_size_mb:64", CUDA: "max_split_size_mb:32"},
@@ -116,55 +132,32 @@ def test_a_right_setting_is_let_be(name):
 
 
 def test_every_fix_is_right():
+    usual = {"torch_version": (2, 13), "backend": "cuda", "platform": "linux"}
     for environ, facts, _ in CASES.values():
-        for finding in judge_environment(
-            Setting(
-                environ,
-                **{"torch_version": (2, 13), "backend": "cuda", "platform": "linux"}
-                | facts,
-            )
-        ):
-            words = finding.fix.split(",")[0].split()
-            fixed = dict(word.split("=", 1) for word in words if "=" in word)
-            if finding.fix.startswith("export"):
-                assert not [f for f in found(fixed, **facts) if f[1] == "crash"]
+        for finding in judge_environment(Setting(environ, **usual | facts)):
+            command = finding.fix.split(", or ")[0]
+            if command.startswith("export "):
+                words = shlex.split(command.removeprefix("export "))
+                fixed = dict(word.split("=", 1) for word in words)
+                assert not [
+                    each for each in found(fixed, **facts) if each[1] == "crash"
+                ]
 
 
-BLIND = """
-import json, os, sys
-import torch
-tried = {}
-for name, value in json.loads(sys.argv[1]):
-    read, write = os.pipe()
-    if os.fork() == 0:
-        os.environ[name] = value
-        try:
-            said = torch._C._accelerator_getAllocatorSettings()
-        except Exception as error:
-            said = f"{type(error).__name__}: {error}"
-        os.write(write, said.encode()[:4000])
-        os._exit(0)
-    os.close(write)
-    os.wait()
-    tried[value] = os.read(read, 4000).decode()
-print(json.dumps(tried))
-"""
+def test_what_torch_raised_counts_before_what_was_read():
+    environ = {UNIFIED: "expandable_segments:Ture"}
 
+    refused = found(
+        environ, asked_torch=True, torch_error="ValueError: Expected 'True'"
+    )
+    newer = found(
+        {UNIFIED: "x:1"}, backend="cpu", asked_torch=True, torch_error="E: no"
+    )
+    allowed = found(environ, asked_torch=True)
 
-def test_torch_does_refuse_what_is_called_a_crash():
-    crashing = [
-        (CUDA, "expandable_segments:true"),
-        (CUDA, "expandable_segments=True"),
-        (CUDA, "max_split_size_mb:10"),
-        (CUDA, "garbage_collection_threshold:1.5"),
-        (UNIFIED, "max_split_size_mb:32"),
-    ]
-
-    tried = json.loads(_run(BLIND, json.dumps(crashing)))
-
-    assert tried.pop("max_split_size_mb:32") == "max_split_size_mb:32"
-    assert all("Error" in said for said in tried.values()), tried
-    assert "INTERNAL ASSERT" in tried["expandable_segments=True"]
+    assert refused == [(5, "crash")]
+    assert newer == [(16, "crash"), (14, "ignored")]
+    assert allowed == []
 
 
 LATE = """
@@ -215,10 +208,9 @@ def test_configuring_first_reaches_torch():
 
 
 def _run(code, *args):
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("PYTORCH_")}
     done = subprocess.run(
         [sys.executable, "-c", code, *args],
-        env=clean,
+        env=clean_environ(),
         capture_output=True,
         text=True,
         check=False,
@@ -248,7 +240,9 @@ def test_a_torch_that_cannot_change_says_too_late(monkeypatch):
         configure_allocator(max_split_size_mb=64)
 
 
-def test_this_process_has_no_misconfiguration():
+def test_a_clean_process_has_no_misconfiguration(monkeypatch):
+    monkeypatch.setattr(os, "environ", clean_environ())
+
     environment = check_environment()
 
     assert environment.ok

@@ -1,0 +1,234 @@
+"""The words in which systems say that memory ran out: in which way, of which.  Pure.
+
+``wordings.txt`` has the sharp cases, each with its own numbers.  These are the
+general ones: a phrase of exhaustion, a resource and a backend make a message, whoever
+wrote it.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from enum import Enum
+from importlib import resources
+
+
+class Phrase(Enum):
+    """In which way a text says that memory did not suffice."""
+
+    RAN_OUT = "ran out"
+    """It names memory and that there was none left."""
+    FAILED = "failed"
+    """An allocation failed; whether of memory, other words have to say."""
+    EXCEEDED = "exceeded"
+    """A limit on memory was exceeded."""
+    KILLED = "killed"
+    """A process was ended because of its memory."""
+
+
+def spaced(pattern: str) -> str:
+    r"""Let every blank of a pattern match any white space, line breaks among it.
+
+    >>> spaced("out of ?memory[ ,]")
+    'out\\s+of\\s*memory[\\s,]'
+    """
+    return _UNIT.sub(_any_white_space, pattern)
+
+
+_UNIT = re.compile(r"\\.|\[(?:\\.|[^\]])*\]| ([?*+]?)(?!\{)| (?=\{)", re.DOTALL)
+"""What a pattern is made of, as far as blanks go: escapes, classes, blanks."""
+
+
+def _any_white_space(match: re.Match[str]) -> str:
+    unit = match.group()
+    if unit.startswith("["):
+        return unit.replace(" ", r"\s")
+    if not unit.startswith(" "):
+        return unit
+    if match[1] is None:  # " {2,5}" keeps its count
+        return r"\s"
+    return r"\s*" if match[1] in {"?", "*"} else r"\s+"
+
+
+def compile_words(pattern: str, flags: re.RegexFlag = re.IGNORECASE) -> re.Pattern[str]:
+    """Compile a pattern whose blanks are any white space."""
+    return re.compile(spaced(pattern), flags | re.MULTILINE)
+
+
+def read_table(name: str) -> list[tuple[tuple[str, ...], str]]:
+    """Read a table of patterns: columns of words, a bar, and a pattern.
+
+    Args:
+        name: File beside this one; a row without columns adds alternatives to the
+            one above it.
+
+    Returns:
+        Rows in their order, each with its columns and its pattern.
+    """
+    text = resources.files(__package__).joinpath(name).read_text("utf-8")
+    rows: list[tuple[tuple[str, ...], str]] = []
+    for line in text.splitlines():
+        head, bar, pattern = line.partition("| ")
+        if line.startswith("#") or not bar:
+            continue
+        if head.strip():
+            rows.append((tuple(head.split()), pattern))
+        else:
+            rows[-1] = (rows[-1][0], f"{rows[-1][1]}|{pattern}")
+    return rows
+
+
+_MEMORY = r"(?:v?ram|hbm|memory|mem)\b"
+_PIECES = {
+    "memory": _MEMORY,
+    "what": r"(?:(?!to\b|and\b|or\b)[\w'/.-]{1,30} ){0,5}",
+    "apostrophe": "['\u2019]",
+}
+
+
+@functools.cache
+def phrases() -> dict[Phrase, re.Pattern[str]]:
+    """Give each way with its phrases, from ``phrases.txt``."""
+    found = {}
+    for (way,), pattern in read_table("phrases.txt"):
+        for name, piece in _PIECES.items():
+            pattern = pattern.replace(f"@{name}@", piece)
+        found[Phrase[way]] = compile_words(pattern)
+    return found
+
+
+_NOT_MEMORY = compile_words(
+    r"out of resources?: ?(?:shared memory|registers)|shared memory, required"
+    r"|static tls|pseudo.?t[er]|\bptys?\b|\bport\b|address already|\bsockets?\b"
+    r"|\bdisk\b|no space left|quota|\brate limit|message larger than|file descriptors?"
+    r"|allocate resources|job submit|\bnode configuration|nodes are available"
+    r"|memory leak|leaked|free system memory|memory format|tokens? per"
+    r"|out of bounds?|workspace memory to run|limited memory|\brecursion\b"
+    r"|is not a failure|no attribute|cannot import|is not defined|\bdata to\b"
+)
+"""What was short was something else."""
+_HEDGED = compile_words(
+    r"\b(?:if|when(?!ever)|unless|avoid\w{0,3}|prevent\w{0,3}|in case|may|might|would|"
+    r"could(?! not\b)|can(?! not\b) (?:cause|lead|run|be)|help\w{0,3}|hints?|tips?|"
+    r"how to|handle\w{0,2}|"
+    r"recover\w{0,3}|catch\w{0,3}|except|raise|ensure|whether|should|possibl[ey]|"
+    r"potential\w{0,2}|workaround|test_\w{0,40}|set|fix\w{0,3}|feat|setting|"
+    r"friend|told|adds?|def|class|import)\b"
+)
+"""Before the phrase, in its sentence: advice, code or a story, not an event."""
+_CODE = compile_words(r"\b(?:except|raise|def|class|import)\b|\btest_\w{0,40}")
+"""Before the phrase: a line of a program, which a traceback shows."""
+_FACT_BEFORE_HEDGE = compile_words(
+    r"occurred|happened|\w{0,40}(?:error|exception|failed|fatal) ?:"
+)
+_ERROR_MARK = compile_words(
+    r"\b\w{0,40}(?:error|exception|fail(?:ed|ure|s)?|fatal|panic\w{0,4}|abort\w{0,3}|"
+    r"terminat\w{1,4}|killed|evicted|crash\w{0,3}|resource_exhausted)\b"
+    r"|[A-Za-z]\w{0,40}(?:Error|Exception)\b|\bE\d{4,5}\b|\berrno\b|status"
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A backend and the words that give it away."""
+
+    backend: str
+    """As :attr:`loaderkit.budget.messages.Message.backend` names it."""
+    words: re.Pattern[str]
+    """Any of them is enough."""
+
+
+PLACES = (
+    Place(
+        "hip", compile_words(r"\b(?:hip|rocm|miopen|rocblas|amdgpu)(?![a-z])|hip[A-Z_]")
+    ),
+    Place(
+        "xpu",
+        compile_words(
+            r"\bxpu\b|level[ _]zero|\bsycl|_sycl|\b(?:UR|ZE|PI)_\w|\bze[A-Z]\w|ipex|"
+            r"Current platform can NOT allocate memory block"
+        ),
+    ),
+    Place("npu", compile_words(r"\bnpu\b|ascend|\bacl|EL0004|207001|\bGE module")),
+    Place("tpu", compile_words(r"\btpu\b|\bhbm\b|hbmoom")),
+    Place(
+        "mps",
+        compile_words(
+            r"\bmps\b|\bmetal\b|_metal|kIOGPU|MTL[A-Z]|malloc_or_wait|iogpu|\bmlx\b"
+        ),
+    ),
+    Place("hpu", compile_words(r"\bhpu\b|habana|synapse|PT_DEVMEM|gaudi")),
+    Place("musa", compile_words(r"\bmusa\b")),
+    Place("mlu", compile_words(r"\bmlu\b|cnrt")),
+    Place("neuron", compile_words(r"\bneuron|\bnrt_|NRT_RESOURCE")),
+    Place("vulkan", compile_words(r"vulkan|\bvk::|ErrorOutOfDeviceMemory")),
+    Place(
+        "cuda",
+        compile_words(
+            r"(?<![a-z])cuda|\bgpu|vram|\bcu(?:blas|dnn|fft|Mem)|nvidia|tensorrt|\btrt\b"
+            r"|nvinfer|virtualMemoryBuffer|\brmm\b|cupy|\bnccl|gpu_memory_utilization"
+            r"|KV cache"
+        ),
+    ),
+)
+"""Backends; a word that is used for several stands last."""
+HOST_PLACE = compile_words(
+    r"\bcpu|\bhost\b|\bnumpy|\bmalloc\b|\brealloc\b|array with shape|arrow|opencv|cv::|"
+    r"\bheap\b|java|javascript|\bmmap|\bRAM\b|libgomp|bad_?alloc|duckdb|ggml_aligned|"
+    r"mach_vm|system memory|memory pool|out of memory error: |cannot allocate memory|"
+    r"\[?errno 12\]?|panicked|\bruntime: out|MemoryError|"
+    r"allocate vector|allowed memory size|\bphp\b|virtual memory exhausted"
+)
+"""Words of allocations by the processor."""
+ANY_DEVICE = compile_words(r"\b(?:device|accelerator|graphics card)\b")
+"""Words of a device that is not named."""
+PINNED = compile_words(
+    r"pinned|page.?locked|HostAlloc|HostMalloc|host_malloc|HostRegister|pin_memory|"
+    r"pin memory"
+)
+SHARED = compile_words(
+    r"/dev/shm|shared memory (?:segment|object|file|\(shm\))|\bshm\b|shm_open|"
+    r"torch_shm"
+)
+BUDGET = compile_words(
+    r"gpu_memory_utilization|gpu memory utilization|mem-fraction|mem_fraction|kv cache|"
+    r"cache blocks|limit set to|per_process_memory_fraction|user-supplied memory"
+)
+"""Software that keeps to a share of the device."""
+ONE_BLOCK = compile_words(
+    r"maximum (?:allowed )?(?:buffer|allocation|block) size|block with size larger|"
+    r"max(?:imum)?_?(?:buffer|memory_?allocation)_?(?:length|size)"
+)
+"""One request is larger than the device gives in one piece."""
+
+
+def is_negated(text: str, start: int) -> bool:
+    """Whether a phrase is advice, code or about something else than memory.
+
+    Args:
+        text: The sentence around it.
+        start: Where the phrase begins.
+
+    >>> text = "To avoid CUDA out of memory errors, lower the batch size."
+    >>> is_negated(text, text.index("out of"))
+    True
+    """
+    if _NOT_MEMORY.search(text):
+        return True
+    before = text[:start]
+    if _CODE.search(before):
+        return True
+    hedge = _HEDGED.search(before)
+    if hedge is None:
+        return False
+    return _FACT_BEFORE_HEDGE.search(before[: hedge.start()]) is None
+
+
+def has_error_mark(text: str) -> bool:
+    """Whether a text is the report of a failure.
+
+    >>> has_error_mark("fatal: out of memory"), has_error_mark("we ran out of memory")
+    (True, False)
+    """
+    return _ERROR_MARK.search(text) is not None

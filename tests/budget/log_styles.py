@@ -1,0 +1,181 @@
+"""What logs do to a message: generated, and without any effect on what it states."""
+
+import json
+import re
+import textwrap
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+BARS = (
+    "Epoch 1:  31%|####      | 31/100 [00:17<00:40,  1.71it/s, loss=0.123]",
+    "  6%|\u2588\u2588\u2588\u258d     | 3787/62565 [04:47<1:10:53, 13.82it/s]",
+    "100%|\u2588\u2588\u2588\u2588| 10/10 [00:01<00:00, 9.1it/s]",
+    "| 1/2538 [00:00<?, ?it/s]",
+    "12/100 [==>...........................]",
+    "Training \u2501\u2501\u2501\u2501\u2501\u2501\u2501\u2501\u2501\u2501\u2501",
+)
+PREFIXES = (
+    "[rank0]: ",
+    "[rank12]:[E1121 10:00:00.123 ",
+    "(pid=4123) ",
+    "(RayTrainWorker pid=2211, ip=10.0.0.3) ",
+    "(EngineCore_DP0 pid=223840) ERROR 10-25 13:08:43 [core.py:708] ",
+    "0: ",
+    "[1,0]<stderr>:",
+    "ERROR:root:",
+    "WARNING:trainer.loop:",
+    "2026-11-21 22:55:01,123 - trainer - ERROR - ",
+    "2026-11-21T22:55:01.123456Z ",
+    "[2026-11-21 22:55:01] ",
+    "[2026-11-21 22:55:01,123][trainer][ERROR] - ",
+    "2026-11-21 22:55:01.123 | ERROR    | ",
+    "22:55:01 ",
+    "Nov 21 22:55:01 node1 kernel: ",
+    "[44165.845229] ",
+    "E1121 22:55:01.620000 2606 trainer.cc:869] ",
+    "worker-1  | ",
+    "> ",
+    "E       ",
+    "stderr: ",
+    "INFO 11-21 22:55:01 [engine.py:160] ",
+    "ERROR: ",
+    "    ",
+)
+PREFIXES = tuple(p for p in PREFIXES if not p.endswith("10:00:00.123 "))
+
+
+def wrap(text, width):
+    """Break at blanks, as textwrap does."""
+    lines = [textwrap.wrap(line, width) or [""] for line in text.split("\n")]
+    return "\n".join(line for part in lines for line in part)
+
+
+def hard_wrap(text, width):
+    """Break at the last column, as a terminal does."""
+    lines = []
+    for line in text.split("\n"):
+        lines += [line[i : i + width] for i in range(0, len(line), width)] or [""]
+    return "\n".join(lines)
+
+
+def prefix(text, head):
+    return "\n".join(head + line for line in text.split("\n"))
+
+
+def colour(text, code, cuts):
+    """Colour words, as rich and loguru do."""
+    words = re.split(r"(\s+)", text)
+    for cut in cuts:
+        at = cut % len(words)
+        words[at] = f"\x1b[{code}m{words[at]}\x1b[0m"
+    return "".join(words)
+
+
+def draw_bar(text, bar, line, carriage):
+    """Draw a progress bar between two lines, or over the end of one."""
+    lines = text.split("\n")
+    at = line % (len(lines) + 1)
+    if carriage and at:
+        lines[at - 1] = f"{lines[at - 1]}\r{bar}\r"
+        return "\n".join(lines)
+    return "\n".join([*lines[:at], bar, *lines[at:]])
+
+
+def quote(text, how):
+    if how == "json":
+        return json.dumps({"level": "error", "message": text})
+    if how == "json twice":
+        return json.dumps({"line": json.dumps({"msg": text})})
+    return repr(RuntimeError(text)) if how == "repr" else f"b{text!r}"
+
+
+@dataclass(frozen=True)
+class Style:
+    """One way to log a text, as functions from text to text."""
+
+    names: tuple[str, ...]
+    steps: tuple
+
+    def __call__(self, text):
+        for step in self.steps:
+            text = step(text)
+        return text
+
+    def __repr__(self):
+        return " > ".join(self.names)
+
+
+def _wrapping(draw, terminal):
+    how = draw(st.sampled_from(["blanks", "terminal"] if terminal else ["blanks"]))
+    width = draw(st.integers(24, 140))
+    if how == "blanks":
+        return f"wrap {width}", lambda text: wrap(text, width)
+    return f"terminal {width}", lambda text: hard_wrap(text, width)
+
+
+def _colouring(draw):
+    code = draw(st.sampled_from(["31", "1;31", "38;5;196", "0;33"]))
+    cuts = draw(st.lists(st.integers(0, 200), max_size=4))
+    return f"colour {code}", lambda text: colour(text, code, cuts)
+
+
+def _drawing(draw):
+    bar, line = draw(st.sampled_from(BARS)), draw(st.integers(0, 30))
+    carriage = draw(st.booleans())
+    return f"bar {bar[:12]} {line}", lambda text: draw_bar(text, bar, line, carriage)
+
+
+def _prefixing(draw):
+    head = draw(st.sampled_from(PREFIXES))
+    return f"prefix {head!r}", lambda text: prefix(text, head)
+
+
+def _quoting(draw):
+    how = draw(st.sampled_from(["json", "json twice", "repr", "bytes"]))
+    return how, lambda text: quote(text, how)
+
+
+@st.composite
+def styles(draw, terminal=True):
+    """A chain of what a log does, in the order in which it does it."""
+    steps = []
+    if draw(st.integers(0, 4)) > 1:
+        steps.append(_wrapping(draw, terminal))
+    if draw(st.booleans()):
+        steps.append(_colouring(draw))
+    if draw(st.integers(0, 3)) == 0:
+        steps.append(_drawing(draw))
+    steps += [_prefixing(draw) for _ in range(draw(st.integers(0, 2)))]
+    if draw(st.integers(0, 6)) > 2:
+        steps.append(_quoting(draw))
+    if draw(st.integers(0, 4)) == 0:
+        steps.append(("crlf", lambda text: text.replace("\n", "\r\n")))
+    return Style(*zip(*steps, strict=True)) if steps else Style((), ())
+
+
+AMOUNT = re.compile(r"(?<![\w.,/])(\d+(?:\.\d+)?) ?([KMGT])(i?)B\b")
+
+
+@st.composite
+def units(draw):
+    """Another way to write every amount: its unit, its digits, a blank before it."""
+    form = draw(
+        st.sampled_from(["bytes", "MiB", "MB", "GiB 1", "GiB 2", "GiB", "tight"])
+    )
+
+    def rewrite(match):
+        number, power, binary = match.groups()
+        size = float(number) * 2 ** UNITS[power]
+        if form == "bytes":
+            return f"{round(size)} bytes"
+        if form in {"MiB", "MB"}:
+            return f"{size / 2**20:.2f} {form}"
+        if form == "tight":
+            return f"{number}{power}{binary}B"
+        digits = {"GiB 1": 1, "GiB 2": 2, "GiB": 6}[form]
+        return f"{size / 2**30:.{digits}f} GiB"
+
+    rounding = {"GiB 1": 2**30 / 20, "GiB 2": 2**30 / 200, "MiB": 5300, "MB": 5300}
+    return form, lambda text: AMOUNT.sub(rewrite, text), rounding.get(form, 2**11)

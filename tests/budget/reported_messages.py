@@ -1,0 +1,35 @@
+"""What users of many systems pasted when memory ran out, and what only looks like it.
+
+``reported_messages.json`` was collected from public reports after the wordings were
+written, and read by hand.  A row states what its text states; a field that it does not
+name is not checked.  While the grammar was written, every other row of "ran out" and
+"look-alike" was not looked at; the groups "later" and "later look-alike" were gathered
+after that.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Report:
+    """One text and what it states."""
+
+    group: str
+    text: str
+    kind: str | None = None
+    backend: str | None = None
+    is_oom: bool | str = False
+    states: dict[str, Any] = field(default_factory=dict)
+
+
+_ROWS = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+REPORTS = [Report(**row) for row in _ROWS]
+RAN_OUT = [report for report in REPORTS if report.group == "ran out"]
+LATER = [report for report in REPORTS if report.group == "later"]
+LOOK_ALIKES = [report.text for report in REPORTS if report.group == "look-alike"]
+LATER_LOOK_ALIKES = [
+    report.text for report in REPORTS if report.group == "later look-alike"
+]

@@ -1,0 +1,176 @@
+"""Laws of reading: what a log, a unit or a length does to a text changes nothing."""
+
+import re
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from log_styles import hard_wrap, prefix, quote, styles, units, wrap
+from reported_messages import LATER, LATER_LOOK_ALIKES, LOOK_ALIKES, RAN_OUT
+
+from loaderkit import diagnose_oom
+from loaderkit.budget.amounts import find_amounts, parse_size
+from loaderkit.budget.grammar import find_exhaustion
+from loaderkit.budget.lexicon import phrases
+from loaderkit.budget.log_text import clean_log
+from loaderkit.budget.messages import SIZES, as_fields, read_message
+from loaderkit.budget.wordings import wordings
+
+TEXTS = [report.text for report in (*RAN_OUT, *LATER)] + LOOK_ALIKES + LATER_LOOK_ALIKES
+TORCH = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.70 GiB. GPU 1 has "
+    "a total capacity of 6.00 GiB of which 41.56 MiB is free. Process 4711 has 1.50 "
+    "GiB memory in use. Including non-PyTorch memory, this process has 4.40 GiB memory in "
+    "use. Of the allocated memory 2.93 GiB is allocated by PyTorch, with 46.00 MiB "
+    "allocated in private pools (e.g., CUDA Graphs), and 1.30 GiB is reserved by "
+    "PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+    "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
+)
+QUICK = settings(
+    max_examples=120,
+    deadline=None,
+    derandomize=True,  # the soak tries other ones
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+def stated(text):
+    """Every field that a text states, and the verdict on them."""
+    fields = as_fields(read_message(text))
+    fields["verdict"] = diagnose_oom(text).verdict
+    return {name: fields[name] for name in fields if name not in {"raw", "unread"}}
+
+
+@QUICK
+@given(text=st.sampled_from(TEXTS), style=styles(terminal=False))
+def test_logging_changes_nothing(text, style):
+    assert stated(style(text)) == stated(text)
+
+
+@pytest.mark.parametrize("width", [40, 60, 72, 79, 80, 100, 120, 132])
+def test_neither_a_terminal_nor_an_editor_changes_torchs_text(width):
+    expected = stated(TORCH)
+
+    assert stated(wrap(TORCH, width)) == expected
+    assert stated(hard_wrap(TORCH, width)) == expected
+    assert stated(prefix(hard_wrap(TORCH, width), "[rank3]: ")) == expected
+    assert stated(quote(hard_wrap(TORCH, width), "json")) == expected
+
+
+@QUICK
+@given(text=st.sampled_from([report.text for report in RAN_OUT]), unit=units())
+def test_another_unit_states_the_same_amounts(text, unit):
+    _, rewrite, rounding = unit
+
+    before, after = (
+        as_fields(read_message(text)),
+        as_fields(read_message(rewrite(text))),
+    )
+
+    for name, value in before.items():
+        if name in SIZES and value is not None:
+            assert abs(after[name] - value) <= rounding + 2**12, name
+        elif name not in {"raw", "unread", "procs"}:
+            assert after[name] == value, name
+
+
+def test_a_style_that_hides_a_part_is_found_out():
+    def forgets(text):
+        return text.replace("is free", "")
+
+    assert stated(forgets(TORCH)) != stated(TORCH)
+
+
+@pytest.mark.parametrize(
+    "word", ["x", "0", "a.", "1,", "_", "=", "(", "OutOf", "%|", "[0]:"]
+)
+def test_text_without_blanks_is_not_read_word_by_word(word):
+    data = word * (128_000 // len(word))
+
+    assert len(clean_log(data)) < 1000
+    assert stated(f"{data} {TORCH}") == stated(TORCH)
+
+
+def test_a_log_that_repeats_itself_is_read_once():
+    rows = [
+        f"2026-11-21 10:00:{n % 60:02} INFO step {n} loss 0.{n}" for n in range(1600)
+    ]
+    bars = [
+        f"Epoch 1: {n % 100}%|##  | {n}/1600 [00:01<02:33, 31.2it/s]"
+        for n in range(1600)
+    ]
+
+    assert len(clean_log("\n".join([*rows, TORCH]))) < 2000
+    assert stated("\n".join([*rows, TORCH])) == stated(TORCH)
+    assert stated("\r".join([*bars, ""]) + "\n" + TORCH) == stated(TORCH)
+
+
+def test_no_pattern_looks_ahead_without_a_bound():
+    """So that the time a text takes grows with its length and no faster."""
+    unbounded = re.compile(r"(?<!\\)\.[*+]|\\[SwWD][*+]|\[\^[^\]]*\][*+]")
+    patterns = [wording.pattern.pattern for wording in wordings()]
+    patterns += [words.pattern for words in phrases().values()]
+
+    assert unbounded.search(r"killed.*by")
+    assert [pattern for pattern in patterns if unbounded.search(pattern)] == []
+
+
+def test_words_make_a_message_that_no_wording_knows():
+    finding = find_exhaustion(
+        "acme: could not allocate 3 GiB of VRAM (1 GiB available)"
+    )
+
+    assert (finding.kind, finding.backend) == ("device_oom", "cuda")
+
+
+def test_amounts_have_the_same_role_in_any_order():
+    for text in (
+        "free: 1 GiB, requested 2 GiB, limit 4 GiB",
+        "requested: 2 GiB; limit: 4 GiB; 1 GiB free",
+        "1 GiB is available, tried to allocate 2 GiB, at most 4 GiB",
+    ):
+        roles = {amount.role: amount.size_bytes >> 30 for amount in find_amounts(text)}
+        assert roles == {"free": 1, "requested": 2, "limit": 4}, text
+
+
+def test_what_is_not_understood_is_said():
+    text = "RuntimeError: CUDA out of memory. Tried to allocate 2 GiB, 4.5 GiB of blue"
+
+    notes = diagnose_oom(text).notes
+    story = diagnose_oom("a friend of mine ran out of memory")
+
+    assert any("not understood" in note and "4.50 GiB" in note for note in notes)
+    assert any("tells of no event" in note for note in story.notes)
+
+
+def test_a_size_is_read_in_any_style():
+    sizes = (
+        "1536 MiB",
+        "1.5GB",
+        "1,5 GiB",
+        "1.50 GiB",
+        "1610612736",
+        "1,610,612,736 bytes",
+    )
+
+    assert {parse_size(text) for text in sizes} == {3 << 29}
+
+
+def test_a_card_that_others_fill_is_not_fragmented():
+    text = (
+        "RuntimeError: NPU out of memory. Tried to allocate 22.00 MiB (NPU 0; 60.97 "
+        "GiB total capacity; 10.24 GiB already allocated; 10.24 GiB current active; "
+        "19.52 MiB free; 10.65 GiB reserved in total by PyTorch)"
+    )
+
+    assert diagnose_oom(text).verdict == "held by others"
+
+
+def test_a_servers_budget_is_a_limit_of_software():
+    found = diagnose_oom(
+        "ValueError: Free memory on device (67.24/79.25 GiB) on startup is less than "
+        "desired GPU memory utilization (0.9, 71.33 GiB)."
+    )
+
+    assert found.verdict == "software limit"
+    assert found.shortfall == parse_size("71.33 GiB") - parse_size("67.24 GiB")

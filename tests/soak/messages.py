@@ -1,0 +1,183 @@
+"""The laws of messages and settings, long: ``pytest tests/soak/messages.py``.
+
+Prints what ``benchmarks/results/soak-messages.txt`` keeps.
+"""
+
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "budget"))
+
+from log_styles import styles, units
+from reported_messages import (
+    LATER,
+    LATER_LOOK_ALIKES,
+    LOOK_ALIKES,
+    RAN_OUT,
+)
+from torch_settings import ask_torch, is_accepted
+
+from loaderkit.budget.allocator_conf import (
+    COMMON_OPTIONS,
+    CUDA_OPTIONS,
+    mended_settings,
+    read_allocator_settings,
+)
+from loaderkit.budget.environment import UNIFIED
+from loaderkit.budget.messages import SIZES, as_fields, read_message
+
+SEEDS = (1, 2, 3)
+EXAMPLES = 2000
+TEXTS = [report.text for report in (*RAN_OUT, *LATER)] + LOOK_ALIKES + LATER_LOOK_ALIKES
+LONG = settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def stated(text):
+    fields = as_fields(read_message(text))
+    return {name: fields[name] for name in fields if name not in {"raw", "unread"}}
+
+
+def count_changes(strategy, number):
+    tried, changed = Counter(), Counter()
+
+    @seed(number)
+    @LONG
+    @given(text=st.sampled_from(TEXTS), style=strategy)
+    def log(text, style):
+        kind = "terminal" if "terminal" in repr(style) else "wrapped and prefixed"
+        tried[kind] += 1
+        if stated(style(text)) != stated(text):
+            changed[kind] += 1
+
+    log()
+    return tried, changed
+
+
+@pytest.mark.parametrize("number", SEEDS)
+def test_logging_changes_nothing(number, capsys):
+    tried, changed = count_changes(styles(), number)
+
+    with capsys.disabled():
+        print(  # noqa: T201
+            f"\nseed {number}: tried {dict(tried)}, changed {dict(changed)}"
+        )
+    assert not changed["wrapped and prefixed"]
+    # A terminal breaks words anywhere: half of a word that no list has can be missed.
+    assert changed["terminal"] <= tried["terminal"] * 0.03
+
+
+@pytest.mark.parametrize("number", SEEDS)
+def test_another_unit_states_the_same_amounts(number):
+    @seed(number)
+    @LONG
+    @given(text=st.sampled_from([report.text for report in RAN_OUT]), unit=units())
+    def rewrite(text, unit):
+        _, change, rounding = unit
+        before, after = stated(text), stated(change(text))
+        for name in set(SIZES) & set(before):
+            if before[name] is not None:
+                assert abs(after[name] - before[name]) <= rounding + 2**12
+
+    rewrite()
+
+
+VALUES = [
+    "True",
+    "False",
+    "true",
+    "Ture",
+    "1",
+    "0",
+    "20",
+    "19",
+    "64",
+    "64abc",
+    "abc",
+    "-5",
+    "+64",
+    "1e3",
+    "64.5",
+    "0x40",
+    "0.8",
+    "1.0",
+    ".5",
+    "0.5x",
+    "nan",
+    "1e-400",
+    "inf",
+    "80%",
+    "[256:1,512:2,>:4]",
+    "[256:1",
+    "[>:3]",
+    "[]",
+    "[300:1]",
+    "256]",
+    "3",
+    "4",
+    "native",
+    "10",
+    "11",
+    "[256]",
+    "[a:1]",
+    "[1:a]",
+    "128",
+    "18446744073709551615",
+]
+TOKENS = [
+    *[",", ":", "[", "]", ">", "True", "64", "0.5", "256", "x"],
+    " ",
+    *COMMON_OPTIONS,
+]
+
+
+def setting(random_numbers):
+    choose = random_numbers.choice
+    if random_numbers.random() < 0.3:
+        return "".join(choose(TOKENS) for _ in range(random_numbers.randint(1, 16)))
+    names = [*COMMON_OPTIONS, *CUDA_OPTIONS, "max_split_size", "foo"]
+    parts = []
+    for _ in range(random_numbers.randint(1, 4)):
+        colon = choose([":", ":", ":", "=", ": ", "::", ""])
+        parts += [
+            choose(names),
+            colon,
+            choose(["", *VALUES]),
+            choose([",", ",", ";", " "]),
+        ]
+    return "".join(parts)
+
+
+@pytest.mark.parametrize("number", SEEDS)
+def test_settings_do_what_is_said_of_them(number, capsys):
+    random_numbers = random.Random(number)
+    tried = [setting(random_numbers) for _ in range(EXAMPLES)]
+    mended = [fix for each in tried if (fix := mended_settings(each, "cpu"))]
+
+    answers = ask_torch([{UNIFIED: each} for each in tried])
+    wrong = [
+        each
+        for each, answer in zip(tried, answers, strict=True)
+        if (read_allocator_settings(each, "cpu").rejected is None)
+        is not is_accepted(answer)
+    ]
+
+    rejected = sum(not is_accepted(answer) for answer in answers)
+    with capsys.disabled():
+        print(  # noqa: T201
+            f"\nseed {number}: {EXAMPLES} settings, {rejected} rejected, "
+            f"{len(wrong)} judged wrongly, {len(mended)} mended"
+        )
+    assert wrong == []
+    assert all(map(is_accepted, ask_torch([{UNIFIED: fix} for fix in set(mended)])))
