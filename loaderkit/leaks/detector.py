@@ -7,7 +7,7 @@ import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-from loaderkit.errors import LeakError
+from loaderkit.errors import LeakError, LeakWarning
 from loaderkit.leaks.inquest import inquire
 from loaderkit.leaks.trace import allocation_sites
 from loaderkit.leaks.verdict import TOLERANCE, judge
@@ -53,8 +53,8 @@ class LeakDetector:
         warmup: Epochs to leave out at the start; "auto" finds them.
         limit: Memory that may be used, such as "8 GiB"; passing it counts as a leak.
             What is free now if None, for the forecast only.
-        on_leak: "raise" a :class:`LeakError`, "warn", or a function that is given the
-            :class:`LeakReport`.
+        on_leak: "raise" a :class:`LeakError`, "warn" with a :class:`LeakWarning`, or
+            a function that is given the :class:`LeakReport`.
         every: Steps that make an epoch, for :meth:`step`.
         tolerance: Bytes an epoch that do not count as a leak.
 
@@ -245,7 +245,7 @@ class LeakDetector:
             return
         self._acted = True
         if self.on_leak == "warn":
-            warnings.warn(str(report), ResourceWarning, stacklevel=4)
+            warnings.warn(str(report), LeakWarning, stacklevel=4)
         elif callable(self.on_leak):
             self.on_leak(report)
         else:
