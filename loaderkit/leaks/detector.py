@@ -111,7 +111,7 @@ class LeakDetector:
     def start(self) -> None:
         """Take the first reading; everything else does that by itself."""
         if self._watch is None:
-            self._watch = Watch(self.device)
+            self._watch = Watch(self.device, self.tolerance)
             self._watch.start()
 
     def end_epoch(self) -> None:

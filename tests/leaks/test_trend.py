@@ -43,7 +43,7 @@ def test_memory_that_is_given_back_is_no_leak():
 
 
 def test_growth_below_the_floor_is_not_worth_a_word():
-    trend = fit_trend([BASE + i * 1000 for i in range(20)], floor=FLOOR)
+    trend = fit_trend([BASE + i * 2000 for i in range(20)], floor=FLOOR)
 
     assert trend.verdict == STEADY
     assert "too little" in trend.why
