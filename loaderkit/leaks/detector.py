@@ -198,9 +198,11 @@ class LeakDetector:
         self.start()
         watch = self._running()
         if self._report is None or self._report.epochs < watch.epoch:
-            self._report = inquire(
-                watch, warmup=self.warmup, tolerance=self.tolerance, limit=self.limit
-            )
+            with watch.own_memory():
+                self._report = inquire(
+                    watch, warmup=self.warmup, tolerance=self.tolerance,
+                    limit=self.limit,
+                )  # fmt: skip
         return self._report
 
     def __enter__(self) -> Self:
@@ -230,9 +232,11 @@ class LeakDetector:
         return self._watch
 
     def _suspected(self) -> bool:
-        trends = judge(
-            self._running().series(), tolerance=self.tolerance, warmup=self.warmup
-        )
+        watch = self._running()
+        with watch.own_memory():  # the first judgement loads modules
+            trends = judge(
+                watch.series(), tolerance=self.tolerance, warmup=self.warmup
+            )
         return any(each.trend.rising for each in trends)
 
     def _over_limit(self) -> bool:

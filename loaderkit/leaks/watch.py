@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import time
 from array import array
 from collections import Counter
@@ -12,12 +13,15 @@ from loaderkit.leaks.census import Census, take_census
 from loaderkit.leaks.lows import keeps_rising
 from loaderkit.leaks.resources import SharedFiles, Throttle, kinds_of
 from loaderkit.leaks.trace import live_blocks
+from loaderkit.leaks.unrooted import count_outside
 from loaderkit.leaks.verdict import WORKER
 from loaderkit.memory import process
 from loaderkit.memory.counters import COUNTERS
 from loaderkit.memory.probes import read_device
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import torch
 
     from loaderkit.leaks.trace import Blocks
@@ -45,6 +49,8 @@ class Watch:
         """The last two."""
         self.files: Counter[str] = Counter()
         """Open when it started."""
+        self.outside_counts = count_outside()
+        """Exit handlers and frozen objects when it started."""
         self.shared_files = SharedFiles()
         self.begun = time.monotonic()
         self._epochs: dict[str, array[float]] = {}
@@ -60,6 +66,7 @@ class Watch:
         and a fall in the first epochs belongs to the warm-up.
         """
         self.files = kinds_of("files")
+        self.outside_counts = count_outside()
         self._note(self._read())
         self.begun = self._ended = time.monotonic()
 
@@ -80,19 +87,34 @@ class Watch:
 
     def count_objects(self) -> None:
         """Take a census, whose own memory is then subtracted from all readings."""
+        with self.own_memory():
+            self.censuses = [*self.censuses[-1:], take_census(self.epoch)]
+            self.censuses[-1].blocks = self.recorded_blocks()
+
+    @contextlib.contextmanager
+    def own_memory(self) -> Iterator[None]:
+        """Subtract from all readings what is taken within: it is ours, and no jump."""
         before = process.quick_counters()
-        self.censuses = [*self.censuses[-1:], take_census(self.epoch)]
-        self.censuses[-1].blocks = self.recorded_blocks()
-        after = process.quick_counters()
-        for name in _EXACT:
-            if name in after:
-                change = after[name] - before[name]
-                self._offsets[name] = self._offsets.get(name, 0) + change
+        try:
+            yield
+        finally:
+            after = process.quick_counters()
+            for name in _EXACT:
+                if name in after:
+                    change = after[name] - before[name]
+                    self._offsets[name] = self._offsets.get(name, 0) + change
 
     def census(self) -> Census | None:
-        """Give the latest census that is some epochs old."""
-        old = [each for each in self.censuses if each.epoch <= self.epoch - 2]
-        return old[-1] if old else None
+        """Give the latest census that is old enough to tell what came since.
+
+        A quarter of the run is, if there is one: in two epochs nothing may have come of
+        what is kept every fifth.
+        """
+        for age in (self.epoch / 4, 2):
+            old = [each for each in self.censuses if each.epoch <= self.epoch - age]
+            if old:
+                return old[-1]
+        return None
 
     def recorded_blocks(self) -> Blocks:
         """Give the device's memory by who asked for it, if somebody records that."""
