@@ -10,6 +10,8 @@ LoaderkitError
 +-- LeakError              memory grows from epoch to epoch
 +-- BudgetError            it cannot be planned, split, or changed any more
     +-- DoesNotFitError    a step takes more than it may; also an AssertionError
+
+LeakWarning                what LeakDetector(on_leak="warn") warns with
 """
 
 from __future__ import annotations
@@ -65,6 +67,14 @@ class LeakError(LoaderkitError, RuntimeError):
 
     report: Any = None
     """The :class:`loaderkit.LeakReport`."""
+
+
+class LeakWarning(UserWarning):
+    """Memory grows from epoch to epoch.
+
+    Python shows a ``UserWarning`` unless it is told otherwise; it hides a
+    ``ResourceWarning``, outside of tests.
+    """
 
 
 class BudgetError(LoaderkitError, RuntimeError):

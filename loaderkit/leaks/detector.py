@@ -7,7 +7,7 @@ import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-from loaderkit.errors import LeakError
+from loaderkit.errors import LeakError, LeakWarning
 from loaderkit.leaks.inquest import inquire
 from loaderkit.leaks.trace import allocation_sites
 from loaderkit.leaks.verdict import TOLERANCE, judge
@@ -53,8 +53,8 @@ class LeakDetector:
         warmup: Epochs to leave out at the start; "auto" finds them.
         limit: Memory that may be used, such as "8 GiB"; passing it counts as a leak.
             What is free now if None, for the forecast only.
-        on_leak: "raise" a :class:`LeakError`, "warn", or a function that is given the
-            :class:`LeakReport`.
+        on_leak: "raise" a :class:`LeakError`, "warn" with a :class:`LeakWarning`, or
+            a function that is given the :class:`LeakReport`.
         every: Steps that make an epoch, for :meth:`step`.
         tolerance: Bytes an epoch that do not count as a leak.
 
@@ -111,7 +111,7 @@ class LeakDetector:
     def start(self) -> None:
         """Take the first reading; everything else does that by itself."""
         if self._watch is None:
-            self._watch = Watch(self.device)
+            self._watch = Watch(self.device, self.tolerance)
             self._watch.start()
 
     def end_epoch(self) -> None:
@@ -198,9 +198,11 @@ class LeakDetector:
         self.start()
         watch = self._running()
         if self._report is None or self._report.epochs < watch.epoch:
-            self._report = inquire(
-                watch, warmup=self.warmup, tolerance=self.tolerance, limit=self.limit
-            )
+            with watch.own_memory():
+                self._report = inquire(
+                    watch, warmup=self.warmup, tolerance=self.tolerance,
+                    limit=self.limit,
+                )  # fmt: skip
         return self._report
 
     def __enter__(self) -> Self:
@@ -230,9 +232,11 @@ class LeakDetector:
         return self._watch
 
     def _suspected(self) -> bool:
-        trends = judge(
-            self._running().series(), tolerance=self.tolerance, warmup=self.warmup
-        )
+        watch = self._running()
+        with watch.own_memory():  # the first judgement loads modules
+            trends = judge(
+                watch.series(), tolerance=self.tolerance, warmup=self.warmup
+            )
         return any(each.trend.rising for each in trends)
 
     def _over_limit(self) -> bool:
@@ -245,7 +249,7 @@ class LeakDetector:
             return
         self._acted = True
         if self.on_leak == "warn":
-            warnings.warn(str(report), ResourceWarning, stacklevel=4)
+            warnings.warn(str(report), LeakWarning, stacklevel=4)
         elif callable(self.on_leak):
             self.on_leak(report)
         else:

@@ -14,6 +14,7 @@ from loaderkit.leaks.report import LeakReport
 from loaderkit.leaks.resources import resource_growth, worker_words
 from loaderkit.leaks.trace import device_sites
 from loaderkit.leaks.trend import LEAKING, LEAST, NEEDS_MORE, STEADY
+from loaderkit.leaks.unrooted import count_outside
 from loaderkit.leaks.verdict import WORKER, epochs_until, judge, overall
 from loaderkit.memory.host import read_host
 from loaderkit.memory.probes import read_device
@@ -113,11 +114,13 @@ def _growths(watch: Watch, counters: Sequence[CounterTrend]) -> list[Growth]:
     census = watch.census()
     if census is not None and not all(name.startswith(WORKER) for name in leaking):
         rate = _host_rate(counters)
+        handlers = count_outside().exit_handlers - watch.outside_counts.exit_handlers
         objects = find_growth(
-            census, watch.epoch, ignore=watch.own_objects(), rate=rate
-        )
-    if not gc.isenabled():
-        objects = [_uncollected(each) for each in objects]
+            census, watch.epoch, ignore=watch.own_objects(), rate=rate,
+            more_exit_handlers=handlers / watch.epoch,
+        )  # fmt: skip
+        if not gc.isenabled() and _is_freed_by_collecting(watch, counters):
+            objects = list(map(_as_cycles, objects))
     found = _resources(leaking, objects, watch.files)
     found += [
         each for each in objects if each.pattern not in {f.pattern for f in found}
@@ -125,9 +128,20 @@ def _growths(watch: Watch, counters: Sequence[CounterTrend]) -> list[Growth]:
     if "shm_files" in leaking:
         found.append(watch.shared_files.growth(leaking["shm_files"].per_epoch))
     found += [_worker(n, t) for n, t in leaking.items() if n.startswith(WORKER)]
-    if census is not None and not _explained(leaking, found):
+    # Of memory that did not come from malloc it is certain without a census.
+    counted = census is not None or not {"malloc", "python_blocks"} & set(leaking)
+    if counted and not _explained(leaking, found):
         found += _left_over(leaking)
-    return found[:5]
+    return [_if_frozen(watch, each) for each in found[:5]]
+
+
+def _if_frozen(watch: Watch, growth: Growth) -> Growth:
+    """Say so where what is held cannot be seen because gc.freeze() hides it."""
+    more = count_outside().frozen_objects - watch.outside_counts.frozen_objects
+    hidden = growth.pattern in {"native", "unknown holder", "outside malloc"}
+    if hidden and more >= watch.epoch:
+        return replace(growth, pattern="frozen")
+    return growth
 
 
 def _recorded_sites(watch: Watch) -> tuple[Site, ...]:
@@ -164,10 +178,11 @@ def _resources(
     return found
 
 
-def _uncollected(growth: Growth) -> Growth:
-    """Call it a cycle where nothing but itself holds it."""
-    cycle = growth.holder is not None and growth.holder.kind == "cycle"
-    return replace(growth, pattern="cycles", holder=None) if cycle else growth
+def _as_cycles(growth: Growth) -> Growth:
+    """Call it cycles where no variable leads to it, and collecting has freed it."""
+    if growth.holder is not None and growth.holder.held:
+        return growth
+    return replace(growth, pattern="cycles", what="a cycle", holder=None)
 
 
 def _worker(name: str, trend: Trend) -> Growth:
@@ -197,6 +212,12 @@ def _was_garbage(watch: Watch, counters: Sequence[CounterTrend]) -> bool:
     leaking = [each for each in counters if each.trend.rising]
     if not gc.isenabled() or any(each.name not in _HOST for each in leaking):
         return False
+    return _is_freed_by_collecting(watch, counters)
+
+
+def _is_freed_by_collecting(watch: Watch, counters: Sequence[CounterTrend]) -> bool:
+    """Collect, and tell whether most of what had grown on the host is gone."""
+    leaking = [each for each in counters if each.trend.rising and each.name in _HOST]
     gc.collect()
     now = watch.quick()
     for each in leaking:
@@ -204,7 +225,7 @@ def _was_garbage(watch: Watch, counters: Sequence[CounterTrend]) -> bool:
             left = now[each.name] - each.values[each.trend.warmup]
             if left > 0.4 * each.growth:
                 return False
-    return True
+    return bool(leaking)
 
 
 def _is_held(growth: Growth) -> bool:

@@ -71,6 +71,16 @@ class LeakReport:
         return tuple(sorted(found, key=_by_size))
 
     @property
+    def tolerated(self) -> tuple[CounterTrend, ...]:
+        """The counters of bytes that grow beyond doubt, by less than the tolerance."""
+        found = [
+            each
+            for each in self.counters
+            if each.trend.tolerated and each.unit == "bytes"
+        ]
+        return tuple(sorted(found, key=_by_size))
+
+    @property
     def bytes_per_epoch(self) -> int:
         """How fast the fastest counter of bytes grows; 0 when none does."""
         sizes = [each.trend.per_epoch for each in self.leaks if each.unit == "bytes"]
@@ -139,6 +149,13 @@ class LeakReport:
             return f"leaking: {rate} more each {self.each}, {fastest.words}"
         if self.verdict == NEEDS_MORE:
             return f"needs more {self.plural}: about {self.more_epochs} to decide"
+        if self.tolerated:
+            fastest = self.tolerated[0]
+            rate = format_amount(fastest.trend.per_epoch, fastest.unit)
+            return (
+                f"steady within the tolerance: {rate} more each {self.each}, "
+                f"{fastest.words}; a smaller tolerance= would call it a leak"
+            )
         return f"steady: nothing grows from {self.each} to {self.each}"
 
     @property
@@ -156,6 +173,7 @@ class LeakReport:
     def _table(self) -> list[str]:
         shown = list(self.leaks)
         shown += [c for c in self.counters if c.trend.verdict == NEEDS_MORE]
+        shown += self.tolerated
         shown += [c for c in self.counters if c.name in _MAIN and c not in shown]
         lines = [f"  {'counter':<14}{'first':>12}{'last':>12}{'each':>14}  verdict"]
         for each in shown[:_SHOWN]:
