@@ -1,0 +1,461 @@
+"""Pack with system calls that fail, and say what became of it.
+
+A ``Runner`` compiles failing_calls.c, starts one Python process with it, and has that
+process fork for each run: torch is imported once, so that a thousand runs take a
+minute.  Run as a script, this file is that process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import json
+import mmap
+import os
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+import traceback
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+HEADER = struct.Struct("=8q1024s256s")
+LOG_BYTES = 4 << 20
+FOREVER = 1 << 40
+MOST_SECONDS = 120
+"""A run that takes longer hangs; it takes a tenth of a second on an idle machine."""
+
+
+class Action(enum.IntEnum):
+    """What happens at the call that is chosen."""
+
+    COUNT, FAIL, KILL, SHORT = range(4)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Which calls are hit, and how."""
+
+    action: Action = Action.COUNT
+    error: int = 0
+    first: int = 0
+    last: int = 0
+    kinds: str = ""
+    """Only these calls count, such as "flock fsync"; all where it is empty."""
+
+
+@dataclass(frozen=True)
+class Pack:
+    """One run of ``pack``."""
+
+    path: str
+    workers: int = 0
+    compression: str | None = None
+    factor: int = 1
+    """Decides the values of the samples."""
+    count: int = 40
+    overwrite: bool = True
+    raw: str = ""
+    """Read the samples from the files of this folder."""
+    open_after: bool = False
+    """Read the cache afterwards, with calls that still fail."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    status: str
+    """"ok", the name of an exception, "killed 9", or "hangs"."""
+    text: str
+    calls: int
+    hits: int
+    """How many calls failed."""
+    log: tuple[str, ...]
+    """The calls in order: process, kind, path."""
+
+
+def compiled(folder):
+    """Compile the shim."""
+    library = Path(folder) / "failing_calls.so"
+    source = Path(__file__).with_suffix(".c")
+    command = ["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"]
+    subprocess.run(command, check=True)
+    return library
+
+
+class Runner:
+    """A process that packs with failing calls; a context manager."""
+
+    def __init__(self, folder):
+        self._control_file = Path(folder) / "control"
+        self._control_file.write_bytes(bytes(HEADER.size + LOG_BYTES))
+        with self._control_file.open("r+b") as file:
+            self._control = mmap.mmap(file.fileno(), 0)
+        environment = {
+            **os.environ,
+            "LD_PRELOAD": str(compiled(folder)),
+            "FAILING_CALLS": str(self._control_file),
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+        self._control.close()
+
+    def run(self, pack, fault=Fault()):  # noqa: B008 -- frozen
+        """Pack once.
+
+        Args:
+            pack: What, and where; calls below its path count.
+            fault: What goes wrong.
+
+        Returns:
+            How it ended.
+        """
+        folder = os.path.dirname(pack.path).encode()
+        kinds = f" {fault.kinds} " if fault.kinds else ""
+        header = HEADER.pack(
+            1, fault.action, fault.error, fault.first, fault.last, 0, 0, 0,
+            folder, kinds.encode(),
+        )  # fmt: skip
+        self._control[: HEADER.size] = header
+        print(json.dumps(asdict(pack)), file=self._process.stdin, flush=True)
+        answer = json.loads(self._process.stdout.readline())
+        fields = HEADER.unpack(self._control[: HEADER.size])
+        self._control[:8] = bytes(8)
+        log = self._control[HEADER.size : HEADER.size + min(fields[7], LOG_BYTES)]
+        lines = tuple(log.decode(errors="replace").splitlines())
+        return Outcome(answer["status"], answer["text"], fields[5], fields[6], lines)
+
+
+def sample_values(row, factor):
+    """What a sample holds: 100 KB in three blocks of it, so that blocks wait in files."""
+    import numpy as np
+
+    chance = np.random.default_rng(row * 1000 + factor)
+    return {
+        "x": chance.integers(0, 50, (1000 + 10 * row, 4)) * factor,
+        "y": chance.random(row % 3),
+        "name": f"sample {row} of run {factor}",
+    }
+
+
+def samples(count, factor):
+    """Samples as they are packed."""
+    import torch
+
+    whole = []
+    for row in range(count):
+        sample = sample_values(row, factor)
+        arrays = {name: torch.tensor(sample[name]) for name in ("x", "y")}
+        whole.append({**arrays, "name": sample["name"]})
+    return whole
+
+
+def source_of(pack):
+    """What a run packs."""
+    if not pack.raw:
+        return samples(pack.count, pack.factor)
+    import torch
+
+    from loaderkit import SafeDataset
+
+    class FromFiles(SafeDataset):
+        def keys(self):
+            return sorted(file.name for file in self.raw.iterdir())
+
+        def load(self, key):
+            return torch.load(self.raw / key)
+
+    return FromFiles(pack.raw)
+
+
+def write_raw(folder, count, factor):
+    """Write the samples to a folder that ``Pack.raw`` names."""
+    import torch
+
+    folder.mkdir()
+    for row, sample in enumerate(samples(count, factor)):
+        torch.save(sample, folder / f"{row:03}.pt")
+
+
+def run_pack(pack):
+    """Pack, in this process."""
+    from loaderkit import pack as pack_cache
+
+    opened = pack_cache(
+        source_of(pack), pack.path, workers=pack.workers, compression=pack.compression,
+        shard_bytes=300_000, overwrite=pack.overwrite,
+    )  # fmt: skip
+    if pack.open_after:
+        for row in range(len(opened)):
+            opened[row]
+    return opened
+
+
+def serve():
+    """Fork for each request of the ``Runner``."""
+    import torch
+
+    import loaderkit.datasets.pack  # noqa: F401
+
+    torch.set_num_threads(1)
+    requests, answers = sys.stdin, os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in requests:
+        pack = Pack(**json.loads(line))
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reader)
+            os.setsid()
+            tell_how_it_went(pack, writer)
+        os.close(writer)
+        status, text = wait_for(child, reader)
+        print(json.dumps({"status": status, "text": text}), file=answers, flush=True)
+
+
+def tell_how_it_went(pack, writer):
+    """Pack, write down how that went, and end this process."""
+    status, text = "ok", ""
+    # Progress bars and warnings are not what is looked at here.
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 2)
+    try:
+        run_pack(pack)
+    except BaseException as error:  # noqa: BLE001
+        status, text = type(error).__name__, str(error)
+        if status not in {"CacheError", "DatasetError"}:
+            text += "\n" + traceback.format_exc()
+    os.write(writer, json.dumps([status, text]).encode())
+    os._exit(0)
+
+
+def wait_for(child, reader):
+    """Wait for a run to end; end what is left of it."""
+    deadline = time.monotonic() + MOST_SECONDS
+    content = b""
+    status = "hangs"
+    while time.monotonic() < deadline:
+        # Its workers hold the pipe open too, where they outlive it.
+        if select.select([reader], [], [], 0.05)[0]:
+            piece = os.read(reader, 1 << 16)
+            content += piece
+        ended, code = os.waitpid(child, os.WNOHANG)
+        if ended:
+            status = f"killed {os.WTERMSIG(code)}" if os.WIFSIGNALED(code) else "ended"
+            break
+    while select.select([reader], [], [], 0)[0] and (piece := os.read(reader, 1 << 16)):
+        content += piece
+    os.close(reader)
+    if status == "hangs":
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return status, ""
+    if not content:
+        return status, ""
+    return json.loads(content)
+
+
+def files_of(path):
+    """Everything that lies in a cache's folder but the lock, by name."""
+    return {
+        str(file.relative_to(path)): file.read_bytes()
+        for file in sorted(Path(path).rglob("*"))
+        if file.is_file() and file.name != ".lock"
+    }
+
+
+def finished_shards(path):
+    """The shards that a stopped run finished, by name: their inode."""
+    inodes = {}
+    for note in sorted((Path(path) / ".building").glob("[0-9]*.json")):
+        shard = Path(path) / json.loads(note.read_bytes())["shard"]["file"]
+        if shard.exists():
+            inodes[shard.name] = shard.stat().st_ino
+    return inodes
+
+
+def copy_tree(source, path):
+    """Put a folder into the state of another."""
+    shutil.rmtree(path, ignore_errors=True)
+    if source is not None:
+        shutil.copytree(source, path)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A folder as it stands before a run, and what is packed into it then."""
+
+    name: str
+    pack: Pack
+    before: Path | None
+    """A copy of the folder; None where there is none yet."""
+    wanted: dict[str, bytes]
+    """The files of an undisturbed run."""
+    old: list | None
+    """The samples of the cache that stands there already."""
+    new: list
+    """The samples that are packed."""
+
+
+def make_scenarios(runner, folder):
+    """Set up the states in which a run may find a folder.
+
+    Args:
+        runner: A ``Runner``.
+        folder: An empty one, for all of them.
+
+    Yields:
+        Each scenario: what stands there, times what is packed.
+    """
+    old = folder / "old"
+    assert runner.run(Pack(str(old), factor=1)).status == "ok"
+    raw = folder / "raw"
+    write_raw(raw, 40, 2)
+    for compression in (None, "gzip"):
+        for raw_folder in ("", str(raw)):
+            sources = "files" if raw_folder else "list"
+            wanted_path = folder / f"wanted-{compression}-{sources}"
+            pack = Pack(
+                str(wanted_path), compression=compression, factor=2, raw=raw_folder
+            )
+            assert runner.run(pack).status == "ok"
+            before = {
+                "fresh": None,
+                "overwrite": old,
+                "resumed": stopped_after(runner, pack, folder, None, 3),
+                "resumed over old": stopped_after(runner, pack, folder, old, 3),
+                "not tidied up": stopped_after(runner, pack, folder, old, 99),
+            }
+            for state, template in before.items():
+                yield Scenario(
+                    f"{state}, {compression}, {sources}",
+                    pack,
+                    template,
+                    files_of(wanted_path),
+                    samples(40, 1) if "over" in state or "not" in state else None,
+                    samples(40, 2),
+                )
+
+
+def stopped_after(runner, pack, folder, start, shards):
+    """Kill a run when it has finished some shards; 99: right behind its last step."""
+    name = f"stopped-{pack.compression}-{bool(pack.raw)}-{start is not None}-{shards}"
+    path = folder / name
+    copy_tree(start, path)
+    pack = replace(pack, path=str(path))
+    log = runner.run(pack).log
+    renames = [number for number, line in enumerate(log, 1) if " rename " in line]
+    last = [at for at in renames if log[at - 1].endswith("manifest.json")]
+    finished = [at for at in renames if log[at - 1].endswith(".h5")]
+    at = last[0] if shards == 99 else finished[shards - 1]
+    copy_tree(start, path)
+    fault = Fault(Action.KILL, first=at + 1, last=at + 1)
+    assert runner.run(pack, fault).status == "killed 9"
+    return path
+
+
+def broken_laws(runner, scenario, fault, workers, path):
+    """Pack with a fault, pack again without, and look at what is left each time.
+
+    Args:
+        runner: A ``Runner``.
+        scenario: What stands there, and what is packed.
+        fault: What goes wrong.
+        workers: Processes that read.
+        path: Where; replaced by the scenario's folder first.
+
+    Returns:
+        What happened, and a sentence for each law that it breaks.
+    """
+    copy_tree(scenario.before, path)
+    pack = replace(scenario.pack, path=str(path), workers=workers)
+    before = finished_shards(path)
+
+    outcome = runner.run(pack, fault)
+
+    broken = []
+    expected = {"ok", "CacheError"}
+    if fault.action is Action.KILL:
+        expected |= {"killed 9", "DatasetError"}
+    if outcome.status not in expected:
+        broken.append(f"it ended with {outcome.status}: {outcome.text}")
+    if outcome.status == "CacheError":
+        parts = (str(path), "  why: ", "  fix: ")
+        if not all(part in outcome.text for part in parts):
+            broken.append(f"the error lacks path, why or fix: {outcome.text}")
+    seen = what_is_seen(path, scenario)
+    if seen not in {"old", "new"} and scenario.old is not None:
+        broken.append(f"a reader sees {seen}")
+    if seen not in {"nothing", "new"} and scenario.old is None:
+        broken.append(f"a reader sees {seen}")
+    if outcome.status == "ok" and seen != "new":
+        broken.append(f"it was packed, and a reader sees {seen}")
+    broken += lost_shards(before, path)
+
+    finished = finished_shards(path)
+    again = runner.run(replace(pack, workers=0))
+    if again.status != "ok":
+        broken.append(f"the next run ended with {again.status}: {again.text}")
+    else:
+        broken += lost_shards(finished, path)
+        left = files_of(path)
+        if left != scenario.wanted:
+            names = sorted(left.keys() ^ scenario.wanted.keys())
+            broken.append(f"the next run left other files: {names}")
+        if (Path(path) / ".building").exists():
+            broken.append("the next run left .building")
+    return outcome, broken
+
+
+def lost_shards(finished, path):
+    """Say which finished shards are gone or were written again."""
+    for name, inode in finished.items():
+        file = Path(path) / name
+        if not file.exists() or file.stat().st_ino != inode:
+            yield f"finished shard {name} was not kept"
+
+
+def what_is_seen(path, scenario):
+    """Open a cache as a reader would: "old", "new", "nothing", or what else it is."""
+    from loaderkit import CacheError, open_cache, verify
+    from loaderkit.testing import assert_same
+
+    try:
+        dataset = open_cache(path, checksums="always")
+        rows = [dataset[row] for row in range(len(dataset))]
+    except CacheError as error:
+        known = "half packed" in str(error) or "There is no cache" in str(error)
+        return "nothing" if known else str(error)
+    report = verify(path)
+    if not report.ok:
+        return str(report)
+    for name, whole in (("old", scenario.old), ("new", scenario.new)):
+        if whole is not None:
+            with contextlib.suppress(AssertionError):
+                assert_same(rows, whole)
+                return name
+    return "a mix"
+
+
+if __name__ == "__main__":
+    serve()
