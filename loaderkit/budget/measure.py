@@ -7,7 +7,7 @@ import warnings
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.autograd.profiler import profile, record_function
 from torch.utils._pytree import tree_iter, tree_map
 
 from loaderkit.budget.steps import (
@@ -42,7 +42,7 @@ def measure_step(model: Any, batch: Any, step: Step) -> dict[str, int]:
     with (
         warnings.catch_warnings(),
         torch.random.fork_rng(devices=[]),
-        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled,
+        profile(profile_memory=True) as profiled,
     ):
         warnings.simplefilter("ignore")
         for _ in range(2):
@@ -72,14 +72,20 @@ def state_of(optimizer: Any) -> list[Any]:
 
 
 def held_bytes(tensors: list[Any]) -> int:
-    """Sum the storages behind tensors, each once."""
-    storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors}
-    return sum(storage.nbytes() for storage in storages.values())
+    """Sum the storages behind tensors, each once; those of sparse ones are values."""
+    sizes = {}
+    for tensor in tensors:
+        if tensor.layout is torch.strided:
+            storage = tensor.untyped_storage()
+            sizes[storage._cdata] = storage.nbytes()
+        else:
+            sizes[id(tensor)] = tensor.values().nbytes if tensor.is_coalesced() else 0
+    return sum(sizes.values())
 
 
 def _highest(profiled: Any, base: int) -> dict[str, int]:
     """Add up the allocator's events in the order of their start."""
-    events = profiled.profiler.kineto_results.events()
+    events = profiled.kineto_results.events()
     rows = [(e.start_ns(), e.name(), e.nbytes()) for e in events]
     now, phase, highest = base, "base", {"base": base}
     for _, name, change in sorted(rows, key=lambda row: row[0]):

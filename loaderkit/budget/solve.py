@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaderkit.budget.calibrate import Gap, measured_gap, size_of, tracked_phases
+from loaderkit.budget.peaks import peaks_of, totals
 from loaderkit.budget.samples import NAMES, Samples
-from loaderkit.budget.surrogate import Surrogate, fit, in_sizes
+from loaderkit.budget.surrogate import Surrogate, fit
 from loaderkit.budget.track import track_step
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ _COUNTS = {
 }
 """Samples of the small steps a surrogate is made from: one step more than unknowns, the
 last to see the error; never 1 alone, which takes other kernels."""
-_REFERENCE = 64
-"""Samples of the batch whose parts are run for real, where kernels are opaque."""
 _EPOCHS = (200, 20_000)
 """Epochs that are simulated: at least, at most."""
 _DRAWS = 20_000_000
@@ -43,8 +41,6 @@ class Pricing:
     """How a step is made."""
     surrogate: Surrogate
     """What a batch costs."""
-    gap: Gap | None = None
-    """What real steps take on top, where that was measured."""
 
     def under(self, step: Step) -> Pricing:
         """Track other steps of the same samples; which are dearest stays as it was."""
@@ -52,11 +48,8 @@ class Pricing:
 
     def direct(self, rows: list[int]) -> int:
         """Track the batch of some rows: exact, some 0.1 s."""
-        batch = self.samples.join(rows)
-        phases = tracked_phases(self.model, batch, self.step)
-        if self.gap is not None:
-            phases = self.gap.add(phases, size_of(batch))
-        return max(phases.values())
+        log = track_step(self.model, self.samples.join(rows), self.step)
+        return max(totals(peaks_of(log)).values())
 
     def worst(self, count: int) -> int:
         """Track the dearest batch of so many samples."""
@@ -98,18 +91,8 @@ def price(model: Any, samples: Samples, step: Step) -> Pricing:
     sizes = [samples.describe(rows) for rows in chosen]
     batches = [samples.join(rows) for rows in chosen]
     logs = [track_step(model, batch, step) for batch in batches]
-    many = samples.join(list(range(min(len(samples), _REFERENCE))))
-    gap = measured_gap(model, many, step, logs[-1])
-    gaps = {}
-    if gap is not None:
-        weight = in_sizes(sizes, [size_of(batch) for batch in batches])
-        first = np.eye(len(weight))[0]
-        gaps = {
-            phase: constant * first + slope * weight
-            for phase, (constant, slope) in gap.lines.items()
-        }
-    surrogate = fit(NAMES[samples.kind], sizes, logs, gaps)
-    return Pricing(model, samples, step, surrogate, gap)
+    surrogate = fit(NAMES[samples.kind], sizes, logs)
+    return Pricing(model, samples, step, surrogate)
 
 
 def _spread(samples: Samples, count: int, turn: int) -> list[int]:

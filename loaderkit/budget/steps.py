@@ -20,6 +20,11 @@ from torch_geometric.data.data import BaseData
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+
+class StepError(ValueError):
+    """What was passed cannot make a training step, however it is run."""
+
+
 _OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop", "adagrad")
 VARIANTS = ("default", "loop", "foreach", "fused")
 
@@ -208,7 +213,7 @@ def loss_of(output: Any, batch: Any, loss: Callable[..., Any] | None) -> Any:
     floats = [t for t in tree_iter(output) if _trainable(t)]
     if not floats:
         msg = "the model's output has no float tensor with a gradient: pass loss="
-        raise ValueError(msg)
+        raise StepError(msg)
     total = floats[0].mean()
     for each in floats[1:]:
         total = total + each.mean()
@@ -293,7 +298,7 @@ def _made(parameters: list[Any], optimizer: Any) -> Any:
         if optimizer.lower() not in _OPTIMIZERS:
             msg = f"optimizer must be one of {', '.join(_OPTIMIZERS)}, a class, a "
             msg += f"callable or an optimizer, got {optimizer!r}"
-            raise ValueError(msg)
+            raise StepError(msg)
         return kinds[optimizer.lower()](parameters, lr=1e-3)
     if isinstance(optimizer, torch.optim.Optimizer):
         return type(optimizer)(parameters, **optimizer.defaults)
@@ -301,7 +306,7 @@ def _made(parameters: list[Any], optimizer: Any) -> Any:
         return optimizer(parameters)
     msg = "optimizer must be a name, a class, a callable or an optimizer"
     msg += f", got {optimizer!r}"
-    raise ValueError(msg)
+    raise StepError(msg)
 
 
 def _choose(group: dict[str, Any], step: Step) -> None:

@@ -1,0 +1,397 @@
+"""What CPU kernels hold inside while they run, learnt from small real calls.
+
+An operator with fake operands shows its outputs, never the buffers that its kernel takes
+and gives back: the unreduced loss of ``mse_loss``, a mask turned into numbers, packed
+weights.  So each distinct call of a step is made once for real, on operands shrunk to
+some 100 kB, under torch's profiler; what the profiler sees is scaled up to the real
+sizes.  No parameter of the model is touched or copied.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.autograd.profiler import profile, record_function
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_iter, tree_unflatten
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_WHOLE_BYTES = 256 << 10
+"""Calls up to this size are made as they are; chosen so that a step's calls fit in the
+bound that the documentation states (16 MB) many times over."""
+_WHOLE_OPAQUE_BYTES = 2 << 20
+"""The same for kernels that choose their algorithm by size: shrinking changes it."""
+_SMALLEST_SHRUNK = 17
+"""Sizes below stay: they are kernel widths, heads, or axes of three."""
+_SHRUNK_SIZES = {
+    2: ((88, 56), (104, 72), (72, 88)),
+    3: ((56, 40, 24), (72, 24, 40), (40, 56, 32)),
+    4: ((28, 20, 24, 18), (20, 28, 18, 24), (36, 24, 20, 26)),
+}
+"""Three ways to replace the sizes of a call, largest first, by how many it has.  They are
+even, as heads and groups ask for, and differ in each place, so that what is in
+proportion to one operand is not to another; all make some 100 kB."""
+_OPAQUE = ("convolution", "_fft", "mkldnn")
+"""Kernels whose buffers depend on the algorithm that a library picks by size."""
+_UNSAFE = (
+    "lu_factor", "lu_solve", "lu_unpack", "ldl_", "_qr", "geqrf", "orgqr", "ormqr",
+    "cholesky", "svd", "eig", "triangular", "solve", "_ctc_loss", "_thnn", "segment",
+    "quantize", "sparse", "nested", "_pack", "multinomial",
+)  # fmt: skip
+"""Kernels that read positions or sizes out of their operands' values and do not check
+them: with invented values they would fail or read elsewhere."""
+_FACTORS = (1.0, 2.0, 0.5, 0.25, 0.125, 3.0, 4.0, 8.0)
+_MARKER = "loaderkit kernel "
+
+
+class TensorSpec(NamedTuple):
+    """A tensor without its values."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements; what is expanded counts once."""
+        count = 1
+        for size, stride in zip(self.shape, self.stride, strict=True):
+            count *= size if stride or not size else 1
+        return count * self.dtype.itemsize
+
+
+class KernelCall(NamedTuple):
+    """One call of an operator, without values."""
+
+    func: Any
+    leaves: tuple[Any, ...]
+    tree: TreeSpec
+
+    @property
+    def tensors(self) -> list[TensorSpec]:
+        """Its operands."""
+        return [leaf for leaf in self.leaves if isinstance(leaf, TensorSpec)]
+
+    @property
+    def opaque(self) -> bool:
+        """Whether a library picks its algorithm by size."""
+        return any(word in self.func.name() for word in _OPAQUE)
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """What a kernel takes beside its operands and outputs.  Bytes."""
+
+    held: int
+    """At its highest, while it runs."""
+    high: int
+    """Upper end of that."""
+    output: int
+    """What its outputs take."""
+    exact: bool
+    """Whether it was measured at this size, or is proportional to what it touches in
+    every size that was measured."""
+
+
+class _Measured(NamedTuple):
+    """What the profiler saw of one call.  Bytes."""
+
+    operands: tuple[int, ...]
+    outputs: tuple[int, ...]
+    highest: int
+    retained: int
+
+    @property
+    def held(self) -> int:
+        return max(self.highest - self.retained, 0)
+
+
+def call_of(func: Any, args: Any, kwargs: Any) -> KernelCall | None:
+    """Describe a call.
+
+    Args:
+        func: An operator overload of aten.
+        args: Its positional arguments.
+        kwargs: Its named ones.
+
+    Returns:
+        The description, which keeps no tensor alive; None if it cannot be made again:
+        other libraries' operators, sparse tensors, values that decide where is read.
+    """
+    name = func.name()
+    if func.namespace != "aten" or any(word in name for word in _UNSAFE):
+        return None
+    values, tree = tree_flatten((args, kwargs))
+    leaves = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if value.layout is not torch.strided:
+                return None
+            value = TensorSpec(tuple(value.shape), value.stride(), value.dtype)
+        elif isinstance(value, torch.Generator):
+            return None
+        leaves.append(value)
+    return KernelCall(func, tuple(leaves), tree)
+
+
+class KernelProbe:
+    """Learns what kernels take, and remembers it."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[int, KernelCall], _Measured | None] = {}
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._seen.clear()
+
+    def workspaces(
+        self, calls: Iterable[tuple[KernelCall, tuple[int, ...]]]
+    ) -> dict[tuple[KernelCall, tuple[int, ...]], Workspace | None]:
+        """Find what calls take.
+
+        Args:
+            calls: Each with the bytes of the outputs it was tracked with.
+
+        Returns:
+            For each what its kernel takes; None where it could not be made for real.
+        """
+        wanted = {pair: smaller_calls(pair[0]) for pair in calls}
+        self._measure(call for small in wanted.values() for call in small)
+        threads = torch.get_num_threads()
+        found = {}
+        for (call, outputs), small in wanted.items():
+            seen = [self._seen[threads, each] for each in small]
+            measured = [each for each in seen if each is not None]
+            whole = len(small) == 1
+            complete = bool(measured) and len(measured) == len(seen)
+            found[call, outputs] = (
+                _scaled(call, outputs, measured, whole=whole) if complete else None
+            )
+        return found
+
+    def _measure(self, calls: Iterable[KernelCall]) -> None:
+        threads = torch.get_num_threads()
+        new = [call for call in dict.fromkeys(calls) if (threads, call) not in self._seen]
+        if len(self._seen) > 20_000:  # some 20 MB
+            self._seen.clear()
+        if new:
+            for call, measured in zip(new, _profiled(new), strict=True):
+                self._seen[threads, call] = measured
+
+
+def smaller_calls(call: KernelCall) -> list[KernelCall]:
+    """Give calls like one, small enough to be made.
+
+    Args:
+        call: The call.
+
+    Returns:
+        Itself where it is small, else three with other sizes.
+    """
+    total = sum(spec.nbytes for spec in call.tensors)
+    largest = max((spec.nbytes for spec in call.tensors), default=0)
+    limit = _WHOLE_OPAQUE_BYTES if call.opaque else _WHOLE_BYTES
+    numbers = [leaf for leaf in call.leaves if type(leaf) is int]
+    if total <= limit and max(numbers, default=0) * 4 <= limit or not largest:
+        return [call]
+    sizes = sorted({size for spec in call.tensors for size in spec.shape}, reverse=True)
+    sizes = [size for size in sizes if size >= _SMALLEST_SHRUNK]
+    patterns = _SHRUNK_SIZES[min(max(len(sizes), 2), 4)]
+    return [_resized(call, _replacements(sizes, pattern)) for pattern in patterns]
+
+
+def _replacements(sizes: list[int], pattern: tuple[int, ...]) -> dict[int, int]:
+    """Map the largest size to the first of a pattern, and so on; never to a larger."""
+    padded = itertools.chain(pattern, itertools.repeat(pattern[-1]))
+    return {size: min(size, other) for size, other in zip(sizes, padded, strict=False)}
+
+
+def _resized(call: KernelCall, sizes: dict[int, int]) -> KernelCall:
+    """Replace sizes wherever they stand: in shapes, and in lists of numbers."""
+    leaves: list[Any] = []
+    for leaf in call.leaves:
+        if isinstance(leaf, TensorSpec):
+            leaves.append(_resized_spec(leaf, sizes))
+        elif type(leaf) is int:
+            leaves.append(sizes.get(leaf, leaf))
+        else:
+            leaves.append(leaf)
+    return KernelCall(call.func, tuple(leaves), call.tree)
+
+
+def _resized_spec(spec: TensorSpec, sizes: dict[int, int]) -> TensorSpec:
+    """Keep the order of the axes, and gaps between rows as gaps of one element."""
+    shape = tuple(sizes.get(size, size) for size in spec.shape)
+    stride = [0] * len(shape)
+    dense, dense_before = 1, 1
+    for axis in sorted(range(len(shape)), key=lambda a: (spec.stride[a], -a)):
+        if not spec.stride[axis]:
+            continue
+        if spec.stride[axis] > dense_before:
+            dense += 1
+        dense_before = max(spec.stride[axis], 1) * spec.shape[axis]
+        stride[axis] = dense
+        dense *= shape[axis]
+    return TensorSpec(shape, tuple(stride), spec.dtype)
+
+
+def _profiled(calls: Sequence[KernelCall]) -> list[_Measured | None]:
+    """Make calls under one profile and read what each took."""
+    bytes_of: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+    with (
+        torch.enable_grad(),  # recurrent kernels keep nothing for a backward pass else
+        torch.random.fork_rng(devices=[]),
+        profile(profile_memory=True) as profiled,
+    ):
+        for number, call in enumerate(calls):
+            made = _make(call, number)
+            if made is not None:
+                bytes_of[number] = made
+    events = sorted(
+        profiled.kineto_results.events(), key=lambda event: int(event.start_ns())
+    )
+    found: list[_Measured | None] = [None] * len(calls)
+    number, until, now, highest = -1, -1, 0, 0
+    for event in events:
+        name, start = event.name(), event.start_ns()
+        if name.startswith(_MARKER):
+            number, until = int(name.removeprefix(_MARKER)), start + event.duration_ns()
+            now = highest = 0
+        elif name == "[memory]" and start <= until:
+            now += event.nbytes()
+            highest = max(highest, now)
+        if number in bytes_of:
+            found[number] = _Measured(*bytes_of[number], highest, now)
+    return found
+
+
+def _make(
+    call: KernelCall, number: int
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Make one call; give the bytes of its operands and outputs, None if it failed."""
+    try:
+        args, kwargs = _arguments(call)
+        with record_function(f"{_MARKER}{number}"):
+            made = call.func(*args, **kwargs)
+    except Exception:  # noqa: BLE001 -- values were invented: any operator may refuse
+        return None
+    operands = tuple(spec.nbytes for spec in call.tensors)
+    outputs = [t for t in tree_iter(made) if isinstance(t, torch.Tensor)]
+    return operands, tuple(t.numel() * t.itemsize for t in outputs)
+
+
+def _arguments(call: KernelCall) -> Any:
+    leaves = [
+        _invented(leaf) if isinstance(leaf, TensorSpec) else leaf
+        for leaf in call.leaves
+    ]
+    if "mkldnn_rnn_layer_backward" in call.func.name():
+        leaves[-1] = _packed_by_forward(leaves)
+    return tree_unflatten(leaves, call.tree)
+
+
+def _packed_by_forward(leaves: list[Any]) -> Any:
+    """Make what a recurrent kernel keeps for its backward pass, which reads it."""
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    # after the tensors: reverse, mode, hidden, layers, biases, train, bidirectional,
+    # sizes of batches (a list, so none or several leaves), batch_first, workspace
+    plain = [leaf for leaf in leaves[:-1] if type(leaf) in {bool, int}]
+    reverse, mode, hidden, layers, biases, _train, both, *sizes, first = plain
+    forward = torch.ops.aten.mkldnn_rnn_layer.default
+    made = forward(
+        *tensors[:7], reverse, sizes, mode, hidden, layers, biases, both, first, True  # noqa: FBT003
+    )
+    return made[3]
+
+
+def _invented(spec: TensorSpec) -> torch.Tensor:
+    """Make a tensor: positions are 0, masks choose everything, floats are in (0, 1)."""
+    span = 1 + sum(
+        (size - 1) * stride for size, stride in zip(spec.shape, spec.stride, strict=True)
+    )
+    if not all(spec.shape):
+        return torch.empty(spec.shape, dtype=spec.dtype)
+    if spec.dtype == torch.bool:
+        flat = torch.ones(span, dtype=spec.dtype)
+    elif spec.dtype.is_floating_point or spec.dtype.is_complex:
+        flat = torch.rand(span, dtype=torch.float32).to(spec.dtype)
+    else:
+        flat = torch.zeros(span, dtype=spec.dtype)
+    return flat.as_strided(spec.shape, spec.stride)
+
+
+def _scaled(
+    call: KernelCall, outputs: tuple[int, ...], measured: list[_Measured], *,
+    whole: bool,
+) -> Workspace:  # fmt: skip
+    """Scale what small calls took to a call's own sizes."""
+    if whole:
+        one = measured[0]
+        return Workspace(one.held, one.held, one.retained, exact=True)
+    sizes = (*(spec.nbytes for spec in call.tensors), *outputs)
+    tables = [(*each.operands, *each.outputs) for each in measured]
+    if any(len(table) != len(sizes) for table in tables):
+        tables, sizes = [(sum(table),) for table in tables], (sum(sizes),)
+    held = _proportional(tables, [each.held for each in measured], sizes)
+    if all(sum(each.outputs) == each.retained for each in measured):
+        output: int | None = sum(outputs)
+    else:
+        output = _proportional(tables, [each.retained for each in measured], sizes)
+    if held is not None and output is not None and not call.opaque:
+        return Workspace(held, held, output, exact=True)
+    totals = [sum(table) or 1 for table in tables]
+    whole_bytes = sum(sizes)
+    shares = [each.held / total for each, total in zip(measured, totals, strict=True)]
+    kept = [each.retained / total for each, total in zip(measured, totals, strict=True)]
+    if output is None:
+        output = round(max(kept) * whole_bytes)
+    held_bytes = round(max(shares) * whole_bytes) if held is None else held
+    return Workspace(held_bytes, 2 * held_bytes, output, exact=False)
+
+
+def _proportional(
+    tables: list[tuple[int, ...]], amounts: list[int], sizes: tuple[int, ...]
+) -> int | None:
+    """Find what amounts are proportional to, up to a constant, and scale them.
+
+    Args:
+        tables: Bytes of operands and outputs of each small call.
+        amounts: What was measured in each.
+        sizes: Bytes of operands and outputs of the call asked about.
+
+    Returns:
+        The amount there; None where no simple rule gives all that was measured.
+    """
+    columns = range(len(sizes))
+    singles = [((column, factor),) for factor in _FACTORS for column in columns]
+    for ((column, factor),) in singles:
+        if all(
+            amount == table[column] * factor
+            for table, amount in zip(tables, amounts, strict=True)
+        ):
+            return round(sizes[column] * factor)
+    if len(set(amounts)) == 1:
+        return amounts[0]
+    pairs = [
+        ((first, one), (second, other))
+        for first, second in itertools.combinations(columns, 2)
+        for one, other in itertools.product(_FACTORS[:4], repeat=2)
+    ]
+    for rule in (*singles, *pairs):
+        rests = {
+            amount - sum(table[column] * factor for column, factor in rule)
+            for table, amount in zip(tables, amounts, strict=True)
+        }
+        if len(rests) == 1:
+            rest = rests.pop()
+            scaled = sum(sizes[column] * factor for column, factor in rule)
+            return max(0, round(scaled + rest))
+    return None
+
+
+KERNELS = KernelProbe()
+"""What this process has learnt so far."""
