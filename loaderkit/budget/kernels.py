@@ -10,6 +10,7 @@ sizes.  No parameter of the model is touched or copied.
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,6 +26,10 @@ _WHOLE_BYTES = 256 << 10
 bound that the documentation states (16 MB) many times over."""
 _WHOLE_OPAQUE_BYTES = 2 << 20
 """The same for kernels that choose their algorithm by size: shrinking changes it."""
+_MOST_BYTES = 3 << 20
+"""What the operands of a call that is made take at most."""
+_FREE_NUMBER = 104
+"""What stands for a number that is no operand's size, such as the rows of a table."""
 _SMALLEST_SHRUNK = 17
 """Sizes below stay: they are kernel widths, heads, or axes of three."""
 _SHRUNK_SIZES = {
@@ -35,8 +40,27 @@ _SHRUNK_SIZES = {
 """Three ways to replace the sizes of a call, largest first, by how many it has.  They are
 even, as heads and groups ask for, and differ in each place, so that what is in
 proportion to one operand is not to another; all make some 100 kB."""
+_SHRUNK_SPATIAL = (
+    ((24, 16, 12), (16, 24, 10), (32, 12, 16)),
+    ((8, 6, 4), (6, 8, 4), (10, 4, 6)),
+    ((4, 4, 2), (6, 2, 4), (2, 6, 4)),
+)
+"""The same for samples and channels of images, whose width and height stay: the first
+of the three rows that is small enough."""
 _OPAQUE = ("convolution", "_fft", "mkldnn")
 """Kernels whose buffers depend on the algorithm that a library picks by size."""
+_SPATIAL = ("conv", "pool", "upsample", "im2col", "col2im", "grid_sampl", "_pad", "shuffle")
+"""Kernels whose outputs have a width that follows from their operands'."""
+_FREE_NUMBERS = ("new_", "embedding", "scalar", "arange", "full", "fill", "add", "mul")
+"""Kernels with numbers that are no operand's size: any number does."""
+_PLAIN = (
+    "slice_backward", "select_backward", "diagonal_backward", "unfold_backward",
+    "constant_pad_nd", "aten::new_", "aten::zeros", "aten::ones", "aten::full",
+    "aten::empty", "aten::cat", "aten::fill_", "aten::zero_", "expand", "aten::cumsum",
+    "_local_scalar_dense",
+)  # fmt: skip
+"""Kernels that hold nothing beside their outputs, whatever the operands (read in torch's
+source): they need not be made."""
 _UNSAFE = (
     "lu_factor", "lu_solve", "lu_unpack", "ldl_", "_qr", "geqrf", "orgqr", "ormqr",
     "cholesky", "svd", "eig", "triangular", "solve", "_ctc_loss", "_thnn", "segment",
@@ -77,6 +101,21 @@ class KernelCall(NamedTuple):
         return [leaf for leaf in self.leaves if isinstance(leaf, TensorSpec)]
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of its operands."""
+        return sum(spec.nbytes for spec in self.tensors)
+
+    @property
+    def spatial(self) -> bool:
+        """Whether width and height of its outputs follow from its operands'."""
+        return any(word in self.func.name() for word in _SPATIAL)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it holds nothing beside its outputs."""
+        return any(word in self.func.name() for word in _PLAIN)
+
+    @property
     def opaque(self) -> bool:
         """Whether a library picks its algorithm by size."""
         return any(word in self.func.name() for word in _OPAQUE)
@@ -90,8 +129,8 @@ class Workspace:
     """At its highest, while it runs."""
     high: int
     """Upper end of that."""
-    output: int
-    """What its outputs take."""
+    output: int | None
+    """What its outputs take; None for what they were tracked with."""
     exact: bool
     """Whether it was measured at this size, or is proportional to what it touches in
     every size that was measured."""
@@ -159,11 +198,16 @@ class KernelProbe:
         Returns:
             For each what its kernel takes; None where it could not be made for real.
         """
-        wanted = {pair: smaller_calls(pair[0]) for pair in calls}
+        wanted = {
+            pair: [] if pair[0].plain else smaller_calls(pair[0]) for pair in calls
+        }
         self._measure(call for small in wanted.values() for call in small)
         threads = torch.get_num_threads()
         found = {}
         for (call, outputs), small in wanted.items():
+            if call.plain:
+                found[call, outputs] = Workspace(0, 0, None, exact=True)
+                continue
             seen = [self._seen[threads, each] for each in small]
             measured = [each for each in seen if each is not None]
             whole = len(small) == 1
@@ -190,18 +234,41 @@ def smaller_calls(call: KernelCall) -> list[KernelCall]:
         call: The call.
 
     Returns:
-        Itself where it is small, else three with other sizes.
+        Itself where it is small, else three with other sizes; none where it is not
+        known which sizes would go together.
     """
-    total = sum(spec.nbytes for spec in call.tensors)
-    largest = max((spec.nbytes for spec in call.tensors), default=0)
     limit = _WHOLE_OPAQUE_BYTES if call.opaque else _WHOLE_BYTES
-    numbers = [leaf for leaf in call.leaves if type(leaf) is int]
-    if total <= limit and max(numbers, default=0) * 4 <= limit or not largest:
+    numbers = [leaf for leaf in call.leaves if type(leaf) is int and leaf < 1 << 31]
+    if call.nbytes <= limit and max(numbers, default=0) * 4 <= limit:
         return [call]
-    sizes = sorted({size for spec in call.tensors for size in spec.shape}, reverse=True)
-    sizes = [size for size in sizes if size >= _SMALLEST_SHRUNK]
-    patterns = _SHRUNK_SIZES[min(max(len(sizes), 2), 4)]
-    return [_resized(call, _replacements(sizes, pattern)) for pattern in patterns]
+    fixed = _fixed_sizes(call)
+    sizes = {size for spec in call.tensors for size in spec.shape} - fixed
+    replaced = sorted((s for s in sizes if s >= _SMALLEST_SHRUNK), reverse=True)
+    if call.spatial:
+        rows = [
+            [_resized(call, _replacements(replaced, pattern)) for pattern in row]
+            for row in _SHRUNK_SPATIAL
+        ]
+    else:
+        patterns = _SHRUNK_SIZES[min(max(len(replaced), 2), 4)]
+        rows = [[_resized(call, _replacements(replaced, each)) for each in patterns]]
+    for row in rows:
+        whole = [each for each in row if each is not None]
+        if len(whole) == len(row) and all(each.nbytes <= _MOST_BYTES for each in whole):
+            return whole
+    return []
+
+
+def _fixed_sizes(call: KernelCall) -> set[int]:
+    """Name the sizes that must stay, since others follow from them."""
+    if "mkldnn_rnn" in call.func.name():  # 4 gates times hidden; read without a check
+        weights = call.tensors[1:5]
+        return {size for spec in weights for size in spec.shape} | {
+            leaf for leaf in call.leaves if type(leaf) is int
+        }
+    if call.spatial:
+        return {size for spec in call.tensors for size in spec.shape[2:]}
+    return set()
 
 
 def _replacements(sizes: list[int], pattern: tuple[int, ...]) -> dict[int, int]:
@@ -210,17 +277,35 @@ def _replacements(sizes: list[int], pattern: tuple[int, ...]) -> dict[int, int]:
     return {size: min(size, other) for size, other in zip(sizes, padded, strict=False)}
 
 
-def _resized(call: KernelCall, sizes: dict[int, int]) -> KernelCall:
+def _resized(call: KernelCall, sizes: dict[int, int]) -> KernelCall | None:
     """Replace sizes wherever they stand: in shapes, and in lists of numbers."""
+    numbers = sizes | _products(call, sizes)
     leaves: list[Any] = []
     for leaf in call.leaves:
         if isinstance(leaf, TensorSpec):
             leaves.append(_resized_spec(leaf, sizes))
-        elif type(leaf) is int:
-            leaves.append(sizes.get(leaf, leaf))
-        else:
+        elif type(leaf) is not int or not _SMALLEST_SHRUNK <= leaf < 1 << 31:
             leaves.append(leaf)
+        elif leaf in numbers:
+            leaves.append(numbers[leaf])
+        elif any(word in call.func.name() for word in _FREE_NUMBERS):
+            leaves.append(_FREE_NUMBER)
+        elif call.spatial:
+            leaves.append(leaf)
+        else:  # some kernels believe such a number, and would read beyond the operands
+            return None
     return KernelCall(call.func, tuple(leaves), call.tree)
+
+
+def _products(call: KernelCall, sizes: dict[int, int]) -> dict[int, int]:
+    """Map products of neighbouring sizes, such as the pixels that group_norm is told."""
+    products = {}
+    for spec in call.tensors:
+        for start, stop in itertools.combinations(range(len(spec.shape) + 1), 2):
+            axes = spec.shape[start:stop]
+            small = [sizes.get(size, size) for size in axes]
+            products.setdefault(math.prod(axes), math.prod(small))
+    return products
 
 
 def _resized_spec(spec: TensorSpec, sizes: dict[int, int]) -> TensorSpec:

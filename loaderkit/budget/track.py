@@ -157,8 +157,8 @@ def _add_workspaces(calls: list[TrackedCall], log: Log, *, cpu: bool) -> None:
             what = "a workspace in proportion to that of smaller calls"
             log.assumptions[what, each.name] += 1
         log.holds_inside(each.position, held)
-        if each.fake and each.numbers and workspace.output != each.made:
-            more = Bounds.exactly(workspace.output - each.made)
+        if each.fake and each.numbers and workspace.output not in {None, each.made}:
+            more = Bounds.exactly((workspace.output or 0) - each.made)
             log.corrections.setdefault(each.numbers[0], more)
 
 
