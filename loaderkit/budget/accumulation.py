@@ -27,9 +27,9 @@ _IN_PLACE = frozenset(
     }
 )
 """Operators that stand for their in-place twins in formulas of the backward pass."""
-_OTHER_WAY = ("CumprodBackward", "ProdBackward", "LogcumsumexpBackward")
-"""Formulas that look for zeros first, and are short where there are none; never while a
-mode is active."""
+_OTHER_WAY = ("CumprodBackward", "ProdBackward", "MaxBackward1", "MinBackward1")
+"""Formulas that look at values first, and are short where there are no zeros or ties;
+never while a mode is active."""
 
 
 def reused_operand(func: Any, args: Any) -> torch.Tensor | None:
@@ -55,10 +55,12 @@ def reused_operand(func: Any, args: Any) -> torch.Tensor | None:
     return old if alone else None
 
 
-def runs_another_formula() -> bool:
-    """Tell whether the backward pass is in a formula that differs without a mode."""
+def other_formula() -> str | None:
+    """Name the formula that the backward pass is in, if it differs without a mode."""
     node = torch._C._current_autograd_node()  # noqa: SLF001 -- no public way to ask
-    return node is not None and node.name().startswith(_OTHER_WAY)
+    if node is None or not node.name().startswith(_OTHER_WAY):
+        return None
+    return str(node.name())
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

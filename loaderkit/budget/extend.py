@@ -62,17 +62,17 @@ def measure_points(model: Any, batch: Any, step: Step) -> Points | None:
     room = REAL_BYTES - _COPIES * weights
     # never one sample: it takes other kernels (measured on conv3d)
     count, sizes, peaks = 2, [], []
-    while count <= total:
+    while True:
         small = copied(cut(batch, 0, count))
         if not sizes and size_of(small) * 16 > room:
             return None
         phases = measure_step(model, small, step)
         sizes.append(size_of(small))
         peaks.append(phases)
-        # the next one takes twice as much, at most: stop before the room is used up
-        if 2 * (max(phases.values()) - weights) > room or len(sizes) >= 6:
+        # the next batch takes twice as much, at most: stop before the room is used up
+        if count == total or 2 * (max(phases.values()) - weights) > room:
             break
-        count *= 2
+        count = min(2 * count, total)
     if len(sizes) < 2:
         return None
     return Points(tuple(sizes), tuple(peaks))

@@ -164,8 +164,8 @@ def call_of(func: Any, args: Any, kwargs: Any) -> KernelCall | None:
     name = func.name()
     if func.namespace != "aten" or any(word in name for word in _UNSAFE):
         return None
-    values, tree = tree_flatten((args, kwargs))
-    leaves = []
+    values, tree = tree_flatten((_plain_scalars(func, args), kwargs))
+    leaves: list[Any] = []
     for value in values:
         if isinstance(value, torch.Tensor):
             if value.layout is not torch.strided:
@@ -175,6 +175,22 @@ def call_of(func: Any, args: Any, kwargs: Any) -> KernelCall | None:
             return None
         leaves.append(value)
     return KernelCall(func, tuple(leaves), tree)
+
+
+def _plain_scalars(func: Any, args: Any) -> list[Any]:
+    """Turn whole numbers that are no sizes, such as a factor, into floats."""
+    floats = all(
+        leaf.is_floating_point() for leaf in tree_iter(args) if _is_tensor(leaf)
+    )
+    plain = []
+    for value, argument in zip(args, func._schema.arguments, strict=False):  # noqa: SLF001 -- the way to ask
+        is_factor = "number" in str(argument.type) and type(value) is int
+        plain.append(float(value) if is_factor and floats else value)
+    return plain
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
 
 
 class KernelProbe:
@@ -198,24 +214,35 @@ class KernelProbe:
         Returns:
             For each what its kernel takes; None where it could not be made for real.
         """
-        wanted = {
-            pair: [] if pair[0].plain else smaller_calls(pair[0]) for pair in calls
-        }
-        self._measure(call for small in wanted.values() for call in small)
-        threads = torch.get_num_threads()
-        found = {}
-        for (call, outputs), small in wanted.items():
-            if call.plain:
-                found[call, outputs] = Workspace(0, 0, None, exact=True)
-                continue
-            seen = [self._seen[threads, each] for each in small]
-            measured = [each for each in seen if each is not None]
-            whole = len(small) == 1
-            complete = bool(measured) and len(measured) == len(seen)
-            found[call, outputs] = (
-                _scaled(call, outputs, measured, whole=whole) if complete else None
-            )
+        found: dict[tuple[KernelCall, tuple[int, ...]], Workspace | None] = {}
+        open_calls = []
+        for pair in calls:
+            if pair[0].plain:
+                found[pair] = Workspace(0, 0, None, exact=True)
+            else:
+                found[pair] = None
+                open_calls.append((pair, smaller_calls(pair[0])))
+        # the first ways to shrink of all calls under one profile, then the second ways
+        # of those that failed: operators refuse sizes that do not go together
+        while open_calls:
+            self._measure(call for _, ways in open_calls for call in ways[0])
+            remaining = []
+            for pair, ways in open_calls:
+                found[pair] = self._of_small(pair, ways[0])
+                if found[pair] is None and len(ways) > 1:
+                    remaining.append((pair, ways[1:]))
+            open_calls = remaining
         return found
+
+    def _of_small(
+        self, pair: tuple[KernelCall, tuple[int, ...]], small: list[KernelCall]
+    ) -> Workspace | None:
+        threads = torch.get_num_threads()
+        seen = [self._seen[threads, each] for each in small]
+        measured = [each for each in seen if each is not None]
+        if len(measured) < len(seen) or not measured:
+            return None
+        return _scaled(*pair, measured, whole=len(small) == 1)
 
     def _measure(self, calls: Iterable[KernelCall]) -> None:
         threads = torch.get_num_threads()
@@ -227,36 +254,39 @@ class KernelProbe:
                 self._seen[threads, call] = measured
 
 
-def smaller_calls(call: KernelCall) -> list[KernelCall]:
+def smaller_calls(call: KernelCall) -> list[list[KernelCall]]:
     """Give calls like one, small enough to be made.
 
     Args:
         call: The call.
 
     Returns:
-        Itself where it is small, else three with other sizes; none where it is not
-        known which sizes would go together.
+        Ways to shrink it, the best first: itself alone where it is small, else three
+        calls with other sizes.  One empty way where it is not known which go together.
     """
     limit = _WHOLE_OPAQUE_BYTES if call.opaque else _WHOLE_BYTES
     numbers = [leaf for leaf in call.leaves if type(leaf) is int and leaf < 1 << 31]
     if call.nbytes <= limit and max(numbers, default=0) * 4 <= limit:
-        return [call]
-    fixed = _fixed_sizes(call)
-    sizes = {size for spec in call.tensors for size in spec.shape} - fixed
+        return [[call]]
+    sizes = {size for spec in call.tensors for size in spec.shape} - _fixed_sizes(call)
     replaced = sorted((s for s in sizes if s >= _SMALLEST_SHRUNK), reverse=True)
     if call.spatial:
-        rows = [
-            [_resized(call, _replacements(replaced, pattern)) for pattern in row]
-            for row in _SHRUNK_SPATIAL
-        ]
+        patterns: Sequence[Sequence[tuple[int, ...]]] = _SHRUNK_SPATIAL
     else:
-        patterns = _SHRUNK_SIZES[min(max(len(replaced), 2), 4)]
-        rows = [[_resized(call, _replacements(replaced, each)) for each in patterns]]
+        patterns = [_SHRUNK_SIZES[min(max(len(replaced), 2), 4)]]
+    rows = [[_replacements(replaced, each) for each in row] for row in patterns]
+    # all sizes by the same share, where one is half of another
+    rows += [
+        [{s: s // share for s in replaced} for share in (first, 2 * first, 4 * first)]
+        for first in (4, 16, 64)
+    ]
+    ways = []
     for row in rows:
-        whole = [each for each in row if each is not None]
+        resized = [_resized(call, sizes) for sizes in row]
+        whole = [each for each in resized if each is not None]
         if len(whole) == len(row) and all(each.nbytes <= _MOST_BYTES for each in whole):
-            return whole
-    return []
+            ways.append(whole)
+    return ways[:3] or [[]]
 
 
 def _fixed_sizes(call: KernelCall) -> set[int]:
@@ -279,12 +309,15 @@ def _replacements(sizes: list[int], pattern: tuple[int, ...]) -> dict[int, int]:
 
 def _resized(call: KernelCall, sizes: dict[int, int]) -> KernelCall | None:
     """Replace sizes wherever they stand: in shapes, and in lists of numbers."""
+    fixed = _fixed_sizes(call)
     numbers = sizes | _products(call, sizes)
     leaves: list[Any] = []
     for leaf in call.leaves:
         if isinstance(leaf, TensorSpec):
             leaves.append(_resized_spec(leaf, sizes))
         elif type(leaf) is not int or not _SMALLEST_SHRUNK <= leaf < 1 << 31:
+            leaves.append(leaf)
+        elif leaf in fixed:
             leaves.append(leaf)
         elif leaf in numbers:
             leaves.append(numbers[leaf])

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
-from loaderkit.budget.accumulation import reused_operand, runs_another_formula
+from loaderkit.budget.accumulation import other_formula, reused_operand
 from loaderkit.budget.kernels import call_of
 from loaderkit.budget.log import Bounds
 from loaderkit.budget.measure import state_of
@@ -70,6 +70,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live: dict[int, tuple[int, int, Any]] = {}
         self.calls: list[TrackedCall] = []
         self.module, self.phase = "", "base"
+        self._real_sizes: dict[int, int] = {}
         self.real_now = 0
 
     def mark(self, phase: str) -> None:
@@ -87,14 +88,15 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if key in self.live or not size:
             return []
         number = len(self.log.events)
-        real = 0 if isinstance(tensor, FakeTensor) else size
         gone = functools.partial(self._gone, key, number)
         self.live[key] = (number, size, weakref.ref(storage, gone))
         self.log.events.append((number, size))
         if owner:
             self.log.owners[number] = owner
         self.log.modules[number] = self.module
-        self.real_now += real
+        if not isinstance(tensor, FakeTensor):
+            self._real_sizes[number] = size
+            self.real_now += size
         values = self.values.bytes if self.values is not None else 0
         self.log.real_bytes = max(self.log.real_bytes, self.real_now + values)
         return [number]
@@ -104,6 +106,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if held is not None and held[0] == number:
             del self.live[key]
             self.log.events.append((number, -held[1]))
+            self.real_now -= self._real_sizes.pop(number, 0)
 
     def label_gradients(self, model: Any) -> None:
         """Name the storages of gradients."""
@@ -152,17 +155,18 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.log.holds_inside(len(self.log.events) - 1, Bounds.exactly(listed_bytes))
         if not (func.is_view or func in _LIKE_VIEWS):
             self._note_call(func, args, kwargs, out, numbers)
-        if backward and runs_another_formula():
-            self._assume("no zeros, or some", func)
+        formula = other_formula() if backward else None
+        if formula is not None:
+            self.log.assumptions["a formula of autograd that is not tracked", formula] = 1
             for number in numbers:
                 size = self.log.events[number][1]
-                self.log.corrections[number] = Bounds(-size, 0, 0)
+                self.log.corrections[number] = Bounds(-size, 0, size)
         return out
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         held = [t for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)]
         for tensor in held:  # numbers turned into tensors are made by no operator
-            if not isinstance(tensor, FakeTensor):
+            if not isinstance(tensor, FakeTensor) and not tensor.dim():
                 self.add(tensor)
         if any(isinstance(t, FakeTensor) for t in held):
             out = self._faked(func, args, kwargs)
@@ -247,16 +251,20 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._assume(ALL_CHOSEN, func)
             return torch.nonzero(self._mask(args[0].shape))
         if func is _aten.masked_select.default:
-            self._assume(ALL_CHOSEN, func)
             shape = np.broadcast_shapes(args[0].shape, args[1].shape)
+            if isinstance(args[1], FakeTensor):
+                self._assume(ALL_CHOSEN, func)
+                count = int(self._mask(shape).sum())
+            else:
+                count = int(args[1].expand(shape).sum())
             with self.fake:
-                return args[0].new_empty(int(self._mask(shape).sum()))
+                return args[0].new_empty((count,))
         if func is _aten._unique2.default:
             self._assume(ALL_CHOSEN, func)
             count = int(self._mask(args[0].shape).sum())
             positions = torch.arange(args[0].numel()).clamp_(max=count - 1)
             with self.fake:
-                distinct = args[0].new_empty(count)
+                distinct = args[0].new_empty((count,))
             return distinct, positions.view(args[0].shape), positions.new_ones(count)
         with self.fake:
             return func(*args, **kwargs)
