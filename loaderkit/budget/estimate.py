@@ -214,7 +214,7 @@ def summarised(log: Log, step: Step) -> StepEstimate:
         kind = step.target.kind
         assumptions.append(f"kernels of {kind} hold no more inside than the CPU's")
     share = _MARGIN if assumptions else _ROUNDING
-    margin = round(highest.total * share) + _UNSEEN_BYTES
+    margin = round(highest.total * share) + _UNSEEN_BYTES * (1 + log.checkpoints)
     low, high = min(low, highest.total - margin), max(high, highest.total + margin)
     fate = fates_of(log)
     return StepEstimate(

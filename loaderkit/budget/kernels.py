@@ -61,6 +61,8 @@ _PLAIN = (
 )  # fmt: skip
 """Kernels that hold nothing beside their outputs, whatever the operands (read in torch's
 source): they need not be made."""
+_SHORT = (torch.bfloat16, torch.float16)
+"""Types of which products pack their operands, in blocks that depend on the size."""
 _UNSAFE = (
     "lu_factor", "lu_solve", "lu_unpack", "ldl_", "_qr", "geqrf", "orgqr", "ormqr",
     "cholesky", "svd", "eig", "triangular", "solve", "_ctc_loss", "_thnn", "segment",
@@ -118,7 +120,10 @@ class KernelCall(NamedTuple):
     @property
     def opaque(self) -> bool:
         """Whether a library picks its algorithm by size."""
-        return any(word in self.func.name() for word in _OPAQUE)
+        name = self.func.name()
+        short = any(spec.dtype in _SHORT for spec in self.tensors)
+        product = name.endswith("mm") or "mm." in name or "addmv" in name
+        return any(word in name for word in _OPAQUE) or (short and product)
 
 
 @dataclass(frozen=True)
@@ -127,8 +132,10 @@ class Workspace:
 
     held: int
     """At its highest, while it runs."""
+    low: int
+    """Lower end of that."""
     high: int
-    """Upper end of that."""
+    """Upper end."""
     output: int | None
     """What its outputs take; None for what they were tracked with."""
     exact: bool
@@ -218,7 +225,7 @@ class KernelProbe:
         open_calls = []
         for pair in calls:
             if pair[0].plain:
-                found[pair] = Workspace(0, 0, None, exact=True)
+                found[pair] = Workspace(0, 0, 0, None, exact=True)
             else:
                 found[pair] = None
                 open_calls.append((pair, smaller_calls(pair[0])))
@@ -280,13 +287,31 @@ def smaller_calls(call: KernelCall) -> list[list[KernelCall]]:
         [{s: s // share for s in replaced} for share in (first, 2 * first, 4 * first)]
         for first in (4, 16, 64)
     ]
-    ways = []
+    ways = _of_fewer_samples(call, replaced, limit) if call.opaque else []
     for row in rows:
         resized = [_resized(call, sizes) for sizes in row]
         whole = [each for each in resized if each is not None]
         if len(whole) == len(row) and all(each.nbytes <= _MOST_BYTES for each in whole):
             ways.append(whole)
     return ways[:3] or [[]]
+
+
+def _of_fewer_samples(
+    call: KernelCall, sizes: list[int], limit: int
+) -> list[list[KernelCall]]:
+    """Shrink one size only, the first operand's first or the largest, to three others."""
+    first = call.tensors[0].shape[:1]
+    chosen = first[0] if call.spatial and first and first[0] in sizes else max(sizes, default=0)
+    small = chosen
+    while small > 8:
+        small //= 2
+        resized = [_resized(call, {chosen: s}) for s in (small, small * 3 // 4, small // 2)]
+        whole = [each for each in resized if each is not None]
+        if len(whole) < len(resized):
+            return []
+        if max(each.nbytes for each in whole) <= limit:
+            return [whole]
+    return []
 
 
 def _fixed_sizes(call: KernelCall) -> set[int]:
@@ -449,7 +474,7 @@ def _scaled(
     """Scale what small calls took to a call's own sizes."""
     if whole:
         one = measured[0]
-        return Workspace(one.held, one.held, one.retained, exact=True)
+        return Workspace(one.held, one.held, one.held, one.retained, exact=True)
     sizes = (*(spec.nbytes for spec in call.tensors), *outputs)
     tables = [(*each.operands, *each.outputs) for each in measured]
     if any(len(table) != len(sizes) for table in tables):
@@ -460,15 +485,33 @@ def _scaled(
     else:
         output = _proportional(tables, [each.retained for each in measured], sizes)
     if held is not None and output is not None and not call.opaque:
-        return Workspace(held, held, output, exact=True)
+        return Workspace(held, held, held, output, exact=True)
     totals = [sum(table) or 1 for table in tables]
-    whole_bytes = sum(sizes)
-    shares = [each.held / total for each, total in zip(measured, totals, strict=True)]
-    kept = [each.retained / total for each, total in zip(measured, totals, strict=True)]
-    if output is None:
-        output = round(max(kept) * whole_bytes)
-    held_bytes = round(max(shares) * whole_bytes) if held is None else held
-    return Workspace(held_bytes, 2 * held_bytes, output, exact=False)
+    amounts = [each.held for each in measured]
+    if held is None:
+        held = _on_a_line(totals, amounts, sum(sizes))
+    if held is not None and output is not None:
+        # libraries round up and choose by size: compared with calls of the full size,
+        # conv1d to conv3d and LSTM, a line missed by 12 % at most
+        return Workspace(held, round(0.8 * held), round(1.25 * held), output, exact=False)
+    shares = [amount / total for amount, total in zip(amounts, totals, strict=True)]
+    held = round(max(shares) * sum(sizes))
+    high = 2 * held + (sum(sizes) if output is None else 0)
+    return Workspace(held, 0, high, output, exact=False)
+
+
+def _on_a_line(totals: list[int], amounts: list[int], whole: int) -> int | None:
+    """Extend amounts along a straight line; None if they are not on one."""
+    order = sorted(range(len(totals)), key=lambda i: totals[i])
+    first, *middle, last = order
+    if totals[first] == totals[last]:
+        return None
+    slope = (amounts[last] - amounts[first]) / (totals[last] - totals[first])
+    for i in middle:
+        expected = amounts[first] + slope * (totals[i] - totals[first])
+        if abs(expected - amounts[i]) > 0.02 * max(amounts) + 1024:
+            return None
+    return max(0, round(amounts[last] + slope * (whole - totals[last])))
 
 
 def _proportional(

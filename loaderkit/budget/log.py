@@ -45,6 +45,8 @@ class Log:
     """What a kernel held inside, right after the event at this position."""
     corrections: dict[int, Bounds] = field(default_factory=dict)
     """What a storage takes more (or less) than its event says, by its number."""
+    checkpoints: int = 0
+    """Blocks that compute their activations again."""
     real_bytes: int = 0
     """Largest sum of real memory the tracking itself took."""
 

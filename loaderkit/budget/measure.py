@@ -79,7 +79,7 @@ def held_bytes(tensors: list[Any]) -> int:
             storage = tensor.untyped_storage()
             sizes[storage._cdata] = storage.nbytes()
         else:
-            sizes[id(tensor)] = tensor.values().nbytes if tensor.is_coalesced() else 0
+            sizes[id(tensor)] = tensor.detach()._values().nbytes
     return sum(sizes.values())
 
 
@@ -98,10 +98,17 @@ def _highest(profiled: Any, base: int) -> dict[str, int]:
 
 
 def copied(batch: Any) -> Any:
-    """Copy a batch, so that no tensor is a view of a larger one."""
+    """Copy a batch, so that no tensor is a view of a larger one; equal ones stay one."""
     if hasattr(batch, "clone") and not isinstance(batch, torch.Tensor):
         return batch.clone()
-    return tree_map(lambda t: t.clone() if isinstance(t, torch.Tensor) else t, batch)
+    copies: dict[int, Any] = {}
+
+    def copy_once(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return copies.setdefault(id(leaf), leaf.clone())
+        return leaf
+
+    return tree_map(copy_once, batch)
 
 
 def tensors_of(batch: Any) -> list[Any]:

@@ -22,6 +22,7 @@ from loaderkit.budget.log import Bounds, Log
 from loaderkit.budget.measure import state_of, tensors_of
 from loaderkit.budget.steps import (
     Step,
+    blocks_of,
     checkpoint_blocks,
     make_optimizer,
     run_step,
@@ -74,6 +75,7 @@ def _tracked(
     log = Log()
     twin, held = fake_model(fake, model), fake_batch(fake, batch)
     if step.checkpoint:
+        log.checkpoints = len(blocks_of(twin))
         checkpoint_blocks(twin)
     tracker = Tracker(fake, log, chosen=chosen, values=values)
     for part, tensors in (
@@ -127,6 +129,8 @@ def _give_state(model: Any, optimizer: Any, tracker: Tracker) -> bool:
         return True
     if not all(p.requires_grad for p in parameters):
         return False
+    if any(getattr(module, "sparse", False) for module in model.modules()):
+        return False  # their gradients are sparse, which cannot be made of zeros
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
@@ -153,7 +157,7 @@ def _add_workspaces(calls: list[TrackedCall], log: Log, *, cpu: bool) -> None:
             continue
         held = Bounds.exactly(workspace.held)
         if not workspace.exact:
-            held = Bounds(0, workspace.held, workspace.high)
+            held = Bounds(workspace.low, workspace.held, workspace.high)
             what = "a workspace in proportion to that of smaller calls"
             log.assumptions[what, each.name] += 1
         log.holds_inside(each.position, held)
