@@ -28,6 +28,9 @@ _WHOLE_OPAQUE_BYTES = 2 << 20
 """The same for kernels that choose their algorithm by size: shrinking changes it."""
 _MOST_BYTES = 3 << 20
 """What the operands of a call that is made take at most."""
+_CHECKED_BYTES = 64 << 10
+"""Operands above which the outputs are looked at before a call is made: a product of two
+vectors is large."""
 _FREE_NUMBER = 104
 """What stands for a number that is no operand's size, such as the rows of a table."""
 _SMALLEST_SHRUNK = 17
@@ -228,7 +231,7 @@ class KernelProbe:
                 found[pair] = Workspace(0, 0, 0, None, exact=True)
             else:
                 found[pair] = None
-                open_calls.append((pair, smaller_calls(pair[0])))
+                open_calls.append((pair, smaller_calls(*pair)))
         # the first ways to shrink of all calls under one profile, then the second ways
         # of those that failed: operators refuse sizes that do not go together
         while open_calls:
@@ -261,11 +264,14 @@ class KernelProbe:
                 self._seen[threads, call] = measured
 
 
-def smaller_calls(call: KernelCall) -> list[list[KernelCall]]:
+def smaller_calls(
+    call: KernelCall, outputs: tuple[int, ...] = ()
+) -> list[list[KernelCall]]:
     """Give calls like one, small enough to be made.
 
     Args:
         call: The call.
+        outputs: Bytes of its outputs.
 
     Returns:
         Ways to shrink it, the best first: itself alone where it is small, else three
@@ -273,7 +279,7 @@ def smaller_calls(call: KernelCall) -> list[list[KernelCall]]:
     """
     limit = _WHOLE_OPAQUE_BYTES if call.opaque else _WHOLE_BYTES
     numbers = [leaf for leaf in call.leaves if type(leaf) is int and leaf < 1 << 31]
-    if call.nbytes <= limit and max(numbers, default=0) * 4 <= limit:
+    if call.nbytes + sum(outputs) <= limit and max(numbers, default=0) * 4 <= limit:
         return [[call]]
     sizes = {size for spec in call.tensors for size in spec.shape} - _fixed_sizes(call)
     replaced = sorted((s for s in sizes if s >= _SMALLEST_SHRUNK), reverse=True)
@@ -417,6 +423,8 @@ def _make(
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Make one call; give the bytes of its operands and outputs, None if it failed."""
     try:
+        if call.nbytes > _CHECKED_BYTES and _output_bytes(call) > 2 * _MOST_BYTES:
+            return None
         args, kwargs = _arguments(call)
         with record_function(f"{_MARKER}{number}"):
             made = call.func(*args, **kwargs)
@@ -425,6 +433,22 @@ def _make(
     operands = tuple(spec.nbytes for spec in call.tensors)
     outputs = [t for t in tree_iter(made) if isinstance(t, torch.Tensor)]
     return operands, tuple(t.numel() * t.itemsize for t in outputs)
+
+
+def _output_bytes(call: KernelCall) -> int:
+    """Ask torch's shape rules what a call would give; 0 where there is no rule."""
+    leaves = [
+        torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype, device="meta")
+        if isinstance(leaf, TensorSpec)
+        else leaf
+        for leaf in call.leaves
+    ]
+    args, kwargs = tree_unflatten(leaves, call.tree)
+    try:
+        made = call.func(*args, **kwargs)
+    except (RuntimeError, NotImplementedError, ValueError, TypeError):
+        return 0
+    return sum(t.numel() * t.itemsize for t in tree_iter(made) if _is_tensor(t))
 
 
 def _arguments(call: KernelCall) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import warnings
 from typing import Any
 
@@ -32,7 +33,7 @@ def measure_step(model: Any, batch: Any, step: Step) -> dict[str, int]:
         Peak bytes by phase of parameters, buffers, batch and everything allocated, as
         the events of torch's own allocator add up; no allocator slack.
     """
-    twin, held = copy.deepcopy(model), copied(batch)
+    twin, held = _own_copy(model), copied(batch)
     if step.checkpoint:
         checkpoint_blocks(twin)
     optimizer = make_optimizer(twin.parameters(), step)
@@ -49,6 +50,16 @@ def measure_step(model: Any, batch: Any, step: Step) -> dict[str, int]:
             run_step(twin, held, optimizer, step, mark=marks)
         marks("end")
     return _highest(profiled, base)
+
+
+def _own_copy(model: Any) -> Any:
+    """Copy a module; deepcopy would make the parameters of a scripted one no leaves."""
+    if not isinstance(model, torch.jit.ScriptModule):
+        return copy.deepcopy(model)
+    buffer = io.BytesIO()
+    torch.jit.save(model, buffer)  # type: ignore[no-untyped-call]
+    buffer.seek(0)
+    return torch.jit.load(buffer)  # type: ignore[no-untyped-call]
 
 
 class _Marks:

@@ -12,6 +12,8 @@ from torch.utils.data import default_collate
 from torch_geometric.data import Batch
 from torch_geometric.data.data import BaseData
 
+from loaderkit.budget.steps import StepError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -116,7 +118,7 @@ def read_samples(
     count = len(dataset) if hasattr(dataset, "__len__") else 0
     if not count:
         msg = "the dataset is empty, or has no length to plan with"
-        raise ValueError(msg)
+        raise StepError(msg)
 
     def join(rows: list[int]) -> Any:
         return _join(dataset, rows, collate)
@@ -155,7 +157,7 @@ def samples_of_shape(text: str, count: int) -> list[Any]:
         dtype = getattr(torch, kind or "float32", None)
         if not isinstance(dtype, torch.dtype):
             msg = f"{kind!r} is no type of tensor; such as 80x7:int64"
-            raise ValueError(msg)  # noqa: TRY004 -- a text of the command line
+            raise StepError(msg)
         tensors.append(torch.zeros([int(n) for n in shape.split("x")], dtype=dtype))
     return [tensors[0] if len(tensors) == 1 else tuple(tensors)] * count
 

@@ -20,13 +20,12 @@ from torch_geometric.data.data import BaseData
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+_OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop", "adagrad")
+VARIANTS = ("default", "loop", "foreach", "fused")
+
 
 class StepError(ValueError):
     """What was passed cannot make a training step, however it is run."""
-
-
-_OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop", "adagrad")
-VARIANTS = ("default", "loop", "foreach", "fused")
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def device_spec(target: str | DeviceSpec | torch.device) -> DeviceSpec:
     kind = str(target).partition(":")[0]
     if kind not in {"cpu", "cuda", "xpu", "mps"}:
         msg = f"target must be cpu, cuda, xpu or mps, got {target!r}"
-        raise ValueError(msg)
+        raise StepError(msg)
     return DeviceSpec(kind)
 
 
@@ -287,7 +286,16 @@ def make_optimizer(parameters: Iterable[Any], step: Step) -> Any:
     made = _made(parameters, step.optimizer)
     for group in made.param_groups if made is not None else ():
         _choose(group, step)
+    if made is not None and _needs_closure(made):
+        msg = f"{type(made).__name__} runs the model several times a step, as often as "
+        msg += "its values ask for: estimate one run with optimizer='sgd'"
+        raise StepError(msg)
     return made
+
+
+def _needs_closure(optimizer: Any) -> bool:
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is closure.empty
 
 
 def _made(parameters: list[Any], optimizer: Any) -> Any:

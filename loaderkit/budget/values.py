@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
-LIMIT_BYTES = 12 << 20
+LIMIT_BYTES = 14 << 20
 """What the values may take at once; with small integers and kernels that are measured an
 estimate stays below the 16 MB that the documentation states."""
 _LARGEST_READ_BYTES = 256 << 20
