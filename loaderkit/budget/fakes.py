@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import UninitializedParameter
 from torch.overrides import TorchFunctionMode
@@ -22,7 +24,28 @@ if TYPE_CHECKING:
     from loaderkit.budget.log import Log
     from loaderkit.budget.steps import Step
 
-_ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p")
+
+
+class _Attention(NamedTuple):
+    func: Any
+    names: tuple[str, ...]
+    """Of its first arguments."""
+    masks: tuple[str, ...]
+    """Arguments with which a device's flash kernel is not taken."""
+
+
+_ATTENTIONS = (
+    _Attention(
+        functional.scaled_dot_product_attention,
+        ("query", "key", "value", "attn_mask", "dropout_p"),
+        ("attn_mask",),
+    ),
+    _Attention(
+        functional.multi_head_attention_forward,
+        tuple(inspect.signature(functional.multi_head_attention_forward).parameters),
+        ("attn_mask", "key_padding_mask", "need_weights"),
+    ),
+)
 
 
 def fake_model(fake: FakeTensorMode, model: Any) -> Any:
@@ -100,14 +123,23 @@ class TargetAttention(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Run a function; attention with dropout as the target's flash kernel does."""
-        if func is torch.nn.functional.scaled_dot_product_attention:
-            named = dict(zip(_ATTENTION, args, strict=False)) | (kwargs or {})
-            if named.get("dropout_p") and named.get("attn_mask") is None:
-                what = f"the flash kernel, as on {self.kind}"
-                self.log.assumptions[what, "attention"] += 1
-                named["dropout_p"] = 0.0  # the CPU's cannot; the bytes are equal
-            return func(**named)
+        # multi_head_attention_forward hides the attention that it calls from a mode
+        for attention in _ATTENTIONS:
+            if func is attention.func:
+                named = dict(zip(attention.names, args, strict=False)) | (kwargs or {})
+                return func(**self._without_dropout(named, attention.masks))
         return func(*args, **(kwargs or {}))
+
+    def _without_dropout(
+        self, named: dict[str, Any], masks: tuple[str, ...]
+    ) -> dict[str, Any]:
+        weights = "need_weights" in masks and named.get("need_weights", True)
+        masked = any(named.get(mask) is not None for mask in masks[:2])
+        if not named.get("dropout_p") or weights or masked:
+            return named
+        what = f"the flash kernel, as on {self.kind}"
+        self.log.assumptions[what, "attention"] += 1
+        return named | {"dropout_p": 0.0}  # the CPU's cannot; the bytes are equal
 
 
 def attention_of(step: Step, log: Log) -> AbstractContextManager[Any]:

@@ -315,7 +315,7 @@ def _of_fewer_samples(
         whole = [each for each in resized if each is not None]
         if len(whole) < len(resized):
             return []
-        if max(each.nbytes for each in whole) <= limit:
+        if max(each.nbytes + _output_bytes(each) for each in whole) <= limit:
             return [whole]
     return []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -249,19 +250,19 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Assume how many elements a mask of unknown values chooses."""
         if func is _aten.nonzero.default:
             self._assume(ALL_CHOSEN, func)
-            return torch.nonzero(self._mask(args[0].shape))
+            return self._chosen_positions(args[0].shape)
         if func is _aten.masked_select.default:
             shape = np.broadcast_shapes(args[0].shape, args[1].shape)
             if isinstance(args[1], FakeTensor):
                 self._assume(ALL_CHOSEN, func)
-                count = int(self._mask(shape).sum())
+                count = self._chosen_of(shape)
             else:
                 count = int(args[1].expand(shape).sum())
             with self.fake:
                 return args[0].new_empty((count,))
         if func is _aten._unique2.default:
             self._assume(ALL_CHOSEN, func)
-            count = int(self._mask(args[0].shape).sum())
+            count = self._chosen_of(args[0].shape)
             positions = torch.arange(args[0].numel()).clamp_(max=count - 1)
             with self.fake:
                 distinct = args[0].new_empty((count,))
@@ -280,26 +281,32 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if index is None or index.dtype not in {torch.bool, torch.uint8}:
                 positions.append(index)
                 continue
-            mask = index
-            if isinstance(mask, FakeTensor):
-                value = self.value_of(mask)
-                if value is None:
-                    self._assume(ALL_CHOSEN, func)
-                    mask = self._mask(index.shape)
-                else:
-                    mask = value.real
-                    if value.trained:
-                        self._assume(CHOSEN_NOW, func)
-            found = torch.nonzero(mask)
-            listed_bytes += found.nbytes
+            value = self.value_of(index) if isinstance(index, FakeTensor) else None
+            if value is not None and value.trained:
+                self._assume(CHOSEN_NOW, func)
+            if isinstance(index, FakeTensor) and value is None:
+                self._assume(ALL_CHOSEN, func)
+                found = self._chosen_positions(index.shape)
+            else:
+                found = torch.nonzero(index if value is None else value.real)
+            listed_bytes += found.numel() * 8
             positions.extend(found.unbind(1))
         return positions, listed_bytes
 
-    def _mask(self, shape: Any) -> torch.Tensor:
-        """Choose the assumed share of the elements, one at least."""
-        mask = torch.zeros(shape, dtype=torch.bool)
-        mask.view(-1)[: max(1, round(self.chosen * mask.numel()))] = True
-        return mask
+    def _chosen_of(self, shape: Any) -> int:
+        """Count the assumed share of the elements, one at least."""
+        total = math.prod(shape)
+        return min(total, max(1, round(self.chosen * total)))
+
+    def _chosen_positions(self, shape: Any) -> torch.Tensor:
+        """List the first of the elements; fake where the list is large itself."""
+        count = self._chosen_of(shape)
+        if count * len(shape) * 8 > _SMALL_BYTES:
+            with self.fake:
+                return torch.empty((count, len(shape)), dtype=torch.int64)
+        places = np.unravel_index(np.arange(count), tuple(shape)) if shape else ()
+        columns = [torch.from_numpy(np.ascontiguousarray(place)) for place in places]
+        return torch.stack(columns, 1) if columns else torch.zeros(count, 0).long()
 
     def value_of(self, tensor: Any) -> Value | None:
         """Give what a tensor stands for; None if it is not known."""

@@ -63,7 +63,8 @@ class RealValues:
             return
         known = [self.of(tensor) for tensor in operands]
         mutated = [t for t in operands if func._schema.is_mutable]  # noqa: SLF001 -- the way to ask
-        if any(each is None for each in known) or self._too_much(operands, outputs):
+        made = 0 if func.is_view else sum(t.numel() * t.itemsize for t in outputs)
+        if any(each is None for each in known) or self._too_much(operands, made):
             self._forget(mutated)
             return
         if any(_storage_key(each.real) in self._given for each in self._of_all(mutated)):
@@ -89,8 +90,7 @@ class RealValues:
         value = self.of(leaf) if isinstance(leaf, FakeTensor) else None
         return leaf if value is None else value.real
 
-    def _too_much(self, operands: list[Any], outputs: list[Any]) -> bool:
-        made = sum(t.numel() * t.itemsize for t in outputs)
+    def _too_much(self, operands: list[Any], made: int) -> bool:
         read = sum(t.numel() * t.itemsize for t in operands)
         return self.bytes + made > LIMIT_BYTES or read > _LARGEST_READ_BYTES
 
