@@ -7,15 +7,20 @@ back, its frames let go, and it is tried again in halves.
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from loaderkit.budget.oom import attach, diagnose_oom
+from loaderkit.budget.ranks import (
+    agreed,
+    average_gradients,
+    broadcast_buffers,
+    unwrapped,
+)
 from loaderkit.budget.pieces import count_samples, cut, weight_of
 from loaderkit.budget.steps import call_model, loss_of
 from loaderkit.errors import BudgetError
@@ -26,6 +31,8 @@ if TYPE_CHECKING:
 
     from loaderkit.budget.oom import Diagnosis
 
+_COMPARED_SAMPLES = 4
+"""Samples of the part that is compared: a piece of one and a piece of three."""
 _NOT_OF_A_PIECE = frozenset(
     {"killed", "shm", "fds", "map count", "pagefile", "fork", "pinned", "garbage size"}
 )
@@ -85,8 +92,13 @@ class MicroBatcher:
     independent: bool = True
     """Whether one sample's loss does not depend on the others: False for contrastive
     losses, which no pieces can equal."""
+    verify: bool = True
+    """Whether the first step in pieces is compared with the whole, on a part of the batch
+    that fits: it tells losses whose mean is over something else, and layers that mix
+    samples."""
     retries: int = field(default=0, init=False)
     """Pieces tried again so far."""
+    _verified: bool = field(default=False, init=False, repr=False)
 
     def step(self, batch: Any) -> StepResult:
         """Train on one batch.
@@ -98,7 +110,8 @@ class MicroBatcher:
             Loss, pieces and retries.
 
         Raises:
-            BudgetError: It has to be cut, and pieces would not equal the whole.
+            BudgetError: It has to be cut, and pieces would not equal the whole; or the
+                optimizer's update ran out of memory; or another rank failed.
             RuntimeError: A single sample runs out of memory: the original error, with
                 the diagnosis as a note; gradients are as before the step.
         """
@@ -134,28 +147,59 @@ class MicroBatcher:
         pieces = _Pieces(
             self.model, self._backward, self.micro_batch, self.weigh, self.independent
         )
-        with _unsynced(self.model):
-            result = pieces.run(window)
-        _average(self.model)
+        broadcast_buffers(self.model)
+        result = agreed(self.model, lambda: self._run(pieces, window))
+        average_gradients(self.model)
         if result.retries:
             self.micro_batch, self.retries = pieces.size, self.retries + result.retries
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         if self.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
-        if self.scaler is None:
-            self.optimizer.step()
-        else:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
+        agreed(self.model, self._update)
         return result
+
+    def _run(self, pieces: _Pieces, window: list[Any]) -> StepResult:
+        """Compute the gradients; the first time in pieces, compare with the whole."""
+        result = pieces.run(window)
+        fits = min(pieces.size or 0, count_samples(window[0]), _COMPARED_SAMPLES)
+        if self.verify and not self._verified and fits > 1:
+            self._verified = pieces.compare(cut(window[0], 0, fits))
+        return result
+
+    def _update(self) -> None:
+        """Let the optimizer update; undo its first update if that runs out of memory.
+
+        Then it makes its state, which is what most often does not fit.  Later there is
+        nothing to undo it from: a copy of all would take the model's memory again.
+        """
+        parameters = [p for g in self.optimizer.param_groups for p in g["params"]]
+        first = not self.optimizer.state
+        copies = [p.detach().to("cpu", copy=True) for p in parameters] if first else []
+        try:
+            if self.scaler is None:
+                self.optimizer.step()
+            else:
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+        except (RuntimeError, MemoryError) as error:
+            if not diagnose_oom(error).is_oom:
+                raise
+            if first:
+                self.optimizer.state.clear()
+                with torch.no_grad():
+                    for parameter, copy in zip(parameters, copies, strict=True):
+                        parameter.copy_(copy)
+            raise _update_error(self.optimizer, undone=first) from error
 
     def _backward(self, piece: Any, share: float) -> torch.Tensor:
         autocast: Any = nullcontext()
         if self.autocast is not None:
             autocast = torch.autocast(_device_of(self.model).type, self.autocast)
         with autocast:
-            output = call_model(self.model, piece, paired=self.loss is not None)
+            # not through the wrapper: its forward pass waits for the other ranks
+            inner = unwrapped(self.model)
+            output = call_model(inner, piece, paired=self.loss is not None)
             value = loss_of(output, piece, self.loss) * share
         (value if self.scaler is None else self.scaler.scale(value)).backward()
         detached: torch.Tensor = value.detach()
@@ -242,6 +286,50 @@ class _Pieces:
             self.pieces, self.largest = self.pieces + 1, max(self.largest, stop - start)
             start = stop
         return total
+
+    def compare(self, part: Any) -> bool:
+        """Compare the gradients of a few samples with those of pieces of them.
+
+        Args:
+            part: Samples that fit.
+
+        Returns:
+            Whether they could be computed; not if memory runs out.
+
+        Raises:
+            BudgetError: They differ.
+        """
+        kept, state = _take_grads(self.parameters), _State(self.model)
+        training = {module: module.training for module in self.model.modules()}
+        self.model.eval()  # dropout would draw other numbers; the rest is the same
+        try:
+            whole, pieces = self._gradients([part]), self._gradients(_halves(part))
+        except (RuntimeError, MemoryError) as error:
+            if not diagnose_oom(error).is_oom:
+                raise
+            return False
+        finally:
+            for module, mode in training.items():
+                module.training = mode
+            state.restore()
+            _put_grads(self.parameters, kept)
+        largest = max((float(g.abs().max()) for g in whole if g.numel()), default=0.0)
+        pairs = zip(whole, pieces, strict=True)
+        far = max((float((a - b).abs().max()) for a, b in pairs if a.numel()), default=0.0)
+        if largest and far > _tolerance(whole) * largest:
+            raise _deviation_error(far / largest, self.weigh)
+        return True
+
+    def _gradients(self, pieces: list[Any]) -> list[torch.Tensor]:
+        """Give the gradients of some pieces together, in float64."""
+        _take_grads(self.parameters)
+        weights = [weight_of(piece, self.weigh) for piece in pieces]
+        for piece, weight in zip(pieces, weights, strict=True):
+            self.backward(piece, weight / sum(weights) if sum(weights) else 0.0)
+        return [
+            torch.zeros(0) if p.grad is None else p.grad.detach().to("cpu").double()
+            for p in self.parameters
+        ]
 
     def _attempt(self, piece: Any, share: float) -> Any:
         """Compute one piece; give the error when it ran out of memory."""
@@ -335,27 +423,40 @@ def _refuse(model: Any, *, independent: bool, cause: BaseException | None) -> No
             raise BudgetError(what, why=why, fix=fix) from cause
 
 
-@contextmanager
-def _unsynced(model: Any) -> Iterator[None]:
-    """Keep DistributedDataParallel from averaging after every piece."""
-    with model.no_sync() if _distributed(model) else nullcontext():
-        yield
+def _halves(part: Any) -> list[Any]:
+    """Cut off the first sample: pieces of unequal sizes show wrong weights."""
+    return [cut(part, 0, 1), cut(part, 1, count_samples(part))]
 
 
-def _average(model: Any) -> None:
-    """Average the gradients over all ranks, once.
+def _tolerance(gradients: list[torch.Tensor]) -> float:
+    """Give the share by which rounding may part two sums of the same gradients.
 
-    Averaged piece by piece, one tried again on one rank would wait for the others.
+    They were computed in float32 at best; 2e-3 is what sums of some thousand terms of
+    float32 stay well below, and the smallest deviation that was seen to matter is 1.3 %.
     """
-    if not _distributed(model):
-        return
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            dist.all_reduce(parameter.grad)
-            parameter.grad.div_(dist.get_world_size())
+    return 2e-3 if gradients else 0.0
 
 
-def _distributed(model: Any) -> bool:
-    return hasattr(model, "no_sync") and dist.is_available() and dist.is_initialized()
+def _deviation_error(share: float, weigh: Any) -> BudgetError:
+    what = f"Pieces do not equal the whole: their gradients differ by {share:.1%}."
+    why = (
+        f"the loss is no mean over {weigh!r} (a sum, a class weight, ignore_index), or a "
+        "layer or loss mixes samples (a norm without batch=, contrastive losses)"
+    )
+    fix = (
+        "weigh=lambda piece: ... counts what the loss is a mean over; independent=False "
+        "where samples are mixed; verify=False where the difference is meant"
+    )
+    return BudgetError(what, why=why, fix=fix)
+
+
+def _update_error(optimizer: Any, *, undone: bool) -> BudgetError:
+    name = type(optimizer).__name__
+    if undone:
+        what = f"The first update of {name} ran out of memory, and was undone."
+        why = "the optimizer makes its state then"
+    else:
+        what = f"An update of {name} ran out of memory half-way."
+        why = "parameters may be updated in part: go on from the last checkpoint"
+    fix = f"torch.optim.{name}(..., fused=True), or foreach=False, takes less"
+    return BudgetError(what, why=why, fix=fix)
