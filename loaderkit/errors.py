@@ -1,6 +1,8 @@
 """Everything loaderkit raises.
 
 LoaderkitError
++-- OptionError            no such option, or a value it cannot have; also a ValueError
+|                          and a TypeError
 +-- CacheError             the bytes on disk are not the bytes asked for
 |   +-- StaleCacheError    the cache was packed by other code or from other samples
 |   +-- DamagedCacheError  a file is short, changed, missing or not ours
@@ -33,6 +35,14 @@ class LoaderkitError(Exception):
     def __reduce__(self) -> tuple[functools.partial[LoaderkitError], tuple[()]]:
         again = functools.partial(type(self), self.what, why=self.why, fix=self.fix)
         return again, ()
+
+
+class OptionError(LoaderkitError, ValueError, TypeError):
+    """There is no such option, or it cannot have this value, or two contradict.
+
+    It is both a ``ValueError`` and a ``TypeError``: whoever wrote ``batch_size="32"``
+    may expect either.
+    """
 
 
 class CacheError(LoaderkitError, ValueError):
