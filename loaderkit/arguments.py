@@ -72,8 +72,8 @@ def refuse_value(name: str, value: object, wanted: str, example: object) -> Opti
     if len(shown) > 80:
         shown = f"{shown[:77]}..."
     what = f"{name} must be {wanted}, got {shown}."
-    why = f"it is a {type(value).__name__}"
-    return OptionError(what, why=why, fix=f"{name}={example!r}")
+    why = "" if type(value) is type(example) else f"its type is {type(value).__name__}"
+    return OptionError(what, why=why or "it is out of range", fix=f"{name}={example!r}")
 
 
 def check_integer(
@@ -177,7 +177,7 @@ def check_callable(name: str, value: Any, example: str) -> Any:
     """
     if not callable(value):
         what = f"{name} must be a function, got {value!r}."
-        why = f"a {type(value).__name__} cannot be called"
+        why = f"its type, {type(value).__name__}, cannot be called"
         raise OptionError(what, why=why, fix=f"{name}={example}")
     return value
 

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 
 from loaderkit.arguments import parse_arguments
-from loaderkit.errors import LoaderError
+from loaderkit.errors import LoaderError, OptionError
 from loaderkit.loader.facts import read_facts
 from loaderkit.loader.fetching import collate_of
 from loaderkit.loader.iterables import IterableRule
@@ -58,6 +58,12 @@ def build_loader(
         LoaderError: What was asked for cannot work here.
     """
     chosen = parse_arguments(LoaderOptions, options, "build_loader")
+    if not isinstance(device, str | torch.device):
+        what = f"device must be a name such as 'cpu' or 'cuda', got {device!r}."
+        why = "the options of build_loader are given by name"
+        raise OptionError(
+            what, why=why, fix=f"build_loader(dataset, batch_size={device!r})"
+        )
     check_variables(os.environ)
     check_dataset(dataset, chosen)
     ranks = read_ranks(chosen.rank, chosen.world_size, os.environ)
@@ -76,6 +82,9 @@ def build_loader(
         facts, chosen, batching=batching.in_words, batches=batching.count(),
         seed=seed.value, seed_reason=seed.reason,
     )  # fmt: skip
+    if batching.count() == 0:
+        text = "an epoch has no batches: drop_last leaves out all samples"
+        plan = replace(plan, warnings=(*plan.warnings, text))
     for text in plan.warnings:
         warnings.warn(text, RuntimeWarning, stacklevel=2)
     return _make_loader(dataset, collate, batching, plan, chosen, facts)

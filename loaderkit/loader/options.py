@@ -222,7 +222,7 @@ def _check_iterable(name: str, value: object) -> None:
     if value is None or (gives_rows and not isinstance(value, str | bytes)):
         return
     what = f"{name} must give rows when it is iterated over, got {value!r}."
-    why = f"it is a {type(value).__name__}"
+    why = f"its type is {type(value).__name__}"
     raise OptionError(what, why=why, fix=f"{name}=a torch Sampler, or a list of rows")
 
 
