@@ -85,6 +85,9 @@ class LoaderEpoch(Iterator[Any]):
         return self
 
     def __len__(self) -> int:
+        if isinstance(self._chosen, EpochBatches):
+            # The loader itself tells the length of the epoch that comes next.
+            return len(self._chosen.epoch_of(self._start.epoch))
         return self._length()
 
     def __next__(self) -> Any:

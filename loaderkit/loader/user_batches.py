@@ -163,13 +163,15 @@ class _Draws:
 
     @property
     def digest(self) -> str:
-        """Tell one series of batches from another."""
-        return self._hash.hexdigest()
+        """Tell one series of batches from another; empty before the first."""
+        return self._hash.hexdigest() if self.number else ""
 
     def snapshot(self) -> SamplerState:
         """Say how the sampler stands, and what it has given."""
-        own = read_sampler(self._batches.sampler).own
-        return replace(self._batches.epoch_start, own=own, digest=self.digest)
+        state = read_sampler(self._batches.sampler)
+        if state.own is not None:
+            return state
+        return replace(self._batches.epoch_start, digest=self.digest)
 
     def _next(self) -> list[Any] | None:
         with Seeded(mix_seed(self._batches.seed, self._epoch, -1 - self.number)):

@@ -63,7 +63,7 @@ def test_every_option_has_wrong_values_to_be_tried():
     assert set(WRONG) == set(LoaderOptions.__dataclass_fields__)
 
 
-@settings(max_examples=400)
+@settings(max_examples=250)
 @given(st.data())
 def test_a_wrong_value_is_refused_by_the_options_name(data):
     name = data.draw(st.sampled_from(sorted(WRONG)))
@@ -269,7 +269,8 @@ def test_what_an_iterable_dataset_cannot_follow_is_refused(options):
 @pytest.mark.parametrize(
     "options",
     [{"prefetch_factor": 3}, {"persistent_workers": True}, {"timeout": 60},
-     {"multiprocessing_context": "fork"}, {"worker_init_fn": print}, {"in_order": False}],
+     {"multiprocessing_context": "fork"}, {"worker_init_fn": print},
+     {"in_order": False}],
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("dataset", [NUMBERS, Counting()], ids=["list", "iterable"])
