@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         LeakWarning,
         LoaderError,
         LoaderkitError,
+        OptionError,
         StaleCacheError,
     )
     from loaderkit.leaks.checks import assert_no_leak
@@ -102,6 +103,7 @@ _HOME = {
     "MemoryMeter": "memory.meter",
     "MemorySample": "memory.reading",
     "MicroBatcher": "budget.micro_batch",
+    "OptionError": "errors",
     "PackOptions": "datasets.pack",
     "Packed": "datasets.ragged",
     "Padded": "datasets.ragged",
@@ -173,6 +175,7 @@ __all__ = [  # noqa: RUF022 -- as _HOME, then the version
     "MemoryMeter",
     "MemorySample",
     "MicroBatcher",
+    "OptionError",
     "PackOptions",
     "Packed",
     "Padded",

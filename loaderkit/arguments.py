@@ -1,13 +1,17 @@
-"""Arguments by name, checked against a dataclass of them.  Pure."""
+"""Arguments by name, checked against a dataclass of them, and their values.  Pure."""
 
 from __future__ import annotations
 
 import difflib
+import math
+import operator
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from loaderkit.errors import OptionError
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 T = TypeVar("T")
 
@@ -24,17 +28,174 @@ def parse_arguments(kind: type[T], given: Mapping[str, Any], caller: str) -> T:
         The options.
 
     Raises:
-        TypeError: There is no such option; the message names the nearest, or all.
+        OptionError: There is no such option; the message names the nearest, or all.
     """
     known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
     for name in given:
         if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it has {known}"
-            msg = f"{caller} has no option {name!r}; {hint}"
-            raise TypeError(msg)
+            what = f"{caller} has no option {name!r}."
+            raise OptionError(what, fix=suggest_name(name, known))
     set_by_hand = {
-        name: each for name, each in given.items()
-        if not (isinstance(each, str) and each == "auto")
-    }  # fmt: skip
+        name: value
+        for name, value in given.items()
+        if not (isinstance(value, str) and value == "auto")
+    }
     return kind(**set_by_hand)
+
+
+def suggest_name(name: str, known: Iterable[str]) -> str:
+    """Name the nearest of the names there are, or all of them.
+
+    >>> suggest_name("batchsize", ["batch_size", "shuffle"])
+    "did you mean 'batch_size'?"
+    """
+    names = list(known)
+    nearest = difflib.get_close_matches(name, names, 1)
+    if nearest:
+        return f"did you mean {nearest[0]!r}?"
+    return f"it is one of {', '.join(names)}"
+
+
+def refuse_value(name: str, value: object, wanted: str, example: object) -> OptionError:
+    """Make the error for a value that an option cannot have.
+
+    Args:
+        name: The option.
+        value: What was given.
+        wanted: What it must be, in words.
+        example: A value that it could have.
+
+    Returns:
+        The error, to be raised by the caller.
+    """
+    shown = repr(value)
+    if len(shown) > 80:
+        shown = f"{shown[:77]}..."
+    what = f"{name} must be {wanted}, got {shown}."
+    why = "" if type(value) is type(example) else f"its type is {type(value).__name__}"
+    return OptionError(what, why=why or "it is out of range", fix=f"{name}={example!r}")
+
+
+def check_integer(
+    name: str, value: Any, *, least: int | None = None, most: int | None = None
+) -> int:
+    """Take an integer of Python or numpy, and nothing else.
+
+    Args:
+        name: The option.
+        value: What was given.
+        least: The smallest value allowed.
+        most: The largest value allowed.
+
+    Returns:
+        It, as an int.
+
+    Raises:
+        OptionError: It is not an integer, or out of range.  True is not one: whoever
+            writes ``batch_size=True`` means something else.
+    """
+    wanted = "an integer"
+    if least is not None:
+        wanted += f" of at least {least}"
+    if most is not None:
+        wanted += f" of at most {most}" if least is None else f" and at most {most}"
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise refuse_value(name, value, wanted, _nearest_integer(value, least or 0))
+    if (least is not None and number < least) or (most is not None and number > most):
+        nearest = least if least is not None and number < least else most
+        raise refuse_value(name, value, wanted, nearest)
+    return number
+
+
+def _nearest_integer(value: object, least: int) -> int:
+    """Guess which integer was meant: "32" is 32, 2.5 is 2."""
+    try:
+        return max(least, int(float(value)))  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return max(least, 1)
+
+
+def check_number(name: str, value: Any, *, least: float) -> float:
+    """Take a finite number that is not smaller than ``least``.
+
+    Raises:
+        OptionError: It is no number, not finite, or too small.
+    """
+    wanted = f"a finite number of at least {least:g}"
+    if isinstance(value, bool | str):
+        raise refuse_value(name, value, wanted, least)
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise refuse_value(name, value, wanted, least) from None
+    if not math.isfinite(number) or number < least:
+        raise refuse_value(name, value, wanted, least)
+    return number
+
+
+def check_truth(name: str, value: Any) -> bool:
+    """Take True or False, of Python or numpy.
+
+    Raises:
+        OptionError: It is neither; 1 and "yes" are refused too.
+    """
+    # numpy.bool_ is no subclass of bool, and this module does not import numpy.
+    if not isinstance(value, bool) and type(value).__name__ not in {"bool", "bool_"}:
+        raise refuse_value(name, value, "True or False", bool(_truth_of(value)))
+    return bool(value)
+
+
+def _truth_of(value: object) -> bool:
+    return isinstance(value, str | int) and value not in {0, "0", "no", "false", "off"}
+
+
+def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
+    """Take one of a few values.
+
+    Raises:
+        OptionError: It is none of them; the message has the nearest.
+    """
+    for choice in choices:
+        # 1 == True and 0 == False in Python: the type must agree too.
+        if type(choice) is type(value) and choice == value:
+            return choice
+    words = [choice for choice in choices if isinstance(choice, str)]
+    nearest = difflib.get_close_matches(str(value), words, 1)
+    wanted = " or ".join([", ".join(map(repr, choices[:-1])), repr(choices[-1])])
+    raise refuse_value(name, value, wanted, nearest[0] if nearest else choices[0])
+
+
+def check_callable(name: str, value: Any, example: str) -> Any:
+    """Take something that can be called.
+
+    Raises:
+        OptionError: It cannot be.
+    """
+    if not callable(value):
+        what = f"{name} must be a function, got {value!r}."
+        why = f"its type, {type(value).__name__}, cannot be called"
+        raise OptionError(what, why=why, fix=f"{name}={example}")
+    return value
+
+
+def check_names(name: str, value: Any) -> tuple[str, ...]:
+    """Take several names.
+
+    Raises:
+        OptionError: It is one string, whose letters would be the names, or holds
+            something else than strings.
+    """
+    if isinstance(value, str):
+        raise refuse_value(name, value, "a list of names", [value])
+    try:
+        names = tuple(value)
+    except TypeError:
+        raise refuse_value(name, value, "a list of names", ["x"]) from None
+    for each in names:
+        if not isinstance(each, str):
+            raise refuse_value(name, value, "a list of names", ["x"])
+    return names

@@ -1,6 +1,8 @@
 """Everything loaderkit raises.
 
 LoaderkitError
++-- OptionError            no such option, or a value it cannot have; also a ValueError
+|                          and a TypeError
 +-- CacheError             the bytes on disk are not the bytes asked for
 |   +-- StaleCacheError    the cache was packed by other code or from other samples
 |   +-- DamagedCacheError  a file is short, changed, missing or not ours
@@ -36,6 +38,14 @@ class LoaderkitError(Exception):
         again = functools.partial(type(self), self.what, why=self.why, fix=self.fix)
         notes = getattr(self, "__notes__", None)  # Python 3.11: add_note
         return (again, ()) if notes is None else (again, (), {"__notes__": notes})
+
+
+class OptionError(LoaderkitError, ValueError, TypeError):
+    """There is no such option, or it cannot have this value, or two contradict.
+
+    It is both a ``ValueError`` and a ``TypeError``: whoever wrote ``batch_size="32"``
+    may expect either.
+    """
 
 
 class CacheError(LoaderkitError, ValueError):

@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-import dataclasses
 import multiprocessing
+import os
 import warnings
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from torch.utils.data import IterableDataset, Subset
+from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 
 from loaderkit.arguments import parse_arguments
-from loaderkit.errors import LoaderError
+from loaderkit.errors import LoaderError, OptionError
 from loaderkit.loader.facts import read_facts
 from loaderkit.loader.fetching import collate_of
-from loaderkit.loader.options import LoaderOptions
-from loaderkit.loader.plan import LoaderPlan, decide
-from loaderkit.loader.planned import PlannedLoader
-from loaderkit.loader.resumable import EpochBatches, GivenBatches
+from loaderkit.loader.iterables import IterableRule
+from loaderkit.loader.options import LoaderOptions, check_variables
+from loaderkit.loader.plan import decide
+from loaderkit.loader.planned import LoaderSetup, PlannedLoader
+from loaderkit.loader.ranks import Ranks, read_ranks
+from loaderkit.loader.resumable import EpochBatches, Position, PublicSamplers
 from loaderkit.loader.samplers import (
     BatchRule,
     bucket_bounds,
     largest_batch,
     padding_waste,
 )
+from loaderkit.loader.subject import check_dataset, sizes_of
+from loaderkit.loader.user_batches import UserBatches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_LIMITS = ("nodes", "edges", "bytes", "tokens")
+    from loaderkit.loader.facts import Facts
+    from loaderkit.loader.plan import LoaderPlan
 
 
 def build_loader(
@@ -47,190 +52,271 @@ def build_loader(
         A torch ``DataLoader``; ``print(loader.plan)`` says why it is as it is.
 
     Raises:
-        TypeError: There is no such option.
-        ValueError: An option has a value it cannot have, or there is no such device.
+        OptionError: There is no such option, or it cannot have this value; also a
+            ``TypeError`` and a ``ValueError``.
+        ValueError: There is no such device.
         LoaderError: What was asked for cannot work here.
     """
     chosen = parse_arguments(LoaderOptions, options, "build_loader")
-    seed = chosen.seed
-    if seed is None:
-        seed = int(torch.empty((), dtype=torch.int64).random_().item())
+    if not isinstance(device, str | torch.device):
+        what = f"device must be a name such as 'cpu' or 'cuda', got {device!r}."
+        why = "the options of build_loader are given by name"
+        raise OptionError(
+            what, why=why, fix=f"build_loader(dataset, batch_size={device!r})"
+        )
+    check_variables(os.environ)
+    check_dataset(dataset, chosen)
+    ranks = read_ranks(chosen.rank, chosen.world_size, os.environ)
+    seed = choose_seed(chosen, ranks)
     collate = chosen.collate_fn
     if collate is None:
         collate = collate_of(dataset, chosen.follow_batch, chosen.exclude_keys)
-    batches = _batches(dataset, chosen, seed)
-    first = _first_batch(batches, dataset) if chosen.probe else None
+    batching = _choose_batching(dataset, chosen, seed.value, ranks)
     facts = read_facts(
-        dataset, device, collate=collate, rows=first,
-        largest_bytes=_largest(dataset, chosen),
-        context=chosen.multiprocessing_context,
+        dataset, device, collate=collate, rows=batching.typical_rows(dataset, chosen),
+        largest_bytes=_largest(dataset, chosen), options=chosen,
     )  # fmt: skip
     if chosen.collate_fn is not None:  # the user's code may draw random numbers
-        facts = dataclasses.replace(facts, quiet=False)
+        facts = replace(facts, quiet=False)
     plan = decide(
-        facts, chosen, batching=_in_words(batches, dataset, chosen),
-        batches=_count(batches), seed=seed,
+        facts, chosen, batching=batching.in_words, batches=batching.count(),
+        seed=seed.value, seed_reason=seed.reason,
     )  # fmt: skip
+    if batching.count() == 0:
+        text = "an epoch has no batches: drop_last leaves out all samples"
+        plan = replace(plan, warnings=(*plan.warnings, text))
     for text in plan.warnings:
         warnings.warn(text, RuntimeWarning, stacklevel=2)
-    loader = _loader(dataset, collate, batches, plan, chosen)
-    loader.plan, loader.seeded = plan, not facts.quiet
-    loader.seed_asked = chosen.seed is not None
-    return loader
+    return _make_loader(dataset, collate, batching, plan, chosen, facts)
 
 
-def _batches(dataset: Any, chosen: LoaderOptions, seed: int) -> Any:
-    """Choose what gives the rows of each batch; None for iterable datasets."""
+@dataclass(frozen=True)
+class Seed:
+    """What the order and all random numbers of a loader follow from."""
+
+    value: int
+    """The seed."""
+    reason: str
+    """Why this one."""
+
+
+def choose_seed(options: LoaderOptions, ranks: Ranks) -> Seed:
+    """Choose a seed that every rank chooses alike.
+
+    Args:
+        options: What was asked for.
+        ranks: Who this process is.
+
+    Returns:
+        The one that was asked for, else one that torch draws.  Several ranks cannot
+        draw one, since as a rule each has seeded torch with another number, so that
+        they would shuffle apart; asking the others would hang where only some build
+        a loader.  They take 0, as torch's DistributedSampler does.
+    """
+    if options.seed is not None:
+        return Seed(options.seed, "order and random numbers follow from it alone")
+    if ranks.several and options.generator is None:
+        reason = "the same on every rank, as in torch's DistributedSampler; ask for "
+        return Seed(0, f"{reason}another")
+    drawn = torch.empty((), dtype=torch.int64).random_(generator=options.generator)
+    return Seed(int(drawn), "order and random numbers follow from it alone")
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How samples become batches."""
+
+    rule_in_words: str
+    """What every rank, and every run that goes on, must agree on."""
+    in_words: str
+    """The same, with what it comes to here."""
+    batches: EpochBatches | UserBatches | None
+    """The batches of this rank; None for iterable datasets."""
+    iterable: IterableRule | None
+    """The rule of iterable datasets; None for others."""
+    public: PublicSamplers
+    """What the loader shows."""
+
+    def count(self) -> int | None:
+        """Count the batches of an epoch; None where the sampler does not know."""
+        try:
+            return None if self.batches is None else len(self.batches)
+        except (TypeError, ValueError, NotImplementedError):
+            return None  # torch says TypeError, PyG's DynamicBatchSampler ValueError
+
+    def typical_rows(
+        self, dataset: Any, options: LoaderOptions
+    ) -> Sequence[int] | None:
+        """Give the rows of a batch to measure, without moving a sampler."""
+        if isinstance(self.batches, EpochBatches):
+            epoch = self.batches.current()
+            return epoch.batch(len(epoch) // 2) if len(epoch) else None
+        try:
+            samples = len(dataset)
+        except TypeError:
+            return None
+        if self.batches is None or isinstance(dataset, dict):
+            return None
+        return range(min(options.batch_size or 1, samples))
+
+
+def _choose_batching(
+    dataset: Any, options: LoaderOptions, seed: int, ranks: Ranks
+) -> Batching:
+    size = options.batch_size
+    shared = f"shared by {ranks.world_size} ranks" if ranks.world_size > 1 else ""
+    mine = f"rank {ranks.rank} of {ranks.world_size}" if ranks.world_size > 1 else ""
+    full = "a last one that is not full is left out" if options.drop_last else ""
     if isinstance(dataset, IterableDataset):
-        _refuse_for_iterable(chosen)
-        return None
-    limits = {n: getattr(chosen, f"max_{n}") for n in _LIMITS}
-    limits = {name: limit for name, limit in limits.items() if limit is not None}
-    if chosen.sampler is not None or chosen.batch_sampler is not None:
-        return GivenBatches.of(chosen, limits, seed)
-    rank, ranks = _ranks(chosen)
-    needed = {*limits, *([chosen.bucket_by] if chosen.bucket_by else [])}
-    size = chosen.batch_size
+        _check_iterable_ranks(options, ranks)
+        words = f"{size or 1} samples each, in the dataset's order"
+        rule = IterableRule(size or 1, options.drop_last, seed % 2**63, ranks)
+        words = _listed(words, full, shared)
+        return Batching(
+            words, _listed(words, mine), None, rule, PublicSamplers(None, None)
+        )
+    if options.sampler is not None or options.batch_sampler is not None:
+        public = _public_of_user(dataset, options)
+        given = options.sampler
+        if given is None:
+            given, size = options.batch_sampler, None
+        else:
+            size = size or 1
+        chosen = UserBatches(
+            given, size, drop_last=options.drop_last, seed=seed, ranks=ranks
+        )
+        each = "" if size is None else f"{size} samples each"
+        if chosen.shares_itself:
+            shared = shared and f"{shared} by {chosen.name}"
+        words = _listed(f"samples chosen by {chosen.name}", each, full, shared)
+        return Batching(words, _listed(words, mine), chosen, None, public)
+    batches = _batches_of_rule(dataset, options, seed, ranks)
+    words = _listed(_rule_in_words(batches.rule), full, shared)
+    return Batching(
+        words, _listed(words, *_outcome_in_words(batches), mine), batches, None,
+        PublicSamplers.of_rule(dataset, batches),
+    )  # fmt: skip
+
+
+def _listed(*parts: str) -> str:
+    return ", ".join(filter(None, parts))
+
+
+def _check_iterable_ranks(options: LoaderOptions, ranks: Ranks) -> None:
+    if options.rank is not None or ranks.world_size == 1:
+        return
+    what = f"An iterable dataset on rank {ranks.rank} of {ranks.world_size}: it is not "
+    what += "known whether it gives every rank its own part."
+    fix = f"rank={ranks.rank}, world_size={ranks.world_size} if it gives every rank "
+    fix += "everything (each then keeps its share), or rank=0, world_size=1 if it "
+    raise LoaderError(what, why=ranks.told_by, fix=f"{fix}shares itself out")
+
+
+def _public_of_user(dataset: Any, options: LoaderOptions) -> PublicSamplers:
+    if options.sampler is None:
+        # torch has one beside a batch_sampler, too, and reads nothing from it.
+        return PublicSamplers(SequentialSampler(dataset), options.batch_sampler)
+    size, drop_last = options.batch_size or 1, options.drop_last
+    return PublicSamplers(
+        options.sampler, BatchSampler(options.sampler, size, drop_last)
+    )
+
+
+def _batches_of_rule(
+    dataset: Any, options: LoaderOptions, seed: int, ranks: Ranks
+) -> EpochBatches:
+    limits = options.limits
+    needed = {*limits, *([options.bucket_by] if options.bucket_by else [])}
+    size = options.batch_size
     if size is None and not limits:
         size = 1
     rule = BatchRule(
         samples=len(dataset), batch_size=size, limits=limits,
         sizes={name: sizes_of(dataset, name) for name in sorted(needed)},
-        shuffle=chosen.shuffle, seed=seed % 2**63, drop_last=chosen.drop_last,
-        oversized=chosen.oversized, bucket_by=chosen.bucket_by, buckets=chosen.buckets,
-        rank=rank, ranks=ranks,
+        shuffle=options.shuffle, seed=seed % 2**63, drop_last=options.drop_last,
+        oversized=options.oversized, bucket_by=options.bucket_by,
+        buckets=options.buckets, rank=ranks.rank, ranks=ranks.world_size,
     )  # fmt: skip
-    if not rule.samples:
-        what = "The dataset has no samples."
-        raise LoaderError(what, why="len(dataset) is 0", fix="look at its source")
     batches = EpochBatches(rule)
     len(batches)  # an oversized sample is told now, not in the first epoch
     return batches
 
 
-def _refuse_for_iterable(chosen: LoaderOptions) -> None:
-    for name in ("sampler", "batch_sampler", "bucket_by", "shuffle"):
-        if getattr(chosen, name):
-            what = f"{name} was given for an iterable dataset."
-            why = "its samples come in its own order"
-            raise LoaderError(what, why=why, fix="use it with a map-style dataset")
-
-
-def _ranks(chosen: LoaderOptions) -> tuple[int, int]:
-    if (chosen.rank is None) != (chosen.world_size is None):
-        msg = f"give rank and world_size together, got {chosen.rank} and "
-        msg += f"{chosen.world_size}"
-        raise ValueError(msg)
-    if chosen.rank is not None and chosen.world_size is not None:
-        return chosen.rank, chosen.world_size
-    spread = torch.distributed
-    if spread.is_available() and spread.is_initialized():
-        return spread.get_rank(), spread.get_world_size()
-    return 0, 1
-
-
-def sizes_of(dataset: Any, name: str) -> Any:
-    """Ask a dataset how large its samples are, without reading one.
-
-    Args:
-        dataset: With a method ``sizes()`` whose result has them by name.
-        name: "nodes", "edges", "bytes" or "tokens".
-
-    Returns:
-        A number for each sample ``[n]`` int64.
-
-    Raises:
-        LoaderError: It does not know.
-    """
-    rows = None
-    while isinstance(dataset, Subset) and not hasattr(dataset, "sizes"):
-        indices = np.asarray(dataset.indices, np.int64)
-        rows = indices if rows is None else indices[rows]
-        dataset = dataset.dataset
-    sizes: Any = dataset.sizes() if hasattr(dataset, "sizes") else None
-    found = sizes.get(name) if hasattr(sizes, "get") else getattr(sizes, name, None)
-    if found is None:
-        what = f"The {name} of the samples are not known."
-        why = f"a {type(dataset).__name__} does not say them"
-        fix = "loaderkit.pack(dataset, path), or give it sizes() -> {name: array}"
-        raise LoaderError(what, why=why, fix=fix)
-    array = np.asarray(found, np.int64)
-    return array if rows is None else array[rows]
-
-
-def _first_batch(batches: Any, dataset: Any) -> Sequence[int] | None:
-    """Give the rows of a typical batch, without moving the sampler."""
-    if isinstance(batches, EpochBatches):
-        epoch = batches.current()
-        return epoch.batch(len(epoch) // 2) if len(epoch) else None
-    if isinstance(batches, GivenBatches):
-        return range(min(batches.batch_size or 1, len(dataset)))
-    return None
-
-
-def _largest(dataset: Any, chosen: LoaderOptions) -> int | None:
-    if chosen.max_bytes is not None:
-        return chosen.max_bytes
+def _largest(dataset: Any, options: LoaderOptions) -> int | None:
+    if options.max_bytes is not None:
+        return options.max_bytes
     try:
         sizes = sizes_of(dataset, "bytes")
     except (LoaderError, ValueError, AttributeError):
         return None
-    return largest_batch(sizes, chosen.batch_size) if chosen.batch_size else None
+    return largest_batch(sizes, options.batch_size) if options.batch_size else None
 
 
-def _count(batches: Any) -> int | None:
-    try:
-        return len(batches)
-    except TypeError:
-        return None
-
-
-def _in_words(batches: Any, dataset: Any, chosen: LoaderOptions) -> str:
-    if batches is None:
-        return f"{chosen.batch_size or 1} samples each, in the dataset's order"
-    if isinstance(batches, GivenBatches):
-        return f"{len(dataset):,} samples, chosen by {batches.name}"
-    rule, epoch = batches.rule, batches.current()
+def _rule_in_words(rule: BatchRule) -> str:
+    """Say what does not change from epoch to epoch, or from seed to seed."""
     most = [f"at most {limit:,} {name}" for name, limit in rule.limits.items()]
     if rule.batch_size:
         size = f"{rule.batch_size:,} samples"
         most.insert(0, f"at most {size}" if most else f"{size} each")
     order = {True: "shuffled", False: "in order", "block": "shuffled in blocks"}
     parts = [f"{rule.samples:,} samples", " and ".join(most), order[rule.shuffle]]
-    parts.append(f"{len(epoch):,} batches an epoch")
     if rule.bucket_by:
         bounds = len(set(bucket_bounds(rule.sizes[rule.bucket_by], rule.buckets)))
-        waste = f"{padding_waste(rule):.1%} of padded batches is padding"
-        parts.append(f"{bounds} buckets by {rule.bucket_by}, {waste}")
-    if epoch.skipped:
-        parts.append(f"{epoch.skipped:,} samples left out")
-    if rule.ranks > 1:
-        parts.append(f"rank {rule.rank} of {rule.ranks}, {epoch.repeated} repeated")
+        parts.append(f"{bounds} buckets by {rule.bucket_by}")
+    if rule.limits and rule.oversized != "raise":
+        words = {"alone": "in batches of their own", "skip": "left out"}
+        parts.append(f"larger samples {words[rule.oversized]}")
     return ", ".join(parts)
 
 
-def _loader(
-    dataset: Any, collate: Callable[[Any], Any], batches: Any, plan: LoaderPlan,
-    chosen: LoaderOptions,
+def _outcome_in_words(batches: EpochBatches) -> list[str]:
+    """Say what the rule comes to in the first epoch."""
+    rule, epoch = batches.rule, batches.current()
+    parts = [f"{len(epoch):,} batches an epoch"]
+    if rule.bucket_by:
+        parts.append(f"{padding_waste(rule):.1%} of padded batches is padding")
+    if epoch.skipped:
+        parts.append(f"{epoch.skipped:,} samples left out")
+    if rule.ranks > 1:
+        parts.append(f"{epoch.repeated} repeated")
+    return parts
+
+
+def _make_loader(
+    dataset: Any, collate: Callable[[Any], Any], batching: Batching, plan: LoaderPlan,
+    chosen: LoaderOptions, facts: Facts,
 ) -> PlannedLoader:  # fmt: skip
+    batches, public = batching.batches, batching.public
     settings: dict[str, Any] = {
         "num_workers": plan.num_workers, "pin_memory": plan.pin_memory,
         "collate_fn": collate, "worker_init_fn": chosen.worker_init_fn,
-        "generator": torch.Generator().manual_seed(plan.seed % 2**63),
-        "timeout": chosen.timeout,
+        "generator": chosen.generator, "timeout": chosen.timeout,
     }  # fmt: skip
     if plan.num_workers:
+        context = multiprocessing.get_context(plan.multiprocessing_context)
         settings |= {
-            "persistent_workers": plan.persistent_workers, "in_order": plan.in_order,
+            "persistent_workers": plan.persistent_workers,
             "prefetch_factor": plan.prefetch_factor,
-            "multiprocessing_context": multiprocessing.get_context(
-                plan.multiprocessing_context
-            ),
-        }  # fmt: skip
+            "multiprocessing_context": context,
+        }
+        if not plan.in_order:  # torch 2.5 does not know it
+            settings["in_order"] = False
     if batches is None:
         settings |= {
             "batch_size": chosen.batch_size or 1, "drop_last": chosen.drop_last
         }  # fmt: skip
     else:
-        settings["batch_sampler"] = batches
-    return PlannedLoader(dataset, **settings)
+        settings["batch_sampler"] = public.batch_sampler
+    size = chosen.batch_size
+    if size is None and chosen.batch_sampler is None and not chosen.limits:
+        size = 1
+    position = Position()
+    if isinstance(batches, EpochBatches):
+        position = batches.position
+    setup = LoaderSetup(
+        plan=plan, batches=batches, iterable=batching.iterable, position=position,
+        batch_size=size, drop_last=chosen.drop_last, sampler=public.sampler,
+        batching=batching.rule_in_words, seeded=not facts.quiet,
+        seed_asked=chosen.seed is not None,
+    )  # fmt: skip
+    return PlannedLoader(dataset, setup=setup, **settings)

@@ -4,26 +4,58 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from loaderkit.errors import LoaderError
+from loaderkit.loader.delivery import SKIPPED, Delivery, Resumption
 from loaderkit.loader.fetching import Failure, names_of
 from loaderkit.loader.prefetch import ReadAhead
+from loaderkit.loader.resumable import EpochBatches
 from loaderkit.memory.host import Host, read_host
 from loaderkit.units import format_bytes
 
+if TYPE_CHECKING:
+    from loaderkit.loader.planned import PlannedLoader
+    from loaderkit.loader.resumable import Position
 
-@dataclass
+
 class Progress:
-    """How far an iteration has come."""
+    """How far an iteration has come.
 
-    epoch: int
-    """Which epoch it is."""
-    given: int
-    """Batches given so far, those of an earlier run included."""
-    ended: bool = False
-    """There are no more."""
+    Args:
+        start: Where it begins.
+        resumption: Where the workers stand.
+    """
+
+    def __init__(self, start: Position, resumption: Resumption) -> None:
+        self.position = replace(start)
+        self.ended = False
+        self._workers = dict(resumption.workers)
+        self._last_worker = resumption.last_worker
+
+    def note(self, delivery: Delivery, *, numbered: bool) -> None:
+        """Count a batch that the loop gets.
+
+        Args:
+            delivery: The batch.
+            numbered: Its number is that of a batch of the epoch.
+        """
+        at = self.position
+        if not numbered or delivery.number == at.start:
+            at.start += 1
+            while at.start in at.ahead:
+                at.ahead -= {at.start}
+                at.start += 1
+        else:
+            at.ahead |= {delivery.number}
+        self._last_worker = delivery.worker
+        if delivery.state is not None:
+            self._workers[delivery.worker] = delivery.state
+
+    def resumption(self) -> Resumption:
+        """Say where the workers stand after the batches that were given."""
+        return Resumption(dict(self._workers), self._last_worker)
 
 
 class LoaderEpoch(Iterator[Any]):
@@ -31,34 +63,38 @@ class LoaderEpoch(Iterator[Any]):
 
     Args:
         loader: The loader.
-        inner: torch's own iterator.
+        inner: torch's own iterator, over deliveries.
         progress: Where it begins; counted up here.
         alone: The iterator is not the one that the loader keeps.
     """
 
     def __init__(
-        self, loader: Any, inner: Any, progress: Progress, *, alone: bool
+        self, loader: PlannedLoader, inner: Any, progress: Progress, *, alone: bool
     ) -> None:
         self.progress = progress
-        self._inner, self._start, self._alone = inner, progress.given, alone
-        self._dataset, self._sampler = loader.dataset, loader.batch_sampler
+        self._inner, self._alone = inner, alone
+        self._dataset, self._chosen = loader.dataset, loader.batches
+        self._start = replace(progress.position)
+        self._length = loader.__len__
         self._kills = read_host().oom_kills if loader.num_workers else None
-        self._batches: Iterator[Any] = inner
-        if not hasattr(self._sampler, "batches_of"):
-            for _ in range(progress.given):  # an iterable dataset can only be read on
-                next(inner, None)
+        self._deliveries: Iterator[Delivery] = inner
         if loader.plan.read_ahead:
-            self._batches = ReadAhead(inner, loader.plan.read_ahead)
+            self._deliveries = ReadAhead(inner, loader.plan.read_ahead)
 
     def __iter__(self) -> LoaderEpoch:
         return self
 
     def __len__(self) -> int:
-        return len(self._inner)
+        if isinstance(self._chosen, EpochBatches):
+            # The loader itself tells the length of the epoch that comes next.
+            return len(self._chosen.epoch_of(self._start.epoch))
+        return self._length()
 
     def __next__(self) -> Any:
         try:
-            batch = next(self._batches)
+            delivery = next(self._deliveries)
+            while delivery.number == SKIPPED:
+                delivery = next(self._deliveries)
         except StopIteration:
             self.progress.ended = True
             self.close()
@@ -70,15 +106,15 @@ class LoaderEpoch(Iterator[Any]):
             self.progress.ended = True
             self.close()
             raise told from error
-        if isinstance(batch, Failure):
-            raise batch.rebuilt()
-        self.progress.given += 1
-        return batch
+        if isinstance(delivery.batch, Failure):
+            raise delivery.batch.rebuilt()
+        self.progress.note(delivery, numbered=self._chosen is not None)
+        return delivery.batch
 
     def close(self) -> None:
         """Let go of threads and workers, but for those the loader keeps."""
-        if isinstance(self._batches, ReadAhead):
-            self._batches.close()
+        if isinstance(self._deliveries, ReadAhead):
+            self._deliveries.close()
         if self._alone and hasattr(self._inner, "_shutdown_workers"):
             self._inner._shutdown_workers()
 
@@ -106,10 +142,16 @@ class LoaderEpoch(Iterator[Any]):
         """Name the samples of each batch that was asked of a worker and never came."""
         tasks = getattr(self._inner, "_task_info", {})
         own = [n for n, task in tasks.items() if task[0] == worker and len(task) == 1]
-        if not own or not hasattr(self._sampler, "made"):
+        if not own or not isinstance(self._chosen, EpochBatches):
             return ["unknown samples"]
-        made = self._sampler.made(self.progress.epoch)
-        batches = (made.batch(self._start + number) for number in sorted(own))
+        epoch = self._chosen.epoch_of(self._start.epoch)
+        # torch counts the batches that it asked for; some were given before.
+        asked = [
+            number
+            for number in range(self._start.start, len(epoch))
+            if number not in self._start.ahead
+        ]
+        batches = (epoch.batch(asked[index]) for index in sorted(own))
         return [names_of(self._dataset, rows) for rows in batches]
 
 

@@ -14,23 +14,29 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
-from loaderkit.loader.fetching import draws_nothing, fetch, is_gathering
+from loaderkit.loader.fetching import Join, draws_nothing, fetch, is_gathering
+from loaderkit.loader.forecast import PROBE_S
 from loaderkit.loader.randomness import quiet
+from loaderkit.loader.stateful import is_stateful
 from loaderkit.memory.host import Host, read_host
 from loaderkit.memory.parcel import Parcel, Segments, check_pickles, forget
 from loaderkit.memory.probes import Capability, read_capability
+from loaderkit.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     import torch
 
-_PROBE_S = 0.1
-"""The probe stops reading after so long, but reads one sample at least."""
+    from loaderkit.loader.options import LoaderOptions
+
 _SLOW_S = 1.0
 """A first sample that took less is not believed: a second one is timed."""
 _ROUNDS = 16
-"""Batches it reads at most: the first few wait for memory and for mapped pages."""
+"""Batches that it gathers at most: the first few wait for memory and mapped pages."""
+_USER_ROUNDS = 2
+"""Batches that it makes at most where code of the user's runs, which may count its
+calls or be slow.  The first call often imports; the second tells."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,15 @@ class Measured:
     """To put a batch into shared memory, in a worker."""
     receive_s: float
     """To take it out, in the training process."""
+    probe_s: float = 0.0
+    """What all this measuring took."""
+
+    def cost_in_words(self) -> str:
+        """Say what the probe took, if that was longer than it shall take."""
+        if self.probe_s < 2 * PROBE_S:
+            return ""
+        text = f"took {format_seconds(self.probe_s)}: a sample takes "
+        return f"{text}{format_seconds(self.sample_s)}; probe=False reads none"
 
 
 @dataclass(frozen=True)
@@ -105,7 +120,7 @@ def read_facts(
     collate: Callable[[Any], Any],
     rows: Sequence[int] | None,
     largest_bytes: int | None = None,
-    context: str | None = None,
+    options: LoaderOptions,
 ) -> Facts:
     """Read everything a plan follows from.
 
@@ -115,7 +130,7 @@ def read_facts(
         collate: How samples are joined.
         rows: Rows of a typical batch to measure; None measures nothing.
         largest_bytes: Bound of a batch's bytes, where the samples' sizes are known.
-        context: How workers shall start; this Python's default if None.
+        options: What was asked for.
 
     Returns:
         The facts.
@@ -126,8 +141,8 @@ def read_facts(
     iterable = isinstance(dataset, IterableDataset)
     capability = read_capability(device)
     samples, measured = _length(dataset), None
-    method = context or multiprocessing.get_start_method()
-    if rows is not None and not iterable and samples:
+    method = options.multiprocessing_context or multiprocessing.get_start_method()
+    if rows and samples and _is_worth_probing(dataset, options):
         with quiet():
             measured = measure(dataset, rows, collate)
     return Facts(
@@ -152,10 +167,25 @@ def read_facts(
     )
 
 
+def _is_worth_probing(dataset: Any, options: LoaderOptions) -> bool:
+    """Tell whether the plan depends on what reading costs, and reading is harmless."""
+    if not options.probe:
+        return False
+    if is_gathering(dataset):
+        return True
+    # The user's code runs in this process only where the number of workers depends on
+    # it: a dataset may wait for workers, count its calls, or be made for them alone.
+    asked = options.num_workers is not None or os.environ.get("LOADERKIT_NUM_WORKERS")
+    return not asked and not is_stateful(dataset)
+
+
 def measure(
     dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any]
 ) -> Measured:
-    """Read a few batches, for at most about a tenth of a second.
+    """Read a batch or two, for about a tenth of a second at most.
+
+    A sample that takes longer is read all the same: one, or two if the first took less
+    than a second.  ``collate`` is given whole batches only, unless it is ours.
 
     Args:
         dataset: Indexed, not iterated.
@@ -166,45 +196,85 @@ def measure(
         What a batch costs; scaled up when fewer samples were read than one has.
     """
     begun = time.perf_counter()
-    few = rows[:1]
-    batch = fetch(dataset, few, collate)
-    first_s = time.perf_counter() - begun
-    if first_s < _SLOW_S and len(rows) > 1:  # the first also imports, opens, fills
+    deadline = begun + PROBE_S
+    gathering = is_gathering(dataset)
+    sample_s, samples = _read_first(dataset, rows, gathering=gathering)
+    times: list[float] = []
+    batch: Any = None
+    read = len(rows)
+    for _ in range(_ROUNDS if gathering else _USER_ROUNDS):
+        expected_s = times[-1] if times else sample_s * len(rows)
         start = time.perf_counter()
-        batch = fetch(dataset, rows[1:2], collate)
-        first_s = min(first_s, time.perf_counter() - start)
-    begun = time.perf_counter()
-    fits = int(max(1, min(len(rows), _PROBE_S / max(first_s, 1e-9))))
-    times = []
-    if first_s < _PROBE_S:
-        few = rows[: len(rows) if is_gathering(dataset) else fits]
-        for _ in range(_ROUNDS):
-            start = time.perf_counter()
-            batch = fetch(dataset, few, collate)
-            times.append(time.perf_counter() - start)
-            if time.perf_counter() - begun > _PROBE_S:
-                break
-    fetched = min(times or [first_s])
-    scale = len(rows) / len(few)
-    nbytes, send_s, receive_s = _transfer(batch)
+        if start + expected_s > deadline and not (gathering and not times):
+            break
+        batch = fetch(dataset, rows, collate)
+        times.append(time.perf_counter() - start)
+    if not times:  # a whole batch takes too long: as many samples as there is time for
+        samples, times, read = _read_some(dataset, rows, samples, sample_s, deadline)
+        batch = collate(samples) if isinstance(collate, Join) else samples
+    fetched_s, scale = min(times), len(rows) / read
+    nbytes, send_s, receive_s = _transfer(batch, deadline)
     return Measured(
-        samples=len(few),
-        sample_bytes=nbytes // len(few),
+        samples=read,
+        sample_bytes=nbytes // read,
         batch_bytes=int(nbytes * scale),
-        fetch_s=fetched * scale,
-        sample_s=first_s,
+        fetch_s=fetched_s * scale,
+        sample_s=sample_s,
         send_s=send_s * scale,
         receive_s=receive_s * scale,
+        probe_s=time.perf_counter() - begun,
     )
 
 
-def _transfer(batch: Any) -> tuple[int, float, float]:
+def _read_first(
+    dataset: Any, rows: Sequence[int], *, gathering: bool
+) -> tuple[float, list[Any]]:
+    """Read the first sample, and a second: the first also imports, opens and fills."""
+    samples: list[Any] = []
+    best_s = float("inf")
+    for row in rows[: 1 if gathering else 2]:
+        start = time.perf_counter()
+        samples += _as_list(fetch(dataset, [row], _as_list))
+        best_s = min(best_s, time.perf_counter() - start)
+        if best_s >= _SLOW_S:
+            break
+    return best_s, samples
+
+
+def _as_list(samples: Any) -> list[Any]:
+    return samples if isinstance(samples, list) else [samples]
+
+
+def _read_some(
+    dataset: Any, rows: Sequence[int], samples: list[Any], sample_s: float,
+    deadline: float,
+) -> tuple[list[Any], list[float], int]:  # fmt: skip
+    """Read on, one by one, while there is time.
+
+    Returns:
+        The samples, the time of all of them in a list, and how many they are.
+    """
+    count = len(samples)
+    start = time.perf_counter()
+    for row in rows[count:]:
+        if time.perf_counter() + sample_s > deadline:
+            break
+        samples = [*samples, *_as_list(fetch(dataset, [row], _as_list))]
+    total_s = sample_s * count
+    if len(samples) > count:
+        total_s += time.perf_counter() - start
+    return samples, [total_s], len(samples)
+
+
+def _transfer(batch: Any, deadline: float) -> tuple[int, float, float]:
     """Send a batch to ourselves: its bytes, and the time of either end."""
     best = [float("inf"), float("inf")]
     nbytes = 0
     with contextlib.closing(Segments(1)) as segments:
-        for _ in range(4):
+        for attempt in range(4):
             start = time.perf_counter()
+            if attempt and start > deadline:
+                break
             try:
                 parcel = Parcel(batch, segments)
                 text = bytes(ForkingPickler.dumps(parcel))

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from loaderkit.loader.facts import Facts
 
+PROBE_S = 0.1
+"""The probe stops after so long, but reads one sample at least."""
 FORKED_BYTES = 30 << 20
 """Private memory of an idle forked worker: pages that counting references copies."""
 SPAWNED_BYTES = 250 << 20
@@ -54,6 +56,8 @@ class Forecast:
     """One for each limit."""
     parts: Mapping[str, int]
     """Bytes by where they are: parent, workers, in flight, pinned."""
+    batch_known: bool = True
+    """False where the bytes of a batch are not known, and so not counted."""
 
     @property
     def first(self) -> Line | None:
@@ -75,6 +79,8 @@ class Forecast:
     def __str__(self) -> str:
         parts = ", ".join(f"{k} {format_bytes(v)}" for k, v in self.parts.items())
         lines = [f"{'memory, at most':<24}{parts}"]
+        if not self.batch_known:
+            lines[0] += ", and the batches, whose bytes are not known"
         if self.first is not None:
             first = self.first
             share = f"{first.amount(first.need)} of {first.amount(first.limit or 0)}"
@@ -102,7 +108,8 @@ def forecast(facts: Facts, chosen: Mapping[str, Any]) -> Forecast:
         "in flight": flight * batch,
         "page-locked": pinned_bytes(batch, chosen) if chosen["pin_memory"] else 0,
     }
-    return Forecast(tuple(_lines(facts, chosen, parts, flight)), parts)
+    lines = tuple(_lines(facts, chosen, parts, flight))
+    return Forecast(lines, parts, batch_known=facts.batch_bytes is not None)
 
 
 def pinned_bytes(batch_bytes: int, chosen: Mapping[str, Any]) -> int:

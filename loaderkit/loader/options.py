@@ -1,12 +1,31 @@
-"""What can be asked of ``build_loader``.  Pure."""
+"""What can be asked of ``build_loader``, by option or by variable.  Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any
 
+from loaderkit.arguments import (
+    check_callable,
+    check_choice,
+    check_integer,
+    check_names,
+    check_number,
+    check_truth,
+    suggest_name,
+)
+from loaderkit.errors import LoaderError, OptionError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+SIZES = ("nodes", "edges", "bytes", "tokens")
+"""What the batches of a loader can be limited by."""
+_START_METHODS = ("fork", "spawn", "forkserver")
+_MIN_SEED, _MAX_SEED = -(2**63), 2**64 - 1
+"""The range of ``torch.manual_seed``."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +40,39 @@ class Wishes:
     """Keep the workers from epoch to epoch."""
     prefetch_factor: int | None = None
     """Batches asked of each worker ahead of time."""
-    multiprocessing_context: str | None = None
-    """How workers start: "fork", "spawn" or "forkserver"."""
+    multiprocessing_context: str | BaseContext | None = None
+    """How workers start: "fork", "spawn" or "forkserver", or a context of these."""
     in_order: bool | None = None
     """Give batches in the order of their numbers."""
     read_ahead: int | None = None
     """Batches a thread makes ahead of time where there are no workers."""
+
+    def __post_init__(self) -> None:
+        for name, check in _CHECKS.items():
+            value = getattr(self, name, None)
+            if value is not None:
+                object.__setattr__(self, name, check(name, value))
+        if self.num_workers == 0:
+            self.refuse_without_workers("num_workers=0")
+
+    @property
+    def needs_workers(self) -> str:
+        """Name an option that means nothing without workers; empty if none is given."""
+        return _needs_workers(self)[0]
+
+    def refuse_without_workers(self, why_none: str) -> None:
+        """Refuse options that would have no effect where there are no workers.
+
+        Args:
+            why_none: Why there are none.
+
+        Raises:
+            LoaderError: One of these options was given.
+        """
+        name, reason = _needs_workers(self)
+        if name:
+            what = f"{name} was given without workers ({why_none})."
+            raise LoaderError(what, why=reason, fix=f"num_workers=1, or drop {name}")
 
 
 @dataclass(frozen=True)
@@ -52,17 +98,20 @@ class LoaderOptions(Wishes):
     shuffle: bool | str = False
     """True, False, or "block": blocks of 1,024 neighbours, 8 blocks mixed at a time."""
     seed: int | None = None
-    """What order and random numbers follow from; None draws one from torch."""
+    """What order and random numbers follow from, the same on every rank.  None draws
+    one from torch, or is 0 among several ranks, as in torch's DistributedSampler."""
+    generator: Any = None
+    """A ``torch.Generator`` that the seed is drawn from instead."""
     drop_last: bool = False
-    """Leave out a last batch that is not full."""
+    """Leave out a last batch that is not full; among ranks, what is uneven."""
     sampler: Any = None
     """Chooses rows instead: any of torch's, weighted ones too."""
     batch_sampler: Any = None
     """Chooses whole batches instead."""
     rank: int | None = None
-    """Which process this is; asked of torch.distributed if None."""
+    """Which process this is; asked of torch.distributed or the launcher if None."""
     world_size: int | None = None
-    """How many train together; asked of torch.distributed if None."""
+    """How many train together; asked of torch.distributed or the launcher if None."""
     timeout: float = 0
     """Seconds to wait for a worker; 0 waits for ever."""
     collate_fn: Callable[[Any], Any] | None = None
@@ -74,28 +123,209 @@ class LoaderOptions(Wishes):
     exclude_keys: Sequence[str] | None = None
     """Fields left out of batches, as in PyG."""
     probe: bool = True
-    """Read a few samples to measure what they cost."""
+    """Read a few samples to measure what they cost, where that decides something."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shuffle", self.shuffle or False)  # torch has None
+        super().__post_init__()
+        self._check_values()
+        self._check_contradictions()
+
+    @property
+    def limits(self) -> Mapping[str, int]:
+        """The most a batch may hold, by what is counted."""
+        limits = {name: getattr(self, f"max_{name}") for name in SIZES}
+        return {name: limit for name, limit in limits.items() if limit is not None}
+
+    def given(self) -> list[str]:
+        """Name the options that do not have their default value."""
+        return [
+            each.name for each in fields(self)
+            if getattr(self, each.name) is not each.default
+            and getattr(self, each.name) != each.default
+        ]  # fmt: skip
+
+    def _check_values(self) -> None:
+        for name in ("sampler", "batch_sampler"):
+            _check_iterable(name, getattr(self, name))
+        if self.generator is not None and not hasattr(self.generator, "manual_seed"):
+            what = f"generator must be a torch.Generator, got {self.generator!r}."
+            fix = "generator=torch.Generator().manual_seed(0), or seed=0"
+            raise OptionError(what, fix=fix)
+        if (self.rank is None) != (self.world_size is None):
+            what = f"rank and world_size belong together, got rank={self.rank} and "
+            what += f"world_size={self.world_size}."
+            fix = "rank=0, world_size=1 for the whole dataset on every process"
+            raise OptionError(what, why="one says nothing without the other", fix=fix)
+        if self.rank is not None and self.world_size is not None:
+            check_integer("rank", self.rank, least=0, most=self.world_size - 1)
+
+    def _check_contradictions(self) -> None:
+        if self.batch_sampler is not None:
+            self._refuse_beside(
+                "batch_sampler", "it chooses the samples of whole batches",
+                {"sampler", "batch_size", "drop_last", *_ORDER_OPTIONS},
+            )  # fmt: skip
+        if self.sampler is not None:
+            why = "it chooses the samples, in its own order"
+            self._refuse_beside("sampler", why, set(_ORDER_OPTIONS))
+        if self.collate_fn is not None:
+            why = "it joins the samples in its own way"
+            self._refuse_beside("collate_fn", why, {"follow_batch", "exclude_keys"})
+        if self.seed is not None:
+            self._refuse_beside("seed", "both would choose the seed", {"generator"})
+        if self.oversized != "raise" and not self.limits:
+            what = f"oversized={self.oversized!r} was given without a limit."
+            fix = "max_nodes=..., max_edges=..., max_bytes=... or max_tokens=..."
+            raise LoaderError(what, why="no sample is too large for none", fix=fix)
+        if self.buckets != 8 and self.bucket_by is None:
+            what = f"buckets={self.buckets} was given without bucket_by."
+            why = "it counts the buckets that samples are sorted into by size"
+            raise LoaderError(what, why=why, fix='bucket_by="nodes", or drop buckets')
+
+    def _refuse_beside(self, name: str, why: str, others: set[str]) -> None:
+        for other in self.given():
+            if other in others:
+                another = ", another rule for batches" if "sampler" in name else ""
+                what = f"{name} was given with {other}{another}."
+                raise LoaderError(what, why=why, fix=f"drop {other}, or {name}")
+
+
+_ORDER_OPTIONS = (
+    "shuffle", "bucket_by", "max_nodes", "max_edges", "max_bytes", "max_tokens",
+)  # fmt: skip
+"""What decides the order or the ends of batches."""
+
+
+def _needs_workers(wishes: Wishes) -> tuple[str, str]:
+    """Find an option that would have no effect without workers, and why."""
+    if wishes.prefetch_factor is not None:
+        return (
+            "prefetch_factor",
+            "it counts batches of a worker; read_ahead is a thread's",
+        )
+    if wishes.persistent_workers:
+        return "persistent_workers", "there are no workers to keep"
+    if wishes.multiprocessing_context is not None:
+        return "multiprocessing_context", "it says how workers start"
+    if wishes.in_order is False:
+        return "in_order", "without workers batches can only come in order"
+    if getattr(wishes, "timeout", 0):
+        return "timeout", "it bounds the wait for a worker"
+    if getattr(wishes, "worker_init_fn", None) is not None:
+        return "worker_init_fn", "it is called in workers"
+    return "", ""
+
+
+def _check_iterable(name: str, value: object) -> None:
+    gives_rows = isinstance(value, Iterable) or hasattr(value, "__getitem__")
+    if value is None or (gives_rows and not isinstance(value, str | bytes)):
+        return
+    what = f"{name} must give rows when it is iterated over, got {value!r}."
+    why = f"its type is {type(value).__name__}"
+    raise OptionError(what, why=why, fix=f"{name}=a torch Sampler, or a list of rows")
+
+
+def _check_size_name(name: str, value: Any) -> str:
+    # A dataset may say sizes of its own, so any name will do.
+    return value if isinstance(value, str) else str(check_choice(name, value, SIZES))
+
+
+def _at_least(least: int) -> Callable[[str, Any], int]:
+    return lambda name, value: check_integer(name, value, least=least)
+
+
+def _check_start_method(name: str, value: Any) -> str:
+    if isinstance(value, BaseContext):
+        return str(value.get_start_method())
+    method: str = check_choice(name, value, _START_METHODS)
+    return method
+
+
+_CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
+    "num_workers": _at_least(0),
+    "pin_memory": check_truth,
+    "persistent_workers": check_truth,
+    "prefetch_factor": _at_least(1),
+    "multiprocessing_context": _check_start_method,
+    "in_order": check_truth,
+    "read_ahead": _at_least(0),
+    "batch_size": _at_least(1),
+    **{f"max_{name}": _at_least(1) for name in SIZES},
+    "oversized": lambda n, v: check_choice(n, v, ("raise", "alone", "skip")),
+    "bucket_by": _check_size_name,
+    "buckets": _at_least(1),
+    "shuffle": lambda n, v: check_choice(n, v, (True, False, "block")),
+    "seed": lambda n, v: check_integer(n, v, least=_MIN_SEED, most=_MAX_SEED),
+    "drop_last": check_truth,
+    "world_size": _at_least(1),
+    "rank": _at_least(0),
+    "timeout": lambda n, v: check_number(n, v, least=0),
+    "collate_fn": lambda n, v: check_callable(n, v, "lambda samples: samples"),
+    "worker_init_fn": lambda n, v: check_callable(n, v, "lambda worker: None"),
+    "follow_batch": check_names,
+    "exclude_keys": check_names,
+    "probe": check_truth,
+}
+"""How the value of each option is checked, by its name."""
+
+_PREFIX = "LOADERKIT_"
+_VARIABLES: Mapping[str, Callable[[str, Any], Any]] = {
+    f"{_PREFIX}{each.name.upper()}": _CHECKS[each.name] for each in fields(Wishes)
+} | {f"{_PREFIX}MAX_WORKERS": _at_least(0)}
+"""How the value of each variable of the environment is checked."""
+_OTHER_VARIABLES = frozenset({"LOADERKIT_UPDATE_SNAPSHOTS"})
+"""Variables that other parts of loaderkit read."""
+
+
+def check_variables(environment: Mapping[str, str]) -> None:
+    """Refuse variables of ours that do not exist, or that make no sense.
+
+    Args:
+        environment: Variables of the environment, by name.
+
+    Raises:
+        OptionError: One begins with ``LOADERKIT_`` and is none of ours, or its value
+            cannot be read.
+    """
+    for name, text in environment.items():
+        if not name.startswith(_PREFIX) or name in _OTHER_VARIABLES:
+            continue
+        if name not in _VARIABLES:
+            what = f"There is no variable {name}."
+            why = "a misspelt variable would be ignored"
+            raise OptionError(what, why=why, fix=suggest_name(name, _VARIABLES))
+        if text:
+            parse_variable(name, text)
 
 
 def parse_variable(name: str, text: str) -> Any:
     """Read a variable of the environment.
 
     Args:
-        name: Its name, for the message.
+        name: Its name.
         text: What it is set to.
 
     Returns:
-        A number, a truth or a start method.
+        A number, a truth or a start method, as the option of that name takes it.
 
     Raises:
-        ValueError: It is none of these.
+        OptionError: It is none of these.
     """
-    lower = text.strip().lower()
-    if lower in {"true", "false", "yes", "no", "on", "off"}:
-        return lower in {"true", "yes", "on"}
-    if lower.isdigit():
-        return int(lower)
-    if lower in {"fork", "spawn", "forkserver"}:
-        return lower
-    msg = f"{name} must be a number, true or false, got {text!r}"
-    raise ValueError(msg)
+    word = text.strip().lower()
+    check = _VARIABLES[name]
+    value: Any = word
+    if check is check_truth:
+        value = _TRUTHS.get(word, text)
+    elif check is not _check_start_method:
+        try:
+            value = int(word)
+        except ValueError:
+            value = text
+    return check(name, value)
+
+
+_TRUTHS = {
+    "true": True, "yes": True, "on": True, "1": True,
+    "false": False, "no": False, "off": False, "0": False,
+}  # fmt: skip

@@ -83,19 +83,23 @@ class LoaderPlan:
     """What may break, with the fix."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of the environment that were followed."""
+    probe: str = ""
+    """What measuring took, where that was long; empty otherwise."""
 
     def __str__(self) -> str:
         lines = [f"{'batches':<24}{self.batching}"]
         for name in SETTINGS:
             value = str(getattr(self, name))
             lines.append(f"{name:<24}{value:<11} {self.reasons[name]}")
+        if self.probe:
+            lines.append(f"{'probe':<24}{self.probe}")
         lines += [f"warning: {each}" for each in self.warnings]
         return "\n".join([*lines, str(self.forecast)])
 
 
 def decide(
     facts: Facts, wishes: Wishes, *, batching: str = "", batches: int | None = None,
-    seed: int = 0,
+    seed: int = 0, seed_reason: str = "order and random numbers follow from it alone",
 ) -> LoaderPlan:  # fmt: skip
     """Choose every setting.
 
@@ -105,6 +109,7 @@ def decide(
         batching: How samples become batches, in words.
         batches: Batches of an epoch; None if unknown.
         seed: What the order follows from.
+        seed_reason: Why this one.
 
     Returns:
         The plan.
@@ -119,7 +124,7 @@ def decide(
     draft.persistence()
     draft.pinning()
     draft.the_rest()
-    draft.note("seed", seed, "order and random numbers follow from it alone")
+    draft.note("seed", seed, seed_reason)
     outlook = forecast(facts, draft.value)
     _refuse(outlook)
     return LoaderPlan(
@@ -129,6 +134,7 @@ def decide(
         forecast=outlook,
         warnings=(*draft.warnings, *outlook.warnings()),
         environment=facts.environment,
+        probe=facts.measured.cost_in_words() if facts.measured else "",
     )
 
 
@@ -177,30 +183,38 @@ class _Draft:
         return bool(text)
 
     def workers(self) -> None:
-        facts = self.facts
         if self.asked("num_workers"):
             self._check_workers()
-            return
+        else:
+            self._choose_workers()
+        if not self.value["num_workers"]:
+            self.wishes.refuse_without_workers(self.reasons["num_workers"])
+
+    def _choose_workers(self) -> None:
+        facts, needed = self.facts, self.wishes.needs_workers
         if facts.daemonic:
             reason = "this process is a daemon, which may not have children"
+            self.note("num_workers", 0, reason)
+        elif self._unsendable():
+            reason = f"workers cannot start: {facts.unpicklable}"
             self.note("num_workers", 0, reason)
         elif facts.iterable:
             reason = "each worker would iterate over everything again; ask for workers "
             reason += "if the dataset splits itself by get_worker_info()"
             self.note("num_workers", 0, reason)
-        elif self._unsendable():
-            reason = f"workers cannot start: {facts.unpicklable}"
-            self.note("num_workers", 0, reason)
         elif facts.measured is None:
             self._unmeasured()
         else:
             self._measured()
+        if needed and not self.value["num_workers"] and self._can_start():
+            self.note("num_workers", 1, f"{needed} needs one")
+
+    def _can_start(self) -> bool:
+        """Tell whether there can be workers at all, be they worth it or not."""
+        return not (self.facts.daemonic or self._unsendable()) and self._most() > 0
 
     def _check_workers(self) -> None:
         count, cpus = self.value["num_workers"], self.facts.host.cpus
-        if count < 0:
-            msg = f"num_workers must be 0 or more, got {count}"
-            raise ValueError(msg)
         if count and self.facts.daemonic:
             what = f"{count} workers were asked for in a daemonic process."
             why = "daemonic processes may not have children"
@@ -286,10 +300,6 @@ class _Draft:
         size = "" if nbytes is None else f" of {format_bytes(nbytes)} at most"
         self._read_ahead(workers, depth, size)
         if not workers:
-            if self.wishes.prefetch_factor is not None:
-                what = "prefetch_factor was given without workers."
-                fix = "read_ahead=2 (a thread), or num_workers=1"
-                raise LoaderError(what, why="it counts batches of a worker", fix=fix)
             self.note("prefetch_factor", None, "there are no workers")
         elif not self.asked("prefetch_factor"):
             reason = f"{depth * workers} batches{size} wait, of {format_bytes(budget)}"
@@ -330,9 +340,6 @@ class _Draft:
     def persistence(self) -> None:
         name, workers = "persistent_workers", self.value["num_workers"]
         if not workers:
-            if self.wishes.persistent_workers:
-                what = "persistent_workers was asked for without workers."
-                raise LoaderError(what, why="there is nothing to keep", fix="drop it")
             self.note(name, False, "there are no workers")
             return
         if self.asked(name):

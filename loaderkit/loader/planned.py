@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
+from loaderkit.arguments import check_integer
 from loaderkit.errors import LoaderError
+from loaderkit.loader.delivery import (
+    DeliveryCollate,
+    MapBatches,
+    Resumption,
+    WorkerStart,
+    WorkerState,
+)
 from loaderkit.loader.epochs import LoaderEpoch, Progress
 from loaderkit.loader.fetching import Fetching, Sending
-from loaderkit.loader.resumable import Turn
+from loaderkit.loader.iterables import IterableBatches, IterableRule
+from loaderkit.loader.ranks import share_length
+from loaderkit.loader.resumable import (
+    EpochBatches,
+    IterationBatches,
+    Position,
+    mix_seed,
+)
+from loaderkit.loader.stateful import is_stateful, read_state
+from loaderkit.loader.user_batches import UserBatches, set_sampler_epoch
 from loaderkit.memory.parcel import forget
 
 if TYPE_CHECKING:
@@ -21,165 +38,333 @@ if TYPE_CHECKING:
 
     from loaderkit.loader.plan import LoaderPlan
 
+STATE_VERSION = 2
+"""Of what ``state_dict`` gives."""
+
+
+@dataclass(frozen=True)
+class LoaderSetup:
+    """What ``build_loader`` decided, besides the settings of torch's DataLoader."""
+
+    plan: LoaderPlan
+    """The settings, each with its reason."""
+    batches: EpochBatches | UserBatches | None
+    """The batches of this rank; None for iterable datasets."""
+    iterable: IterableRule | None
+    """How the samples of an iterable dataset become batches; None for others."""
+    position: Position
+    """Where the first iteration begins."""
+    batch_size: int | None
+    """As it was asked for."""
+    drop_last: bool
+    """As it was asked for."""
+    sampler: Any
+    """What the loader shows as such."""
+    batching: str
+    """How samples become batches, the same on every rank: states must agree on it."""
+    seeded: bool
+    """Random numbers drawn while reading follow from each batch alone."""
+    seed_asked: bool
+    """The seed was given, so that another run's is a mistake."""
+
 
 class PlannedLoader(DataLoader[Any]):
     """A DataLoader with a plan, an epoch, and a state that can be saved.
 
-    Made by ``build_loader``.
+    Made by ``build_loader``.  ``sampler``, ``batch_size`` and torch's other attributes
+    say what was asked for; ``batch_sampler`` gives the batches of all ranks, since
+    trainers that share batches out themselves take it.
+
+    A trainer may build it again from these attributes, as it does with any DataLoader.
+    It is a plain DataLoader then, without a plan.
+
+    Args:
+        dataset: As for a DataLoader.
+        *args: As for a DataLoader.
+        setup: What ``build_loader`` decided; None makes a plain DataLoader.
+        **settings: As for a DataLoader.
     """
 
     plan: LoaderPlan
     """The settings, each with its reason."""
-    seeded: bool = True
-    """Random numbers drawn while reading follow from each batch alone."""
-    seed_asked: bool = False
-    """The seed was given, so that another run's is a mistake."""
-    _progress: Progress | None = None
-    _live: Callable[[], LoaderEpoch | None] = staticmethod(lambda: None)
-    """The running iteration: known, not held, so that a loop that is left frees it."""
-    _turn: Turn | None = None
-    _resumed: Mapping[str, int] | None = None
+
+    def __init__(
+        self,
+        dataset: Any,
+        *args: Any,
+        setup: LoaderSetup | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(dataset, *args, **settings)
+        self._setup = setup
+        if setup is None:
+            return
+        self.plan = setup.plan
+        if setup.batches is not None:
+            # torch takes either a batch_sampler or these, and then guards them; here
+            # all of them describe the same batches.
+            vars(self).update(
+                batch_size=setup.batch_size,
+                drop_last=setup.drop_last,
+                sampler=setup.sampler,
+            )
+        self._position = setup.position
+        self._resumption = Resumption()
+        self._progress: Progress | None = None
+        # The running iteration is known, not held: a loop that is left frees it.
+        self._live: Callable[[], LoaderEpoch | None] = lambda: None
+        self._iteration: IterationBatches | None = None
+        self._epoch_number = torch.zeros((), dtype=torch.int64)
+        if self.persistent_workers:
+            self._epoch_number.share_memory_()  # type: ignore[no-untyped-call]
+
+    def __len__(self) -> int:
+        if self._setup is None:
+            return super().__len__()
+        if self._setup.batches is not None:
+            return len(self._setup.batches)
+        rule = self._setup.iterable
+        assert rule is not None
+        count = len(self.dataset)  # type: ignore[arg-type]
+        ranks = rule.ranks.world_size
+        count = share_length(count, ranks, drop_last=rule.drop_last)
+        return share_length(count, rule.batch_size, drop_last=rule.drop_last)
 
     def __iter__(self) -> Any:
-        if not hasattr(self, "plan"):  # built again from its arguments by a trainer
+        if self._setup is None:
             return super().__iter__()
         live = self._live()
         busy = self.persistent_workers and live is not None and not live.progress.ended
-        epoch, start = self._position()
-        sampler: Any = self.batch_sampler
-        self._resumed = None
-        if hasattr(sampler, "batches_of"):
-            sampler.epoch, sampler.start = epoch + 1, 0
-            if busy or self._turn is None or self._iterator is None:
-                self._turn = Turn(sampler, epoch, start)
-            else:  # the iterator that is kept asks the turn it was made with
-                self._turn.epoch, self._turn.start = epoch, start
+        here = self._position.advance()
+        self._epoch_number.fill_(here.epoch)
+        if self._setup.batches is not None:
+            if busy or self._iteration is None or self._iterator is None:
+                self._iteration = IterationBatches(self._setup.batches, here)
+            else:  # the iterator that is kept asks the one it was made with
+                self._iteration.position = here
         inner: Any = self._get_iterator() if busy else super().__iter__()
-        self._progress = Progress(epoch, start)
-        found = LoaderEpoch(self, inner, self._progress, alone=busy)
-        self._live = weakref.ref(found)
-        return found
+        self._progress = Progress(here, self._resumption)
+        self._resumption = Resumption()
+        epoch = LoaderEpoch(self, inner, self._progress, alone=busy)
+        self._live = weakref.ref(epoch)
+        return epoch
+
+    @property
+    def batches(self) -> EpochBatches | UserBatches | None:
+        """What gives the rows of each batch; None for iterable datasets."""
+        return None if self._setup is None else self._setup.batches
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that comes next."""
-        sampler: Any = self.batch_sampler
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(epoch)
-        self._resumed = None
+        """Choose the epoch that comes next.
+
+        The epoch in whose middle a state was loaded goes on there.
+        """
+        if self._setup is None:
+            set_sampler_epoch(self.batch_sampler, epoch)
+            return
+        if epoch != self._position.epoch:
+            self._resumption = Resumption()
+        self._position.set_epoch(epoch)
+        self._progress = None
 
     def state_dict(self) -> dict[str, Any]:
         """Say where the current epoch stands: after the batches that were given.
 
         Returns:
-            Numbers only; following torchdata's StatefulDataLoader.
+            Plain values, and the states of a dataset, sampler or iterator that has a
+            ``state_dict``; following torchdata's StatefulDataLoader.
         """
-        epoch, batches = self._position()
-        done = self._progress
-        if done is not None and self._resumed is None:
-            epoch, batches = (
-                (done.epoch + 1, 0) if done.ended else (done.epoch, done.given)
-            )
-        return {
-            "version": 1, "seed": self.plan.seed, "epoch": epoch, "batches": batches,
-            "batching": self.plan.batching,
+        setup, at = self._planned(), self._position
+        progress = self._progress
+        if progress is not None and not progress.ended:
+            at = progress.position
+        state: dict[str, Any] = {
+            "version": STATE_VERSION, "seed": self.plan.seed, "epoch": at.epoch,
+            "batches": at.start, "batching": setup.batching,
         }  # fmt: skip
+        if at.ahead:
+            state["ahead"] = sorted(at.ahead)
+        if isinstance(setup.batches, UserBatches):
+            state["sampler"] = setup.batches.state_after(at.start)
+        if self._depends_on_workers:
+            state["num_workers"] = self.num_workers
+            resumption = self._resumption if progress is None else progress.resumption()
+            state |= self._worker_states(resumption, running=at.start > 0)
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another loader, or another run, stood.
 
         Args:
-            state: What its ``state_dict`` gave.
+            state: What its ``state_dict`` gave, on any rank.
 
         Raises:
-            LoaderError: Its batches were made in another way.
+            LoaderError: It is no such state, its batches were made in another way, or
+                something cannot be brought to where it stood.
         """
-        ours: dict[str, Any] = {"batching": self.plan.batching}
-        if self.seed_asked:
-            ours["seed"] = self.plan.seed
-        for name, value in ours.items():
-            if state.get(name) != value:
-                what = (
-                    f"The state has {name} {state.get(name)!r}, this loader {value!r}."
+        self._check_state(state)
+        self._adopt_seed(int(state["seed"]))
+        self.close()
+        at = Position(
+            int(state["epoch"]),
+            int(state["batches"]),
+            frozenset(state.get("ahead", ())),
+        )
+        setup = self._planned()
+        if isinstance(setup.batches, UserBatches):
+            setup.batches.restore(state["sampler"], at)
+        position = (
+            self._position
+        )  # shared with the samplers, so changed and not replaced
+        position.epoch, position.start, position.ahead = at.epoch, at.start, at.ahead
+        self._progress, self._resumption = None, Resumption()
+        if "main" in state:
+            dataset: Any = self.dataset
+            dataset.load_state_dict(state["main"])
+        if "workers" in state:
+            workers = {
+                int(each["worker"]): WorkerState(
+                    each["batches"], each["dataset"], each["iterator"]
                 )
-                why = "the batches that are missing cannot be told"
-                fix = "build the loader with the same dataset, options and seed"
-                raise LoaderError(what, why=why, fix=fix)
-        self._adopt(int(state["seed"]))
-        sampler: Any = self.batch_sampler
-        if hasattr(sampler, "start"):
-            sampler.epoch, sampler.start = int(state["epoch"]), int(state["batches"])
-        self._resumed = {"epoch": int(state["epoch"]), "batches": int(state["batches"])}
-
-    def _adopt(self, seed: int) -> None:
-        """Take over another run's seed, where none was asked for."""
-        sampler: Any = self.batch_sampler
-        if hasattr(sampler, "reseed"):
-            sampler.reseed(seed)
-        self.plan = dataclasses.replace(self.plan, seed=seed)
-        self.generator = torch.Generator().manual_seed(seed % 2**63)
+                for each in state["workers"]
+            }
+            self._resumption = Resumption(workers, int(state["last_worker"]))
+            if setup.iterable is None:
+                self._resumption = self._resumption.turned(self.num_workers)
 
     def close(self) -> None:
         """End the workers that are kept between epochs, and a running epoch."""
-        live = self._live()
-        if live is not None:
-            live.close()
+        if self._setup is not None:
+            live = self._live()
+            if live is not None:
+                live.close()
         kept: Any = self._iterator
         self._iterator = None
         if kept is not None:
             kept._shutdown_workers()
 
-    def _position(self) -> tuple[int, int]:
-        """Give the epoch and the batch that the next iteration begins with."""
-        sampler: Any = self.batch_sampler
-        if hasattr(sampler, "start"):
-            return sampler.epoch, sampler.start
-        if self._resumed is not None:
-            return self._resumed["epoch"], self._resumed["batches"]
-        return (0 if self._progress is None else self._progress.epoch + 1), 0
+    @property
+    def _depends_on_workers(self) -> bool:
+        """Whether each worker goes its own way, so that a state needs all of them."""
+        return self._planned().iterable is not None or is_stateful(self.dataset)
+
+    def _planned(self) -> LoaderSetup:
+        if self._setup is None:
+            what = "A loader that a trainer built again has no state."
+            fix = "keep the loader that build_loader gave, and ask that one"
+            raise LoaderError(what, why="it is a plain DataLoader", fix=fix)
+        return self._setup
+
+    def _worker_states(
+        self, resumption: Resumption, *, running: bool
+    ) -> dict[str, Any]:
+        """Say how the workers stand, or the dataset here between two epochs."""
+        if not running and not self.persistent_workers:
+            # Fresh workers begin with a copy of the dataset that is here.
+            own = read_state(self.dataset)
+            return {} if own is None else {"main": own}
+        workers = [
+            {"worker": worker, **state._asdict()}
+            for worker, state in sorted(resumption.workers.items())
+        ]
+        if not running:  # workers that are kept go on with their datasets
+            workers = [each | {"batches": 0, "iterator": None} for each in workers]
+        last = resumption.last_worker if running else Resumption().last_worker
+        return {"workers": workers, "last_worker": last}
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        setup = self._planned()
+        required = {"version", "seed", "epoch", "batches", "batching"}
+        given: set[str] = set(state) if hasattr(state, "keys") else set()
+        if missing := required - given:
+            what = (
+                f"This is no state of a loader: it lacks {', '.join(sorted(missing))}."
+            )
+            fix = "load_state_dict(loader.state_dict())"
+            raise LoaderError(what, why=f"got a {type(state).__name__}", fix=fix)
+        ours: dict[str, Any] = {"version": STATE_VERSION, "batching": setup.batching}
+        if setup.seed_asked:
+            ours["seed"] = self.plan.seed
+        for name, value in ours.items():
+            if state[name] != value:
+                what = f"The state has {name} {state[name]!r}, this loader {value!r}."
+                why = "the batches that are missing cannot be told"
+                fix = "build the loader with the same dataset, options and seed"
+                raise LoaderError(what, why=why, fix=fix)
+        for name in ("epoch", "batches", "seed"):
+            least = None if name == "seed" else 0
+            check_integer(f"the state's {name}", state[name], least=least)
+        self._check_workers(state)
+
+    def _check_workers(self, state: Mapping[str, Any]) -> None:
+        if not self._depends_on_workers:
+            return
+        workers = state.get("num_workers")
+        # No worker and one read the same samples; more split them among themselves.
+        if workers == self.num_workers or {workers, self.num_workers} == {0, 1}:
+            return
+        what = f"The state is that of {workers} workers, this loader has "
+        what += f"{self.num_workers}."
+        why = "each worker reads a part of its own, so what is missing cannot be told"
+        raise LoaderError(what, why=why, fix=f"num_workers={workers}")
+
+    def _adopt_seed(self, seed: int) -> None:
+        """Take over another run's seed, where none was asked for."""
+        setup = self._planned()
+        if setup.batches is not None:
+            setup.batches.reseed(seed)
+        iterable = setup.iterable and dataclasses.replace(setup.iterable, seed=seed)
+        self.plan = dataclasses.replace(self.plan, seed=seed)
+        self._setup = dataclasses.replace(setup, plan=self.plan, iterable=iterable)
 
     def _get_iterator(self) -> Any:
-        """Let torch iterate over a stand-in that names samples and packs batches."""
-        if not hasattr(self, "plan"):
+        """Let torch iterate over an inner loader, which packs batches and says more."""
+        if self._setup is None:
             return super()._get_iterator()
-        inside = copy.copy(self)
-        if self._turn is not None:
-            inside.__dict__["batch_sampler"] = self._turn
-        parcels = self.plan.sharing == "parcel"
-        # torch asks a worker for the next batch once its oldest was received; where
-        # workers are asked out of turn, one could be asked for all that are under way.
-        turns = self.plan.in_order and not isinstance(self.dataset, IterableDataset)
-        under_way = (self.prefetch_factor or 0) * (1 if turns else self.num_workers)
-        count = under_way + 2
-        if isinstance(self.dataset, IterableDataset):
-            sending = Sending(count, self.collate_fn)
-        else:
-            inside.__dict__["dataset"] = Fetching(
-                self.dataset, self.collate_fn, seeded=self.seeded
-            )
-            sending = Sending(count)
-        if parcels or not isinstance(self.dataset, IterableDataset):
-            inside.__dict__["collate_fn"] = sending if parcels else _as_it_is
-        if parcels:
-            init = _Starting(sending, self.worker_init_fn)
-            inside.__dict__["worker_init_fn"] = init
-        found: Any = DataLoader._get_iterator(inside)
-        if parcels:
-            pids = [worker.pid for worker in found._workers]
-            weakref.finalize(found, forget, pids).atexit = False
-        return found
+        sending = None
+        if self.plan.sharing == "parcel":
+            # torch asks a worker for the next batch once its oldest was received; where
+            # workers are asked out of turn, one could be asked for all under way.
+            in_turn = self.plan.in_order and self._setup.iterable is None
+            workers_asked = 1 if in_turn else self.num_workers
+            sending = Sending((self.prefetch_factor or 0) * workers_asked + 2)
+        iterator: Any = self._inner_loader(sending)._get_iterator()
+        if sending is not None:
+            pids = [worker.pid for worker in iterator._workers]
+            weakref.finalize(iterator, forget, pids).atexit = False
+        return iterator
 
+    def _inner_loader(self, sending: Sending | None) -> DataLoader[Any]:
+        """Make the loader that reads: the same settings, over a stand-in."""
+        setup = self._planned()
+        dataset: Any = self._stand_in(setup)
+        settings: dict[str, Any] = {"batch_sampler": self._iteration}
+        if setup.iterable is not None:
+            settings = {"batch_size": None}  # the stand-in gives whole batches
+        if self.num_workers:
+            settings |= {
+                "prefetch_factor": self.prefetch_factor,
+                "persistent_workers": self.persistent_workers,
+                "multiprocessing_context": self.multiprocessing_context,
+            }
+            if not self.plan.in_order:  # torch 2.5 does not know it
+                settings["in_order"] = False
+        elif isinstance(dataset, MapBatches):
+            dataset.restore(0)
+        seed = mix_seed(self.plan.seed, int(self._epoch_number), 0)
+        collate: Any = DeliveryCollate(sending)
+        return DataLoader(
+            dataset, num_workers=self.num_workers, pin_memory=self.pin_memory,
+            timeout=self.timeout, collate_fn=collate,
+            worker_init_fn=WorkerStart(sending, self.worker_init_fn),
+            generator=torch.Generator().manual_seed(seed), **settings,
+        )  # fmt: skip
 
-class _Starting:
-    """The ``worker_init_fn`` of workers that send parcels."""
-
-    def __init__(self, sending: Sending, then: Callable[[int], None] | None) -> None:
-        self.sending, self.then = sending, then
-
-    def __call__(self, worker: int) -> None:
-        self.sending.start()
-        if self.then is not None:
-            self.then(worker)
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
+    def _stand_in(self, setup: LoaderSetup) -> MapBatches | IterableBatches:
+        if setup.iterable is None:
+            fetching = Fetching(self.dataset, self.collate_fn, seeded=setup.seeded)
+            return MapBatches(fetching, self._resumption)
+        return IterableBatches(
+            self.dataset, self.collate_fn, setup.iterable, self._epoch_number,
+            self._resumption,
+        )  # fmt: skip

@@ -2,105 +2,147 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from torch.utils.data import BatchSampler, Sampler
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    Sampler,
+    SequentialSampler,
+)
 
-from loaderkit.errors import LoaderError
 from loaderkit.loader.samplers import BatchRule, Epoch, bucket_bounds, make_epoch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
 
 
-class Rows(list[int]):
-    """The rows of a batch, what randomness follows from, and how far to pad."""
+class SeededRows(list[Any]):
+    """The rows of a batch, and what making it follows from.
 
-    __slots__ = ("bound", "seed")
+    Args:
+        rows: Of the dataset.
+        number: Which batch of this rank's epoch it is.
+        seed: What the random numbers drawn while reading follow from.
+        bound: The length that ragged fields are padded to; None for the longest.
+    """
+
+    __slots__ = ("bound", "number", "seed")
 
     def __init__(
-        self, rows: Sequence[int] = (), seed: int = 0, bound: int | None = None
+        self, rows: Sequence[Any], number: int, seed: int, bound: int | None = None
     ) -> None:
         super().__init__(rows)
-        self.seed, self.bound = seed, bound
+        self.number, self.seed, self.bound = number, seed, bound
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Rows, (list(self), self.seed, self.bound)
+        return SeededRows, (list(self), self.number, self.seed, self.bound)
 
 
-class Resumable(Sampler[list[int]]):
-    """Batches whose epoch and first batch can be chosen; each iteration moves on."""
+@dataclass
+class Position:
+    """Where the next iteration begins.  A loader and its samplers share one."""
 
-    epoch = 0
-    """The epoch that the next iteration gives."""
-    start = 0
-    """The batch it begins with."""
-
-    def batches_of(self, epoch: int, start: int) -> Iterator[list[int]]:
-        """Give the batches of an epoch, from a batch on."""
-        raise NotImplementedError
-
-    def __iter__(self) -> Iterator[list[int]]:
-        epoch, start = self.epoch, self.start
-        self.epoch, self.start = epoch + 1, 0
-        yield from self.batches_of(epoch, start)
+    epoch: int = 0
+    """Which epoch it gives."""
+    start: int = 0
+    """The first batch that was not given yet."""
+    ahead: frozenset[int] = frozenset()
+    """Batches after it that were given already, out of order."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that comes next, as for torch's DistributedSampler."""
-        self.epoch, self.start = int(epoch), 0
+        """Choose an epoch; the one that stands here goes on where it stood.
+
+        A loop that was resumed says ``set_epoch`` before each epoch, the one in whose
+        middle it was stopped included.
+        """
+        if int(epoch) != self.epoch:
+            self.epoch, self.start, self.ahead = int(epoch), 0, frozenset()
+
+    def advance(self) -> Position:
+        """Move on to the next epoch, and give where this one begins."""
+        here = replace(self)
+        self.epoch, self.start, self.ahead = self.epoch + 1, 0, frozenset()
+        return here
 
 
-class EpochBatches(Resumable):
-    """The ``batch_sampler`` of a loader: a new order every epoch, resumable anywhere.
+class LoaderBatches(Protocol):
+    """What gives the rows of each batch of a loader."""
+
+    def __len__(self) -> int:
+        """Count the batches of the epoch that comes next."""
+
+    def batches_of(self, at: Position) -> Iterator[SeededRows]:
+        """Give the batches of an epoch that are missing from a position on."""
+
+    def reseed(self, seed: int) -> None:
+        """Follow another seed from now on."""
+
+
+class EpochBatches(Sampler[list[int]]):
+    """Batches that follow from a rule: a new order every epoch, resumable anywhere.
 
     Args:
         rule: How samples become batches.
+        position: Where it stands; a new one if None.
     """
 
-    def __init__(self, rule: BatchRule) -> None:
-        self.rule = rule
-        self.batch_size = rule.batch_size
-        self.drop_last = rule.drop_last
-        self._made: tuple[int, Epoch] | None = None
+    def __init__(self, rule: BatchRule, position: Position | None = None) -> None:
+        self.rule, self.position = rule, position or Position()
+        self._cached: tuple[int, Epoch] | None = None
         self._bounds: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.current())
 
+    def __iter__(self) -> Iterator[list[int]]:
+        here = self.position.advance()
+        if self.rule.rank is None:  # a position counts the batches of one rank
+            here = replace(here, start=here.start * self.rule.ranks)
+        yield from self.batches_of(here)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that comes next, as for torch's DistributedSampler."""
+        self.position.set_epoch(epoch)
+
     def reseed(self, seed: int) -> None:
         """Follow another seed from now on."""
-        self.rule, self._made = replace(self.rule, seed=seed % 2**63), None
+        self.rule, self._cached = replace(self.rule, seed=seed % 2**63), None
 
     def current(self) -> Epoch:
         """Work out the epoch that comes next."""
-        return self.made(self.epoch)
+        return self.epoch_of(self.position.epoch)
 
-    def made(self, epoch: int) -> Epoch:
+    def epoch_of(self, epoch: int) -> Epoch:
         """Work out an epoch; the last one is kept."""
-        if self._made is None or self._made[0] != epoch:
-            self._made = (epoch, make_epoch(self.rule, epoch))
-        return self._made[1]
+        if self._cached is None or self._cached[0] != epoch:
+            self._cached = (epoch, make_epoch(self.rule, epoch))
+        return self._cached[1]
 
-    def batches_of(self, epoch: int, start: int) -> Iterator[list[int]]:
+    def batches_of(self, at: Position) -> Iterator[SeededRows]:
         """Give the batches of an epoch.
 
         Args:
-            epoch: Which one.
-            start: The batch it begins with.
+            at: Which epoch, the batch it begins with, and those to leave out.
 
         Yields:
             The rows of each.
         """
-        made = self.made(epoch)
-        for number in range(start, len(made)):
-            rows = made.batch(number)
-            yield Rows(rows, mixed(self.rule.seed, epoch, number), self._bound(rows))
+        epoch = self.epoch_of(at.epoch)
+        # Ranks draw other random numbers, although their batches have equal numbers.
+        rank, ranks = self.rule.rank or 0, self.rule.ranks
+        for number in range(at.start, len(epoch)):
+            if number in at.ahead:
+                continue
+            rows = epoch.batch(number)
+            seed = mix_seed(self.rule.seed, at.epoch, number * ranks + rank)
+            yield SeededRows(rows, number, seed, self._bound(rows))
 
     def _bound(self, rows: list[int]) -> int | None:
         """Give the length that a batch of ragged samples is padded to."""
@@ -113,7 +155,92 @@ class EpochBatches(Resumable):
         return int(self._bounds[np.searchsorted(self._bounds, longest)])
 
 
-class Turn:
+class EpochOrder(Sampler[int]):
+    """The rows of an epoch, one by one: ``loader.sampler`` of a shuffled loader.
+
+    Args:
+        batches: Whose rows.
+    """
+
+    def __init__(self, batches: EpochBatches) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches.current().order)
+
+    def __iter__(self) -> Iterator[int]:
+        here = self._batches.position.advance()
+        epoch = self._batches.epoch_of(here.epoch)
+        first = epoch.ends[min(here.start, len(epoch))]
+        yield from epoch.order[first:].tolist()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that comes next, as for torch's DistributedSampler."""
+        self._batches.set_epoch(epoch)
+
+
+class RankOrder(DistributedSampler[int]):
+    """The rows that one rank reads: ``loader.sampler`` where several train together.
+
+    It is a ``DistributedSampler`` because trainers look for one: they leave a loader
+    alone that has it, and would share its rows out once more otherwise.
+
+    Args:
+        dataset: Whose rows.
+        batches: This rank's.
+    """
+
+    def __init__(self, dataset: Any, batches: EpochBatches) -> None:
+        rule = batches.rule
+        super().__init__(
+            dataset, num_replicas=rule.ranks, rank=rule.rank, seed=rule.seed,
+            shuffle=bool(rule.shuffle), drop_last=rule.drop_last,
+        )  # fmt: skip
+        self._order = EpochOrder(batches)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._order)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that comes next."""
+        super().set_epoch(epoch)
+        self._order.set_epoch(epoch)
+
+
+@dataclass(frozen=True)
+class PublicSamplers:
+    """What a loader shows as its ``sampler`` and ``batch_sampler``.
+
+    ``sampler`` gives the rows of this rank.  ``batch_sampler`` gives the batches of all
+    ranks, because trainers that share batches out themselves (accelerate) take it.
+    """
+
+    sampler: Any
+    """Rows, one by one."""
+    batch_sampler: Any
+    """Rows, batch by batch."""
+
+    @classmethod
+    def of_rule(cls, dataset: Any, batches: EpochBatches) -> PublicSamplers:
+        """Show the batches of a rule as torch would show them, where it could."""
+        rule = batches.rule
+        everything = EpochBatches(rule.all_ranks(), batches.position)
+        in_order = SequentialSampler(dataset)
+        sampler: Any = in_order
+        if rule.ranks > 1:
+            sampler = RankOrder(dataset, batches)
+        elif rule.shuffle:
+            sampler = EpochOrder(batches)
+        if not rule.plain:
+            return cls(sampler, everything)
+        rows = EpochOrder(everything) if rule.shuffle else in_order
+        return cls(sampler, BatchSampler(rows, rule.batch_size or 1, rule.drop_last))
+
+
+class IterationBatches:
     """The batches of one iteration, however often torch asks for them.
 
     torch calls ``iter`` on a sampler once or twice for one iteration, which must not
@@ -121,94 +248,22 @@ class Turn:
 
     Args:
         batches: Where they come from.
-        epoch: Which epoch.
-        start: The batch it begins with.
+        position: Where the iteration begins.
     """
 
-    def __init__(self, batches: Any, epoch: int, start: int) -> None:
-        self.batches, self.epoch, self.start = batches, epoch, start
+    def __init__(self, batches: LoaderBatches, position: Position) -> None:
+        self.batches, self.position = batches, position
 
     def __len__(self) -> int:
         return len(self.batches)
 
-    def __iter__(self) -> Iterator[list[int]]:
-        found: Iterator[list[int]] = self.batches.batches_of(self.epoch, self.start)
-        return found
+    def __iter__(self) -> Iterator[SeededRows]:
+        return self.batches.batches_of(self.position)
 
 
-def mixed(seed: int, epoch: int, number: int) -> int:
+def mix_seed(seed: int, epoch: int, number: int) -> int:
     """Make one seed of three numbers (splitmix64's last step)."""
     value = (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9 + number) % 2**64
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB % 2**64
     return (value ^ (value >> 31)) % 2**63
-
-
-class GivenBatches(Resumable):
-    """Batches that a sampler of the user's chooses, resumable by reading on.
-
-    Args:
-        batches: Gives the rows of batch after batch.
-        seed: What the random numbers of reading follow from.
-        name: The sampler's class.
-    """
-
-    def __init__(self, batches: Iterable[Sequence[int]], seed: int, name: str) -> None:
-        self.batches, self.seed, self.name = batches, seed, name
-        self.batch_size = getattr(batches, "batch_size", None)
-        self.drop_last = getattr(batches, "drop_last", False)
-
-    @classmethod
-    def of(cls, chosen: Any, limits: Any, seed: int) -> GivenBatches:
-        """Take over what the caller gave.
-
-        Args:
-            chosen: The options, with a ``sampler`` or a ``batch_sampler``.
-            limits: Limits of a batch; there can be none.
-            seed: What the random numbers of reading follow from.
-
-        Returns:
-            The batches.
-
-        Raises:
-            LoaderError: Options contradict each other.
-        """
-        both = chosen.sampler is not None and chosen.batch_sampler is not None
-        sized = chosen.batch_sampler is not None and chosen.batch_size is not None
-        if both or sized or limits or chosen.shuffle or chosen.bucket_by:
-            name = "batch_sampler" if chosen.batch_sampler is not None else "sampler"
-            what = f"{name} was given with another rule for batches."
-            why = "both would choose the samples"
-            fix = f"drop {name}, or the other: shuffle, batch_size, max_..., bucket_by"
-            raise LoaderError(what, why=why, fix=fix)
-        if chosen.batch_sampler is not None:
-            given = chosen.batch_sampler
-            return cls(given, seed, type(given).__name__)
-        size = chosen.batch_size or 1
-        batches = BatchSampler(chosen.sampler, size, chosen.drop_last)
-        return cls(batches, seed, type(chosen.sampler).__name__)
-
-    def __len__(self) -> int:
-        return len(self.batches)  # type: ignore[arg-type]
-
-    def reseed(self, seed: int) -> None:
-        """Follow another seed from now on."""
-        self.seed = seed
-
-    def batches_of(self, epoch: int, start: int) -> Iterator[list[int]]:
-        """Give the batches of an epoch.
-
-        Args:
-            epoch: Which one; told to samplers that have ``set_epoch``.
-            start: The batch it begins with; those before it are drawn and dropped.
-
-        Yields:
-            The rows of each.
-        """
-        each: Any
-        for each in (self.batches, getattr(self.batches, "sampler", None)):
-            if hasattr(each, "set_epoch"):
-                each.set_epoch(epoch)
-        for number, rows in enumerate(self.batches):
-            if number >= start:
-                yield Rows(rows, mixed(self.seed, epoch, number))

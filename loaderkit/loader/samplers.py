@@ -6,7 +6,7 @@ every resumed run works out the same batches by itself.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,15 +43,16 @@ class BatchRule:
     seed: int = 0
     """What the order follows from, with the epoch."""
     drop_last: bool = False
-    """Leave out the last batch if it is not full; among ranks, what is uneven."""
+    """Leave out a last batch that the end cut short (of each bucket); among ranks, what
+    is uneven."""
     oversized: str = "raise"
     """A sample beyond a limit: "raise", a batch of its own ("alone"), or "skip"."""
     bucket_by: str | None = None
     """Batch samples of similar size; one of ``sizes``."""
     buckets: int = 8
     """Distinct shapes that padded batches can have then."""
-    rank: int = 0
-    """Which of the processes this is."""
+    rank: int | None = 0
+    """Which of the processes this is; None gives the batches of all, in turn."""
     ranks: int = 1
     """How many train together."""
 
@@ -62,7 +63,7 @@ class BatchRule:
         if self.shuffle not in {True, False, "block"}:
             msg = f"shuffle must be True, False or 'block', got {self.shuffle!r}"
             raise ValueError(msg)
-        if not 0 <= self.rank < self.ranks:
+        if self.rank is not None and not 0 <= self.rank < self.ranks:
             msg = f"rank must be from 0 to {self.ranks - 1}, got {self.rank}"
             raise ValueError(msg)
         size = 1 if self.batch_size is None else self.batch_size
@@ -70,6 +71,23 @@ class BatchRule:
         if min(counts) < 1:
             msg = f"batch_size, buckets and limits must be at least 1, got {counts}"
             raise ValueError(msg)
+
+    @property
+    def plain(self) -> bool:
+        """Whether all batches have the same number of samples, but for the last."""
+        return not self.limits and self.bucket_by is None
+
+    def all_ranks(self) -> BatchRule:
+        """Make the rule for the batches of all ranks, in one process.
+
+        A trainer that deals batches out to the ranks itself takes these.  Batches of
+        one size are as in a single process, since such a trainer expects that only
+        the very last one is short.  Batches by size are those that the ranks give, in
+        turn, so that dealing them out gives each rank its own.
+        """
+        if self.plain:
+            return replace(self, rank=0, ranks=1)
+        return replace(self, rank=None)
 
 
 @dataclass(frozen=True)
@@ -113,7 +131,7 @@ def make_epoch(rule: BatchRule, epoch: int) -> Epoch:
     skipped = rule.samples - len(rows) - len(alone)
     chance = np.random.Generator(np.random.PCG64([rule.seed, epoch]))
     order = _ordered(rule, rows, chance)
-    if not rule.limits and rule.bucket_by is None:
+    if rule.plain:
         return _plain(rule, order, skipped)
     if rule.bucket_by is None:
         groups = [order]
@@ -121,6 +139,7 @@ def make_epoch(rule: BatchRule, epoch: int) -> Epoch:
         bucket = bucket_of(rule.sizes[rule.bucket_by], rule.buckets)[order]
         groups = [order[bucket == number] for number in range(rule.buckets)]
     parts = [(group, _cuts(rule, group)) for group in groups if len(group)]
+    skipped += sum(len(group) - int(cuts[-1]) for group, cuts in parts)
     parts += [(alone[at : at + 1], np.array([0, 1])) for at in range(len(alone))]
     return _shared(rule, parts, chance, skipped)
 
@@ -205,6 +224,7 @@ def _ordered(rule: BatchRule, rows: Ints, chance: np.random.Generator) -> Ints:
 
 def _plain(rule: BatchRule, order: Ints, skipped: int) -> Epoch:
     """Batches of one size: ranks take turns, sample by sample."""
+    assert rule.rank is not None  # all_ranks() makes one rank of them here
     size, ranks = rule.batch_size or 1, rule.ranks
     uneven = len(order) % ranks
     repeated = 0
@@ -223,7 +243,12 @@ def _plain(rule: BatchRule, order: Ints, skipped: int) -> Epoch:
 
 
 def _cuts(rule: BatchRule, order: Ints) -> Ints:
-    """Fill batch after batch until the next sample would break a limit."""
+    """Fill batch after batch until the next sample would break a limit.
+
+    Returns:
+        Where each batch begins, and the last one ends ``[batches + 1]``; with
+        ``drop_last`` that is before the samples of a batch that the end cut short.
+    """
     totals = []
     for name, limit in rule.limits.items():
         total = np.zeros(len(order) + 1, np.int64)
@@ -231,7 +256,8 @@ def _cuts(rule: BatchRule, order: Ints) -> Ints:
         totals.append((total, limit))
     most, at, ends = rule.batch_size or len(order), 0, [0]
     if not totals:
-        return np.append(np.arange(0, len(order), most), len(order))
+        ends = [*range(0, len(order), most), len(order)]
+        at = len(order)
     while at < len(order):
         stop = min(at + most, len(order))
         for total, limit in totals:
@@ -239,7 +265,17 @@ def _cuts(rule: BatchRule, order: Ints) -> Ints:
             stop = min(stop, int(reach))
         at = max(stop, at + 1)
         ends.append(at)
+    if rule.drop_last and not _is_full(rule, order[ends[-2] :]):
+        ends.pop()
     return np.array(ends)
+
+
+def _is_full(rule: BatchRule, rows: Ints) -> bool:
+    """Tell whether no sample at all could be added to a batch."""
+    if len(rows) == rule.batch_size:
+        return True
+    totals = {name: int(rule.sizes[name][rows].sum()) for name in rule.limits}
+    return any(totals[name] == limit for name, limit in rule.limits.items())
 
 
 def _shared(
@@ -266,7 +302,7 @@ def _shared(
         again = np.resize(turn, rule.ranks - uneven)
         repeated = int((stops - starts)[again].sum())
         turn = np.concatenate([turn, again])
-    mine = turn[rule.rank :: rule.ranks]
+    mine = turn if rule.rank is None else turn[rule.rank :: rule.ranks]
     spans = [order[starts[b] : stops[b]] for b in mine.tolist()]
     ends = np.cumsum([0, *map(len, spans)])
     rows = np.concatenate(spans) if spans else order[:0]

@@ -201,7 +201,9 @@ def test_asking_for_what_cannot_start_is_refused():
         plan({"num_workers": 0, "persistent_workers": True})
     with pytest.raises(LoaderError, match="prefetch_factor was given without"):
         plan({"num_workers": 0, "prefetch_factor": 2})
-    with pytest.raises(ValueError, match="num_workers must be 0 or more"):
+    with pytest.raises(
+        ValueError, match="num_workers must be an integer of at least 0"
+    ):
         plan({"num_workers": -1})
 
 

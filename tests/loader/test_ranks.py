@@ -1,31 +1,70 @@
-"""Several processes train on one dataset: under a real torchrun, and by number."""
+"""Several processes train on one dataset: each sample once, equal steps everywhere."""
 
+import collections
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from data import Noisy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    WeightedRandomSampler,
+)
 
-from loaderkit import build_loader
+from loaderkit import LoaderError, build_loader
+from loaderkit.loader.ranks import launched_ranks
+
+ROOT = Path(__file__).parents[2]
 
 SCRIPT = """
-import sys
+import json, os, random, sys
+import numpy, torch
 import torch.distributed as dist
 import loaderkit
+from torch.utils.data import RandomSampler
 
-WAYS = ({"batch_size": 7}, {"max_nodes": 13}, {"batch_size": 7, "drop_last": True})
-dist.init_process_group("gloo")
+rank = int(os.environ["RANK"])
+for seed in (torch.manual_seed, numpy.random.seed, random.seed):
+    seed(100 + rank)  # as many do, so that dropout differs between ranks
+WAYS = [
+    {"batch_size": 7}, {"max_nodes": 13}, {"batch_size": 7, "drop_last": True},
+    {"batch_size": 4, "bucket_by": "nodes", "shuffle": True},
+]
 cache = loaderkit.open_cache(sys.argv[1])
-for options in WAYS:
-    loader = loaderkit.build_loader(cache, shuffle=True, seed=3, **options)
+early = loaderkit.build_loader(cache, batch_size=3, shuffle=True)
+dist.init_process_group("gloo")
+loaders = [early]
+loaders += [loaderkit.build_loader(cache, **{"shuffle": True} | way) for way in WAYS]
+loaders += [loaderkit.build_loader(cache, batch_size=4, sampler=RandomSampler(cache))]
+for loader in loaders:
     rows = [batch.y.tolist() for batch in loader]
     every = [None] * dist.get_world_size()
     dist.all_gather_object(every, rows)
-    if dist.get_rank() == 0:
-        rows = sorted(row for each in every for batch in each for row in batch)
-        print([len(each) for each in every], rows)
+    if rank == 0:
+        print(json.dumps(every))
 dist.destroy_process_group()
 """
+
+
+def run_ranks(script, *arguments, ranks=2):
+    """Run a script under torchrun; gives what it printed, line by line."""
+    run = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}"]
+    done = subprocess.run(
+        [*run, "--master_port=0", "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0",
+         str(script), *map(str, arguments)],
+        capture_output=True, text=True, check=False, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2500:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "["]
 
 
 @pytest.mark.slow
@@ -33,30 +72,326 @@ def test_torchrun_gives_every_rank_its_share(cache, tmp_path):
     len(cache)
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    run = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
 
-    done = subprocess.run(
-        [*run, str(script), str(cache.cache)],
-        capture_output=True, text=True, check=False, timeout=120,
-        cwd=Path(__file__).parents[2],
+    found = run_ranks(script, cache.cache)
+
+    assert len(found) == 6
+    for number, every in enumerate(found):
+        rows = [row for rank in every for batch in rank for row in batch]
+        assert len({len(rank) for rank in every}) == 1
+        drops = number == 3
+        assert drops or set(rows) == set(range(40))
+        assert len(rows) - len(set(rows)) <= (0 if drops else 13)
+
+
+ACCELERATED = """
+import json, random, sys
+import numpy, torch, warnings
+warnings.simplefilter("ignore")
+import loaderkit
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch.utils.data import RandomSampler
+
+cache = loaderkit.open_cache(sys.argv[1])[:39]
+WAYS = [
+    {"batch_size": 4}, {"batch_size": 4, "shuffle": True},
+    {"batch_size": 4, "shuffle": True, "rank": 0, "world_size": 1},
+    {"batch_size": 4, "shuffle": True, "drop_last": True},
+]
+if len(sys.argv) > 2:  # before the processes know of each other
+    early = [loaderkit.build_loader(cache, **way) for way in WAYS]
+accelerator = Accelerator(cpu=True)
+torch.manual_seed(100 + accelerator.process_index)
+loaders = early if len(sys.argv) > 2 else [
+    loaderkit.build_loader(cache, **way) for way in WAYS
+]
+for loader in loaders:
+    rows = [batch.y.tolist() for batch in accelerator.prepare(loader)]
+    every = gather_object([rows])
+    if accelerator.is_main_process:
+        print(json.dumps(every))
+sized = loaderkit.build_loader(cache, max_nodes=13)
+try:
+    accelerator.prepare(sized)
+except ValueError as error:
+    if accelerator.is_main_process:
+        print(json.dumps([str(error)]))
+accelerator.end_training()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.needs("accelerate")
+def test_accelerate_deals_out_each_sample_once(cache, tmp_path):
+    len(cache)
+    script = tmp_path / "train.py"
+    script.write_text(ACCELERATED)
+
+    *found, refused = run_ranks(script, cache.cache)
+
+    assert len(found) == 4
+    for number, every in enumerate(found):
+        count = collections.Counter(row for rank in every for b in rank for row in b)
+        assert len({len(rank) for rank in every}) == 1
+        if number == 3:
+            assert len(count) == 32
+        else:
+            # accelerate fills the last round up from the first.
+            assert set(count) == set(range(39))
+            assert sum(count.values()) == 40
+    assert "even_batches=False" in refused[0]
+
+
+def sizes_for(count, seed):
+    return np.random.default_rng(seed).integers(1, 9, count)
+
+
+class Sized(list):
+    """Numbers that say how large they are."""
+
+    def sizes(self):
+        return {"nodes": sizes_for(len(self), len(self))}
+
+
+class Stream(IterableDataset):
+    def __init__(self, count):
+        self.count = count
+
+    def __iter__(self):
+        return iter(range(self.count))
+
+
+OPTIONS = st.fixed_dictionaries(
+    {"shuffle": st.sampled_from([False, True, "block"])},
+    optional={
+        "batch_size": st.integers(1, 9), "max_nodes": st.integers(9, 30),
+        "bucket_by": st.just("nodes"), "drop_last": st.booleans(),
+    },
+)  # fmt: skip
+
+
+def rows_of_ranks(make, ranks):
+    """Read an epoch on every rank, each with random numbers of its own."""
+    found = []
+    for rank in range(ranks):
+        torch.manual_seed(100 + rank)
+        loader = make(rank)
+        steps, epoch = len(loader), iter(loader)
+        assert len(epoch) == steps
+        found.append([batch.tolist() for batch in epoch])
+        assert len(found[-1]) == steps
+    return found
+
+
+def check_union(found, samples, *, whole, repeats):
+    rows = collections.Counter(row for rank in found for b in rank for row in b)
+    assert len({len(rank) for rank in found}) == 1
+    assert set(rows) <= set(range(samples))
+    if whole:
+        assert set(rows) == set(range(samples))
+        assert sum(rows.values()) - samples <= repeats
+    else:
+        assert max(rows.values(), default=1) == 1
+
+
+@pytest.mark.filterwarnings("ignore:an epoch has no batches")
+@given(st.integers(1, 60), st.integers(1, 4), OPTIONS)
+@settings(max_examples=20)
+def test_ranks_with_other_random_numbers_share_each_sample(samples, ranks, options):
+    def make(rank):
+        return build_loader(
+            Sized(range(samples)),
+            rank=rank,
+            world_size=ranks,
+            num_workers=0,
+            probe=False,
+            **options,
+        )
+
+    repeats = 0
+    if ranks > 1:
+        plan = make(0).plan.batching
+        repeats = int(plan.split(" repeated")[0].rsplit(" ", 1)[-1])
+    check_union(
+        rows_of_ranks(make, ranks), samples,
+        whole=not options.get("drop_last"), repeats=repeats,
     )  # fmt: skip
 
-    lines = done.stdout.strip().splitlines()
-    assert len(lines) == 3, done.stderr[-1500:]
-    for line, low in zip(lines, [3, 5, 2], strict=True):
-        steps, _, rows = line.partition("] ")
-        left, right = (int(each) for each in steps.strip("[").split(", "))
-        assert left == right
-        assert left >= low
-        assert set(eval(rows)) <= set(range(40))
-    assert set(eval(lines[0].partition("] ")[2])) == set(range(40))
+
+SAMPLERS = {
+    "random": lambda data: RandomSampler(data),
+    "list": lambda data: list(data),
+    "weighted": lambda data: WeightedRandomSampler(
+        [1.0] * len(data), len(data), replacement=False
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:an epoch has no batches")
+@given(
+    st.integers(1, 40), st.integers(1, 4), st.sampled_from(sorted(SAMPLERS)),
+    st.integers(1, 5), st.booleans(), st.booleans(),
+)  # fmt: skip
+@settings(max_examples=15)
+def test_a_samplers_choice_is_shared_out(samples, ranks, kind, size, batched, drop):
+    data = list(range(samples))
+
+    def make(rank):
+        sampler = SAMPLERS[kind](data)
+        options = {"sampler": sampler, "batch_size": size, "drop_last": drop}
+        if batched:
+            options = {"batch_sampler": BatchSampler(sampler, size, drop)}
+        return build_loader(
+            data, rank=rank, world_size=ranks, num_workers=0, probe=False, **options
+        )
+
+    found = rows_of_ranks(make, ranks)
+
+    if batched and drop:  # what the batch sampler leaves out is its own affair
+        assert len({len(rank) for rank in found}) == 1
+    else:
+        check_union(found, samples, whole=not drop, repeats=ranks * size)
+
+
+@given(
+    st.integers(0, 40), st.integers(1, 4), st.integers(1, 5), st.booleans(),
+)  # fmt: skip
+@settings(max_examples=15)
+def test_an_iterable_dataset_is_shared_out(samples, ranks, size, drop):
+    def make(rank):
+        return build_loader(
+            Stream(samples),
+            rank=rank,
+            world_size=ranks,
+            probe=False,
+            batch_size=size,
+            drop_last=drop,
+        )
+
+    found = [[b.tolist() for b in make(rank)] for rank in range(ranks)]
+
+    check_union(found, samples, whole=not drop, repeats=ranks - 1)
+
+
+def test_a_sampler_that_shares_rows_out_itself_is_left_alone():
+    data = list(range(10))
+
+    def make(rank):
+        sampler = DistributedSampler(data, num_replicas=2, rank=rank)
+        return build_loader(data, sampler=sampler, rank=rank, world_size=2)
+
+    rows = [row for rank in rows_of_ranks(make, 2) for b in rank for row in b]
+    assert sorted(rows) == data
+    other = DistributedSampler(data, num_replicas=2, rank=0)
+    with pytest.raises(ValueError, match="rank 0 of 2, this is rank 1 of 2"):
+        build_loader(data, sampler=other, rank=1, world_size=2)
+
+
+def test_ranks_draw_other_random_numbers():
+    options = {"batch_size": 4, "seed": 3, "num_workers": 0, "world_size": 2}
+
+    left, right = (
+        [
+            batch["drawn"].tolist()
+            for batch in build_loader(Noisy(), rank=rank, **options)
+        ]
+        for rank in range(2)
+    )
+
+    assert not {tuple(row) for b in left for row in b} & {
+        tuple(row) for b in right for row in b
+    }
+
+
+LAUNCHERS = {
+    "torchrun": ("RANK", "WORLD_SIZE"),
+    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    "MPICH": ("PMI_RANK", "PMI_SIZE"),
+}
+
+
+@pytest.fixture(name="alone", autouse=True)
+def started_by_no_launcher(monkeypatch):
+    for names in LAUNCHERS.values():
+        for name in names:
+            monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("SLURM_NTASKS", raising=False)
+
+
+@pytest.mark.parametrize("launcher", sorted(LAUNCHERS))
+def test_a_launchers_variables_share_the_data_out(launcher, monkeypatch):
+    def make(rank):
+        for name, value in zip(LAUNCHERS[launcher], (rank, 3), strict=True):
+            monkeypatch.setenv(name, str(value))
+        return build_loader(list(range(10)), shuffle=True, batch_size=2)
+
+    found = rows_of_ranks(make, 3)
+
+    check_union(found, 10, whole=True, repeats=2)
+
+
+def test_a_launchers_variables_that_do_not_say_enough_are_refused():
+    with pytest.raises(LoaderError, match="srun did not start this") as caught:
+        launched_ranks({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"})
+    assert "rank=0, world_size=1" in caught.value.fix
+    for wrong in ("x", "4", "-1"):
+        with pytest.raises(LoaderError, match="RANK and WORLD_SIZE are"):
+            launched_ranks({"RANK": wrong, "WORLD_SIZE": "4"})
+    assert launched_ranks({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}).world_size == 1
+    assert launched_ranks({"RANK": "1"}) is None
+
+
+def test_an_iterable_dataset_among_ranks_must_say_who_shares_it(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    with pytest.raises(LoaderError, match="not known whether") as caught:
+        build_loader(Stream(5))
+
+    assert "rank=1, world_size=2" in caught.value.fix
+    whole = build_loader(Stream(5), rank=0, world_size=1)
+    assert len(list(whole)) == 5
+
+
+def test_rank_0s_state_is_every_ranks(cache):
+    def loader(rank):
+        return build_loader(
+            cache, batch_size=3, shuffle=True, seed=1, rank=rank, world_size=2
+        )
+
+    whole = [[b.y.tolist() for b in loader(rank)] for rank in range(2)]
+    first = loader(0)
+    iterator = iter(first)
+    next(iterator), next(iterator)
+
+    for rank in range(2):
+        again = loader(rank)
+        again.load_state_dict(first.state_dict())
+        assert [b.y.tolist() for b in again] == whole[rank][2:]
+
+
+def test_trainers_see_a_distributed_sampler_and_the_batches_of_all_ranks(cache):
+    loaders = [
+        build_loader(cache, batch_size=3, shuffle=True, rank=rank, world_size=2)
+        for rank in range(2)
+    ]
+
+    for loader in loaders:
+        assert isinstance(loader.sampler, DistributedSampler)
+        rows = [row for batch in loader.batch_sampler for row in batch]
+        assert sorted(rows) == list(range(40))
+        loader.set_epoch(0)
+    own = [list(loader.sampler) for loader in loaders]
+    assert sorted(own[0] + own[1]) == list(range(40))
 
 
 @pytest.mark.parametrize("options", [{"batch_size": 7}, {"max_nodes": 9}])
 def test_ranks_agree_without_a_word(cache, options):
     part = cache[:39]
     loaders = [
-        build_loader(part, shuffle=True, seed=1, rank=rank, world_size=4, **options)
+        build_loader(part, shuffle=True, rank=rank, world_size=4, **options)
         for rank in range(4)
     ]
     found = [[batch.y.tolist() for batch in loader] for loader in loaders]
@@ -64,8 +399,3 @@ def test_ranks_agree_without_a_word(cache, options):
     assert len({len(each) for each in found}) == 1
     assert {row for each in found for batch in each for row in batch} == set(range(39))
     assert "rank 2 of 4" in loaders[2].plan.batching
-
-
-def test_rank_and_world_size_belong_together(cache):
-    with pytest.raises(ValueError, match="together"):
-        build_loader(cache, rank=1)

@@ -1,15 +1,30 @@
 """A run that stops, or is killed, goes on with exactly the missing batches."""
 
+import itertools
 import json
 import multiprocessing
 import os
+import random
 import signal
 import time
 
+import numpy as np
 import pytest
 import torch
 from data import Counting, Noisy
-from torch.utils.data import RandomSampler
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
+from torch_geometric.loader import DynamicBatchSampler
 
 from loaderkit import LoaderError, build_loader
 
@@ -122,6 +137,369 @@ def train(cache, workers, log, state):
             str(batch.y.tolist())
         )
         new.replace(state)
+
+
+def values_of(batches):
+    return [batch.tolist() for batch in batches]
+
+
+def check_rest_is_equal(make, *, epoch, given):
+    """Stop a loader after some batches, load its state into another, and compare."""
+    stopped, again = make(), make()
+    for _ in range(epoch):
+        list(stopped)
+    iterator = iter(stopped)
+    for _, _ in zip(range(given), iterator, strict=False):
+        pass
+    state = json.loads(json.dumps(stopped.state_dict()))
+    rest, after = values_of(iterator), values_of(stopped)
+    torch.manual_seed(given)
+
+    again.load_state_dict(state)
+
+    assert again.state_dict() == state
+    assert values_of(again) == rest
+    assert values_of(again) == after
+
+
+class Cycle(Sampler):
+    """Keeps a generator of Python's."""
+
+    def __init__(self, data):
+        self.size, self.random = len(data), random.Random(5)
+
+    def __len__(self):
+        return self.size
+
+    def __iter__(self):
+        return iter(self.random.sample(range(self.size), self.size))
+
+
+class NumpyOrder(Cycle):
+    """Keeps a generator of numpy's."""
+
+    def __init__(self, data):
+        self.size, self.chance = len(data), np.random.default_rng(3)
+
+    def __iter__(self):
+        return iter(self.chance.permutation(self.size).tolist())
+
+
+class Stateful(Cycle):
+    """Says its state, as torchdata asks for it."""
+
+    def __init__(self, data):
+        self.size, self.next, self.turn = len(data), 0, 0
+
+    def __iter__(self):
+        while self.next < self.size:
+            self.next += 1
+            yield (self.next * 7 + self.turn) % self.size
+        self.next, self.turn = 0, self.turn + 1
+
+    def state_dict(self):
+        return {"next": self.next, "turn": self.turn}
+
+    def load_state_dict(self, state):
+        self.next, self.turn = state["next"], state["turn"]
+
+
+def seeded():
+    return torch.Generator().manual_seed(3)
+
+
+SAMPLERS = {
+    "random": lambda data: RandomSampler(data),
+    "random, a generator": lambda data: RandomSampler(data, generator=seeded()),
+    "weighted": lambda data: WeightedRandomSampler(torch.arange(1.0, 41), 40),
+    "weighted, a generator": lambda data: WeightedRandomSampler(
+        torch.arange(1.0, 41), 40, generator=seeded()
+    ),
+    "subset": lambda data: SubsetRandomSampler(range(0, 40, 3)),
+    "python": Cycle,
+    "numpy": NumpyOrder,
+    "stateful": Stateful,
+    "list": list,
+}
+
+
+@given(
+    st.sampled_from(sorted(SAMPLERS)), st.booleans(), st.integers(0, 2),
+    st.integers(0, 6), st.integers(1, 7),
+)  # fmt: skip
+@settings(max_examples=25)
+def test_the_rest_of_a_samplers_choice_is_equal(kind, batched, epoch, given, size):
+    data = list(range(40))
+
+    def make():
+        sampler = SAMPLERS[kind](data)
+        options = {"sampler": sampler, "batch_size": size}
+        if batched:
+            options = {"batch_sampler": BatchSampler(sampler, size, drop_last=False)}
+        return build_loader(data, num_workers=0, probe=False, **options)
+
+    check_rest_is_equal(make, epoch=epoch, given=given)
+
+
+def test_a_sampler_of_graphs_without_length_is_read_on():
+    from data import graph
+
+    graphs = [graph(number) for number in range(30)]
+    loader = build_loader(
+        graphs,
+        batch_sampler=DynamicBatchSampler(graphs, 9, shuffle=True),
+        num_workers=0,
+    )
+    again = build_loader(
+        graphs,
+        batch_sampler=DynamicBatchSampler(graphs, 9, shuffle=True),
+        num_workers=0,
+    )
+    iterator = iter(loader)
+    seen = [next(iterator).y.tolist() for _ in range(3)]
+
+    again.load_state_dict(loader.state_dict())
+    rest = rows_of(again)
+
+    assert rest == [batch.y.tolist() for batch in iterator]
+    assert sorted(row for rows in seen + rest for row in rows) == list(range(30))
+
+
+class Hidden(Cycle):
+    """Gives another order each time, and shows nobody why."""
+
+    turns = itertools.count()
+
+    def __init__(self, data):
+        self.size = len(data)
+
+    def __iter__(self):
+        turn = next(Hidden.turns)
+        return iter([(row + turn) % self.size for row in range(self.size)])
+
+
+class Counted(Cycle):
+    """Counts its epochs, in the open."""
+
+    def __init__(self, data):
+        self.size, self.turn = len(data), 0
+
+    def __iter__(self):
+        self.turn += 1
+        return iter([(row + self.turn) % self.size for row in range(self.size)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "epoch", "given", "why"),
+    [(Hidden, 0, 2, "gives other batches"), (Counted, 1, 2, "turn is 0; it was 1"),
+     (Counted, 1, 0, "turn is 0; it was 1")],
+)  # fmt: skip
+def test_a_sampler_that_cannot_be_brought_back_is_refused(kind, epoch, given, why):
+    data = list(range(10))
+    stopped, again = (
+        build_loader(data, sampler=kind(data), batch_size=2, seed=1) for _ in range(2)
+    )
+    for _ in range(epoch):
+        list(stopped)
+    if given:
+        iterator = iter(stopped)
+        for _ in range(given):
+            next(iterator)
+
+    with pytest.raises(LoaderError, match=why) as caught:
+        again.load_state_dict(stopped.state_dict())
+
+    assert "state_dict()" in caught.value.fix
+
+
+class Split(IterableDataset):
+    """40 numbers, each with a random one, split among the workers."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        first, step = (info.id, info.num_workers) if info else (0, 1)
+        for number in range(first, 40, step):
+            drawn = [torch.rand(()).item(), random.random(), float(np.random.rand())]
+            yield torch.tensor([number, *drawn], dtype=torch.float64)
+
+
+class SaysItsState(Split):
+    """Goes on by its own state, and counts what is read again."""
+
+    def __init__(self):
+        self.read = 0
+
+    def __iter__(self):
+        info = get_worker_info()
+        step = info.num_workers if info else 1
+        first = info.id if info else 0
+        while first + self.read * step < 40:
+            self.read += 1
+            yield torch.tensor([first + (self.read - 1) * step, torch.rand(()).item()])
+        self.read = 0
+
+    def state_dict(self):
+        return {"read": self.read}
+
+    def load_state_dict(self, state):
+        self.read = state["read"]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("kind", [Split, SaysItsState])
+def test_the_rest_of_an_iterable_dataset_is_equal(kind, workers, kept):
+    if kept and not workers:
+        return
+
+    def make():
+        return build_loader(
+            kind(), batch_size=3, seed=1, num_workers=workers,
+            persistent_workers=kept or None,
+        )  # fmt: skip
+
+    for epoch, count in ((0, 4), (1, 2), (1, 0)):
+        check_rest_is_equal(make, epoch=epoch, given=count)
+
+
+def test_an_iterable_datasets_own_state_spares_reading_again():
+    stopped, again = (build_loader(SaysItsState(), batch_size=4) for _ in range(2))
+    iterator = iter(stopped)
+    next(iterator), next(iterator)
+
+    again.load_state_dict(stopped.state_dict())
+    next(iter(again))
+
+    assert again.dataset.read == 12
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 0), (0, 2), (3, 2), (1, 2)])
+def test_another_number_of_workers_is_refused_for_an_iterable(before, after):
+    stopped, again = (
+        build_loader(Split(), batch_size=4, seed=1, num_workers=count)
+        for count in (before, after)
+    )
+    next(iter(stopped))
+
+    with pytest.raises(LoaderError, match="workers") as caught:
+        again.load_state_dict(stopped.state_dict())
+
+    assert caught.value.fix == f"num_workers={before}"
+
+
+class Reader(Dataset):
+    """Counts the samples that it gave, and says so."""
+
+    def __init__(self):
+        self.given = 0
+
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, row):
+        self.given += 1
+        return torch.tensor([row, self.given])
+
+    def state_dict(self):
+        return {"given": self.given}
+
+    def load_state_dict(self, state):
+        self.given = state["given"]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("given", [0, 1, 4, 5])
+def test_a_datasets_own_state_is_saved_and_restored(workers, kept, given):
+    if kept and not workers:
+        return
+
+    def make():
+        return build_loader(
+            Reader(), batch_size=3, seed=1, num_workers=workers, shuffle=True,
+            persistent_workers=kept or None,
+        )  # fmt: skip
+
+    check_rest_is_equal(make, epoch=1, given=given)
+
+
+class OneIsSlow(Dataset):
+    """Waits in its first samples, so that others come first."""
+
+    def __init__(self, slow):
+        self.slow = slow
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, row):
+        if row in self.slow:
+            time.sleep(0.15)
+        return row
+
+
+@pytest.mark.parametrize("slow", [{0}, {3, 4}, {0, 9}, set()])
+@pytest.mark.parametrize("given", [1, 4, 9])
+def test_batches_out_of_order_are_neither_lost_nor_repeated(slow, given):
+    stopped, again = (
+        build_loader(OneIsSlow(slow), num_workers=2, in_order=False, seed=1)
+        for _ in range(2)
+    )
+    iterator = iter(stopped)
+    seen = [next(iterator).item() for _ in range(given)]
+
+    again.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+
+    assert sorted(seen + [batch.item() for batch in again]) == list(range(16))
+    assert len(again) == 16
+
+
+def test_the_epoch_that_was_resumed_goes_on_when_a_loop_names_it(cache):
+    def make():
+        return build_loader(cache, batch_size=9, shuffle=True, seed=2)
+
+    stopped, again = make(), make()
+    stopped.set_epoch(3)
+    iterator = iter(stopped)
+    next(iterator)
+    again.load_state_dict(stopped.state_dict())
+
+    again.set_epoch(3)
+
+    assert rows_of(again) == [batch.y.tolist() for batch in iterator]
+    again.set_epoch(3)
+    assert len(rows_of(again)) == 5
+
+
+def test_a_seed_that_nobody_chose_is_taken_over_by_batches_of_any_size(cache):
+    first, second = (build_loader(cache, max_nodes=13, shuffle=True) for _ in range(2))
+    iterator = iter(first)
+    next(iterator)
+
+    second.load_state_dict(first.state_dict())
+
+    assert rows_of(second) == [batch.y.tolist() for batch in iterator]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [None, {}, [], "state", {"version": 2}, {"version": 1, "seed": 1, "epoch": 0,
+     "batches": 0, "batching": ""}],
+    ids=str,
+)  # fmt: skip
+def test_what_is_no_state_is_refused(cache, state):
+    with pytest.raises(LoaderError, match="state"):
+        build_loader(cache, batch_size=3).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("epoch", -1), ("batches", "2"), ("seed", 1.5), ("epoch", None)]
+)
+def test_a_state_with_a_wrong_value_is_refused(cache, name, value):
+    loader = build_loader(cache, batch_size=3)
+
+    with pytest.raises(ValueError, match=f"the state's {name} must be"):
+        loader.load_state_dict(loader.state_dict() | {name: value})
 
 
 @pytest.mark.parametrize("workers", [0, 2])

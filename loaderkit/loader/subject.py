@@ -1,0 +1,138 @@
+"""Is this a dataset?  What is refused here would fail later, or read nonsense."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, Subset
+from torch_geometric.data.data import BaseData
+
+from loaderkit.errors import LoaderError, OptionError
+
+if TYPE_CHECKING:
+    from loaderkit.loader.options import LoaderOptions
+
+
+def check_dataset(dataset: Any, options: LoaderOptions) -> None:
+    """Refuse what is no dataset.
+
+    Args:
+        dataset: What was given as one.
+        options: What was asked for; a sampler may choose keys of any kind.
+
+    Raises:
+        OptionError: It is a path, a graph, a loader or the like.
+        LoaderError: It is a dataset that cannot be read so, or is empty.
+    """
+    if isinstance(dataset, IterableDataset):
+        _check_iterable_options(options)
+        return
+    _refuse_other_things(dataset)
+    if not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__getitems__"):
+        raise _refuse(
+            dataset, "samples are read by their number: dataset[0]",
+            "an IterableDataset, or list(samples)",
+        )  # fmt: skip
+    if options.sampler is not None or options.batch_sampler is not None:
+        return
+    if isinstance(dataset, Mapping) and set(dataset) != set(range(len(dataset))):
+        fix = "list(samples.values()), or sampler=list(samples)"
+        raise _refuse(dataset, "its keys are not the numbers from 0 on", fix)
+    try:
+        samples = len(dataset)
+    except TypeError as error:
+        fix = "give it __len__, a sampler, or make it an IterableDataset"
+        raise _refuse(dataset, f"it has no length: {error}", fix) from error
+    if not samples:
+        what = "The dataset has no samples."
+        raise LoaderError(what, why="len(dataset) is 0", fix="look at its source")
+
+
+def _refuse(dataset: object, why: str, fix: str) -> OptionError:
+    what = f"A {type(dataset).__name__} is no dataset to build a loader of."
+    return OptionError(what, why=why, fix=fix)
+
+
+def _refuse_other_things(dataset: Any) -> None:
+    """Refuse things that have rows of some kind, but not samples."""
+    if isinstance(dataset, str | bytes | os.PathLike):
+        what = f"A path is no dataset: {dataset!r}."
+        fix = f"loaderkit.open_cache({os.fsdecode(dataset)!r}), or the dataset that "
+        raise OptionError(what, why="its letters are no samples", fix=f"{fix}reads it")
+    if isinstance(dataset, type):
+        what = f"{dataset.__name__} is a class, not a dataset."
+        raise OptionError(what, why="it was not called", fix=f"{dataset.__name__}(...)")
+    for kind, why, fix in _OTHER_THINGS:
+        if isinstance(dataset, kind):
+            raise _refuse(dataset, why, fix)
+    if hasattr(dataset, "iloc"):
+        fix = 'table.to_dict("records")'
+        raise _refuse(dataset, "its rows are not what table[0] gives", fix)
+
+
+_OTHER_THINGS: tuple[tuple[type, str, str], ...] = (
+    (
+        DataLoader, "it gives batches, not samples",
+        "build_loader(loader.dataset, batch_size=...)",
+    ),
+    (BaseData, "it is one graph", "build_loader([graph])"),
+    (torch.nn.Module, "it is a model", "build_loader(dataset)"),
+    (AbstractSet, "its order is not fixed", "sorted(samples)"),
+    (
+        Iterator, "it can be read only once, in order",
+        "list(samples), or an IterableDataset that makes a new one each epoch",
+    ),
+)  # fmt: skip
+"""What is often given in place of a dataset: why it is none, and what to give."""
+
+
+def _check_iterable_options(options: LoaderOptions) -> None:
+    meaningless = {"sampler", "batch_sampler", "shuffle", "bucket_by", "oversized"}
+    meaningless |= {f"max_{name}" for name in options.limits}
+    for name in options.given():
+        if name in meaningless:
+            what = f"{name} was given for an iterable dataset."
+            why = "its samples come one by one, in its own order, and their sizes are "
+            why += "not known before"
+            fix = "batch_size=..., or pack(list(dataset), path): a map-style dataset"
+            raise LoaderError(what, why=why, fix=fix)
+
+
+def sizes_of(dataset: Any, name: str) -> Any:
+    """Ask a dataset how large its samples are, without reading one.
+
+    Args:
+        dataset: With a method ``sizes()`` whose result has them by name.
+        name: "nodes", "edges", "bytes" or "tokens".
+
+    Returns:
+        A number for each sample ``[n]`` int64.
+
+    Raises:
+        LoaderError: It does not know, or what it says cannot be.
+    """
+    rows = None
+    while isinstance(dataset, Subset) and not hasattr(dataset, "sizes"):
+        indices = np.asarray(dataset.indices, np.int64)
+        rows = indices if rows is None else indices[rows]
+        dataset = dataset.dataset
+    sizes: Any = dataset.sizes() if hasattr(dataset, "sizes") else None
+    found = sizes.get(name) if hasattr(sizes, "get") else getattr(sizes, name, None)
+    if found is None:
+        what = f"The {name} of the samples are not known."
+        why = f"a {type(dataset).__name__} does not say them"
+        fix = "loaderkit.pack(dataset, path), or give it sizes() -> {name: array}"
+        raise LoaderError(what, why=why, fix=fix)
+    array = np.asarray(found)
+    if array.shape != (len(dataset),) or (array < 0).any():
+        what = f"sizes() says {name} of shape {array.shape}, the smallest "
+        what += f"{array.min() if array.size else None}, for {len(dataset)} samples."
+        fix = "one number for each sample, at least 0"
+        raise LoaderError(what, why="they decide what fits a batch", fix=fix)
+    array = array.astype(np.int64)
+    return array if rows is None else array[rows]

@@ -1,0 +1,448 @@
+"""Every option has its effect or is refused: what, why, fix."""
+
+import os
+import re
+from multiprocessing import get_context
+
+import numpy as np
+import pytest
+import torch
+from data import Counting, Graphs, Slow, graph
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, WeightedRandomSampler
+
+import loaderkit
+from loaderkit import LoaderError, LoaderkitError, OptionError, build_loader
+from loaderkit.loader.options import LoaderOptions, check_variables, parse_variable
+
+NUMBERS = list(range(12))
+NO_COUNT = [0, -1, 2.5, "32", "many", True, None.__class__, [3], float("nan"), 1 + 1j]
+NO_TRUTH = [1, 0, "yes", "x", 2.0, [], {}, torch.ones(2)]
+NO_WORD = ["frok", "", 1, True, 2.5, ["fork"], b"fork"]
+NO_FUNCTION = [5, "sum", [sum], {}]
+NO_NAMES = ["x", 5, [1], [None], b"x"]
+WRONG = {
+    "batch_size": NO_COUNT,
+    "max_nodes": NO_COUNT,
+    "max_edges": NO_COUNT,
+    "max_bytes": NO_COUNT,
+    "max_tokens": NO_COUNT,
+    "buckets": NO_COUNT,
+    "prefetch_factor": NO_COUNT,
+    "num_workers": NO_COUNT[1:],
+    "read_ahead": NO_COUNT[1:],
+    "pin_memory": NO_TRUTH,
+    "persistent_workers": NO_TRUTH,
+    "in_order": NO_TRUTH,
+    "drop_last": NO_TRUTH,
+    "probe": NO_TRUTH,
+    "multiprocessing_context": NO_WORD,
+    "oversized": ["no", "", 1, True, None.__class__],
+    "shuffle": ["yes", 1, "blocks", 2.5, [True]],
+    "bucket_by": [5, True, ["nodes"]],
+    "seed": ["a", "1", 1.5, True, 2**64, -(2**63) - 1, [1]],
+    "timeout": [-1, "5", float("nan"), float("inf"), True, [1]],
+    "collate_fn": NO_FUNCTION,
+    "worker_init_fn": NO_FUNCTION,
+    "follow_batch": NO_NAMES,
+    "exclude_keys": NO_NAMES,
+    "sampler": [5, "ab", 2.5, True],
+    "batch_sampler": [5, "ab", 2.5, True],
+    "generator": [5, "a", np.random.default_rng(0)],
+    "rank": [0, -1, "0", 1.5, True],
+    "world_size": [0, -1, "2", 2.5, True],
+}
+
+
+def says_what_why_and_fix(error):
+    return bool(error.what and error.fix)
+
+
+def test_every_option_has_wrong_values_to_be_tried():
+    assert set(WRONG) == set(LoaderOptions.__dataclass_fields__)
+
+
+@settings(max_examples=250)
+@given(st.data())
+def test_a_wrong_value_is_refused_by_the_options_name(data):
+    name = data.draw(st.sampled_from(sorted(WRONG)))
+    value = data.draw(st.sampled_from(WRONG[name]))
+
+    with pytest.raises(OptionError, match=name) as caught:
+        build_loader(NUMBERS, **{name: value})
+
+    assert says_what_why_and_fix(caught.value)
+    assert isinstance(caught.value, ValueError)
+    assert isinstance(caught.value, TypeError)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fix"),
+    [("batch_size", "32", "batch_size=32"), ("num_workers", 2.0, "num_workers=2"),
+     ("oversized", "skipp", "oversized='skip'"), ("shuffle", 1, "shuffle=True"),
+     ("follow_batch", "x", "follow_batch=['x']")],
+)  # fmt: skip
+def test_the_fix_is_the_nearest_value(name, value, fix):
+    with pytest.raises(OptionError) as caught:
+        build_loader(NUMBERS, **{name: value})
+
+    assert caught.value.fix == fix
+
+
+@given(st.sampled_from(sorted(WRONG)), st.integers(0, 30), st.characters(codec="ascii"))
+def test_a_misspelt_option_is_refused_with_the_nearest(name, at, letter):
+    misspelt = name[: at % len(name)] + letter + name[at % len(name) + 1 :]
+    if misspelt in WRONG:
+        return
+
+    with pytest.raises(OptionError) as caught:
+        build_loader(NUMBERS, **{misspelt: 1})
+
+    nearest = re.findall(r"did you mean '(\w+)'", caught.value.fix)
+    assert nearest == [name] or name in caught.value.fix or nearest[0] in WRONG
+
+
+def test_values_of_numpy_are_values():
+    loader = build_loader(
+        NUMBERS, batch_size=np.int64(5), drop_last=np.bool_(True), seed=np.uint64(7),
+        num_workers=np.int8(0),
+    )  # fmt: skip
+
+    assert [len(batch) for batch in loader] == [5, 5]
+
+
+def test_a_context_says_how_workers_start():
+    loader = build_loader(
+        NUMBERS,
+        num_workers=1,
+        multiprocessing_context=get_context("spawn"),
+        probe=False,
+    )
+
+    assert loader.plan.multiprocessing_context == "spawn"
+
+
+NAMES_OF_VARIABLES = [
+    "NUM_WORKERS", "MAX_WORKERS", "PIN_MEMORY", "PREFETCH_FACTOR", "READ_AHEAD",
+    "IN_ORDER", "PERSISTENT_WORKERS", "MULTIPROCESSING_CONTEXT",
+]  # fmt: skip
+
+
+@given(
+    st.sampled_from(NAMES_OF_VARIABLES),
+    st.sampled_from(["two", "-1", "1.5", "nix", " "]),
+)
+def test_a_variable_that_makes_no_sense_is_refused(name, text):
+    with pytest.raises(OptionError, match=name) as caught:
+        check_variables({f"LOADERKIT_{name}": text})
+
+    assert says_what_why_and_fix(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["NUMWORKERS", "NUM_WORKER", "BATCH_SIZE", "PINMEMORY"]
+)
+def test_a_misspelt_variable_is_refused(name, monkeypatch):
+    monkeypatch.setenv(f"LOADERKIT_{name}", "1")
+
+    with pytest.raises(OptionError, match=f"no variable LOADERKIT_{name}"):
+        build_loader(NUMBERS)
+
+
+def test_variables_take_the_values_of_their_options():
+    assert parse_variable("LOADERKIT_NUM_WORKERS", " 2 ") == 2
+    assert parse_variable("LOADERKIT_PIN_MEMORY", "0") is False
+    assert parse_variable("LOADERKIT_IN_ORDER", "Yes") is True
+    check_variables({"LOADERKIT_NUM_WORKERS": "", "HOME": "x"})
+
+
+class Unsized:
+    def __getitem__(self, row):
+        return row
+
+
+class Table:
+    iloc = None
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, name):
+        raise KeyError(name)
+
+
+NO_DATASETS = {
+    "path": lambda: "molecules.lk",
+    "bytes": lambda: b"molecules",
+    "Path": lambda: __import__("pathlib").Path("molecules.lk"),
+    "nothing": lambda: None,
+    "number": lambda: 5,
+    "class": lambda: Slow,
+    "loader": lambda: DataLoader(NUMBERS),
+    "our loader": lambda: build_loader(NUMBERS),
+    "graph": lambda: graph(3),
+    "model": lambda: torch.nn.Sequential(torch.nn.Linear(1, 1)),
+    "dict by name": lambda: {"a": 1, "b": 2},
+    "dict with a gap": lambda: {0: 1, 2: 2},
+    "set": lambda: {1, 2},
+    "generator": lambda: (number for number in NUMBERS),
+    "iterator": lambda: iter(NUMBERS),
+    "table": Table,
+    "without length": Unsized,
+    "scalar": lambda: torch.tensor(3),
+    "function": lambda: len,
+}
+
+
+@pytest.mark.parametrize("kind", sorted(NO_DATASETS))
+def test_what_is_no_dataset_is_refused(kind):
+    with pytest.raises(OptionError) as caught:
+        build_loader(NO_DATASETS[kind]())
+
+    assert says_what_why_and_fix(caught.value)
+    assert caught.value.why
+
+
+def test_a_batch_size_in_place_of_the_device_is_refused():
+    with pytest.raises(OptionError) as caught:
+        build_loader(NUMBERS, 32)
+
+    assert "batch_size=32" in caught.value.fix
+
+
+def test_dicts_and_unsized_datasets_work_where_torch_takes_them():
+    by_name = build_loader({"a": 1, "b": 2}, sampler=["b", "a"], batch_size=2)
+    by_number = build_loader({0: 5, 1: 6}, batch_size=2)
+    unsized = build_loader(Unsized(), batch_sampler=[[4, 2], [7]])
+
+    assert [batch.tolist() for batch in by_name] == [[2, 1]]
+    assert [batch.tolist() for batch in by_number] == [[5, 6]]
+    assert [batch.tolist() for batch in unsized] == [[4, 2], [7]]
+
+
+CONTRADICTIONS = [
+    {"sampler": NUMBERS, "shuffle": True},
+    {"sampler": NUMBERS, "batch_sampler": [[1]]},
+    {"batch_sampler": [[1]], "batch_size": 2},
+    {"batch_sampler": [[1]], "drop_last": True},
+    {"batch_sampler": [[1]], "max_nodes": 2},
+    {"sampler": NUMBERS, "bucket_by": "nodes"},
+    {"collate_fn": list, "follow_batch": ["x"]},
+    {"collate_fn": list, "exclude_keys": ["x"]},
+    {"seed": 1, "generator": torch.Generator()},
+    {"rank": 0},
+    {"world_size": 2},
+    {"rank": 2, "world_size": 2},
+    {"oversized": "skip"},
+    {"buckets": 3},
+    {"num_workers": 0, "prefetch_factor": 2},
+    {"num_workers": 0, "persistent_workers": True},
+    {"num_workers": 0, "multiprocessing_context": "fork"},
+    {"num_workers": 0, "timeout": 5},
+    {"num_workers": 0, "worker_init_fn": print},
+    {"num_workers": 0, "in_order": False},
+]
+
+
+@pytest.mark.parametrize("options", CONTRADICTIONS, ids=str)
+def test_a_contradiction_is_refused(options):
+    with pytest.raises(LoaderkitError) as caught:
+        build_loader(NUMBERS, **options)
+
+    assert says_what_why_and_fix(caught.value)
+    assert caught.value.why
+    assert any(name in str(caught.value) for name in options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"max_nodes": 3}, {"max_bytes": 10}, {"shuffle": True}, {"sampler": [1]},
+     {"batch_sampler": [[1]]}, {"bucket_by": "nodes"}],
+    ids=str,
+)  # fmt: skip
+def test_what_an_iterable_dataset_cannot_follow_is_refused(options):
+    with pytest.raises(LoaderError, match="iterable"):
+        build_loader(Counting(), **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"prefetch_factor": 3}, {"persistent_workers": True}, {"timeout": 60},
+     {"multiprocessing_context": "fork"}, {"worker_init_fn": print},
+     {"in_order": False}],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("dataset", [NUMBERS, Counting()], ids=["list", "iterable"])
+def test_what_only_workers_can_follow_gets_a_worker(dataset, options):
+    plan = build_loader(dataset, batch_size=4, **options).plan
+
+    assert plan.num_workers >= 1
+    assert next(iter(options)) in plan.reasons["num_workers"]
+
+
+def test_a_variable_that_forbids_workers_contradicts_what_needs_one(monkeypatch):
+    monkeypatch.setenv("LOADERKIT_NUM_WORKERS", "0")
+
+    with pytest.raises(LoaderError, match="timeout was given without workers"):
+        build_loader(NUMBERS, timeout=5)
+
+
+def test_a_generator_chooses_the_order():
+    def rows(seed):
+        generator = torch.Generator().manual_seed(seed)
+        loader = build_loader(NUMBERS, shuffle=True, generator=generator)
+        return [batch.item() for batch in loader]
+
+    assert rows(1) == rows(1)
+    assert rows(1) != rows(2)
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_nodes": 9}, {"batch_size": 3, "bucket_by": "nodes"}]
+)
+def test_drop_last_leaves_out_what_the_end_cut_short(cache, options):
+    every = [b.num_graphs for b in build_loader(cache, **options)]
+    full = [b.num_graphs for b in build_loader(cache, drop_last=True, **options)]
+
+    assert sum(full) < sum(every) == 40
+    assert set(full) <= set(every)
+
+
+def test_a_loader_without_any_batch_says_so():
+    with pytest.warns(RuntimeWarning, match="no batches"):
+        loader = build_loader(NUMBERS, batch_size=50, drop_last=True)
+
+    assert list(loader) == []
+
+
+def test_sizes_that_do_not_match_the_samples_are_refused():
+    class Short(Graphs):
+        def sizes(self):
+            return {"nodes": [1, 2]}
+
+    with pytest.raises(LoaderError, match="for 40 samples"):
+        build_loader(Short(), max_nodes=5)
+
+
+SETTINGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "batch_size": st.integers(1, 5), "drop_last": st.booleans(),
+        "num_workers": st.integers(0, 2), "timeout": st.sampled_from([0, 9.5]),
+        "shuffle": st.booleans(), "prefetch_factor": st.integers(1, 3),
+        "persistent_workers": st.booleans(),
+    },
+)  # fmt: skip
+
+
+@given(SETTINGS)
+def test_the_attributes_of_a_dataloader_say_what_was_asked(options):
+    options.setdefault("num_workers", 0)
+    try:
+        theirs = DataLoader(NUMBERS, **options)
+    except ValueError:
+        with pytest.raises(LoaderError):
+            build_loader(NUMBERS, **options)
+        return
+    if options.get("timeout") and not options.get("num_workers"):
+        return  # torch finds out in the first iteration
+
+    ours = build_loader(NUMBERS, probe=False, **options)
+
+    for name in ("batch_size", "drop_last", "num_workers", "timeout", "dataset"):
+        assert getattr(ours, name) == getattr(theirs, name)
+    for name in set(options) & {"prefetch_factor", "persistent_workers"}:
+        assert getattr(ours, name) == getattr(theirs, name)
+    assert len(ours) == len(theirs)
+    assert len(ours.sampler) == len(theirs.sampler)
+    assert len(ours.batch_sampler) == len(theirs.batch_sampler)
+    assert sorted(ours.sampler) == sorted(theirs.sampler)
+    if not options.get("shuffle"):
+        assert list(ours.batch_sampler) == list(theirs.batch_sampler)
+        assert type(ours.sampler) is type(theirs.sampler)
+
+
+def test_a_given_sampler_is_the_samplers_attribute():
+    rows, batches = WeightedRandomSampler([1.0] * 12, 12), [[1, 2], [3]]
+
+    by_row = build_loader(NUMBERS, sampler=rows, batch_size=4)
+    by_batch = build_loader(NUMBERS, batch_sampler=batches)
+
+    assert by_row.sampler is rows
+    assert by_row.batch_size == 4
+    assert by_batch.batch_sampler is batches
+    assert by_batch.batch_size is None
+
+
+class Asked(Slow):
+    """Says in which process it was read, and whether that worker knows it."""
+
+    def __getitem__(self, row):
+        info = torch.utils.data.get_worker_info()
+        return torch.tensor([os.getpid(), info is not None and info.dataset is self])
+
+
+def test_a_worker_knows_the_users_dataset():
+    loader = build_loader(Asked(), batch_size=32, num_workers=1)
+
+    found = torch.cat(list(loader))
+
+    assert found[:, 1].all()
+    assert os.getpid() not in found[:, 0]
+
+
+def test_nothing_is_read_here_where_workers_were_asked_for():
+    class Refusing(Slow):
+        def __getitem__(self, row):
+            assert torch.utils.data.get_worker_info() is not None
+            return row
+
+    loader = build_loader(Refusing(), batch_size=32, num_workers=1)
+
+    assert len(list(loader)) == 2
+
+
+@pytest.mark.parametrize("pause_s", [0, 0.003])
+def test_the_probe_calls_collate_twice_at_most_and_with_whole_batches(pause_s):
+    import time
+
+    calls = []
+
+    class Paused(Slow):
+        def __getitem__(self, row):
+            time.sleep(pause_s)
+            return torch.tensor([row])
+
+    def collate(samples):
+        calls.append(len(samples))
+        return torch.stack(samples)
+
+    build_loader(Paused(), batch_size=8, collate_fn=collate)
+
+    assert len(calls) <= 2
+    assert set(calls) <= {8}
+
+
+def test_the_plan_says_what_a_long_probe_took():
+    import time
+
+    class Slower(Slow):
+        def __getitem__(self, row):
+            time.sleep(0.25)
+            return row
+
+    quick, slow = build_loader(NUMBERS), build_loader(Slower(), batch_size=4)
+
+    assert "probe=False reads none" in str(slow.plan)
+    assert slow.plan.probe.startswith("took")
+    assert not quick.plan.probe
+
+
+def test_a_path_names_the_way_to_open_it(tmp_path):
+    loaderkit.pack([{"x": torch.ones(1)}], tmp_path / "a.lk", workers=0)
+
+    with pytest.raises(OptionError) as caught:
+        build_loader(str(tmp_path / "a.lk"))
+
+    assert f"open_cache({str(tmp_path / 'a.lk')!r})" in caught.value.fix
