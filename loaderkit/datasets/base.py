@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import os
@@ -29,7 +30,7 @@ from loaderkit.datasets.soundness import check_columns
 from loaderkit.datasets.source_files import SourceFileList
 from loaderkit.datasets.sources import KeyedSource
 from loaderkit.datasets.structure import KEY, VARIANT, Structure
-from loaderkit.errors import DatasetError, StaleCacheError
+from loaderkit.errors import DatasetError, LoaderkitError, StaleCacheError
 
 if TYPE_CHECKING:
     import types
@@ -40,6 +41,30 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 T = TypeVar("T")
+
+_COLLATE_ERRORS = (
+    *(AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError),
+    *(RuntimeError, NotImplementedError, AssertionError, MemoryError),
+)
+"""What torch and PyG say of samples that they cannot join."""
+
+
+@contextlib.contextmanager
+def collating() -> Iterator[None]:
+    """Turn what torch or PyG say of samples that cannot be joined into our error.
+
+    Raises:
+        DatasetError: They could not be joined; it names their error.
+    """
+    try:
+        yield
+    except (LoaderkitError, UnlikeShapesError):
+        raise
+    except _COLLATE_ERRORS as error:
+        what = f"The samples of this batch cannot be joined: {error!r:.300}."
+        why = "torch or PyG cannot join what they hold, or they are built differently"
+        fix = "give them one form in load() or transform, or use a batch size of 1"
+        raise DatasetError(what, why=why, fix=fix) from error
 
 
 class SafeDataset(Dataset[Any]):
@@ -179,11 +204,12 @@ class SafeDataset(Dataset[Any]):
         opened = self._open()
         recipe = opened.recipe(self._recipe, opened.one_variant(chosen))
         if recipe is None:
-            return collate_samples(
-                [self._sample(int(row)) for row in chosen], self.ragged
-            )
+            samples = [self._sample(int(row)) for row in chosen]
+            with collating():
+                return collate_samples(samples, self.ragged)
         try:
-            return recipe.batch(chosen)
+            with collating():
+                return recipe.batch(chosen)
         except UnlikeShapesError as error:
             raise self._unlike(str(error)) from None
 

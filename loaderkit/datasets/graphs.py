@@ -8,7 +8,7 @@ import torch
 from torch_geometric.data import Batch
 from torch_geometric.data.data import BaseData
 
-from loaderkit.datasets.base import SafeDataset
+from loaderkit.datasets.base import SafeDataset, collating
 from loaderkit.datasets.batches import Recipe
 from loaderkit.datasets.gathering import UnlikeShapesError
 from loaderkit.datasets.sizes import Sizes, graph_sizes
@@ -95,11 +95,13 @@ class SafeGraphDataset(SafeDataset):
             recipe = opened.recipe(self._recipe, opened.one_variant(chosen))
         if recipe is not None and recipe.gathers(exclude):
             try:
-                return recipe.batch(chosen, follow, exclude)
+                with collating():
+                    return recipe.batch(chosen, follow, exclude)
             except UnlikeShapesError as error:
                 raise self._unlike(str(error)) from None
         samples = [self._sample(int(row)) for row in chosen]
-        return Batch.from_data_list(samples, list(follow), list(exclude))
+        with collating():
+            return Batch.from_data_list(samples, list(follow), list(exclude))
 
     def collate(self, samples: Any) -> Any:
         """Serve as ``collate_fn``: pass a finished batch on, join a list of graphs.
