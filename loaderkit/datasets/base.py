@@ -24,6 +24,7 @@ from loaderkit.datasets.fingerprint import Fingerprint, differences
 from loaderkit.datasets.gathering import UnlikeShapesError, reader
 from loaderkit.datasets.own import own
 from loaderkit.datasets.pack import PackOptions, pack_source
+from loaderkit.datasets.room import check_chunks
 from loaderkit.datasets.rows import is_one, many_rows, one_row
 from loaderkit.datasets.sizes import sample_sizes
 from loaderkit.datasets.soundness import check_columns
@@ -370,6 +371,7 @@ class _Opened:
         self.store = store
         self.structure = Structure.from_json(store.manifest.structure)
         check_columns(self.structure, store.manifest)
+        check_chunks(store.manifest)
         if plain:
             self.structure = self.structure.without_classes(classes.fits)
         classes.check(self.structure)

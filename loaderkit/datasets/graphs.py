@@ -12,6 +12,7 @@ from loaderkit.datasets.base import SafeDataset, collating
 from loaderkit.datasets.batches import Recipe
 from loaderkit.datasets.gathering import UnlikeShapesError
 from loaderkit.datasets.sizes import Sizes, graph_sizes
+from loaderkit.datasets.room import Room
 from loaderkit.errors import DatasetError
 
 if TYPE_CHECKING:
@@ -100,6 +101,8 @@ class SafeGraphDataset(SafeDataset):
             except UnlikeShapesError as error:
                 raise self._unlike(str(error)) from None
         samples = [self._sample(int(row)) for row in chosen]
+        # PyG's ``batch`` and ``ptr`` have a number for every node.
+        Room(len(chosen)).take(16 * sum(map(_told_nodes, samples)))
         with collating():
             return Batch.from_data_list(samples, list(follow), list(exclude))
 
@@ -170,3 +173,9 @@ class SafeGraphDataset(SafeDataset):
 
     def _recipe(self, opened: _Opened, variant: int) -> Any:
         return Recipe(opened.store, opened.structure, variant, self.classes)
+
+
+def _told_nodes(graph: BaseData) -> int:
+    """Count the nodes that a graph says it has, beyond those that tensors stand for."""
+    told = [store.get("num_nodes") for store in graph.node_stores]
+    return sum(each for each in told if isinstance(each, int))

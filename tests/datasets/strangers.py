@@ -27,9 +27,10 @@ from torch_geometric.data import Data, HeteroData
 from loaderkit import LoaderkitError, inspect_cache, open_cache, pack, verify
 from loaderkit.testing import assert_same
 
-ROOM_BYTES = 192 << 20
-"""Address space that reading a mutant may take beyond what the process has: twice a
-shard (30 KB here) is nothing beside what torch, libhdf5 and malloc set aside."""
+ROOM_BYTES = 512 << 20
+"""Address space that reading a mutant may take beyond what the process has: twice what
+a batch may take unasked (``room.UNASKED_BYTES``), beside which a shard of 30 KB is
+nothing."""
 HANG_S = 60
 """A mutant is read in 10 ms; on a machine that swaps it may take a hundred times that."""
 
@@ -271,7 +272,9 @@ class Mutator:
             if chance.random() < 0.4:
                 return value[: chance.randrange(len(value) + 1)]
             return chance.choice([value * 2, value[::-1], [value], {}, [*value, 1 << 40]])
-        return chance.choice([{}, [], list(value), {"x": value}])
+        if isinstance(value, dict):
+            return chance.choice([{}, [], list(value), {"x": value}])
+        return chance.choice([0, 1, -1, "x"])
 
 
 @dataclasses.dataclass(frozen=True)
