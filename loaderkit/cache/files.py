@@ -45,12 +45,19 @@ class FileIdentity(NamedTuple):
     inode: int
     bytes: int
     mtime_ns: int
+    ctime_ns: int
+    """Changes with every write, and nobody can set it: ``cp -p`` and ``rsync -t`` give
+    a damaged copy the time, and often the inode, of the file that it replaces."""
 
 
 def identity_of(status: os.stat_result) -> FileIdentity:
     """Take a file's identity from what ``os.stat`` says."""
     return FileIdentity(
-        status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+        status.st_dev,
+        status.st_ino,
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
     )
 
 

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+_DEFLATE_RATIO = 1032
+"""zlib makes at most so many bytes of one (zlib's technical notes)."""
 _CHUNK_BYTES = 128 << 10
 """Uncompressed bytes of a chunk: what reading one sample decompresses at least."""
 
@@ -353,6 +355,9 @@ class ChunkDecoder:
             # undone here, since libhdf5 takes whatever memory a chunk swells to.
             flat = compressed
             if not compressor_left_out:
+                if self._chunk.nbytes > _DEFLATE_RATIO * len(compressed):
+                    msg = f"{len(compressed):,} bytes cannot swell to so many"
+                    raise ValueError(msg)
                 flat = _inflated(compressed, self._chunk.nbytes)
             shuffled = shuffles and not filter_mask & 0b01
             return _array_of(flat, self._chunk, shuffled=shuffled)

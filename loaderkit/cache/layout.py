@@ -40,6 +40,9 @@ BUILDING = ".building"
 """Folder inside a cache where the shards of an unfinished build wait."""
 MOST_CHUNK_BYTES = 1 << 32
 """HDF5's own limit of a chunk, uncompressed."""
+MOST_SHARED_CHUNK_BYTES = 1 << 20
+"""The same for a chunk of several rows: what reading one sample swells to beyond the
+sample.  Chunks are written with 128 KiB."""
 ALIGNMENT = 64
 """Every mapped array starts at a multiple of this many bytes (a cache line)."""
 
@@ -333,7 +336,8 @@ def _check_chunks(shard: Shard, name: str, array: Array) -> None:
         msg = f"array {name!r} is in chunks, but no index says where they lie"
         raise ValueError(msg)
     chunks = -(-array.shape[0] // array.chunk_rows)
-    if index.shape != (chunks, 3) or array.chunk_bytes > MOST_CHUNK_BYTES:
+    most = MOST_CHUNK_BYTES if array.chunk_rows == 1 else MOST_SHARED_CHUNK_BYTES
+    if index.shape != (chunks, 3) or array.chunk_bytes > most:
         msg = f"array {name!r} has {chunks:,} chunks, its index {index.shape}"
         raise ValueError(msg)
 

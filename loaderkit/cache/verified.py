@@ -1,16 +1,21 @@
 """Which shards this machine has hashed already, so that each is hashed once.
 
 A line for each, in a file of the user's own.  A file is known again by its device,
-inode, size and time of change, and by the checksum it was found to have; a copy, or the
-same file after a change, is another.
+inode, size and times of change, and by the checksum it was found to have; a copy, or
+the same file after a change, is another.  The record itself may be damaged, cut, of any
+size, or no file at all: then shards are hashed once more, and nothing else happens.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from loaderkit.cache.files import opened
+from loaderkit.errors import DamagedCacheError
 
 if TYPE_CHECKING:
     from loaderkit.cache.files import FileIdentity
@@ -44,7 +49,8 @@ class VerifiedFiles:
             identity: The file, as it was before it was hashed.
             xxh3: The checksum it was found to have.
         """
-        if time.time_ns() - identity.mtime_ns < _RACY_NS:
+        changed_ns = max(identity.mtime_ns, identity.ctime_ns)
+        if time.time_ns() - changed_ns < _RACY_NS:
             return
         line = _line(identity, xxh3)
         self._known.add(line)
@@ -52,14 +58,21 @@ class VerifiedFiles:
             return
         try:
             self._record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # Not blocking: a FIFO there would wait for a reader.
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-            if self._bytes_read > _MOST_BYTES:
-                flags |= os.O_TRUNC
+            flags |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
             descriptor = os.open(self._record, flags, 0o600)
             try:
+                status = os.fstat(descriptor)
+                if not stat.S_ISREG(status.st_mode):
+                    self._record = None
+                    return
+                if status.st_size > _MOST_BYTES:
+                    os.ftruncate(descriptor, 0)
                 # One write of a short line to a file opened for appending is whole,
-                # however many processes write at once.
-                os.write(descriptor, line.encode() + b"\n")
+                # however many processes write at once.  The empty line before it ends
+                # one that was cut.
+                os.write(descriptor, b"\n" + line.encode() + b"\n")
             finally:
                 os.close(descriptor)
         except OSError:
@@ -71,12 +84,16 @@ class VerifiedFiles:
         if self._record is None:
             return
         try:
-            with self._record.open("rb") as file:
-                if os.fstat(file.fileno()).st_size < self._bytes_read:
+            with opened(self._record) as descriptor:
+                size = os.fstat(descriptor).st_size
+                if size < self._bytes_read:
                     self._bytes_read = 0
-                file.seek(self._bytes_read)
-                content = file.read(2 * _MOST_BYTES)
-        except OSError:
+                if size > 2 * _MOST_BYTES:
+                    return  # not ours; it is begun anew
+                os.lseek(descriptor, self._bytes_read, os.SEEK_SET)
+                with open(descriptor, "rb", closefd=False) as file:
+                    content = file.read(size - self._bytes_read)
+        except (OSError, DamagedCacheError):
             return
         whole_lines = content[: content.rfind(b"\n") + 1]
         self._bytes_read += len(whole_lines)

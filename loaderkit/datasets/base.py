@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import itertools
@@ -24,13 +25,14 @@ from loaderkit.datasets.gathering import UnlikeShapesError, reader
 from loaderkit.datasets.lazy import LazySamples
 from loaderkit.datasets.own import own
 from loaderkit.datasets.pack import PackOptions, pack_source
+from loaderkit.datasets.room import check_chunks
 from loaderkit.datasets.rows import is_one, many_rows, one_row
 from loaderkit.datasets.sizes import sample_sizes
 from loaderkit.datasets.soundness import check_columns
 from loaderkit.datasets.source_files import SourceFileList
 from loaderkit.datasets.sources import KeyedSource
 from loaderkit.datasets.structure import KEY, VARIANT, Nest, Structure
-from loaderkit.errors import DatasetError, StaleCacheError
+from loaderkit.errors import DatasetError, LoaderkitError, StaleCacheError
 from loaderkit.joining import check_no_keys, join
 
 if TYPE_CHECKING:
@@ -41,6 +43,30 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 T = TypeVar("T")
+
+_COLLATE_ERRORS = (
+    *(AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError),
+    *(RuntimeError, NotImplementedError, AssertionError, MemoryError),
+)
+"""What torch and PyG say of samples that they cannot join."""
+
+
+@contextlib.contextmanager
+def collating() -> Iterator[None]:
+    """Turn what torch or PyG say of samples that cannot be joined into our error.
+
+    Raises:
+        DatasetError: They could not be joined; it names their error.
+    """
+    try:
+        yield
+    except (LoaderkitError, UnlikeShapesError):
+        raise
+    except _COLLATE_ERRORS as error:
+        what = f"The samples of this batch cannot be joined: {error!r:.300}."
+        why = "torch or PyG cannot join what they hold, or they are built differently"
+        fix = "give them one form in load() or transform, or use a batch size of 1"
+        raise DatasetError(what, why=why, fix=fix) from error
 
 
 class SafeDataset(Dataset[Any]):
@@ -176,9 +202,12 @@ class SafeDataset(Dataset[Any]):
         cached = self._in_cache(numbers)
         recipe = self._recipe_of(cached)
         if recipe is None:
-            return self._joined([self[row] for row in numbers.tolist()])
+            samples = [self[row] for row in numbers.tolist()]
+            with collating():
+                return self._joined(samples)
         try:
-            return recipe.batch(cached)
+            with collating():
+                return recipe.batch(cached)
         except UnlikeShapesError as error:
             raise self._unlike(str(error)) from None
 
@@ -393,6 +422,7 @@ class _Opened:
         self.store = store
         self.structure = Structure.from_json(store.manifest.structure)
         check_columns(self.structure, store.manifest)
+        check_chunks(store.manifest)
         if plain:
             self.structure = self.structure.without_classes(classes.fits)
         classes.check(self.structure)

@@ -152,6 +152,10 @@ class _Filler:
         follow_batch: Collection[str],
         exclude_keys: Collection[str],
     ) -> None:
+        if part.nodes:
+            # A few bytes on disk may stand for many nodes: PyG's ``batch`` has them all.
+            nodes = self.gathering.numbers(part.nodes)
+            self.gathering.room.take(16 * int(nodes.sum()))
         mapping = store._mapping  # fresh: nothing cached that store[name] = would drop
         for name, node in part.items():
             if name in exclude_keys or name == "ptr":
@@ -168,7 +172,6 @@ class _Filler:
                 batch, ptr = _batch_and_ptr(slices)
                 store[f"{name}_batch"], store[f"{name}_ptr"] = batch, ptr
         if part.nodes:
-            nodes = self.gathering.numbers(part.nodes)
             numbers = np.arange(len(nodes)).repeat(nodes)
             mapping["batch"] = self.gathering.keep(numbers)
             mapping["ptr"] = self.gathering.keep(self.gathering.sums(part.nodes).copy())

@@ -18,6 +18,7 @@ from torch.utils.data import get_worker_info
 from loaderkit.cache.gather import SLICE_BYTES
 from loaderkit.datasets.decode import decode
 from loaderkit.datasets.dtypes import carrier, torch_dtype
+from loaderkit.datasets.room import UNASKED_BYTES, Room, check_room
 from loaderkit.datasets.structure import Leaf
 from loaderkit.memory.parcel import packing
 
@@ -49,7 +50,7 @@ class Gathering:
     def __init__(self, store: Store, rows: Ints, arena: Arena | None = None) -> None:
         self.store, self.rows = store, rows
         self.pick = store.pick(rows)
-        self.arena = arena
+        self.arena, self.room = arena, Room(len(rows))
         self._numbers: dict[object, Ints] = {}
         self._sums: dict[int, Ints] = {}
         self._slices: dict[Runs, torch.Tensor] = {}
@@ -61,6 +62,7 @@ class Gathering:
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Make room for a tensor, in the shared segment where there is one."""
         held = carrier(dtype)
+        self.room.take(math.prod(shape) * held.itemsize)
         if self.arena is not None:
             return self.arena.empty(shape, held)
         return torch.empty(shape, dtype=held)
@@ -119,6 +121,7 @@ class Gathering:
         longest = int(runs.lengths.max()) if len(self) else 0
         row_bytes = math.prod(rest) * dtype.itemsize
         if leaf.axis != 0 or runs.total * row_bytes < SLICE_BYTES * len(self):
+            self.room.take(len(self) * longest * row_bytes)  # it is padded later
             return None
         made = self.empty((len(self), longest, *rest), dtype)
         column.gather(runs, made.numpy().reshape(-1, *rest), apart=longest)
@@ -259,6 +262,8 @@ class Arena:
     """One shared segment from which the tensors of a batch are cut."""
 
     def __init__(self, nbytes: int) -> None:
+        if nbytes > UNASKED_BYTES:
+            check_room(nbytes, "A batch")
         storage = torch.UntypedStorage._new_shared(max(nbytes, 1))  # type: ignore[no-untyped-call]
         self._bytes = torch.empty(0, dtype=torch.uint8).set_(storage)
         self._used = 0

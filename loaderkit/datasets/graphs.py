@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch_geometric.data.data import BaseData
 
-from loaderkit.datasets.base import SafeDataset
+from loaderkit.datasets.base import SafeDataset, collating
 from loaderkit.datasets.batches import Recipe
 from loaderkit.datasets.gathering import UnlikeShapesError
 from loaderkit.datasets.lazy import LazySamples
+from loaderkit.datasets.room import Room
 from loaderkit.datasets.sizes import Sizes, graph_sizes
 from loaderkit.errors import DatasetError
 
@@ -99,9 +100,14 @@ class SafeGraphDataset(SafeDataset):
         recipe = self._recipe_of(cached)
         if recipe is None or not recipe.gathers(exclude):
             samples = [self[row] for row in numbers.tolist()]
-            return self._joined(samples, follow, exclude)
+            # PyG's ``batch`` and ``ptr`` have a number for every node.
+            graphs = (graph for sample in samples for graph in _graphs_in(sample))
+            Room(len(samples)).take(16 * sum(map(_told_nodes, graphs)))
+            with collating():
+                return self._joined(samples, follow, exclude)
         try:
-            return recipe.batch(cached, follow, exclude)
+            with collating():
+                return recipe.batch(cached, follow, exclude)
         except UnlikeShapesError as error:
             raise self._unlike(str(error)) from None
 
@@ -219,3 +225,9 @@ def _graphs_in(sample: Any) -> Iterator[Any]:
     elif isinstance(sample, list | tuple):
         for value in sample:
             yield from _graphs_in(value)
+
+
+def _told_nodes(graph: BaseData) -> int:
+    """Count the nodes that a graph says it has, beyond those that tensors stand for."""
+    told = [store.get("num_nodes") for store in graph.node_stores]
+    return sum(each for each in told if isinstance(each, int))

@@ -17,6 +17,7 @@ from loaderkit.datasets.dtypes import carrier, torch_dtype
 from loaderkit.datasets.structure import (
     COUNTER_KINDS,
     KEY,
+    MOST_VARIANTS,
     NUMBER_KINDS,
     TEXT_KINDS,
     VARIANT,
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from loaderkit.cache.layout import Column, Manifest, Shard
     from loaderkit.datasets.structure import Leaf, Structure
 
+_MOST = {"nodes": 1 << 40, "variant": MOST_VARIANTS}
+"""Kinds of counts that decide what is read or made room for, and the largest.  A graph
+of 2**40 nodes takes terabytes; a sum over a batch of these stays below 2**63."""
 _WIDENED = ("<i4", "<i8")
 """Stored in the fewest bytes that hold them (see ``columns.narrowed``)."""
 
@@ -48,12 +52,17 @@ def check_columns(structure: Structure, manifest: Manifest) -> None:
         if name in structure.columns and structure.columns[name][1] != wanted:
             raise _damaged(f"column {name!r} is not what it is always for")
     for shard in manifest.shards:
-        if KEY not in shard.columns:
-            raise _damaged(f"{shard.file} holds no keys")
+        if KEY not in shard.columns or shard.columns[KEY].rows is not None:
+            raise _damaged(f"{shard.file} holds no keys, or not of all samples")
+        # A shard without samples takes 2 KB, and every sample at least a key.
+        if shard.samples > shard.bytes:
+            raise _damaged(f"{shard.file} has fewer bytes than samples")
         for name, column in shard.columns.items():
             if name not in structure.columns:
                 raise _damaged(f"nothing says what column {name!r} is for")
             _check_column(shard, name, column, structure.columns[name], dtypes[name])
+            if structure.columns[name][1] in _MOST:
+                _check_bounds(shard, name, structure)
     stored = {name for shard in manifest.shards for name in shard.columns}
     for variant in structure.variants:
         for leaf in _leaves(variant):
@@ -88,6 +97,23 @@ def _check_column(
         raise _damaged(f"column {name!r} has {array.shape[0]:,} rows without numbers")
     if math.prod(array.shape[1:]) > 1 << 40:
         raise _damaged(f"a row of column {name!r} has the shape {array.shape[1:]}")
+
+
+def _check_bounds(shard: Shard, name: str, structure: Structure) -> None:
+    """See that counts lie between bounds, and that the bounds can be.
+
+    A batch makes room for as many numbers as ``@nodes`` says, and ``@variant`` says by
+    which variant a sample is read, so both are held against their bounds when read.
+    """
+    kind, column = structure.columns[name][1], shard.columns[name]
+    if not shard.arrays[column.values].nbytes:
+        return
+    most = len(structure.variants) - 1 if kind == "variant" else _MOST[kind]
+    if column.low is None or column.high is None:
+        raise _damaged(f"nothing says how large the numbers of column {name!r} are")
+    if not 0 <= column.low <= column.high <= most:
+        bounds = f"{column.low:,} to {column.high:,}"
+        raise _damaged(f"the numbers of column {name!r} are from {bounds}")
 
 
 def _stored_dtype(raw: tuple[Any, ...]) -> np.dtype[Any]:

@@ -181,6 +181,7 @@ class Structure:
             TypeError,
             ValueError,
             AttributeError,
+            IndexError,
             SyntaxError,
             MemoryError,  # what ast.literal_eval says of a nest too deep for it
             RecursionError,

@@ -81,7 +81,9 @@ def _autograd_references(each: Any) -> Iterator[Any]:
     else:
         parts = [following for following, _ in each.next_functions]
         parts.append(getattr(each, "variable", None))
-        with contextlib.suppress(AttributeError):  # only of a Function written in Python
+        with contextlib.suppress(
+            AttributeError
+        ):  # only of a Function written in Python
             parts += [part for part in vars(each).values() if is_a(part, torch.Tensor)]
         for name in dir(each):
             if name.startswith("_saved_"):

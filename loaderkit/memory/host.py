@@ -68,15 +68,14 @@ def read_host(root: str | os.PathLike[str] = "/") -> Host:
     top = Path(root)
     groups = list(_groups(top))
     cpus, cpus_from = _cpus(groups)
-    limit, used, available = _memory(groups)
-    free = psutil.virtual_memory().available
-    by_group = available is not None and available < free
+    limit, used, _ = _memory(groups)
+    available, available_from = available_memory(root)
     shm, shm_free = _shm(top / "dev/shm")
     return Host(
         cpus=cpus,
         cpus_from=cpus_from,
-        available_bytes=available if by_group and available is not None else free,
-        available_from="cgroup" if by_group else "the machine",
+        available_bytes=available,
+        available_from=available_from,
         limit_bytes=limit,
         used_bytes=used,
         oom_kills=_oom_kills(groups),
@@ -88,6 +87,22 @@ def read_host(root: str | os.PathLike[str] = "/") -> Host:
         mappings=_number(top / "proc/sys/vm/max_map_count"),
         local_ranks=max(1, _environment("LOCAL_WORLD_SIZE") or 1),
     )
+
+
+def available_memory(root: str | os.PathLike[str] = "/") -> tuple[int, str]:
+    """Say how much memory can still be used before something is killed.
+
+    Args:
+        root: Where ``proc`` and ``sys`` lie; another folder in tests.
+
+    Returns:
+        Bytes, and which limit that is: "cgroup" or "the machine".
+    """
+    available = _memory(list(_groups(Path(root))))[2]
+    free = psutil.virtual_memory().available
+    if available is not None and available < free:
+        return available, "cgroup"
+    return free, "the machine"
 
 
 def _groups(top: Path) -> Iterator[Path]:

@@ -1,0 +1,556 @@
+"""Caches as a stranger could hand them over: mutated anywhere, read to the end.
+
+A *seed* is a small cache of one kind.  A *mutant* is the seed with a few values of its
+manifest, or a few bytes of its shards, changed; the checksums are made to fit again, or
+not.  Reading a mutant must give an error of loaderkit's own, or samples, within a
+memory that is stated, and in time.
+"""
+
+import collections
+import dataclasses
+import faulthandler
+import json
+import os
+import random
+import resource
+import traceback
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import xxhash
+from torch_geometric import EdgeIndex, Index
+from torch_geometric.data import Data, HeteroData
+
+from loaderkit import LoaderkitError, inspect_cache, open_cache, pack, verify
+from loaderkit.testing import assert_same
+
+ROOM_BYTES = 512 << 20
+"""Address space that reading a mutant may take beyond what the process has: twice what
+a batch may take unasked (``room.UNASKED_BYTES``), beside which a shard of 30 KB is
+nothing."""
+HANG_S = 60
+"""A mutant is read in 10 ms; on a machine that swaps it may take a hundred times that."""
+
+
+class Point(NamedTuple):
+    x: object
+    tag: object
+
+
+@dataclasses.dataclass
+class Record:
+    values: object
+    name: object
+
+
+CLASSES = (Point, Record)
+
+
+def _graph(i):
+    nodes = 2 + i % 3
+    return Data(
+        x=torch.rand(nodes, 3),
+        edge_index=torch.randint(nodes, (2, 4 + i % 4)),
+        edge_attr=torch.rand(4 + i % 4, 2).half(),
+        y=torch.tensor([i]),
+        name=f"graph {i}",
+        k=i,
+        nested={"a": torch.ones(nodes), "words": ["a", "b"][: i % 3]},
+    )
+
+
+def _sparse_graph(i):
+    nodes = 3 + i % 2
+    edges = torch.tensor([[0, 0, 1], [1, 2, 0]])
+    return Data(
+        x=torch.rand(nodes, 2),
+        adj=torch.eye(nodes).to_sparse(),
+        csr=torch.eye(nodes).to_sparse_csr(),
+        csc=torch.eye(nodes).to_sparse_csc(),
+        edge_index=EdgeIndex(edges, sparse_size=(nodes, nodes), sort_order="row"),
+        group_index=Index(torch.zeros(nodes, dtype=torch.long), dim_size=1),
+    )
+
+
+def _hetero(i):
+    data = HeteroData()
+    data["atom"].x = torch.rand(2 + i % 2, 2)
+    data["bond"].num_nodes = 3
+    data["atom", "in", "bond"].edge_index = torch.zeros(2, i % 3, dtype=torch.long)
+    data["bond", "of", "atom"].edge_index = torch.zeros(2, 2, dtype=torch.long)
+    data["bond", "of", "atom"].edge_attr = torch.rand(2, 1)
+    data.y = torch.tensor([float(i)])
+    return data
+
+
+def _tensors(i):
+    return {
+        "tokens": torch.arange(1 + i % 4),
+        "image": torch.rand(2, 3),
+        "ragged": torch.rand(2, 1 + i % 3, 2 + i % 2),
+        "bfloat": torch.ones(2, dtype=torch.bfloat16),
+        "bsr": torch.eye(4).to_sparse_bsr((2, 2)),
+        "flag": i % 2 == 0,
+    }
+
+
+def _texts(i):
+    return {
+        "name": f"é {i}",
+        "raw": bytes(range(i % 5)),
+        "big": 10 ** (20 + i),
+        "json": {"a": [1, {2, 3}] if i < 0 else [1, (2, None)], 3: b"x"},
+        "point": Point(torch.ones(1 + i % 2), "p"),
+        "record": Record(torch.zeros(2), ("a", i)),
+    }
+
+
+def _numbers(i):
+    return {
+        "array": np.arange(3 + i % 2, dtype=">i4"),
+        "scalar": np.float32(i),
+        "complex": complex(i, 1),
+        "ordered": collections.OrderedDict(a=1.5, b=None),
+        "tokens": torch.arange(1 + i % 4),
+    }
+
+
+def _variants(i):
+    if i % 3 == 0:
+        return {"x": torch.ones(2), "y": None}
+    if i % 3 == 1:
+        return {"x": torch.ones(1 + i, 2), "extra": torch.tensor(i)}
+    return [torch.zeros(3), "text"]
+
+
+def _mixed_graphs(i):
+    data = Data(x=torch.rand(2, 2), num_nodes=2 + i)
+    if i % 2:
+        data.edge_index = torch.zeros(2, 3, dtype=torch.long)
+    return data
+
+
+SEEDS = {
+    "graphs": (_graph, None),
+    "graphs gzip": (_graph, "gzip"),
+    "sparse": (_sparse_graph, None),
+    "hetero": (_hetero, None),
+    "tensors": (_tensors, None),
+    "texts": (_texts, None),
+    "numbers": (_numbers, None),
+    "numbers gzip": (_numbers, "gzip"),
+    "numbers lzf": (_numbers, "lzf"),
+    "numbers zstd": (_numbers, "zstd"),
+    "tensors blosc2": (_tensors, "blosc2"),
+    "variants": (_variants, None),
+    "mixed graphs": (_mixed_graphs, None),
+}
+"""Samples, and how they are compressed.  Two shards each."""
+
+
+SHARD_BYTES = 1200
+
+
+@dataclasses.dataclass(frozen=True)
+class Seed:
+    """A small sound cache, held in memory."""
+
+    name: str
+    text: str
+    files: dict
+
+    @property
+    def content(self):
+        """What its manifest says, anew."""
+        return json.loads(self.text)
+
+    @classmethod
+    def make(cls, name, folder):
+        make, compression = SEEDS[name]
+        torch.manual_seed(0)
+        samples = [make(i) for i in range(5)]
+        path = folder / name.replace(" ", "-")
+        pack(samples, path, workers=0, compression=compression, shard_bytes=SHARD_BYTES)
+        manifest = json.loads((path / "manifest.json").read_text())
+        files = {file.name: file.read_bytes() for file in path.glob("*.h5")}
+        return cls(name, json.dumps(manifest["content"]), files)
+
+
+def manifest_text(content, *, checksum=True):
+    """Write a manifest as any program could, with the checksum that belongs to it."""
+    inside = json.dumps(content, separators=(",", ":"))
+    # What ``json`` reads back is what the checksum is taken of.
+    digest = xxhash.xxh3_128_hexdigest(inside.encode("utf-8", "surrogatepass"))
+    head = {"format": "loaderkit-cache", "version": 2}
+    head["checksum"] = digest if checksum else "0" * 32
+    return json.dumps(head)[:-1] + f', "content": {inside}}}\n'
+
+
+INTEGERS = [0, 1, -1, 2, 3, 7, 8, 63, 64, 255, 1 << 20, (1 << 31) - 1, 1 << 31, 1 << 40]
+INTEGERS += [(1 << 53) + 1, (1 << 61) - 1, 1 << 61, (1 << 62) - 1, (1 << 63) - 1]
+INTEGERS += [1 << 63, -(1 << 63), 1 << 64, 10**30, -64]
+TEXTS = ["", "0", "x", "@key", "@variant", "leaf", "nest", "tensor", "array", "scalar"]
+TEXTS += ["int", "float", "bool", "complex", "str", "bytes", "json", "bigint", "nodes"]
+TEXTS += ["inc", "variant", "none", "dict", "list", "tuple", "named", "dataclass"]
+TEXTS += ["graph", "store", "edge_index", "index", "sparse_coo", "sparse_csr", "?"]
+TEXTS += ["sparse_tensor", "sparse_bsr", "float32", "int64", "uint8", "bfloat16"]
+TEXTS += ["complex32", "float8_e5m2", "qint8", "bits8", "uint4", "|u1", "<i8", "<f4"]
+TEXTS += ["<f8", "|b1", "<c16", "V2000000000", "|O", "<U9", "gzip", "lzf", "zstd"]
+TEXTS += ["bitshuffle", "sz3", "torch_geometric.data.data:Data", "builtins:dict"]
+TEXTS += ["collections:OrderedDict", "collections:Counter", "collections:defaultdict"]
+TEXTS += ["torch_geometric.data.hetero_data:HeteroData", "builtins:print", "os:system"]
+TEXTS += ["torch_geometric.data.temporal:TemporalData", "\ud800", "\x00", "../../etc"]
+TEXTS += ["9" * 5000, "(" * 300, "{}", "[]", "()", "None", "'x'", "1e999", "__class__"]
+TEXTS += ["('a','b','c')", "-1", "x/values", "num_nodes", "batch", "ptr", "_store"]
+
+
+class Mutator:
+    """Makes mutants of seeds, from one number each."""
+
+    def __init__(self, seeds):
+        self._seeds = seeds
+        self.texts = list(TEXTS)
+        for seed in seeds:
+            self.texts += sorted(_texts_in(seed.content))
+
+    def mutant(self, number):
+        """Make the mutant of a number: always the same one."""
+        chance = random.Random(number)
+        seed = self._seeds[chance.randrange(len(self._seeds))]
+        content, files = json.loads(seed.text), seed.files
+        told = chance.random() < 0.85
+        checksums = chance.choice(["never", "always", "once"])
+        what = chance.random()
+        if what < 0.62:
+            content = self._mutated_json(chance, content)
+        if what > 0.55:
+            content, files = _mutated_shards(chance, content, files, told)
+        return Mutant(number, seed, content, files, told, checksums)
+
+    def _mutated_json(self, chance, content):
+        for _ in range(chance.choice([1, 1, 1, 2, 3, 5])):
+            where, key = _place(chance, content)
+            other, other_key = _place(chance, content)
+            action = chance.random()
+            if action < 0.08:
+                del where[key]
+            elif action < 0.18:
+                where[key] = json.loads(json.dumps(other[other_key]))
+            elif action < 0.24 and isinstance(where, list):
+                where.insert(key, json.loads(json.dumps(chance.choice(where))))
+            elif action < 0.32 and isinstance(where, dict):
+                name = chance.choice([*where, *self.texts])
+                where[name] = where[key]
+            elif action < 0.42:
+                where[key], other[other_key] = other[other_key], where[key]
+                if _is_cyclic(content):
+                    return {"shards": []}
+            else:
+                where[key] = self._other(chance, where[key])
+        return content
+
+    def _other(self, chance, value):
+        if chance.random() < 0.12:
+            return chance.choice([None, True, False, [], {}, [[]], 0.5, float("nan"), "x"])
+        if isinstance(value, bool) or value is None:
+            return chance.choice([None, True, False, 0, 1, "x", [0], *self.texts[:5]])
+        if isinstance(value, int):
+            if chance.random() < 0.5:
+                return chance.choice(INTEGERS)
+            nearby = [value + 1, value - 1, value * 2, -value, value ^ 64, value + 64]
+            return chance.choice([*nearby, value // 2, value ^ 1 << chance.randrange(63)])
+        if isinstance(value, str):
+            if chance.random() < 0.6 or not value:
+                return chance.choice(self.texts)
+            at = chance.randrange(len(value))
+            letter = chance.choice("x0@/~:.'\x00<>|\ud800")
+            return value[:at] + letter + value[at + chance.randrange(2) :]
+        if isinstance(value, list):
+            if chance.random() < 0.4:
+                return value[: chance.randrange(len(value) + 1)]
+            return chance.choice([value * 2, value[::-1], [value], {}, [*value, 1 << 40]])
+        if isinstance(value, dict):
+            return chance.choice([{}, [], list(value), {"x": value}])
+        return chance.choice([0, 1, -1, "x"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    """A cache with changes, not yet on disk."""
+
+    number: int
+    seed: Seed
+    content: object
+    files: dict
+    told: bool
+    """Whether checksums were made to fit what was changed."""
+    checksums: str
+
+    def write(self, path, before=()):
+        """Put it into a folder; give the names of its files."""
+        for name in before:
+            if name not in self.files:
+                (path / name).unlink()
+        for name, content in self.files.items():
+            if before.get(name) is not content if before else True:
+                (path / name).write_bytes(content)
+        unchanged = self.content == json.loads(self.seed.text)
+        text = manifest_text(self.content, checksum=self.told or unchanged)
+        (path / "manifest.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+        return self.files
+
+    @property
+    def harmless(self):
+        """Whether it must be refused or give what the seed gives."""
+        return not self.told and self.checksums != "never"
+
+
+def _mutated_shards(chance, content, files, told):
+    files = dict(files)
+    name = chance.choice(sorted(files))
+    data = bytearray(files[name])
+    for _ in range(chance.choice([1, 1, 2, 8])):
+        action, at = chance.random(), chance.randrange(len(data))
+        if action < 0.3:
+            data[at] ^= 1 << chance.randrange(8)
+        elif action < 0.6:
+            word = chance.choice(INTEGERS) % (1 << 64)
+            at -= at % 8
+            data[at : at + 8] = word.to_bytes(8, "little")[: len(data) - at]
+        elif action < 0.7:
+            length = chance.randrange(1, 200)
+            other = chance.randrange(len(data))
+            piece = data[other : other + length]
+            data[at : at + len(piece)] = piece
+            del data[len(files[name]) :]
+        elif action < 0.78:
+            length = min(chance.randrange(1, 64), len(data) - at)
+            data[at : at + length] = bytes([chance.choice([0, 1, 127, 255])]) * length
+        else:
+            # Where it hurts: offsets, counts, rows, the index of the chunks.
+            shard = next((s for s in _shards_of(content) if _names(s, name)), None)
+            arrays = shard["arrays"] if shard else {}
+            arrays = [a for a in arrays.values() if _is_index(a, len(data))]
+            if arrays:
+                array = chance.choice(arrays)
+                number = chance.randrange(int(np.prod(array["shape"])))
+                start = array["offset"] + 8 * number
+                old = int.from_bytes(data[start : start + 8], "little", signed=True)
+                new = chance.choice([*INTEGERS, old + 1, old - 1, -old, old * 2])
+                data[start : start + 8] = (new % (1 << 64)).to_bytes(8, "little")
+    if chance.random() < 0.1:
+        cut = chance.randrange(len(data))
+        data = data[:cut] if chance.random() < 0.5 else data + data[cut:]
+    if not told:
+        files[name] = bytes(data)
+        return content, files
+    digest = xxhash.xxh3_128_hexdigest(bytes(data))
+    renamed = f"{name.partition('-')[0]}-{digest[:16]}.h5"
+    del files[name]
+    files[renamed] = bytes(data)
+    for shard in _shards_of(content):
+        if _names(shard, name):
+            shard["file"], shard["xxh3"], shard["bytes"] = renamed, digest, len(data)
+    return content, files
+
+
+def _shards_of(content):
+    shards = content.get("shards")
+    return shards if isinstance(shards, list) else []
+
+
+def _names(shard, name):
+    return isinstance(shard, dict) and shard.get("file") == name and (
+        isinstance(shard.get("arrays"), dict)
+    )
+
+
+def _is_index(array, size):
+    try:
+        stop = array["offset"] + 8 * int(np.prod(array["shape"]))
+    except (TypeError, KeyError, ValueError, OverflowError):
+        return False
+    return array.get("dtype") == "<i8" and 0 < array["offset"] < stop <= size
+
+
+def _place(chance, content):
+    """Choose a value by walking down from the top; rarely one that nothing reads."""
+    where, key = content, chance.choice(["shards", "structure", *content] or [None])
+    if key not in where:
+        key = next(iter(where))
+    while isinstance(where[key], dict | list) and where[key] and chance.random() < 0.92:
+        where = where[key]
+        key = chance.choice(list(where) if isinstance(where, dict) else range(len(where)))
+    return where, key
+
+
+def _texts_in(value):
+    if isinstance(value, str):
+        return {value}
+    if isinstance(value, list):
+        return set().union(*map(_texts_in, value)) if value else set()
+    if isinstance(value, dict):
+        return set(value) | _texts_in(list(value.values()))
+    return set()
+
+
+def _is_cyclic(value):
+    try:
+        json.dumps(value)
+    except (ValueError, RecursionError):
+        return True
+    return False
+
+
+def read_everything(path, checksums, *, plain=False):
+    """Ask a cache for all it can give.
+
+    Returns:
+        Rows, their samples, batches (or why there is none), keys and sizes.
+    """
+    options = {"unknown_classes": "plain"} if plain else {"classes": CLASSES}
+    dataset = open_cache(path, checksums=checksums, **options)
+    count = len(dataset)
+    rows = sorted({0, count - 1} - {-1})
+    samples = [dataset[row] for row in rows]
+    keys = [dataset.key(row) for row in rows]
+    few = [[*rows, rows[0]]] if rows else []
+    many = [range(count)] if 0 < count < 100 else []
+    batches = [_batch_or_error(dataset, chosen) for chosen in [*few, *many]]
+    return rows, samples, batches, keys, dataset.sizes()
+
+
+def _batch_or_error(dataset, rows):
+    try:
+        return dataset.batch(rows)
+    except LoaderkitError as error:
+        return type(error).__name__
+
+
+def ask_apart(path, checksums):
+    """Do what ``read_everything`` does, but go on after an error of loaderkit's."""
+    for ask in (lambda d: d[0], lambda d: d.batch([0, 1]), lambda d: d.sizes(),
+                lambda d: d.key(0), lambda d: d[len(d) - 1]):
+        try:
+            dataset = open_cache(path, checksums=checksums, classes=CLASSES)
+        except LoaderkitError:
+            return
+        try:
+            if len(dataset) > 1:
+                ask(dataset)
+        except LoaderkitError:
+            pass
+
+
+@dataclasses.dataclass
+class Figures:
+    """What came of some mutants."""
+
+    mutants: int = 0
+    refused: int = 0
+    read: int = 0
+    verified: int = 0
+    failures: list = dataclasses.field(default_factory=list)
+
+    def __str__(self):
+        return (
+            f"{self.mutants:,} mutants: {self.refused:,} refused, {self.read:,} read, "
+            f"{len(self.failures):,} failures"
+        )
+
+
+def wanted_of(seed, path):
+    """Read a sound cache, to compare with."""
+    return read_everything(path, "never")
+
+
+def try_mutants(folder, numbers, names=tuple(SEEDS), most_failures=50, pick=None):
+    """Read mutants one after the other.
+
+    Args:
+        folder: Where they may be written.
+        numbers: Which mutants.
+        names: Seeds to make them of.
+        most_failures: Stop after so many.
+        pick: Called with each mutant; makes another of it.
+
+    Returns:
+        Figures: a failure is anything but samples, or an error of loaderkit's.
+    """
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    seeds = [Seed.make(name, folder) for name in names]
+    wanted = {s.name: wanted_of(s, folder / s.name.replace(" ", "-")) for s in seeds}
+    mutator, figures, path, before = Mutator(seeds), Figures(), folder / "mutant", {}
+    path.mkdir()
+    limited = _limit_memory()
+    for number in numbers:
+        mutant = mutator.mutant(number)
+        if pick is not None:
+            mutant = pick(mutant)
+        before = mutant.write(path, before)
+        faulthandler.dump_traceback_later(HANG_S, exit=True)
+        figures.mutants += 1
+        try:
+            _try(mutant, path, wanted[mutant.seed.name], figures)
+        except LoaderkitError:
+            figures.refused += 1
+        except BaseException as error:
+            figures.failures.append(Failure.of(mutant, error))
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+        if len(figures.failures) >= most_failures:
+            break
+    if limited:
+        resource.setrlimit(resource.RLIMIT_AS, limited)
+    return figures
+
+
+def _try(mutant, path, wanted, figures):
+    if mutant.number % 7 == 0:
+        ask_apart(path, mutant.checksums)
+        if not verify(path).ok:
+            figures.verified += 1
+        inspect_cache(path)
+    rows, samples, batches, _, _ = read_everything(
+        path, mutant.checksums, plain=mutant.number % 5 == 0 and not mutant.harmless
+    )
+    figures.read += 1
+    if mutant.harmless:
+        assert rows == wanted[0]
+        assert_same(samples, wanted[1])
+        assert_same(batches, wanted[2])
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """A mutant that was neither read nor refused as it should."""
+
+    number: int
+    seed: str
+    checksums: str
+    told: bool
+    error: str
+    where: str
+
+    @classmethod
+    def of(cls, mutant, error):
+        frames = traceback.extract_tb(error.__traceback__)
+        ours = [f for f in frames if "/loaderkit/" in f.filename]
+        where = " < ".join(
+            f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in reversed(ours[-4:])
+        )
+        told = f"{type(error).__name__}: {str(error)[:200]}"
+        return cls(mutant.number, mutant.seed.name, mutant.checksums, mutant.told, told, where)
+
+
+def _limit_memory():
+    """Let this process have a stated room and no more."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * os.sysconf("SC_PAGE_SIZE") + ROOM_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, before[1]))
+    return before
