@@ -58,6 +58,13 @@ def build_loader(
     collate = chosen.collate_fn
     if collate is None:
         collate = collate_of(dataset, chosen.follow_batch, chosen.exclude_keys)
+    elif chosen.follow_batch or chosen.exclude_keys:
+        what = "collate_fn was given with follow_batch or exclude_keys."
+        why = "the function joins the samples, and does not know of them"
+        fix = (
+            "collate_fn=torch_geometric.loader.dataloader.Collater(None, [...], [...])"
+        )
+        raise LoaderError(what, why=why, fix=fix)
     batches = _batches(dataset, chosen, seed)
     first = _first_batch(batches, dataset) if chosen.probe else None
     facts = read_facts(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from loaderkit import DatasetError, build_loader, open_cache, pack
+from loaderkit import DatasetError, LoaderError, build_loader, open_cache, pack
 from loaderkit.testing import assert_same
 
 
@@ -232,6 +232,11 @@ def test_fields_of_graphs_are_refused_where_there_are_none(packed, name):
         loader = build_loader(data, probe=False, num_workers=0, **{name: ["x"]})
         with pytest.raises(DatasetError, match=f"{name}=.*without a graph"):
             list(loader)
+
+
+def test_fields_of_graphs_are_refused_where_somebody_else_joins_them(packed):
+    with pytest.raises(LoaderError, match="collate_fn was given with follow_batch"):
+        build_loader(packed["graphs"], collate_fn=list, follow_batch=["x"])
 
 
 def test_a_subclass_that_reads_in_its_own_way_is_batched_in_that_way(packed):
