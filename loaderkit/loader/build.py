@@ -61,9 +61,7 @@ def build_loader(
     elif chosen.follow_batch or chosen.exclude_keys:
         what = "collate_fn was given with follow_batch or exclude_keys."
         why = "the function joins the samples, and does not know of them"
-        fix = (
-            "collate_fn=torch_geometric.loader.dataloader.Collater(None, [...], [...])"
-        )
+        fix = "drop them, or drop collate_fn and let the graphs be joined as in PyG"
         raise LoaderError(what, why=why, fix=fix)
     batches = _batches(dataset, chosen, seed)
     first = _first_batch(batches, dataset) if chosen.probe else None

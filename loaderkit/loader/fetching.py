@@ -149,7 +149,7 @@ def reads_together(dataset: Any) -> bool:
         parts = dataset.datasets
         in_order = parts.values() if isinstance(parts, dict) else parts
         return any(reads_together(part) for part in in_order)
-    return bool(getattr(dataset, "gathers", True))
+    return bool(getattr(dataset, "reads_cache", True))
 
 
 def _read_together(dataset: Any, rows: Sequence[int]) -> Any:
@@ -221,11 +221,18 @@ def _name(function: Any) -> str:
 def _told(what: str, error: Exception, fix: str) -> LoaderError:
     frames = traceback.extract_tb(error.__traceback__)
     where = f"raised at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    what += f"{type(error).__name__}: {error}"
+    what += f"{type(error).__name__}: {_text_of(error)}"
     told = loader_error_like(type(error))(what, why=where, fix=fix)
     for name, value in vars(error).items():
         vars(told).setdefault(name, value)
     return told
+
+
+def _text_of(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 -- a faulty __str__ must not hide its error
+        return "<str() of it failed>"
 
 
 def loader_error_like(users: type[Exception]) -> type[LoaderError]:

@@ -260,5 +260,9 @@ def test_a_subclass_that_reads_in_its_own_way_is_batched_in_that_way(packed):
     for data in (shifted, torch.utils.data.Subset(shifted, range(14))):
         [batch] = build_loader(data, batch_size=14, num_workers=0)
         assert float(batch.x.min()) >= 100
-    [batch] = DataLoader(marked, batch_size=14, collate_fn=marked.collate)
-    assert batch.mark == 14
+    for loader in (
+        DataLoader(marked, batch_size=14, collate_fn=marked.collate),
+        build_loader(marked, batch_size=14, num_workers=0),
+    ):
+        [batch] = loader
+        assert batch.mark == 14
