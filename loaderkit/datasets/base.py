@@ -111,7 +111,7 @@ class SafeDataset(Dataset[Any]):
 
     @property
     def reads_cache(self) -> bool:
-        """Whether a sample is what the cache holds, with no code of yours on the way."""
+        """Whether samples come from the cache, with no code of yours on the way."""
         own_reading = _is_ours(self.__getitem__)
         return self.cache is not None and self.transform is None and own_reading
 
