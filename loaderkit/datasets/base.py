@@ -157,7 +157,13 @@ class SafeDataset(Dataset[Any]):
     @property
     def gathers(self) -> bool:
         """Whether batches come from the cache, with no code of yours on the way."""
-        return self._reads_cache and _is_ours(self.batch) and _is_ours(self.collate)
+        return self.reads_cache and _is_ours(self.batch) and _is_ours(self.collate)
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether samples come from the cache, with no code of yours on the way."""
+        own_reading = _is_ours(self.__getitem__)
+        return self.cache is not None and self.transform is None and own_reading
 
     def __len__(self) -> int:
         return self._count() if self._rows is None else len(self._rows)
@@ -182,7 +188,7 @@ class SafeDataset(Dataset[Any]):
             ``collate`` of this dataset never does: it gathers the batch instead.
         """
         numbers = many_rows(rows, len(self))
-        if self._reads_cache and self._samples_are_nests():
+        if self.reads_cache and self._samples_are_nests():
             return LazySamples.of(self, numbers)
         return [self[row] for row in numbers.tolist()]
 
@@ -306,19 +312,13 @@ class SafeDataset(Dataset[Any]):
     def _in_cache(self, rows: Ints) -> Ints:
         return rows if self._rows is None else self._rows[rows]
 
-    @property
-    def _reads_cache(self) -> bool:
-        """Whether a sample is what the cache holds, with no code of the user's."""
-        own_reading = _is_ours(self.__getitem__)
-        return self.cache is not None and self.transform is None and own_reading
-
     def _recipe_of(self, rows: Ints) -> Any:
         """Say how samples are gathered; None where they must be read one by one.
 
         Args:
             rows: Numbers of the samples in the cache.
         """
-        if not self._reads_cache:
+        if not self.reads_cache:
             return None
         opened = self._open()
         return opened.recipe(self._recipe, opened.one_variant(rows))

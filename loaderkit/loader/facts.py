@@ -142,7 +142,7 @@ def read_facts(
     capability = read_capability(device)
     samples, measured = _length(dataset), None
     method = options.multiprocessing_context or multiprocessing.get_start_method()
-    if rows and samples and _is_worth_probing(dataset, options):
+    if rows and samples and _is_worth_probing(dataset, collate, options):
         with quiet():
             measured = measure(dataset, rows, collate)
     return Facts(
@@ -167,11 +167,13 @@ def read_facts(
     )
 
 
-def _is_worth_probing(dataset: Any, options: LoaderOptions) -> bool:
+def _is_worth_probing(
+    dataset: Any, collate: Callable[[Any], Any], options: LoaderOptions
+) -> bool:
     """Tell whether the plan depends on what reading costs, and reading is harmless."""
     if not options.probe:
         return False
-    if is_gathering(dataset):
+    if is_gathering(dataset, collate):
         return True
     # The user's code runs in this process only where the number of workers depends on
     # it: a dataset may wait for workers, count its calls, or be made for them alone.
@@ -197,7 +199,7 @@ def measure(
     """
     begun = time.perf_counter()
     deadline = begun + PROBE_S
-    gathering = is_gathering(dataset)
+    gathering = is_gathering(dataset, collate)
     sample_s, samples = _read_first(dataset, rows, gathering=gathering)
     times: list[float] = []
     batch: Any = None

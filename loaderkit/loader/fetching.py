@@ -25,6 +25,7 @@ from torch_geometric.data import InMemoryDataset
 from loaderkit.errors import LoaderError, LoaderkitError
 from loaderkit.joining import join, own_collate
 from loaderkit.loader.randomness import Seeded
+from loaderkit.loader.users_errors import error_about
 from loaderkit.memory.parcel import Parcel, Segments, packing, parcels_work, unshared
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def fetch(dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any]) -> A
     except Exception as error:
         what = f"The samples {names_of(dataset, rows)} were read, but not joined: "
         fix = f"mend {_name(collate)}, or the samples; num_workers=0 to step through"
-        raise _told(what, error, fix) from error
+        raise error_about(what, error, fix) from error
 
 
 def reads_together(dataset: Any) -> bool:
@@ -149,7 +150,7 @@ def reads_together(dataset: Any) -> bool:
         parts = dataset.datasets
         in_order = parts.values() if isinstance(parts, dict) else parts
         return any(reads_together(part) for part in in_order)
-    return bool(getattr(dataset, "gathers", True))
+    return bool(getattr(dataset, "reads_cache", True))
 
 
 def _read_together(dataset: Any, rows: Sequence[int]) -> Any:
@@ -159,7 +160,7 @@ def _read_together(dataset: Any, rows: Sequence[int]) -> Any:
         raise
     except Exception as error:
         what = f"The samples {names_of(dataset, rows)} could not be read: "
-        raise _told(what, error, _MEND_SAMPLE) from error
+        raise error_about(what, error, _MEND_SAMPLE) from error
 
 
 def _read(dataset: Any, rows: Sequence[int]) -> list[Any]:
@@ -171,7 +172,7 @@ def _read(dataset: Any, rows: Sequence[int]) -> list[Any]:
         raise
     except Exception as error:
         what = f"Sample {name_of(dataset, row)} could not be read: "
-        raise _told(what, error, _MEND_SAMPLE) from error
+        raise error_about(what, error, _MEND_SAMPLE) from error
     return samples
 
 
@@ -216,56 +217,6 @@ def _innermost_row(dataset: Any, row: Any) -> tuple[Any, Any]:
 def _name(function: Any) -> str:
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     return str(name)
-
-
-def _told(what: str, error: Exception, fix: str) -> LoaderError:
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f"raised at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    what += f"{type(error).__name__}: {error}"
-    told = loader_error_like(type(error))(what, why=where, fix=fix)
-    for name, value in vars(error).items():
-        vars(told).setdefault(name, value)
-    return told
-
-
-def loader_error_like(users: type[Exception]) -> type[LoaderError]:
-    """Make a LoaderError that ``except`` catches as an error of the user's type, too.
-
-    A loop that catches the errors of its own dataset does so with torch's DataLoader,
-    and goes on doing so with ours.
-
-    Args:
-        users: The type of what the user's code raised.
-
-    Returns:
-        LoaderError itself where Python cannot make such a type, and for StopIteration,
-        which would end the loop in silence.
-    """
-    unwanted: tuple[type[Exception], ...] = (StopIteration, StopAsyncIteration)
-    if issubclass(users, (LoaderError, *unwanted)):
-        return LoaderError
-    body = {
-        "__module__": LoaderError.__module__,
-        "__doc__": LoaderError.__doc__,
-        # Some types show their own attributes, which only their own __init__ sets.
-        "__str__": Exception.__str__,
-        "__repr__": Exception.__repr__,
-        "__reduce__": _reduce_loader_error,
-        "users_type": users,
-    }
-    try:
-        return type("LoaderError", (LoaderError, users), body)
-    except TypeError:
-        return LoaderError
-
-
-def _reduce_loader_error(error: Any) -> tuple[Any, ...]:
-    """Pickle by the user's type: the class that was made for it has no name."""
-    return _loader_error, (error.users_type, error.what, error.why, error.fix)
-
-
-def _loader_error(users: type[Exception], what: str, why: str, fix: str) -> LoaderError:
-    return loader_error_like(users)(what, why=why, fix=fix)
 
 
 class WorkerTraceback(Exception):  # noqa: N818 -- a text that stands where errors do

@@ -127,6 +127,11 @@ def sizes_of(dataset: Any, name: str) -> Any:
         what = f"The {name} of the samples are not known."
         why = f"a {type(dataset).__name__} does not say them"
         fix = "loaderkit.pack(dataset, path), or give it sizes() -> {name: array}"
+        if sizes is not None:
+            why = f"its sizes() says nothing of {name}: some sample has no such number"
+            fix = (
+                "limit by batch_size or max_bytes, or give it sizes() -> {name: array}"
+            )
         raise LoaderError(what, why=why, fix=fix)
     array = np.asarray(found)
     if array.shape != (len(dataset),) or (array < 0).any():

@@ -119,7 +119,7 @@ class Runner:
         self._process.stdout.close()
         self._control.close()
 
-    def run(self, pack, fault=Fault()):  # noqa: B008 -- frozen
+    def run(self, pack, fault=Fault()):
         """Pack once.
 
         Args:

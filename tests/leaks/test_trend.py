@@ -140,7 +140,9 @@ def test_a_walk_without_direction_is_hardly_ever_called_a_leak():
             values.append(level)
         alarms += verdict(values) == LEAKING
 
-    assert alarms <= 2  # about 1 in 200: a walk of 30 steps can be as straight as a line
+    assert (
+        alarms <= 2
+    )  # about 1 in 200: a walk of 30 steps can be as straight as a line
 
 
 def test_a_staircase_that_goes_on_is_a_leak():

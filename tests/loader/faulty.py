@@ -37,6 +37,13 @@ class WithMessageError(Exception):
     message = "some message"
 
 
+class SilentError(Exception):
+    """Cannot be shown."""
+
+    def __str__(self):
+        raise NotImplementedError
+
+
 def undecodable():
     return b"\xff".decode("utf-8")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from loaderkit import DatasetError, build_loader, open_cache, pack
+from loaderkit import DatasetError, LoaderError, build_loader, open_cache, pack
 from loaderkit.testing import assert_same
 
 
@@ -234,6 +234,11 @@ def test_fields_of_graphs_are_refused_where_there_are_none(packed, name):
             list(loader)
 
 
+def test_fields_of_graphs_are_refused_where_somebody_else_joins_them(packed):
+    with pytest.raises(LoaderError, match="collate_fn was given with follow_batch"):
+        build_loader(packed["graphs"], collate_fn=list, follow_batch=["x"])
+
+
 def test_a_subclass_that_reads_in_its_own_way_is_batched_in_that_way(packed):
     from loaderkit import SafeGraphDataset
 
@@ -255,5 +260,9 @@ def test_a_subclass_that_reads_in_its_own_way_is_batched_in_that_way(packed):
     for data in (shifted, torch.utils.data.Subset(shifted, range(14))):
         [batch] = build_loader(data, batch_size=14, num_workers=0)
         assert float(batch.x.min()) >= 100
-    [batch] = DataLoader(marked, batch_size=14, collate_fn=marked.collate)
-    assert batch.mark == 14
+    for loader in (
+        DataLoader(marked, batch_size=14, collate_fn=marked.collate),
+        build_loader(marked, batch_size=14, num_workers=0),
+    ):
+        [batch] = loader
+        assert batch.mark == 14

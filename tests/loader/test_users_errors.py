@@ -231,6 +231,15 @@ def test_a_type_that_allows_no_subclass_is_the_cause_all_the_same():
     assert type(error.__cause__) is RefusingError
 
 
+def test_an_error_that_cannot_be_shown_is_the_cause_all_the_same():
+    explode = faulty.raising(faulty.SilentError)
+
+    error = raised_by(build_loader(faulty.Named(explode), num_workers=0, **OPTIONS))
+
+    assert "SilentError: <str() of it failed>" in error.what
+    assert type(error.__cause__) is faulty.SilentError
+
+
 def test_an_error_of_a_local_class_keeps_its_text_on_its_way_from_a_worker():
     class LocalError(Exception):
         pass

@@ -13,9 +13,9 @@ from loaderkit import pack
 from loaderkit.testing import assert_same
 
 ROWS = [  # workers, start method, seed, rows drawn
-    (0, None, 11, 9000),
-    (2, "fork", 12, 300),
-    (1, "spawn", 13, 8),
+    *((0, None, seed, 1500) for seed in range(11, 17)),
+    (2, "fork", 21, 200),
+    (1, "spawn", 31, 8),
 ]
 
 
