@@ -247,7 +247,7 @@ def read_allocator_settings(settings: str, backend: str = "cuda") -> SettingsRea
     Returns:
         The options, or why torch raises.
 
-    >>> read_allocator_settings("expandable_segments:Ture").rejected
+    >>> read_allocator_settings("expandable_segments:yes").rejected
     RejectedSettingError('expandable_segments wants True or False, written so')
     >>> read_allocator_settings("max_split_size_mb:64abc").options[0].taken
     '64'

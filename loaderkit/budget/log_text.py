@@ -226,7 +226,7 @@ def _is_broken_word(line: str, following: str, *, by_terminal: bool = False) -> 
         by_terminal: Several lines are equally long, so that a terminal probably broke
             them: half a word is enough, known or not.
 
-    >>> _is_broken_word("Tried to allo", "cate 1.6"), _is_broken_word("of", "memory")
+    >>> _is_broken_word("out of mem", "ory. 1.6"), _is_broken_word("of", "memory")
     (True, False)
     """
     if line[-1] in "([<" or following[0] in ")]>,;:":
@@ -235,7 +235,12 @@ def _is_broken_word(line: str, following: str, *, by_terminal: bool = False) -> 
     if last is None or first is None or not last.group().strip(".,"):
         return False
     left, right = last.group(), first.group()
-    if _PART_OF_NUMBER.search(left) and _PART_OF_NUMBER.match(right):
+    ends_clause = left.endswith(",") and not by_terminal
+    if (
+        _PART_OF_NUMBER.search(left)
+        and _PART_OF_NUMBER.match(right)
+        and not ends_clause
+    ):
         return True  # no message has two numbers next to each other
     if _CONTRACTION.match(following):
         return True  # does|n't
@@ -333,7 +338,7 @@ _WORDS = frozenset(
         "copy",
         "core",
         "could",
-        "couldn",
+        "",
         "cublas",
         "cuda",
         "cudnn",

@@ -97,7 +97,7 @@ VALUES = [
     "True",
     "False",
     "true",
-    "Ture",
+    "Yes",
     "1",
     "0",
     "20",
