@@ -26,10 +26,10 @@ from torch_settings import ask_torch, is_accepted
 from loaderkit.budget.allocator_conf import (
     COMMON_OPTIONS,
     CUDA_OPTIONS,
-    mended_settings,
     read_allocator_settings,
 )
 from loaderkit.budget.environment import UNIFIED
+from loaderkit.budget.mend_settings import mended_settings
 from loaderkit.budget.messages import SIZES, as_fields, read_message
 
 SEEDS = (1, 2, 3)
