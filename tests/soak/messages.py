@@ -33,7 +33,7 @@ from loaderkit.budget.mend_settings import mended_settings
 from loaderkit.budget.messages import SIZES, as_fields, read_message
 
 SEEDS = (1, 2, 3)
-EXAMPLES = 2000
+EXAMPLES = 1000
 TEXTS = [report.text for report in (*RAN_OUT, *LATER)] + LOOK_ALIKES + LATER_LOOK_ALIKES
 LONG = settings(
     max_examples=EXAMPLES,
