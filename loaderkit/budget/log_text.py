@@ -124,7 +124,7 @@ def clean_log(text: str) -> str:
     >>> clean_log("[rank0]: \x1b[31mCUDA out of\n[rank0]: memory.\x1b[0m")
     'CUDA out of memory.'
     >>> clean_log('{"msg": "CUDA out of memory.\\nTried to"}')
-    '{"msg": "CUDA out of memory.\nTried to"}'
+    'CUDA out of memory. Tried to"}'
     """
     text = _UNBROKEN.sub(_shortened, _LONG_INDENT.sub(" " * 40, text))
     text = _ESCAPED.sub(_unescaped, text).replace("\r\n", "\n").replace("\r", "\n")
@@ -250,6 +250,6 @@ def _is_broken_word(line: str, following: str, *, by_terminal: bool = False) -> 
         return True
     if not by_terminal and not is_word(left + right):
         return False
-    if left[-1] in "_." or right[0] in "_.":
+    if left[-1] == "_" or right[0] == "_":
         return True
     return not (is_word(left) and is_word(right))
