@@ -27,7 +27,7 @@ _AMOUNT = compile_words(
     r"|(?<![\w.,])(?P<free>\d[\d.]{0,12}) ?/ ?(?P<total>\d[\d.]{0,12} ?[KMGT]i?B)\b"
 )
 _BARE = compile_words(
-    r"(?:buffer|memory|block|data|array|tensor|malloc|calloc|realloc|allocat\w{2,3})?"
+    r"(?:buffer|memory|block|data|array|tensor|malloc|calloc|realloc)?"
     r"(?: of)? ?\b(?:size|length)(?: of| =| ?:{1,2}|=)? ?(?P<bare>\d[\d,]{2,24}|"
     r"0x[0-9a-f]{2,16})\b(?! ?(?:[KMGTPE]i?B?\b|bytes|/|\.\d))"
 )

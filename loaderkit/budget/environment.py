@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 from loaderkit.budget.allocator_conf import (
     COMMON_OPTIONS,
     CUDA_OPTIONS,
-    mended_settings,
-    nearest_option,
     read_allocator_settings,
 )
+from loaderkit.budget.mend_settings import mended_settings, nearest_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -123,7 +123,7 @@ _FACT_BEFORE_HEDGE = compile_words(
     r"occurred|happened|\w{0,40}(?:error|exception|failed|fatal) ?:"
 )
 _ERROR_MARK = compile_words(
-    r"\b\w{0,40}(?:error|exception|fail(?:ed|ure|s)?|fatal|panic\w{0,4}|abort\w{0,3}|"
+    r"\b\w{0,40}(?:error|exception|failed|failures?|fails|fail|fatal|panic\w{0,4}|abort\w{0,3}|"
     r"terminat\w{1,4}|killed|evicted|crash\w{0,3}|resource_exhausted)\b"
     r"|[A-Za-z]\w{0,40}(?:Error|Exception)\b|\bE\d{4,5}\b|\berrno\b|status"
 )

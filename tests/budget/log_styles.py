@@ -109,7 +109,7 @@ class Style:
 
 def _wrapping(draw, terminal):
     how = draw(st.sampled_from(["blanks", "terminal"] if terminal else ["blanks"]))
-    width = draw(st.integers(24, 140))
+    width = draw(st.integers(30, 140))
     if how == "blanks":
         return f"wrap {width}", lambda text: wrap(text, width)
     return f"terminal {width}", lambda text: hard_wrap(text, width)

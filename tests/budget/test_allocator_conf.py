@@ -9,8 +9,6 @@ from torch_settings import ask_torch, is_accepted
 from loaderkit.budget.allocator_conf import (
     COMMON_OPTIONS,
     CUDA_OPTIONS,
-    mended_settings,
-    nearest_option,
     read_allocator_settings,
     split_tokens,
 )
@@ -22,6 +20,7 @@ from loaderkit.budget.environment import (
     options_of,
     settings_variable,
 )
+from loaderkit.budget.mend_settings import mended_settings, nearest_option
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(
@@ -36,7 +35,7 @@ VALUES = [
     "True",
     "False",
     "true",
-    "Ture",
+    "Yes",
     "1",
     "0",
     "20",

@@ -145,7 +145,7 @@ def test_every_fix_is_right():
 
 
 def test_what_torch_raised_counts_before_what_was_read():
-    environ = {UNIFIED: "expandable_segments:Ture"}
+    environ = {UNIFIED: "expandable_segments:Yes"}
 
     refused = found(
         environ, asked_torch=True, torch_error="ValueError: Expected 'True'"

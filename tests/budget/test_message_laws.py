@@ -20,8 +20,8 @@ TEXTS = [report.text for report in (*RAN_OUT, *LATER)] + LOOK_ALIKES + LATER_LOO
 TORCH = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.70 GiB. GPU 1 has "
     "a total capacity of 6.00 GiB of which 41.56 MiB is free. Process 4711 has 1.50 "
-    "GiB memory in use. Including non-PyTorch memory, this process has 4.40 GiB memory in "
-    "use. Of the allocated memory 2.93 GiB is allocated by PyTorch, with 46.00 MiB "
+    "GiB memory in use. Including non-PyTorch memory, this process has 4.40 GiB memory "
+    "in use. Of the allocated memory 2.93 GiB is allocated by PyTorch, with 46.00 MiB "
     "allocated in private pools (e.g., CUDA Graphs), and 1.30 GiB is reserved by "
     "PyTorch but unallocated. If reserved but unallocated memory is large try setting "
     "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation."

@@ -1,0 +1,41 @@
+"""The words of messages about memory, to tell a word that a terminal broke.
+
+Pure but for reading the tables beside it.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from importlib import resources
+
+_TABLES = ("wordings.txt", "phrases.txt", "amount_roles.txt")
+_SHORTEST = 4
+"""Letters of a word taken from a pattern: shorter ones are endings, such as "ing"."""
+_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+
+
+def is_word(token: str) -> bool:
+    """Whether a token is a word of such messages, or put together from such words.
+
+    >>> [is_word(token) for token in ("memory.", "OutOfMemoryError", "mem0ry", "17")]
+    [True, True, False, True]
+    """
+    token = token.strip(".,").rsplit(".", 1)[-1]
+    if token.lower() in _words() or token.isdigit():
+        return True
+    parts = _PARTS.findall(token)
+    if len(parts) < 2 or "".join(parts) != token.replace("_", ""):
+        return False
+    return all(part.isdigit() or part.lower() in _words() for part in parts)
+
+
+@functools.cache
+def _words() -> frozenset[str]:
+    folder = resources.files(__package__)
+    words = set(folder.joinpath("words.txt").read_text("utf-8").lower().split())
+    for name in _TABLES:
+        text = re.sub(r"\\.", " ", folder.joinpath(name).read_text("utf-8"))
+        found = re.findall(r"[A-Za-z]+", text)
+        words |= {word.lower() for word in found if len(word) >= _SHORTEST}
+    return frozenset(words)
