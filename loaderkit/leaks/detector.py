@@ -234,9 +234,7 @@ class LeakDetector:
     def _suspected(self) -> bool:
         watch = self._running()
         with watch.own_memory():  # the first judgement loads modules
-            trends = judge(
-                watch.series(), tolerance=self.tolerance, warmup=self.warmup
-            )
+            trends = judge(watch.series(), tolerance=self.tolerance, warmup=self.warmup)
         return any(each.trend.rising for each in trends)
 
     def _over_limit(self) -> bool:

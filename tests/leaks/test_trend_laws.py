@@ -43,7 +43,9 @@ def test_leaks_of_thirty_standard_errors_are_mostly_found_in_thirty_epochs():
 
 @pytest.mark.parametrize("name", LOOKALIKES)
 def test_what_only_looks_like_a_leak_is_none(name):
-    assert [seed for seed in range(40) if verdict(lookalike(name, seed)) == LEAKING] == []
+    verdicts = [verdict(lookalike(name, seed)) for seed in range(40)]
+
+    assert LEAKING not in verdicts
 
 
 @given(period=st.integers(1, 12), epochs=st.integers(30, 60), cut=st.booleans())
@@ -60,9 +62,7 @@ def test_what_is_kept_every_few_epochs_is_never_steady(period, epochs, cut):
     assert found == LEAKING or epochs // period < 5
 
 
-@given(
-    fall=st.floats(0.0, 0.55), fall_at=st.integers(3, 28), period=st.integers(1, 3)
-)
+@given(fall=st.floats(0.0, 0.55), fall_at=st.integers(3, 28), period=st.integers(1, 3))
 @settings(max_examples=40)
 def test_one_fall_does_not_clear_a_leak(fall, fall_at, period):
     leak = Leak(160 * KIB, period=period, fall=fall, fall_at=fall_at)
