@@ -4,6 +4,7 @@ import atexit
 import ctypes
 import functools
 import gc
+import types
 import warnings
 
 import pytest
@@ -17,12 +18,16 @@ EPOCHS = 8
 SIZE = 2_345
 
 
+def do_nothing(*_):
+    """Stand for a function that is called at exit."""
+
+
 def with_an_exit_handler(tensor):
-    atexit.register(functools.partial(print, tensor))
+    atexit.register(functools.partial(do_nothing, tensor))
 
 
 def with_a_handlers_arguments(tensor):
-    atexit.register(print, tensor)
+    atexit.register(do_nothing, tensor)
 
 
 def with_a_stray_reference(tensor):
@@ -38,7 +43,7 @@ def in_a_cycle_through_autograd(tensor):
 
 def let_go_of(tensors):
     """Take back what a case keeps for ever."""
-    atexit.unregister(print)
+    atexit.unregister(do_nothing)
     for tensor in tensors:
         tensor.grad = None
 
@@ -53,6 +58,7 @@ def let_go_of(tensors):
     ],
 )
 def test_the_cause_is_shown_or_not_known(keep, pattern):
+    keep(torch.randn(SIZE))  # loads modules
     handlers = count_outside().exit_handlers
     before = take_census(0)
     for _ in range(EPOCHS):
@@ -76,12 +82,12 @@ def test_exit_handlers_that_come_beside_a_stray_reference_are_not_blamed():
     handlers = count_outside().exit_handlers
     before = take_census(0)
     for _ in range(EPOCHS):
-        atexit.register(print)
+        atexit.register(do_nothing)
         with_a_stray_reference(torch.randn(SIZE + 1))
     more = (count_outside().exit_handlers - handlers) / EPOCHS
 
     found = find_growth(before, EPOCHS, rate=4.0 * SIZE, more_exit_handlers=more)
-    atexit.unregister(print)
+    atexit.unregister(do_nothing)
 
     assert [growth.pattern for growth in found] == ["unknown holder"]
 
@@ -107,13 +113,12 @@ def test_a_cycle_is_walked():
 
 
 def test_texts_of_warnings_are_weighed_and_named():
-    registry = {f"a warning {n}": True for n in range(4)}
-    holder = {"__warningregistry__": registry}
+    library = types.SimpleNamespace()
+    vars(library)["__warningregistry__"] = {f"a warning {n}": True for n in range(4)}
     before = take_census(0)
     for n in range(100):
-        registry[f"a warning of a sample that was cut {n}" * 3] = True
+        library.__warningregistry__[f"sample {n} is cut, see the manual" * 9] = True
 
     found = find_growth(before, EPOCHS)
 
     assert "warnings" in {growth.pattern for growth in found}
-    assert holder
