@@ -56,11 +56,8 @@ def table(runs: int) -> str:
         Markdown.
     """
     series = load_series()
-    lines = [
-        f"| {runs} series each, 30 epochs | leaking | needs more | steady "
-        "| leaking after the epochs asked for |",
-        "|---|---|---|---|---|",
-    ]
+    columns = "leaking | needs more | steady | leaking after the epochs asked for"
+    lines = [f"| {runs} series each, 30 epochs | {columns} |", "|---|---|---|---|---|"]
     for name, leak in rows(series):
         first: Counter[str] = Counter()
         last: Counter[str] = Counter()
@@ -84,11 +81,11 @@ def table(runs: int) -> str:
 def rows(series: Any) -> list[tuple[str, Any]]:
     """Give the leaks by name, each a function of the seed."""
     leak, rate = series.Leak, 80 << 10
-    noisy = [
-        (f"a line, {signal} standard errors, {noise} noise",
-         leak(rate, signal=signal, noise=noise))
-        for noise in ("normal", "heavy") for signal in (3, 5, 8, 12, 20)
-    ]  # fmt: skip
+    noisy = []
+    for noise in ("normal", "heavy"):
+        for signal in (3, 5, 8, 12, 20):
+            name = f"a line, {signal} standard errors, {noise} noise"
+            noisy.append((name, leak(rate, signal=signal, noise=noise)))
     stairs = [
         (f"kept every {period} epochs, no noise", leak(rate, period=period))
         for period in (2, 5, 6, 8, 10)

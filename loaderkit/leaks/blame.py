@@ -64,6 +64,8 @@ _BY_TYPE = (
 """Patterns of what holds more than memory."""
 _LOOKED_THROUGH = 200
 """Objects below an item among which tensors are looked for."""
+_NAMED = 6
+"""Containers whose holders are looked for, the heaviest."""
 _PLAIN = (int, float, complex, bool, type(None))
 
 
@@ -142,7 +144,7 @@ def _containers(before: Census, epochs: int, ours: set[int]) -> list[Growth]:
         weighed.append((size, count / epochs, each, newest))
     weighed.sort(key=lambda row: -row[0])
     ignore = [grown, weighed, objects]
-    return [_growth(row, ignore) for row in weighed[:4] if row[0] > 0]
+    return [_growth(row, ignore) for row in weighed[:_NAMED] if row[0] > 0]
 
 
 def _growth(row: tuple[int, float, Any, list[Any]], ignore: Sequence[Any]) -> Growth:
@@ -351,12 +353,13 @@ def _unrooted(
 ) -> Growth:
     """Name what keeps objects that no variable leads to, where that can be shown."""
     look = look_of(alike[-1:])
-    newest = alike[-1:]
+    newest = alike[-_SAMPLE:]
     if gc.isenabled():
         gc.collect()  # the search for holders leaves cycles that refer to them
-    if is_a(newest[0], torch.Tensor) and is_in_autograd_cycle(newest[0]):
+    tensors = tensors_in(newest)
+    if any(is_in_autograd_cycle(tensor) for tensor in tensors):
         return Growth("autograd cycle", "a cycle", look, rate, size)
-    if may_be_exit_handlers(newest, more_exit_handlers, rate):
+    if may_be_exit_handlers(alike[-1:], more_exit_handlers, rate):
         return Growth("exit handlers", "atexit", look, rate, size)
     return Growth("unknown holder", "something", look, rate, size)
 

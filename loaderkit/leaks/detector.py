@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
@@ -200,9 +201,16 @@ class LeakDetector:
         if self._report is None or self._report.epochs < watch.epoch:
             with watch.own_memory():
                 self._report = inquire(
-                    watch, warmup=self.warmup, tolerance=self.tolerance,
+                    watch,
+                    warmup=self.warmup,
+                    tolerance=self.tolerance,
                     limit=self.limit,
-                )  # fmt: skip
+                )
+                grown = any(each.trend.rising for each in self._report.counters)
+                if grown and gc.isenabled():
+                    # The search for holders leaves cycles.  Freed later they would be
+                    # taken for garbage of the user's.
+                    gc.collect()
         return self._report
 
     def __enter__(self) -> Self:

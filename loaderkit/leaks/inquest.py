@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from loaderkit.leaks.blame import explains, find_growth
@@ -18,6 +18,7 @@ from loaderkit.leaks.unrooted import count_outside
 from loaderkit.leaks.verdict import WORKER, epochs_until, judge, overall
 from loaderkit.memory.host import read_host
 from loaderkit.memory.probes import read_device
+from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,6 +32,8 @@ _HOST = ("malloc", "anonymous", "python_blocks")
 """Counters of memory that Python objects may hold."""
 _LEFT_OVER = (
     ("allocated", "device", "device memory"),
+    ("reserved", "reserved", "the cache of torch's allocator"),
+    ("driver", "driver", "device memory outside of tensors"),
     ("pinned", "pinned", "page-locked memory"),
     ("malloc", "native", "native memory"),
     ("shared", "shared", "shared memory"),
@@ -59,24 +62,13 @@ def inquire(
         The report.
     """
     counters = judge(watch.series(), tolerance=tolerance, warmup=warmup)
-    counters = _without_others(watch, counters)
-    verdict, more = overall(counters)
-    growths: list[Growth] = []
-    notes: list[str] = []
-    if verdict == LEAKING:
-        collected = _was_garbage(watch, counters)
-        growths = _growths(watch, counters)
-        verdict, more, notes = _second_thought(watch, counters, growths)
-        if verdict == LEAKING:
-            growths = list(map(_not_small, growths))
-        if not growths and watch.census() is None:
-            notes.append(
-                "objects were not counted in time: more epochs tell who holds it"
-            )
-        held = list(filter(_is_held, growths))
-        if collected and not (held and explains(held, _host_rate(counters))):
-            growths, verdict, more = [], STEADY, 0
-            notes = ["what had grown was garbage, and is collected now"]
+    dropped = _note_on_foreign_shm_files(watch, counters)
+    if dropped:
+        counters = tuple(each for each in counters if each.name != "shm_files")
+    finding = _find_causes(watch, counters)
+    verdict, notes = finding.verdict, [*finding.notes]
+    if dropped:
+        notes.append(dropped)
     bound, bound_from = _limit(watch, limit)
     rates = [
         c.trend.per_epoch for c in counters if c.trend.rising and c.unit == "bytes"
@@ -89,22 +81,61 @@ def inquire(
         notes.append("the limit that was set has been passed")
     seconds = time.monotonic() - watch.begun
     return LeakReport(
-        verdict, watch.epoch, seconds, str(watch.device), counters, tuple(growths),
+        verdict, watch.epoch, seconds, str(watch.device), counters, finding.growths,
         _recorded_sites(watch) if verdict == LEAKING else (), notes=tuple(notes),
-        more_epochs=more, limit_bytes=bound, limit_from=bound_from, epochs_left=left,
+        more_epochs=finding.more_epochs, limit_bytes=bound, limit_from=bound_from,
+        epochs_left=left,
     )  # fmt: skip
 
 
-def _without_others(
-    watch: Watch, counters: tuple[CounterTrend, ...]
-) -> tuple[CounterTrend, ...]:
-    """Drop /dev/shm where files come while this process waits: they are another's."""
-    if not any(each.name == "shm_files" and each.trend.rising for each in counters):
-        return counters
+@dataclass(frozen=True)
+class _Finding:
+    """A verdict with what grew."""
+
+    verdict: str
+    more_epochs: int = 0
+    growths: tuple[Growth, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def _find_causes(watch: Watch, counters: tuple[CounterTrend, ...]) -> _Finding:
+    """Look who holds what grew; some growth turns out to be no leak then."""
+    verdict, more = overall(counters)
+    if verdict != LEAKING:
+        return _Finding(verdict, more)
+    collected = _was_garbage(watch, counters)
+    growths = _growths(watch, counters)
+    held = list(filter(_is_held, growths))
+    if collected and not (held and explains(held, _host_rate(counters))):
+        note = "what had grown was garbage, and is collected now"
+        return _Finding(STEADY, notes=(note,))
+    verdict, more, notes = _second_thought(watch, counters, growths)
+    if verdict == LEAKING:
+        growths = list(map(_not_small, growths))
+    if not growths and watch.census() is None:
+        notes.append("objects were not counted in time: more epochs tell who holds it")
+    return _Finding(verdict, more, tuple(growths), tuple(notes))
+
+
+def _note_on_foreign_shm_files(watch: Watch, counters: tuple[CounterTrend, ...]) -> str:
+    """Tell of files that come to /dev/shm while this process waits.
+
+    Returns:
+        Why the counter cannot be judged; empty where it can.
+    """
+    found = [each for each in counters if each.name == "shm_files"]
+    if not found or not found[0].trend.rising:
+        return ""
     pause = min(max(4 * watch.seconds_per_epoch(), _LEAST_PAUSE_S), 1.0)
     if not watch.shared_files.grows_by_itself(pause):
-        return counters
-    return tuple(each for each in counters if each.name != "shm_files")
+        return ""
+    growth = watch.shared_files.growth(found[0].trend.per_epoch)
+    return (
+        f"shm_files is not judged: {growth.what} grew by "
+        f"{format_bytes(growth.bytes_per_epoch)} each epoch, but also while this "
+        "process waited, so another process makes files there; run it alone to see its "
+        "own"
+    )
 
 
 def _growths(watch: Watch, counters: Sequence[CounterTrend]) -> list[Growth]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.leaks.trend import LEAKING, NEEDS_MORE, STEADY
+from loaderkit.leaks.verdict import EFFECTS
 from loaderkit.units import format_amount, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -64,11 +65,15 @@ class LeakReport:
 
     @property
     def leaks(self) -> tuple[CounterTrend, ...]:
-        """The counters that leak, those of bytes first and the fastest first."""
+        """The counters that leak: causes first, then bytes, then the fastest."""
         if not self.leaking:
             return ()
         found = [each for each in self.counters if each.trend.rising]
-        return tuple(sorted(found, key=_by_size))
+        rising = {each.name for each in found}
+        # What torch's allocator takes grows with the tensors: the cause comes first.
+        return tuple(
+            sorted(found, key=lambda c: (EFFECTS.get(c.name) in rising, _by_size(c)))
+        )
 
     @property
     def tolerated(self) -> tuple[CounterTrend, ...]:

@@ -103,7 +103,6 @@ class Trend:
         return self.why == _TOLERATED
 
 
-_GOES_ON = "it grows as much in the last epochs as before"
 _TOLERATED = "it grows too little to mind: less than the tolerance"
 
 
@@ -137,12 +136,13 @@ class _Evidence:
     def significant(self) -> bool:
         return self.t > self.threshold
 
-    def epochs_needed(self, epochs: int) -> float:
+    def epochs_needed(self, epochs: float) -> float:
         """Tell the length of a run that would make it significant, probably."""
         # What was seen is itself uncertain by one standard error; two more make the
         # next look significant in 98 of 100 runs.
         wanted = self.threshold + 3.0
-        return epochs * (wanted / max(self.t, 1.0)) ** (1 / self.exponent)
+        longer: float = (wanted / max(self.t, 1.0)) ** (1 / self.exponent)
+        return epochs * longer
 
 
 def fit_trend(
@@ -217,30 +217,36 @@ def _judge(
     if min(from_line.chance, from_steps.chance) > _HINT:
         return _Decision(STEADY, "it does not grow clear of its noise")
 
-    ended = best_ended(kept_times, kept_values, noise_floor)
-    nats = ended - criterion_of(line, noise_floor)
     emptied_for = _epochs_until_a_tooth_would_be_over(line, kept_times)
-    if from_steps.significant and from_steps.goes_on and nats > 0:
-        return _Decision(LEAKING, _GOES_ON)
-    if _climbs(_steps(times, values), floor) and nats > _CLIMB_NATS:
-        return _Decision(LEAKING, _GOES_ON)
+    nats = best_ended(kept_times, kept_values, noise_floor)
+    nats -= criterion_of(line, noise_floor)
     # Readings that echo each other are worth fewer independent ones.
     worth = _worth(_echo(line, noise_floor, cautious=True))
-    clear = from_line.goes_on and nats * worth > _GOES_ON_NATS
-    if from_line.significant and clear and not emptied_for:
-        return _Decision(LEAKING, _GOES_ON)
+    line_goes_on = from_line.goes_on and nats * worth > _GOES_ON_NATS
+    goes_on = (
+        (from_steps.significant and from_steps.goes_on and nats > 0)
+        or (_climbs(_steps(times, values), floor) and nats > _CLIMB_NATS)
+        or (from_line.significant and line_goes_on and not emptied_for)
+    )
+    if goes_on:
+        return _Decision(LEAKING, "it grows as much in the last epochs as before")
     late = best_ended(kept_times, kept_values, noise_floor, stopped_late=True)
     ended_is_better = criterion_of(line, noise_floor) - late > _ENDED_NATS
     if ended_is_better and not from_line.goes_on:
         return _Decision(STEADY, "it grew, and has levelled off")
+    return _needs_more(times[-1] - times[0], emptied_for, (from_line, from_steps))
 
-    epochs = times[-1] - times[0]
+
+def _needs_more(
+    epochs: float, emptied_for: float, views: tuple[_Evidence, ...]
+) -> _Decision:
+    """Say how many more epochs would decide it."""
     if emptied_for:
         why = "it fell once, and has not grown for as long since"
         return _Decision(NEEDS_MORE, why, max(3, math.ceil(emptied_for)))
-    needed = min(view.epochs_needed(epochs) for view in (from_line, from_steps))
+    needed = min(view.epochs_needed(epochs) for view in views)
     why = "its growth is not yet clear of its noise"
-    if from_line.significant or from_steps.significant:
+    if any(view.significant for view in views):
         # The difference from a ramp that has ended grows with the cube of the length.
         needed = max(needed, 1.3 * epochs)
         why = "it may have levelled off"
@@ -276,7 +282,8 @@ def _epochs_until_a_tooth_would_be_over(line: LineFit, times: Floats) -> float:
     before = times[line.shift_at] - times[0]
     if -line.shift < _EMPTIED * line.slope * before:
         return 0.0
-    return max(0.0, 1.2 * before - (times[-1] - times[line.shift_at]))
+    since = float(times[-1]) - float(times[line.shift_at])
+    return max(0.0, 1.2 * float(before) - since)
 
 
 def _little_growth(
@@ -338,7 +345,8 @@ def _late_part_agrees(line: LineFit, times: Floats, error: float) -> bool:
 
 
 def _slope_at_end(curve: Floats, times: Floats) -> float:
-    return float((curve[-1] - curve[-2]) / (times[-1] - times[-2]))
+    rise = float(curve[-1]) - float(curve[-2])
+    return rise / (float(times[-1]) - float(times[-2]))
 
 
 def _echo(line: LineFit, noise_floor: float, *, cautious: bool) -> float:

@@ -53,8 +53,8 @@ def is_in_autograd_cycle(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor's autograd graph leads back to it.
 
     So do ``backward(create_graph=True)``, whose gradient's graph refers to the
-    parameter, and a ``Function`` that keeps its output on ``ctx``.  The way leads through
-    C++, where Python's collector does not look.
+    parameter, and a ``Function`` that keeps its output on ``ctx``.  The way leads
+    through C++, where Python's collector does not look.
 
     Args:
         tensor: Any.
@@ -81,10 +81,9 @@ def _autograd_references(each: Any) -> Iterator[Any]:
     else:
         parts = [following for following, _ in each.next_functions]
         parts.append(getattr(each, "variable", None))
-        with contextlib.suppress(
-            AttributeError
-        ):  # only of a Function written in Python
-            parts += [part for part in vars(each).values() if is_a(part, torch.Tensor)]
+        # A Function that is written in Python keeps what was put on ctx there.
+        kept = getattr(each, "__dict__", {}).values()
+        parts += [part for part in kept if is_a(part, torch.Tensor)]
         for name in dir(each):
             if name.startswith("_saved_"):
                 with contextlib.suppress(Exception):  # freed, or no tensor

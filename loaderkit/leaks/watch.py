@@ -17,7 +17,7 @@ from loaderkit.leaks.unrooted import count_outside
 from loaderkit.leaks.verdict import WORKER
 from loaderkit.memory import process
 from loaderkit.memory.counters import COUNTERS
-from loaderkit.memory.probes import read_device
+from loaderkit.memory.probes import read_device, read_device_used
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -166,15 +166,18 @@ class Watch:
     def _read(self) -> dict[str, int]:
         found = self.quick()
         found |= read_device(self.device, full=False)[0]
-        shared = self.shared_files.reading()
+        regular = self._is_sparse() or self._throttle.due
+        shared = self.shared_files.bytes() if regular else self.shared_files.reading()
         if shared is not None:
             found["shm_files"] = shared
-        regular = self._is_sparse() or self._throttle.due
         if regular:
             with self._throttle:
                 count = process.mappings()
                 if count is not None:
                     found["mappings"] = count
+                used = read_device_used(self.device)
+                if used is not None:
+                    found["device_used"] = used
         if regular or self._workers_rise():
             found |= self._read_workers()
         return found
@@ -235,6 +238,6 @@ class Watch:
             least = self._suspicious.get(COUNTERS[name].unit, 0.5)
             # The reading after the first epoch is the first without its warm-up.
             first = bisect.bisect_left(self._epochs[name], since)
-            if values[-1] > values[first] and keeps_rising(values[first:], least):
+            if keeps_rising(values[first:], least):
                 return True
         return False

@@ -5,6 +5,7 @@ the slope of a line in that noise.  A look-alike is flat from two thirds of the 
 or returns to where it was.
 """
 
+# ruff: noqa: ARG001 -- each shape is given the same three arguments
 import math
 import random
 from dataclasses import dataclass

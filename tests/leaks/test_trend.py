@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from loaderkit import fit_trend
+from loaderkit import LeakReport, fit_trend
 from loaderkit.leaks.trend import LEAKING, NEEDS_MORE, STEADY, theil_sen
 from loaderkit.leaks.verdict import epochs_until, judge, overall
 
@@ -140,9 +140,8 @@ def test_a_walk_without_direction_is_hardly_ever_called_a_leak():
             values.append(level)
         alarms += verdict(values) == LEAKING
 
-    assert (
-        alarms <= 2
-    )  # about 1 in 200: a walk of 30 steps can be as straight as a line
+    # About 1 in 200: a walk of 30 steps can be as straight as a line.
+    assert alarms <= 2
 
 
 def test_a_staircase_that_goes_on_is_a_leak():
@@ -210,6 +209,34 @@ def test_pages_that_cannot_decide_do_not_count_where_malloc_can():
     series = {"malloc": (epochs, [1.0] * 31), "anonymous": (epochs, noisy)}
 
     assert overall(judge(series))[0] == STEADY
+
+
+GROWING = [BASE + MIB * e for e in range(31)]
+FLAT = [float(BASE)] * 31
+
+
+@pytest.mark.parametrize(
+    ("series", "verdict", "grew"),
+    [
+        ({"allocated": FLAT, "driver": GROWING}, LEAKING, "driver"),
+        ({"allocated": FLAT, "reserved": GROWING}, LEAKING, "reserved"),
+        ({"allocated": GROWING, "reserved": GROWING}, LEAKING, "allocated"),
+        ({"allocated": FLAT, "reserved": FLAT, "device_used": GROWING}, NEEDS_MORE, ""),
+        ({"allocated": FLAT, "reserved": FLAT, "driver": FLAT}, STEADY, ""),
+    ],
+)
+def test_each_figure_of_a_device_is_judged_and_the_one_that_grew_is_said(
+    series, verdict, grew
+):
+    trends = judge({name: (range(31), values) for name, values in series.items()})
+
+    found, more = overall(trends)
+    report = LeakReport(found, 30, 1.0, "mps", trends, more_epochs=more)
+
+    assert found == verdict
+    assert [each.name for each in report.leaks][:1] == ([grew] if grew else [])
+    if verdict == NEEDS_MORE:
+        assert "or by another process" in str(report)
 
 
 def test_a_long_run_is_thinned_and_keeps_its_slope():
