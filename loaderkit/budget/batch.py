@@ -158,9 +158,7 @@ class BatchPlan:
         pricing = self._pricing()
         return pricing.surrogate.price(pricing.samples.complete(sizes))
 
-    def probability(
-        self, batch_size: int, *, epochs: int = 1, seed: int = 0
-    ) -> Chance:
+    def probability(self, batch_size: int, *, epochs: int = 1, seed: int = 0) -> Chance:
         """Estimate how likely some batch exceeds the limit.
 
         Args:

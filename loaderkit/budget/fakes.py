@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from loaderkit.budget.steps import Step
 
 
-
 class _Attention(NamedTuple):
     func: Any
     names: tuple[str, ...]

@@ -52,7 +52,16 @@ _SHRUNK_SPATIAL = (
 of the three rows that is small enough."""
 _OPAQUE = ("convolution", "_fft", "mkldnn")
 """Kernels whose buffers depend on the algorithm that a library picks by size."""
-_SPATIAL = ("conv", "pool", "upsample", "im2col", "col2im", "grid_sampl", "_pad", "shuffle")
+_SPATIAL = (
+    "conv",
+    "pool",
+    "upsample",
+    "im2col",
+    "col2im",
+    "grid_sampl",
+    "_pad",
+    "shuffle",
+)
 """Kernels whose outputs have a width that follows from their operands'."""
 _FREE_NUMBERS = ("new_", "embedding", "scalar", "arange", "full", "fill", "add", "mul")
 """Kernels with numbers that are no operand's size: any number does."""
@@ -256,7 +265,9 @@ class KernelProbe:
 
     def _measure(self, calls: Iterable[KernelCall]) -> None:
         threads = torch.get_num_threads()
-        new = [call for call in dict.fromkeys(calls) if (threads, call) not in self._seen]
+        new = [
+            call for call in dict.fromkeys(calls) if (threads, call) not in self._seen
+        ]
         if len(self._seen) > 20_000:  # some 20 MB
             self._seen.clear()
         if new:
@@ -307,11 +318,17 @@ def _of_fewer_samples(
 ) -> list[list[KernelCall]]:
     """Shrink one size only, the first operand's first or the largest, to three others."""
     first = call.tensors[0].shape[:1]
-    chosen = first[0] if call.spatial and first and first[0] in sizes else max(sizes, default=0)
+    chosen = (
+        first[0]
+        if call.spatial and first and first[0] in sizes
+        else max(sizes, default=0)
+    )
     small = chosen
     while small > 8:
         small //= 2
-        resized = [_resized(call, {chosen: s}) for s in (small, small * 3 // 4, small // 2)]
+        resized = [
+            _resized(call, {chosen: s}) for s in (small, small * 3 // 4, small // 2)
+        ]
         whole = [each for each in resized if each is not None]
         if len(whole) < len(resized):
             return []
@@ -346,9 +363,11 @@ def _resized(call: KernelCall, sizes: dict[int, int]) -> KernelCall | None:
     for leaf in call.leaves:
         if isinstance(leaf, TensorSpec):
             leaves.append(_resized_spec(leaf, sizes))
-        elif type(leaf) is not int or not _SMALLEST_SHRUNK <= leaf < 1 << 31:
-            leaves.append(leaf)
-        elif leaf in fixed:
+        elif (
+            type(leaf) is not int
+            or not _SMALLEST_SHRUNK <= leaf < 1 << 31
+            or leaf in fixed
+        ):
             leaves.append(leaf)
         elif leaf in numbers:
             leaves.append(numbers[leaf])
@@ -470,7 +489,7 @@ def _packed_by_forward(leaves: list[Any]) -> Any:
     reverse, mode, hidden, layers, biases, _train, both, *sizes, first = plain
     forward = torch.ops.aten.mkldnn_rnn_layer.default
     made = forward(
-        *tensors[:7], reverse, sizes, mode, hidden, layers, biases, both, first, True  # noqa: FBT003
+        *tensors[:7], reverse, sizes, mode, hidden, layers, biases, both, first, True
     )
     return made[3]
 
@@ -478,7 +497,8 @@ def _packed_by_forward(leaves: list[Any]) -> Any:
 def _invented(spec: TensorSpec) -> torch.Tensor:
     """Make a tensor: positions are 0, masks choose everything, floats are in (0, 1)."""
     span = 1 + sum(
-        (size - 1) * stride for size, stride in zip(spec.shape, spec.stride, strict=True)
+        (size - 1) * stride
+        for size, stride in zip(spec.shape, spec.stride, strict=True)
     )
     if not all(spec.shape):
         return torch.empty(spec.shape, dtype=spec.dtype)
@@ -517,7 +537,9 @@ def _scaled(
     if held is not None and output is not None:
         # libraries round up and choose by size: compared with calls of the full size,
         # conv1d to conv3d and LSTM, a line missed by 12 % at most
-        return Workspace(held, round(0.8 * held), round(1.25 * held), output, exact=False)
+        return Workspace(
+            held, round(0.8 * held), round(1.25 * held), output, exact=False
+        )
     shares = [amount / total for amount, total in zip(amounts, totals, strict=True)]
     held = round(max(shares) * sum(sizes))
     high = 2 * held + (sum(sizes) if output is None else 0)

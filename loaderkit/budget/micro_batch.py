@@ -15,13 +15,13 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from loaderkit.budget.oom import attach, diagnose_oom
+from loaderkit.budget.pieces import count_samples, cut, weight_of
 from loaderkit.budget.ranks import (
     agreed,
     average_gradients,
     broadcast_buffers,
     unwrapped,
 )
-from loaderkit.budget.pieces import count_samples, cut, weight_of
 from loaderkit.budget.steps import call_model, loss_of
 from loaderkit.errors import BudgetError
 from loaderkit.memory.release import release
@@ -315,7 +315,9 @@ class _Pieces:
             _put_grads(self.parameters, kept)
         largest = max((float(g.abs().max()) for g in whole if g.numel()), default=0.0)
         pairs = zip(whole, pieces, strict=True)
-        far = max((float((a - b).abs().max()) for a, b in pairs if a.numel()), default=0.0)
+        far = max(
+            (float((a - b).abs().max()) for a, b in pairs if a.numel()), default=0.0
+        )
         if largest and far > _tolerance(whole) * largest:
             raise _deviation_error(far / largest, self.weigh)
         return True

@@ -72,7 +72,9 @@ def peaks_of(log: Log, end: End = "likely") -> dict[str, Peak]:
     best: dict[str, Peak] = {}
     now, begins = 0, {at: phase for at, phase in log.marks if phase in PHASES}
     changes = changes_of(log, end)
-    for position, (change, phase) in enumerate(zip(changes, phases_of(log), strict=True)):
+    for position, (change, phase) in enumerate(
+        zip(changes, phases_of(log), strict=True)
+    ):
         if position in begins:  # what is there counts, if nothing more is made
             _raise(best, Peak(now, 0, position - 1, begins[position]))
         now += change

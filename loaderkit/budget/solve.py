@@ -140,7 +140,9 @@ def _spread(samples: Samples, count: int, turn: int) -> list[int]:
     """Choose small samples whose sizes point in different directions."""
     total = samples.sizes @ np.ones(samples.sizes.shape[1])
     small = np.argsort(total, kind="stable")
-    if samples.kind != "padded graphs":  # which need long ones, to see what squares cost
+    if (
+        samples.kind != "padded graphs"
+    ):  # which need long ones, to see what squares cost
         small = small[: max(count * 4, len(total) // 2)]
     rng = np.random.default_rng(turn)
     picked = rng.choice(small, size=min(count, len(small)), replace=False)

@@ -153,12 +153,16 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(tensor, torch.Tensor):
                 numbers += self.add(tensor)
         if listed_bytes:
-            self.log.holds_inside(len(self.log.events) - 1, Bounds.exactly(listed_bytes))
+            self.log.holds_inside(
+                len(self.log.events) - 1, Bounds.exactly(listed_bytes)
+            )
         if not (func.is_view or func in _LIKE_VIEWS):
             self._note_call(func, args, kwargs, out, numbers)
         formula = other_formula() if backward else None
         if formula is not None:
-            self.log.assumptions["a formula of autograd that is not tracked", formula] = 1
+            self.log.assumptions[
+                "a formula of autograd that is not tracked", formula
+            ] = 1
             for number in numbers:
                 size = self.log.events[number][1]
                 self.log.corrections[number] = Bounds(-size, 0, size)
@@ -211,7 +215,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _faked(self, func: Any, args: Any, kwargs: Any) -> Any:
         if torch.Tag.data_dependent_output in func.tags or (
-            torch.Tag.dynamic_output_shape in func.tags and func is not _aten.index.Tensor
+            torch.Tag.dynamic_output_shape in func.tags
+            and func is not _aten.index.Tensor
         ):
             return self._from_values(func, args, kwargs)
         with self.fake:
@@ -331,7 +336,11 @@ class ReadsValues(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Run a function, with the real tensor where one is read."""
-        reads = func in {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__}
+        reads = func in {
+            torch.Tensor.tolist,
+            torch.Tensor.numpy,
+            torch.Tensor.__array__,
+        }
         if reads and isinstance(args[0], FakeTensor):
             value = self.tracker.value_of(args[0])
             if value is not None:

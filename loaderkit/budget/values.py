@@ -67,10 +67,14 @@ class RealValues:
         if any(each is None for each in known) or self._too_much(operands, made):
             self._forget(mutated)
             return
-        if any(_storage_key(each.real) in self._given for each in self._of_all(mutated)):
+        if any(
+            _storage_key(each.real) in self._given for each in self._of_all(mutated)
+        ):
             self._forget(mutated)
             return
-        trained = _draws(func) or any(each is not None and each.trained for each in known)
+        trained = _draws(func) or any(
+            each is not None and each.trained for each in known
+        )
         try:
             made = func(*tree_map(self._real, args), **tree_map(self._real, kwargs))
         except Exception:  # noqa: BLE001 -- then the values are not known
@@ -99,7 +103,9 @@ class RealValues:
         key, size = _storage_key(real), storage.nbytes()
         if key in self._live or key in self._given:
             return
-        self._live[key] = weakref.ref(storage, functools.partial(self._freed, key, size))
+        self._live[key] = weakref.ref(
+            storage, functools.partial(self._freed, key, size)
+        )
         self.bytes += size
         self.highest_bytes = max(self.highest_bytes, self.bytes)
 

@@ -251,7 +251,7 @@ class Processor(Silent):
         """It has no counters of its own."""
         return {}
 
-    def free_bytes(self, device: torch.device) -> None:  # noqa: ARG002
+    def free_bytes(self, device: torch.device) -> None:
         """It has no memory of its own: ask the host."""
 
     def empty(self) -> None:

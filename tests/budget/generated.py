@@ -5,8 +5,16 @@ Each entry makes a fresh ``(model, batch, step)``.  ``scale`` multiplies the sam
 
 import torch
 import torch_geometric.nn as g
-from models import GRAPHS, Attention, Recurrent, TwoLayers, convolutional, graphs
-from models import perceptron, solid
+from models import (
+    GRAPHS,
+    Attention,
+    Recurrent,
+    TwoLayers,
+    convolutional,
+    graphs,
+    perceptron,
+    solid,
+)
 from torch import nn
 from torch.nn import functional as F
 
@@ -216,16 +224,22 @@ MODELS = {
     "radius graph": (Near, lambda scale: torch.randn(60 * scale, 3), Step()),
     "edge pooling": (Edges, some_graphs, Step()),
     "lstm aggregation": (
-        lambda: Grouped(g.LSTMAggregation, 64, 64), some_graphs, Step()
+        lambda: Grouped(g.LSTMAggregation, 64, 64),
+        some_graphs,
+        Step(),
     ),
     "median aggregation": (lambda: Grouped(g.MedianAggregation), some_graphs, Step()),
     "softmax aggregation": (
-        lambda: Grouped(g.SoftmaxAggregation, 1.0, True), some_graphs, Step()
+        lambda: Grouped(g.SoftmaxAggregation, 1.0, True),
+        some_graphs,
+        Step(),
     ),
     "set2set": (lambda: Grouped(g.Set2Set, 64, 2), some_graphs, Step()),
     "sort aggregation": (lambda: Grouped(g.SortAggregation, 10), some_graphs, Step()),
     "diff group norm": (
-        lambda: Grouped(lambda: _OnlyFirst(g.DiffGroupNorm(64, 4))), some_graphs, Step()
+        lambda: Grouped(lambda: _OnlyFirst(g.DiffGroupNorm(64, 4))),
+        some_graphs,
+        Step(),
     ),
     "pna": (
         lambda: TwoLayers(

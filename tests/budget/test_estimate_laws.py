@@ -99,10 +99,15 @@ def test_a_kernel_that_holds_more_than_was_learnt_would_be_seen(monkeypatch):
 def test_no_estimate_trains_for_real(dtype):
     # a model without memory cannot be trained: 8 GB of weights, opaque kernels
     model = nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(1800, 65536), nn.Linear(65536, 30000)
+        nn.Conv2d(3, 8, 3),
+        nn.Flatten(),
+        nn.Linear(1800, 65536),
+        nn.Linear(65536, 30000),
     ).to("meta", dtype)
 
-    found = estimate_step(model, torch.randn(16, 3, 17, 17).to(dtype), optimizer="adamw")
+    found = estimate_step(
+        model, torch.randn(16, 3, 17, 17).to(dtype), optimizer="adamw"
+    )
 
     assert found.method == "tracked"
     assert found.parts["parameters"] > 4e9
@@ -111,7 +116,10 @@ def test_no_estimate_trains_for_real(dtype):
 
 def test_what_the_probes_make_is_small():
     KERNELS.clear()
-    model, batch = perceptron().double(), torch.zeros(1, 784).double().expand(10**6, 784)
+    model, batch = (
+        perceptron().double(),
+        torch.zeros(1, 784).double().expand(10**6, 784),
+    )
     before = torch.zeros(1)
 
     log = track_step(model, batch, Step())
@@ -182,5 +190,3 @@ class Particular(nn.Module):
 
 def test_assumed_values_do_not_end_in_the_users_own_error():
     assert estimate_step(Particular(), torch.randn(8, 4)).peak
-
-

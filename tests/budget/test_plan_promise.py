@@ -93,7 +93,9 @@ def test_a_chance_prints_its_ends():
 
     chance = json.loads(json.dumps(plan.to_json()))["chances"]["1"]
     assert chance["low"] <= chance["likely"] <= chance["high"]
-    assert " to " in next(line for line in str(plan).splitlines() if "one epoch" in line)
+    assert " to " in next(
+        line for line in str(plan).splitlines() if "one epoch" in line
+    )
 
 
 def card(*, started):
@@ -120,7 +122,8 @@ def test_free_memory_is_found_before_a_device_is_used(started, monkeypatch):
 
 def test_free_memory_of_apples_device_is_what_metal_recommends():
     metal = SimpleNamespace(
-        recommended_max_memory=lambda: 10 << 30, current_allocated_memory=lambda: 2 << 30
+        recommended_max_memory=lambda: 10 << 30,
+        current_allocated_memory=lambda: 2 << 30,
     )
     probe = probes.Unified(metal)
     probe.available = lambda: True

@@ -31,11 +31,15 @@ def test_the_profilers_peak_is_in_the_interval(name, scale, threads):
     error = found.peak / truth - 1
     ERRORS[f"{name} x {scale}, {threads} threads"] = error
     low, high = found.low / truth - 1, found.high / truth - 1
-    print(f"\n{name} x {scale}, {threads} threads: {error:+.4%} [{low:+.2%}, {high:+.2%}]")
+    print(
+        f"\n{name} x {scale}, {threads} threads: {error:+.4%} [{low:+.2%}, {high:+.2%}]"
+    )
     assert found.low <= truth <= found.high
 
 
 def test_the_median_error_is_below_a_thousandth():
     sizes = [abs(error) for error in ERRORS.values()]
-    print(f"\n{len(sizes)} steps, median {statistics.median(sizes):.5%}, {max(sizes):.1%}")
+    print(
+        f"\n{len(sizes)} steps, median {statistics.median(sizes):.5%}, {max(sizes):.1%}"
+    )
     assert statistics.median(sizes) < 0.001
