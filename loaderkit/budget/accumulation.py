@@ -85,7 +85,7 @@ def _references(tensor: torch.Tensor) -> tuple[int, int]:
 
 @functools.cache
 def references_alone() -> tuple[int, int]:
-    """Count the references to a gradient that autograd alone holds, as a mode sees them.
+    """Count the references to a gradient that autograd alone holds, seen by a mode.
 
     The number depends on torch's version, so it is looked up; outside of any mode.
     """

@@ -109,7 +109,7 @@ def _highest(profiled: Any, base: int) -> dict[str, int]:
 
 
 def copied(batch: Any) -> Any:
-    """Copy a batch, so that no tensor is a view of a larger one; equal ones stay one."""
+    """Copy a batch, so that no tensor is a view of a larger one; one stays one."""
     if hasattr(batch, "clone") and not isinstance(batch, torch.Tensor):
         return batch.clone()
     copies: dict[int, Any] = {}
