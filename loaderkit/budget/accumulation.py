@@ -58,7 +58,7 @@ def reused_operand(func: Any, args: Any) -> torch.Tensor | None:
 def other_formula() -> str | None:
     """Name the formula that the backward pass is in, if it differs without a mode."""
     node = torch._C._current_autograd_node()  # noqa: SLF001 -- no public way to ask
-    if node is None or not node.name().startswith(_OTHER_WAY):
+    if not node or not node.name().startswith(_OTHER_WAY):
         return None
     return str(node.name())
 

@@ -275,7 +275,7 @@ def _resized(call: KernelCall, sizes: dict[int, int]) -> KernelCall | None:
 
 def _products(call: KernelCall, sizes: dict[int, int]) -> dict[int, int]:
     """Map products of neighbouring sizes, such as the pixels of group_norm."""
-    products = {}
+    products: dict[int, int] = {}
     for spec in call.tensors:
         for start, stop in itertools.combinations(range(len(spec.shape) + 1), 2):
             axes = spec.shape[start:stop]

@@ -304,7 +304,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _chosen_of(self, shape: Any) -> int:
         """Count the assumed share of the elements, one at least."""
-        total = math.prod(shape)
+        total = int(math.prod(shape))
         return min(total, max(1, round(self.chosen * total)))
 
     def _chosen_positions(self, shape: Any) -> torch.Tensor:

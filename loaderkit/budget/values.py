@@ -122,7 +122,7 @@ class RealValues:
 
 
 def _storage_key(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata  # noqa: SLF001 -- an identity, never read
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 -- an identity, never read
 
 
 def _draws(func: Any) -> bool:
