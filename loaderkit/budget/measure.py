@@ -57,7 +57,7 @@ def _own_copy(model: Any) -> Any:
     if not isinstance(model, torch.jit.ScriptModule):
         return copy.deepcopy(model)
     buffer = io.BytesIO()
-    torch.jit.save(model, buffer)  # type: ignore[no-untyped-call]
+    torch.jit.save(model, buffer)
     buffer.seek(0)
     return torch.jit.load(buffer)  # type: ignore[no-untyped-call]
 

@@ -333,7 +333,7 @@ class ReadsValues(TorchFunctionMode):
     """Answers ``tolist`` and ``numpy``, which read memory that a fake tensor lacks."""
 
     def __init__(self, tracker: Tracker) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.tracker = tracker
 
     def __torch_function__(
