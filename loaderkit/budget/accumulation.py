@@ -91,8 +91,8 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 def _references(tensor: torch.Tensor) -> tuple[int, int]:
     storage = tensor.untyped_storage()._cdata  # noqa: SLF001 -- see references_alone
     return (
-        tensor._use_count(),  # noqa: SLF001
-        torch._C._storage_Use_Count(storage),  # type: ignore[attr-defined]  # noqa: SLF001
+        tensor._use_count(),  # type: ignore[attr-defined]  # noqa: SLF001
+        torch._C._storage_Use_Count(storage),  # noqa: SLF001
     )
 
 
