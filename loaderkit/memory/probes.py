@@ -338,7 +338,7 @@ def read_device(
 
 
 def free_bytes(device: torch.device, *, probe: Probe | None = None) -> int | None:
-    """Ask what tensors of this process can still take.  Starts the driver; never raises.
+    """Ask what tensors can still take.  Starts the driver; never raises.
 
     Args:
         device: Such as ``torch.device("cuda")``.
