@@ -27,6 +27,13 @@ _IN_PLACE = frozenset(
     }
 )
 """Operators that stand for their in-place twins in formulas of the backward pass."""
+_CLEARING = (
+    "IndexPutBackward",
+    "PutBackward",
+    "ScatterBackward",
+    "ScatterReduceBackward",
+)
+"""Formulas that clear places of the gradient that came in: in a new buffer, always."""
 _OTHER_WAY = ("CumprodBackward", "ProdBackward", "MaxBackward1", "MinBackward1")
 """Formulas that look at values first, and are short where there are no zeros or ties;
 never while a mode is active."""
@@ -44,6 +51,8 @@ def reused_operand(func: Any, args: Any) -> torch.Tensor | None:
     """
     if func not in _IN_PLACE or torch.is_grad_enabled():
         return None  # grad is enabled in a checkpointed block, which is computed again
+    if func is not _aten.add.Tensor and _node_name().startswith(_CLEARING):
+        return None
     old = args[0]
     if not isinstance(old, FakeTensor) or not _is_dense(old):
         return None
@@ -57,10 +66,14 @@ def reused_operand(func: Any, args: Any) -> torch.Tensor | None:
 
 def other_formula() -> str | None:
     """Name the formula that the backward pass is in, if it differs without a mode."""
-    node = torch._C._current_autograd_node()  # noqa: SLF001 -- no public way to ask
-    if node is None or not node.name().startswith(_OTHER_WAY):
-        return None
-    return str(node.name())
+    name = _node_name()
+    return name if name.startswith(_OTHER_WAY) else None
+
+
+def _node_name() -> str:
+    """Name the node of autograd that runs; empty outside of a backward pass."""
+    node: Any = torch._C._current_autograd_node()  # noqa: SLF001 -- no public way to ask
+    return "" if node is None else str(node.name())
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -79,13 +92,13 @@ def _references(tensor: torch.Tensor) -> tuple[int, int]:
     storage = tensor.untyped_storage()._cdata  # noqa: SLF001 -- see references_alone
     return (
         tensor._use_count(),  # type: ignore[attr-defined]  # noqa: SLF001
-        torch._C._storage_Use_Count(storage),  # type: ignore[attr-defined]  # noqa: SLF001
+        torch._C._storage_Use_Count(storage),  # noqa: SLF001
     )
 
 
 @functools.cache
 def references_alone() -> tuple[int, int]:
-    """Count the references to a gradient that autograd alone holds, as a mode sees them.
+    """Count the references to a gradient that autograd alone holds, seen by a mode.
 
     The number depends on torch's version, so it is looked up; outside of any mode.
     """

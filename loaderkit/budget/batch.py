@@ -355,7 +355,7 @@ class _Planner:
 
 
 def _slack(pricing: Pricing, base: StepEstimate) -> float:
-    """Give the share by which prices may be wrong: the fit's error and the estimate's."""
+    """Give the share by which prices may be wrong: the fit's or the estimate's."""
     above = base.high / max(base.peak, 1) - 1
     return max(pricing.surrogate.error, above)
 

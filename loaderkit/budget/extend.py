@@ -61,7 +61,9 @@ def measure_points(model: Any, batch: Any, step: Step) -> Points | None:
         return None
     room = REAL_BYTES - _COPIES * weights
     # never one sample: it takes other kernels (measured on conv3d)
-    count, sizes, peaks = 2, [], []
+    count = 2
+    sizes: list[int] = []
+    peaks: list[dict[str, int]] = []
     while True:
         small = copied(cut(batch, 0, count))
         if not sizes and size_of(small) * 16 > room:

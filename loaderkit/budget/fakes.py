@@ -115,7 +115,7 @@ class TargetAttention(TorchFunctionMode):
     """Chooses the kernel of attention that the target would."""
 
     def __init__(self, step: Step, log: Log) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.kind, self.log = step.target.kind, log
 
     def __torch_function__(

@@ -57,7 +57,7 @@ def _own_copy(model: Any) -> Any:
     if not isinstance(model, torch.jit.ScriptModule):
         return copy.deepcopy(model)
     buffer = io.BytesIO()
-    torch.jit.save(model, buffer)  # type: ignore[no-untyped-call]
+    torch.jit.save(model, buffer)
     buffer.seek(0)
     return torch.jit.load(buffer)  # type: ignore[no-untyped-call]
 
@@ -109,7 +109,7 @@ def _highest(profiled: Any, base: int) -> dict[str, int]:
 
 
 def copied(batch: Any) -> Any:
-    """Copy a batch, so that no tensor is a view of a larger one; equal ones stay one."""
+    """Copy a batch, so that no tensor is a view of a larger one; one stays one."""
     if hasattr(batch, "clone") and not isinstance(batch, torch.Tensor):
         return batch.clone()
     copies: dict[int, Any] = {}

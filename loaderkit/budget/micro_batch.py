@@ -14,6 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from loaderkit.budget.comparison import (
+    deviation_error,
+    tolerance_of,
+    unequal_halves,
+    update_error,
+)
 from loaderkit.budget.oom import attach, diagnose_oom
 from loaderkit.budget.pieces import count_samples, cut, weight_of
 from loaderkit.budget.ranks import (
@@ -21,6 +27,14 @@ from loaderkit.budget.ranks import (
     average_gradients,
     broadcast_buffers,
     unwrapped,
+)
+from loaderkit.budget.step_state import (
+    StepState,
+    add_grads,
+    copied_grads,
+    device_of,
+    put_grads,
+    take_grads,
 )
 from loaderkit.budget.steps import call_model, loss_of
 from loaderkit.errors import BudgetError
@@ -93,9 +107,9 @@ class MicroBatcher:
     """Whether one sample's loss does not depend on the others: False for contrastive
     losses, which no pieces can equal."""
     verify: bool = True
-    """Whether the first step in pieces is compared with the whole, on a part of the batch
-    that fits: it tells losses whose mean is over something else, and layers that mix
-    samples."""
+    """Whether the first step in pieces is compared with the whole, on a part of the
+    batch that fits: it tells losses whose mean is over something else, and layers that
+    mix samples."""
     retries: int = field(default=0, init=False)
     """Pieces tried again so far."""
     _verified: bool = field(default=False, init=False, repr=False)
@@ -190,12 +204,12 @@ class MicroBatcher:
                 with torch.no_grad():
                     for parameter, copy in zip(parameters, copies, strict=True):
                         parameter.copy_(copy)
-            raise _update_error(self.optimizer, undone=first) from error
+            raise update_error(self.optimizer, undone=first) from error
 
     def _backward(self, piece: Any, share: float) -> torch.Tensor:
         autocast: Any = nullcontext()
         if self.autocast is not None:
-            autocast = torch.autocast(_device_of(self.model).type, self.autocast)
+            autocast = torch.autocast(device_of(self.model).type, self.autocast)
         with autocast:
             # not through the wrapper: its forward pass waits for the other ranks
             inner = unwrapped(self.model)
@@ -254,13 +268,13 @@ class _Pieces:
     def run(self, window: list[Any]) -> StepResult:
         """Compute every piece of every batch."""
         whole = sum(weight_of(batch, self.weigh) for batch in window)
-        before = _copied_grads(self.parameters)
+        before = copied_grads(self.parameters)
         total: Any = 0.0
         try:
             for batch in window:
                 total = total + self._batch(batch, whole)
         except BaseException:
-            _put_grads(self.parameters, before)
+            put_grads(self.parameters, before)
             raise
         return StepResult(total, self.pieces, self.largest, self.retries, whole)
 
@@ -299,11 +313,14 @@ class _Pieces:
         Raises:
             BudgetError: They differ.
         """
-        kept, state = _take_grads(self.parameters), _State(self.model)
+        kept, state = take_grads(self.parameters), StepState(self.model)
         training = {module: module.training for module in self.model.modules()}
         self.model.eval()  # dropout would draw other numbers; the rest is the same
         try:
-            whole, pieces = self._gradients([part]), self._gradients(_halves(part))
+            whole, pieces = (
+                self._gradients([part]),
+                self._gradients(unequal_halves(part)),
+            )
         except (RuntimeError, MemoryError) as error:
             if not diagnose_oom(error).is_oom:
                 raise
@@ -312,19 +329,19 @@ class _Pieces:
             for module, mode in training.items():
                 module.training = mode
             state.restore()
-            _put_grads(self.parameters, kept)
+            put_grads(self.parameters, kept)
         largest = max((float(g.abs().max()) for g in whole if g.numel()), default=0.0)
         pairs = zip(whole, pieces, strict=True)
         far = max(
             (float((a - b).abs().max()) for a, b in pairs if a.numel()), default=0.0
         )
-        if largest and far > _tolerance(whole) * largest:
-            raise _deviation_error(far / largest, self.weigh)
+        if largest and far > tolerance_of(whole) * largest:
+            raise deviation_error(far / largest, self.weigh)
         return True
 
     def _gradients(self, pieces: list[Any]) -> list[torch.Tensor]:
         """Give the gradients of some pieces together, in float64."""
-        _take_grads(self.parameters)
+        take_grads(self.parameters)
         weights = [weight_of(piece, self.weigh) for piece in pieces]
         for piece, weight in zip(pieces, weights, strict=True):
             self.backward(piece, weight / sum(weights) if sum(weights) else 0.0)
@@ -335,18 +352,18 @@ class _Pieces:
 
     def _attempt(self, piece: Any, share: float) -> Any:
         """Compute one piece; give the error when it ran out of memory."""
-        kept = _take_grads(self.parameters)
-        state = _State(self.model)
+        kept = take_grads(self.parameters)
+        state = StepState(self.model)
         try:
             value = self.backward(piece, share)
         except (RuntimeError, MemoryError) as error:
-            _put_grads(self.parameters, kept)
+            put_grads(self.parameters, kept)
             found = diagnose_oom(error)
             if not found.is_oom or found.verdict in _NOT_OF_A_PIECE:
                 raise
             state.restore()
             return _stripped(error, found)
-        _add_grads(self.parameters, kept)
+        add_grads(self.parameters, kept)
         return value
 
 
@@ -355,57 +372,6 @@ def _stripped(error: BaseException, found: Diagnosis) -> BaseException:
     attach(error, found)
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return error
-
-
-class _State:
-    """Random numbers and buffers before a piece."""
-
-    def __init__(self, model: Any) -> None:
-        self.model, self.device = model, _device_of(model)
-        self.buffers = [buffer.clone() for buffer in model.buffers()]
-        self.numbers = torch.get_rng_state()
-        self.on_device = None
-        if self.device.type != "cpu":
-            module = torch.get_device_module(self.device)
-            self.on_device = module.get_rng_state()
-
-    def restore(self) -> None:
-        """Put them back."""
-        with torch.no_grad():
-            for buffer, old in zip(self.model.buffers(), self.buffers, strict=True):
-                buffer.copy_(old)
-        torch.set_rng_state(self.numbers)
-        if self.on_device is not None:
-            torch.get_device_module(self.device).set_rng_state(self.on_device)
-
-
-def _device_of(model: Any) -> torch.device:
-    first = next(iter(model.parameters()), None)
-    return torch.device("cpu") if first is None else first.device
-
-
-def _copied_grads(parameters: list[Any]) -> list[Any]:
-    return [None if p.grad is None else p.grad.clone() for p in parameters]
-
-
-def _take_grads(parameters: list[Any]) -> list[Any]:
-    """Set the gradients so far aside, so that a piece makes its own."""
-    kept = [p.grad for p in parameters]
-    for parameter in parameters:
-        parameter.grad = None
-    return kept
-
-
-def _put_grads(parameters: list[Any], grads: list[Any]) -> None:
-    for parameter, grad in zip(parameters, grads, strict=True):
-        parameter.grad = grad
-
-
-def _add_grads(parameters: list[Any], kept: list[Any]) -> None:
-    for parameter, old in zip(parameters, kept, strict=True):
-        if old is not None:
-            new = parameter.grad
-            parameter.grad = old if new is None else old.add_(new)
 
 
 def _refuse(model: Any, *, independent: bool, cause: BaseException | None) -> None:
@@ -423,42 +389,3 @@ def _refuse(model: Any, *, independent: bool, cause: BaseException | None) -> No
             why = f"{name} normalises by the statistics of its batch, in training"
             fix = f"model.get_submodule({name!r}).eval(), or GroupNorm, or LayerNorm"
             raise BudgetError(what, why=why, fix=fix) from cause
-
-
-def _halves(part: Any) -> list[Any]:
-    """Cut off the first sample: pieces of unequal sizes show wrong weights."""
-    return [cut(part, 0, 1), cut(part, 1, count_samples(part))]
-
-
-def _tolerance(gradients: list[torch.Tensor]) -> float:
-    """Give the share by which rounding may part two sums of the same gradients.
-
-    They were computed in float32 at best; 2e-3 is what sums of some thousand terms of
-    float32 stay well below, and the smallest deviation that was seen to matter is 1.3 %.
-    """
-    return 2e-3 if gradients else 0.0
-
-
-def _deviation_error(share: float, weigh: Any) -> BudgetError:
-    what = f"Pieces do not equal the whole: their gradients differ by {share:.1%}."
-    why = (
-        f"the loss is no mean over {weigh!r} (a sum, a class weight, ignore_index), or a "
-        "layer or loss mixes samples (a norm without batch=, contrastive losses)"
-    )
-    fix = (
-        "weigh=lambda piece: ... counts what the loss is a mean over; independent=False "
-        "where samples are mixed; verify=False where the difference is meant"
-    )
-    return BudgetError(what, why=why, fix=fix)
-
-
-def _update_error(optimizer: Any, *, undone: bool) -> BudgetError:
-    name = type(optimizer).__name__
-    if undone:
-        what = f"The first update of {name} ran out of memory, and was undone."
-        why = "the optimizer makes its state then"
-    else:
-        what = f"An update of {name} ran out of memory half-way."
-        why = "parameters may be updated in part: go on from the last checkpoint"
-    fix = f"torch.optim.{name}(..., fused=True), or foreach=False, takes less"
-    return BudgetError(what, why=why, fix=fix)

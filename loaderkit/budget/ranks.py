@@ -1,10 +1,10 @@
 """Steps of several ranks that do not wait for one that ran out of memory.
 
-``DistributedDataParallel`` talks to the other ranks in its forward pass (buffers) and in
-the backward pass (gradients).  A piece that is tried again on one rank would do so once
-more than the others, and all would wait for ever.  So pieces are computed without the
-wrapper, and what it would have sent is sent once a step, by every rank, in this order:
-buffers, whether all went well, gradients, whether all updated.
+``DistributedDataParallel`` talks to the other ranks in its forward pass (buffers) and
+in the backward pass (gradients).  A piece that is tried again on one rank would do so
+once more than the others, and all would wait for ever.  So pieces are computed without
+the wrapper, and what it would have sent is sent once a step, by every rank, in this
+order: buffers, whether all went well, gradients, whether all updated.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def _tracked(
 def _give_values(
     values: RealValues, fakes: tuple[Any, Any], reals: tuple[Any, Any]
 ) -> None:
-    """Name the values of parameters (shared), buffers (copied) and the batch (shared)."""
+    """Name the values of parameters and batch (shared) and of buffers (copied)."""
     for fake, real in zip(fakes[0].parameters(), reals[0].parameters(), strict=True):
         values.give(fake, real, trained=True)
     for fake, real in zip(fakes[0].buffers(), reals[0].buffers(), strict=True):

@@ -16,12 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
 from loaderkit.budget.accumulation import other_formula, reused_operand
-from loaderkit.budget.kernels import call_of
+from loaderkit.budget.kernel_calls import call_of
 from loaderkit.budget.log import Bounds
 from loaderkit.budget.measure import state_of
 
 if TYPE_CHECKING:
-    from loaderkit.budget.kernels import KernelCall
+    from loaderkit.budget.kernel_calls import KernelCall
     from loaderkit.budget.log import Log
     from loaderkit.budget.values import RealValues, Value
 
@@ -145,13 +145,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             args = (args[0], positions, *args[2:])
         out = self._run(func, args, kwargs)
         if reused is not None:
-            key = reused.untyped_storage()._cdata
-            if key in self.live:
-                self._gone(key, self.live[key][0])
-        numbers: list[int] = []
-        for tensor in tree_iter(out):
-            if isinstance(tensor, torch.Tensor):
-                numbers += self.add(tensor)
+            self._take_over(reused)
+        tensors = [t for t in tree_iter(out) if isinstance(t, torch.Tensor)]
+        numbers = [number for tensor in tensors for number in self.add(tensor)]
         if listed_bytes:
             self.log.holds_inside(
                 len(self.log.events) - 1, Bounds.exactly(listed_bytes)
@@ -160,13 +156,21 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._note_call(func, args, kwargs, out, numbers)
         formula = other_formula() if backward else None
         if formula is not None:
-            self.log.assumptions[
-                "a formula of autograd that is not tracked", formula
-            ] = 1
-            for number in numbers:
-                size = self.log.events[number][1]
-                self.log.corrections[number] = Bounds(-size, 0, size)
+            self._doubt(formula, numbers)
         return out
+
+    def _doubt(self, formula: str, numbers: list[int]) -> None:
+        """Note that a formula of autograd makes other storages without a mode."""
+        self.log.assumptions["a formula of autograd that is not tracked", formula] = 1
+        for number in numbers:
+            size = self.log.events[number][1]
+            self.log.corrections[number] = Bounds(-size, 0, size)
+
+    def _take_over(self, tensor: torch.Tensor) -> None:
+        """Log that a storage is used for what comes next."""
+        key = tensor.untyped_storage()._cdata
+        if key in self.live:
+            self._gone(key, self.live[key][0])
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         held = [t for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)]
@@ -300,7 +304,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _chosen_of(self, shape: Any) -> int:
         """Count the assumed share of the elements, one at least."""
-        total = math.prod(shape)
+        total = int(math.prod(shape))
         return min(total, max(1, round(self.chosen * total)))
 
     def _chosen_positions(self, shape: Any) -> torch.Tensor:
@@ -329,7 +333,7 @@ class ReadsValues(TorchFunctionMode):
     """Answers ``tolist`` and ``numpy``, which read memory that a fake tensor lacks."""
 
     def __init__(self, tracker: Tracker) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.tracker = tracker
 
     def __torch_function__(

@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 LIMIT_BYTES = 14 << 20
-"""What the values may take at once; with small integers and kernels that are measured an
-estimate stays below the 16 MB that the documentation states."""
+"""What the values may take at once; with small integers and the kernels that are tried
+an estimate stays below the 16 MB that the documentation states."""
 _LARGEST_READ_BYTES = 256 << 20
 """No operator that reads more is computed: it would take long, though no memory."""
 
@@ -114,7 +114,7 @@ class RealValues:
             self.bytes -= size
 
     def _forget(self, tensors: list[Any]) -> None:
-        """Forget what shares memory with tensors that were changed in an unknown way."""
+        """Forget what shares memory with tensors whose change is not known."""
         changed = {_storage_key(value.real) for value in self._of_all(tensors)}
         for fake, value in list(self._values.items()):
             if _storage_key(value.real) in changed:
@@ -122,7 +122,7 @@ class RealValues:
 
 
 def _storage_key(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata  # noqa: SLF001 -- an identity, never read
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 -- an identity, never read
 
 
 def _draws(func: Any) -> bool:

@@ -100,13 +100,11 @@ class Accelerator:
         }
 
     def free_bytes(self, device: torch.device) -> int:
-        """Ask what tensors of this process can still take; it may start the driver.
-
-        What the driver has left, and what torch's allocator keeps but does not use.
-        """
-        free = int(self.module.mem_get_info(device)[0])
-        reserved = int(self.module.memory_reserved(device))
-        return free + reserved - int(self.module.memory_allocated(device))
+        """Ask the driver what is left, and add what torch keeps but does not use."""
+        cached = self.module.memory_reserved(device) - self.module.memory_allocated(
+            device
+        )
+        return int(self.module.mem_get_info(device)[0] + cached)
 
     def empty(self) -> None:
         """Give back what torch's allocators keep for later, host memory too."""
@@ -149,8 +147,7 @@ class Accelerator:
         ]
 
     def _largest_free(self, device: torch.device) -> int:
-        pieces = self._pieces(device)
-        free = [each["size"] for each in pieces if each["state"] == "inactive"]
+        free = [b["size"] for b in self._pieces(device) if b["state"] == "inactive"]
         return max(free, default=0)
 
     def _pieces(self, device: torch.device) -> list[dict[str, Any]]:
@@ -218,12 +215,9 @@ class Unified(Silent):
         return {}
 
     def free_bytes(self, device: torch.device) -> int:  # noqa: ARG002
-        """Ask what tensors of this process can still take.
-
-        Metal recommends a limit for the process; torch's cache is free for tensors.
-        """
-        limit = int(self.module.recommended_max_memory())
-        return max(0, limit - int(self.module.current_allocated_memory()))
+        """Ask what is left of what Metal recommends; torch's cache is free for use."""
+        used = self.module.current_allocated_memory()
+        return int(self.module.recommended_max_memory() - used)
 
     def empty(self) -> None:
         """Give back what torch's allocator keeps for later."""
@@ -247,12 +241,10 @@ class Processor(Silent):
         """It has no counters of its own."""
         return {}
 
-    def full(self, device: torch.device) -> dict[str, Callable[[], int]]:  # noqa: ARG002
-        """It has no counters of its own."""
-        return {}
+    full = quick
 
     def free_bytes(self, device: torch.device) -> None:
-        """It has no memory of its own: ask the host."""
+        """Ask the host: it has no memory of its own."""
 
     def empty(self) -> None:
         """It keeps nothing that torch could give back."""
@@ -316,8 +308,7 @@ def present_devices() -> list[torch.device]:
     Returns:
         The current device of each kind; empty on a machine without any.
     """
-    found = [torch.device(kind) for kind in KINDS]
-    return [device for device in found if _is_there(probe_of(device))]
+    return [each for each in map(torch.device, KINDS) if _is_there(probe_of(each))]
 
 
 def read_device(
@@ -347,20 +338,17 @@ def read_device(
 
 
 def free_bytes(device: torch.device, *, probe: Probe | None = None) -> int | None:
-    """Ask what tensors of this process can still take on a device.  Never raises.
+    """Ask what tensors can still take.  Starts the driver; never raises.
 
     Args:
-        device: Such as ``torch.device("cuda")``; its driver is started if need be.
+        device: Such as ``torch.device("cuda")``.
         probe: How it is asked; as its kind is if None.
 
     Returns:
         Bytes; None where there is no such device, or it does not tell.
     """
-    probe = probe_of(device) if probe is None else probe
-    if not _is_there(probe):
-        return None
     with contextlib.suppress(*FAILURES, KeyError, TypeError):
-        return probe.free_bytes(device)
+        return (probe or probe_of(device)).free_bytes(device)
     return None
 
 
@@ -373,8 +361,7 @@ def _is_recorded(module: Any) -> bool:
 
 def _frames(block: dict[str, Any]) -> tuple[tuple[str, int], ...]:
     """Give who asked for a block; torch lists the innermost first."""
-    frames = reversed(block.get("frames", ()))
-    return tuple((each["filename"], each["line"]) for each in frames)
+    return tuple((f["filename"], f["line"]) for f in block.get("frames", ())[::-1])
 
 
 def read_device_used(device: torch.device, *, probe: Probe | None = None) -> int | None:

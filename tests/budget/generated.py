@@ -1,4 +1,4 @@
-"""Steps to hold an estimate against the profiler: losses, operators, layers, optimizers.
+"""Steps to hold an estimate against the profiler: losses, operators, layers.
 
 Each entry makes a fresh ``(model, batch, step)``.  ``scale`` multiplies the samples.
 """
@@ -16,7 +16,7 @@ from models import (
     solid,
 )
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional as F  # noqa: N812 -- as everybody calls it
 
 from loaderkit.budget.steps import Step
 
