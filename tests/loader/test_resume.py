@@ -415,7 +415,7 @@ class Reader(Dataset):
 
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("workers", [0, 1, 2])
-@pytest.mark.parametrize("given", [0, 1, 4, 5])
+@pytest.mark.parametrize("given", [0, 5])
 def test_a_datasets_own_state_is_saved_and_restored(workers, kept, given):
     if kept and not workers:
         return
@@ -444,8 +444,7 @@ class OneIsSlow(Dataset):
         return row
 
 
-@pytest.mark.parametrize("slow", [{0}, {3, 4}, {0, 9}, set()])
-@pytest.mark.parametrize("given", [1, 4, 9])
+@pytest.mark.parametrize(("slow", "given"), [({0}, 4), ({3, 4}, 9), (set(), 1)])
 def test_batches_out_of_order_are_neither_lost_nor_repeated(slow, given):
     stopped, again = (
         build_loader(OneIsSlow(slow), num_workers=2, in_order=False, seed=1)
