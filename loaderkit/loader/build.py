@@ -58,7 +58,8 @@ def build_loader(
         LoaderError: What was asked for cannot work here.
     """
     chosen = parse_arguments(LoaderOptions, options, "build_loader")
-    if not isinstance(device, str | torch.device):
+    given_device: object = device
+    if not isinstance(given_device, str | torch.device):
         what = f"device must be a name such as 'cpu' or 'cuda', got {device!r}."
         why = "the options of build_loader are given by name"
         raise OptionError(

@@ -115,7 +115,9 @@ class PlannedLoader(DataLoader[Any]):
         self._live: Callable[[], LoaderEpoch | None] = lambda: None
         self._iteration: IterationBatches | None = None
         self._epoch_number = torch.zeros((), dtype=torch.int64)
-        if self.persistent_workers:
+        if self.persistent_workers and setup.iterable is not None:
+            # Workers that are kept are told of the next epoch by nothing else: torch
+            # sends them no rows, which tell those of map-style datasets.
             self._epoch_number.share_memory_()  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:
@@ -143,7 +145,7 @@ class PlannedLoader(DataLoader[Any]):
             else:  # the iterator that is kept asks the one it was made with
                 self._iteration.position = here
         inner: Any = self._get_iterator() if busy else super().__iter__()
-        self._progress = Progress(here, self._resumption)
+        self._progress = Progress(here, self._standing_workers())
         self._resumption = Resumption()
         epoch = LoaderEpoch(self, inner, self._progress, alone=busy)
         self._live = weakref.ref(epoch)
@@ -254,6 +256,19 @@ class PlannedLoader(DataLoader[Any]):
             fix = "keep the loader that build_loader gave, and ask that one"
             raise LoaderError(what, why="it is a plain DataLoader", fix=fix)
         return self._setup
+
+    def _standing_workers(self) -> Resumption:
+        """Say how the workers stand as an iteration begins."""
+        if self._progress is None or not self.persistent_workers:
+            return self._resumption
+        # Workers that are kept go on with their datasets, in a new epoch.
+        kept = self._progress.resumption().workers
+        return Resumption(
+            {
+                worker: WorkerState(dataset=state.dataset)
+                for worker, state in kept.items()
+            }
+        )
 
     def _worker_states(
         self, resumption: Resumption, *, running: bool

@@ -97,6 +97,8 @@ class EpochBatches(Sampler[list[int]]):
         self.rule, self.position = rule, position or Position()
         self._cached: tuple[int, Epoch] | None = None
         self._bounds: Ints | None = None
+        self.shown: list[EpochBatches] = []
+        """What the loader shows of these batches; it follows the same seed."""
 
     def __len__(self) -> int:
         return len(self.current())
@@ -114,6 +116,8 @@ class EpochBatches(Sampler[list[int]]):
     def reseed(self, seed: int) -> None:
         """Follow another seed from now on."""
         self.rule, self._cached = replace(self.rule, seed=seed % 2**63), None
+        for batches in self.shown:
+            batches.reseed(seed)
 
     def current(self) -> Epoch:
         """Work out the epoch that comes next."""
@@ -227,13 +231,17 @@ class PublicSamplers:
     def of_rule(cls, dataset: Any, batches: EpochBatches) -> PublicSamplers:
         """Show the batches of a rule as torch would show them, where it could."""
         rule = batches.rule
-        everything = EpochBatches(rule.all_ranks(), batches.position)
+        shown = rule.all_ranks()
+        if shown.plain:  # torch's samplers give every row; the BatchSampler drops some
+            shown = replace(shown, drop_last=False)
+        everything = EpochBatches(shown, batches.position)
+        batches.shown.append(everything)
         in_order = SequentialSampler(dataset)
         sampler: Any = in_order
         if rule.ranks > 1:
             sampler = RankOrder(dataset, batches)
         elif rule.shuffle:
-            sampler = EpochOrder(batches)
+            sampler = EpochOrder(everything if rule.plain else batches)
         if not rule.plain:
             return cls(sampler, everything)
         rows = EpochOrder(everything) if rule.shuffle else in_order

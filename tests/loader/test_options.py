@@ -16,10 +16,11 @@ import loaderkit
 from loaderkit import LoaderError, LoaderkitError, OptionError, build_loader
 from loaderkit.loader.options import LoaderOptions, check_variables, parse_variable
 
+pytestmark = pytest.mark.filterwarnings("ignore:. workers share")
 NUMBERS = list(range(12))
 NO_COUNT = [0, -1, 2.5, "32", "many", True, None.__class__, [3], float("nan"), 1 + 1j]
 NO_TRUTH = [1, 0, "yes", "x", 2.0, [], {}, torch.ones(2)]
-NO_WORD = ["frok", "", 1, True, 2.5, ["fork"], b"fork"]
+NO_WORD = ["forks", "", 1, True, 2.5, ["fork"], b"fork"]
 NO_FUNCTION = [5, "sum", [sum], {}]
 NO_NAMES = ["x", 5, [1], [None], b"x"]
 WRONG = {
@@ -80,7 +81,7 @@ def test_a_wrong_value_is_refused_by_the_options_name(data):
 @pytest.mark.parametrize(
     ("name", "value", "fix"),
     [("batch_size", "32", "batch_size=32"), ("num_workers", 2.0, "num_workers=2"),
-     ("oversized", "skipp", "oversized='skip'"), ("shuffle", 1, "shuffle=True"),
+     ("oversized", "skipped", "oversized='skip'"), ("shuffle", 1, "shuffle=True"),
      ("follow_batch", "x", "follow_batch=['x']")],
 )  # fmt: skip
 def test_the_fix_is_the_nearest_value(name, value, fix):
