@@ -94,6 +94,8 @@ class KernelCall(NamedTuple):
     func: Any
     leaves: tuple[Any, ...]
     tree: TreeSpec
+    resized: bool = False
+    """Whether its sizes are ours, and not those of a call that the model makes."""
 
     @property
     def tensors(self) -> list[TensorSpec]:
@@ -225,7 +227,7 @@ def _of_fewer_samples(
         whole = [each for each in resized if each is not None]
         if len(whole) < len(resized):
             return []
-        if max(each.nbytes + output_bytes(each) for each in whole) <= limit:
+        if max(each.nbytes + (output_bytes(each) or 0) for each in whole) <= limit:
             return [whole]
     return []
 
@@ -270,7 +272,7 @@ def _resized(call: KernelCall, sizes: dict[int, int]) -> KernelCall | None:
             leaves.append(leaf)
         else:  # some kernels believe such a number, and would read beyond the operands
             return None
-    return KernelCall(call.func, tuple(leaves), call.tree)
+    return KernelCall(call.func, tuple(leaves), call.tree, resized=True)
 
 
 def _products(call: KernelCall, sizes: dict[int, int]) -> dict[int, int]:
@@ -300,8 +302,12 @@ def _resized_spec(spec: TensorSpec, sizes: dict[int, int]) -> TensorSpec:
     return TensorSpec(shape, tuple(stride), spec.dtype)
 
 
-def output_bytes(call: KernelCall) -> int:
-    """Ask torch's shape rules what a call would give; 0 where there is no rule."""
+def output_bytes(call: KernelCall) -> int | None:
+    """Ask torch's shape rules what a call would give.
+
+    Returns:
+        Bytes of its outputs; None where there is no rule, or where it refuses.
+    """
     leaves = [
         torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype, device="meta")
         if isinstance(leaf, TensorSpec)
@@ -311,6 +317,9 @@ def output_bytes(call: KernelCall) -> int:
     args, kwargs = tree_unflatten(leaves, call.tree)
     try:
         made = call.func(*args, **kwargs)
-    except (RuntimeError, NotImplementedError, ValueError, TypeError):
-        return 0
-    return sum(t.numel() * t.itemsize for t in tree_iter(made) if _is_tensor(t))
+    except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError):
+        return None
+    sizes: list[int] = [
+        t.numel() * t.itemsize for t in tree_iter(made) if _is_tensor(t)
+    ]
+    return sum(sizes)
