@@ -39,6 +39,10 @@ which takes as long as some 10 of them."""
 _MOST_MESSAGE_BYTES = 2048
 """A larger error goes through a file: POSIX promises 512 whole bytes, Linux 4096, macOS
 and the BSDs at least 512, of which one write to a pipe is never torn."""
+_LOOK_S = 1.0
+"""How often processes are looked at that should have told of their end.  They tell by a
+pipe that closes when nobody holds it; a process that load() started, or a worker that
+was started later, may hold it longer."""
 _GRACE_S = 5.0
 """How long a worker may take to end when asked to, before it is killed."""
 
@@ -94,6 +98,29 @@ class _Answer:
     """Where the span, or a large error, waits."""
     error: bytes | None = None
     """The pickled error, where it is small; b"" where it is in the file."""
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """An error of a worker, on its way."""
+
+    text: str
+    """Its traceback."""
+    pickled: bytes = b""
+    """The error itself; empty where it cannot be pickled."""
+
+    def rebuild(self) -> BaseException:
+        """Make the error anew, or one that holds its traceback."""
+        try:
+            error: object = pickle.loads(self.pickled)
+        except Exception:  # noqa: BLE001 -- unpickling runs code of the user's error
+            error = None
+        if isinstance(error, BaseException):
+            return error
+        why = "the error itself could not be sent to this process"
+        fix = "pack with workers=0 to have it raised here; finished shards are kept"
+        what = f"A packing worker failed.\n{self.text}"
+        return DatasetError(what, why=why, fix=fix)
 
 
 class _Team:
@@ -162,7 +189,8 @@ class _Team:
     def _listen(self) -> None:
         """Wait until a worker answers or ends."""
         sentinels = [worker.process.sentinel for worker in self._workers]
-        wait([*(worker.answers for worker in self._workers), *sentinels])
+        answers = [worker.answers for worker in self._workers]
+        wait([*answers, *sentinels], timeout=_LOOK_S)
         for worker in self._workers:
             dead = not worker.process.is_alive()
             # A dead worker's last answers are read before its death is told of.
@@ -179,9 +207,8 @@ class _Team:
     def _span(self, answer: _Answer) -> Span:
         if answer.error is None:
             return take_up(Path(answer.file))
-        pickled = answer.error or Path(answer.file).read_bytes()
-        error: BaseException = pickle.loads(pickled)
-        raise error
+        failure: _Failure = pickle.loads(answer.error or Path(answer.file).read_bytes())
+        raise failure.rebuild()
 
     def _killed(self, worker: _Worker) -> DatasetError:
         start, stop = worker.asked[0]
@@ -233,32 +260,40 @@ def _next_task(tasks: Connection[Any, Any]) -> tuple[int, int] | None:
 
 def _answer_with(error: Exception, start: int, job: Job) -> _Answer:
     """Send an error on, with the traceback that pickling would lose."""
-    words = traceback.format_exc()
+    text = traceback.format_exc()
     if hasattr(error, "add_note"):  # Python 3.11
-        error.add_note("In a packing worker:\n" + words)
+        error.add_note("In a packing worker:\n" + text)
     try:
         pickled = pickle.dumps(error)
         pickle.loads(pickled)
     except Exception:  # noqa: BLE001 -- pickling runs code of the user's error
-        pickled = pickle.dumps(DatasetError(words))
-    if len(pickled) <= _MOST_MESSAGE_BYTES:
-        return _Answer(start, error=pickled)
-    file = job.folder / f"{start}-error.block"
+        pickled = b""
+    failure = pickle.dumps(_Failure(text, pickled))
+    if len(failure) <= _MOST_MESSAGE_BYTES:
+        return _Answer(start, error=failure)
+    file = job.block(f"{start}-error")
     try:
-        file.write_bytes(pickled)
+        file.write_bytes(failure)
     except OSError:
-        # No room for a long error: its end in words, where the cause stands.
-        short = DatasetError(f"... {str(error)[-_MOST_MESSAGE_BYTES // 4 :]}")
-        return _Answer(start, error=pickle.dumps(short))
+        # No room for a long error: its end, where the cause stands.
+        end = "... " + text[-_MOST_MESSAGE_BYTES // 8 :]
+        return _Answer(start, error=pickle.dumps(_Failure(end)))
     return _Answer(start, str(file), error=b"")
 
 
 def _end_with_parent() -> None:
     """Stop this worker when the packing process is killed, which tells nobody."""
     parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    if parent is None:
+        return
+    starter = os.getppid()
+    # The packing process, or the server that forks for it and ends with it: who is
+    # orphaned gets another parent.
+    while os.getppid() == starter:
+        parent.join(_LOOK_S)
+        if not parent.is_alive():
+            break
+    os._exit(1)
 
 
 def _usable_cpus() -> int:
