@@ -134,8 +134,17 @@ class _Team:
     def start(self, count: int) -> None:
         """Start the processes, as torch starts a DataLoader's."""
         context = multiprocessing.get_context()
-        for _ in range(count):
-            self._workers.append(_start_worker(self._job, context))
+        try:
+            for _ in range(count):
+                self._workers.append(_start_worker(self._job, context))
+        except (OSError, EOFError) as error:
+            # EOFError: the server that forks for "forkserver" was killed.
+            why = "no room for another process, or what starts them was killed"
+            raise _not_started(error, why) from error
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            method = context.get_start_method()
+            why = f"{method!r} sends the dataset to its processes, pickled"
+            raise _not_started(error, why) from error
 
     def read(self, spans: Iterator[tuple[int, int]]) -> Iterator[Span]:
         """Have the spans read; give them in order."""
@@ -223,14 +232,26 @@ class _Team:
         return DatasetError(what, why=why, fix=fix)
 
 
+def _not_started(error: Exception, why: str) -> DatasetError:
+    what = f"A packing worker could not be started: {type(error).__name__}: {error}"
+    fix = "pack with workers=0; finished shards are kept"
+    return DatasetError(what, why=why, fix=fix)
+
+
 def _start_worker(job: Job, context: BaseContext) -> _Worker:
     task_reader, task_writer = context.Pipe(duplex=False)
     answer_reader, answer_writer = context.Pipe(duplex=False)
     arguments = (job, task_reader, answer_writer)
     process: Any = context.Process(target=_work, args=arguments)  # type: ignore[attr-defined]
-    process.start()
-    task_reader.close()
-    answer_writer.close()
+    try:
+        process.start()
+    except BaseException:
+        task_writer.close()
+        answer_reader.close()
+        raise
+    finally:
+        task_reader.close()
+        answer_writer.close()
     return _Worker(process, task_writer, answer_reader)
 
 

@@ -64,8 +64,8 @@ class Pack:
     overwrite: bool = True
     raw: str = ""
     """Read the samples from the files of this folder."""
-    open_after: bool = False
-    """Read the cache afterwards, with calls that still fail."""
+    reads_around_us: bool = False
+    """Open a file below the folder in a way that no error of ours covers: a plant."""
 
 
 @dataclass(frozen=True)
@@ -122,17 +122,18 @@ class Runner:
         self._process.stdout.close()
         self._control.close()
 
-    def run(self, pack, fault=Fault()):  # noqa: B008 -- frozen
+    def run(self, pack, fault=Fault(), *, top=None):  # noqa: B008 -- frozen
         """Pack once.
 
         Args:
-            pack: What, and where; calls below its path count.
+            pack: What, and where.
             fault: What goes wrong.
+            top: Calls below this folder count; None for the one that the cache is in.
 
         Returns:
             How it ended.
         """
-        folder = os.path.dirname(pack.path).encode()
+        folder = os.fspath(top or Path(pack.path).parent).encode()
         kinds = f" {fault.kinds} " if fault.kinds else ""
         header = HEADER.pack(
             1, fault.action, fault.error, fault.first, fault.last, 0, 0, 0,
@@ -203,14 +204,13 @@ def run_pack(pack):
     """Pack, in this process."""
     from loaderkit import pack as pack_cache
 
-    opened = pack_cache(
+    if pack.reads_around_us:
+        planted = Path(pack.path).parent / "planted"
+        planted.write_text("")
+    pack_cache(
         source_of(pack), pack.path, workers=pack.workers, compression=pack.compression,
         shard_bytes=300_000, overwrite=pack.overwrite,
     )  # fmt: skip
-    if pack.open_after:
-        for row in range(len(opened)):
-            opened[row]
-    return opened
 
 
 def serve():
@@ -334,12 +334,17 @@ class Scenario:
     """The samples that are packed."""
 
 
-def make_scenarios(runner, folder):
+KINDS = [(None, False), (None, True), ("gzip", False), ("gzip", True)]
+"""Compression, and whether the samples are read from files."""
+
+
+def make_scenarios(runner, folder, kinds=KINDS):
     """Set up the states in which a run may find a folder.
 
     Args:
         runner: A ``Runner``.
         folder: An empty one, for all of them.
+        kinds: Compressions and sources.
 
     Yields:
         Each scenario: what stands there, times what is packed.
@@ -348,30 +353,28 @@ def make_scenarios(runner, folder):
     assert runner.run(Pack(str(old), factor=1)).status == "ok"
     raw = folder / "raw"
     write_raw(raw, COUNT, 2)
-    for compression in (None, "gzip"):
-        for raw_folder in ("", str(raw)):
-            sources = "files" if raw_folder else "list"
-            wanted_path = folder / f"wanted-{compression}-{sources}"
-            pack = Pack(
-                str(wanted_path), compression=compression, factor=2, raw=raw_folder
+    for compression, from_files in kinds:
+        raw_folder = str(raw) if from_files else ""
+        sources = "files" if raw_folder else "list"
+        wanted_path = folder / f"wanted-{compression}-{sources}"
+        pack = Pack(str(wanted_path), compression=compression, factor=2, raw=raw_folder)
+        assert runner.run(pack).status == "ok"
+        before = {
+            "fresh": None,
+            "overwrite": old,
+            "resumed": stopped_after(runner, pack, folder, None, 2),
+            "resumed over old": stopped_after(runner, pack, folder, old, 2),
+            "not tidied up": stopped_after(runner, pack, folder, old, 99),
+        }
+        for state, template in before.items():
+            yield Scenario(
+                f"{state}, {compression}, {sources}",
+                pack,
+                template,
+                files_of(wanted_path),
+                samples(COUNT, 1) if "over" in state or "not" in state else None,
+                samples(COUNT, 2),
             )
-            assert runner.run(pack).status == "ok"
-            before = {
-                "fresh": None,
-                "overwrite": old,
-                "resumed": stopped_after(runner, pack, folder, None, 2),
-                "resumed over old": stopped_after(runner, pack, folder, old, 2),
-                "not tidied up": stopped_after(runner, pack, folder, old, 99),
-            }
-            for state, template in before.items():
-                yield Scenario(
-                    f"{state}, {compression}, {sources}",
-                    pack,
-                    template,
-                    files_of(wanted_path),
-                    samples(COUNT, 1) if "over" in state or "not" in state else None,
-                    samples(COUNT, 2),
-                )
 
 
 def stopped_after(runner, pack, folder, start, shards):
@@ -389,6 +392,12 @@ def stopped_after(runner, pack, folder, start, shards):
     fault = Fault(Action.KILL, first=at + 1, last=at + 1)
     assert runner.run(pack, fault).status == "killed 9"
     return path
+
+
+def count_calls(runner, scenario, workers, path):
+    """Count the calls of an undisturbed run."""
+    copy_tree(scenario.before, path)
+    return runner.run(replace(scenario.pack, path=str(path), workers=workers)).calls
 
 
 def broken_laws(runner, scenario, fault, workers, path):
@@ -450,6 +459,46 @@ def lost_shards(finished, path):
         file = Path(path) / name
         if not file.exists() or file.stat().st_ino != inode:
             yield f"finished shard {name} was not kept"
+
+
+def unsynced(log, path, top):
+    """Find what a power cut could undo though a later step builds on it.
+
+    Args:
+        log: The calls of a run in order.
+        path: The cache's folder.
+        top: The folder that was there before.
+
+    Returns:
+        A sentence for each name that was given too early.
+    """
+    dirty_files, made, unsynced_names, problems = set(), set(), {}, []
+    for line in log:
+        _, kind, names = line.split(" ", 2)
+        name, _, to = names.partition(" -> ")
+        if kind == "write":
+            dirty_files.add(name)
+        elif kind == "fsync":
+            dirty_files.discard(name)
+            unsynced_names.pop(name, None)
+        elif kind == "mkdir" and name not in made:  # a second one finds it there
+            made.add(name)
+            unsynced_names.setdefault(str(Path(name).parent), []).append(name)
+        elif kind == "rename":
+            if name in dirty_files:
+                problems.append(f"{to} had its name before its bytes were on the disk")
+            folder = str(Path(to).parent)
+            if to == f"{path}/manifest.json":
+                problems += [
+                    f"the manifest had its name before {', '.join(waiting)}"
+                    for place, waiting in unsynced_names.items()
+                    if place.startswith(str(top)) and ".building" not in place
+                ]
+            unsynced_names.setdefault(folder, []).append(to)
+    for place, waiting in unsynced_names.items():
+        if ".building" not in place:
+            problems.append(f"{', '.join(waiting)} may have no name after the run")
+    return problems
 
 
 def what_is_seen(path, scenario):
