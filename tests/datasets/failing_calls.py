@@ -122,7 +122,7 @@ class Runner:
         self._process.stdout.close()
         self._control.close()
 
-    def run(self, pack, fault=Fault(), *, top=None):  # noqa: B008 -- frozen
+    def run(self, pack, fault=Fault(), *, top=None):
         """Pack once.
 
         Args:
