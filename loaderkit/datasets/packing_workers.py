@@ -282,13 +282,10 @@ def _next_task(tasks: Connection[Any, Any]) -> tuple[int, int] | None:
 def _answer_with(error: Exception, start: int, job: Job) -> _Answer:
     """Send an error on, with the traceback that pickling would lose."""
     text = traceback.format_exc()
+    without_traceback = _pickled(error)
     if hasattr(error, "add_note"):  # Python 3.11
         error.add_note("In a packing worker:\n" + text)
-    try:
-        pickled = pickle.dumps(error)
-        pickle.loads(pickled)
-    except Exception:  # noqa: BLE001 -- pickling runs code of the user's error
-        pickled = b""
+    pickled = _pickled(error)
     failure = pickle.dumps(_Failure(text, pickled))
     if len(failure) <= _MOST_MESSAGE_BYTES:
         return _Answer(start, error=failure)
@@ -296,10 +293,24 @@ def _answer_with(error: Exception, start: int, job: Job) -> _Answer:
     try:
         file.write_bytes(failure)
     except OSError:
-        # No room for a long error: its end, where the cause stands.
-        end = "... " + text[-_MOST_MESSAGE_BYTES // 8 :]
-        return _Answer(start, error=pickle.dumps(_Failure(end)))
+        # No room for a long error: without its traceback, or else the end of that,
+        # where the cause stands.
+        short = pickle.dumps(_Failure("", without_traceback))
+        if not without_traceback or len(short) > _MOST_MESSAGE_BYTES:
+            end = "... " + text[-_MOST_MESSAGE_BYTES // 8 :]
+            short = pickle.dumps(_Failure(end))
+        return _Answer(start, error=short)
     return _Answer(start, str(file), error=b"")
+
+
+def _pickled(error: Exception) -> bytes:
+    """Pickle an error; b"" where that cannot be done, or not be undone."""
+    try:
+        pickled = pickle.dumps(error)
+        pickle.loads(pickled)
+    except Exception:  # noqa: BLE001 -- pickling runs code of the user's error
+        return b""
+    return pickled
 
 
 def _end_with_parent() -> None:

@@ -102,7 +102,7 @@ def test_a_worker_that_ends_is_told_of_with_its_samples(tmp_path, how):
     assert not list((tmp_path / "c.lk").rglob("*.block"))
 
 
-class Unpicklable(ValueError):
+class UnpicklableError(ValueError):
     def __init__(self, number, text):
         super().__init__(f"number {number}: {text}")
 
@@ -111,7 +111,7 @@ class Unpicklable(ValueError):
         raise TypeError(msg)
 
 
-class Unprintable(ValueError):
+class UnprintableError(ValueError):
     def __str__(self):
         msg = "cannot be printed"
         raise RuntimeError(msg)
@@ -129,7 +129,12 @@ class Raises(SafeDataset):
 
 @pytest.mark.parametrize(
     "error",
-    [Unpicklable(3, "x"), Unprintable(), ValueError("y" * 1_000_000), KeyError(3)],
+    [
+        UnpicklableError(3, "x"),
+        UnprintableError(),
+        ValueError("y" * 1_000_000),
+        KeyError(3),
+    ],
     ids=["unpicklable", "unprintable", "huge", "plain"],
 )
 @pytest.mark.parametrize("workers", [0, 2])
@@ -208,5 +213,5 @@ def test_a_dataset_that_cannot_be_sent_to_workers_is_told(tmp_path):
     child.join()
 
     assert child.exitcode == 0
-    with pytest.raises(ValueError, match="half packed|no cache"):
+    with pytest.raises(ValueError, match=r"half packed|no cache"):
         open_cache(tmp_path / "c.lk")
