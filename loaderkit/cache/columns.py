@@ -111,7 +111,7 @@ class Block:
         elif self.file is not None:
             with self.file.open("rb", buffering=0) as raw:
                 raw.seek(run.span[0])
-                _read_fully(raw, memoryview(into))
+                _read_fully(raw, into.data)
         if self.file is not None and all(r.span is None for r in self.runs.values()):
             self.file.unlink()
             self.file = None

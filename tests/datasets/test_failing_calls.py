@@ -44,6 +44,7 @@ CASES = [
     ("not tidied up", Fault(Action.FAIL, errno.EIO), 0.03, 0),
     ("not tidied up", Fault(Action.KILL), 0.05, 0),
     ("fresh", Fault(Action.FAIL, errno.ENOSPC), 0.4, 2),
+    ("fresh", Fault(Action.FAIL, errno.ENOSPC, last=FOREVER), 0.2, 2),
     ("fresh", Fault(Action.SHORT, last=FOREVER), 0.0, 2),
     ("overwrite", Fault(Action.FAIL, errno.EINTR), 0.6, 0),
     ("overwrite", Fault(Action.FAIL, errno.EDQUOT, last=FOREVER), 0.7, 0),
