@@ -13,16 +13,20 @@ deleted, so that what a user keeps in the folder stays.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
+import time
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import filelock
 import xxhash
 
 from loaderkit.cache.durable import (
+    NOT_ALLOWED,
     is_folder,
     not_written,
     remove,
@@ -35,9 +39,11 @@ from loaderkit.cache.durable import (
 from loaderkit.cache.files import (
     check_digest,
     check_size,
-    load_manifest,
+    exists,
+    find_manifest,
     opened,
     read_bounded,
+    unreadable,
 )
 from loaderkit.cache.hdf5 import write_shard
 from loaderkit.cache.layout import (
@@ -53,11 +59,10 @@ from loaderkit.cache.layout import (
     sources_name,
     write_manifest,
 )
-from loaderkit.errors import CacheError
+from loaderkit.errors import CacheError, CacheVersionError, DamagedCacheError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from loaderkit.cache.columns import ShardBuffer
 
@@ -68,6 +73,8 @@ _OBSOLETE = "obsolete.json"
 _MOST_NOTE_BYTES = 1 << 30
 _LOCK = ".lock"
 _SOFT_LOCK = ".lock-soft"
+_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+"""What file systems without locks answer when they are asked for one."""
 _SYSTEM_NAMES = {".DS_Store", "Thumbs.db", "desktop.ini", "lost+found"}
 """What file systems and desktops put into folders that a person finds empty."""
 
@@ -158,13 +165,10 @@ class Build:
         Raises:
             CacheError: A file cannot be deleted.
         """
-        dropped, self.finished = self.finished[number:], self.finished[:number]
-        in_use = _files_of_manifest(self.path)
+        notes = dict(enumerate(self.finished))
         with writing(self.path):
-            for at, each in enumerate(dropped, start=number):
-                if each.shard.file not in in_use:
-                    remove(self.path / each.shard.file)
-                remove(self.folder / f"{at:05}.json")
+            _discard(self.path, notes, start=number)
+        del self.finished[number:]
 
     def commit(
         self,
@@ -208,7 +212,7 @@ class Build:
             # The shards' names reach the disk before the manifest that needs them.
             sync_folder(self.path)
             self._publish_manifest(write_manifest(manifest))
-        finish_commit(self.path)
+        _try_to_finish_commit(self.path)
         return replace(manifest, generation=generation)
 
     def _publish_manifest(self, text: str) -> None:
@@ -254,12 +258,13 @@ def building(
     """
     _claim(path)
     with _locked(path):
-        finish_commit(path)
-        if (path / MANIFEST).exists() and not anew:
+        if exists(path / MANIFEST) and not anew:
+            _try_to_finish_commit(path)
             yield None
             return
         build = Build(path, plan)
         with writing(path):
+            finish_commit(path)
             _resume(build)
         yield build
 
@@ -271,23 +276,25 @@ def finish_commit(path: Path) -> None:
 
     Args:
         path: The cache's folder; its lock is held.
+
+    Raises:
+        CacheError: A file cannot be read.
+        OSError: A file cannot be deleted.
     """
     folder = path / BUILDING
-    obsolete = _read_json(folder / _OBSOLETE) if is_folder(folder) else None
-    if not isinstance(obsolete, dict):
+    if not is_folder(folder):
         return
-    try:
-        manifest = load_manifest(path)
-        if manifest.generation != obsolete.get("generation"):
-            return
-        for name in obsolete.get("files", ()):
-            if is_cache_file_name(str(name)) and name not in manifest.files:
-                remove(path / name)
-        _remove_own_files(folder)
-        folder.rmdir()
-    except (OSError, CacheError) as error:
-        # The new cache stands; what is left takes room and does no harm.
-        _LOG.warning("%s: leftovers of packing stay there (%s)", path, error)
+    obsolete = _read_json(folder / _OBSOLETE)
+    manifest = find_manifest(path) if isinstance(obsolete, dict) else None
+    if manifest is None or manifest.generation != obsolete.get("generation"):
+        if not any(folder.iterdir()):  # killed right before the last step
+            folder.rmdir()
+        return
+    for name in obsolete.get("files", ()):
+        if is_cache_file_name(str(name)) and name not in manifest.files:
+            remove(path / name)
+    _remove_own_files(folder)
+    folder.rmdir()
 
 
 def finish_killed_commit(path: Path) -> None:
@@ -296,28 +303,38 @@ def finish_killed_commit(path: Path) -> None:
     Args:
         path: The cache's folder.
     """
-    if not (is_folder(path / BUILDING) and (path / MANIFEST).exists()):
-        return
     # Where the folder is not ours to write to, or somebody packs, it can wait.
-    waiting = (OSError, NotImplementedError, filelock.Timeout)
-    with contextlib.suppress(*waiting), filelock.FileLock(path / _LOCK, timeout=0):
+    waiting = (OSError, CacheError, NotImplementedError, filelock.Timeout)
+    with contextlib.suppress(*waiting):
+        if is_folder(path / BUILDING) and exists(path / MANIFEST):
+            with filelock.FileLock(path / _LOCK, timeout=0):
+                finish_commit(path)
+
+
+def _try_to_finish_commit(path: Path) -> None:
+    """Clean up behind a cache that stands; what is left takes room and does no harm."""
+    try:
         finish_commit(path)
+    except (OSError, CacheError) as error:
+        _LOG.warning("%s: leftovers of packing stay there (%s)", path, error)
 
 
 def _resume(build: Build) -> None:
     """Take over what an earlier run of the same plan finished; drop the rest."""
     _make_folder(build.folder)
+    notes = _read_notes(build.folder)
+    build.finished = [notes[number] for number in _consecutive(notes)]
     plan = _read_json(build.folder / _PLAN)
-    notes = list(_notes(build.folder))
-    build.finished = notes
-    if plan is not None and plan != json.loads(json.dumps(build.plan)):
-        _LOG.warning(
-            "packing %s starts anew: an unfinished run of other samples or settings "
-            "lay there",
-            build.path,
-        )
-        build.discard_from(0)
-    build.discard_from(_count_intact(build))
+    if plan != json.loads(json.dumps(build.plan)):
+        if notes:
+            _LOG.warning(
+                "packing %s starts anew: an unfinished run of other samples or "
+                "settings lay there",
+                build.path,
+            )
+        build.finished = []
+    del build.finished[_count_intact(build) :]
+    _discard(build.path, notes, start=len(build.finished))
     if not build.finished:
         # Nothing that is left names these any more.
         _remove_own_files(build.folder)
@@ -331,27 +348,71 @@ def _resume(build: Build) -> None:
 
 
 def _count_intact(build: Build) -> int:
-    """Count the shards of an earlier run whose files are as they were written."""
+    """Count the shards of an earlier run whose files are as they were written.
+
+    Raises:
+        CacheError: A file cannot be read, which says nothing of what it holds.
+    """
     for number, each in enumerate(build.finished):
         try:
             check_size(build.path, each.shard)
             check_digest(build.path, each.shard)
-        except CacheError:
+        except DamagedCacheError:
             return number
     return len(build.finished)
 
 
-def _notes(folder: Path) -> Iterator[FinishedShard]:
-    """Read the notes of finished shards in order, up to the first that is damaged."""
-    for number in range(1 << 30):
+def _read_notes(folder: Path) -> dict[int, FinishedShard]:
+    """Read the notes of finished shards, by number; those that are damaged are not.
+
+    A note behind a damaged one is read too, since its shard has to be deleted.
+    """
+    numbers = sorted(int(file.stem) for file in folder.iterdir() if _is_note(file))
+    notes: dict[int, FinishedShard] = {}
+    for number in numbers:
         content = _read_json(folder / f"{number:05}.json")
-        try:
-            shard = shard_from(content["shard"])
-            yield FinishedShard(
-                shard, dict(content["state"]), dict(content["evidence"])
+        # What is written there otherwise is not a note of ours.
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            notes[number] = FinishedShard(
+                shard_from(content["shard"]),
+                dict(content["state"]),
+                dict(content["evidence"]),
             )
-        except (ValueError, KeyError, TypeError):
-            return
+    return notes
+
+
+def _consecutive(notes: Mapping[int, FinishedShard]) -> Iterator[int]:
+    """Count from 0 to the first note that is not there."""
+    number = 0
+    while number in notes:
+        yield number
+        number += 1
+
+
+def _discard(path: Path, notes: Mapping[int, FinishedShard], *, start: int) -> None:
+    """Delete finished shards and their notes, from one on.
+
+    Args:
+        path: The cache's folder.
+        notes: The shards by number.
+        start: The first to delete.
+
+    Raises:
+        CacheError: The manifest that stands there, if any, cannot be read.
+        OSError: A file cannot be deleted.
+    """
+    in_use = _files_of_manifest(path)
+    for number, finished in notes.items():
+        if number < start:
+            continue
+        # A shard of the same bytes has the same name, and may be the cache's.
+        if finished.shard.file not in in_use:
+            remove(path / finished.shard.file)
+        remove(path / BUILDING / f"{number:05}.json")
+
+
+def _is_note(file: Path) -> bool:
+    return file.suffix == ".json" and file.stem.isdecimal()
 
 
 def _note_text(finished: FinishedShard) -> str:
@@ -359,28 +420,54 @@ def _note_text(finished: FinishedShard) -> str:
 
 
 def _read_json(file: Path) -> Any:
-    """Read a small file of a build; None where it is not there, or no JSON."""
+    """Read a small file of a build.
+
+    Args:
+        file: Its path.
+
+    Returns:
+        Its content; None where it is not there, or no JSON.
+
+    Raises:
+        CacheError: It cannot be read, which says nothing of what it holds: taking it
+            for nothing would throw away what was finished.
+    """
     try:
         return json.loads(read_bounded(file, _MOST_NOTE_BYTES))
-    except (OSError, ValueError, RecursionError):  # a CacheError is a ValueError
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise unreadable(file, error) from error
+    except (ValueError, RecursionError):  # DamagedCacheError, too, is a ValueError
         return None
 
 
 def _remove_own_files(folder: Path, *, keep_notes: bool = False) -> None:
-    """Delete the files of a build, by the names that only it gives."""
+    """Delete the files of a build, by the names that only it gives.
+
+    The list of obsolete files goes last: a run that is killed on the way finds it, and
+    goes on deleting.  The plan goes behind the notes, which are worth nothing without.
+    """
     for file in folder.iterdir():
         unfinished = file.suffix in {".partial", ".block"}
-        note = file.suffix == ".json" and file.stem.isdigit()
-        if unfinished or (not keep_notes and (note or file.name in {_PLAN, _OBSOLETE})):
+        if unfinished or (_is_note(file) and not keep_notes):
             remove(file)
+    if not keep_notes:
+        remove(folder / _PLAN)
+        remove(folder / _OBSOLETE)
 
 
 def _files_of_manifest(path: Path) -> set[str]:
-    """Name the files of the cache that stands in a folder; none if it is damaged."""
+    """Name the files of the cache that stands in a folder; none if it is damaged.
+
+    Raises:
+        CacheError: The manifest cannot be read: nothing may be deleted then.
+    """
     try:
-        return set(load_manifest(path).files)
-    except CacheError:
+        manifest = find_manifest(path)
+    except (DamagedCacheError, CacheVersionError):
         return set()
+    return set() if manifest is None else set(manifest.files)
 
 
 def _make_folder(folder: Path) -> None:
@@ -398,9 +485,7 @@ def _make_folder(folder: Path) -> None:
 def _claim(path: Path) -> None:
     """Make the cache's folder, or see that it is one to pack into."""
     try:
-        if not path.is_dir():
-            path.mkdir(parents=True, exist_ok=True)
-            sync_folder(path.parent)
+        _make_folders(path)
         if not os.access(path, os.W_OK):
             raise PermissionError(13, "Permission denied")
         names = {each.name for each in path.iterdir()}
@@ -410,6 +495,8 @@ def _claim(path: Path) -> None:
         why = "the folder is not writable"
         if isinstance(error, FileExistsError | NotADirectoryError):
             why, fix = "a file has that name", "choose another name for the folder"
+        elif error.errno not in NOT_ALLOWED:
+            raise not_written(path, error) from error
         raise CacheError(what, why=why, fix=fix) from error
     if MANIFEST in names:
         _check_is_ours(path)
@@ -424,11 +511,12 @@ def _claim(path: Path) -> None:
 def _check_is_ours(path: Path) -> None:
     """Refuse to replace a ``manifest.json`` that no cache ever had."""
     file = path / MANIFEST
-    try:
-        with opened(file) as descriptor:
-            start = os.read(descriptor, 64)
-    except OSError as error:
-        raise not_written(file, error) from error
+    with (
+        writing(file),
+        opened(file) as descriptor,
+        open(descriptor, "rb", closefd=False) as raw,
+    ):
+        start = raw.read(64)
     shards = any(is_cache_file_name(each.name) for each in path.iterdir())
     if FORMAT.encode() in start or shards:
         return
@@ -438,23 +526,28 @@ def _check_is_ours(path: Path) -> None:
     raise CacheError(what, why=why, fix=fix)
 
 
+def _make_folders(path: Path) -> None:
+    """Make the cache's folder and those above it, and see that their names last."""
+    missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
+    for folder in reversed(missing):
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
+    if not missing and not exists(path / MANIFEST):
+        # A run that was killed between the two steps has left that for this one.  A
+        # folder above that may not be read cannot be synced, nor was it made here.
+        with contextlib.suppress(PermissionError):
+            sync_folder(path.parent)
+
+
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     lock: filelock.BaseFileLock = filelock.FileLock(path / _LOCK)
     try:
-        _acquire(lock, path)
-    except (OSError, NotImplementedError) as error:
-        # NFS without a lock daemon (ENOLCK), FUSE and object stores (EOPNOTSUPP): a
-        # file that must not exist yet serves as the lock there.
-        _LOG.info("%s cannot be locked (%s); %s is used", path, error, _SOFT_LOCK)
-        lock = filelock.SoftFileLock(path / _SOFT_LOCK)
-        try:
-            _acquire(lock, path)
-        except OSError as second:
-            what = f"{path} cannot be locked: {second.strerror or second}."
-            why = "two processes that pack into one folder must take turns"
-            fix = "choose a cache folder on a local disk, and copy it afterwards"
-            raise CacheError(what, why=why, fix=fix) from second
+        if not _acquired(lock, path):
+            lock = filelock.SoftFileLock(path / _SOFT_LOCK)
+            _wait_for(lock, path)
+    except OSError as error:
+        raise not_written(Path(lock.lock_file), error) from error
     try:
         yield
     finally:
@@ -465,7 +558,41 @@ def _locked(path: Path) -> Iterator[None]:
             _LOG.warning("the lock of %s could not be let go of: %s", path, error)
 
 
-def _acquire(lock: filelock.BaseFileLock, path: Path) -> None:
+def _acquired(lock: filelock.BaseFileLock, path: Path) -> bool:
+    """Take a lock of the system's.
+
+    NFS without a lock daemon (ENOLCK), FUSE and object stores (EOPNOTSUPP) know none; a
+    file that must not exist yet serves as the lock there.  Two processes of which each
+    takes the other kind would both pack, so a failure is not believed at once, and one
+    of another kind (a full disk, too many open files) is an error.
+
+    Args:
+        lock: The lock.
+        path: What it locks.
+
+    Returns:
+        False where the file system has no locks.
+
+    Raises:
+        OSError: The lock's file cannot be made.
+    """
+    for pause_s in (0.0, 0.01, 0.1):
+        time.sleep(pause_s)
+        try:
+            _wait_for(lock, path)
+        except NotImplementedError as error:
+            no_locks: Exception = error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            no_locks = error
+        else:
+            return True
+    _LOG.info("%s cannot be locked (%s); %s is used", path, no_locks, _SOFT_LOCK)
+    return False
+
+
+def _wait_for(lock: filelock.BaseFileLock, path: Path) -> None:
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:

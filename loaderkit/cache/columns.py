@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from loaderkit.cache.layout import Column
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from io import FileIO
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -109,7 +111,7 @@ class Block:
         elif self.file is not None:
             with self.file.open("rb", buffering=0) as raw:
                 raw.seek(run.span[0])
-                raw.readinto(into.data)
+                _read_fully(raw, into.data)
         if self.file is not None and all(r.span is None for r in self.runs.values()):
             self.file.unlink()
             self.file = None
@@ -118,6 +120,16 @@ class Block:
         """Give the columns the names they have in the cache."""
         runs: dict[Any, Run] = {names[key]: run for key, run in self.runs.items()}
         return Block(self.samples, self.nbytes, runs, self.file)
+
+
+def _read_fully(raw: FileIO, into: memoryview) -> None:
+    """Fill memory from a file: one call reads 2 GiB at most, or less as it likes."""
+    filled = 0
+    while filled < len(into):
+        count = raw.readinto(into[filled:])
+        if not count:
+            raise OSError(errno.EIO, "What a packing worker set aside was cut short")
+        filled += count
 
 
 class ShardBuffer:

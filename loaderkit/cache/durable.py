@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS}
+"""What the system answers where a folder is not ours to write to."""
 
 
 @contextlib.contextmanager
@@ -46,7 +48,7 @@ def not_written(file: Path, error: OSError) -> CacheError:
     if error.errno in _NO_SPACE:
         why = "the disk, or your share of it, is full; finished shards are kept"
         fix = "free the space (or choose another folder) and run the same again"
-    elif error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+    elif error.errno in NOT_ALLOWED:
         why = "the folder is not writable; finished shards are kept"
         fix = "choose a cache folder that you may write to"
     else:

@@ -106,11 +106,30 @@ def load_manifest(path: Path) -> Manifest:
     Raises:
         CacheError: There is no cache, or not a whole one, in the folder.
     """
+    manifest = find_manifest(path)
+    if manifest is None:
+        raise _no_cache(path)
+    return manifest
+
+
+def find_manifest(path: Path) -> Manifest | None:
+    """Read the manifest of a folder that may hold no cache yet.
+
+    Args:
+        path: The folder.
+
+    Returns:
+        The checked manifest; None where there is none.
+
+    Raises:
+        DamagedCacheError: What lies there is no manifest.
+        CacheError: It is there, and cannot be read.
+    """
     file = path / MANIFEST
     try:
         content = read_bounded(file, MOST_MANIFEST_BYTES)
     except (FileNotFoundError, NotADirectoryError):
-        raise _no_cache(path) from None
+        return None
     except OSError as error:
         raise unreadable(file, error) from error
     try:
@@ -313,12 +332,31 @@ def _not_regular(file: Path) -> DamagedCacheError:
     return DamagedCacheError(what, why=why, fix=fix)
 
 
+def exists(path: Path) -> bool:
+    """Tell whether there is a file, a folder or a link of a name.
+
+    Args:
+        path: The name.
+
+    Returns:
+        False only where the system says so: ``Path.exists`` raises what has no fix.
+
+    Raises:
+        CacheError: The system cannot tell.
+    """
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise unreadable(path, error) from error
+    return True
+
+
 def _no_cache(path: Path) -> CacheError:
-    if (path / BUILDING).exists():
+    if exists(path / BUILDING):
         why = "a packing run was stopped before it ended; what it finished is kept"
         return CacheError(f"{path} is half packed.", why=why, fix="run the same again")
     what = f"There is no cache at {path}."
-    why = (
-        f"the folder has no {MANIFEST}" if path.exists() else "there is no such folder"
-    )
+    why = f"the folder has no {MANIFEST}" if exists(path) else "there is no such folder"
     return CacheError(what, why=why, fix=f"pack(source, {str(path)!r})")

@@ -27,6 +27,7 @@ from tqdm import tqdm
 from loaderkit.cache.build import Build, FinishedShard, building
 from loaderkit.cache.columns import ShardBuffer
 from loaderkit.cache.durable import not_written
+from loaderkit.cache.files import exists
 from loaderkit.cache.hdf5 import filters
 from loaderkit.cache.layout import BUILDING, MANIFEST, VERSION
 from loaderkit.datasets.classes import loaded_classes
@@ -128,7 +129,7 @@ def pack(
 
     options = PackOptions(workers, compression, shard_bytes, overwrite, track_files)
     path = Path(path)
-    if (path / MANIFEST).exists() and not overwrite:
+    if not overwrite and exists(path / MANIFEST):
         what = f"There is a cache at {path} already."
         fix = f"open_cache({str(path)!r}), or pack(..., overwrite=True) to replace it"
         raise CacheError(what, why="packing again would replace it", fix=fix)

@@ -39,6 +39,10 @@ which takes as long as some 10 of them."""
 _MOST_MESSAGE_BYTES = 2048
 """A larger error goes through a file: POSIX promises 512 whole bytes, Linux 4096, macOS
 and the BSDs at least 512, of which one write to a pipe is never torn."""
+_LOOK_S = 1.0
+"""How often processes are looked at that should have told of their end.  They tell by a
+pipe that closes when nobody holds it; a process that load() started, or a worker that
+was started later, may hold it longer."""
 _GRACE_S = 5.0
 """How long a worker may take to end when asked to, before it is killed."""
 
@@ -96,6 +100,29 @@ class _Answer:
     """The pickled error, where it is small; b"" where it is in the file."""
 
 
+@dataclass(frozen=True)
+class _Failure:
+    """An error of a worker, on its way."""
+
+    text: str
+    """Its traceback."""
+    pickled: bytes = b""
+    """The error itself; empty where it cannot be pickled."""
+
+    def rebuild(self) -> BaseException:
+        """Make the error anew, or one that holds its traceback."""
+        try:
+            error: object = pickle.loads(self.pickled)
+        except Exception:  # noqa: BLE001 -- unpickling runs code of the user's error
+            error = None
+        if isinstance(error, BaseException):
+            return error
+        why = "the error itself could not be sent to this process"
+        fix = "pack with workers=0 to have it raised here; finished shards are kept"
+        what = f"A packing worker failed.\n{self.text}"
+        return DatasetError(what, why=why, fix=fix)
+
+
 class _Team:
     """The workers of one packing run."""
 
@@ -107,8 +134,17 @@ class _Team:
     def start(self, count: int) -> None:
         """Start the processes, as torch starts a DataLoader's."""
         context = multiprocessing.get_context()
-        for _ in range(count):
-            self._workers.append(_start_worker(self._job, context))
+        try:
+            for _ in range(count):
+                self._workers.append(_start_worker(self._job, context))
+        except (OSError, EOFError) as error:
+            # EOFError: the server that forks for "forkserver" was killed.
+            why = "no room for another process, or what starts them was killed"
+            raise _not_started(error, why) from error
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            method = context.get_start_method()
+            why = f"{method!r} sends the dataset to its processes, pickled"
+            raise _not_started(error, why) from error
 
     def read(self, spans: Iterator[tuple[int, int]]) -> Iterator[Span]:
         """Have the spans read; give them in order."""
@@ -162,7 +198,8 @@ class _Team:
     def _listen(self) -> None:
         """Wait until a worker answers or ends."""
         sentinels = [worker.process.sentinel for worker in self._workers]
-        wait([*(worker.answers for worker in self._workers), *sentinels])
+        answers = [worker.answers for worker in self._workers]
+        wait([*answers, *sentinels], timeout=_LOOK_S)
         for worker in self._workers:
             dead = not worker.process.is_alive()
             # A dead worker's last answers are read before its death is told of.
@@ -179,9 +216,8 @@ class _Team:
     def _span(self, answer: _Answer) -> Span:
         if answer.error is None:
             return take_up(Path(answer.file))
-        pickled = answer.error or Path(answer.file).read_bytes()
-        error: BaseException = pickle.loads(pickled)
-        raise error
+        failure: _Failure = pickle.loads(answer.error or Path(answer.file).read_bytes())
+        raise failure.rebuild()
 
     def _killed(self, worker: _Worker) -> DatasetError:
         start, stop = worker.asked[0]
@@ -196,14 +232,26 @@ class _Team:
         return DatasetError(what, why=why, fix=fix)
 
 
+def _not_started(error: Exception, why: str) -> DatasetError:
+    what = f"A packing worker could not be started: {type(error).__name__}: {error}"
+    fix = "pack with workers=0; finished shards are kept"
+    return DatasetError(what, why=why, fix=fix)
+
+
 def _start_worker(job: Job, context: BaseContext) -> _Worker:
     task_reader, task_writer = context.Pipe(duplex=False)
     answer_reader, answer_writer = context.Pipe(duplex=False)
     arguments = (job, task_reader, answer_writer)
     process: Any = context.Process(target=_work, args=arguments)  # type: ignore[attr-defined]
-    process.start()
-    task_reader.close()
-    answer_writer.close()
+    try:
+        process.start()
+    except BaseException:
+        task_writer.close()
+        answer_reader.close()
+        raise
+    finally:
+        task_reader.close()
+        answer_writer.close()
     return _Worker(process, task_writer, answer_reader)
 
 
@@ -233,32 +281,51 @@ def _next_task(tasks: Connection[Any, Any]) -> tuple[int, int] | None:
 
 def _answer_with(error: Exception, start: int, job: Job) -> _Answer:
     """Send an error on, with the traceback that pickling would lose."""
-    words = traceback.format_exc()
+    text = traceback.format_exc()
+    without_traceback = _pickled(error)
     if hasattr(error, "add_note"):  # Python 3.11
-        error.add_note("In a packing worker:\n" + words)
+        error.add_note("In a packing worker:\n" + text)
+    pickled = _pickled(error)
+    failure = pickle.dumps(_Failure(text, pickled))
+    if len(failure) <= _MOST_MESSAGE_BYTES:
+        return _Answer(start, error=failure)
+    file = job.block(f"{start}-error")
+    try:
+        file.write_bytes(failure)
+    except OSError:
+        # No room for a long error: without its traceback, or else the end of that,
+        # where the cause stands.
+        short = pickle.dumps(_Failure("", without_traceback))
+        if not without_traceback or len(short) > _MOST_MESSAGE_BYTES:
+            end = "... " + text[-_MOST_MESSAGE_BYTES // 8 :]
+            short = pickle.dumps(_Failure(end))
+        return _Answer(start, error=short)
+    return _Answer(start, str(file), error=b"")
+
+
+def _pickled(error: Exception) -> bytes:
+    """Pickle an error; b"" where that cannot be done, or not be undone."""
     try:
         pickled = pickle.dumps(error)
         pickle.loads(pickled)
     except Exception:  # noqa: BLE001 -- pickling runs code of the user's error
-        pickled = pickle.dumps(DatasetError(words))
-    if len(pickled) <= _MOST_MESSAGE_BYTES:
-        return _Answer(start, error=pickled)
-    file = job.folder / f"{start}-error.block"
-    try:
-        file.write_bytes(pickled)
-    except OSError:
-        # No room for a long error: its end in words, where the cause stands.
-        short = DatasetError(f"... {str(error)[-_MOST_MESSAGE_BYTES // 4 :]}")
-        return _Answer(start, error=pickle.dumps(short))
-    return _Answer(start, str(file), error=b"")
+        return b""
+    return pickled
 
 
 def _end_with_parent() -> None:
     """Stop this worker when the packing process is killed, which tells nobody."""
     parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    if parent is None:
+        return
+    starter = os.getppid()
+    # The packing process, or the server that forks for it and ends with it: who is
+    # orphaned gets another parent.
+    while os.getppid() == starter:
+        parent.join(_LOOK_S)
+        if not parent.is_alive():
+            break
+    os._exit(1)
 
 
 def _usable_cpus() -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import traceback
+import uuid
 import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -65,11 +67,21 @@ class Job:
     track_files: TrackFiles = "stat"
     digests_only: bool = False
     """Read samples for their hashes alone, and keep nothing else of them."""
+    run: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """In the names of blocks: a worker of a killed run may still write its own."""
+
+    def block(self, name: str) -> Path:
+        """Name a file in which something waits for the process that writes."""
+        return self.folder / f"{self.run}-{name}.block"
 
     def clear(self) -> None:
-        """Remove blocks that nobody took, after an error."""
-        for file in self.folder.glob("*.block"):
-            remove(file)
+        """Remove blocks that nobody took, after an error.
+
+        The next run removes what cannot be removed now: what went wrong counts.
+        """
+        with contextlib.suppress(OSError):
+            for file in self.folder.glob("*.block"):
+                remove(file)
 
     def tracker(self, *, all_threads: bool) -> FileTracker:
         """Make what notes the files that the source opens."""
@@ -119,11 +131,11 @@ def set_aside(job: Job, span: Span) -> Path:
     Raises:
         CacheError: The files cannot be written.
     """
-    file = job.folder / f"{span.start}.block"
+    file = job.block(str(span.start))
     try:
         for number, encoded in enumerate(span.blocks):
             if encoded.block.nbytes >= _SET_ASIDE_BYTES:
-                encoded.block.set_aside(job.folder / f"{span.start}-{number}.block")
+                encoded.block.set_aside(job.block(f"{span.start}-{number}"))
         with file.open("wb") as raw:
             pickle.dump(span, raw, pickle.HIGHEST_PROTOCOL)
     except OSError as error:
@@ -191,7 +203,15 @@ def _not_loaded(source: Source, row: int, error: Exception) -> DatasetError:
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown"
     what = (
         f"Sample {source.key(row)!r} (row {row:,} of {len(source):,}) could not be "
-        f"loaded: {type(error).__name__}: {error}"
+        f"loaded: {type(error).__name__}: {_text_of(error)}"
     )
     fix = "mend or leave out this sample and run again; finished shards are kept"
     return DatasetError(what, why=f"raised at {where}", fix=fix)
+
+
+def _text_of(error: Exception) -> str:
+    """Print an error whose own ``__str__`` may fail."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 -- the user's code
+        return "<its text cannot be printed>"

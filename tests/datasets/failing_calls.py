@@ -18,6 +18,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from dataclasses import asdict, dataclass, replace
@@ -26,6 +27,8 @@ from pathlib import Path
 HEADER = struct.Struct("=8q1024s256s")
 LOG_BYTES = 4 << 20
 FOREVER = 1 << 40
+COUNT = 16
+"""Samples of a run: four shards."""
 MOST_SECONDS = 120
 """A run that takes longer hangs; it takes a tenth of a second on an idle machine."""
 
@@ -57,12 +60,12 @@ class Pack:
     compression: str | None = None
     factor: int = 1
     """Decides the values of the samples."""
-    count: int = 40
+    count: int = COUNT
     overwrite: bool = True
     raw: str = ""
     """Read the samples from the files of this folder."""
-    open_after: bool = False
-    """Read the cache afterwards, with calls that still fail."""
+    reads_around_us: bool = False
+    """Open a file below the folder in a way that no error of ours covers: a plant."""
 
 
 @dataclass(frozen=True)
@@ -119,17 +122,18 @@ class Runner:
         self._process.stdout.close()
         self._control.close()
 
-    def run(self, pack, fault=Fault()):
+    def run(self, pack, fault=Fault(), *, top=None):
         """Pack once.
 
         Args:
-            pack: What, and where; calls below its path count.
+            pack: What, and where.
             fault: What goes wrong.
+            top: Calls below this folder count; None for the one that the cache is in.
 
         Returns:
             How it ended.
         """
-        folder = os.path.dirname(pack.path).encode()
+        folder = os.fspath(top or Path(pack.path).parent).encode()
         kinds = f" {fault.kinds} " if fault.kinds else ""
         header = HEADER.pack(
             1, fault.action, fault.error, fault.first, fault.last, 0, 0, 0,
@@ -146,12 +150,12 @@ class Runner:
 
 
 def sample_values(row, factor):
-    """What a sample holds: 100 KB in three blocks of it, so that blocks wait in files."""
+    """What a sample holds: 80 KB, so that the blocks of workers wait in files."""
     import numpy as np
 
     chance = np.random.default_rng(row * 1000 + factor)
     return {
-        "x": chance.integers(0, 50, (1000 + 10 * row, 4)) * factor,
+        "x": chance.integers(0, 50, (2500 + 10 * row, 4)) * factor,
         "y": chance.random(row % 3),
         "name": f"sample {row} of run {factor}",
     }
@@ -200,23 +204,23 @@ def run_pack(pack):
     """Pack, in this process."""
     from loaderkit import pack as pack_cache
 
-    opened = pack_cache(
+    if pack.reads_around_us:
+        planted = Path(pack.path).parent / "planted"
+        planted.write_text("")
+    pack_cache(
         source_of(pack), pack.path, workers=pack.workers, compression=pack.compression,
         shard_bytes=300_000, overwrite=pack.overwrite,
     )  # fmt: skip
-    if pack.open_after:
-        for row in range(len(opened)):
-            opened[row]
-    return opened
 
 
 def serve():
     """Fork for each request of the ``Runner``."""
     import torch
 
-    import loaderkit.datasets.pack  # noqa: F401
-
     torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        # What is imported and looked up now is not in each run.
+        run_pack(Pack(folder + "/c", count=1))
     requests, answers = sys.stdin, os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in requests:
@@ -287,11 +291,24 @@ def files_of(path):
 def finished_shards(path):
     """The shards that a stopped run finished, by name: their inode."""
     inodes = {}
-    for note in sorted((Path(path) / ".building").glob("[0-9]*.json")):
+    building = Path(path) / ".building"
+    if is_committed(path):
+        return {}
+    for note in sorted(building.glob("[0-9]*.json")):
         shard = Path(path) / json.loads(note.read_bytes())["shard"]["file"]
         if shard.exists():
             inodes[shard.name] = shard.stat().st_ino
     return inodes
+
+
+def is_committed(path):
+    """Tell whether the manifest is that of the build which lies there still."""
+    obsolete = Path(path) / ".building" / "obsolete.json"
+    manifest = Path(path) / "manifest.json"
+    if not (obsolete.exists() and manifest.exists()):
+        return False
+    generation = json.loads(obsolete.read_bytes())["generation"]
+    return generation in manifest.read_text()
 
 
 def copy_tree(source, path):
@@ -317,12 +334,17 @@ class Scenario:
     """The samples that are packed."""
 
 
-def make_scenarios(runner, folder):
+KINDS = [(None, False), (None, True), ("gzip", False), ("gzip", True)]
+"""Compression, and whether the samples are read from files."""
+
+
+def make_scenarios(runner, folder, kinds=KINDS):
     """Set up the states in which a run may find a folder.
 
     Args:
         runner: A ``Runner``.
         folder: An empty one, for all of them.
+        kinds: Compressions and sources.
 
     Yields:
         Each scenario: what stands there, times what is packed.
@@ -330,31 +352,29 @@ def make_scenarios(runner, folder):
     old = folder / "old"
     assert runner.run(Pack(str(old), factor=1)).status == "ok"
     raw = folder / "raw"
-    write_raw(raw, 40, 2)
-    for compression in (None, "gzip"):
-        for raw_folder in ("", str(raw)):
-            sources = "files" if raw_folder else "list"
-            wanted_path = folder / f"wanted-{compression}-{sources}"
-            pack = Pack(
-                str(wanted_path), compression=compression, factor=2, raw=raw_folder
+    write_raw(raw, COUNT, 2)
+    for compression, from_files in kinds:
+        raw_folder = str(raw) if from_files else ""
+        sources = "files" if raw_folder else "list"
+        wanted_path = folder / f"wanted-{compression}-{sources}"
+        pack = Pack(str(wanted_path), compression=compression, factor=2, raw=raw_folder)
+        assert runner.run(pack).status == "ok"
+        before = {
+            "fresh": None,
+            "overwrite": old,
+            "resumed": stopped_after(runner, pack, folder, None, 2),
+            "resumed over old": stopped_after(runner, pack, folder, old, 2),
+            "not tidied up": stopped_after(runner, pack, folder, old, 99),
+        }
+        for state, template in before.items():
+            yield Scenario(
+                f"{state}, {compression}, {sources}",
+                pack,
+                template,
+                files_of(wanted_path),
+                samples(COUNT, 1) if "over" in state or "not" in state else None,
+                samples(COUNT, 2),
             )
-            assert runner.run(pack).status == "ok"
-            before = {
-                "fresh": None,
-                "overwrite": old,
-                "resumed": stopped_after(runner, pack, folder, None, 3),
-                "resumed over old": stopped_after(runner, pack, folder, old, 3),
-                "not tidied up": stopped_after(runner, pack, folder, old, 99),
-            }
-            for state, template in before.items():
-                yield Scenario(
-                    f"{state}, {compression}, {sources}",
-                    pack,
-                    template,
-                    files_of(wanted_path),
-                    samples(40, 1) if "over" in state or "not" in state else None,
-                    samples(40, 2),
-                )
 
 
 def stopped_after(runner, pack, folder, start, shards):
@@ -372,6 +392,12 @@ def stopped_after(runner, pack, folder, start, shards):
     fault = Fault(Action.KILL, first=at + 1, last=at + 1)
     assert runner.run(pack, fault).status == "killed 9"
     return path
+
+
+def count_calls(runner, scenario, workers, path):
+    """Count the calls of an undisturbed run."""
+    copy_tree(scenario.before, path)
+    return runner.run(replace(scenario.pack, path=str(path), workers=workers)).calls
 
 
 def broken_laws(runner, scenario, fault, workers, path):
@@ -421,7 +447,7 @@ def broken_laws(runner, scenario, fault, workers, path):
         left = files_of(path)
         if left != scenario.wanted:
             names = sorted(left.keys() ^ scenario.wanted.keys())
-            broken.append(f"the next run left other files: {names}")
+            broken.append(f"the next run left other files: {names or 'contents'}")
         if (Path(path) / ".building").exists():
             broken.append("the next run left .building")
     return outcome, broken
@@ -433,6 +459,46 @@ def lost_shards(finished, path):
         file = Path(path) / name
         if not file.exists() or file.stat().st_ino != inode:
             yield f"finished shard {name} was not kept"
+
+
+def unsynced(log, path, top):
+    """Find what a power cut could undo though a later step builds on it.
+
+    Args:
+        log: The calls of a run in order.
+        path: The cache's folder.
+        top: The folder that was there before.
+
+    Returns:
+        A sentence for each name that was given too early.
+    """
+    dirty_files, made, unsynced_names, problems = set(), set(), {}, []
+    for line in log:
+        _, kind, names = line.split(" ", 2)
+        name, _, to = names.partition(" -> ")
+        if kind == "write":
+            dirty_files.add(name)
+        elif kind == "fsync":
+            dirty_files.discard(name)
+            unsynced_names.pop(name, None)
+        elif kind == "mkdir" and name not in made:  # a second one finds it there
+            made.add(name)
+            unsynced_names.setdefault(str(Path(name).parent), []).append(name)
+        elif kind == "rename":
+            if name in dirty_files:
+                problems.append(f"{to} had its name before its bytes were on the disk")
+            folder = str(Path(to).parent)
+            if to == f"{path}/manifest.json":
+                problems += [
+                    f"the manifest had its name before {', '.join(waiting)}"
+                    for place, waiting in unsynced_names.items()
+                    if place.startswith(str(top)) and ".building" not in place
+                ]
+            unsynced_names.setdefault(folder, []).append(to)
+    for place, waiting in unsynced_names.items():
+        if ".building" not in place:
+            problems.append(f"{', '.join(waiting)} may have no name after the run")
+    return problems
 
 
 def what_is_seen(path, scenario):

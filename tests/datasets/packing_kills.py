@@ -1,0 +1,123 @@
+"""Kill processes of a packing run at any moment, and look at what is left."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+import psutil
+from failing_calls import COUNT, files_of, samples
+
+FORK = multiprocessing.get_context("fork")
+MOST_SECONDS = 30
+"""A run in which a process was killed ends within this time."""
+MOST_ORPHAN_SECONDS = 10
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One kill of one process of a run."""
+
+    workers: int
+    method: str
+    """How workers are started."""
+    after: float
+    """Seconds after the run began."""
+    victim: float
+    """From 0 to 1: which of the processes that live then, the packing one first."""
+    signal: int = signal.SIGKILL
+
+
+class Slow:
+    """Samples that take a moment each, as those of a real dataset."""
+
+    def __init__(self, pause_s):
+        self._rows, self._pause_s = samples(COUNT, 2), pause_s
+
+    def __len__(self):
+        return 3 * COUNT
+
+    def __getitem__(self, row):
+        time.sleep(self._pause_s)
+        return self._rows[row % COUNT]
+
+
+def pack_slowly(path, kill):
+    """Pack; the exit status is 0, 1 for an error of ours, 2 for any other."""
+    from loaderkit import LoaderkitError, pack
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    os.setsid()
+    multiprocessing.set_start_method(kill.method, force=True)
+    try:
+        pack(
+            Slow(0.002), path, workers=kill.workers, shard_bytes=300_000,
+            overwrite=True,
+        )  # fmt: skip
+    except LoaderkitError:
+        os._exit(1)
+    except BaseException as error:  # noqa: BLE001
+        (path.parent / "raw-error").write_text(f"{type(error).__name__}: {error}")
+        os._exit(2)
+    os._exit(0)
+
+
+def broken_laws(path, kill, wanted):
+    """Start a run, kill one of its processes, pack again, and look.
+
+    Args:
+        path: Where; what an earlier run left there stays.
+        kill: Which process, and when.
+        wanted: The files of an undisturbed run.
+
+    Returns:
+        How the run ended, and a sentence for each law that it breaks.
+    """
+    broken = []
+    run = FORK.Process(target=pack_slowly, args=(path, kill))
+    run.start()
+    time.sleep(kill.after)
+    processes = family_of(run.pid)
+    if processes:
+        victim = processes[int(kill.victim * len(processes))]
+        with contextlib.suppress(psutil.NoSuchProcess):
+            victim.send_signal(kill.signal)
+        processes = list({*processes, *family_of(run.pid)})
+    run.join(MOST_SECONDS)
+    if run.exitcode is None:
+        broken.append(f"it hangs {MOST_SECONDS} s after the kill")
+        run.kill()
+        run.join()
+    ended = {0: "ok", 1: "error of ours", -9: "killed", -15: "ended"}.get(run.exitcode)
+    if ended is None:
+        broken.append(f"it ended with status {run.exitcode}")
+        with contextlib.suppress(FileNotFoundError):
+            broken.append((path.parent / "raw-error").read_text())
+    _, alive = psutil.wait_procs(processes, MOST_ORPHAN_SECONDS)
+    alive = [process for process in alive if process.status() != "zombie"]
+    for process in alive:
+        broken.append(f"an orphan lives on: {process.cmdline()}")
+        process.kill()
+
+    again = FORK.Process(target=pack_slowly, args=(path, Kill(0, "fork", 0, 0)))
+    again.start()
+    again.join(MOST_SECONDS)
+    if again.exitcode != 0:
+        broken.append(f"the next run ended with status {again.exitcode}")
+    elif files_of(path) != wanted:
+        broken.append("the next run left other files")
+    elif (path / ".building").exists():
+        broken.append("the next run left .building")
+    return ended, broken
+
+
+def family_of(pid):
+    """The processes of a run, the packing one first."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        top = psutil.Process(pid)
+        return [top, *top.children(recursive=True)]
+    return []

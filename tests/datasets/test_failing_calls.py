@@ -1,0 +1,230 @@
+"""A pack under system calls that fail, end the process, or do half of what was asked.
+
+The long version tries them all: tests/soak/failing_calls.py.
+"""
+
+import errno
+import os
+import re
+import resource
+import signal
+import time
+from dataclasses import replace
+
+import failing_calls
+import filelock
+import pytest
+from failing_calls import FOREVER, Action, Fault, Pack, Runner, broken_laws
+from test_reliability import FORK, in_child
+
+from loaderkit import CacheError, open_cache, pack
+
+pytestmark = pytest.mark.needs("cc")
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory):
+    with Runner(tmp_path_factory.mktemp("runner")) as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def scenarios(runner, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scenarios")
+    made = failing_calls.make_scenarios(runner, folder, [(None, False)])
+    return {scenario.name.partition(",")[0]: scenario for scenario in made}
+
+
+# Where in the run, from 0 to 1: reading what is there, the shards, the last steps.
+CASES = [
+    ("resumed", Fault(Action.FAIL, errno.EIO), 0.1, 0),
+    ("resumed", Fault(Action.FAIL, errno.EACCES), 0.2, 0),
+    ("resumed over old", Fault(Action.FAIL, errno.ESTALE), 0.15, 0),
+    ("resumed over old", Fault(Action.KILL), 0.9, 0),
+    ("not tidied up", Fault(Action.FAIL, errno.EIO), 0.03, 0),
+    ("not tidied up", Fault(Action.KILL), 0.05, 0),
+    ("fresh", Fault(Action.FAIL, errno.ENOSPC), 0.4, 2),
+    ("fresh", Fault(Action.FAIL, errno.ENOSPC, last=FOREVER), 0.2, 2),
+    ("fresh", Fault(Action.SHORT, last=FOREVER), 0.0, 2),
+    ("overwrite", Fault(Action.FAIL, errno.EINTR), 0.6, 0),
+    ("overwrite", Fault(Action.FAIL, errno.EDQUOT, last=FOREVER), 0.7, 0),
+    ("overwrite", Fault(Action.KILL), 0.97, 0),
+]
+
+
+@pytest.mark.parametrize(("state", "fault", "where", "workers"), CASES)
+def test_a_failing_call_is_told_and_loses_nothing(
+    runner, scenarios, tmp_path, state, fault, where, workers
+):
+    scenario = scenarios[state]
+    calls = failing_calls.count_calls(runner, scenario, workers, tmp_path / "c.lk")
+    number = max(1, round(where * calls))
+    fault = replace(fault, first=number, last=max(number, fault.last))
+
+    outcome, broken = broken_laws(runner, scenario, fault, workers, tmp_path / "c.lk")
+
+    assert outcome.hits
+    assert broken == []
+
+
+def test_a_note_that_cannot_be_read_is_not_thrown_away(runner, scenarios, tmp_path):
+    """Each call by which a run looks at what an earlier one finished, all of them."""
+    scenario, path = scenarios["resumed"], tmp_path / "c.lk"
+    failing_calls.copy_tree(scenario.before, path)
+    log = runner.run(replace(scenario.pack, path=str(path))).log
+    reads = [at for at, line in enumerate(log, 1) if "0001.json" in line]
+
+    for at in reads[:4]:
+        fault = Fault(Action.FAIL, errno.EIO, first=at, last=at)
+        outcome, broken = broken_laws(runner, scenario, fault, 0, path)
+        assert (outcome.hits, broken) == (1, [])
+
+
+def test_a_raw_error_and_a_lost_shard_would_be_seen(runner, scenarios, tmp_path):
+    scenario, path = scenarios["resumed"], tmp_path / "c.lk"
+    planted = replace(scenario, pack=replace(scenario.pack, reads_around_us=True))
+    log = runner.run(replace(planted.pack, path=str(path))).log
+    at = next(at for at, line in enumerate(log, 1) if line.endswith("/planted"))
+    fault = Fault(Action.FAIL, errno.EIO, first=at, last=at)
+
+    _, broken = broken_laws(runner, replace(planted, before=None), fault, 0, path)
+
+    assert "it ended with OSError" in broken[0]
+    failing_calls.copy_tree(scenario.before, path)
+    finished = failing_calls.finished_shards(path)
+    (path / min(finished)).unlink()
+    assert len(finished) == 2
+    [lost] = failing_calls.lost_shards(finished, path)
+    assert "was not kept" in lost
+
+
+def test_a_shim_that_fails_nothing_finds_nothing(runner, scenarios, tmp_path):
+    outcome, broken = broken_laws(
+        runner, scenarios["overwrite"], Fault(), 2, tmp_path / "c.lk"
+    )
+
+    assert outcome.status == "ok"
+    assert outcome.calls > 200
+    assert outcome.hits == 0
+    assert broken == []
+
+
+def test_bytes_are_on_the_disk_before_the_names_that_promise_them(runner, tmp_path):
+    path = tmp_path / "new" / "c.lk"
+
+    outcome = runner.run(Pack(str(path)), top=tmp_path)
+
+    assert outcome.status == "ok"
+    assert failing_calls.unsynced(outcome.log, path, tmp_path) == []
+    # The twin: take out any one sync of a file or of the cache's folder.
+    syncs = [at for at, line in enumerate(outcome.log) if " fsync " in line]
+    needed = [
+        at
+        for at in syncs
+        if ".partial" in outcome.log[at] and "note." not in outcome.log[at]
+    ]
+    assert len(needed) > 4
+    for at in needed:
+        log = outcome.log[:at] + outcome.log[at + 1 :]
+        assert failing_calls.unsynced(log, path, tmp_path)
+
+
+@pytest.mark.parametrize("error", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_locks_gets_a_lock_that_is_a_file(
+    runner, tmp_path, error
+):
+    path = tmp_path / "c.lk"
+    fault = Fault(Action.FAIL, error, first=1, last=FOREVER, kinds="flock")
+
+    outcome = runner.run(Pack(str(path)), fault)
+
+    assert (outcome.status, outcome.hits > 0) == ("ok", True)
+    assert not (path / ".lock-soft").exists()
+    assert len(open_cache(path)) == failing_calls.COUNT
+
+
+def hold_soft_lock(path, ready):
+    lock = filelock.SoftFileLock(path)
+    lock.acquire()  # let go of when nobody holds the object
+    ready.set()
+    time.sleep(600)
+    lock.release()
+
+
+def test_a_lock_file_of_a_dead_process_holds_nobody_up(runner, tmp_path):
+    path, ready = tmp_path / "c.lk", FORK.Event()
+    path.mkdir()
+    holder = FORK.Process(target=hold_soft_lock, args=(path / ".lock-soft", ready))
+    holder.start()
+    ready.wait()
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.join()
+    assert (path / ".lock-soft").exists()
+
+    fault = Fault(Action.FAIL, errno.ENOLCK, first=1, last=FOREVER, kinds="flock")
+    assert runner.run(Pack(str(path)), fault).status == "ok"
+
+
+def test_an_error_of_another_kind_does_not_lead_to_a_second_lock(runner, tmp_path):
+    """A process that took the other lock would pack beside the one that holds this."""
+    path = tmp_path / "c.lk"
+    fault = Fault(Action.FAIL, errno.EIO, first=1, last=FOREVER, kinds="flock")
+
+    outcome = runner.run(Pack(str(path)), fault)
+
+    assert outcome.status == "CacheError"
+    assert not any(".lock-soft" in line for line in outcome.log)
+
+
+def pack_with_file_limit(path, limit, compression):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    told = ""
+    try:
+        pack(
+            failing_calls.samples(6, 1), path, workers=0, compression=compression,
+            shard_bytes=200_000,
+        )  # fmt: skip
+    except CacheError as error:
+        told = str(error)
+    assert re.search(r"could not be written|cannot be packed", told)
+    assert "fix: " in told
+
+
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_a_disk_that_is_full_at_any_size_is_an_error_of_ours(tmp_path, compression):
+    for limit in [0, 100, 3000, 10_000, 15_000]:
+        path = tmp_path / f"{limit}.lk"
+        assert in_child(pack_with_file_limit, path, limit, compression) == 0
+        again = pack(
+            failing_calls.samples(6, 1), path, workers=0, overwrite=True,
+            compression=compression, shard_bytes=200_000,
+        )  # fmt: skip
+        assert len(again) == 6
+        assert not (path / ".building").exists()
+
+
+def overwrite_again_and_again(path, times):
+    for number in range(times):
+        pack([number] * 20, path, workers=0, overwrite=True, shard_bytes=300)
+
+
+def test_a_reader_sees_one_generation_while_it_is_packed_again_and_again(tmp_path):
+    path = tmp_path / "c.lk"
+    overwrite_again_and_again(path, 1)
+    writer = FORK.Process(target=overwrite_again_and_again, args=(path, 30))
+    writer.start()
+    whole, refusals = 0, []
+    while writer.is_alive():
+        try:
+            dataset = open_cache(path)
+            rows = [dataset[row] for row in range(20)]
+        except CacheError as error:
+            refusals.append(str(error))
+        else:
+            assert len(set(rows)) == 1
+            whole += 1
+
+    writer.join()
+    assert writer.exitcode == 0
+    assert whole
+    assert [text for text in refusals if "packed again" not in text] == []

@@ -1,0 +1,217 @@
+"""A few kills of packing processes; tests/soak/kills.py has a thousand.
+
+Here, too: workers that end in other ways than by SIGKILL.
+"""
+
+import ctypes
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from failing_calls import files_of
+from packing_kills import FORK, Kill, Slow, broken_laws, family_of, pack_slowly
+
+from loaderkit import DatasetError, PackOptions, SafeDataset, open_cache, pack
+
+
+@pytest.fixture(scope="module")
+def wanted(tmp_path_factory):
+    path = tmp_path_factory.mktemp("whole") / "c.lk"
+    pack(Slow(0), path, workers=0, shard_bytes=300_000)
+    return files_of(path)
+
+
+def test_any_process_is_killed_at_any_moment_and_the_next_run_ends_the_same(
+    tmp_path, wanted
+):
+    chance, ends = random.Random(0), set()
+    for number in range(14):
+        kill = Kill(chance.choice([1, 2, 4]), "fork", number / 40, chance.random())
+
+        ended, broken = broken_laws(tmp_path / "c.lk", kill, wanted)
+
+        ends.add(ended)
+        assert broken == []
+    assert "killed" in ends or "error of ours" in ends
+
+
+def test_a_run_that_leaves_an_orphan_would_be_seen():
+    def leave_an_orphan():
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        time.sleep(600)
+
+    run = FORK.Process(target=leave_an_orphan)
+    run.start()
+    while len(processes := family_of(run.pid)) < 2:
+        time.sleep(0.01)
+    run.kill()
+    run.join()
+
+    _, alive = psutil.wait_procs(processes, 0.2)
+    assert [process.pid for process in alive] == [processes[1].pid]
+    processes[1].kill()
+
+
+class Ends(SafeDataset):
+    """A dataset whose worker ends in the middle."""
+
+    how = "exit"
+
+    def keys(self):
+        return range(40)
+
+    def load(self, key):
+        if key == 30:
+            END[self.how]()
+        return key
+
+
+def leave_a_child_behind():
+    """What load() started holds the worker's pipes, and outlives it."""
+    if os.fork() == 0:
+        time.sleep(20)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+END = {
+    "exit": lambda: os._exit(0),
+    "segfault": lambda: ctypes.string_at(0),
+    "abort": os.abort,
+    "terminated": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "child": leave_a_child_behind,
+    "sys.exit": lambda: sys.exit(3),
+}
+
+
+@pytest.mark.parametrize("how", END)
+def test_a_worker_that_ends_is_told_of_with_its_samples(tmp_path, how):
+    dataset = Ends(cache=tmp_path / "c.lk", packing=PackOptions(workers=2))
+    dataset.how = how
+
+    with pytest.raises(DatasetError, match="packing worker was killed") as caught:
+        len(dataset)
+
+    assert "workers=1" in caught.value.fix
+    assert not list((tmp_path / "c.lk").rglob("*.block"))
+
+
+class UnpicklableError(ValueError):
+    def __init__(self, number, text):
+        super().__init__(f"number {number}: {text}")
+
+    def __reduce__(self):
+        msg = "cannot be pickled"
+        raise TypeError(msg)
+
+
+class UnprintableError(ValueError):
+    def __str__(self):
+        msg = "cannot be printed"
+        raise RuntimeError(msg)
+
+
+class Raises(SafeDataset):
+    def keys(self):
+        return range(40)
+
+    def load(self, key):
+        if key == 30:
+            raise self.error
+        return key
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnpicklableError(3, "x"),
+        UnprintableError(),
+        ValueError("y" * 1_000_000),
+        KeyError(3),
+    ],
+    ids=["unpicklable", "unprintable", "huge", "plain"],
+)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_of_the_users_code_names_the_sample(tmp_path, error, workers):
+    dataset = Raises(cache=tmp_path / "c.lk", packing=PackOptions(workers=workers))
+    Raises.error = error
+
+    with pytest.raises(DatasetError, match="Sample '30'") as caught:
+        len(dataset)
+
+    assert type(error).__name__ in str(caught.value)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_asked_to_end_leaves_no_process(tmp_path, sent, wanted):
+    kill = Kill(2, "fork", 0.15, 0.0, signal=sent)
+
+    _, broken = broken_laws(tmp_path / "c.lk", kill, wanted)
+
+    # KeyboardInterrupt is the user's own, and reaches him as it is.
+    assert [text for text in broken if "status 2" not in text] in (
+        [], ["KeyboardInterrupt: "],
+    )  # fmt: skip
+
+
+def test_a_stopped_worker_is_waited_for_and_goes_on(tmp_path, wanted):
+    """Stopping is how people make room on a machine; nothing is lost by it."""
+    path = tmp_path / "c.lk"
+    run = FORK.Process(target=pack_slowly, args=(path, Kill(2, "fork", 0, 0)))
+    run.start()
+    while len(processes := family_of(run.pid)) < 3:
+        time.sleep(0.01)
+    processes[1].suspend()
+    run.join(1.5)
+    processes[1].resume()
+    run.join()
+
+    assert run.exitcode == 0
+    assert files_of(path) == wanted
+
+
+def test_of_two_packers_one_is_killed_and_the_other_ends_the_work(tmp_path, wanted):
+    path = tmp_path / "c.lk"
+    kill = Kill(1, "fork", 0, 0)
+    first, second = (
+        FORK.Process(target=pack_slowly, args=(path, kill)) for _ in range(2)
+    )
+    first.start()
+    time.sleep(0.1)
+    second.start()
+    time.sleep(0.1)
+    first.kill()
+    first.join()
+    second.join()
+
+    assert second.exitcode == 0
+    assert files_of(path) == wanted
+
+
+class Local(Slow):
+    def __init__(self):
+        super().__init__(0)
+        self.function = lambda: None
+
+
+def test_a_dataset_that_cannot_be_sent_to_workers_is_told(tmp_path):
+    def pack_with_spawn():
+        multiprocessing.set_start_method("spawn", force=True)
+        with pytest.raises(DatasetError, match="could not be started") as caught:
+            pack(Local(), tmp_path / "c.lk", workers=1)
+        assert "workers=0" in caught.value.fix
+        os._exit(0)
+
+    child = FORK.Process(target=pack_with_spawn)
+    child.start()
+    child.join()
+
+    assert child.exitcode == 0
+    with pytest.raises(ValueError, match=r"half packed|no cache"):
+        open_cache(tmp_path / "c.lk")

@@ -1,0 +1,98 @@
+"""Every system call of a pack, one after another, with every error; hours if asked.
+
+``SOAK_CASES`` says how many cases are drawn (400), ``SOAK_SEED`` from which seed (0).
+The figures go to benchmarks/results/soak-failing-calls.txt.
+"""
+
+import collections
+import errno
+import os
+import platform
+import random
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch_geometric
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "datasets"))
+from failing_calls import (
+    FOREVER,
+    Action,
+    Fault,
+    Runner,
+    broken_laws,
+    count_calls,
+    make_scenarios,
+)
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+ERRORS = [
+    errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EACCES, errno.EINTR, errno.ENOLCK,
+    errno.EOPNOTSUPP, errno.EROFS, errno.ESTALE, errno.ENOMEM, errno.EMFILE,
+]  # fmt: skip
+
+
+def draw_fault(chance, number):
+    """Choose what happens at a call."""
+    action = chance.choice([Action.FAIL, Action.FAIL, Action.KILL, Action.SHORT])
+    error = chance.choice(ERRORS) if action is Action.FAIL else 0
+    # A call that is interrupted for ever is tried for ever, by Python itself.
+    forever = action is not Action.KILL and error != errno.EINTR
+    last = FOREVER if forever and chance.random() < 0.3 else number
+    return Fault(action, error, number, last)
+
+
+@pytest.mark.needs("cc")
+def test_any_call_of_a_pack_fails_and_nothing_is_lost(tmp_path):
+    seed = int(os.environ.get("SOAK_SEED", "0"))
+    cases = int(os.environ.get("SOAK_CASES", "400"))
+    chance, calls, broken = random.Random(seed), {}, []
+    figures, start = collections.Counter(), time.monotonic()
+    path = tmp_path / "case" / "c.lk"
+    path.parent.mkdir()
+    (tmp_path / "scenarios").mkdir()
+
+    with Runner(tmp_path) as runner:
+        scenarios = list(make_scenarios(runner, tmp_path / "scenarios"))
+        for _ in range(cases):
+            scenario, workers = chance.choice(scenarios), chance.choice([0, 0, 2])
+            run = (scenario.name, workers)
+            if run not in calls:
+                calls[run] = count_calls(runner, scenario, workers, path)
+            fault = draw_fault(chance, chance.randint(1, calls[run]))
+            outcome, sentences = broken_laws(runner, scenario, fault, workers, path)
+            figures["hit"] += outcome.hits > 0
+            figures[f"{fault.action.name.lower()}: {outcome.status}"] += 1
+            broken.extend(f"{run} {fault}: {sentence}" for sentence in sentences)
+            write_figures(seed, figures, calls, broken, time.monotonic() - start)
+
+    assert broken == []
+
+
+def write_figures(seed, figures, calls, broken, seconds):
+    """Keep what was tried as text."""
+    states = sorted({name.partition(",")[0] for name, _ in calls})
+    lines = [
+        (
+            f"{time.strftime('%Y-%m-%d')}, 2 cores, 24 GiB; Python "
+            f"{platform.python_version()}, torch {torch.__version__}, "
+            f"PyG {torch_geometric.__version__}"
+        ),
+        f"seed {seed}, {seconds:.0f} s on a busy machine",
+        (
+            f"states of the folder: {', '.join(states)}; plain and gzip; "
+            "from a list and from files; workers 0 and 2"
+        ),
+        f"calls of an undisturbed run: {min(calls.values())} to {max(calls.values())}",
+        (
+            f"cases: {sum(n for name, n in figures.items() if ':' in name)}, "
+            f"of which the call was reached in {figures['hit']}"
+        ),
+        *sorted(f"{name}: {n}" for name, n in figures.items() if ":" in name),
+        f"laws broken: {len(broken)}",
+        *broken,
+    ]
+    (RESULTS / "soak-failing-calls.txt").write_text("\n".join(lines) + "\n")

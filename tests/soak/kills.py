@@ -1,0 +1,74 @@
+"""A thousand kills of any process of a packing run, however workers are started.
+
+``SOAK_CASES`` says how many (300), ``SOAK_SEED`` from which seed (0).  The figures go
+to benchmarks/results/soak-kills.txt.
+"""
+
+import collections
+import os
+import platform
+import random
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch_geometric
+
+from loaderkit import pack
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "datasets"))
+from failing_calls import files_of
+from packing_kills import Kill, Slow, broken_laws
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+METHODS = ["fork"] * 8 + ["forkserver", "spawn"]
+"""The others import torch in each worker: one case takes as long as ten."""
+
+
+def test_any_process_is_killed_and_nothing_hangs_or_stays(tmp_path):
+    seed = int(os.environ.get("SOAK_SEED", "0"))
+    cases = int(os.environ.get("SOAK_CASES", "300"))
+    chance, figures, broken = random.Random(seed), collections.Counter(), []
+    start, path = time.monotonic(), tmp_path / "c.lk"
+    pack(Slow(0), tmp_path / "whole.lk", workers=0, shard_bytes=300_000)
+    wanted = files_of(tmp_path / "whole.lk")
+
+    for case in range(cases):
+        if case % 2:
+            # The others go on from, or overwrite, what stands there.
+            shutil.rmtree(path, ignore_errors=True)
+        method = chance.choice(METHODS)
+        moment = chance.uniform(0, 1.5 if method == "fork" else 8.0)
+        kill = Kill(chance.choice([1, 2, 4]), method, moment, chance.random())
+        ended, sentences = broken_laws(path, kill, wanted)
+        figures[f"{method}: {ended}"] += 1
+        broken.extend(f"case {case}, {kill}: {sentence}" for sentence in sentences)
+        write_figures(seed, figures, broken, time.monotonic() - start)
+
+    assert broken == []
+
+
+def write_figures(seed, figures, broken, seconds):
+    """Keep what was tried as text."""
+    lines = [
+        (
+            f"{time.strftime('%Y-%m-%d')}, 2 cores, 24 GiB; Python "
+            f"{platform.python_version()}, torch {torch.__version__}, "
+            f"PyG {torch_geometric.__version__}"
+        ),
+        f"seed {seed}, {seconds:.0f} s on a busy machine",
+        (
+            f"one SIGKILL a run, of any of its processes; workers 1, 2, 4: "
+            f"{sum(figures.values())} runs"
+        ),
+        "how the killed run ended, by how its workers were started:",
+        *sorted(f"{name}: {n}" for name, n in figures.items()),
+        (
+            f"laws broken (hang over 30 s, orphan after 10 s, leftovers or other bytes "
+            f"after the next run): {len(broken)}"
+        ),
+        *broken,
+    ]
+    (RESULTS / "soak-kills.txt").write_text("\n".join(lines) + "\n")
