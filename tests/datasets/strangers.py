@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import faulthandler
 import json
+import multiprocessing
 import os
 import random
 import resource
@@ -452,8 +453,16 @@ class Figures:
     mutants: int = 0
     refused: int = 0
     read: int = 0
-    verified: int = 0
+    peak_bytes: int = 0
+    """Most that was resident, with torch and all."""
     failures: list = dataclasses.field(default_factory=list)
+
+    def __add__(self, other):
+        pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in FIGURES)
+        total = Figures(*(mine + theirs for mine, theirs in pairs))
+        return dataclasses.replace(
+            total, peak_bytes=max(self.peak_bytes, other.peak_bytes)
+        )
 
     def __str__(self):
         return (
@@ -462,12 +471,64 @@ class Figures:
         )
 
 
+def try_in_child(folder, numbers, **options):
+    """Read mutants in a process of its own, which a mutant may hang or kill.
+
+    Raises:
+        AssertionError: It ended before its time.
+    """
+    spawn = multiprocessing.get_context("spawn")  # torch's threads do not survive fork
+    answers, theirs = spawn.Pipe(duplex=False)
+    arguments = (folder, numbers, options, theirs)
+    child = spawn.Process(target=_answer, args=arguments)
+    child.start()
+    theirs.close()
+    try:
+        figures = answers.recv()
+    except EOFError:  # it hung, or was killed; faulthandler has said where
+        child.join()
+        msg = f"{numbers}: the process ended with {child.exitcode}"
+        raise AssertionError(msg) from None
+    child.join()
+    return figures
+
+
+def _answer(folder, numbers, options, answers):
+    os.environ["XDG_CACHE_HOME"] = str(folder / "home")
+    figures = try_mutants(folder, numbers, **options)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    answers.send(dataclasses.replace(figures, peak_bytes=peak))
+
+
+FIGURES = dataclasses.fields(Figures)
+
+
 def wanted_of(seed, path):
     """Read a sound cache, to compare with."""
     return read_everything(path, "never")
 
 
-def try_mutants(folder, numbers, names=tuple(SEEDS), most_failures=50, pick=None):
+def _raw_error(path, checksums, *, plain=False):
+    found = read_everything(path, checksums, plain=plain)
+    raise KeyError(found[0])
+
+
+def _wrong_data(path, checksums, *, plain=False):
+    rows, samples, *rest = read_everything(path, checksums, plain=plain)
+    return rows, samples[::-1], *rest
+
+
+def _memory(path, checksums, *, plain=False):
+    found = read_everything(path, checksums, plain=plain)
+    np.ones(ROOM_BYTES, np.uint8)
+    return found
+
+
+PLANTED = {"raw error": _raw_error, "wrong data": _wrong_data, "memory": _memory}
+"""Readers with a fault, to see that it is found."""
+
+
+def try_mutants(folder, numbers, names=tuple(SEEDS), most_failures=50, planted=None):
     """Read mutants one after the other.
 
     Args:
@@ -475,7 +536,7 @@ def try_mutants(folder, numbers, names=tuple(SEEDS), most_failures=50, pick=None
         numbers: Which mutants.
         names: Seeds to make them of.
         most_failures: Stop after so many.
-        pick: Called with each mutant; makes another of it.
+        planted: A fault to read with.
 
     Returns:
         Figures: a failure is anything but samples, or an error of loaderkit's.
@@ -486,16 +547,14 @@ def try_mutants(folder, numbers, names=tuple(SEEDS), most_failures=50, pick=None
     wanted = {s.name: wanted_of(s, folder / s.name.replace(" ", "-")) for s in seeds}
     mutator, figures, path, before = Mutator(seeds), Figures(), folder / "mutant", {}
     path.mkdir()
-    limited = _limit_memory()
+    read, limited = PLANTED.get(planted, read_everything), _limit_memory()
     for number in numbers:
         mutant = mutator.mutant(number)
-        if pick is not None:
-            mutant = pick(mutant)
         before = mutant.write(path, before)
         faulthandler.dump_traceback_later(HANG_S, exit=True)
         figures.mutants += 1
         try:
-            _try(mutant, path, wanted[mutant.seed.name], figures)
+            _try(mutant, path, wanted[mutant.seed.name], figures, read)
         except LoaderkitError:
             figures.refused += 1
         except BaseException as error:
@@ -509,13 +568,12 @@ def try_mutants(folder, numbers, names=tuple(SEEDS), most_failures=50, pick=None
     return figures
 
 
-def _try(mutant, path, wanted, figures):
+def _try(mutant, path, wanted, figures, read):
     if mutant.number % 7 == 0:
         ask_apart(path, mutant.checksums)
-        if not verify(path).ok:
-            figures.verified += 1
+        verify(path)
         inspect_cache(path)
-    rows, samples, batches, _, _ = read_everything(
+    rows, samples, batches, _, _ = read(
         path, mutant.checksums, plain=mutant.number % 5 == 0 and not mutant.harmless
     )
     figures.read += 1

@@ -1,0 +1,55 @@
+"""The long version of the law of mutated caches: ``pytest tests/soak/strangers_caches.py``.
+
+Each block of mutants is read by a process of its own, which ends with its memory.  The
+figures go to ``benchmarks/results/soak-strangers.txt``.  SOAK_FIRST and SOAK_MUTANTS say
+which mutants are tried: a number makes the same mutant everywhere.
+"""
+
+import datetime
+import os
+import platform
+import shutil
+import time
+from pathlib import Path
+
+import strangers
+import torch
+import torch_geometric
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "soak-strangers.txt"
+FIRST = int(os.environ.get("SOAK_FIRST", "0"))
+MUTANTS = int(os.environ.get("SOAK_MUTANTS", "1000000"))
+BLOCK = 2_000
+
+
+def test_mutants_are_read_or_refused(tmp_path):
+    started = time.monotonic()
+    total = strangers.Figures()
+
+    for first in range(FIRST, FIRST + MUTANTS, BLOCK):
+        folder = tmp_path / str(first)
+        folder.mkdir()
+        numbers = range(first, min(first + BLOCK, FIRST + MUTANTS))
+        total += strangers.try_in_child(folder, numbers)
+        shutil.rmtree(folder)
+        write_figures(total, time.monotonic() - started)
+
+    assert not total.failures, "\n".join(map(str, total.failures[:20]))
+
+
+def write_figures(total, seconds):
+    lines = [
+        f"Mutated caches, {datetime.date.today()}: 2 cores, 24 GiB; Python "
+        f"{platform.python_version()}, torch {torch.__version__}, "
+        f"PyG {torch_geometric.__version__}",
+        f"seeds {FIRST} to {FIRST + total.mutants - 1}; {seconds:,.0f} s",
+        str(total),
+        f"largest resident memory of a process: {total.peak_bytes >> 20} MiB, with torch; room "
+        f"beyond it before reading: {strangers.ROOM_BYTES >> 20} MiB",
+        *map(str, total.failures),
+        "",
+    ]
+    kept = RESULTS.read_text().split("\n\n") if RESULTS.exists() else []
+    same_run = f"seeds {FIRST} to "
+    kept = [each for each in kept if each.strip() and same_run not in each]
+    RESULTS.write_text("\n\n".join([*map(str.strip, kept), "\n".join(lines)]))
