@@ -11,8 +11,8 @@ from torch_geometric.data.data import BaseData
 from loaderkit.datasets.base import SafeDataset, collating
 from loaderkit.datasets.batches import Recipe
 from loaderkit.datasets.gathering import UnlikeShapesError
-from loaderkit.datasets.sizes import Sizes, graph_sizes
 from loaderkit.datasets.room import Room
+from loaderkit.datasets.sizes import Sizes, graph_sizes
 from loaderkit.errors import DatasetError
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ memory that is stated, and in time.
 """
 
 import collections
+import contextlib
 import dataclasses
 import faulthandler
 import json
@@ -225,6 +226,9 @@ class Mutator:
         told = chance.random() < 0.85
         checksums = chance.choice(["never", "always", "once"])
         what = chance.random()
+        if chance.random() < 0.05:
+            # As it is: what is read must be what was packed.
+            return Mutant(number, seed, content, files, told=False, checksums="always")
         if what < 0.62:
             content = self._mutated_json(chance, content)
         if what > 0.55:
@@ -255,14 +259,18 @@ class Mutator:
 
     def _other(self, chance, value):
         if chance.random() < 0.12:
-            return chance.choice([None, True, False, [], {}, [[]], 0.5, float("nan"), "x"])
+            return chance.choice(
+                [None, True, False, [], {}, [[]], 0.5, float("nan"), "x"]
+            )
         if isinstance(value, bool) or value is None:
             return chance.choice([None, True, False, 0, 1, "x", [0], *self.texts[:5]])
         if isinstance(value, int):
             if chance.random() < 0.5:
                 return chance.choice(INTEGERS)
             nearby = [value + 1, value - 1, value * 2, -value, value ^ 64, value + 64]
-            return chance.choice([*nearby, value // 2, value ^ 1 << chance.randrange(63)])
+            return chance.choice(
+                [*nearby, value // 2, value ^ 1 << chance.randrange(63)]
+            )
         if isinstance(value, str):
             if chance.random() < 0.6 or not value:
                 return chance.choice(self.texts)
@@ -272,7 +280,9 @@ class Mutator:
         if isinstance(value, list):
             if chance.random() < 0.4:
                 return value[: chance.randrange(len(value) + 1)]
-            return chance.choice([value * 2, value[::-1], [value], {}, [*value, 1 << 40]])
+            return chance.choice(
+                [value * 2, value[::-1], [value], {}, [*value, 1 << 40]]
+            )
         if isinstance(value, dict):
             return chance.choice([{}, [], list(value), {"x": value}])
         return chance.choice([0, 1, -1, "x"])
@@ -364,8 +374,10 @@ def _shards_of(content):
 
 
 def _names(shard, name):
-    return isinstance(shard, dict) and shard.get("file") == name and (
-        isinstance(shard.get("arrays"), dict)
+    return (
+        isinstance(shard, dict)
+        and shard.get("file") == name
+        and (isinstance(shard.get("arrays"), dict))
     )
 
 
@@ -384,7 +396,9 @@ def _place(chance, content):
         key = next(iter(where))
     while isinstance(where[key], dict | list) and where[key] and chance.random() < 0.92:
         where = where[key]
-        key = chance.choice(list(where) if isinstance(where, dict) else range(len(where)))
+        key = chance.choice(
+            list(where) if isinstance(where, dict) else range(len(where))
+        )
     return where, key
 
 
@@ -433,17 +447,20 @@ def _batch_or_error(dataset, rows):
 
 def ask_apart(path, checksums):
     """Do what ``read_everything`` does, but go on after an error of loaderkit's."""
-    for ask in (lambda d: d[0], lambda d: d.batch([0, 1]), lambda d: d.sizes(),
-                lambda d: d.key(0), lambda d: d[len(d) - 1]):
+    for ask in (
+        lambda d: d[0],
+        lambda d: d.batch([0, 1]),
+        lambda d: d.sizes(),
+        lambda d: d.key(0),
+        lambda d: d[len(d) - 1],
+    ):
         try:
             dataset = open_cache(path, checksums=checksums, classes=CLASSES)
         except LoaderkitError:
             return
-        try:
+        with contextlib.suppress(LoaderkitError):
             if len(dataset) > 1:
                 ask(dataset)
-        except LoaderkitError:
-            pass
 
 
 @dataclasses.dataclass
@@ -602,7 +619,9 @@ class Failure:
             f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in reversed(ours[-4:])
         )
         told = f"{type(error).__name__}: {str(error)[:200]}"
-        return cls(mutant.number, mutant.seed.name, mutant.checksums, mutant.told, told, where)
+        return cls(
+            mutant.number, mutant.seed.name, mutant.checksums, mutant.told, told, where
+        )
 
 
 def _limit_memory():

@@ -1,6 +1,7 @@
 """Nothing in a cache runs code, reads elsewhere, or takes more than it says."""
 
 import collections
+import contextlib
 import dataclasses
 import json
 import multiprocessing
@@ -32,7 +33,7 @@ from loaderkit import (
     pack,
     verify,
 )
-from loaderkit.cache.files import check_digest, load_manifest
+from loaderkit.cache.files import FileIdentity, check_digest, load_manifest
 from loaderkit.cache.verified import VerifiedFiles, record_path
 from loaderkit.testing import assert_same
 
@@ -78,11 +79,11 @@ def age(path):
 
 
 def test_mutated_caches_are_read_or_refused(tmp_path):
-    figures = strangers.try_in_child(tmp_path, range(2_000))
+    figures = strangers.try_in_child(tmp_path, range(1_000))
 
     assert not figures.failures, "\n".join(map(str, figures.failures))
-    assert figures.refused > 1_000
-    assert figures.read > 400
+    assert figures.refused > 500
+    assert figures.read > 200
 
 
 @pytest.mark.parametrize("fault", strangers.PLANTED)
@@ -254,10 +255,8 @@ def ask_all(path):
         lambda: pack(again, path, workers=0),
         lambda: pack(again, path, workers=0, overwrite=True),
     ):
-        try:
+        with contextlib.suppress(LoaderkitError):
             ask()
-        except LoaderkitError:
-            pass
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -305,7 +304,9 @@ MANIFESTS = {
     "deep": write(HEAD + "[" * 200_000),
     "deep objects": write('{"a":' * 100_000),
     "closed": write(HEAD + "[" * 900 + "]" * 900 + "}"),
-    "huge integer": write('{"format": "loaderkit-cache", "version": ' + "9" * 9000 + "}"),
+    "huge integer": write(
+        '{"format": "loaderkit-cache", "version": ' + "9" * 9000 + "}"
+    ),
     "large version": write('{"format": "loaderkit-cache", "version": 9e999}'),
     "nan": write(HEAD + "NaN}"),
     "true version": write('{"format": "loaderkit-cache", "version": true}'),
@@ -640,8 +641,6 @@ def remember(record, number):
 
 
 def _identity(inode):
-    from loaderkit.cache.files import FileIdentity
-
     return FileIdentity(1, inode, 1, 1, 1)
 
 

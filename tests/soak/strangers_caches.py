@@ -5,7 +5,6 @@ figures go to ``benchmarks/results/soak-strangers.txt``.  SOAK_FIRST and SOAK_MU
 which mutants are tried: a number makes the same mutant everywhere.
 """
 
-import datetime
 import os
 import platform
 import shutil
@@ -38,14 +37,16 @@ def test_mutants_are_read_or_refused(tmp_path):
 
 
 def write_figures(total, seconds):
+    versions = f"torch {torch.__version__}, PyG {torch_geometric.__version__}"
+    today = time.strftime("%Y-%m-%d")
+    peak, room = total.peak_bytes >> 20, strangers.ROOM_BYTES >> 20
     lines = [
-        f"Mutated caches, {datetime.date.today()}: 2 cores, 24 GiB; Python "
-        f"{platform.python_version()}, torch {torch.__version__}, "
-        f"PyG {torch_geometric.__version__}",
+        f"Mutated caches, {today}: 2 cores, 24 GiB; Python "
+         f"{platform.python_version()}, {versions}",
         f"seeds {FIRST} to {FIRST + total.mutants - 1}; {seconds:,.0f} s",
         str(total),
-        f"largest resident memory of a process: {total.peak_bytes >> 20} MiB, with torch; room "
-        f"beyond it before reading: {strangers.ROOM_BYTES >> 20} MiB",
+        f"most resident memory of a process: {peak} MiB, with torch; allowed beyond "
+         f"what it had before reading: {room} MiB",
         *map(str, total.failures),
         "",
     ]
