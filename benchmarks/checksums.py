@@ -43,10 +43,9 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, nargs="+", default=[100, 1000])
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
-    lines = [
-        f"Python {platform.python_version()}, torch {torch.__version__}, "
-        f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}; medians of {ROUNDS}"
-    ]
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
+    machine = f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}"
+    lines = [f"{versions}, {machine}; medians of {ROUNDS}"]
     for megabytes in options.megabytes:
         with tempfile.TemporaryDirectory() as folder:
             os.environ["XDG_CACHE_HOME"] = str(Path(folder, "home"))

@@ -34,7 +34,7 @@ ROOM_BYTES = 512 << 20
 a batch may take unasked (``room.UNASKED_BYTES``), beside which a shard of 30 KB is
 nothing."""
 HANG_S = 60
-"""A mutant is read in 10 ms; on a machine that swaps it may take a hundred times that."""
+"""Seconds a mutant may take: it is read in 10 ms, and machines swap."""
 
 
 class Point(NamedTuple):
@@ -391,7 +391,7 @@ def _is_index(array, size):
 
 def _place(chance, content):
     """Choose a value by walking down from the top; rarely one that nothing reads."""
-    where, key = content, chance.choice(["shards", "structure", *content] or [None])
+    where, key = content, chance.choice(["shards", "structure", *content])
     if key not in where:
         key = next(iter(where))
     while isinstance(where[key], dict | list) and where[key] and chance.random() < 0.92:
@@ -520,7 +520,7 @@ def _answer(folder, numbers, options, answers):
 FIGURES = dataclasses.fields(Figures)
 
 
-def wanted_of(seed, path):
+def wanted_of(path):
     """Read a sound cache, to compare with."""
     return read_everything(path, "never")
 
@@ -561,7 +561,7 @@ def try_mutants(folder, numbers, names=tuple(SEEDS), most_failures=50, planted=N
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     seeds = [Seed.make(name, folder) for name in names]
-    wanted = {s.name: wanted_of(s, folder / s.name.replace(" ", "-")) for s in seeds}
+    wanted = {s.name: wanted_of(folder / s.name.replace(" ", "-")) for s in seeds}
     mutator, figures, path, before = Mutator(seeds), Figures(), folder / "mutant", {}
     path.mkdir()
     read, limited = PLANTED.get(planted, read_everything), _limit_memory()
@@ -574,7 +574,7 @@ def try_mutants(folder, numbers, names=tuple(SEEDS), most_failures=50, planted=N
             _try(mutant, path, wanted[mutant.seed.name], figures, read)
         except LoaderkitError:
             figures.refused += 1
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001
             figures.failures.append(Failure.of(mutant, error))
         finally:
             faulthandler.cancel_dump_traceback_later()

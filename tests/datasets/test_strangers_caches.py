@@ -1,6 +1,5 @@
 """Nothing in a cache runs code, reads elsewhere, or takes more than it says."""
 
-import collections
 import contextlib
 import dataclasses
 import json
@@ -12,6 +11,7 @@ import sys
 import time
 import types
 from pathlib import Path
+from typing import NamedTuple
 
 import h5py
 import numpy as np
@@ -45,8 +45,9 @@ class Own:
     values: object
 
 
-class Pair(collections.namedtuple("Pair", "first second")):
-    __slots__ = ()
+class Pair(NamedTuple):
+    first: object
+    second: object
 
 
 class Box(dict):
@@ -178,7 +179,7 @@ class OwnDataset(SafeDataset):
         return ["a", "b"]
 
     def load(self, key):
-        return Own(torch.ones(2))
+        return Own(torch.ones(2)) if key else None
 
 
 def test_the_module_of_ones_own_subclass_is_known(tmp_path):
@@ -354,26 +355,26 @@ def replace_dataset(make):
             name = next(n for n in ("x/values", "/x/values") if n in opened)
             shape, dtype = opened[name].shape, opened[name].dtype
             del opened[name]
-            make(opened, name, shape, dtype, file.parent.parent / "secret.h5")
+            make(opened, name, file.parent.parent / "secret.h5", shape, dtype)
 
     return change
 
 
-def external_link(opened, name, shape, dtype, secret):
+def external_link(opened, name, secret, *_):
     opened[name] = h5py.ExternalLink(str(secret), "/secret")
 
 
-def external_storage(opened, name, shape, dtype, secret):
+def external_storage(opened, name, secret, shape, dtype):
     opened.create_dataset(name, shape, dtype, external=[(str(secret), 0, 1 << 20)])
 
 
-def virtual_dataset(opened, name, shape, dtype, secret):
+def virtual_dataset(opened, name, secret, shape, dtype):
     layout = h5py.VirtualLayout(shape, dtype)
     layout[...] = h5py.VirtualSource(str(secret), "secret", shape)
     opened.create_virtual_dataset(name, layout)
 
 
-def soft_link(opened, name, shape, dtype, secret):
+def soft_link(opened, name, *_):
     opened[name] = h5py.SoftLink("/nowhere")
 
 
@@ -397,7 +398,7 @@ def test_hdf5_is_never_led_to_another_file(tmp_path, make, compression):
     assert (tmp_path / "secret.h5").stat().st_atime_ns == 1
 
 
-def swollen(content, shard, rows):
+def swollen(shard, rows):
     """Say that a chunk, of which few bytes are stored, holds so many rows."""
     array = shard["arrays"]["x/values"]
     array["shape"] = [shard["samples"], rows]
@@ -413,7 +414,7 @@ def test_a_chunk_that_says_it_swells_is_refused(tmp_path, compression, rows):
         pytest.importorskip("hdf5plugin")
     path = packed(tmp_path, {"x": torch.zeros(6)}, count=1, compression=compression)
     content = content_of(path)
-    swollen(content, content["shards"][0], rows)
+    swollen(content["shards"][0], rows)
     rewrite(path, content)
 
     with pytest.raises(LoaderkitError):

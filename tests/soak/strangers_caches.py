@@ -1,8 +1,8 @@
-"""The long version of the law of mutated caches: ``pytest tests/soak/strangers_caches.py``.
+"""The long version of the law of mutated caches, run by ``tox -e soak``.
 
 Each block of mutants is read by a process of its own, which ends with its memory.  The
-figures go to ``benchmarks/results/soak-strangers.txt``.  SOAK_FIRST and SOAK_MUTANTS say
-which mutants are tried: a number makes the same mutant everywhere.
+figures go to ``benchmarks/results/soak-strangers.txt``.  SOAK_FIRST and SOAK_MUTANTS
+say which mutants are tried: a number makes the same mutant everywhere.
 """
 
 import os
@@ -40,13 +40,13 @@ def write_figures(total, seconds):
     versions = f"torch {torch.__version__}, PyG {torch_geometric.__version__}"
     today = time.strftime("%Y-%m-%d")
     peak, room = total.peak_bytes >> 20, strangers.ROOM_BYTES >> 20
+    machine = f"2 cores, 24 GiB; Python {platform.python_version()}, {versions}"
+    memory = f"most resident memory of a process {peak} MiB, with torch"
     lines = [
-        f"Mutated caches, {today}: 2 cores, 24 GiB; Python "
-         f"{platform.python_version()}, {versions}",
+        f"Mutated caches, {today}: {machine}",
         f"seeds {FIRST} to {FIRST + total.mutants - 1}; {seconds:,.0f} s",
         str(total),
-        f"most resident memory of a process: {peak} MiB, with torch; allowed beyond "
-         f"what it had before reading: {room} MiB",
+        f"{memory}; allowed beyond what it had before reading: {room} MiB",
         *map(str, total.failures),
         "",
     ]
