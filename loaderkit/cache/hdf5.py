@@ -11,6 +11,7 @@ files, external storage, or metadata that crashes libhdf5; none of it is looked 
 
 from __future__ import annotations
 
+import bz2
 import contextlib
 import io
 import os
@@ -35,8 +36,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_DEFLATE_RATIO = 1032
-"""zlib makes at most so many bytes of one (zlib's technical notes)."""
+_PLUGINS = {"bitshuffle", "blosc", "blosc2", "bzip2", "lz4", "zstd"}
+"""Filters of hdf5plugin that lose nothing, and whose chunks say how large they are."""
+_MOST_RATIO = {"gzip": 1032, "lzf": 88}
+"""How many bytes one byte can swell to: as zlib's technical notes say; and 3 bytes of
+lzf repeat at most 264."""
 _CHUNK_BYTES = 128 << 10
 """Uncompressed bytes of a chunk: what reading one sample decompresses at least."""
 
@@ -153,7 +157,7 @@ def filters(name: str | None) -> Mapping[str, Any]:
     """Look up what h5py needs to know for a compression by name.
 
     Args:
-        name: "gzip", "lzf", a filter class of hdf5plugin such as "Zstd", or None.
+        name: "gzip", "lzf", a lossless filter of hdf5plugin such as "Zstd", or None.
 
     Returns:
         Keyword arguments of ``create_dataset``; empty for None.
@@ -170,7 +174,8 @@ def filters(name: str | None) -> Mapping[str, Any]:
     except ImportError:
         known: dict[str, Any] = {}
     else:
-        known = {each.__name__.lower(): each for each in hdf5plugin.get_filters()}
+        found = {each.__name__.lower(): each for each in hdf5plugin.get_filters()}
+        known = {name: found[name] for name in sorted(_PLUGINS & set(found))}
     if name.lower() in known:
         return dict(known[name.lower()]())
     names = ", ".join(["gzip", "lzf", *sorted(known)])
@@ -348,6 +353,11 @@ class ChunkDecoder:
             OSError: They are not what the filters made, or a filter is missing.
             ValueError: They are not what the filters made.
         """
+        ratio = _MOST_RATIO.get(self._chunk.compression)
+        if ratio is not None and self._chunk.nbytes > ratio * len(compressed):
+            size = f"{self._chunk.nbytes:,} bytes"
+            msg = f"{len(compressed):,} bytes cannot swell to {size}"
+            raise ValueError(msg)
         shuffles = self._chunk.compression in {"gzip", "lzf"}
         compressor_left_out = filter_mask & (0b10 if shuffles else 0b01)
         if compressor_left_out or self._chunk.compression == "gzip":
@@ -355,15 +365,30 @@ class ChunkDecoder:
             # undone here, since libhdf5 takes whatever memory a chunk swells to.
             flat = compressed
             if not compressor_left_out:
-                if self._chunk.nbytes > _DEFLATE_RATIO * len(compressed):
-                    msg = f"{len(compressed):,} bytes cannot swell to so many"
-                    raise ValueError(msg)
                 flat = _inflated(compressed, self._chunk.nbytes)
             shuffled = shuffles and not filter_mask & 0b01
             return _array_of(flat, self._chunk, shuffled=shuffled)
+        if self._chunk.compression == "bzip2":
+            flat = _bunzipped(compressed, self._chunk.nbytes)
+            return _array_of(flat, self._chunk, shuffled=False)
+        if self._chunk.compression != "lzf":
+            # libhdf5 copies a whole chunk out of what a filter returned, even from
+            # beyond its end: a chunk that says it is smaller ends the process.
+            stated = stated_bytes(self._chunk.compression, compressed)
+            if stated != self._chunk.nbytes:
+                msg = f"it swells to {stated:,} bytes, not {self._chunk.nbytes:,}"
+                raise ValueError(msg)
         if self._process != os.getpid():
             # A handle is never carried over a fork: libhdf5's state is not made for it.
             self._dataset, self._process = self._new_dataset(), os.getpid()
+        if self._chunk.compression == "lzf":
+            # lzf makes room for a whole chunk; libhdf5's shuffle only for what came
+            # out, and then copies from beyond its end.  So that is undone here.
+            self._dataset.id.write_direct_chunk((0,), compressed, 0)
+            shuffled = not filter_mask & 0b01
+            return _array_of(
+                self._dataset[...].tobytes(), self._chunk, shuffled=shuffled
+            )
         corner = (0,) * len(self._chunk.shape)
         self._dataset.id.write_direct_chunk(corner, compressed, filter_mask)
         decoded: NDArray[Any] = self._dataset[...]
@@ -373,10 +398,61 @@ class ChunkDecoder:
         chunk = self._chunk
         # libhdf5 tells files in memory apart by their names alone.
         file = h5py.File(uuid.uuid4().hex, "w", driver="core", backing_store=False)
+        if chunk.compression == "lzf":
+            size = (chunk.nbytes,)
+            return file.create_dataset(
+                "chunk", size, np.uint8, chunks=size, compression="lzf"
+            )
         return file.create_dataset(
             "chunk", chunk.shape, chunk.dtype, chunks=chunk.shape,
             **filters(chunk.compression),
         )  # fmt: skip
+
+
+def stated_bytes(compression: str, compressed: bytes) -> int:
+    """Read from the head of a chunk how many bytes its filter makes of it.
+
+    The filters make room for as many, and no more.
+
+    Args:
+        compression: The filter, in small letters.
+        compressed: The chunk.
+
+    Returns:
+        Bytes; 0 where the chunk does not say.
+
+    Raises:
+        ValueError: Chunks of that filter do not say.
+    """
+    if compression in {"lz4", "bitshuffle"}:
+        return int.from_bytes(compressed[:8], "big")
+    if compression == "blosc":
+        return int.from_bytes(compressed[4:8], "little")
+    if compression == "blosc2":  # a frame: its field ``uncompressed_size``
+        return int.from_bytes(compressed[30:38], "big")
+    if compression == "zstd":
+        return _zstd_content_size(compressed)
+    msg = f"no chunks of compression {compression!r} are read"
+    raise ValueError(msg)
+
+
+def _zstd_content_size(frame: bytes) -> int:
+    """Read Frame_Content_Size (RFC 8878, 3.1.1.1); 0 where it is left out."""
+    if frame[:4] != b"\x28\xb5\x2f\xfd" or len(frame) < 6:
+        return 0
+    descriptor = frame[4]
+    single_segment = bool(descriptor & 0x20)
+    start = 5 + (0 if single_segment else 1) + (0, 1, 2, 4)[descriptor & 3]
+    width = (1 if single_segment else 0, 2, 4, 8)[descriptor >> 6]
+    size = int.from_bytes(frame[start : start + width], "little")
+    return size + 256 if width == 2 else size
+
+
+def _bunzipped(compressed: bytes, most: int) -> bytes:
+    try:
+        return bz2.BZ2Decompressor().decompress(compressed, most + 1)
+    except OSError as error:
+        raise ValueError(str(error)) from None
 
 
 def _inflated(compressed: bytes, most: int) -> bytes:
@@ -421,7 +497,8 @@ class ChunkedValues:
         self.shape = joined_shape(array.shape) if joined else array.shape
         self._chunk_rows = array.chunk_rows or 1
         shape = (self._chunk_rows, *array.shape[1:])
-        self._decoder = ChunkDecoder(ChunkFormat(self.dtype, shape, compression))
+        chunk = ChunkFormat(self.dtype, shape, compression.lower())
+        self._decoder = ChunkDecoder(chunk)
         self._recent: OrderedDict[int, NDArray[Any]] = OrderedDict()
 
     def __getitem__(self, span: slice) -> NDArray[Any]:

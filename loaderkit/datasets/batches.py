@@ -153,7 +153,7 @@ class _Filler:
         exclude_keys: Collection[str],
     ) -> None:
         if part.nodes:
-            # A few bytes on disk may stand for many nodes: PyG's ``batch`` has them all.
+            # A few bytes may stand for many nodes, and ``batch`` has them all.
             nodes = self.gathering.numbers(part.nodes)
             self.gathering.room.take(16 * int(nodes.sum()))
         mapping = store._mapping  # fresh: nothing cached that store[name] = would drop

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from loaderkit.cache.layout import Manifest
 
 UNASKED_BYTES = 256 << 20
-"""Up to here nobody is asked.  Asking takes 17 ms where there are many cgroups (measured
-on 2 busy cores, where copying so many bytes takes 470 ms); a batch of 128 molecules has
-0.3 MB."""
+"""Up to here nobody is asked.  Asking takes 17 ms where there are many cgroups, and
+copying so many bytes 470 ms (both measured on 2 busy cores); a batch of 128 molecules
+has 0.3 MB."""
 
 
 class Room:

@@ -7,9 +7,11 @@ memory that is stated, and in time.
 """
 
 import collections
+import contextlib
 import dataclasses
 import faulthandler
 import json
+import multiprocessing
 import os
 import random
 import resource
@@ -32,7 +34,7 @@ ROOM_BYTES = 512 << 20
 a batch may take unasked (``room.UNASKED_BYTES``), beside which a shard of 30 KB is
 nothing."""
 HANG_S = 60
-"""A mutant is read in 10 ms; on a machine that swaps it may take a hundred times that."""
+"""Seconds a mutant may take: it is read in 10 ms, and machines swap."""
 
 
 class Point(NamedTuple):
@@ -224,6 +226,9 @@ class Mutator:
         told = chance.random() < 0.85
         checksums = chance.choice(["never", "always", "once"])
         what = chance.random()
+        if chance.random() < 0.05:
+            # As it is: what is read must be what was packed.
+            return Mutant(number, seed, content, files, told=False, checksums="always")
         if what < 0.62:
             content = self._mutated_json(chance, content)
         if what > 0.55:
@@ -386,7 +391,7 @@ def _is_index(array, size):
 
 def _place(chance, content):
     """Choose a value by walking down from the top; rarely one that nothing reads."""
-    where, key = content, chance.choice(["shards", "structure", *content] or [None])
+    where, key = content, chance.choice(["shards", "structure", *content])
     if key not in where:
         key = next(iter(where))
     while isinstance(where[key], dict | list) and where[key] and chance.random() < 0.92:
@@ -453,11 +458,9 @@ def ask_apart(path, checksums):
             dataset = open_cache(path, checksums=checksums, classes=CLASSES)
         except LoaderkitError:
             return
-        try:
+        with contextlib.suppress(LoaderkitError):
             if len(dataset) > 1:
                 ask(dataset)
-        except LoaderkitError:
-            pass
 
 
 @dataclasses.dataclass
@@ -467,8 +470,16 @@ class Figures:
     mutants: int = 0
     refused: int = 0
     read: int = 0
-    verified: int = 0
+    peak_bytes: int = 0
+    """Most that was resident, with torch and all."""
     failures: list = dataclasses.field(default_factory=list)
+
+    def __add__(self, other):
+        pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in FIGURES)
+        total = Figures(*(mine + theirs for mine, theirs in pairs))
+        return dataclasses.replace(
+            total, peak_bytes=max(self.peak_bytes, other.peak_bytes)
+        )
 
     def __str__(self):
         return (
@@ -477,12 +488,64 @@ class Figures:
         )
 
 
-def wanted_of(seed, path):
+def try_in_child(folder, numbers, **options):
+    """Read mutants in a process of its own, which a mutant may hang or kill.
+
+    Raises:
+        AssertionError: It ended before its time.
+    """
+    spawn = multiprocessing.get_context("spawn")  # torch's threads do not survive fork
+    answers, theirs = spawn.Pipe(duplex=False)
+    arguments = (folder, numbers, options, theirs)
+    child = spawn.Process(target=_answer, args=arguments)
+    child.start()
+    theirs.close()
+    try:
+        figures = answers.recv()
+    except EOFError:  # it hung, or was killed; faulthandler has said where
+        child.join()
+        msg = f"{numbers}: the process ended with {child.exitcode}"
+        raise AssertionError(msg) from None
+    child.join()
+    return figures
+
+
+def _answer(folder, numbers, options, answers):
+    os.environ["XDG_CACHE_HOME"] = str(folder / "home")
+    figures = try_mutants(folder, numbers, **options)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    answers.send(dataclasses.replace(figures, peak_bytes=peak))
+
+
+FIGURES = dataclasses.fields(Figures)
+
+
+def wanted_of(path):
     """Read a sound cache, to compare with."""
     return read_everything(path, "never")
 
 
-def try_mutants(folder, numbers, names=tuple(SEEDS), most_failures=50, pick=None):
+def _raw_error(path, checksums, *, plain=False):
+    found = read_everything(path, checksums, plain=plain)
+    raise KeyError(found[0])
+
+
+def _wrong_data(path, checksums, *, plain=False):
+    rows, samples, *rest = read_everything(path, checksums, plain=plain)
+    return rows, samples[::-1], *rest
+
+
+def _memory(path, checksums, *, plain=False):
+    found = read_everything(path, checksums, plain=plain)
+    np.ones(ROOM_BYTES, np.uint8)
+    return found
+
+
+PLANTED = {"raw error": _raw_error, "wrong data": _wrong_data, "memory": _memory}
+"""Readers with a fault, to see that it is found."""
+
+
+def try_mutants(folder, numbers, names=tuple(SEEDS), most_failures=50, planted=None):
     """Read mutants one after the other.
 
     Args:
@@ -490,7 +553,7 @@ def try_mutants(folder, numbers, names=tuple(SEEDS), most_failures=50, pick=None
         numbers: Which mutants.
         names: Seeds to make them of.
         most_failures: Stop after so many.
-        pick: Called with each mutant; makes another of it.
+        planted: A fault to read with.
 
     Returns:
         Figures: a failure is anything but samples, or an error of loaderkit's.
@@ -498,22 +561,20 @@ def try_mutants(folder, numbers, names=tuple(SEEDS), most_failures=50, pick=None
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     seeds = [Seed.make(name, folder) for name in names]
-    wanted = {s.name: wanted_of(s, folder / s.name.replace(" ", "-")) for s in seeds}
+    wanted = {s.name: wanted_of(folder / s.name.replace(" ", "-")) for s in seeds}
     mutator, figures, path, before = Mutator(seeds), Figures(), folder / "mutant", {}
     path.mkdir()
-    limited = _limit_memory()
+    read, limited = PLANTED.get(planted, read_everything), _limit_memory()
     for number in numbers:
         mutant = mutator.mutant(number)
-        if pick is not None:
-            mutant = pick(mutant)
         before = mutant.write(path, before)
         faulthandler.dump_traceback_later(HANG_S, exit=True)
         figures.mutants += 1
         try:
-            _try(mutant, path, wanted[mutant.seed.name], figures)
+            _try(mutant, path, wanted[mutant.seed.name], figures, read)
         except LoaderkitError:
             figures.refused += 1
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001
             figures.failures.append(Failure.of(mutant, error))
         finally:
             faulthandler.cancel_dump_traceback_later()
@@ -524,13 +585,12 @@ def try_mutants(folder, numbers, names=tuple(SEEDS), most_failures=50, pick=None
     return figures
 
 
-def _try(mutant, path, wanted, figures):
+def _try(mutant, path, wanted, figures, read):
     if mutant.number % 7 == 0:
         ask_apart(path, mutant.checksums)
-        if not verify(path).ok:
-            figures.verified += 1
+        verify(path)
         inspect_cache(path)
-    rows, samples, batches, _, _ = read_everything(
+    rows, samples, batches, _, _ = read(
         path, mutant.checksums, plain=mutant.number % 5 == 0 and not mutant.harmless
     )
     figures.read += 1
