@@ -43,5 +43,5 @@ def test_rows_of_the_table(tmp_path, workers, method, seed, count):
             differing.append(f"{row}: {type(error).__name__}: {error}")
 
     text = f"{workers} workers, {method or 'none'}, seed {seed}: {dict(outcome)}"
-    print(f"\n{text}, differing: {len(differing)}")  # noqa: T201
+    print(f"\n{text}, differing: {len(differing)}")
     assert not differing, "\n".join(differing)

@@ -70,9 +70,7 @@ def test_logging_changes_nothing(number, capsys):
     tried, changed = count_changes(styles(), number)
 
     with capsys.disabled():
-        print(  # noqa: T201
-            f"\nseed {number}: tried {dict(tried)}, changed {dict(changed)}"
-        )
+        print(f"\nseed {number}: tried {dict(tried)}, changed {dict(changed)}")
     assert not changed["wrapped and prefixed"]
     # A terminal breaks words anywhere: half of a word that no list has can be missed.
     assert changed["terminal"] <= tried["terminal"] * 0.03
@@ -175,7 +173,7 @@ def test_settings_do_what_is_said_of_them(number, capsys):
 
     rejected = sum(not is_accepted(answer) for answer in answers)
     with capsys.disabled():
-        print(  # noqa: T201
+        print(
             f"\nseed {number}: {len(tried)} settings, {rejected} rejected, "
             f"{len(wrong)} judged wrongly, {len(mended)} mended"
         )
