@@ -26,9 +26,10 @@ _COUNTS = {
 last to see the error; never 1 alone, which takes other kernels."""
 _COMPARED = 16
 """Samples of the batches that a fit is compared with."""
-_UNEXPLAINED = 0.005
-"""Error above which graphs, nodes and edges do not explain a model: removed self-loops,
-which are chance, come to 0.001."""
+_UNEXPLAINED = 0.05
+"""Error above which graphs, nodes and edges do not explain a model.  Chosen between
+what chance makes of them (self-loops that GCN and GAT replace: up to 0.025 in graphs
+with random edges) and what padding does (0.5 and more)."""
 _EPOCHS = (200, 20_000)
 """Epochs that are simulated: at least, at most."""
 _DRAWS = 20_000_000
@@ -104,7 +105,9 @@ def price(model: Any, samples: Samples, step: Step) -> Pricing:
     if samples.kind == "graphs" and surrogate.error > _UNEXPLAINED:
         # padding inside the model: to_dense_batch, attention over all nodes
         padded = _fitted(model, samples.padded(), step)
-        if padded.error < surrogate.error:
+        # Kernels whose workspace is only known within bounds miss by as much with
+        # either description: padding is believed where it explains most of what is left.
+        if padded.error < surrogate.error / 2:
             samples, surrogate = samples.padded(), padded
     return Pricing(model, samples, step, surrogate)
 

@@ -47,7 +47,9 @@ def in_child(name, case, epochs):
 
 
 def answer_through(writing, name, case, epochs):
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    # What a case prints when its objects end must not stand between the answers.
+    for stream in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     try:
         answer = run(case, epochs)
     except BaseException as error:  # noqa: BLE001 -- told to the parent
