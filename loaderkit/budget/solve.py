@@ -106,7 +106,7 @@ def price(model: Any, samples: Samples, step: Step) -> Pricing:
         # padding inside the model: to_dense_batch, attention over all nodes
         padded = _fitted(model, samples.padded(), step)
         # Kernels whose workspace is only known within bounds miss by as much with
-        # either description: padding is believed where it explains most of what is left.
+        # either description: padding must explain most of what is left.
         if padded.error < surrogate.error / 2:
             samples, surrogate = samples.padded(), padded
     return Pricing(model, samples, step, surrogate)

@@ -48,8 +48,8 @@ def let_go_of(tensors):
         tensor.grad = None
 
 
-# Each case has a size of its own: what a stray reference holds stays for ever, and would
-# be among the tensors that the next case is judged by.
+# Each case has a size of its own: what a stray reference holds stays for ever, and
+# would be among the tensors that the next case is judged by.
 @pytest.mark.parametrize(
     ("keep", "pattern", "size"),
     [
