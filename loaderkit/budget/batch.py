@@ -12,18 +12,11 @@ from loaderkit.arguments import parse_arguments
 from loaderkit.budget.estimate import StepEstimate, estimate
 from loaderkit.budget.gains import Gain, explain_peak, gains
 from loaderkit.budget.samples import Samples, read_samples
-from loaderkit.budget.solve import Chance, Pricing, budgets, price, probability
-from loaderkit.budget.steps import (
-    DeviceSpec,
-    Step,
-    StepError,
-    blocks_of,
-    device_spec,
-    dtype_of,
-)
+from loaderkit.budget.solve import Pricing, budgets, price, probability
+from loaderkit.budget.steps import DeviceSpec, Step, blocks_of, device_spec, dtype_of
 from loaderkit.errors import BudgetError
 from loaderkit.memory.host import read_host
-from loaderkit.memory.probes import free_bytes
+from loaderkit.memory.probes import read_device
 from loaderkit.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -122,7 +115,7 @@ class BatchPlan:
     """Bytes, the margin taken off."""
     epochs: int
     """Epochs the run shall survive."""
-    chances: dict[int, Chance]
+    chances: dict[int, float]
     """Probability to run out of memory within so many epochs with ``batch_size``."""
     notes: list[str] = field(default_factory=list)
     """What to know about the numbers."""
@@ -145,9 +138,7 @@ class BatchPlan:
         Args:
             sizes: For graphs ``[batches, (graphs, nodes, edges)]``; for sequences
                 ``[batches, (samples, tokens, padded, padded squared)]``: places with
-                padding, and places times the longest.  A model that pads graphs is
-                priced as if each was as large as the largest of all, unless the places
-                and their squares are given too.
+                padding, and places times the longest.
 
         Returns:
             Peak bytes ``[batches]``.
@@ -155,10 +146,9 @@ class BatchPlan:
         Raises:
             BudgetError: The plan was read from a file.
         """
-        pricing = self._pricing()
-        return pricing.surrogate.price(pricing.samples.complete(sizes))
+        return self._pricing().surrogate.price(sizes)
 
-    def probability(self, batch_size: int, *, epochs: int = 1, seed: int = 0) -> Chance:
+    def probability(self, batch_size: int, *, epochs: int = 1, seed: int = 0) -> float:
         """Estimate how likely some batch exceeds the limit.
 
         Args:
@@ -167,16 +157,13 @@ class BatchPlan:
             seed: Of the simulated shuffles.
 
         Returns:
-            The chance and its ends, from 0 to 1.
+            From 0 to 1.
 
         Raises:
             BudgetError: The plan was read from a file.
         """
         pricing = self._pricing()
-        slack = _slack(pricing, self.estimate)
-        return probability(
-            pricing, batch_size, self.limit, epochs=epochs, seed=seed, slack=slack
-        )
+        return probability(pricing, batch_size, self.limit, epochs=epochs, seed=seed)
 
     def _pricing(self) -> Pricing:
         if self.pricing is None:
@@ -201,7 +188,7 @@ class BatchPlan:
             ],
             "limit": self.limit,
             "epochs": self.epochs,
-            "chances": {str(k): v._asdict() for k, v in self.chances.items()},
+            "chances": {str(k): v for k, v in self.chances.items()},
             "notes": self.notes,
         }  # fmt: skip
 
@@ -232,12 +219,12 @@ def plan_batch(
     """
     if batch_size < 1:
         msg = f"batch_size must be at least 1, got {batch_size}"
-        raise StepError(msg)
+        raise ValueError(msg)
     chosen = parse_arguments(PlanOptions, options, "plan_batch")
     spec = device_spec(device)
     kind = dtype_of(chosen.autocast)
     step = Step(chosen.loss, chosen.optimizer, autocast=kind, target=spec)
-    whole, told = _limit(limit, device)
+    whole, told = _limit(limit, spec)
     margin = _MARGIN if chosen.margin is None else chosen.margin
     margin = 0.0 if chosen.margin is None and spec.kind == "cpu" else margin
     samples = read_samples(dataset, collate=chosen.collate_fn)
@@ -251,26 +238,22 @@ def _said(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else repr(value)
 
 
-def _limit(
-    limit: int | str | None, device: str | DeviceSpec | torch.device
-) -> tuple[int, str]:
-    """Find the bytes to plan for, and say where they come from."""
-    spec = device_spec(device)
+def _limit(limit: int | str | None, spec: DeviceSpec) -> tuple[int, str]:
     if limit is not None:
         size = parse_bytes(limit) if isinstance(limit, str) else limit
         if size < 1:
             msg = f"limit must be positive, got {limit}"
-            raise StepError(msg)
+            raise ValueError(msg)
         return size, "as told"
     if spec.memory_bytes is not None:
         return spec.memory_bytes, "of the specification"
     if spec.kind == "cpu":
         host = read_host()
         return host.available_bytes, f"free now ({host.available_from})"
-    place = spec.kind if isinstance(device, DeviceSpec) else device
-    free = free_bytes(torch.device(place))
+    values, _ = read_device(torch.device(spec.kind))
+    free = values.get("free", values.get("limit"))
     if free is None:
-        what = f"There is no {place} here that tells how much memory is free."
+        what = f"There is no {spec.kind} here to ask for its memory."
         raise BudgetError(what, fix='plan_batch(..., limit="8 GiB")')
     return free, "free now"
 
@@ -286,13 +269,11 @@ class _Planner:
     def plan(self, epochs: int) -> BatchPlan:
         pricing = price(self.model, self.samples, self.step)
         size = min(self.batch_size, len(self.samples))
-        samples = pricing.samples
-        batch = samples.join(samples.worst_rows(pricing.surrogate, size))
+        batch = self.samples.join(self.samples.worst_rows(pricing.surrogate, size))
         base = estimate(self.model, batch, self.step)
         found = gains(self.model, batch, self.step, base)
         horizon = sorted({1, 5, epochs})
-        slack = _slack(pricing, base)
-        one = probability(pricing, size, self.limit, slack=slack)
+        one = probability(pricing, size, self.limit)
         return BatchPlan(
             batch_size=self.batch_size,
             configurations=[
@@ -305,7 +286,7 @@ class _Planner:
             gains=found,
             limit=self.limit,
             epochs=epochs,
-            chances={epochs: one.within(epochs) for epochs in horizon},
+            chances={k: 1 - (1 - one) ** k for k in horizon},
             pricing=pricing,
         )
 
@@ -354,12 +335,6 @@ class _Planner:
         return self._configured("C (CPU)", price(self.model, self.samples, step), limit)
 
 
-def _slack(pricing: Pricing, base: StepEstimate) -> float:
-    """Give the share by which prices may be wrong: the fit's or the estimate's."""
-    above = base.high / max(base.peak, 1) - 1
-    return max(pricing.surrogate.error, above)
-
-
 def _notes(plan: BatchPlan, samples: Samples) -> list[str]:
     notes = []
     error = plan.pricing.surrogate.error if plan.pricing is not None else 0.0
@@ -384,8 +359,7 @@ def _lines(plan: BatchPlan) -> Iterator[str]:
     yield f"  {plan.cause}"
     for epochs, chance in plan.chances.items():
         within = "one epoch" if epochs == 1 else f"{epochs} epochs"
-        span = f" ({chance.low:.1%} to {chance.high:.1%})" if chance.high else ""
-        yield f"  out of memory within {within}: {chance.likely:.1%}{span}"
+        yield f"  out of memory within {within}: {chance:.1%}"
     for configuration in plan.configurations:
         yield str(configuration)
     worth = [gain for gain in plan.gains if gain.saves > plan.estimate.peak // 100]

@@ -60,9 +60,6 @@ class Probe(Protocol):
     def full(self, device: torch.device) -> dict[str, Callable[[], int]]:
         """Name the counters that ask the driver, or walk the allocator's blocks."""
 
-    def free_bytes(self, device: torch.device) -> int | None:
-        """Ask what tensors of this process can still take; it may start the driver."""
-
     def empty(self) -> None:
         """Give back what torch's allocators keep for later, host memory too."""
 
@@ -98,13 +95,6 @@ class Accelerator:
             "device_limit": lambda: module.mem_get_info(device)[1],
             "largest_free": lambda: self._largest_free(device),
         }
-
-    def free_bytes(self, device: torch.device) -> int:
-        """Ask the driver what is left, and add what torch keeps but does not use."""
-        cached = self.module.memory_reserved(device) - self.module.memory_allocated(
-            device
-        )
-        return int(self.module.mem_get_info(device)[0] + cached)
 
     def empty(self) -> None:
         """Give back what torch's allocators keep for later, host memory too."""
@@ -147,7 +137,8 @@ class Accelerator:
         ]
 
     def _largest_free(self, device: torch.device) -> int:
-        free = [b["size"] for b in self._pieces(device) if b["state"] == "inactive"]
+        pieces = self._pieces(device)
+        free = [each["size"] for each in pieces if each["state"] == "inactive"]
         return max(free, default=0)
 
     def _pieces(self, device: torch.device) -> list[dict[str, Any]]:
@@ -214,11 +205,6 @@ class Unified(Silent):
         """It has no more."""
         return {}
 
-    def free_bytes(self, device: torch.device) -> int:  # noqa: ARG002
-        """Ask what is left of what Metal recommends; torch's cache is free for use."""
-        used = self.module.current_allocated_memory()
-        return int(self.module.recommended_max_memory() - used)
-
     def empty(self) -> None:
         """Give back what torch's allocator keeps for later."""
         self.module.empty_cache()
@@ -241,10 +227,9 @@ class Processor(Silent):
         """It has no counters of its own."""
         return {}
 
-    full = quick
-
-    def free_bytes(self, device: torch.device) -> None:
-        """Ask the host: it has no memory of its own."""
+    def full(self, device: torch.device) -> dict[str, Callable[[], int]]:  # noqa: ARG002
+        """It has no counters of its own."""
+        return {}
 
     def empty(self) -> None:
         """It keeps nothing that torch could give back."""
@@ -308,7 +293,8 @@ def present_devices() -> list[torch.device]:
     Returns:
         The current device of each kind; empty on a machine without any.
     """
-    return [each for each in map(torch.device, KINDS) if _is_there(probe_of(each))]
+    found = [torch.device(kind) for kind in KINDS]
+    return [device for device in found if _is_there(probe_of(device))]
 
 
 def read_device(
@@ -337,21 +323,6 @@ def read_device(
     return found, missing
 
 
-def free_bytes(device: torch.device, *, probe: Probe | None = None) -> int | None:
-    """Ask what tensors can still take.  Starts the driver; never raises.
-
-    Args:
-        device: Such as ``torch.device("cuda")``.
-        probe: How it is asked; as its kind is if None.
-
-    Returns:
-        Bytes; None where there is no such device, or it does not tell.
-    """
-    with contextlib.suppress(*FAILURES, KeyError, TypeError):
-        return (probe or probe_of(device)).free_bytes(device)
-    return None
-
-
 def _is_recorded(module: Any) -> bool:
     """Ask torch whether somebody has an allocator's history recorded."""
     kind = module.__name__.rpartition(".")[2]
@@ -361,7 +332,8 @@ def _is_recorded(module: Any) -> bool:
 
 def _frames(block: dict[str, Any]) -> tuple[tuple[str, int], ...]:
     """Give who asked for a block; torch lists the innermost first."""
-    return tuple((f["filename"], f["line"]) for f in block.get("frames", ())[::-1])
+    frames = reversed(block.get("frames", ()))
+    return tuple((each["filename"], each["line"]) for each in frames)
 
 
 def read_device_used(device: torch.device, *, probe: Probe | None = None) -> int | None:
