@@ -16,7 +16,7 @@ from loaderkit.budget.solve import Pricing, budgets, price, probability
 from loaderkit.budget.steps import DeviceSpec, Step, blocks_of, device_spec, dtype_of
 from loaderkit.errors import BudgetError
 from loaderkit.memory.host import read_host
-from loaderkit.memory.probes import read_device
+from loaderkit.memory.probes import free_bytes
 from loaderkit.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ def plan_batch(
     spec = device_spec(device)
     kind = dtype_of(chosen.autocast)
     step = Step(chosen.loss, chosen.optimizer, autocast=kind, target=spec)
-    whole, told = _limit(limit, spec)
+    whole, told = _limit(limit, device)
     margin = _MARGIN if chosen.margin is None else chosen.margin
     margin = 0.0 if chosen.margin is None and spec.kind == "cpu" else margin
     samples = read_samples(dataset, collate=chosen.collate_fn)
@@ -238,7 +238,11 @@ def _said(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else repr(value)
 
 
-def _limit(limit: int | str | None, spec: DeviceSpec) -> tuple[int, str]:
+def _limit(
+    limit: int | str | None, device: str | DeviceSpec | torch.device
+) -> tuple[int, str]:
+    """Find the bytes to plan for, and say where they come from."""
+    spec = device_spec(device)
     if limit is not None:
         size = parse_bytes(limit) if isinstance(limit, str) else limit
         if size < 1:
@@ -250,10 +254,10 @@ def _limit(limit: int | str | None, spec: DeviceSpec) -> tuple[int, str]:
     if spec.kind == "cpu":
         host = read_host()
         return host.available_bytes, f"free now ({host.available_from})"
-    values, _ = read_device(torch.device(spec.kind))
-    free = values.get("free", values.get("limit"))
+    place = spec.kind if isinstance(device, DeviceSpec) else device
+    free = free_bytes(torch.device(place))
     if free is None:
-        what = f"There is no {spec.kind} here to ask for its memory."
+        what = f"There is no {place} here that tells how much memory is free."
         raise BudgetError(what, fix='plan_batch(..., limit="8 GiB")')
     return free, "free now"
 

@@ -60,6 +60,9 @@ class Probe(Protocol):
     def full(self, device: torch.device) -> dict[str, Callable[[], int]]:
         """Name the counters that ask the driver, or walk the allocator's blocks."""
 
+    def free_bytes(self, device: torch.device) -> int | None:
+        """Ask what tensors of this process can still take; it may start the driver."""
+
     def empty(self) -> None:
         """Give back what torch's allocators keep for later, host memory too."""
 
@@ -95,6 +98,15 @@ class Accelerator:
             "device_limit": lambda: module.mem_get_info(device)[1],
             "largest_free": lambda: self._largest_free(device),
         }
+
+    def free_bytes(self, device: torch.device) -> int:
+        """Ask what tensors of this process can still take; it may start the driver.
+
+        What the driver has left, and what torch's allocator keeps but does not use.
+        """
+        free = int(self.module.mem_get_info(device)[0])
+        reserved = int(self.module.memory_reserved(device))
+        return free + reserved - int(self.module.memory_allocated(device))
 
     def empty(self) -> None:
         """Give back what torch's allocators keep for later, host memory too."""
@@ -205,6 +217,14 @@ class Unified(Silent):
         """It has no more."""
         return {}
 
+    def free_bytes(self, device: torch.device) -> int:  # noqa: ARG002
+        """Ask what tensors of this process can still take.
+
+        Metal recommends a limit for the process; torch's cache is free for tensors.
+        """
+        limit = int(self.module.recommended_max_memory())
+        return max(0, limit - int(self.module.current_allocated_memory()))
+
     def empty(self) -> None:
         """Give back what torch's allocator keeps for later."""
         self.module.empty_cache()
@@ -230,6 +250,9 @@ class Processor(Silent):
     def full(self, device: torch.device) -> dict[str, Callable[[], int]]:  # noqa: ARG002
         """It has no counters of its own."""
         return {}
+
+    def free_bytes(self, device: torch.device) -> None:
+        """It has no memory of its own: ask the host."""
 
     def empty(self) -> None:
         """It keeps nothing that torch could give back."""
@@ -321,6 +344,24 @@ def read_device(
     found = {name: each for name, each in answers.items() if isinstance(each, int)}
     missing = {name: each for name, each in answers.items() if isinstance(each, str)}
     return found, missing
+
+
+def free_bytes(device: torch.device, *, probe: Probe | None = None) -> int | None:
+    """Ask what tensors of this process can still take on a device.  Never raises.
+
+    Args:
+        device: Such as ``torch.device("cuda")``; its driver is started if need be.
+        probe: How it is asked; as its kind is if None.
+
+    Returns:
+        Bytes; None where there is no such device, or it does not tell.
+    """
+    probe = probe_of(device) if probe is None else probe
+    if not _is_there(probe):
+        return None
+    with contextlib.suppress(*FAILURES, KeyError, TypeError):
+        return probe.free_bytes(device)
+    return None
 
 
 def _is_recorded(module: Any) -> bool:

@@ -1,5 +1,7 @@
 """The largest batch against brute force, and chances against simulated epochs."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -19,6 +21,7 @@ from loaderkit.budget.measure import measure_step
 from loaderkit.budget.samples import read_samples
 from loaderkit.budget.solve import budgets, price, probability
 from loaderkit.budget.steps import Step
+from loaderkit.memory import probes
 
 MIB = 2**20
 
@@ -228,8 +231,38 @@ def test_limits_are_asked_of_the_device_or_the_specification():
     assert card.limit == round(0.9 * 2**30)
     assert any("free now" in note for note in host.notes)
     if not torch.cuda.is_available():
-        with pytest.raises(BudgetError, match="no cuda here"):
+        with pytest.raises(BudgetError, match="There is no cuda here that tells"):
             plan_batch(model, data, "cuda")
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_free_memory_is_found_before_a_device_is_used(started, monkeypatch):
+    cuda = SimpleNamespace(  # what torch.cuda answers on a card of 80 GiB
+        __name__="torch.cuda",
+        is_available=lambda: True,
+        is_initialized=lambda: started,
+        mem_get_info=lambda _: (79 << 30, 80 << 30),
+        memory_reserved=lambda _: 3 << 30,
+        memory_allocated=lambda _: 1 << 30,
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda _: cuda)
+
+    plan = plan_batch(perceptron(), list(torch.randn(8, 784)), "cuda:1")
+
+    assert probes.free_bytes(torch.device("cuda")) == 81 << 30
+    assert plan.limit == round(0.9 * (81 << 30))
+
+
+def test_free_memory_of_apples_device_is_what_metal_recommends():
+    metal = SimpleNamespace(
+        recommended_max_memory=lambda: 10 << 30,
+        current_allocated_memory=lambda: 2 << 30,
+    )
+    probe = probes.Unified(metal)
+    probe.available = lambda: True
+
+    assert probes.free_bytes(torch.device("mps"), probe=probe) == 8 << 30
+    assert probes.free_bytes(torch.device("cpu")) is None
 
 
 def test_wrong_arguments_are_refused():
