@@ -178,7 +178,7 @@ class Watch:
                 used = read_device_used(self.device)
                 if used is not None:
                     found["device_used"] = used
-        if regular or self._workers_rise():
+        if regular:
             found |= self._read_workers()
         return found
 
@@ -191,19 +191,6 @@ class Watch:
                 if size is not None:
                     found[f"{WORKER}{pid}"] = size
         return found
-
-    def _workers_rise(self) -> bool:
-        """Tell whether a worker's pages rose in the last two readings.
-
-        Then they are read every epoch: with a reading every fourth, 30 epochs cannot
-        tell a leak in a worker from its noise.
-        """
-        for name, values in self._values.items():
-            if name.startswith(WORKER) and len(values) > 2:
-                steps = values[-1] - values[-2], values[-2] - values[-3]
-                if min(steps) >= self._suspicious["bytes"]:
-                    return True
-        return False
 
     def _is_sparse(self) -> bool:
         """Tell whether this epoch is one of the few that are read in any case."""
