@@ -18,7 +18,7 @@ from loaderkit.cache.files import load_sources
 from loaderkit.cache.layout import MANIFEST
 from loaderkit.cache.store import Checksums, Store, check_checksums
 from loaderkit.datasets.classes import Classes, modules_of
-from loaderkit.datasets.decode import decode
+from loaderkit.datasets.decode import decode, decode_text
 from loaderkit.datasets.dict_batches import RAGGED, DictRecipe, collate_samples
 from loaderkit.datasets.fingerprint import Fingerprint, differences
 from loaderkit.datasets.gathering import UnlikeShapesError, reader
@@ -264,7 +264,7 @@ class SafeDataset(Dataset[Any]):
             return str(self._all_keys()[at])
         store = self._open().store
         shard, sample = store.locate(at)
-        return store.column(KEY).read(shard, sample).tobytes().decode()
+        return decode_text(KEY, store.column(KEY).read(shard, sample).tobytes())
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel as paths and settings: another process opens the cache itself.

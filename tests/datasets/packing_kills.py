@@ -14,8 +14,8 @@ from failing_calls import COUNT, files_of, samples
 
 FORK = multiprocessing.get_context("fork")
 MOST_IDLE_S = 30
-"""A run hangs when none of its processes computes for so long.  The clock alone does not
-tell: on a busy machine a spawned worker imports torch for half a minute."""
+"""A run hangs when none of its processes computes for so long.  The clock alone does
+not tell: on a busy machine a spawned worker imports torch for half a minute."""
 MOST_ORPHAN_IDLE_S = 10
 
 

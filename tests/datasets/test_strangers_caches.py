@@ -95,6 +95,38 @@ def test_a_planted_fault_is_found_among_mutants(tmp_path, fault):
     assert figures.failures
 
 
+@pytest.mark.parametrize("name", ["name", "json.a", "record.name", "big", "@key"])
+def test_bytes_of_texts_that_are_none_are_told_by_whatever_reads_them(tmp_path, name):
+    seed = strangers.Seed.make("texts", tmp_path)
+    (shard,) = seed.content["shards"]
+    values = shard["arrays"][f"{name}/values"]
+    asks = {
+        "sample": lambda dataset: dataset[0],
+        "batch": lambda dataset: dataset.batch([0, 1, 2]),
+        "sizes": lambda dataset: dataset.sizes(),
+        "key": lambda dataset: dataset.key(0),
+    }
+    path, refused, read = tmp_path / "texts", 0, 0
+    file = path / shard["file"]
+    sound = file.read_bytes()
+
+    start = values["offset"]
+    for at in range(start, start + min(20, values["shape"][-1])):
+        for byte in b'\xff"[9':
+            file.write_bytes(sound[:at] + bytes([byte]) + sound[at + 1 :])
+            for ask in asks.values():
+                dataset = open_cache(path, checksums="never", classes=strangers.CLASSES)
+                try:
+                    ask(dataset)
+                except CacheError:
+                    refused += 1
+                else:
+                    read += 1
+
+    assert refused > 0
+    assert read > 0
+
+
 # Classes
 
 
