@@ -211,9 +211,13 @@ class SafeDataset(Dataset[Any]):
             samples = [self[row] for row in numbers.tolist()]
             with collating():
                 return self._joined(samples)
+        return self._gathered(recipe, cached)
+
+    def _gathered(self, recipe: Any, cached: Ints, *options: Any) -> Any:
+        """Have a recipe gather rows of the cache; ``options`` are the recipe's own."""
         try:
             with collating():
-                return recipe.batch(cached)
+                return recipe.batch(cached, *options)
         except UnlikeShapesError as error:
             raise self._unlike(str(error)) from None
 
