@@ -73,6 +73,18 @@ def rewrite(path, content):
     (path / "manifest.json").write_text(strangers.manifest_text(content))
 
 
+def assert_it_ends(ask, path):
+    """Ask in a process of its own, which may hang."""
+    child = FORK.Process(target=ask, args=(path,))
+    child.start()
+    child.join(60)
+    hung = child.is_alive()
+    child.kill()
+    child.join()
+    assert not hung
+    assert child.exitcode == 0
+
+
 def age(path):
     """Let files look older than the two seconds in which a hash is not remembered."""
     time.sleep(2.1)
@@ -309,15 +321,7 @@ def test_what_is_no_regular_file_is_never_waited_for(tmp_path, name, kind):
     file.unlink(missing_ok=True)
     kind(file)
 
-    child = FORK.Process(target=ask_all, args=(path,))
-    child.start()
-    child.join(60)
-    hung = child.is_alive()
-    child.kill()
-    child.join()
-
-    assert not hung
-    assert child.exitcode == 0
+    assert_it_ends(ask_all, path)
     elsewhere = path / "elsewhere"
     assert not elsewhere.exists() or elsewhere.read_bytes() == b"secret"
 
@@ -644,15 +648,7 @@ def test_a_home_that_is_none_only_costs_time(tmp_path, monkeypatch, name):
     for file in long_ago:
         os.utime(file, ns=(1, 1))
 
-    child = FORK.Process(target=open_twice, args=(path,))
-    child.start()
-    child.join(60)
-    hung = child.is_alive()
-    child.kill()
-    child.join()
-
-    assert not hung
-    assert child.exitcode == 0
+    assert_it_ends(open_twice, path)
 
 
 def test_a_record_that_was_cut_is_gone_on_with(tmp_path, monkeypatch):
