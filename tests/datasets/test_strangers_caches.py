@@ -226,6 +226,17 @@ class OwnDataset(SafeDataset):
         return Own(torch.ones(2)) if key else None
 
 
+@pytest.mark.parametrize("key", ["'atom'", "('atom', 'in', 'bond')"])
+def test_node_and_edge_types_of_a_graph_that_has_none_are_refused(tmp_path, key):
+    path = packed(tmp_path, Data(x=torch.ones(2, 1)))
+    content = content_of(path)
+    content["structure"]["variants"][0][3] = [key]
+    rewrite(path, content)
+
+    with pytest.raises(DamagedCacheError, match="node and edge types"):
+        open_cache(path)
+
+
 def test_the_module_of_ones_own_subclass_is_known(tmp_path):
     OwnDataset(cache=tmp_path / "c.lk")[0]
 
