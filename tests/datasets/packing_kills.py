@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import time
+import warnings
 from dataclasses import dataclass
 
 import psutil
@@ -53,6 +54,8 @@ def pack_slowly(path, kill):
 
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     os.setsid()
+    # pytest makes errors of warnings; Python warns when its resource tracker is killed.
+    warnings.simplefilter("ignore")
     multiprocessing.set_start_method(kill.method, force=True)
     try:
         pack(
