@@ -9,12 +9,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    IterableDataset,
+    SequentialSampler,
+    default_convert,
+)
 
 from loaderkit.arguments import parse_arguments
 from loaderkit.errors import LoaderError, OptionError
 from loaderkit.loader.facts import read_facts
-from loaderkit.loader.fetching import collate_of
+from loaderkit.loader.fetching import OneByOne, collate_of
 from loaderkit.loader.iterables import IterableRule
 from loaderkit.loader.options import LoaderOptions, check_variables
 from loaderkit.loader.plan import decide
@@ -70,11 +75,14 @@ def build_loader(
     ranks = read_ranks(chosen.rank, chosen.world_size, os.environ)
     seed = choose_seed(chosen, ranks)
     collate = chosen.collate_fn
+    if collate is None and not chosen.batched:
+        collate = default_convert
     if collate is None:
         collate = collate_of(dataset, chosen.follow_batch, chosen.exclude_keys)
     batching = _choose_batching(dataset, chosen, seed.value, ranks)
     facts = read_facts(
-        dataset, device, collate=collate, rows=batching.typical_rows(dataset, chosen),
+        dataset, device, collate=collate if chosen.batched else OneByOne(collate),
+        rows=batching.typical_rows(dataset, chosen),
         largest_bytes=_largest(dataset, chosen), options=chosen,
     )  # fmt: skip
     if chosen.collate_fn is not None:  # the user's code may draw random numbers
@@ -158,21 +166,20 @@ class Batching:
             return None
         if self.batches is None or isinstance(dataset, dict):
             return None
-        return range(min(options.batch_size or 1, samples))
+        return range(min(options.most_samples or 1, samples))
 
 
 def _choose_batching(
     dataset: Any, options: LoaderOptions, seed: int, ranks: Ranks
 ) -> Batching:
-    size = options.batch_size
+    size, each = options.most_samples, _each_in_words(options)
     shared = f"shared by {ranks.world_size} ranks" if ranks.world_size > 1 else ""
     mine = f"rank {ranks.rank} of {ranks.world_size}" if ranks.world_size > 1 else ""
     full = "a last one that is not full is left out" if options.drop_last else ""
     if isinstance(dataset, IterableDataset):
         _check_iterable_ranks(options, ranks)
-        words = f"{size or 1} samples each, in the dataset's order"
         rule = IterableRule(size or 1, options.drop_last, seed % 2**63, ranks)
-        words = _listed(words, full, shared)
+        words = _listed(each, "in the dataset's order", full, shared)
         return Batching(
             words, _listed(words, mine), None, rule, PublicSamplers(None, None)
         )
@@ -180,23 +187,27 @@ def _choose_batching(
         public = _public_of_user(dataset, options)
         given = options.sampler
         if given is None:
-            given, size = options.batch_sampler, None
-        else:
-            size = size or 1
+            given, each = options.batch_sampler, ""
         chosen = UserBatches(
             given, size, drop_last=options.drop_last, seed=seed, ranks=ranks
         )
-        each = "" if size is None else f"{size} samples each"
         if chosen.shares_itself:
             shared = shared and f"{shared} by {chosen.name}"
         words = _listed(f"samples chosen by {chosen.name}", each, full, shared)
         return Batching(words, _listed(words, mine), chosen, None, public)
     batches = _batches_of_rule(dataset, options, seed, ranks)
-    words = _listed(_rule_in_words(batches.rule), full, shared)
+    words = _listed(_rule_in_words(batches.rule, each), full, shared)
     return Batching(
         words, _listed(words, *_outcome_in_words(batches), mine), batches, None,
-        PublicSamplers.of_rule(dataset, batches),
+        PublicSamplers.of_rule(dataset, batches, batched=options.batched),
     )  # fmt: skip
+
+
+def _each_in_words(options: LoaderOptions) -> str:
+    """Say how many samples a batch has, where their number is fixed."""
+    if not options.batched:
+        return "samples one by one, not joined"
+    return "" if options.most_samples is None else f"{options.most_samples} samples each"
 
 
 def _listed(*parts: str) -> str:
@@ -217,7 +228,9 @@ def _public_of_user(dataset: Any, options: LoaderOptions) -> PublicSamplers:
     if options.sampler is None:
         # torch has one beside a batch_sampler, too, and reads nothing from it.
         return PublicSamplers(SequentialSampler(dataset), options.batch_sampler)
-    size, drop_last = options.batch_size or 1, options.drop_last
+    if not options.batched:
+        return PublicSamplers(options.sampler, None)
+    size, drop_last = options.most_samples or 1, options.drop_last
     return PublicSamplers(
         options.sampler, BatchSampler(options.sampler, size, drop_last)
     )
@@ -228,11 +241,8 @@ def _batches_of_rule(
 ) -> EpochBatches:
     limits = options.limits
     needed = {*limits, *([options.bucket_by] if options.bucket_by else [])}
-    size = options.batch_size
-    if size is None and not limits:
-        size = 1
     rule = BatchRule(
-        samples=len(dataset), batch_size=size, limits=limits,
+        samples=len(dataset), batch_size=options.most_samples, limits=limits,
         sizes={name: sizes_of(dataset, name) for name in sorted(needed)},
         shuffle=options.shuffle, seed=seed % 2**63, drop_last=options.drop_last,
         oversized=options.oversized, bucket_by=options.bucket_by,
@@ -250,15 +260,17 @@ def _largest(dataset: Any, options: LoaderOptions) -> int | None:
         sizes = sizes_of(dataset, "bytes")
     except (LoaderError, ValueError, AttributeError):
         return None
-    return largest_batch(sizes, options.batch_size) if options.batch_size else None
+    most = options.most_samples
+    return None if most is None else largest_batch(sizes, most)
 
 
-def _rule_in_words(rule: BatchRule) -> str:
+def _rule_in_words(rule: BatchRule, each: str) -> str:
     """Say what does not change from epoch to epoch, or from seed to seed."""
     most = [f"at most {limit:,} {name}" for name, limit in rule.limits.items()]
-    if rule.batch_size:
-        size = f"{rule.batch_size:,} samples"
-        most.insert(0, f"at most {size}" if most else f"{size} each")
+    if not most:
+        most = [each]
+    elif rule.batch_size:
+        most.insert(0, f"at most {rule.batch_size:,} samples")
     order = {True: "shuffled", False: "in order", "block": "shuffled in blocks"}
     parts = [f"{rule.samples:,} samples", " and ".join(most), order[rule.shuffle]]
     if rule.bucket_by:
@@ -302,21 +314,20 @@ def _make_loader(
         }
         if not plan.in_order:  # torch 2.5 does not know it
             settings["in_order"] = False
+    size = chosen.most_samples if chosen.batched else None
     if batches is None:
-        settings |= {
-            "batch_size": chosen.batch_size or 1, "drop_last": chosen.drop_last
-        }  # fmt: skip
-    else:
+        settings |= {"batch_size": size, "drop_last": chosen.drop_last}
+    elif chosen.batched:
         settings["batch_sampler"] = public.batch_sampler
-    size = chosen.batch_size
-    if size is None and chosen.batch_sampler is None and not chosen.limits:
-        size = 1
+    else:
+        settings |= {"batch_size": None, "sampler": public.sampler}
     position = Position()
     if isinstance(batches, EpochBatches):
         position = batches.position
     setup = LoaderSetup(
         plan=plan, batches=batches, iterable=batching.iterable, position=position,
         batch_size=size, drop_last=chosen.drop_last, sampler=public.sampler,
+        batched=chosen.batched,
         batching=batching.rule_in_words, seeded=not facts.quiet,
         seed_asked=chosen.seed is not None,
     )  # fmt: skip

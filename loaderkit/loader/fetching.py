@@ -103,6 +103,23 @@ class Join:
             return join(samples, default_collate, self.follow_batch, self.exclude_keys)
 
 
+class OneByOne:
+    """Gives the one sample of a list as it is: there are no batches.
+
+    Args:
+        convert: The loader's ``collate_fn``, which gets a single sample then, as torch
+            has it.
+    """
+
+    def __init__(self, convert: Callable[[Any], Any]) -> None:
+        self.convert = convert
+
+    def __call__(self, samples: list[Any]) -> Any:
+        """Convert the only sample."""
+        [sample] = samples
+        return self.convert(sample)
+
+
 def fetch(dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any]) -> Any:
     """Read the samples of a batch and join them.
 
@@ -119,7 +136,7 @@ def fetch(dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any]) -> A
             message names them, and the user's own error is its cause.  ``except`` with
             the type of that error catches it, too.
     """
-    if reads_together(dataset):
+    if reads_together(dataset) and not isinstance(collate, OneByOne):
         samples = _read_together(dataset, rows)
     else:
         samples = _read(dataset, rows)
@@ -129,6 +146,9 @@ def fetch(dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any]) -> A
         raise
     except Exception as error:
         what = f"The samples {names_of(dataset, rows)} were read, but not joined: "
+        if isinstance(collate, OneByOne):
+            what = f"Sample {names_of(dataset, rows)} was read, but not converted: "
+            collate = collate.convert
         fix = f"mend {_name(collate)}, or the samples; num_workers=0 to step through"
         raise error_about(what, error, fix) from error
 

@@ -20,7 +20,7 @@ from loaderkit.loader.delivery import (
     WorkerState,
 )
 from loaderkit.loader.epochs import LoaderEpoch, Progress
-from loaderkit.loader.fetching import Fetching, Sending
+from loaderkit.loader.fetching import Fetching, OneByOne, Sending
 from loaderkit.loader.iterables import IterableBatches, IterableRule
 from loaderkit.loader.ranks import share_length
 from loaderkit.loader.resumable import (
@@ -60,6 +60,8 @@ class LoaderSetup:
     """As it was asked for."""
     sampler: Any
     """What the loader shows as such."""
+    batched: bool
+    """Samples are joined into batches; else each is given by itself."""
     batching: str
     """How samples become batches, the same on every rank: states must agree on it."""
     seeded: bool
@@ -376,10 +378,12 @@ class PlannedLoader(DataLoader[Any]):
         )  # fmt: skip
 
     def _stand_in(self, setup: LoaderSetup) -> MapBatches | IterableBatches:
+        collate: Any = self.collate_fn
+        if not setup.batched:
+            collate = OneByOne(collate)
         if setup.iterable is None:
-            fetching = Fetching(self.dataset, self.collate_fn, seeded=setup.seeded)
+            fetching = Fetching(self.dataset, collate, seeded=setup.seeded)
             return MapBatches(fetching, self._resumption)
         return IterableBatches(
-            self.dataset, self.collate_fn, setup.iterable, self._epoch_number,
-            self._resumption,
-        )  # fmt: skip
+            self.dataset, collate, setup.iterable, self._epoch_number, self._resumption
+        )
