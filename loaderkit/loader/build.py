@@ -207,7 +207,8 @@ def _each_in_words(options: LoaderOptions) -> str:
     """Say how many samples a batch has, where their number is fixed."""
     if not options.batched:
         return "samples one by one, not joined"
-    return "" if options.most_samples is None else f"{options.most_samples} samples each"
+    most = options.most_samples
+    return "" if most is None else f"{most} samples each"
 
 
 def _listed(*parts: str) -> str:

@@ -80,8 +80,8 @@ class LoaderOptions(Wishes):
     """Everything that can be asked of ``build_loader``."""
 
     batch_size: int | str | None = "auto"
-    """Samples of a batch; "auto" is 1, or as many as the other limits allow.  None gives
-    the samples themselves, without batches, as torch's DataLoader does."""
+    """Samples of a batch; "auto" is 1, or as many as the other limits allow.  None
+    gives the samples themselves, without batches, as torch's DataLoader does."""
     max_nodes: int | None = None
     """Nodes of a batch at most."""
     max_edges: int | None = None

@@ -6,7 +6,6 @@ import json
 import clients
 import numpy as np
 import pytest
-import torch
 from data import Counting, Noisy
 from torch.utils.data import (
     BatchSampler,
