@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.utils.data import Dataset, get_worker_info
 
+from loaderkit.loader.fetching import Failure
 from loaderkit.loader.stateful import is_stateful, read_state
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 SKIPPED = -1
 """The number of a delivery without a batch, which only keeps workers in turn."""
+FAILED = -2
+"""The number of a delivery of an error that is not about one batch of the epoch."""
 
 
 class WorkerState(NamedTuple):
@@ -82,12 +85,15 @@ class MapBatches(Dataset[Delivery]):
         self.fetching, self.resumption = fetching, resumption
         self.dataset = fetching.dataset
         self.keeps_state = is_stateful(fetching.dataset)
+        self.failure: Failure | None = None
 
     def __len__(self) -> int:
         return len(self.fetching)
 
     def __getitems__(self, rows: Sequence[Any]) -> Delivery:
         """Make a batch."""
+        if self.failure is not None:
+            return Delivery(self.failure, FAILED, worker_number(), None)
         batch = self.fetching.__getitems__(rows)
         state = None
         if self.keeps_state:
@@ -142,7 +148,15 @@ class WorkerStart:
         object.__setattr__(info, "dataset", stand_in.dataset)
         if self.sending is not None:
             self.sending.start()
-        if self.user_init is not None:
-            self.user_init(worker)
+        try:
+            if self.user_init is not None:
+                self.user_init(worker)
+        except Exception as error:  # noqa: BLE001 -- raised where the loop is
+            # torch would send its text alone.  The stand-in sends it in place of the
+            # worker's batches.
+            what = f"worker_init_fn failed in worker {worker}: "
+            fix = f"mend it; worker_init_fn({worker}) in this process to step through"
+            stand_in.failure = Failure.about(what, error, fix)
+            return
         if isinstance(stand_in, MapBatches):
             stand_in.restore(worker)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaderkit.errors import LoaderError
 from loaderkit.loader.delivery import SKIPPED, Delivery, Resumption
-from loaderkit.loader.fetching import Failure, names_of
+from loaderkit.loader.fetching import Failure, LocalFailure, names_of
 from loaderkit.loader.prefetch import ReadAhead
 from loaderkit.loader.resumable import EpochBatches
 from loaderkit.memory.host import Host, read_host
@@ -106,7 +106,7 @@ class LoaderEpoch(Iterator[Any]):
             self.progress.ended = True
             self.close()
             raise told from error
-        if isinstance(delivery.batch, Failure):
+        if isinstance(delivery.batch, Failure | LocalFailure):
             raise delivery.batch.rebuilt()
         self.progress.note(delivery, numbered=self._chosen is not None)
         return delivery.batch

@@ -2,22 +2,58 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from loaderkit.loader.delivery import SKIPPED, Delivery, Resumption, WorkerState
+from loaderkit.errors import LoaderkitError
+from loaderkit.loader.delivery import (
+    FAILED,
+    SKIPPED,
+    Delivery,
+    Resumption,
+    WorkerState,
+)
+from loaderkit.loader.fetching import (
+    Failure,
+    LocalFailure,
+    OneByOne,
+    name_of_function,
+)
 from loaderkit.loader.randomness import Seeded
 from loaderkit.loader.ranks import Ranks, deal
 from loaderkit.loader.resumable import mix_seed
 from loaderkit.loader.stateful import is_stateful, read_state
+from loaderkit.loader.users_errors import error_about
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import torch
+
+
+_MEND_STREAM = "mend the dataset; num_workers=0 to step through"
+
+
+def _failed(error: Exception, worker: int) -> Delivery:
+    """Send an error in place of a batch; torch would send its text alone."""
+    alone = get_worker_info() is None
+    failure = LocalFailure(error) if alone else Failure(error)
+    return Delivery(failure, FAILED, worker, None)
+
+
+@contextlib.contextmanager
+def _told(what: str, fix: str) -> Iterator[None]:
+    """Tell an error of the user's code, its type kept, as for map-style datasets."""
+    try:
+        yield
+    except LoaderkitError:
+        raise
+    except Exception as error:
+        raise error_about(what, error, fix) from error
 
 
 @dataclass(frozen=True)
@@ -55,6 +91,7 @@ class IterableBatches(IterableDataset[Delivery]):
     ) -> None:
         self.dataset, self.collate, self.rule = dataset, collate, rule
         self.epoch, self.resumption = epoch, resumption
+        self.failure: Failure | None = None
         self._resumed_epoch = int(epoch)
 
     def __iter__(self) -> Iterator[Delivery]:
@@ -68,7 +105,13 @@ class IterableBatches(IterableDataset[Delivery]):
         if worker <= last_worker:
             # torch asks worker 0 first; those who had their turn pass it on.
             yield Delivery(None, SKIPPED, worker, None)
-        yield from self._batches(worker, workers, epoch, state)
+        if self.failure is not None:
+            yield Delivery(self.failure, FAILED, worker, None)
+            return
+        try:
+            yield from self._batches(worker, workers, epoch, state)
+        except LoaderkitError as error:
+            yield _failed(error, worker)
 
     def _batches(
         self, worker: int, workers: int, epoch: int, state: WorkerState
@@ -76,32 +119,80 @@ class IterableBatches(IterableDataset[Delivery]):
         ranks = self.rule.ranks
 
         def seeded(number: int) -> Seeded:
-            """Follow from the batch alone, which no other worker or rank has."""
-            unique = (number * workers + worker) * ranks.world_size + ranks.rank
-            return Seeded(mix_seed(self.rule.seed, epoch, unique))
+            """Read with equal numbers on all ranks.
 
-        if state.dataset is not None:
-            self.dataset.load_state_dict(state.dataset)
-        with Seeded(mix_seed(self.rule.seed, epoch, -1 - worker)):
-            source: Any = iter(self.dataset)
-        if state.iterator is not None:
-            source.load_state_dict(state.iterator)
+            Each reads the whole dataset, which may choose its order by them.
+            """
+            return Seeded(mix_seed(self.rule.seed, epoch, number * workers + worker))
+
+        def joining(number: int) -> contextlib.AbstractContextManager[None]:
+            """Join with numbers that no other rank has."""
+            if ranks.world_size == 1:
+                return contextlib.nullcontext()
+            unique = (number * workers + worker) * ranks.world_size + ranks.rank
+            return Seeded(mix_seed(self.rule.seed + 1, epoch, unique))
+
+        with _told("The dataset could not begin: ", _MEND_STREAM):
+            if state.dataset is not None:
+                self.dataset.load_state_dict(state.dataset)
+            with Seeded(mix_seed(self.rule.seed, epoch, -1 - worker)):
+                source: Any = iter(self.dataset)
+            if state.iterator is not None:
+                source.load_state_dict(state.iterator)
         samples = source
         if ranks.world_size > 1:
             samples = deal(source, ranks, drop_last=self.rule.drop_last)
 
         restored = state.dataset is not None or state.iterator is not None
         number, size = state.batches if restored else 0, self.rule.batch_size
+        rows: list[Any] = []
         while True:
+            batch, full = None, rows
+            failure: LoaderkitError | None = None
             with seeded(number):
-                rows = list(islice(samples, size))
-                if not rows or (self.rule.drop_last and len(rows) < size):
-                    return
-                number += 1
-                if number <= state.batches and not restored:
-                    continue  # given before the state was saved; only read on
-                batch = self.collate(rows)
+                try:
+                    self._read(samples, size, rows, number)
+                    if not rows or (self.rule.drop_last and len(rows) < size):
+                        return
+                    full, rows = rows, []
+                    number += 1
+                    if number <= state.batches and not restored:
+                        continue  # given before the state was saved; only read on
+                    with joining(number):
+                        batch = self._joined(full, number)
+                except LoaderkitError as error:
+                    failure = error
+            if failure is not None:
+                # The dataset may have more, as torch's DataLoader allows.  Samples
+                # read before the error wait for the rest of their batch.
+                yield _failed(failure, worker)
+                continue
             yield Delivery(batch, number, worker, self._state(number, source))
+            if len(full) < size:
+                return  # not every iterator says twice that it has ended
+
+    def _read(
+        self, samples: Iterator[Any], size: int, rows: list[Any], number: int
+    ) -> None:
+        """Fill a batch up; what was read before an error stays in it."""
+        try:
+            rows.extend(islice(samples, size - len(rows)))
+        except LoaderkitError:
+            raise
+        except Exception as error:
+            count = number * size + len(rows)
+            what = f"The dataset failed after {count:,} samples: "
+            raise error_about(what, error, _MEND_STREAM) from error
+
+    def _joined(self, rows: list[Any], number: int) -> Any:
+        collate: Any = self.collate
+        what = f"The samples of batch {number:,} were read, but not joined: "
+        if isinstance(collate, OneByOne):
+            what = f"Sample {number:,} was read, but not converted: "
+            collate = collate.convert
+        fix = f"mend {name_of_function(collate)}, or the samples; num_workers=0 to "
+        with _told(what, f"{fix}step through"):
+            return self.collate(rows)
 
     def _state(self, number: int, source: Iterator[Any]) -> WorkerState:
         dataset = read_state(self.dataset)
