@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -26,7 +26,7 @@ from loaderkit.loader.fetching import (
 from loaderkit.loader.randomness import Seeded
 from loaderkit.loader.ranks import Ranks, deal
 from loaderkit.loader.resumable import mix_seed
-from loaderkit.loader.stateful import is_stateful, read_state
+from loaderkit.loader.stateful import is_own_iterator, read_state
 from loaderkit.loader.users_errors import error_about
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ class IterableBatches(IterableDataset[Delivery]):
         self._resumed_epoch = int(epoch)
 
     def __iter__(self) -> Iterator[Delivery]:
+        """Begin the user's dataset at once, as torch does, and give its batches."""
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
         epoch, state = int(self.epoch), WorkerState()
@@ -102,19 +103,45 @@ class IterableBatches(IterableDataset[Delivery]):
         if epoch == self._resumed_epoch:
             state = self.resumption.workers.get(worker, state)
             last_worker = self.resumption.last_worker
+        if self.failure is not None:
+            return iter([Delivery(self.failure, FAILED, worker, None)])
+        begun: list[Delivery] = []
         if worker <= last_worker:
             # torch asks worker 0 first; those who had their turn pass it on.
-            yield Delivery(None, SKIPPED, worker, None)
-        if self.failure is not None:
-            yield Delivery(self.failure, FAILED, worker, None)
-            return
+            begun = [Delivery(None, SKIPPED, worker, None)]
         try:
-            yield from self._batches(worker, workers, epoch, state)
+            source = self._begin(worker, epoch, state)
         except LoaderkitError as error:
-            yield _failed(error, worker)
+            if info is None:
+                raise
+            return iter([_failed(error, worker)])
+        return chain(begun, self._batches(worker, workers, epoch, state, source))
+
+    def _begin(self, worker: int, epoch: int, state: WorkerState) -> Any:
+        """Iterate over the user's dataset, from where a state says."""
+        with (
+            _told("The dataset could not begin: ", _MEND_STREAM),
+            Seeded(mix_seed(self.rule.seed, epoch, -1 - worker)),
+        ):
+            source = self._restored(state)
+            if state.ended:
+                # What a dataset does behind its last sample, such as counting the
+                # epoch or beginning anew, is not in its state then.
+                for _ in source:
+                    pass
+                source = iter(self.dataset)
+            return source
+
+    def _restored(self, state: WorkerState) -> Any:
+        if state.dataset is not None:
+            self.dataset.load_state_dict(state.dataset)
+        source: Any = iter(self.dataset)
+        if state.iterator is not None:
+            source.load_state_dict(state.iterator)
+        return source
 
     def _batches(
-        self, worker: int, workers: int, epoch: int, state: WorkerState
+        self, worker: int, workers: int, epoch: int, state: WorkerState, source: Any
     ) -> Iterator[Delivery]:
         ranks = self.rule.ranks
 
@@ -132,13 +159,6 @@ class IterableBatches(IterableDataset[Delivery]):
             unique = (number * workers + worker) * ranks.world_size + ranks.rank
             return Seeded(mix_seed(self.rule.seed + 1, epoch, unique))
 
-        with _told("The dataset could not begin: ", _MEND_STREAM):
-            if state.dataset is not None:
-                self.dataset.load_state_dict(state.dataset)
-            with Seeded(mix_seed(self.rule.seed, epoch, -1 - worker)):
-                source: Any = iter(self.dataset)
-            if state.iterator is not None:
-                source.load_state_dict(state.iterator)
         samples = source
         if ranks.world_size > 1:
             samples = deal(source, ranks, drop_last=self.rule.drop_last)
@@ -195,7 +215,6 @@ class IterableBatches(IterableDataset[Delivery]):
             return self.collate(rows)
 
     def _state(self, number: int, source: Iterator[Any]) -> WorkerState:
-        dataset = read_state(self.dataset)
-        # An iterable that is its own iterator has told its state already.
-        own = source is not self.dataset and is_stateful(source)
-        return WorkerState(number, dataset, read_state(source) if own else None)
+        if is_own_iterator(self.dataset):
+            return WorkerState(number, None, read_state(source))
+        return WorkerState(number, read_state(self.dataset), read_state(source))

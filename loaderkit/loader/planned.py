@@ -29,7 +29,7 @@ from loaderkit.loader.resumable import (
     Position,
     mix_seed,
 )
-from loaderkit.loader.stateful import is_stateful, read_state
+from loaderkit.loader.stateful import is_own_iterator, is_stateful, read_state
 from loaderkit.loader.user_batches import UserBatches, set_sampler_epoch
 from loaderkit.memory.parcel import forget
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from loaderkit.loader.plan import LoaderPlan
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 """Of what ``state_dict`` gives."""
 
 
@@ -180,7 +180,8 @@ class PlannedLoader(DataLoader[Any]):
         """
         setup, at = self._planned(), self._position
         progress = self._progress
-        if progress is not None and not progress.ended:
+        running = progress is not None and not progress.ended
+        if progress is not None and running:
             at = progress.position
         state: dict[str, Any] = {
             "version": STATE_VERSION, "seed": self.plan.seed, "epoch": at.epoch,
@@ -189,7 +190,7 @@ class PlannedLoader(DataLoader[Any]):
         if at.ahead:
             state["ahead"] = sorted(at.ahead)
         if isinstance(setup.batches, UserBatches):
-            state["sampler"] = setup.batches.state_after(at.start)
+            state["sampler"] = setup.batches.state_after(at, running=running)
         if self._depends_on_workers:
             state["num_workers"] = self.num_workers
             resumption = self._resumption if progress is None else progress.resumption()
@@ -228,13 +229,11 @@ class PlannedLoader(DataLoader[Any]):
         if "workers" in state:
             workers = {
                 int(each["worker"]): WorkerState(
-                    each["batches"], each["dataset"], each["iterator"]
+                    each["batches"], each["dataset"], each["iterator"], each["ended"]
                 )
                 for each in state["workers"]
             }
             self._resumption = Resumption(workers, int(state["last_worker"]))
-            if setup.iterable is None:
-                self._resumption = self._resumption.turned(self.num_workers)
 
     def close(self) -> None:
         """End the workers that are kept between epochs, and a running epoch."""
@@ -262,15 +261,21 @@ class PlannedLoader(DataLoader[Any]):
     def _standing_workers(self) -> Resumption:
         """Say how the workers stand as an iteration begins."""
         if self._progress is None or not self.persistent_workers:
-            return self._resumption
+            return self._turned()
         # Workers that are kept go on with their datasets, in a new epoch.
         kept = self._progress.resumption().workers
         return Resumption(
             {
-                worker: WorkerState(dataset=state.dataset)
+                worker: state._replace(batches=0, ended=True)
                 for worker, state in kept.items()
             }
         )
+
+    def _turned(self) -> Resumption:
+        """Say where the workers of the next iteration begin."""
+        if self._planned().iterable is not None:
+            return self._resumption
+        return self._resumption.turned(self.num_workers)
 
     def _worker_states(
         self, resumption: Resumption, *, running: bool
@@ -278,16 +283,36 @@ class PlannedLoader(DataLoader[Any]):
         """Say how the workers stand, or the dataset here between two epochs."""
         if not running and not self.persistent_workers:
             # Fresh workers begin with a copy of the dataset that is here.
-            own = read_state(self.dataset)
-            return {} if own is None else {"main": own}
+            own = self._main_state()
+            if own is None:
+                return {}
+            if not is_own_iterator(self.dataset):
+                return {"main": own}
+            here = self._progress is not None and not self.num_workers
+            ended = here and self._progress is not None and self._progress.ended
+            begun = WorkerState(iterator=own, ended=ended)
+            fresh = dict.fromkeys(range(max(1, self.num_workers)), begun)
+            resumption, running = Resumption(fresh), True
         workers = [
             {"worker": worker, **state._asdict()}
             for worker, state in sorted(resumption.workers.items())
         ]
         if not running:  # workers that are kept go on with their datasets
-            workers = [each | {"batches": 0, "iterator": None} for each in workers]
+            workers = [each | {"batches": 0, "ended": True} for each in workers]
         last = resumption.last_worker if running else Resumption().last_worker
         return {"workers": workers, "last_worker": last}
+
+    def _main_state(self) -> Any:
+        """Read the state of the dataset in this process."""
+        try:
+            return read_state(self.dataset)
+        except Exception:
+            # An iterable dataset that was not begun here may have no state to tell.
+            # Another run's is as this one then.
+            begun = self._progress is not None and not self.num_workers
+            if begun or self._planned().iterable is None:
+                raise
+            return None
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
         setup = self._planned()
@@ -383,7 +408,7 @@ class PlannedLoader(DataLoader[Any]):
             collate = OneByOne(collate)
         if setup.iterable is None:
             fetching = Fetching(self.dataset, collate, seeded=setup.seeded)
-            return MapBatches(fetching, self._resumption)
+            return MapBatches(fetching, self._turned())
         return IterableBatches(
             self.dataset, collate, setup.iterable, self._epoch_number, self._resumption
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import copy
 import random
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ import torch
 from loaderkit.errors import LoaderError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 
 def is_stateful(value: object) -> bool:
@@ -35,6 +36,15 @@ def read_state(value: Any) -> Any:
     The state is copied, since the owner may go on changing what it gave.
     """
     return copy.deepcopy(value.state_dict()) if is_stateful(value) else None
+
+
+def is_own_iterator(dataset: object) -> bool:
+    """Tell whether an iterable dataset gives its samples itself.
+
+    Its state is restored once it was begun: there may be none before, and ``__iter__``
+    may begin anew.
+    """
+    return isinstance(dataset, Iterator)
 
 
 @dataclass(frozen=True)
