@@ -18,6 +18,7 @@ from torch.utils.data import (
 
 from loaderkit.arguments import parse_arguments
 from loaderkit.errors import LoaderError, OptionError
+from loaderkit.loader.agreement import OrderAgreement
 from loaderkit.loader.facts import read_facts
 from loaderkit.loader.fetching import OneByOne, collate_of
 from loaderkit.loader.iterables import IterableRule
@@ -96,7 +97,7 @@ def build_loader(
         plan = replace(plan, warnings=(*plan.warnings, text))
     for text in plan.warnings:
         warnings.warn(text, RuntimeWarning, stacklevel=2)
-    return _make_loader(dataset, collate, batching, plan, chosen, facts)
+    return _make_loader(dataset, collate, batching, plan, chosen, facts, ranks)
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,11 @@ def choose_seed(options: LoaderOptions, ranks: Ranks) -> Seed:
         a loader.  They take 0, as torch's DistributedSampler does.
     """
     if options.seed is not None:
-        return Seed(options.seed, "order and random numbers follow from it alone")
+        reason = "order and random numbers follow from it alone"
+        if ranks.several:
+            reason += "; the same on every rank, which is compared when the first "
+            reason += "epoch begins if torch.distributed is initialized then"
+        return Seed(options.seed, reason)
     if ranks.several and options.generator is None:
         reason = "the same on every rank, as in torch's DistributedSampler; ask for "
         return Seed(0, f"{reason}another")
@@ -296,9 +301,18 @@ def _outcome_in_words(batches: EpochBatches) -> list[str]:
     return parts
 
 
+def _order_is_chosen(
+    options: LoaderOptions, batches: EpochBatches | UserBatches | None
+) -> bool:
+    """Tell whether the order follows from something that may differ between ranks."""
+    if options.seed is not None or options.generator is not None:
+        return True
+    return isinstance(batches, UserBatches) and not batches.shares_itself
+
+
 def _make_loader(
     dataset: Any, collate: Callable[[Any], Any], batching: Batching, plan: LoaderPlan,
-    chosen: LoaderOptions, facts: Facts,
+    chosen: LoaderOptions, facts: Facts, ranks: Ranks,
 ) -> PlannedLoader:  # fmt: skip
     batches, public = batching.batches, batching.public
     settings: dict[str, Any] = {
@@ -331,5 +345,6 @@ def _make_loader(
         batched=chosen.batched,
         batching=batching.rule_in_words, seeded=not facts.quiet,
         seed_asked=chosen.seed is not None,
+        agreement=OrderAgreement(ranks, chosen=_order_is_chosen(chosen, batches)),
     )  # fmt: skip
     return PlannedLoader(dataset, setup=setup, **settings)

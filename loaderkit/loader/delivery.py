@@ -30,6 +30,8 @@ class WorkerState(NamedTuple):
     """What ``state_dict`` of its dataset says; None if it has none."""
     iterator: Any = None
     """The same, of the iterator over its dataset."""
+    exhausted: bool = False
+    """Its dataset had no more samples in the epoch, and had noticed."""
     ended: bool = False
     """These are states at the end of an epoch; the next one begins anew."""
 

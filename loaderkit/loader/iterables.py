@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain, islice, repeat, starmap
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -36,6 +36,14 @@ if TYPE_CHECKING:
 
 
 _MEND_STREAM = "mend the dataset; num_workers=0 to step through"
+
+
+def _rest_of(source: Iterator[Any]) -> Iterator[Any]:
+    """Read on without calling ``iter``: a dataset's own would begin anew.
+
+    An error does not end it, as it would end a generator.
+    """
+    return starmap(next, repeat((source,)))
 
 
 def _failed(error: Exception, worker: int) -> Delivery:
@@ -124,12 +132,15 @@ class IterableBatches(IterableDataset[Delivery]):
             Seeded(mix_seed(self.rule.seed, epoch, -1 - worker)),
         ):
             source = self._restored(state)
+            if state.exhausted:
+                # It gives nothing in this epoch, and begins the next one by itself.
+                return iter(self.dataset) if state.ended else iter(())
             if state.ended:
                 # What a dataset does behind its last sample, such as counting the
-                # epoch or beginning anew, is not in its state then.
-                for _ in source:
+                # epoch or beginning anew, is not in its state yet.
+                for _ in _rest_of(source):
                     pass
-                source = iter(self.dataset)
+                return iter(self.dataset)
             return source
 
     def _restored(self, state: WorkerState) -> Any:
@@ -159,9 +170,9 @@ class IterableBatches(IterableDataset[Delivery]):
             unique = (number * workers + worker) * ranks.world_size + ranks.rank
             return Seeded(mix_seed(self.rule.seed + 1, epoch, unique))
 
-        samples = source
+        samples = _rest_of(source)
         if ranks.world_size > 1:
-            samples = deal(source, ranks, drop_last=self.rule.drop_last)
+            samples = deal(samples, ranks, drop_last=self.rule.drop_last)
 
         restored = state.dataset is not None or state.iterator is not None
         number, size = state.batches if restored else 0, self.rule.batch_size
@@ -187,8 +198,10 @@ class IterableBatches(IterableDataset[Delivery]):
                 # read before the error wait for the rest of their batch.
                 yield _failed(failure, worker)
                 continue
-            yield Delivery(batch, number, worker, self._state(number, source))
-            if len(full) < size:
+            exhausted = len(full) < size
+            here = self._state(number, source)._replace(exhausted=exhausted)
+            yield Delivery(batch, number, worker, here)
+            if exhausted:
                 return  # not every iterator says twice that it has ended
 
     def _read(

@@ -265,6 +265,12 @@ def _check_batch_size(name: str, value: Any) -> int | str:
     return check_integer(name, value, least=1)
 
 
+def _check_timeout(name: str, value: Any) -> float:
+    seconds = check_number(name, value, least=0)
+    # torch says in its error what it was given: 5 seconds, not 5.0.
+    return int(seconds) if seconds.is_integer() else seconds
+
+
 def _check_start_method(name: str, value: Any) -> str:
     if isinstance(value, BaseContext):
         return str(value.get_start_method())
@@ -290,7 +296,7 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "drop_last": check_truth,
     "world_size": _at_least(1),
     "rank": _at_least(0),
-    "timeout": lambda n, v: check_number(n, v, least=0),
+    "timeout": _check_timeout,
     "collate_fn": lambda n, v: check_callable(n, v, "lambda samples: samples"),
     "worker_init_fn": lambda n, v: check_callable(n, v, "lambda worker: None"),
     "follow_batch": check_names,

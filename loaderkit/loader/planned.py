@@ -29,13 +29,19 @@ from loaderkit.loader.resumable import (
     Position,
     mix_seed,
 )
-from loaderkit.loader.stateful import is_own_iterator, is_stateful, read_state
+from loaderkit.loader.stateful import (
+    digest_of,
+    is_own_iterator,
+    is_stateful,
+    read_state,
+)
 from loaderkit.loader.user_batches import UserBatches, set_sampler_epoch
 from loaderkit.memory.parcel import forget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from loaderkit.loader.agreement import OrderAgreement
     from loaderkit.loader.plan import LoaderPlan
 
 STATE_VERSION = 3
@@ -68,6 +74,8 @@ class LoaderSetup:
     """Random numbers drawn while reading follow from each batch alone."""
     seed_asked: bool
     """The seed was given, so that another run's is a mistake."""
+    agreement: OrderAgreement
+    """Compares the order with that of the other ranks."""
 
 
 class PlannedLoader(DataLoader[Any]):
@@ -137,6 +145,7 @@ class PlannedLoader(DataLoader[Any]):
     def __iter__(self) -> Any:
         if self._setup is None:
             return super().__iter__()
+        self._agree()
         live = self._live()
         busy = self.persistent_workers and live is not None and not live.progress.ended
         here = self._position.advance()
@@ -152,6 +161,16 @@ class PlannedLoader(DataLoader[Any]):
         epoch = LoaderEpoch(self, inner, self._progress, alone=busy)
         self._live = weakref.ref(epoch)
         return epoch
+
+    def _agree(self) -> None:
+        """Compare what the order follows from with the other ranks, once."""
+        setup = self._planned()
+        if not setup.agreement.due():
+            return
+        order: dict[str, Any] = {"seed": self.plan.seed, "batches": setup.batching}
+        if isinstance(setup.batches, UserBatches):
+            order["samplers"] = digest_of(setup.batches.sampler)
+        setup.agreement.check(order)
 
     @property
     def batches(self) -> EpochBatches | UserBatches | None:
@@ -229,7 +248,11 @@ class PlannedLoader(DataLoader[Any]):
         if "workers" in state:
             workers = {
                 int(each["worker"]): WorkerState(
-                    each["batches"], each["dataset"], each["iterator"], each["ended"]
+                    each["batches"],
+                    each["dataset"],
+                    each["iterator"],
+                    each["exhausted"],
+                    each["ended"],
                 )
                 for each in state["workers"]
             }
@@ -241,6 +264,8 @@ class PlannedLoader(DataLoader[Any]):
             live = self._live()
             if live is not None:
                 live.close()
+            # An iterator that somebody still holds is over; the next is not beside it.
+            self._live = lambda: None
         kept: Any = self._iterator
         self._iterator = None
         if kept is not None:
@@ -290,7 +315,7 @@ class PlannedLoader(DataLoader[Any]):
                 return {"main": own}
             here = self._progress is not None and not self.num_workers
             ended = here and self._progress is not None and self._progress.ended
-            begun = WorkerState(iterator=own, ended=ended)
+            begun = WorkerState(iterator=own, exhausted=ended, ended=ended)
             fresh = dict.fromkeys(range(max(1, self.num_workers)), begun)
             resumption, running = Resumption(fresh), True
         workers = [

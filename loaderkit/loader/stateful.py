@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import hashlib
 import random
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -88,6 +89,26 @@ def read_sampler(sampler: Any) -> SamplerState:
         elif isinstance(value, bool | int | float | str):
             values[path] = value
     return SamplerState(generators=generators, values=values)
+
+
+def digest_of(sampler: Any) -> str:
+    """Tell one sampler from another, by what its rows follow from.
+
+    Args:
+        sampler: Of the user's, or a list of rows.
+
+    Returns:
+        Equal for samplers with equal generators, plain values, rows and weights.
+    """
+    state = read_sampler(sampler)
+    parts: list[Any] = [type(sampler).__qualname__, state.generators, state.values]
+    rows = [("", sampler), *_attributes(sampler)]
+    for path, value in rows:
+        if isinstance(value, torch.Tensor):
+            parts.append((path, value.tolist()))
+        elif isinstance(value, list | tuple | range | np.ndarray):
+            parts.append((path, list(value)))
+    return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
 
 def restore_sampler(sampler: Any, state: SamplerState) -> None:

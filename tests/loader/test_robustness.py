@@ -156,6 +156,50 @@ def test_a_worker_that_dies_is_told_with_its_samples(way, why):
     assert caught.value.fix
 
 
+def test_a_death_is_told_however_often_it_happens():
+    """torch's signal handler raises at any line of the main thread."""
+    loader = build_loader(
+        Doomed("exit"), batch_size=4, num_workers=2, probe=False,
+        persistent_workers=False,
+    )  # fmt: skip
+
+    for _ in range(20):
+        with pytest.raises(LoaderError, match=r"(?s)'sample-12' .*exit code 3"):
+            list(loader)
+
+
+def train_for_20_s():
+    """Do a training step, far from the loader."""
+    for _ in range(2000):
+        time.sleep(0.01)
+
+
+def test_a_death_during_a_step_is_told_there():
+    loader = build_loader(Doomed("SIGKILL"), batch_size=4, num_workers=1, probe=False)
+    batches = iter(loader)
+
+    def step_twice():
+        next(batches), next(batches)  # now the worker is asked for the fourth
+        train_for_20_s()
+
+    with pytest.raises(LoaderError, match=r"(?s)'sample-12' .*SIGKILL"):
+        step_twice()
+    with pytest.raises(LoaderError, match=r"(?s)'sample-12' .*SIGKILL"):
+        list(batches)
+
+
+def test_the_death_of_another_loaders_worker_is_left_to_torch():
+    plain = torch.utils.data.DataLoader(Doomed("exit"), batch_size=4, num_workers=1)
+    ours = iter(build_loader(Slow(), batch_size=4, num_workers=1, probe=False))
+    next(ours)
+
+    with pytest.raises(RuntimeError, match="exited unexpectedly") as caught:
+        list(plain)
+
+    assert not isinstance(caught.value, LoaderError)
+    assert len(list(ours)) == 15
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_sample_that_fails_is_named(workers):
     loader = build_loader(
