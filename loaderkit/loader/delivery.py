@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -135,15 +136,25 @@ class WorkerStart:
     Args:
         sending: Told that this is a worker; None where batches are left to torch.
         user_init: The user's own ``worker_init_fn``.
+        start_method: How workers start; those of a fork server have it as parent.
     """
 
     def __init__(
-        self, sending: Sending | None, user_init: Callable[[int], None] | None
+        self,
+        sending: Sending | None,
+        user_init: Callable[[int], None] | None,
+        start_method: str | None,
     ) -> None:
         self.sending, self.user_init = sending, user_init
+        self.parent_pid = None if start_method == "forkserver" else os.getpid()
 
     def __call__(self, worker: int) -> None:
         """Begin, in a worker."""
+        if self.parent_pid is not None and os.getppid() != self.parent_pid:
+            # It was killed while this worker started.  torch's watchdog notes who the
+            # parent is only behind this: it would watch whoever adopted this process,
+            # and the worker would wait for ever.
+            raise SystemExit(1)
         info: Any = get_worker_info()
         stand_in = info.dataset
         # Code of the user's asks get_worker_info() for its dataset, and must find it

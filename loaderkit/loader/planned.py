@@ -423,7 +423,9 @@ class PlannedLoader(DataLoader[Any]):
         return DataLoader(
             dataset, num_workers=self.num_workers, pin_memory=self.pin_memory,
             timeout=self.timeout, collate_fn=collate,
-            worker_init_fn=WorkerStart(sending, self.worker_init_fn),
+            worker_init_fn=WorkerStart(
+                sending, self.worker_init_fn, self.plan.multiprocessing_context
+            ),
             generator=torch.Generator().manual_seed(seed), **settings,
         )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -198,6 +199,38 @@ def test_the_death_of_another_loaders_worker_is_left_to_torch():
 
     assert not isinstance(caught.value, LoaderError)
     assert len(list(ours)) == 15
+
+
+def train_and_be_killed_as_the_worker_starts(noted):
+    main = os.getpid()
+
+    def kill_main():
+        if os.getppid() == main:  # in the worker, before anything of torch's runs
+            noted.write_text(str(os.getpid()))
+            os.kill(main, signal.SIGKILL)
+            while os.getppid() == main:
+                pass
+
+    os.register_at_fork(after_in_child=kill_main)
+    list(build_loader(Slow(), batch_size=4, num_workers=1, probe=False))
+
+
+def test_a_worker_whose_parent_is_killed_as_it_starts_ends_too(tmp_path):
+    noted = tmp_path / "pid"
+    training = multiprocessing.get_context("fork").Process(
+        target=train_and_be_killed_as_the_worker_starts, args=(noted,)
+    )
+
+    training.start()
+    training.join()
+
+    worker = int(noted.read_text())
+    for _ in range(200):
+        if not psutil.pid_exists(worker):
+            break
+        time.sleep(0.1)
+    assert training.exitcode == -signal.SIGKILL
+    assert not psutil.pid_exists(worker)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
