@@ -9,12 +9,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    IterableDataset,
+    SequentialSampler,
+    default_convert,
+)
 
 from loaderkit.arguments import parse_arguments
 from loaderkit.errors import LoaderError, OptionError
+from loaderkit.loader.agreement import OrderAgreement
 from loaderkit.loader.facts import read_facts
-from loaderkit.loader.fetching import collate_of
+from loaderkit.loader.fetching import OneByOne, collate_of
 from loaderkit.loader.iterables import IterableRule
 from loaderkit.loader.options import LoaderOptions, check_variables
 from loaderkit.loader.plan import decide
@@ -70,11 +76,14 @@ def build_loader(
     ranks = read_ranks(chosen.rank, chosen.world_size, os.environ)
     seed = choose_seed(chosen, ranks)
     collate = chosen.collate_fn
+    if collate is None and not chosen.batched:
+        collate = default_convert
     if collate is None:
         collate = collate_of(dataset, chosen.follow_batch, chosen.exclude_keys)
     batching = _choose_batching(dataset, chosen, seed.value, ranks)
     facts = read_facts(
-        dataset, device, collate=collate, rows=batching.typical_rows(dataset, chosen),
+        dataset, device, collate=collate if chosen.batched else OneByOne(collate),
+        rows=batching.typical_rows(dataset, chosen),
         largest_bytes=_largest(dataset, chosen), options=chosen,
     )  # fmt: skip
     if chosen.collate_fn is not None:  # the user's code may draw random numbers
@@ -88,7 +97,7 @@ def build_loader(
         plan = replace(plan, warnings=(*plan.warnings, text))
     for text in plan.warnings:
         warnings.warn(text, RuntimeWarning, stacklevel=2)
-    return _make_loader(dataset, collate, batching, plan, chosen, facts)
+    return _make_loader(dataset, collate, batching, plan, chosen, facts, ranks)
 
 
 @dataclass(frozen=True)
@@ -115,7 +124,11 @@ def choose_seed(options: LoaderOptions, ranks: Ranks) -> Seed:
         a loader.  They take 0, as torch's DistributedSampler does.
     """
     if options.seed is not None:
-        return Seed(options.seed, "order and random numbers follow from it alone")
+        reason = "order and random numbers follow from it alone"
+        if ranks.several:
+            reason += "; the same on every rank, which is compared when the first "
+            reason += "epoch begins if torch.distributed is initialized then"
+        return Seed(options.seed, reason)
     if ranks.several and options.generator is None:
         reason = "the same on every rank, as in torch's DistributedSampler; ask for "
         return Seed(0, f"{reason}another")
@@ -158,21 +171,20 @@ class Batching:
             return None
         if self.batches is None or isinstance(dataset, dict):
             return None
-        return range(min(options.batch_size or 1, samples))
+        return range(min(options.most_samples or 1, samples))
 
 
 def _choose_batching(
     dataset: Any, options: LoaderOptions, seed: int, ranks: Ranks
 ) -> Batching:
-    size = options.batch_size
+    size, each = options.most_samples, _each_in_words(options)
     shared = f"shared by {ranks.world_size} ranks" if ranks.world_size > 1 else ""
     mine = f"rank {ranks.rank} of {ranks.world_size}" if ranks.world_size > 1 else ""
     full = "a last one that is not full is left out" if options.drop_last else ""
     if isinstance(dataset, IterableDataset):
         _check_iterable_ranks(options, ranks)
-        words = f"{size or 1} samples each, in the dataset's order"
         rule = IterableRule(size or 1, options.drop_last, seed % 2**63, ranks)
-        words = _listed(words, full, shared)
+        words = _listed(each, "in the dataset's order", full, shared)
         return Batching(
             words, _listed(words, mine), None, rule, PublicSamplers(None, None)
         )
@@ -180,23 +192,28 @@ def _choose_batching(
         public = _public_of_user(dataset, options)
         given = options.sampler
         if given is None:
-            given, size = options.batch_sampler, None
-        else:
-            size = size or 1
+            given, each = options.batch_sampler, ""
         chosen = UserBatches(
             given, size, drop_last=options.drop_last, seed=seed, ranks=ranks
         )
-        each = "" if size is None else f"{size} samples each"
         if chosen.shares_itself:
             shared = shared and f"{shared} by {chosen.name}"
         words = _listed(f"samples chosen by {chosen.name}", each, full, shared)
         return Batching(words, _listed(words, mine), chosen, None, public)
     batches = _batches_of_rule(dataset, options, seed, ranks)
-    words = _listed(_rule_in_words(batches.rule), full, shared)
+    words = _listed(_rule_in_words(batches.rule, each), full, shared)
     return Batching(
         words, _listed(words, *_outcome_in_words(batches), mine), batches, None,
-        PublicSamplers.of_rule(dataset, batches),
+        PublicSamplers.of_rule(dataset, batches, batched=options.batched),
     )  # fmt: skip
+
+
+def _each_in_words(options: LoaderOptions) -> str:
+    """Say how many samples a batch has, where their number is fixed."""
+    if not options.batched:
+        return "samples one by one, not joined"
+    most = options.most_samples
+    return "" if most is None else f"{most} samples each"
 
 
 def _listed(*parts: str) -> str:
@@ -217,7 +234,9 @@ def _public_of_user(dataset: Any, options: LoaderOptions) -> PublicSamplers:
     if options.sampler is None:
         # torch has one beside a batch_sampler, too, and reads nothing from it.
         return PublicSamplers(SequentialSampler(dataset), options.batch_sampler)
-    size, drop_last = options.batch_size or 1, options.drop_last
+    if not options.batched:
+        return PublicSamplers(options.sampler, None)
+    size, drop_last = options.most_samples or 1, options.drop_last
     return PublicSamplers(
         options.sampler, BatchSampler(options.sampler, size, drop_last)
     )
@@ -228,11 +247,8 @@ def _batches_of_rule(
 ) -> EpochBatches:
     limits = options.limits
     needed = {*limits, *([options.bucket_by] if options.bucket_by else [])}
-    size = options.batch_size
-    if size is None and not limits:
-        size = 1
     rule = BatchRule(
-        samples=len(dataset), batch_size=size, limits=limits,
+        samples=len(dataset), batch_size=options.most_samples, limits=limits,
         sizes={name: sizes_of(dataset, name) for name in sorted(needed)},
         shuffle=options.shuffle, seed=seed % 2**63, drop_last=options.drop_last,
         oversized=options.oversized, bucket_by=options.bucket_by,
@@ -250,15 +266,17 @@ def _largest(dataset: Any, options: LoaderOptions) -> int | None:
         sizes = sizes_of(dataset, "bytes")
     except (LoaderError, ValueError, AttributeError):
         return None
-    return largest_batch(sizes, options.batch_size) if options.batch_size else None
+    most = options.most_samples
+    return None if most is None else largest_batch(sizes, most)
 
 
-def _rule_in_words(rule: BatchRule) -> str:
+def _rule_in_words(rule: BatchRule, each: str) -> str:
     """Say what does not change from epoch to epoch, or from seed to seed."""
     most = [f"at most {limit:,} {name}" for name, limit in rule.limits.items()]
-    if rule.batch_size:
-        size = f"{rule.batch_size:,} samples"
-        most.insert(0, f"at most {size}" if most else f"{size} each")
+    if not most:
+        most = [each]
+    elif rule.batch_size:
+        most.insert(0, f"at most {rule.batch_size:,} samples")
     order = {True: "shuffled", False: "in order", "block": "shuffled in blocks"}
     parts = [f"{rule.samples:,} samples", " and ".join(most), order[rule.shuffle]]
     if rule.bucket_by:
@@ -283,9 +301,18 @@ def _outcome_in_words(batches: EpochBatches) -> list[str]:
     return parts
 
 
+def _order_is_chosen(
+    options: LoaderOptions, batches: EpochBatches | UserBatches | None
+) -> bool:
+    """Tell whether the order follows from something that may differ between ranks."""
+    if options.seed is not None or options.generator is not None:
+        return True
+    return isinstance(batches, UserBatches) and not batches.shares_itself
+
+
 def _make_loader(
     dataset: Any, collate: Callable[[Any], Any], batching: Batching, plan: LoaderPlan,
-    chosen: LoaderOptions, facts: Facts,
+    chosen: LoaderOptions, facts: Facts, ranks: Ranks,
 ) -> PlannedLoader:  # fmt: skip
     batches, public = batching.batches, batching.public
     settings: dict[str, Any] = {
@@ -302,22 +329,22 @@ def _make_loader(
         }
         if not plan.in_order:  # torch 2.5 does not know it
             settings["in_order"] = False
+    size = chosen.most_samples if chosen.batched else None
     if batches is None:
-        settings |= {
-            "batch_size": chosen.batch_size or 1, "drop_last": chosen.drop_last
-        }  # fmt: skip
-    else:
+        settings |= {"batch_size": size, "drop_last": chosen.drop_last}
+    elif chosen.batched:
         settings["batch_sampler"] = public.batch_sampler
-    size = chosen.batch_size
-    if size is None and chosen.batch_sampler is None and not chosen.limits:
-        size = 1
+    else:
+        settings |= {"batch_size": None, "sampler": public.sampler}
     position = Position()
     if isinstance(batches, EpochBatches):
         position = batches.position
     setup = LoaderSetup(
         plan=plan, batches=batches, iterable=batching.iterable, position=position,
         batch_size=size, drop_last=chosen.drop_last, sampler=public.sampler,
+        batched=chosen.batched,
         batching=batching.rule_in_words, seeded=not facts.quiet,
         seed_asked=chosen.seed is not None,
+        agreement=OrderAgreement(ranks, chosen=_order_is_chosen(chosen, batches)),
     )  # fmt: skip
     return PlannedLoader(dataset, setup=setup, **settings)

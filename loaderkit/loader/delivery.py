@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.utils.data import Dataset, get_worker_info
 
+from loaderkit.loader.fetching import Failure
 from loaderkit.loader.stateful import is_stateful, read_state
 
 if TYPE_CHECKING:
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 SKIPPED = -1
 """The number of a delivery without a batch, which only keeps workers in turn."""
+FAILED = -2
+"""The number of a delivery of an error that is not about one batch of the epoch."""
 
 
 class WorkerState(NamedTuple):
@@ -27,6 +31,10 @@ class WorkerState(NamedTuple):
     """What ``state_dict`` of its dataset says; None if it has none."""
     iterator: Any = None
     """The same, of the iterator over its dataset."""
+    exhausted: bool = False
+    """Its dataset had no more samples in the epoch, and had noticed."""
+    ended: bool = False
+    """These are states at the end of an epoch; the next one begins anew."""
 
 
 class Delivery(NamedTuple):
@@ -82,12 +90,15 @@ class MapBatches(Dataset[Delivery]):
         self.fetching, self.resumption = fetching, resumption
         self.dataset = fetching.dataset
         self.keeps_state = is_stateful(fetching.dataset)
+        self.failure: Failure | None = None
 
     def __len__(self) -> int:
         return len(self.fetching)
 
     def __getitems__(self, rows: Sequence[Any]) -> Delivery:
         """Make a batch."""
+        if self.failure is not None:
+            return Delivery(self.failure, FAILED, worker_number(), None)
         batch = self.fetching.__getitems__(rows)
         state = None
         if self.keeps_state:
@@ -125,15 +136,25 @@ class WorkerStart:
     Args:
         sending: Told that this is a worker; None where batches are left to torch.
         user_init: The user's own ``worker_init_fn``.
+        start_method: How workers start; those of a fork server have it as parent.
     """
 
     def __init__(
-        self, sending: Sending | None, user_init: Callable[[int], None] | None
+        self,
+        sending: Sending | None,
+        user_init: Callable[[int], None] | None,
+        start_method: str | None,
     ) -> None:
         self.sending, self.user_init = sending, user_init
+        self.parent_pid = None if start_method == "forkserver" else os.getpid()
 
     def __call__(self, worker: int) -> None:
         """Begin, in a worker."""
+        if self.parent_pid is not None and os.getppid() != self.parent_pid:
+            # It was killed while this worker started.  torch's watchdog notes who the
+            # parent is only behind this: it would watch whoever adopted this process,
+            # and the worker would wait for ever.
+            raise SystemExit(1)
         info: Any = get_worker_info()
         stand_in = info.dataset
         # Code of the user's asks get_worker_info() for its dataset, and must find it
@@ -142,7 +163,15 @@ class WorkerStart:
         object.__setattr__(info, "dataset", stand_in.dataset)
         if self.sending is not None:
             self.sending.start()
-        if self.user_init is not None:
-            self.user_init(worker)
+        try:
+            if self.user_init is not None:
+                self.user_init(worker)
+        except Exception as error:  # noqa: BLE001 -- raised where the loop is
+            # torch would send its text alone.  The stand-in sends it in place of the
+            # worker's batches.
+            what = f"worker_init_fn failed in worker {worker}: "
+            fix = f"mend it; worker_init_fn({worker}) in this process to step through"
+            stand_in.failure = Failure.about(what, error, fix)
+            return
         if isinstance(stand_in, MapBatches):
             stand_in.restore(worker)

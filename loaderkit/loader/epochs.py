@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import signal
-from collections.abc import Iterator
+import threading
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.errors import LoaderError
 from loaderkit.loader.delivery import SKIPPED, Delivery, Resumption
-from loaderkit.loader.fetching import Failure, names_of
+from loaderkit.loader.fetching import Failure, LocalFailure, names_of
 from loaderkit.loader.prefetch import ReadAhead
 from loaderkit.loader.resumable import EpochBatches
 from loaderkit.memory.host import Host, read_host
@@ -58,6 +61,49 @@ class Progress:
         return Resumption(dict(self._workers), self._last_worker)
 
 
+_EPOCHS: weakref.WeakSet[LoaderEpoch] = weakref.WeakSet()
+"""Running iterations with workers: a signal tells of a death, and not whose it is."""
+
+
+class _DeathTeller:
+    """Stands before torch's handler of SIGCHLD, and says more than it does.
+
+    torch raises from that handler, wherever the main thread happens to be: in the
+    middle of a training step, or before a line of ours could catch it.  Handlers are
+    chained as torch chains its own to the one before it.
+
+    Args:
+        before: The handler that was there, torch's.
+    """
+
+    def __init__(self, before: Callable[[int, Any], Any]) -> None:
+        self.before = before
+
+    def __call__(self, number: int, frame: Any) -> None:
+        """Pass the signal on; tell of a worker of ours with the samples' names."""
+        try:
+            self.before(number, frame)
+        except RuntimeError as error:
+            for epoch in list(_EPOCHS):
+                told = epoch.told(error)
+                if told is not None:
+                    raise told from error
+            raise
+
+
+def tell_of_deaths() -> None:
+    """Have deaths of workers told wherever the main thread is."""
+    if threading.current_thread() is not threading.main_thread():
+        return  # signals are the main thread's; torch does not set a handler either
+    if not hasattr(signal, "SIGCHLD"):
+        return
+    before = signal.getsignal(signal.SIGCHLD)
+    # Only torch's raises, and it is not there before torch has started a worker.
+    if isinstance(before, _DeathTeller) or not callable(before):
+        return
+    signal.signal(signal.SIGCHLD, _DeathTeller(before))
+
+
 class LoaderEpoch(Iterator[Any]):
     """Batches of one epoch; counts them, and explains a worker's death.
 
@@ -78,8 +124,12 @@ class LoaderEpoch(Iterator[Any]):
         self._length = loader.__len__
         self._kills = read_host().oom_kills if loader.num_workers else None
         self._deliveries: Iterator[Delivery] = inner
+        self._death: LoaderError | None = None
         if loader.plan.read_ahead:
             self._deliveries = ReadAhead(inner, loader.plan.read_ahead)
+        if loader.num_workers:
+            _EPOCHS.add(self)
+            tell_of_deaths()
 
     def __iter__(self) -> LoaderEpoch:
         return self
@@ -100,13 +150,17 @@ class LoaderEpoch(Iterator[Any]):
             self.close()
             raise
         except RuntimeError as error:
-            told = self._told(error)
-            if told is None:
+            death = self._death
+            if death is None or (error is not death and error.__cause__ is not death):
+                death = self.told(error)
+            if death is None:
                 raise
             self.progress.ended = True
             self.close()
-            raise told from error
-        if isinstance(delivery.batch, Failure):
+            self._inner._shutdown_workers()
+            # torch's wait raises another error from the one that the signal raised.
+            raise death from (death.__cause__ or error)
+        if isinstance(delivery.batch, Failure | LocalFailure):
             raise delivery.batch.rebuilt()
         self.progress.note(delivery, numbered=self._chosen is not None)
         return delivery.batch
@@ -118,12 +172,20 @@ class LoaderEpoch(Iterator[Any]):
         if self._alone and hasattr(self._inner, "_shutdown_workers"):
             self._inner._shutdown_workers()
 
-    def _told(self, error: RuntimeError) -> LoaderError | None:
-        """Explain a worker's death; None when it is something else."""
+    def told(self, error: RuntimeError) -> LoaderError | None:
+        """Explain a worker's death; None when it is something else, or not ours.
+
+        Called from a signal handler too, so it must not wait for a lock or a queue.
+        """
         text = str(error)
         if not text.startswith("DataLoader worker (pid"):
             return None  # the user's own error, or ours
         workers = list(getattr(self._inner, "_workers", []))
+        named, _, _ = text.replace("pid(s)", "pids").partition(")")
+        numbers = re.findall(r"\d+", named)
+        pids = {int(number) for number in numbers}
+        if not pids & {worker.pid for worker in workers}:
+            return None
         for worker in workers:
             worker.join(timeout=0.2)
         dead = [n for n, w in enumerate(workers) if w.exitcode not in {None, 0}]
@@ -135,8 +197,8 @@ class LoaderEpoch(Iterator[Any]):
         which = f"Worker {dead[0]}" if dead else "A worker"
         one = "the batch" if len(batches) == 1 else "one of the batches"
         what = f"{which} died while it made {one} of {'; or '.join(batches)}."
-        self._inner._shutdown_workers()
-        return LoaderError(what, why=why, fix=fix)
+        self._death = LoaderError(what, why=why, fix=fix)
+        return self._death
 
     def _under_way(self, worker: int) -> list[str]:
         """Name the samples of each batch that was asked of a worker and never came."""

@@ -103,6 +103,23 @@ class Join:
             return join(samples, default_collate, self.follow_batch, self.exclude_keys)
 
 
+class OneByOne:
+    """Gives the one sample of a list as it is: there are no batches.
+
+    Args:
+        convert: The loader's ``collate_fn``, which gets a single sample then, as torch
+            has it.
+    """
+
+    def __init__(self, convert: Callable[[Any], Any]) -> None:
+        self.convert = convert
+
+    def __call__(self, samples: list[Any]) -> Any:
+        """Convert the only sample."""
+        [sample] = samples
+        return self.convert(sample)
+
+
 def fetch(dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any]) -> Any:
     """Read the samples of a batch and join them.
 
@@ -119,7 +136,7 @@ def fetch(dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any]) -> A
             message names them, and the user's own error is its cause.  ``except`` with
             the type of that error catches it, too.
     """
-    if reads_together(dataset):
+    if reads_together(dataset) and not isinstance(collate, OneByOne):
         samples = _read_together(dataset, rows)
     else:
         samples = _read(dataset, rows)
@@ -129,7 +146,11 @@ def fetch(dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any]) -> A
         raise
     except Exception as error:
         what = f"The samples {names_of(dataset, rows)} were read, but not joined: "
-        fix = f"mend {_name(collate)}, or the samples; num_workers=0 to step through"
+        if isinstance(collate, OneByOne):
+            what = f"Sample {names_of(dataset, rows)} was read, but not converted: "
+            collate = collate.convert
+        fix = f"mend {name_of_function(collate)}, or the samples; num_workers=0 to "
+        fix += "step through"
         raise error_about(what, error, fix) from error
 
 
@@ -214,7 +235,8 @@ def _innermost_row(dataset: Any, row: Any) -> tuple[Any, Any]:
             return dataset, row
 
 
-def _name(function: Any) -> str:
+def name_of_function(function: Any) -> str:
+    """Name a function, or the class of something that can be called."""
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     return str(name)
 
@@ -244,6 +266,21 @@ class Failure:
         self.error = _pickled(error) or _pickled(self._without_its_type(error))
         self.cause = b"" if error.__cause__ is None else _pickled(error.__cause__)
 
+    @classmethod
+    def about(cls, what: str, error: Exception, fix: str) -> Failure:
+        """Tell an error of the user's code that is not about a sample.
+
+        Args:
+            what: What could not be done, to be followed by the error.
+            error: As the user's code raised it; one of ours says all that itself.
+            fix: What to do.
+        """
+        if isinstance(error, LoaderkitError):
+            return cls(error)
+        told = error_about(what, error, fix)
+        told.__cause__ = error
+        return cls(told)
+
     def _without_its_type(self, error: Exception) -> LoaderError:
         """Say the same in an error that can be sent: a local class cannot."""
         if isinstance(error, LoaderkitError):
@@ -256,10 +293,28 @@ class Failure:
         cause: BaseException = WorkerTraceback(self.traceback)
         if self.cause:
             users_error: BaseException = pickle.loads(self.cause)
-            users_error.__cause__ = cause
+            # As ``raise ... from`` sets it: the class may guard its attributes.
+            BaseException.__setattr__(users_error, "__cause__", cause)
             cause = users_error
         error.__cause__ = cause
         return error
+
+
+class LocalFailure:
+    """An error of a stream in this process, on its way to the loop.
+
+    A generator that raised it would end with it, but the stream may have more.
+
+    Args:
+        error: As it was raised.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def rebuilt(self) -> Exception:
+        """Give the error."""
+        return self.error
 
 
 def _pickled(error: BaseException) -> bytes:

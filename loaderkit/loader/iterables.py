@@ -2,22 +2,66 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice, repeat, starmap
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from loaderkit.loader.delivery import SKIPPED, Delivery, Resumption, WorkerState
+from loaderkit.errors import LoaderkitError
+from loaderkit.loader.delivery import (
+    FAILED,
+    SKIPPED,
+    Delivery,
+    Resumption,
+    WorkerState,
+)
+from loaderkit.loader.fetching import (
+    Failure,
+    LocalFailure,
+    OneByOne,
+    name_of_function,
+)
 from loaderkit.loader.randomness import Seeded
 from loaderkit.loader.ranks import Ranks, deal
 from loaderkit.loader.resumable import mix_seed
-from loaderkit.loader.stateful import is_stateful, read_state
+from loaderkit.loader.stateful import is_own_iterator, read_state
+from loaderkit.loader.users_errors import error_about
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import torch
+
+
+_MEND_STREAM = "mend the dataset; num_workers=0 to step through"
+
+
+def _rest_of(source: Iterator[Any]) -> Iterator[Any]:
+    """Read on without calling ``iter``: a dataset's own would begin anew.
+
+    An error does not end it, as it would end a generator.
+    """
+    return starmap(next, repeat((source,)))
+
+
+def _failed(error: Exception, worker: int) -> Delivery:
+    """Send an error in place of a batch; torch would send its text alone."""
+    alone = get_worker_info() is None
+    failure = LocalFailure(error) if alone else Failure(error)
+    return Delivery(failure, FAILED, worker, None)
+
+
+@contextlib.contextmanager
+def _told(what: str, fix: str) -> Iterator[None]:
+    """Tell an error of the user's code, its type kept, as for map-style datasets."""
+    try:
+        yield
+    except LoaderkitError:
+        raise
+    except Exception as error:
+        raise error_about(what, error, fix) from error
 
 
 @dataclass(frozen=True)
@@ -55,9 +99,11 @@ class IterableBatches(IterableDataset[Delivery]):
     ) -> None:
         self.dataset, self.collate, self.rule = dataset, collate, rule
         self.epoch, self.resumption = epoch, resumption
+        self.failure: Failure | None = None
         self._resumed_epoch = int(epoch)
 
     def __iter__(self) -> Iterator[Delivery]:
+        """Begin the user's dataset at once, as torch does, and give its batches."""
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
         epoch, state = int(self.epoch), WorkerState()
@@ -65,46 +111,123 @@ class IterableBatches(IterableDataset[Delivery]):
         if epoch == self._resumed_epoch:
             state = self.resumption.workers.get(worker, state)
             last_worker = self.resumption.last_worker
+        if self.failure is not None:
+            return iter([Delivery(self.failure, FAILED, worker, None)])
+        begun: list[Delivery] = []
         if worker <= last_worker:
             # torch asks worker 0 first; those who had their turn pass it on.
-            yield Delivery(None, SKIPPED, worker, None)
-        yield from self._batches(worker, workers, epoch, state)
+            begun = [Delivery(None, SKIPPED, worker, None)]
+        try:
+            source = self._begin(worker, epoch, state)
+        except LoaderkitError as error:
+            if info is None:
+                raise
+            return iter([_failed(error, worker)])
+        return chain(begun, self._batches(worker, workers, epoch, state, source))
+
+    def _begin(self, worker: int, epoch: int, state: WorkerState) -> Any:
+        """Iterate over the user's dataset, from where a state says."""
+        with (
+            _told("The dataset could not begin: ", _MEND_STREAM),
+            Seeded(mix_seed(self.rule.seed, epoch, -1 - worker)),
+        ):
+            source = self._restored(state)
+            if state.exhausted:
+                # It gives nothing in this epoch, and begins the next one by itself.
+                return iter(self.dataset) if state.ended else iter(())
+            if state.ended:
+                # What a dataset does behind its last sample, such as counting the
+                # epoch or beginning anew, is not in its state yet.
+                for _ in _rest_of(source):
+                    pass
+                return iter(self.dataset)
+            return source
+
+    def _restored(self, state: WorkerState) -> Any:
+        if state.dataset is not None:
+            self.dataset.load_state_dict(state.dataset)
+        source: Any = iter(self.dataset)
+        if state.iterator is not None:
+            source.load_state_dict(state.iterator)
+        return source
 
     def _batches(
-        self, worker: int, workers: int, epoch: int, state: WorkerState
+        self, worker: int, workers: int, epoch: int, state: WorkerState, source: Any
     ) -> Iterator[Delivery]:
         ranks = self.rule.ranks
 
         def seeded(number: int) -> Seeded:
-            """Follow from the batch alone, which no other worker or rank has."""
-            unique = (number * workers + worker) * ranks.world_size + ranks.rank
-            return Seeded(mix_seed(self.rule.seed, epoch, unique))
+            """Read with equal numbers on all ranks.
 
-        if state.dataset is not None:
-            self.dataset.load_state_dict(state.dataset)
-        with Seeded(mix_seed(self.rule.seed, epoch, -1 - worker)):
-            source: Any = iter(self.dataset)
-        if state.iterator is not None:
-            source.load_state_dict(state.iterator)
-        samples = source
+            Each reads the whole dataset, which may choose its order by them.
+            """
+            return Seeded(mix_seed(self.rule.seed, epoch, number * workers + worker))
+
+        def joining(number: int) -> contextlib.AbstractContextManager[None]:
+            """Join with numbers that no other rank has."""
+            if ranks.world_size == 1:
+                return contextlib.nullcontext()
+            unique = (number * workers + worker) * ranks.world_size + ranks.rank
+            return Seeded(mix_seed(self.rule.seed + 1, epoch, unique))
+
+        samples = _rest_of(source)
         if ranks.world_size > 1:
-            samples = deal(source, ranks, drop_last=self.rule.drop_last)
+            samples = deal(samples, ranks, drop_last=self.rule.drop_last)
 
         restored = state.dataset is not None or state.iterator is not None
         number, size = state.batches if restored else 0, self.rule.batch_size
+        rows: list[Any] = []
         while True:
+            batch, full = None, rows
+            failure: LoaderkitError | None = None
             with seeded(number):
-                rows = list(islice(samples, size))
-                if not rows or (self.rule.drop_last and len(rows) < size):
-                    return
-                number += 1
-                if number <= state.batches and not restored:
-                    continue  # given before the state was saved; only read on
-                batch = self.collate(rows)
-            yield Delivery(batch, number, worker, self._state(number, source))
+                try:
+                    self._read(samples, size, rows, number)
+                    if not rows or (self.rule.drop_last and len(rows) < size):
+                        return
+                    full, rows = rows, []
+                    number += 1
+                    if number <= state.batches and not restored:
+                        continue  # given before the state was saved; only read on
+                    with joining(number):
+                        batch = self._joined(full, number)
+                except LoaderkitError as error:
+                    failure = error
+            if failure is not None:
+                # The dataset may have more, as torch's DataLoader allows.  Samples
+                # read before the error wait for the rest of their batch.
+                yield _failed(failure, worker)
+                continue
+            exhausted = len(full) < size
+            here = self._state(number, source)._replace(exhausted=exhausted)
+            yield Delivery(batch, number, worker, here)
+            if exhausted:
+                return  # not every iterator says twice that it has ended
+
+    def _read(
+        self, samples: Iterator[Any], size: int, rows: list[Any], number: int
+    ) -> None:
+        """Fill a batch up; what was read before an error stays in it."""
+        try:
+            rows.extend(islice(samples, size - len(rows)))
+        except LoaderkitError:
+            raise
+        except Exception as error:
+            count = number * size + len(rows)
+            what = f"The dataset failed after {count:,} samples: "
+            raise error_about(what, error, _MEND_STREAM) from error
+
+    def _joined(self, rows: list[Any], number: int) -> Any:
+        collate: Any = self.collate
+        what = f"The samples of batch {number:,} were read, but not joined: "
+        if isinstance(collate, OneByOne):
+            what = f"Sample {number:,} was read, but not converted: "
+            collate = collate.convert
+        fix = f"mend {name_of_function(collate)}, or the samples; num_workers=0 to "
+        with _told(what, f"{fix}step through"):
+            return self.collate(rows)
 
     def _state(self, number: int, source: Iterator[Any]) -> WorkerState:
-        dataset = read_state(self.dataset)
-        # An iterable that is its own iterator has told its state already.
-        own = source is not self.dataset and is_stateful(source)
-        return WorkerState(number, dataset, read_state(source) if own else None)
+        if is_own_iterator(self.dataset):
+            return WorkerState(number, None, read_state(source))
+        return WorkerState(number, read_state(self.dataset), read_state(source))

@@ -79,8 +79,9 @@ class Wishes:
 class LoaderOptions(Wishes):
     """Everything that can be asked of ``build_loader``."""
 
-    batch_size: int | None = None
-    """Samples of a batch; 1 when there is no other limit."""
+    batch_size: int | str | None = "auto"
+    """Samples of a batch; "auto" is 1, or as many as the other limits allow.  None
+    gives the samples themselves, without batches, as torch's DataLoader does."""
     max_nodes: int | None = None
     """Nodes of a batch at most."""
     max_edges: int | None = None
@@ -127,6 +128,9 @@ class LoaderOptions(Wishes):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shuffle", self.shuffle or False)  # torch has None
+        if self.batch_size is None and (self.limits or self.batch_sampler is not None):
+            # What says where batches end is given: None asks for no further limit.
+            object.__setattr__(self, "batch_size", "auto")
         super().__post_init__()
         self._check_values()
         self._check_contradictions()
@@ -136,6 +140,19 @@ class LoaderOptions(Wishes):
         """The most a batch may hold, by what is counted."""
         limits = {name: getattr(self, f"max_{name}") for name in SIZES}
         return {name: limit for name, limit in limits.items() if limit is not None}
+
+    @property
+    def most_samples(self) -> int | None:
+        """The most samples of a batch; None where only other limits count."""
+        if isinstance(self.batch_size, int):
+            return self.batch_size
+        limited = self.batch_sampler is not None or self.limits
+        return None if limited else 1
+
+    @property
+    def batched(self) -> bool:
+        """Whether samples are joined into batches at all."""
+        return self.batch_size is not None
 
     def given(self) -> list[str]:
         """Name the options that do not have their default value."""
@@ -172,6 +189,9 @@ class LoaderOptions(Wishes):
         if self.collate_fn is not None:
             why = "it joins the samples in its own way"
             self._refuse_beside("collate_fn", why, {"follow_batch", "exclude_keys"})
+        if not self.batched:
+            why = "samples are given one by one, and nothing is joined"
+            self._refuse_beside("batch_size=None", why, _BATCH_OPTIONS)
         if self.seed is not None:
             self._refuse_beside("seed", "both would choose the seed", {"generator"})
         if self.oversized != "raise" and not self.limits:
@@ -187,6 +207,8 @@ class LoaderOptions(Wishes):
         for other in self.given():
             if other in others:
                 another = ", another rule for batches" if "sampler" in name else ""
+                if other == "batch_size" and not self.batched:
+                    other = "batch_size=None"
                 what = f"{name} was given with {other}{another}."
                 raise LoaderError(what, why=why, fix=f"drop {other}, or {name}")
 
@@ -195,6 +217,8 @@ _ORDER_OPTIONS = (
     "shuffle", "bucket_by", "max_nodes", "max_edges", "max_bytes", "max_tokens",
 )  # fmt: skip
 """What decides the order or the ends of batches."""
+_BATCH_OPTIONS = {"drop_last", "bucket_by", "follow_batch", "exclude_keys"}
+"""What says how samples are joined."""
 
 
 def _needs_workers(wishes: Wishes) -> tuple[str, str]:
@@ -235,6 +259,18 @@ def _at_least(least: int) -> Callable[[str, Any], int]:
     return lambda name, value: check_integer(name, value, least=least)
 
 
+def _check_batch_size(name: str, value: Any) -> int | str:
+    if isinstance(value, str) and value == "auto":
+        return value
+    return check_integer(name, value, least=1)
+
+
+def _check_timeout(name: str, value: Any) -> float:
+    seconds = check_number(name, value, least=0)
+    # torch says in its error what it was given: 5 seconds, not 5.0.
+    return int(seconds) if seconds.is_integer() else seconds
+
+
 def _check_start_method(name: str, value: Any) -> str:
     if isinstance(value, BaseContext):
         return str(value.get_start_method())
@@ -250,7 +286,7 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "multiprocessing_context": _check_start_method,
     "in_order": check_truth,
     "read_ahead": _at_least(0),
-    "batch_size": _at_least(1),
+    "batch_size": _check_batch_size,
     **{f"max_{name}": _at_least(1) for name in SIZES},
     "oversized": lambda n, v: check_choice(n, v, ("raise", "alone", "skip")),
     "bucket_by": _check_size_name,
@@ -260,7 +296,7 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "drop_last": check_truth,
     "world_size": _at_least(1),
     "rank": _at_least(0),
-    "timeout": lambda n, v: check_number(n, v, least=0),
+    "timeout": _check_timeout,
     "collate_fn": lambda n, v: check_callable(n, v, "lambda samples: samples"),
     "worker_init_fn": lambda n, v: check_callable(n, v, "lambda worker: None"),
     "follow_batch": check_names,

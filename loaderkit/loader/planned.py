@@ -20,7 +20,7 @@ from loaderkit.loader.delivery import (
     WorkerState,
 )
 from loaderkit.loader.epochs import LoaderEpoch, Progress
-from loaderkit.loader.fetching import Fetching, Sending
+from loaderkit.loader.fetching import Fetching, OneByOne, Sending
 from loaderkit.loader.iterables import IterableBatches, IterableRule
 from loaderkit.loader.ranks import share_length
 from loaderkit.loader.resumable import (
@@ -29,16 +29,22 @@ from loaderkit.loader.resumable import (
     Position,
     mix_seed,
 )
-from loaderkit.loader.stateful import is_stateful, read_state
+from loaderkit.loader.stateful import (
+    digest_of,
+    is_own_iterator,
+    is_stateful,
+    read_state,
+)
 from loaderkit.loader.user_batches import UserBatches, set_sampler_epoch
 from loaderkit.memory.parcel import forget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from loaderkit.loader.agreement import OrderAgreement
     from loaderkit.loader.plan import LoaderPlan
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 """Of what ``state_dict`` gives."""
 
 
@@ -60,12 +66,16 @@ class LoaderSetup:
     """As it was asked for."""
     sampler: Any
     """What the loader shows as such."""
+    batched: bool
+    """Samples are joined into batches; else each is given by itself."""
     batching: str
     """How samples become batches, the same on every rank: states must agree on it."""
     seeded: bool
     """Random numbers drawn while reading follow from each batch alone."""
     seed_asked: bool
     """The seed was given, so that another run's is a mistake."""
+    agreement: OrderAgreement
+    """Compares the order with that of the other ranks."""
 
 
 class PlannedLoader(DataLoader[Any]):
@@ -135,6 +145,7 @@ class PlannedLoader(DataLoader[Any]):
     def __iter__(self) -> Any:
         if self._setup is None:
             return super().__iter__()
+        self._agree()
         live = self._live()
         busy = self.persistent_workers and live is not None and not live.progress.ended
         here = self._position.advance()
@@ -150,6 +161,16 @@ class PlannedLoader(DataLoader[Any]):
         epoch = LoaderEpoch(self, inner, self._progress, alone=busy)
         self._live = weakref.ref(epoch)
         return epoch
+
+    def _agree(self) -> None:
+        """Compare what the order follows from with the other ranks, once."""
+        setup = self._planned()
+        if not setup.agreement.due():
+            return
+        order: dict[str, Any] = {"seed": self.plan.seed, "batches": setup.batching}
+        if isinstance(setup.batches, UserBatches):
+            order["samplers"] = digest_of(setup.batches.sampler)
+        setup.agreement.check(order)
 
     @property
     def batches(self) -> EpochBatches | UserBatches | None:
@@ -178,7 +199,8 @@ class PlannedLoader(DataLoader[Any]):
         """
         setup, at = self._planned(), self._position
         progress = self._progress
-        if progress is not None and not progress.ended:
+        running = progress is not None and not progress.ended
+        if progress is not None and running:
             at = progress.position
         state: dict[str, Any] = {
             "version": STATE_VERSION, "seed": self.plan.seed, "epoch": at.epoch,
@@ -187,7 +209,7 @@ class PlannedLoader(DataLoader[Any]):
         if at.ahead:
             state["ahead"] = sorted(at.ahead)
         if isinstance(setup.batches, UserBatches):
-            state["sampler"] = setup.batches.state_after(at.start)
+            state["sampler"] = setup.batches.state_after(at, running=running)
         if self._depends_on_workers:
             state["num_workers"] = self.num_workers
             resumption = self._resumption if progress is None else progress.resumption()
@@ -226,13 +248,15 @@ class PlannedLoader(DataLoader[Any]):
         if "workers" in state:
             workers = {
                 int(each["worker"]): WorkerState(
-                    each["batches"], each["dataset"], each["iterator"]
+                    each["batches"],
+                    each["dataset"],
+                    each["iterator"],
+                    each["exhausted"],
+                    each["ended"],
                 )
                 for each in state["workers"]
             }
             self._resumption = Resumption(workers, int(state["last_worker"]))
-            if setup.iterable is None:
-                self._resumption = self._resumption.turned(self.num_workers)
 
     def close(self) -> None:
         """End the workers that are kept between epochs, and a running epoch."""
@@ -240,6 +264,8 @@ class PlannedLoader(DataLoader[Any]):
             live = self._live()
             if live is not None:
                 live.close()
+            # An iterator that somebody still holds is over; the next is not beside it.
+            self._live = lambda: None
         kept: Any = self._iterator
         self._iterator = None
         if kept is not None:
@@ -260,15 +286,21 @@ class PlannedLoader(DataLoader[Any]):
     def _standing_workers(self) -> Resumption:
         """Say how the workers stand as an iteration begins."""
         if self._progress is None or not self.persistent_workers:
-            return self._resumption
+            return self._turned()
         # Workers that are kept go on with their datasets, in a new epoch.
         kept = self._progress.resumption().workers
         return Resumption(
             {
-                worker: WorkerState(dataset=state.dataset)
+                worker: state._replace(batches=0, ended=True)
                 for worker, state in kept.items()
             }
         )
+
+    def _turned(self) -> Resumption:
+        """Say where the workers of the next iteration begin."""
+        if self._planned().iterable is not None:
+            return self._resumption
+        return self._resumption.turned(self.num_workers)
 
     def _worker_states(
         self, resumption: Resumption, *, running: bool
@@ -276,16 +308,36 @@ class PlannedLoader(DataLoader[Any]):
         """Say how the workers stand, or the dataset here between two epochs."""
         if not running and not self.persistent_workers:
             # Fresh workers begin with a copy of the dataset that is here.
-            own = read_state(self.dataset)
-            return {} if own is None else {"main": own}
+            own = self._main_state()
+            if own is None:
+                return {}
+            if not is_own_iterator(self.dataset):
+                return {"main": own}
+            here = self._progress is not None and not self.num_workers
+            ended = here and self._progress is not None and self._progress.ended
+            begun = WorkerState(iterator=own, exhausted=ended, ended=ended)
+            fresh = dict.fromkeys(range(max(1, self.num_workers)), begun)
+            resumption, running = Resumption(fresh), True
         workers = [
             {"worker": worker, **state._asdict()}
             for worker, state in sorted(resumption.workers.items())
         ]
         if not running:  # workers that are kept go on with their datasets
-            workers = [each | {"batches": 0, "iterator": None} for each in workers]
+            workers = [each | {"batches": 0, "ended": True} for each in workers]
         last = resumption.last_worker if running else Resumption().last_worker
         return {"workers": workers, "last_worker": last}
+
+    def _main_state(self) -> Any:
+        """Read the state of the dataset in this process."""
+        try:
+            return read_state(self.dataset)
+        except Exception:
+            # An iterable dataset that was not begun here may have no state to tell.
+            # Another run's is as this one then.
+            begun = self._progress is not None and not self.num_workers
+            if begun or self._planned().iterable is None:
+                raise
+            return None
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
         setup = self._planned()
@@ -371,15 +423,19 @@ class PlannedLoader(DataLoader[Any]):
         return DataLoader(
             dataset, num_workers=self.num_workers, pin_memory=self.pin_memory,
             timeout=self.timeout, collate_fn=collate,
-            worker_init_fn=WorkerStart(sending, self.worker_init_fn),
+            worker_init_fn=WorkerStart(
+                sending, self.worker_init_fn, self.plan.multiprocessing_context
+            ),
             generator=torch.Generator().manual_seed(seed), **settings,
         )  # fmt: skip
 
     def _stand_in(self, setup: LoaderSetup) -> MapBatches | IterableBatches:
+        collate: Any = self.collate_fn
+        if not setup.batched:
+            collate = OneByOne(collate)
         if setup.iterable is None:
-            fetching = Fetching(self.dataset, self.collate_fn, seeded=setup.seeded)
-            return MapBatches(fetching, self._resumption)
+            fetching = Fetching(self.dataset, collate, seeded=setup.seeded)
+            return MapBatches(fetching, self._turned())
         return IterableBatches(
-            self.dataset, self.collate_fn, setup.iterable, self._epoch_number,
-            self._resumption,
-        )  # fmt: skip
+            self.dataset, collate, setup.iterable, self._epoch_number, self._resumption
+        )

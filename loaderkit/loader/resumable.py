@@ -228,8 +228,16 @@ class PublicSamplers:
     """Rows, batch by batch."""
 
     @classmethod
-    def of_rule(cls, dataset: Any, batches: EpochBatches) -> PublicSamplers:
-        """Show the batches of a rule as torch would show them, where it could."""
+    def of_rule(
+        cls, dataset: Any, batches: EpochBatches, *, batched: bool = True
+    ) -> PublicSamplers:
+        """Show the batches of a rule as torch would show them, where it could.
+
+        Args:
+            dataset: What the rows are of.
+            batches: This rank's.
+            batched: Samples are joined; else there is no ``batch_sampler``.
+        """
         rule = batches.rule
         shown = rule.all_ranks()
         if shown.plain:  # torch's samplers give every row; the BatchSampler drops some
@@ -242,6 +250,8 @@ class PublicSamplers:
             sampler = RankOrder(dataset, batches)
         elif rule.shuffle:
             sampler = EpochOrder(everything if rule.plain else batches)
+        if not batched:
+            return cls(sampler, None)
         if not rule.plain:
             return cls(sampler, everything)
         rows = EpochOrder(everything) if rule.shuffle else in_order

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import base64
 import copy
+import hashlib
 import random
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +21,7 @@ import torch
 from loaderkit.errors import LoaderError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 
 def is_stateful(value: object) -> bool:
@@ -35,6 +37,15 @@ def read_state(value: Any) -> Any:
     The state is copied, since the owner may go on changing what it gave.
     """
     return copy.deepcopy(value.state_dict()) if is_stateful(value) else None
+
+
+def is_own_iterator(dataset: object) -> bool:
+    """Tell whether an iterable dataset gives its samples itself.
+
+    Its state is restored once it was begun: there may be none before, and ``__iter__``
+    may begin anew.
+    """
+    return isinstance(dataset, Iterator)
 
 
 @dataclass(frozen=True)
@@ -78,6 +89,26 @@ def read_sampler(sampler: Any) -> SamplerState:
         elif isinstance(value, bool | int | float | str):
             values[path] = value
     return SamplerState(generators=generators, values=values)
+
+
+def digest_of(sampler: Any) -> str:
+    """Tell one sampler from another, by what its rows follow from.
+
+    Args:
+        sampler: Of the user's, or a list of rows.
+
+    Returns:
+        Equal for samplers with equal generators, plain values, rows and weights.
+    """
+    state = read_sampler(sampler)
+    parts: list[Any] = [type(sampler).__qualname__, state.generators, state.values]
+    rows = [("", sampler), *_attributes(sampler)]
+    for path, value in rows:
+        if isinstance(value, torch.Tensor):
+            parts.append((path, value.tolist()))
+        elif isinstance(value, list | tuple | range | np.ndarray):
+            parts.append((path, list(value)))
+    return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
 
 def restore_sampler(sampler: Any, state: SamplerState) -> None:

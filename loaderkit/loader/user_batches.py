@@ -40,6 +40,7 @@ class UserBatches:
         self.name = type(sampler).__name__
         self.shares_itself = _shares_rows(sampler, ranks)
         self._epoch_start: SamplerState | None = None
+        self._drawn_epoch = -1
         self._snapshots: dict[int, SamplerState] = {}
         self._prepared: tuple[Position, _Draws] | None = None
 
@@ -83,12 +84,22 @@ class UserBatches:
                 rows, number, mix_seed(self.seed, at.epoch, number * ranks + rank)
             )
 
-    def state_after(self, batches: int) -> dict[str, Any]:
-        """Say how the sampler stood once so many batches of an epoch were drawn."""
+    def state_after(self, at: Position, *, running: bool) -> dict[str, Any]:
+        """Say how the sampler stood where an iteration stands.
+
+        Args:
+            at: The epoch, and its batches that were given; workers may have been
+                asked for more.
+            running: Its iteration has begun, and not ended.
+        """
+        batches = at.start
         if self._prepared is not None:
             return self._prepared[1].snapshot().to_dict()
-        if not batches or self._epoch_start is None:
+        drawn = running and self._drawn_epoch == at.epoch
+        if self._epoch_start is None or not drawn:
             return read_sampler(self.sampler).to_dict()
+        if not batches:
+            return self._epoch_start.to_dict()
         for number in [n for n in self._snapshots if n < batches - 1]:
             del self._snapshots[number]
         return self._snapshots[batches - 1].to_dict()
@@ -128,8 +139,9 @@ class UserBatches:
             return iter(self.sampler)
         return deal(iter(self.sampler), self.ranks, drop_last=self.drop_last)
 
-    def note_epoch_start(self) -> None:
+    def note_epoch_start(self, epoch: int) -> None:
         """Keep how the sampler stands before anything is drawn from it."""
+        self._drawn_epoch = epoch
         self._epoch_start, self._snapshots = read_sampler(self.sampler), {}
 
     @property
@@ -150,7 +162,7 @@ class _Draws:
         self._iterator: Iterator[Any] | None = None
         self._hash = hashlib.blake2b(digest_size=8)
         self.number = 0
-        batches.note_epoch_start()
+        batches.note_epoch_start(epoch)
 
     def __iter__(self) -> Iterator[list[Any]]:
         while (rows := self._next()) is not None:

@@ -23,7 +23,10 @@ def error_about(what: str, error: Exception, fix: str) -> LoaderError:
     frames = traceback.extract_tb(error.__traceback__)
     where = f"raised at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     what += f"{type(error).__name__}: {_text_of(error)}"
-    told = loader_error_like(type(error))(what, why=where, fix=fix)
+    try:
+        told = loader_error_like(type(error))(what, why=where, fix=fix)
+    except Exception:  # noqa: BLE001 -- the user's class takes part in making it
+        told = LoaderError(what, why=where, fix=fix)
     for name, value in vars(error).items():
         vars(told).setdefault(name, value)
     return told
@@ -60,10 +63,15 @@ def loader_error_like(users: type[Exception]) -> type[LoaderError]:
         "__repr__": Exception.__repr__,
         "__reduce__": _reduce_loader_error,
         "users_type": users,
+        # The user's class may have properties of these names, or forbid to set any.
+        "__setattr__": Exception.__setattr__,
+        "what": "",
+        "why": "",
+        "fix": "",
     }
     try:
         return type("LoaderError", (LoaderError, users), body)
-    except TypeError:
+    except Exception:  # noqa: BLE001 -- its __init_subclass__ may raise anything
         return LoaderError
 
 

@@ -135,8 +135,12 @@ class Parcel:
 def unshared() -> Iterator[None]:
     """Let torch's and PyG's collate use ordinary memory in a worker that packs.
 
-    Both write a worker's batch to /dev/shm, tensor by tensor, when they see that they
-    are in one; the parcel would copy it from there.  7 MB of graphs: 11 ms, not 6.
+    Both write a worker's batch to /dev/shm, tensor by tensor, whenever
+    ``get_worker_info()`` is not None; the parcel would copy it from there.  7 MB of
+    graphs: 11 ms, not 6, and a batch beyond a container's 64 MiB of /dev/shm ends the
+    worker.  ``default_collate`` and PyG's ``Collater`` have no argument to say
+    otherwise, and torch has no public way to set what ``get_worker_info()`` gives, so
+    the variable behind it is set, in our own worker, while our own code joins.
     """
     worker = torch.utils.data._utils.worker
     info = worker._worker_info
@@ -171,8 +175,8 @@ class _Pickler(ForkingPickler):
         plain = type(obj) is torch.Tensor and obj.layout is torch.strided
         if not plain or obj.device.type != "cpu" or obj.requires_grad:
             return None
-        if obj.is_quantized:
-            return None
+        if obj.is_quantized or obj.is_nested:
+            return None  # no plain run of bytes; torch sends them in its own way
         number = self._numbers.setdefault(id(obj), len(self.tensors))
         if number == len(self.tensors):
             self.tensors.append(obj)

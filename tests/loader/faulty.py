@@ -37,6 +37,22 @@ class WithMessageError(Exception):
     message = "some message"
 
 
+class StrictError(Exception):
+    """Requires parts when it is made, and guards them then."""
+
+    message = "of the class"
+    what = fix = property(lambda self: "of the class")
+
+    def __new__(cls, part, other):
+        return super().__new__(cls, part, other)
+
+    def __init__(self, part, other):
+        super().__init__(part, other)
+
+    def __setattr__(self, name, value):
+        raise AttributeError(name)
+
+
 class SilentError(Exception):
     """Cannot be shown."""
 
@@ -72,6 +88,7 @@ ERRORS = {
     "two parts": raising(lambda: TwoPartsError("left", "right")),
     "holding": raising(lambda: HoldingError("held")),
     "message": raising(lambda: WithMessageError("a text")),
+    "strict": raising(lambda: StrictError("left", 2)),
     "stop": raising(lambda: StopIteration("early")),
     "two lines": raising(lambda: ValueError("one\ntwo")),
     "text": undecodable,
@@ -128,6 +145,38 @@ class FailingStream(IterableDataset):
 
     def __iter__(self):
         yield from map(torch.tensor, range(3))
+        self.explode()
+
+
+class Resuming:
+    """An iterator that goes on after each error."""
+
+    def __init__(self, explode):
+        self.explode, self.number = explode, -1
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.number += 1
+        if self.number == BAD:
+            self.explode()
+        if self.number == 2 * BAD:
+            raise StopIteration
+        return torch.tensor(self.number)
+
+
+class ResumingStream(FailingStream):
+    """Goes on after an error, as iterators that are no generators can."""
+
+    def __iter__(self):
+        return Resuming(self.explode)
+
+
+class UnbegunStream(FailingStream):
+    """Fails before its first sample."""
+
+    def __iter__(self):
         self.explode()
 
 

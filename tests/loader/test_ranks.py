@@ -84,6 +84,75 @@ def test_torchrun_gives_every_rank_its_share(cache, tmp_path):
         assert len(rows) - len(set(rows)) <= (0 if drops else 13)
 
 
+DIFFERING = """
+import json, os, sys
+import torch
+import torch.distributed as dist
+import loaderkit
+from torch.utils.data import RandomSampler, SubsetRandomSampler
+
+rank = int(os.environ["RANK"])
+data = list(range(20))
+
+def generator(seed):
+    return torch.Generator().manual_seed(seed)
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(data)
+
+def make(way, number):
+    options = {
+        "seed": {"shuffle": True, "seed": number},
+        "generator": {"shuffle": True, "generator": generator(number)},
+        "sampler": {"sampler": RandomSampler(data, generator=generator(number))},
+        "rows": {"sampler": data[number:] + data[:number]},
+        "subset": {"sampler": SubsetRandomSampler(data[number:], generator(1))},
+        "stream": {"seed": number, "rank": rank, "world_size": 2},
+        "size": {"batch_size": 1 + number, "seed": 1},
+        "alone": {"shuffle": True, "seed": number, "rank": 0, "world_size": 1},
+    }[way]
+    return loaderkit.build_loader(
+        Stream() if way == "stream" else data, num_workers=0, probe=False, **options
+    )
+
+WAYS = ["seed", "generator", "sampler", "rows", "subset", "stream", "size", "alone"]
+early = make("seed", rank)
+dist.init_process_group("gloo")
+loaders = [("early", early)]
+loaders += [(way, make(way, rank)) for way in WAYS]
+loaders += [("equal " + way, make(way, 1)) for way in WAYS]
+for way, loader in loaders:
+    try:
+        rows = [row for _ in range(2) for batch in loader for row in batch.tolist()]
+        found = "read"
+    except loaderkit.LoaderError as error:
+        found = error.what
+    every = [None] * 2
+    dist.all_gather_object(every, found)
+    if rank == 0:
+        print(json.dumps([way, every]))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_orders_that_differ_between_ranks_are_refused_on_all_of_them(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(DIFFERING)
+
+    found = dict(run_ranks(script))
+
+    for way, (first, second) in found.items():
+        assert first == second, way
+        if way.startswith("equal") or way == "alone":
+            assert first == "read"
+        else:
+            assert first.startswith("The ranks have different ")
+    assert "different seed: 0 on rank 0, 1 on rank 1" in found["seed"][0]
+    assert found["early"] == found["seed"]
+
+
 ACCELERATED = """
 import json, os, sys, warnings
 import torch

@@ -368,6 +368,87 @@ def test_the_rest_of_an_iterable_dataset_is_equal(kind, workers, kept):
         check_rest_is_equal(make, epoch=epoch, given=count)
 
 
+class OwnIterator(IterableDataset):
+    """Is its own iterator, begins anew in ``__iter__``, and has no state before."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        self.next, self.step = (info.id, info.num_workers) if info else (0, 1)
+        return self
+
+    def __next__(self):
+        if self.next >= 20:
+            raise StopIteration
+        self.next += self.step
+        return torch.tensor([self.next - self.step])
+
+    def state_dict(self):
+        return {"next": self.next}
+
+    def load_state_dict(self, state):
+        assert self.step
+        self.next = state["next"]
+
+
+class CountsEpochs(SaysItsState):
+    """Counts its epochs behind the last sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.epoch = 0
+
+    def __iter__(self):
+        for sample in super().__iter__():
+            yield torch.cat([sample, torch.tensor([self.epoch])])
+        self.epoch += 1
+
+    def state_dict(self):
+        return super().state_dict() | {"epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.epoch = state["epoch"]
+
+
+@pytest.mark.parametrize(
+    ("workers", "kept"), [(0, False), (1, False), (2, False), (2, True)]
+)
+@pytest.mark.parametrize("kind", [OwnIterator, CountsEpochs])
+@pytest.mark.parametrize(("epoch", "given"), [(0, 0), (0, 2), (1, 0), (1, 3)])
+def test_the_rest_of_datasets_with_habits_is_equal(kind, workers, kept, epoch, given):
+    def make():
+        return build_loader(
+            kind(), batch_size=3, seed=1, num_workers=workers,
+            persistent_workers=kept or None,
+        )  # fmt: skip
+
+    check_rest_is_equal(make, epoch=epoch, given=given)
+
+
+def test_a_sampler_of_which_workers_were_asked_ahead_goes_back_to_its_start():
+    def make():
+        order = RandomSampler(range(20), generator=torch.Generator().manual_seed(1))
+        data = list(range(20))
+        return build_loader(data, sampler=order, batch_size=3, num_workers=1)
+
+    check_rest_is_equal(make, epoch=0, given=0)
+    check_rest_is_equal(make, epoch=1, given=0)
+
+
+def test_workers_are_kept_beside_an_iterator_that_a_loaded_state_ended():
+    loader = build_loader(CountsEpochs(), num_workers=1, persistent_workers=True)
+    held = iter(loader)
+    next(held)
+    state = loader.state_dict()
+
+    loader.load_state_dict(state)
+    rest, after = list(loader), list(loader)
+
+    assert len(rest) == 39
+    assert {batch[0, -1].item() for batch in after} == {1}
+    loader.close()
+
+
 def test_an_iterable_datasets_own_state_spares_reading_again():
     stopped, again = (build_loader(SaysItsState(), batch_size=4) for _ in range(2))
     iterator = iter(stopped)

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -154,6 +155,82 @@ def test_a_worker_that_dies_is_told_with_its_samples(way, why):
 
     assert why in str(caught.value)
     assert caught.value.fix
+
+
+def test_a_death_is_told_however_often_it_happens():
+    """torch's signal handler raises at any line of the main thread."""
+    loader = build_loader(
+        Doomed("exit"), batch_size=4, num_workers=2, probe=False,
+        persistent_workers=False,
+    )  # fmt: skip
+
+    for _ in range(20):
+        with pytest.raises(LoaderError, match=r"(?s)'sample-12' .*exit code 3"):
+            list(loader)
+
+
+def train_for_20_s():
+    """Do a training step, far from the loader."""
+    for _ in range(2000):
+        time.sleep(0.01)
+
+
+def test_a_death_during_a_step_is_told_there():
+    loader = build_loader(Doomed("SIGKILL"), batch_size=4, num_workers=1, probe=False)
+    batches = iter(loader)
+
+    def step_twice():
+        next(batches), next(batches)  # now the worker is asked for the fourth
+        train_for_20_s()
+
+    with pytest.raises(LoaderError, match=r"(?s)'sample-12' .*SIGKILL"):
+        step_twice()
+    with pytest.raises(LoaderError, match=r"(?s)'sample-12' .*SIGKILL"):
+        list(batches)
+
+
+def test_the_death_of_another_loaders_worker_is_left_to_torch():
+    plain = torch.utils.data.DataLoader(Doomed("exit"), batch_size=4, num_workers=1)
+    ours = iter(build_loader(Slow(), batch_size=4, num_workers=1, probe=False))
+    next(ours)
+
+    with pytest.raises(RuntimeError, match="exited unexpectedly") as caught:
+        list(plain)
+
+    assert not isinstance(caught.value, LoaderError)
+    assert len(list(ours)) == 15
+
+
+def train_and_be_killed_as_the_worker_starts(noted):
+    main = os.getpid()
+
+    def kill_main():
+        if os.getppid() == main:  # in the worker, before anything of torch's runs
+            noted.write_text(str(os.getpid()))
+            os.kill(main, signal.SIGKILL)
+            while os.getppid() == main:
+                pass
+
+    os.register_at_fork(after_in_child=kill_main)
+    list(build_loader(Slow(), batch_size=4, num_workers=1, probe=False))
+
+
+def test_a_worker_whose_parent_is_killed_as_it_starts_ends_too(tmp_path):
+    noted = tmp_path / "pid"
+    training = multiprocessing.get_context("fork").Process(
+        target=train_and_be_killed_as_the_worker_starts, args=(noted,)
+    )
+
+    training.start()
+    training.join()
+
+    worker = int(noted.read_text())
+    for _ in range(200):
+        if not psutil.pid_exists(worker):
+            break
+        time.sleep(0.1)
+    assert training.exitcode == -signal.SIGKILL
+    assert not psutil.pid_exists(worker)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

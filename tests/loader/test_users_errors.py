@@ -133,25 +133,81 @@ def test_a_dataset_that_reads_many_at_once_has_them_all_named():
     check(error, "chained")
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["worker", "two parts"])
-@pytest.mark.parametrize("place", ["stream", "collate", "init"])
-def test_streams_and_worker_init_fn_raise_what_torch_would_raise(place, name):
-    explode = faulty.ERRORS[name]
+def stream_or_call(place, explode):
+    """Make a loader that fails in some place that is not about one sample."""
     call = faulty.FailingCall(explode)
-    data = faulty.FailingStream(print)
-    options = {"stream": {}, "collate": {"collate_fn": call}}
-    options["init"] = {"worker_init_fn": call}
+    data, options = faulty.FailingStream(print), {}
     if place == "stream":
         data = faulty.FailingStream(explode)
-    plain = torch.utils.data.DataLoader(
-        data, batch_size=2, num_workers=1, **options[place]
-    )
+    elif place == "beginning":
+        data = faulty.UnbegunStream(explode)
+    elif place == "collate":
+        options = {"collate_fn": call}
+    elif place == "init":
+        options = {"worker_init_fn": call}
+    elif place == "init, rows":
+        data, options = faulty.Named(print), {"worker_init_fn": call}
+    return data, options
 
-    error = raised_by(build_loader(data, num_workers=1, **OPTIONS, **options[place]))
 
-    assert type(error) is type(raised_by(plain))
+PLACES = {
+    "stream": "The dataset failed after 3 samples: ",
+    "beginning": "The dataset could not begin: ",
+    "collate": "The samples of batch 1 were read, but not joined: ",
+    "init": "worker_init_fn failed in worker 0: ",
+    "init, rows": "worker_init_fn failed in worker 0: ",
+}
+OF_STREAMS = [name for name in faulty.ERRORS if name != "stop"]
+
+
+@pytest.mark.parametrize("place", [name for name in PLACES if "init" not in name])
+@pytest.mark.parametrize("name", OF_STREAMS)
+def test_errors_of_streams_arrive_whole(place, name):
+    data, options = stream_or_call(place, faulty.ERRORS[name])
+
+    error = raised_by(build_loader(data, num_workers=0, **OPTIONS, **options))
+
+    assert isinstance(error, LoaderError)
+    assert error.what.startswith(PLACES[place])
+    assert error.fix
     check(error, name)
+    check_cause(error, name)
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        *(("stream", name) for name in ("message", "strict", "two parts", "holding")),
+        *((place, "message") for place in PLACES if place != "stream"),
+        ("init", "strict"),
+    ],
+)
+def test_they_arrive_from_a_worker_too(place, name):
+    data, options = stream_or_call(place, faulty.ERRORS[name])
+
+    error = raised_by(build_loader(data, num_workers=1, **OPTIONS, **options))
+
+    assert isinstance(error, LoaderError)
+    assert error.what.startswith(PLACES[place])
+    check(error, name)
+    check_cause(error, name)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_that_goes_on_after_an_error_loses_no_sample(workers):
+    data = faulty.ResumingStream(faulty.ERRORS["key"])
+    batches = iter(build_loader(data, num_workers=workers, **OPTIONS))
+
+    given, errors = [], 0
+    while True:
+        try:
+            given += next(batches).tolist()
+        except KeyError:
+            errors += 1
+        except StopIteration:
+            break
+
+    assert (given, errors) == ([0, 1, 2, 3, 4, 6, 7, 8, 9], 1)
 
 
 class ByName(Dataset):

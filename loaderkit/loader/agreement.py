@@ -1,0 +1,95 @@
+"""Ranks that share a dataset must choose the same order: compared once, in words."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loaderkit.errors import LoaderError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from loaderkit.loader.ranks import Ranks
+
+
+class OrderAgreement:
+    """Compares what the order follows from with the other ranks, before it is used.
+
+    Only a seed, a generator or a sampler that somebody chose can differ; without them
+    nothing is asked.  Asking is a collective, as in torch's own loader of datapipes:
+    every rank must begin an epoch of the loader, as it must to share the dataset.
+
+    Args:
+        ranks: Who shares the dataset.
+        chosen: The order follows from something that the caller gave.
+    """
+
+    def __init__(self, ranks: Ranks, *, chosen: bool) -> None:
+        self.ranks, self.chosen = ranks, chosen
+        self._done = False
+
+    def due(self) -> bool:
+        """Tell whether the others are to be asked, and can be."""
+        return self.chosen and not self._done and self._can_ask()
+
+    def check(self, order: Mapping[str, Any]) -> None:
+        """Compare with the other ranks, once.
+
+        Args:
+            order: What the order follows from, by the words for it.
+
+        Raises:
+            LoaderError: A rank has something else.  All ranks raise it.
+        """
+        self._done = True
+        texts = {name: json.dumps(value) for name, value in order.items()}
+        for name, values in _gather(texts).items():
+            if len(set(values)) > 1:
+                raise _differing(name, values)
+
+    def _can_ask(self) -> bool:
+        """Tell whether the processes of torch.distributed are those that share."""
+        group = torch.distributed
+        if self.ranks.world_size == 1 or not group.is_available():
+            return False
+        if not group.is_initialized():
+            return False
+        known = (group.get_rank(), group.get_world_size())
+        return known == (self.ranks.rank, self.ranks.world_size)
+
+
+def _gather(texts: Mapping[str, str]) -> dict[str, list[str]]:
+    """Ask every rank for its texts; gives those of each name, by rank."""
+    group = torch.distributed
+    # NCCL needs a device of its own in every process, which may not be chosen yet.
+    own = group.get_backend() != "gloo" and group.is_gloo_available()
+    through = group.new_group(backend="gloo") if own else None
+    found: list[Any] = [None] * group.get_world_size()
+    try:
+        group.all_gather_object(found, texts, group=through)
+    finally:
+        if through is not None:
+            group.destroy_process_group(through)
+    return {name: [each.get(name, "") for each in found] for name in texts}
+
+
+def _differing(name: str, values: list[str]) -> LoaderError:
+    first = values[0]
+    other = next(rank for rank, value in enumerate(values) if value != first)
+    shown = [_shortened(value) for value in (first, values[other])]
+    what = f"The ranks have different {name}: {shown[0]} on rank 0, {shown[1]} on rank "
+    what += f"{other}."
+    why = "each would take its part of another order: some samples twice, others never"
+    fix = f"the same {name} on every rank; random numbers drawn while reading differ "
+    return LoaderError(what, why=why, fix=f"{fix}between ranks anyway")
+
+
+def _shortened(value: str) -> str:
+    if len(value) <= 60:
+        return value
+    digest = hashlib.blake2b(value.encode(), digest_size=4).hexdigest()
+    return f"{value[:40]}... ({digest})"
