@@ -246,7 +246,7 @@ CONTRADICTIONS = [
 ]
 
 
-@pytest.mark.parametrize("options", CONTRADICTIONS, ids=str)
+@pytest.mark.parametrize("options", CONTRADICTIONS, ids=" ".join)
 def test_a_contradiction_is_refused(options):
     with pytest.raises(LoaderkitError) as caught:
         build_loader(NUMBERS, **options)
