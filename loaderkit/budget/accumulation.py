@@ -15,17 +15,15 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _aten = torch.ops.aten
-_IN_PLACE = frozenset(
-    {
-        _aten.add.Tensor,
-        _aten.index_add.default,
-        _aten.index_put.default,
-        _aten.put.default,
-        _aten.scatter.src,
-        _aten.scatter.value,
-        _aten.scatter_add.default,
-    }
-)
+_IN_PLACE = {
+    _aten.add.Tensor: _aten.add_.Tensor,
+    _aten.index_add.default: _aten.index_add_.default,
+    _aten.index_put.default: _aten.index_put_.default,
+    _aten.put.default: _aten.put_.default,
+    _aten.scatter.src: _aten.scatter_.src,
+    _aten.scatter.value: _aten.scatter_.value,
+    _aten.scatter_add.default: _aten.scatter_add_.default,
+}
 """Operators that stand for their in-place twins in formulas of the backward pass."""
 _CLEARING = (
     "IndexPutBackward",
@@ -34,27 +32,30 @@ _CLEARING = (
     "ScatterReduceBackward",
 )
 """Formulas that clear places of the gradient that came in: in a new buffer, always."""
-_OTHER_WAY = ("CumprodBackward", "ProdBackward", "MaxBackward1", "MinBackward1")
-"""Formulas that look at values first, and are short where there are no zeros or ties;
-never while a mode is active."""
 
 
-def reused_operand(func: Any, args: Any) -> torch.Tensor | None:
+def in_place_of(func: Any) -> Any:
+    """Give the twin of an operator that writes into its first operand."""
+    return _IN_PLACE[func]
+
+
+def reused_operand(func: Any, args: Any, *, real: bool = False) -> torch.Tensor | None:
     """Find the buffer that autograd, without a mode, would write into.
 
     Args:
         func: An operator that runs in the backward pass.
         args: Its arguments.
+        real: Whether real tensors are asked about, and not fake ones.
 
     Returns:
         The first operand, if autograd alone holds it; None if the result is a new one.
     """
     if func not in _IN_PLACE or torch.is_grad_enabled():
         return None  # grad is enabled in a checkpointed block, which is computed again
-    if func is not _aten.add.Tensor and _node_name().startswith(_CLEARING):
+    if func is not _aten.add.Tensor and node_name().startswith(_CLEARING):
         return None
     old = args[0]
-    if not isinstance(old, FakeTensor) or not _is_dense(old):
+    if isinstance(old, FakeTensor) is real or not _is_dense(old):
         return None
     handles, storages = _references(old)
     handles_alone, storages_alone = references_alone()
@@ -64,13 +65,7 @@ def reused_operand(func: Any, args: Any) -> torch.Tensor | None:
     return old if alone else None
 
 
-def other_formula() -> str | None:
-    """Name the formula that the backward pass is in, if it differs without a mode."""
-    name = _node_name()
-    return name if name.startswith(_OTHER_WAY) else None
-
-
-def _node_name() -> str:
+def node_name() -> str:
     """Name the node of autograd that runs; empty outside of a backward pass."""
     node: Any = torch._C._current_autograd_node()  # noqa: SLF001 -- no public way to ask
     return "" if node is None else str(node.name())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_iter, tree_unflatten
@@ -24,13 +24,28 @@ _FREE_NUMBER = 104
 _SMALLEST_SHRUNK = 17
 """Sizes below stay: they are kernel widths, heads, or axes of three."""
 _SHRUNK_SIZES = {
-    2: ((88, 56), (104, 72), (72, 88)),
-    3: ((56, 40, 24), (72, 24, 40), (40, 56, 32)),
-    4: ((28, 20, 24, 18), (20, 28, 18, 24), (36, 24, 20, 26)),
+    2: (
+        ((88, 56), (104, 72), (72, 88)),
+        ((280, 152), (248, 184), (328, 136)),
+        ((1112, 64), (1240, 56), (1352, 72)),
+        ((34008, 24), (36008, 24), (38016, 24)),
+    ),
+    3: (
+        ((56, 40, 24), (72, 24, 40), (40, 56, 32)),
+        ((280, 216, 152), (328, 168, 200), (248, 296, 136)),
+        ((1112, 88, 64), (1240, 72, 56), (1352, 104, 72)),
+        ((1112, 1048, 64), (1240, 1352, 56), (1352, 1176, 72)),
+    ),
+    4: (
+        ((28, 20, 24, 18), (20, 28, 18, 24), (36, 24, 20, 26)),
+        ((280, 216, 184, 152), (328, 168, 216, 200), (248, 296, 200, 136)),
+        ((1112, 1048, 88, 64), (1240, 1352, 72, 56), (1352, 1176, 104, 72)),
+    ),
 }
-"""Three ways to replace the sizes of a call, largest first, by how many it has.  They
-are even, as heads and groups ask for, and differ in each place, so that what is in
-proportion to one operand is not to another; all make some 100 kB."""
+"""Rows of three ways to replace the sizes of a call, largest first, by how many it has.
+They are even, as heads and groups ask for, and differ in each place, so that what is in
+proportion to one operand is not to another.  The first row that keeps large operands
+above :data:`_PARALLEL_NUMBERS` is taken."""
 _SHRUNK_SPATIAL = (
     ((24, 16, 12), (16, 24, 10), (32, 12, 16)),
     ((8, 6, 4), (6, 8, 4), (10, 4, 6)),
@@ -64,12 +79,15 @@ torch's source): they need not be made."""
 _SHORT = (torch.bfloat16, torch.float16)
 """Types of which products pack their operands, in blocks that depend on the size."""
 _UNSAFE = (
-    "lu_factor", "lu_solve", "lu_unpack", "ldl_", "_qr", "geqrf", "orgqr", "ormqr",
-    "cholesky", "svd", "eig", "triangular", "solve", "_ctc_loss", "_thnn", "segment",
-    "quantize", "sparse", "nested", "_pack", "multinomial",
+    "ldl_", "_ctc_loss", "_thnn", "segment", "quantize", "sparse", "nested", "_pack",
 )  # fmt: skip
 """Kernels that read positions or sizes out of their operands' values and do not check
 them: with invented values they would fail or read elsewhere."""
+_UNSAFE_POSITIONS = ("lu_", "ormqr", "solve", "multinomial")
+"""The same where some operands are whole numbers, such as pivots."""
+_PARALLEL_NUMBERS = 32768
+"""Elements from which a kernel uses threads (``GRAIN_SIZE`` in torch's source), and
+then often another algorithm: a smaller call stays above if the call is."""
 
 
 class TensorSpec(NamedTuple):
@@ -96,6 +114,8 @@ class KernelCall(NamedTuple):
     tree: TreeSpec
     resized: bool = False
     """Whether its sizes are ours, and not those of a call that the model makes."""
+    masks: Literal["all", "half"] = "all"
+    """What the masks among its operands choose, when it is made."""
 
     @property
     def tensors(self) -> list[TensorSpec]:
@@ -140,6 +160,13 @@ def call_of(func: Any, args: Any, kwargs: Any) -> KernelCall | None:
     """
     name = func.name()
     if func.namespace != "aten" or any(word in name for word in _UNSAFE):
+        return None
+    whole_numbers = any(
+        not (t.is_floating_point() or t.is_complex())
+        for t in tree_iter((args, kwargs))
+        if _is_tensor(t)
+    )
+    if whole_numbers and any(word in name for word in _UNSAFE_POSITIONS):
         return None
     values, tree = tree_flatten((_plain_scalars(func, args), kwargs))
     leaves: list[Any] = []
@@ -192,20 +219,39 @@ def smaller_calls(
     if call.spatial:
         patterns: Sequence[Sequence[tuple[int, ...]]] = _SHRUNK_SPATIAL
     else:
-        patterns = [_SHRUNK_SIZES[min(max(len(replaced), 2), 4)]]
+        patterns = _SHRUNK_SIZES[min(max(len(replaced), 2), 4)]
     rows = [[_replacements(replaced, each) for each in row] for row in patterns]
     # all sizes by the same share, where one is half of another
     rows += [
         [{s: s // share for s in replaced} for share in (first, 2 * first, 4 * first)]
         for first in (4, 16, 64)
     ]
-    ways = _of_fewer_samples(call, replaced, limit) if call.opaque else []
+    ways = []
     for row in rows:
         resized = [_resized(call, sizes) for sizes in row]
         whole = [each for each in resized if each is not None]
         if len(whole) == len(row) and all(each.nbytes <= MOST_BYTES for each in whole):
             ways.append(whole)
+    ways.sort(key=lambda way: max(_turned_serial(call, each) for each in way))
+    if call.opaque:
+        ways = _of_fewer_samples(call, replaced, limit) + ways
     return ways[:3] or [[]]
+
+
+def _turned_serial(call: KernelCall, smaller: KernelCall) -> int:
+    """Count the operands that are large enough for threads, and no more when smaller."""
+    pairs = zip(call.tensors, smaller.tensors, strict=True)
+    return sum(
+        math.prod(spec.shape) > _PARALLEL_NUMBERS >= math.prod(small.shape)
+        for spec, small in pairs
+    )
+
+
+def with_masks(call: KernelCall) -> list[KernelCall]:
+    """Give a call with masks that choose all, and half: some kernels take by that."""
+    if any(spec.dtype == torch.bool for spec in call.tensors):
+        return [call, call._replace(masks="half")]
+    return [call]
 
 
 def _of_fewer_samples(

@@ -23,7 +23,9 @@ from loaderkit.budget.kernel_calls import (
     TensorSpec,
     output_bytes,
     smaller_calls,
+    with_masks,
 )
+from loaderkit.budget.log import Bounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -39,13 +41,9 @@ _MARKER = "loaderkit kernel "
 class Workspace:
     """What a kernel takes beside its operands and outputs.  Bytes."""
 
-    held: int
+    held: Bounds
     """At its highest, while it runs."""
-    low: int
-    """Lower end of that."""
-    high: int
-    """Upper end."""
-    output: int | None
+    output: Bounds | None
     """What its outputs take; None for what they were tracked with."""
     exact: bool
     """Whether it was measured at this size, or is proportional to what it touches in
@@ -90,14 +88,19 @@ class KernelProbe:
         open_calls = []
         for pair in calls:
             if pair[0].plain:
-                found[pair] = Workspace(0, 0, 0, None, exact=True)
+                found[pair] = Workspace(Bounds.exactly(0), None, exact=True)
             else:
                 found[pair] = None
                 open_calls.append((pair, smaller_calls(*pair)))
         # the first ways to shrink of all calls under one profile, then the second ways
         # of those that failed: operators refuse sizes that do not go together
         while open_calls:
-            self._measure(call for _, ways in open_calls for call in ways[0])
+            self._measure(
+                variant
+                for _, ways in open_calls
+                for call in ways[0]
+                for variant in with_masks(call)
+            )
             remaining = []
             for pair, ways in open_calls:
                 found[pair] = self._of_small(pair, ways[0])
@@ -110,11 +113,14 @@ class KernelProbe:
         self, pair: tuple[KernelCall, tuple[int, ...]], small: list[KernelCall]
     ) -> Workspace | None:
         threads = torch.get_num_threads()
-        seen = [self._seen[threads, each] for each in small]
-        measured = [each for each in seen if each is not None]
-        if len(measured) < len(seen) or not measured:
-            return None
-        return _scaled(*pair, measured, whole=len(small) == 1)
+        workspaces = []
+        for variants in zip(*map(with_masks, small), strict=True):
+            seen = [self._seen[threads, each] for each in variants]
+            measured = [each for each in seen if each is not None]
+            if len(measured) == len(seen) and measured:
+                whole = len(small) == 1
+                workspaces.append(_scaled(*pair, measured, whole=whole))
+        return _spanning(workspaces) if workspaces else None
 
     def _measure(self, calls: Iterable[KernelCall]) -> None:
         threads = torch.get_num_threads()
@@ -126,6 +132,20 @@ class KernelProbe:
         if new:
             for call, measured in zip(new, _profiled(new), strict=True):
                 self._seen[threads, call] = measured
+
+
+def _spanning(workspaces: list[Workspace]) -> Workspace:
+    """Join what a kernel takes with masks that choose all, and some.
+
+    The first is with all: what a kernel gives is tracked with the same assumption.
+    """
+    first = workspaces[0]
+    if all(each.held == first.held for each in workspaces):
+        return first
+    low = min(each.held.low for each in workspaces)
+    likely = max(each.held.likely for each in workspaces)
+    high = max(each.held.high for each in workspaces)
+    return Workspace(Bounds(low, likely, high), first.output, exact=False)
 
 
 def _profiled(calls: Sequence[KernelCall]) -> list[_Measured | None]:
@@ -140,22 +160,38 @@ def _profiled(calls: Sequence[KernelCall]) -> list[_Measured | None]:
             made = _make(call, number)
             if made is not None:
                 bytes_of[number] = made
-    events = sorted(
-        profiled.kineto_results.events(), key=lambda event: int(event.start_ns())
-    )
-    found: list[_Measured | None] = [None] * len(calls)
+    taken = memory_by_marker(profiled, _MARKER)
+    return [
+        _Measured(*bytes_of[number], *taken.get(number, (0, 0)))
+        if number in bytes_of
+        else None
+        for number in range(len(calls))
+    ]
+
+
+def memory_by_marker(profiled: Any, marker: str) -> dict[int, tuple[int, int]]:
+    """Add up the allocator's events within each numbered range of a profile.
+
+    Args:
+        profiled: A profile with memory, when it has ended.
+        marker: What the names of the ranges begin with; then comes the number.
+
+    Returns:
+        The highest sum and the last one, in bytes, by number.
+    """
+    taken: dict[int, tuple[int, int]] = {}
     number, until, now, highest = -1, -1, 0, 0
-    for event in events:
+    events = profiled.kineto_results.events()
+    for event in sorted(events, key=lambda event: int(event.start_ns())):
         name, start = event.name(), event.start_ns()
-        if name.startswith(_MARKER):
-            number, until = int(name.removeprefix(_MARKER)), start + event.duration_ns()
+        if name.startswith(marker):
+            number, until = int(name.removeprefix(marker)), start + event.duration_ns()
             now = highest = 0
         elif name == "[memory]" and start <= until:
             now += event.nbytes()
             highest = max(highest, now)
-        if number in bytes_of:
-            found[number] = _Measured(*bytes_of[number], highest, now)
-    return found
+        taken[number] = (highest, now)
+    return taken
 
 
 def _make(
@@ -171,7 +207,7 @@ def _make(
                 return None
             if (outputs_bytes or 0) > 2 * MOST_BYTES:
                 return None
-        args, kwargs = _arguments(call)
+        args, kwargs = invented_arguments(call)
         with record_function(f"{_MARKER}{number}"):
             made = call.func(*args, **kwargs)
     except Exception:  # noqa: BLE001 -- values were invented: any operator may refuse
@@ -181,9 +217,10 @@ def _make(
     return operands, tuple(t.numel() * t.itemsize for t in outputs)
 
 
-def _arguments(call: KernelCall) -> Any:
+def invented_arguments(call: KernelCall) -> Any:
+    """Make the arguments of a call, positional and named, with invented values."""
     leaves = [
-        _invented(leaf) if isinstance(leaf, TensorSpec) else leaf
+        _invented(leaf, call.masks) if isinstance(leaf, TensorSpec) else leaf
         for leaf in call.leaves
     ]
     if "mkldnn_rnn_layer_backward" in call.func.name():
@@ -205,8 +242,8 @@ def _packed_by_forward(leaves: list[Any]) -> Any:
     return made[3]
 
 
-def _invented(spec: TensorSpec) -> torch.Tensor:
-    """Make a tensor: positions are 0, masks choose everything, floats are in (0, 1)."""
+def _invented(spec: TensorSpec, masks: str) -> torch.Tensor:
+    """Make a tensor: positions are 0, floats are in (0, 1), masks choose all or half."""
     span = 1 + sum(
         (size - 1) * stride
         for size, stride in zip(spec.shape, spec.stride, strict=True)
@@ -215,6 +252,8 @@ def _invented(spec: TensorSpec) -> torch.Tensor:
         return torch.empty(spec.shape, dtype=spec.dtype)
     if spec.dtype == torch.bool:
         flat = torch.ones(span, dtype=spec.dtype)
+        if masks == "half":
+            flat[::2] = False
     elif spec.dtype.is_floating_point or spec.dtype.is_complex:
         flat = torch.rand(span, dtype=torch.float32).to(spec.dtype)
     else:
@@ -229,32 +268,65 @@ def _scaled(
     """Scale what small calls took to a call's own sizes."""
     if whole:
         one = measured[0]
-        return Workspace(one.held, one.held, one.held, one.retained, exact=True)
+        retained = Bounds.exactly(one.retained)
+        return Workspace(Bounds.exactly(one.held), retained, exact=True)
     sizes = (*(spec.nbytes for spec in call.tensors), *outputs)
     tables = [(*each.operands, *each.outputs) for each in measured]
     if any(len(table) != len(sizes) for table in tables):
         tables, sizes = [(sum(table),) for table in tables], (sum(sizes),)
-    held = _proportional(tables, [each.held for each in measured], sizes)
-    if all(sum(each.outputs) == each.retained for each in measured):
-        output: int | None = sum(outputs)
-    else:
-        output = _proportional(tables, [each.retained for each in measured], sizes)
-    if held is not None and output is not None and not call.opaque:
-        return Workspace(held, held, held, output, exact=True)
-    totals = [sum(table) or 1 for table in tables]
+    # what a recurrent kernel keeps for itself has a size for real, and none as a fake
+    seen = [i for i, size in enumerate(sizes) if size or not any(t[i] for t in tables)]
+    tables = [tuple(table[i] for i in seen) for table in tables]
+    sizes = tuple(sizes[i] for i in seen)
+    totals = [sum(each.operands) or 1 for each in measured]
+    total = call.nbytes
+    output = _output(outputs, measured)
+    if output is None:
+        retained = [each.retained for each in measured]
+        output = _bounded(_extended(tables, retained, sizes, totals, total))
     amounts = [each.held for each in measured]
-    if held is None:
-        held = _on_a_line(totals, amounts, sum(sizes))
-    if held is not None and output is not None:
-        # Libraries round up and choose by size.  Chosen: conv1d to conv3d and LSTM at
-        # full size, as far as they were tried, missed the line by 12 % at most.
-        return Workspace(
-            held, round(0.8 * held), round(1.25 * held), output, exact=False
-        )
-    shares = [amount / total for amount, total in zip(amounts, totals, strict=True)]
-    held = round(max(shares) * sum(sizes))
-    high = 2 * held + (sum(sizes) if output is None else 0)
-    return Workspace(held, 0, high, output, exact=False)
+    held = _proportional(tables, amounts, sizes)
+    if held is not None and output is not None and not call.opaque:
+        exact = output.low == output.high
+        return Workspace(Bounds.exactly(held), output, exact=exact)
+    bounds = _bounded(_extended(tables, amounts, sizes, totals, total))
+    if bounds is not None and output is not None:
+        return Workspace(bounds, output, exact=False)
+    shares = [amount / size for amount, size in zip(amounts, totals, strict=True)]
+    likely = round(max(shares) * total)
+    high = 2 * likely + (sum(sizes) if output is None else 0)
+    return Workspace(Bounds(0, likely, high), output, exact=False)
+
+
+def _output(outputs: tuple[int, ...], measured: list[_Measured]) -> Bounds | None:
+    """Say what outputs take, where a call gives what it says."""
+    said = all(sum(each.outputs) == each.retained for each in measured)
+    hidden = any(
+        not fake and real
+        for each in measured
+        for fake, real in zip(outputs, each.outputs, strict=False)
+    )
+    return Bounds.exactly(sum(outputs)) if said and not hidden else None
+
+
+def _extended(
+    tables: list[tuple[int, ...]], amounts: list[int], sizes: tuple[int, ...],
+    totals: list[int], total: int,
+) -> int | None:  # fmt: skip
+    """Scale amounts by the simplest rule that gives all of them, else along a line."""
+    rule = _proportional(tables, amounts, sizes)
+    return _on_a_line(totals, amounts, total) if rule is None else rule
+
+
+def _bounded(amount: int | None) -> Bounds | None:
+    """Give an interval around what was scaled up.
+
+    Libraries round up and choose by size.  Chosen: conv1d to conv3d and LSTM at full
+    size, as far as they were tried, missed the line by 12 % at most.
+    """
+    if amount is None:
+        return None
+    return Bounds(round(0.8 * amount), amount, round(1.25 * amount))
 
 
 def _on_a_line(totals: list[int], amounts: list[int], whole: int) -> int | None:

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from loaderkit.budget.accumulation import references_alone
 from loaderkit.budget.fakes import attention_of, fake_batch, fake_model
+from loaderkit.budget.formulas import FORMULAS, DifferentiatedCall
 from loaderkit.budget.kernels import KERNELS
 from loaderkit.budget.log import Bounds, Log
 from loaderkit.budget.measure import state_of, tensors_of
@@ -106,6 +107,7 @@ def _tracked(
         tracker.label_gradients(twin)
         tracker.label_state(optimizer)
     _add_workspaces(tracker.calls, log, cpu=step.target.kind == "cpu")
+    _add_formulas(tracker, log)
     return log, given and any(p.grad is None for p in twin.parameters())
 
 
@@ -155,15 +157,44 @@ def _add_workspaces(calls: list[TrackedCall], log: Log, *, cpu: bool) -> None:
         if workspace is None or not cpu:
             _add_unknown(each, workspace, log)
             continue
-        held = Bounds.exactly(workspace.held)
         if not workspace.exact:
-            held = Bounds(workspace.low, workspace.held, workspace.high)
             what = "a workspace in proportion to that of smaller calls"
             log.assumptions[what, each.name] += 1
-        log.holds_inside(each.position, held)
-        if each.fake and each.numbers and workspace.output not in {None, each.made}:
-            more = Bounds.exactly((workspace.output or 0) - each.made)
+        log.holds_inside(each.position, workspace.held)
+        output = workspace.output
+        if each.fake and each.numbers and output not in {None, (each.made,) * 3}:
+            more = Bounds(*(end - each.made for end in output))
             log.corrections.setdefault(each.numbers[0], more)
+
+
+def _add_formulas(tracker: Tracker, log: Log) -> None:
+    """Widen the interval where autograd takes other storages without a mode."""
+    differentiated = [
+        DifferentiatedCall(each.call, each.with_grad)
+        for each in tracker.calls
+        if each.call is not None and any(each.with_grad)
+    ]
+    different = FORMULAS.different(differentiated)
+    # calls that cannot be made for real: nothing is known of their formulas
+    unknown = tuple(
+        _node_of(each.name)
+        for each in tracker.calls
+        if each.call is None and any(each.with_grad)
+    )
+    for node, numbers in tracker.by_formula:
+        times = different.get(node, 1.0)
+        if times == 1.0 and not (unknown and node.startswith(unknown)):
+            continue
+        log.assumptions["a formula of autograd that is not tracked", node] += 1
+        for number in numbers:
+            size = log.events[number][1]
+            log.corrections[number] = Bounds(-size, 0, round(size * max(times, 1.0)))
+
+
+def _node_of(name: str) -> str:
+    """Guess autograd's name of an operator's formula, as its code generator does."""
+    words = name.removeprefix("aten::").partition(".")[0].split("_")
+    return "".join(word.capitalize() for word in words) + "Backward"
 
 
 def _add_unknown(each: TrackedCall, workspace: Workspace | None, log: Log) -> None:
@@ -174,7 +205,7 @@ def _add_unknown(each: TrackedCall, workspace: Workspace | None, log: Log) -> No
         log.assumptions[what, each.name] += 1
     high = 2 * each.touched if opaque else 0
     if workspace is not None:
-        high = max(high, workspace.high)
+        high = max(high, workspace.held.high)
     log.holds_inside(each.position, Bounds(0, 0, high))
     recurrent = any(word in each.name for word in ("_rnn", "_lstm", "_gru"))
     if recurrent and each.numbers:

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
-from loaderkit.budget.accumulation import other_formula, reused_operand
+from loaderkit.budget.accumulation import node_name, reused_operand
 from loaderkit.budget.kernel_calls import call_of
 from loaderkit.budget.log import Bounds
 from loaderkit.budget.measure import state_of
@@ -57,6 +57,8 @@ class TrackedCall:
     """How to make it again; None if that cannot be."""
     fake: bool
     """Whether its outputs were faked, and may take other bytes than the real ones."""
+    with_grad: tuple[bool, ...]
+    """Which operands get a gradient; empty where no backward pass follows."""
 
 
 class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -70,6 +72,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.fake, self.log, self.chosen, self.values = fake, log, chosen, values
         self.live: dict[int, tuple[int, int, Any]] = {}
         self.calls: list[TrackedCall] = []
+        self.by_formula: list[tuple[str, tuple[int, ...]]] = []
         self.module, self.phase = "", "base"
         self._real_sizes: dict[int, int] = {}
         self.real_now = 0
@@ -154,17 +157,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         if not (func.is_view or func in _LIKE_VIEWS):
             self._note_call(func, args, kwargs, out, numbers)
-        formula = other_formula() if backward else None
-        if formula is not None:
-            self._doubt(formula, numbers)
+        if backward and numbers:
+            self.by_formula.append((node_name(), tuple(numbers)))
         return out
-
-    def _doubt(self, formula: str, numbers: list[int]) -> None:
-        """Note that a formula of autograd makes other storages without a mode."""
-        self.log.assumptions["a formula of autograd that is not tracked", formula] = 1
-        for number in numbers:
-            size = self.log.events[number][1]
-            self.log.corrections[number] = Bounds(-size, 0, size)
 
     def _take_over(self, tensor: torch.Tensor) -> None:
         """Log that a storage is used for what comes next."""
@@ -197,6 +192,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not operands:
             return
         sizes = tuple(t.numel() * t.itemsize for t in outputs)
+        with_grad: tuple[bool, ...] = ()
+        if self.phase in {"forward", "loss"} and torch.is_grad_enabled():
+            with_grad = tuple(t.requires_grad for t in operands)
         self.calls.append(
             TrackedCall(
                 position=max(len(self.log.events) - 1, 0),
@@ -207,6 +205,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 name=func.name(),
                 call=call_of(func, args, kwargs),
                 fake=any(isinstance(t, FakeTensor) for t in outputs),
+                with_grad=with_grad,
             )
         )
 

@@ -12,6 +12,7 @@ from loaderkit import estimate_step
 from loaderkit.budget import kernels
 from loaderkit.budget.estimate import estimate, summarised
 from loaderkit.budget.kernels import KERNELS, Workspace
+from loaderkit.budget.log import Bounds
 from loaderkit.budget.measure import measure_step
 from loaderkit.budget.steps import Step, StepError
 from loaderkit.budget.track import track_step
@@ -83,7 +84,7 @@ def test_a_kernel_that_holds_more_than_was_learnt_would_be_seen(monkeypatch):
     """The twin: the law fails when what kernels hold inside is left out."""
 
     def nothing(_self, calls):
-        return {pair: Workspace(0, 0, 0, None, exact=True) for pair in calls}
+        return {pair: Workspace(Bounds.exactly(0), None, exact=True) for pair in calls}
 
     monkeypatch.setattr(kernels.KernelProbe, "workspaces", nothing)
     batch = (torch.randn(512, 32), torch.randn(512, 256))
