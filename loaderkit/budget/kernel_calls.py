@@ -53,7 +53,7 @@ _SHRUNK_SPATIAL = (
 )
 """The same for samples and channels of images, whose width and height stay: the first
 of the three rows that is small enough."""
-_OPAQUE = ("convolution", "_fft", "mkldnn")
+_OPAQUE = ("convolution", "_fft", "mkldnn", "attention")
 """Kernels whose buffers depend on the algorithm that a library picks by size."""
 _SPATIAL = (
     "conv",
@@ -78,6 +78,8 @@ _PLAIN = (
 torch's source): they need not be made."""
 _SHORT = (torch.bfloat16, torch.float16)
 """Types of which products pack their operands, in blocks that depend on the size."""
+_BY_VALUES = ("matrix_exp",)
+"""Kernels that take more or less by what the floats are."""
 _UNSAFE = (
     "ldl_", "_ctc_loss", "_thnn", "segment", "quantize", "sparse", "nested", "_pack",
 )  # fmt: skip
@@ -136,6 +138,20 @@ class KernelCall(NamedTuple):
     def plain(self) -> bool:
         """Whether it holds nothing beside its outputs."""
         return any(word in self.func.name() for word in _PLAIN)
+
+    @property
+    def by_thread_bytes(self) -> int:
+        """What a kernel may hold for each thread, in blocks that depend on the size.
+
+        Attention on the CPU: at most 256 rows by 512 columns of float32, as often again
+        for what is summed up (``FlashAttentionKernel.cpp`` of torch 2.13).
+        """
+        return 1 << 20 if "attention" in self.func.name() else 0
+
+    @property
+    def depends_on_values(self) -> bool:
+        """Whether a call with other floats takes more or less."""
+        return any(word in self.func.name() for word in _BY_VALUES)
 
     @property
     def opaque(self) -> bool:
@@ -261,7 +277,7 @@ def _of_fewer_samples(
     first = call.tensors[0].shape[:1]
     chosen = (
         first[0]
-        if call.spatial and first and first[0] in sizes
+        if (call.spatial or call.by_thread_bytes) and first and first[0] in sizes
         else max(sizes, default=0)
     )
     small = chosen

@@ -74,12 +74,14 @@ class KernelProbe:
         self._seen.clear()
 
     def workspaces(
-        self, calls: Iterable[tuple[KernelCall, tuple[int, ...]]]
+        self, calls: Iterable[tuple[KernelCall, tuple[int, ...]]], room: int = 0
     ) -> dict[tuple[KernelCall, tuple[int, ...]], Workspace | None]:
         """Find what calls take.
 
         Args:
             calls: Each with the bytes of the outputs it was tracked with.
+            room: Bytes that a call may take which is made at its own size, where
+                smaller ones leave a doubt.
 
         Returns:
             For each what its kernel takes; None where it could not be made for real.
@@ -107,6 +109,10 @@ class KernelProbe:
                 if found[pair] is None and len(ways) > 1:
                     remaining.append((pair, ways[1:]))
             open_calls = remaining
+        doubtful = [pair for pair, held in found.items() if _fits(pair, held, room)]
+        self._measure(v for call, _ in doubtful for v in with_masks(call))
+        for pair in doubtful:
+            found[pair] = self._of_small(pair, [pair[0]]) or found[pair]
         return found
 
     def _of_small(
@@ -114,13 +120,19 @@ class KernelProbe:
     ) -> Workspace | None:
         threads = torch.get_num_threads()
         workspaces = []
+        whole = small == [pair[0]]
         for variants in zip(*map(with_masks, small), strict=True):
             seen = [self._seen[threads, each] for each in variants]
             measured = [each for each in seen if each is not None]
             if len(measured) == len(seen) and measured:
-                whole = len(small) == 1
                 workspaces.append(_scaled(*pair, measured, whole=whole))
-        return _spanning(workspaces) if workspaces else None
+        if not workspaces:
+            return None
+        found = _spanning(workspaces)
+        if pair[0].depends_on_values:
+            _, likely, high = found.held
+            found = Workspace(Bounds(0, likely, 2 * high), found.output, exact=False)
+        return found
 
     def _measure(self, calls: Iterable[KernelCall]) -> None:
         threads = torch.get_num_threads()
@@ -132,6 +144,17 @@ class KernelProbe:
         if new:
             for call, measured in zip(new, _profiled(new), strict=True):
                 self._seen[threads, call] = measured
+
+
+def _fits(
+    pair: tuple[KernelCall, tuple[int, ...]], workspace: Workspace | None, room: int
+) -> bool:
+    """Tell whether a call in doubt can be made at its own size."""
+    if workspace is None or workspace.exact:
+        return False
+    call, outputs = pair
+    taken = sum(outputs) if workspace.output is None else workspace.output.high
+    return call.nbytes + taken + workspace.held.high <= room
 
 
 def _spanning(workspaces: list[Workspace]) -> Workspace:
@@ -290,11 +313,13 @@ def _scaled(
         exact = output.low == output.high
         return Workspace(Bounds.exactly(held), output, exact=exact)
     bounds = _bounded(_extended(tables, amounts, sizes, totals, total))
+    more = call.by_thread_bytes * torch.get_num_threads()
     if bounds is not None and output is not None:
+        bounds = bounds._replace(high=bounds.high + more)
         return Workspace(bounds, output, exact=False)
     shares = [amount / size for amount, size in zip(amounts, totals, strict=True)]
     likely = round(max(shares) * total)
-    high = 2 * likely + (sum(sizes) if output is None else 0)
+    high = 2 * likely + more + (sum(sizes) if output is None else 0)
     return Workspace(Bounds(0, likely, high), output, exact=False)
 
 

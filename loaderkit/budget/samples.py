@@ -52,10 +52,9 @@ class Samples:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    @property
-    def says_sizes(self) -> bool:
-        """Whether a loader can ask the dataset itself for the sizes of samples."""
-        return _has_sizes(self.dataset)
+    def says(self, *names: str) -> bool:
+        """Tell whether a loader can ask the dataset itself for sizes by these names."""
+        return all(_told(self.dataset, name) is not None for name in names)
 
     def padded(self) -> Samples:
         """Give the same samples for a model that pads graphs to the largest."""
@@ -216,9 +215,9 @@ def _join(
 
 
 def _graphs(dataset: Any, count: int, join: Any) -> tuple[Floats, Any, bool]:
-    told: Any = dataset.sizes() if _has_sizes(dataset) else None
-    if hasattr(told, "nodes"):
-        table = np.stack([np.ones(count), told.nodes, told.edges], axis=1)
+    nodes, edges = _told(dataset, "nodes"), _told(dataset, "edges")
+    if nodes is not None and edges is not None:
+        table = np.stack([np.ones(count), nodes, edges], axis=1)
         return table.astype(np.float64), join, False
     looked = min(count, _READ_AT_MOST)
     rows = [
@@ -234,17 +233,21 @@ def _nodes(graph: Any) -> int:
 
 def _lengths(dataset: Any, count: int) -> tuple[Ints | None, bool]:
     """Find the tokens of each sample: the length of its longest tensor."""
-    told: Any = dataset.sizes() if _has_sizes(dataset) else None
-    if hasattr(told, "tokens"):
-        tokens: Ints | None = told.tokens
-        return (None if tokens is None or not tokens.any() else tokens), False
+    tokens = _told(dataset, "tokens")
+    if tokens is not None and np.any(tokens):
+        return np.asarray(tokens, np.int64), False
+    if tokens is not None:
+        return None, False
     looked = min(count, _READ_AT_MOST)
     lengths = [_length(dataset[row]) for row in range(looked)]
     return np.array(lengths, np.int64), looked < count
 
 
-def _has_sizes(dataset: Any) -> bool:
-    return hasattr(dataset, "sizes") and getattr(dataset, "cache", True) is not None
+def _told(dataset: Any, name: str) -> Any:
+    """Ask a dataset for the sizes of all samples, as a loader does; None if unknown."""
+    asks = hasattr(dataset, "sizes") and getattr(dataset, "cache", True) is not None
+    told: Any = dataset.sizes() if asks else None
+    return told.get(name) if hasattr(told, "get") else getattr(told, name, None)
 
 
 def _length(sample: Any) -> int:

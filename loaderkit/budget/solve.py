@@ -239,7 +239,8 @@ def budgets(pricing: Pricing, limit: int, count: int, most: int) -> dict[str, An
         them fits.
     """
     samples, lines = pricing.samples, pricing.surrogate.lines
-    if samples.kind in {"samples", "padded graphs"} or not samples.says_sizes:
+    needed = {"graphs": ("nodes", "edges"), "sequences": ("tokens",)}
+    if samples.kind not in needed or not samples.says(*needed[samples.kind]):
         return {"batch_size": count}
     room = limit * (1 - min(pricing.surrogate.error, 0.05)) - lines[:, 0]
     room = room - np.maximum(lines[:, 1], 0) * most

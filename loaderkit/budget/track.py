@@ -37,6 +37,11 @@ if TYPE_CHECKING:
     from loaderkit.budget.kernels import Workspace
     from loaderkit.budget.tracker import TrackedCall
 
+_REAL_BYTES = 14 << 20
+"""What values and one call may take for real: below the 16 MB of the documentation."""
+_KEPT_BYTES = 1 << 10
+"""What a model may keep between steps before a second one is tracked; as little as
+nobody sees in a peak."""
 _RECURRENT_BYTES = 20
 """What a recurrent kernel keeps for one byte of its output (17 measured on oneDNN)."""
 
@@ -61,8 +66,8 @@ def track_step(
         ValueError: A lazy module has no parameters yet.
     """
     values = RealValues() if with_values else None
-    log, unused = _tracked(model, batch, step, chosen, values, give_state=True)
-    if unused:  # a parameter without a gradient has no state, which was given to it
+    log, differs = _tracked(model, batch, step, chosen, values, give_state=True)
+    if differs:
         values = RealValues() if with_values else None
         log, _ = _tracked(model, batch, step, chosen, values, give_state=False)
     return log
@@ -72,6 +77,11 @@ def _tracked(
     model: Any, batch: Any, step: Step, chosen: float, values: RealValues | None, *,
     give_state: bool,
 ) -> tuple[Log, bool]:  # fmt: skip
+    """Track one step, or two; tell whether the second differs from the one tracked.
+
+    A parameter without a gradient has no state, which was given to it; and what a model
+    keeps from one step to the next, such as its last output, is there in the second.
+    """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     log = Log()
     twin, held = fake_model(fake, model), fake_batch(fake, batch)
@@ -108,7 +118,8 @@ def _tracked(
         tracker.label_state(optimizer)
     _add_workspaces(tracker.calls, log, cpu=step.target.kind == "cpu")
     _add_formulas(tracker, log)
-    return log, given and any(p.grad is None for p in twin.parameters())
+    unused = any(p.grad is None for p in twin.parameters())
+    return log, given and (unused or tracker.kept_bytes() > _KEPT_BYTES)
 
 
 def _give_values(
@@ -149,9 +160,9 @@ def _add_workspaces(calls: list[TrackedCall], log: Log, *, cpu: bool) -> None:
         log: Of the step; changed.
         cpu: Whether the step is for a CPU; else what was measured is an upper end.
     """
-    known = KERNELS.workspaces(
-        {(each.call, each.outputs) for each in calls if each.call is not None}
-    )
+    pairs = {(each.call, each.outputs) for each in calls if each.call is not None}
+    room = max(_REAL_BYTES - log.real_bytes, 0) if cpu else 0
+    known = KERNELS.workspaces(pairs, room)
     for each in calls:
         workspace = None if each.call is None else known[each.call, each.outputs]
         if workspace is None or not cpu:

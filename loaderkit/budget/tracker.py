@@ -112,6 +112,14 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.log.events.append((number, -held[1]))
             self.real_now -= self._real_sizes.pop(number, 0)
 
+    def kept_bytes(self) -> int:
+        """Sum what lives and is nothing of the step's own, once all is labelled."""
+        return sum(
+            size
+            for number, size, _ in self.live.values()
+            if number not in self.log.owners
+        )
+
     def label_gradients(self, model: Any) -> None:
         """Name the storages of gradients."""
         for parameter in model.parameters():

@@ -1,5 +1,6 @@
 """The largest batch against brute force, and chances against simulated epochs."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -195,6 +196,13 @@ class Ragged(torch.utils.data.Dataset):
         return torch.randn(self.lengths[row], 7)
 
 
+class Measured(Ragged):
+    """The same, which says how long each sequence is."""
+
+    def sizes(self):
+        return {"tokens": np.array(self.lengths)}
+
+
 def pad(samples):
     return torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)
 
@@ -212,7 +220,17 @@ def test_sequences_are_planned_by_tokens():
     best = plan.configurations[0]
     assert pricing.worst(best.micro_batch) <= plan.limit
     assert pricing.worst(best.micro_batch + 1) > plan.limit
-    assert best.budget == {"batch_size": best.micro_batch, "bucket_by": "tokens"}
+    # the dataset says no sizes, without which a loader takes no buckets
+    assert best.budget == {"batch_size": best.micro_batch}
+    bounds = budgets(
+        replace(pricing, samples=replace(pricing.samples, dataset=Measured())),
+        plan.limit,
+        best.micro_batch,
+        12,
+    )
+    assert bounds == {"batch_size": best.micro_batch, "bucket_by": "tokens"}
+    for dataset, budget in ((Ragged(), best.budget), (Measured(), bounds)):
+        assert len(build_loader(dataset, "cpu", collate_fn=pad, **budget))
 
 
 def test_nothing_fits_is_said():

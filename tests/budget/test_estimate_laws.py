@@ -83,7 +83,7 @@ def test_so_it_is_for_generated_modules(names, count, optimizer):
 def test_a_kernel_that_holds_more_than_was_learnt_would_be_seen(monkeypatch):
     """The twin: the law fails when what kernels hold inside is left out."""
 
-    def nothing(_self, calls):
+    def nothing(_self, calls, _room):
         return {pair: Workspace(Bounds.exactly(0), None, exact=True) for pair in calls}
 
     monkeypatch.setattr(kernels.KernelProbe, "workspaces", nothing)

@@ -1,11 +1,8 @@
 """What a plan promises, held against real steps under the profiler."""
 
 import json
-from types import SimpleNamespace
 
-import pytest
 import torch
-from models import perceptron
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.utils import to_dense_batch
@@ -13,7 +10,6 @@ from torch_geometric.utils import to_dense_batch
 from loaderkit import build_loader, plan_batch
 from loaderkit.budget.measure import measure_step
 from loaderkit.budget.steps import Step
-from loaderkit.memory import probes
 
 MIB = 2**20
 
@@ -96,37 +92,3 @@ def test_a_chance_prints_its_ends():
     assert " to " in next(
         line for line in str(plan).splitlines() if "one epoch" in line
     )
-
-
-def card(*, started):
-    """What torch.cuda answers on a card of 80 GiB."""
-    return SimpleNamespace(
-        __name__="torch.cuda",
-        is_available=lambda: True,
-        is_initialized=lambda: started,
-        mem_get_info=lambda _: (79 << 30, 80 << 30),
-        memory_reserved=lambda _: 3 << 30,
-        memory_allocated=lambda _: 1 << 30,
-    )
-
-
-@pytest.mark.parametrize("started", [False, True])
-def test_free_memory_is_found_before_a_device_is_used(started, monkeypatch):
-    monkeypatch.setattr(torch, "get_device_module", lambda _: card(started=started))
-
-    plan = plan_batch(perceptron(), list(torch.randn(8, 784)), "cuda:1")
-
-    assert probes.free_bytes(torch.device("cuda")) == 81 << 30
-    assert plan.limit == round(0.9 * (81 << 30))
-
-
-def test_free_memory_of_apples_device_is_what_metal_recommends():
-    metal = SimpleNamespace(
-        recommended_max_memory=lambda: 10 << 30,
-        current_allocated_memory=lambda: 2 << 30,
-    )
-    probe = probes.Unified(metal)
-    probe.available = lambda: True
-
-    assert probes.free_bytes(torch.device("mps"), probe=probe) == 8 << 30
-    assert probes.free_bytes(torch.device("cpu")) is None
