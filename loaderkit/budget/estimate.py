@@ -245,10 +245,12 @@ def _without_tracking(
     phases = points.extended(size_of(batch))
     peak = max(phases.values())
     share = max(0.05, points.error() * 4)
-    # the peak is the largest of straight lines in the batch's size, so it bends upwards
-    # only: a line through small batches is a lower end, and no upper one
+    # Graphs that are unlike the first ones, or attention, bend the line.  Chosen: a
+    # factor of two either way beyond four times what was measured.
     times = 1.0 if points.sizes[-1] >= size_of(batch) // 4 else 2.0
-    ends = (round(peak * (1 - share)), round(peak * (1 + share) * times))
+    measured = max(points.peaks[-1].values())
+    low = max(min(measured, peak), round(peak / times)) * (1 - share)
+    ends = (round(low), round(peak * (1 + share) * times))
     return _untracked(model, step, phases, ends, "measured and extended", why)
 
 

@@ -130,6 +130,14 @@ class KernelCall(NamedTuple):
         return sum(spec.nbytes for spec in self.tensors)
 
     @property
+    def operand_bytes(self) -> tuple[int, ...]:
+        """Bytes of each operand; then of what is expanded, if it was copied whole."""
+        each = [spec.nbytes for spec in self.tensors]
+        whole = [math.prod(spec.shape) * spec.dtype.itemsize for spec in self.tensors]
+        expanded = [0 in spec.stride for spec in self.tensors]
+        return (*each, *(w for w, is_so in zip(whole, expanded, strict=True) if is_so))
+
+    @property
     def spatial(self) -> bool:
         """Whether width and height of its outputs follow from its operands'."""
         return any(word in self.func.name() for word in _SPATIAL)

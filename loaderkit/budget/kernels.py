@@ -235,9 +235,8 @@ def _make(
             made = call.func(*args, **kwargs)
     except Exception:  # noqa: BLE001 -- values were invented: any operator may refuse
         return None
-    operands = tuple(spec.nbytes for spec in call.tensors)
     outputs = [t for t in tree_iter(made) if isinstance(t, torch.Tensor)]
-    return operands, tuple(t.numel() * t.itemsize for t in outputs)
+    return call.operand_bytes, tuple(t.numel() * t.itemsize for t in outputs)
 
 
 def invented_arguments(call: KernelCall) -> Any:
@@ -293,7 +292,7 @@ def _scaled(
         one = measured[0]
         retained = Bounds.exactly(one.retained)
         return Workspace(Bounds.exactly(one.held), retained, exact=True)
-    sizes = (*(spec.nbytes for spec in call.tensors), *outputs)
+    sizes = (*call.operand_bytes, *outputs)
     tables = [(*each.operands, *each.outputs) for each in measured]
     if any(len(table) != len(sizes) for table in tables):
         tables, sizes = [(sum(table),) for table in tables], (sum(sizes),)
@@ -302,7 +301,7 @@ def _scaled(
     tables = [tuple(table[i] for i in seen) for table in tables]
     sizes = tuple(sizes[i] for i in seen)
     totals = [sum(each.operands) or 1 for each in measured]
-    total = call.nbytes
+    total = sum(call.operand_bytes)
     output = _output(outputs, measured)
     if output is None:
         retained = [each.retained for each in measured]
