@@ -8,6 +8,7 @@ floats decide a shape all the same, their values are computed beside, within a b
 from __future__ import annotations
 
 import functools
+import logging
 import warnings
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -106,9 +107,9 @@ def _tracked(
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(torch.random.fork_rng(devices=[]))
-        stack.enter_context(attention_of(step, log))
-        stack.enter_context(_named(twin, tracker))
-        stack.enter_context(ReadsValues(tracker))
+        stack.enter_context(_quiet())
+        stack.enter_context(_for_functions(step, tracker))
+        stack.enter_context(_named(twin, step, tracker))
         stack.enter_context(tracker)
         given = give_state and _give_state(twin, optimizer, tracker)
         if not given:
@@ -225,23 +226,50 @@ def _add_unknown(each: TrackedCall, workspace: Workspace | None, log: Log) -> No
 
 
 @contextmanager
-def _named(model: Any, tracker: Tracker) -> Iterator[None]:
+def _quiet() -> Iterator[None]:
+    """Keep torch from writing errors of fake tensors to stderr: there is another way."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+@contextmanager
+def _for_functions(step: Step, tracker: Tracker) -> Iterator[None]:
+    """Choose the target's attention, and answer what reads values."""
+    with attention_of(step, tracker.log), ReadsValues(tracker):
+        yield
+
+
+@contextmanager
+def _named(model: Any, step: Step, tracker: Tracker) -> Iterator[None]:
     """Tell the tracker which module computes."""
     path: list[str] = []
     hooks = []
+    again = ExitStack()
 
     def enter(name: str, module: Any, _args: Any) -> None:
+        # autograd runs the backward pass without modes of functions, and with it
+        # blocks that are computed again
+        if tracker.phase == "backward" and not path:
+            again.enter_context(_for_functions(step, tracker))
         path.append(f"{name} {type(module).__name__}".strip())
         tracker.module = path[-1]
 
     def leave(_module: Any, _args: Any, _out: Any) -> None:
         path.pop()
         tracker.module = path[-1] if path else ""
+        if not path:
+            again.close()
 
     for name, module in model.named_modules():
         hooks += [
             module.register_forward_pre_hook(functools.partial(enter, name)),
-            module.register_forward_hook(leave),
+            # also where checkpoint ends a block early, which it does by an exception
+            module.register_forward_hook(leave, always_call=True),
         ]
     try:
         yield

@@ -347,12 +347,6 @@ class ReadsValues(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Run a function, with the real tensor where one is read."""
-        if func is torch.Tensor.backward:
-            # Modes of functions are off while one of them runs a function; blocks that
-            # are computed again in the backward pass must find them on.
-            with self:
-                _backward(*args, **(kwargs or {}))
-            return None
         reads = func in {
             torch.Tensor.tolist,
             torch.Tensor.numpy,
@@ -365,15 +359,6 @@ class ReadsValues(TorchFunctionMode):
                     self.tracker.log.assumptions[CHOSEN_NOW, func.__name__] += 1
                 args = (value.real, *args[1:])
         return func(*args, **(kwargs or {}))
-
-
-def _backward(
-    tensor: Any, gradient: Any = None, retain_graph: bool | None = None,  # noqa: FBT001 -- as torch.Tensor.backward has them
-    create_graph: bool = False, inputs: Any = None,  # noqa: FBT001, FBT002
-) -> None:  # fmt: skip
-    torch.autograd.backward(
-        tensor, gradient, retain_graph, create_graph, inputs=inputs
-    )  # type: ignore[no-untyped-call]
 
 
 def _makes_floats(func: Any, kwargs: Any) -> bool:
