@@ -293,12 +293,13 @@ class _Planner:
         horizon = sorted({1, 5, epochs})
         slack = _slack(pricing, base)
         one = probability(pricing, size, self.limit, slack=slack)
+        balanced = self._configured("A (balanced)", pricing, self.limit)
         return BatchPlan(
             batch_size=self.batch_size,
             configurations=[
-                self._configured("A (balanced)", pricing, self.limit),
+                balanced,
                 self._smallest(pricing),
-                self._on_cpu(pricing),
+                self._on_cpu(balanced),
             ],
             estimate=base,
             cause=explain_peak(base, found),
@@ -346,9 +347,9 @@ class _Planner:
             return replace(best, micro_batch=0, accumulation=0)
         return best
 
-    def _on_cpu(self, pricing: Pricing) -> Configuration:
+    def _on_cpu(self, balanced: Configuration) -> Configuration:
         if self.step.target.kind == "cpu":
-            return self._configured("C (CPU)", pricing, self.limit)
+            return replace(balanced, name="C (CPU)")
         step = self.step.but(target=DeviceSpec("cpu"), variant="default")
         limit = read_host().available_bytes
         return self._configured("C (CPU)", price(self.model, self.samples, step), limit)

@@ -141,7 +141,7 @@ def _backward(
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
     chosen = [t for t, wanted in zip(tensors, with_grad, strict=True) if wanted]
     operands = [t.requires_grad_() for t in chosen]
-    # an operator may work in place, which a leaf refuses; a clone's formula takes nothing
+    # an operator may work in place, which a leaf refuses; cloning takes nothing
     twins = {id(t): t.clone() for t in operands}
     args, kwargs = tree_unflatten([twins.get(id(v), v) for v in values], tree)
     outputs = [

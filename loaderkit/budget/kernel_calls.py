@@ -263,7 +263,7 @@ def smaller_calls(
 
 
 def _turned_serial(call: KernelCall, smaller: KernelCall) -> int:
-    """Count the operands that are large enough for threads, and no more when smaller."""
+    """Count the operands that are large enough for threads, and not when smaller."""
     pairs = zip(call.tensors, smaller.tensors, strict=True)
     return sum(
         math.prod(spec.shape) > _PARALLEL_NUMBERS >= math.prod(small.shape)

@@ -160,7 +160,7 @@ def _fits(
 def _spanning(workspaces: list[Workspace]) -> Workspace:
     """Join what a kernel takes with masks that choose all, and some.
 
-    The first is with all: what a kernel gives is tracked with the same assumption.
+    The first is with all: what a kernel gives is tracked with the same one.
     """
     first = workspaces[0]
     if all(each.held == first.held for each in workspaces):
@@ -265,7 +265,7 @@ def _packed_by_forward(leaves: list[Any]) -> Any:
 
 
 def _invented(spec: TensorSpec, masks: str) -> torch.Tensor:
-    """Make a tensor: positions are 0, floats are in (0, 1), masks choose all or half."""
+    """Make a tensor: positions are 0, floats in (0, 1), masks choose all or half."""
     span = 1 + sum(
         (size - 1) * stride
         for size, stride in zip(spec.shape, spec.stride, strict=True)
@@ -297,15 +297,16 @@ def _scaled(
     if any(len(table) != len(sizes) for table in tables):
         tables, sizes = [(sum(table),) for table in tables], (sum(sizes),)
     # what a recurrent kernel keeps for itself has a size for real, and none as a fake
-    seen = [i for i, size in enumerate(sizes) if size or not any(t[i] for t in tables)]
+    columns = enumerate(sizes)
+    seen = [i for i, size in columns if size or not any(t[i] for t in tables)]
     tables = [tuple(table[i] for i in seen) for table in tables]
     sizes = tuple(sizes[i] for i in seen)
     totals = [sum(each.operands) or 1 for each in measured]
     total = sum(call.operand_bytes)
     output = _output(outputs, measured)
     if output is None:
-        retained = [each.retained for each in measured]
-        output = _bounded(_extended(tables, retained, sizes, totals, total))
+        kept = [each.retained for each in measured]
+        output = _bounded(_extended(tables, kept, sizes, totals, total))
     amounts = [each.held for each in measured]
     held = _proportional(tables, amounts, sizes)
     if held is not None and output is not None and not call.opaque:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -49,19 +49,26 @@ class Pricing:
     """How a step is made."""
     surrogate: Surrogate
     """What a batch costs."""
+    tracked: dict[tuple[int, ...], int] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    """Batches that were tracked for :meth:`direct` so far, and their peaks."""
 
     def under(self, step: Step) -> Pricing:
         """Track other steps of the same samples; which are dearest stays as it was."""
-        return replace(self, step=step)
+        return replace(self, step=step, tracked={})
 
     def direct(self, rows: list[int]) -> int:
         """Track the batch of some rows, some 0.1 s: the upper end on a CPU.
 
         For a device, where it is wide, the likely peak: its margin is for the rest.
         """
-        log = track_step(self.model, self.samples.join(rows), self.step)
-        end: End = "high" if self.step.target.kind == "cpu" else "likely"
-        return max(totals(peaks_of(log, end)).values())
+        key = tuple(rows)
+        if key not in self.tracked:
+            log = track_step(self.model, self.samples.join(rows), self.step)
+            end: End = "high" if self.step.target.kind == "cpu" else "likely"
+            self.tracked[key] = max(totals(peaks_of(log, end)).values())
+        return self.tracked[key]
 
     def likely(self, rows: list[int]) -> int:
         """Track the batch of some rows, and give the likely peak."""

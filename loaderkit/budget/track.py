@@ -227,7 +227,7 @@ def _add_unknown(each: TrackedCall, workspace: Workspace | None, log: Log) -> No
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep torch from writing errors of fake tensors to stderr: there is another way."""
+    """Keep torch from writing errors of fakes to stderr: there is another way."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before = logger.disabled
     logger.disabled = True
