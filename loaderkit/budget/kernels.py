@@ -3,8 +3,9 @@
 An operator with fake operands shows its outputs, never the buffers that its kernel
 takes and gives back: the unreduced loss of ``mse_loss``, a mask turned into numbers,
 packed weights.  So each distinct call of a step is made once for real, on operands
-shrunk to some 100 kB, under torch's profiler; what the profiler sees is scaled up to
-the real sizes.  No parameter of the model is touched or copied.
+shrunk to 3 MB at most, under torch's profiler; what the profiler sees is scaled up to
+the real sizes.  Where that leaves a doubt and the call is small enough, it is made at
+its own size.  No parameter of the model is touched or copied.
 """
 
 from __future__ import annotations

@@ -75,9 +75,23 @@ def device_spec(target: str | DeviceSpec | torch.device) -> DeviceSpec:
     return DeviceSpec(kind)
 
 
-def dtype_of(kind: str | torch.dtype | None) -> Any:
-    """Give a type of tensor by its name, such as "bfloat16"; others as they are."""
-    return getattr(torch, kind) if isinstance(kind, str) else kind
+def dtype_of(kind: str | torch.dtype | None) -> torch.dtype | None:
+    """Read a type of tensor.
+
+    Args:
+        kind: A type, its name such as "bfloat16", or None for none.
+
+    Returns:
+        The type.
+
+    Raises:
+        ValueError: It is none.
+    """
+    dtype = getattr(torch, kind, None) if isinstance(kind, str) else kind
+    if kind is not None and not isinstance(dtype, torch.dtype):
+        msg = f"autocast must be a type of tensor such as bfloat16, got {kind!r}"
+        raise StepError(msg)
+    return dtype
 
 
 @dataclass(frozen=True)

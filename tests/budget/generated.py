@@ -39,6 +39,9 @@ LOSSES = {
     "l1": F.l1_loss,
     "bce": lambda o, t: F.binary_cross_entropy(o.sigmoid(), t.sigmoid()),
     "bce with logits": lambda o, t: F.binary_cross_entropy_with_logits(o, t.sigmoid()),
+    "bce with weights": lambda o, t: F.binary_cross_entropy_with_logits(
+        o, t.sigmoid(), pos_weight=torch.ones(256)
+    ),
     "kl": lambda o, t: F.kl_div(o.log_softmax(1), t.softmax(1), reduction="batchmean"),
     "cross entropy of shares": lambda o, t: F.cross_entropy(o, t.softmax(1)),
     "cross entropy": lambda o, t: F.cross_entropy(o, t.argmax(1)),
@@ -54,6 +57,7 @@ OPERATORS = {
     "topk": lambda h: h.topk(8, 1)[0],
     "sort": lambda h: h.sort(1)[0],
     "median": lambda h: h.median(1)[0],
+    "median of all": lambda h: h.median(),
     "kthvalue": lambda h: h.kthvalue(3, 1)[0],
     "cummax": lambda h: h.cummax(1)[0],
     "cumprod": lambda h: h.sigmoid().cumprod(1),
@@ -66,6 +70,7 @@ OPERATORS = {
     "take": lambda h: h.take(torch.arange(300)),
     "mask": lambda h: h[h[:, 0] > 0],
     "masked_select": lambda h: h.masked_select(torch.arange(256) > 100),
+    "masked_scatter": lambda h: torch.zeros_like(h).masked_scatter(h > 0, h),
     "where": lambda h: torch.where(h > 0, h, -h),
     "norm": lambda h: h.norm(dim=1),
     "normalize": F.normalize,
@@ -81,6 +86,12 @@ OPERATORS = {
     "instance_norm": lambda h: F.instance_norm(h.view(-1, 8, 256)),
     "max_pool": lambda h: F.max_pool1d(h.view(-1, 8, 256), 4),
     "interpolate": lambda h: F.interpolate(h.view(-1, 8, 256), scale_factor=2),
+    "attention": lambda h: F.scaled_dot_product_attention(
+        *[h.view(2, -1, 4, 64).transpose(1, 2)] * 3,
+        attn_mask=torch.ones(len(h) // 2, len(h) // 2, dtype=torch.bool),
+    ),
+    "matrix_exp": lambda h: torch.matrix_exp(h.view(-1, 16, 16) * 0.01),
+    "pinv": lambda h: torch.linalg.pinv(h.view(-1, 16, 16)),
     "fft": lambda h: torch.fft.rfft(h).abs(),
     "einsum": lambda h: torch.einsum("ni,nj->ij", h, h),
     "outer": lambda h: torch.outer(h[:, 0], h[:, 1]),
@@ -139,6 +150,30 @@ class Experts(nn.Module):
             rows, place = torch.where(chosen == number)
             out.index_add_(0, rows, expert(x[rows]) * shares[rows, place, None])
         return out
+
+
+class Keeping(nn.Module):
+    """Keeps what it gave in the step before."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.given = nn.Linear(64, 256), None
+
+    def forward(self, x):
+        made = self.inner(x).relu()
+        self.given = made.detach() * 2
+        return made
+
+
+class Sequences(nn.Module):
+    """A recurrent layer that is too large to be tried at its own size."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.LSTM(64, 128, batch_first=True)
+
+    def forward(self, x):
+        return self.inner(x)[0]
 
 
 class FloatMask(nn.Module):
@@ -220,6 +255,8 @@ MODELS = {
     ),
     "bag": (lambda: nn.EmbeddingBag(9000, 32), words(9000), Step()),
     "experts": (Experts, rows(20, 64), Step()),
+    "keeping": (Keeping, rows(20, 64), Step()),
+    "long sequences": (Sequences, rows(50, 64), Step()),
     "float mask": (FloatMask, rows(64, 64), Step()),
     "radius graph": (Near, lambda scale: torch.randn(60 * scale, 3), Step()),
     "edge pooling": (Edges, some_graphs, Step()),

@@ -5,7 +5,7 @@ import torch
 from generated import LOSSES, OPERATORS, Near, Then, make_step
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from models import DENSE, perceptron
+from models import DENSE, Attention, perceptron
 from torch import nn
 
 from loaderkit import estimate_step
@@ -14,18 +14,24 @@ from loaderkit.budget.estimate import estimate, summarised
 from loaderkit.budget.kernels import KERNELS, Workspace
 from loaderkit.budget.log import Bounds
 from loaderkit.budget.measure import measure_step
-from loaderkit.budget.steps import Step, StepError
+from loaderkit.budget.steps import DeviceSpec, Step, StepError
 from loaderkit.budget.track import track_step
 
 MIB = 2**20
 QUICK = (
     "loss: mse",
+    "loss: bce with weights",
     "operator: max",
+    "operator: median of all",
+    "operator: attention",
+    "operator: pinv",
     "operator: gather",
     "operator: index",
     "operator: max of all",
     "operator: assign by a mask",
     "operator: numpy",
+    "model: keeping",
+    "model: long sequences",
     "model: tied",
     "model: sparse gradients",
     "model: sparse adam",
@@ -48,6 +54,25 @@ def test_the_profilers_peak_is_in_the_interval(name):
     truth = max(measure_step(model, batch, step).values())
     assert found.low <= truth <= found.high
     assert found.real_bytes < 16 * MIB
+
+
+def test_kernels_that_use_threads_are_tried_with_threads():
+    # masked_select makes two lists of positions where it uses threads, and none else
+    model, batch, step = make_step("operator: masked_scatter", 3)
+
+    found = estimate(model, batch, step)
+
+    truth = max(measure_step(model, batch, step).values())
+    assert found.low <= truth <= found.high
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "mps"])
+def test_blocks_that_are_computed_again_find_the_same_attention(kind):
+    step = Step(target=DeviceSpec(kind), checkpoint=True, autocast=torch.bfloat16)
+
+    found = estimate(Attention(layers=2), torch.randn(2, 40, 7), step)
+
+    assert found.method == "tracked"
 
 
 class Chain(nn.Module):
@@ -169,6 +194,8 @@ def test_scripted_modules_and_lists_are_estimated():
 def test_what_makes_no_step_is_said():
     model, x = nn.Linear(4, 4), torch.randn(8, 4)
 
+    with pytest.raises(StepError, match="must be a type of tensor"):
+        estimate_step(model, x, autocast="bfloat17")
     with pytest.raises(StepError, match="several times a step"):
         estimate_step(model, x, optimizer=torch.optim.LBFGS)
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
