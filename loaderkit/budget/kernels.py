@@ -291,8 +291,8 @@ def _scaled(
     """Scale what small calls took to a call's own sizes."""
     if whole:
         one = measured[0]
-        retained = Bounds.exactly(one.retained)
-        return Workspace(Bounds.exactly(one.held), retained, exact=True)
+        held_now, output_now = Bounds.exactly(one.held), Bounds.exactly(one.retained)
+        return Workspace(held_now, output_now, exact=True)
     sizes = (*call.operand_bytes, *outputs)
     tables = [(*each.operands, *each.outputs) for each in measured]
     if any(len(table) != len(sizes) for table in tables):
@@ -307,7 +307,10 @@ def _scaled(
     output = _output(outputs, measured)
     if output is None:
         kept = [each.retained for each in measured]
+        retained = _proportional(tables, kept, sizes)
         output = _bounded(_extended(tables, kept, sizes, totals, total))
+        if retained is not None and not call.opaque:
+            output = Bounds.exactly(retained)
     amounts = [each.held for each in measured]
     held = _proportional(tables, amounts, sizes)
     if held is not None and output is not None and not call.opaque:

@@ -117,8 +117,10 @@ def _tracked(
         run_step(twin, held, optimizer, step, mark=tracker.mark)
         tracker.label_gradients(twin)
         tracker.label_state(optimizer)
-    _add_workspaces(tracker.calls, log, cpu=step.target.kind == "cpu")
-    _add_formulas(tracker, log)
+    with warnings.catch_warnings():  # about values that were invented
+        warnings.simplefilter("ignore")
+        _add_workspaces(tracker.calls, log, cpu=step.target.kind == "cpu")
+        _add_formulas(tracker, log)
     unused = any(p.grad is None for p in twin.parameters())
     return log, given and (unused or tracker.kept_bytes() > _KEPT_BYTES)
 
