@@ -257,6 +257,10 @@ def smaller_calls(
         if len(whole) == len(row) and all(each.nbytes <= MOST_BYTES for each in whole):
             ways.append(whole)
     ways.sort(key=lambda way: max(_turned_serial(call, each) for each in way))
+    serial = not ways or any(_turned_serial(call, each) for each in ways[0])
+    taken = max(call.nbytes + sum(outputs), 4 * max(numbers, default=0))
+    if serial and taken <= MOST_BYTES:  # just above: nothing smaller uses threads
+        ways.insert(0, [call])
     if call.opaque:
         ways = _of_fewer_samples(call, replaced, limit) + ways
     return ways[:3] or [[]]
@@ -266,7 +270,7 @@ def _turned_serial(call: KernelCall, smaller: KernelCall) -> int:
     """Count the operands that are large enough for threads, and not when smaller."""
     pairs = zip(call.tensors, smaller.tensors, strict=True)
     return sum(
-        math.prod(spec.shape) > _PARALLEL_NUMBERS >= math.prod(small.shape)
+        math.prod(spec.shape) >= _PARALLEL_NUMBERS > math.prod(small.shape)
         for spec, small in pairs
     )
 

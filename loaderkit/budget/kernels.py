@@ -166,10 +166,10 @@ def _spanning(workspaces: list[Workspace]) -> Workspace:
     first = workspaces[0]
     if all(each.held == first.held for each in workspaces):
         return first
-    low = min(each.held.low for each in workspaces)
     likely = max(each.held.likely for each in workspaces)
     high = max(each.held.high for each in workspaces)
-    return Workspace(Bounds(low, likely, high), first.output, exact=False)
+    # the lower end is for masks that choose another share than these
+    return Workspace(Bounds(0, likely, high), first.output, exact=False)
 
 
 def _profiled(calls: Sequence[KernelCall]) -> list[_Measured | None]:

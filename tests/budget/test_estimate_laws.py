@@ -56,9 +56,10 @@ def test_the_profilers_peak_is_in_the_interval(name):
     assert found.real_bytes < 16 * MIB
 
 
-def test_kernels_that_use_threads_are_tried_with_threads():
+@pytest.mark.parametrize("scale", [1, 2, 3])
+def test_kernels_that_use_threads_are_tried_with_threads(scale):
     # masked_select makes two lists of positions where it uses threads, and none else
-    model, batch, step = make_step("operator: masked_scatter", 3)
+    model, batch, step = make_step("operator: masked_scatter", scale)
 
     found = estimate(model, batch, step)
 
