@@ -14,7 +14,13 @@ from loaderkit.leaks.report import LeakReport
 from loaderkit.leaks.resources import resource_growth, worker_words
 from loaderkit.leaks.trace import device_sites
 from loaderkit.leaks.trend import LEAKING, LEAST, NEEDS_MORE, STEADY
-from loaderkit.leaks.verdict import WORKER, epochs_until, judge, overall
+from loaderkit.leaks.verdict import (
+    WORKER,
+    epochs_until,
+    judge,
+    overall,
+    read_too_seldom,
+)
 from loaderkit.memory.host import read_host
 from loaderkit.memory.probes import read_device
 
@@ -39,6 +45,7 @@ _LEFT_OVER = (
 _SMALL = 1 << 20
 """Bytes an epoch of plain numbers that are no leak."""
 _LEAST_PAUSE_S = 0.25
+_KINDS_NAMED = 3
 _METRICS = 10_000
 """Of them a second: ten for each step of a millisecond."""
 
@@ -57,8 +64,7 @@ def inquire(
     Returns:
         The report.
     """
-    counters = judge(watch.series(), tolerance=tolerance, warmup=warmup)
-    counters = _without_others(watch, counters)
+    counters, left_out = _judge(watch, warmup=warmup, tolerance=tolerance)
     verdict, more = overall(counters)
     growths: list[Growth] = []
     notes: list[str] = []
@@ -76,6 +82,7 @@ def inquire(
         if collected and not (held and explains(held, _host_rate(counters))):
             growths, verdict, more = [], STEADY, 0
             notes = ["what had grown was garbage, and is collected now"]
+    notes += left_out
     bound, bound_from = _limit(watch, limit)
     rates = [
         c.trend.per_epoch for c in counters if c.trend.rising and c.unit == "bytes"
@@ -94,16 +101,49 @@ def inquire(
     )  # fmt: skip
 
 
-def _without_others(
-    watch: Watch, counters: tuple[CounterTrend, ...]
-) -> tuple[CounterTrend, ...]:
-    """Drop /dev/shm where files come while this process waits: they are another's."""
-    if not any(each.name == "shm_files" and each.trend.rising for each in counters):
-        return counters
-    pause = min(max(4 * watch.seconds_per_epoch(), _LEAST_PAUSE_S), 1.0)
-    if not watch.shared_files.grows_by_itself(pause):
-        return counters
-    return tuple(each for each in counters if each.name != "shm_files")
+def _judge(
+    watch: Watch, *, warmup: int | None, tolerance: int
+) -> tuple[tuple[CounterTrend, ...], list[str]]:
+    """Judge the counters, without files in /dev/shm that another process makes.
+
+    Returns:
+        The counters, and notes on what was left out of them.
+    """
+    shared_files = watch.shared_files
+
+    def trends_of_kinds() -> dict[str, Trend]:
+        return {
+            kind: judge({"shm_files": series}, tolerance=tolerance, warmup=warmup)[
+                0
+            ].trend
+            for kind, series in shared_files.series_by_kind().items()
+        }
+
+    series = watch.series()
+    counters = judge(series, tolerance=tolerance, warmup=warmup)
+    if any(trend.verdict != STEADY for trend in trends_of_kinds().values()):
+        pause = min(max(4 * watch.seconds_per_epoch(), _LEAST_PAUSE_S), 1.0)
+        shared_files.wait_for_others(pause)
+        # What another process leaves there once may hide what this one leaves each
+        # epoch.  So where a kind leaks, the others are not counted.
+        leaking = [kind for kind, trend in trends_of_kinds().items() if trend.rising]
+        series["shm_files"] = shared_files.series(leaking or None)
+        counters = judge(series, tolerance=tolerance, warmup=warmup)
+
+    notes = []
+    foreign = sorted(watch.shared_files.foreign_kinds_seen())
+    if foreign:
+        names = ", ".join(foreign[:_KINDS_NAMED])
+        if len(foreign) > _KINDS_NAMED:
+            names += f" and {len(foreign) - _KINDS_NAMED} more kinds"
+        notes.append(f"files {names} are made by another process: left out")
+    for name, count in read_too_seldom(series).items():
+        if not name.startswith(WORKER):
+            notes.append(
+                f"{name} was read after {count} of {watch.epoch} epochs only: too "
+                "seldom to be judged"
+            )
+    return counters, notes
 
 
 def _growths(watch: Watch, counters: Sequence[CounterTrend]) -> list[Growth]:

@@ -9,7 +9,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from loaderkit.leaks.census import Census, take_census
-from loaderkit.leaks.resources import Seldom, SharedFiles, kinds_of
+from loaderkit.leaks.resources import kinds_of
+from loaderkit.leaks.shared_files import SharedFiles
+from loaderkit.leaks.throttle import Throttle
 from loaderkit.leaks.trace import live_blocks
 from loaderkit.leaks.verdict import WORKER
 from loaderkit.memory import process
@@ -47,7 +49,7 @@ class Watch:
         self._epochs: dict[str, array[float]] = {}
         self._values: dict[str, array[float]] = {}
         self._offsets: dict[str, int] = {}
-        self._slowly = Seldom()
+        self._throttle = Throttle()
         self._own_s = 0.0
 
     def start(self) -> None:
@@ -98,9 +100,13 @@ class Watch:
 
     def series(self) -> dict[str, Series]:
         """Give all readings by counter."""
-        return {
+        found: dict[str, Series] = {
             name: (self._epochs[name], values) for name, values in self._values.items()
         }
+        shared_files = self.shared_files.series()
+        if len(shared_files[0]):
+            found["shm_files"] = shared_files
+        return found
 
     def last(self, name: str) -> float | None:
         """Look up a counter's last reading."""
@@ -108,7 +114,7 @@ class Watch:
 
     def may_leak(self) -> bool:
         """Tell, at the cost of a glance, whether the second half brought anything."""
-        for name, values in self._values.items():
+        for name, (_, values) in self.series().items():
             middle = len(values) // 2
             unit = "bytes" if name.startswith(WORKER) else COUNTERS[name].unit
             least = _SUSPICIOUS.get(unit, 0.25)
@@ -126,7 +132,8 @@ class Watch:
     def own_objects(self) -> list[object]:
         """List what grows because we watch."""
         arrays = [part for each in self.censuses for part in (each.ids, each.lengths)]
-        return [self._epochs, self._values, self._offsets, *arrays]
+        own: list[object] = [self._epochs, self._values, self._offsets, *arrays]
+        return own + self.shared_files.own_objects()
 
     def quick(self) -> dict[str, int]:
         """Read the host's counters, without what the censuses keep."""
@@ -139,11 +146,9 @@ class Watch:
     def _read(self) -> dict[str, int]:
         found = self.quick()
         found |= read_device(self.device, full=False)[0]
-        shared = self.shared_files.reading()
-        if shared is not None:
-            found["shm_files"] = shared
-        if self._is_sparse() or self._slowly.due:
-            with self._slowly:
+        self.shared_files.note(self.epoch, always=self._is_sparse())
+        if self._is_sparse() or self._throttle.due:
+            with self._throttle:
                 found |= self._read_slowly()
         return found
 

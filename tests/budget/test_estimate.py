@@ -1,5 +1,6 @@
 """The estimate of a step against what the same step really allocates."""
 
+import resource
 import statistics
 
 import pytest
@@ -109,10 +110,14 @@ def test_a_large_batch_peaks_in_activations():
 
 
 def test_the_cost_does_not_depend_on_the_batch():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
     found = estimate_step(perceptron(), torch.randn(1, 784).expand(10**6, 784))
 
     assert found.peak > 10**9
     assert found.real_bytes < MIB
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown << 10 < found.peak / 4
 
 
 def test_nothing_of_the_model_or_the_random_numbers_changes():
