@@ -110,11 +110,11 @@ def _torch_tools(make: Make, batch: Any) -> float:
 
 
 def _tiny(make: Make, batch: Any) -> float:
-    """A straight line through two small real steps."""
-    from loaderkit.budget.calibrate import measured_line
+    """A straight line through small real steps."""
+    from loaderkit.budget.extend import measure_points, size_of
 
-    found = measured_line(make(), batch, Step())
-    return float(max(found.values())) if found else 0.0
+    points = measure_points(make(), batch, Step())
+    return float(max(points.extended(size_of(batch)).values())) if points else 0.0
 
 
 def _ours(make: Make, batch: Any) -> float:

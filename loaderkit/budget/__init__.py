@@ -4,9 +4,12 @@ Read in this order.  Why it died: ``wordings`` and ``messages`` (what an error t
 says), ``judge`` (what the numbers mean), ``remedies`` (what can be changed, in order),
 ``oom`` (the diagnosis), ``environment`` and ``settings`` (variables that do not do what
 they look like).  Will it fit: ``steps`` (one training step), ``fakes``, ``track`` and
-``log`` (the step without float memory), ``measure``, ``calibrate`` (small real ones),
+``log`` (the step without float memory; ``tracker``, ``accumulation`` and ``values`` are
+its parts), ``kernel_calls`` and ``kernels`` (what kernels hold inside), ``measure`` and
+``extend`` (small real steps, where tracking is not possible),
 ``allocator`` (what a cache would hold), ``peaks`` and ``estimate`` (the peak),
 ``samples`` and ``surrogate`` (any batch's peak from its sizes), ``solve`` and ``batch``
 (the largest that fits), ``gains`` (what each remedy saves), ``gate`` (a test that it
-fits).  Training all the same: ``pieces`` and ``micro_batch``.
+fits).  Training all the same: ``pieces``, ``micro_batch`` with ``step_state``,
+``comparison`` and ``ranks``.
 """

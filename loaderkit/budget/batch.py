@@ -12,8 +12,15 @@ from loaderkit.arguments import parse_arguments
 from loaderkit.budget.estimate import StepEstimate, estimate
 from loaderkit.budget.gains import Gain, explain_peak, gains
 from loaderkit.budget.samples import Samples, read_samples
-from loaderkit.budget.solve import Pricing, budgets, price, probability
-from loaderkit.budget.steps import DeviceSpec, Step, blocks_of, device_spec, dtype_of
+from loaderkit.budget.solve import Chance, Pricing, budgets, price, probability
+from loaderkit.budget.steps import (
+    DeviceSpec,
+    Step,
+    StepError,
+    blocks_of,
+    device_spec,
+    dtype_of,
+)
 from loaderkit.errors import BudgetError
 from loaderkit.memory.host import read_host
 from loaderkit.memory.probes import free_bytes
@@ -115,7 +122,7 @@ class BatchPlan:
     """Bytes, the margin taken off."""
     epochs: int
     """Epochs the run shall survive."""
-    chances: dict[int, float]
+    chances: dict[int, Chance]
     """Probability to run out of memory within so many epochs with ``batch_size``."""
     notes: list[str] = field(default_factory=list)
     """What to know about the numbers."""
@@ -138,7 +145,9 @@ class BatchPlan:
         Args:
             sizes: For graphs ``[batches, (graphs, nodes, edges)]``; for sequences
                 ``[batches, (samples, tokens, padded, padded squared)]``: places with
-                padding, and places times the longest.
+                padding, and places times the longest.  A model that pads graphs is
+                priced as if each was as large as the largest of all, unless the places
+                and their squares are given too.
 
         Returns:
             Peak bytes ``[batches]``.
@@ -146,9 +155,10 @@ class BatchPlan:
         Raises:
             BudgetError: The plan was read from a file.
         """
-        return self._pricing().surrogate.price(sizes)
+        pricing = self._pricing()
+        return pricing.surrogate.price(pricing.samples.complete(sizes))
 
-    def probability(self, batch_size: int, *, epochs: int = 1, seed: int = 0) -> float:
+    def probability(self, batch_size: int, *, epochs: int = 1, seed: int = 0) -> Chance:
         """Estimate how likely some batch exceeds the limit.
 
         Args:
@@ -157,13 +167,16 @@ class BatchPlan:
             seed: Of the simulated shuffles.
 
         Returns:
-            From 0 to 1.
+            The chance and its ends, from 0 to 1.
 
         Raises:
             BudgetError: The plan was read from a file.
         """
         pricing = self._pricing()
-        return probability(pricing, batch_size, self.limit, epochs=epochs, seed=seed)
+        slack = _slack(pricing, self.estimate)
+        return probability(
+            pricing, batch_size, self.limit, epochs=epochs, seed=seed, slack=slack
+        )
 
     def _pricing(self) -> Pricing:
         if self.pricing is None:
@@ -188,7 +201,7 @@ class BatchPlan:
             ],
             "limit": self.limit,
             "epochs": self.epochs,
-            "chances": {str(k): v for k, v in self.chances.items()},
+            "chances": {str(k): v._asdict() for k, v in self.chances.items()},
             "notes": self.notes,
         }  # fmt: skip
 
@@ -219,7 +232,7 @@ def plan_batch(
     """
     if batch_size < 1:
         msg = f"batch_size must be at least 1, got {batch_size}"
-        raise ValueError(msg)
+        raise StepError(msg)
     chosen = parse_arguments(PlanOptions, options, "plan_batch")
     spec = device_spec(device)
     kind = dtype_of(chosen.autocast)
@@ -247,7 +260,7 @@ def _limit(
         size = parse_bytes(limit) if isinstance(limit, str) else limit
         if size < 1:
             msg = f"limit must be positive, got {limit}"
-            raise ValueError(msg)
+            raise StepError(msg)
         return size, "as told"
     if spec.memory_bytes is not None:
         return spec.memory_bytes, "of the specification"
@@ -273,24 +286,27 @@ class _Planner:
     def plan(self, epochs: int) -> BatchPlan:
         pricing = price(self.model, self.samples, self.step)
         size = min(self.batch_size, len(self.samples))
-        batch = self.samples.join(self.samples.worst_rows(pricing.surrogate, size))
+        samples = pricing.samples
+        batch = samples.join(samples.worst_rows(pricing.surrogate, size))
         base = estimate(self.model, batch, self.step)
         found = gains(self.model, batch, self.step, base)
         horizon = sorted({1, 5, epochs})
-        one = probability(pricing, size, self.limit)
+        slack = _slack(pricing, base)
+        one = probability(pricing, size, self.limit, slack=slack)
+        balanced = self._configured("A (balanced)", pricing, self.limit)
         return BatchPlan(
             batch_size=self.batch_size,
             configurations=[
-                self._configured("A (balanced)", pricing, self.limit),
+                balanced,
                 self._smallest(pricing),
-                self._on_cpu(pricing),
+                self._on_cpu(balanced),
             ],
             estimate=base,
             cause=explain_peak(base, found),
             gains=found,
             limit=self.limit,
             epochs=epochs,
-            chances={k: 1 - (1 - one) ** k for k in horizon},
+            chances={epochs: one.within(epochs) for epochs in horizon},
             pricing=pricing,
         )
 
@@ -331,12 +347,18 @@ class _Planner:
             return replace(best, micro_batch=0, accumulation=0)
         return best
 
-    def _on_cpu(self, pricing: Pricing) -> Configuration:
+    def _on_cpu(self, balanced: Configuration) -> Configuration:
         if self.step.target.kind == "cpu":
-            return self._configured("C (CPU)", pricing, self.limit)
+            return replace(balanced, name="C (CPU)")
         step = self.step.but(target=DeviceSpec("cpu"), variant="default")
         limit = read_host().available_bytes
         return self._configured("C (CPU)", price(self.model, self.samples, step), limit)
+
+
+def _slack(pricing: Pricing, base: StepEstimate) -> float:
+    """Give the share by which prices may be wrong: the fit's or the estimate's."""
+    above = base.high / max(base.peak, 1) - 1
+    return max(pricing.surrogate.error, above)
 
 
 def _notes(plan: BatchPlan, samples: Samples) -> list[str]:
@@ -363,7 +385,8 @@ def _lines(plan: BatchPlan) -> Iterator[str]:
     yield f"  {plan.cause}"
     for epochs, chance in plan.chances.items():
         within = "one epoch" if epochs == 1 else f"{epochs} epochs"
-        yield f"  out of memory within {within}: {chance:.1%}"
+        span = f" ({chance.low:.1%} to {chance.high:.1%})" if chance.high else ""
+        yield f"  out of memory within {within}: {chance.likely:.1%}{span}"
     for configuration in plan.configurations:
         yield str(configuration)
     worth = [gain for gain in plan.gains if gain.saves > plan.estimate.peak // 100]

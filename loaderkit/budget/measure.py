@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import io
 import warnings
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.autograd.profiler import profile, record_function
 from torch.utils._pytree import tree_iter, tree_map
 
 from loaderkit.budget.steps import (
@@ -32,7 +33,7 @@ def measure_step(model: Any, batch: Any, step: Step) -> dict[str, int]:
         Peak bytes by phase of parameters, buffers, batch and everything allocated, as
         the events of torch's own allocator add up; no allocator slack.
     """
-    twin, held = copy.deepcopy(model), copied(batch)
+    twin, held = _own_copy(model), copied(batch)
     if step.checkpoint:
         checkpoint_blocks(twin)
     optimizer = make_optimizer(twin.parameters(), step)
@@ -42,13 +43,23 @@ def measure_step(model: Any, batch: Any, step: Step) -> dict[str, int]:
     with (
         warnings.catch_warnings(),
         torch.random.fork_rng(devices=[]),
-        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled,
+        profile(profile_memory=True) as profiled,
     ):
         warnings.simplefilter("ignore")
         for _ in range(2):
             run_step(twin, held, optimizer, step, mark=marks)
         marks("end")
     return _highest(profiled, base)
+
+
+def _own_copy(model: Any) -> Any:
+    """Copy a module; deepcopy would make the parameters of a scripted one no leaves."""
+    if not isinstance(model, torch.jit.ScriptModule):
+        return copy.deepcopy(model)
+    buffer = io.BytesIO()
+    torch.jit.save(model, buffer)
+    buffer.seek(0)
+    return torch.jit.load(buffer)  # type: ignore[no-untyped-call]
 
 
 class _Marks:
@@ -72,14 +83,20 @@ def state_of(optimizer: Any) -> list[Any]:
 
 
 def held_bytes(tensors: list[Any]) -> int:
-    """Sum the storages behind tensors, each once."""
-    storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors}
-    return sum(storage.nbytes() for storage in storages.values())
+    """Sum the storages behind tensors, each once; those of sparse ones are values."""
+    sizes = {}
+    for tensor in tensors:
+        if tensor.layout is torch.strided:
+            storage = tensor.untyped_storage()
+            sizes[storage._cdata] = storage.nbytes()
+        else:
+            sizes[id(tensor)] = tensor.detach()._values().nbytes
+    return sum(sizes.values())
 
 
 def _highest(profiled: Any, base: int) -> dict[str, int]:
     """Add up the allocator's events in the order of their start."""
-    events = profiled.profiler.kineto_results.events()
+    events = profiled.kineto_results.events()
     rows = [(e.start_ns(), e.name(), e.nbytes()) for e in events]
     now, phase, highest = base, "base", {"base": base}
     for _, name, change in sorted(rows, key=lambda row: row[0]):
@@ -92,10 +109,17 @@ def _highest(profiled: Any, base: int) -> dict[str, int]:
 
 
 def copied(batch: Any) -> Any:
-    """Copy a batch, so that no tensor is a view of a larger one."""
+    """Copy a batch, so that no tensor is a view of a larger one; one stays one."""
     if hasattr(batch, "clone") and not isinstance(batch, torch.Tensor):
         return batch.clone()
-    return tree_map(lambda t: t.clone() if isinstance(t, torch.Tensor) else t, batch)
+    copies: dict[int, Any] = {}
+
+    def copy_once(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return copies.setdefault(id(leaf), leaf.clone())
+        return leaf
+
+    return tree_map(copy_once, batch)
 
 
 def tensors_of(batch: Any) -> list[Any]:

@@ -7,16 +7,35 @@ back, its frames let go, and it is tried again in halves.
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from loaderkit.budget.comparison import (
+    deviation_error,
+    tolerance_of,
+    unequal_halves,
+    update_error,
+)
 from loaderkit.budget.oom import attach, diagnose_oom
 from loaderkit.budget.pieces import count_samples, cut, weight_of
+from loaderkit.budget.ranks import (
+    agreed,
+    average_gradients,
+    broadcast_buffers,
+    unwrapped,
+)
+from loaderkit.budget.step_state import (
+    StepState,
+    add_grads,
+    copied_grads,
+    device_of,
+    put_grads,
+    take_grads,
+)
 from loaderkit.budget.steps import call_model, loss_of
 from loaderkit.errors import BudgetError
 from loaderkit.memory.release import release
@@ -26,6 +45,8 @@ if TYPE_CHECKING:
 
     from loaderkit.budget.oom import Diagnosis
 
+_COMPARED_SAMPLES = 4
+"""Samples of the part that is compared: a piece of one and a piece of three."""
 _NOT_OF_A_PIECE = frozenset(
     {"killed", "shm", "fds", "map count", "pagefile", "fork", "pinned", "garbage size"}
 )
@@ -85,8 +106,13 @@ class MicroBatcher:
     independent: bool = True
     """Whether one sample's loss does not depend on the others: False for contrastive
     losses, which no pieces can equal."""
+    verify: bool = True
+    """Whether the first step in pieces is compared with the whole, on a part of the
+    batch that fits: it tells losses whose mean is over something else, and layers that
+    mix samples."""
     retries: int = field(default=0, init=False)
     """Pieces tried again so far."""
+    _verified: bool = field(default=False, init=False, repr=False)
 
     def step(self, batch: Any) -> StepResult:
         """Train on one batch.
@@ -98,7 +124,8 @@ class MicroBatcher:
             Loss, pieces and retries.
 
         Raises:
-            BudgetError: It has to be cut, and pieces would not equal the whole.
+            BudgetError: It has to be cut, and pieces would not equal the whole; or the
+                optimizer's update ran out of memory; or another rank failed.
             RuntimeError: A single sample runs out of memory: the original error, with
                 the diagnosis as a note; gradients are as before the step.
         """
@@ -134,28 +161,59 @@ class MicroBatcher:
         pieces = _Pieces(
             self.model, self._backward, self.micro_batch, self.weigh, self.independent
         )
-        with _unsynced(self.model):
-            result = pieces.run(window)
-        _average(self.model)
+        broadcast_buffers(self.model)
+        result = agreed(self.model, lambda: self._run(pieces, window))
+        average_gradients(self.model)
         if result.retries:
             self.micro_batch, self.retries = pieces.size, self.retries + result.retries
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         if self.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
-        if self.scaler is None:
-            self.optimizer.step()
-        else:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
+        agreed(self.model, self._update)
         return result
+
+    def _run(self, pieces: _Pieces, window: list[Any]) -> StepResult:
+        """Compute the gradients; the first time in pieces, compare with the whole."""
+        result = pieces.run(window)
+        fits = min(pieces.size or 0, count_samples(window[0]), _COMPARED_SAMPLES)
+        if self.verify and not self._verified and fits > 1:
+            self._verified = pieces.compare(cut(window[0], 0, fits))
+        return result
+
+    def _update(self) -> None:
+        """Let the optimizer update; undo its first update if that runs out of memory.
+
+        Then it makes its state, which is what most often does not fit.  Later there is
+        nothing to undo it from: a copy of all would take the model's memory again.
+        """
+        parameters = [p for g in self.optimizer.param_groups for p in g["params"]]
+        first = not self.optimizer.state
+        copies = [p.detach().to("cpu", copy=True) for p in parameters] if first else []
+        try:
+            if self.scaler is None:
+                self.optimizer.step()
+            else:
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+        except (RuntimeError, MemoryError) as error:
+            if not diagnose_oom(error).is_oom:
+                raise
+            if first:
+                self.optimizer.state.clear()
+                with torch.no_grad():
+                    for parameter, copy in zip(parameters, copies, strict=True):
+                        parameter.copy_(copy)
+            raise update_error(self.optimizer, undone=first) from error
 
     def _backward(self, piece: Any, share: float) -> torch.Tensor:
         autocast: Any = nullcontext()
         if self.autocast is not None:
-            autocast = torch.autocast(_device_of(self.model).type, self.autocast)
+            autocast = torch.autocast(device_of(self.model).type, self.autocast)
         with autocast:
-            output = call_model(self.model, piece, paired=self.loss is not None)
+            # not through the wrapper: its forward pass waits for the other ranks
+            inner = unwrapped(self.model)
+            output = call_model(inner, piece, paired=self.loss is not None)
             value = loss_of(output, piece, self.loss) * share
         (value if self.scaler is None else self.scaler.scale(value)).backward()
         detached: torch.Tensor = value.detach()
@@ -210,13 +268,13 @@ class _Pieces:
     def run(self, window: list[Any]) -> StepResult:
         """Compute every piece of every batch."""
         whole = sum(weight_of(batch, self.weigh) for batch in window)
-        before = _copied_grads(self.parameters)
+        before = copied_grads(self.parameters)
         total: Any = 0.0
         try:
             for batch in window:
                 total = total + self._batch(batch, whole)
         except BaseException:
-            _put_grads(self.parameters, before)
+            put_grads(self.parameters, before)
             raise
         return StepResult(total, self.pieces, self.largest, self.retries, whole)
 
@@ -243,20 +301,69 @@ class _Pieces:
             start = stop
         return total
 
+    def compare(self, part: Any) -> bool:
+        """Compare the gradients of a few samples with those of pieces of them.
+
+        Args:
+            part: Samples that fit.
+
+        Returns:
+            Whether they could be computed; not if memory runs out.
+
+        Raises:
+            BudgetError: They differ.
+        """
+        kept, state = take_grads(self.parameters), StepState(self.model)
+        training = {module: module.training for module in self.model.modules()}
+        self.model.eval()  # dropout would draw other numbers; the rest is the same
+        try:
+            whole, pieces = (
+                self._gradients([part]),
+                self._gradients(unequal_halves(part)),
+            )
+        except (RuntimeError, MemoryError) as error:
+            if not diagnose_oom(error).is_oom:
+                raise
+            return False
+        finally:
+            for module, mode in training.items():
+                module.training = mode
+            state.restore()
+            put_grads(self.parameters, kept)
+        largest = max((float(g.abs().max()) for g in whole if g.numel()), default=0.0)
+        pairs = zip(whole, pieces, strict=True)
+        far = max(
+            (float((a - b).abs().max()) for a, b in pairs if a.numel()), default=0.0
+        )
+        if largest and far > tolerance_of(whole) * largest:
+            raise deviation_error(far / largest, self.weigh)
+        return True
+
+    def _gradients(self, pieces: list[Any]) -> list[torch.Tensor]:
+        """Give the gradients of some pieces together, in float64."""
+        take_grads(self.parameters)
+        weights = [weight_of(piece, self.weigh) for piece in pieces]
+        for piece, weight in zip(pieces, weights, strict=True):
+            self.backward(piece, weight / sum(weights) if sum(weights) else 0.0)
+        return [
+            torch.zeros(0) if p.grad is None else p.grad.detach().to("cpu").double()
+            for p in self.parameters
+        ]
+
     def _attempt(self, piece: Any, share: float) -> Any:
         """Compute one piece; give the error when it ran out of memory."""
-        kept = _take_grads(self.parameters)
-        state = _State(self.model)
+        kept = take_grads(self.parameters)
+        state = StepState(self.model)
         try:
             value = self.backward(piece, share)
         except (RuntimeError, MemoryError) as error:
-            _put_grads(self.parameters, kept)
+            put_grads(self.parameters, kept)
             found = diagnose_oom(error)
             if not found.is_oom or found.verdict in _NOT_OF_A_PIECE:
                 raise
             state.restore()
             return _stripped(error, found)
-        _add_grads(self.parameters, kept)
+        add_grads(self.parameters, kept)
         return value
 
 
@@ -265,57 +372,6 @@ def _stripped(error: BaseException, found: Diagnosis) -> BaseException:
     attach(error, found)
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return error
-
-
-class _State:
-    """Random numbers and buffers before a piece."""
-
-    def __init__(self, model: Any) -> None:
-        self.model, self.device = model, _device_of(model)
-        self.buffers = [buffer.clone() for buffer in model.buffers()]
-        self.numbers = torch.get_rng_state()
-        self.on_device = None
-        if self.device.type != "cpu":
-            module = torch.get_device_module(self.device)
-            self.on_device = module.get_rng_state()
-
-    def restore(self) -> None:
-        """Put them back."""
-        with torch.no_grad():
-            for buffer, old in zip(self.model.buffers(), self.buffers, strict=True):
-                buffer.copy_(old)
-        torch.set_rng_state(self.numbers)
-        if self.on_device is not None:
-            torch.get_device_module(self.device).set_rng_state(self.on_device)
-
-
-def _device_of(model: Any) -> torch.device:
-    first = next(iter(model.parameters()), None)
-    return torch.device("cpu") if first is None else first.device
-
-
-def _copied_grads(parameters: list[Any]) -> list[Any]:
-    return [None if p.grad is None else p.grad.clone() for p in parameters]
-
-
-def _take_grads(parameters: list[Any]) -> list[Any]:
-    """Set the gradients so far aside, so that a piece makes its own."""
-    kept = [p.grad for p in parameters]
-    for parameter in parameters:
-        parameter.grad = None
-    return kept
-
-
-def _put_grads(parameters: list[Any], grads: list[Any]) -> None:
-    for parameter, grad in zip(parameters, grads, strict=True):
-        parameter.grad = grad
-
-
-def _add_grads(parameters: list[Any], kept: list[Any]) -> None:
-    for parameter, old in zip(parameters, kept, strict=True):
-        if old is not None:
-            new = parameter.grad
-            parameter.grad = old if new is None else old.add_(new)
 
 
 def _refuse(model: Any, *, independent: bool, cause: BaseException | None) -> None:
@@ -333,29 +389,3 @@ def _refuse(model: Any, *, independent: bool, cause: BaseException | None) -> No
             why = f"{name} normalises by the statistics of its batch, in training"
             fix = f"model.get_submodule({name!r}).eval(), or GroupNorm, or LayerNorm"
             raise BudgetError(what, why=why, fix=fix) from cause
-
-
-@contextmanager
-def _unsynced(model: Any) -> Iterator[None]:
-    """Keep DistributedDataParallel from averaging after every piece."""
-    with model.no_sync() if _distributed(model) else nullcontext():
-        yield
-
-
-def _average(model: Any) -> None:
-    """Average the gradients over all ranks, once.
-
-    Averaged piece by piece, one tried again on one rank would wait for the others.
-    """
-    if not _distributed(model):
-        return
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            dist.all_reduce(parameter.grad)
-            parameter.grad.div_(dist.get_world_size())
-
-
-def _distributed(model: Any) -> bool:
-    return hasattr(model, "no_sync") and dist.is_available() and dist.is_initialized()

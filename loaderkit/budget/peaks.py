@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from loaderkit.budget.log import Log
+    from loaderkit.budget.log import End, Log
 
 PHASES = ("forward", "loss", "backward", "step")
 """Parts of a step."""
@@ -21,6 +21,18 @@ PARTS = (
 """What memory is for."""
 
 
+class Peak(NamedTuple):
+    """The highest sum of live bytes within a phase."""
+
+    total: int
+    """Bytes, what kernels hold inside among them."""
+    inside: int
+    """Of these, what a kernel held inside."""
+    position: int
+    """Event after which it was."""
+    phase: str
+
+
 def phases_of(log: Log) -> list[str]:
     """Name the phase of every event; "base" before the first mark."""
     phases = ["base"] * len(log.events)
@@ -29,43 +41,80 @@ def phases_of(log: Log) -> list[str]:
     return phases
 
 
-def peaks_of(log: Log) -> tuple[list[tuple[int, int, str]], dict[str, int]]:
-    """Find the highest sum of each phase as (bytes, event, phase)."""
-    best: dict[str, tuple[int, int, str]] = {}
+def changes_of(log: Log, end: End = "likely") -> list[int]:
+    """Give the bytes that each event adds, corrected.
+
+    Args:
+        log: What lived when.
+        end: Which end of what is not known exactly.
+
+    Returns:
+        Bytes, negative where a storage is freed.
+    """
+    changes = []
+    for number, size in log.events:
+        correction = log.corrections.get(number)
+        more = correction.at(end) if correction is not None else 0
+        changes.append(size + more if size > 0 else size - more)
+    return changes
+
+
+def peaks_of(log: Log, end: End = "likely") -> dict[str, Peak]:
+    """Find the highest sum of each phase.
+
+    Args:
+        log: What lived when.
+        end: Which end of what is not known exactly.
+
+    Returns:
+        The peaks by phase, in the order of :data:`PHASES`.
+    """
+    best: dict[str, Peak] = {}
     now, begins = 0, {at: phase for at, phase in log.marks if phase in PHASES}
-    for position, ((_, size), phase) in enumerate(
-        zip(log.events, phases_of(log), strict=True)
+    changes = changes_of(log, end)
+    for position, (change, phase) in enumerate(
+        zip(changes, phases_of(log), strict=True)
     ):
         if position in begins:  # what is there counts, if nothing more is made
-            _raise(best, now, position - 1, begins[position])
-        now += size
-        _raise(best, now, position, phase)
-    found = {name: best[name] for name in PHASES if name in best}
-    return list(found.values()), {name: each[0] for name, each in found.items()}
+            _raise(best, Peak(now, 0, position - 1, begins[position]))
+        now += change
+        held = log.inside.get(position)
+        inside = held.at(end) if held is not None else 0
+        _raise(best, Peak(now + inside, inside, position, phase))
+    return {name: best[name] for name in PHASES if name in best}
 
 
-def _raise(best: dict[str, Any], now: int, position: int, phase: str) -> None:
-    if phase not in best or now > best[phase][0]:
-        best[phase] = (now, position, phase)
+def totals(peaks: dict[str, Peak]) -> dict[str, int]:
+    """Give the bytes of peaks by phase."""
+    return {name: peak.total for name, peak in peaks.items()}
+
+
+def _raise(best: dict[str, Peak], peak: Peak) -> None:
+    if peak.phase not in best or peak.total > best[peak.phase].total:
+        best[peak.phase] = peak
 
 
 def fates_of(log: Log) -> dict[int, str]:
     """Say what each storage was, from when it was made and freed."""
     ahead = {"forward", "loss"}
-    made: dict[int, str] = {}
+    fates: dict[int, str] = {}
     for (number, size), phase in zip(log.events, phases_of(log), strict=True):
         if size > 0:
-            made[number] = "activations" if phase in ahead else "temporaries"
+            fates[number] = "activations" if phase in ahead else "temporaries"
         elif phase in ahead:  # it did not live until the backward pass
-            made[number] = "temporaries"
-    return made | log.owners
+            fates[number] = "temporaries"
+    return fates | log.owners
 
 
-def parts_at(log: Log, until: int, fate: dict[int, str]) -> dict[str, int]:
-    """Sum what is live after an event, by :data:`PARTS`."""
+def parts_at(log: Log, peak: Peak, fate: dict[int, str]) -> dict[str, int]:
+    """Sum what is live at a peak, by :data:`PARTS`."""
     parts = dict.fromkeys(PARTS, 0)
-    for number, size in log.events[: until + 1]:
-        parts[fate[number]] += size
+    changes = changes_of(log)
+    for (number, _), change in zip(
+        log.events[: peak.position + 1], changes, strict=False
+    ):
+        parts[fate[number]] += change
+    parts["temporaries"] += peak.inside
     return parts
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_iter
 from torch.utils.data import default_collate
 from torch_geometric.data.data import BaseData
 
+from loaderkit.budget.steps import StepError
 from loaderkit.joining import join, own_collate
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _READ_AT_MOST = 10_000
 NAMES = {
     "graphs": ("graphs", "nodes", "edges"),
+    "padded graphs": ("graphs", "nodes", "edges", "padded", "padded squared"),
     "sequences": ("samples", "tokens", "padded", "padded squared"),
     "samples": ("samples",),
 }
@@ -50,6 +52,31 @@ class Samples:
     def __len__(self) -> int:
         return len(self.sizes)
 
+    def says(self, *names: str) -> bool:
+        """Tell whether a loader can ask the dataset itself for sizes by these names."""
+        return all(_told(self.dataset, name) is not None for name in names)
+
+    def padded(self) -> Samples:
+        """Give the same samples for a model that pads graphs to the largest."""
+        return replace(self, kind="padded graphs")
+
+    def complete(self, sizes: Any) -> Floats:
+        """Add to sizes that were given what they leave out, at its most.
+
+        Args:
+            sizes: Sizes of batches ``[batches, names]``; of padded graphs also without
+                the last two.
+
+        Returns:
+            Sizes ``[batches, names]``; each graph as long as the largest of all.
+        """
+        given = np.atleast_2d(np.asarray(sizes, np.float64))
+        if self.kind != "padded graphs" or given.shape[-1] != 3:
+            return given
+        longest = np.minimum(self.sizes[:, 1].max(), given[:, 1])
+        padded = given[:, 0] * longest
+        return np.column_stack([given, padded, padded * longest])
+
     def describe(self, rows: Any) -> Floats:
         """Describe batches.
 
@@ -60,9 +87,14 @@ class Samples:
             Sizes ``[batches, names]``.
         """
         chosen = self.sizes[np.asarray(rows)]
+        count = chosen.shape[-2]
+        if self.kind == "padded graphs":
+            sums = np.asarray(chosen[..., :3].sum(axis=-2), np.float64)
+            longest = chosen[..., 1].max(axis=-1)
+            padded = [count * longest, count * longest**2]
+            return np.concatenate([sums, np.stack(padded, axis=-1)], axis=-1)
         if self.kind != "sequences":
             return np.asarray(chosen.sum(axis=-2), np.float64)
-        count = chosen.shape[-2]
         tokens, longest = chosen[..., 1].sum(axis=-1), chosen[..., 1].max(axis=-1)
         counts = np.full(longest.shape, count, np.float64)
         return np.stack([counts, tokens, count * longest, count * longest**2], axis=-1)
@@ -83,9 +115,15 @@ class Samples:
             each = [counts, np.cumsum(lengths), padded, padded * lengths[0]]
             return surrogate.price(np.stack(each, axis=1))
         best = np.full(len(self), -np.inf)
+        counts = np.arange(1, len(self) + 1, dtype=np.float64)
         for line in surrogate.lines:
-            dearest = np.sort(self.sizes @ line[1:])[::-1]
-            np.maximum(best, line[0] + np.cumsum(dearest), out=best)
+            dearest = np.sort(self.sizes[:, :3] @ line[1:4])[::-1]
+            total = line[0] + np.cumsum(dearest)
+            if self.kind == "padded graphs":  # all as long as the largest of all
+                longest = self.sizes[:, 1].max()
+                places = line[4] * longest + line[5] * longest**2
+                total += counts * max(places, 0.0)
+            np.maximum(best, total, out=best)
         return best
 
     def worst_rows(self, surrogate: Surrogate, count: int) -> list[int]:
@@ -93,7 +131,11 @@ class Samples:
         if self.kind == "sequences":
             weights = [self.sizes[:, 1]]
         else:
-            weights = [self.sizes @ line[1:] for line in surrogate.lines]
+            weights = [self.sizes[:, :3] @ line[1:4] for line in surrogate.lines]
+        if self.kind == "padded graphs":
+            weights.append(self.sizes[:, 1].copy())
+            for weight in weights:  # the largest is in every one: the others pad to it
+                weight[self.sizes[:, 1].argmax()] = np.inf
         batches = np.stack([np.argpartition(-w, count - 1)[:count] for w in weights])
         prices = surrogate.price(self.describe(batches))
         return [int(row) for row in batches[int(prices.argmax())]]
@@ -117,7 +159,7 @@ def read_samples(
     count = len(dataset) if hasattr(dataset, "__len__") else 0
     if not count:
         msg = "the dataset is empty, or has no length to plan with"
-        raise ValueError(msg)
+        raise StepError(msg)
 
     def join(rows: list[int]) -> Any:
         return _join(dataset, rows, collate)
@@ -156,7 +198,7 @@ def samples_of_shape(text: str, count: int) -> list[Any]:
         dtype = getattr(torch, kind or "float32", None)
         if not isinstance(dtype, torch.dtype):
             msg = f"{kind!r} is no type of tensor; such as 80x7:int64"
-            raise ValueError(msg)  # noqa: TRY004 -- a text of the command line
+            raise StepError(msg)
         tensors.append(torch.zeros([int(n) for n in shape.split("x")], dtype=dtype))
     return [tensors[0] if len(tensors) == 1 else tuple(tensors)] * count
 
@@ -173,9 +215,9 @@ def _join(
 
 
 def _graphs(dataset: Any, count: int, join: Any) -> tuple[Floats, Any, bool]:
-    told: Any = dataset.sizes() if _has_sizes(dataset) else None
-    if hasattr(told, "nodes"):
-        table = np.stack([np.ones(count), told.nodes, told.edges], axis=1)
+    nodes, edges = _told(dataset, "nodes"), _told(dataset, "edges")
+    if nodes is not None and edges is not None:
+        table = np.stack([np.ones(count), nodes, edges], axis=1)
         return table.astype(np.float64), join, False
     looked = min(count, _READ_AT_MOST)
     rows = [
@@ -191,17 +233,21 @@ def _nodes(graph: Any) -> int:
 
 def _lengths(dataset: Any, count: int) -> tuple[Ints | None, bool]:
     """Find the tokens of each sample: the length of its longest tensor."""
-    told: Any = dataset.sizes() if _has_sizes(dataset) else None
-    if hasattr(told, "tokens"):
-        tokens: Ints | None = told.tokens
-        return (None if tokens is None or not tokens.any() else tokens), False
+    tokens = _told(dataset, "tokens")
+    if tokens is not None and np.any(tokens):
+        return np.asarray(tokens, np.int64), False
+    if tokens is not None:
+        return None, False
     looked = min(count, _READ_AT_MOST)
     lengths = [_length(dataset[row]) for row in range(looked)]
     return np.array(lengths, np.int64), looked < count
 
 
-def _has_sizes(dataset: Any) -> bool:
-    return hasattr(dataset, "sizes") and getattr(dataset, "cache", True) is not None
+def _told(dataset: Any, name: str) -> Any:
+    """Ask a dataset for the sizes of all samples, as a loader does; None if unknown."""
+    asks = hasattr(dataset, "sizes") and getattr(dataset, "cache", True) is not None
+    told: Any = dataset.sizes() if asks else None
+    return told.get(name) if hasattr(told, "get") else getattr(told, name, None)
 
 
 def _length(sample: Any) -> int:

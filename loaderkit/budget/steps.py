@@ -24,6 +24,10 @@ _OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop", "adagrad")
 VARIANTS = ("default", "loop", "foreach", "fused")
 
 
+class StepError(ValueError):
+    """What was passed cannot make a training step, however it is run."""
+
+
 @dataclass(frozen=True)
 class DeviceSpec:
     """A device that need not be here."""
@@ -67,13 +71,27 @@ def device_spec(target: str | DeviceSpec | torch.device) -> DeviceSpec:
     kind = str(target).partition(":")[0]
     if kind not in {"cpu", "cuda", "xpu", "mps"}:
         msg = f"target must be cpu, cuda, xpu or mps, got {target!r}"
-        raise ValueError(msg)
+        raise StepError(msg)
     return DeviceSpec(kind)
 
 
-def dtype_of(kind: str | torch.dtype | None) -> Any:
-    """Give a type of tensor by its name, such as "bfloat16"; others as they are."""
-    return getattr(torch, kind) if isinstance(kind, str) else kind
+def dtype_of(kind: str | torch.dtype | None) -> torch.dtype | None:
+    """Read a type of tensor.
+
+    Args:
+        kind: A type, its name such as "bfloat16", or None for none.
+
+    Returns:
+        The type.
+
+    Raises:
+        ValueError: It is none.
+    """
+    dtype = getattr(torch, kind, None) if isinstance(kind, str) else kind
+    if kind is not None and not isinstance(dtype, torch.dtype):
+        msg = f"autocast must be a type of tensor such as bfloat16, got {kind!r}"
+        raise StepError(msg)
+    return dtype
 
 
 @dataclass(frozen=True)
@@ -208,7 +226,7 @@ def loss_of(output: Any, batch: Any, loss: Callable[..., Any] | None) -> Any:
     floats = [t for t in tree_iter(output) if _trainable(t)]
     if not floats:
         msg = "the model's output has no float tensor with a gradient: pass loss="
-        raise ValueError(msg)
+        raise StepError(msg)
     total = floats[0].mean()
     for each in floats[1:]:
         total = total + each.mean()
@@ -282,7 +300,16 @@ def make_optimizer(parameters: Iterable[Any], step: Step) -> Any:
     made = _made(parameters, step.optimizer)
     for group in made.param_groups if made is not None else ():
         _choose(group, step)
+    if made is not None and _needs_closure(made):
+        msg = f"{type(made).__name__} runs the model several times a step, as often as "
+        msg += "its values ask for: estimate one run with optimizer='sgd'"
+        raise StepError(msg)
     return made
+
+
+def _needs_closure(optimizer: Any) -> bool:
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is closure.empty
 
 
 def _made(parameters: list[Any], optimizer: Any) -> Any:
@@ -293,7 +320,7 @@ def _made(parameters: list[Any], optimizer: Any) -> Any:
         if optimizer.lower() not in _OPTIMIZERS:
             msg = f"optimizer must be one of {', '.join(_OPTIMIZERS)}, a class, a "
             msg += f"callable or an optimizer, got {optimizer!r}"
-            raise ValueError(msg)
+            raise StepError(msg)
         return kinds[optimizer.lower()](parameters, lr=1e-3)
     if isinstance(optimizer, torch.optim.Optimizer):
         return type(optimizer)(parameters, **optimizer.defaults)
@@ -301,7 +328,7 @@ def _made(parameters: list[Any], optimizer: Any) -> Any:
         return optimizer(parameters)
     msg = "optimizer must be a name, a class, a callable or an optimizer"
     msg += f", got {optimizer!r}"
-    raise ValueError(msg)
+    raise StepError(msg)
 
 
 def _choose(group: dict[str, Any], step: Step) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaderkit.budget.peaks import PHASES, peaks_of, phases_of
+from loaderkit.budget.peaks import PHASES, changes_of, peaks_of, phases_of, totals
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -105,13 +105,15 @@ def in_sizes(sizes: Any, amounts: Sequence[int]) -> Floats:
 
 def _sums(log: Log) -> tuple[Floats, list[str]]:
     """Sum the live bytes after every event, and name the phase of each."""
-    sums = np.cumsum([size for _, size in log.events], dtype=np.float64)
+    sums = np.cumsum(changes_of(log), dtype=np.float64)
+    for position, held in log.inside.items():
+        sums[position] += held.likely
     return sums, phases_of(log)
 
 
 def _highest(log: Log) -> tuple[Floats, list[str]]:
     """Take the highest sum of each phase."""
-    peaks = peaks_of(log)[1]
+    peaks = totals(peaks_of(log))
     return np.array([peaks.get(name, 0) for name in PHASES], np.float64), list(PHASES)
 
 

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import importlib.util
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -206,7 +207,10 @@ def _explain(options: argparse.Namespace) -> Any:
 
 
 def _plan(options: argparse.Namespace) -> Any:
+    # torch 2.13's profiler writes two lines to stderr each time it is used
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")
     from loaderkit.budget.batch import plan_batch
+    from loaderkit.budget.steps import StepError
 
     model = _found(options.model)
     if isinstance(model, type) or not hasattr(model, "parameters"):
@@ -223,7 +227,7 @@ def _plan(options: argparse.Namespace) -> Any:
             autocast=options.autocast,
             loss=options.loss and _found(options.loss),
         )
-    except (ValueError, TypeError, AttributeError) as error:
+    except StepError as error:  # an error of the user's own code is shown whole
         what = f"The plan cannot be made: {error}."
         fix = "loaderkit plan file.py:Model data.lk --device mps --limit 8GiB"
         raise LoaderkitError(what, fix=fix) from error

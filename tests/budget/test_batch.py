@@ -1,5 +1,6 @@
 """The largest batch against brute force, and chances against simulated epochs."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -101,9 +102,10 @@ def test_the_chance_of_running_out_is_that_of_simulated_epochs():
 
     rng = np.random.default_rng(9)
     fives = rng.choice(epochs, (100_000, 5)).max(axis=1)
-    assert one == pytest.approx((epochs > limit).mean(), abs=0.02)
-    assert five == pytest.approx((fives > limit).mean(), abs=0.02)
-    assert five > 0.7  # "it crashed in the 5th epoch"
+    assert one.likely == pytest.approx((epochs > limit).mean(), abs=0.02)
+    assert five.likely == pytest.approx((fives > limit).mean(), abs=0.02)
+    assert five.likely > 0.7  # "it crashed in the 5th epoch"
+    assert one.low < (epochs > limit).mean() < one.high
 
 
 def _simulated(pricing, size, rounds):
@@ -118,8 +120,8 @@ def _simulated(pricing, size, rounds):
 def test_a_limit_no_batch_reaches_is_safe_and_one_below_all_is_not():
     pricing = price(GRAPHS["GCN"](), read_samples(unequal(50)), Step())
 
-    assert probability(pricing, 8, 10**12, epochs=1000) == 0.0
-    assert probability(pricing, 8, 1) == 1.0
+    assert probability(pricing, 8, 10**12, epochs=1000) == (0.0, 0.0, 0.0)
+    assert probability(pricing, 8, 1).likely == 1.0
 
 
 def test_every_batch_within_the_node_budget_fits(tmp_path):
@@ -194,6 +196,13 @@ class Ragged(torch.utils.data.Dataset):
         return torch.randn(self.lengths[row], 7)
 
 
+class Measured(Ragged):
+    """The same, which says how long each sequence is."""
+
+    def sizes(self):
+        return {"tokens": np.array(self.lengths)}
+
+
 def pad(samples):
     return torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)
 
@@ -211,7 +220,17 @@ def test_sequences_are_planned_by_tokens():
     best = plan.configurations[0]
     assert pricing.worst(best.micro_batch) <= plan.limit
     assert pricing.worst(best.micro_batch + 1) > plan.limit
-    assert best.budget == {"batch_size": best.micro_batch, "bucket_by": "tokens"}
+    # the dataset says no sizes, without which a loader takes no buckets
+    assert best.budget == {"batch_size": best.micro_batch}
+    bounds = budgets(
+        replace(pricing, samples=replace(pricing.samples, dataset=Measured())),
+        plan.limit,
+        best.micro_batch,
+        12,
+    )
+    assert bounds == {"batch_size": best.micro_batch, "bucket_by": "tokens"}
+    for dataset, budget in ((Ragged(), best.budget), (Measured(), bounds)):
+        assert len(build_loader(dataset, "cpu", collate_fn=pad, **budget))
 
 
 def test_nothing_fits_is_said():

@@ -12,10 +12,11 @@ from torch_geometric.nn import GCNConv, HeteroConv, SAGEConv
 
 from loaderkit import DeviceSpec, estimate_step
 from loaderkit.budget import allocator
-from loaderkit.budget.estimate import estimate
+from loaderkit.budget.estimate import estimate, summarised
 from loaderkit.budget.measure import measure_step
 from loaderkit.budget.peaks import PARTS
 from loaderkit.budget.steps import Step
+from loaderkit.budget.track import track_step
 
 MIB = 2**20
 
@@ -36,8 +37,7 @@ def test_estimates_are_within_a_thousandth_and_never_off_by_two_percent():
         found = estimate(model, batch, Step())
         truth = max(measure_step(model, batch, Step()).values())
         errors[name] = abs(found.peak / truth - 1)
-        assert found.low <= truth * 1.002, name
-        assert found.high >= truth * 0.998, name
+        assert found.low <= truth <= found.high, name
         assert found.real_bytes < 16 * MIB, name
 
     assert len(errors) >= 20
@@ -115,6 +115,7 @@ def test_the_cost_does_not_depend_on_the_batch():
     found = estimate_step(perceptron(), torch.randn(1, 784).expand(10**6, 784))
 
     assert found.peak > 10**9
+    assert found.real_bytes < MIB
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown << 10 < found.peak / 4
 
@@ -195,12 +196,16 @@ def test_kernels_are_those_of_the_target():
 
 def test_what_cannot_be_known_is_an_interval():
     make, rows = DENSE["mask"]
-    model = make()
+    model, batch, step = make(), rows(2000), Step(target=DeviceSpec("cuda"))
 
-    found = estimate_step(model, rows(64), target="cuda")
+    found = estimate_step(model, batch, target="cuda")
 
-    assert found.low < found.high
-    assert any("every element is chosen" in each for each in found.assumptions)
+    nothing, everything = (
+        summarised(track_step(model, batch, step, chosen=share), step).peak
+        for share in (0.0, 1.0)
+    )
+    assert found.low <= nothing < everything <= found.high
+    assert any("elements as are chosen" in each for each in found.assumptions)
 
 
 @pytest.mark.parametrize("name", ["LSTM", "conv3d", "convolutional"])
@@ -208,7 +213,7 @@ def test_the_upper_end_covers_what_kernels_take_inside(name):
     make, rows = DENSE[name]
     model, batch = make(), rows(32)
 
-    found = estimate_step(model, batch, target="mps")  # cannot be calibrated here
+    found = estimate_step(model, batch, target="mps")  # whose kernels are not here
 
     truth = max(measure_step(model, batch, Step()).values())
     assert found.method == "tracked"
@@ -223,7 +228,10 @@ class Stubborn(nn.Module):
         self.inner = nn.Linear(8, 8)
 
     def forward(self, x):
-        return self.inner(x) * float(x.detach().numpy().max() > -99)
+        if type(x) is not torch.Tensor:  # as extensions in C++ do
+            msg = "a plain tensor is needed"
+            raise TypeError(msg)
+        return self.inner(x)
 
 
 def test_what_cannot_be_tracked_is_measured_small_and_extended():
@@ -242,7 +250,7 @@ def test_without_any_way_a_formula_says_so():
     found = estimate_step(Stubborn(), torch.randn(1, 8))
 
     assert found.method == "formula"
-    assert found.high - found.low == pytest.approx(found.peak, rel=0.01)
+    assert found.low < found.peak < found.high
 
 
 def test_wrong_arguments_are_refused():
@@ -327,15 +335,16 @@ class Scaled(nn.Module):
 def test_a_number_is_given_only_without_assumptions():
     x = torch.randn(64, 64)
 
-    exact = estimate_step(nn.Linear(64, 64), x, target="mps")
+    exact = estimate_step(nn.Linear(64, 64), x)
+    on_a_device = estimate_step(nn.Linear(64, 64), x, target="mps")
     here = estimate_step(Scaled(), x)
     there = estimate_step(Scaled(), x, target="mps")
 
-    assert exact.low == exact.peak == exact.high
-    assert not exact.assumptions
-    assert "not in it: mps's own context" in str(exact)
+    assert exact.exact
+    assert exact.high - exact.peak < 0.001 * exact.peak + 8192
+    assert not on_a_device.exact
+    assert "not in it: mps's own context" in str(on_a_device)
     truth = max(measure_step(Scaled(), x, Step()).values())
-    assert here.method == "tracked and calibrated"
     for found in (here, there):
-        assert "a scalar's value" in found.assumptions[0]
+        assert any("a scalar's value" in each for each in found.assumptions)
         assert found.low < truth < found.high

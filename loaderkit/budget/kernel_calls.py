@@ -1,0 +1,399 @@
+"""Calls of operators without their values, and smaller calls like them.  No memory."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_iter, tree_unflatten
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_WHOLE_BYTES = 256 << 10
+"""Calls up to this size are made as they are; chosen so that a step's calls fit in the
+bound that the documentation states (16 MB) many times over."""
+_WHOLE_OPAQUE_BYTES = 2 << 20
+"""The same for kernels that choose their algorithm by size: shrinking changes it."""
+MOST_BYTES = 3 << 20
+"""What the operands of a call that is made take at most."""
+_FREE_NUMBER = 104
+"""What stands for a number that is no operand's size, such as the rows of a table."""
+_SMALLEST_SHRUNK = 17
+"""Sizes below stay: they are kernel widths, heads, or axes of three."""
+_SHRUNK_SIZES = {
+    2: (
+        ((88, 56), (104, 72), (72, 88)),
+        ((280, 152), (248, 184), (328, 136)),
+        ((1112, 64), (1240, 56), (1352, 72)),
+        ((34008, 24), (36008, 24), (38016, 24)),
+    ),
+    3: (
+        ((56, 40, 24), (72, 24, 40), (40, 56, 32)),
+        ((280, 216, 152), (328, 168, 200), (248, 296, 136)),
+        ((1112, 88, 64), (1240, 72, 56), (1352, 104, 72)),
+        ((1112, 1048, 64), (1240, 1352, 56), (1352, 1176, 72)),
+    ),
+    4: (
+        ((28, 20, 24, 18), (20, 28, 18, 24), (36, 24, 20, 26)),
+        ((280, 216, 184, 152), (328, 168, 216, 200), (248, 296, 200, 136)),
+        ((1112, 1048, 88, 64), (1240, 1352, 72, 56), (1352, 1176, 104, 72)),
+    ),
+}
+"""Rows of three ways to replace the sizes of a call, largest first, by how many it has.
+They are even, as heads and groups ask for, and differ in each place, so that what is in
+proportion to one operand is not to another.  The first row that keeps large operands
+above :data:`_PARALLEL_NUMBERS` is taken."""
+_SHRUNK_SPATIAL = (
+    ((24, 16, 12), (16, 24, 10), (32, 12, 16)),
+    ((8, 6, 4), (6, 8, 4), (10, 4, 6)),
+    ((4, 4, 2), (6, 2, 4), (2, 6, 4)),
+)
+"""The same for samples and channels of images, whose width and height stay: the first
+of the three rows that is small enough."""
+_OPAQUE = ("convolution", "_fft", "mkldnn", "attention")
+"""Kernels whose buffers depend on the algorithm that a library picks by size."""
+_SPATIAL = (
+    "conv",
+    "pool",
+    "upsample",
+    "im2col",
+    "col2im",
+    "grid_sampl",
+    "_pad",
+    "shuffle",
+)
+"""Kernels whose outputs have a width that follows from their operands'."""
+_FREE_NUMBERS = ("new_", "embedding", "scalar", "arange", "full", "fill", "add", "mul")
+"""Kernels with numbers that are no operand's size: any number does."""
+_PLAIN = (
+    "slice_backward", "select_backward", "diagonal_backward", "unfold_backward",
+    "constant_pad_nd", "aten::new_", "aten::zeros", "aten::ones", "aten::full",
+    "aten::empty", "aten::cat", "aten::fill_", "aten::zero_", "expand", "aten::cumsum",
+    "_local_scalar_dense",
+)  # fmt: skip
+"""Kernels that hold nothing beside their outputs, whatever the operands (as in
+torch's source): they need not be made."""
+_SHORT = (torch.bfloat16, torch.float16)
+"""Types of which products pack their operands, in blocks that depend on the size."""
+_BY_VALUES = ("matrix_exp",)
+"""Kernels that take more or less by what the floats are."""
+_UNSAFE = (
+    "ldl_", "_ctc_loss", "_thnn", "segment", "quantize", "sparse", "nested", "_pack",
+)  # fmt: skip
+"""Kernels that read positions or sizes out of their operands' values and do not check
+them: with invented values they would fail or read elsewhere."""
+_UNSAFE_POSITIONS = ("lu_", "ormqr", "solve", "multinomial")
+"""The same where some operands are whole numbers, such as pivots."""
+_PARALLEL_NUMBERS = 32768
+"""Elements from which a kernel uses threads (``GRAIN_SIZE`` in torch's source), and
+then often another algorithm: a smaller call stays above if the call is."""
+
+
+class TensorSpec(NamedTuple):
+    """A tensor without its values."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements; what is expanded counts once."""
+        count = 1
+        for size, stride in zip(self.shape, self.stride, strict=True):
+            count *= size if stride or not size else 1
+        return count * self.dtype.itemsize
+
+
+class KernelCall(NamedTuple):
+    """One call of an operator, without values."""
+
+    func: Any
+    leaves: tuple[Any, ...]
+    tree: TreeSpec
+    resized: bool = False
+    """Whether its sizes are ours, and not those of a call that the model makes."""
+    masks: Literal["all", "half"] = "all"
+    """What the masks among its operands choose, when it is made."""
+
+    @property
+    def tensors(self) -> list[TensorSpec]:
+        """Its operands."""
+        return [leaf for leaf in self.leaves if isinstance(leaf, TensorSpec)]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its operands."""
+        return sum(spec.nbytes for spec in self.tensors)
+
+    @property
+    def operand_bytes(self) -> tuple[int, ...]:
+        """Bytes of each operand; then of what is expanded, if it was copied whole."""
+        each = [spec.nbytes for spec in self.tensors]
+        whole = [math.prod(spec.shape) * spec.dtype.itemsize for spec in self.tensors]
+        expanded = [0 in spec.stride for spec in self.tensors]
+        return (*each, *(w for w, is_so in zip(whole, expanded, strict=True) if is_so))
+
+    @property
+    def spatial(self) -> bool:
+        """Whether width and height of its outputs follow from its operands'."""
+        return any(word in self.func.name() for word in _SPATIAL)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it holds nothing beside its outputs."""
+        return any(word in self.func.name() for word in _PLAIN)
+
+    @property
+    def by_thread_bytes(self) -> int:
+        """What a kernel may hold for each thread, in blocks that depend on the size.
+
+        Attention on the CPU: at most 256 rows by 512 columns of float32, as often again
+        for what is summed up (``FlashAttentionKernel.cpp`` of torch 2.13).
+        """
+        return 1 << 20 if "attention" in self.func.name() else 0
+
+    @property
+    def depends_on_values(self) -> bool:
+        """Whether a call with other floats takes more or less."""
+        return any(word in self.func.name() for word in _BY_VALUES)
+
+    @property
+    def opaque(self) -> bool:
+        """Whether a library picks its algorithm by size."""
+        name = self.func.name()
+        short = any(spec.dtype in _SHORT for spec in self.tensors)
+        product = name.endswith("mm") or "mm." in name or "addmv" in name
+        return any(word in name for word in _OPAQUE) or (short and product)
+
+
+def call_of(func: Any, args: Any, kwargs: Any) -> KernelCall | None:
+    """Describe a call.
+
+    Args:
+        func: An operator overload of aten.
+        args: Its positional arguments.
+        kwargs: Its named ones.
+
+    Returns:
+        The description, which keeps no tensor alive; None if it cannot be made again:
+        other libraries' operators, sparse tensors, values that decide where is read.
+    """
+    name = func.name()
+    if func.namespace != "aten" or any(word in name for word in _UNSAFE):
+        return None
+    whole_numbers = any(
+        not (t.is_floating_point() or t.is_complex())
+        for t in tree_iter((args, kwargs))
+        if _is_tensor(t)
+    )
+    if whole_numbers and any(word in name for word in _UNSAFE_POSITIONS):
+        return None
+    values, tree = tree_flatten((_plain_scalars(func, args), kwargs))
+    leaves: list[Any] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if value.layout is not torch.strided:
+                return None
+            value = TensorSpec(tuple(value.shape), value.stride(), value.dtype)
+        elif isinstance(value, torch.Generator):
+            return None
+        leaves.append(value)
+    return KernelCall(func, tuple(leaves), tree)
+
+
+def _plain_scalars(func: Any, args: Any) -> list[Any]:
+    """Turn whole numbers that are no sizes, such as a factor, into floats."""
+    floats = all(
+        leaf.is_floating_point() for leaf in tree_iter(args) if _is_tensor(leaf)
+    )
+    plain = []
+    for value, argument in zip(args, func._schema.arguments, strict=False):  # noqa: SLF001 -- the way to ask
+        is_factor = "number" in str(argument.type) and type(value) is int
+        plain.append(float(value) if is_factor and floats else value)
+    return plain
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def smaller_calls(
+    call: KernelCall, outputs: tuple[int, ...] = ()
+) -> list[list[KernelCall]]:
+    """Give calls like one, small enough to be made.
+
+    Args:
+        call: The call.
+        outputs: Bytes of its outputs.
+
+    Returns:
+        Ways to shrink it, the best first: itself alone where it is small, else three
+        calls with other sizes.  One empty way where it is not known which go together.
+    """
+    limit = _WHOLE_OPAQUE_BYTES if call.opaque else _WHOLE_BYTES
+    numbers = [leaf for leaf in call.leaves if type(leaf) is int and leaf < 1 << 31]
+    if call.nbytes + sum(outputs) <= limit and max(numbers, default=0) * 4 <= limit:
+        return [[call]]
+    sizes = {size for spec in call.tensors for size in spec.shape} - _fixed_sizes(call)
+    replaced = sorted((s for s in sizes if s >= _SMALLEST_SHRUNK), reverse=True)
+    if call.spatial:
+        patterns: Sequence[Sequence[tuple[int, ...]]] = _SHRUNK_SPATIAL
+    else:
+        patterns = _SHRUNK_SIZES[min(max(len(replaced), 2), 4)]
+    rows = [[_replacements(replaced, each) for each in row] for row in patterns]
+    # all sizes by the same share, where one is half of another
+    rows += [
+        [{s: s // share for s in replaced} for share in (first, 2 * first, 4 * first)]
+        for first in (4, 16, 64)
+    ]
+    ways = []
+    for row in rows:
+        resized = [_resized(call, sizes) for sizes in row]
+        whole = [each for each in resized if each is not None]
+        if len(whole) == len(row) and all(each.nbytes <= MOST_BYTES for each in whole):
+            ways.append(whole)
+    ways.sort(key=lambda way: max(_turned_serial(call, each) for each in way))
+    serial = not ways or any(_turned_serial(call, each) for each in ways[0])
+    taken = max(call.nbytes + sum(outputs), 4 * max(numbers, default=0))
+    if serial and taken <= MOST_BYTES:  # just above: nothing smaller uses threads
+        ways.insert(0, [call])
+    if call.opaque:
+        ways = _of_fewer_samples(call, replaced, limit) + ways
+    return ways[:3] or [[]]
+
+
+def _turned_serial(call: KernelCall, smaller: KernelCall) -> int:
+    """Count the operands that are large enough for threads, and not when smaller."""
+    pairs = zip(call.tensors, smaller.tensors, strict=True)
+    return sum(
+        math.prod(spec.shape) >= _PARALLEL_NUMBERS > math.prod(small.shape)
+        for spec, small in pairs
+    )
+
+
+def with_masks(call: KernelCall) -> list[KernelCall]:
+    """Give a call with masks that choose all, and half: some kernels take by that."""
+    if any(spec.dtype == torch.bool for spec in call.tensors):
+        return [call, call._replace(masks="half")]
+    return [call]
+
+
+def _of_fewer_samples(
+    call: KernelCall, sizes: list[int], limit: int
+) -> list[list[KernelCall]]:
+    """Shrink one size only, the first operand's first or the largest."""
+    first = call.tensors[0].shape[:1]
+    chosen = (
+        first[0]
+        if (call.spatial or call.by_thread_bytes) and first and first[0] in sizes
+        else max(sizes, default=0)
+    )
+    small = chosen
+    while small > 8:
+        small //= 2
+        resized = [
+            _resized(call, {chosen: s}) for s in (small, small * 3 // 4, small // 2)
+        ]
+        whole = [each for each in resized if each is not None]
+        if len(whole) < len(resized):
+            return []
+        if max(each.nbytes + (output_bytes(each) or 0) for each in whole) <= limit:
+            return [whole]
+    return []
+
+
+def _fixed_sizes(call: KernelCall) -> set[int]:
+    """Name the sizes that must stay, since others follow from them."""
+    if "mkldnn_rnn" in call.func.name():  # 4 gates times hidden; read without a check
+        weights = call.tensors[1:5]
+        return {size for spec in weights for size in spec.shape} | {
+            leaf for leaf in call.leaves if type(leaf) is int
+        }
+    if call.spatial:
+        return {size for spec in call.tensors for size in spec.shape[2:]}
+    return set()
+
+
+def _replacements(sizes: list[int], pattern: tuple[int, ...]) -> dict[int, int]:
+    """Map the largest size to the first of a pattern, and so on; never to a larger."""
+    padded = itertools.chain(pattern, itertools.repeat(pattern[-1]))
+    return {size: min(size, other) for size, other in zip(sizes, padded, strict=False)}
+
+
+def _resized(call: KernelCall, sizes: dict[int, int]) -> KernelCall | None:
+    """Replace sizes wherever they stand: in shapes, and in lists of numbers."""
+    fixed = _fixed_sizes(call)
+    numbers = sizes | _products(call, sizes)
+    leaves: list[Any] = []
+    for leaf in call.leaves:
+        if isinstance(leaf, TensorSpec):
+            leaves.append(_resized_spec(leaf, sizes))
+        elif (
+            type(leaf) is not int
+            or not _SMALLEST_SHRUNK <= leaf < 1 << 31
+            or leaf in fixed
+        ):
+            leaves.append(leaf)
+        elif leaf in numbers:
+            leaves.append(numbers[leaf])
+        elif any(word in call.func.name() for word in _FREE_NUMBERS):
+            leaves.append(_FREE_NUMBER)
+        elif call.spatial:
+            leaves.append(leaf)
+        else:  # some kernels believe such a number, and would read beyond the operands
+            return None
+    return KernelCall(call.func, tuple(leaves), call.tree, resized=True)
+
+
+def _products(call: KernelCall, sizes: dict[int, int]) -> dict[int, int]:
+    """Map products of neighbouring sizes, such as the pixels of group_norm."""
+    products: dict[int, int] = {}
+    for spec in call.tensors:
+        for start, stop in itertools.combinations(range(len(spec.shape) + 1), 2):
+            axes = spec.shape[start:stop]
+            small = [sizes.get(size, size) for size in axes]
+            products.setdefault(math.prod(axes), math.prod(small))
+    return products
+
+
+def _resized_spec(spec: TensorSpec, sizes: dict[int, int]) -> TensorSpec:
+    """Keep the order of the axes, and gaps between rows as gaps of one element."""
+    shape = tuple(sizes.get(size, size) for size in spec.shape)
+    stride = [0] * len(shape)
+    dense, dense_before = 1, 1
+    for axis in sorted(range(len(shape)), key=lambda a: (spec.stride[a], -a)):
+        if not spec.stride[axis]:
+            continue
+        if spec.stride[axis] > dense_before:
+            dense += 1
+        dense_before = max(spec.stride[axis], 1) * spec.shape[axis]
+        stride[axis] = dense
+        dense *= shape[axis]
+    return TensorSpec(shape, tuple(stride), spec.dtype)
+
+
+def output_bytes(call: KernelCall) -> int | None:
+    """Ask torch's shape rules what a call would give.
+
+    Returns:
+        Bytes of its outputs; None where there is no rule, or where it refuses.
+    """
+    leaves = [
+        torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype, device="meta")
+        if isinstance(leaf, TensorSpec)
+        else leaf
+        for leaf in call.leaves
+    ]
+    args, kwargs = tree_unflatten(leaves, call.tree)
+    try:
+        made = call.func(*args, **kwargs)
+    except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError):
+        return None
+    sizes: list[int] = [
+        t.numel() * t.itemsize for t in tree_iter(made) if _is_tensor(t)
+    ]
+    return sum(sizes)
