@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 SHM = "/dev/shm"
 _MOST_FILES = 20_000
-_SHARE = 0.002
-"""Of the time, for what costs milliseconds."""
 _LITTLE_S = 0.001
 """What a look at the files may take every epoch."""
 _CLOCK_S = 0.01
@@ -60,29 +58,31 @@ def kinds_of(name: str) -> Counter[str]:
     return Counter(_LISTS[name]())
 
 
-class Seldom:
-    """Work that takes long: due as often as comes to 0.2 % of the time.
+class Throttle:
+    """Work that takes long: due as often as comes to a share of the time.
 
     Args:
+        max_share: Of the time.
         free_s: Work that takes no longer is always due.
     """
 
-    def __init__(self, free_s: float = 0.0) -> None:
-        self.free_s = free_s
-        self.next = 0.0
+    def __init__(self, max_share: float = 0.001, free_s: float = 0.0) -> None:
+        self.max_share, self.free_s = max_share, free_s
+        self.next_due = 0.0
         self._begun = 0.0
 
     @property
     def due(self) -> bool:
         """Whether its time has come again."""
-        return time.monotonic() >= self.next
+        return time.monotonic() >= self.next_due
 
     def __enter__(self) -> None:
         self._begun = time.monotonic()
 
     def __exit__(self, *_: object) -> None:
         took = time.monotonic() - self._begun
-        self.next = self._begun + (took / _SHARE if took > self.free_s else 0.0)
+        pause = took / self.max_share if took > self.free_s else 0.0
+        self.next_due = self._begun + pause
 
 
 class SharedFiles:
@@ -96,13 +96,13 @@ class SharedFiles:
         self.since = time.time() - _CLOCK_S
         self._state: tuple[int, int] | None = None
         self._bytes: int | None = None
-        self._seldom = Seldom(free_s=_LITTLE_S)
+        self._throttle = Throttle(free_s=_LITTLE_S)
 
     def reading(self) -> int | None:
         """Add them up; None where there is no such folder, and while it costs much."""
-        if not self._seldom.due:
+        if not self._throttle.due:
             return None
-        with self._seldom:
+        with self._throttle:
             return self.bytes()
 
     def bytes(self) -> int | None:

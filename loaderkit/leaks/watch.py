@@ -2,64 +2,76 @@
 
 from __future__ import annotations
 
-import gc
+import bisect
+import contextlib
 import time
 from array import array
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from loaderkit.leaks.census import Census, take_census
-from loaderkit.leaks.resources import Seldom, SharedFiles, kinds_of
+from loaderkit.leaks.lows import keeps_rising
+from loaderkit.leaks.resources import SharedFiles, Throttle, kinds_of
 from loaderkit.leaks.trace import live_blocks
+from loaderkit.leaks.unrooted import count_outside
 from loaderkit.leaks.verdict import WORKER
 from loaderkit.memory import process
 from loaderkit.memory.counters import COUNTERS
-from loaderkit.memory.probes import read_device
+from loaderkit.memory.probes import read_device, read_device_used
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import torch
 
     from loaderkit.leaks.trace import Blocks
     from loaderkit.leaks.verdict import Series
 
-_LOOKED_BACK = 4
-"""Epochs over which growth is looked for before objects are counted."""
 _EXACT = ("malloc", "python_blocks")
 """Counters from which a census can be subtracted; resident pages are used again."""
 _WORKERS = 64
 """Child processes that are followed one by one."""
-_SUSPICIOUS = {"bytes": 8 << 10, "blocks": 128}
+_SUSPICIOUS_BLOCKS = 128
 """Growth an epoch that is looked into; half of what would be called a leak."""
+_RESIDENT = {"anonymous", "resident"}
+"""Counters that jitter with free pages: they ask for no census where malloc tells."""
 
 
 class Watch:
     """The readings of one run."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, tolerance: int) -> None:
         self.device = device
         self.epoch = 0
+        self._suspicious = {"bytes": tolerance / 2, "blocks": _SUSPICIOUS_BLOCKS}
+        """Growth an epoch that is looked into, by unit."""
         self.censuses: list[Census] = []
         """The last two."""
         self.files: Counter[str] = Counter()
         """Open when it started."""
+        self.outside_counts = count_outside()
+        """Exit handlers and frozen objects when it started."""
         self.shared_files = SharedFiles()
         self.begun = time.monotonic()
         self._epochs: dict[str, array[float]] = {}
         self._values: dict[str, array[float]] = {}
         self._offsets: dict[str, int] = {}
-        self._slowly = Seldom()
+        self._throttle = Throttle()
         self._own_s = 0.0
 
     def start(self) -> None:
-        """Take the reading before the first epoch, without garbage from before."""
-        if gc.isenabled():
-            gc.collect()
+        """Take the reading before the first epoch.
+
+        Garbage from before is not collected: that takes 0.1 s, as long as five steps,
+        and a fall in the first epochs belongs to the warm-up.
+        """
         self.files = kinds_of("files")
+        self.outside_counts = count_outside()
         self._note(self._read())
         self.begun = self._ended = time.monotonic()
 
     def end_epoch(self) -> None:
-        """Take the reading after an epoch; 0.2 ms, or 0.1 s when memory grows."""
+        """Take the reading after an epoch; 0.3 ms, or 0.4 s when memory grows."""
         begun = time.monotonic()
         self.epoch += 1
         self._note(self._read())
@@ -75,19 +87,34 @@ class Watch:
 
     def count_objects(self) -> None:
         """Take a census, whose own memory is then subtracted from all readings."""
+        with self.own_memory():
+            self.censuses = [*self.censuses[-1:], take_census(self.epoch)]
+            self.censuses[-1].blocks = self.recorded_blocks()
+
+    @contextlib.contextmanager
+    def own_memory(self) -> Iterator[None]:
+        """Subtract from all readings what is taken within: it is ours, and no jump."""
         before = process.quick_counters()
-        self.censuses = [*self.censuses[-1:], take_census(self.epoch)]
-        self.censuses[-1].blocks = self.recorded_blocks()
-        after = process.quick_counters()
-        for name in _EXACT:
-            if name in after:
-                change = after[name] - before[name]
-                self._offsets[name] = self._offsets.get(name, 0) + change
+        try:
+            yield
+        finally:
+            after = process.quick_counters()
+            for name in _EXACT:
+                if name in after:
+                    change = after[name] - before[name]
+                    self._offsets[name] = self._offsets.get(name, 0) + change
 
     def census(self) -> Census | None:
-        """Give the latest census that is some epochs old."""
-        old = [each for each in self.censuses if each.epoch <= self.epoch - 2]
-        return old[-1] if old else None
+        """Give the latest census that is old enough to tell what came since.
+
+        A quarter of the run is, if there is one: in two epochs nothing may have come of
+        what is kept every fifth.
+        """
+        for age in (self.epoch / 4, 2):
+            old = [each for each in self.censuses if each.epoch <= self.epoch - age]
+            if old:
+                return old[-1]
+        return None
 
     def recorded_blocks(self) -> Blocks:
         """Give the device's memory by who asked for it, if somebody records that."""
@@ -111,7 +138,7 @@ class Watch:
         for name, values in self._values.items():
             middle = len(values) // 2
             unit = "bytes" if name.startswith(WORKER) else COUNTERS[name].unit
-            least = _SUSPICIOUS.get(unit, 0.25)
+            least = self._suspicious.get(unit, 0.25)
             if values[-1] - values[middle] > least * (len(values) - 1 - middle):
                 return True
         return False
@@ -139,22 +166,30 @@ class Watch:
     def _read(self) -> dict[str, int]:
         found = self.quick()
         found |= read_device(self.device, full=False)[0]
-        shared = self.shared_files.reading()
+        regular = self._is_sparse() or self._throttle.due
+        shared = self.shared_files.bytes() if regular else self.shared_files.reading()
         if shared is not None:
             found["shm_files"] = shared
-        if self._is_sparse() or self._slowly.due:
-            with self._slowly:
-                found |= self._read_slowly()
+        if regular:
+            with self._throttle:
+                count = process.mappings()
+                if count is not None:
+                    found["mappings"] = count
+                used = read_device_used(self.device)
+                if used is not None:
+                    found["device_used"] = used
+        if regular:
+            found |= self._read_workers()
         return found
 
-    def _read_slowly(self) -> dict[str, int]:
-        """Read what makes the kernel walk pages: mappings, and what workers have."""
-        count = process.mappings()
-        found = {} if count is None else {"mappings": count}
-        for pid in process.children_of(process.own_pid())[:_WORKERS]:
-            size = process.private_bytes(pid)
-            if size is not None:
-                found[f"{WORKER}{pid}"] = size
+    def _read_workers(self) -> dict[str, int]:
+        """Read the private pages of child processes, which the kernel has to walk."""
+        found = {}
+        with self._throttle:
+            for pid in process.children_of(process.own_pid())[:_WORKERS]:
+                size = process.private_bytes(pid)
+                if size is not None:
+                    found[f"{WORKER}{pid}"] = size
         return found
 
     def _is_sparse(self) -> bool:
@@ -181,11 +216,15 @@ class Watch:
                 del self._epochs[name], self._values[name]
 
     def _grows(self) -> bool:
-        """Tell whether the last few epochs added something."""
+        """Tell whether a counter keeps rising since the last census."""
+        since = self.censuses[-1].epoch if self.censuses else 1
         for name, values in self._values.items():
-            back = min(_LOOKED_BACK, len(values) - 2)  # the first epoch warms up
-            if back > 0 and not name.startswith(WORKER):
-                least = _SUSPICIOUS.get(COUNTERS[name].unit, 0.5)
-                if values[-1] - values[-1 - back] >= least * back:
-                    return True
+            resident = name in _RESIDENT and "malloc" in self._values
+            if resident or name.startswith(WORKER):
+                continue
+            least = self._suspicious.get(COUNTERS[name].unit, 0.5)
+            # The reading after the first epoch is the first without its warm-up.
+            first = bisect.bisect_left(self._epochs[name], since)
+            if keeps_rising(values[first:], least):
+                return True
         return False
