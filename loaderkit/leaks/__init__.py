@@ -1,7 +1,7 @@
 """Does memory grow from epoch to epoch, what grows, and who holds it?
 
 Read ``trend`` first (one counter, pure), then ``verdict`` (all counters, pure),
-``watch`` (reads the counters), ``census`` and ``blame`` (which objects became more, and
-who holds them), ``trace`` (which lines allocate), ``detector`` (``LeakDetector``),
-``report`` and ``page`` (what you see) and ``pytest_plugin``.
+``watch`` and ``shared_files`` (read the counters), ``census`` and ``blame`` (which
+objects became more, and who holds them), ``trace`` (which lines allocate), ``detector``
+(``LeakDetector``), ``report`` and ``page`` (what you see) and ``pytest_plugin``.
 """

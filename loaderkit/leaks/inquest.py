@@ -15,10 +15,15 @@ from loaderkit.leaks.resources import resource_growth, worker_words
 from loaderkit.leaks.trace import device_sites
 from loaderkit.leaks.trend import LEAKING, LEAST, NEEDS_MORE, STEADY
 from loaderkit.leaks.unrooted import count_outside
-from loaderkit.leaks.verdict import WORKER, epochs_until, judge, overall
+from loaderkit.leaks.verdict import (
+    WORKER,
+    epochs_until,
+    judge,
+    overall,
+    read_too_seldom,
+)
 from loaderkit.memory.host import read_host
 from loaderkit.memory.probes import read_device
-from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,6 +48,7 @@ _LEFT_OVER = (
 _SMALL = 1 << 20
 """Bytes an epoch of plain numbers that are no leak."""
 _LEAST_PAUSE_S = 0.25
+_KINDS_NAMED = 3
 _METRICS = 10_000
 """Of them a second: ten for each step of a millisecond."""
 
@@ -61,14 +67,9 @@ def inquire(
     Returns:
         The report.
     """
-    counters = judge(watch.series(), tolerance=tolerance, warmup=warmup)
-    dropped = _note_on_foreign_shm_files(watch, counters)
-    if dropped:
-        counters = tuple(each for each in counters if each.name != "shm_files")
+    counters, left_out = _judge(watch, warmup=warmup, tolerance=tolerance)
     finding = _find_causes(watch, counters)
-    verdict, notes = finding.verdict, [*finding.notes]
-    if dropped:
-        notes.append(dropped)
+    verdict, notes = finding.verdict, [*finding.notes, *left_out]
     bound, bound_from = _limit(watch, limit)
     rates = [
         c.trend.per_epoch for c in counters if c.trend.rising and c.unit == "bytes"
@@ -117,25 +118,50 @@ def _find_causes(watch: Watch, counters: tuple[CounterTrend, ...]) -> _Finding:
     return _Finding(verdict, more, tuple(growths), tuple(notes))
 
 
-def _note_on_foreign_shm_files(watch: Watch, counters: tuple[CounterTrend, ...]) -> str:
-    """Tell of files that come to /dev/shm while this process waits.
+def _judge(
+    watch: Watch, *, warmup: int | None, tolerance: int
+) -> tuple[tuple[CounterTrend, ...], list[str]]:
+    """Judge the counters, without files in /dev/shm that another process makes.
 
     Returns:
-        Why the counter cannot be judged; empty where it can.
+        The counters, and notes on what was left out of them.
     """
-    found = [each for each in counters if each.name == "shm_files"]
-    if not found or not found[0].trend.rising:
-        return ""
-    pause = min(max(4 * watch.seconds_per_epoch(), _LEAST_PAUSE_S), 1.0)
-    if not watch.shared_files.grows_by_itself(pause):
-        return ""
-    growth = watch.shared_files.growth(found[0].trend.per_epoch)
-    return (
-        f"shm_files is not judged: {growth.what} grew by "
-        f"{format_bytes(growth.bytes_per_epoch)} each epoch, but also while this "
-        "process waited, so another process makes files there; run it alone to see its "
-        "own"
-    )
+    shared_files = watch.shared_files
+
+    def trends_of_kinds() -> dict[str, Trend]:
+        found = {}
+        for kind, readings in shared_files.series_by_kind().items():
+            [counter] = judge(
+                {"shm_files": readings}, tolerance=tolerance, warmup=warmup
+            )
+            found[kind] = counter.trend
+        return found
+
+    series = watch.series()
+    counters = judge(series, tolerance=tolerance, warmup=warmup)
+    if any(trend.verdict != STEADY for trend in trends_of_kinds().values()):
+        pause = min(max(4 * watch.seconds_per_epoch(), _LEAST_PAUSE_S), 1.0)
+        shared_files.wait_for_others(pause)
+        # What another process leaves there once may hide what this one leaves each
+        # epoch.  So where a kind leaks, the others are not counted.
+        leaking = [kind for kind, trend in trends_of_kinds().items() if trend.rising]
+        series["shm_files"] = shared_files.series(leaking or None)
+        counters = judge(series, tolerance=tolerance, warmup=warmup)
+
+    notes = []
+    foreign = sorted(watch.shared_files.foreign_kinds_seen())
+    if foreign:
+        names = ", ".join(foreign[:_KINDS_NAMED])
+        if len(foreign) > _KINDS_NAMED:
+            names += f" and {len(foreign) - _KINDS_NAMED} more kinds"
+        notes.append(f"files {names} are made by another process: left out")
+    for name, count in read_too_seldom(series).items():
+        if not name.startswith(WORKER):
+            notes.append(
+                f"{name} was read after {count} of {watch.epoch} epochs only: too "
+                "seldom to be judged"
+            )
+    return counters, notes
 
 
 def _growths(watch: Watch, counters: Sequence[CounterTrend]) -> list[Growth]:

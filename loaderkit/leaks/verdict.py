@@ -79,20 +79,35 @@ def judge(
     Returns:
         A trend a counter, in the order given; those not judged are left out.
     """
-    most = max((len(epochs) for epochs, _ in series.values()), default=0)
     found = []
+    seldom = read_too_seldom(series)
     for name, (epochs, values) in series.items():
-        worker = name.startswith(WORKER)
-        if len(epochs) < min(most / 3, _ENOUGH) or not (
-            worker or COUNTERS[name].judged
-        ):
-            continue  # a worker that lived for an epoch, or read too rarely to tell
+        if name in seldom or not (name.startswith(WORKER) or COUNTERS[name].judged):
+            continue
         epochs, values = _thin(epochs), _thin(values)
         floor = _FLOORS.get(unit_of(name), tolerance)
         trend = fit_trend(values, floor=floor, warmup=warmup, at=epochs)
         counter = CounterTrend(name, trend, tuple(epochs), tuple(values))
         found.append(_undecided(counter) if name == "device_used" else counter)
     return tuple(found)
+
+
+def read_too_seldom(series: Mapping[str, Series]) -> dict[str, int]:
+    """Find the counters that cannot be judged.
+
+    Args:
+        series: Epochs and readings by counter.
+
+    Returns:
+        By counter, how often it was read: a worker that lived for an epoch, a device
+        that was used late, what takes too long to be read every epoch.
+
+    >>> read_too_seldom({"malloc": (range(9), range(9)), "shm_files": ([0, 8], [0, 0])})
+    {'shm_files': 2}
+    """
+    counts = {name: len(epochs) for name, (epochs, _) in series.items()}
+    least = min(max(counts.values(), default=0) / 3, _ENOUGH)
+    return {name: count for name, count in counts.items() if count < least}
 
 
 def overall(trends: Iterable[CounterTrend]) -> tuple[str, int]:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 from loaderkit.leaks.census import Census, take_census
 from loaderkit.leaks.lows import keeps_rising
-from loaderkit.leaks.resources import SharedFiles, Throttle, kinds_of
+from loaderkit.leaks.resources import kinds_of
+from loaderkit.leaks.shared_files import SharedFiles
+from loaderkit.leaks.throttle import Throttle
 from loaderkit.leaks.trace import live_blocks
 from loaderkit.leaks.unrooted import count_outside
 from loaderkit.leaks.verdict import WORKER
@@ -125,9 +127,13 @@ class Watch:
 
     def series(self) -> dict[str, Series]:
         """Give all readings by counter."""
-        return {
+        found: dict[str, Series] = {
             name: (self._epochs[name], values) for name, values in self._values.items()
         }
+        shared_files = self.shared_files.series()
+        if len(shared_files[0]):
+            found["shm_files"] = shared_files
+        return found
 
     def last(self, name: str) -> float | None:
         """Look up a counter's last reading."""
@@ -135,7 +141,7 @@ class Watch:
 
     def may_leak(self) -> bool:
         """Tell, at the cost of a glance, whether the second half brought anything."""
-        for name, values in self._values.items():
+        for name, (_, values) in self.series().items():
             middle = len(values) // 2
             unit = "bytes" if name.startswith(WORKER) else COUNTERS[name].unit
             least = self._suspicious.get(unit, 0.25)
@@ -153,7 +159,8 @@ class Watch:
     def own_objects(self) -> list[object]:
         """List what grows because we watch."""
         arrays = [part for each in self.censuses for part in (each.ids, each.lengths)]
-        return [self._epochs, self._values, self._offsets, *arrays]
+        own: list[object] = [self._epochs, self._values, self._offsets, *arrays]
+        return own + self.shared_files.own_objects()
 
     def quick(self) -> dict[str, int]:
         """Read the host's counters, without what the censuses keep."""
@@ -167,9 +174,7 @@ class Watch:
         found = self.quick()
         found |= read_device(self.device, full=False)[0]
         regular = self._is_sparse() or self._throttle.due
-        shared = self.shared_files.bytes() if regular else self.shared_files.reading()
-        if shared is not None:
-            found["shm_files"] = shared
+        self.shared_files.note(self.epoch, always=regular)
         if regular:
             with self._throttle:
                 count = process.mappings()

@@ -5,12 +5,8 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
-from multiprocessing import resource_tracker
-from multiprocessing.shared_memory import SharedMemory
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,11 +14,7 @@ import torch
 import loaderkit
 from loaderkit import LeakDetector, LeakError, assert_no_leak
 from loaderkit.leaks.detector import JUDGED_AFTER
-from loaderkit.leaks.resources import SharedFiles
 
-needs_shm = pytest.mark.skipif(
-    not Path("/dev/shm").exists(), reason="there is no /dev/shm here"
-)
 SIZE = 30_000  # float32 numbers a step: 117 KiB
 
 
@@ -326,119 +318,3 @@ def test_the_detector_itself_keeps_next_to_nothing():
     grown = loaderkit.read_memory("cpu").get("malloc") - before
     assert grown < 100 * 1024
     assert detector.finish().ok
-
-
-def sharing_memory(folder, *, unlink):
-    """Make a shared segment an epoch, as workers do that send arrays."""
-
-    def epoch():
-        segment = SharedMemory(create=True, size=200_000)
-        resource_tracker.unregister(f"/{segment.name}", "shared_memory")
-        segment.buf[:] = bytes(200_000)
-        segment.close()
-        folder.append(segment.name)
-        if unlink:
-            Path(f"/dev/shm/{segment.name}").unlink()
-
-    return epoch
-
-
-@pytest.fixture
-def segments():
-    names = []
-    yield names
-    for name in names:
-        Path("/dev/shm", name).unlink(missing_ok=True)
-
-
-@needs_shm
-def test_shared_memory_that_is_never_unlinked_is_named_with_its_file(segments):
-    report = LeakDetector("cpu", on_leak=id).run(
-        sharing_memory(segments, unlink=False), epochs=12
-    )
-
-    assert report.leaking
-    assert [each.name for each in report.leaks] == ["shm_files"]
-    assert report.bytes_per_epoch == 200_704
-    assert "files /dev/shm/psm_" in str(report)
-    assert "unlink()" in str(report)
-
-
-@needs_shm
-def test_its_twin_that_unlinks_is_steady(segments):
-    epoch = sharing_memory(segments, unlink=True)
-
-    assert LeakDetector("cpu").run(epoch, epochs=12).ok
-
-
-LEAVING_FILES = """
-import sys, time
-for n in range(10_000):
-    open(f"/dev/shm/loaderkit_test_{sys.argv[1]}_{n}", "wb").write(bytes(50_000))
-    time.sleep(0.005)
-"""
-
-
-@needs_shm
-def test_new_files_are_found_in_folders_too_and_old_folders_are_not_entered():
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        Path(folder, "old").mkdir()
-        Path(folder, "old", "file").write_bytes(bytes(4096))
-        time.sleep(0.05)
-        files = SharedFiles()
-        Path(folder, "new").write_bytes(bytes(8192))
-
-        found = files.bytes()
-        named = files.growth(1.0).what
-
-    assert found == 8192
-    assert named.endswith("/new")
-    assert files.bytes() == 0
-
-
-@needs_shm
-def test_looking_at_many_files_waits_until_it_costs_little(monkeypatch):
-    files = SharedFiles()
-    monkeypatch.setattr(files, "bytes", lambda: time.sleep(0.01))
-
-    began = time.monotonic()
-    files.reading()
-    looked = files._throttle.next_due - began
-
-    assert 0.01 / 0.001 <= looked < 20
-    monkeypatch.setattr(files, "bytes", lambda: pytest.fail("it looked again"))
-    assert files.reading() is None
-
-
-@needs_shm
-def test_files_that_come_while_this_process_waits_are_anothers():
-    other = subprocess.Popen([sys.executable, "-c", LEAVING_FILES, str(os.getpid())])
-    files = SharedFiles()
-    try:
-        while not files.bytes():
-            time.sleep(0.01)
-        beside = files.grows_by_itself(0.25)
-    finally:
-        other.kill()
-        other.wait()
-        for file in Path("/dev/shm").glob(f"loaderkit_test_{os.getpid()}_*"):
-            file.unlink()
-    alone = SharedFiles().grows_by_itself(0.05)
-
-    assert beside
-    assert not alone
-
-
-@needs_shm
-def test_what_another_process_leaves_in_shared_memory_is_no_leak_of_ours(
-    segments, monkeypatch
-):
-    monkeypatch.setattr(SharedFiles, "grows_by_itself", lambda *_: True)
-
-    epoch = sharing_memory(segments, unlink=False)
-
-    report = LeakDetector("cpu").run(epoch, epochs=12)
-
-    assert report.ok
-    assert "shm_files is not judged: files /dev/shm/psm_" in str(report)
-    assert "another process makes files there" in str(report)
