@@ -143,27 +143,12 @@ def own_pid() -> int:
     return os.getpid()
 
 
-def private_bytes(pid: int) -> int | None:
-    """Read the memory that only this process has (USS); some ms.
-
-    Of a forked worker: what it has written since.  Memory that it takes may lie in
-    pages which its parent had freed, so its resident pages need not become more.
-
-    Args:
-        pid: Its number.
-
-    Returns:
-        Bytes; None when it is gone, or where the kernel does not tell.
-    """
-    shares = _shares(pid)
-    return process_anonymous(pid) if shares is None else shares[0]
-
-
 def process_anonymous(pid: int) -> int | None:
     """Read another process's private memory.
 
     Pages that a forked child still shares with its parent count too: they are part of
-    where it starts, and copying one on write changes nothing.
+    where it starts, and copying one on write changes nothing.  So what it keeps in
+    pages that its parent had freed before the fork is not seen.
 
     Args:
         pid: Its number.
