@@ -34,7 +34,7 @@ _EXACT = ("malloc", "python_blocks")
 _WORKERS = 64
 """Child processes that are followed one by one."""
 _WORKERS_FREE_S = 0.0005
-"""What reading them may take every epoch: 0.25 % of one of 200 ms.  Each takes 0.05 ms."""
+"""What reading all of them may take every epoch; each takes 0.05 ms."""
 _SUSPICIOUS_BLOCKS = 128
 """Growth an epoch that is looked into; half of what would be called a leak."""
 _RESIDENT = {"anonymous", "resident"}
