@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from loaderkit.leaks.census import CONTAINERS, take_census, untracked_dicts
+from loaderkit.leaks.census import containers_in, take_census, untracked_dicts
 from loaderkit.leaks.growth import Growth
 from loaderkit.leaks.longest import find_longest
 from loaderkit.leaks.unrooted import is_in_autograd_cycle, may_be_exit_handlers
@@ -128,14 +128,17 @@ def explains(found: Sequence[Growth], rate: float) -> bool:
 
 def _containers(before: Census, epochs: int, ours: set[int]) -> list[Growth]:
     """Find containers that hold more than they did, and weigh what came."""
-    grown: list[tuple[int, Any]] = []
     least = max(2, epochs / _SELDOM)
     objects = gc.get_objects()
-    for each in itertools.chain(objects, untracked_dicts(objects)):
-        if is_a(each, CONTAINERS) and id(each) not in ours:
-            length = before.length(each)
-            if length is not None and len(each) - length >= least:
-                grown.append((len(each) - length, each))
+    containers = containers_in(objects) + untracked_dicts(objects)
+    ids = np.fromiter(map(id, containers), np.int64, len(containers))
+    lengths = np.fromiter(map(len, containers), np.int64, len(containers))
+    more = lengths - before.lengths_of(ids)
+    grown = [
+        (int(more[index]), containers[index])
+        for index in np.flatnonzero(more >= least)
+        if int(ids[index]) not in ours
+    ]
     grown.sort(key=lambda pair: -pair[0])
     weighed = []
     for count, each in grown[:_WEIGHED]:
