@@ -128,17 +128,8 @@ def explains(found: Sequence[Growth], rate: float) -> bool:
 
 def _containers(before: Census, epochs: int, ours: set[int]) -> list[Growth]:
     """Find containers that hold more than they did, and weigh what came."""
-    least = max(2, epochs / _SELDOM)
     objects = gc.get_objects()
-    containers = containers_in(objects) + untracked_dicts(objects)
-    ids = np.fromiter(map(id, containers), np.int64, len(containers))
-    lengths = np.fromiter(map(len, containers), np.int64, len(containers))
-    more = lengths - before.lengths_of(ids)
-    grown = [
-        (int(more[index]), containers[index])
-        for index in np.flatnonzero(more >= least)
-        if int(ids[index]) not in ours
-    ]
+    grown = _grown_containers(objects, before, max(2, epochs / _SELDOM), ours)
     grown.sort(key=lambda pair: -pair[0])
     weighed = []
     for count, each in grown[:_WEIGHED]:
@@ -148,6 +139,25 @@ def _containers(before: Census, epochs: int, ours: set[int]) -> list[Growth]:
     weighed.sort(key=lambda row: -row[0])
     ignore = [grown, weighed, objects]
     return [_growth(row, ignore) for row in weighed[:_NAMED] if row[0] > 0]
+
+
+def _grown_containers(
+    objects: list[Any], before: Census, least: float, ours: set[int]
+) -> list[tuple[int, Any]]:
+    """List by how much containers grew.
+
+    The arrays are let go of on return: what a running function has would be taken for
+    something that the user keeps.
+    """
+    containers = containers_in(objects) + untracked_dicts(objects)
+    ids = np.fromiter(map(id, containers), np.int64, len(containers))
+    lengths = np.fromiter(map(len, containers), np.int64, len(containers))
+    more = lengths - before.lengths_of(ids)
+    return [
+        (int(more[index]), containers[index])
+        for index in np.flatnonzero(more >= least)
+        if int(ids[index]) not in ours
+    ]
 
 
 def _growth(row: tuple[int, float, Any, list[Any]], ignore: Sequence[Any]) -> Growth:
