@@ -76,7 +76,7 @@ class Watch:
         self.begun = self._ended = time.monotonic()
 
     def end_epoch(self) -> None:
-        """Take the reading after an epoch; 0.3 ms, or 0.4 s when memory grows."""
+        """Take the reading after an epoch; up to 1 ms, or 0.4 s when memory grows."""
         begun = time.monotonic()
         self.epoch += 1
         self._note(self._read())
