@@ -33,6 +33,8 @@ _EXACT = ("malloc", "python_blocks")
 """Counters from which a census can be subtracted; resident pages are used again."""
 _WORKERS = 64
 """Child processes that are followed one by one."""
+_HELPERS = (b"multiprocessing.resource_tracker",)
+"""Not the fork server: workers that it forks have its command line."""
 _WORKERS_FREE_S = 0.0005
 """What reading all of them may take every epoch; each takes 0.05 ms."""
 _SUSPICIOUS_BLOCKS = 128
@@ -131,7 +133,9 @@ class Watch:
     def series(self) -> dict[str, Series]:
         """Give all readings by counter."""
         found: dict[str, Series] = {
-            name: (self._epochs[name], values) for name, values in self._values.items()
+            name: (self._epochs[name], values)
+            for name, values in self._values.items()
+            if not (name.startswith(WORKER) and _is_helper(name))
         }
         shared_files = self.shared_files.series()
         if len(shared_files[0]):
@@ -240,3 +244,13 @@ class Watch:
             if keeps_rising(values[first:], least):
                 return True
         return False
+
+
+def _is_helper(name: str) -> bool:
+    """Tell whether a child is one of multiprocessing's own, not a worker.
+
+    The resource tracker starts with the first shared memory, and its memory grows while
+    it does: over many short epochs that looked like a leak.
+    """
+    command = process.command_of(int(name.removeprefix(WORKER)))
+    return any(helper in command for helper in _HELPERS)

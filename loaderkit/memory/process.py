@@ -161,6 +161,19 @@ def process_anonymous(pid: int) -> int | None:
     return int(match[1]) * 1024 if match else None
 
 
+def command_of(pid: int) -> bytes:
+    """Read the command line of a process.
+
+    Args:
+        pid: Its number.
+
+    Returns:
+        Its arguments, each ended by a zero byte; empty when it is gone, or where the
+        kernel does not tell.
+    """
+    return _read(f"{PROC}/{pid}/cmdline") or b""
+
+
 def process_name(pid: int) -> str:
     """Say what a process is.
 
