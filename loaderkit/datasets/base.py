@@ -18,7 +18,7 @@ from loaderkit.cache.files import load_sources
 from loaderkit.cache.layout import MANIFEST
 from loaderkit.cache.store import Checksums, Store, check_checksums
 from loaderkit.datasets.classes import Classes, modules_of
-from loaderkit.datasets.decode import decode
+from loaderkit.datasets.decode import decode, decode_text
 from loaderkit.datasets.dict_batches import RAGGED, DictRecipe, collate_samples
 from loaderkit.datasets.fingerprint import Fingerprint, differences
 from loaderkit.datasets.gathering import UnlikeShapesError, reader
@@ -211,9 +211,13 @@ class SafeDataset(Dataset[Any]):
             samples = [self[row] for row in numbers.tolist()]
             with collating():
                 return self._joined(samples)
+        return self._gathered(recipe, cached)
+
+    def _gathered(self, recipe: Any, cached: Ints, *options: Any) -> Any:
+        """Have a recipe gather rows of the cache; ``options`` are the recipe's own."""
         try:
             with collating():
-                return recipe.batch(cached)
+                return recipe.batch(cached, *options)
         except UnlikeShapesError as error:
             raise self._unlike(str(error)) from None
 
@@ -264,7 +268,7 @@ class SafeDataset(Dataset[Any]):
             return str(self._all_keys()[at])
         store = self._open().store
         shard, sample = store.locate(at)
-        return store.column(KEY).read(shard, sample).tobytes().decode()
+        return decode_text(KEY, store.column(KEY).read(shard, sample).tobytes())
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel as paths and settings: another process opens the cache itself.

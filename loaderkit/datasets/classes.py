@@ -20,7 +20,7 @@ from torch_geometric.data import Data, HeteroData, TemporalData
 from torch_geometric.data.data import BaseData
 
 from loaderkit.datasets.structure import Nest
-from loaderkit.errors import DatasetError
+from loaderkit.errors import DamagedCacheError, DatasetError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -105,16 +105,31 @@ class Classes:
 
         Raises:
             DatasetError: It names the classes, and the argument to pass.
+            DamagedCacheError: A graph has parts that its class does not have.
         """
-        unfit = {
-            str(nest.cls)
+        with_class = [
+            nest
             for variant in structure.variants
             if isinstance(variant, Nest)
             for nest in variant.nests()
-            if nest.cls is not None and not self.fits(nest)
-        }
+            if nest.cls is not None
+        ]
+        unfit = {str(nest.cls) for nest in with_class if not self.fits(nest)}
         if unfit:
             raise _unknown(unfit)
+        for nest in with_class:
+            if nest.kind == "graph":
+                self._check_stores(nest)
+
+    def _check_stores(self, graph: Nest) -> None:
+        """Refuse node and edge types of a graph whose class has one store, unnamed."""
+        homogeneous = issubclass(self[str(graph.cls)], (Data, TemporalData))
+        if homogeneous and graph.keys != (None,):
+            what = (
+                f"The manifest gives {graph.cls} the node and edge types {graph.keys}."
+            )
+            fix = "pack(source, path, overwrite=True)"
+            raise DamagedCacheError(what, why="it was changed", fix=fix)
 
     def blank(self, name: str) -> Any:
         """Make an empty graph of a class, even one whose constructor asks for more."""

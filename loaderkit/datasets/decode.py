@@ -53,7 +53,7 @@ def decode(node: Leaf | Nest, read: Read, classes: Classes) -> Any:
         try:
             return put_together(node.kind, parts, checked=True)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            raise _damaged(f"its parts make no {node.kind}: {error}") from None
+            raise damaged(f"its parts make no {node.kind}: {error}") from None
     return make_nest(node, list(inside), classes)
 
 
@@ -83,11 +83,46 @@ def decode_leaf(leaf: Leaf, array: NDArray[Any], *, joined: bool) -> Any:
         return _NUMBERS[leaf.kind](array[()])
     if leaf.kind == "bytes":
         return array.tobytes()
+    text = decode_text(leaf.column, array.tobytes())
+    return text if leaf.kind == "str" else decode_json(leaf.column, text)
+
+
+def decode_text(column: str, raw: bytes) -> str:
+    """Turn bytes of a column of texts into text.
+
+    Args:
+        column: Its name, for the error.
+        raw: One text, or several without anything in between.
+
+    Returns:
+        The text.
+
+    Raises:
+        DamagedCacheError: The bytes are no text that ``pack`` writes.
+    """
     try:
-        text = array.tobytes().decode("utf-8", "surrogatepass")
-        return text if leaf.kind == "str" else untagged(json.loads(text))
+        return raw.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise damaged(f"{column!r} is no text as it is packed: {error}") from None
+
+
+def decode_json(column: str, text: str) -> Any:
+    """Turn a text of a column of plain Python values into the value.
+
+    Args:
+        column: Its name, for the error.
+        text: JSON, in which ``encode`` marked what JSON lacks.
+
+    Returns:
+        Lists, tuples, dicts and what they hold.
+
+    Raises:
+        DamagedCacheError: The text is nothing that ``pack`` writes.
+    """
+    try:
+        return untagged(json.loads(text))
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise _damaged(f"{leaf.column!r} is no text as it is packed: {error}") from None
+        raise damaged(f"{column!r} is no value as it is packed: {error}") from None
 
 
 def make_nest(node: Nest, inside: list[Any], classes: Classes) -> Any:
@@ -152,6 +187,7 @@ def _store(data: Any, key: Any) -> Any:
     return data._store if hasattr(data, "_store") else data._global_store
 
 
-def _damaged(why: str) -> DamagedCacheError:
+def damaged(why: str) -> DamagedCacheError:
+    """Make the error for bytes that are no sample."""
     what = "A sample of the cache cannot be put together."
     return DamagedCacheError(what, why=why, fix="loaderkit verify CACHE; pack it again")

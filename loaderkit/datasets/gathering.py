@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from loaderkit.cache.gather import SLICE_BYTES
-from loaderkit.datasets.decode import decode
+from loaderkit.datasets.decode import decode, decode_text
 from loaderkit.datasets.dtypes import carrier, torch_dtype
 from loaderkit.datasets.room import UNASKED_BYTES, Room, check_room
 from loaderkit.datasets.structure import Leaf
@@ -220,10 +220,7 @@ class Gathering:
         if raw.isascii():
             text = raw.decode("ascii")
             return [text[a:b] for a, b in itertools.pairwise(ends)]
-        return [
-            raw[a:b].decode("utf-8", "surrogatepass")
-            for a, b in itertools.pairwise(ends)
-        ]
+        return [decode_text(leaf.column, raw[a:b]) for a, b in itertools.pairwise(ends)]
 
     def values(self, node: Leaf | Nest, classes: Classes) -> list[Any]:
         """Put a part of every sample together, one by one."""

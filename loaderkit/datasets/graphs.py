@@ -11,7 +11,6 @@ from torch_geometric.data.data import BaseData
 
 from loaderkit.datasets.base import SafeDataset, collating
 from loaderkit.datasets.batches import Recipe
-from loaderkit.datasets.gathering import UnlikeShapesError
 from loaderkit.datasets.lazy import LazySamples
 from loaderkit.datasets.room import Room
 from loaderkit.datasets.sizes import Sizes, graph_sizes
@@ -105,11 +104,7 @@ class SafeGraphDataset(SafeDataset):
             Room(len(samples)).take(16 * sum(map(_told_nodes, graphs)))
             with collating():
                 return self._joined(samples, follow, exclude)
-        try:
-            with collating():
-                return recipe.batch(cached, follow, exclude)
-        except UnlikeShapesError as error:
-            raise self._unlike(str(error)) from None
+        return self._gathered(recipe, cached, follow, exclude)
 
     def collate(
         self,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loaderkit.datasets.decode import damaged, decode_json
 from loaderkit.datasets.gathering import Gathering, leaf_dtype
 from loaderkit.datasets.structure import Leaf
 
@@ -175,21 +175,23 @@ def _list_lengths(opened: _Opened, leaf: Leaf, rows: Ints) -> Ints:
     lengths: list[int] = []
     for start in range(0, len(rows), _TEXTS_AT_ONCE):
         some = Gathering(opened.store, rows[start : start + _TEXTS_AT_ONCE])
-        lengths += map(_count_items, some.texts(leaf))
+        lengths += [_count_items(leaf.column, text) for text in some.texts(leaf)]
     return np.array(lengths, np.int64)
 
 
-def _count_items(text: str) -> int:
+def _count_items(column: str, text: str) -> int:
     """Count the items of a list, or of a tuple, which is kept as ``{"t": [...]}``.
 
-    >>> _count_items("[3, 1]"), _count_items("[]"), _count_items('{"t": ["a,b"]}')
-    (2, 0, 1)
+    >>> [_count_items("x", text) for text in ("[3, 1]", "[]", '{"t": ["a,b"]}')]
+    [2, 0, 1]
     """
     flat = text.rfind("[") == 0 and '"' not in text and "{" not in text
     if flat and len(text) > len("[]"):
         return text.count(",") + 1  # five times as fast as reading the numbers
-    value = json.loads(text)
-    return len(value["t"] if isinstance(value, dict) else value)
+    value = decode_json(column, text)
+    if not isinstance(value, list | tuple):
+        raise damaged(f"{column!r} holds no list, as its samples say")
+    return len(value)
 
 
 def _edges(gathering: Gathering, part: Any) -> Any:

@@ -96,11 +96,11 @@ def assert_inside(manifest):
             assert column.values in shard.arrays
 
 
-def test_none_of_10_000_mutated_manifests_leads_out_of_its_file(text):
+def test_none_of_3_000_mutated_manifests_leads_out_of_its_file(text):
     chance, whole = random.Random(0), json.loads(text)["content"]
     refused = 0
 
-    for _ in range(10_000):
+    for _ in range(3_000):
         content = copy.deepcopy(whole)
         for _ in range(chance.randint(1, 3)):
             mutate(chance, content)
@@ -111,7 +111,7 @@ def test_none_of_10_000_mutated_manifests_leads_out_of_its_file(text):
         else:
             assert_inside(manifest)
 
-    assert 5_000 < refused < 10_000
+    assert 1_500 < refused < 3_000
 
 
 def test_the_check_itself_notices_an_array_outside(text):

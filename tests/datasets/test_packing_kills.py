@@ -4,6 +4,7 @@ Here, too: workers that end in other ways than by SIGKILL.
 """
 
 import ctypes
+import faulthandler
 import multiprocessing
 import os
 import random
@@ -80,10 +81,20 @@ def leave_a_child_behind():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def without_a_dump(end):
+    """End the process, without pytest's pages about where it was."""
+
+    def quietly():
+        faulthandler.disable()
+        end()
+
+    return quietly
+
+
 END = {
     "exit": lambda: os._exit(0),
-    "segfault": lambda: ctypes.string_at(0),
-    "abort": os.abort,
+    "segfault": without_a_dump(lambda: ctypes.string_at(0)),
+    "abort": without_a_dump(os.abort),
     "terminated": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "child": leave_a_child_behind,
     "sys.exit": lambda: sys.exit(3),

@@ -205,7 +205,10 @@ def test_load_that_changes_makes_the_cache_stale(tmp_path):
 def cut_everywhere(source, path):
     for name, content in bytes_of(source).items():
         shutil.copytree(source, path)
-        for length in range(len(content.rstrip())):
+        whole = len(content.rstrip())
+        # All lengths take minutes: those at the ends, and some of any remainder.
+        lengths = [*range(64), *range(64, whole - 64, 37), *range(whole - 64, whole)]
+        for length in lengths:
             (path / name).write_bytes(content[:length])
             with pytest.raises(CacheError):
                 read_all(path)
@@ -219,7 +222,7 @@ def read_all(path, checksums="once"):
 
 
 @pytest.mark.slow
-def test_a_cache_cut_at_any_length_is_refused(tmp_path):
+def test_a_cache_that_is_cut_is_refused(tmp_path):
     pack_graphs(tmp_path / "small.lk", 0, count=4, shard_bytes=1 << 20)
 
     assert in_child(cut_everywhere, tmp_path / "small.lk", tmp_path / "cut.lk") == 0
@@ -252,8 +255,8 @@ def flip_bytes(source, path, flips, seed, *, hashed):
 
 
 @pytest.mark.slow
-def test_each_of_2000_flipped_bytes_is_a_clear_error_or_does_no_harm(tmp_path, whole):
-    code = in_child(lambda: flip_bytes(whole, tmp_path / "f.lk", 2000, 0, hashed=True))
+def test_each_of_300_flipped_bytes_is_a_clear_error_or_does_no_harm(tmp_path, whole):
+    code = in_child(lambda: flip_bytes(whole, tmp_path / "f.lk", 300, 0, hashed=True))
 
     assert code == 0
 
@@ -262,7 +265,7 @@ def test_each_of_2000_flipped_bytes_is_a_clear_error_or_does_no_harm(tmp_path, w
 def test_a_flipped_byte_where_nothing_is_hashed_is_an_error_of_ours_or_other_numbers(
     tmp_path, whole
 ):
-    code = in_child(lambda: flip_bytes(whole, tmp_path / "f.lk", 400, 1, hashed=False))
+    code = in_child(lambda: flip_bytes(whole, tmp_path / "f.lk", 200, 1, hashed=False))
 
     assert code == 0
 

@@ -73,6 +73,18 @@ def rewrite(path, content):
     (path / "manifest.json").write_text(strangers.manifest_text(content))
 
 
+def assert_it_ends(ask, path):
+    """Ask in a process of its own, which may hang."""
+    child = FORK.Process(target=ask, args=(path,))
+    child.start()
+    child.join(60)
+    hung = child.is_alive()
+    child.kill()
+    child.join()
+    assert not hung
+    assert child.exitcode == 0
+
+
 def age(path):
     """Let files look older than the two seconds in which a hash is not remembered."""
     time.sleep(2.1)
@@ -93,6 +105,38 @@ def test_a_planted_fault_is_found_among_mutants(tmp_path, fault):
     figures = strangers.try_in_child(tmp_path, range(60), names=names, planted=fault)
 
     assert figures.failures
+
+
+@pytest.mark.parametrize("name", ["name", "json.a", "record.name", "big", "@key"])
+def test_bytes_of_texts_that_are_none_are_told_by_whatever_reads_them(tmp_path, name):
+    seed = strangers.Seed.make("texts", tmp_path)
+    (shard,) = seed.content["shards"]
+    values = shard["arrays"][f"{name}/values"]
+    asks = {
+        "sample": lambda dataset: dataset[0],
+        "batch": lambda dataset: dataset.batch([0, 1, 2]),
+        "sizes": lambda dataset: dataset.sizes(),
+        "key": lambda dataset: dataset.key(0),
+    }
+    path, refused, read = tmp_path / "texts", 0, 0
+    file = path / shard["file"]
+    sound = file.read_bytes()
+
+    start = values["offset"]
+    for at in range(start, start + min(20, values["shape"][-1])):
+        for byte in b'\xff"[9':
+            file.write_bytes(sound[:at] + bytes([byte]) + sound[at + 1 :])
+            for ask in asks.values():
+                dataset = open_cache(path, checksums="never", classes=strangers.CLASSES)
+                try:
+                    ask(dataset)
+                except CacheError:
+                    refused += 1
+                else:
+                    read += 1
+
+    assert refused > 0
+    assert read > 0
 
 
 # Classes
@@ -180,6 +224,17 @@ class OwnDataset(SafeDataset):
 
     def load(self, key):
         return Own(torch.ones(2)) if key else None
+
+
+@pytest.mark.parametrize("key", ["'atom'", "('atom', 'in', 'bond')"])
+def test_node_and_edge_types_of_a_graph_that_has_none_are_refused(tmp_path, key):
+    path = packed(tmp_path, Data(x=torch.ones(2, 1)))
+    content = content_of(path)
+    content["structure"]["variants"][0][3] = [key]
+    rewrite(path, content)
+
+    with pytest.raises(DamagedCacheError, match="node and edge types"):
+        open_cache(path)
 
 
 def test_the_module_of_ones_own_subclass_is_known(tmp_path):
@@ -277,15 +332,7 @@ def test_what_is_no_regular_file_is_never_waited_for(tmp_path, name, kind):
     file.unlink(missing_ok=True)
     kind(file)
 
-    child = FORK.Process(target=ask_all, args=(path,))
-    child.start()
-    child.join(60)
-    hung = child.is_alive()
-    child.kill()
-    child.join()
-
-    assert not hung
-    assert child.exitcode == 0
+    assert_it_ends(ask_all, path)
     elsewhere = path / "elsewhere"
     assert not elsewhere.exists() or elsewhere.read_bytes() == b"secret"
 
@@ -612,15 +659,7 @@ def test_a_home_that_is_none_only_costs_time(tmp_path, monkeypatch, name):
     for file in long_ago:
         os.utime(file, ns=(1, 1))
 
-    child = FORK.Process(target=open_twice, args=(path,))
-    child.start()
-    child.join(60)
-    hung = child.is_alive()
-    child.kill()
-    child.join()
-
-    assert not hung
-    assert child.exitcode == 0
+    assert_it_ends(open_twice, path)
 
 
 def test_a_record_that_was_cut_is_gone_on_with(tmp_path, monkeypatch):

@@ -1,7 +1,7 @@
-"""Every system call of a pack, one after another, with every error; hours if asked.
+"""System calls of a pack that fail: each one in turn, and drawn at random.
 
 ``SOAK_CASES`` says how many cases are drawn (400), ``SOAK_SEED`` from which seed (0).
-The figures go to benchmarks/results/soak-failing-calls.txt.
+The figures go to benchmarks/results/soak-failing-calls.txt and soak-each-call.txt.
 """
 
 import collections
@@ -33,6 +33,40 @@ ERRORS = [
     errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EACCES, errno.EINTR, errno.ENOLCK,
     errno.EOPNOTSUPP, errno.EROFS, errno.ESTALE, errno.ENOMEM, errno.EMFILE,
 ]  # fmt: skip
+
+ASKED = [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EACCES, errno.EINTR]
+"""What each call in turn fails with, once."""
+
+
+@pytest.mark.needs("cc")
+def test_each_call_of_an_overwriting_pack_fails_once(tmp_path):
+    figures, broken, start = collections.Counter(), [], time.monotonic()
+    path = tmp_path / "case" / "c.lk"
+    path.parent.mkdir()
+    (tmp_path / "scenarios").mkdir()
+
+    with Runner(tmp_path) as runner:
+        scenarios = make_scenarios(runner, tmp_path / "scenarios", [(None, False)])
+        scenario = next(each for each in scenarios if each.name.startswith("overwrite"))
+        calls = count_calls(runner, scenario, 0, path)
+        for number in range(1, calls + 1):
+            for error in ASKED:
+                fault = Fault(Action.FAIL, error, number, number)
+                outcome, sentences = broken_laws(runner, scenario, fault, 0, path)
+                figures[f"{errno.errorcode[error]}: {outcome.status}"] += 1
+                broken.extend(f"{fault}: {sentence}" for sentence in sentences)
+            lines = [
+                machine_line(),
+                f"an overwriting pack of {calls} calls",
+                f"{time.monotonic() - start:.0f} s on a busy machine",
+                f"calls 1 to {number}, each failing once with each of 5 errors",
+                *sorted(f"{name}: {n}" for name, n in figures.items()),
+                f"laws broken: {len(broken)}",
+                *broken,
+            ]
+            (RESULTS / "soak-each-call.txt").write_text("\n".join(lines) + "\n")
+
+    assert broken == []
 
 
 def draw_fault(chance, number):
@@ -76,11 +110,7 @@ def write_figures(seed, figures, calls, broken, seconds):
     """Keep what was tried as text."""
     states = sorted({name.partition(",")[0] for name, _ in calls})
     lines = [
-        (
-            f"{time.strftime('%Y-%m-%d')}, 2 cores, 24 GiB; Python "
-            f"{platform.python_version()}, torch {torch.__version__}, "
-            f"PyG {torch_geometric.__version__}"
-        ),
+        machine_line(),
         f"seed {seed}, {seconds:.0f} s on a busy machine",
         (
             f"states of the folder: {', '.join(states)}; plain and gzip; "
@@ -96,3 +126,12 @@ def write_figures(seed, figures, calls, broken, seconds):
         *broken,
     ]
     (RESULTS / "soak-failing-calls.txt").write_text("\n".join(lines) + "\n")
+
+
+def machine_line():
+    """Say when and where figures were taken."""
+    return (
+        f"{time.strftime('%Y-%m-%d')}, 2 cores, 24 GiB; Python "
+        f"{platform.python_version()}, torch {torch.__version__}, "
+        f"PyG {torch_geometric.__version__}"
+    )

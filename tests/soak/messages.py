@@ -3,7 +3,6 @@
 Prints what ``benchmarks/results/soak-messages.txt`` keeps.
 """
 
-import random
 import sys
 from collections import Counter
 from pathlib import Path
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "budget"))
 
+from generated_settings import generated
 from log_styles import styles, units
 from reported_messages import (
     LATER,
@@ -23,11 +23,7 @@ from reported_messages import (
 )
 from torch_settings import ask_torch, is_accepted
 
-from loaderkit.budget.allocator_conf import (
-    COMMON_OPTIONS,
-    CUDA_OPTIONS,
-    read_allocator_settings,
-)
+from loaderkit.budget.allocator_conf import read_allocator_settings
 from loaderkit.budget.environment import UNIFIED
 from loaderkit.budget.mend_settings import mended_settings
 from loaderkit.budget.messages import SIZES, as_fields, read_message
@@ -91,76 +87,9 @@ def test_another_unit_states_the_same_amounts(number):
     rewrite()
 
 
-VALUES = [
-    "True",
-    "False",
-    "true",
-    "Yes",
-    "1",
-    "0",
-    "20",
-    "19",
-    "64",
-    "64abc",
-    "abc",
-    "-5",
-    "+64",
-    "1e3",
-    "64.5",
-    "0x40",
-    "0.8",
-    "1.0",
-    ".5",
-    "0.5x",
-    "nan",
-    "1e-400",
-    "inf",
-    "80%",
-    "[256:1,512:2,>:4]",
-    "[256:1",
-    "[>:3]",
-    "[]",
-    "[300:1]",
-    "256]",
-    "3",
-    "4",
-    "native",
-    "10",
-    "11",
-    "[256]",
-    "[a:1]",
-    "[1:a]",
-    "128",
-    "18446744073709551615",
-]
-TOKENS = [
-    *[",", ":", "[", "]", ">", "True", "64", "0.5", "256", "x"],
-    " ",
-    *COMMON_OPTIONS,
-]
-
-
-def setting(random_numbers):
-    choose = random_numbers.choice
-    if random_numbers.random() < 0.3:
-        return "".join(choose(TOKENS) for _ in range(random_numbers.randint(1, 16)))
-    names = [*COMMON_OPTIONS, *CUDA_OPTIONS, "max_split_size", "foo"]
-    parts = []
-    for _ in range(random_numbers.randint(1, 4)):
-        colon = choose([":", ":", ":", "=", ": ", "::", ""])
-        parts += [
-            choose(names),
-            colon,
-            choose(["", *VALUES]),
-            choose([",", ",", ";", " "]),
-        ]
-    return "".join(parts)
-
-
 @pytest.mark.parametrize("number", SEEDS)
 def test_settings_do_what_is_said_of_them(number, capsys):
-    random_numbers = random.Random(number)
-    tried = [setting(random_numbers) for _ in range(EXAMPLES // 2)]
+    tried = generated(EXAMPLES // 2, seed=number)
     mended = [fix for each in tried if (fix := mended_settings(each, "cpu"))]
 
     answers = ask_torch([{UNIFIED: each} for each in tried])
