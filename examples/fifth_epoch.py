@@ -24,7 +24,7 @@ with tempfile.TemporaryDirectory() as folder:
     plan = loaderkit.plan_batch(
         model, pockets, "cuda", limit="420 MiB", batch_size=32, epochs=20, margin=0.0
     )
-    chances = ", ".join(f"{k}: {p:.0%}" for k, p in plan.chances.items())
+    chances = ", ".join(f"{k}: {p.likely:.0%}" for k, p in plan.chances.items())
     print(f"before: 32 a batch; out of memory within so many epochs: {chances}")
 
     bounds = plan.configurations[0].budget

@@ -12,13 +12,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.autograd.profiler import profile, record_function
+from torch.autograd.profiler import record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_iter, tree_unflatten
 
 from loaderkit.budget.accumulation import in_place_of, references_alone, reused_operand
 from loaderkit.budget.kernel_calls import KernelCall, TensorSpec, smaller_calls
 from loaderkit.budget.kernels import invented_arguments, memory_by_marker
+from loaderkit.budget.memory_profile import memory_profile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -105,7 +106,7 @@ def _compared(calls: list[DifferentiatedCall]) -> list[Formula | None]:
     with (
         torch.enable_grad(),
         torch.random.fork_rng(devices=[]),
-        profile(profile_memory=True) as profiled,
+        memory_profile() as profiled,
     ):
         for number, each in enumerate(calls):
             node = _backward_twice(each, number)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.autograd.profiler import profile, record_function
+from torch.autograd.profiler import record_function
 from torch.utils._pytree import tree_iter, tree_unflatten
 
 from loaderkit.budget.kernel_calls import (
@@ -27,6 +27,7 @@ from loaderkit.budget.kernel_calls import (
     with_masks,
 )
 from loaderkit.budget.log import Bounds
+from loaderkit.budget.memory_profile import memory_profile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -178,7 +179,7 @@ def _profiled(calls: Sequence[KernelCall]) -> list[_Measured | None]:
     with (
         torch.enable_grad(),  # recurrent kernels keep nothing for a backward pass else
         torch.random.fork_rng(devices=[]),
-        profile(profile_memory=True) as profiled,
+        memory_profile() as profiled,
     ):
         for number, call in enumerate(calls):
             made = _make(call, number)

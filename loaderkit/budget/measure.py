@@ -8,9 +8,10 @@ import warnings
 from typing import Any
 
 import torch
-from torch.autograd.profiler import profile, record_function
+from torch.autograd.profiler import record_function
 from torch.utils._pytree import tree_iter, tree_map
 
+from loaderkit.budget.memory_profile import memory_profile
 from loaderkit.budget.steps import (
     Step,
     checkpoint_blocks,
@@ -43,7 +44,7 @@ def measure_step(model: Any, batch: Any, step: Step) -> dict[str, int]:
     with (
         warnings.catch_warnings(),
         torch.random.fork_rng(devices=[]),
-        profile(profile_memory=True) as profiled,
+        memory_profile() as profiled,
     ):
         warnings.simplefilter("ignore")
         for _ in range(2):

@@ -6,7 +6,6 @@ import argparse
 import importlib
 import importlib.util
 import json
-import os
 import re
 import sys
 from pathlib import Path
@@ -207,8 +206,6 @@ def _explain(options: argparse.Namespace) -> Any:
 
 
 def _plan(options: argparse.Namespace) -> Any:
-    # torch 2.13's profiler writes two lines to stderr each time it is used
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")
     from loaderkit.budget.batch import plan_batch
     from loaderkit.budget.steps import StepError
 
