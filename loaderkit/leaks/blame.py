@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from loaderkit.leaks.census import containers_in, take_census, untracked_dicts
+from loaderkit.leaks.census import CONTAINERS, take_census, untracked_dicts
 from loaderkit.leaks.growth import Growth
 from loaderkit.leaks.longest import find_longest
-from loaderkit.leaks.unrooted import is_in_autograd_cycle, may_be_exit_handlers
 from loaderkit.leaks.weigh import MOST_NODES, own_bytes
 from loaderkit.memory.holders import holders_of
 from loaderkit.memory.nearest import nearest_of
@@ -47,9 +46,6 @@ _SAMPLE = 6
 """Items of a container that are weighed: the newest."""
 _APART = 4
 """Neighbours may be rows of one tensor."""
-_SELDOM = 12
-"""Epochs in which a container that is looked at has grown by an item: a snapshot every
-tenth epoch is a leak too."""
 _WEIGHED = 300
 """Containers that are weighed, those that grew by the most items."""
 _BY_TYPE = (
@@ -64,8 +60,6 @@ _BY_TYPE = (
 """Patterns of what holds more than memory."""
 _LOOKED_THROUGH = 200
 """Objects below an item among which tensors are looked for."""
-_NAMED = 6
-"""Containers whose holders are looked for, the heaviest."""
 _PLAIN = (int, float, complex, bool, type(None))
 
 
@@ -76,7 +70,6 @@ def find_growth(
     most: int = 3,
     ignore: Sequence[object] = (),
     rate: float = 0.0,
-    more_exit_handlers: float = 0.0,
 ) -> list[Growth]:
     """Compare what is alive with a census.
 
@@ -86,14 +79,12 @@ def find_growth(
         most: Growths to name.
         ignore: Containers that grow because we watch.
         rate: Bytes an epoch by which memory grows, to know a single array that grows.
-        more_exit_handlers: How many functions more atexit knows each epoch.
 
     Returns:
         What grew, the heaviest first; empty when no Python object did.
     """
     epochs = max(1, epoch - before.epoch)
-    # A list that we make now can have the number of one that was freed meanwhile.
-    ours = {id(each) for each in (ignore, *ignore, before.ids, before.lengths)}
+    ours = {id(each) for each in (*ignore, before.ids, before.lengths)}
     found = _containers(before, epochs, ours)
     chain = _chain(before, epochs)
     if chain is not None:
@@ -101,7 +92,7 @@ def find_growth(
     if not explains(found, rate):
         found = find_longest(before, rate, epochs, ours) + found
     if not found or not explains(found, rate):
-        found = _loose(before, epoch, epochs, more_exit_handlers) + found
+        found = _loose(before, epoch, epochs) + found
     heaviest = max((each.bytes_per_epoch for each in found), default=0)
     least = max(0.02 * heaviest, 0.01 * rate)
     found = [each for each in found if each.bytes_per_epoch >= least][:most]
@@ -128,36 +119,22 @@ def explains(found: Sequence[Growth], rate: float) -> bool:
 
 def _containers(before: Census, epochs: int, ours: set[int]) -> list[Growth]:
     """Find containers that hold more than they did, and weigh what came."""
+    grown: list[tuple[int, Any]] = []
     objects = gc.get_objects()
-    grown = _grown_containers(objects, before, max(2, epochs / _SELDOM), ours)
+    for each in itertools.chain(objects, untracked_dicts(objects)):
+        if is_a(each, CONTAINERS) and id(each) not in ours:
+            length = before.length(each)
+            if length is not None and len(each) - length >= max(2, epochs / 2):
+                grown.append((len(each) - length, each))
     grown.sort(key=lambda pair: -pair[0])
     weighed = []
     for count, each in grown[:_WEIGHED]:
         newest = newest_of(each)
-        size = own_bytes(_with_keys(each, newest)) * count // epochs
+        size = own_bytes(newest) * count // epochs
         weighed.append((size, count / epochs, each, newest))
     weighed.sort(key=lambda row: -row[0])
     ignore = [grown, weighed, objects]
-    return [_growth(row, ignore) for row in weighed[:_NAMED] if row[0] > 0]
-
-
-def _grown_containers(
-    objects: list[Any], before: Census, least: float, ours: set[int]
-) -> list[tuple[int, Any]]:
-    """List by how much containers grew.
-
-    The arrays are let go of on return: what a running function has would be taken for
-    something that the user keeps.
-    """
-    containers = containers_in(objects) + untracked_dicts(objects)
-    ids = np.fromiter(map(id, containers), np.int64, len(containers))
-    lengths = np.fromiter(map(len, containers), np.int64, len(containers))
-    more = lengths - before.lengths_of(ids)
-    return [
-        (int(more[index]), containers[index])
-        for index in np.flatnonzero(more >= least)
-        if int(ids[index]) not in ours
-    ]
+    return [_growth(row, ignore) for row in weighed[:4] if row[0] > 0]
 
 
 def _growth(row: tuple[int, float, Any, list[Any]], ignore: Sequence[Any]) -> Growth:
@@ -192,15 +169,6 @@ def _last_of(container: Any) -> list[Any]:
     if is_a(container, (list, deque)):
         return list(itertools.islice(reversed(container), *part))
     return list(itertools.islice(container, *part))
-
-
-def _with_keys(container: Any, newest: list[Any]) -> list[Any]:
-    """Pair the newest values of a dict with their keys, which weigh too."""
-    if not is_a(container, dict):
-        return newest
-    with contextlib.suppress(RuntimeError):  # another thread changes it meanwhile
-        return list(itertools.islice(reversed(container.items()), len(newest)))
-    return newest
 
 
 def look_of(items: Sequence[Any]) -> str:
@@ -239,8 +207,6 @@ def _room(container: Any, rate: float) -> int | None:
 def _pattern(container: Any, newest: list[Any], holder: Holder) -> str:
     if "_hooks" in holder.path:
         return "hooks"
-    if holder.path.endswith("__warningregistry__"):
-        return "warnings"
     if holder.path.endswith("(its lru_cache)"):
         return "cache"
     if holder.path.endswith("param_groups") or _in_optimizer(container):
@@ -323,9 +289,7 @@ def _chain(before: Census, epochs: int) -> Growth | None:
     )
 
 
-def _loose(
-    before: Census, epoch: int, epochs: int, more_exit_handlers: float
-) -> list[Growth]:
+def _loose(before: Census, epoch: int, epochs: int) -> list[Growth]:
     """Find types that became more, though no container that was there holds more."""
     now = take_census(epoch)
     more = [
@@ -336,45 +300,24 @@ def _loose(
     if more:
         size, count, look = max(more, key=lambda row: row[:2])
         rate = (count - before.tensors.get(look, (0, 0))[0]) / epochs
-        return [_loose_tensor(look, rate, size // epochs, more_exit_handlers)]
+        return [_loose_tensor(look, rate, size // epochs)]
     for name, count in (now.kinds - before.kinds).most_common(3):
         if count >= max(8, 2 * epochs):
             alike = [e for e in gc.get_objects() if type(e).__qualname__ == name]
             holder = _usual_holder(alike)
             size = own_bytes(alike[-1:]) * count // epochs
-            if not holder.held:
-                rate = count / epochs
-                return [_unrooted(alike, rate, size, more_exit_handlers)]
             return [Growth("objects", holder.kind, name, count / epochs, size, holder)]
     return []
 
 
-def _loose_tensor(
-    look: Look, rate: float, size: int, more_exit_handlers: float
-) -> Growth:
+def _loose_tensor(look: Look, rate: float, size: int) -> Growth:
     """Say who holds the newest of tensors that look alike."""
     alike = [t for t in tensors_in(gc.get_objects()) if describe(t)[0] == look]
     holder = _usual_holder(alike)
-    if holder.held:
-        pattern = "graph" if alike[-1].grad_fn is not None else "kept tensors"
-        return Growth(pattern, holder.kind, look_of(alike[-1:]), rate, size, holder)
-    return _unrooted(alike, rate, size, more_exit_handlers)
-
-
-def _unrooted(
-    alike: list[Any], rate: float, size: int, more_exit_handlers: float
-) -> Growth:
-    """Name what keeps objects that no variable leads to, where that can be shown."""
-    look = look_of(alike[-1:])
-    newest = alike[-_SAMPLE:]
-    if gc.isenabled():
-        gc.collect()  # the search for holders leaves cycles that refer to them
-    tensors = tensors_in(newest)
-    if any(is_in_autograd_cycle(tensor) for tensor in tensors):
-        return Growth("autograd cycle", "a cycle", look, rate, size)
-    if may_be_exit_handlers(alike[-1:], more_exit_handlers, rate):
-        return Growth("exit handlers", "atexit", look, rate, size)
-    return Growth("unknown holder", "something", look, rate, size)
+    pattern = "graph" if alike[-1].grad_fn is not None else "kept tensors"
+    if not holder.held and gc.isenabled():
+        pattern = "autograd cycle"
+    return Growth(pattern, holder.kind, look_of(alike[-1:]), rate, size, holder)
 
 
 def _usual_holder(alike: list[Any]) -> Holder:

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from loaderkit.memory.holders import running_locals
-from loaderkit.memory.nearest import chunks_of_referents
-from loaderkit.memory.tensors import describe, graph_nodes, is_a, objects_of, tensors_in
+from loaderkit.memory.nearest import referents_of
+from loaderkit.memory.tensors import describe, graph_nodes, is_a
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
@@ -52,22 +52,19 @@ class Census:
     blocks: Blocks = field(default_factory=dict)
     """Memory of the device by who asked for it, if that is recorded anyway."""
 
-    def lengths_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Look up how long containers were.
+    def length(self, container: object) -> int | None:
+        """Look up how long a container was.
 
         Args:
-            ids: The ``id`` of each, alive now [containers].
+            container: One that is alive now.
 
         Returns:
-            Their lengths then; the largest integer for those that were empty or not
-            there [containers].
+            Its length then; None when it was empty or not there.
         """
-        found = np.full(len(ids), np.iinfo(np.int64).max)
-        if len(self.ids):
-            places = np.searchsorted(self.ids, ids).clip(max=len(self.ids) - 1)
-            same = self.ids[places] == ids
-            found[same] = self.lengths[places[same]]
-        return found
+        place = int(np.searchsorted(self.ids, id(container)))
+        if place < len(self.ids) and self.ids[place] == id(container):
+            return int(self.lengths[place])
+        return None
 
 
 def take_census(epoch: int) -> Census:
@@ -82,38 +79,39 @@ def take_census(epoch: int) -> Census:
     objects = gc.get_objects()
     dicts, sizes = below(objects)
     objects += dicts
-    containers = containers_in(objects)
-    ids = np.fromiter(map(id, containers), np.int64, len(containers))
-    lengths = np.fromiter(map(len, containers), np.int64, len(containers))
-    order = np.argsort(ids)
-    order = order[lengths[order] > 0]
+    ids, lengths = [], []
     kinds: Counter[str] = Counter()
-    for kind, count in Counter(map(type, objects)).items():
-        kinds[kind.__qualname__] += count
-    tensors = tensors_in(objects)
+    tensors: list[torch.Tensor] = []
+    sorts = _Sorts()
+    for each in objects:
+        kind = type(each)
+        kinds[kind.__qualname__] += 1
+        sort = sorts[kind]
+        if sort == "container" and len(each):
+            ids.append(id(each))
+            lengths.append(len(each))
+        elif sort == "tensor":
+            tensors.append(each)
+    order = np.argsort(np.asarray(ids, np.int64))
     return Census(
-        epoch, ids[order], lengths[order],
+        epoch, np.asarray(ids, np.int64)[order], np.asarray(lengths, np.int64)[order],
         Counter({kind: n for kind, n in kinds.items() if n > 1}),
         _alike(tensors), sizes, max(map(graph_nodes, _largest(tensors)), default=0),
     )  # fmt: skip
 
 
-def containers_in(objects: list[Any]) -> list[Any]:
-    """Pick lists, dicts, sets and deques whose length is plain to ask for.
+class _Sorts(dict[type, str]):
+    """What a census does with objects of a type, worked out once a type."""
 
-    Args:
-        objects: Any.
-
-    Returns:
-        The containers; none of a class that has a ``__len__`` of its own.
-    """
-    return objects_of(objects, _is_container)
-
-
-def _is_container(kind: type) -> bool:
-    if not issubclass(kind, CONTAINERS):
-        return False
-    return any(kind.__len__ is base.__len__ for base in CONTAINERS)
+    def __missing__(self, kind: type) -> str:
+        sort = ""
+        if issubclass(kind, CONTAINERS):
+            plain = any(kind.__len__ is base.__len__ for base in CONTAINERS)
+            sort = "container" if plain else ""
+        elif issubclass(kind, torch.Tensor):
+            sort = "tensor"
+        self[kind] = sort
+        return sort
 
 
 def untracked_dicts(objects: list[Any]) -> list[dict[Any, Any]]:
@@ -139,24 +137,18 @@ def below(objects: list[Any]) -> tuple[list[dict[Any, Any]], frozenset[int]]:
     """
     found: dict[int, dict[Any, Any]] = {}
     sizes: set[int] = set()
-    # Most of some million references lead to functions, types and short texts.
-    in_functions = list(running_locals())
-    for chunk in itertools.chain([in_functions], chunks_of_referents(objects)):
-        kinds = list(map(type, chunk))
-        texts = list(_of_types(_TEXTS, chunk, kinds))
-        is_large = map(_LARGE.__le__, map(len, texts))
-        sizes.update(map(size_of, itertools.compress(texts, is_large)))
-        sizes.update(map(size_of, _of_types(_ARRAYS, chunk, kinds)))
-        dicts = _of_types({dict}, chunk, kinds)
-        for each in itertools.filterfalse(gc.is_tracked, dicts):
+    for each in itertools.chain(running_locals(), referents_of(objects)):
+        kind = type(each)
+        if kind in _TEXTS:
+            if len(each) >= _LARGE:
+                sizes.add(size_of(each))
+        elif kind in _ARRAYS:
+            sizes.add(size_of(each))
+        elif kind is dict and not gc.is_tracked(each):
             found[id(each)] = each
             sizes.update(size_of(v) for v in each.values() if type(v) in _ARRAYS)
     large = frozenset(size for size in sizes if size >= _LARGE)
     return list(found.values()), large
-
-
-def _of_types(wanted: set[Any], objects: list[Any], kinds: list[type]) -> Iterator[Any]:
-    return itertools.compress(objects, map(wanted.__contains__, kinds))
 
 
 def size_of(each: Any) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from loaderkit.leaks.blame import explains, find_growth
@@ -14,7 +14,6 @@ from loaderkit.leaks.report import LeakReport
 from loaderkit.leaks.resources import resource_growth, worker_words
 from loaderkit.leaks.trace import device_sites
 from loaderkit.leaks.trend import LEAKING, LEAST, NEEDS_MORE, STEADY
-from loaderkit.leaks.unrooted import count_outside
 from loaderkit.leaks.verdict import (
     WORKER,
     epochs_until,
@@ -37,8 +36,6 @@ _HOST = ("malloc", "anonymous", "python_blocks")
 """Counters of memory that Python objects may hold."""
 _LEFT_OVER = (
     ("allocated", "device", "device memory"),
-    ("reserved", "reserved", "the cache of torch's allocator"),
-    ("driver", "driver", "device memory outside of tensors"),
     ("pinned", "pinned", "page-locked memory"),
     ("malloc", "native", "native memory"),
     ("shared", "shared", "shared memory"),
@@ -68,8 +65,24 @@ def inquire(
         The report.
     """
     counters, left_out = _judge(watch, warmup=warmup, tolerance=tolerance)
-    finding = _find_causes(watch, counters)
-    verdict, notes = finding.verdict, [*finding.notes, *left_out]
+    verdict, more = overall(counters)
+    growths: list[Growth] = []
+    notes: list[str] = []
+    if verdict == LEAKING:
+        collected = _was_garbage(watch, counters)
+        growths = _growths(watch, counters)
+        verdict, more, notes = _second_thought(watch, counters, growths)
+        if verdict == LEAKING:
+            growths = list(map(_not_small, growths))
+        if not growths and watch.census() is None:
+            notes.append(
+                "objects were not counted in time: more epochs tell who holds it"
+            )
+        held = list(filter(_is_held, growths))
+        if collected and not (held and explains(held, _host_rate(counters))):
+            growths, verdict, more = [], STEADY, 0
+            notes = ["what had grown was garbage, and is collected now"]
+    notes += left_out
     bound, bound_from = _limit(watch, limit)
     rates = [
         c.trend.per_epoch for c in counters if c.trend.rising and c.unit == "bytes"
@@ -82,40 +95,10 @@ def inquire(
         notes.append("the limit that was set has been passed")
     seconds = time.monotonic() - watch.begun
     return LeakReport(
-        verdict, watch.epoch, seconds, str(watch.device), counters, finding.growths,
+        verdict, watch.epoch, seconds, str(watch.device), counters, tuple(growths),
         _recorded_sites(watch) if verdict == LEAKING else (), notes=tuple(notes),
-        more_epochs=finding.more_epochs, limit_bytes=bound, limit_from=bound_from,
-        epochs_left=left,
+        more_epochs=more, limit_bytes=bound, limit_from=bound_from, epochs_left=left,
     )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class _Finding:
-    """A verdict with what grew."""
-
-    verdict: str
-    more_epochs: int = 0
-    growths: tuple[Growth, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-def _find_causes(watch: Watch, counters: tuple[CounterTrend, ...]) -> _Finding:
-    """Look who holds what grew; some growth turns out to be no leak then."""
-    verdict, more = overall(counters)
-    if verdict != LEAKING:
-        return _Finding(verdict, more)
-    collected = _was_garbage(watch, counters)
-    growths = _growths(watch, counters)
-    held = list(filter(_is_held, growths))
-    if collected and not (held and explains(held, _host_rate(counters))):
-        note = "what had grown was garbage, and is collected now"
-        return _Finding(STEADY, notes=(note,))
-    verdict, more, notes = _second_thought(watch, counters, growths)
-    if verdict == LEAKING:
-        growths = list(map(_not_small, growths))
-    if not growths and watch.census() is None:
-        notes.append("objects were not counted in time: more epochs tell who holds it")
-    return _Finding(verdict, more, tuple(growths), tuple(notes))
 
 
 def _judge(
@@ -129,13 +112,12 @@ def _judge(
     shared_files = watch.shared_files
 
     def trends_of_kinds() -> dict[str, Trend]:
-        found = {}
-        for kind, readings in shared_files.series_by_kind().items():
-            [counter] = judge(
-                {"shm_files": readings}, tolerance=tolerance, warmup=warmup
-            )
-            found[kind] = counter.trend
-        return found
+        return {
+            kind: judge({"shm_files": series}, tolerance=tolerance, warmup=warmup)[
+                0
+            ].trend
+            for kind, series in shared_files.series_by_kind().items()
+        }
 
     series = watch.series()
     counters = judge(series, tolerance=tolerance, warmup=warmup)
@@ -171,13 +153,11 @@ def _growths(watch: Watch, counters: Sequence[CounterTrend]) -> list[Growth]:
     census = watch.census()
     if census is not None and not all(name.startswith(WORKER) for name in leaking):
         rate = _host_rate(counters)
-        handlers = count_outside().exit_handlers - watch.outside_counts.exit_handlers
         objects = find_growth(
-            census, watch.epoch, ignore=watch.own_objects(), rate=rate,
-            more_exit_handlers=handlers / watch.epoch,
-        )  # fmt: skip
-        if not gc.isenabled() and _is_freed_by_collecting(watch, counters):
-            objects = list(map(_as_cycles, objects))
+            census, watch.epoch, ignore=watch.own_objects(), rate=rate
+        )
+    if not gc.isenabled():
+        objects = [_uncollected(each) for each in objects]
     found = _resources(leaking, objects, watch.files)
     found += [
         each for each in objects if each.pattern not in {f.pattern for f in found}
@@ -185,20 +165,9 @@ def _growths(watch: Watch, counters: Sequence[CounterTrend]) -> list[Growth]:
     if "shm_files" in leaking:
         found.append(watch.shared_files.growth(leaking["shm_files"].per_epoch))
     found += [_worker(n, t) for n, t in leaking.items() if n.startswith(WORKER)]
-    # Of memory that did not come from malloc it is certain without a census.
-    counted = census is not None or not {"malloc", "python_blocks"} & set(leaking)
-    if counted and not _explained(leaking, found):
+    if census is not None and not _explained(leaking, found):
         found += _left_over(leaking)
-    return [_if_frozen(watch, each) for each in found[:5]]
-
-
-def _if_frozen(watch: Watch, growth: Growth) -> Growth:
-    """Say so where what is held cannot be seen because gc.freeze() hides it."""
-    more = count_outside().frozen_objects - watch.outside_counts.frozen_objects
-    hidden = growth.pattern in {"native", "unknown holder", "outside malloc"}
-    if hidden and more >= watch.epoch:
-        return replace(growth, pattern="frozen")
-    return growth
+    return found[:5]
 
 
 def _recorded_sites(watch: Watch) -> tuple[Site, ...]:
@@ -235,11 +204,10 @@ def _resources(
     return found
 
 
-def _as_cycles(growth: Growth) -> Growth:
-    """Call it cycles where no variable leads to it, and collecting has freed it."""
-    if growth.holder is not None and growth.holder.held:
-        return growth
-    return replace(growth, pattern="cycles", what="a cycle", holder=None)
+def _uncollected(growth: Growth) -> Growth:
+    """Call it a cycle where nothing but itself holds it."""
+    cycle = growth.holder is not None and growth.holder.kind == "cycle"
+    return replace(growth, pattern="cycles", holder=None) if cycle else growth
 
 
 def _worker(name: str, trend: Trend) -> Growth:
@@ -269,12 +237,6 @@ def _was_garbage(watch: Watch, counters: Sequence[CounterTrend]) -> bool:
     leaking = [each for each in counters if each.trend.rising]
     if not gc.isenabled() or any(each.name not in _HOST for each in leaking):
         return False
-    return _is_freed_by_collecting(watch, counters)
-
-
-def _is_freed_by_collecting(watch: Watch, counters: Sequence[CounterTrend]) -> bool:
-    """Collect, and tell whether most of what had grown on the host is gone."""
-    leaking = [each for each in counters if each.trend.rising and each.name in _HOST]
     gc.collect()
     now = watch.quick()
     for each in leaking:
@@ -282,7 +244,7 @@ def _is_freed_by_collecting(watch: Watch, counters: Sequence[CounterTrend]) -> b
             left = now[each.name] - each.values[each.trend.warmup]
             if left > 0.4 * each.growth:
                 return False
-    return bool(leaking)
+    return True
 
 
 def _is_held(growth: Growth) -> bool:

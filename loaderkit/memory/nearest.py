@@ -24,21 +24,8 @@ def referents_of(objects: Sequence[Any]) -> Iterator[Any]:
     Yields:
         Each as often as it is referred to.
     """
-    for chunk in chunks_of_referents(objects):
-        yield from chunk
-
-
-def chunks_of_referents(objects: Sequence[Any]) -> Iterator[list[Any]]:
-    """Give what objects refer to, in lists: what is done with them can be done in C.
-
-    Args:
-        objects: Any that Python's collector can enter.
-
-    Yields:
-        What the next 20,000 objects refer to, each as often as it is referred to.
-    """
     for start in range(0, len(objects), _CHUNK):
-        yield gc.get_referents(*objects[start : start + _CHUNK])
+        yield from gc.get_referents(*objects[start : start + _CHUNK])
 
 
 def nearest_of(items: Sequence[object]) -> Any | None:

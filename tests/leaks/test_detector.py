@@ -2,9 +2,6 @@
 
 import gc
 import json
-import os
-import subprocess
-import sys
 import time
 import warnings
 
@@ -12,7 +9,7 @@ import pytest
 import torch
 
 import loaderkit
-from loaderkit import LeakDetector, LeakError, assert_no_leak
+from loaderkit import LeakDetector, LeakError, LeakWarning, assert_no_leak
 from loaderkit.leaks.detector import JUDGED_AFTER
 
 SIZE = 30_000  # float32 numbers a step: 117 KiB
@@ -56,34 +53,12 @@ def test_a_flat_loop_is_steady():
 
 
 def test_it_warns_if_asked_to():
-    with pytest.warns(loaderkit.LeakWarning, match="leaking"):
+    with pytest.warns(LeakWarning, match="leaking"):
         LeakDetector("cpu", on_leak="warn").run(leaky(), epochs=10)
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         LeakDetector("cpu", on_leak="warn").run(flat(), epochs=10)
-
-
-WARNS = """
-import warnings
-from loaderkit import LeakWarning
-def watch():
-    warnings.warn("leaking", LeakWarning, stacklevel=2)
-watch()
-"""
-
-
-def test_the_warning_is_shown_by_a_python_that_was_told_nothing(tmp_path):
-    file = tmp_path / "library.py"
-    file.write_text(WARNS)
-    plain = {k: v for k, v in os.environ.items() if k != "PYTHONWARNINGS"}
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import library"
-
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=plain, capture_output=True, text=True
-    )
-
-    assert "LeakWarning: leaking" in done.stderr
 
 
 def test_a_long_run_is_judged_while_it_runs_and_once():
@@ -164,27 +139,6 @@ def test_a_tolerance_lets_slow_growth_pass():
     report = LeakDetector("cpu", tolerance="1 MiB").run(leaky(), epochs=10)
 
     assert report.ok
-
-
-def test_growth_below_the_tolerance_is_said():
-    kept = []
-
-    report = LeakDetector("cpu").run(lambda: kept.append(bytearray(4096)), epochs=12)
-
-    assert report.ok
-    assert report.headline.startswith("steady within the tolerance: 4.0")
-    assert "malloc" in [each.name for each in report.tolerated]
-
-
-def test_its_twin_with_a_smaller_tolerance_is_a_leak():
-    kept = []
-
-    report = LeakDetector("cpu", tolerance="1 KiB", on_leak=id).run(
-        lambda: kept.append(bytearray(4096)), epochs=12
-    )
-
-    assert report.leaking
-    assert "`kept`" in str(report)
 
 
 def test_garbage_that_the_collector_will_free_is_no_leak():
