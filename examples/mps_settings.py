@@ -16,7 +16,7 @@ torch.manual_seed(0)
 layer = torch.nn.TransformerEncoderLayer(256, 8, 1024, batch_first=True)
 model = torch.nn.Sequential(
     torch.nn.Embedding(8000, 256),
-    torch.nn.TransformerEncoder(layer, 6),
+    torch.nn.TransformerEncoder(layer, 2),
     torch.nn.Linear(256, 8000),
 )
 texts = [torch.zeros(256, dtype=torch.int64)] * 64
