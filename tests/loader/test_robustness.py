@@ -189,7 +189,7 @@ def test_a_death_during_a_step_is_told_there():
         list(batches)
 
 
-def test_the_death_of_another_loaders_worker_is_left_to_torch():
+def see_another_loaders_worker_die():
     plain = torch.utils.data.DataLoader(Doomed("exit"), batch_size=4, num_workers=1)
     ours = iter(build_loader(Slow(), batch_size=4, num_workers=1, probe=False))
     next(ours)
@@ -199,6 +199,18 @@ def test_the_death_of_another_loaders_worker_is_left_to_torch():
 
     assert not isinstance(caught.value, LoaderError)
     assert len(list(ours)) == 15
+    os._exit(0)
+
+
+def test_the_death_of_another_loaders_worker_is_left_to_torch():
+    # In a process of its own: torch's handler raises again with each child that ends.
+    child = multiprocessing.get_context("fork").Process(
+        target=see_another_loaders_worker_die
+    )
+    child.start()
+    child.join()
+
+    assert child.exitcode == 0
 
 
 def train_and_be_killed_as_the_worker_starts(noted):
