@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from loaderkit.leaks.trace import Site
     from loaderkit.leaks.trend import Trend
-    from loaderkit.leaks.verdict import CounterTrend
+    from loaderkit.leaks.verdict import CounterTrend, Series
     from loaderkit.leaks.watch import Watch
 
 _HOST = ("malloc", "anonymous", "python_blocks")
@@ -111,13 +111,14 @@ def _judge(
     """
     shared_files = watch.shared_files
 
+    def trend_of(kind_series: Series) -> Trend:
+        kind_only = {"shm_files": kind_series}
+        (counter,) = judge(kind_only, tolerance=tolerance, warmup=warmup)
+        return counter.trend
+
     def trends_of_kinds() -> dict[str, Trend]:
-        return {
-            kind: judge({"shm_files": series}, tolerance=tolerance, warmup=warmup)[
-                0
-            ].trend
-            for kind, series in shared_files.series_by_kind().items()
-        }
+        by_kind = shared_files.series_by_kind()
+        return {kind: trend_of(series) for kind, series in by_kind.items()}
 
     series = watch.series()
     counters = judge(series, tolerance=tolerance, warmup=warmup)
@@ -131,7 +132,7 @@ def _judge(
         counters = judge(series, tolerance=tolerance, warmup=warmup)
 
     notes = []
-    foreign = sorted(watch.shared_files.foreign_kinds_seen())
+    foreign = sorted(shared_files.foreign_kinds_seen())
     if foreign:
         names = ", ".join(foreign[:_KINDS_NAMED])
         if len(foreign) > _KINDS_NAMED:
