@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from loaderkit.leaks.census import CONTAINERS, take_census, untracked_dicts
+from loaderkit.leaks.census import containers_in, look_at_heap, take_census
 from loaderkit.leaks.growth import Growth
 from loaderkit.leaks.longest import find_longest
+from loaderkit.leaks.unrooted import is_in_autograd_cycle, may_be_exit_handlers
 from loaderkit.leaks.weigh import MOST_NODES, own_bytes
 from loaderkit.memory.holders import holders_of
 from loaderkit.memory.nearest import nearest_of
@@ -31,6 +32,7 @@ from loaderkit.memory.tensors import (
     describe,
     graph_nodes,
     is_a,
+    objects_of,
     tensors_below,
     tensors_in,
 )
@@ -38,7 +40,7 @@ from loaderkit.memory.tensors import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from loaderkit.leaks.census import Census
+    from loaderkit.leaks.census import Census, Heap
     from loaderkit.memory.holders import Holder
     from loaderkit.memory.tensors import Look
 
@@ -46,6 +48,9 @@ _SAMPLE = 6
 """Items of a container that are weighed: the newest."""
 _APART = 4
 """Neighbours may be rows of one tensor."""
+_SELDOM = 12
+"""Epochs in which a container that is looked at has grown by an item: a snapshot every
+tenth epoch is a leak too."""
 _WEIGHED = 300
 """Containers that are weighed, those that grew by the most items."""
 _BY_TYPE = (
@@ -60,6 +65,8 @@ _BY_TYPE = (
 """Patterns of what holds more than memory."""
 _LOOKED_THROUGH = 200
 """Objects below an item among which tensors are looked for."""
+_NAMED = 6
+"""Containers whose holders are looked for, the heaviest."""
 _PLAIN = (int, float, complex, bool, type(None))
 
 
@@ -70,6 +77,7 @@ def find_growth(
     most: int = 3,
     ignore: Sequence[object] = (),
     rate: float = 0.0,
+    more_exit_handlers: float = 0.0,
 ) -> list[Growth]:
     """Compare what is alive with a census.
 
@@ -79,20 +87,24 @@ def find_growth(
         most: Growths to name.
         ignore: Containers that grow because we watch.
         rate: Bytes an epoch by which memory grows, to know a single array that grows.
+        more_exit_handlers: How many functions more atexit knows each epoch.
 
     Returns:
         What grew, the heaviest first; empty when no Python object did.
     """
     epochs = max(1, epoch - before.epoch)
-    ours = {id(each) for each in (*ignore, before.ids, before.lengths)}
-    found = _containers(before, epochs, ours)
-    chain = _chain(before, epochs)
+    # A list that we make now can have the number of one that was freed meanwhile.
+    ours = {id(each) for each in (ignore, *ignore, before.ids, before.lengths)}
+    heap = look_at_heap()
+    ours |= set(map(id, heap.lists))
+    found = _containers(heap, before, epochs, ours)
+    chain = _chain(heap, before, epochs)
     if chain is not None:
         found.insert(0, chain)
     if not explains(found, rate):
-        found = find_longest(before, rate, epochs, ours) + found
+        found = find_longest(heap, before, rate, epochs, ours) + found
     if not found or not explains(found, rate):
-        found = _loose(before, epoch, epochs) + found
+        found = _loose(heap, before, epochs, more_exit_handlers) + found
     heaviest = max((each.bytes_per_epoch for each in found), default=0)
     least = max(0.02 * heaviest, 0.01 * rate)
     found = [each for each in found if each.bytes_per_epoch >= least][:most]
@@ -117,24 +129,39 @@ def explains(found: Sequence[Growth], rate: float) -> bool:
     return sum(each.bytes_per_epoch for each in found) >= 0.1 * rate
 
 
-def _containers(before: Census, epochs: int, ours: set[int]) -> list[Growth]:
+def _containers(
+    heap: Heap, before: Census, epochs: int, ours: set[int]
+) -> list[Growth]:
     """Find containers that hold more than they did, and weigh what came."""
-    grown: list[tuple[int, Any]] = []
-    objects = gc.get_objects()
-    for each in itertools.chain(objects, untracked_dicts(objects)):
-        if is_a(each, CONTAINERS) and id(each) not in ours:
-            length = before.length(each)
-            if length is not None and len(each) - length >= max(2, epochs / 2):
-                grown.append((len(each) - length, each))
+    grown = _grown_containers(heap, before, max(2, epochs / _SELDOM), ours)
     grown.sort(key=lambda pair: -pair[0])
     weighed = []
     for count, each in grown[:_WEIGHED]:
         newest = newest_of(each)
-        size = own_bytes(newest) * count // epochs
+        size = own_bytes(_with_keys(each, newest)) * count // epochs
         weighed.append((size, count / epochs, each, newest))
     weighed.sort(key=lambda row: -row[0])
-    ignore = [grown, weighed, objects]
-    return [_growth(row, ignore) for row in weighed[:4] if row[0] > 0]
+    ignore = [grown, weighed, *heap.lists]
+    return [_growth(row, ignore) for row in weighed[:_NAMED] if row[0] > 0]
+
+
+def _grown_containers(
+    heap: Heap, before: Census, least: float, ours: set[int]
+) -> list[tuple[int, Any]]:
+    """List by how much containers grew.
+
+    The arrays are let go of on return: what a running function has would be taken for
+    something that the user keeps.
+    """
+    containers = containers_in(heap)
+    ids = np.fromiter(map(id, containers), np.int64, len(containers))
+    lengths = np.fromiter(map(len, containers), np.int64, len(containers))
+    more = lengths - before.lengths_of(ids)
+    return [
+        (int(more[index]), containers[index])
+        for index in np.flatnonzero(more >= least)
+        if int(ids[index]) not in ours
+    ]
 
 
 def _growth(row: tuple[int, float, Any, list[Any]], ignore: Sequence[Any]) -> Growth:
@@ -169,6 +196,15 @@ def _last_of(container: Any) -> list[Any]:
     if is_a(container, (list, deque)):
         return list(itertools.islice(reversed(container), *part))
     return list(itertools.islice(container, *part))
+
+
+def _with_keys(container: Any, newest: list[Any]) -> list[Any]:
+    """Pair the newest values of a dict with their keys, which weigh too."""
+    if not is_a(container, dict):
+        return newest
+    with contextlib.suppress(RuntimeError):  # another thread changes it meanwhile
+        return list(itertools.islice(reversed(container.items()), len(newest)))
+    return newest
 
 
 def look_of(items: Sequence[Any]) -> str:
@@ -207,6 +243,8 @@ def _room(container: Any, rate: float) -> int | None:
 def _pattern(container: Any, newest: list[Any], holder: Holder) -> str:
     if "_hooks" in holder.path:
         return "hooks"
+    if holder.path.endswith("__warningregistry__"):
+        return "warnings"
     if holder.path.endswith("(its lru_cache)"):
         return "cache"
     if holder.path.endswith("param_groups") or _in_optimizer(container):
@@ -270,18 +308,18 @@ def _in_optimizer(container: Any) -> bool:
     )
 
 
-def _chain(before: Census, epochs: int) -> Growth | None:
+def _chain(heap: Heap, before: Census, epochs: int) -> Growth | None:
     """Find a tensor whose autograd graph has become longer since."""
-    with_graph = [
-        each for each in tensors_in(gc.get_objects()) if each.grad_fn is not None
-    ]
+    tensors = tensors_in(heap.objects)
+    with_graph = [each for each in tensors if each.grad_fn is not None]
     if not with_graph:
         return None
     longest = max(with_graph, key=graph_nodes)
     more = graph_nodes(longest) - before.graph_nodes
     if more < max(4, 2 * epochs):
         return None
-    holder = holders_of(longest, most=1, ignore=[with_graph])[0]
+    ignore = [tensors, with_graph, *heap.lists]
+    holder = holders_of(longest, most=1, ignore=ignore)[0]
     walked = min(graph_nodes(longest), MOST_NODES)
     size = own_bytes([longest]) // walked * more // epochs
     return Growth(
@@ -289,9 +327,11 @@ def _chain(before: Census, epochs: int) -> Growth | None:
     )
 
 
-def _loose(before: Census, epoch: int, epochs: int) -> list[Growth]:
+def _loose(
+    heap: Heap, before: Census, epochs: int, more_exit_handlers: float
+) -> list[Growth]:
     """Find types that became more, though no container that was there holds more."""
-    now = take_census(epoch)
+    now = take_census(before.epoch + epochs, heap)
     more = [
         (size - before.tensors.get(look, (0, 0))[1], count, look)
         for look, (count, size) in now.tensors.items()
@@ -300,38 +340,58 @@ def _loose(before: Census, epoch: int, epochs: int) -> list[Growth]:
     if more:
         size, count, look = max(more, key=lambda row: row[:2])
         rate = (count - before.tensors.get(look, (0, 0))[0]) / epochs
-        return [_loose_tensor(look, rate, size // epochs)]
+        return [_loose_tensor(heap, look, rate, size // epochs, more_exit_handlers)]
     for name, count in (now.kinds - before.kinds).most_common(3):
         if count >= max(8, 2 * epochs):
-            alike = [e for e in gc.get_objects() if type(e).__qualname__ == name]
-            holder = _usual_holder(alike)
+            alike = objects_of(heap.objects, lambda t, n=name: t.__qualname__ == n)
+            holder = _usual_holder(heap, alike)
             size = own_bytes(alike[-1:]) * count // epochs
+            if not holder.held:
+                rate = count / epochs
+                return [_unrooted(alike, rate, size, more_exit_handlers)]
             return [Growth("objects", holder.kind, name, count / epochs, size, holder)]
     return []
 
 
-def _loose_tensor(look: Look, rate: float, size: int) -> Growth:
+def _loose_tensor(
+    heap: Heap, look: Look, rate: float, size: int, more_exit_handlers: float
+) -> Growth:
     """Say who holds the newest of tensors that look alike."""
-    alike = [t for t in tensors_in(gc.get_objects()) if describe(t)[0] == look]
-    holder = _usual_holder(alike)
-    pattern = "graph" if alike[-1].grad_fn is not None else "kept tensors"
-    if not holder.held and gc.isenabled():
-        pattern = "autograd cycle"
-    return Growth(pattern, holder.kind, look_of(alike[-1:]), rate, size, holder)
+    alike = [t for t in tensors_in(heap.objects) if describe(t)[0] == look]
+    holder = _usual_holder(heap, alike)
+    if holder.held:
+        pattern = "graph" if alike[-1].grad_fn is not None else "kept tensors"
+        return Growth(pattern, holder.kind, look_of(alike[-1:]), rate, size, holder)
+    return _unrooted(alike, rate, size, more_exit_handlers)
 
 
-def _usual_holder(alike: list[Any]) -> Holder:
+def _unrooted(
+    alike: list[Any], rate: float, size: int, more_exit_handlers: float
+) -> Growth:
+    """Name what keeps objects that no variable leads to, where that can be shown."""
+    look = look_of(alike[-1:])
+    newest = alike[-_SAMPLE:]
+    if gc.isenabled():
+        gc.collect()  # the search for holders leaves cycles that refer to them
+    tensors = tensors_in(newest)
+    if any(is_in_autograd_cycle(tensor) for tensor in tensors):
+        return Growth("autograd cycle", "a cycle", look, rate, size)
+    if may_be_exit_handlers(alike[-1:], more_exit_handlers, rate):
+        return Growth("exit handlers", "atexit", look, rate, size)
+    return Growth("unknown holder", "something", look, rate, size)
+
+
+def _usual_holder(heap: Heap, alike: list[Any]) -> Holder:
     """Ask of the first, the middle and the last who holds them; take what two say.
 
     Of a chain none of these may be near a variable; then the one that is tells.
     """
     asked = {id(each): each for each in (alike[-1], alike[len(alike) // 2], alike[0])}
-    found = [
-        holders_of(each, most=1, ignore=[alike, asked])[0] for each in asked.values()
-    ]
+    ignore = [alike, asked, *heap.lists]
+    found = [holders_of(each, most=1, ignore=ignore)[0] for each in asked.values()]
     held = [each for each in found if each.held]
     if not held:
         close = nearest_of(alike)
-        held = found if close is None else holders_of(close, most=1, ignore=[alike])
+        held = found if close is None else holders_of(close, most=1, ignore=ignore)
     roots = [(each.kind, each.path.split("[")[0]) for each in held]
     return max(zip(roots, held, strict=True), key=lambda row: roots.count(row[0]))[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
@@ -53,8 +54,8 @@ class LeakDetector:
         warmup: Epochs to leave out at the start; "auto" finds them.
         limit: Memory that may be used, such as "8 GiB"; passing it counts as a leak.
             What is free now if None, for the forecast only.
-        on_leak: "raise" a :class:`LeakError`, "warn", or a function that is given the
-            :class:`LeakReport`.
+        on_leak: "raise" a :class:`LeakError`, "warn" with a :class:`LeakWarning`, or
+            a function that is given the :class:`LeakReport`.
         every: Steps that make an epoch, for :meth:`step`.
         tolerance: Bytes an epoch that do not count as a leak.
 
@@ -111,7 +112,7 @@ class LeakDetector:
     def start(self) -> None:
         """Take the first reading; everything else does that by itself."""
         if self._watch is None:
-            self._watch = Watch(self.device)
+            self._watch = Watch(self.device, self.tolerance)
             self._watch.start()
 
     def end_epoch(self) -> None:
@@ -198,9 +199,18 @@ class LeakDetector:
         self.start()
         watch = self._running()
         if self._report is None or self._report.epochs < watch.epoch:
-            self._report = inquire(
-                watch, warmup=self.warmup, tolerance=self.tolerance, limit=self.limit
-            )
+            with watch.own_memory():
+                self._report = inquire(
+                    watch,
+                    warmup=self.warmup,
+                    tolerance=self.tolerance,
+                    limit=self.limit,
+                )
+                grown = any(each.trend.rising for each in self._report.counters)
+                if grown and gc.isenabled():
+                    # The search for holders leaves cycles.  Freed later they would be
+                    # taken for garbage of the user's.
+                    gc.collect()
         return self._report
 
     def __enter__(self) -> Self:
@@ -230,9 +240,9 @@ class LeakDetector:
         return self._watch
 
     def _suspected(self) -> bool:
-        trends = judge(
-            self._running().series(), tolerance=self.tolerance, warmup=self.warmup
-        )
+        watch = self._running()
+        with watch.own_memory():  # the first judgement loads modules
+            trends = judge(watch.series(), tolerance=self.tolerance, warmup=self.warmup)
         return any(each.trend.rising for each in trends)
 
     def _over_limit(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from loaderkit.leaks.blame import explains, find_growth
@@ -14,9 +14,11 @@ from loaderkit.leaks.report import LeakReport
 from loaderkit.leaks.resources import resource_growth, worker_words
 from loaderkit.leaks.trace import device_sites
 from loaderkit.leaks.trend import LEAKING, LEAST, NEEDS_MORE, STEADY
+from loaderkit.leaks.unrooted import count_outside
 from loaderkit.leaks.verdict import (
     WORKER,
     epochs_until,
+    floor_of,
     judge,
     overall,
     read_too_seldom,
@@ -36,6 +38,8 @@ _HOST = ("malloc", "anonymous", "python_blocks")
 """Counters of memory that Python objects may hold."""
 _LEFT_OVER = (
     ("allocated", "device", "device memory"),
+    ("reserved", "reserved", "the cache of torch's allocator"),
+    ("driver", "driver", "device memory outside of tensors"),
     ("pinned", "pinned", "page-locked memory"),
     ("malloc", "native", "native memory"),
     ("shared", "shared", "shared memory"),
@@ -45,6 +49,8 @@ _LEFT_OVER = (
 _SMALL = 1 << 20
 """Bytes an epoch of plain numbers that are no leak."""
 _LEAST_PAUSE_S = 0.25
+_MOST_LEFT = 0.4
+"""Of what grew, where it was garbage: something comes up between two collections."""
 _KINDS_NAMED = 3
 _METRICS = 10_000
 """Of them a second: ten for each step of a millisecond."""
@@ -65,24 +71,8 @@ def inquire(
         The report.
     """
     counters, left_out = _judge(watch, warmup=warmup, tolerance=tolerance)
-    verdict, more = overall(counters)
-    growths: list[Growth] = []
-    notes: list[str] = []
-    if verdict == LEAKING:
-        collected = _was_garbage(watch, counters)
-        growths = _growths(watch, counters)
-        verdict, more, notes = _second_thought(watch, counters, growths)
-        if verdict == LEAKING:
-            growths = list(map(_not_small, growths))
-        if not growths and watch.census() is None:
-            notes.append(
-                "objects were not counted in time: more epochs tell who holds it"
-            )
-        held = list(filter(_is_held, growths))
-        if collected and not (held and explains(held, _host_rate(counters))):
-            growths, verdict, more = [], STEADY, 0
-            notes = ["what had grown was garbage, and is collected now"]
-    notes += left_out
+    finding = _find_causes(watch, counters, tolerance)
+    verdict, notes = finding.verdict, [*finding.notes, *left_out]
     bound, bound_from = _limit(watch, limit)
     rates = [
         c.trend.per_epoch for c in counters if c.trend.rising and c.unit == "bytes"
@@ -95,10 +85,47 @@ def inquire(
         notes.append("the limit that was set has been passed")
     seconds = time.monotonic() - watch.begun
     return LeakReport(
-        verdict, watch.epoch, seconds, str(watch.device), counters, tuple(growths),
+        verdict, watch.epoch, seconds, str(watch.device), counters, finding.growths,
         _recorded_sites(watch) if verdict == LEAKING else (), notes=tuple(notes),
-        more_epochs=more, limit_bytes=bound, limit_from=bound_from, epochs_left=left,
+        more_epochs=finding.more_epochs, limit_bytes=bound, limit_from=bound_from,
+        epochs_left=left,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Finding:
+    """A verdict with what grew."""
+
+    verdict: str
+    more_epochs: int = 0
+    growths: tuple[Growth, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def _find_causes(
+    watch: Watch, counters: tuple[CounterTrend, ...], tolerance: int
+) -> _Finding:
+    """Look who holds what grew; some growth turns out to be no leak then."""
+    verdict, more = overall(counters)
+    if verdict != LEAKING:
+        return _Finding(verdict, more)
+    left = _left_after_collecting(watch, counters) if gc.isenabled() else {}
+    growths = _growths(watch, counters)
+    if _is_garbage(counters, left):
+        # Beneath much garbage there may be a leak: then more is left than nobody minds,
+        # and somebody holds it.  A holder alone proves nothing: something else grew
+        # once meanwhile, and is named for want of anything larger.
+        held = list(filter(_is_held, growths))
+        is_held = bool(held) and explains(held, _host_rate(counters))
+        if not (is_held and _exceeds_floors(counters, left, tolerance)):
+            note = "what had grown was garbage, and is collected now"
+            return _Finding(STEADY, notes=(note,))
+    verdict, more, notes = _second_thought(watch, counters, growths)
+    if verdict == LEAKING:
+        growths = list(map(_not_small, growths))
+    if not growths and watch.census() is None:
+        notes.append("objects were not counted in time: more epochs tell who holds it")
+    return _Finding(verdict, more, tuple(growths), tuple(notes))
 
 
 def _judge(
@@ -154,11 +181,15 @@ def _growths(watch: Watch, counters: Sequence[CounterTrend]) -> list[Growth]:
     census = watch.census()
     if census is not None and not all(name.startswith(WORKER) for name in leaking):
         rate = _host_rate(counters)
+        handlers = count_outside().exit_handlers - watch.outside_counts.exit_handlers
         objects = find_growth(
-            census, watch.epoch, ignore=watch.own_objects(), rate=rate
-        )
-    if not gc.isenabled():
-        objects = [_uncollected(each) for each in objects]
+            census, watch.epoch, ignore=watch.own_objects(), rate=rate,
+            more_exit_handlers=handlers / watch.epoch,
+        )  # fmt: skip
+        if not gc.isenabled():
+            left = _left_after_collecting(watch, counters)
+            if _is_garbage(counters, left):
+                objects = list(map(_as_cycles, objects))
     found = _resources(leaking, objects, watch.files)
     found += [
         each for each in objects if each.pattern not in {f.pattern for f in found}
@@ -166,9 +197,20 @@ def _growths(watch: Watch, counters: Sequence[CounterTrend]) -> list[Growth]:
     if "shm_files" in leaking:
         found.append(watch.shared_files.growth(leaking["shm_files"].per_epoch))
     found += [_worker(n, t) for n, t in leaking.items() if n.startswith(WORKER)]
-    if census is not None and not _explained(leaking, found):
+    # Of memory that did not come from malloc it is certain without a census.
+    counted = census is not None or not {"malloc", "python_blocks"} & set(leaking)
+    if counted and not _explained(leaking, found):
         found += _left_over(leaking)
-    return found[:5]
+    return [_if_frozen(watch, each) for each in found[:5]]
+
+
+def _if_frozen(watch: Watch, growth: Growth) -> Growth:
+    """Say so where what is held cannot be seen because gc.freeze() hides it."""
+    more = count_outside().frozen_objects - watch.outside_counts.frozen_objects
+    hidden = growth.pattern in {"native", "unknown holder", "outside malloc"}
+    if hidden and more >= watch.epoch:
+        return replace(growth, pattern="frozen")
+    return growth
 
 
 def _recorded_sites(watch: Watch) -> tuple[Site, ...]:
@@ -205,10 +247,11 @@ def _resources(
     return found
 
 
-def _uncollected(growth: Growth) -> Growth:
-    """Call it a cycle where nothing but itself holds it."""
-    cycle = growth.holder is not None and growth.holder.kind == "cycle"
-    return replace(growth, pattern="cycles", holder=None) if cycle else growth
+def _as_cycles(growth: Growth) -> Growth:
+    """Call it cycles where no variable leads to it, and collecting has freed it."""
+    if growth.holder is not None and growth.holder.held:
+        return growth
+    return replace(growth, pattern="cycles", what="a cycle", holder=None)
 
 
 def _worker(name: str, trend: Trend) -> Growth:
@@ -233,19 +276,45 @@ def _left_over(leaking: Mapping[str, Trend]) -> list[Growth]:
     return []
 
 
-def _was_garbage(watch: Watch, counters: Sequence[CounterTrend]) -> bool:
-    """Tell whether the collector frees most of what grew, where it is on anyway."""
-    leaking = [each for each in counters if each.trend.rising]
-    if not gc.isenabled() or any(each.name not in _HOST for each in leaking):
-        return False
+def _left_after_collecting(
+    watch: Watch, counters: Sequence[CounterTrend]
+) -> dict[str, float]:
+    """Collect garbage, and tell what is left of what had grown on the host.
+
+    Returns:
+        Counters of the host that rise, and how much more they are than after the
+        warm-up.
+    """
+    rising = {each.name: each for each in counters if each.trend.rising}
+    of_host = [name for name in _HOST if name in rising]
+    if len(of_host) > 1 and "anonymous" in of_host:
+        of_host.remove("anonymous")  # pages stay with malloc
     gc.collect()
     now = watch.quick()
-    for each in leaking:
-        if each.name != "anonymous" or len(leaking) == 1:  # pages stay with malloc
-            left = now[each.name] - each.values[each.trend.warmup]
-            if left > 0.4 * each.growth:
-                return False
-    return True
+    return {name: now[name] - rising[name].start for name in of_host}
+
+
+def _is_garbage(counters: Sequence[CounterTrend], left: Mapping[str, float]) -> bool:
+    """Tell whether collecting has freed most of everything that grew."""
+    rising = [each for each in counters if each.trend.rising]
+    if not left or any(each.name not in _HOST for each in rising):
+        return False
+    return all(
+        left[each.name] <= _MOST_LEFT * each.growth
+        for each in rising
+        if each.name in left
+    )
+
+
+def _exceeds_floors(
+    counters: Sequence[CounterTrend], left: Mapping[str, float], tolerance: int
+) -> bool:
+    """Tell whether what is left would count as a leak by itself."""
+    return any(
+        left[each.name] > floor_of(each.name, tolerance) * each.judged_epochs
+        for each in counters
+        if each.name in left
+    )
 
 
 def _is_held(growth: Growth) -> bool:

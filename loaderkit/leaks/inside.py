@@ -65,10 +65,11 @@ class Sampler(threading.Thread):
         while "torch" not in sys.modules:
             if self._ended.wait(WINDOW_S / 5):
                 break
+        from loaderkit.leaks.verdict import TOLERANCE
         from loaderkit.leaks.watch import Watch
         from loaderkit.memory.reading import device_of
 
-        watch = Watch(device_of(None))
+        watch = Watch(device_of(None), TOLERANCE)
         watch.start()
         while not self._ended.wait(self.window_s):
             watch.end_epoch()

@@ -113,8 +113,30 @@ PATTERNS = {
         "persistent_workers=False, which ends workers every epoch",
     ),
     "native": Pattern(
-        "memory that no Python object holds, so a C or C++ extension keeps it",
+        "who holds it is not known: no container, tensor, autograd graph, array or "
+        "text that Python's collector lists has grown by as much; probably a C or C++ "
+        "extension keeps it",
         "leave out one library call after the other; memray --native names the line",
+    ),
+    "unknown holder": Pattern(
+        "who holds them is not known: no variable, module, closure, traceback or "
+        "context leads to them, they are in no reference cycle that the collector can "
+        "free, and in no cycle through the autograd graph; probably a C extension, or "
+        "a reference that was never given back",
+        "leave out one library call after the other",
+    ),
+    "exit handlers": Pattern(
+        "functions registered with atexit keep what they refer to until the end",
+        "register one outside the loop, or call atexit.unregister",
+    ),
+    "frozen": Pattern(
+        "who holds it is not known: gc.freeze() is called again and again, and the "
+        "collector neither lists nor frees the objects that it hides",
+        "call gc.freeze() once, before the loop",
+    ),
+    "warnings": Pattern(
+        "Python remembers the text of each warning, and these are all different",
+        "warn with one text and log what differs, or warnings.simplefilter('always')",
     ),
     "outside malloc": Pattern(
         "memory that did not come from malloc, or free pieces that malloc cannot use",
@@ -123,6 +145,16 @@ PATTERNS = {
     "pinned": Pattern(
         "page-locked memory is kept",
         "do not keep batches of a loader with pin_memory=True",
+    ),
+    "reserved": Pattern(
+        "torch's allocator takes more though tensors do not: pieces that no later "
+        "batch fits into",
+        "PYTORCH_ALLOC_CONF=expandable_segments:True, or batches of few sizes",
+    ),
+    "driver": Pattern(
+        "the driver holds more though tensors do not, such as kernels and graphs that "
+        "are compiled for each new shape",
+        "batches of few sizes; empty_cache() of the device once an epoch",
     ),
     "device": Pattern(
         "tensors are kept on the device", "delete or detach them after each step"

@@ -6,15 +6,19 @@ that asks for it.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import re
+import unittest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from loaderkit.leaks.detector import LeakDetector
     from loaderkit.leaks.report import LeakReport
 
@@ -71,30 +75,66 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if pyfuncitem.get_closest_marker(MARK) is None:
         return None
     function = pyfuncitem.obj
+    _refuse_async(function)
+    names = pyfuncitem._fixtureinfo.argnames  # noqa: SLF001 -- as pytest's own call
+    arguments: dict[str, Any] = {name: pyfuncitem.funcargs[name] for name in names}
+    if "leak_detector" in arguments:
+        _settings(pyfuncitem)  # wrong ones fail here too
+        function(**arguments)
+        _record(pyfuncitem, arguments["leak_detector"].report())
+        return True
+
+    def call(epoch: int) -> None:
+        if "leak_epoch" in arguments:
+            arguments["leak_epoch"] = epoch
+        function(**arguments)
+
+    _repeat(pyfuncitem, call)
+    return True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Have a marked method of a ``unittest.TestCase`` repeat itself.
+
+    Such a method is called by unittest and not through ``pytest_pyfunc_call``.  What is
+    repeated is the method alone: setUp and tearDown run once around all its calls, as
+    fixtures do around those of a function.
+    """
+    if not isinstance(item, pytest.Function) or not item.get_closest_marker(MARK):
+        return
+    if item.cls is None or not issubclass(item.cls, unittest.TestCase):
+        return
+    method = item.obj
+    _refuse_async(method)
+
+    @functools.wraps(method)
+    def repeated() -> None:
+        _repeat(item, lambda _: method())
+
+    item.obj = repeated
+
+
+def _refuse_async(function: Any) -> None:
     if inspect.iscoroutinefunction(function):
         pytest.fail(
             f"{MARK} cannot repeat an async test; call asyncio.run() in a plain one",
             pytrace=False,
         )
-    epochs, settings = _settings(pyfuncitem)
-    names = pyfuncitem._fixtureinfo.argnames  # noqa: SLF001 -- as pytest's own call
-    arguments: dict[str, Any] = {name: pyfuncitem.funcargs[name] for name in names}
-    if "leak_detector" in arguments:
-        function(**arguments)
-        _record(pyfuncitem, arguments["leak_detector"].report())
-        return True
+
+
+def _repeat(item: pytest.Function, call: Callable[[int], object]) -> None:
+    """Call a test once an epoch; fail it if memory grows."""
+    epochs, settings = _settings(item)
     detector = _detector(settings, on_leak=lambda _: None)
     detector.start()
     for epoch in range(epochs):
-        if "leak_epoch" in arguments:
-            arguments["leak_epoch"] = epoch
-        function(**arguments)
+        call(epoch)
         detector.end_epoch()
     report = detector.report()
-    _record(pyfuncitem, report)
+    _record(item, report)
     if report.leaking:
         pytest.fail(str(report), pytrace=False)
-    return True
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.leaks.trend import LEAKING, NEEDS_MORE, STEADY
+from loaderkit.leaks.verdict import EFFECTS
 from loaderkit.units import format_amount, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -64,10 +65,24 @@ class LeakReport:
 
     @property
     def leaks(self) -> tuple[CounterTrend, ...]:
-        """The counters that leak, those of bytes first and the fastest first."""
+        """The counters that leak: causes first, then bytes, then the fastest."""
         if not self.leaking:
             return ()
         found = [each for each in self.counters if each.trend.rising]
+        rising = {each.name for each in found}
+        # What torch's allocator takes grows with the tensors: the cause comes first.
+        return tuple(
+            sorted(found, key=lambda c: (EFFECTS.get(c.name) in rising, _by_size(c)))
+        )
+
+    @property
+    def tolerated(self) -> tuple[CounterTrend, ...]:
+        """The counters of bytes that grow beyond doubt, by less than the tolerance."""
+        found = [
+            each
+            for each in self.counters
+            if each.trend.tolerated and each.unit == "bytes"
+        ]
         return tuple(sorted(found, key=_by_size))
 
     @property
@@ -139,6 +154,13 @@ class LeakReport:
             return f"leaking: {rate} more each {self.each}, {fastest.words}"
         if self.verdict == NEEDS_MORE:
             return f"needs more {self.plural}: about {self.more_epochs} to decide"
+        if self.tolerated:
+            fastest = self.tolerated[0]
+            rate = format_amount(fastest.trend.per_epoch, fastest.unit)
+            return (
+                f"steady within the tolerance: {rate} more each {self.each}, "
+                f"{fastest.words}; a smaller tolerance= would call it a leak"
+            )
         return f"steady: nothing grows from {self.each} to {self.each}"
 
     @property
@@ -156,6 +178,7 @@ class LeakReport:
     def _table(self) -> list[str]:
         shown = list(self.leaks)
         shown += [c for c in self.counters if c.trend.verdict == NEEDS_MORE]
+        shown += self.tolerated
         shown += [c for c in self.counters if c.name in _MAIN and c not in shown]
         lines = [f"  {'counter':<14}{'first':>12}{'last':>12}{'each':>14}  verdict"]
         for each in shown[:_SHOWN]:

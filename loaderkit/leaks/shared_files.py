@@ -148,7 +148,9 @@ class SharedFiles:
 
     def own_objects(self) -> list[object]:
         """List what grows because we watch."""
-        return [self._old, self._now, self._epochs, *self._bytes_by_kind.values()]
+        series = self._bytes_by_kind
+        own = [self.foreign_kinds, self._old, self._now, self._epochs]
+        return [*own, series, *series.values()]
 
     def _look(self) -> bool:
         """Bring the bytes by kind up to date; False where there is no such folder."""

@@ -13,7 +13,7 @@ class Throttle:
         free_s: Work that takes no longer is always due.
     """
 
-    def __init__(self, max_share: float = 0.002, free_s: float = 0.0) -> None:
+    def __init__(self, max_share: float = 0.001, free_s: float = 0.0) -> None:
         self.max_share, self.free_s = max_share, free_s
         self.next_due = 0.0
         self._begun = 0.0

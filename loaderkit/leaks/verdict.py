@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from loaderkit.leaks.trend import LEAKING, NEEDS_MORE, STEADY, Trend, fit_trend
@@ -23,6 +23,13 @@ _MOST_POINTS = 64
 """A longer run is thinned to this many readings: the slope takes all pairs."""
 _ENOUGH = 10
 """Readings with which a counter is judged though most epochs have none."""
+EFFECTS = {
+    "reserved": "allocated",
+    "driver": "allocated",
+    "device_used": "reserved",
+}
+"""Counters that grow with another one: what torch's allocator takes for tensors, what
+the driver gives to it."""
 WORKER = "worker "
 """Counters of child processes are called "worker" and the process's number."""
 
@@ -51,9 +58,19 @@ class CounterTrend:
         return words_of(self.name)
 
     @property
+    def start(self) -> float:
+        """The first reading after the warm-up."""
+        return self.values[self.trend.warmup]
+
+    @property
     def growth(self) -> float:
         """From the end of the warm-up to the last reading."""
-        return self.values[-1] - self.values[self.trend.warmup]
+        return self.values[-1] - self.start
+
+    @property
+    def judged_epochs(self) -> float:
+        """How many epochs have ended since the warm-up."""
+        return self.epochs[-1] - self.epochs[self.trend.warmup]
 
 
 def judge(
@@ -78,10 +95,24 @@ def judge(
         if name in seldom or not (name.startswith(WORKER) or COUNTERS[name].judged):
             continue
         epochs, values = _thin(epochs), _thin(values)
-        floor = _FLOORS.get(unit_of(name), tolerance)
+        floor = floor_of(name, tolerance)
         trend = fit_trend(values, floor=floor, warmup=warmup, at=epochs)
-        found.append(CounterTrend(name, trend, tuple(epochs), tuple(values)))
+        counter = CounterTrend(name, trend, tuple(epochs), tuple(values))
+        found.append(_undecided(counter) if name == "device_used" else counter)
     return tuple(found)
+
+
+def floor_of(name: str, tolerance: float = TOLERANCE) -> float:
+    """Give the growth an epoch that nobody minds.
+
+    Args:
+        name: Of a counter.
+        tolerance: For those that count bytes.
+
+    Returns:
+        In the counter's own unit.
+    """
+    return _FLOORS.get(unit_of(name), tolerance)
 
 
 def read_too_seldom(series: Mapping[str, Series]) -> dict[str, int]:
@@ -125,6 +156,19 @@ def overall(trends: Iterable[CounterTrend]) -> tuple[str, int]:
     if NEEDS_MORE in verdicts:
         return NEEDS_MORE, max(each.trend.more_epochs for each in found)
     return STEADY, 0
+
+
+def _undecided(counter: CounterTrend) -> CounterTrend:
+    """Take a leak for growth that may be another process's."""
+    trend = counter.trend
+    if not trend.rising:
+        return counter
+    more = max(_ENOUGH, len(counter.values))
+    undecided = replace(
+        trend, verdict=NEEDS_MORE, more_epochs=more,
+        why="it grows outside of torch's allocator, or by another process",
+    )  # fmt: skip
+    return replace(counter, trend=undecided)
 
 
 def epochs_until(room_bytes: float, bytes_per_epoch: float) -> int | None:

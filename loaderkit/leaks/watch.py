@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import gc
 import time
 from array import array
@@ -9,59 +11,75 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from loaderkit.leaks.census import Census, take_census
+from loaderkit.leaks.lows import keeps_rising
 from loaderkit.leaks.resources import kinds_of
 from loaderkit.leaks.shared_files import SharedFiles
 from loaderkit.leaks.throttle import Throttle
 from loaderkit.leaks.trace import live_blocks
+from loaderkit.leaks.unrooted import count_outside
 from loaderkit.leaks.verdict import WORKER
 from loaderkit.memory import process
 from loaderkit.memory.counters import COUNTERS
-from loaderkit.memory.probes import read_device
+from loaderkit.memory.probes import read_device, read_device_used
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import torch
 
     from loaderkit.leaks.trace import Blocks
     from loaderkit.leaks.verdict import Series
 
-_LOOKED_BACK = 4
-"""Epochs over which growth is looked for before objects are counted."""
 _EXACT = ("malloc", "python_blocks")
 """Counters from which a census can be subtracted; resident pages are used again."""
 _WORKERS = 64
 """Child processes that are followed one by one."""
-_SUSPICIOUS = {"bytes": 8 << 10, "blocks": 128}
+_HELPERS = (b"multiprocessing.resource_tracker",)
+"""Not the fork server: workers that it forks have its command line."""
+_WORKERS_FREE_S = 0.0005
+"""What reading all of them may take every epoch; each takes 0.05 ms."""
+_SUSPICIOUS_BLOCKS = 128
 """Growth an epoch that is looked into; half of what would be called a leak."""
+_RESIDENT = {"anonymous", "resident"}
+"""Counters that jitter with free pages: they ask for no census where malloc tells."""
 
 
 class Watch:
     """The readings of one run."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, tolerance: int) -> None:
         self.device = device
         self.epoch = 0
+        self._suspicious = {"bytes": tolerance / 2, "blocks": _SUSPICIOUS_BLOCKS}
+        """Growth an epoch that is looked into, by unit."""
         self.censuses: list[Census] = []
         """The last two."""
         self.files: Counter[str] = Counter()
         """Open when it started."""
+        self.outside_counts = count_outside()
+        """Exit handlers and frozen objects when it started."""
         self.shared_files = SharedFiles()
         self.begun = time.monotonic()
         self._epochs: dict[str, array[float]] = {}
         self._values: dict[str, array[float]] = {}
         self._offsets: dict[str, int] = {}
         self._throttle = Throttle()
+        self._workers_throttle = Throttle(free_s=_WORKERS_FREE_S)
         self._own_s = 0.0
 
     def start(self) -> None:
-        """Take the reading before the first epoch, without garbage from before."""
-        if gc.isenabled():
-            gc.collect()
+        """Take the reading before the first epoch.
+
+        Garbage from before is not collected yet: that takes 0.1 s, as long as five
+        steps, and is of use only when memory grows.
+        """
         self.files = kinds_of("files")
+        self.outside_counts = count_outside()
         self._note(self._read())
         self.begun = self._ended = time.monotonic()
 
     def end_epoch(self) -> None:
-        """Take the reading after an epoch; 0.2 ms, or 0.1 s when memory grows."""
+        """Take the reading after an epoch; up to 1 ms, or 0.4 s when memory grows."""
         begun = time.monotonic()
         self.epoch += 1
         self._note(self._read())
@@ -76,20 +94,41 @@ class Watch:
         return (self._ended - self.begun - self._own_s) / max(1, self.epoch)
 
     def count_objects(self) -> None:
-        """Take a census, whose own memory is then subtracted from all readings."""
+        """Take a census, whose own memory is then subtracted from all readings.
+
+        Garbage from before the run goes first, and is subtracted too: else what the
+        collector frees at the end could not be told from what grew.
+        """
+        with self.own_memory():
+            if not self.censuses and gc.isenabled():
+                gc.collect()
+            self.censuses = [*self.censuses[-1:], take_census(self.epoch)]
+            self.censuses[-1].blocks = self.recorded_blocks()
+
+    @contextlib.contextmanager
+    def own_memory(self) -> Iterator[None]:
+        """Subtract from all readings what is taken within: it is ours, and no jump."""
         before = process.quick_counters()
-        self.censuses = [*self.censuses[-1:], take_census(self.epoch)]
-        self.censuses[-1].blocks = self.recorded_blocks()
-        after = process.quick_counters()
-        for name in _EXACT:
-            if name in after:
-                change = after[name] - before[name]
-                self._offsets[name] = self._offsets.get(name, 0) + change
+        try:
+            yield
+        finally:
+            after = process.quick_counters()
+            for name in _EXACT:
+                if name in after:
+                    change = after[name] - before[name]
+                    self._offsets[name] = self._offsets.get(name, 0) + change
 
     def census(self) -> Census | None:
-        """Give the latest census that is some epochs old."""
-        old = [each for each in self.censuses if each.epoch <= self.epoch - 2]
-        return old[-1] if old else None
+        """Give the latest census that is old enough to tell what came since.
+
+        A quarter of the run is, if there is one: in two epochs nothing may have come of
+        what is kept every fifth.
+        """
+        for age in (self.epoch / 4, 2):
+            old = [each for each in self.censuses if each.epoch <= self.epoch - age]
+            if old:
+                return old[-1]
+        return None
 
     def recorded_blocks(self) -> Blocks:
         """Give the device's memory by who asked for it, if somebody records that."""
@@ -101,7 +140,9 @@ class Watch:
     def series(self) -> dict[str, Series]:
         """Give all readings by counter."""
         found: dict[str, Series] = {
-            name: (self._epochs[name], values) for name, values in self._values.items()
+            name: (self._epochs[name], values)
+            for name, values in self._values.items()
+            if not (name.startswith(WORKER) and _is_helper(name))
         }
         shared_files = self.shared_files.series()
         if len(shared_files[0]):
@@ -117,7 +158,7 @@ class Watch:
         for name, (_, values) in self.series().items():
             middle = len(values) // 2
             unit = "bytes" if name.startswith(WORKER) else COUNTERS[name].unit
-            least = _SUSPICIOUS.get(unit, 0.25)
+            least = self._suspicious.get(unit, 0.25)
             if values[-1] - values[middle] > least * (len(values) - 1 - middle):
                 return True
         return False
@@ -146,18 +187,30 @@ class Watch:
     def _read(self) -> dict[str, int]:
         found = self.quick()
         found |= read_device(self.device, full=False)[0]
-        self.shared_files.note(self.epoch, always=self._is_sparse())
-        if self._is_sparse() or self._throttle.due:
+        is_sparse = self._is_sparse()
+        self.shared_files.note(self.epoch, always=is_sparse)
+        if is_sparse or self._throttle.due:
             with self._throttle:
-                found |= self._read_slowly()
+                count = process.mappings()
+                if count is not None:
+                    found["mappings"] = count
+                used = read_device_used(self.device)
+                if used is not None:
+                    found["device_used"] = used
+        if is_sparse or self._workers_throttle.due:
+            with self._workers_throttle:
+                found |= self._read_workers()
         return found
 
-    def _read_slowly(self) -> dict[str, int]:
-        """Read what makes the kernel walk pages: mappings, and what workers have."""
-        count = process.mappings()
-        found = {} if count is None else {"mappings": count}
+    def _read_workers(self) -> dict[str, int]:
+        """Read the resident memory of child processes.
+
+        Not their own pages (USS): a forked worker's become more for as long as it
+        copies its parent's, by 60 KiB an epoch in a worker that keeps nothing.
+        """
+        found = {}
         for pid in process.children_of(process.own_pid())[:_WORKERS]:
-            size = process.private_bytes(pid)
+            size = process.process_anonymous(pid)
             if size is not None:
                 found[f"{WORKER}{pid}"] = size
         return found
@@ -186,11 +239,25 @@ class Watch:
                 del self._epochs[name], self._values[name]
 
     def _grows(self) -> bool:
-        """Tell whether the last few epochs added something."""
+        """Tell whether a counter keeps rising since the last census."""
+        since = self.censuses[-1].epoch if self.censuses else 1
         for name, values in self._values.items():
-            back = min(_LOOKED_BACK, len(values) - 2)  # the first epoch warms up
-            if back > 0 and not name.startswith(WORKER):
-                least = _SUSPICIOUS.get(COUNTERS[name].unit, 0.5)
-                if values[-1] - values[-1 - back] >= least * back:
-                    return True
+            resident = name in _RESIDENT and "malloc" in self._values
+            if resident or name.startswith(WORKER):
+                continue
+            least = self._suspicious.get(COUNTERS[name].unit, 0.5)
+            # The reading after the first epoch is the first without its warm-up.
+            first = bisect.bisect_left(self._epochs[name], since)
+            if keeps_rising(values[first:], least):
+                return True
         return False
+
+
+def _is_helper(name: str) -> bool:
+    """Tell whether a child is one of multiprocessing's own, not a worker.
+
+    The resource tracker starts with the first shared memory, and its memory grows while
+    it does: over many short epochs that looked like a leak.
+    """
+    command = process.command_of(int(name.removeprefix(WORKER)))
+    return any(helper in command for helper in _HELPERS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import gc
+import itertools
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -15,17 +16,17 @@ if TYPE_CHECKING:
 _CHUNK = 20_000
 
 
-def referents_of(objects: Sequence[Any]) -> Iterator[Any]:
-    """Give what objects refer to, asked of many at a time.
+def chunks_of_referents(objects: Sequence[Any]) -> Iterator[list[Any]]:
+    """Give what objects refer to, in lists: what is done with them can be done in C.
 
     Args:
         objects: Any that Python's collector can enter.
 
     Yields:
-        Each as often as it is referred to.
+        What the next 20,000 objects refer to, each as often as it is referred to.
     """
     for start in range(0, len(objects), _CHUNK):
-        yield from gc.get_referents(*objects[start : start + _CHUNK])
+        yield gc.get_referents(*objects[start : start + _CHUNK])
 
 
 def nearest_of(items: Sequence[object]) -> Any | None:
@@ -46,7 +47,7 @@ def nearest_of(items: Sequence[object]) -> Any | None:
     seen = {id(each) for each in level}
     while level:
         following = []
-        for each in referents_of(level):
+        for each in itertools.chain.from_iterable(chunks_of_referents(level)):
             if id(each) in wanted:
                 return each
             if id(each) not in seen:

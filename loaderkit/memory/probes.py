@@ -377,6 +377,29 @@ def _frames(block: dict[str, Any]) -> tuple[tuple[str, int], ...]:
     return tuple((each["filename"], each["line"]) for each in frames)
 
 
+def read_device_used(device: torch.device, *, probe: Probe | None = None) -> int | None:
+    """Ask the driver how much of a device is taken, by any process.  Never raises.
+
+    Args:
+        device: Such as ``torch.device("cuda")``.
+        probe: How it is asked; as its kind is if None.
+
+    Returns:
+        Bytes; None where the driver is not told apart from torch's allocator, or this
+        process has not used the device yet.
+    """
+    probe = probe_of(device) if probe is None else probe
+    readers = probe.full(device)
+    if "device_free" not in readers or not _is_there(probe):
+        return None
+    if not _started(probe, device):
+        return None
+    limit, free = _asked(readers["device_limit"]), _asked(readers["device_free"])
+    if isinstance(limit, str) or isinstance(free, str):
+        return None
+    return limit - free
+
+
 def read_blocks(device: torch.device, *, probe: Probe | None = None) -> list[Block]:
     """List the memory of a device that is in use.  Never raises.
 

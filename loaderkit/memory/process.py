@@ -143,27 +143,12 @@ def own_pid() -> int:
     return os.getpid()
 
 
-def private_bytes(pid: int) -> int | None:
-    """Read the memory that only this process has (USS); some ms.
-
-    Of a forked worker: what it has written since.  Memory that it takes may lie in
-    pages which its parent had freed, so its resident pages need not become more.
-
-    Args:
-        pid: Its number.
-
-    Returns:
-        Bytes; None when it is gone, or where the kernel does not tell.
-    """
-    shares = _shares(pid)
-    return process_anonymous(pid) if shares is None else shares[0]
-
-
 def process_anonymous(pid: int) -> int | None:
     """Read another process's private memory.
 
     Pages that a forked child still shares with its parent count too: they are part of
-    where it starts, and copying one on write changes nothing.
+    where it starts, and copying one on write changes nothing.  So what it keeps in
+    pages that its parent had freed before the fork is not seen.
 
     Args:
         pid: Its number.
@@ -174,6 +159,19 @@ def process_anonymous(pid: int) -> int | None:
     status = _read(f"{PROC}/{pid}/status")
     match = re.search(_KINDS[0][1], status) if status else None
     return int(match[1]) * 1024 if match else None
+
+
+def command_of(pid: int) -> bytes:
+    """Read the command line of a process.
+
+    Args:
+        pid: Its number.
+
+    Returns:
+        Its arguments, each ended by a zero byte; empty when it is gone, or where the
+        kernel does not tell.
+    """
+    return _read(f"{PROC}/{pid}/cmdline") or b""
 
 
 def process_name(pid: int) -> str:

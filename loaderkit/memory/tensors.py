@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import types
 from collections import defaultdict
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import torch
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
 _NOT_FOLLOWED = (type, types.ModuleType, types.FunctionType, types.CodeType)
 _MOST_NODES = 20_000
@@ -59,7 +60,8 @@ def live_tensors(objects: Iterable[Any] | None = None) -> list[TensorGroup]:
     counts: dict[Look, int] = defaultdict(int)
     sizes: dict[Look, int] = defaultdict(int)
     seen: set[int] = set()
-    for tensor in tensors_in(gc.get_objects() if objects is None else objects):
+    candidates = gc.get_objects() if objects is None else list(objects)
+    for tensor in tensors_in(candidates):
         key, storage, size = describe(tensor)
         counts[key] += 1
         sizes[key] += 0 if storage in seen else size
@@ -89,7 +91,7 @@ def is_a(each: object, kinds: type | tuple[type, ...]) -> bool:
     return issubclass(type(each), kinds)
 
 
-def tensors_in(objects: Iterable[Any]) -> list[torch.Tensor]:
+def tensors_in(objects: Sequence[Any]) -> list[torch.Tensor]:
     """Pick the tensors out of objects, without asking objects for their class.
 
     Args:
@@ -98,7 +100,25 @@ def tensors_in(objects: Iterable[Any]) -> list[torch.Tensor]:
     Returns:
         The tensors.
     """
-    return [each for each in objects if is_a(each, torch.Tensor)]
+    return objects_of(objects, lambda kind: issubclass(kind, torch.Tensor))
+
+
+def objects_of(objects: Sequence[Any], is_wanted: Callable[[type], bool]) -> list[Any]:
+    """Pick objects by type, each type looked at once.
+
+    A heap has a million objects: a Python loop over them takes half a second, and four
+    times as long under coverage or a profiler; this one runs in C.
+
+    Args:
+        objects: Any.
+        is_wanted: Tells by type.
+
+    Returns:
+        Those whose type is wanted, in their order.
+    """
+    kinds = list(map(type, objects))
+    wanted = {kind for kind in set(kinds) if is_wanted(kind)}
+    return list(itertools.compress(objects, map(wanted.__contains__, kinds)))
 
 
 def describe(tensor: torch.Tensor) -> tuple[Look, int, int]:

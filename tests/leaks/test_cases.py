@@ -67,7 +67,7 @@ def run_cases(folder, *arguments):
     plain = {k: v for k, v in os.environ.items() if not k.startswith("COVERAGE_")}
     with file.open("w") as out:  # under coverage, counting objects takes four times
         child = subprocess.Popen(command, stdout=out, start_new_session=True, env=plain)
-        assert child.wait(timeout=300) == 0
+        assert child.wait() == 0
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     return [json.loads(line) for line in file.read_text().splitlines()]

@@ -2,6 +2,9 @@
 
 import gc
 import json
+import os
+import subprocess
+import sys
 import time
 import warnings
 
@@ -9,7 +12,7 @@ import pytest
 import torch
 
 import loaderkit
-from loaderkit import LeakDetector, LeakError, LeakWarning, assert_no_leak
+from loaderkit import LeakDetector, LeakError, assert_no_leak
 from loaderkit.leaks.detector import JUDGED_AFTER
 
 SIZE = 30_000  # float32 numbers a step: 117 KiB
@@ -53,12 +56,34 @@ def test_a_flat_loop_is_steady():
 
 
 def test_it_warns_if_asked_to():
-    with pytest.warns(LeakWarning, match="leaking"):
+    with pytest.warns(loaderkit.LeakWarning, match="leaking"):
         LeakDetector("cpu", on_leak="warn").run(leaky(), epochs=10)
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         LeakDetector("cpu", on_leak="warn").run(flat(), epochs=10)
+
+
+WARNS = """
+import warnings
+from loaderkit import LeakWarning
+def watch():
+    warnings.warn("leaking", LeakWarning, stacklevel=2)
+watch()
+"""
+
+
+def test_the_warning_is_shown_by_a_python_that_was_told_nothing(tmp_path):
+    file = tmp_path / "library.py"
+    file.write_text(WARNS)
+    plain = {k: v for k, v in os.environ.items() if k != "PYTHONWARNINGS"}
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import library"
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=plain, capture_output=True, text=True
+    )
+
+    assert "LeakWarning: leaking" in done.stderr
 
 
 def test_a_long_run_is_judged_while_it_runs_and_once():
@@ -141,6 +166,27 @@ def test_a_tolerance_lets_slow_growth_pass():
     assert report.ok
 
 
+def test_growth_below_the_tolerance_is_said():
+    kept = []
+
+    report = LeakDetector("cpu").run(lambda: kept.append(bytearray(4096)), epochs=12)
+
+    assert report.ok
+    assert report.headline.startswith("steady within the tolerance: 4.0")
+    assert "malloc" in [each.name for each in report.tolerated]
+
+
+def test_its_twin_with_a_smaller_tolerance_is_a_leak():
+    kept = []
+
+    report = LeakDetector("cpu", tolerance="1 KiB", on_leak=id).run(
+        lambda: kept.append(bytearray(4096)), epochs=12
+    )
+
+    assert report.leaking
+    assert "`kept`" in str(report)
+
+
 def test_garbage_that_the_collector_will_free_is_no_leak():
     class Node:
         pass
@@ -153,6 +199,36 @@ def test_garbage_that_the_collector_will_free_is_no_leak():
 
     assert report.ok
     assert "garbage" in str(report) or report.verdict == "steady"
+
+
+def cycle(size):
+    node = type("Node", (), {})()
+    node.me, node.load = node, torch.randn(size)
+
+
+def test_garbage_from_before_hides_no_leak():
+    gc.disable()
+    for _ in range(100):
+        cycle(SIZE)
+    gc.enable()
+
+    report = LeakDetector("cpu", on_leak=id).run(leaky(), epochs=10)
+
+    assert report.leaking
+    assert "`kept`" in str(report)
+
+
+def test_a_leak_beneath_garbage_is_found():
+    kept = []
+
+    def epoch():
+        cycle(4 * SIZE)
+        kept.append(torch.randn(SIZE))
+
+    report = LeakDetector("cpu", on_leak=id).run(epoch, epochs=10)
+
+    assert report.leaking
+    assert "`kept`" in str(report)
 
 
 def test_the_same_garbage_is_a_leak_while_the_collector_is_off():

@@ -148,3 +148,48 @@ def test_the_plugin_imports_neither_torch_nor_h5py():
     seconds, torch, h5py = done.stdout.split()
     assert (torch, h5py) == ("False", "False")
     assert float(seconds) < 1  # 2 ms; the benchmark says how many
+
+
+UNITTEST = """
+    import unittest
+    import pytest, torch
+    kept, calls = [], []
+
+    class TestOfUnittest(unittest.TestCase):
+        def setUp(self):
+            calls.append("set up")
+
+        @pytest.mark.leak_free
+        def test_planted(self):
+            kept.append(torch.randn(30_000))
+
+        @pytest.mark.leak_free(epochs=7)
+        def test_flat(self):
+            calls.append("called")
+            torch.randn(30_000)
+
+        def test_later(self):
+            assert calls.count("called") == 7
+
+        def test_without_the_marker(self):
+            calls.append("once")
+
+    @pytest.mark.leak_free(epochs=6)
+    class TestMarkedAsAWhole(unittest.TestCase):
+        def test_fails_by_itself(self):
+            self.assertEqual(1, 2)
+
+        async def test_async(self):
+            pass
+"""
+
+
+def test_a_method_of_a_unittest_test_case_is_repeated_too(pytester):
+    pytester.makepyfile(UNITTEST)
+
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+
+    result.assert_outcomes(passed=3, failed=3)
+    result.stdout.fnmatch_lines(["*leaking: 11[78] KiB more each epoch*", "*`*kept`*"])
+    result.stdout.fnmatch_lines(["*AssertionError: 1 != 2"])
+    result.stdout.fnmatch_lines(["*cannot repeat an async test*"])

@@ -1,0 +1,61 @@
+"""Is it worth to count objects?  A glance at a counter, made after every epoch.  Pure.
+
+Counting all objects takes some 0.4 s, as long as twenty steps.  So it waits for growth
+that noise hardly ever shows; whether this is a leak is judged later, with more care.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_RISES = 3
+"""Rises without a fall between.  Noise shows them at the start of one run in 24."""
+_PART = 4
+"""Least readings in each of three parts whose lows and highs are compared."""
+_CLEAR = 0.75
+"""Of the usual range of a part, by which the lowest readings must rise.  Measured on
+independent noise: reached in 1 of 100 runs of 200 epochs."""
+
+
+def keeps_rising(values: Sequence[float], least: float) -> bool:
+    """Tell whether readings went up several times and never down, or mostly so.
+
+    Args:
+        values: Readings, one an epoch, without the warm-up.
+        least: Growth an epoch that is worth a look.
+
+    Returns:
+        Whether it is worth to look who holds what is new.
+
+    >>> keeps_rising([0, 10, 10, 20, 30], 5), keeps_rising([0, 10, 0, 10, 0], 5)
+    (True, False)
+    """
+    if len(values) <= _RISES or values[-1] - values[0] < least * (len(values) - 1):
+        return False
+    return _never_falls(values, least) or _lows_rise(values)
+
+
+def _never_falls(values: Sequence[float], least: float) -> bool:
+    rises, level = 0, values[0]
+    for value in values:
+        if value < level - least / 4:
+            return False
+        if value >= level + least:
+            rises += 1
+            level = value
+    return rises >= _RISES
+
+
+def _lows_rise(values: Sequence[float]) -> bool:
+    width = len(values) // 3
+    if width < _PART:
+        return False
+    recent = values[len(values) - 3 * width :]
+    parts = [recent[i * width : (i + 1) * width] for i in range(3)]
+    lows, highs = [min(part) for part in parts], [max(part) for part in parts]
+    usual_range = sum(max(part) - min(part) for part in parts) / 3
+    clear = lows[2] - lows[0] >= _CLEAR * usual_range
+    return clear and lows[0] < lows[1] < lows[2] and highs[0] < highs[1] < highs[2]
