@@ -18,7 +18,7 @@ import torch_geometric
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "soak-strangers.txt"
 FIRST = int(os.environ.get("SOAK_FIRST", "0"))
 MUTANTS = int(os.environ.get("SOAK_MUTANTS", "1000000"))
-BLOCK = 2_000
+BLOCK = 10_000
 
 
 def test_mutants_are_read_or_refused(tmp_path):
