@@ -1,4 +1,4 @@
-"""The table of clients, long: ``pytest -s -o python_files=*.py tests/soak``.
+"""The table of clients, long: ``pytest -s -o python_files=tests/soak/*.py tests/soak``.
 
 Prints what ``benchmarks/results/soak-loader-clients.txt`` keeps.
 """
