@@ -97,6 +97,8 @@ class UserBatches:
             return self._prepared[1].snapshot().to_dict()
         drawn = running and self._drawn_epoch == at.epoch
         if self._epoch_start is None or not drawn:
+            # The sampler that takes this state over is told the epoch first, too.
+            set_sampler_epoch(self.sampler, at.epoch)
             return read_sampler(self.sampler).to_dict()
         if not batches:
             return self._epoch_start.to_dict()

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch.utils.data import (
     BatchSampler,
     Dataset,
+    DistributedSampler,
     IterableDataset,
     RandomSampler,
     Sampler,
@@ -210,6 +211,19 @@ class Stateful(Cycle):
         self.next, self.turn = state["next"], state["turn"]
 
 
+class ToldItsEpoch(Cycle):
+    """Is told the epoch, and keeps it under a name of its own."""
+
+    def __init__(self, data):
+        self.size, self.turn = len(data), 0
+
+    def set_epoch(self, epoch):
+        self.turn = epoch
+
+    def __iter__(self):
+        return iter([(row * 3 + self.turn) % self.size for row in range(self.size)])
+
+
 def seeded():
     return torch.Generator().manual_seed(3)
 
@@ -226,6 +240,8 @@ SAMPLERS = {
     "numpy": NumpyOrder,
     "stateful": Stateful,
     "list": list,
+    "distributed": lambda data: DistributedSampler(data, 2, 1, seed=4),
+    "told another name": ToldItsEpoch,
 }
 
 
@@ -233,7 +249,7 @@ SAMPLERS = {
     st.sampled_from(sorted(SAMPLERS)), st.booleans(), st.integers(0, 2),
     st.integers(0, 6), st.integers(1, 7),
 )  # fmt: skip
-@settings(max_examples=25)
+@settings(max_examples=40)
 def test_the_rest_of_a_samplers_choice_is_equal(kind, batched, epoch, given, size):
     data = list(range(40))
 
@@ -243,6 +259,17 @@ def test_the_rest_of_a_samplers_choice_is_equal(kind, batched, epoch, given, siz
         if batched:
             options = {"batch_sampler": BatchSampler(sampler, size, drop_last=False)}
         return build_loader(data, num_workers=0, probe=False, **options)
+
+    check_rest_is_equal(make, epoch=epoch, given=given)
+
+
+@pytest.mark.parametrize("kind", ["distributed", "told another name"])
+@pytest.mark.parametrize(("epoch", "given"), [(1, 0), (2, 0), (1, 2)])
+def test_a_sampler_that_is_told_its_epoch_goes_on_between_two(kind, epoch, given):
+    data = list(range(40))
+
+    def make():
+        return build_loader(data, sampler=SAMPLERS[kind](data), batch_size=3)
 
     check_rest_is_equal(make, epoch=epoch, given=given)
 
