@@ -10,6 +10,7 @@ from torch import nn
 from torch_geometric.nn import GCNConv
 
 from loaderkit import BudgetError, MicroBatcher, transactional_step
+from loaderkit.budget.micro_batch import StepResult
 from loaderkit.budget.pieces import count_samples, cut, weight_of
 
 
@@ -435,3 +436,169 @@ def test_two_ranks_average_once_although_one_runs_out(tmp_path):
 
     assert "rank0 retries=0 equal=True" in done.stdout, done.stderr
     assert "rank1 retries=2 equal=True" in done.stdout
+
+
+class Full(torch.optim.SGD):
+    """An optimizer whose update runs out of memory when told to, half-way."""
+
+    def __init__(self, parameters, error=None, **options):
+        super().__init__(parameters, lr=0.1, **options)
+        self.error = error
+
+    def step(self, closure=None):
+        result = super().step(closure)
+        if self.error is not None:
+            with torch.no_grad():
+                self.param_groups[0]["params"][-1].fill_(float("nan"))
+            raise self.error
+        return result
+
+
+FULL = torch.OutOfMemoryError(
+    "CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of "
+    "8.00 GiB of which 10.00 MiB is free."
+)
+
+
+def weights(model):
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def test_a_first_update_that_runs_out_is_undone_and_can_be_tried_again():
+    model, twin = deep().double(), deep().double()
+    twin.load_state_dict(model.state_dict())
+    optimizer = Full(model.parameters(), FULL, momentum=0.9)
+    trainer, before = MicroBatcher(model, optimizer), weights(model)
+
+    with pytest.raises(BudgetError, match="first update of Full ran out") as caught:
+        trainer.step(BATCH[0].double())
+
+    assert all(map(torch.equal, weights(model), before))
+    assert not optimizer.state
+    assert caught.value.__cause__ is FULL
+    assert "was undone" in caught.value.what
+    assert "foreach=False" in caught.value.fix
+
+    optimizer.error = None
+    trainer.step(BATCH[0].double())
+    twins = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
+    MicroBatcher(twin, twins).step(BATCH[0].double())
+    assert all(map(torch.equal, weights(model), weights(twin)))
+
+
+def test_a_later_update_that_runs_out_is_not_undone_and_names_the_checkpoint():
+    model = deep().double()
+    optimizer = Full(model.parameters(), momentum=0.9)
+    trainer = MicroBatcher(model, optimizer)
+    trainer.step(BATCH[0].double())
+    before, optimizer.error = weights(model), FULL
+
+    with pytest.raises(
+        BudgetError, match=r"update of Full ran out .* half-way"
+    ) as told:
+        trainer.step(BATCH[0].double())
+
+    assert "go on from the last checkpoint" in told.value.why
+    assert told.value.__cause__ is FULL
+    assert optimizer.state
+    assert not all(map(torch.equal, weights(model), before))
+
+
+def test_another_error_of_the_optimizer_reaches_the_user_whole():
+    model, bug = deep().double(), RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match=r"^a bug$") as caught:
+        MicroBatcher(model, Full(model.parameters(), bug)).step(BATCH[0].double())
+
+    assert caught.value is bug
+
+
+def test_an_update_by_a_scaler_that_runs_out_is_undone_too():
+    model = deep().double()
+    optimizer, before = Full(model.parameters(), FULL, momentum=0.9), weights(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    with pytest.raises(BudgetError, match="was undone"):
+        MicroBatcher(model, optimizer, scaler=scaler).step(BATCH[0].double())
+
+    assert all(map(torch.equal, weights(model), before))
+
+
+def summed(out):
+    """A loss that is no mean: pieces of it weigh too little."""
+    return out.pow(2).sum()
+
+
+def test_a_loss_that_is_no_mean_is_told_by_how_far_pieces_are_off():
+    model = deep().double()
+    before = weights(model)
+    trainer = MicroBatcher(model, plain(model), summed, micro_batch=4)
+
+    with pytest.raises(BudgetError, match=r"gradients differ by \d+\.\d%") as caught:
+        trainer.step(BATCH[0].double())
+
+    assert "no mean over 'samples'" in caught.value.why
+    assert "verify=False" in caught.value.fix
+    assert all(map(torch.equal, weights(model), before))
+
+
+def test_a_difference_that_is_meant_is_let_through():
+    model = deep().double()
+
+    result = MicroBatcher(
+        model, plain(model), summed, micro_batch=4, verify=False
+    ).step(BATCH[0].double())
+
+    assert result.pieces == 3
+
+
+class FailsInEval(nn.Module):
+    """A model that raises in the comparison, which dropout is switched off for."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.inner, self.error, self.compared = deep().double(), error, 0
+
+    def forward(self, x):
+        if not self.training:
+            self.compared += 1
+            raise self.error
+        return self.inner(x)
+
+
+def test_a_comparison_that_runs_out_of_memory_is_made_at_a_later_step():
+    model = FailsInEval(FULL)
+    expected = whole_gradient(model, (BATCH[0].double(), 0), lambda out, _: out.mean())
+    trainer = MicroBatcher(model, plain(model), lambda out: out.mean(), micro_batch=4)
+
+    trainer.step(BATCH[0].double())
+    trainer.step(BATCH[0].double())
+
+    assert model.compared == 2
+    assert model.training
+    assert far(model, expected) < 1e-12
+
+
+def test_another_error_of_the_comparison_reaches_the_user_whole():
+    bug = RuntimeError("a bug")
+    model = FailsInEval(bug)
+    before = weights(model)
+
+    with pytest.raises(RuntimeError, match=r"^a bug$") as caught:
+        MicroBatcher(model, plain(model), micro_batch=4).step(BATCH[0].double())
+
+    assert caught.value is bug
+    assert model.training
+    assert all(map(torch.equal, weights(model), before))
+
+
+@pytest.mark.parametrize(
+    ("retries", "text"),
+    [(0, "loss 2.5, 4 pieces"), (2, "loss 2.5, 4 pieces, 2 tried again")],
+)
+def test_a_result_prints_what_was_tried_again(retries, text):
+    result = StepResult(
+        torch.tensor(2.5), pieces=4, micro_batch=3, retries=retries, weight=11
+    )
+
+    assert str(result) == text

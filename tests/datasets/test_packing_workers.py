@@ -1,0 +1,190 @@
+"""An error of a packing worker reaches the packing process, however it is made."""
+
+import pickle
+import sys
+
+import pytest
+
+from loaderkit import DatasetError
+from loaderkit.datasets.packing_workers import (
+    _MOST_MESSAGE_BYTES,
+    _answer_with,
+    _Failure,
+    _pickled,
+    _Team,
+)
+from loaderkit.datasets.readers import Job
+
+needs_notes = pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="errors have no notes before Python 3.11"
+)
+
+
+@pytest.fixture
+def job(tmp_path):
+    """What a worker does; its errors need no source."""
+    folder = tmp_path / ".building"
+    folder.mkdir()
+    return Job(source=None, limit=1 << 20, folder=folder)
+
+
+class TwoArgumentsError(Exception):
+    """Pickles, and cannot be made again: its constructor wants more than its text."""
+
+    def __init__(self, file, line):
+        super().__init__(f"{file}:{line}")
+
+
+class OpenFileError(Exception):
+    """Holds what cannot be pickled."""
+
+    def __init__(self, text):
+        super().__init__(text)
+        self.opened = (piece for piece in text)
+
+
+class ExitingError(Exception):
+    """Becomes something else than an error when it is made again."""
+
+    def __reduce__(self):
+        return str, ("no error",)
+
+
+def answer_to(error, job):
+    """Answer as a worker does that caught an error."""
+    try:
+        raise error
+    except Exception as caught:  # noqa: BLE001 -- as a worker does
+        return _answer_with(caught, 7, job)
+
+
+def raised_by(answer, job):
+    """Take an answer as the packing process does."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011 -- any error of a user's
+        _Team(job)._span(answer)
+    return caught.value
+
+
+def test_a_short_error_is_sent_in_one_message(job):
+    error = ValueError("sample 7 is no molecule")
+
+    answer = answer_to(error, job)
+
+    assert answer.start == 7
+    assert 0 < len(answer.error) <= _MOST_MESSAGE_BYTES
+    assert list(job.folder.iterdir()) == []
+    again = raised_by(answer, job)
+    assert type(again) is ValueError
+    assert again.args == error.args
+
+
+@needs_notes
+def test_an_error_brings_its_traceback_as_a_note(job):
+    again = raised_by(answer_to(ValueError("x"), job), job)
+
+    [note] = again.__notes__
+    assert note.startswith("In a packing worker:\nTraceback")
+    assert "raise error" in note
+
+
+def test_a_long_error_waits_in_a_file_and_arrives_whole(job):
+    text = "sample 7: " + "x" * 100_000
+
+    answer = answer_to(ValueError(text), job)
+
+    assert answer.error == b""
+    [file] = job.folder.iterdir()
+    assert answer.file == str(file)
+    # The name by which the next run finds and removes it.
+    assert file.name.endswith("-7-error.block")
+    again = raised_by(answer, job)
+    assert type(again) is ValueError
+    assert str(again) == text
+
+
+def test_an_error_of_ours_keeps_its_reason_and_its_fix(job):
+    error = DatasetError("Sample 7 is empty.", why="its file is", fix="leave it out")
+
+    again = raised_by(answer_to(error, job), job)
+
+    assert (again.what, again.why, again.fix) == (error.what, error.why, error.fix)
+
+
+@pytest.mark.parametrize(
+    "error", [TwoArgumentsError("a.csv", 3), OpenFileError("a.csv:3"), ExitingError()]
+)
+def test_an_error_that_cannot_be_sent_is_told_by_its_traceback(job, error):
+    again = raised_by(answer_to(error, job), job)
+
+    assert type(again) is DatasetError
+    assert type(error).__name__ in again.what
+    assert again.what.startswith("A packing worker failed.\nTraceback")
+    assert "raise error" in again.what
+    assert again.why == "the error itself could not be sent to this process"
+    assert "workers=0" in again.fix
+
+
+# Where there is no room for the file
+
+
+@pytest.fixture
+def full(job):
+    """A job whose folder takes no file, as on a full disk."""
+    job.folder.rmdir()
+    return job
+
+
+@needs_notes
+def test_without_room_an_error_is_sent_without_its_traceback(full):
+    # Alone it fits into a message; its traceback, which repeats its text, does not.
+    error = ValueError("y" * (_MOST_MESSAGE_BYTES // 2))
+
+    answer = answer_to(error, full)
+
+    assert len(answer.error) <= _MOST_MESSAGE_BYTES
+    again = raised_by(answer, full)
+    assert type(again) is ValueError
+    assert str(again) == str(error)
+    assert not hasattr(again, "__notes__")
+
+
+@pytest.mark.parametrize("kind", [ValueError, OpenFileError])
+def test_without_room_a_long_error_is_told_by_the_end_of_its_traceback(full, kind):
+    error = kind("x" * 100_000 + " in row 7")
+
+    answer = answer_to(error, full)
+
+    assert len(answer.error) <= _MOST_MESSAGE_BYTES
+    again = raised_by(answer, full)
+    assert type(again) is DatasetError
+    assert again.what.startswith("A packing worker failed.\n... xxx")
+    assert again.what.endswith(" in row 7\n")
+
+
+def test_a_text_of_four_bytes_a_letter_still_fits_one_message(full):
+    answer = answer_to(ValueError("\N{GRINNING FACE}" * 100_000), full)
+
+    assert len(answer.error) <= _MOST_MESSAGE_BYTES
+
+
+# What is sent
+
+
+def test_what_can_be_pickled_and_made_again_is_sent():
+    again = pickle.loads(_pickled(KeyError("a")))
+
+    assert type(again) is KeyError
+    assert again.args == ("a",)
+
+
+@pytest.mark.parametrize("error", [TwoArgumentsError("a.csv", 3), OpenFileError("a")])
+def test_what_would_fail_on_arrival_is_not_sent(error):
+    assert _pickled(error) == b""
+
+
+@pytest.mark.parametrize("pickled", [b"", b"damaged", pickle.dumps("no error")])
+def test_a_failure_that_holds_no_error_is_rebuilt_from_its_text(pickled):
+    rebuilt = _Failure("Traceback: x", pickled).rebuild()
+
+    assert type(rebuilt) is DatasetError
+    assert "Traceback: x" in str(rebuilt)
