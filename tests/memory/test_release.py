@@ -1,12 +1,14 @@
 """Giving back: what came back is measured, and who keeps the rest is named."""
 
 import gc
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import loaderkit
 from loaderkit.memory import hygiene
+from loaderkit.memory.release import cached_bytes
 
 MIB = 1 << 20
 
@@ -25,6 +27,76 @@ def test_a_release_collects_cycles_and_says_what_it_brought():
     assert released.returned_bytes["host"] > 48 * MIB
     assert released.collected >= 5
     assert "objects collected" in str(released)
+
+
+class Card:
+    """What torch says of a device with an allocator that keeps what is not in use."""
+
+    __name__ = "torch.cuda"
+
+    def __init__(self, error=None):
+        self.reserved, self.allocated, self.error = 100 * MIB, 30 * MIB, error
+
+    def is_available(self):
+        return True
+
+    def is_initialized(self):
+        return True
+
+    def get_device_properties(self, _):
+        return SimpleNamespace(is_integrated=False)
+
+    def memory_allocated(self, _):
+        return self.allocated
+
+    def memory_reserved(self, _):
+        return self.reserved
+
+    def empty_cache(self):
+        if self.error is not None:
+            raise self.error
+        self.reserved = self.allocated
+
+
+@pytest.fixture
+def card_of(monkeypatch):
+    """Give torch a device of a kind that this machine may lack, as its module."""
+
+    def install(card):
+        real = torch.get_device_module
+        monkeypatch.setattr(
+            torch,
+            "get_device_module",
+            lambda kind: card if kind == "cuda" else real(kind),
+        )
+        return card
+
+    return install
+
+
+def test_what_a_device_gives_back_is_told_by_its_name(card_of):
+    card = card_of(Card())
+    before = cached_bytes(torch.device("cuda"))
+
+    released = loaderkit.release()
+
+    assert before == (100 * MIB, 70 * MIB)
+    assert released.returned_bytes["cuda"] == 70 * MIB
+    assert cached_bytes(torch.device("cuda")) == (card.allocated, 0)
+    assert "70.0 MiB of cuda" in str(released)
+
+
+def test_a_device_that_fails_does_not_keep_the_host_from_giving_back(card_of):
+    card_of(Card(RuntimeError("CUDA error: an illegal memory access")))
+
+    released = loaderkit.release()
+
+    assert released.returned_bytes["cuda"] == 0
+    assert "host" in released.returned_bytes
+
+
+def test_a_device_that_is_not_here_holds_nothing():
+    assert cached_bytes(torch.device("cpu")) == (None, 0)
 
 
 def train_in_a_stage():

@@ -1,0 +1,140 @@
+"""What a cache cannot hold is refused with the reason; what PyG cannot add is left."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+
+from loaderkit import DatasetError, open_cache, pack
+from loaderkit.datasets.composites import put_together
+from loaderkit.datasets.encode import encode
+from loaderkit.testing import assert_same
+
+
+def crossed_csr():
+    """A sparse tensor whose one row ends before it begins."""
+    return torch.sparse_csr_tensor(
+        torch.tensor([0, 5]), torch.tensor([0]), torch.ones(1), (1, 1),
+        check_invariants=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "sparse",
+    [
+        crossed_csr,
+        lambda: torch.sparse_coo_tensor(
+            torch.tensor([[9]]), torch.ones(1), (2,), check_invariants=False
+        ),
+    ],
+    ids=["csr", "coo"],
+)
+def test_a_sparse_tensor_that_points_outside_itself_is_never_stored(sparse):
+    # torch's kernels read where an index says, so it would read beyond its memory.
+    with pytest.raises(DatasetError, match="cannot hold 'adj', a Tensor") as told:
+        encode({"adj": sparse()})
+
+    assert told.value.why
+    assert told.value.fix == "mend its indices, or leave it out"
+
+
+@pytest.mark.parametrize("kind", ["row", "col"])
+@pytest.mark.parametrize("wrong", [-1, 3])
+def test_a_sparse_tensor_of_torch_sparse_is_not_made_of_indices_outside(kind, wrong):
+    index = torch.tensor([0, 1])
+    parts = {"row": index, "col": index, "value": None, "sizes": (3, 3)}
+    parts[kind] = torch.tensor([0, wrong])
+
+    with pytest.raises(ValueError, match="an index lies outside of 3"):
+        put_together("sparse_tensor", parts, checked=True)
+
+
+def test_a_nested_tensor_is_refused_with_what_to_store():
+    value = torch.nested.nested_tensor(
+        [torch.ones(2), torch.ones(3)], layout=torch.jagged
+    )
+
+    with pytest.raises(DatasetError, match="'v', a NestedTensor") as told:
+        encode({"v": value})
+
+    assert told.value.why == "it is nested"
+    assert ".values() and .offsets()" in told.value.fix
+
+
+def test_a_tensor_elsewhere_is_refused_with_how_to_load_it_here():
+    with pytest.raises(DatasetError, match="'v', a Tensor") as told:
+        encode({"v": torch.ones(2, device="meta")})
+
+    assert told.value.why.startswith("it is on meta;")
+    assert told.value.fix == 'torch.load(..., map_location="cpu")'
+
+
+def test_a_class_that_no_other_process_finds_is_refused_with_where_to_move_it():
+    @dataclasses.dataclass
+    class Molecule:
+        x: torch.Tensor
+
+    with pytest.raises(DatasetError, match="'m', a Molecule") as told:
+        encode({"m": Molecule(torch.ones(1))})
+
+    assert "inside a function" in told.value.why
+    assert "move `class Molecule` to the top of a module" in told.value.fix
+
+
+def test_a_sample_that_has_no_name_is_refused_as_the_sample():
+    with pytest.raises(DatasetError, match="'the sample', a object"):
+        encode(object())
+
+
+class Odd(Data):
+    """A graph whose increments are of a kind that its key names."""
+
+    def __inc__(self, key, value, *args, **kwargs):
+        odd = {
+            "text": "none",
+            "huge": 1 << 70,
+            "floating": torch.tensor(1.5),
+            "triple": torch.ones(3, dtype=torch.long),
+        }
+        return odd.get(key, super().__inc__(key, value, *args, **kwargs))
+
+
+class Failing(Data):
+    """A graph that cannot say by how much one of its fields is incremented."""
+
+    def __inc__(self, key, value, *args, **kwargs):
+        if key == "broken":
+            msg = "no increment"
+            raise RuntimeError(msg)
+        return super().__inc__(key, value, *args, **kwargs)
+
+
+@pytest.mark.parametrize("key", ["floating", "triple"])
+def test_an_increment_that_no_column_holds_is_left_to_pyg(tmp_path, key):
+    samples = [Odd(x=torch.ones(2, 1), **{key: torch.ones(3)}) for _ in range(3)]
+
+    dataset = pack(samples, tmp_path / "c.lk", workers=0)
+
+    wanted = Batch.from_data_list(samples)
+    assert_same(dataset.batch([0, 1, 2])[key], wanted[key])
+
+
+@pytest.mark.parametrize("key", ["text", "huge"])
+def test_an_increment_that_is_no_number_of_64_bits_keeps_its_sample(tmp_path, key):
+    sample = Odd(x=torch.ones(2, 1), **{key: torch.ones(3)})
+
+    pack([sample], tmp_path / "c.lk", workers=0)
+
+    assert_same(open_cache(tmp_path / "c.lk", classes=[Odd])[0], sample)
+
+
+def test_an_increment_that_raises_does_so_in_a_batch_and_not_in_packing(tmp_path):
+    sample = Failing(x=torch.ones(2, 1), broken=torch.ones(2))
+
+    dataset = pack([sample, sample], tmp_path / "c.lk", workers=0)
+
+    assert_same(dataset[0], sample)
+    with pytest.raises(DatasetError, match="no increment"):
+        dataset.batch([0, 1])
+    assert "broken" not in dataset.batch([0, 1], exclude_keys=["broken"])

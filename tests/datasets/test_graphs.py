@@ -1,0 +1,91 @@
+"""What a dataset of graphs tells of its graphs, also behind a transform."""
+
+import pytest
+import torch
+from torch_geometric.data import Data, HeteroData
+
+from loaderkit import DatasetError, SafeGraphDataset, open_cache, pack
+
+
+def graph(label):
+    return Data(x=torch.ones(2, 3), edge_attr=torch.ones(4, 5), y=label)
+
+
+def packed(tmp_path, labels, transform=None):
+    pack([graph(label) for label in labels], tmp_path / "c.lk", workers=0)
+    return open_cache(tmp_path / "c.lk", transform=transform)
+
+
+TRANSFORMS = {
+    "a pair": lambda g: (torch.zeros(1), g),
+    "a list": lambda g: [g, "name"],
+    "a dict": lambda g: {"name": "a", "graph": g},
+    "a dict of pairs": lambda g: {"pair": (g, 1)},
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_features_are_those_of_the_graph_that_a_transform_hands_on(tmp_path, name):
+    dataset = packed(tmp_path, [0, 1, 6], TRANSFORMS[name])
+
+    assert dataset.num_node_features == dataset.num_features == 3
+    assert dataset.num_edge_features == 5
+    assert dataset.num_classes == 7
+
+
+def test_classes_are_counted_over_both_graphs_of_a_pair(tmp_path):
+    dataset = packed(tmp_path, [0, 1], lambda g: (g, graph(8)))
+
+    assert dataset.num_classes == 9
+
+
+@pytest.mark.parametrize("made", ["a text", torch.ones(2), [1, 2], {}])
+def test_features_of_what_is_no_graph_are_refused_by_its_type(tmp_path, made):
+    dataset = packed(tmp_path, [0], lambda _: made)
+
+    with pytest.raises(DatasetError, match="without a graph") as told:
+        _ = dataset.num_node_features
+
+    assert f"returned a {type(made).__name__} " in told.value.what
+    assert told.value.fix == "ask the dataset that has no transform"
+    assert dataset.num_classes == 0
+
+
+@pytest.mark.parametrize("labels", [[0.5, 1.5, 0.5], [torch.tensor([0.0]), 1.0]])
+def test_two_float_labels_are_two_classes(tmp_path, labels):
+    # Without a warning: the suite makes one an error.
+    assert packed(tmp_path, labels).num_classes == 2
+
+
+def test_many_float_labels_are_counted_with_a_warning_as_in_pyg(tmp_path):
+    dataset = packed(tmp_path, [0.5, 1.5, 2.5, 0.5])
+
+    with pytest.warns(UserWarning, match="counts its 3 unique elements") as told:
+        count = dataset.num_classes
+
+    assert count == 3
+    assert told[0].filename == __file__
+
+
+def test_a_load_that_returns_no_graph_is_refused_with_what_to_return():
+    class Tables(SafeGraphDataset):
+        def keys(self):
+            return ["a"]
+
+        def load(self, key):
+            return {"x": key}
+
+    with pytest.raises(DatasetError, match=r"load\('a'\) returned a dict") as told:
+        Tables()[0]
+
+    assert "subclass SafeDataset instead" in told.value.fix
+
+
+def test_features_of_a_heterogeneous_graph_are_by_type(tmp_path):
+    data = HeteroData()
+    data["atom"].x = torch.ones(2, 3)
+    data["atom", "in", "bond"].edge_attr = torch.ones(4, 5)
+    dataset = pack([data], tmp_path / "c.lk", workers=0)
+
+    assert dataset.num_node_features == {"atom": 3}
+    assert dataset.num_edge_features == {("atom", "in", "bond"): 5}
