@@ -132,7 +132,8 @@ def restore_sampler(sampler: Any, state: SamplerState) -> None:
     ours = dict(_attributes(sampler))
     for path, saved in state.generators.items():
         if not _restore_generator(ours.get(path), saved):
-            what = f"The state has a generator at {path}, which this sampler lacks."
+            what = f"The state is of a random generator at {path}; this sampler has "
+            what += "none there, or one of another kind."
             raise LoaderError(what, fix="give the loader the same sampler")
     for path, saved in state.values.items():
         if path not in ours or ours[path] != saved:
@@ -174,17 +175,20 @@ def _generator_state(value: object) -> Any:
 
 
 def _restore_generator(value: object, state: Any) -> bool:
-    """Bring a random generator to a state; False if it is none."""
-    if isinstance(value, torch.Generator):
-        raw = np.frombuffer(base64.b64decode(state), np.uint8)
-        value.set_state(torch.from_numpy(raw.copy()))
-    elif isinstance(value, random.Random):
-        version, words, gauss = state
-        value.setstate((version, tuple(words), gauss))
-    elif isinstance(value, np.random.Generator):
-        value.bit_generator.state = _like(value.bit_generator.state, state)
-    else:
-        return False
+    """Bring a random generator to a state; False if it is none of that state's kind."""
+    try:
+        if isinstance(value, torch.Generator) and isinstance(state, str):
+            raw = np.frombuffer(base64.b64decode(state), np.uint8)
+            value.set_state(torch.from_numpy(raw.copy()))
+        elif isinstance(value, random.Random) and isinstance(state, list | tuple):
+            version, words, gauss = state
+            value.setstate((version, tuple(words), gauss))
+        elif isinstance(value, np.random.Generator) and isinstance(state, dict):
+            value.bit_generator.state = _like(value.bit_generator.state, state)
+        else:
+            return False
+    except (ValueError, TypeError, LookupError, OverflowError, RuntimeError):
+        return False  # each library says in its own way that the state is not its own
     return True
 
 

@@ -1,7 +1,9 @@
 """States of samplers that are not ours: read as plain values, and put back."""
 
+import itertools
 import json
 import random
+import types
 
 import numpy as np
 import pytest
@@ -115,7 +117,7 @@ def test_a_generator_of_the_sampler_within_a_batch_sampler_is_restored_too():
 def test_a_sampler_without_the_generator_is_refused_with_the_fix():
     state = read_sampler(Drawing(torch_generator(1), None))
 
-    with pytest.raises(LoaderError, match="a generator at generator") as told:
+    with pytest.raises(LoaderError, match="generator at generator") as told:
         restore_sampler(Drawing(None, None), state)
 
     assert told.value.fix == "give the loader the same sampler"
@@ -252,3 +254,23 @@ def test_samplers_of_other_kinds_are_told_apart():
         pass
 
     assert digest_of(Rows([1])) != digest_of(OtherRows([1]))
+
+
+KINDS = {
+    "torch": torch.Generator,
+    "python": random.Random,
+    "PCG64": np.random.default_rng,
+    "MT19937": lambda: np.random.Generator(np.random.MT19937()),
+    "Philox": lambda: np.random.Generator(np.random.Philox()),
+}
+
+
+@pytest.mark.parametrize(("kind", "other"), list(itertools.permutations(KINDS, 2)))
+def test_the_state_of_another_kind_of_generator_is_refused(kind, other):
+    saved, taking_over = types.SimpleNamespace(), types.SimpleNamespace()
+    saved.generator, taking_over.generator = KINDS[kind](), KINDS[other]()
+
+    with pytest.raises(LoaderError, match="of another kind") as caught:
+        restore_sampler(taking_over, read_sampler(saved))
+
+    assert "same sampler" in caught.value.fix
