@@ -2,6 +2,7 @@
 
 import collections
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -331,6 +332,46 @@ def test_an_iterable_dataset_is_shared_out(samples, ranks, size, drop):
     found = [[b.tolist() for b in make(rank)] for rank in range(ranks)]
 
     check_union(found, samples, whole=not drop, repeats=ranks - 1)
+
+
+DRAWN_BY = {
+    "torch": lambda count: torch.randperm(count).tolist(),
+    "python": lambda count: random.sample(range(count), count),
+    "numpy": lambda count: np.random.permutation(count).tolist(),
+}
+
+
+class Shuffled(IterableDataset):
+    """A stream in an order that it draws itself, shared out among workers."""
+
+    def __init__(self, kind, count=23):
+        self.kind, self.count = kind, count
+
+    def __iter__(self):
+        info = torch.utils.data.get_worker_info()
+        first, step = (info.id, info.num_workers) if info else (0, 1)
+        return iter(DRAWN_BY[self.kind](self.count)[first::step])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize("kind", sorted(DRAWN_BY))
+def test_a_stream_draws_the_same_order_on_all_ranks(kind, seed, workers):
+    loaders = []
+    for rank in range(3):
+        torch.manual_seed(100 + rank)
+        random.seed(rank)
+        np.random.seed(rank)
+        loaders.append(
+            build_loader(
+                Shuffled(kind), rank=rank, world_size=3, batch_size=2, seed=seed,
+                num_workers=workers, probe=False,
+            )
+        )  # fmt: skip
+
+    for _ in range(2):
+        found = [[batch.tolist() for batch in loader] for loader in loaders]
+        check_union(found, 23, whole=True, repeats=2)
 
 
 def test_a_sampler_that_shares_rows_out_itself_is_left_alone():
