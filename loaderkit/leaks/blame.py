@@ -32,7 +32,6 @@ from loaderkit.memory.tensors import (
     describe,
     graph_nodes,
     is_a,
-    objects_of,
     tensors_below,
     tensors_in,
 )
@@ -343,7 +342,7 @@ def _loose(
         return [_loose_tensor(heap, look, rate, size // epochs, more_exit_handlers)]
     for name, count in (now.kinds - before.kinds).most_common(3):
         if count >= max(8, 2 * epochs):
-            alike = objects_of(heap.objects, lambda t, n=name: t.__qualname__ == n)
+            alike = [e for e in heap.objects if type(e).__qualname__ == name]
             holder = _usual_holder(heap, alike)
             size = own_bytes(alike[-1:]) * count // epochs
             if not holder.held:
