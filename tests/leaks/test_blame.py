@@ -1,6 +1,7 @@
 """What grew between two censuses, and which pattern it is: many planted at once."""
 
 import functools
+import gc
 import mmap
 from array import array
 from collections import Counter
@@ -80,6 +81,7 @@ def rows_of_a_table():
 def test_the_variable_is_named(make):
     grow, name = make()
     grow()
+    gc.collect()  # garbage of other tests would go meanwhile, and the rate with it
     before, used = take_census(0), malloc_bytes()
     for _ in range(30):
         grow()
