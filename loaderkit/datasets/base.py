@@ -7,6 +7,7 @@ import copy
 import functools
 import itertools
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard, TypeVar
 
@@ -20,11 +21,11 @@ from loaderkit.cache.store import Checksums, Store, check_checksums
 from loaderkit.datasets.classes import Classes, modules_of
 from loaderkit.datasets.decode import decode, decode_text
 from loaderkit.datasets.dict_batches import RAGGED, DictRecipe, collate_samples
-from loaderkit.datasets.fingerprint import Fingerprint, differences
+from loaderkit.datasets.fingerprint import Fingerprint, differences, fingerprint_of
 from loaderkit.datasets.gathering import UnlikeShapesError, reader
 from loaderkit.datasets.lazy import LazySamples
 from loaderkit.datasets.own import own
-from loaderkit.datasets.pack import PackOptions, pack_source
+from loaderkit.datasets.pack import Packed, PackOptions, pack_source
 from loaderkit.datasets.room import check_chunks
 from loaderkit.datasets.rows import is_one, many_rows, one_row
 from loaderkit.datasets.sizes import sample_sizes
@@ -164,6 +165,13 @@ class SafeDataset(Dataset[Any]):
         """Whether samples come from the cache, with no code of yours on the way."""
         own_reading = _is_ours(self.__getitem__)
         return self.cache is not None and self.transform is None and own_reading
+
+    @property
+    def makes_by_load(self) -> bool:
+        """Whether the samples are what ``load`` makes of each of ``keys()``."""
+        whole = self._rows is None and self.transform is None
+        has_load = type(self).load is not SafeDataset.load
+        return whole and has_load and _is_ours(self.__getitem__)
 
     def __len__(self) -> int:
         return self._count() if self._rows is None else len(self._rows)
@@ -386,19 +394,27 @@ class SafeDataset(Dataset[Any]):
         """Pack on first use; refuse a cache that was made from something else."""
         if type(self).load is SafeDataset.load:
             return
-        if not (self._path / MANIFEST).exists() or self.packing.overwrite:
-            pack_source(KeyedSource(self), self._path, self.packing)
+        is_needed = self.packing.overwrite or not (self._path / MANIFEST).exists()
+        if is_needed and self._pack().is_ours:
             return
+        # There is a cache, perhaps since a moment ago, by another process: of what?
         finish_killed_commit(self._path)
         self._check_fresh()
 
+    def _pack(self) -> Packed:
+        return pack_source(KeyedSource(self), self._path, self.packing)
+
     def _check_fresh(self) -> None:
-        if self.raw is not None and not self.raw.exists():
-            return  # packed elsewhere: what it was made from is not here to compare
         manifest = Store(self._path).manifest
         packed = Fingerprint.from_json(manifest.fingerprint)
-        changes = list(differences(packed, KeyedSource(self).fingerprint()))
-        if not changes and manifest.sources and self.packing.track_files != "none":
+        raw_is_here = self.raw is None or self.raw.exists()
+        if raw_is_here:
+            now = KeyedSource(self).fingerprint()
+        else:
+            now = self._fingerprint_without_raw(packed)
+        changes = list(differences(packed, now))
+        track = raw_is_here and self.packing.track_files != "none"
+        if not changes and manifest.sources and track:
             text = load_sources(self._path, manifest.sources)
             sources = SourceFileList.from_json(text, where=manifest.sources.file)
             root = "" if self.raw is None else os.path.abspath(self.raw)
@@ -411,6 +427,21 @@ class SafeDataset(Dataset[Any]):
                 f"or delete {self._path}"
             )
             raise StaleCacheError(what, why=why, fix=fix)
+
+    def _fingerprint_without_raw(self, packed: Fingerprint) -> Fingerprint:
+        """Take the fingerprint where the raw data is not: it was packed elsewhere.
+
+        Keys that are read from the raw data cannot be told then, and those of the cache
+        count.  Others, such as numbers or a fixed list, are there all the same.
+        """
+        try:
+            now = KeyedSource(self).fingerprint()
+        except Exception:  # noqa: BLE001 -- keys() looks for files that are not here
+            now = None
+        if now is not None and now.count:
+            return now
+        rest = fingerprint_of(self.load, (), version=str(self.version))
+        return replace(rest, keys=packed.keys, count=packed.count)
 
     def _unlike(self, column: str) -> DatasetError:
         what = f"Field {column!r} has shapes in this batch that cannot be joined."

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import itertools
 import logging
 import os
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 from tqdm import tqdm
@@ -45,6 +46,7 @@ from loaderkit.datasets.source_files import (
     SourceFileList,
     TrackFiles,
     files_below,
+    hashed,
     version_of,
 )
 from loaderkit.datasets.sources import as_source
@@ -59,6 +61,8 @@ if TYPE_CHECKING:
 
     from loaderkit.datasets.sources import Source
 
+_MOST_LOOKED_AT = 100_000
+"""Raw files that are looked at before they are read; 200 bytes each."""
 _LOG = logging.getLogger("loaderkit")
 _KEY_COLUMN: tuple[Any, ...] = (KEY, "str", "", 1, 0)
 _VARIANT_COLUMN: tuple[Any, ...] = (VARIANT, "variant", "int64", 0, None)
@@ -133,11 +137,42 @@ def pack(
         what = f"There is a cache at {path} already."
         fix = f"open_cache({str(path)!r}), or pack(..., overwrite=True) to replace it"
         raise CacheError(what, why="packing again would replace it", fix=fix)
-    classes = pack_source(as_source(source), path, options)
-    return open_cache(path, classes=classes)
+    samples = as_source(source)
+    packed = pack_source(samples, path, options)
+    cache = open_cache(path, classes=packed.classes)
+    if not packed.is_ours:
+        _check_samples(cache, samples, path)
+    return cache
 
 
-def pack_source(source: Source, path: Path, options: PackOptions) -> tuple[type, ...]:
+def _check_samples(cache: Any, source: Source, path: Path) -> None:
+    """See that what another process has packed meanwhile is the same samples.
+
+    All are compared: code and keys tell nothing about what a list holds.
+    """
+    from loaderkit.testing import assert_same
+
+    try:
+        assert len(cache) == len(source), "other samples"
+        for row in range(len(source)):
+            assert cache.key(row) == source.key(row), "other keys"
+            assert_same(cache[row], source.read(row))
+    except AssertionError as error:
+        what = f"Another process has packed other samples into {path} meanwhile."
+        fix = "choose another folder, or pack(..., overwrite=True) to replace it"
+        raise CacheError(what, why=str(error).partition("\n")[0], fix=fix) from None
+
+
+class Packed(NamedTuple):
+    """What came of packing a source."""
+
+    classes: tuple[type, ...]
+    """Those that the samples read here are made of, as far as they are loaded."""
+    is_ours: bool
+    """False when another process has packed meanwhile, maybe another source."""
+
+
+def pack_source(source: Source, path: Path, options: PackOptions) -> Packed:
     """Pack a source unless another process does so first.
 
     Args:
@@ -146,8 +181,7 @@ def pack_source(source: Source, path: Path, options: PackOptions) -> tuple[type,
         options: How.
 
     Returns:
-        The classes that the samples read here are made of, as far as this process has
-        them loaded.
+        The classes of the samples, and whether this process has packed them.
 
     Raises:
         DatasetError: A sample cannot be read or stored.
@@ -170,7 +204,7 @@ def pack_source(source: Source, path: Path, options: PackOptions) -> tuple[type,
     try:
         with building(path, plan, anew=options.overwrite) as build:
             if build is None:
-                return _classes_of(first)
+                return Packed(_classes_of(first), is_ours=False)
             packing = _Packing(job, build, options, block_samples)
             packing.keep_what_is_shown_to_be_the_same()
             structure = packing.run(first)
@@ -180,7 +214,7 @@ def pack_source(source: Source, path: Path, options: PackOptions) -> tuple[type,
                 made_with={name: _version(name) for name in _LIBRARIES},
                 sources=packing.list_sources(),
             )
-            return loaded_classes(packing.structure)
+            return Packed(loaded_classes(packing.structure), is_ours=True)
     except OSError as error:
         # Whatever system call it was: pipes, processes, the build's own files.
         raise not_written(path, error) from error
@@ -197,6 +231,7 @@ class _Packing:
         self.block_samples = block_samples
         self.structure = Structure()
         self.buffer = ShardBuffer()
+        self._versions = self._look_at_files()
         root = self.source.root()
         self.sources = SourceFileList("" if root is None else os.path.abspath(root))
         self._state = self.source.state()
@@ -208,6 +243,18 @@ class _Packing:
             version = version_of(os.path.abspath(root))
             if version is not None:
                 self._files[os.path.abspath(root)] = version
+
+    def _look_at_files(self) -> dict[str, FileVersion]:
+        """Look at raw files before they are read: one may be replaced meanwhile."""
+        if self.options.track_files == "none":
+            return {}
+        root = self.source.root()
+        ours = [os.path.abspath(self.build.path)]
+        below_root = [] if root is None else files_below(root, ours)
+        paths = itertools.chain(self.source.named_files(), below_root)
+        versions = ((path, version_of(path)) for path in paths)
+        looked_at = itertools.islice(versions, _MOST_LOOKED_AT)
+        return {path: version for path, version in looked_at if version is not None}
 
     def keep_what_is_shown_to_be_the_same(self) -> None:
         """Go on with a killed run's shards whose samples are still the source's."""
@@ -249,16 +296,17 @@ class _Packing:
         """Write down which files samples were made from; None where none is known."""
         if self.options.track_files == "none":
             return None
-        hashed = self.options.track_files == "hash"
+        by_hash = self.options.track_files == "hash"
         root = self.source.root()
         paths = list(self.source.named_files())
         if root is not None and not paths and not self.sources.any_below_root():
             # A library in C has read them, and told nobody which.
             paths = list(files_below(root, [os.path.abspath(self.build.path)]))
         for path in paths:
-            version = version_of(path, hashed=hashed)
+            version = self._versions.get(path) or version_of(path)
             if version is not None:
-                self.sources.add(path, version)
+                known = hashed(path, version) if by_hash else version
+                self.sources.add(path, known)
         return self.sources.to_json() if self.sources.files else None
 
     def _read(

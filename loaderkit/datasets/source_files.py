@@ -39,8 +39,11 @@ TrackFiles = Literal["stat", "hash", "none"]
 """How files are known again: by size and time of change, by their hash, or not."""
 
 _ACCESS_MODES = os.O_WRONLY | os.O_RDWR
-_CODE = {".py", ".pyc", ".pyi", ".so", ".pyd", ".dll", ".dylib", ".pth"}
+_MAKES_OR_ADDS = os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_CODE = {".py", ".pyc", ".pyi", ".so", ".pyd", ".dll", ".dylib"}
 _SYSTEM_FOLDERS = ("/proc/", "/sys/", "/dev/", "/etc/")
+_MEMORY_DISK = "/dev/shm/"
+"""Below a system's folder, and people keep raw data there."""
 _HASH_BYTES = 1 << 20
 _LONGEST_PATH = 4096
 
@@ -107,8 +110,10 @@ class SourceFileList:
             root: Where the raw data lies now.
 
         Yields:
-            A sentence for each changed file.
+            A sentence for each changed file; one if the folder holds other files only.
         """
+        if self._holds_others_only(root):
+            yield f"{root} holds none of the files that were packed, and others"
         for name, packed in self.files.items():
             path = root if name == "./." else name
             if name.startswith("./") and name != "./.":
@@ -153,6 +158,15 @@ class SourceFileList:
             raise DamagedCacheError(what, why="it was changed", fix=fix) from None
         return cls(files=versions)
 
+    def _holds_others_only(self, root: str) -> bool:
+        """Tell whether a folder is that of other raw data, and not just emptied."""
+        below = [name[2:] for name in self.files if name.startswith("./")]
+        if not below or below == ["."] or not os.path.isdir(root):
+            return False
+        if any(os.path.exists(os.path.join(root, name)) for name in below):
+            return False
+        return next(files_below(Path(root), ()), None) is not None
+
     def _name(self, path: str) -> str:
         if self.root and path == self.root:
             return "./."
@@ -181,6 +195,7 @@ class FileTracker:
         self._ignored_threads = set() if all_threads else running
         self._opened: dict[str, FileVersion | None] = {}
         self._written: set[str] = set()
+        self._updatable: set[str] = set()
         self._reported: set[str] = set()
         self._open_before = set(_open_descriptors())
 
@@ -204,11 +219,15 @@ class FileTracker:
             name = os.path.abspath(os.fsdecode(path))
         except (OSError, ValueError, TypeError):
             return  # no name of a file: open itself will say so
-        if isinstance(flags, int) and flags & _ACCESS_MODES:
+        how = flags if isinstance(flags, int) else os.O_RDONLY
+        mode = how & _ACCESS_MODES
+        if mode == os.O_WRONLY or (mode and how & _MAKES_OR_ADDS):
             self._written.add(name)
         elif name not in self._opened and self._counts(name):
             # Looked at before it is read: a change while it is read must show later.
             self._opened[name] = version_of(name)
+            if mode:  # "r+", as numpy maps files: it is read, and may be written to
+                self._updatable.add(name)
 
     def new_files(self) -> dict[str, FileVersion]:
         """Give the files noted since the last call.
@@ -226,13 +245,17 @@ class FileTracker:
             if path in self._reported or path in self._written or version is None:
                 continue
             self._reported.add(path)
-            fresh[path] = _hashed(path, version) if self._mode == "hash" else version
+            if path in self._updatable and version_of(path) != version:
+                continue  # what load writes itself is no raw data
+            fresh[path] = hashed(path, version) if self._mode == "hash" else version
         self._opened = dict.fromkeys(self._reported)
         return fresh
 
     def _counts(self, path: str) -> bool:
         """Tell raw data from code and from the system's own files."""
-        if path.startswith((*_SYSTEM_FOLDERS, *_library_folders(), *self._ignored)):
+        others = (*_library_folders(), *self._ignored)
+        is_system = path.startswith(_SYSTEM_FOLDERS)
+        if path.startswith(others) or (is_system and not path.startswith(_MEMORY_DISK)):
             return False
         return os.path.splitext(path)[1] not in _CODE
 
@@ -328,11 +351,22 @@ def _with_separator(folder: str) -> str:
     return folder.rstrip(os.sep) + os.sep
 
 
-def _hashed(path: str, version: FileVersion) -> FileVersion:
+def hashed(path: str, version: FileVersion) -> FileVersion:
+    """Add a file's hash to what it was like before it was read.
+
+    Args:
+        path: Its path.
+        version: Its size and time then.
+
+    Returns:
+        Both; without a hash where the file is another one by now, since nobody knows
+        the hash of what was read.
+    """
     try:
-        return version._replace(xxh3=_digest(path))
+        digest = _digest(path)
     except OSError:
         return version
+    return version._replace(xxh3=digest) if version_of(path) == version else version
 
 
 def _digest(path: str) -> str:

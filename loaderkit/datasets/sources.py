@@ -77,9 +77,7 @@ def as_source(source: object) -> Source:
         raise _unfit(
             source, "a dict names samples", "pack(list(samples.values()), path)"
         )
-    elif callable(getattr(source, "keys", None)) and callable(
-        getattr(source, "load", None)
-    ):
+    elif _makes_by_load(source):
         found = KeyedSource(source)
     elif isinstance(source, IterableDataset) or not hasattr(source, "__getitem__"):
         why = "samples are read in parallel, by number"
@@ -95,6 +93,16 @@ def as_source(source: object) -> Source:
         )
     known: Source = found
     return known
+
+
+def _makes_by_load(source: Any) -> bool:
+    """Tell whether ``load`` of each of ``keys()`` gives the samples of a source.
+
+    A part of a ``SafeDataset``, one with a transform or with a ``__getitem__`` of its
+    own, and one over a cache alone give others.
+    """
+    methods = (getattr(source, name, None) for name in ("keys", "load"))
+    return all(map(callable, methods)) and getattr(source, "makes_by_load", True)
 
 
 _MOST_STATE_BYTES = 1 << 28

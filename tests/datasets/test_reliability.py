@@ -9,6 +9,8 @@ import shutil
 import signal
 import time
 
+import h5py
+import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data
@@ -395,3 +397,76 @@ class Dies(SafeDataset):
 def test_a_packing_worker_that_dies_is_told_from_one_that_raises(tmp_path):
     with pytest.raises(DatasetError, match="packing worker was killed"):
         len(Dies(cache=tmp_path / "c.lk", packing=PackOptions(workers=1)))
+
+
+@pytest.mark.parametrize("track_files", ["stat", "hash"])
+def test_a_raw_file_that_is_replaced_while_it_is_packed_makes_the_cache_stale(
+    tmp_path, track_files
+):
+    """libhdf5 opens files without a word to Python, so all are looked at before."""
+    raw = tmp_path / "raw"
+    raw.mkdir()
+
+    def write(value):
+        with h5py.File(raw / "new.h5", "w") as file:
+            file["x"] = np.full(3, value)
+        (raw / "new.h5").replace(raw / "data.h5")
+
+    class Columns(SafeDataset):
+        def keys(self):
+            return range(3)
+
+        def load(self, key):
+            if key == 2:
+                write(2)
+            with h5py.File(self.raw / "data.h5") as file:
+                return {"x": torch.from_numpy(file["x"][...])}
+
+    write(1)
+    packing = PackOptions(workers=0, track_files=track_files)
+    len(Columns(raw, tmp_path / "c.lk", packing=packing))
+
+    with pytest.raises(StaleCacheError, match=r"data\.h5"):
+        len(Columns(raw, tmp_path / "c.lk", packing=packing))
+
+
+RAW_IS_NO_PATH = [("version", "2", "version"), ("keys", lambda self: range(5), "keys")]
+
+
+@pytest.mark.parametrize(("name", "value", "told"), RAW_IS_NO_PATH)
+def test_a_change_is_told_where_the_raw_data_is_no_path(tmp_path, name, value, told):
+    class Rows(SafeDataset):
+        def keys(self):
+            return range(3)
+
+        def load(self, key):
+            return {"x": torch.tensor([key])}
+
+    packing = PackOptions(workers=0)
+    assert len(Rows("db://table", tmp_path / "c.lk", packing=packing)) == 3
+    assert len(Rows("db://table", tmp_path / "c.lk", packing=packing)) == 3
+    setattr(Rows, name, value)
+
+    with pytest.raises(StaleCacheError, match=told):
+        len(Rows("db://table", tmp_path / "c.lk", packing=packing))
+
+
+def test_a_cache_is_read_where_its_raw_data_and_keys_are_not(tmp_path):
+    class Files(SafeDataset):
+        def keys(self):
+            return sorted(path.name for path in self.raw.glob("*.txt"))
+
+        def load(self, key):
+            return {"text": (self.raw / key).read_text()}
+
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    for name in "ab":
+        (raw / f"{name}.txt").write_text(name)
+    packing = PackOptions(workers=0)
+    len(Files(raw, tmp_path / "c.lk", packing=packing))
+    shutil.rmtree(raw)
+
+    found = Files(raw, tmp_path / "c.lk", packing=packing)
+
+    assert [sample["text"] for sample in found] == ["a", "b"]

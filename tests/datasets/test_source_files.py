@@ -6,6 +6,7 @@ is called here as the hook calls it, beside real reading.
 
 import json
 import os
+import tempfile
 import threading
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from loaderkit.datasets.source_files import (
     _library_folders,
     files_below,
     files_named_by,
+    hashed,
     version_of,
 )
 
@@ -103,7 +105,7 @@ def test_a_file_that_load_writes_is_no_source_even_if_it_is_read_back(raw, flags
     assert files.new_files() == {}
 
 
-@pytest.mark.parametrize("name", ["module.py", "module.pyc", "library.so", "site.pth"])
+@pytest.mark.parametrize("name", ["module.py", "module.pyc", "library.so"])
 def test_code_is_no_source(tmp_path, name):
     (tmp_path / name).touch()
     files = tracker()
@@ -482,3 +484,57 @@ def test_a_list_that_is_none_is_refused_by_its_name(content):
         SourceFileList.from_json(content, where="sources.json")
 
     assert told.value.fix == "pack(source, path, overwrite=True)"
+
+
+@pytest.mark.parametrize("name", ["weights.pth", "scan.pt", "table.csv", "no_suffix"])
+def test_raw_data_is_a_source_whatever_it_is_called(tmp_path, name):
+    (tmp_path / name).touch()
+    files = tracker()
+
+    files.note(str(tmp_path / name), READ)
+
+    assert list(files.new_files()) == [str(tmp_path / name)]
+
+
+def test_a_file_on_a_disk_in_memory_is_a_source():
+    folder = Path("/dev/shm")
+    if not folder.is_dir():
+        pytest.skip("there is no disk in memory here")
+    with tempfile.NamedTemporaryFile(dir=folder, suffix=".csv") as file:
+        files = tracker()
+        files.note(file.name, READ)
+
+        assert list(files.new_files()) == [file.name]
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_a_file_opened_for_updating_is_a_source_unless_it_is_written_to(raw, written):
+    files = tracker()
+
+    files.note(str(raw), os.O_RDWR)
+    if written:
+        raw.write_text("longer than it was")
+
+    assert (str(raw) in files.new_files()) is not written
+
+
+def test_a_file_that_is_replaced_before_it_is_hashed_keeps_no_hash(raw):
+    before = version_of(str(raw))
+    raw.write_text(raw.read_text()[::-1])
+    os.utime(raw, ns=(1, 1))
+
+    assert hashed(str(raw), before) == before
+
+
+def test_a_folder_that_holds_other_files_only_is_not_the_one_that_was_packed(tmp_path):
+    packed, other, emptied = (tmp_path / name for name in ("a", "b", "c"))
+    for folder in (packed, other, emptied):
+        folder.mkdir()
+    (packed / "1.txt").write_text("1")
+    (other / "2.txt").write_text("2")
+    files = SourceFileList(str(packed))
+    files.add(str(packed / "1.txt"), version_of(str(packed / "1.txt")))
+
+    assert not list(files.changed(str(packed)))
+    assert "none of the files" in "".join(files.changed(str(other)))
+    assert not list(files.changed(str(emptied)))

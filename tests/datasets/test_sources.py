@@ -1,7 +1,9 @@
 """What can be packed, from real files and PyG's own datasets."""
 
+import multiprocessing
 import os
 import pickle
+import time
 
 import pytest
 import torch
@@ -9,7 +11,15 @@ from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDatas
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData, InMemoryDataset, OnDiskDataset
 
-from loaderkit import DatasetError, PtFolder, pack
+from loaderkit import (
+    CacheError,
+    DatasetError,
+    PackOptions,
+    PtFolder,
+    SafeDataset,
+    StaleCacheError,
+    pack,
+)
 from loaderkit.datasets.sources import as_source
 from loaderkit.testing import assert_same
 
@@ -171,3 +181,107 @@ class NoLength:
 def test_what_cannot_be_packed_says_what_to_do(tmp_path, source, fix):
     with pytest.raises(DatasetError, match=fix):
         pack(source, tmp_path / "c.lk")
+
+
+class Numbers(SafeDataset):
+    """Ten numbers by ``load``."""
+
+    def keys(self):
+        return [f"n{i}" for i in range(10)]
+
+    def load(self, key):
+        return {"x": torch.tensor([int(key[1:])])}
+
+
+class Doubled(Numbers):
+    """Whose samples are not what ``load`` gives."""
+
+    def __getitem__(self, index):
+        return {"x": 2 * super().__getitem__(index)["x"]}
+
+
+PARTS = {
+    "all": lambda: Numbers(),
+    "a slice": lambda: Numbers()[2:5],
+    "rows": lambda: Numbers()[[7, 1, 1]],
+    "a slice of a slice": lambda: Numbers()[::-1][3:],
+    "a transform": lambda: Numbers(transform=lambda sample: {"x": sample["x"] + 100}),
+    "its own __getitem__": Doubled,
+}
+
+
+@pytest.mark.parametrize("kind", sorted(PARTS))
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_packed_is_what_the_dataset_gives(tmp_path, kind, workers):
+    source = PARTS[kind]()
+    wanted = [source[row] for row in range(len(source))]
+
+    packed = pack(source, tmp_path / "c.lk", workers=workers)
+
+    assert_same(list(packed), wanted)
+
+
+@pytest.mark.parametrize("part", [slice(None), slice(1, 4), [3, 0]], ids=str)
+def test_a_cache_is_packed_again_as_any_dataset(tmp_path, part):
+    cache = pack(graphs(), tmp_path / "c.lk", workers=0)
+
+    again = pack(cache[part], tmp_path / "again.lk", workers=0)
+
+    assert_same(list(again), list(cache[part]))
+
+
+def pack_slowly(path, begun):
+    class Slow(Numbers):
+        def load(self, key):
+            if key != "n0":  # the first is read before the folder is taken
+                begun.set()
+            time.sleep(0.05)
+            return super().load(key)
+
+    pack(Slow(), path, workers=0)
+
+
+OTHERS = {
+    "fewer": lambda: [{"x": torch.tensor([i])} for i in range(9)],
+    "as many": lambda: [{"x": torch.tensor([-i])} for i in range(10)],
+    "other names": lambda: [{"x": torch.tensor([i])} for i in range(10)],
+    "the same": Numbers,
+}
+
+
+@pytest.mark.parametrize("kind", sorted(OTHERS))
+def test_a_cache_that_another_process_packs_meanwhile_is_of_the_same_samples(
+    tmp_path, kind
+):
+    fork, source = multiprocessing.get_context("fork"), OTHERS[kind]()
+    begun = fork.Event()
+    other = fork.Process(target=pack_slowly, args=(tmp_path / "c.lk", begun))
+    other.start()
+    begun.wait()
+
+    if kind == "the same":
+        found = pack(source, tmp_path / "c.lk", workers=0)
+        assert_same(list(found), list(source))
+    else:
+        with pytest.raises(CacheError, match="other samples") as caught:
+            pack(source, tmp_path / "c.lk", workers=0)
+        assert "another folder" in caught.value.fix
+    other.join()
+
+
+class Renamed(Numbers):
+    """Another source, of as many samples."""
+
+    version = "2"
+
+
+def test_a_dataset_refuses_what_another_process_packs_from_another_source(tmp_path):
+    fork = multiprocessing.get_context("fork")
+    begun = fork.Event()
+    other = fork.Process(target=pack_slowly, args=(tmp_path / "c.lk", begun))
+    other.start()
+    begun.wait()
+
+    with pytest.raises(StaleCacheError, match="version '2' now"):
+        len(Renamed(cache=tmp_path / "c.lk", packing=PackOptions(workers=0)))
+    other.join()
