@@ -502,10 +502,32 @@ def _claim(path: Path) -> None:
         _check_is_ours(path)
         return
     strange = names - {BUILDING, _LOCK, _SOFT_LOCK} - _SYSTEM_NAMES
+    if BUILDING in names and not _is_own_build(path / BUILDING):
+        what = f"{path / BUILDING} holds files that no packing run has written."
+        why = "packing would delete those that are named like its own"
+        raise CacheError(what, why=why, fix="name a folder that is new or empty")
     if strange and BUILDING not in names:
         what = f"{path} holds {min(strange)!r}, which is not a cache's."
         why = "packing into it would mix your files with the cache's"
         raise CacheError(what, why=why, fix="name a folder that is new or empty")
+
+
+def _is_own_build(folder: Path) -> bool:
+    """Tell whether what lies in a build's folder was left by a build.
+
+    A build writes its plan first, and deletes the plan, or the list of obsolete files,
+    last: so one of them is there, or nothing but parts of files.
+    """
+    if not is_folder(folder):
+        return True  # a link or a file, which is refused where it is opened
+    for name, keys in (
+        (_PLAN, {"fingerprint", "samples"}),
+        (_OBSOLETE, {"generation"}),
+    ):
+        content = _read_json(folder / name)
+        if isinstance(content, dict) and keys <= set(content):
+            return True
+    return all(file.suffix in {".partial", ".block"} for file in folder.iterdir())
 
 
 def _check_is_ours(path: Path) -> None:

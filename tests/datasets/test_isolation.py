@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 
 from loaderkit import (
+    CacheError,
     DatasetError,
     PackOptions,
     SafeDataset,
@@ -237,3 +238,18 @@ def test_options_out_of_range_are_refused():
         PackOptions(workers=-1)
     with pytest.raises(ValueError, match="cannot be negative"):
         PackOptions(shard_bytes=0)
+
+
+@pytest.mark.parametrize(
+    "names", [["notes.txt"], ["plan.json", "00001.json", "x.partial"], ["plan.json"]]
+)
+def test_a_folder_that_is_called_like_a_builds_is_left_alone(tmp_path, names):
+    folder = tmp_path / "mine" / ".building"
+    folder.mkdir(parents=True)
+    for name in names:
+        (folder / name).write_text('{"mine": true}')
+
+    with pytest.raises(CacheError, match="no packing run has written"):
+        pack([{"x": torch.zeros(1)}], tmp_path / "mine", workers=0)
+
+    assert sorted(file.name for file in folder.iterdir()) == sorted(names)
