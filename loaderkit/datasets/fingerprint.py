@@ -7,15 +7,20 @@ the raw files lie, nor the libraries' versions.
 from __future__ import annotations
 
 import ast
+import dataclasses
+import enum
+import functools
 import inspect
 import sys
 import sysconfig
 import textwrap
 import types
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePath
+from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 import xxhash
 
 from loaderkit.errors import DamagedCacheError
@@ -24,6 +29,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
 _CONSTANTS = (int, float, complex, str, bytes, bool, type(None))
+_MOST_DEPTH = 20
+_MOST_ITEMS = 100_000
+"""Of a container on ``self``: of a longer one only the length counts."""
+_MOST_HASHED_BYTES = 256 << 20
+"""Of an array on ``self``: of a larger one only dtype and shape count."""
 _LIBRARIES = tuple(
     Path(sysconfig.get_paths()[name])
     for name in ("stdlib", "platstdlib", "purelib", "platlib")
@@ -138,10 +148,22 @@ def _hash_keys(names: list[str]) -> str:
 def _code(item: Any, seen: set[int]) -> Iterator[str]:
     """Go through a function's code and, each once, what it uses of the user's."""
     owner = getattr(item, "__self__", None)
-    function = inspect.unwrap(getattr(item, "__func__", item))
+    function = getattr(item, "__func__", item)
+    if isinstance(function, functools.partial):
+        yield from _code(function.func, seen)
+        yield from _values(function.args, seen)
+        yield from _values(function.keywords.values(), seen)
+        return
     if id(function) in seen or not isinstance(function, types.FunctionType):
         return
     seen.add(id(function))
+    if not _is_users(function):
+        # Of a library's decorator only what it calls is the user's.
+        yield from _code(_bound(inspect.unwrap(function), owner), seen)
+        return
+    wrapped = getattr(function, "__wrapped__", None)
+    if isinstance(wrapped, types.FunctionType):
+        yield from _code(_bound(wrapped, owner), seen)
     yield _text(function)
     yield from _values(function.__defaults__ or (), seen)
     yield from _values((function.__kwdefaults__ or {}).values(), seen)
@@ -151,6 +173,11 @@ def _code(item: Any, seen: set[int]) -> Iterator[str]:
             yield from _global(function.__globals__[name], name, names, seen)
         if owner is not None:
             yield from _attribute(owner, name, seen)
+
+
+def _bound(function: Any, owner: Any) -> Any:
+    """Give a function as a method of its owner, if it has one."""
+    return function if owner is None else types.MethodType(function, owner)
 
 
 def _global(item: Any, name: str, names: set[str], seen: set[int]) -> Iterator[str]:
@@ -164,7 +191,7 @@ def _global(item: Any, name: str, names: set[str], seen: set[int]) -> Iterator[s
 
 
 def _attribute(owner: Any, name: str, seen: set[int]) -> Iterator[str]:
-    """Follow ``self.name``: methods and constants of all classes, numbers of self.
+    """Follow ``self.name``: methods and constants of all classes, values of self.
 
     All classes, since ``super()`` may ask for any of them.
     """
@@ -173,27 +200,108 @@ def _attribute(owner: Any, name: str, seen: set[int]) -> Iterator[str]:
         member = vars(each).get(name)
         if isinstance(member, property):
             member = member.fget
+        elif isinstance(member, functools.cached_property):
+            member = member.func
         member = getattr(member, "__func__", member)
         if isinstance(member, types.FunctionType):
             if _is_users(member):
                 yield from _code(types.MethodType(member, owner), seen)
-        elif isinstance(member, _CONSTANTS) and _is_users(each):
-            yield f"{each.__name__}.{name}={member!r}"
-    value = getattr(owner, "__dict__", {}).get(name)
-    if isinstance(value, int | float | bool) or (
-        isinstance(value, str) and not {"/", "\\"} & set(value)
-    ):
-        yield f"self.{name}={value!r}"
+        elif _is_users(each) and (text := _constant(member)) is not None:
+            yield f"{each.__name__}.{name}={text}"
+    if name not in getattr(kind, "_PACKED_WITHOUT", ()):
+        yield from _own_value(getattr(owner, "__dict__", {}).get(name), name, seen)
+
+
+def _own_value(value: Any, name: str, seen: set[int]) -> Iterator[str]:
+    """Follow a value of ``self``; those that load opens or fills are none of these."""
+    if isinstance(value, functools.partial | types.FunctionType | types.MethodType):
+        yield from _code(value, seen)
+    elif value is None or (isinstance(value, str) and _is_path(value)):
+        return  # it is opened later; or the raw data may move
+    elif (text := _own_text(value)) is not None:
+        yield f"self.{name}={text}"
+
+
+def _is_path(text: str) -> bool:
+    """Tell whether a text says where something lies on this machine."""
+    return PurePosixPath(text).is_absolute() or PureWindowsPath(text).is_absolute()
+
+
+def _constant(value: Any) -> str | None:
+    """Write what cannot change while the process runs; None for anything else.
+
+    Lists and dicts of modules and classes do not count: many are filled while samples
+    are loaded, and would make a cache stale that is not.
+    """
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__qualname__}.{value.name}={_constant(value.value)}"
+    if type(value) in {tuple, frozenset}:
+        texts = [text for each in value if (text := _constant(each)) is not None]
+        if len(texts) < len(value):
+            return None
+        texts = sorted(texts) if type(value) is frozenset else texts
+        return f"{type(value).__name__}{texts}"
+    if isinstance(value, np.generic) and value.dtype.kind in "biufcSUmM":
+        return f"{value.dtype.str}{value.tobytes()!r}"
+    if isinstance(value, torch.dtype | np.dtype | torch.device):
+        return repr(value)
+    return repr(value) if isinstance(value, _CONSTANTS) else None
+
+
+def _own_text(value: Any, depth: int = 0) -> str | None:
+    """Write a value of an object; None where it is not plain all through."""
+    if depth > _MOST_DEPTH:
+        return None
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return _array_text(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        named = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        inside = _own_text(named, depth + 1)
+        return inside and f"{type(value).__qualname__}{inside}"
+    if isinstance(value, list | tuple | set | frozenset | dict):
+        if len(value) > _MOST_ITEMS:
+            return f"{type(value).__name__} of {len(value)}"
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        parts = [
+            (_own_text(key, depth + 1), _own_text(each, depth + 1))
+            for key, each in pairs
+        ]
+        if any(None in part for part in parts):
+            return None
+        texts = [f"{key}:{each}" for key, each in parts]
+        if isinstance(value, set | frozenset):
+            texts = sorted(str(each) for _, each in parts)
+        elif isinstance(value, dict):
+            texts = sorted(texts)
+        return f"{type(value).__name__}({','.join(texts)})"
+    return "None" if value is None and depth else _constant(value)
+
+
+def _array_text(value: Any) -> str | None:
+    """Write an array's or tensor's dtype, shape and the hash of its numbers."""
+    look = f"{value.dtype}{tuple(value.shape)}"
+    if value.nbytes > _MOST_HASHED_BYTES:
+        return look
+    if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided or value.device.type == "meta":
+            return None
+        value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    elif value.dtype.hasobject:
+        return None
+    digest = xxhash.xxh3_128_hexdigest(np.ascontiguousarray(value).tobytes())
+    return f"{look}{digest}"
 
 
 def _values(items: Iterable[Any], seen: set[int], name: str = "") -> Iterator[str]:
     for item in items:
-        if isinstance(item, _CONSTANTS):
-            yield f"{name}={item!r}"
+        if (text := _constant(item)) is not None:
+            yield f"{name}={text}"
         elif isinstance(item, tuple):
             yield from _values(item, seen, name)
         elif isinstance(item, frozenset):
             yield from _values(sorted(item, key=repr), seen, name)
+        elif isinstance(item, functools.partial):
+            yield from _code(item, seen)
         elif isinstance(item, type) and _is_users(item):
             yield from _class(item, seen)
         elif _is_users(item):
@@ -206,8 +314,8 @@ def _class(item: type, seen: set[int]) -> Iterator[str]:
         for name, member in sorted(vars(item).items()):
             if isinstance(member, types.FunctionType):
                 yield from _code(member, seen)
-            elif isinstance(member, _CONSTANTS) and not name.startswith("__"):
-                yield f"{name}={member!r}"
+            elif not name.startswith("__") and (text := _constant(member)) is not None:
+                yield f"{name}={text}"
 
 
 def _is_users(item: Any) -> bool:

@@ -1,10 +1,17 @@
 """What makes a cache stale, and what does not."""
 
+import copy
+import dataclasses
+import enum
+import functools
 import subprocess
 import sys
 from pathlib import PurePosixPath
+from typing import NamedTuple
 
+import numpy as np
 import pytest
+import torch
 
 from loaderkit.datasets.fingerprint import Fingerprint, differences, fingerprint_of
 from loaderkit.errors import DamagedCacheError
@@ -195,3 +202,117 @@ def test_a_newer_library_makes_no_cache_stale():
     read = pytest.Item.__init__
 
     assert fingerprint_of(read, [1]).load == fingerprint_of(len, [1]).load
+
+
+class Settings(NamedTuple):
+    rate: float
+    names: tuple
+
+
+@dataclasses.dataclass
+class Options:
+    sizes: list
+    kind: str = "a"
+
+
+class Mode(enum.Enum):
+    FAST, EXACT = 1, 2
+
+
+def scaled(value, by):
+    return value * by
+
+
+PAIRS = {
+    "a unit": ("m/s", "km/h"),
+    "a name with a slash": ("facebook/esm2", "facebook/esm1"),
+    "a list": ([1, 2], [2, 1]), "a nested list": ([[1], ["a"]], [[1], ["b"]]),
+    "a tuple": ((1, 2), (1, 3)), "a dict": ({"a": 1}, {"a": 2}),
+    "a dict's keys": ({"a": 1}, {"b": 1}), "a set": ({1, 2}, {1, 3}),
+    "bytes": (b"a", b"b"), "complex": (1j, 2j), "an enum": (Mode.FAST, Mode.EXACT),
+    "a dtype": (torch.float32, torch.float64),
+    "numpy's dtype": (np.dtype("f4"), np.dtype("f8")),
+    "numpy's number": (np.float32(1), np.float32(2)),
+    "an array": (np.arange(3), np.arange(3)[::-1]),
+    "a tensor": (torch.zeros(2), torch.ones(2)),
+    "a shape": (torch.zeros(2), torch.zeros(2, 1)),
+    "bfloat16": (torch.zeros(2).bfloat16(), torch.ones(2).bfloat16()),
+    "a dataclass": (Options([1]), Options([2])),
+    "a named tuple": (Settings(1, ()), Settings(1, ("a",))),
+    "a function": (lambda x: x, lambda x: x + 1),
+    "a partial": (functools.partial(scaled, by=2), functools.partial(scaled, by=3)),
+    "None inside": ([None], [1]),
+}  # fmt: skip
+"""Values that differ."""
+
+
+class Reader:
+    """Whose ``load`` names what it reads."""
+
+    def __init__(self, value):
+        self.setting = value
+
+    def load(self, key):
+        return self.setting, key
+
+
+@pytest.mark.parametrize("kind", sorted(PAIRS))
+def test_a_value_of_self_counts_by_its_content(kind):
+    value, other = PAIRS[kind]
+
+    packed, now, again = (
+        fingerprint_of(Reader(each).load, [1])
+        for each in (value, other, copy.deepcopy(value))
+    )
+
+    assert differences(packed, now) == ("load() has changed",)
+    assert again == packed
+
+
+@pytest.mark.parametrize("value", ["/data/raw", "C:\\data", None, object(), [object()]])
+def test_where_data_lies_and_what_is_opened_later_do_not_count(value):
+    packed, now = (fingerprint_of(Reader(each).load, [1]) for each in (value, None))
+
+    assert packed == now
+
+
+def noisy(by):
+    def decorate(function):
+        @functools.wraps(function)
+        def wrapper(*arguments):
+            return function(*arguments), by
+
+        return wrapper
+
+    return decorate
+
+
+def decorated(by):
+    class Decorated:
+        @noisy(by)
+        def load(self, key):
+            return key
+
+    return Decorated().load
+
+
+def computed(by):
+    class Computed:
+        step = (1, by)
+
+        @functools.cached_property
+        def factor(self):
+            return by
+
+        def load(self, key):
+            return key * self.factor, self.step
+
+    return Computed().load
+
+
+@pytest.mark.parametrize("make", [decorated, computed])
+def test_decorators_and_what_is_computed_once_count(make):
+    packed, now, again = (fingerprint_of(make(by), [1]) for by in (1, 2, 1))
+
+    assert packed != now
+    assert packed == again
