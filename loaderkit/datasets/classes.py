@@ -54,7 +54,7 @@ def mapping_name(name: str, value: Any) -> str:
     'collections:defaultdict[list]'
     """
     if type(value) is collections.defaultdict and value.default_factory is not None:
-        return f"{name}[{value.default_factory.__name__}]"  # type: ignore[attr-defined]
+        return f"{name}[{value.default_factory.__name__}]"
     return name
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
 FACTORIES: Mapping[str, Callable[[], Any]] = {
     factory.__name__: factory
@@ -67,7 +66,7 @@ def refilled(value: Any, pairs: Mapping[Any, Any]) -> Any:
     raise TypeError(msg)
 
 
-def can_be_made_again(value: Mapping[Any, Any]) -> bool:
+def can_be_made_again(value: Any) -> bool:
     """Tell whether class and pairs are all there is to a mapping.
 
     Args:

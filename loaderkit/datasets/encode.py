@@ -86,7 +86,7 @@ class _Encoder:
         keys = tuple(store._key for store in all_stores)
         fields = [tuple(store.keys()) for store in all_stores]
         # The fields of the graph itself and the names of its stores share one level.
-        level = []
+        level: list[Any] = []
         for key, names in zip(keys, fields, strict=True):
             level += names if key is None else [key]
         columns = iter(distinct_names(level))
@@ -156,7 +156,7 @@ class _Encoder:
             cls = None if type(value) is dict else _mapping_class(path, value)
         elif isinstance(value, list | tuple):
             named = _is_named_tuple(value)
-            keys = value._fields if named else tuple(range(len(value)))
+            keys = getattr(value, "_fields", ()) if named else tuple(range(len(value)))
             kind = "named" if named else type(value).__name__
             if not named and type(value) not in {list, tuple}:
                 raise _subclass(path, value, list if isinstance(value, list) else tuple)
@@ -304,7 +304,7 @@ def _too_many_axes(path: str, value: Any, axes: int) -> DatasetError:
 
 
 def _check_array_class(path: str, value: Any) -> None:
-    """Refuse arrays that are more than an array, and numbers of a class of their own."""
+    """Refuse what is more than an array, and numbers of a class of their own."""
     if isinstance(value, np.memmap):  # only where its memory lies is lost
         return
     if isinstance(value, np.ma.MaskedArray):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import default_collate
 from torch_geometric.data import Batch, Data, HeteroData
 
-from loaderkit import DatasetError, SafeDataset, own, pack
+from loaderkit import DatasetError, PackOptions, SafeDataset, own, pack
 from loaderkit.datasets import encode as encode_module
 from loaderkit.errors import DamagedCacheError, LoaderkitError
 from loaderkit.testing import assert_same
@@ -83,6 +83,7 @@ def test_keys_of_any_type_batch_as_without_a_cache(tmp_path_factory, sample, ins
     assert written(found.d if inside else found) == written(wanted)
 
 
+@pytest.mark.filterwarnings("ignore:There exist type names")
 @given(
     nodes=st.lists(NAMES, unique=True, max_size=4),
     edges=st.lists(st.tuples(NAMES, NAMES, NAMES), unique=True, max_size=5),
@@ -298,7 +299,8 @@ def test_what_would_change_is_refused_at_the_first_sample(tmp_path, value, fix, 
     else:
         sample = {"v": [value, torch.ones(1)] if inside else value}
 
-    with pytest.raises(DatasetError, match="Sample '1'.*A cache cannot hold") as caught:
+    refusal = r"Sample '1'.*A cache cannot hold"
+    with pytest.raises(DatasetError, match=refusal) as caught:
         pack([{"v": 1}, sample, sample], tmp_path / "c.lk", workers=0)
 
     assert fix in caught.value.fix
@@ -317,7 +319,7 @@ class Counted(SafeDataset):
     def keys(self):
         return [0, 1]
 
-    def load(self, key):
+    def load(self, _key):
         return collections.Counter("aab")
 
 
@@ -398,8 +400,12 @@ def test_rows_without_numbers_batch_with_a_cache_as_without(
     except RuntimeError:  # torch's jagged layout cannot hold it either
         return
 
-    found = pack(plain, tmp_path_factory.mktemp("e") / "c.lk", workers=0)
-    batch = type(plain)(ragged=ragged, cache=found.path).batch(rows)["v"]
+    cached = Empty(
+        ragged=ragged,
+        cache=tmp_path_factory.mktemp("e") / "c.lk",
+        packing=PackOptions(workers=0),
+    )
+    batch = cached.batch(rows)["v"]
 
     assert type(batch) is type(wanted)
     assert [tuple(part.shape) for part in _parts(batch)] == [
@@ -410,7 +416,7 @@ def test_rows_without_numbers_batch_with_a_cache_as_without(
 def _parts(batch):
     if isinstance(batch, torch.Tensor):
         return batch.unbind() if batch.is_nested else [batch]
-    return [part for part in vars(batch).values() if isinstance(part, torch.Tensor)]
+    return [part for part in batch if isinstance(part, torch.Tensor)]
 
 
 def test_graphs_with_rows_without_numbers_batch_as_with_pyg(tmp_path):
