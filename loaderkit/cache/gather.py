@@ -236,7 +236,8 @@ def _copy_slices(
         home = out[begin : begin + length].transpose(axes)
         rows = values[start : start + length].transpose(axes)
         if add is not None and rows.dtype == out.dtype:
-            np.add(rows, more[place], out=home)
+            # unsafe: bytes wrap around, as they do in torch
+            np.add(rows, more[place], out=home, casting="unsafe")
             continue
         home[...] = rows
         if add is not None:

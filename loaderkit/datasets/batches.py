@@ -128,8 +128,8 @@ class Recipe:
                 total += 4 * bookkeeping
                 if leaf.kind == "tensor":
                     column = self.store.column(leaf.column, stacked=leaf.axis is None)
-                    numel = math.prod(gathering.rest(column))
-                    numel *= gathering.pick.runs(column).total
+                    runs, rest = gathering.layout(column)
+                    numel = math.prod(rest) * runs.total
                     widened = leaf.inc is not None and leaf.dtype != "int64"
                     total += numel * (8 if widened else leaf_dtype(leaf).itemsize)
             if part.nodes:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from torch_geometric.data import Data, HeteroData, TemporalData
 from torch_geometric.data.data import BaseData
 
+from loaderkit.datasets.containers import FACTORIES, make_mapping, same_plain
 from loaderkit.datasets.structure import Nest
 from loaderkit.errors import DamagedCacheError, DatasetError
 
@@ -44,6 +45,36 @@ def class_name(cls: type) -> str:
     'collections:OrderedDict'
     """
     return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def mapping_name(name: str, value: Any) -> str:
+    """Name the class of a mapping, and what a ``defaultdict`` makes.
+
+    >>> mapping_name("collections:defaultdict", collections.defaultdict(list))
+    'collections:defaultdict[list]'
+    """
+    if type(value) is collections.defaultdict and value.default_factory is not None:
+        return f"{name}[{value.default_factory.__name__}]"
+    return name
+
+
+def private_names(cls: type, attributes: Mapping[str, Any]) -> list[str]:
+    """List the attributes of a graph or its store that an empty graph lacks.
+
+    Args:
+        cls: The graph's class.
+        attributes: All attributes, of the graph or of one of its stores.
+
+    Returns:
+        Names of those that would be lost; seldom any.
+    """
+    known = _template_attributes(cls)
+    return [
+        name
+        for name, value in attributes.items()
+        if name not in _PYG_ATTRIBUTES
+        and (name not in known or not same_plain(value, known[name]))
+    ]
 
 
 class Classes:
@@ -76,6 +107,7 @@ class Classes:
         Raises:
             DatasetError: It is not one of the known ones.
         """
+        name = name.partition("[")[0]  # defaultdict[list]
         if name not in self._known:
             found = self._in_modules(name)
             if found is None:
@@ -95,7 +127,14 @@ class Classes:
             return issubclass(cls, tuple) and getattr(cls, "_fields", None) == nest.keys
         if nest.kind == "dataclass":
             return dataclasses.is_dataclass(cls)
+        if "[" in str(nest.cls):
+            known = _factory_name(str(nest.cls)) in FACTORIES
+            return known and cls is collections.defaultdict
         return issubclass(cls, Mapping)
+
+    def mapping(self, name: str, pairs: Mapping[Any, Any]) -> Any:
+        """Make a mapping of a class, by name, that holds these pairs."""
+        return make_mapping(self[name], pairs, FACTORIES.get(_factory_name(name)))
 
     def check(self, structure: Structure) -> None:
         """Refuse samples that are made of classes beyond the known ones.
@@ -198,6 +237,27 @@ def _named_inside(value: Any, name: str) -> type | None:
     for part in name[len(own) + 1 :].split("."):
         found = vars(found).get(part) if isinstance(found, type) else None
     return found if isinstance(found, type) and class_name(found) == name else None
+
+
+def _factory_name(name: str) -> str:
+    return name.partition("[")[2].removesuffix("]")
+
+
+_PYG_ATTRIBUTES = {
+    *vars(Data()), *vars(HeteroData()), *vars(TemporalData()),
+    "_mapping", "_parent", "_key", "_cached_attr",
+}  # fmt: skip
+"""Where PyG keeps the fields, and what it works out of them again."""
+
+
+@functools.lru_cache(maxsize=256)
+def _template_attributes(cls: Any) -> Mapping[str, Any]:
+    """Give the attributes that an empty graph of a class has from its constructor."""
+    template = _template(cls)
+    attributes = dict(vars(template))
+    for store in template.stores:
+        attributes.update(vars(store))
+    return attributes
 
 
 @functools.lru_cache(maxsize=256)

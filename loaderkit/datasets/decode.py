@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaderkit.datasets.composites import KINDS, put_together
+from loaderkit.datasets.containers import make_named_tuple
 from loaderkit.datasets.dtypes import as_tensor
 from loaderkit.datasets.structure import Leaf
-from loaderkit.errors import DamagedCacheError
+from loaderkit.errors import DamagedCacheError, DatasetError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +23,17 @@ if TYPE_CHECKING:
     from loaderkit.datasets.structure import Nest
 
     Read = Callable[[Leaf], NDArray[Any]]
+
+_CONTRADICTIONS = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    AssertionError,
+)
+"""What Python, torch and PyG raise about parts that make no whole."""
 
 _NUMBERS = {"int": int, "float": float, "bool": bool, "complex": complex}
 
@@ -52,7 +64,11 @@ def decode(node: Leaf | Nest, read: Read, classes: Classes) -> Any:
         parts = dict(zip(node.keys, inside, strict=True))
         try:
             return put_together(node.kind, parts, checked=True)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        except ImportError as error:
+            what = f"The sample holds a {node.kind}, which cannot be made here."
+            fix = "install what it names, or pack the samples without it"
+            raise DatasetError(what, why=str(error), fix=fix) from None
+        except _CONTRADICTIONS as error:
             raise damaged(f"its parts make no {node.kind}: {error}") from None
     return make_nest(node, list(inside), classes)
 
@@ -121,7 +137,7 @@ def decode_json(column: str, text: str) -> Any:
     """
     try:
         return untagged(json.loads(text))
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (*_CONTRADICTIONS, RecursionError) as error:
         raise damaged(f"{column!r} is no value as it is packed: {error}") from None
 
 
@@ -141,7 +157,7 @@ def make_nest(node: Nest, inside: list[Any], classes: Classes) -> Any:
     if node.kind == "tuple":
         return tuple(inside)
     if node.kind == "named":
-        return classes[str(node.cls)](*inside)
+        return make_named_tuple(classes[str(node.cls)], inside)
     pairs = dict(zip(node.keys, inside, strict=True))
     if node.kind == "dataclass":
         cls = classes[str(node.cls)]
@@ -151,9 +167,7 @@ def make_nest(node: Nest, inside: list[Any], classes: Classes) -> Any:
         return made
     if node.cls is None:
         return pairs
-    made = classes[node.cls]()
-    made.update(pairs)
-    return made
+    return classes.mapping(node.cls, pairs)
 
 
 def untagged(value: Any) -> Any:

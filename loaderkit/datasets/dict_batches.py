@@ -12,7 +12,6 @@ Beyond ``default_collate``, a None stays in a list and a dataclass becomes a dat
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -23,6 +22,11 @@ import torch
 from torch.utils.data import default_collate
 
 from loaderkit.datasets.composites import KINDS
+from loaderkit.datasets.containers import (
+    attribute_names,
+    make_named_tuple,
+    refilled,
+)
 from loaderkit.datasets.gathering import Arena, Gathering, in_worker, leaf_dtype
 from loaderkit.datasets.ragged import jag, join, pack_rows, pad, padded_of
 from loaderkit.datasets.structure import Leaf, Nest
@@ -102,8 +106,10 @@ class DictRecipe:
         if node.kind in {"str", "bytes", "json", "bigint", "complex"}:
             return 0
         column = self.store.column(node.column, stacked=node.axis is None)
-        numel = math.prod(gathering.rest(column)) * gathering.pick.runs(column).total
-        return numel * leaf_dtype(node).itemsize + 8 * (len(gathering) + 17)
+        runs, rest = gathering.layout(column)
+        return math.prod(rest) * runs.total * leaf_dtype(node).itemsize + 8 * (
+            len(gathering) + 17
+        )
 
 
 def collate_samples(samples: Sequence[Any], ragged: str) -> Any:
@@ -127,20 +133,18 @@ def collate_samples(samples: Sequence[Any], ragged: str) -> Any:
         return RAGGED[ragged](*join(tensors))
     if isinstance(first, Mapping):
         made = {k: collate_samples([s[k] for s in samples], ragged) for k in first}
-        if type(first) is dict:
-            return made
-        like = copy.copy(first)
-        like.update(made)  # type: ignore[attr-defined]
-        return like
+        return made if type(first) is dict else refilled(first, made)
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
         made = {
-            each.name: collate_samples([getattr(s, each.name) for s in samples], ragged)
-            for each in dataclasses.fields(first)
+            name: collate_samples([getattr(s, name) for s in samples], ragged)
+            for name in attribute_names(first)
         }
         return _dataclass(type(first), made)
     if isinstance(first, list | tuple) and all(len(s) == len(first) for s in samples):
         inside = [collate_samples(each, ragged) for each in zip(*samples, strict=True)]
-        return type(first)(*inside) if hasattr(first, "_fields") else inside
+        if hasattr(first, "_fields"):
+            return make_named_tuple(type(first), inside)
+        return inside
     return _collate_plain(samples)
 
 
@@ -177,15 +181,13 @@ def _nest(node: Nest, inside: list[Any], classes: Classes) -> Any:
     if node.kind in {"list", "tuple"}:
         return inside
     if node.kind == "named":
-        return classes[str(node.cls)](*inside)
+        return make_named_tuple(classes[str(node.cls)], inside)
     made = dict(zip(node.keys, inside, strict=True))
     if node.kind == "dataclass":
         return _dataclass(classes[str(node.cls)], made)
     if node.cls is None:
         return made
-    like = classes[node.cls]()
-    like.update(made)
-    return like
+    return classes.mapping(node.cls, made)
 
 
 def _dataclass(cls: Any, fields: Mapping[str, Any]) -> Any:

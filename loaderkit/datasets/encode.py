@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import enum
 import functools
 import json
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +21,19 @@ from torch_geometric.data.data import BaseData
 from torch_geometric.data.storage import NodeStorage
 
 from loaderkit.cache.layout import DTYPES
-from loaderkit.datasets.classes import class_name
+from loaderkit.datasets.classes import class_name, mapping_name, private_names
 from loaderkit.datasets.composites import put_together, take_apart
+from loaderkit.datasets.containers import (
+    FACTORIES,
+    attribute_names,
+    can_be_made_again,
+)
 from loaderkit.datasets.dtypes import as_array, dtype_name
-from loaderkit.datasets.structure import LOOSE
+from loaderkit.datasets.structure import LOOSE, tree_keys
 from loaderkit.errors import DatasetError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -35,6 +42,13 @@ if TYPE_CHECKING:
 
 _PLAIN = (str, int, float, bool, complex, bytes, type(None))
 _NONE = ("none", None, (), (), None)
+_MOST_DEPTH = 100
+"""Containers in containers; chosen.  Reading takes about three of Python's 1,000 frames
+for each."""
+_MOST_AXES = 31
+"""HDF5 has 32, and one of them may be the samples'."""
+_MOST_KEY_BITS = 1024
+"""Chosen.  Python writes integers of up to 4,300 digits."""
 
 
 def encode(sample: object) -> tuple[Tree, Values]:
@@ -60,23 +74,38 @@ def encode(sample: object) -> tuple[Tree, Values]:
 class _Encoder:
     def __init__(self) -> None:
         self.values: Values = {}
+        self._depth = 0
 
     def graph(self, data: Any) -> Tree:
         if isinstance(data, Batch) or not hasattr(data, "stores"):
             what = f"The sample is a {type(data).__name__}, which is not one graph."
             fix = "pack batch.to_data_list(), or Data and HeteroData objects"
             raise DatasetError(what, why="a cache holds samples", fix=fix)
-        stores = [self._store(data, store) for store in data.stores]
-        keys = tuple(store._key for store in data.stores)
+        all_stores = data.stores
+        _check_private("", data, vars(data))
+        keys = tuple(store._key for store in all_stores)
+        fields = [tuple(store.keys()) for store in all_stores]
+        # The fields of the graph itself and the names of its stores share one level.
+        level: list[Any] = []
+        for key, names in zip(keys, fields, strict=True):
+            level += names if key is None else [key]
+        columns = iter(distinct_names(level))
+        stores = []
+        for store, key, names in zip(all_stores, keys, fields, strict=True):
+            if key is None:
+                prefix, inside = "", [next(columns) for _ in names]
+            else:
+                prefix, inside = next(columns) + ".", distinct_names(names)
+            stores.append(self._store(data, store, prefix, inside))
         return "graph", _stored_class("", data), keys, tuple(stores), None
 
-    def _store(self, data: Any, store: Any) -> Tree:
-        prefix = _store_path(store._key)
+    def _store(self, data: Any, store: Any, prefix: str, names: list[str]) -> Tree:
+        _check_private(prefix, data, vars(store))
         keys, children = [], []
-        for key, value in store.items():
+        for name, (key, value) in zip(names, store.items(), strict=True):
             keys.append(key)
             rule = functools.partial(self._rule, data, store, key)
-            children.append(self.node(prefix + escape(key), value, rule))
+            children.append(self.node(prefix + name, value, rule))
         nodes = None
         if isinstance(store, NodeStorage) and store.can_infer_num_nodes:
             nodes = (prefix + "@nodes", "nodes", "int64", 0, None)
@@ -108,34 +137,43 @@ class _Encoder:
         if isinstance(value, str | int | float | complex | bytes):
             return self._scalar(path, value, rule)
         if path and isinstance(value, list | tuple) and _is_plain(value):
-            return self._leaf(path, "json", "", _text(json.dumps(_tagged(value))))
-        return self._nest(path, value, rule)
+            return self._leaf(path, "json", "", _text(_json(path, value)))
+        if self._depth >= _MOST_DEPTH:
+            why = f"it is {_MOST_DEPTH} containers deep, or contains itself"
+            raise _refused(path[:40], value, why, "flatten it: a list of its values")
+        self._depth += 1
+        tree = self._nest(path, value, rule)
+        self._depth -= 1
+        return tree
 
     def _nest(self, path: str, value: Any, rule: Callable[..., Any] | None) -> Tree:
         if isinstance(value, Mapping):
             keys = tuple(value)
-            if not all(_is_literal(key) for key in keys):
-                raise _refused(path, value, "its keys are no strings or numbers")
-            kind, inside = "dict", [(k, v, k) for k, v in value.items()]
-            cls = None if type(value) is dict else _stored_class(path, value)
+            if not all(_is_key(key) for key in keys):
+                why = "its keys are no strings or finite numbers"
+                raise _refused(path, value, why, "make its keys texts: str(key)")
+            kind, inside = "dict", [(v, k) for k, v in value.items()]
+            cls = None if type(value) is dict else _mapping_class(path, value)
         elif isinstance(value, list | tuple):
-            named = hasattr(value, "_fields")
-            keys = getattr(value, "_fields", tuple(range(len(value))))
-            kind = "named" if named else type(value).__mro__[-2].__name__
-            inside = [(k, v, None) for k, v in zip(keys, value, strict=True)]
+            named = _is_named_tuple(value)
+            keys = getattr(value, "_fields", ()) if named else tuple(range(len(value)))
+            kind = "named" if named else type(value).__name__
+            if not named and type(value) not in {list, tuple}:
+                raise _subclass(path, value, list if isinstance(value, list) else tuple)
+            inside = [(item, None) for item in value]
             cls = _stored_class(path, value) if named else None
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            keys = tuple(each.name for each in dataclasses.fields(value))
+            keys = attribute_names(value)
             kind, cls = "dataclass", _stored_class(path, value)
-            inside = [(key, getattr(value, key), key) for key in keys]
+            inside = [(getattr(value, key), key) for key in keys]
         else:
             return self._composite(path, value)
-        children = [
-            self.node(
-                _join(path, key), child, rule and functools.partial(_inner, rule, name)
-            )
-            for key, child, name in inside
-        ]
+        children = []
+        for name, (child, key) in zip(distinct_names(keys), inside, strict=True):
+            inner = rule and functools.partial(_inner, rule, key)
+            children.append(self.node(_join(path, name), child, inner))
+        if kind == "dict":
+            keys = tree_keys(keys)
         return kind, cls, keys, tuple(children), None
 
     def _tensor(
@@ -177,6 +215,10 @@ class _Encoder:
 
     def _array(self, path: str, value: Any) -> Tree:
         kind = "array" if isinstance(value, np.ndarray) else "scalar"
+        if type(value) is not np.ndarray:
+            _check_array_class(path, value)
+        if value.ndim > _MOST_AXES:
+            raise _too_many_axes(path, value, value.ndim)
         plain = value.dtype.kind in "biufc" and value.dtype.itemsize <= 16
         if not plain or value.dtype.newbyteorder("<").str not in DTYPES:
             raise _refused(path, value, f"its dtype is {value.dtype}")
@@ -187,21 +229,19 @@ class _Encoder:
         return "leaf", raw, None
 
     def _scalar(self, path: str, value: Any, rule: Callable[..., Any] | None) -> Tree:
-        kind = next(k.__name__ for k in _SCALARS if isinstance(value, k))
+        if type(value) not in _SCALARS:
+            raise _subclass(
+                path, value, next(k for k in _SCALARS if isinstance(value, k))
+            )
+        kind = type(value).__name__
         if kind == "str":
             return self._leaf(path, kind, "", _text(value))
         if kind == "bytes":
             return self._leaf(path, kind, "", np.frombuffer(value, np.uint8))
         if kind == "int" and not -(1 << 63) <= value < 1 << 63:
-            return self._leaf(path, "bigint", "", _text(json.dumps(int(value))))
+            return self._leaf(path, "bigint", "", _text(_json(path, value)))
         inc = None if rule is None or kind == "complex" else rule(None, value)[1]
-        raw = (
-            path,
-            kind,
-            _SCALARS[type(value) if type(value) in _SCALARS else int],
-            0,
-            None,
-        )
+        raw = (path, kind, _SCALARS[type(value)], 0, None)
         self.values[raw] = np.array(value, raw[2])
         incremented = None if inc is None else self._increment(path, inc, None, None)
         return "leaf", raw, incremented
@@ -217,7 +257,8 @@ class _Encoder:
             why = (
                 "it is neither tensor, array, number, string, None nor a nest of these"
             )
-            raise _refused(path, value, why)
+            fix = "store its .value" if isinstance(value, enum.Enum) else ""
+            raise _refused(path, value, why, fix)
         kind = parts.pop("kind")
         try:
             put_together(kind, parts, checked=True)
@@ -225,7 +266,7 @@ class _Encoder:
             fix = "mend its indices, or leave it out"
             raise _refused(path, value, str(error).splitlines()[0], fix) from None
         keys = tuple(parts)
-        children = [self.node(_join(path, key), parts[key]) for key in keys]
+        children = [self.node(_join(path, escape(key)), parts[key]) for key in keys]
         return kind, None, keys, tuple(children), None
 
 
@@ -253,20 +294,118 @@ def _check_tensor(path: str, value: torch.Tensor) -> None:
     if value.is_nested or value.is_quantized:
         why = f"it is {'nested' if value.is_nested else 'quantized'}"
         raise _refused(path, value, why, "store its parts: .values() and .offsets()")
+    if value.dim() > _MOST_AXES:
+        raise _too_many_axes(path, value, value.dim())
 
 
-def _is_plain(value: Any) -> bool:
+def _too_many_axes(path: str, value: Any, axes: int) -> DatasetError:
+    why = f"it has {axes} axes, and a cache holds {_MOST_AXES}"
+    return _refused(path, value, why, "store it flat, and its shape as a tuple")
+
+
+def _check_array_class(path: str, value: Any) -> None:
+    """Refuse what is more than an array, and numbers of a class of their own."""
+    if isinstance(value, np.memmap):  # only where its memory lies is lost
+        return
+    if isinstance(value, np.ma.MaskedArray):
+        why = "a cache holds arrays, and its mask would be lost"
+        fix = "store x.filled(0) and np.ma.getmaskarray(x)"
+        raise _refused(path, value, why, fix)
+    if isinstance(value, np.ndarray):
+        raise _subclass(path, value, np.ndarray, "np.asarray")
+    plain = value.dtype.kind in "biufc" and np.dtype(value.dtype.str).type
+    if plain and type(value) is not plain:
+        raise _subclass(path, value, plain, f"np.{plain.__name__}")
+
+
+def _subclass(path: str, value: object, base: type, call: str = "") -> DatasetError:
+    kind = type(value).__qualname__
+    why = f"a {base.__name__} would come back, and not a {kind}"
+    fix = f"store {call or base.__name__}(x)"
+    if isinstance(value, enum.Enum):
+        fix = "store x.value"
+    return _refused(path, value, why, fix)
+
+
+def _check_private(path: str, data: Any, attributes: dict[str, Any]) -> None:
+    """Refuse what PyG keeps beside the fields of a graph, where names begin with _."""
+    lost = private_names(type(data), attributes)
+    if lost:
+        why = "PyG keeps names that begin with _ out of a graph's fields"
+        fix = (
+            f"store it as {lost[0].strip('_')!r}, or leave it out: "
+            "type(data).from_dict(data.to_dict())"
+        )
+        raise _refused(f"{path}{lost[0]}", attributes[lost[0]], why, fix)
+
+
+def _is_named_tuple(value: Any) -> bool:
+    fields = getattr(type(value), "_fields", None)
+    return (
+        isinstance(value, tuple)
+        and type(fields) is tuple
+        and len(fields) == len(value)
+        and not getattr(value, "__dict__", None)
+    )
+
+
+def _mapping_class(path: str, value: Any) -> str:
+    """Name the class of a mapping; refuse one that is more than its pairs."""
+    factory = getattr(value, "default_factory", None)
+    known = (
+        factory is None or FACTORIES.get(getattr(factory, "__name__", "")) is factory
+    )
+    if not known or not can_be_made_again(value):
+        why = (
+            "its class and its pairs are not all there is to it: attributes, a factory"
+        )
+        raise _refused(
+            path, value, why, "store dict(x), and what else it has by itself"
+        )
+    return mapping_name(_stored_class(path, value), value)
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    if type(value) in _PLAIN:
+        return True
+    if depth >= _MOST_DEPTH:
+        return False
     if type(value) in {list, tuple}:
-        return all(_is_plain(each) for each in value)
+        return all(_is_plain(each, depth + 1) for each in value)
     if type(value) is dict:
-        return all(_is_literal(k) and _is_plain(v) for k, v in value.items())
-    return type(value) in _PLAIN
+        return all(_is_literal(k) and _is_plain(v, depth + 1) for k, v in value.items())
+    return False
 
 
-def _is_literal(key: Any) -> bool:
+def _is_literal(key: Any, depth: int = 0) -> bool:
     if type(key) is tuple:
-        return all(_is_literal(each) for each in key)
+        return depth < _MOST_DEPTH and all(_is_literal(k, depth + 1) for k in key)
     return type(key) in {str, int, bool, float, type(None)} and key == key
+
+
+def _is_key(key: Any) -> bool:
+    """Tell whether a key can be written in the manifest, as Python writes it."""
+    if type(key) is str:
+        return True
+    if type(key) is int:
+        return key.bit_length() <= _MOST_KEY_BITS
+    if type(key) is float:
+        return math.isfinite(key)
+    if type(key) is tuple:
+        return _is_literal(key) and all(_is_key(each) for each in key)
+    return type(key) in {bool, type(None)}
+
+
+def _json(path: str, value: Any) -> str:
+    tagged = _tagged(value)
+    try:
+        text = json.dumps(tagged)
+    except ValueError as error:  # an integer of more digits than Python writes
+        raise _refused(path, value, str(error), "store a text: hex(x)") from None
+    # JSON's escapes of two surrogates that follow each other mean one character.
+    if "\\ud" in text and json.loads(text) != tagged:
+        return json.dumps(tagged, ensure_ascii=False)
+    return text
 
 
 def _tagged(value: Any) -> Any:
@@ -288,8 +427,26 @@ def _text(text: str) -> NDArray[np.uint8]:
     return np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
 
 
+def distinct_names(keys: Sequence[object]) -> list[str]:
+    """Name the columns of what lies side by side: no two alike.
+
+    >>> distinct_names(["x", "a.b", 1, "1", ""])
+    ['x', 'a%2Eb', '1', '1~2', '%']
+    """
+    names = [escape(key) for key in keys]
+    if len(set(names)) == len(names):
+        return names
+    # An escaped text has no ~, so that a number makes it unlike all others.
+    times: dict[str, int] = {}
+    for at, name in enumerate(names):
+        times[name] = times.get(name, 0) + 1
+        if times[name] > 1:
+            names[at] = f"{name}~{times[name]}"
+    return names
+
+
 def escape(key: object) -> str:
-    """Make a key part of a column's name: readable, and no two keys alike.
+    """Make a key part of a column's name: readable, and no two texts alike.
 
     >>> escape("edge_index"), escape("a.b"), escape(("atom", "bond", "atom"))
     ('edge_index', 'a%2Eb', 'atom__bond__atom')
@@ -302,17 +459,19 @@ def escape(key: object) -> str:
 @functools.lru_cache(maxsize=4096)
 def _escape_text(text: str) -> str:
     # Asked for each field of each sample: 12 % of encoding a molecule without a cache.
+    if not text:
+        return "%"
     for char in "%/.@~\0":
         text = text.replace(char, f"%{ord(char):02X}")
-    return text.encode("utf-8", "backslashreplace").decode()
+    if text.isascii():
+        return text
+    return "".join(
+        f"%u{ord(char):04X}" if "\ud800" <= char <= "\udfff" else char for char in text
+    )
 
 
-def _join(path: str, key: object) -> str:
-    return f"{path}.{escape(key)}" if path else escape(key)
-
-
-def _store_path(key: Any) -> str:
-    return "" if key is None else escape(key) + "."
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 def _stored_class(path: str, value: object) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from loaderkit.cache.gather import SLICE_BYTES
+from loaderkit.cache.gather import SLICE_BYTES, Runs
 from loaderkit.datasets.decode import decode, decode_text
 from loaderkit.datasets.dtypes import carrier, torch_dtype
 from loaderkit.datasets.room import UNASKED_BYTES, Room, check_room
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loaderkit.cache.gather import Runs
     from loaderkit.cache.store import ColumnReader, Store
     from loaderkit.datasets.classes import Classes
     from loaderkit.datasets.structure import Nest
@@ -93,7 +92,7 @@ class Gathering:
             UnlikeShapesError: The samples differ in another axis than that one.
         """
         column = self.store.column(leaf.column, stacked=leaf.axis is None)
-        runs, rest, axis = self.pick.runs(column), self.rest(column), leaf.axis
+        (runs, rest), axis = self.layout(column), leaf.axis
         wanted = leaf_dtype(leaf) if dtype is None else dtype
         if axis:
             made = self.empty((*rest[:axis], runs.total, *rest[axis:]), wanted)
@@ -117,7 +116,7 @@ class Gathering:
             UnlikeShapesError: The samples differ in another axis than the first.
         """
         column = self.store.column(leaf.column)
-        runs, rest, dtype = self.pick.runs(column), self.rest(column), leaf_dtype(leaf)
+        (runs, rest), dtype = self.layout(column), leaf_dtype(leaf)
         longest = int(runs.lengths.max()) if len(self) else 0
         row_bytes = math.prod(rest) * dtype.itemsize
         if leaf.axis != 0 or runs.total * row_bytes < SLICE_BYTES * len(self):
@@ -126,6 +125,31 @@ class Gathering:
         made = self.empty((len(self), longest, *rest), dtype)
         column.gather(runs, made.numpy().reshape(-1, *rest), apart=longest)
         return (made if made.dtype is dtype else made.view(dtype)), runs
+
+    def layout(self, column: ColumnReader) -> tuple[Runs, tuple[int, ...]]:
+        """Say where each sample's rows are, and the shape of a row.
+
+        Args:
+            column: The column.
+
+        Returns:
+            The rows of the batch, and their shape, the same in all shards touched.
+
+        Raises:
+            UnlikeShapesError: The samples differ in another axis than the first.
+        """
+        try:
+            return self.pick.runs(column), self.rest(column)
+        except UnlikeShapesError:
+            # Rows without a number, such as [3, 0] and [5, 0], are kept as shapes.
+            shapes = [
+                column.read(*self.store.locate(int(row))).shape for row in self.rows
+            ]
+            rests = {shape[1:] for shape in shapes}
+            if len(rests) > 1 or 0 not in shapes[0][1:]:
+                raise
+            lengths = np.array([shape[0] for shape in shapes], np.int64)
+            return Runs((), lengths), shapes[0][1:]
 
     def rest(self, column: ColumnReader) -> tuple[int, ...]:
         """Give the shape of one row of a column, the same in all shards touched.

@@ -20,6 +20,7 @@ from torch.utils.data import get_worker_info
 from torch_geometric.data.data import BaseData
 
 from loaderkit.datasets.composites import put_together, take_apart
+from loaderkit.datasets.containers import make_named_tuple, refilled
 from loaderkit.errors import DatasetError
 
 T = TypeVar("T")
@@ -85,7 +86,11 @@ def _own(value: Any, path: str, above: tuple[int, ...]) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         if value.dtype.hasobject:
             raise _refused(path, value, "its elements are Python objects")
-        return np.array(value, copy=True) if isinstance(value, np.ndarray) else value
+        if isinstance(value, np.generic):
+            return value
+        if type(value) is np.ndarray or isinstance(value, np.memmap):
+            return np.array(value, copy=True)
+        return value.copy()  # a masked array with its mask
     if id(value) in above:
         raise _refused(path, value, "it contains itself")
     return _own_nest(value, path, (*above, id(value)))
@@ -107,14 +112,20 @@ def _own_mapping(value: Any, path: str, above: tuple[int, ...]) -> Any:
     pairs = {k: _own(v, f"{path}[{k!r}]", above) for k, v in value.items()}
     if type(value) is dict:
         return pairs
-    made = copy.copy(value)
-    made.update(pairs)
-    return made
+    try:
+        return refilled(value, pairs)
+    except TypeError as error:
+        raise _refused(path, value, str(error)) from None
 
 
 def _own_sequence(value: Any, path: str, above: tuple[int, ...]) -> Any:
     inside = [_own(v, f"{path}[{at}]", above) for at, v in enumerate(value)]
-    return type(value)(*inside) if hasattr(value, "_fields") else type(value)(inside)
+    if not hasattr(value, "_fields"):
+        return type(value)(inside)
+    made = make_named_tuple(type(value), inside)
+    if getattr(value, "__dict__", None):
+        made.__dict__.update(value.__dict__)
+    return made
 
 
 def _own_set(value: Any, path: str, above: tuple[int, ...]) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaderkit.cache.layout import DTYPES
 from loaderkit.errors import DamagedCacheError, DatasetError
@@ -46,6 +46,29 @@ COMPOSITE_PARTS: Mapping[str, frozenset[str]] = {
 """Kinds of tensors made of tensors, and what each is made of."""
 _MOST_NDIM = 32
 _DTYPE_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+class LiteralKey(NamedTuple):
+    """A dict's key as it is written in Python, in a tree."""
+
+    text: str
+
+
+def tree_keys(keys: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Make the keys of a dict such that two of different types are never equal.
+
+    Trees are compared, and Python has ``1 == True == 1.0`` and ``0.0 == -0.0``.
+
+    >>> tree_keys(("x", 1, True))
+    ('x', 1, LiteralKey(text='True'))
+    """
+    for key in keys:
+        if type(key) is not str:
+            break
+    else:
+        return keys
+    plain = {str, int, type(None)}
+    return tuple(key if type(key) in plain else LiteralKey(repr(key)) for key in keys)
 
 
 @dataclass(frozen=True)
@@ -223,6 +246,10 @@ class Structure:
             return Leaf(self.name(raw), kind, dtype, ndim, axis, named)
         kind, cls, keys, children, nodes = tree
         inside = tuple(self._tree(child) for child in children)
+        keys = tuple(
+            ast.literal_eval(key.text) if isinstance(key, LiteralKey) else key
+            for key in keys
+        )
         return Nest(
             kind, cls, keys, inside, None if nodes is None else self.name(nodes)
         )
@@ -233,7 +260,8 @@ class Structure:
             return "leaf", self.columns[node.column], inc
         inside = tuple(self._raw(child) for child in node.children)
         nodes = None if node.nodes is None else self.columns[node.nodes]
-        return node.kind, node.cls, node.keys, inside, nodes
+        keys = tree_keys(node.keys) if node.kind == "dict" else node.keys
+        return node.kind, node.cls, keys, inside, nodes
 
 
 def _to_json(node: Leaf | Nest) -> list[Any]:

@@ -1,0 +1,153 @@
+"""Make containers of a user's class again, without doing to the items what it does.
+
+A class may change what is put into it: ``Counter.update`` adds, a namedtuple's own
+``__new__`` scales.  The items of a sample went through that once already.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+FACTORIES: Mapping[str, Callable[[], Any]] = {
+    factory.__name__: factory
+    for factory in (bool, bytes, complex, dict, float, int, list, set, str, tuple)
+}
+"""What a ``defaultdict`` of a cache may call, by name: Python's own types alone."""
+
+_PLAIN = (str, bytes, int, float, complex, bool, type(None))
+
+
+def make_mapping(
+    cls: Any, pairs: Mapping[Any, Any], factory: Callable[[], Any] | None = None
+) -> Any:
+    """Make a mapping of a class that holds just these pairs.
+
+    Args:
+        cls: ``dict``, a subclass of it, or another mapping that can be updated.
+        pairs: What it is to hold, in order.
+        factory: The ``default_factory`` of a ``collections.defaultdict``.
+
+    Returns:
+        The mapping.
+    """
+    if cls is collections.defaultdict:
+        return collections.defaultdict(factory, pairs)
+    try:
+        made = cls()
+    except TypeError:  # its constructor asks for more
+        made = cls.__new__(cls)
+    return _fill(made, pairs)
+
+
+def refilled(value: Any, pairs: Mapping[Any, Any]) -> Any:
+    """Copy a mapping with other values under its keys.
+
+    Args:
+        value: The mapping; its attributes are kept.
+        pairs: The new values by key, in order.
+
+    Returns:
+        A mapping of the same class.
+
+    Raises:
+        TypeError: The class keeps its items in a way that is not known.
+    """
+    if can_be_made_again(value):
+        return make_mapping(type(value), pairs, getattr(value, "default_factory", None))
+    if isinstance(value, dict | collections.UserDict):
+        return _fill(copy.copy(value), pairs)
+    msg = f"how a {type(value).__name__} keeps its items is not known"
+    raise TypeError(msg)
+
+
+def can_be_made_again(value: Any) -> bool:
+    """Tell whether class and pairs are all there is to a mapping.
+
+    Args:
+        value: A mapping; it is made again to see.
+
+    Returns:
+        False when attributes or a ``default_factory`` would be lost, or when the class
+        keeps something else than pairs, as ``ChainMap`` does.
+    """
+    cls: Any = type(value)
+    try:
+        pairs = dict(value.items())
+        factory = value.default_factory if cls is collections.defaultdict else None
+        made = make_mapping(cls, pairs, factory)
+        return (
+            type(made) is cls
+            and list(made) == list(value) == list(pairs)
+            and all(made[key] is item for key, item in pairs.items())
+            and _same_attributes(value, made)
+        )
+    except Exception:  # noqa: BLE001 -- the class is the user's, and may do anything
+        return False
+
+
+def make_named_tuple(cls: Any, items: Iterable[Any]) -> Any:
+    """Make a namedtuple of items that went through its own ``__new__`` already."""
+    return tuple.__new__(cls, items)
+
+
+def attribute_names(value: Any) -> tuple[str, ...]:
+    """List a dataclass's fields, then what else was set on it."""
+    names = [field.name for field in dataclasses.fields(value)]
+    names += [name for name in getattr(value, "__dict__", ()) if name not in names]
+    return tuple(names)
+
+
+def same_plain(left: Any, right: Any) -> bool:
+    """Tell whether two plain values, or nests of them, are certainly the same."""
+    if left is right:
+        return True
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(
+            same_plain(left[key], right[key]) for key in left
+        )
+    if isinstance(left, list | tuple):
+        pairs = zip(left, right, strict=False)
+        return len(left) == len(right) and all(same_plain(a, b) for a, b in pairs)
+    return type(left) in _PLAIN and bool(left == right)
+
+
+def _fill(made: Any, pairs: Mapping[Any, Any]) -> Any:
+    if isinstance(made, collections.UserDict):
+        made.data = dict(pairs)
+    elif isinstance(made, dict):
+        # Not the class's own __setitem__ or update: see above.
+        base: Any = dict
+        if isinstance(made, collections.OrderedDict):
+            base = collections.OrderedDict
+        base.clear(made)
+        for key, item in pairs.items():
+            base.__setitem__(made, key, item)
+    else:
+        made.update(pairs)
+    return made
+
+
+def _same_attributes(left: Any, right: Any) -> bool:
+    if getattr(left, "default_factory", None) is not getattr(
+        right, "default_factory", None
+    ):
+        return False
+    for cls in type(left).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        for name in [slots] if isinstance(slots, str) else slots:
+            if name in {"__dict__", "__weakref__"}:
+                continue
+            if not same_plain(getattr(left, name, None), getattr(right, name, None)):
+                return False
+    ours, theirs = getattr(left, "__dict__", None), getattr(right, "__dict__", None)
+    if ours is left:  # a dict whose items are its attributes
+        return theirs is right
+    return same_plain(ours, theirs)
