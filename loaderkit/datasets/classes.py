@@ -246,8 +246,11 @@ def _factory_name(name: str) -> str:
 _PYG_ATTRIBUTES = {
     *vars(Data()), *vars(HeteroData()), *vars(TemporalData()),
     "_mapping", "_parent", "_key", "_cached_attr",
+    "_node_type_names", "_edge_type_names",
 }  # fmt: skip
-"""Where PyG keeps the fields, and what it works out of them again."""
+"""Where PyG keeps the fields, and what it works out of them again.  The last two are
+what ``to_homogeneous`` leaves for ``to_heterogeneous``, which takes them as arguments
+too; docs/cache.md says that they do not come back."""
 
 
 @functools.lru_cache(maxsize=256)
