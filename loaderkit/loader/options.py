@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from multiprocessing.context import BaseContext
@@ -262,7 +263,16 @@ def _at_least(least: int) -> Callable[[str, Any], int]:
 def _check_batch_size(name: str, value: Any) -> int | str:
     if isinstance(value, str) and value == "auto":
         return value
-    return check_integer(name, value, least=1)
+    return _check_amount(name, value)
+
+
+def _check_amount(name: str, value: Any) -> int:
+    """Take a number of samples, or of what they hold: any from 1.
+
+    More than ``sys.maxsize`` no dataset has.  Numbers above it fit neither int64 nor
+    ``islice``, and ask for the same batch.
+    """
+    return min(check_integer(name, value, least=1), sys.maxsize)
 
 
 def _check_timeout(name: str, value: Any) -> float:
@@ -287,10 +297,10 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "in_order": check_truth,
     "read_ahead": _at_least(0),
     "batch_size": _check_batch_size,
-    **{f"max_{name}": _at_least(1) for name in SIZES},
+    **{f"max_{name}": _check_amount for name in SIZES},
     "oversized": lambda n, v: check_choice(n, v, ("raise", "alone", "skip")),
     "bucket_by": _check_size_name,
-    "buckets": _at_least(1),
+    "buckets": _check_amount,
     "shuffle": lambda n, v: check_choice(n, v, (True, False, "block")),
     "seed": lambda n, v: check_integer(n, v, least=_MIN_SEED, most=_MAX_SEED),
     "drop_last": check_truth,

@@ -10,7 +10,7 @@ import torch
 from data import Counting, Graphs, Slow, graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, WeightedRandomSampler
+from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 
 import loaderkit
 from loaderkit import LoaderError, LoaderkitError, OptionError, build_loader
@@ -447,3 +447,49 @@ def test_a_path_names_the_way_to_open_it(tmp_path):
         build_loader(str(tmp_path / "a.lk"))
 
     assert f"open_cache({str(tmp_path / 'a.lk')!r})" in caught.value.fix
+
+
+class EqualSizes(list):
+    """Samples of three nodes each."""
+
+    def sizes(self):
+        return {"nodes": [3] * len(self)}
+
+
+class Rows(IterableDataset):
+    """Twelve rows, one after the other."""
+
+    def __iter__(self):
+        return iter(range(12))
+
+    def __len__(self):
+        return 12
+
+
+HUGE = {
+    "batch_size": lambda most: build_loader(list(range(12)), batch_size=most),
+    "shuffled": lambda most: build_loader(
+        list(range(12)), batch_size=most, shuffle=True
+    ),
+    "sampler": lambda most: build_loader(
+        list(range(12)), sampler=list(range(12)), batch_size=most
+    ),
+    "stream": lambda most: build_loader(Rows(), batch_size=most),
+    "max_nodes": lambda most: build_loader(EqualSizes(range(12)), max_nodes=most),
+    "both": lambda most: build_loader(
+        EqualSizes(range(12)), max_nodes=100, batch_size=most
+    ),
+    "bucket_by": lambda most: build_loader(
+        EqualSizes(range(12)), bucket_by="nodes", batch_size=most
+    ),
+}
+
+
+@pytest.mark.parametrize("power", [31, 53, 57, 62, 63, 64, 100])
+@pytest.mark.parametrize("kind", HUGE)
+def test_a_size_above_all_samples_gives_one_batch(kind, power):
+    for most in (2**power - 1, 2**power):
+        loader = HUGE[kind](most)
+
+        assert len(loader) == 1
+        assert [sorted(batch.tolist()) for batch in loader] == [list(range(12))]
