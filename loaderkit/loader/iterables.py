@@ -24,7 +24,7 @@ from loaderkit.loader.fetching import (
     name_of_function,
 )
 from loaderkit.loader.randomness import Seeded
-from loaderkit.loader.ranks import Ranks, deal
+from loaderkit.loader.ranks import Deal, Ranks
 from loaderkit.loader.resumable import mix_seed
 from loaderkit.loader.stateful import is_own_iterator, read_state
 from loaderkit.loader.users_errors import error_about
@@ -172,7 +172,7 @@ class IterableBatches(IterableDataset[Delivery]):
 
         samples = _rest_of(source)
         if ranks.world_size > 1:
-            samples = deal(samples, ranks, drop_last=self.rule.drop_last)
+            samples = Deal(samples, ranks, drop_last=self.rule.drop_last)
 
         restored = state.dataset is not None or state.iterator is not None
         number, size = state.batches if restored else 0, self.rule.batch_size

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaderkit.errors import LoaderError, OptionError
 from loaderkit.loader.randomness import Seeded
-from loaderkit.loader.ranks import deal, share_length
+from loaderkit.loader.ranks import Deal, share_length
 from loaderkit.loader.resumable import Position, SeededRows, mix_seed
 from loaderkit.loader.stateful import SamplerState, read_sampler, restore_sampler
 
@@ -139,7 +139,7 @@ class UserBatches:
         """Iterate over the sampler, as far as it concerns this rank."""
         if self.shares_itself:
             return iter(self.sampler)
-        return deal(iter(self.sampler), self.ranks, drop_last=self.drop_last)
+        return Deal(iter(self.sampler), self.ranks, drop_last=self.drop_last)
 
     def note_epoch_start(self, epoch: int) -> None:
         """Keep how the sampler stands before anything is drawn from it."""
