@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from loaderkit.errors import LoaderkitError
+from loaderkit.errors import LoaderError, LoaderkitError
 from loaderkit.loader.delivery import (
     FAILED,
     SKIPPED,
@@ -62,6 +62,12 @@ def _told(what: str, fix: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise error_about(what, error, fix) from error
+
+
+def _ended_early(number: int, given: int) -> LoaderError:
+    what = f"The dataset ended after {number:,} batches; the state has {given:,}."
+    fix = "read the dataset that the state is of, or begin the epoch anew"
+    return LoaderError(what, why="it has fewer samples than it had then", fix=fix)
 
 
 @dataclass(frozen=True)
@@ -184,6 +190,10 @@ class IterableBatches(IterableDataset[Delivery]):
                 try:
                     self._read(samples, size, rows, number)
                     if not rows or (self.rule.drop_last and len(rows) < size):
+                        skips = not (restored or state.exhausted)
+                        if skips and number < state.batches:
+                            missing_from, number = number, state.batches
+                            raise _ended_early(missing_from, state.batches)
                         return
                     full, rows = rows, []
                     number += 1

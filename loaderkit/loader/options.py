@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from loaderkit.arguments import (
     check_callable,
     check_choice,
@@ -128,7 +130,8 @@ class LoaderOptions(Wishes):
     """Read a few samples to measure what they cost, where that decides something."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shuffle", self.shuffle or False)  # torch has None
+        if self.shuffle is None or _is_zero(self.shuffle):  # torch takes both
+            object.__setattr__(self, "shuffle", False)
         if self.batch_size is None and (self.limits or self.batch_sampler is not None):
             # What says where batches end is given: None asks for no further limit.
             object.__setattr__(self, "batch_size", "auto")
@@ -160,13 +163,16 @@ class LoaderOptions(Wishes):
         return [
             each.name for each in fields(self)
             if getattr(self, each.name) is not each.default
-            and getattr(self, each.name) != each.default
+            # Nothing equals None; an array would compare its elements.
+            and (each.default is None or getattr(self, each.name) != each.default)
         ]  # fmt: skip
 
     def _check_values(self) -> None:
         for name in ("sampler", "batch_sampler"):
             _check_iterable(name, getattr(self, name))
-        if self.generator is not None and not hasattr(self.generator, "manual_seed"):
+        generator = self.generator
+        has_seed = hasattr(generator, "manual_seed") and not isinstance(generator, type)
+        if generator is not None and not has_seed:
             what = f"generator must be a torch.Generator, got {self.generator!r}."
             fix = "generator=torch.Generator().manual_seed(0), or seed=0"
             raise OptionError(what, fix=fix)
@@ -220,6 +226,11 @@ _ORDER_OPTIONS = (
 """What decides the order or the ends of batches."""
 _BATCH_OPTIONS = {"drop_last", "bucket_by", "follow_batch", "exclude_keys"}
 """What says how samples are joined."""
+
+
+def _is_zero(value: object) -> bool:
+    """Tell whether an option is 0 or numpy's False; not whether it is empty."""
+    return isinstance(value, int | np.bool_) and not value
 
 
 def _needs_workers(wishes: Wishes) -> tuple[str, str]:
