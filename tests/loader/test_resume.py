@@ -773,9 +773,7 @@ def test_rows_that_a_sampler_changed_in_place_are_refused():
 
 @pytest.mark.parametrize(("epoch", "given"), [(0, 2), (1, 0), (2, 3)])
 def test_a_legacy_generator_goes_on(epoch, given):
-    check_rest_is_equal(
-        read_by(lambda: LegacyOrder(TWENTY)), epoch=epoch, given=given
-    )
+    check_rest_is_equal(read_by(lambda: LegacyOrder(TWENTY)), epoch=epoch, given=given)
 
 
 BROKEN = {
@@ -862,7 +860,8 @@ TOLD = {
 @pytest.mark.parametrize("early", [False, True])
 def test_an_epoch_that_the_user_sets_is_that_of_torchs_loader(kind, epochs, early):
     ours, theirs = TOLD[kind](), TOLD[kind]()
-    if early:
+    # Under another name nothing shows it before the loader was built.
+    if early and kind == "epoch":
         ours.set_epoch(epochs[0])
     loader = build_loader(TWENTY, sampler=ours, batch_size=3, num_workers=0)
     expected = DataLoader(TWENTY, sampler=theirs, batch_size=3)

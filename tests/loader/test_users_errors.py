@@ -1,5 +1,7 @@
 """An error of the user's own code arrives whole: type, message, traceback, key."""
 
+import builtins
+import sys
 import traceback
 
 import faulty
@@ -355,9 +357,12 @@ def test_a_stream_that_goes_on_loses_no_sample_of_any_rank(failing, ranks, worke
     found = [
         rows_and_errors(
             build_loader(
-                Falters(failing), batch_size=2, rank=rank, world_size=ranks,
+                Falters(failing),
+                batch_size=2,
+                rank=rank,
+                world_size=ranks,
                 num_workers=workers,
-            )  # fmt: skip
+            )
         )
         for rank in range(ranks)
     ]
@@ -366,3 +371,75 @@ def test_a_stream_that_goes_on_loses_no_sample_of_any_rank(failing, ranks, worke
     assert {row for each in rows for row in each} == set(range(20)) - failing
     assert len({len(each) for each in rows}) == 1
     assert {errors for _, errors in found} == {len(failing)}
+
+
+class SlottedError(Exception):
+    __slots__ = ("code",)
+
+    def __init__(self, message):
+        super().__init__(message)
+        self.code = 5
+
+
+class WeirdError(Exception):
+    """Is pickled as a text."""
+
+    def __reduce__(self):
+        return str, ("hello",)
+
+
+def missing_file():
+    return FileNotFoundError(2, "No such file", "/x/y")
+
+
+def undecodable():
+    return UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+
+HELD = {
+    "errno filename strerror args": missing_file,
+    "object start end reason encoding": undecodable,
+    "name path args": lambda: ImportError("no", name="module", path="/p"),
+    "code args": lambda: SlottedError("message"),
+    "args": lambda: WeirdError("w"),
+}
+
+
+class Raises(Dataset):
+    def __init__(self, make):
+        self.make = make
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, row):
+        raise self.make()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("names", HELD)
+def test_the_error_holds_what_the_users_held(names, workers):
+    users = HELD[names]()
+    loader = build_loader(Raises(HELD[names]), num_workers=workers)
+
+    with pytest.raises(type(users)) as caught:
+        next(iter(loader))
+
+    assert isinstance(caught.value, LoaderError)
+    assert f"Sample row 0 could not be read: {type(users).__name__}" in str(
+        caught.value
+    )
+    for name in names.split():
+        assert getattr(caught.value, name) == getattr(users, name)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.11 has groups")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_group_is_caught_as_one(workers):
+    def make():
+        return builtins.ExceptionGroup("several", [ValueError("v"), KeyError("k")])
+
+    with pytest.raises(builtins.ExceptionGroup) as caught:
+        next(iter(build_loader(Raises(make), num_workers=workers)))
+
+    assert [type(each) for each in caught.value.exceptions] == [ValueError, KeyError]
