@@ -130,7 +130,7 @@ class LoaderOptions(Wishes):
     """Read a few samples to measure what they cost, where that decides something."""
 
     def __post_init__(self) -> None:
-        if self.shuffle is None or _is_zero(self.shuffle):  # torch takes both
+        if _is_none_or_zero(self.shuffle):  # torch takes both
             object.__setattr__(self, "shuffle", False)
         if self.batch_size is None and (self.limits or self.batch_sampler is not None):
             # What says where batches end is given: None asks for no further limit.
@@ -228,9 +228,9 @@ _BATCH_OPTIONS = {"drop_last", "bucket_by", "follow_batch", "exclude_keys"}
 """What says how samples are joined."""
 
 
-def _is_zero(value: object) -> bool:
-    """Tell whether an option is 0 or numpy's False; not whether it is empty."""
-    return isinstance(value, int | np.bool_) and not value
+def _is_none_or_zero(value: object) -> bool:
+    """Tell whether an option is None, 0 or numpy's False; not whether it is empty."""
+    return value is None or (isinstance(value, int | np.bool_) and not value)
 
 
 def _needs_workers(wishes: Wishes) -> tuple[str, str]:

@@ -71,7 +71,7 @@ class SamplerState:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, state: Mapping[str, Any]) -> SamplerState:
+    def from_dict(cls, state: Any) -> SamplerState:
         """Read what ``to_dict`` gave.
 
         Raises:
