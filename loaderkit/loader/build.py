@@ -33,8 +33,9 @@ from loaderkit.loader.samplers import (
     largest_batch,
     padding_waste,
 )
+from loaderkit.loader.stateful import length_of
 from loaderkit.loader.subject import check_dataset, sizes_of
-from loaderkit.loader.user_batches import UserBatches
+from loaderkit.loader.user_batches import UserBatches, rows_without_drawing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -84,6 +85,9 @@ def build_loader(
     facts = read_facts(
         dataset, device, collate=collate if chosen.batched else OneByOne(collate),
         rows=batching.typical_rows(dataset, chosen),
+        why_no_rows=""
+        if batching.iterable or isinstance(batching.batches, EpochBatches)
+        else "the sampler's rows are not known before it draws them",
         largest_bytes=_largest(dataset, chosen), options=chosen,
     )  # fmt: skip
     if chosen.collate_fn is not None:  # the user's code may draw random numbers
@@ -93,7 +97,13 @@ def build_loader(
         seed=seed.value, seed_reason=seed.reason,
     )  # fmt: skip
     if batching.count() == 0:
-        text = "an epoch has no batches: drop_last leaves out all samples"
+        why = "the sampler gives no rows"
+        if chosen.oversized == "skip":
+            why = "all samples are above the limits, and oversized='skip' leaves out "
+            why += "such samples"
+        if chosen.drop_last:
+            why = "drop_last leaves out all samples"
+        text = f"an epoch has no batches: {why}"
         plan = replace(plan, warnings=(*plan.warnings, text))
     for text in plan.warnings:
         warnings.warn(text, RuntimeWarning, stacklevel=2)
@@ -165,13 +175,9 @@ class Batching:
         if isinstance(self.batches, EpochBatches):
             epoch = self.batches.current()
             return epoch.batch(len(epoch) // 2) if len(epoch) else None
-        try:
-            samples = len(dataset)
-        except TypeError:
+        if self.batches is None:
             return None
-        if self.batches is None or isinstance(dataset, dict):
-            return None
-        return range(min(options.most_samples or 1, samples))
+        return rows_without_drawing(self.batches.sampler, dataset, options.most_samples)
 
 
 def _choose_batching(
@@ -194,8 +200,9 @@ def _choose_batching(
         if given is None:
             given, each = options.batch_sampler, ""
         chosen = UserBatches(
-            given, size, drop_last=options.drop_last, seed=seed, ranks=ranks
-        )
+            given, size, drop_last=options.drop_last, seed=seed, ranks=ranks,
+            dataset=dataset,
+        )  # fmt: skip
         if chosen.shares_itself:
             shared = shared and f"{shared} by {chosen.name}"
         words = _listed(f"samples chosen by {chosen.name}", each, full, shared)
@@ -346,5 +353,7 @@ def _make_loader(
         batching=batching.rule_in_words, seeded=not facts.quiet,
         seed_asked=chosen.seed is not None,
         agreement=OrderAgreement(ranks, chosen=_order_is_chosen(chosen, batches)),
+        # Ranks that were given parts of their own may have parts of other lengths.
+        stream_length=None if ranks.several else length_of(dataset),
     )  # fmt: skip
     return PlannedLoader(dataset, setup=setup, **settings)

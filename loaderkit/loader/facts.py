@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
+from loaderkit.errors import LoaderkitError
 from loaderkit.loader.fetching import Join, draws_nothing, fetch, is_gathering
 from loaderkit.loader.forecast import PROBE_S
 from loaderkit.loader.randomness import quiet
@@ -88,6 +89,8 @@ class Facts:
     """Bound of a batch's bytes, from the sizes of all samples; None if unknown."""
     measured: Measured | None = None
     """What reading costs; None when it was not measured."""
+    unmeasured: str = ""
+    """Why it was not, where that was not asked for."""
     start_method: str = "fork"
     """How workers start unless told otherwise."""
     start_methods: tuple[str, ...] = ("fork", "spawn", "forkserver")
@@ -119,6 +122,7 @@ def read_facts(
     *,
     collate: Callable[[Any], Any],
     rows: Sequence[int] | None,
+    why_no_rows: str = "",
     largest_bytes: int | None = None,
     options: LoaderOptions,
 ) -> Facts:
@@ -129,6 +133,7 @@ def read_facts(
         device: Where batches go.
         collate: How samples are joined.
         rows: Rows of a typical batch to measure; None measures nothing.
+        why_no_rows: Why there are none, for the plan.
         largest_bytes: Bound of a batch's bytes, where the samples' sizes are known.
         options: What was asked for.
 
@@ -141,10 +146,15 @@ def read_facts(
     iterable = isinstance(dataset, IterableDataset)
     capability = read_capability(device)
     samples, measured = _length(dataset), None
+    unmeasured = "" if rows else why_no_rows
     method = options.multiprocessing_context or multiprocessing.get_start_method()
-    if rows and samples and _is_worth_probing(dataset, collate, options):
-        with quiet():
-            measured = measure(dataset, rows, collate)
+    if rows and _is_worth_probing(dataset, collate, options):
+        try:
+            with quiet():
+                measured = measure(dataset, rows, collate)
+        except LoaderkitError as error:
+            # The loop tells it, should it read that sample; reading on may go well.
+            unmeasured = f"reading failed: {error.what}"
     return Facts(
         host=read_host(),
         device=capability,
@@ -154,6 +164,7 @@ def read_facts(
         quiet=draws_nothing(dataset),
         largest_bytes=largest_bytes,
         measured=measured,
+        unmeasured=unmeasured,
         start_method=multiprocessing.get_start_method(),
         start_methods=tuple(multiprocessing.get_all_start_methods()),
         unpicklable=""

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import pickle
 import traceback
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -96,7 +97,13 @@ class Join:
         self.follow_batch, self.exclude_keys = follow_batch, exclude_keys
 
     def __call__(self, samples: Any) -> Any:
-        """Join a list of samples; what is joined already passes."""
+        """Join a list of samples; what is joined already passes.
+
+        ``__getitems__`` may give samples in any sequence: torch joins a tuple, too.
+        One with named fields is a batch.
+        """
+        if type(samples) is tuple or isinstance(samples, Iterator):
+            samples = list(samples)
         if not isinstance(samples, list):
             return samples
         with unshared():
@@ -321,10 +328,12 @@ def _pickled(error: BaseException) -> bytes:
     """Pickle an error; nothing where it cannot be built again from that."""
     try:
         text = pickle.dumps(error)
-        pickle.loads(text)
+        again = pickle.loads(text)
     except Exception:  # noqa: BLE001 -- its class is the user's, and may raise anything
         return b""
-    return text
+    # A __reduce__ of the user's may make something else of it; its traceback does not.
+    same = type(again) is type(error) or str(again) == str(error)
+    return text if isinstance(again, BaseException) and same else b""
 
 
 class Fetching(Dataset[Any]):

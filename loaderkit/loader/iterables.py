@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from loaderkit.errors import LoaderkitError
+from loaderkit.errors import LoaderError, LoaderkitError
 from loaderkit.loader.delivery import (
     FAILED,
     SKIPPED,
@@ -24,7 +24,7 @@ from loaderkit.loader.fetching import (
     name_of_function,
 )
 from loaderkit.loader.randomness import Seeded
-from loaderkit.loader.ranks import Ranks, deal
+from loaderkit.loader.ranks import Deal, Ranks
 from loaderkit.loader.resumable import mix_seed
 from loaderkit.loader.stateful import is_own_iterator, read_state
 from loaderkit.loader.users_errors import error_about
@@ -62,6 +62,12 @@ def _told(what: str, fix: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise error_about(what, error, fix) from error
+
+
+def _ended_early(number: int, given: int) -> LoaderError:
+    what = f"The dataset ended after {number:,} batches; the state has {given:,}."
+    fix = "read the dataset that the state is of, or begin the epoch anew"
+    return LoaderError(what, why="it has fewer samples than it had then", fix=fix)
 
 
 @dataclass(frozen=True)
@@ -172,7 +178,7 @@ class IterableBatches(IterableDataset[Delivery]):
 
         samples = _rest_of(source)
         if ranks.world_size > 1:
-            samples = deal(samples, ranks, drop_last=self.rule.drop_last)
+            samples = Deal(samples, ranks, drop_last=self.rule.drop_last)
 
         restored = state.dataset is not None or state.iterator is not None
         number, size = state.batches if restored else 0, self.rule.batch_size
@@ -184,6 +190,10 @@ class IterableBatches(IterableDataset[Delivery]):
                 try:
                     self._read(samples, size, rows, number)
                     if not rows or (self.rule.drop_last and len(rows) < size):
+                        skips = not (restored or state.exhausted)
+                        if skips and number < state.batches:
+                            missing_from, number = number, state.batches
+                            raise _ended_early(missing_from, state.batches)
                         return
                     full, rows = rows, []
                     number += 1

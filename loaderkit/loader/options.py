@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from loaderkit.arguments import (
     check_callable,
@@ -127,7 +130,8 @@ class LoaderOptions(Wishes):
     """Read a few samples to measure what they cost, where that decides something."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shuffle", self.shuffle or False)  # torch has None
+        if _is_none_or_zero(self.shuffle):  # torch takes both
+            object.__setattr__(self, "shuffle", False)
         if self.batch_size is None and (self.limits or self.batch_sampler is not None):
             # What says where batches end is given: None asks for no further limit.
             object.__setattr__(self, "batch_size", "auto")
@@ -159,13 +163,16 @@ class LoaderOptions(Wishes):
         return [
             each.name for each in fields(self)
             if getattr(self, each.name) is not each.default
-            and getattr(self, each.name) != each.default
+            # Nothing equals None; an array would compare its elements.
+            and (each.default is None or getattr(self, each.name) != each.default)
         ]  # fmt: skip
 
     def _check_values(self) -> None:
         for name in ("sampler", "batch_sampler"):
             _check_iterable(name, getattr(self, name))
-        if self.generator is not None and not hasattr(self.generator, "manual_seed"):
+        generator = self.generator
+        has_seed = hasattr(generator, "manual_seed") and not isinstance(generator, type)
+        if generator is not None and not has_seed:
             what = f"generator must be a torch.Generator, got {self.generator!r}."
             fix = "generator=torch.Generator().manual_seed(0), or seed=0"
             raise OptionError(what, fix=fix)
@@ -221,6 +228,11 @@ _BATCH_OPTIONS = {"drop_last", "bucket_by", "follow_batch", "exclude_keys"}
 """What says how samples are joined."""
 
 
+def _is_none_or_zero(value: object) -> bool:
+    """Tell whether an option is None, 0 or numpy's False; not whether it is empty."""
+    return value is None or (isinstance(value, int | np.bool_) and not value)
+
+
 def _needs_workers(wishes: Wishes) -> tuple[str, str]:
     """Find an option that would have no effect without workers, and why."""
     if wishes.prefetch_factor is not None:
@@ -262,7 +274,16 @@ def _at_least(least: int) -> Callable[[str, Any], int]:
 def _check_batch_size(name: str, value: Any) -> int | str:
     if isinstance(value, str) and value == "auto":
         return value
-    return check_integer(name, value, least=1)
+    return _check_amount(name, value)
+
+
+def _check_amount(name: str, value: Any) -> int:
+    """Take a number of samples, or of what they hold: any from 1.
+
+    More than ``sys.maxsize`` no dataset has.  Numbers above it fit neither int64 nor
+    ``islice``, and ask for the same batch.
+    """
+    return min(check_integer(name, value, least=1), sys.maxsize)
 
 
 def _check_timeout(name: str, value: Any) -> float:
@@ -287,10 +308,10 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "in_order": check_truth,
     "read_ahead": _at_least(0),
     "batch_size": _check_batch_size,
-    **{f"max_{name}": _at_least(1) for name in SIZES},
+    **{f"max_{name}": _check_amount for name in SIZES},
     "oversized": lambda n, v: check_choice(n, v, ("raise", "alone", "skip")),
     "bucket_by": _check_size_name,
-    "buckets": _at_least(1),
+    "buckets": _check_amount,
     "shuffle": lambda n, v: check_choice(n, v, (True, False, "block")),
     "seed": lambda n, v: check_integer(n, v, least=_MIN_SEED, most=_MAX_SEED),
     "drop_last": check_truth,

@@ -235,7 +235,8 @@ class _Draft:
             self.note("num_workers", 0, reason)
             return
         count = min(2, max(0, self.facts.host.cpus - 1) or 1, self._most())
-        reason = "more than 2 only when measured to help (not measured)"
+        because = f": {self.facts.unmeasured}" if self.facts.unmeasured else ""
+        reason = f"more than 2 only when measured to help (not measured{because})"
         self.note("num_workers", count, reason)
 
     def _measured(self) -> None:
@@ -307,6 +308,10 @@ class _Draft:
 
     def _read_ahead(self, workers: int, depth: int, size: str) -> None:
         if self.asked("read_ahead"):
+            if self.value["read_ahead"] and not workers and not self.facts.quiet:
+                text = "read_ahead runs your code in a thread: random numbers that it "
+                text += "draws mix with those of the training; num_workers=1, or drop "
+                self.warnings.append(f"{text}read_ahead")
             return
         if workers:
             self.note("read_ahead", 0, "the workers read ahead")

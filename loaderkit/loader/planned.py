@@ -27,15 +27,18 @@ from loaderkit.loader.resumable import (
     EpochBatches,
     IterationBatches,
     Position,
+    check_epoch,
     mix_seed,
 )
+from loaderkit.loader.sampler_epochs import set_sampler_epoch
 from loaderkit.loader.stateful import (
     digest_of,
     is_own_iterator,
     is_stateful,
+    length_of,
     read_state,
 )
-from loaderkit.loader.user_batches import UserBatches, set_sampler_epoch
+from loaderkit.loader.user_batches import UserBatches
 from loaderkit.memory.parcel import forget
 
 if TYPE_CHECKING:
@@ -44,7 +47,7 @@ if TYPE_CHECKING:
     from loaderkit.loader.agreement import OrderAgreement
     from loaderkit.loader.plan import LoaderPlan
 
-STATE_VERSION = 3
+STATE_VERSION = 4
 """Of what ``state_dict`` gives."""
 
 
@@ -76,6 +79,8 @@ class LoaderSetup:
     """The seed was given, so that another run's is a mistake."""
     agreement: OrderAgreement
     """Compares the order with that of the other ranks."""
+    stream_length: int | None = None
+    """What an iterable dataset said its length is; None if it may differ by rank."""
 
 
 class PlannedLoader(DataLoader[Any]):
@@ -204,7 +209,7 @@ class PlannedLoader(DataLoader[Any]):
             at = progress.position
         state: dict[str, Any] = {
             "version": STATE_VERSION, "seed": self.plan.seed, "epoch": at.epoch,
-            "batches": at.start, "batching": setup.batching,
+            "batches": at.start, "batching": setup.batching, "order": self._order(),
         }  # fmt: skip
         if at.ahead:
             state["ahead"] = sorted(at.ahead)
@@ -341,7 +346,9 @@ class PlannedLoader(DataLoader[Any]):
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
         setup = self._planned()
-        required = {"version", "seed", "epoch", "batches", "batching"}
+        required = {"version", "seed", "epoch", "batches", "batching", "order"}
+        if isinstance(setup.batches, UserBatches):
+            required.add("sampler")
         given: set[str] = set(state) if hasattr(state, "keys") else set()
         if missing := required - given:
             what = (
@@ -350,22 +357,75 @@ class PlannedLoader(DataLoader[Any]):
             fix = "load_state_dict(loader.state_dict())"
             raise LoaderError(what, why=f"got a {type(state).__name__}", fix=fix)
         ours: dict[str, Any] = {"version": STATE_VERSION, "batching": setup.batching}
+        ours["order"] = self._order()
         if setup.seed_asked:
             ours["seed"] = self.plan.seed
         for name, value in ours.items():
             if state[name] != value:
-                what = f"The state has {name} {state[name]!r}, this loader {value!r}."
+                theirs, value = _differing_parts(state[name], value)
+                what = f"The state has {name} {theirs!r}, this loader {value!r}."
                 why = "the batches that are missing cannot be told"
                 fix = "build the loader with the same dataset, options and seed"
                 raise LoaderError(what, why=why, fix=fix)
-        for name in ("epoch", "batches", "seed"):
-            least = None if name == "seed" else 0
-            check_integer(f"the state's {name}", state[name], least=least)
+        for name in ("epoch", "batches"):
+            check_epoch(f"the state's {name}", state[name])
+        check_integer("the state's seed", state["seed"])
+        self._check_keys(state, required)
+        self._check_given(state)
         self._check_workers(state)
+
+    def _order(self) -> dict[str, Any]:
+        """Say what the order follows from that the words do not name.
+
+        Without it another number of buckets, or other sizes of as many samples, would
+        end batches elsewhere: some samples twice, others never.
+        """
+        setup = self._planned()
+        if isinstance(setup.batches, EpochBatches):
+            return setup.batches.order_facts()
+        if setup.iterable is None:
+            return {"samples": length_of(self.dataset)}
+        return {"samples": setup.stream_length}
+
+    def _check_keys(self, state: Mapping[str, Any], required: set[str]) -> None:
+        """Refuse what this loader would not look at."""
+        known = {*required, "ahead"}
+        if self._depends_on_workers:
+            known |= {"num_workers", "workers", "last_worker", "main"}
+        if extra := sorted(map(str, set(state) - known)):
+            what = (
+                f"The state has {', '.join(extra)}, for which this loader has no use."
+            )
+            why = "it is that of another kind of dataset or sampler, or was added to"
+            fix = "load_state_dict(loader.state_dict()) of a loader built alike"
+            raise LoaderError(what, why=why, fix=fix)
+
+    def _check_given(self, state: Mapping[str, Any]) -> None:
+        """Refuse batches that the epoch does not have."""
+        batches, ahead = int(state["batches"]), state.get("ahead", ())
+        if not isinstance(ahead, list | tuple):
+            wanted = "a list of numbers of batches"
+            raise _wrong_part(ahead, "ahead", wanted)
+        for number in ahead:
+            check_integer("each of the state's ahead", number, least=batches + 1)
+        chosen = self._planned().batches
+        if not isinstance(chosen, EpochBatches):
+            return  # a sampler's are drawn again, and streams tell by ending early
+        count = chosen.count_of(int(state["seed"]), int(state["epoch"]))
+        if max([batches - 1, *ahead]) >= max(count, 1):
+            what = f"The state has {max([batches, *ahead]):,} batches of epoch "
+            what += f"{state['epoch']}, which has {count:,}."
+            fix = "load_state_dict(loader.state_dict())"
+            raise LoaderError(what, why="there is no rest to give", fix=fix)
 
     def _check_workers(self, state: Mapping[str, Any]) -> None:
         if not self._depends_on_workers:
             return
+        if "workers" in state:
+            _check_worker_states(state)
+        elif state["batches"]:
+            wanted = "a list of how each worker stands"
+            raise _wrong_part(None, "workers", wanted)
         workers = state.get("num_workers")
         # No worker and one read the same samples; more split them among themselves.
         if workers == self.num_workers or {workers, self.num_workers} == {0, 1}:
@@ -439,3 +499,33 @@ class PlannedLoader(DataLoader[Any]):
         return IterableBatches(
             self.dataset, collate, setup.iterable, self._epoch_number, self._resumption
         )
+
+
+def _differing_parts(theirs: Any, ours: Any) -> tuple[Any, Any]:
+    """Leave out of two tables what is equal in them."""
+    if not isinstance(theirs, dict) or not isinstance(ours, dict):
+        return theirs, ours
+    names = [n for n in {**theirs, **ours} if theirs.get(n) != ours.get(n)]
+    return {n: theirs.get(n) for n in names}, {n: ours.get(n) for n in names}
+
+
+def _wrong_part(value: object, name: str, wanted: str) -> LoaderError:
+    what = f"The state's {name} must be {wanted}, got {value!s:.80}."
+    why = f"its type is {type(value).__name__}"
+    return LoaderError(what, why=why, fix="load_state_dict(loader.state_dict())")
+
+
+def _check_worker_states(state: Mapping[str, Any]) -> None:
+    """Refuse states of workers that cannot be read."""
+    workers, wanted = state["workers"], {"worker", *WorkerState._fields}
+    if not isinstance(workers, list | tuple):
+        asked = "a list of states"
+        raise _wrong_part(workers, "workers", asked)
+    for each in workers:
+        if not isinstance(each, dict) or set(each) != wanted:
+            asked = f"a list of tables of {', '.join(sorted(wanted))}"
+            raise _wrong_part(each, "workers", asked)
+        for name in ("worker", "batches"):
+            check_integer(f"the state's {name} of a worker", each[name], least=0)
+    last = state.get("last_worker")
+    check_integer("the state's last_worker", last, least=-1)

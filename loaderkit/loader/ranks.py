@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import torch
 from loaderkit.errors import LoaderError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 _LAUNCHERS = (
     ("torchrun", "RANK", "WORLD_SIZE"),
@@ -127,23 +128,37 @@ def launched_ranks(environment: Mapping[str, str]) -> Ranks | None:
     return None
 
 
-def deal(items: Iterator[Any], ranks: Ranks, *, drop_last: bool) -> Iterator[Any]:
-    """Take every n-th item, as many on every rank.
+class Deal(Iterator[Any]):
+    """Takes every n-th item, as many on every rank.
+
+    A generator would end with the first error of the items; this goes on with them, and
+    keeps what it had of the round, so that all ranks still agree on the rounds.
 
     Args:
         items: Those of all ranks, in the same order on each.
         ranks: Who takes them.
         drop_last: Leave out a last round that does not reach every rank; else those
             it does not reach repeat items of it.
-
-    Yields:
-        The items of this rank.
     """
-    size = ranks.world_size
-    while len(items_of_round := list(islice(items, size))) == size:
-        yield items_of_round[ranks.rank]
-    if items_of_round and not drop_last:
-        yield items_of_round[ranks.rank % len(items_of_round)]
+
+    def __init__(self, items: Iterator[Any], ranks: Ranks, *, drop_last: bool) -> None:
+        self._items, self._ranks, self._drop_last = items, ranks, drop_last
+        self._round: list[Any] = []
+        self._ended = False
+
+    def __next__(self) -> Any:
+        if self._ended:
+            raise StopIteration
+        size, rank = self._ranks.world_size, self._ranks.rank
+        # What came before an error stays in the list.
+        self._round.extend(islice(self._items, size - len(self._round)))
+        items, self._round = self._round, []
+        if len(items) == size:
+            return items[rank]
+        self._ended = True
+        if not items or self._drop_last:
+            raise StopIteration
+        return items[rank % len(items)]
 
 
 def share_length(count: int, size: int, *, drop_last: bool) -> int:

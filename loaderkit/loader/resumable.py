@@ -13,7 +13,9 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from loaderkit.arguments import check_integer
 from loaderkit.loader.samplers import BatchRule, Epoch, bucket_bounds, make_epoch
+from loaderkit.loader.stateful import digest_of_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,6 +47,11 @@ class SeededRows(list[Any]):
         return SeededRows, (list(self), self.number, self.seed, self.bound)
 
 
+def check_epoch(name: str, value: Any) -> int:
+    """Take the number of an epoch, or of a batch: int64 goes to workers and numpy."""
+    return check_integer(name, value, least=0, most=2**63 - 1)
+
+
 @dataclass
 class Position:
     """Where the next iteration begins.  A loader and its samplers share one."""
@@ -61,9 +68,13 @@ class Position:
 
         A loop that was resumed says ``set_epoch`` before each epoch, the one in whose
         middle it was stopped included.
+
+        Raises:
+            OptionError: It is no integer from 0 that int64 holds.
         """
-        if int(epoch) != self.epoch:
-            self.epoch, self.start, self.ahead = int(epoch), 0, frozenset()
+        number = check_epoch("epoch", epoch)
+        if number != self.epoch:
+            self.epoch, self.start, self.ahead = number, 0, frozenset()
 
     def advance(self) -> Position:
         """Move on to the next epoch, and give where this one begins."""
@@ -97,6 +108,7 @@ class EpochBatches(Sampler[list[int]]):
         self.rule, self.position = rule, position or Position()
         self._cached: tuple[int, Epoch] | None = None
         self._bounds: Ints | None = None
+        self._facts: dict[str, Any] | None = None
         self.shown: list[EpochBatches] = []
         """What the loader shows of these batches; it follows the same seed."""
 
@@ -118,6 +130,25 @@ class EpochBatches(Sampler[list[int]]):
         self.rule, self._cached = replace(self.rule, seed=seed % 2**63), None
         for batches in self.shown:
             batches.reseed(seed)
+
+    def order_facts(self) -> dict[str, Any]:
+        """Say what the batches follow from that a rule's words leave out."""
+        if self._facts is None:
+            rule = self.rule
+            facts: dict[str, Any] = {"samples": rule.samples}
+            if rule.bucket_by is not None:
+                facts["buckets"] = rule.buckets
+            for name, sizes in rule.sizes.items():
+                facts[f"sizes of {name}"] = digest_of_plain(sizes)
+            self._facts = facts
+        return dict(self._facts)
+
+    def count_of(self, seed: int, epoch: int) -> int:
+        """Count the batches of an epoch under another run's seed."""
+        rule = replace(self.rule, seed=seed % 2**63)
+        if rule.seed == self.rule.seed:
+            return len(self.epoch_of(epoch))
+        return len(make_epoch(rule, epoch))
 
     def current(self) -> Epoch:
         """Work out the epoch that comes next."""

@@ -237,6 +237,8 @@ def _plain(rule: BatchRule, order: Ints, skipped: int) -> Epoch:
     full = len(mine) // size * size
     if rule.drop_last and full < len(mine):
         skipped, mine = skipped + (len(mine) - full) * ranks, mine[:full]
+    # numpy counts steps in float64: a step of 2**57 would lose the number of samples.
+    size = min(size, max(len(mine), 1))
     ends = np.arange(0, len(mine) + size, size).clip(max=len(mine))
     ends = ends if len(ends) > 1 and ends[-1] != ends[-2] else ends[:-1]
     return Epoch(mine, ends if len(ends) else np.zeros(1, np.int64), skipped, repeated)
@@ -253,7 +255,8 @@ def _cuts(rule: BatchRule, order: Ints) -> Ints:
     for name, limit in rule.limits.items():
         total = np.zeros(len(order) + 1, np.int64)
         np.cumsum(rule.sizes[name][order], out=total[1:])
-        totals.append((total, limit))
+        # A limit above all samples together is none; adding it could overflow int64.
+        totals.append((total, min(limit, int(total[-1]))))
     most, at, ends = rule.batch_size or len(order), 0, [0]
     if not totals:
         ends = [*range(0, len(order), most), len(order)]

@@ -1,8 +1,8 @@
 """States of samplers and datasets that are not ours: read, kept, put back.
 
 torchdata's protocol is followed: what has ``state_dict`` and ``load_state_dict`` is
-asked for its state.  Of other samplers the generators are kept, and the plain values
-are compared.
+asked for its state.  Of other samplers the generators are kept, and the plain values,
+rows and weights are compared.
 """
 
 from __future__ import annotations
@@ -11,17 +11,14 @@ import base64
 import copy
 import hashlib
 import random
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
 
 import numpy as np
 import torch
 
 from loaderkit.errors import LoaderError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 def is_stateful(value: object) -> bool:
@@ -58,37 +55,144 @@ class SamplerState:
     """States of its random generators when the epoch began, by attribute."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """Its plain values then, by attribute."""
+    arrays: Mapping[str, str] = field(default_factory=dict)
+    """Digests of its rows, weights and the like then, by attribute."""
+    lengths: Mapping[str, int] = field(default_factory=dict)
+    """Lengths of the datasets that it knows, by attribute, and its own as "sampler"."""
+    epoch_by_hand: bool = False
+    """Somebody else than the loader sets its epoch."""
+    rank: int | None = None
+    """Whose rows ``digest`` is of; None for those of all ranks."""
     digest: str = ""
-    """Of the batches that it has given since."""
+    """Of the rows that it has given since."""
 
     def to_dict(self) -> dict[str, Any]:
         """Make plain values of it; JSON takes all but ``own``."""
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, state: Mapping[str, Any]) -> SamplerState:
-        """Read what ``to_dict`` gave."""
+    def from_dict(cls, state: Any) -> SamplerState:
+        """Read what ``to_dict`` gave.
+
+        Raises:
+            LoaderError: It is something else.
+        """
+        names = {each.name for each in fields(cls)}
+        texts = ("digest",)
+        tables = ("generators", "values", "arrays", "lengths")
+        if (
+            not isinstance(state, Mapping)
+            or set(state) != names
+            or not all(isinstance(state[name], str) for name in texts)
+            or not all(isinstance(state[name], Mapping) for name in tables)
+        ):
+            what = f"This is no state of a sampler: {state!s:.80}."
+            why = f"it must have {', '.join(sorted(names))}"
+            raise LoaderError(what, why=why, fix="load_state_dict(loader.state_dict())")
         return cls(**state)
 
 
-def read_sampler(sampler: Any) -> SamplerState:
+def read_sampler(sampler: Any, dataset: Any = None) -> SamplerState:
     """Read how a sampler, and those within it, stand.
 
     Args:
         sampler: Of the user's.
+        dataset: What its rows are of.  Where the sampler knows it, its length matters
+            and its samples do not.
 
     Returns:
-        Its own state, or else its generators and plain values.
+        Its own state, or else its generators, plain values, rows and weights.
     """
-    if (own := _stateful_part(sampler)) is not None:
+    if (own := stateful_part(sampler)) is not None:
         return SamplerState(own=read_state(own))
-    generators, values = {}, {}
-    for path, value in _attributes(sampler):
+    generators: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+    arrays: dict[str, str] = {}
+    lengths: dict[str, int] = {}
+    attributes = dict(_attributes(sampler))
+    for path, value in attributes.items():
+        name = path.rpartition(".")[2]
+        holder = path.removesuffix(name)
+        if name == "rank" and f"{holder}num_replicas" in attributes:
+            continue  # a state is every rank's; whose rows it gives was checked before
         if (state := _generator_state(value)) is not None:
             generators[path] = state
         elif isinstance(value, bool | int | float | str):
             values[path] = value
-    return SamplerState(generators=generators, values=values)
+        elif value is dataset or name in _DATASET_NAMES:
+            if (length := length_of(value)) is not None:
+                lengths[path] = length
+        elif (digest := digest_of_plain(value)) is not None:
+            arrays[path] = digest
+    if (length := length_of(sampler)) is not None:
+        lengths["sampler"] = length
+    return SamplerState(
+        generators=generators, values=values, arrays=arrays, lengths=lengths
+    )
+
+
+_DATASET_NAMES = ("data_source", "dataset")
+"""What torch's samplers call the dataset, or anything else as long as it."""
+
+
+def length_of(value: Any) -> int | None:
+    """Ask for a length; None where there is none, whatever it says to that."""
+    try:
+        return len(value)
+    except Exception:  # noqa: BLE001 -- torch says TypeError, PyG ValueError
+        return None
+
+
+def digest_of_plain(value: object) -> str | None:
+    """Tell rows, weights or nests of them from others.
+
+    Args:
+        value: Of any kind.
+
+    Returns:
+        Equal for equal values of one kind; None for what is no nest of numbers, texts
+        and arrays.
+    """
+    if not isinstance(value, _PLAIN_NESTS):
+        return None
+    hashed = hashlib.blake2b(digest_size=8)
+    return hashed.hexdigest() if _feed(hashed, value, depth=0) else None
+
+
+_PLAIN_VALUES = (type(None), bool, int, float, complex, str, bytes, np.generic)
+_PLAIN_NESTS = (list, tuple, dict, set, frozenset, range, np.ndarray, torch.Tensor)
+_DEEPEST = 4
+"""Chosen: lists of batches of rows are 2 deep; a list may also hold itself."""
+
+
+def _feed(hashed: Any, value: Any, depth: int) -> bool:
+    """Hash a nest; False if there is something else in it."""
+    if isinstance(value, torch.Tensor):
+        try:
+            value = value.detach().cpu().numpy()
+        except (TypeError, RuntimeError):  # numpy has no bfloat16, and no sparse ones
+            return False
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            value = value.tolist()
+        else:
+            hashed.update(f"{value.dtype}{value.shape}".encode())
+            hashed.update(np.ascontiguousarray(value).tobytes())
+            return True
+    if isinstance(value, (range, *_PLAIN_VALUES)):
+        hashed.update(f"{value!r},".encode())
+        return True
+    if not isinstance(value, _PLAIN_NESTS) or depth == _DEEPEST:
+        return False
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    elif isinstance(value, set | frozenset):
+        value = sorted(value, key=repr)  # their order differs from run to run
+    hashed.update(f"{len(value)}:".encode())
+    if set(map(type, value)) <= {int, float, str, bool}:
+        hashed.update(repr(list(value)).encode())  # at once: there may be 10^7 rows
+        return True
+    return all(_feed(hashed, each, depth + 1) for each in value)
 
 
 def digest_of(sampler: Any) -> str:
@@ -101,28 +205,24 @@ def digest_of(sampler: Any) -> str:
         Equal for samplers with equal generators, plain values, rows and weights.
     """
     state = read_sampler(sampler)
-    parts: list[Any] = [type(sampler).__qualname__, state.generators, state.values]
-    rows = [("", sampler), *_attributes(sampler)]
-    for path, value in rows:
-        if isinstance(value, torch.Tensor):
-            parts.append((path, value.tolist()))
-        elif isinstance(value, list | tuple | range | np.ndarray):
-            parts.append((path, list(value)))
+    parts = [type(sampler).__qualname__, state.generators, state.values]
+    parts += [state.arrays, state.lengths]
     return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
 
-def restore_sampler(sampler: Any, state: SamplerState) -> None:
+def restore_sampler(sampler: Any, state: SamplerState, dataset: Any = None) -> None:
     """Bring a sampler to where another one stood.
 
     Args:
         sampler: Of the user's.
         state: The other's.
+        dataset: What its rows are of.
 
     Raises:
         LoaderError: It stands elsewhere, and says no way to bring it there.
     """
     if state.own is not None:
-        part = _stateful_part(sampler)
+        part = stateful_part(sampler)
         if part is None:
             what = "The state is that of a sampler with a state_dict of its own; "
             what += f"this {type(sampler).__name__} has none."
@@ -130,6 +230,7 @@ def restore_sampler(sampler: Any, state: SamplerState) -> None:
         part.load_state_dict(copy.deepcopy(state.own))
         return
     ours = dict(_attributes(sampler))
+    _check_rows(read_sampler(sampler, dataset), state)
     for path, saved in state.generators.items():
         if not _restore_generator(ours.get(path), saved):
             what = f"The state is of a random generator at {path}; this sampler has "
@@ -145,7 +246,23 @@ def restore_sampler(sampler: Any, state: SamplerState) -> None:
             raise LoaderError(what, why=why, fix=f"{fix}load_state_dict()")
 
 
-def _stateful_part(sampler: Any) -> Any:
+def _check_rows(ours: SamplerState, saved: SamplerState) -> None:
+    """Refuse a sampler of other rows, weights or lengths."""
+    why = "other rows would follow"
+    fix = "give the loader the same sampler, or the sampler state_dict() and "
+    fix += "load_state_dict()"
+    for path, length in saved.lengths.items():
+        if ours.lengths.get(path) != length:
+            name = "its own" if path == "sampler" else path
+            what = f"The sampler's length ({name}) is {ours.lengths.get(path)}, the "
+            raise LoaderError(f"{what}state has {length}.", why=why, fix=fix)
+    for path, digest in saved.arrays.items():
+        if ours.arrays.get(path) != digest:
+            what = f"Of the sampler, {path} is not what it was for the state."
+            raise LoaderError(what, why=why, fix=fix)
+
+
+def stateful_part(sampler: Any) -> Any:
     """Find the sampler that says its state: this one, or the one it draws from."""
     for part in (sampler, getattr(sampler, "sampler", None)):
         if is_stateful(part):
@@ -155,6 +272,9 @@ def _stateful_part(sampler: Any) -> Any:
 
 def _attributes(sampler: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Give the attributes of a sampler, and of the one that it draws from."""
+    if isinstance(sampler, _PLAIN_NESTS):
+        yield f"{prefix}rows", sampler
+        return
     for name, value in getattr(sampler, "__dict__", {}).items():
         if name in {"sampler", "batch_sampler"}:
             yield from _attributes(value, f"{prefix}{name}.")
@@ -162,10 +282,25 @@ def _attributes(sampler: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{name}", value
 
 
+_GLOBAL_GENERATORS = (
+    torch.default_generator,
+    getattr(random.getstate, "__self__", None),
+    getattr(np.random.get_state, "__self__", None),
+)
+
+
 def _generator_state(value: object) -> Any:
     """Read a random generator, in values that JSON takes; None if it is none."""
+    # Those behind the functions of each library are seeded for every batch, and a
+    # random.SystemRandom has no state.
+    if isinstance(value, random.SystemRandom) or any(
+        value is each for each in _GLOBAL_GENERATORS
+    ):
+        return None
     if isinstance(value, torch.Generator):
         return base64.b64encode(value.get_state().numpy().tobytes()).decode()
+    if isinstance(value, np.random.RandomState):
+        return {"legacy": _plain(value.get_state(legacy=False))}
     if isinstance(value, random.Random):
         version, words, gauss = value.getstate()
         return [version, list(words), gauss]
@@ -183,6 +318,9 @@ def _restore_generator(value: object, state: Any) -> bool:
         elif isinstance(value, random.Random) and isinstance(state, list | tuple):
             version, words, gauss = state
             value.setstate((version, tuple(words), gauss))
+        elif isinstance(value, np.random.RandomState) and isinstance(state, dict):
+            pattern = value.get_state(legacy=False)
+            value.set_state(_like(pattern, state["legacy"]))
         elif isinstance(value, np.random.Generator) and isinstance(state, dict):
             value.bit_generator.state = _like(value.bit_generator.state, state)
         else:

@@ -133,11 +133,46 @@ def sizes_of(dataset: Any, name: str) -> Any:
                 "limit by batch_size or max_bytes, or give it sizes() -> {name: array}"
             )
         raise LoaderError(what, why=why, fix=fix)
-    array = np.asarray(found)
+    array = _whole_numbers(name, found)
     if array.shape != (len(dataset),) or (array < 0).any():
         what = f"sizes() says {name} of shape {array.shape}, the smallest "
         what += f"{array.min() if array.size else None}, for {len(dataset)} samples."
         fix = "one number for each sample, at least 0"
         raise LoaderError(what, why="they decide what fits a batch", fix=fix)
     array = array.astype(np.int64)
-    return array if rows is None else array[rows]
+    array = array if rows is None else array[rows]
+    total = float(array.sum(dtype=np.float64))
+    if total >= _MOST_IN_ALL:
+        what = f"sizes() says {total:.3g} {name} in all."
+        why = "batches are cut where sums of them reach a limit, in int64"
+        raise LoaderError(what, why=why, fix="count in larger units, or mend sizes()")
+    return array
+
+
+_MOST_IN_ALL = 2.0**61
+"""Sums of sizes must fit int64, a limit added to them, too."""
+
+
+def _whole_numbers(name: str, found: Any) -> Any:
+    """Take whole numbers; casting others would make sizes of what is none.
+
+    NaN becomes the smallest integer, 1.9 becomes 1, and behind a mask lies anything.
+    """
+    array = np.asarray(found)
+    bad = ""
+    if isinstance(found, np.ma.MaskedArray) and np.ma.is_masked(found):
+        bad = "masked values"
+    elif array.dtype.kind == "f":
+        if not np.isfinite(array).all():
+            bad = "NaN or infinity"
+        elif (array != np.floor(array)).any():
+            bad = "fractions"
+    elif array.dtype.kind not in "iu" and array.size:
+        bad = f"values of type {array.dtype}"
+    if not bad and array.size and float(array.max()) >= _MOST_IN_ALL:
+        bad = f"{array.max():.3g}"  # uint64 and floats may not fit int64
+    if bad:
+        what = f"sizes() says {name} with {bad} among them."
+        fix = "one whole number for each sample, at least 0"
+        raise LoaderError(what, why="they decide what fits a batch", fix=fix)
+    return array

@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
 from loaderkit.errors import LoaderError, OptionError
 from loaderkit.loader.randomness import Seeded
-from loaderkit.loader.ranks import deal, share_length
+from loaderkit.loader.ranks import Deal, share_length
 from loaderkit.loader.resumable import Position, SeededRows, mix_seed
-from loaderkit.loader.stateful import SamplerState, read_sampler, restore_sampler
+from loaderkit.loader.sampler_epochs import SamplerEpochs
+from loaderkit.loader.stateful import (
+    SamplerState,
+    length_of,
+    read_sampler,
+    restore_sampler,
+    stateful_part,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from loaderkit.loader.ranks import Ranks
 
@@ -29,12 +48,14 @@ class UserBatches:
         seed: What random numbers follow from: those that the sampler draws from the
             global generators, and those of reading.
         ranks: Who this process is; samples, or whole batches, are dealt out in turn.
+        dataset: What the rows are of.
     """
 
     def __init__(
         self, sampler: Iterable[Any], batch_size: int | None, *, drop_last: bool,
-        seed: int, ranks: Ranks,
+        seed: int, ranks: Ranks, dataset: Any = None,
     ) -> None:  # fmt: skip
+        self.dataset, self.epochs = dataset, SamplerEpochs(sampler)
         self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
         self.seed, self.ranks = seed, ranks
         self.name = type(sampler).__name__
@@ -67,6 +88,11 @@ class UserBatches:
             The rows of each.
         """
         prepared, self._prepared = self._prepared, None
+        # A sampler may be told another epoch after a state was loaded.
+        if prepared is not None and self.epochs.look():
+            if at.start and prepared[0] == at:
+                raise self._told_meanwhile(at)
+            prepared = None
         if prepared is not None and prepared[0] == at:
             draws = prepared[1]
         else:
@@ -98,8 +124,8 @@ class UserBatches:
         drawn = running and self._drawn_epoch == at.epoch
         if self._epoch_start is None or not drawn:
             # The sampler that takes this state over is told the epoch first, too.
-            set_sampler_epoch(self.sampler, at.epoch)
-            return read_sampler(self.sampler).to_dict()
+            self.epochs.tell(at.epoch)
+            return self.read().to_dict()
         if not batches:
             return self._epoch_start.to_dict()
         for number in [n for n in self._snapshots if n < batches - 1]:
@@ -116,40 +142,74 @@ class UserBatches:
         Raises:
             LoaderError: It cannot be brought there.
         """
-        set_sampler_epoch(self.sampler, at.epoch)
         saved = SamplerState.from_dict(state)
-        restore_sampler(self.sampler, saved)
+        by_hand = saved.epoch_by_hand
+        self.epochs.adopt(dict(saved.values), at.epoch, by_hand=by_hand)
+        restore_sampler(self.sampler, saved, self.dataset)
         draws = _Draws(self, at.epoch)
         if saved.own is not None:
             draws.number = at.start
         else:
             draws.drop(at.start)
-            if at.start and saved.digest != draws.digest:
+            if draws.number < at.start:
+                what = f"The state has {at.start:,} batches of the {self.name}, which "
+                what += f"gives {draws.number:,} in an epoch."
+                fix = "give the loader the same sampler"
+                raise LoaderError(what, why="there is no rest to give", fix=fix)
+            comparable = saved.rank in {None, self.digest_rank}
+            if at.start and comparable and saved.digest != draws.digest:
                 what = f"The {self.name} gives other batches than those before it."
                 why = "it draws from something that it does not show"
                 fix = "give it state_dict() and load_state_dict(), or a generator"
                 raise LoaderError(what, why=why, fix=fix)
         self._prepared = (replace(at), draws)
 
+    @property
+    def digest_rank(self) -> int | None:
+        """Whose rows are compared: those of all ranks, where they are dealt out."""
+        alone = self.ranks.world_size == 1 or not self.shares_itself
+        return None if alone else self.ranks.rank
+
+    def _told_meanwhile(self, at: Position) -> LoaderError:
+        what = f"The {self.name} was told another epoch after a state was loaded that "
+        what += (
+            f"stands in the middle of epoch {at.epoch}, behind {at.start:,} batches."
+        )
+        why = "the rest of that epoch would be that of another order"
+        fix = "set the sampler's epoch before load_state_dict, or loader.set_epoch() "
+        return LoaderError(what, why=why, fix=f"{fix}to leave the rest out")
+
+    def read(self) -> SamplerState:
+        """Read how the sampler stands."""
+        state = read_sampler(self.sampler, self.dataset)
+        by_hand = self.epochs.by_hand
+        return replace(state, epoch_by_hand=by_hand, rank=self.digest_rank)
+
     def _draws(self, epoch: int) -> _Draws:
-        set_sampler_epoch(self.sampler, epoch)
+        self.epochs.tell(epoch)
         return _Draws(self, epoch)
 
-    def rows_of_rank(self) -> Iterator[Any]:
-        """Iterate over the sampler, as far as it concerns this rank."""
+    def rows_of_rank(self, hashed: Any) -> Iterator[Any]:
+        """Iterate over the sampler, as far as it concerns this rank.
+
+        Args:
+            hashed: Fed with what the sampler gives.  That is the same on all ranks
+                before it is dealt out, so that a state of one is every rank's.
+        """
+        given = _Given(iter(self.sampler), hashed, self)
         if self.shares_itself:
-            return iter(self.sampler)
-        return deal(iter(self.sampler), self.ranks, drop_last=self.drop_last)
+            return given
+        return Deal(given, self.ranks, drop_last=self.drop_last)
 
     def note_epoch_start(self, epoch: int) -> None:
         """Keep how the sampler stands before anything is drawn from it."""
         self._drawn_epoch = epoch
-        self._epoch_start, self._snapshots = read_sampler(self.sampler), {}
+        self._epoch_start, self._snapshots = self.read(), {}
 
     @property
     def epoch_start(self) -> SamplerState:
         """How the sampler stood when the epoch began."""
-        return self._epoch_start or read_sampler(self.sampler)
+        return self._epoch_start or self.read()
 
 
 class _Draws:
@@ -182,38 +242,65 @@ class _Draws:
 
     def snapshot(self) -> SamplerState:
         """Say how the sampler stands, and what it has given."""
-        state = read_sampler(self._batches.sampler)
-        if state.own is not None:
-            return state
+        # Of others nothing is read here: their rows and weights may be millions.
+        if stateful_part(self._batches.sampler) is not None:
+            return self._batches.read()
         return replace(self._batches.epoch_start, digest=self.digest)
 
     def _next(self) -> list[Any] | None:
+        self._batches.epochs.look()
         with Seeded(mix_seed(self._batches.seed, self._epoch, -1 - self.number)):
             if self._iterator is None:
-                self._iterator = self._batches.rows_of_rank()
+                self._iterator = self._batches.rows_of_rank(self._hash)
             rows = self._next_rows(self._iterator)
+        self._batches.epochs.note()
         if rows is None:
             return None
-        self._hash.update(repr(rows).encode())
         self.number += 1
         return rows
 
     def _next_rows(self, iterator: Iterator[Any]) -> list[Any] | None:
         size = self._batches.batch_size
         if size is None:
-            batch = next(iterator, None)
-            return None if batch is None else list(batch)
+            batch: list[Any] | None = next(iterator, None)
+            return batch  # never None itself: _Given has made a list of it
         rows = list(islice(iterator, size))
         too_few = len(rows) < size and self._batches.drop_last
         return rows if rows and not too_few else None
 
 
-def set_sampler_epoch(sampler: Any, epoch: int) -> None:
-    """Tell a sampler, and the one within it, which epoch comes next."""
-    each: Any
-    for each in (sampler, getattr(sampler, "sampler", None)):
-        if hasattr(each, "set_epoch"):
-            each.set_epoch(epoch)
+class _Given(Iterator[Any]):
+    """What a sampler gives, hashed on the way; whole batches as lists.
+
+    Args:
+        items: Rows, or batches of them.
+        hashed: Fed with them.
+        batches: Whose sampler gives them.
+    """
+
+    def __init__(self, items: Iterator[Any], hashed: Any, batches: UserBatches) -> None:
+        self._items, self._hash, self._batches = items, hashed, batches
+
+    def __next__(self) -> Any:
+        item = next(self._items)
+        if self._batches.batch_size is None:
+            item = self._as_list(item)
+        self._hash.update(f"{item!r},".encode())
+        return item
+
+    def _as_list(self, batch: Any) -> list[Any]:
+        try:
+            # Letters are no rows, although torch would read them as such.
+            if not isinstance(batch, str | bytes):
+                return list(batch)
+        except TypeError:
+            pass
+        what = (
+            f"The batch_sampler ({self._batches.name}) gave {batch!r:.80} as a batch."
+        )
+        why = f"a {type(batch).__name__} is no list of rows"
+        fix = "sampler=... if it gives rows one by one, or let it give lists of rows"
+        raise OptionError(what, why=why, fix=fix)
 
 
 def _shares_rows(sampler: Any, ranks: Ranks) -> bool:
@@ -229,3 +316,46 @@ def _shares_rows(sampler: Any, ranks: Ranks) -> bool:
             raise OptionError(what, why=ranks.told_by, fix=fix)
         return True
     return ranks.world_size == 1
+
+
+def rows_without_drawing(
+    sampler: Any, dataset: Any, count: int | None
+) -> list[Any] | None:
+    """Tell rows that a sampler gives, without moving it.
+
+    Args:
+        sampler: Of the user's; its rows may be keys, or a few good ones of many.
+        dataset: What they are of.
+        count: How many; None where it gives whole batches.
+
+    Returns:
+        Some of its rows, or of the rows that it chooses from; None if it would have to
+        be asked for them.
+    """
+    if isinstance(sampler, _ROWS):
+        rows = list(islice(sampler, count or 1))
+        if count is None:
+            batch = rows[0] if rows else ()
+            return list(batch) if isinstance(batch, _ROWS) else None
+        return rows
+    if type(sampler) is BatchSampler:
+        return rows_without_drawing(sampler.sampler, dataset, sampler.batch_size)
+    if type(sampler) is SubsetRandomSampler:
+        return list(islice(sampler.indices, count or 1))
+    length = length_of(dataset)
+    if type(sampler) in _OF_ALL_ROWS and length is not None:
+        known: Any = getattr(sampler, "data_source", None)
+        if known is None:
+            known = getattr(sampler, "dataset", None)
+        rows_known = length_of(known)
+        if rows_known is not None and not isinstance(dataset, dict):
+            return list(range(min(count or 1, rows_known, length)))
+    if isinstance(sampler, WeightedRandomSampler):
+        drawable = torch.as_tensor(sampler.weights).nonzero().flatten()
+        return drawable[: count or 1].tolist()
+    return None
+
+
+_ROWS = (list, tuple, range, np.ndarray, torch.Tensor)
+_OF_ALL_ROWS = (SequentialSampler, RandomSampler, DistributedSampler)
+"""Samplers of torch that choose from all rows of what they were given."""

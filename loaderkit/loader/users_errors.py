@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import builtins
+import contextlib
+import pickle
 import traceback
-from typing import Any
+import types
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from loaderkit.errors import LoaderError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def error_about(what: str, error: Exception, fix: str) -> LoaderError:
@@ -23,11 +31,84 @@ def error_about(what: str, error: Exception, fix: str) -> LoaderError:
     frames = traceback.extract_tb(error.__traceback__)
     where = f"raised at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     what += f"{type(error).__name__}: {_text_of(error)}"
+    return _made(Held.of(error), what, where, fix)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What an error of the user's holds, in a form that can be pickled."""
+
+    users_type: type[Exception]
+    """Its type."""
+    args: tuple[Any, ...]
+    """Its ``args``."""
+    fields: Mapping[str, Any]
+    """What lies in slots, of C (``errno``, ``filename``, ``object``) or the user's."""
+    attributes: Mapping[str, Any]
+    """Its ``__dict__``."""
+
+    @classmethod
+    def of(cls, error: Exception) -> Held:
+        """Read it all."""
+        fields = {}
+        for name in _slots_of(type(error)):
+            with contextlib.suppress(Exception):  # an empty slot, or a failing getter
+                fields[name] = getattr(error, name)
+        return cls(type(error), error.args, fields, dict(vars(error)))
+
+    def sendable(self) -> Held:
+        """Leave out what cannot be pickled: the rest shall arrive all the same."""
+        args = self.args if _travels(self.args) else ()
+        return Held(
+            self.users_type,
+            args,
+            {name: value for name, value in self.fields.items() if _travels(value)},
+            {name: value for name, value in self.attributes.items() if _travels(value)},
+        )
+
+
+def _slots_of(users: type[Exception]) -> list[str]:
+    """Name what instances of a type have besides their ``__dict__``."""
+    kinds = (types.MemberDescriptorType, types.GetSetDescriptorType)
+    own = [each for each in users.__mro__ if not issubclass(Exception, each)]
+    return [
+        name
+        for each in own
+        for name, value in vars(each).items()
+        if isinstance(value, kinds) and name not in {"__dict__", "__weakref__"}
+    ]
+
+
+def _travels(value: Any) -> bool:
     try:
-        told = loader_error_like(type(error))(what, why=where, fix=fix)
-    except Exception:  # noqa: BLE001 -- the user's class takes part in making it
-        told = LoaderError(what, why=where, fix=fix)
-    for name, value in vars(error).items():
+        pickle.loads(pickle.dumps(value))
+    except Exception:  # noqa: BLE001 -- any class may refuse in any way
+        return False
+    return True
+
+
+def _made(held: Held, what: str, why: str, fix: str) -> LoaderError:
+    """Make the error, with what the user's held.
+
+    Neither ``__new__`` nor ``__init__`` of the user's class is called: they may want
+    other arguments.  Types of C get theirs, since some set fields for good.
+    """
+    kind = loader_error_like(held.users_type)
+    told = LoaderError(what, why=why, fix=fix)
+    if kind is not LoaderError:
+        inner = next(each for each in kind.__mro__[4:] if each.__module__ == "builtins")
+        group = getattr(builtins, "BaseExceptionGroup", ())  # Python 3.11
+        try:
+            arguments = held.args if issubclass(kind, group) else ()
+            told = inner.__new__(kind, *arguments)
+        except Exception:  # noqa: BLE001 -- a type of C that wants to be made otherwise
+            return told
+        vars(told).update(what=what, why=why, fix=fix)
+        told.args = held.args
+    for name, value in held.fields.items():
+        with contextlib.suppress(Exception):  # a field that cannot be written
+            setattr(told, name, value)
+    for name, value in held.attributes.items():
         vars(told).setdefault(name, value)
     return told
 
@@ -58,9 +139,9 @@ def loader_error_like(users: type[Exception]) -> type[LoaderError]:
     body = {
         "__module__": LoaderError.__module__,
         "__doc__": LoaderError.__doc__,
-        # Some types show their own attributes, which only their own __init__ sets.
-        "__str__": Exception.__str__,
-        "__repr__": Exception.__repr__,
+        # Some types show their own attributes; args are the user's.
+        "__str__": _text,
+        "__repr__": _representation,
         "__reduce__": _reduce_loader_error,
         "users_type": users,
         # The user's class may have properties of these names, or forbid to set any.
@@ -75,10 +156,15 @@ def loader_error_like(users: type[Exception]) -> type[LoaderError]:
         return LoaderError
 
 
+def _text(error: Any) -> str:
+    return str(LoaderError(error.what, why=error.why, fix=error.fix))
+
+
+def _representation(error: Any) -> str:
+    return f"LoaderError({_text(error)!r})"
+
+
 def _reduce_loader_error(error: Any) -> tuple[Any, ...]:
     """Pickle by the user's type: the class that was made for it has no name."""
-    return _loader_error, (error.users_type, error.what, error.why, error.fix)
-
-
-def _loader_error(users: type[Exception], what: str, why: str, fix: str) -> LoaderError:
-    return loader_error_like(users)(what, why=why, fix=fix)
+    held = replace(Held.of(error), users_type=error.users_type).sendable()
+    return _made, (held, error.what, error.why, error.fix)

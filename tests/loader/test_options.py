@@ -10,7 +10,7 @@ import torch
 from data import Counting, Graphs, Slow, graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, WeightedRandomSampler
+from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 
 import loaderkit
 from loaderkit import LoaderError, LoaderkitError, OptionError, build_loader
@@ -447,3 +447,178 @@ def test_a_path_names_the_way_to_open_it(tmp_path):
         build_loader(str(tmp_path / "a.lk"))
 
     assert f"open_cache({str(tmp_path / 'a.lk')!r})" in caught.value.fix
+
+
+class EqualSizes(list):
+    """Samples of three nodes each."""
+
+    def sizes(self):
+        return {"nodes": [3] * len(self)}
+
+
+class Rows(IterableDataset):
+    """Twelve rows, one after the other."""
+
+    def __iter__(self):
+        return iter(range(12))
+
+    def __len__(self):
+        return 12
+
+
+HUGE = {
+    "batch_size": lambda most: build_loader(list(range(12)), batch_size=most),
+    "shuffled": lambda most: build_loader(
+        list(range(12)), batch_size=most, shuffle=True
+    ),
+    "sampler": lambda most: build_loader(
+        list(range(12)), sampler=list(range(12)), batch_size=most
+    ),
+    "stream": lambda most: build_loader(Rows(), batch_size=most),
+    "max_nodes": lambda most: build_loader(EqualSizes(range(12)), max_nodes=most),
+    "both": lambda most: build_loader(
+        EqualSizes(range(12)), max_nodes=100, batch_size=most
+    ),
+    "bucket_by": lambda most: build_loader(
+        EqualSizes(range(12)), bucket_by="nodes", batch_size=most
+    ),
+}
+
+
+@pytest.mark.parametrize("power", [31, 53, 57, 62, 63, 64, 100])
+@pytest.mark.parametrize("kind", HUGE)
+def test_a_size_above_all_samples_gives_one_batch(kind, power):
+    for most in (2**power - 1, 2**power):
+        loader = HUGE[kind](most)
+
+        assert len(loader) == 1
+        assert [sorted(batch.tolist()) for batch in loader] == [list(range(12))]
+
+
+NO_SIZES = {
+    "NaN": [5, float("nan"), 3, 4], "infinity": [1, float("inf"), 1, 1],
+    "fractions": [1.9] * 4, "complex": [1 + 2j, 1, 1, 1], "None": [1, None, 2, 3],
+    "texts": ["1", "2", "3", "4"], "truths": [True] * 4,
+    "beyond int64": np.array([1, 2**63 + 5, 1, 1], np.uint64),
+    "beyond int64 together": [2**60] * 4, "objects": np.array([1, 2, 3, "x"], object),
+    "masked": np.ma.array([1, 9, 1, 1], mask=[0, 1, 0, 0]),
+    "tensor": torch.tensor([1.0, float("nan"), 1, 1]),
+}  # fmt: skip
+
+
+class OtherSizes(list):
+    def __init__(self, sizes):
+        super().__init__(range(4))
+        self.nodes = sizes
+
+    def sizes(self):
+        return {"nodes": self.nodes}
+
+
+@pytest.mark.parametrize("options", [{"max_nodes": 5}, {"bucket_by": "nodes"}])
+@pytest.mark.parametrize("kind", NO_SIZES)
+def test_sizes_that_are_no_whole_numbers_are_refused(kind, options):
+    with pytest.raises(LoaderError, match=r"sizes\(\) says") as caught:
+        build_loader(OtherSizes(NO_SIZES[kind]), num_workers=0, **options)
+
+    assert caught.value.why
+    assert caught.value.fix
+
+
+def test_whole_numbers_may_be_floats():
+    loader = build_loader(OtherSizes([3.0, 1.0, 1.0, 2.0]), max_nodes=4, num_workers=0)
+
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+
+
+ROWS = {
+    "sampler": [[3, 1, 2], np.array([3, 1, 2]), torch.tensor([3, 1, 2]), range(3)],
+    "batch_sampler": [
+        [[0, 1], [3, 2]], np.array([[0, 1], [3, 2]]), torch.tensor([[0, 1], [3, 2]]),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_arrays_choose_rows_as_in_torch(name):
+    data = list(range(4))
+    for rows in ROWS[name]:
+        expected = [each.tolist() for each in DataLoader(data, **{name: rows})]
+        for workers in (0, None):
+            loader = build_loader(data, num_workers=workers, **{name: rows})
+            assert [batch.tolist() for batch in loader] == expected
+
+
+@pytest.mark.parametrize("wrong", [[[0, 1], None, [2]], [0, 1], [[0], "ab"]])
+def test_a_batch_that_is_no_list_of_rows_is_refused(wrong):
+    loader = build_loader(list(range(4)), batch_sampler=wrong, num_workers=0)
+
+    with pytest.raises(OptionError, match="as a batch"):
+        list(loader)
+
+
+@pytest.mark.parametrize("shuffle", ["", [], {}])
+def test_what_is_empty_is_no_order(shuffle):
+    with pytest.raises(OptionError, match="shuffle must be"):
+        build_loader([1, 2], shuffle=shuffle)
+
+
+def test_the_class_of_generators_is_none():
+    with pytest.raises(OptionError, match="generator must be"):
+        build_loader([1, 2], shuffle=True, generator=torch.Generator)
+
+
+@pytest.mark.parametrize("epoch", [-1, None, 2**63, "3", 1.7, True])
+def test_what_is_no_epoch_is_refused(epoch):
+    with pytest.raises(OptionError, match="epoch must be"):
+        build_loader([1, 2], shuffle=True).set_epoch(epoch)
+
+
+class SecondHalf(torch.utils.data.Dataset):
+    """Rows below 5 cannot be read."""
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, row):
+        if row < 5:
+            raise OSError(row)
+        return row
+
+
+def test_the_probe_ends_no_build():
+    loader = build_loader(SecondHalf(), sampler=[7, 8])
+    assert [batch.item() for batch in loader] == [7, 8]
+
+    asked_of_nobody = build_loader(SecondHalf(), sampler=iter([7, 8]))
+    assert "not known before" in asked_of_nobody.plan.reasons["num_workers"]
+
+    failing = build_loader(SecondHalf(), sampler=[0])
+    assert "reading failed" in failing.plan.reasons["num_workers"]
+
+
+@pytest.mark.parametrize("kind", [list, tuple, iter])
+def test_samples_read_together_are_joined_as_in_torch(kind):
+    class Together(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, row):
+            return torch.tensor([row])
+
+        def __getitems__(self, rows):
+            return kind([self[row] for row in rows])
+
+    batches = list(build_loader(Together(), batch_size=2, num_workers=0))
+
+    assert [each.tolist() for each in batches] == [[[0], [1]], [[2], [3]]]
+
+
+def test_reading_users_code_ahead_in_a_thread_is_warned_of():
+    with pytest.warns(RuntimeWarning, match="random numbers"):
+        build_loader(Slow(), num_workers=0, read_ahead=2)
+
+
+def test_an_epoch_without_batches_says_why():
+    with pytest.warns(RuntimeWarning, match="above the limits"):
+        build_loader(OtherSizes([9] * 4), max_nodes=3, oversized="skip", num_workers=0)

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import (
     BatchSampler,
+    DataLoader,
     Dataset,
     DistributedSampler,
     IterableDataset,
@@ -27,7 +28,7 @@ from torch.utils.data import (
 )
 from torch_geometric.loader import DynamicBatchSampler
 
-from loaderkit import LoaderError, build_loader
+from loaderkit import LoaderError, LoaderkitError, build_loader
 
 pytestmark = pytest.mark.filterwarnings("ignore:. workers share")
 FORK = multiprocessing.get_context("fork")
@@ -639,3 +640,291 @@ def test_a_killed_run_goes_on(cache, tmp_path, workers):
     assert kills
     assert last.exitcode == 0
     assert found == wanted
+
+
+# What the order follows from
+
+
+class SizedRows(list):
+    """Rows that say how many nodes they have."""
+
+    def __init__(self, sizes):
+        super().__init__(range(len(sizes)))
+        self.nodes = sizes
+
+    def sizes(self):
+        return {"nodes": self.nodes}
+
+
+class Attribute(Sampler):
+    """Keeps its rows in the open, and changes them in place."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __iter__(self):
+        random.shuffle(self.rows)
+        return iter(list(self.rows))
+
+
+TWENTY = list(range(20))
+
+
+def read_by(sampler):
+    return lambda: build_loader(
+        TWENTY, sampler=sampler(), batch_size=5, seed=0, num_workers=0, probe=False
+    )
+
+
+def in_batches(rows, **options):
+    return lambda: build_loader(rows, num_workers=0, seed=0, **options)
+
+
+def by_buckets(count):
+    rows = SizedRows([5, 1, 4, 4, 4, 2, 4, 3, 5, 1, 1, 5])
+    return in_batches(rows, bucket_by="nodes", buckets=count, batch_size=2)
+
+
+def weighted(weights):
+    return read_by(lambda: WeightedRandomSampler(weights, 20, generator=seeded()))
+
+
+OTHER_ORDERS = {
+    "buckets": (by_buckets(3), by_buckets(4)),
+    "smaller sizes": (
+        in_batches(SizedRows([2] * 8), max_nodes=4),
+        in_batches(SizedRows([1] * 8), max_nodes=4),
+    ),
+    "larger sizes": (
+        in_batches(SizedRows([1] * 8), max_nodes=4),
+        in_batches(SizedRows([2] * 8), max_nodes=4),
+    ),
+    "fewer rows": (
+        read_by(lambda: SequentialList(TWENTY)),
+        read_by(lambda: SequentialList(TWENTY[:10])),
+    ),
+    "list": (read_by(lambda: TWENTY), read_by(lambda: TWENTY[:5] + TWENTY[:15])),
+    "subset": (
+        read_by(lambda: SubsetRandomSampler(range(10))),
+        read_by(lambda: SubsetRandomSampler(range(10, 20))),
+    ),
+    "weights": (weighted(torch.ones(20)), weighted([1.0] * 10)),
+    "kind of generator": (
+        read_by(lambda: NumpyOrder(TWENTY)),
+        read_by(lambda: LegacyOrder(TWENTY)),
+    ),
+    "dataset": (
+        lambda: build_loader(TWENTY, sampler=[3, 1, 2], num_workers=0),
+        lambda: build_loader(TWENTY[:10], sampler=[3, 1, 2], num_workers=0),
+    ),
+}
+
+
+class SequentialList(Sampler):
+    def __init__(self, data):
+        self.data_source = data
+
+    def __len__(self):
+        return len(self.data_source)
+
+    def __iter__(self):
+        return iter(range(len(self.data_source)))
+
+
+class LegacyOrder(Cycle):
+    """Keeps a generator of the older kind of numpy's."""
+
+    def __init__(self, data):
+        self.size, self.chance = len(data), np.random.RandomState(3)
+
+    def __iter__(self):
+        return iter(self.chance.permutation(self.size).tolist())
+
+
+@pytest.mark.parametrize("given", [0, 1, 2])
+@pytest.mark.parametrize("name", OTHER_ORDERS)
+def test_a_state_of_another_order_is_refused(name, given):
+    stopped, other = (make() for make in OTHER_ORDERS[name])
+    iterator = iter(stopped)
+    for _ in range(given):
+        next(iterator)
+
+    with pytest.raises(LoaderError):
+        other.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+
+
+@pytest.mark.parametrize("name", OTHER_ORDERS)
+def test_a_state_of_the_same_order_is_accepted(name):
+    for make in OTHER_ORDERS[name]:
+        check_rest_is_equal(make, epoch=0, given=1)
+        check_rest_is_equal(make, epoch=1, given=0)
+
+
+def test_rows_that_a_sampler_changed_in_place_are_refused():
+    stopped, again = (read_by(lambda: Attribute(list(TWENTY)))() for _ in range(2))
+    list(stopped)
+
+    with pytest.raises(LoaderError, match="rows is not what it was"):
+        again.load_state_dict(stopped.state_dict())
+
+
+@pytest.mark.parametrize(("epoch", "given"), [(0, 2), (1, 0), (2, 3)])
+def test_a_legacy_generator_goes_on(epoch, given):
+    check_rest_is_equal(read_by(lambda: LegacyOrder(TWENTY)), epoch=epoch, given=given)
+
+
+BROKEN = {
+    "batches": 100, "ahead": 5, "workers": 3, "main": 1, "extra": 1, "order": 3,
+    "epoch": 2**63,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_state_with_a_part_that_cannot_be_is_refused(name):
+    loader = build_loader(TWENTY, batch_size=5, num_workers=0)
+
+    with pytest.raises(LoaderkitError):
+        loader.load_state_dict(loader.state_dict() | {name: BROKEN[name]})
+
+
+@pytest.mark.parametrize("ahead", [[1, "x"], [-3], [2.5], [9], None, [0]])
+def test_batches_ahead_that_cannot_be_are_refused(ahead):
+    loader = build_loader(TWENTY, batch_size=5, num_workers=0)
+
+    with pytest.raises(LoaderkitError):
+        loader.load_state_dict(loader.state_dict() | {"ahead": ahead})
+
+
+@pytest.mark.parametrize("value", [None, {"x": 1}, 3])
+def test_the_state_of_a_sampler_must_be_one(value):
+    loader = read_by(lambda: TWENTY)()
+    state = loader.state_dict()
+    state["sampler"] = value
+
+    with pytest.raises(LoaderError, match="no state of a sampler"):
+        loader.load_state_dict(state)
+    del state["sampler"]
+    with pytest.raises(LoaderError, match="lacks sampler"):
+        loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("kind", ["random, a generator", "list", "distributed"])
+def test_the_state_of_rank_0_is_every_ranks(kind):
+    def make(rank):
+        sampler = SAMPLERS[kind](TWENTY)
+        if kind == "distributed":
+            sampler = DistributedSampler(TWENTY, 2, rank, seed=4)
+        return build_loader(
+            TWENTY, sampler=sampler, batch_size=3, rank=rank, world_size=2,
+            num_workers=0, seed=1,
+        )  # fmt: skip
+
+    first = make(0)
+    next(iter(first))
+    for rank in range(2):
+        again = make(rank)
+        again.load_state_dict(first.state_dict())
+        assert values_of(again) == values_of(make(rank))[1:]
+
+
+# Epochs that somebody else sets
+
+
+class Stage(Sampler):
+    """Is told its epoch, which it calls a stage."""
+
+    def __init__(self):
+        self.stage = 0
+
+    def set_epoch(self, epoch):
+        self.stage = epoch
+
+    def __len__(self):
+        return 6
+
+    def __iter__(self):
+        return iter([self.stage] * 6)
+
+
+TOLD = {
+    "epoch": lambda: DistributedSampler(TWENTY, 1, 0, seed=4),
+    "another name": Stage,
+}
+
+
+@pytest.mark.parametrize("kind", TOLD)
+@pytest.mark.parametrize("epochs", [[7, 8], [0, 5, 5], [3, 0], [0, 1, 2]])
+@pytest.mark.parametrize("early", [False, True])
+def test_an_epoch_that_the_user_sets_is_that_of_torchs_loader(kind, epochs, early):
+    ours, theirs = TOLD[kind](), TOLD[kind]()
+    # Under another name nothing shows it before the loader was built.
+    if early and kind == "epoch":
+        ours.set_epoch(epochs[0])
+    loader = build_loader(TWENTY, sampler=ours, batch_size=3, num_workers=0)
+    expected = DataLoader(TWENTY, sampler=theirs, batch_size=3)
+
+    for epoch in epochs:
+        ours.set_epoch(epoch)
+        theirs.set_epoch(epoch)
+
+        assert values_of(loader) == values_of(expected)
+
+
+@pytest.mark.parametrize("again_by_hand", [False, True])
+def test_a_sampler_whose_epoch_was_set_by_hand_goes_on(again_by_hand):
+    def make():
+        sampler = TOLD["epoch"]()
+        loader = build_loader(TWENTY, sampler=sampler, batch_size=3, num_workers=0)
+        return sampler, loader
+
+    sampler, stopped = make()
+    sampler.set_epoch(7)
+    iterator = iter(stopped)
+    next(iterator)
+    state, (other, again) = stopped.state_dict(), make()
+    if again_by_hand:
+        other.set_epoch(7)
+
+    again.load_state_dict(state)
+
+    assert values_of(again) == values_of(iterator)
+    for each in (sampler, other):
+        each.set_epoch(9)
+    assert values_of(again) == values_of(stopped)
+
+
+def test_another_epoch_set_by_hand_is_refused_in_the_middle_of_one():
+    stopped, again = (TOLD["epoch"]() for _ in range(2))
+    loaders = [
+        build_loader(TWENTY, sampler=each, batch_size=3, num_workers=0)
+        for each in (stopped, again)
+    ]
+    next(iter(loaders[0]))
+    loaders[1].load_state_dict(loaders[0].state_dict())
+    again.set_epoch(4)
+
+    with pytest.raises(LoaderError, match="told another epoch"):
+        values_of(loaders[1])
+
+
+def test_a_stream_that_ends_before_the_state_says_so():
+    class Short(IterableDataset):
+        def __init__(self, count):
+            self.count = count
+
+        def __iter__(self):
+            return iter(range(self.count))
+
+    stopped, again = (build_loader(Short(n), batch_size=2) for n in (12, 5))
+    iterator = iter(stopped)
+    for _ in range(4):
+        next(iterator)
+    again.load_state_dict(stopped.state_dict())
+    rest = iter(again)
+
+    with pytest.raises(LoaderError, match="ended after 3 batches; the state has 4"):
+        next(rest)
+    assert not list(rest)

@@ -1,11 +1,13 @@
 """An error of the user's own code arrives whole: type, message, traceback, key."""
 
+import builtins
+import sys
 import traceback
 
 import faulty
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from loaderkit import LoaderError, build_loader, open_cache, pack
 
@@ -308,3 +310,136 @@ def test_an_error_of_a_local_class_keeps_its_text_on_its_way_from_a_worker():
     assert error.what == "Sample 'sample-5' (row 5) could not be read: LocalError: here"
     assert "mend this sample" in error.fix
     assert "in explode" in str(error.__cause__)
+
+
+class Falters(IterableDataset):
+    """20 numbers; fails in place of some of them, and goes on."""
+
+    def __init__(self, failing):
+        self.failing = failing
+
+    def __iter__(self):
+        return FalteringIterator(self.failing)
+
+
+class FalteringIterator:
+    def __init__(self, failing):
+        self.failing, self.number = failing, -1
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.number += 1
+        if self.number >= 20:
+            raise StopIteration
+        if self.number in self.failing:
+            raise ValueError(self.number)
+        return self.number
+
+
+def rows_and_errors(loader):
+    """Read a whole epoch of a stream that fails, and goes on."""
+    iterator, rows, errors = iter(loader), [], 0
+    while True:
+        try:
+            rows += next(iterator).tolist()
+        except StopIteration:
+            return rows, errors
+        except ValueError:
+            errors += 1
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("failing", [{5}, {0, 1, 7}, {19}])
+def test_a_stream_that_goes_on_loses_no_sample_of_any_rank(failing, ranks, workers):
+    found = [
+        rows_and_errors(
+            build_loader(
+                Falters(failing),
+                batch_size=2,
+                rank=rank,
+                world_size=ranks,
+                num_workers=workers,
+            )
+        )
+        for rank in range(ranks)
+    ]
+
+    rows = [rows for rows, _ in found]
+    assert {row for each in rows for row in each} == set(range(20)) - failing
+    assert len({len(each) for each in rows}) == 1
+    assert {errors for _, errors in found} == {len(failing)}
+
+
+class SlottedError(Exception):
+    __slots__ = ("code",)
+
+    def __init__(self, message):
+        super().__init__(message)
+        self.code = 5
+
+
+class WeirdError(Exception):
+    """Is pickled as a text."""
+
+    def __reduce__(self):
+        return str, ("hello",)
+
+
+def missing_file():
+    return FileNotFoundError(2, "No such file", "/x/y")
+
+
+def undecodable():
+    return UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+
+HELD = {
+    "errno filename strerror args": missing_file,
+    "object start end reason encoding": undecodable,
+    "name path args": lambda: ImportError("no", name="module", path="/p"),
+    "code args": lambda: SlottedError("message"),
+    "args": lambda: WeirdError("w"),
+}
+
+
+class Raises(Dataset):
+    def __init__(self, make):
+        self.make = make
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, row):
+        raise self.make()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("names", HELD)
+def test_the_error_holds_what_the_users_held(names, workers):
+    users = HELD[names]()
+    loader = build_loader(Raises(HELD[names]), num_workers=workers)
+
+    with pytest.raises(type(users)) as caught:
+        next(iter(loader))
+
+    assert isinstance(caught.value, LoaderError)
+    assert f"Sample row 0 could not be read: {type(users).__name__}" in str(
+        caught.value
+    )
+    for name in names.split():
+        assert getattr(caught.value, name) == getattr(users, name)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.11 has groups")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_group_is_caught_as_one(workers):
+    def make():
+        return builtins.ExceptionGroup("several", [ValueError("v"), KeyError("k")])
+
+    with pytest.raises(builtins.ExceptionGroup) as caught:
+        next(iter(build_loader(Raises(make), num_workers=workers)))
+
+    assert [type(each) for each in caught.value.exceptions] == [ValueError, KeyError]
