@@ -189,11 +189,11 @@ class UserBatches:
         self.epochs.tell(epoch)
         return _Draws(self, epoch)
 
-    def rows_of_rank(self, hashed: Any) -> Iterator[Any]:
+    def rows_of_rank(self, hashed: _RowsHash) -> Iterator[Any]:
         """Iterate over the sampler, as far as it concerns this rank.
 
         Args:
-            hashed: Fed with what the sampler gives.  That is the same on all ranks
+            hashed: Takes in what the sampler gives.  That is the same on all ranks
                 before it is dealt out, so that a state of one is every rank's.
         """
         given = _Given(iter(self.sampler), hashed, self)
@@ -222,7 +222,7 @@ class _Draws:
     def __init__(self, batches: UserBatches, epoch: int) -> None:
         self._batches, self._epoch = batches, epoch
         self._iterator: Iterator[Any] | None = None
-        self._hash = hashlib.blake2b(digest_size=8)
+        self._hash = _RowsHash()
         self.number = 0
         batches.note_epoch_start(epoch)
 
@@ -269,23 +269,56 @@ class _Draws:
         return rows if rows and not too_few else None
 
 
+class _RowsHash:
+    """The hash of what a sampler gives, row by row or batch by batch.
+
+    Rows are hashed many at a time: one by one takes 0.5 us each, which is 60 us more
+    for a batch of 128.
+    """
+
+    def __init__(self) -> None:
+        self._digest = hashlib.blake2b(digest_size=8)
+        self._rows: list[Any] = []
+
+    def add(self, item: Any) -> None:
+        """Take in a row, or a batch of rows, which its taker may change afterwards."""
+        self._rows.append(item)
+        if isinstance(item, list) or len(self._rows) == _ROWS_HASHED_AT_ONCE:
+            self._flush()
+
+    def hexdigest(self) -> str:
+        """Give the hash of all so far, however they were taken in."""
+        self._flush()
+        return self._digest.hexdigest()
+
+    def _flush(self) -> None:
+        if self._rows:
+            self._digest.update(f"{repr(self._rows)[1:-1]}, ".encode())
+            self._rows.clear()
+
+
+_ROWS_HASHED_AT_ONCE = 1024
+
+
 class _Given(Iterator[Any]):
     """What a sampler gives, hashed on the way; whole batches as lists.
 
     Args:
         items: Rows, or batches of them.
-        hashed: Fed with them.
+        hashed: Takes them in.
         batches: Whose sampler gives them.
     """
 
-    def __init__(self, items: Iterator[Any], hashed: Any, batches: UserBatches) -> None:
+    def __init__(
+        self, items: Iterator[Any], hashed: _RowsHash, batches: UserBatches
+    ) -> None:
         self._items, self._hash, self._batches = items, hashed, batches
 
     def __next__(self) -> Any:
         item = next(self._items)
         if self._batches.batch_size is None:
             item = self._as_list(item)
-        self._hash.update(f"{item!r},".encode())
+        self._hash.add(item)
         return item
 
     def _as_list(self, batch: Any) -> list[Any]:
