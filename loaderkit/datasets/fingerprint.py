@@ -288,8 +288,8 @@ def _array_text(value: Any) -> str | None:
         value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     elif value.dtype.hasobject:
         return None
-    digest = xxhash.xxh3_128_hexdigest(np.ascontiguousarray(value).tobytes())
-    return f"{look}{digest}"
+    content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    return f"{look}{xxhash.xxh3_128_hexdigest(content.data)}"
 
 
 def _values(items: Iterable[Any], seen: set[int], name: str = "") -> Iterator[str]:

@@ -245,11 +245,9 @@ class _Packing:
         self._digests: list[bytes] = []
         self._files: dict[str, FileVersion] = {}
         """Files noted since the last shard was finished."""
-        if root is not None and options.track_files != "none":
+        if self.sources.root in self._versions:
             # A single raw file, whatever library reads it.
-            version = version_of(os.path.abspath(root))
-            if version is not None:
-                self._files[os.path.abspath(root)] = version
+            self._files[self.sources.root] = self._versions[self.sources.root]
 
     def _look_at_files(self) -> dict[str, FileVersion]:
         """Look at raw files before they are read: one may be replaced meanwhile."""
