@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import mmap
 import os
 import stat
-import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import xxhash
 
+from loaderkit.cache.address_space import map_whole_file
 from loaderkit.cache.layout import (
     BUILDING,
     MANIFEST,
@@ -287,9 +286,7 @@ def map_open_file(descriptor: int, shard: Shard) -> NDArray[np.uint8]:
     """
     if not shard.bytes:
         return np.empty(0, np.uint8)
-    keep_open = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-    mapped = mmap.mmap(descriptor, shard.bytes, access=mmap.ACCESS_READ, **keep_open)
-    return np.frombuffer(mapped, np.uint8)
+    return map_whole_file(descriptor, shard.bytes)
 
 
 def unreadable(file: Path, error: OSError) -> CacheError:

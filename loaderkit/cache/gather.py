@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -46,38 +46,47 @@ class Values(Protocol):
 
 
 class Piece:
-    """The runs of a batch that lie in one shard.
+    """The runs of a batch that lie in one part of a column.
 
     A plain class whose index is made when first asked for: in Python 3.11 a
     ``cached_property`` takes a lock, 15 of which cost 20 us a batch.
     """
 
-    __slots__ = ("_index", "lengths", "places", "shard", "starts")
+    __slots__ = ("_index", "lengths", "part", "places", "shards", "starts", "touched")
 
     def __init__(
         self,
-        shard: int,
+        part: int,
         starts: Ints,
         lengths: Ints,
-        places: Ints | None = None,
+        places: Ints | None,
         *,
-        single: bool = False,
+        shards: Ints,
+        touched: Sequence[int],
+        single: bool,
     ) -> None:
-        self.shard = shard
+        self.part = part
+        """Number of the part."""
         self.starts, self.lengths = starts, lengths
         """First row, and number of rows, of each run."""
         self.places = places
         """Which samples of the batch these are; None when they are all, in order."""
+        self.shards = shards
+        """In which shard each sample is."""
+        self.touched = touched
+        """Those shards, each once."""
         # With one row a run, the starts are the index.
         self._index: Ints | None = starts if single else None
 
-    def inside(self, rows: int) -> bool:
-        """Tell whether every run lies in a column of so many rows."""
+    def lies_within(self, first_rows: Ints | int, row_counts: Ints | int) -> bool:
+        """Tell whether every run lies in so many rows from a first one on."""
         if not len(self.starts):
             return True
-        if int((self.starts | self.lengths).min()) < 0:  # either one is negative
+        if int(self.lengths.min()) < 0:
             return False
-        return int((self.starts + self.lengths).max()) <= rows
+        begins = self.starts - first_rows
+        fits = begins + self.lengths <= row_counts
+        return int(begins.min()) >= 0 and bool(fits.all())
 
     def index(self) -> Ints:
         """Give every row of every run, one after the other."""
@@ -130,7 +139,7 @@ def gather(
     """Copy the rows of a batch into ``out``, adding each sample's increment.
 
     Args:
-        columns: The column in each shard, by shard number, each ``[n, *rest]``.
+        columns: The parts of the column by their number, each ``[n, *rest]``.
         runs: Where the rows lie.
         out: Where they go ``[runs.total, *rest]``; any strides, and a wider integer
             type than the column's where an increment asks for it.
@@ -152,7 +161,7 @@ def gather(
 
 
 def _by_slices(columns: Mapping[int, Values], runs: Runs, out: NDArray[Any]) -> bool:
-    first: object = columns[runs.pieces[0].shard]
+    first: object = columns[runs.pieces[0].part]
     if not isinstance(first, np.ndarray):
         return True
     mean_bytes = out.nbytes // len(runs.lengths)
@@ -168,7 +177,7 @@ def _take(
         repeated = add.repeat(runs.lengths, axis=0)
         repeated = repeated.reshape(repeated.shape + (1,) * (out.ndim - add.ndim))
     for number, piece in enumerate(runs.pieces):
-        values: Any = columns[piece.shard]
+        values: Any = columns[piece.part]
         alone = piece.places is None
         if alone and repeated is None and _same_layout(values, out):
             values.take(piece.index(), axis=0, out=out, mode="clip")
@@ -212,7 +221,7 @@ def _spans(
 ) -> Iterator[tuple[Values, int, int, int]]:
     """Give each sample's column, its place in the batch, its first row and its rows."""
     for piece in runs.pieces:
-        values = columns[piece.shard]
+        values = columns[piece.part]
         places = (
             range(len(runs.lengths)) if piece.places is None else piece.places.tolist()
         )

@@ -23,6 +23,7 @@ import json
 import math
 import re
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -179,7 +180,7 @@ class Manifest:
         names = tuple(shard.file for shard in self.shards)
         return names if self.sources is None else (*names, self.sources.file)
 
-    @property
+    @cached_property
     def samples(self) -> int:
         """Samples in all shards together."""
         return sum(shard.samples for shard in self.shards)

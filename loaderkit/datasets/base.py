@@ -17,7 +17,8 @@ from torch.utils.data import Dataset
 from loaderkit.cache.build import finish_killed_commit
 from loaderkit.cache.files import load_sources
 from loaderkit.cache.layout import MANIFEST
-from loaderkit.cache.store import Checksums, Store, check_checksums
+from loaderkit.cache.shards import Checksums, check_checksums
+from loaderkit.cache.store import Store
 from loaderkit.datasets.classes import Classes, modules_of
 from loaderkit.datasets.decode import decode, decode_text
 from loaderkit.datasets.dict_batches import RAGGED, DictRecipe, collate_samples
@@ -483,14 +484,14 @@ class _Opened:
         return int(found[0]) if (found == found[0]).all() else None
 
     def recipe(
-        self, make: Callable[[_Opened, int], T], variant: int | None
+        self, make: Callable[[_Opened, int], T | None], variant: int | None
     ) -> T | None:
         """Give the recipe of a variant, made once."""
         if variant is None:
             return None
         if variant not in self._recipes:
             self._recipes[variant] = make(self, variant)
-        found: T = self._recipes[variant]
+        found: T | None = self._recipes[variant]
         return found
 
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loaderkit.cache.store import ColumnReader, Store
+    from loaderkit.cache.column_reader import ColumnReader
+    from loaderkit.cache.store import Store
     from loaderkit.datasets.classes import Classes
     from loaderkit.datasets.structure import Nest
 
@@ -50,7 +51,7 @@ class Gathering:
         self.store, self.rows = store, rows
         self.pick = store.pick(rows)
         self.arena, self.room = arena, Room(len(rows))
-        self._numbers: dict[object, Ints] = {}
+        self._numbers: dict[int, Ints] = {}
         self._sums: dict[int, Ints] = {}
         self._slices: dict[Runs, torch.Tensor] = {}
         self._plain: dict[str, torch.Tensor] = {}
@@ -165,7 +166,7 @@ class Gathering:
         """
         if column.rest is not None:
             return column.rest
-        parts = [column.part(shard) for shard, _, _ in self.pick.groups]
+        parts = [share.part for share in self.pick.shares(column)]
         rests = {part.values.shape[1:] for part in parts}
         apart = any(p.shapes is not None or p.unstackable for p in parts)
         if len(rests) > 1 or apart:
@@ -197,16 +198,24 @@ class Gathering:
         Returns:
             ``[B]`` or ``[B, width]``, in the order of the batch; do not write to it.
         """
-        key = name if len(self.pick.groups) > 1 else self._array_name(name)
-        found = self._numbers.get(key)
+        column = self.store.column(name, stacked=True)
+        # Columns that are equal are kept once, and looked up once.
+        found = self._numbers.get(column.array_key)
         if found is None:
-            found = np.zeros((len(self), width) if width else len(self), np.int64)
-            for shard, samples, places in self.pick.groups:
-                if name in self.store.manifest.shards[shard].columns:
-                    where = slice(None) if places is None else places
-                    column = self.store.column(name, stacked=True)
-                    found[where] = column.numbers(shard, samples)
-            self._numbers[key] = found
+            found = self._look_up(column, width)
+            self._numbers[column.array_key] = found
+        return found
+
+    def _look_up(self, column: ColumnReader, width: int) -> Ints:
+        shares = self.pick.shares(column, absent_allowed=True)
+        if len(shares) == 1 and shares[0].places is None:
+            share = shares[0]
+            numbers = column.numbers(share.part, share.samples, share.shards)
+            return numbers.astype(np.int64, copy=False)
+        found = np.zeros((len(self), width) if width else len(self), np.int64)
+        for share in shares:
+            numbers = column.numbers(share.part, share.samples, share.shards)
+            found[... if share.places is None else share.places] = numbers
         return found
 
     def sums(self, name: str, width: int = 0) -> Ints:
@@ -227,11 +236,6 @@ class Gathering:
             each.cumsum(axis=0, out=found[1:])
             self._sums[id(each)] = found
         return found
-
-    def _array_name(self, name: str) -> object:
-        """Name the array behind a column: equal columns of a shard share one."""
-        column = self.store.manifest.shards[self.pick.groups[0][0]].columns.get(name)
-        return name if column is None else (column.values, column.rows)
 
     def texts(self, leaf: Leaf) -> list[str]:
         """Decode a string of every sample."""

@@ -14,13 +14,14 @@ from loaderkit.datasets.batches import Recipe
 from loaderkit.datasets.lazy import LazySamples
 from loaderkit.datasets.room import Room
 from loaderkit.datasets.sizes import Sizes, graph_sizes
+from loaderkit.datasets.structure import is_graph
 from loaderkit.errors import DatasetError
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    from loaderkit.cache.store import Checksums
+    from loaderkit.cache.shards import Checksums
     from loaderkit.datasets.base import Ints, _Opened
     from loaderkit.datasets.pack import PackOptions
 
@@ -207,6 +208,8 @@ class SafeGraphDataset(SafeDataset):
         raise DatasetError(what, why="SafeGraphDataset holds PyG graphs", fix=fix)
 
     def _recipe(self, opened: _Opened, variant: int) -> Any:
+        if not is_graph(opened.structure.variants[variant]):
+            return None  # such as a dict: joined as PyG's loader joins it
         return Recipe(opened.store, opened.structure, variant, self.classes)
 
 

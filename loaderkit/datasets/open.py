@@ -8,12 +8,13 @@ from loaderkit.cache.store import Store
 from loaderkit.datasets.base import SafeDataset, _Opened
 from loaderkit.datasets.classes import Classes
 from loaderkit.datasets.graphs import SafeGraphDataset
+from loaderkit.datasets.structure import is_graph
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable
 
-    from loaderkit.cache.store import Checksums
+    from loaderkit.cache.shards import Checksums
 
 
 def open_cache(
@@ -52,9 +53,7 @@ def open_cache(
     known, plain = tuple(classes), unknown_classes == "plain"
     store = Store(path, checksums=checksums)
     opened = _Opened(store, Classes(known), plain=plain)
-    graphs = any(
-        getattr(each, "kind", None) == "graph" for each in opened.structure.variants
-    )
+    graphs = any(is_graph(variant) for variant in opened.structure.variants)
     made = (SafeGraphDataset if graphs else SafeDataset)(
         cache=path, transform=transform, classes=known, checksums=checksums, **options
     )

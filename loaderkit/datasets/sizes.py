@@ -10,7 +10,8 @@ import numpy as np
 
 from loaderkit.datasets.decode import damaged, decode_json
 from loaderkit.datasets.gathering import Gathering, leaf_dtype
-from loaderkit.datasets.structure import Leaf
+from loaderkit.datasets.structure import Leaf, Nest, is_graph
+from loaderkit.errors import DatasetError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loaderkit.datasets.base import _Opened
-    from loaderkit.datasets.structure import Nest
 
     Ints = NDArray[np.int64]
 
@@ -59,13 +59,23 @@ def graph_sizes(opened: _Opened, rows: Ints) -> Sizes:
 
     Returns:
         Nodes, edges and bytes of each.
+
+    Raises:
+        DatasetError: A sample is no graph.
     """
     nodes, edges, nbytes = (np.zeros(len(rows), np.int64) for _ in range(3))
     variants = opened.variants(rows)
     for number in np.unique(variants).tolist():
         at = np.flatnonzero(variants == number)
+        graph = opened.structure.variants[number]
+        if not is_graph(graph):
+            what = f"Sample {rows[at[0]]} of {opened.store.path} is no graph."
+            why = "the sizes of a SafeGraphDataset are its nodes and edges"
+            fix = "pack graphs only; or SafeDataset(cache=path).sizes(), in bytes"
+            raise DatasetError(what, why=why, fix=fix)
         gathering = Gathering(opened.store, rows[at])
-        for part in opened.structure.variants[number].children:
+        parts: Any = graph.children
+        for part in parts:
             if part.nodes:
                 nodes[at] += gathering.numbers(part.nodes)
             edges[at] += _edges(gathering, part)
@@ -159,14 +169,14 @@ def _rows(gathering: Gathering, leaf: Leaf) -> Ints:
     """Look up the length of a field's first axis in each sample."""
     column = gathering.store.column(leaf.column)
     lengths = np.empty(len(gathering), np.int64)
-    for shard, samples, places in gathering.pick.groups:
-        part = column.part(shard)
+    for share in gathering.pick.shares(column):
+        part, samples = share.part, share.samples
         if part.shapes is None:
-            found = part.find(samples)[1]
+            found = part.find(samples, share.shards)[1]
         else:  # more than one axis differs: the rows are single numbers
             held = samples if part.rows is None else part.rows.searchsorted(samples)
             found = part.shapes[held, 0]
-        lengths[slice(None) if places is None else places] = found
+        lengths[... if share.places is None else share.places] = found
     return lengths
 
 
@@ -221,8 +231,8 @@ def _bytes(gathering: Gathering, part: Leaf | Nest) -> Ints:
         text = node.kind in {"str", "bytes", "json", "bigint"}
         itemsize = 1 if text else leaf_dtype(node).itemsize
         lengths = gathering.pick.runs(column).lengths
-        for shard, _, places in gathering.pick.groups:
-            in_batch = slice(None) if places is None else places
-            numel = math.prod(column.part(shard).values.shape[1:])
+        for share in gathering.pick.shares(column):
+            in_batch = slice(None) if share.places is None else share.places
+            numel = math.prod(share.part.values.shape[1:])
             total[in_batch] += lengths[in_batch] * numel * itemsize
     return total

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from loaderkit.cache.layout import DTYPES
 from loaderkit.errors import DamagedCacheError, DatasetError
@@ -294,6 +294,11 @@ def _from_json(content: Any, columns: Mapping[str, tuple[Any, ...]]) -> Leaf | N
     )
     _check_nest(nest, columns)
     return nest
+
+
+def is_graph(node: Leaf | Nest) -> TypeGuard[Nest]:
+    """Tell whether a sample is a graph, rather than a nest that may hold some."""
+    return isinstance(node, Nest) and node.kind == "graph"
 
 
 def _check_nest(nest: Nest, columns: Mapping[str, tuple[Any, ...]]) -> None:

@@ -52,7 +52,7 @@ def only_shard(path):
 def test_mapped_columns_cannot_be_written_to(tmp_path):
     TestMapped().write(tmp_path / "c", [{"x": np.ones(3)}] * 9)
 
-    values = Store(tmp_path / "c").column("x").part(0).values
+    values = Store(tmp_path / "c").column("x").shard_part(0).values
 
     with pytest.raises(ValueError, match="read-only"):
         values[0] = 2
@@ -137,7 +137,7 @@ def test_verify_names_the_file_that_was_changed(tmp_path):
 def test_offsets_that_lead_outside_are_refused_even_where_nothing_is_hashed(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("loaderkit.cache.store._CHECKED_AT_ONCE", 0)
+    monkeypatch.setattr("loaderkit.cache.column_reader._CHECKED_AT_ONCE", 0)
     pack([{"x": "a" * i} for i in range(9)], tmp_path / "c", workers=0)
     store = Store(tmp_path / "c")
     shard = store.manifest.shards[0]
