@@ -71,7 +71,7 @@ def place(shards: Sequence[Rows], row_bytes: int, page: int) -> Placement | None
     """Find addresses at which the rows of all shards are rows of one array.
 
     Args:
-        shards: The rows of each, all of which ``can_be_placed``.
+        shards: The rows of each, at least one, all of which ``can_be_placed``.
         row_bytes: Bytes of a row, at least one.
         page: Bytes of a page, a power of two.
 

@@ -209,7 +209,7 @@ class SafeGraphDataset(SafeDataset):
 
     def _recipe(self, opened: _Opened, variant: int) -> Any:
         if not is_graph(opened.structure.variants[variant]):
-            return None  # such as a dict: joined as PyG's loader joins it
+            return None  # such as a dict: joined as a SafeDataset joins it
         return Recipe(opened.store, opened.structure, variant, self.classes)
 
 

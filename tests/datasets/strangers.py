@@ -33,8 +33,9 @@ ROOM_BYTES = 512 << 20
 """Address space that reading a mutant may take beyond what the process has: twice what
 a batch may take unasked (``room.UNASKED_BYTES``), beside which a shard of 30 KB is
 nothing."""
-HANG_S = 60
-"""Seconds that WATCHED mutants may take: one is read in 5 ms, and machines swap."""
+HANG_S = 600
+"""Seconds that WATCHED mutants may take: one is read in 5 ms, but a process that gives
+way to all others (nice 19, beside other soaks) had to wait for a minute."""
 WATCHED = 50
 """Mutants between two starts of the watchdog, which takes a millisecond to start."""
 

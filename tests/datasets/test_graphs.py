@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from torch.utils.data import default_collate
 from torch_geometric.data import Data, HeteroData
 
 from loaderkit import DatasetError, SafeGraphDataset, open_cache, pack
+from loaderkit.testing import assert_same
 
 
 def graph(label):
@@ -89,3 +91,35 @@ def test_features_of_a_heterogeneous_graph_are_by_type(tmp_path):
 
     assert dataset.num_node_features == {"atom": 3}
     assert dataset.num_edge_features == {("atom", "in", "bond"): 5}
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [{"a": torch.full((2,), n), "b": n} for n in range(4)],
+        [torch.full((2,), n) for n in range(4)],
+        [(torch.full((2,), n), float(n)) for n in range(4)],
+    ],
+    ids=["dicts", "tensors", "pairs"],
+)
+def test_samples_that_are_no_graphs_are_joined_as_torchs_loader_joins_them(
+    tmp_path, samples
+):
+    pack(samples, tmp_path / "c", workers=0)
+    dataset = SafeGraphDataset(cache=tmp_path / "c")
+
+    batch = dataset.batch([3, 0, 1])
+
+    assert_same(batch, default_collate([samples[3], samples[0], samples[1]]))
+    with pytest.raises(DatasetError, match=r"Sample 0 of .* is no graph"):
+        dataset.sizes()
+
+
+def test_one_sample_that_is_no_graph_beside_graphs_says_so(tmp_path):
+    samples = [Data(x=torch.ones(3, 2)), {"a": torch.ones(2)}]
+    pack(samples, tmp_path / "c", workers=0)
+    dataset = open_cache(tmp_path / "c")
+
+    assert_same(dataset.batch([1]), {"a": torch.ones(1, 2)})
+    with pytest.raises(DatasetError, match=r"Sample 1 of .* is no graph"):
+        dataset.sizes()

@@ -1,0 +1,90 @@
+"""Pieces of files side by side: the bytes of the files, and nothing else."""
+
+import gc
+import mmap
+import os
+
+import numpy as np
+import pytest
+
+from loaderkit.cache.address_space import (
+    AddressRange,
+    free_mappings,
+    is_available,
+    map_whole_file,
+)
+
+PAGE = mmap.PAGESIZE
+
+pytestmark = pytest.mark.skipif(not is_available(), reason="no mmap of one's own here")
+
+
+@pytest.fixture
+def files(tmp_path):
+    descriptors = []
+    for number in range(3):
+        file = tmp_path / str(number)
+        file.write_bytes(bytes([number + 1]) * (PAGE + 100))
+        descriptors.append(os.open(file, os.O_RDONLY))
+    yield descriptors
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def test_pieces_of_files_lie_side_by_side(files):
+    addresses = AddressRange(6 * PAGE)
+
+    for number, descriptor in enumerate(files):
+        addresses.map_file(descriptor, PAGE, nbytes=2 * PAGE, at=2 * number * PAGE)
+
+    array = addresses.as_array()
+    for number in range(3):
+        start = 2 * number * PAGE
+        assert (array[start : start + 100] == number + 1).all()
+
+
+def test_an_array_keeps_the_range_alive_and_cannot_be_written_to(files):
+    addresses = AddressRange(PAGE)
+    addresses.map_file(files[1], 0, nbytes=PAGE, at=0)
+    array = addresses.as_array()[10:20]
+
+    del addresses
+    gc.collect()
+
+    assert array.tolist() == [2] * 10
+    with pytest.raises(ValueError, match="read-only"):
+        array[0] = 1
+
+
+def test_a_range_that_is_let_go_gives_its_mappings_back(files):
+    before = free_mappings()
+    for _ in range(200):
+        addresses = AddressRange(4 * PAGE)
+        addresses.map_file(files[0], 0, nbytes=PAGE, at=PAGE)
+
+    del addresses
+
+    assert free_mappings() >= before - 50
+
+
+def test_a_file_is_mapped_whole_and_not_kept_open(files):
+    array = map_whole_file(os.dup(files[2]), PAGE + 100)
+    assert array.tolist() == [3] * (PAGE + 100)
+
+
+def test_a_piece_outside_of_the_range_is_refused(files):
+    addresses = AddressRange(PAGE)
+    with pytest.raises(ValueError, match="of a range of"):
+        addresses.map_file(files[0], 0, nbytes=PAGE, at=PAGE)
+
+
+def test_more_addresses_than_the_system_has_is_an_error():
+    with pytest.raises(OSError, match="memory"):
+        AddressRange(1 << 62)
+
+
+def test_a_descriptor_that_is_none_is_an_error():
+    addresses = AddressRange(PAGE)
+    with pytest.raises(OSError, match="descriptor"):
+        addresses.map_file(987_654, 0, nbytes=PAGE, at=0)
+    assert np.asarray(addresses).shape == (PAGE,)

@@ -1,0 +1,223 @@
+"""A batch from many shards is the samples end to end, however few files may be open."""
+
+import os
+import resource
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loaderkit.cache import shards as shards_module
+from loaderkit.cache.address_space import is_available
+from loaderkit.cache.build import building
+from loaderkit.cache.column_reader import JoinedPart
+from loaderkit.cache.columns import Block, ShardBuffer
+from loaderkit.cache.gather import Runs
+from loaderkit.cache.store import Store
+from loaderkit.errors import CacheError, DamagedCacheError
+
+
+def write(path, shards, compression=None):
+    """Write a cache with these samples in its shards."""
+    with building(path, {"compression": compression}, anew=False) as build:
+        for samples in shards:
+            block, buffer = Block(), ShardBuffer()
+            for sample in samples:
+                block.append(sample)
+            buffer.append(block)
+            build.add(buffer, state={}, evidence={})
+        build.commit(structure={}, fingerprint={}, made_with={})
+    return path
+
+
+def batch(store, name, rows, dtype, rest=()):
+    """Gather one column of a batch."""
+    column = store.column(name)
+    runs = store.pick(np.array(rows)).runs(column)
+    out = np.empty((runs.total, *rest), dtype)
+    column.gather(runs, out)
+    return out, runs.lengths.tolist()
+
+
+DTYPES = st.sampled_from(["<f4", "<i8", "|u1", "<f2"])
+
+
+@st.composite
+def caches(draw):
+    """Draw shards of samples: columns ragged, of one length, narrow in some, shared."""
+    generator = np.random.default_rng(draw(st.integers(0, 1 << 32)))
+    width, dtype = draw(st.integers(1, 30)), draw(DTYPES)
+    sizes = draw(st.lists(st.integers(1, 12), min_size=1, max_size=9))
+    shards = []
+    for size in sizes:
+        longest = draw(st.sampled_from([0, 1, 3, 40]))
+        even = draw(st.booleans())
+        largest = draw(st.sampled_from([9, 300, 70_000]))
+        samples = []
+        for _ in range(size):
+            length = longest if even else int(generator.integers(0, longest + 1))
+            wide = generator.integers(0, 99, (length, width)).astype(dtype)
+            narrow = generator.integers(0, largest, length)
+            samples.append({"wide": wide, "narrow": narrow})
+        shards.append(samples)
+    count = sum(sizes)
+    rows = draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=40))
+    return shards, rows, width, dtype
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return lambda: tmp_path_factory.mktemp("cache") / "c"
+
+
+def assert_batches_are_the_samples(folder, case):
+    shards, rows, width, dtype = case
+    samples = [sample for shard in shards for sample in shard]
+    store = Store(write(folder, shards))
+    for name, kind, rest in (("wide", dtype, (width,)), ("narrow", "<i8", ())):
+        values, lengths = batch(store, name, rows, kind, rest)
+        wanted = [samples[row][name] for row in rows]
+        assert lengths == [len(each) for each in wanted]
+        assert np.array_equal(values, np.concatenate(wanted))
+
+
+@given(caches())
+@settings(max_examples=60, deadline=None)
+def test_a_batch_from_any_shards_is_the_samples_end_to_end(folders, case):
+    assert_batches_are_the_samples(folders(), case)
+
+
+@given(caches())
+@settings(max_examples=15, deadline=None)
+def test_it_is_so_where_files_cannot_lie_side_by_side(folders, case):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards_module, "is_available", lambda: False)
+        assert_batches_are_the_samples(folders(), case)
+
+
+def test_a_planted_wrong_place_is_found(folders, monkeypatch):
+    """The law above finds a part that puts its rows elsewhere."""
+    find = JoinedPart.find
+
+    def one_too_far(self, samples, shards):
+        starts, lengths = find(self, samples, shards)
+        return starts + (shards > 0), lengths
+
+    monkeypatch.setattr(JoinedPart, "find", one_too_far)
+    samples = [
+        {"wide": np.full((3, 2), n, "<f4"), "narrow": np.arange(3)} for n in range(9)
+    ]
+    case = [samples[:4], samples[4:]], [5, 1], 2, "<f4"
+
+    with pytest.raises(AssertionError):
+        assert_batches_are_the_samples(folders(), case)
+
+
+def molecules(count, generator):
+    for _ in range(count):
+        nodes = int(generator.integers(5, 30))
+        x = generator.random((nodes, 11)).astype("<f4")
+        yield {"x": x, "pos": x[:, :3].copy(), "y": np.ones((1, 19), "<f4")}
+
+
+@pytest.mark.skipif(not is_available(), reason="files cannot lie side by side here")
+def test_columns_with_the_same_offsets_are_looked_up_once_whatever_the_shards(tmp_path):
+    generator = np.random.default_rng(0)
+    shards = [list(molecules(60, generator)) for _ in range(8)]
+    store = Store(write(tmp_path / "c", shards))
+    pick = store.pick(np.array([470, 3, 120, 121, 3]))
+
+    runs = [pick.runs(store.column(name)) for name in ("x", "pos")]
+
+    assert runs[0] is runs[1]
+    assert isinstance(runs[0], Runs)
+    assert len(runs[0].pieces) == 1
+
+
+@pytest.mark.parametrize("cut", [0, 3, 7])
+def test_a_shard_cut_short_between_two_batches_is_an_error(tmp_path, cut):
+    generator = np.random.default_rng(0)
+    path = write(tmp_path / "c", [list(molecules(60, generator)) for _ in range(8)])
+    store, rows = Store(path), list(range(0, 480, 7))
+    batch(store, "x", rows, "<f4", (11,))
+    file = sorted(path.glob("*.h5"))[cut]
+
+    os.truncate(file, 4096)
+
+    with pytest.raises(DamagedCacheError, match="4,096 bytes"):
+        batch(store, "x", rows, "<f4", (11,))
+
+
+def test_changed_bytes_are_an_error_after_a_few_batches(tmp_path):
+    generator = np.random.default_rng(0)
+    path = write(tmp_path / "c", [list(molecules(60, generator)) for _ in range(20)])
+    store, rows = Store(path), list(range(0, 1200, 7))
+    batch(store, "x", rows, "<f4", (11,))
+    file = sorted(path.glob("*.h5"))[11]
+    content = bytearray(file.read_bytes())
+    content[5000] ^= 1
+
+    with file.open("r+b") as stream:
+        stream.write(content)
+
+    def read_on():
+        # Each batch looks at the times of four files in turn, and at all sizes.
+        for _ in range(20):
+            batch(store, "x", rows, "<f4", (11,))
+
+    with pytest.raises(DamagedCacheError, match="checksum"):
+        read_on()
+
+
+def test_shards_that_lack_the_column_are_an_error(tmp_path):
+    samples = [{"x": np.ones(3), "y": np.ones(2)}], [{"x": np.ones(3)}]
+    store = Store(write(tmp_path / "c", samples))
+    with pytest.raises(CacheError, match="holds no column 'y'"):
+        store.pick(np.array([0, 1])).runs(store.column("y"))
+
+
+def test_more_shards_than_files_may_be_open_are_read(tmp_path):
+    write(tmp_path / "c", [[{"x": np.full(4, n)}] for n in range(300)])
+    script = """if True:
+        import resource, sys
+        import numpy as np
+        from loaderkit.cache.store import Store
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        store = Store(sys.argv[1])
+        column, rows = store.column("x"), np.arange(300)
+        for _ in range(2):
+            runs = store.pick(rows).runs(column)
+            out = np.empty(1200, np.int64)
+            column.gather(runs, out)
+            assert (out == rows.repeat(4)).all()
+        for row in rows.tolist():
+            assert (column.read(*store.locate(row)) == row).all()
+    """
+    subprocess.run([sys.executable, "-c", script, tmp_path / "c"], check=True)
+
+
+def test_where_addresses_are_limited_shards_are_read_one_by_one(tmp_path):
+    write(tmp_path / "c", [[{"x": np.full((2, 1000), n, "<f8")}] for n in range(8)])
+    script = """if True:
+        import resource, sys
+        import numpy as np
+        from loaderkit.cache.store import Store
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20),) * 2)
+        store = Store(sys.argv[1])
+        column = store.column("x")
+        runs = store.pick(np.arange(8)).runs(column)
+        assert len(runs.pieces) == 8
+        out = np.empty((16, 1000))
+        column.gather(runs, out)
+        assert (out[:, 0] == np.arange(8).repeat(2)).all()
+    """
+    subprocess.run([sys.executable, "-c", script, tmp_path / "c"], check=True)
+
+
+def test_files_that_stay_open_are_half_of_those_allowed():
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert shards_module.most_kept_open() == min(1024, soft // 2)
