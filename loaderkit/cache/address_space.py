@@ -22,7 +22,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
 
 _PROT_NONE = 0
 _MAP_FIXED = 0x10
@@ -136,6 +140,101 @@ def map_whole_file(descriptor: int, nbytes: int) -> NDArray[np.uint8]:
     return addresses.as_array()[:nbytes]
 
 
+def read_at_random(mapped: NDArray[Any]) -> None:
+    """Tell the system to read single pages of a mapped file, none around them.
+
+    Of a file larger than memory, read in any order, those around would push out others
+    that are wanted: 23 bytes were read for each that was needed.
+
+    Args:
+        mapped: Contiguous; pages that it only touches are left as they are.
+    """
+    _advise(_address(mapped), 1, _last_page(mapped) - 1, mmap.MADV_RANDOM)
+
+
+class ReadAhead:
+    """Tells the system which rows of a mapped file are going to be read.
+
+    It then reads them all at once, where touching them would wait for page after page.
+    Batches that follow each other in the file are asked for one ahead, so that the disk
+    works while one is copied.
+    """
+
+    def __init__(self) -> None:
+        self._read_to = -1
+        self._asked_to = -1
+
+    def ask(self, rows: NDArray[Any], starts: Ints, lengths: Ints) -> None:
+        """Ask for runs of rows.
+
+        Args:
+            rows: Contiguous ``[n, *rest]``, the same array each time.
+            starts: First row of each run ``[B]``.
+            lengths: Rows of each run ``[B]``; all lie in ``rows``.
+        """
+        row_bytes = rows.nbytes // len(rows) if len(rows) else 0
+        some = lengths > 0
+        begins = starts[some] * row_bytes
+        first, last = _pages(rows, begins, begins + lengths[some] * row_bytes)
+        ranges = list(merged(first, last))
+        address = _address(rows)
+        if len(ranges) == 1:
+            [(start, stop)] = ranges
+            if self._read_to <= start <= self._read_to + 1:
+                ahead = min(stop + (stop - start + 1), _last_page(rows))
+                ranges = [(max(start, self._asked_to + 1), ahead)]
+                self._asked_to = ahead
+            self._read_to = stop
+        for start, stop in ranges:
+            _advise(address, start, stop, mmap.MADV_WILLNEED)
+
+
+def merged(first: Ints, last: Ints) -> Iterator[tuple[int, int]]:
+    """Join ranges of pages that touch or overlap.
+
+    Args:
+        first: First page of each range ``[n]``, in any order.
+        last: Last page of each range ``[n]``.
+
+    Yields:
+        First and last page, in order.
+
+    >>> list(merged(np.array([7, 0, 2, 8]), np.array([9, 1, 3, 8])))
+    [(0, 3), (7, 9)]
+    """
+    if not len(first):
+        return
+    order = first.argsort()
+    first, last = first[order], np.maximum.accumulate(last[order])
+    [breaks] = (first[1:] > last[:-1] + 1).nonzero()
+    starts = first[np.concatenate([[0], breaks + 1])]
+    stops = last[np.concatenate([breaks, [len(last) - 1]])]
+    yield from zip(starts.tolist(), stops.tolist(), strict=True)
+
+
+def _pages(mapped: NDArray[Any], begins: Ints, ends: Ints) -> tuple[Ints, Ints]:
+    """Give the first and last page of ranges of bytes, counted from the array's."""
+    in_page = _address(mapped) % mmap.PAGESIZE
+    return (begins + in_page) // mmap.PAGESIZE, (ends + in_page - 1) // mmap.PAGESIZE
+
+
+def _last_page(mapped: NDArray[Any]) -> int:
+    return (_address(mapped) % mmap.PAGESIZE + mapped.nbytes - 1) // mmap.PAGESIZE
+
+
+def _address(mapped: NDArray[Any]) -> int:
+    return int(mapped.__array_interface__["data"][0])
+
+
+def _advise(address: int, first: int, last: int, advice: int) -> None:
+    """Give advice for pages, counted from the one in which an address lies."""
+    if last < first:
+        return
+    start = address - address % mmap.PAGESIZE + first * mmap.PAGESIZE
+    # Only advice: where the system cannot follow it, all is as it was.
+    _libc().madvise(start, (last - first + 1) * mmap.PAGESIZE, advice)
+
+
 def round_up(number: int, multiple: int) -> int:
     """Go up to the next multiple.
 
@@ -156,6 +255,7 @@ def _libc() -> Any:
         ctypes.c_int64,
     )  # fmt: skip
     libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     return libc
 
 

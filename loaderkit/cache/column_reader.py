@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaderkit.cache.address_space import AddressRange
+from loaderkit.cache.address_space import AddressRange, ReadAhead, read_at_random
 from loaderkit.cache.gather import Piece, Runs, Values, gather
 from loaderkit.cache.placement import Placement, Rows, can_be_placed, place
 from loaderkit.errors import CacheError
@@ -227,6 +228,8 @@ class JoinedPart:
         at = self._at_of_offsets.get(shard)
         with self._shards.opened(shard) as descriptor:
             self._values.map_shard(self._at[shard], descriptor)
+            if self._shards.larger_than_memory:
+                read_at_random(self._values.rows_of(self._at[shard]))
             if self._offsets is None or at is None:
                 return
             self._offsets.map_shard(at, descriptor)
@@ -305,6 +308,7 @@ class ColumnReader:
         self._shards, self.name, self._stacked = shards, name, stacked
         self._shard_parts: dict[int, ShardPart] = {}
         self._joined_parts: dict[tuple[int, ...], JoinedPart] = {}
+        self._read_ahead: defaultdict[int, ReadAhead] = defaultdict(ReadAhead)
 
     def part(self, number: int, touched: Iterable[int]) -> Part:
         """Give a part of the column, opened as far as a batch needs it.
@@ -368,6 +372,9 @@ class ColumnReader:
             values[piece.part] = part.values
             if not part.is_checked and not part.holds(piece):
                 raise outside(self._shards, piece.touched[0], self.name)
+            if self._shards.larger_than_memory and isinstance(part.values, np.ndarray):
+                ahead = self._read_ahead[piece.part]
+                ahead.ask(part.values, piece.starts, piece.lengths)
         gather(values, runs, out, add, apart=apart)
 
     @cached_property
@@ -436,12 +443,14 @@ class ColumnReader:
             sample = min(int(np.searchsorted(part.rows, sample)), len(part.rows) - 1)
         if part.offsets is None:
             start = sample * part.rows_per_sample
+            self._ask_for(part, start, part.rows_per_sample)
             rows = np.array(part.values[start : start + part.rows_per_sample])
             return rows.reshape(self._dense_shape(shard))
         start, stop = part.offsets[sample : sample + 2].tolist()
         length = stop - start
         if start < 0 or length < 0 or stop > part.values.shape[0]:
             raise outside(self._shards, shard, self.name)
+        self._ask_for(part, start, length)
         flat: NDArray[Any] = np.array(part.values[start:stop])
         if part.shapes is None:
             return flat
@@ -479,6 +488,11 @@ class ColumnReader:
             )
             raise self._shards.damaged(shard, self.name, why)
         return numbers
+
+    def _ask_for(self, part: ShardPart, start: int, length: int) -> None:
+        """Read the pages of one run together, where the files exceed memory."""
+        if self._shards.larger_than_memory and isinstance(part.values, np.ndarray):
+            ReadAhead().ask(part.values, np.array([start]), np.array([length]))
 
     def _joined(self, numbers: list[int]) -> Iterable[Sequence[int]]:
         """Join the arrays of shards; give the parts that come of it."""
@@ -547,6 +561,8 @@ class ColumnReader:
         values = self._shards.values(shard, column.values, joined=joined)
         if rows is not None and not _are_sample_numbers(rows, described.samples):
             raise self._shards.damaged(shard, self.name, "its rows are in no order")
+        if self._shards.larger_than_memory and isinstance(values, np.ndarray):
+            read_at_random(values)
         per_sample = self._rows_per_sample(column, array)
         few = offsets is not None and len(offsets) <= _CHECKED_AT_ONCE
         if offsets is not None and few and not _are_offsets(offsets, values.shape[0]):

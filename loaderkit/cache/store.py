@@ -21,6 +21,7 @@ from loaderkit.errors import CacheError, DamagedCacheError
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
+_UNLIMITED = 1 << 62
 _OPENING_TRIES = 20
 """A cache can be replaced while it is opened; not so often in a row."""
 
@@ -41,6 +43,8 @@ class Store:
         path: The cache's folder.
         checksums: When shards are hashed: "once", "always" or "never".
         generation: Open this one or none, so that workers read what their parent does.
+        free_bytes: Says how much memory pages of the files may take.  Where they are
+            larger, just the pages of each batch are read, and those together.
 
     Raises:
         CacheError: There is no whole cache in the folder.
@@ -54,13 +58,14 @@ class Store:
         *,
         checksums: Checksums = "once",
         generation: str | None = None,
+        free_bytes: Callable[[], int] = lambda: _UNLIMITED,
     ) -> None:
         check_checksums(checksums)
         self.path = Path(path)
         self.manifest = self._load(self.path)
         if generation is not None and self.manifest.generation != generation:
             raise replaced(self.path)
-        self._shards = Shards(self.path, self.manifest, checksums)
+        self._shards = Shards(self.path, self.manifest, checksums, free_bytes)
         self._columns: dict[tuple[str, bool], ColumnReader] = {}
 
     @staticmethod

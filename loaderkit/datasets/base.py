@@ -27,7 +27,7 @@ from loaderkit.datasets.gathering import UnlikeShapesError, reader
 from loaderkit.datasets.lazy import LazySamples
 from loaderkit.datasets.own import own
 from loaderkit.datasets.pack import Packed, PackOptions, pack_source
-from loaderkit.datasets.room import check_chunks
+from loaderkit.datasets.room import check_chunks, page_cache_bytes
 from loaderkit.datasets.rows import is_one, many_rows, one_row
 from loaderkit.datasets.sizes import sample_sizes
 from loaderkit.datasets.soundness import check_columns
@@ -381,7 +381,10 @@ class SafeDataset(Dataset[Any]):
             if self._generation is None:
                 self._pack_once()
             store = Store(
-                self._path, checksums=self.checksums, generation=self._generation
+                self._path,
+                checksums=self.checksums,
+                generation=self._generation,
+                free_bytes=page_cache_bytes,
             )
             self._opened = _Opened(store, self.classes, plain=self._plain)
         return self._opened

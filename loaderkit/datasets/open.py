@@ -8,6 +8,7 @@ from loaderkit.cache.store import Store
 from loaderkit.datasets.base import SafeDataset, _Opened
 from loaderkit.datasets.classes import Classes
 from loaderkit.datasets.graphs import SafeGraphDataset
+from loaderkit.datasets.room import page_cache_bytes
 from loaderkit.datasets.structure import is_graph
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def open_cache(
         msg = f"unknown_classes must be refuse or plain, got {unknown_classes!r}"
         raise ValueError(msg)
     known, plain = tuple(classes), unknown_classes == "plain"
-    store = Store(path, checksums=checksums)
+    store = Store(path, checksums=checksums, free_bytes=page_cache_bytes)
     opened = _Opened(store, Classes(known), plain=plain)
     graphs = any(is_graph(variant) for variant in opened.structure.variants)
     made = (SafeGraphDataset if graphs else SafeDataset)(

@@ -99,3 +99,8 @@ def free_memory() -> tuple[int, str]:
             used = psutil.Process().memory_info().vms
             found.append((max(0, most - used), "ulimit -v"))
     return min(found)
+
+
+def page_cache_bytes() -> int:
+    """Say how much memory the system may use to keep pages of a cache's files."""
+    return available_memory()[0]

@@ -1,5 +1,6 @@
 """Pieces of files side by side: the bytes of the files, and nothing else."""
 
+import ctypes
 import gc
 import mmap
 import os
@@ -9,9 +10,11 @@ import pytest
 
 from loaderkit.cache.address_space import (
     AddressRange,
+    ReadAhead,
     free_mappings,
     is_available,
     map_whole_file,
+    read_at_random,
 )
 
 PAGE = mmap.PAGESIZE
@@ -88,3 +91,58 @@ def test_a_descriptor_that_is_none_is_an_error():
     with pytest.raises(OSError, match="descriptor"):
         addresses.map_file(987_654, 0, nbytes=PAGE, at=0)
     assert np.asarray(addresses).shape == (PAGE,)
+
+
+PAGES = 4096
+
+
+@pytest.fixture
+def cold_file(tmp_path):
+    """A file of which no page is in memory."""
+    file = tmp_path / "cold"
+    file.write_bytes(os.urandom(PAGES * PAGE))
+    descriptor = os.open(file, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    if resident_pages(map_whole_file(descriptor, PAGES * PAGE)):
+        pytest.skip("this file system keeps all pages in memory")
+    yield descriptor
+    os.close(descriptor)
+
+
+def resident_pages(mapped):
+    """List the pages of a mapped file that are in memory: mincore(2)."""
+    libc, found = ctypes.CDLL(None), (ctypes.c_ubyte * PAGES)()
+    libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    assert libc.mincore(mapped.ctypes.data, mapped.nbytes, found) == 0
+    return [page for page in range(PAGES) if found[page] & 1]
+
+
+def ask(descriptor, *batches):
+    """Ask for batches of rows of 512 bytes; say which pages came of it."""
+    mapped = map_whole_file(descriptor, PAGES * PAGE)
+    read_at_random(mapped)
+    rows, ahead = mapped.reshape(-1, 512), ReadAhead()
+    for runs in batches:
+        starts, lengths = np.array(runs, np.int64).T
+        ahead.ask(rows, starts, lengths)
+        for start, length in runs:
+            assert len(rows[start : start + length].tobytes()) == 512 * length
+    return resident_pages(mapped)
+
+
+def test_only_the_pages_of_a_batch_are_read(cold_file):
+    rows = PAGE // 512
+
+    resident = ask(cold_file, [(900 * rows, rows), (40 * rows, 3 * rows), (7, 2)])
+
+    assert resident == [0, 1, 40, 41, 42, 900]
+
+
+def test_of_batches_that_follow_each_other_the_next_is_read_too(cold_file):
+    rows = PAGE // 512
+
+    resident = ask(cold_file, [(0, 10 * rows)], [(10 * rows, 10 * rows)])
+
+    assert resident[:20] == list(range(20))
+    assert resident[-1] <= 29

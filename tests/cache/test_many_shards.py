@@ -73,10 +73,10 @@ def folders(tmp_path_factory):
     return lambda: tmp_path_factory.mktemp("cache") / "c"
 
 
-def assert_batches_are_the_samples(folder, case):
+def assert_batches_are_the_samples(folder, case, **options):
     shards, rows, width, dtype = case
     samples = [sample for shard in shards for sample in shard]
-    store = Store(write(folder, shards))
+    store = Store(write(folder, shards), **options)
     for name, kind, rest in (("wide", dtype, (width,)), ("narrow", "<i8", ())):
         values, lengths = batch(store, name, rows, kind, rest)
         wanted = [samples[row][name] for row in rows]
@@ -96,6 +96,14 @@ def test_it_is_so_where_files_cannot_lie_side_by_side(folders, case):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shards_module, "is_available", lambda: False)
         assert_batches_are_the_samples(folders(), case)
+
+
+@given(caches())
+@settings(max_examples=15, deadline=None)
+def test_it_is_so_where_the_files_are_larger_than_memory(folders, case):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards_module, "_SMALL_BYTES", 0)
+        assert_batches_are_the_samples(folders(), case, free_bytes=lambda: 0)
 
 
 def test_a_planted_wrong_place_is_found(folders, monkeypatch):
