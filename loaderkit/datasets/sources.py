@@ -48,6 +48,13 @@ class Source(Protocol):
     def named_files(self) -> Iterator[str]:
         """List the files that keys and settings name, by absolute path."""
 
+    def runs_user_code(self) -> bool:
+        """Tell whether reading runs code that may open files for itself to keep.
+
+        Such files must not be open before workers are forked: an open HDF5 file or
+        database that two processes read through gives one the other's bytes.
+        """
+
     def state(self) -> str | None:
         """Hash what samples are made from besides code, keys and files.
 
@@ -161,6 +168,14 @@ class MapSource:
         """Name none: numbers are the keys."""
         return iter(())
 
+    def runs_user_code(self) -> bool:
+        """A list runs none, nor does PyG's own dataset without a transform."""
+        dataset = self._dataset
+        if isinstance(dataset, InMemoryDataset):
+            own = type(dataset).get is InMemoryDataset.get
+            return not own or dataset.transform is not None
+        return type(dataset) not in {list, tuple}
+
     def state(self) -> str | None:
         """Nothing but the samples themselves can tell."""
         return None
@@ -201,6 +216,10 @@ class KeyedSource:
             yield os.path.abspath(root)
         yield from files_named_by(self._keys, root)
         yield from files_named_by(self._settings().values(), root)
+
+    def runs_user_code(self) -> bool:
+        """``load`` is the user's."""
+        return True
 
     def state(self) -> str | None:
         """Hash the dataset's attributes, as another process would receive them."""
@@ -295,6 +314,10 @@ class PtFolder:
     def named_files(self) -> Iterator[str]:
         """List the files."""
         return (os.path.abspath(self.path / name) for name in self._files)
+
+    def runs_user_code(self) -> bool:
+        """Classes in the files may be the user's."""
+        return True
 
     def state(self) -> str | None:
         """Hash the one setting that changes samples."""

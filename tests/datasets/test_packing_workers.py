@@ -4,8 +4,10 @@ import pickle
 import sys
 
 import pytest
+import torch
 
-from loaderkit import DatasetError
+from loaderkit import DatasetError, open_cache, pack
+from loaderkit.datasets import packing_workers
 from loaderkit.datasets.packing_workers import (
     _MOST_MESSAGE_BYTES,
     _answer_with,
@@ -188,3 +190,25 @@ def test_a_failure_that_holds_no_error_is_rebuilt_from_its_text(pickled):
 
     assert type(rebuilt) is DatasetError
     assert "Traceback: x" in str(rebuilt)
+
+
+def test_a_few_samples_in_memory_are_packed_without_processes(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(packing_workers, "_start_worker", started.append)
+
+    pack([{"x": torch.full((3,), n)} for n in range(50)], tmp_path / "c")
+
+    assert not started
+    assert len(open_cache(tmp_path / "c")) == 50
+
+
+@pytest.mark.parametrize("workers", [None, 2])
+def test_many_samples_in_memory_are_read_by_workers_too(tmp_path, workers):
+    """With no time alone, the first span is read by a worker already."""
+    samples = [{"x": torch.full((3,), n)} for n in range(200)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing_workers, "_ALONE_S", 0.0)
+        pack(samples, tmp_path / "c", workers=workers)
+
+    last = open_cache(tmp_path / "c")[199]
+    assert last["x"].tolist() == [199] * 3

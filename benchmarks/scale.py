@@ -1,0 +1,197 @@
+"""What data of other sizes costs: many shards, and a cache larger than memory.
+
+``python -m benchmarks.scale shards``: shuffled batches of W1 from 1, 10, 60 and 500
+files, in page cache.  ``python -m benchmarks.scale memory``: W2 in a process that may
+use less memory than the cache has bytes; it makes a memory cgroup (version 1, as root),
+and takes 1.6 GB of disk.  ``--save`` keeps the tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+import loaderkit
+from benchmarks.harness import Row, rates, report
+from benchmarks.workloads import BATCH, COUNTS, PtFiles, make
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+SHARD_BYTES = {1: 256 << 20, 10: 5_200_000, 60: 480_000, 500: 90_000}
+"""Bytes as packed, before they are narrowed, for about so many files of W1."""
+CGROUPS = Path("/sys/fs/cgroup/memory")
+SECONDS = 10.0
+"""How long each contestant reads a turn where data exceed memory."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=["shards", "memory"])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--save", action="store_true")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        if options.what == "shards":
+            many_shards(Path(folder), options.rounds, save=options.save)
+        else:
+            larger_than_memory(Path(folder), options.rounds, save=options.save)
+
+
+def many_shards(folder: Path, rounds: int, *, save: bool) -> None:
+    """Compare batches from one file with those from many."""
+    graphs = make("w1", COUNTS["w1"])
+    contestants: dict[str, Callable[[], int]] = {}
+    for shards, shard_bytes in SHARD_BYTES.items():
+        path = folder / str(shards)
+        dataset = loaderkit.pack(graphs, path, workers=0, shard_bytes=shard_bytes)
+        files = len(list(path.glob("*.h5")))
+        contestants[f"{files} shards"] = _shuffled(dataset, BATCH["w1"])
+    rows = rates(contestants, rounds=rounds)
+    title = f"w1: {len(graphs):,} graphs, batch {BATCH['w1']}, shuffled, 0 workers"
+    report(title, rows, save="scale_shards" if save else None)
+
+
+def _shuffled(dataset: Any, batch: int) -> Callable[[], int]:
+    def read() -> int:
+        rows = np.random.default_rng(0).permutation(len(dataset))
+        for start in range(0, len(rows), batch):
+            dataset.batch(rows[start : start + batch])
+        return len(rows)
+
+    return read
+
+
+def larger_than_memory(folder: Path, rounds: int, *, save: bool) -> None:
+    """Read a cache, and files, in a process that can keep a part of them."""
+    few = make("w2", 100)
+    count = 4000
+    source = [few[number % len(few)] for number in range(count)]
+    cache = folder / "cache"
+    loaderkit.pack(source, cache, workers=0)
+    files = folder / "pt"
+    files.mkdir()
+    for number in range(count):
+        torch.save(few[number % len(few)], files / f"{number:06}.pt")
+    cache_bytes = sum(file.stat().st_size for file in cache.glob("*.h5"))
+    limit = cache_bytes // 4 + _resident_bytes()
+    ways = {
+        "torch.load per item, shuffled": (files, "shuffled"),
+        "loaderkit, shuffled": (cache, "shuffled"),
+        "loaderkit, blocks": (cache, "blocks"),
+        "loaderkit, in order": (cache, "in order"),
+    }
+    speeds: dict[str, list[float]] = {name: [] for name in ways}
+    ratios: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, (path, order) in ways.items():
+            speed, read_bytes = _in_a_cgroup(limit, path, order)
+            speeds[name].append(speed)
+            ratios[name].append(read_bytes / (cache_bytes / count))
+    base = float(np.median(speeds["torch.load per item, shuffled"]))
+    title = f"w2 of {cache_bytes >> 20:,} MiB where {limit >> 20:,} MiB may be used"
+    for kind, unit, values in (
+        ("", "samples/s", speeds),
+        (", bytes read for each byte of the samples", "x", ratios),
+    ):
+        rows = [
+            Row(
+                name,
+                float(np.median(each)),
+                min(each),
+                max(each),
+                unit,
+                float(np.median(each)) / (base if not kind else 1),
+            )
+            for name, each in values.items()
+        ]
+        kept = f"scale_memory{'_bytes' if kind else ''}" if save else None
+        report(title + kind, rows, save=kept)
+
+
+def _in_a_cgroup(limit: int, path: Path, order: str) -> tuple[float, float]:
+    """Read for some seconds where so many bytes may be used.
+
+    Returns:
+        Samples a second, and bytes that the disk gave for each sample.
+    """
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(
+        target=_read_limited, args=(limit, path, order, theirs)
+    )
+    process.start()
+    found: tuple[float, float] = ours.recv()
+    process.join()
+    (CGROUPS / f"loaderkit-{process.pid}").rmdir()
+    return found
+
+
+def _read_limited(limit: int, path: Path, order: str, answers: Any) -> None:
+    group = CGROUPS / f"loaderkit-{os.getpid()}"
+    group.mkdir()
+    Path("/proc/sys/vm/drop_caches").write_text("1")
+    (group / "memory.limit_in_bytes").write_text(str(limit))
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+    if path.name == "pt":
+        files = PtFiles(path)
+        count = len(files)
+
+        def read(rows: NDArray[np.int64]) -> Any:
+            return [files[row] for row in rows.tolist()]
+    else:
+        dataset = loaderkit.open_cache(path, checksums="never")
+        count, read = len(dataset), dataset.batch
+    before, start, samples = _disk_bytes(), time.perf_counter(), 0
+    for rows in _batches(count, order):
+        read(rows)
+        samples += len(rows)
+        if time.perf_counter() - start > SECONDS:
+            break
+    seconds = time.perf_counter() - start
+    answers.send((samples / seconds, (_disk_bytes() - before) / samples))
+
+
+def _batches(count: int, order: str) -> Iterator[NDArray[np.int64]]:
+    """Give batches without an end, in an order."""
+    generator, batch = np.random.default_rng(0), BATCH["w2"]
+    while True:
+        rows = np.arange(count)
+        if order == "shuffled":
+            rows = generator.permutation(count)
+        elif order == "blocks":
+            blocks = np.array_split(rows, count // 64)
+            order_of_blocks = generator.permutation(len(blocks))
+            rows = np.concatenate([blocks[number] for number in order_of_blocks])
+            windows = np.array_split(rows, max(1, count // 1024))
+            rows = np.concatenate([generator.permutation(each) for each in windows])
+        for start in range(0, count - batch + 1, batch):
+            yield rows[start : start + batch]
+
+
+def _disk_bytes() -> int:
+    """Bytes that this process had the disk read."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("read_bytes")).split()[1])
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf(
+        "SC_PAGESIZE"
+    )
+
+
+if __name__ == "__main__":
+    main()
