@@ -17,6 +17,7 @@ from loaderkit.leaks.trend import LEAKING, LEAST, NEEDS_MORE, STEADY
 from loaderkit.leaks.unrooted import count_outside
 from loaderkit.leaks.verdict import (
     WORKER,
+    effects,
     epochs_until,
     floor_of,
     judge,
@@ -46,6 +47,7 @@ _LEFT_OVER = (
     ("anonymous", "outside malloc", "memory"),
     ("resident", "native", "native memory"),
 )
+_ON_DEVICE = {"device", "reserved", "driver"}
 _SMALL = 1 << 20
 """Bytes an epoch of plain numbers that are no leak."""
 _LEAST_PAUSE_S = 0.25
@@ -269,11 +271,19 @@ def _explained(leaking: Mapping[str, Trend], found: Sequence[Growth]) -> bool:
 
 
 def _left_over(leaking: Mapping[str, Trend]) -> list[Growth]:
-    """Name memory without Python objects by the first counter that sees it."""
-    for name, pattern, what in _LEFT_OVER:
-        if name in leaking:
-            return [Growth(pattern, what, "", 0, round(leaking[name].per_epoch))]
-    return []
+    """Name memory without Python objects, by the first counters that see it.
+
+    On a device that may be two: tensors, and what the driver holds beside them.
+    """
+    rates = {name: trend.per_epoch for name, trend in leaking.items()}
+    secondary = effects(rates)
+    seen = [
+        Growth(pattern, what, "", 0, round(rates[name]))
+        for name, pattern, what in _LEFT_OVER
+        if name in rates and name not in secondary
+    ]
+    on_device = [each for each in seen if each.pattern in _ON_DEVICE]
+    return on_device or seen[:1]
 
 
 def _left_after_collecting(

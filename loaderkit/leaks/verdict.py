@@ -30,6 +30,9 @@ EFFECTS = {
 }
 """Counters that grow with another one: what torch's allocator takes for tensors, what
 the driver gives to it."""
+_EXPLAINED_TIMES = 4.0
+"""A counter grows with another one if it grows by no more than so many times as much:
+chosen above what rounding to segments and pieces that are lost between them add."""
 WORKER = "worker "
 """Counters of child processes are called "worker" and the process's number."""
 
@@ -131,6 +134,27 @@ def read_too_seldom(series: Mapping[str, Series]) -> dict[str, int]:
     counts = {name: len(epochs) for name, (epochs, _) in series.items()}
     least = min(max(counts.values(), default=0) / 3, _ENOUGH)
     return {name: count for name, count in counts.items() if count < least}
+
+
+def effects(rates: Mapping[str, float]) -> set[str]:
+    """Find the counters that grow only because another one does.
+
+    Args:
+        rates: Growth an epoch of all counters that leak.
+
+    Returns:
+        Those of :data:`EFFECTS` whose cause leaks too, and explains as much.
+
+    >>> effects({"allocated": 1e6, "driver": 1.5e6})
+    {'driver'}
+    >>> effects({"allocated": 1e6, "driver": 9e6})
+    set()
+    """
+    return {
+        name
+        for name, cause in EFFECTS.items()
+        if name in rates and rates[name] <= _EXPLAINED_TIMES * rates.get(cause, 0.0)
+    }
 
 
 def overall(trends: Iterable[CounterTrend]) -> tuple[str, int]:
