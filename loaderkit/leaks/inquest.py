@@ -150,7 +150,14 @@ def _judge(
         return {kind: trend_of(series) for kind, series in by_kind.items()}
 
     series = watch.series()
-    counters = judge(series, tolerance=tolerance, warmup=warmup)
+
+    def judged() -> tuple[CounterTrend, ...]:
+        return judge(
+            series, tolerance=tolerance, warmup=warmup,
+            starting_until=watch.starting_until,
+        )  # fmt: skip
+
+    counters = judged()
     if any(trend.verdict != STEADY for trend in trends_of_kinds().values()):
         pause = min(max(4 * watch.seconds_per_epoch(), _LEAST_PAUSE_S), 1.0)
         shared_files.wait_for_others(pause)
@@ -158,7 +165,7 @@ def _judge(
         # epoch.  So where a kind leaks, the others are not counted.
         leaking = [kind for kind, trend in trends_of_kinds().items() if trend.rising]
         series["shm_files"] = shared_files.series(leaking or None)
-        counters = judge(series, tolerance=tolerance, warmup=warmup)
+        counters = judged()
 
     notes = []
     foreign = sorted(shared_files.foreign_kinds_seen())

@@ -205,3 +205,25 @@ def device_run(seed):
         heaps = math.ceil((kept + cached * r.random()) / heap)
         outside.append(1.2 * base + warmup * min(1, epoch / 2) + heaps * heap)
     return DeviceRun(allocated, outside)
+
+
+def start_up(seed, epochs):
+    """Draw what a new program takes: imports of all sizes, then a table that is built.
+
+    Returns:
+        A reading an epoch, and the last epoch in which it was starting up.
+    """
+    r = random.Random(seed)
+    ends = r.randint(2, epochs + 10)
+    kind = r.choice(["even", "bursts", "slower and slower"])
+    size, readings = 10.0 * MIB, []
+    for epoch in range(epochs + 1):
+        readings.append(size)
+        if epoch < ends:
+            step = 10 ** r.uniform(4, 7)
+            if kind == "even":
+                step = 2 * MIB * r.uniform(0.9, 1.1)
+            elif kind == "slower and slower":
+                step = 20 * MIB / (epoch + 1)
+            size += step
+    return readings, min(ends, epochs)

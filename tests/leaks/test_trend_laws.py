@@ -13,12 +13,13 @@ from series import (
     any_leak,
     device_run,
     lookalike,
+    start_up,
 )
 
 from loaderkit import fit_trend
 from loaderkit.leaks.report import LeakReport
 from loaderkit.leaks.trend import LEAKING, NEEDS_MORE, STEADY
-from loaderkit.leaks.verdict import judge, overall
+from loaderkit.leaks.verdict import WORKER, judge, overall
 from loaderkit.memory.counters import words_of
 
 FLOOR = 16 * KIB
@@ -160,3 +161,26 @@ def test_a_figure_is_secondary_only_where_its_cause_explains_as_much():
 
     assert first(0.2) == "allocated"
     assert first(500) == "driver"
+
+
+CHILD = f"{WORKER}7"
+
+
+@pytest.mark.parametrize("kept", [0, 200 * KIB])
+def test_what_a_child_imports_is_no_leak_and_what_it_keeps_then_is_one(kept):
+    for seed in range(60):
+        readings, until = start_up(seed, epochs=30 if seed % 2 else 60)
+        after = [max(0, epoch - until) for epoch in range(len(readings))]
+        values = [
+            reading + kept * epoch
+            for reading, epoch in zip(readings, after, strict=True)
+        ]
+
+        (child,) = judge(
+            {CHILD: (range(len(values)), values)}, starting_until={CHILD: until}
+        )
+
+        is_over = after[-1] >= 12
+        assert child.trend.verdict != LEAKING or (kept and after[-1])
+        assert child.trend.verdict == LEAKING or not (kept and is_over)
+        assert child.trend.verdict == STEADY or kept or not is_over
