@@ -257,7 +257,9 @@ def _typed_graphs(dataset: Any, count: int, join: Any) -> Samples:
         for name, number in told.items():
             counts.setdefault(name, np.zeros(looked))[row] = number or 0
     # A relation and its reverse have as many edges: one column tells of both.
-    columns = {tuple(column): name for name, column in counts.items()}
+    columns: dict[tuple[float, ...], str] = {}
+    for name, column in counts.items():
+        columns.setdefault(tuple(column), name)
     ones = np.ones(looked)
     if len(columns) > _MOST_COLUMNS:
         nodes, edges = (
