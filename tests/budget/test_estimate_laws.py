@@ -235,7 +235,7 @@ def test_assumed_values_do_not_end_in_the_users_own_error():
     assert estimate_step(Particular(), torch.randn(8, 4)).peak
 
 
-@pytest.mark.parametrize("seed", [4, 7, 18, 2006])
+@pytest.mark.parametrize("seed", [4, 7, 18])
 def test_so_it_is_for_steps_that_a_grammar_draws(seed):
     drawn = draw_step(seed)
 
