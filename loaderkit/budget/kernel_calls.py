@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_iter, tree_unflatten
 
 if TYPE_CHECKING:
@@ -376,12 +377,34 @@ def _resized_spec(spec: TensorSpec, sizes: dict[int, int]) -> TensorSpec:
     return TensorSpec(shape, tuple(stride), spec.dtype)
 
 
+def _accepts(call: KernelCall) -> bool:
+    """Ask torch's rules whether operands go together, of a call such as nonzero()."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv  # half a second
+
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        leaves = [
+            torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype)
+            if isinstance(leaf, TensorSpec)
+            else leaf
+            for leaf in call.leaves
+        ]
+        args, kwargs = tree_unflatten(leaves, call.tree)
+        try:
+            call.func(*args, **kwargs)
+        except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError):
+            return False
+    return True
+
+
 def output_bytes(call: KernelCall) -> int | None:
     """Ask torch's shape rules what a call would give.
 
     Returns:
-        Bytes of its outputs; None where there is no rule, or where it refuses.
+        Bytes of its outputs, those of its operands where values decide; None where
+        there is no rule, or where it refuses.
     """
+    if torch.Tag.dynamic_output_shape in call.func.tags:
+        return call.nbytes if _accepts(call) else None
     leaves = [
         torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype, device="meta")
         if isinstance(leaf, TensorSpec)

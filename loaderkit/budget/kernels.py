@@ -292,7 +292,11 @@ def _scaled(
     """Scale what small calls took to a call's own sizes."""
     if whole:
         one = measured[0]
-        held_now, output_now = Bounds.exactly(one.held), Bounds.exactly(one.retained)
+        made_now = one.retained
+        if torch.Tag.dynamic_output_shape in call.func.tags:
+            # as many as were chosen when it was tracked, not as with an invented mask
+            made_now += sum(outputs) - sum(one.outputs)
+        held_now, output_now = Bounds.exactly(one.held), Bounds.exactly(made_now)
         return Workspace(held_now, output_now, exact=True)
     sizes = (*call.operand_bytes, *outputs)
     tables = [(*each.operands, *each.outputs) for each in measured]

@@ -7,6 +7,7 @@ back, its frames let go, and it is tried again in halves.
 
 from __future__ import annotations
 
+import functools
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from loaderkit.budget.comparison import (
-    deviation_error,
-    tolerance_of,
-    unequal_halves,
-    update_error,
-)
+from loaderkit.budget.comparison import Comparison, update_error
 from loaderkit.budget.oom import attach, diagnose_oom
 from loaderkit.budget.pieces import count_samples, cut, weight_of
 from loaderkit.budget.ranks import (
@@ -45,8 +41,6 @@ if TYPE_CHECKING:
 
     from loaderkit.budget.oom import Diagnosis
 
-_COMPARED_SAMPLES = 4
-"""Samples of the part that is compared: a piece of one and a piece of three."""
 _NOT_OF_A_PIECE = frozenset(
     {"killed", "shm", "fds", "map count", "pagefile", "fork", "pinned", "garbage size"}
 )
@@ -107,12 +101,13 @@ class MicroBatcher:
     """Whether one sample's loss does not depend on the others: False for contrastive
     losses, which no pieces can equal."""
     verify: bool = True
-    """Whether the first step in pieces is compared with the whole, on a part of the
-    batch that fits: it tells losses whose mean is over something else, and layers that
-    mix samples."""
+    """Whether the first step in pieces, and the 2nd, 4th, 8th ..., is compared with the
+    whole, on parts of the batch that fit: it tells losses whose mean is over something
+    else, and layers that mix samples."""
     retries: int = field(default=0, init=False)
     """Pieces tried again so far."""
-    _verified: bool = field(default=False, init=False, repr=False)
+    _steps_in_pieces: int = field(default=0, init=False, repr=False)
+    _compare_at: int = field(default=1, init=False, repr=False)
 
     def step(self, batch: Any) -> StepResult:
         """Train on one batch.
@@ -174,12 +169,37 @@ class MicroBatcher:
         return result
 
     def _run(self, pieces: _Pieces, window: list[Any]) -> StepResult:
-        """Compute the gradients; the first time in pieces, compare with the whole."""
+        """Compute the gradients; now and then, compare pieces with the whole."""
         result = pieces.run(window)
-        fits = min(pieces.size or 0, count_samples(window[0]), _COMPARED_SAMPLES)
-        if self.verify and not self._verified and fits > 1:
-            self._verified = pieces.compare(cut(window[0], 0, fits))
+        if self.verify and result.pieces > 1:
+            self._steps_in_pieces += 1
+            if self._steps_in_pieces >= self._compare_at:
+                # What deviates may be rare: a class with a weight, a text that is cut.
+                compared = self._compare(window, pieces.size)
+                self._compare_at = (2 if compared else 1) * self._steps_in_pieces
         return result
+
+    def _compare(self, window: list[Any], size: int | None) -> bool:
+        """Compare pieces with the whole; tell whether that could be done.
+
+        Raises:
+            BudgetError: They differ.
+        """
+        batch = window[0]
+        most = size or count_samples(batch)
+        if not self.independent or (size is None and _batch_norm(self.model)):
+            return True  # whole batches of a window, each for itself as the user says
+        precisely = functools.partial(self._backward_of, precisely=True)
+        try:
+            return Comparison(self.model, precisely, self.weigh).run(batch, most)
+        except BudgetError:
+            raise
+        except Exception:
+            if self.autocast is None:
+                raise
+        # Some models run under autocast only.
+        rounded = Comparison(self.model, self._backward_of, self.weigh, self.autocast)
+        return rounded.run(batch, most)
 
     def _update(self) -> None:
         """Let the optimizer update; undo its first update if that runs out of memory.
@@ -207,15 +227,22 @@ class MicroBatcher:
             raise update_error(self.optimizer, undone=first) from error
 
     def _backward(self, piece: Any, share: float) -> torch.Tensor:
+        return self._backward_of(self.model, piece, share)
+
+    def _backward_of(
+        self, model: Any, piece: Any, share: float, *, precisely: bool = False
+    ) -> torch.Tensor:
+        """Compute a piece; precisely without autocast, and without scaling."""
         autocast: Any = nullcontext()
-        if self.autocast is not None:
+        if self.autocast is not None and not precisely:
             autocast = torch.autocast(device_of(self.model).type, self.autocast)
         with autocast:
             # not through the wrapper: its forward pass waits for the other ranks
-            inner = unwrapped(self.model)
+            inner = unwrapped(model)
             output = call_model(inner, piece, paired=self.loss is not None)
             value = loss_of(output, piece, self.loss) * share
-        (value if self.scaler is None else self.scaler.scale(value)).backward()
+        is_scaled = self.scaler is not None and not precisely
+        (self.scaler.scale(value) if is_scaled else value).backward()
         detached: torch.Tensor = value.detach()
         return detached
 
@@ -301,55 +328,6 @@ class _Pieces:
             start = stop
         return total
 
-    def compare(self, part: Any) -> bool:
-        """Compare the gradients of a few samples with those of pieces of them.
-
-        Args:
-            part: Samples that fit.
-
-        Returns:
-            Whether they could be computed; not if memory runs out.
-
-        Raises:
-            BudgetError: They differ.
-        """
-        kept, state = take_grads(self.parameters), StepState(self.model)
-        training = {module: module.training for module in self.model.modules()}
-        self.model.eval()  # dropout would draw other numbers; the rest is the same
-        try:
-            whole, pieces = (
-                self._gradients([part]),
-                self._gradients(unequal_halves(part)),
-            )
-        except (RuntimeError, MemoryError) as error:
-            if not diagnose_oom(error).is_oom:
-                raise
-            return False
-        finally:
-            for module, mode in training.items():
-                module.training = mode
-            state.restore()
-            put_grads(self.parameters, kept)
-        largest = max((float(g.abs().max()) for g in whole if g.numel()), default=0.0)
-        pairs = zip(whole, pieces, strict=True)
-        far = max(
-            (float((a - b).abs().max()) for a, b in pairs if a.numel()), default=0.0
-        )
-        if largest and far > tolerance_of(whole) * largest:
-            raise deviation_error(far / largest, self.weigh)
-        return True
-
-    def _gradients(self, pieces: list[Any]) -> list[torch.Tensor]:
-        """Give the gradients of some pieces together, in float64."""
-        take_grads(self.parameters)
-        weights = [weight_of(piece, self.weigh) for piece in pieces]
-        for piece, weight in zip(pieces, weights, strict=True):
-            self.backward(piece, weight / sum(weights) if sum(weights) else 0.0)
-        return [
-            torch.zeros(0) if p.grad is None else p.grad.detach().to("cpu").double()
-            for p in self.parameters
-        ]
-
     def _attempt(self, piece: Any, share: float) -> Any:
         """Compute one piece; give the error when it ran out of memory."""
         kept = take_grads(self.parameters)
@@ -383,9 +361,17 @@ def _refuse(model: Any, *, independent: bool, cause: BaseException | None) -> No
         )
         fix = "a smaller batch, or loaderkit.plan_batch"
         raise BudgetError(what, why=why, fix=fix) from cause
+    name = _batch_norm(model)
+    if name is not None:
+        what = "This batch cannot be computed in pieces with equal results."
+        why = f"{name} normalises by the statistics of its batch, in training"
+        fix = f"model.get_submodule({name!r}).eval(), or GroupNorm, or LayerNorm"
+        raise BudgetError(what, why=why, fix=fix) from cause
+
+
+def _batch_norm(model: Any) -> str | None:
+    """Name a module that normalises by the statistics of its batch."""
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and module.training:
-            what = "This batch cannot be computed in pieces with equal results."
-            why = f"{name} normalises by the statistics of its batch, in training"
-            fix = f"model.get_submodule({name!r}).eval(), or GroupNorm, or LayerNorm"
-            raise BudgetError(what, why=why, fix=fix) from cause
+            return str(name)
+    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch_geometric.data import Batch
 from torch_geometric.data.data import BaseData
@@ -53,9 +54,22 @@ def cut(batch: Any, start: int, stop: int) -> Any:
     return _cut(batch, slice(start, stop), total)
 
 
-def _cut(value: Any, rows: slice, total: int) -> Any:
+def take(batch: Any, rows: list[int]) -> Any:
+    """Take some samples of a batch, from wherever they are.
+
+    Args:
+        batch: As for :func:`count_samples`.
+        rows: Which.
+
+    Returns:
+        As :func:`cut` does, but a copy.
+    """
+    return _cut(batch, rows, count_samples(batch))
+
+
+def _cut(value: Any, rows: slice | list[int], total: int) -> Any:
     if isinstance(value, Batch):
-        graphs = [value.get_example(i) for i in range(rows.start, rows.stop)]
+        graphs = [value.get_example(int(i)) for i in np.arange(total)[rows]]
         return type(value).from_data_list(graphs)
     if isinstance(value, torch.Tensor):
         return value[rows] if value.dim() and len(value) == total else value
@@ -65,8 +79,24 @@ def _cut(value: Any, rows: slice, total: int) -> Any:
         return type(value)(*(_cut(each, rows, total) for each in value))
     if isinstance(value, (tuple, list)):
         if len(value) == total and not any(map(_holds, value)):  # one text a sample
-            return value[rows]
+            chosen = [value[i] for i in np.arange(total)[rows]]
+            return type(value)(chosen)
         return type(value)(_cut(each, rows, total) for each in value)
+    return value
+
+
+def in_float64(value: Any) -> Any:
+    """Copy a batch with all its floats in float64."""
+    if isinstance(value, BaseData):
+        return value.clone().apply(in_float64)
+    if isinstance(value, torch.Tensor):
+        return value.double() if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {key: in_float64(each) for key, each in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(in_float64, value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(in_float64, value))
     return value
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_iter
 from torch.utils.data import default_collate
+from torch_geometric.data import HeteroData
 from torch_geometric.data.data import BaseData
 
 from loaderkit.budget.steps import StepError
@@ -31,7 +32,11 @@ NAMES = {
     "sequences": ("samples", "tokens", "padded", "padded squared"),
     "samples": ("samples",),
 }
-"""What a batch is described by, for each kind of dataset."""
+"""What a batch is described by, for each kind of dataset but "typed graphs", which have
+columns of their own: the nodes of each type, the edges of each relation."""
+_MOST_COLUMNS = 24
+"""Of typed graphs.  Each takes one more tracked step; with more types than that, their
+nodes and edges are added up, and what that does not explain is in the error."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,13 @@ class Samples:
     """Makes the batch of some rows."""
     partly: bool = False
     """Whether only the first samples were looked at."""
+    columns: tuple[str, ...] = ()
+    """Of typed graphs: what is counted in each column of ``sizes``."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What a batch is described by."""
+        return self.columns or NAMES[self.kind]
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -71,8 +83,12 @@ class Samples:
             Sizes ``[batches, names]``; each graph as long as the largest of all.
         """
         given = np.atleast_2d(np.asarray(sizes, np.float64))
-        if self.kind != "padded graphs" or given.shape[-1] != 3:
+        if given.shape[-1] == len(self.names):
             return given
+        if self.kind != "padded graphs" or given.shape[-1] != 3:
+            msg = f"sizes must be [batches, ({', '.join(self.names)})], got "
+            msg += f"{list(given.shape)}"
+            raise StepError(msg)
         longest = np.minimum(self.sizes[:, 1].max(), given[:, 1])
         padded = given[:, 0] * longest
         return np.column_stack([given, padded, padded * longest])
@@ -116,8 +132,9 @@ class Samples:
             return surrogate.price(np.stack(each, axis=1))
         best = np.full(len(self), -np.inf)
         counts = np.arange(1, len(self) + 1, dtype=np.float64)
+        summed = self.sizes.shape[1]
         for line in surrogate.lines:
-            dearest = np.sort(self.sizes[:, :3] @ line[1:4])[::-1]
+            dearest = np.sort(self.sizes @ line[1 : 1 + summed])[::-1]
             total = line[0] + np.cumsum(dearest)
             if self.kind == "padded graphs":  # all as long as the largest of all
                 longest = self.sizes[:, 1].max()
@@ -131,7 +148,8 @@ class Samples:
         if self.kind == "sequences":
             weights = [self.sizes[:, 1]]
         else:
-            weights = [self.sizes[:, :3] @ line[1:4] for line in surrogate.lines]
+            summed = self.sizes.shape[1]
+            weights = [self.sizes @ line[1 : 1 + summed] for line in surrogate.lines]
         if self.kind == "padded graphs":
             weights.append(self.sizes[:, 1].copy())
             for weight in weights:  # the largest is in every one: the others pad to it
@@ -165,6 +183,8 @@ def read_samples(
         return _join(dataset, rows, collate)
 
     first = dataset[0]
+    if isinstance(first, HeteroData):
+        return _typed_graphs(dataset, count, join)
     if isinstance(first, BaseData):
         return Samples(dataset, "graphs", *_graphs(dataset, count, join))
     lengths, partly = _lengths(dataset, count)
@@ -225,6 +245,32 @@ def _graphs(dataset: Any, count: int, join: Any) -> tuple[Floats, Any, bool]:
         for each in map(dataset.__getitem__, range(looked))
     ]
     return np.array(rows, np.float64), join, looked < count
+
+
+def _typed_graphs(dataset: Any, count: int, join: Any) -> Samples:
+    """Count the nodes of each type and the edges of each relation."""
+    looked = min(count, _READ_AT_MOST)
+    counts: dict[str, Floats] = {}
+    for row, graph in enumerate(map(dataset.__getitem__, range(looked))):
+        told = {f"nodes of {t}": graph[t].num_nodes for t in graph.node_types}
+        told |= {f"edges {' '.join(r)}": graph[r].num_edges for r in graph.edge_types}
+        for name, number in told.items():
+            counts.setdefault(name, np.zeros(looked))[row] = number or 0
+    # A relation and its reverse have as many edges: one column tells of both.
+    columns: dict[tuple[float, ...], str] = {}
+    for name, column in counts.items():
+        columns.setdefault(tuple(column), name)
+    ones = np.ones(looked)
+    if len(columns) > _MOST_COLUMNS:
+        nodes, edges = (
+            sum((c for n, c in counts.items() if n.startswith(kind)), np.zeros(looked))
+            for kind in ("nodes", "edges")
+        )
+        sizes = np.stack([ones, nodes, edges], axis=1)
+        return Samples(dataset, "graphs", sizes, join, looked < count)
+    sizes = np.stack([ones, *(counts[name] for name in columns.values())], axis=1)
+    names = ("graphs", *columns.values())
+    return Samples(dataset, "typed graphs", sizes, join, looked < count, names)
 
 
 def _nodes(graph: Any) -> int:

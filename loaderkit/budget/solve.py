@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from loaderkit.budget.peaks import peaks_of, totals
-from loaderkit.budget.samples import NAMES, Samples
 from loaderkit.budget.surrogate import Surrogate, fit
 from loaderkit.budget.track import track_step
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from loaderkit.budget.log import End
+    from loaderkit.budget.samples import Samples
     from loaderkit.budget.steps import Step
 
 _COUNTS = {
@@ -76,8 +78,14 @@ class Pricing:
         return max(totals(peaks_of(log)).values())
 
     def worst(self, count: int) -> int:
-        """Track the dearest batch of so many samples."""
-        return self.direct(self.samples.worst_rows(self.surrogate, count))
+        """Track the dearest batch of so many samples, and bound what others take.
+
+        Prices choose which is the dearest.  Where they may be wrong by a share, another
+        batch may take more than the one that was tracked: by that share, twice.
+        """
+        tracked = self.direct(self.samples.worst_rows(self.surrogate, count))
+        error = min(self.surrogate.error, 0.5)
+        return round(tracked * (1 + error) / (1 - error))
 
     def largest(self, limit: int) -> int:
         """Solve for the most samples of which every batch fits.
@@ -122,15 +130,21 @@ def price(model: Any, samples: Samples, step: Step) -> Pricing:
 def _fitted(model: Any, samples: Samples, step: Step) -> Surrogate:
     """Fit small steps, and compare with larger ones that the fit has not seen."""
     chosen = [
-        _spread(samples, count, turn)
-        for turn, count in enumerate(_COUNTS[samples.kind])
+        _spread(samples, count, turn) for turn, count in enumerate(_counts(samples))
     ]
     sizes = [samples.describe(rows) for rows in chosen]
     logs = [track_step(model, samples.join(rows), step) for rows in chosen]
-    surrogate = fit(NAMES[samples.kind], sizes, logs)
+    surrogate = fit(samples.names, sizes, logs)
     pricing = Pricing(model, samples, step, surrogate)
     error = max(_miss(pricing, rows) for rows in _unseen(samples, surrogate))
     return replace(surrogate, error=max(surrogate.error, error))
+
+
+def _counts(samples: Samples) -> Sequence[int]:
+    """Give the samples of each of the small steps."""
+    if samples.kind != "typed graphs":
+        return _COUNTS[samples.kind]
+    return [2 + turn % 7 for turn in range(len(samples.names) + 2)]
 
 
 def _miss(pricing: Pricing, rows: list[int]) -> float:
@@ -150,13 +164,14 @@ def _spread(samples: Samples, count: int, turn: int) -> list[int]:
     """Choose small samples whose sizes point in different directions."""
     total = samples.sizes @ np.ones(samples.sizes.shape[1])
     small = np.argsort(total, kind="stable")
-    if (
-        samples.kind != "padded graphs"
-    ):  # which need long ones, to see what squares cost
+    if samples.kind not in {
+        "padded graphs",
+        "sequences",
+    }:  # which need long ones, to see what squares cost
         small = small[: max(count * 4, len(total) // 2)]
     rng = np.random.default_rng(turn)
     picked = rng.choice(small, size=min(count, len(small)), replace=False)
-    if "graphs" in samples.kind and len(small) > count:
+    if samples.kind in {"graphs", "padded graphs"} and len(small) > count:
         ratio = samples.sizes[small, 2] / np.maximum(samples.sizes[small, 1], 1)
         picked[0] = small[ratio.argmax() if turn % 2 else ratio.argmin()]
     rows = [int(row) for row in dict.fromkeys(picked.tolist())]
@@ -246,7 +261,11 @@ def budgets(pricing: Pricing, limit: int, count: int, most: int) -> dict[str, An
         them fits.
     """
     samples, lines = pricing.samples, pricing.surrogate.lines
-    needed = {"graphs": ("nodes", "edges"), "sequences": ("tokens",)}
+    needed = {
+        "graphs": ("nodes", "edges"),
+        "typed graphs": ("nodes", "edges"),
+        "sequences": ("tokens",),
+    }
     if samples.kind not in needed or not samples.says(*needed[samples.kind]):
         return {"batch_size": count}
     room = limit * (1 - min(pricing.surrogate.error, 0.05)) - lines[:, 0]
@@ -256,9 +275,16 @@ def budgets(pricing: Pricing, limit: int, count: int, most: int) -> dict[str, An
             return {"batch_size": count, "bucket_by": "tokens"}
         tokens = _least(room, lines[:, 2])
         return {"max_tokens": tokens} if tokens > 0 else {"batch_size": count}
-    nodes, edges = samples.sizes[:, 1].sum(), samples.sizes[:, 2].sum()
+    # A loader's bounds are for all nodes and all edges: of typed graphs, each may be of
+    # the dearest type.
+    of_nodes = [i for i, name in enumerate(samples.names) if name.startswith("nodes")]
+    of_edges = [i for i, name in enumerate(samples.names) if name.startswith("edges")]
+    nodes = samples.sizes[:, of_nodes].sum()
+    edges = samples.sizes[:, of_edges].sum()
     ratio = edges / max(nodes, 1)
-    nodes = _least(room, lines[:, 2] + ratio * lines[:, 3])
+    dearest_node = lines[:, [1 + i for i in of_nodes]].max(axis=1)
+    dearest_edge = lines[:, [1 + i for i in of_edges]].max(axis=1)
+    nodes = _least(room, dearest_node + ratio * dearest_edge)
     bounds = {"max_nodes": nodes, "max_edges": int(nodes * ratio)}
     return {name: bound for name, bound in bounds.items() if bound > 0}
 

@@ -13,20 +13,28 @@ class StepState:
     def __init__(self, model: Any) -> None:
         self.model, self.device = model, device_of(model)
         self.buffers = [buffer.clone() for buffer in model.buffers()]
-        self.numbers = torch.get_rng_state()
-        self.on_device = None
-        if self.device.type != "cpu":
-            module = torch.get_device_module(self.device)
-            self.on_device = module.get_rng_state()
+        self.numbers = random_state(self.device)
 
-    def restore(self) -> None:
-        """Put them back."""
+    def restore_buffers(self) -> None:
+        """Put the buffers back."""
         with torch.no_grad():
             for buffer, old in zip(self.model.buffers(), self.buffers, strict=True):
                 buffer.copy_(old)
-        torch.set_rng_state(self.numbers)
-        if self.on_device is not None:
-            torch.get_device_module(self.device).set_rng_state(self.on_device)
+
+    def restore(self) -> None:
+        """Put both back."""
+        self.restore_buffers()
+        torch.set_rng_state(self.numbers[0])
+        for numbers in self.numbers[1:]:
+            torch.get_device_module(self.device).set_rng_state(numbers)
+
+
+def random_state(device: torch.device) -> list[torch.Tensor]:
+    """Give the state of random numbers: the CPU's, and a device's own."""
+    states = [torch.get_rng_state()]
+    if device.type != "cpu":
+        states.append(torch.get_device_module(device).get_rng_state())
+    return states
 
 
 def device_of(model: Any) -> torch.device:

@@ -17,6 +17,7 @@ from loaderkit.leaks.trend import LEAKING, LEAST, NEEDS_MORE, STEADY
 from loaderkit.leaks.unrooted import count_outside
 from loaderkit.leaks.verdict import (
     WORKER,
+    effects,
     epochs_until,
     floor_of,
     judge,
@@ -46,6 +47,7 @@ _LEFT_OVER = (
     ("anonymous", "outside malloc", "memory"),
     ("resident", "native", "native memory"),
 )
+_ON_DEVICE = {"device", "reserved", "driver"}
 _SMALL = 1 << 20
 """Bytes an epoch of plain numbers that are no leak."""
 _LEAST_PAUSE_S = 0.25
@@ -148,7 +150,14 @@ def _judge(
         return {kind: trend_of(series) for kind, series in by_kind.items()}
 
     series = watch.series()
-    counters = judge(series, tolerance=tolerance, warmup=warmup)
+
+    def judged() -> tuple[CounterTrend, ...]:
+        return judge(
+            series, tolerance=tolerance, warmup=warmup,
+            starting_until=watch.starting_until,
+        )  # fmt: skip
+
+    counters = judged()
     if any(trend.verdict != STEADY for trend in trends_of_kinds().values()):
         pause = min(max(4 * watch.seconds_per_epoch(), _LEAST_PAUSE_S), 1.0)
         shared_files.wait_for_others(pause)
@@ -156,7 +165,7 @@ def _judge(
         # epoch.  So where a kind leaks, the others are not counted.
         leaking = [kind for kind, trend in trends_of_kinds().items() if trend.rising]
         series["shm_files"] = shared_files.series(leaking or None)
-        counters = judge(series, tolerance=tolerance, warmup=warmup)
+        counters = judged()
 
     notes = []
     foreign = sorted(shared_files.foreign_kinds_seen())
@@ -269,11 +278,19 @@ def _explained(leaking: Mapping[str, Trend], found: Sequence[Growth]) -> bool:
 
 
 def _left_over(leaking: Mapping[str, Trend]) -> list[Growth]:
-    """Name memory without Python objects by the first counter that sees it."""
-    for name, pattern, what in _LEFT_OVER:
-        if name in leaking:
-            return [Growth(pattern, what, "", 0, round(leaking[name].per_epoch))]
-    return []
+    """Name memory without Python objects, by the first counters that see it.
+
+    On a device that may be two: tensors, and what the driver holds beside them.
+    """
+    rates = {name: trend.per_epoch for name, trend in leaking.items()}
+    secondary = effects(rates)
+    seen = [
+        Growth(pattern, what, "", 0, round(rates[name]))
+        for name, pattern, what in _LEFT_OVER
+        if name in rates and name not in secondary
+    ]
+    on_device = [each for each in seen if each.pattern in _ON_DEVICE]
+    return on_device or seen[:1]
 
 
 def _left_after_collecting(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.leaks.trend import LEAKING, NEEDS_MORE, STEADY
-from loaderkit.leaks.verdict import EFFECTS
+from loaderkit.leaks.verdict import effects
 from loaderkit.units import format_amount, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -69,11 +69,9 @@ class LeakReport:
         if not self.leaking:
             return ()
         found = [each for each in self.counters if each.trend.rising]
-        rising = {each.name for each in found}
         # What torch's allocator takes grows with the tensors: the cause comes first.
-        return tuple(
-            sorted(found, key=lambda c: (EFFECTS.get(c.name) in rising, _by_size(c)))
-        )
+        secondary = effects({each.name: each.trend.per_epoch for each in found})
+        return tuple(sorted(found, key=lambda c: (c.name in secondary, _by_size(c))))
 
     @property
     def tolerated(self) -> tuple[CounterTrend, ...]:
@@ -153,7 +151,10 @@ class LeakReport:
             rate = format_amount(fastest.trend.per_epoch, fastest.unit)
             return f"leaking: {rate} more each {self.each}, {fastest.words}"
         if self.verdict == NEEDS_MORE:
-            return f"needs more {self.plural}: about {self.more_epochs} to decide"
+            return (
+                f"needs more {self.plural}: about {self.more_epochs} to decide"
+                f"{self._undecided()}"
+            )
         if self.tolerated:
             fastest = self.tolerated[0]
             rate = format_amount(fastest.trend.per_epoch, fastest.unit)
@@ -174,6 +175,16 @@ class LeakReport:
         """How long it was watched, and where."""
         time = format_seconds(self.seconds)
         return f"{self.epochs} {self.plural}, {time}, {self.device}"
+
+    def _undecided(self) -> str:
+        """Say what grew so far, where that decides nothing yet."""
+        found = [each for each in self.counters if each.trend.verdict == NEEDS_MORE]
+        grown = [each for each in found if each.trend.per_epoch > 0]
+        if not grown:
+            return ""
+        fastest = min(grown, key=_by_size)
+        rate = format_amount(fastest.trend.per_epoch, fastest.unit)
+        return f"; {rate} more each {self.each} so far, {fastest.words}"
 
     def _table(self) -> list[str]:
         shown = list(self.leaks)

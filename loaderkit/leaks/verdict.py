@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from loaderkit.leaks.trend import LEAKING, NEEDS_MORE, STEADY, Trend, fit_trend
+from loaderkit.leaks.trend import (
+    LEAKING,
+    LEAST,
+    NEEDS_MORE,
+    STEADY,
+    Trend,
+    fit_trend,
+)
 from loaderkit.memory.counters import COUNTERS, unit_of, words_of
 
 if TYPE_CHECKING:
@@ -30,6 +37,9 @@ EFFECTS = {
 }
 """Counters that grow with another one: what torch's allocator takes for tensors, what
 the driver gives to it."""
+_EXPLAINED_TIMES = 4.0
+"""A counter grows with another one if it grows by no more than so many times as much:
+chosen above what rounding to segments and pieces that are lost between them add."""
 WORKER = "worker "
 """Counters of child processes are called "worker" and the process's number."""
 
@@ -78,6 +88,7 @@ def judge(
     *,
     tolerance: float = TOLERANCE,
     warmup: int | None = None,
+    starting_until: Mapping[str, int] | None = None,
 ) -> tuple[CounterTrend, ...]:
     """Judge every counter that should be flat.
 
@@ -85,6 +96,8 @@ def judge(
         series: Epochs and readings by counter.
         tolerance: Bytes an epoch that nobody minds.
         warmup: Readings to leave out at the start; found counter by counter if None.
+        starting_until: The last epoch in which a child process was still starting up,
+            by counter: growth until then is what it imports.
 
     Returns:
         A trend a counter, in the order given; those not judged are left out.
@@ -94,9 +107,19 @@ def judge(
     for name, (epochs, values) in series.items():
         if name in seldom or not (name.startswith(WORKER) or COUNTERS[name].judged):
             continue
+        start_up = (starting_until or {}).get(name, -1)
+        first = sum(epoch <= start_up for epoch in epochs)
+        is_starting = first > 0 and len(epochs) - first < LEAST
+        if not is_starting:
+            epochs, values = epochs[first:], values[first:]
         epochs, values = _thin(epochs), _thin(values)
         floor = floor_of(name, tolerance)
         trend = fit_trend(values, floor=floor, warmup=warmup, at=epochs)
+        if is_starting and trend.verdict != STEADY:
+            trend = replace(
+                trend, verdict=NEEDS_MORE, more_epochs=max(len(values), _ENOUGH),
+                why="it is still starting up: what it imports is no leak",
+            )  # fmt: skip
         counter = CounterTrend(name, trend, tuple(epochs), tuple(values))
         found.append(_undecided(counter) if name == "device_used" else counter)
     return tuple(found)
@@ -131,6 +154,27 @@ def read_too_seldom(series: Mapping[str, Series]) -> dict[str, int]:
     counts = {name: len(epochs) for name, (epochs, _) in series.items()}
     least = min(max(counts.values(), default=0) / 3, _ENOUGH)
     return {name: count for name, count in counts.items() if count < least}
+
+
+def effects(rates: Mapping[str, float]) -> set[str]:
+    """Find the counters that grow only because another one does.
+
+    Args:
+        rates: Growth an epoch of all counters that leak.
+
+    Returns:
+        Those of :data:`EFFECTS` whose cause leaks too, and explains as much.
+
+    >>> effects({"allocated": 1e6, "driver": 1.5e6})
+    {'driver'}
+    >>> effects({"allocated": 1e6, "driver": 9e6})
+    set()
+    """
+    return {
+        name
+        for name, cause in EFFECTS.items()
+        if name in rates and rates[name] <= _EXPLAINED_TIMES * rates.get(cause, 0.0)
+    }
 
 
 def overall(trends: Iterable[CounterTrend]) -> tuple[str, int]:

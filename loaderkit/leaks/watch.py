@@ -63,6 +63,9 @@ class Watch:
         self._epochs: dict[str, array[float]] = {}
         self._values: dict[str, array[float]] = {}
         self._offsets: dict[str, int] = {}
+        self.starting_until: dict[str, int] = {}
+        """The last epoch in which a child process was still starting up, by counter."""
+        self._started: set[int] = set()
         self._throttle = Throttle()
         self._workers_throttle = Throttle(free_s=_WORKERS_FREE_S)
         self._own_s = 0.0
@@ -174,6 +177,7 @@ class Watch:
         """List what grows because we watch."""
         arrays = [part for each in self.censuses for part in (each.ids, each.lengths)]
         own: list[object] = [self._epochs, self._values, self._offsets, *arrays]
+        own += [self.starting_until, self._started]
         return own + self.shared_files.own_objects()
 
     def quick(self) -> dict[str, int]:
@@ -213,7 +217,17 @@ class Watch:
             size = process.process_anonymous(pid)
             if size is not None:
                 found[f"{WORKER}{pid}"] = size
+                self._note_start_up(pid)
         return found
+
+    def _note_start_up(self, pid: int) -> None:
+        """Note that a child process is still importing, until it no longer is."""
+        if pid in self._started:
+            return
+        if process.is_starting_up(pid):
+            self.starting_until[f"{WORKER}{pid}"] = self.epoch
+        else:
+            self._started.add(pid)
 
     def _is_sparse(self) -> bool:
         """Tell whether this epoch is one of the few that are read in any case."""
@@ -237,6 +251,8 @@ class Watch:
             epochs = self._epochs[name]
             if epochs[-1] < self.epoch and len(epochs) < 5:
                 del self._epochs[name], self._values[name]
+                self.starting_until.pop(name, None)
+                self._started.discard(int(name.removeprefix(WORKER)))
 
     def _grows(self) -> bool:
         """Tell whether a counter keeps rising since the last census."""

@@ -28,6 +28,11 @@ _KINDS = (
 )
 PROC = "/proc"
 _PIECE = 1 << 16
+_START_UP_CPU_S = 10.0
+"""Processor time in which a new program has imported what it needs: torch, PyG and h5py
+take 3 to 6 s here."""
+_START_UP_S = 60.0
+"""The same on the clock, for programs that hardly compute."""
 
 
 def quick_counters() -> dict[str, int]:
@@ -159,6 +164,30 @@ def process_anonymous(pid: int) -> int | None:
     status = _read(f"{PROC}/{pid}/status")
     match = re.search(_KINDS[0][1], status) if status else None
     return int(match[1]) * 1024 if match else None
+
+
+def is_starting_up(pid: int) -> bool:
+    """Tell whether a process runs a program of its own, and may still be importing.
+
+    A forked child has its parent's program, and its imports too.
+
+    Args:
+        pid: Its number.
+
+    Returns:
+        False too when it is gone, or where the kernel does not tell.
+    """
+    stat, uptime = _read(f"{PROC}/{pid}/stat"), _read(f"{PROC}/uptime")
+    if not stat or not uptime:
+        return False
+    # The name, in parentheses, may hold blanks.  From the state on: fields 3, 4, ...
+    fields = stat.rpartition(b")")[2].split()
+    parent, user, system, started = (int(fields[i]) for i in (1, 11, 12, 19))
+    ticks = os.sysconf("SC_CLK_TCK")
+    age_s = float(uptime.split()[0]) - started / ticks
+    if (user + system) / ticks > _START_UP_CPU_S or age_s > _START_UP_S:
+        return False
+    return command_of(pid) != command_of(parent)
 
 
 def command_of(pid: int) -> bytes:

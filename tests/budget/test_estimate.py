@@ -335,13 +335,17 @@ class Scaled(nn.Module):
 def test_a_number_is_given_only_without_assumptions():
     x = torch.randn(64, 64)
 
-    exact = estimate_step(nn.Linear(64, 64), x)
+    exact = estimate_step(nn.Linear(64, 64), torch.randn(6400, 64))
+    small = estimate_step(nn.Linear(64, 64), x)
     on_a_device = estimate_step(nn.Linear(64, 64), x, target="mps")
     here = estimate_step(Scaled(), x)
     there = estimate_step(Scaled(), x, target="mps")
 
     assert exact.exact
     assert exact.high - exact.peak < 0.001 * exact.peak + 8192
+    assert not small.assumptions
+    assert not small.exact  # a few kB that are not seen are a share of it
+    assert " to " in str(small).splitlines()[0]
     assert not on_a_device.exact
     assert "not in it: mps's own context" in str(on_a_device)
     truth = max(measure_step(Scaled(), x, Step()).values())

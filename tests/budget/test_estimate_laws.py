@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from drawn import draw_step
 from generated import LOSSES, OPERATORS, Near, Then, make_step
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -54,6 +55,19 @@ def test_the_profilers_peak_is_in_the_interval(name):
     truth = max(measure_step(model, batch, step).values())
     assert found.low <= truth <= found.high
     assert found.real_bytes < 16 * MIB
+
+
+@pytest.mark.parametrize("scale", [2, 3])
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_kernels_whose_output_values_decide_are_tried_at_other_sizes(scale, autocast):
+    model, batch, step = make_step("operator: masked_select", scale)
+    step = step.but(autocast=autocast)
+
+    found = estimate(model, batch, step)
+
+    truth = max(measure_step(model, batch, step).values())
+    assert found.low <= truth <= found.high
+    assert found.high < 1.2 * truth
 
 
 @pytest.mark.parametrize("scale", [1, 2, 3])
@@ -219,3 +233,14 @@ class Particular(nn.Module):
 
 def test_assumed_values_do_not_end_in_the_users_own_error():
     assert estimate_step(Particular(), torch.randn(8, 4)).peak
+
+
+@pytest.mark.parametrize("seed", [4, 7, 18])
+def test_so_it_is_for_steps_that_a_grammar_draws(seed):
+    drawn = draw_step(seed)
+
+    found = estimate(drawn.model, drawn.batch, drawn.step)
+
+    truth = max(measure_step(drawn.model, drawn.batch, drawn.step).values())
+    assert found.low <= truth <= found.high
+    assert not found.exact or found.peak == pytest.approx(truth, rel=0.005)

@@ -2,13 +2,16 @@
 
 import json
 
+import pytest
 import torch
 from torch import nn
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.utils import to_dense_batch
 
 from loaderkit import build_loader, plan_batch
 from loaderkit.budget.measure import measure_step
+from loaderkit.budget.samples import read_samples
+from loaderkit.budget.solve import price
 from loaderkit.budget.steps import Step
 
 MIB = 2**20
@@ -58,8 +61,8 @@ def test_padding_inside_a_model_is_priced_and_its_promise_kept():
     slack = 1 + plan.pricing.surrogate.error
     assert max(peaks) > limit
     assert plan.chances[1].high > 0.9
-    for price, peak in zip(plan.price(sizes), peaks, strict=True):
-        assert peak <= price * slack
+    for told, peak in zip(plan.price(sizes), peaks, strict=True):
+        assert peak <= told * slack
     budget = plan.configurations[0].budget
     loader = build_loader(data, "cpu", shuffle=True, seed=0, num_workers=0, **budget)
     for batch in loader:
@@ -92,3 +95,93 @@ def test_a_chance_prints_its_ends():
     assert " to " in next(
         line for line in str(plan).splitlines() if "one epoch" in line
     )
+
+
+def lopsided(count):
+    """Typed graphs of which each has many nodes of one type only."""
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for n in torch.randint(3, 90, (count,), generator=generator).tolist():
+        few, many = (2, n) if n % 2 else (n, 2)
+        graph = HeteroData()
+        graph["a"].x, graph["b"].x = torch.randn(few, 4), torch.randn(many, 64)
+        ends = torch.stack([torch.arange(n) % few, torch.arange(n) % many])
+        graph["a", "to", "b"].edge_index = ends
+        graph["b", "back", "a"].edge_index = ends.flip(0)
+        made.append(graph)
+    return made
+
+
+class Types(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.of_a, self.of_b = nn.Linear(4, 8), nn.Linear(64, 8)
+
+    def forward(self, data):
+        a, b = self.of_a(data["a"].x), self.of_b(data["b"].x)
+        source, target = data["a", "to", "b"].edge_index
+        return (a[source] * b[target]).sum(1)
+
+
+def test_typed_graphs_are_priced_by_the_nodes_of_each_type():
+    data, model = lopsided(30), Types()
+    samples = read_samples(data)
+
+    pricing = price(model, samples, Step())
+
+    assert samples.names == (
+        "graphs", "nodes of a", "nodes of b", "edges a to b",
+    )  # fmt: skip
+    assert pricing.surrogate.error < 1e-6
+    for rows in (range(8), range(8, 30)):
+        batch = samples.join(list(rows))
+        truth = max(measure_step(model, batch, Step()).values())
+        told = pricing.surrogate.price(samples.describe(list(rows)))[0]
+        assert told == pytest.approx(truth, rel=0.01)
+    with pytest.raises(ValueError, match="graphs, nodes of a, nodes of b"):
+        samples.complete([[8, 100, 200]])
+
+
+class Pairs(nn.Module):
+    """Each token looks at all of its sequence; with ``across``, at all of the batch."""
+
+    def __init__(self, *, across=False):
+        super().__init__()
+        self.table, self.across = nn.Embedding(9, 4), across
+
+    def forward(self, words):
+        hidden = self.table(words)
+        hidden = hidden.flatten(0, 1)[None] if self.across else hidden
+        return (hidden @ hidden.transpose(1, 2)).softmax(2).mean()
+
+
+def ragged(lengths):
+    return [torch.zeros(n, dtype=torch.long) for n in lengths]
+
+
+def together(samples):
+    return nn.utils.rnn.pad_sequence(samples, batch_first=True)
+
+
+def test_squares_of_long_sequences_are_seen_though_most_are_short():
+    # short ones alone cannot tell places from their squares
+    data = ragged([5 + i % 5 for i in range(40)] + [100 + i for i in range(20)])
+
+    pricing = price(Pairs(), read_samples(data, collate=together), Step())
+
+    assert pricing.surrogate.error < 1e-6
+
+
+def test_where_sizes_do_not_explain_the_price_the_largest_batch_leaves_room():
+    data = ragged([4 + 7 * i % 40 for i in range(14)])
+    samples = read_samples(data, collate=together)
+    model = Pairs(across=True)
+
+    pricing = price(model, samples, Step())
+
+    assert pricing.surrogate.error > 0.05
+    limit = pricing.worst(6)
+    count = pricing.largest(limit)
+    rows = sorted(range(14), key=lambda row: -len(data[row]))[:count]
+    assert count >= 1
+    assert max(measure_step(model, samples.join(rows), Step()).values()) <= limit

@@ -170,3 +170,60 @@ def lookalike(name, seed):
     size = 10 ** r.uniform(4.5, 8)
     share = LOOKALIKES[name](r, epochs, epochs * r.uniform(0.1, 0.65) + 2)
     return [BASE + size * share(i) + sd * noise(r) for i in range(epochs + 1)]
+
+
+@dataclass(frozen=True)
+class DeviceRun:
+    """A device's figures over a run in which only the driver's grows."""
+
+    allocated: list[float]
+    """Tensors: as many after each epoch, or as the last batch asks for."""
+    outside: list[float]
+    """What the driver has given out."""
+
+
+def device_run(seed):
+    """Draw calls that each keep a buffer, a kernel or a graph outside of tensors.
+
+    As in pytorch's issues 125217 and 132332 (as much with each call), 121113 and 152550
+    (with each new shape); Metal's driver gives memory in heaps of 8 MiB to 1 GiB.
+    """
+    r = random.Random(seed)
+    epochs = r.choice([30, 30, 45, 60])
+    base = r.choice([6, 600, 2900]) * MIB
+    swing = r.choice([0.0, 0.0, 0.2])
+    allocated = [base * (1 + swing * r.random()) for _ in range(epochs + 1)]
+    heap = r.choice([1, 1, 8 * MIB, 32 * MIB, 512 * MIB])
+    rate = max(10 ** r.uniform(5, 9), heap / 5)
+    chance = r.choice([1.0, 1.0, 0.7, 0.4])
+    cached = r.choice([0.0, 0.0, rate])
+    warmup = 10 ** r.uniform(6, 9)
+    kept, outside = 0.0, []
+    for epoch in range(epochs + 1):
+        if epoch and r.random() < chance:
+            kept += rate / chance * r.uniform(0.5, 1.5)
+        heaps = math.ceil((kept + cached * r.random()) / heap)
+        outside.append(1.2 * base + warmup * min(1, epoch / 2) + heaps * heap)
+    return DeviceRun(allocated, outside)
+
+
+def start_up(seed, epochs):
+    """Draw what a new program takes: imports of all sizes, then a table that is built.
+
+    Returns:
+        A reading an epoch, and the last epoch in which it was starting up.
+    """
+    r = random.Random(seed)
+    ends = r.randint(2, epochs + 10)
+    kind = r.choice(["even", "bursts", "slower and slower"])
+    size, readings = 10.0 * MIB, []
+    for epoch in range(epochs + 1):
+        readings.append(size)
+        if epoch < ends:
+            step = 10 ** r.uniform(4, 7)
+            if kind == "even":
+                step = 2 * MIB * r.uniform(0.9, 1.1)
+            elif kind == "slower and slower":
+                step = 20 * MIB / (epoch + 1)
+            size += step
+    return readings, min(ends, epochs)

@@ -348,3 +348,33 @@ def test_the_detector_itself_keeps_next_to_nothing():
     grown = loaderkit.read_memory("cpu").get("malloc") - before
     assert grown < 100 * 1024
     assert detector.finish().ok
+
+
+GROWING_PROGRAM = """
+import sys
+kept = []
+for line in sys.stdin:
+    kept.append(bytearray(400_000))
+    print(len(kept), flush=True)
+"""
+
+
+def test_a_program_that_has_just_been_started_is_given_time():
+    child = subprocess.Popen(
+        [sys.executable, "-c", GROWING_PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+    def epoch():
+        print("more", file=child.stdin, flush=True)
+        child.stdout.readline()
+
+    with child:
+        report = LeakDetector("cpu", on_leak=id).run(epoch, epochs=20)
+        child.stdin.close()
+
+    assert report.verdict == "needs more epochs"
+    assert "it is still starting up" in str(report)
+    assert "private memory of worker" in report.headline

@@ -3,10 +3,24 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from series import BASE, EPOCHS, KIB, LOOKALIKES, MIB, Leak, any_leak, lookalike
+from series import (
+    BASE,
+    EPOCHS,
+    KIB,
+    LOOKALIKES,
+    MIB,
+    Leak,
+    any_leak,
+    device_run,
+    lookalike,
+    start_up,
+)
 
 from loaderkit import fit_trend
+from loaderkit.leaks.report import LeakReport
 from loaderkit.leaks.trend import LEAKING, NEEDS_MORE, STEADY
+from loaderkit.leaks.verdict import WORKER, judge, overall
+from loaderkit.memory.counters import words_of
 
 FLOOR = 16 * KIB
 
@@ -90,3 +104,83 @@ def test_noise_says_which_leak_would_have_shown():
     assert quiet.detectable == FLOOR
     assert noisy.verdict == STEADY
     assert noisy.detectable > 100 * KIB
+
+
+@pytest.mark.parametrize("outside", ["driver", "device_used"])
+def test_what_only_the_driver_holds_is_never_steady_and_named(outside):
+    for seed in range(40):
+        run = device_run(seed)
+        epochs = range(len(run.allocated))
+
+        trends = judge(
+            {"allocated": (epochs, run.allocated), outside: (epochs, run.outside)}
+        )
+
+        found, more = overall(trends)
+        report = LeakReport(found, 30, 1.0, "mps", trends, more_epochs=more)
+        assert found == NEEDS_MORE or (found, outside) == (LEAKING, "driver")
+        assert words_of(outside) in report.headline
+        assert trends[0].trend.verdict == STEADY
+
+
+GIB = 1 << 30
+REPORTED = {
+    "pytorch 132332, one call each": [1.027 + 0.5 * call for call in range(7)],
+    "torchtune 2473, one step each": [
+        13.521896, 13.775543, 13.990127, 13.990127, 14.243774, 14.495468,
+    ],
+    "pytorch 152550, 40 steps each": [
+        0.1399, 0.1482, 0.1798, 0.1801, 0.1804, 0.1807, 0.1810, 0.1812, 0.1814, 0.1815,
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("thread", REPORTED)
+def test_reported_series_are_not_steady(thread):
+    values = [GIB * value for value in REPORTED[thread]]
+    epochs = range(len(values))
+
+    trends = judge(
+        {"allocated": (epochs, [GIB] * len(values)), "driver": (epochs, values)}
+    )
+
+    assert overall(trends)[0] != STEADY
+    assert [each.name for each in trends if each.trend.verdict != STEADY][
+        -1
+    ] == "driver"
+
+
+def test_a_figure_is_secondary_only_where_its_cause_explains_as_much():
+    epochs = range(31)
+    tensors = [GIB + 0.1 * MIB * epoch for epoch in epochs]
+
+    def first(rate):
+        driver = [2 * GIB + rate * MIB * epoch for epoch in epochs]
+        trends = judge({"allocated": (epochs, tensors), "driver": (epochs, driver)})
+        return LeakReport(LEAKING, 30, 1.0, "mps", trends).leaks[0].name
+
+    assert first(0.2) == "allocated"
+    assert first(500) == "driver"
+
+
+CHILD = f"{WORKER}7"
+
+
+@pytest.mark.parametrize("kept", [0, 200 * KIB])
+def test_what_a_child_imports_is_no_leak_and_what_it_keeps_then_is_one(kept):
+    for seed in range(60):
+        readings, until = start_up(seed, epochs=30 if seed % 2 else 60)
+        after = [max(0, epoch - until) for epoch in range(len(readings))]
+        values = [
+            reading + kept * epoch
+            for reading, epoch in zip(readings, after, strict=True)
+        ]
+
+        (child,) = judge(
+            {CHILD: (range(len(values)), values)}, starting_until={CHILD: until}
+        )
+
+        is_over = after[-1] >= 12
+        assert child.trend.verdict != LEAKING or (kept and after[-1])
+        assert child.trend.verdict == LEAKING or not (kept and is_over)
+        assert child.trend.verdict == STEADY or kept or not is_over

@@ -1,0 +1,400 @@
+"""Models, data sets and limits drawn by a seed, to hold a plan's promises against.
+
+Each family is one way in which a batch's bytes depend on its samples: sums of nodes and
+edges, padding to the longest, pools that choose, nodes that hear all others, typed
+graphs, words of different lengths.
+"""
+
+import random
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch_geometric.nn as g
+from torch import nn
+from torch.nn.utils.rnn import pad_sequence
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.utils import to_dense_batch
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a plan is made for."""
+
+    words: str
+    model: Any
+    data: list[Any]
+    batch_size: int
+    collate_fn: Any = None
+    loss: Any = None
+
+    def __str__(self) -> str:
+        return self.words
+
+
+def draw_plan(seed, family=None):
+    """Draw a model and a data set; the same seed always gives the same."""
+    r = random.Random(seed)
+    torch.manual_seed(seed)
+    name = family or r.choice(sorted(FAMILIES))
+    planned = FAMILIES[name](r, sizes_of(r))
+    return Planned(f"{seed}: {name}, {planned.words}", *_fields(planned))
+
+
+def _fields(planned):
+    return (
+        planned.model, planned.data, planned.batch_size, planned.collate_fn,
+        planned.loss,
+    )  # fmt: skip
+
+
+def sizes_of(r):
+    """Draw the sizes of samples: alike, spread, heavy in the tail, or of two kinds."""
+    count = r.randint(40, 160)
+    kind = r.choice(["alike", "uniform", "lognormal", "two kinds", "one giant"])
+    if kind == "alike":
+        sizes = [r.randint(18, 22) for _ in range(count)]
+    elif kind == "uniform":
+        sizes = [r.randint(3, 120) for _ in range(count)]
+    elif kind == "lognormal":
+        spread = r.uniform(0.4, 1.1)
+        sizes = [
+            min(300, max(3, int(r.lognormvariate(3.2, spread)))) for _ in range(count)
+        ]
+    elif kind == "two kinds":
+        sizes = [
+            r.choice([r.randint(5, 10), r.randint(100, 140)]) for _ in range(count)
+        ]
+    else:
+        sizes = [r.randint(10, 20) for _ in range(count)]
+        sizes[r.randrange(count)] = 400
+    return kind, sizes
+
+
+def _graphs(r, sizes):
+    degree = r.choice([1, 3, 6])
+    varied = r.random() < 0.5
+    made = []
+    for n in sizes:
+        edges = int(n * degree * (r.uniform(0.2, 2.0) if varied else 1))
+        made.append(
+            Data(
+                x=torch.randn(n, 8), edge_index=torch.randint(0, n, (2, max(edges, 1)))
+            )
+        )
+    return made
+
+
+class Stack(nn.Module):
+    """Layers that are given the graph too, a readout and a linear layer."""
+
+    def __init__(self, layers, readout=g.global_mean_pool):
+        super().__init__()
+        self.layers, self.readout = nn.ModuleList(layers), readout
+        self.last = nn.LazyLinear(1)
+
+    def forward(self, data):
+        hidden, batch = data.x, data.batch
+        for layer in self.layers:
+            hidden = layer(hidden, data)
+        return self.last(self.readout(hidden, batch))
+
+
+class Convolve(nn.Module):
+    """A convolution of PyG and an activation."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, hidden, data):
+        return self.inner(hidden, data.edge_index).relu()
+
+
+class Dense(nn.Module):
+    """Attention over all nodes of a graph, padded to the largest."""
+
+    def __init__(self, width, *, weights):
+        super().__init__()
+        self.inner = nn.MultiheadAttention(width, 4, batch_first=True)
+        self.weights = weights
+
+    def forward(self, hidden, data):
+        padded, mask = to_dense_batch(hidden, data.batch)
+        out = self.inner(
+            padded, padded, padded, key_padding_mask=~mask, need_weights=self.weights
+        )
+        return hidden + out[0][mask]
+
+
+class Global(nn.Module):
+    """PyG's GPS layer."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.inner = g.GPSConv(width, g.GCNConv(width, width), heads=4)
+
+    def forward(self, hidden, data):
+        return self.inner(hidden, data.edge_index, data.batch)
+
+
+class VirtualNode(nn.Module):
+    """A node of each graph that hears all others."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(width, 4 * width), nn.ReLU(),
+                                   nn.Linear(4 * width, width))  # fmt: skip
+
+    def forward(self, hidden, data):
+        heard = self.inner(g.global_add_pool(hidden, data.batch, data.num_graphs))
+        return hidden + heard[data.batch]
+
+
+class Between(nn.Module):
+    """Distances between all nodes of the batch: quadratic in the nodes."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.inner = nn.Linear(width, width)
+
+    def forward(self, hidden, data):
+        del data
+        near = torch.softmax(self.inner(hidden) @ hidden.t(), 1)
+        return near @ hidden
+
+
+class Choosing(nn.Module):
+    """A pool that keeps a share of the nodes of each graph."""
+
+    def __init__(self, kind, width):
+        super().__init__()
+        self.first, self.pool = g.GCNConv(8, width), kind(width, ratio=0.5)
+        self.second, self.last = g.GCNConv(width, width), nn.Linear(width, 1)
+
+    def forward(self, data):
+        hidden = self.first(data.x, data.edge_index).relu()
+        out = self.pool(hidden, data.edge_index, batch=data.batch)
+        hidden = self.second(out[0], out[1]).relu()
+        return self.last(g.global_mean_pool(hidden, out[3]))
+
+
+CONVOLUTIONS = {
+    "GCN": g.GCNConv,
+    "SAGE": g.SAGEConv,
+    "GAT": partial(g.GATConv, heads=2, concat=False),
+    "Transformer": partial(g.TransformerConv, heads=2, concat=False),
+    "GraphConv": g.GraphConv,
+    "GEN": g.GENConv,
+    "ResGated": g.ResGatedGraphConv,
+}
+
+
+def _started(model, sample):
+    """Give lazy layers their width, as the first batch of a training does."""
+    from torch_geometric.data import Batch
+
+    with torch.no_grad():
+        model(Batch.from_data_list([sample, sample]))
+    return model
+
+
+def _stack(r, extra, sizes, words):
+    width = r.choice([16, 32, 64])
+    name = r.choice(sorted(CONVOLUTIONS))
+    layers = [Convolve(CONVOLUTIONS[name](8, width))]
+    layers += [make(width) for make in extra]
+    if r.random() < 0.2:
+        layers.append(Convolve(CONVOLUTIONS[name](width, width)))
+    data = _graphs(r, sizes)
+    readout = r.choice([g.global_mean_pool, g.global_max_pool, g.global_add_pool])
+    model = _started(Stack(layers, readout), data[0])
+    size = r.choice([4, 8, 16, 32])
+    return Planned(f"{name} {width}, {words}, {size}", model, data, size)
+
+
+def sums(r, drawn):
+    """Convolutions: bytes follow nodes and edges."""
+    return _stack(r, [], drawn[1], drawn[0])
+
+
+def padding(r, drawn):
+    """Attention within each graph, padded to the largest."""
+    weights = r.random() < 0.4
+    return _stack(r, [partial(Dense, weights=weights)], drawn[1], drawn[0])
+
+
+def gps(r, drawn):
+    """PyG's GPS layers."""
+    return _stack(r, [Global] * r.randint(1, 2), drawn[1], drawn[0])
+
+
+def virtual_nodes(r, drawn):
+    """A node for each graph."""
+    return _stack(r, [VirtualNode], drawn[1], drawn[0])
+
+
+def all_pairs(r, drawn):
+    """Quadratic in all nodes of a batch, which no size of one sample tells."""
+    kind, sizes = drawn
+    return _stack(r, [Between], [min(n, 60) for n in sizes], kind)
+
+
+def pooling(r, drawn):
+    """Pools that choose."""
+    kind, sizes = drawn
+    pool = r.choice([g.TopKPooling, g.SAGPooling])
+    model = Choosing(pool, r.choice([16, 32]))
+    size = r.choice([4, 8, 16])
+    return Planned(f"{pool.__name__}, {kind}, {size}", model, _graphs(r, sizes), size)
+
+
+class Typed(nn.Module):
+    """Convolutions of a graph with several types of nodes."""
+
+    def __init__(self, kind, width, relations, types):
+        super().__init__()
+        self.inner = g.HeteroConv({e: kind((-1, -1), width) for e in relations}, "sum")
+        self.last, self.types = nn.LazyLinear(1), types
+
+    def forward(self, data):
+        hidden = self.inner(data.x_dict, data.edge_index_dict)
+        pooled = [
+            g.global_mean_pool(hidden[t].relu(), data[t].batch, len(data[t].ptr) - 1)
+            for t in self.types
+        ]
+        return self.last(sum(pooled))
+
+
+def typed(r, drawn):
+    """Typed graphs whose types do not grow together."""
+    kind, sizes = drawn
+    types = ["a", "b", "c"][: r.randint(2, 3)]
+    relations = [(s, f"{s}{t}", t) for s in types for t in types if r.random() < 0.5]
+    relations += [(types[0], "of", t) for t in types]
+    data = []
+    for n in sizes:
+        graph = HeteroData()
+        count = {t: max(1, int(n * r.choice([0.1, 1, 2]))) for t in types}
+        for number, t in enumerate(types):
+            graph[t].x = torch.randn(count[t], [5, 40, 100][number])
+        for s, name, t in relations:
+            edges = max(1, int(count[s] * r.uniform(0.5, 4)))
+            graph[s, name, t].edge_index = torch.stack(
+                [
+                    torch.randint(0, count[s], (edges,)),
+                    torch.randint(0, count[t], (edges,)),
+                ]
+            )
+        data.append(graph)
+    conv = r.choice(["SAGE", "Graph"])
+    kinds = {"SAGE": g.SAGEConv, "Graph": g.GraphConv}
+    model = _started(Typed(kinds[conv], r.choice([16, 32]), relations, types), data[0])
+    size = r.choice([4, 8, 16])
+    words = f"{conv}, {len(types)} types, {len(relations)} relations, {kind}, {size}"
+    return Planned(words, model, data, size)
+
+
+class Reader(nn.Module):
+    """An encoder of words, named as Hugging Face names its arguments."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.table = nn.Embedding(300, width)
+        self.inner = nn.TransformerEncoderLayer(
+            width, 4, 2 * width, 0.0, batch_first=True
+        )
+        self.last = nn.Linear(width, 300)
+
+    def forward(self, input_ids, attention_mask, labels):
+        hidden = self.inner(
+            self.table(input_ids), src_key_padding_mask=attention_mask == 0
+        )
+        out = self.last(hidden)
+        return nn.functional.cross_entropy(out.flatten(0, 1), labels.flatten())
+
+
+class Translator(nn.Module):
+    """Two sequences of different lengths."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.table = nn.Embedding(200, width)
+        self.inner = nn.Transformer(width, 4, 1, 1, 2 * width, 0.0, batch_first=True)
+        self.last = nn.Linear(width, 200)
+
+    def forward(self, source, target):
+        return self.last(self.inner(self.table(source), self.table(target)))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.table, self.inner = nn.Embedding(300, width), nn.GRU(width, width)
+        self.last = nn.Linear(width, 5)
+
+    def forward(self, words):
+        return self.last(self.inner(self.table(words))[0].mean(0))
+
+
+def _padded(samples):
+    return {
+        key: pad_sequence(
+            [torch.as_tensor(each[key]) for each in samples],
+            batch_first=True,
+            padding_value=-100 if key == "labels" else 0,
+        )
+        for key in samples[0]
+    }
+
+
+def words(r, drawn):
+    """Samples that are dicts of words, padded to the longest of the batch."""
+    kind, sizes = drawn
+    data = []
+    for n in sizes:
+        ids = torch.randint(1, 300, (n,))
+        sample = {
+            "input_ids": ids, "attention_mask": torch.ones(n, dtype=torch.long),
+            "labels": ids,
+        }  # fmt: skip
+        data.append(sample)
+    size = r.choice([4, 8, 16])
+    model = Reader(r.choice([16, 32]))
+    return Planned(f"dicts of words, {kind}, {size}", model, data, size, _padded)
+
+
+def translation(r, drawn):
+    """Dicts of two sequences that are padded each to its own longest."""
+    kind, sizes = drawn
+    data = [
+        {
+            "source": torch.randint(1, 200, (n,)),
+            "target": torch.randint(1, 200, (max(1, int(n * r.uniform(0.2, 2.5))),)),
+        }
+        for n in sizes
+    ]
+    size = r.choice([4, 8])
+    model = Translator(r.choice([16, 32]))
+    return Planned(f"two sequences, {kind}, {size}", model, data, size, _padded)
+
+
+def recurrence(r, drawn):
+    """Ragged words through a recurrent layer, as lists of numbers."""
+    kind, sizes = drawn
+    data = [torch.randint(1, 300, (n,)) for n in sizes]
+    size = r.choice([4, 8, 16])
+    return Planned(
+        f"words, GRU, {kind}, {size}", Recurrent(r.choice([16, 32])), data, size,
+        pad_sequence,
+    )  # fmt: skip
+
+
+FAMILIES = {
+    kind.__name__: kind
+    for kind in (
+        sums, padding, gps, virtual_nodes, all_pairs, pooling, typed, words,
+        translation, recurrence,
+    )
+}  # fmt: skip

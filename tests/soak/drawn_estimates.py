@@ -1,0 +1,45 @@
+"""Estimates of steps drawn by a grammar, against the profiler.
+
+``DRAWS=1000:1100 pytest tests/soak/drawn_estimates.py -s`` prints a line for each seed
+from 1000 to 1099, and a summary at the end.
+"""
+
+import os
+import statistics
+
+import pytest
+import torch
+from drawn import draw_step
+
+from loaderkit.budget.estimate import estimate
+from loaderkit.budget.measure import measure_step
+
+FIRST, END = map(int, os.environ.get("DRAWS", "0:300").split(":"))
+ERRORS: list[float] = []
+
+
+@pytest.mark.parametrize("seed", range(FIRST, END))
+def test_the_profilers_peak_is_in_the_interval(seed):
+    before = torch.get_num_threads()
+    drawn = draw_step(seed)
+    torch.set_num_threads(drawn.threads)
+    try:
+        try:
+            truth = max(measure_step(drawn.model, drawn.batch, drawn.step).values())
+        except (RuntimeError, ValueError) as error:
+            pytest.skip(f"torch itself cannot make this step: {error}")
+        found = estimate(drawn.model, drawn.batch, drawn.step)
+    finally:
+        torch.set_num_threads(before)
+
+    error = found.peak / truth - 1
+    ERRORS.append(abs(error))
+    low, high = found.low / truth - 1, found.high / truth - 1
+    print(f"\n{drawn}: {error:+.4%} [{low:+.2%}, {high:+.2%}]")
+    assert found.low <= truth <= found.high
+    assert not found.exact or abs(error) <= 0.005
+
+
+def test_the_median_error_is_below_a_thousandth():
+    print(f"\n{len(ERRORS)} steps, median {statistics.median(ERRORS):.5%}")
+    assert statistics.median(ERRORS) < 0.001

@@ -1,0 +1,71 @@
+"""A plan's promises, held against real steps under the profiler.
+
+``DRAWS=0:12 pytest tests/soak/promises.py -s``: so many draws of each family of
+``drawn_plans.py``, a line for each.
+"""
+
+import os
+import random
+
+import pytest
+from drawn_plans import FAMILIES, draw_plan
+
+from loaderkit import DoesNotFitError, assert_fits, build_loader, plan_batch
+from loaderkit.budget.measure import measure_step
+from loaderkit.budget.samples import read_samples
+from loaderkit.budget.steps import Step
+
+FIRST, END = map(int, os.environ.get("DRAWS", "0:8").split(":"))
+
+
+@pytest.mark.parametrize("seed", range(FIRST, END))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_real_batch_breaks_a_promise(family, seed):
+    drawn, r = draw_plan(seed, family), random.Random(seed)
+    samples = read_samples(drawn.data, collate=drawn.collate_fn)
+    total = len(drawn.data)
+
+    def peak(rows):
+        batch = samples.join(list(rows))
+        return max(measure_step(drawn.model, batch, Step()).values())
+
+    def shuffled(size):
+        return r.sample(range(total), size)
+
+    largest_first = sorted(range(total), key=lambda row: -samples.sizes[row].sum())
+    size = min(drawn.batch_size, total)
+    batches = [shuffled(size) for _ in range(5)] + [largest_first[:size]]
+    peaks = [peak(rows) for rows in batches]
+    share = r.choice([0.5, 0.9, 1.0, 1.05, 1.5])
+    limit = int(sorted(peaks)[len(peaks) // 2] * share)
+
+    plan = plan_batch(
+        drawn.model, drawn.data, "cpu", limit=limit, batch_size=drawn.batch_size,
+        collate_fn=drawn.collate_fn,
+    )  # fmt: skip
+
+    chance, count = plan.chances[1], plan.micro_batch
+    over = sum(each > limit for each in peaks[:-1]) / 5
+    print(
+        f"\n{drawn}: {count} of {size} samples fit, chance {chance.likely:.2f} "
+        f"({chance.low:.2f} to {chance.high:.2f}), {over:.0%} of 5 batches exceed"
+    )
+    if chance.high == 0.0:
+        assert max(peaks) <= limit
+    assert chance.low < 1.0 or over > 0 or total > 5 * size
+    if count:
+        pieces = [shuffled(count) for _ in range(4)] + [largest_first[:count]]
+        assert max(map(peak, pieces)) <= limit
+        loader = build_loader(
+            drawn.data, "cpu", shuffle=True, seed=seed, num_workers=0,
+            **({"collate_fn": drawn.collate_fn} if drawn.collate_fn else {}),
+            **plan.configurations[0].budget,
+        )  # fmt: skip
+        for _, batch in zip(range(5), loader, strict=False):
+            assert max(measure_step(drawn.model, batch, Step()).values()) <= limit
+    for rows, real in zip(batches, peaks, strict=True):
+        try:
+            assert_fits(drawn.model, samples.join(rows), limit)
+        except DoesNotFitError:
+            continue
+        assert real <= limit
