@@ -18,7 +18,6 @@ from torch.utils.data import (
     StackDataset,
     Subset,
     TensorDataset,
-    default_collate,
     get_worker_info,
 )
 from torch_geometric.data import InMemoryDataset
@@ -27,7 +26,13 @@ from loaderkit.errors import LoaderError, LoaderkitError
 from loaderkit.joining import join, own_collate
 from loaderkit.loader.randomness import Seeded
 from loaderkit.loader.users_errors import error_about
-from loaderkit.memory.parcel import Parcel, Segments, packing, parcels_work, unshared
+from loaderkit.memory.parcel import (
+    Parcel,
+    Segments,
+    default_collate,
+    packing,
+    parcels_work,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -106,8 +111,7 @@ class Join:
             samples = list(samples)
         if not isinstance(samples, list):
             return samples
-        with unshared():
-            return join(samples, default_collate, self.follow_batch, self.exclude_keys)
+        return join(samples, default_collate, self.follow_batch, self.exclude_keys)
 
 
 class OneByOne:
@@ -366,9 +370,6 @@ class Fetching(Dataset[Any]):
 
     def _made(self, rows: Sequence[int]) -> Any:
         seed = getattr(rows, "seed", None) if self.seeded else None
-        if is_gathering(self.dataset, self.collate):
-            with unshared():
-                return fetch(self.dataset, rows, self.collate)
         if seed is None:
             return fetch(self.dataset, rows, self.collate)
         with Seeded(seed):
