@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from loaderkit.loader.agreement import OrderAgreement
     from loaderkit.loader.plan import LoaderPlan
 
-STATE_VERSION = 4
+STATE_VERSION = 5
 """Of what ``state_dict`` gives."""
 
 
