@@ -23,7 +23,7 @@ from loaderkit.datasets.decode import decode, decode_text
 from loaderkit.datasets.dict_batches import RAGGED, DictRecipe, collate_samples
 from loaderkit.datasets.fingerprint import Fingerprint, differences, fingerprint_of
 from loaderkit.datasets.gathering import UnlikeShapesError, reader
-from loaderkit.datasets.lazy import LazySamples
+from loaderkit.datasets.lazy import LAST_GIVEN, LazySamples
 from loaderkit.datasets.own import own
 from loaderkit.datasets.pack import Packed, PackOptions, pack_source
 from loaderkit.datasets.room import check_chunks
@@ -32,7 +32,7 @@ from loaderkit.datasets.sizes import sample_sizes
 from loaderkit.datasets.soundness import check_columns
 from loaderkit.datasets.source_files import SourceFileList
 from loaderkit.datasets.sources import KeyedSource
-from loaderkit.datasets.structure import KEY, VARIANT, Nest, Structure
+from loaderkit.datasets.structure import KEY, VARIANT, Structure
 from loaderkit.errors import DatasetError, LoaderkitError, StaleCacheError
 from loaderkit.joining import check_no_keys, join
 
@@ -98,11 +98,13 @@ class SafeDataset(Dataset[Any]):
     _PACKED_WITHOUT: ClassVar[frozenset[str]] = frozenset(
         {
             *("raw", "cache", "transform", "ragged", "packing", "classes", "checksums"),
-            *("_rows", "_keys", "_opened", "_generation", "_plain"),
+            *("_rows", "_keys", "_opened", "_generation", "_plain", "gives_unread"),
             *("follow_batch", "exclude_keys"),
         }
     )
     """Attributes of ours, which decide nothing about what ``load`` returns."""
+    gives_unread = False
+    """Batches are given to torch unread: our ``collate`` joined the one before."""
     version: ClassVar[str] = ""
     """Raise it when samples change in a way that ``load`` does not show."""
 
@@ -192,13 +194,28 @@ class SafeDataset(Dataset[Any]):
 
         Returns:
             A list of new samples, for any ``collate_fn``.  Where they come straight
-            from a cache the list is filled when it is first looked into, which
-            ``collate`` of this dataset never does: it gathers the batch instead.
+            from a cache, and ``collate`` of this dataset joined the batch before, the
+            list is filled when it is first looked into: ``collate`` never does so, but
+            gathers the batch instead.
         """
         numbers = many_rows(rows, len(self))
-        if self.reads_cache and self._samples_are_nests():
+        if self.gives_unread and self.reads_cache:
             return LazySamples.of(self, numbers)
-        return [self[row] for row in numbers.tolist()]
+        samples = [self[row] for row in numbers.tolist()]
+        if self.reads_cache:
+            LAST_GIVEN.note(samples, self)
+        return samples
+
+    def unread(self, rows: Sequence[int]) -> list[Any]:
+        """Give the samples of a batch to somebody who joins them with ``collate``.
+
+        Args:
+            rows: Rows of the batch, in order.
+
+        Returns:
+            A list that is filled when it is first looked into.
+        """
+        return LazySamples.of(self, many_rows(rows, len(self)))
 
     def batch(self, rows: Sequence[int] | Ints) -> Any:
         """Gather a batch from the cache in one go.
@@ -256,6 +273,7 @@ class SafeDataset(Dataset[Any]):
         if isinstance(samples, LazySamples) and self._joins_like(samples.dataset):
             check_no_keys(follow, exclude, "a cache without one")
             return samples.dataset.batch(samples.rows)
+        self._expect_more_of(samples)
         return self._joined(samples, follow, exclude)
 
     def sizes(self) -> Any:
@@ -339,9 +357,11 @@ class SafeDataset(Dataset[Any]):
         """Tell whether another dataset, such as a part of this one, joins as we do."""
         return type(other) is type(self) and other.ragged == self.ragged
 
-    def _samples_are_nests(self) -> bool:
-        """Tell whether no sample is a bare tensor, array, number or text."""
-        return all(isinstance(v, Nest) for v in self._open().structure.variants)
+    def _expect_more_of(self, samples: list[Any]) -> None:
+        """Have the dataset that gave a list give the next one unread."""
+        giver = LAST_GIVEN.giver_of(samples)
+        if self._joins_like(giver):
+            giver.gives_unread = True
 
     def _joined(
         self,

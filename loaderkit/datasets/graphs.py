@@ -135,6 +135,7 @@ class SafeGraphDataset(SafeDataset):
         if isinstance(samples, LazySamples) and self._joins_like(samples.dataset):
             graphs: Any = samples.dataset
             return graphs.batch(samples.rows, follow_batch=follow, exclude_keys=exclude)
+        self._expect_more_of(samples)
         return self._joined(samples, follow, exclude)
 
     def sizes(self) -> Sizes:

@@ -147,8 +147,10 @@ def fetch(dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any]) -> A
             message names them, and the user's own error is its cause.  ``except`` with
             the type of that error catches it, too.
     """
-    if reads_together(dataset) and not isinstance(collate, OneByOne):
-        samples = _read_together(dataset, rows)
+    if is_gathering(dataset, collate):
+        samples = _read_together(_unread, dataset, rows)
+    elif reads_together(dataset) and not isinstance(collate, OneByOne):
+        samples = _read_together(_samples_of, dataset, rows)
     else:
         samples = _read(dataset, rows)
     try:
@@ -185,9 +187,23 @@ def reads_together(dataset: Any) -> bool:
     return bool(getattr(dataset, "reads_cache", True))
 
 
-def _read_together(dataset: Any, rows: Sequence[int]) -> Any:
+def _samples_of(dataset: Any, rows: Sequence[int]) -> Any:
+    return dataset.__getitems__(list(rows))
+
+
+def _unread(dataset: Any, rows: Sequence[int]) -> Any:
+    """Name the samples to a dataset that gathers them from its cache when it joins."""
+    while isinstance(dataset, Subset):
+        rows = [dataset.indices[row] for row in rows]
+        dataset = dataset.dataset
+    return dataset.unread(rows)
+
+
+def _read_together(
+    read: Callable[[Any, Sequence[int]], Any], dataset: Any, rows: Sequence[int]
+) -> Any:
     try:
-        return dataset.__getitems__(list(rows))
+        return read(dataset, rows)
     except LoaderkitError:
         raise
     except Exception as error:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import tracemalloc
 import types
 
 import numpy as np
@@ -14,6 +15,7 @@ from loaderkit.errors import LoaderError
 from loaderkit.loader.stateful import (
     SamplerState,
     digest_of,
+    digest_of_plain,
     is_own_iterator,
     is_stateful,
     read_sampler,
