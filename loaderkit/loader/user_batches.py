@@ -65,6 +65,11 @@ class UserBatches:
         self._snapshots: dict[int, SamplerState] = {}
         self._prepared: tuple[Position, _Draws] | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel without a pass that has begun: iterators cannot be sent."""
+        here = {"_prepared": None, "_epoch_start": None, "_drawn_epoch": -1}
+        return {**vars(self), **here, "_snapshots": {}}
+
     def __len__(self) -> int:
         count = len(self.sampler)  # type: ignore[arg-type]
         if not self.shares_itself:
