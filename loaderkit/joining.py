@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,11 @@ from torch_geometric.data.data import BaseData
 from torch_geometric.loader.dataloader import Collater
 from torch_geometric.typing import TensorFrame
 
-from loaderkit.errors import DatasetError
+from loaderkit.arguments import suggest_name
+from loaderkit.errors import DatasetError, OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
 
 def own_collate(dataset: Any) -> Callable[[Any], Any] | None:
@@ -48,6 +50,18 @@ def holds_graphs(sample: object) -> bool:
     return isinstance(sample, list | tuple) and any(map(holds_graphs, sample))
 
 
+def graphs_in(sample: Any) -> Iterator[BaseData]:
+    """Find the graphs in a sample: itself, or those in a pair, a dict ..."""
+    if isinstance(sample, BaseData):
+        yield sample
+    elif isinstance(sample, Mapping):
+        for value in sample.values():
+            yield from graphs_in(value)
+    elif isinstance(sample, list | tuple):
+        for value in sample:
+            yield from graphs_in(value)
+
+
 def join(
     samples: list[Any],
     others: Callable[[list[Any]], Any],
@@ -70,6 +84,8 @@ def join(
         TypeError: There are graphs beside what PyG does not join, such as None.
     """
     if holds_graphs(samples[0]):
+        if follow_batch or exclude_keys:
+            _warn_of_unknown_keys(samples, follow_batch, exclude_keys)
         return Collater(None, list(follow_batch), list(exclude_keys))(samples)
     check_no_keys(follow_batch, exclude_keys, type(samples[0]).__name__)
     return others(samples)
@@ -94,3 +110,65 @@ def check_no_keys(
             what = f"{name}={list(keys)} was given for samples without a graph: {kind}."
             why = "both name fields of PyG's graphs; nothing else is joined by them"
             raise DatasetError(what, why=why, fix=f"drop {name}")
+
+
+def check_known_keys(
+    follow_batch: Collection[str],
+    exclude_keys: Collection[str],
+    known: Collection[str] | None,
+) -> None:
+    """Refuse names of fields that no graph has; PyG would ignore them.
+
+    Args:
+        follow_batch: As the caller gave it.
+        exclude_keys: As the caller gave it.
+        known: Names of the fields that the graphs have; None where that is not known.
+
+    Raises:
+        OptionError: A name is not among them.
+    """
+    if known is None:
+        return
+    for option, name in _unknown(follow_batch, exclude_keys, known):
+        what = f"{option} names {name!r}, a field that no graph of the dataset has."
+        fix = suggest_name(name, sorted(known)) if known else f"drop {option}"
+        raise OptionError(what, why="it would do nothing", fix=fix)
+
+
+def known_keys(samples: Iterable[Any], wanted: Collection[str]) -> set[str]:
+    """Name the fields of graphs.
+
+    Args:
+        samples: What the graphs are in; no more are looked at than is needed.
+        wanted: Where these are found, others do not matter.
+
+    Returns:
+        The names found so far: of ``wanted`` all that any graph has.
+    """
+    found: set[str] = set()
+    for sample in samples:
+        for graph in graphs_in(sample):
+            found.update(map(str, graph.keys()))
+        if found.issuperset(wanted):
+            break
+    return found
+
+
+def _warn_of_unknown_keys(
+    samples: list[Any], follow_batch: Collection[str], exclude_keys: Collection[str]
+) -> None:
+    """Warn of names that do nothing in this batch; another may have such a field."""
+    known = known_keys(samples, {*follow_batch, *exclude_keys})
+    for option, name in _unknown(follow_batch, exclude_keys, known):
+        text = f"{option} names {name!r}, a field that no graph of this batch has: "
+        warnings.warn(text + suggest_name(name, sorted(known)), stacklevel=3)
+
+
+def _unknown(
+    follow_batch: Collection[str], exclude_keys: Collection[str], known: Collection[str]
+) -> Iterator[tuple[str, str]]:
+    given = {"follow_batch": follow_batch, "exclude_keys": exclude_keys}
+    for option, names in given.items():
+        for name in names:
+            if name not in known:
+                yield option, name

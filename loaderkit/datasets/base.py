@@ -32,7 +32,7 @@ from loaderkit.datasets.sizes import sample_sizes
 from loaderkit.datasets.soundness import check_columns
 from loaderkit.datasets.source_files import SourceFileList
 from loaderkit.datasets.sources import KeyedSource
-from loaderkit.datasets.structure import KEY, VARIANT, Structure
+from loaderkit.datasets.structure import KEY, VARIANT, Nest, Structure
 from loaderkit.errors import DatasetError, LoaderkitError, StaleCacheError
 from loaderkit.joining import check_no_keys, join
 
@@ -287,6 +287,15 @@ class SafeDataset(Dataset[Any]):
         """
         return sample_sizes(*self._sized())
 
+    def graph_fields(self) -> frozenset[str] | None:
+        """Name the fields of the graphs in the samples, as the cache has them.
+
+        Returns:
+            Their names; None where there is no cache, or code of yours makes other
+            samples of what is in it.
+        """
+        return self._open().graph_fields if self.reads_cache else None
+
     def key(self, row: int) -> str:
         """Name the sample of a row, as it was called when it was packed."""
         at = self._row(one_row(row, len(self)))
@@ -482,6 +491,13 @@ class _Opened:
             self.structure = self.structure.without_classes(classes.fits)
         classes.check(self.structure)
         self._recipes: dict[int, Any] = {}
+
+    @functools.cached_property
+    def graph_fields(self) -> frozenset[str]:
+        """Names of the fields that the graphs of some sample have."""
+        variants = [v for v in self.structure.variants if isinstance(v, Nest)]
+        stores = [n for v in variants for n in v.nests() if n.kind == "store"]
+        return frozenset(str(name) for store in stores for name in store.keys)
 
     def variant(self, row: int) -> int:
         """Say how one sample is built."""

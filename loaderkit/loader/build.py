@@ -34,7 +34,7 @@ from loaderkit.loader.samplers import (
     padding_waste,
 )
 from loaderkit.loader.stateful import length_of
-from loaderkit.loader.subject import check_dataset, sizes_of
+from loaderkit.loader.subject import check_dataset, check_graph_fields, sizes_of
 from loaderkit.loader.user_batches import UserBatches, rows_without_drawing
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def build_loader(
         )
     check_variables(os.environ)
     check_dataset(dataset, chosen)
+    check_graph_fields(dataset, chosen)
     ranks = read_ranks(chosen.rank, chosen.world_size, os.environ)
     seed = choose_seed(chosen, ranks)
     collate = chosen.collate_fn
