@@ -28,7 +28,7 @@ from loaderkit.datasets.own import own
 from loaderkit.datasets.pack import Packed, PackOptions, pack_source
 from loaderkit.datasets.room import check_chunks
 from loaderkit.datasets.rows import is_one, many_rows, one_row
-from loaderkit.datasets.sizes import sample_sizes
+from loaderkit.datasets.sizes import sample_sizes, size_counter
 from loaderkit.datasets.soundness import check_columns
 from loaderkit.datasets.source_files import SourceFileList
 from loaderkit.datasets.sources import KeyedSource
@@ -103,6 +103,7 @@ class SafeDataset(Dataset[Any]):
         }
     )
     """Attributes of ours, which decide nothing about what ``load`` returns."""
+    _sizes_are_of_graphs: ClassVar[bool] = False
     gives_unread = False
     """Batches are given to torch unread: our ``collate`` joined the one before."""
     version: ClassVar[str] = ""
@@ -286,6 +287,16 @@ class SafeDataset(Dataset[Any]):
             DatasetError: There is no cache.
         """
         return sample_sizes(*self._sized())
+
+    def size_counter(self) -> Any:
+        """Give what counts the size of samples that a transform made.
+
+        Returns:
+            A ``SizeCounter``; None where there is no cache, or ``sizes`` is your own.
+        """
+        if self.cache is None or not _is_ours(self.sizes):
+            return None
+        return size_counter(self._open(), graphs=self._sizes_are_of_graphs)
 
     def graph_fields(self) -> frozenset[str] | None:
         """Name the fields of the graphs in the samples, as the cache has them.

@@ -48,6 +48,8 @@ class SafeGraphDataset(SafeDataset):
         checksums: When the cache's files are hashed; as in ``SafeDataset``.
     """
 
+    _sizes_are_of_graphs = True
+
     def __init__(
         self,
         raw: str | os.PathLike[str] | None = None,

@@ -22,6 +22,7 @@ from loaderkit.loader.agreement import OrderAgreement
 from loaderkit.loader.facts import read_facts
 from loaderkit.loader.fetching import OneByOne, collate_of
 from loaderkit.loader.iterables import IterableRule
+from loaderkit.loader.limits import limit_check_of
 from loaderkit.loader.options import LoaderOptions, check_variables
 from loaderkit.loader.plan import decide
 from loaderkit.loader.planned import LoaderSetup, PlannedLoader
@@ -354,6 +355,7 @@ def _make_loader(
         batching=batching.rule_in_words, seeded=not facts.quiet,
         seed_asked=chosen.seed is not None,
         agreement=OrderAgreement(ranks, chosen=_order_is_chosen(chosen, batches)),
+        limit_check=limit_check_of(dataset, chosen.limits, chosen.oversized),
         # Ranks that were given parts of their own may have parts of other lengths.
         stream_length=None if ranks.several else length_of(dataset),
     )  # fmt: skip

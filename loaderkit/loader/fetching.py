@@ -37,6 +37,8 @@ from loaderkit.memory.parcel import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from loaderkit.loader.limits import LimitCheck
+
 
 def is_gathering(dataset: Any, collate: Callable[[Any], Any] | None = None) -> bool:
     """Tell whether batches come from a cache, without running code of a user.
@@ -131,21 +133,27 @@ class OneByOne:
         return self.convert(sample)
 
 
-def fetch(dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any]) -> Any:
+def fetch(
+    dataset: Any,
+    rows: Sequence[int],
+    collate: Callable[[Any], Any],
+    limits: LimitCheck | None = None,
+) -> Any:
     """Read the samples of a batch and join them.
 
     Args:
         dataset: Indexed by row, or with ``__getitems__``.
         rows: Rows of the batch.
         collate: Joins a list of samples.
+        limits: What the samples must keep to; None where they are known to.
 
     Returns:
         The batch.
 
     Raises:
-        LoaderError: A sample cannot be read, or the samples cannot be joined; the
-            message names them, and the user's own error is its cause.  ``except`` with
-            the type of that error catches it, too.
+        LoaderError: A sample cannot be read, the samples cannot be joined, or they hold
+            more than a batch may; the message names them, and the user's own error is
+            its cause.  ``except`` with the type of that error catches it, too.
     """
     if is_gathering(dataset, collate):
         samples = _read_together(_unread, dataset, rows)
@@ -153,6 +161,8 @@ def fetch(dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any]) -> A
         samples = _read_together(_samples_of, dataset, rows)
     else:
         samples = _read(dataset, rows)
+    if limits is not None:
+        limits.check(samples, names_of(dataset, rows))
     try:
         return collate(samples)
     except LoaderkitError:
@@ -363,12 +373,19 @@ class Fetching(Dataset[Any]):
         dataset: The user's.
         collate: How samples are joined.
         seeded: Random numbers follow from the batch alone, not from the worker.
+        limits: What the samples of a batch must keep to; None where they are known to.
     """
 
     def __init__(
-        self, dataset: Any, collate: Callable[[Any], Any], *, seeded: bool
+        self,
+        dataset: Any,
+        collate: Callable[[Any], Any],
+        *,
+        seeded: bool,
+        limits: LimitCheck | None = None,
     ) -> None:
         self.dataset, self.collate, self.seeded = dataset, collate, seeded
+        self.limits = limits
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -378,18 +395,18 @@ class Fetching(Dataset[Any]):
         bound = getattr(rows, "bound", None)
         try:
             batch = self._made(rows)
+            return batch if bound is None else padded_to(batch, bound)
         except Exception as error:
             if get_worker_info() is None:
                 raise
             return Failure(error)
-        return batch if bound is None else padded_to(batch, bound)
 
     def _made(self, rows: Sequence[int]) -> Any:
         seed = getattr(rows, "seed", None) if self.seeded else None
         if seed is None:
-            return fetch(self.dataset, rows, self.collate)
+            return fetch(self.dataset, rows, self.collate, self.limits)
         with Seeded(seed):
-            return fetch(self.dataset, rows, self.collate)
+            return fetch(self.dataset, rows, self.collate, self.limits)
 
 
 def padded_to(batch: Any, length: int) -> Any:
@@ -397,15 +414,25 @@ def padded_to(batch: Any, length: int) -> Any:
 
     Args:
         batch: A nest with ``Padded`` values: ``(values, lengths, mask)``.
-        length: Rows that each of them gets, at least as many as it has.
+        length: Rows that each of them gets.
 
     Returns:
         The nest; other values in it are the same objects.
+
+    Raises:
+        LoaderError: A field has more rows than that.
     """
     if getattr(batch, "_fields", None) == ("values", "lengths", "mask"):
         more = length - batch.values.shape[1]
-        if more <= 0:
+        if more == 0:
             return batch
+        if more < 0:
+            what = f"A padded batch has {batch.values.shape[1]:,} rows, its bucket "
+            what += f"{length:,}."
+            why = "buckets follow from sizes(), and a transform probably made samples "
+            why += "longer; batches would have other shapes than those of the buckets"
+            fix = "do that in load() or before pack(), or drop bucket_by"
+            raise LoaderError(what, why=why, fix=fix)
         behind = batch.values.new_zeros(
             len(batch.values), more, *batch.values.shape[2:]
         )

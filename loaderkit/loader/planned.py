@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from loaderkit.loader.agreement import OrderAgreement
+    from loaderkit.loader.limits import LimitCheck
     from loaderkit.loader.plan import LoaderPlan
 
 STATE_VERSION = 5
@@ -81,6 +82,8 @@ class LoaderSetup:
     """The seed was given, so that another run's is a mistake."""
     agreement: OrderAgreement
     """Compares the order with that of the other ranks."""
+    limit_check: LimitCheck | None = None
+    """What the samples of a batch must keep to; None where they are known to."""
     stream_length: int | None = None
     """What an iterable dataset said its length is; None if it may differ by rank."""
 
@@ -528,7 +531,9 @@ class PlannedLoader(DataLoader[Any]):
         if not setup.batched:
             collate = OneByOne(collate)
         if setup.iterable is None:
-            fetching = Fetching(self.dataset, collate, seeded=setup.seeded)
+            fetching = Fetching(
+                self.dataset, collate, seeded=setup.seeded, limits=setup.limit_check
+            )
             return MapBatches(fetching, self._turned())
         return IterableBatches(
             self.dataset, collate, setup.iterable, self._epoch_number, self._resumption
