@@ -21,7 +21,7 @@ from loaderkit.loader.delivery import (
     WorkerStart,
     WorkerState,
 )
-from loaderkit.loader.epochs import LoaderEpoch, Progress
+from loaderkit.loader.epochs import LoaderEpoch, Progress, death_at_start
 from loaderkit.loader.fetching import Fetching, OneByOne, Sending
 from loaderkit.loader.iterables import IterableBatches, IterableRule
 from loaderkit.loader.ranks import share_length
@@ -41,6 +41,7 @@ from loaderkit.loader.stateful import (
     read_state,
 )
 from loaderkit.loader.user_batches import UserBatches
+from loaderkit.memory.host import read_host
 from loaderkit.memory.parcel import forget
 
 if TYPE_CHECKING:
@@ -200,10 +201,17 @@ class PlannedLoader(DataLoader[Any]):
                 self._iteration = IterationBatches(self._setup.batches, here)
             else:  # the iterator that is kept asks the one it was made with
                 self._iteration.position = here
-        inner: Any = self._get_iterator() if busy else super().__iter__()
-        self._progress = Progress(here, self._standing_workers())
-        self._resumption = Resumption()
-        epoch = LoaderEpoch(self, inner, self._progress, alone=busy)
+        kills = read_host().oom_kills if self.num_workers else None
+        try:
+            inner: Any = self._get_iterator() if busy else super().__iter__()
+            self._progress = Progress(here, self._standing_workers())
+            self._resumption = Resumption()
+            epoch = LoaderEpoch(self, inner, self._progress, alone=busy, kills=kills)
+        except RuntimeError as error:
+            death = death_at_start(error)
+            if death is None:
+                raise
+            raise death from error
         self._live = weakref.ref(epoch)
         return epoch
 
