@@ -20,10 +20,9 @@ from torch.utils.data import (
     TensorDataset,
     get_worker_info,
 )
-from torch_geometric.data import InMemoryDataset
 
 from loaderkit.errors import LoaderError, LoaderkitError
-from loaderkit.joining import join, own_collate
+from loaderkit.joining import join, own_collate, pyg_types
 from loaderkit.loader.randomness import Seeded
 from loaderkit.loader.users_errors import error_about
 from loaderkit.memory.parcel import (
@@ -65,8 +64,10 @@ def _innermost(dataset: Any) -> Any:
 def draws_nothing(dataset: Any) -> bool:
     """Tell whether reading a sample draws no random numbers: no user's code runs."""
     dataset = _innermost(dataset)
-    if isinstance(dataset, InMemoryDataset):
-        return dataset.transform is None
+    types = pyg_types()
+    if types is not None and isinstance(dataset, types.in_memory):
+        transform: Any = getattr(dataset, "transform", None)
+        return transform is None
     plain = isinstance(dataset, list | tuple | TensorDataset)
     return plain or is_gathering(dataset)
 
