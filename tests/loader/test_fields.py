@@ -34,7 +34,7 @@ def test_names_of_fields_that_no_graph_has_are_refused(tmp_path, option):
         for wrong, near in (
             ("edge_idx", "edge_index"),
             ("X", "x"),
-            ("wieght", "weight"),
+            ("weight_", "weight"),
         ):
             with pytest.raises(OptionError, match=f"{option} names '{wrong}'") as told:
                 build_loader(data, num_workers=0, **{option: ["y", wrong]})
@@ -64,8 +64,8 @@ def test_a_field_that_a_transform_adds_is_taken_and_a_misspelt_one_warned_of(tmp
         warnings.simplefilter("error")
         [first, _] = build_loader(changed, follow_batch=["added"], **options)
     assert "added_batch" in first
-    with pytest.warns(UserWarning, match="follow_batch names 'aded'.*mean 'added'"):
-        list(build_loader(changed, follow_batch=["aded"], **options))
+    with pytest.warns(UserWarning, match="follow_batch names 'added_'.*mean 'added'"):
+        list(build_loader(changed, follow_batch=["added_"], **options))
     with pytest.raises(OptionError, match="no graph of the dataset"):
         open_cache(tmp_path / "c.lk").batch([0, 1], exclude_keys=["added"])
 
