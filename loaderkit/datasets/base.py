@@ -200,7 +200,9 @@ class SafeDataset(Dataset[Any]):
             gathers the batch instead.
         """
         numbers = many_rows(rows, len(self))
-        if self.gives_unread and self.reads_cache:
+        # A batch() of a subclass's own needs the rows from the first batch on.
+        unread = self.gives_unread or not _is_ours(self.batch)
+        if unread and self.reads_cache:
             return LazySamples.of(self, numbers)
         samples = [self[row] for row in numbers.tolist()]
         if self.reads_cache:

@@ -162,8 +162,8 @@ def test_parcels_pass_between_processes(method):
     child = context.Process(target=give, args=(queue, works))
     child.start()
 
-    assert works.get(timeout=60)
-    found = [queue.get(timeout=60) for _ in range(3)]
+    assert works.get(timeout=600)
+    found = [queue.get(timeout=600) for _ in range(3)]
     works.put("done")
     child.join()
 
