@@ -2,18 +2,56 @@
 
 from __future__ import annotations
 
+import functools
+import sys
+import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from torch.utils.data import Subset
-from torch_geometric.data.data import BaseData
-from torch_geometric.loader.dataloader import Collater
-from torch_geometric.typing import TensorFrame
 
-from loaderkit.errors import DatasetError
+from loaderkit.arguments import suggest_name
+from loaderkit.errors import DatasetError, OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable, Iterator
+
+    from torch_geometric.data.data import BaseData
+
+
+class PygTypes(NamedTuple):
+    """What joining needs of PyG."""
+
+    graph: type
+    """``BaseData``: graphs of every kind."""
+    joinable: tuple[type, ...]
+    """What its ``Collater`` joins, beside nests of it."""
+    in_memory: type
+    """``InMemoryDataset``."""
+    collater: Any
+    """Makes the function that joins."""
+
+
+def pyg_types() -> PygTypes | None:
+    """Give PyG's classes; None where nobody has imported it, and no sample is a graph.
+
+    Importing PyG takes 6 s of CPU (it imports transformers and torch's compiler), more
+    than all else that a spawned worker does as it starts.  A worker whose samples are
+    of PyG has imported it to read them.
+    """
+    if sys.modules.keys().isdisjoint({"torch_geometric", "torch_frame"}):
+        return None
+    return _imported_pyg_types()
+
+
+@functools.cache
+def _imported_pyg_types() -> PygTypes:
+    from torch_geometric.data.data import BaseData
+    from torch_geometric.data.in_memory_dataset import InMemoryDataset
+    from torch_geometric.loader.dataloader import Collater
+    from torch_geometric.typing import TensorFrame
+
+    return PygTypes(BaseData, (BaseData, TensorFrame), InMemoryDataset, Collater)
 
 
 def own_collate(dataset: Any) -> Callable[[Any], Any] | None:
@@ -41,11 +79,29 @@ def holds_graphs(sample: object) -> bool:
         True for ``Data``, ``HeteroData``, their like, and ``TensorFrame``; for dicts,
         lists and tuples that hold one at any depth.
     """
-    if isinstance(sample, (BaseData, TensorFrame)):
+    types = pyg_types()
+    if types is None:
+        return False
+    if isinstance(sample, types.joinable):
         return True
     if isinstance(sample, Mapping):
         return any(holds_graphs(value) for value in sample.values())
     return isinstance(sample, list | tuple) and any(map(holds_graphs, sample))
+
+
+def graphs_in(sample: Any) -> Iterator[BaseData]:
+    """Find the graphs in a sample: itself, or those in a pair, a dict ..."""
+    types = pyg_types()
+    if types is None:
+        return
+    if isinstance(sample, types.graph):
+        yield cast("BaseData", sample)
+    elif isinstance(sample, Mapping):
+        for value in sample.values():
+            yield from graphs_in(value)
+    elif isinstance(sample, list | tuple):
+        for value in sample:
+            yield from graphs_in(value)
 
 
 def join(
@@ -69,8 +125,11 @@ def join(
         DatasetError: Fields of graphs are named, and there is no graph.
         TypeError: There are graphs beside what PyG does not join, such as None.
     """
-    if holds_graphs(samples[0]):
-        return Collater(None, list(follow_batch), list(exclude_keys))(samples)
+    types = pyg_types()
+    if types is not None and holds_graphs(samples[0]):
+        if follow_batch or exclude_keys:
+            _warn_of_unknown_keys(samples, follow_batch, exclude_keys)
+        return types.collater(None, list(follow_batch), list(exclude_keys))(samples)
     check_no_keys(follow_batch, exclude_keys, type(samples[0]).__name__)
     return others(samples)
 
@@ -94,3 +153,65 @@ def check_no_keys(
             what = f"{name}={list(keys)} was given for samples without a graph: {kind}."
             why = "both name fields of PyG's graphs; nothing else is joined by them"
             raise DatasetError(what, why=why, fix=f"drop {name}")
+
+
+def check_known_keys(
+    follow_batch: Collection[str],
+    exclude_keys: Collection[str],
+    known: Collection[str] | None,
+) -> None:
+    """Refuse names of fields that no graph has; PyG would ignore them.
+
+    Args:
+        follow_batch: As the caller gave it.
+        exclude_keys: As the caller gave it.
+        known: Names of the fields that the graphs have; None where that is not known.
+
+    Raises:
+        OptionError: A name is not among them.
+    """
+    if known is None:
+        return
+    for option, name in _unknown(follow_batch, exclude_keys, known):
+        what = f"{option} names {name!r}, a field that no graph of the dataset has."
+        fix = suggest_name(name, sorted(known)) if known else f"drop {option}"
+        raise OptionError(what, why="it would do nothing", fix=fix)
+
+
+def known_keys(samples: Iterable[Any], wanted: Collection[str]) -> set[str]:
+    """Name the fields of graphs.
+
+    Args:
+        samples: What the graphs are in; no more are looked at than is needed.
+        wanted: Where these are found, others do not matter.
+
+    Returns:
+        The names found so far: of ``wanted`` all that any graph has.
+    """
+    found: set[str] = set()
+    for sample in samples:
+        for graph in graphs_in(sample):
+            found.update(map(str, graph.keys()))
+        if found.issuperset(wanted):
+            break
+    return found
+
+
+def _warn_of_unknown_keys(
+    samples: list[Any], follow_batch: Collection[str], exclude_keys: Collection[str]
+) -> None:
+    """Warn of names that do nothing in this batch; another may have such a field."""
+    known = known_keys(samples, {*follow_batch, *exclude_keys})
+    for option, name in _unknown(follow_batch, exclude_keys, known):
+        text = f"{option} names {name!r}, a field that no graph of this batch has: "
+        warnings.warn(text + suggest_name(name, sorted(known)), stacklevel=3)
+
+
+def _unknown(
+    follow_batch: Collection[str], exclude_keys: Collection[str], known: Collection[str]
+) -> Iterator[tuple[str, str]]:
+    given = {"follow_batch": follow_batch, "exclude_keys": exclude_keys}
+    for option, names in given.items():
+        for name in names:
+            if name not in known:
+                yield option, name

@@ -24,12 +24,12 @@ from loaderkit.datasets.decode import decode, decode_text
 from loaderkit.datasets.dict_batches import RAGGED, DictRecipe, collate_samples
 from loaderkit.datasets.fingerprint import Fingerprint, differences, fingerprint_of
 from loaderkit.datasets.gathering import UnlikeShapesError, reader
-from loaderkit.datasets.lazy import LazySamples
+from loaderkit.datasets.lazy import LAST_GIVEN, LazySamples
 from loaderkit.datasets.own import own
 from loaderkit.datasets.pack import Packed, PackOptions, pack_source
 from loaderkit.datasets.room import check_chunks, page_cache_bytes
 from loaderkit.datasets.rows import is_one, many_rows, one_row
-from loaderkit.datasets.sizes import sample_sizes
+from loaderkit.datasets.sizes import sample_sizes, size_counter
 from loaderkit.datasets.soundness import check_columns
 from loaderkit.datasets.source_files import SourceFileList
 from loaderkit.datasets.sources import KeyedSource
@@ -99,11 +99,14 @@ class SafeDataset(Dataset[Any]):
     _PACKED_WITHOUT: ClassVar[frozenset[str]] = frozenset(
         {
             *("raw", "cache", "transform", "ragged", "packing", "classes", "checksums"),
-            *("_rows", "_keys", "_opened", "_generation", "_plain"),
+            *("_rows", "_keys", "_opened", "_generation", "_plain", "gives_unread"),
             *("follow_batch", "exclude_keys"),
         }
     )
     """Attributes of ours, which decide nothing about what ``load`` returns."""
+    _sizes_are_of_graphs: ClassVar[bool] = False
+    gives_unread = False
+    """Batches are given to torch unread: our ``collate`` joined the one before."""
     version: ClassVar[str] = ""
     """Raise it when samples change in a way that ``load`` does not show."""
 
@@ -193,13 +196,30 @@ class SafeDataset(Dataset[Any]):
 
         Returns:
             A list of new samples, for any ``collate_fn``.  Where they come straight
-            from a cache the list is filled when it is first looked into, which
-            ``collate`` of this dataset never does: it gathers the batch instead.
+            from a cache, and ``collate`` of this dataset joined the batch before, the
+            list is filled when it is first looked into: ``collate`` never does so, but
+            gathers the batch instead.
         """
         numbers = many_rows(rows, len(self))
-        if self.reads_cache and self._samples_are_nests():
+        # A batch() of a subclass's own needs the rows from the first batch on.
+        unread = self.gives_unread or not _is_ours(self.batch)
+        if unread and self.reads_cache:
             return LazySamples.of(self, numbers)
-        return [self[row] for row in numbers.tolist()]
+        samples = [self[row] for row in numbers.tolist()]
+        if self.reads_cache:
+            LAST_GIVEN.note(samples, self)
+        return samples
+
+    def unread(self, rows: Sequence[int]) -> list[Any]:
+        """Give the samples of a batch to somebody who joins them with ``collate``.
+
+        Args:
+            rows: Rows of the batch, in order.
+
+        Returns:
+            A list that is filled when it is first looked into.
+        """
+        return LazySamples.of(self, many_rows(rows, len(self)))
 
     def batch(self, rows: Sequence[int] | Ints) -> Any:
         """Gather a batch from the cache in one go.
@@ -257,6 +277,7 @@ class SafeDataset(Dataset[Any]):
         if isinstance(samples, LazySamples) and self._joins_like(samples.dataset):
             check_no_keys(follow, exclude, "a cache without one")
             return samples.dataset.batch(samples.rows)
+        self._expect_more_of(samples)
         return self._joined(samples, follow, exclude)
 
     def sizes(self) -> Any:
@@ -269,6 +290,25 @@ class SafeDataset(Dataset[Any]):
             DatasetError: There is no cache.
         """
         return sample_sizes(*self._sized())
+
+    def size_counter(self) -> Any:
+        """Give what counts the size of samples that a transform made.
+
+        Returns:
+            A ``SizeCounter``; None where there is no cache, or ``sizes`` is your own.
+        """
+        if self.cache is None or not _is_ours(self.sizes):
+            return None
+        return size_counter(self._open(), graphs=self._sizes_are_of_graphs)
+
+    def graph_fields(self) -> frozenset[str] | None:
+        """Name the fields of the graphs in the samples, as the cache has them.
+
+        Returns:
+            Their names; None where there is no cache, or code of yours makes other
+            samples of what is in it.
+        """
+        return self._open().graph_fields if self.reads_cache else None
 
     def key(self, row: int) -> str:
         """Name the sample of a row, as it was called when it was packed."""
@@ -340,9 +380,11 @@ class SafeDataset(Dataset[Any]):
         """Tell whether another dataset, such as a part of this one, joins as we do."""
         return type(other) is type(self) and other.ragged == self.ragged
 
-    def _samples_are_nests(self) -> bool:
-        """Tell whether no sample is a bare tensor, array, number or text."""
-        return all(isinstance(v, Nest) for v in self._open().structure.variants)
+    def _expect_more_of(self, samples: list[Any]) -> None:
+        """Have the dataset that gave a list give the next one unread."""
+        giver = LAST_GIVEN.giver_of(samples)
+        if self._joins_like(giver):
+            giver.gives_unread = True
 
     def _joined(
         self,
@@ -466,6 +508,13 @@ class _Opened:
             self.structure = self.structure.without_classes(classes.fits)
         classes.check(self.structure)
         self._recipes: dict[int, Any] = {}
+
+    @functools.cached_property
+    def graph_fields(self) -> frozenset[str]:
+        """Names of the fields that the graphs of some sample have."""
+        variants = [v for v in self.structure.variants if isinstance(v, Nest)]
+        stores = [n for v in variants for n in v.nests() if n.kind == "store"]
+        return frozenset(str(name) for store in stores for name in store.keys)
 
     def variant(self, row: int) -> int:
         """Say how one sample is built."""

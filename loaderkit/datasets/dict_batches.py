@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
 
 from loaderkit.datasets.composites import KINDS
 from loaderkit.datasets.containers import (
@@ -30,6 +29,7 @@ from loaderkit.datasets.containers import (
 from loaderkit.datasets.gathering import Arena, Gathering, in_worker, leaf_dtype
 from loaderkit.datasets.ragged import jag, join, pack_rows, pad, padded_of
 from loaderkit.datasets.structure import Leaf, Nest
+from loaderkit.memory.parcel import default_collate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,10 +15,11 @@ from loaderkit.datasets.room import Room
 from loaderkit.datasets.sizes import Sizes, graph_sizes
 from loaderkit.datasets.structure import is_graph
 from loaderkit.errors import DatasetError
+from loaderkit.joining import check_known_keys, graphs_in
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from loaderkit.cache.shards import Checksums
     from loaderkit.datasets.base import Ints, _Opened
@@ -48,6 +48,8 @@ class SafeGraphDataset(SafeDataset):
             subclass's own module knows.
         checksums: When the cache's files are hashed; as in ``SafeDataset``.
     """
+
+    _sizes_are_of_graphs = True
 
     def __init__(
         self,
@@ -92,16 +94,19 @@ class SafeGraphDataset(SafeDataset):
 
         Raises:
             DatasetError: The graphs cannot be batched.
+            OptionError: No graph of the cache has a field of such a name.
         """
         follow = self.follow_batch if follow_batch is None else follow_batch
         exclude = self.exclude_keys if exclude_keys is None else exclude_keys
+        if follow or exclude:
+            check_known_keys(follow, exclude, self.graph_fields())
         numbers = self._numbers(rows)
         cached = self._in_cache(numbers)
         recipe = self._recipe_of(cached)
         if recipe is None or not recipe.gathers(exclude):
             samples = [self[row] for row in numbers.tolist()]
             # PyG's ``batch`` and ``ptr`` have a number for every node.
-            graphs = (graph for sample in samples for graph in _graphs_in(sample))
+            graphs = (graph for sample in samples for graph in graphs_in(sample))
             Room(len(samples)).take(16 * sum(map(_told_nodes, graphs)))
             with collating():
                 return self._joined(samples, follow, exclude)
@@ -136,6 +141,7 @@ class SafeGraphDataset(SafeDataset):
         if isinstance(samples, LazySamples) and self._joins_like(samples.dataset):
             graphs: Any = samples.dataset
             return graphs.batch(samples.rows, follow_batch=follow, exclude_keys=exclude)
+        self._expect_more_of(samples)
         return self._joined(samples, follow, exclude)
 
     def sizes(self) -> Sizes:
@@ -170,7 +176,7 @@ class SafeGraphDataset(SafeDataset):
         labels = [
             torch.as_tensor(graph.y)
             for sample in self
-            for graph in _graphs_in(sample)
+            for graph in graphs_in(sample)
             if graph.get("y") is not None
         ]
         if not labels:
@@ -192,7 +198,7 @@ class SafeGraphDataset(SafeDataset):
         return count
 
     def _first_graph(self) -> Any:
-        graph = next(_graphs_in(self[0]), None)
+        graph = next(graphs_in(self[0]), None)
         if graph is None:
             what = f"The transform returned a {type(self[0]).__name__} without a graph."
             fix = "ask the dataset that has no transform"
@@ -211,18 +217,6 @@ class SafeGraphDataset(SafeDataset):
         if not is_graph(opened.structure.variants[variant]):
             return None  # such as a dict: joined as a SafeDataset joins it
         return Recipe(opened.store, opened.structure, variant, self.classes)
-
-
-def _graphs_in(sample: Any) -> Iterator[Any]:
-    """Find the graphs in what a transform returned: itself, or in a pair, a dict ..."""
-    if isinstance(sample, BaseData):
-        yield sample
-    elif isinstance(sample, Mapping):
-        for value in sample.values():
-            yield from _graphs_in(value)
-    elif isinstance(sample, list | tuple):
-        for value in sample:
-            yield from _graphs_in(value)
 
 
 def _told_nodes(graph: BaseData) -> int:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+import weakref
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
+
+from loaderkit.errors import DatasetError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -26,10 +29,10 @@ class LazySamples(list[Any]):
     dataset's own ``collate`` does better without the samples.  So this is a list, and
     ``collate`` asks for its ``rows`` instead of looking inside.
 
-    Every method of a list fills it first.  What reads a list's memory without calling
-    any sees an empty one: that is torch's C++ where it takes a list of tensors, as
-    ``torch.stack(samples)`` does.  Samples that are tensors are therefore never given
-    in a lazy list (``SafeDataset.__getitems__``).
+    Every method of a list fills it first.  C code may read a list's memory without
+    calling any (``pyarrow.array``, ``orjson.dumps``, ``heapq``, torch's C++), so it is
+    given out only where the batch before went to ``collate`` (``LastGiven``).  What
+    such code sees then are objects that refuse all use, and not an empty list.
 
     Args:
         samples: What is in it already, as for any list: trainers copy a list by
@@ -51,18 +54,18 @@ class LazySamples(list[Any]):
             dataset: Reads them.
             rows: Their rows in it ``[B]``.
         """
-        samples = cls()
+        samples = cls([_UNREAD] * len(rows))
         samples.dataset, samples.rows = dataset, rows
         return samples
 
     def fill(self) -> None:
         """Read the samples, unless they were read."""
-        if self.dataset is not None:
-            super().extend([self.dataset[row] for row in self.rows.tolist()])
-            self.dataset = None
-
-    def __len__(self) -> int:
-        return super().__len__() if self.dataset is None else len(self.rows)
+        dataset = self.dataset
+        if dataset is None:
+            return
+        super().__setitem__(slice(None), [dataset[row] for row in self.rows.tolist()])
+        self.dataset = None
+        dataset.gives_unread = False
 
     def __radd__(self, other: list[Any]) -> list[Any]:
         # list's own ``other + self`` would read our memory without calling a method.
@@ -89,3 +92,52 @@ append clear copy count extend index insert pop remove reverse sort
 """
 for _name in _METHODS.split():
     setattr(LazySamples, _name, _after_filling(getattr(list, _name)))
+
+
+class UnreadSample:
+    """Stands where a sample was not read; refuses all that could be done with it."""
+
+    def _refuse(self, *_: object) -> NoReturn:
+        what = "A batch's samples were looked at past the list that holds them."
+        why = "this list is filled by its methods, and C code read it without calling "
+        why += "one; so it is where collate of this dataset joined the batch before"
+        fix = "collate_fn=lambda samples: f(list(samples))"
+        raise DatasetError(what, why=why, fix=fix)
+
+    __getattr__ = __getitem__ = __iter__ = __len__ = __contains__ = __call__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __bool__ = _refuse
+    __int__ = __float__ = __index__ = __str__ = __hash__ = __reduce_ex__ = _refuse
+
+    def __repr__(self) -> str:  # debuggers show it
+        return "<a sample that was not read>"
+
+
+_UNREAD = UnreadSample()
+
+
+class LastGiven:
+    """Which dataset gave the last list of samples, and which list that was.
+
+    A plain list does not say where it comes from.  The ``collate`` that gets it asks
+    here, so that the dataset need not read the samples of its next batch.
+    """
+
+    def __init__(self) -> None:
+        self._list_id = 0
+        self._giver: Callable[[], SafeDataset | None] = lambda: None
+
+    def note(self, samples: list[Any], giver: SafeDataset) -> None:
+        """Keep who gave a list; neither is kept alive."""
+        self._list_id, self._giver = id(samples), weakref.ref(giver)
+
+    def giver_of(self, samples: list[Any]) -> SafeDataset | None:
+        """Tell who gave a list, if it is the last one.
+
+        Another list may lie where that one did.  Then a dataset gives one list unread
+        that ``collate`` does not get, which is filled when it is looked into.
+        """
+        return self._giver() if id(samples) == self._list_id else None
+
+
+LAST_GIVEN = LastGiven()
+"""Of this process; threads may disturb each other, which costs time alone."""

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch_geometric.data.data import BaseData
 
+from loaderkit.datasets.containers import attribute_names
 from loaderkit.datasets.decode import damaged, decode_json
 from loaderkit.datasets.gathering import Gathering, leaf_dtype
 from loaderkit.datasets.structure import Leaf, Nest, is_graph
 from loaderkit.errors import DatasetError
+from loaderkit.joining import graphs_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -99,27 +106,116 @@ def sample_sizes(opened: _Opened, rows: Ints) -> SampleSizes:
         at = np.flatnonzero(variants == number)
         gathering = Gathering(opened.store, rows[at])
         nbytes[at] = _bytes(gathering, opened.structure.variants[number])
-    tokens = _tokens(opened)
-    return SampleSizes(None if tokens is None else tokens[rows], nbytes)
+    chosen = _token_lengths(opened)
+    tokens = np.max([*chosen.values()], axis=0) if chosen else None
+    if tokens is None or (tokens == _ABSENT).any():
+        return SampleSizes(None, nbytes)
+    return SampleSizes(tokens[rows], nbytes)
 
 
 _ABSENT = -1
 """In place of the length of a field that a sample does not have."""
 
 
-def _tokens(opened: _Opened) -> Ints | None:
-    """Find the length of each sample's longest field, for all samples of a cache.
+def _token_lengths(opened: _Opened) -> dict[str, Ints]:
+    """Find the lengths that count as tokens, for all samples of a cache, by path.
 
     Whether a field's length differs is asked of the whole cache, so that a part of a
     dataset tells the same as the dataset.
     """
-    lengths = list(_lengths_by_path(opened).values())
-    ragged = [each for each in lengths if len(set(np.unique(each)) - {_ABSENT}) > 1]
-    chosen = ragged or lengths
-    if not chosen:
-        return None
-    tokens: Ints = np.max(chosen, axis=0)
-    return None if (tokens == _ABSENT).any() else tokens
+    lengths = _lengths_by_path(opened)
+    ragged = {
+        path: each
+        for path, each in lengths.items()
+        if len(set(np.unique(each)) - {_ABSENT}) > 1
+    }
+    return ragged or lengths
+
+
+@dataclass(frozen=True)
+class SizeCounter:
+    """Counts what samples hold that a user's code made of those in a cache.
+
+    It counts no more than ``sizes()`` would of samples that were left as they are.
+    """
+
+    token_fields: frozenset[str]
+    """Paths of the fields whose lengths are tokens in the cache."""
+
+    def totals(self, samples: Sequence[Any]) -> dict[str, int]:
+        """Count what the samples of a batch hold together.
+
+        Args:
+            samples: As the user's code gave them.
+
+        Returns:
+            Nodes, edges, bytes of tensors and arrays, and tokens.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyG's, where it must guess num_nodes
+            graphs = [graph for sample in samples for graph in graphs_in(sample)]
+            nodes = sum(graph.num_nodes or 0 for graph in graphs)
+            edges = sum(graph.num_edges or 0 for graph in graphs)
+        fields = [field for sample in samples for _, field in _fields_in(sample)]
+        nbytes = sum(_nbytes(field) for field in fields)
+        tokens = self._tokens(samples)
+        return {"nodes": nodes, "edges": edges, "bytes": nbytes, "tokens": tokens}
+
+    def _tokens(self, samples: Sequence[Any]) -> int:
+        """Sum up the longest field of each, of those that are ragged here or there."""
+        lengths = [dict(_lengths_in(sample)) for sample in samples]
+        paths = {path for each in lengths for path in each}
+        counted = {
+            path
+            for path in paths
+            if path in self.token_fields
+            or len({each[path] for each in lengths if path in each}) > 1
+        }
+        return sum(
+            max((each[path] for path in counted if path in each), default=0)
+            for each in lengths
+        )
+
+
+def size_counter(opened: _Opened, *, graphs: bool) -> SizeCounter:
+    """Make the counter for samples that are made of those in a cache."""
+    return SizeCounter(frozenset(() if graphs else _token_lengths(opened)))
+
+
+def _fields_in(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Go through the tensors, arrays and plain lists of a sample, with their paths."""
+    children: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, torch.Tensor | np.ndarray):
+        yield path, value
+    elif isinstance(value, BaseData):
+        children = ((n, v) for store in value.stores for n, v in store.items())
+    elif isinstance(value, Mapping):
+        children = value.items()
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        children = ((name, getattr(value, name)) for name in attribute_names(value))
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        children = zip(value._fields, value, strict=True)
+    elif isinstance(value, list | tuple):
+        plain = all(isinstance(each, int | float | complex | str) for each in value)
+        if plain:
+            yield path, value
+        else:
+            children = enumerate(value)
+    for name, child in children:
+        yield from _fields_in(child, f"{path}.{name}" if path else str(name))
+
+
+def _nbytes(field: Any) -> int:
+    if isinstance(field, torch.Tensor) and field.layout is not torch.strided:
+        return 0  # sparse ones do not say
+    return int(getattr(field, "nbytes", 0))
+
+
+def _lengths_in(sample: Any) -> Iterator[tuple[str, int]]:
+    """Find the length of every field of a sample that has one, by its path."""
+    for path, field in _fields_in(sample):
+        if getattr(field, "ndim", 1):
+            yield path, len(field)
 
 
 def _lengths_by_path(opened: _Opened) -> dict[str, Ints]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loaderkit.errors import LoaderError
+from loaderkit.loader.ranks import ASKED, read_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,6 +36,30 @@ class OrderAgreement:
     def due(self) -> bool:
         """Tell whether the others are to be asked, and can be."""
         return self.chosen and not self._done and self._can_ask()
+
+    def check_ranks(self, environment: Mapping[str, str]) -> None:
+        """Refuse to give the part of another rank than this process is by now.
+
+        Args:
+            environment: Variables of the environment.
+
+        Raises:
+            LoaderError: The loader was built before this process became a rank, or was
+                sent here from another one.
+        """
+        if self.ranks.told_by == ASKED:
+            return
+        here = read_ranks(None, None, environment)
+        if (here.rank, here.world_size) == (self.ranks.rank, self.ranks.world_size):
+            return
+        what = f"The loader was built for rank {self.ranks.rank} of "
+        what += f"{self.ranks.world_size}, and this is rank {here.rank} of "
+        what += f"{here.world_size}."
+        why = "it was built before torch.distributed was initialized, or in another "
+        why += "process: some samples would come twice, others never"
+        fix = "build_loader() in each process, after init_process_group; or "
+        fix += f"rank={self.ranks.rank}, world_size={self.ranks.world_size} to mean it"
+        raise LoaderError(what, why=why, fix=fix)
 
     def check(self, order: Mapping[str, Any]) -> None:
         """Compare with the other ranks, once.

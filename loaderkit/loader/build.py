@@ -22,6 +22,7 @@ from loaderkit.loader.agreement import OrderAgreement
 from loaderkit.loader.facts import read_facts
 from loaderkit.loader.fetching import OneByOne, collate_of
 from loaderkit.loader.iterables import IterableRule
+from loaderkit.loader.limits import limit_check_of
 from loaderkit.loader.options import LoaderOptions, check_variables
 from loaderkit.loader.plan import decide
 from loaderkit.loader.planned import LoaderSetup, PlannedLoader
@@ -34,7 +35,7 @@ from loaderkit.loader.samplers import (
     padding_waste,
 )
 from loaderkit.loader.stateful import length_of
-from loaderkit.loader.subject import check_dataset, sizes_of
+from loaderkit.loader.subject import check_dataset, check_graph_fields, sizes_of
 from loaderkit.loader.user_batches import UserBatches, rows_without_drawing
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def build_loader(
         )
     check_variables(os.environ)
     check_dataset(dataset, chosen)
+    check_graph_fields(dataset, chosen)
     ranks = read_ranks(chosen.rank, chosen.world_size, os.environ)
     seed = choose_seed(chosen, ranks)
     collate = chosen.collate_fn
@@ -353,6 +355,7 @@ def _make_loader(
         batching=batching.rule_in_words, seeded=not facts.quiet,
         seed_asked=chosen.seed is not None,
         agreement=OrderAgreement(ranks, chosen=_order_is_chosen(chosen, batches)),
+        limit_check=limit_check_of(dataset, chosen.limits, chosen.oversized),
         # Ranks that were given parts of their own may have parts of other lengths.
         stream_length=None if ranks.several else length_of(dataset),
     )  # fmt: skip

@@ -65,6 +65,10 @@ _EPOCHS: weakref.WeakSet[LoaderEpoch] = weakref.WeakSet()
 """Running iterations with workers: a signal tells of a death, and not whose it is."""
 
 
+_DEATH = "DataLoader worker (pid"
+"""How torch begins its error for a worker that died."""
+
+
 class _DeathTeller:
     """Stands before torch's handler of SIGCHLD, and says more than it does.
 
@@ -112,24 +116,32 @@ class LoaderEpoch(Iterator[Any]):
         inner: torch's own iterator, over deliveries.
         progress: Where it begins; counted up here.
         alone: The iterator is not the one that the loader keeps.
+        kills: How often the kernel had killed for memory before; None if unknown.
     """
 
     def __init__(
-        self, loader: PlannedLoader, inner: Any, progress: Progress, *, alone: bool
+        self,
+        loader: PlannedLoader,
+        inner: Any,
+        progress: Progress,
+        *,
+        alone: bool,
+        kills: int | None,
     ) -> None:
         self.progress = progress
         self._inner, self._alone = inner, alone
         self._dataset, self._chosen = loader.dataset, loader.batches
         self._start = replace(progress.position)
         self._length = loader.__len__
-        self._kills = read_host().oom_kills if loader.num_workers else None
+        self._kills = kills
         self._deliveries: Iterator[Delivery] = inner
         self._death: LoaderError | None = None
-        if loader.plan.read_ahead:
-            self._deliveries = ReadAhead(inner, loader.plan.read_ahead)
         if loader.num_workers:
+            # As soon as it can tell of a death: workers are at work already.
             _EPOCHS.add(self)
             tell_of_deaths()
+        if loader.plan.read_ahead:
+            self._deliveries = ReadAhead(inner, loader.plan.read_ahead)
 
     def __iter__(self) -> LoaderEpoch:
         return self
@@ -178,7 +190,7 @@ class LoaderEpoch(Iterator[Any]):
         Called from a signal handler too, so it must not wait for a lock or a queue.
         """
         text = str(error)
-        if not text.startswith("DataLoader worker (pid"):
+        if not text.startswith(_DEATH):
             return None  # the user's own error, or ours
         workers = list(getattr(self._inner, "_workers", []))
         named, _, _ = text.replace("pid(s)", "pids").partition(")")
@@ -188,7 +200,12 @@ class LoaderEpoch(Iterator[Any]):
             return None
         for worker in workers:
             worker.join(timeout=0.2)
-        dead = [n for n, w in enumerate(workers) if w.exitcode not in {None, 0}]
+        dead = [
+            number
+            for number, worker in enumerate(workers)
+            # One that was interrupted ends with 0, as one that has no more to do.
+            if worker.exitcode or (worker.exitcode == 0 and worker.pid in pids)
+        ]
         host = read_host()
         codes = [workers[number].exitcode for number in dead]
         killed = self._kills is not None and (host.oom_kills or 0) > self._kills
@@ -215,6 +232,21 @@ class LoaderEpoch(Iterator[Any]):
         ]
         batches = (epoch.batch(asked[index]) for index in sorted(own))
         return [names_of(self._dataset, rows) for rows in batches]
+
+
+def death_at_start(error: RuntimeError) -> LoaderError | None:
+    """Tell of a worker that died before its iteration could name its samples.
+
+    Args:
+        error: What was raised as the iteration began.
+
+    Returns:
+        What to raise from it; None where it is something else.
+    """
+    if not str(error).startswith(_DEATH):
+        return None
+    what = "A worker died as the epoch began."
+    return LoaderError(what, why=str(error), fix="num_workers=0 shows where")
 
 
 def cause_of(code: int | None, host: Host, *, out_of_memory: bool) -> tuple[str, str]:
@@ -246,5 +278,10 @@ def cause_of(code: int | None, host: Host, *, out_of_memory: bool) -> tuple[str,
         return why, "python -X faulthandler with num_workers=0 shows where"
     if code is not None and code < 0:
         return f"signal {signal.Signals(-code).name}", "num_workers=0 shows where"
+    if code == 0:
+        why = (
+            "it was interrupted (SIGINT, as by Ctrl-C), or KeyboardInterrupt was raised"
+        )
+        return why, "interrupt the training process, which ends its workers"
     why = f"it ended itself with exit code {code}"
     return why, "look for sys.exit or os._exit in the dataset; num_workers=0 shows it"

@@ -18,19 +18,25 @@ from torch.utils.data import (
     StackDataset,
     Subset,
     TensorDataset,
-    default_collate,
     get_worker_info,
 )
-from torch_geometric.data import InMemoryDataset
 
 from loaderkit.errors import LoaderError, LoaderkitError
-from loaderkit.joining import join, own_collate
+from loaderkit.joining import join, own_collate, pyg_types
 from loaderkit.loader.randomness import Seeded
 from loaderkit.loader.users_errors import error_about
-from loaderkit.memory.parcel import Parcel, Segments, packing, parcels_work, unshared
+from loaderkit.memory.parcel import (
+    Parcel,
+    Segments,
+    default_collate,
+    packing,
+    parcels_work,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from loaderkit.loader.limits import LimitCheck
 
 
 def is_gathering(dataset: Any, collate: Callable[[Any], Any] | None = None) -> bool:
@@ -58,8 +64,10 @@ def _innermost(dataset: Any) -> Any:
 def draws_nothing(dataset: Any) -> bool:
     """Tell whether reading a sample draws no random numbers: no user's code runs."""
     dataset = _innermost(dataset)
-    if isinstance(dataset, InMemoryDataset):
-        return dataset.transform is None
+    types = pyg_types()
+    if types is not None and isinstance(dataset, types.in_memory):
+        transform: Any = getattr(dataset, "transform", None)
+        return transform is None
     plain = isinstance(dataset, list | tuple | TensorDataset)
     return plain or is_gathering(dataset)
 
@@ -106,8 +114,7 @@ class Join:
             samples = list(samples)
         if not isinstance(samples, list):
             return samples
-        with unshared():
-            return join(samples, default_collate, self.follow_batch, self.exclude_keys)
+        return join(samples, default_collate, self.follow_batch, self.exclude_keys)
 
 
 class OneByOne:
@@ -127,26 +134,36 @@ class OneByOne:
         return self.convert(sample)
 
 
-def fetch(dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any]) -> Any:
+def fetch(
+    dataset: Any,
+    rows: Sequence[int],
+    collate: Callable[[Any], Any],
+    limits: LimitCheck | None = None,
+) -> Any:
     """Read the samples of a batch and join them.
 
     Args:
         dataset: Indexed by row, or with ``__getitems__``.
         rows: Rows of the batch.
         collate: Joins a list of samples.
+        limits: What the samples must keep to; None where they are known to.
 
     Returns:
         The batch.
 
     Raises:
-        LoaderError: A sample cannot be read, or the samples cannot be joined; the
-            message names them, and the user's own error is its cause.  ``except`` with
-            the type of that error catches it, too.
+        LoaderError: A sample cannot be read, the samples cannot be joined, or they hold
+            more than a batch may; the message names them, and the user's own error is
+            its cause.  ``except`` with the type of that error catches it, too.
     """
-    if reads_together(dataset) and not isinstance(collate, OneByOne):
-        samples = _read_together(dataset, rows)
+    if is_gathering(dataset, collate):
+        samples = _read_together(_unread, dataset, rows)
+    elif reads_together(dataset) and not isinstance(collate, OneByOne):
+        samples = _read_together(_samples_of, dataset, rows)
     else:
         samples = _read(dataset, rows)
+    if limits is not None:
+        limits.check(samples, names_of(dataset, rows))
     try:
         return collate(samples)
     except LoaderkitError:
@@ -181,9 +198,23 @@ def reads_together(dataset: Any) -> bool:
     return bool(getattr(dataset, "reads_cache", True))
 
 
-def _read_together(dataset: Any, rows: Sequence[int]) -> Any:
+def _samples_of(dataset: Any, rows: Sequence[int]) -> Any:
+    return dataset.__getitems__(list(rows))
+
+
+def _unread(dataset: Any, rows: Sequence[int]) -> Any:
+    """Name the samples to a dataset that gathers them from its cache when it joins."""
+    while isinstance(dataset, Subset):
+        rows = [dataset.indices[row] for row in rows]
+        dataset = dataset.dataset
+    return dataset.unread(rows)
+
+
+def _read_together(
+    read: Callable[[Any, Sequence[int]], Any], dataset: Any, rows: Sequence[int]
+) -> Any:
     try:
-        return dataset.__getitems__(list(rows))
+        return read(dataset, rows)
     except LoaderkitError:
         raise
     except Exception as error:
@@ -343,12 +374,19 @@ class Fetching(Dataset[Any]):
         dataset: The user's.
         collate: How samples are joined.
         seeded: Random numbers follow from the batch alone, not from the worker.
+        limits: What the samples of a batch must keep to; None where they are known to.
     """
 
     def __init__(
-        self, dataset: Any, collate: Callable[[Any], Any], *, seeded: bool
+        self,
+        dataset: Any,
+        collate: Callable[[Any], Any],
+        *,
+        seeded: bool,
+        limits: LimitCheck | None = None,
     ) -> None:
         self.dataset, self.collate, self.seeded = dataset, collate, seeded
+        self.limits = limits
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -358,21 +396,18 @@ class Fetching(Dataset[Any]):
         bound = getattr(rows, "bound", None)
         try:
             batch = self._made(rows)
+            return batch if bound is None else padded_to(batch, bound)
         except Exception as error:
             if get_worker_info() is None:
                 raise
             return Failure(error)
-        return batch if bound is None else padded_to(batch, bound)
 
     def _made(self, rows: Sequence[int]) -> Any:
         seed = getattr(rows, "seed", None) if self.seeded else None
-        if is_gathering(self.dataset, self.collate):
-            with unshared():
-                return fetch(self.dataset, rows, self.collate)
         if seed is None:
-            return fetch(self.dataset, rows, self.collate)
+            return fetch(self.dataset, rows, self.collate, self.limits)
         with Seeded(seed):
-            return fetch(self.dataset, rows, self.collate)
+            return fetch(self.dataset, rows, self.collate, self.limits)
 
 
 def padded_to(batch: Any, length: int) -> Any:
@@ -380,15 +415,25 @@ def padded_to(batch: Any, length: int) -> Any:
 
     Args:
         batch: A nest with ``Padded`` values: ``(values, lengths, mask)``.
-        length: Rows that each of them gets, at least as many as it has.
+        length: Rows that each of them gets.
 
     Returns:
         The nest; other values in it are the same objects.
+
+    Raises:
+        LoaderError: A field has more rows than that.
     """
     if getattr(batch, "_fields", None) == ("values", "lengths", "mask"):
         more = length - batch.values.shape[1]
-        if more <= 0:
+        if more == 0:
             return batch
+        if more < 0:
+            what = f"A padded batch has {batch.values.shape[1]:,} rows, its bucket "
+            what += f"{length:,}."
+            why = "buckets follow from sizes(), and a transform probably made samples "
+            why += "longer; batches would have other shapes than those of the buckets"
+            fix = "do that in load() or before pack(), or drop bucket_by"
+            raise LoaderError(what, why=why, fix=fix)
         behind = batch.values.new_zeros(
             len(batch.values), more, *batch.values.shape[2:]
         )

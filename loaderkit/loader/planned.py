@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import os
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,7 +21,7 @@ from loaderkit.loader.delivery import (
     WorkerStart,
     WorkerState,
 )
-from loaderkit.loader.epochs import LoaderEpoch, Progress
+from loaderkit.loader.epochs import LoaderEpoch, Progress, death_at_start
 from loaderkit.loader.fetching import Fetching, OneByOne, Sending
 from loaderkit.loader.iterables import IterableBatches, IterableRule
 from loaderkit.loader.ranks import share_length
@@ -39,15 +41,17 @@ from loaderkit.loader.stateful import (
     read_state,
 )
 from loaderkit.loader.user_batches import UserBatches
+from loaderkit.memory.host import read_host
 from loaderkit.memory.parcel import forget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from loaderkit.loader.agreement import OrderAgreement
+    from loaderkit.loader.limits import LimitCheck
     from loaderkit.loader.plan import LoaderPlan
 
-STATE_VERSION = 4
+STATE_VERSION = 5
 """Of what ``state_dict`` gives."""
 
 
@@ -79,6 +83,8 @@ class LoaderSetup:
     """The seed was given, so that another run's is a mistake."""
     agreement: OrderAgreement
     """Compares the order with that of the other ranks."""
+    limit_check: LimitCheck | None = None
+    """What the samples of a batch must keep to; None where they are known to."""
     stream_length: int | None = None
     """What an iterable dataset said its length is; None if it may differ by rank."""
 
@@ -127,19 +133,53 @@ class PlannedLoader(DataLoader[Any]):
         self._resumption = Resumption()
         self._progress: Progress | None = None
         # The running iteration is known, not held: a loop that is left frees it.
-        self._live: Callable[[], LoaderEpoch | None] = lambda: None
+        self._live: Callable[[], LoaderEpoch | None] = _no_epoch
         self._iteration: IterationBatches | None = None
         self._epoch_number = torch.zeros((), dtype=torch.int64)
-        if self.persistent_workers and setup.iterable is not None:
+        self._share_epoch_number()
+
+    def _share_epoch_number(self) -> None:
+        if self.persistent_workers and self._planned().iterable is not None:
             # Workers that are kept are told of the next epoch by nothing else: torch
             # sends them no rows, which tell those of map-style datasets.
             self._epoch_number.share_memory_()  # type: ignore[no-untyped-call]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel, or be copied, as what it was built of, without workers.
+
+        A copy begins where this loader's next iteration would: with the next epoch, or
+        in the middle of one if a state was loaded.  It moves on by itself.
+        """
+        here = {**vars(self), "_iterator": None}
+        if self._setup is None:
+            return here
+        here |= {"_iteration": None, "_progress": None, "_live": _no_epoch}
+        if self._position.start:
+            here["_state"] = self.state_dict()
+        return here
+
+    def __setstate__(self, here: dict[str, Any]) -> None:
+        state = here.pop("_state", None)
+        vars(self).update(here)
+        if self._setup is None:
+            return
+        self._share_epoch_number()
+        if state is not None:
+            self.load_state_dict(state)
+
+    def __copy__(self) -> PlannedLoader:
+        """Make a loader of the same dataset and functions that moves on by itself."""
+        shared = (self.dataset, self.collate_fn, self.worker_init_fn)
+        return copy.deepcopy(self, {id(each): each for each in shared})
+
     def __len__(self) -> int:
         if self._setup is None:
             return super().__len__()
-        if self._setup.batches is not None:
-            return len(self._setup.batches)
+        batches = self._setup.batches
+        if batches is not None:
+            if isinstance(batches, EpochBatches):
+                return len(batches.current())  # len(batches) follows who looks at it
+            return len(batches)
         rule = self._setup.iterable
         assert rule is not None
         count = len(self.dataset)  # type: ignore[arg-type]
@@ -150,6 +190,7 @@ class PlannedLoader(DataLoader[Any]):
     def __iter__(self) -> Any:
         if self._setup is None:
             return super().__iter__()
+        self._setup.agreement.check_ranks(os.environ)
         self._agree()
         live = self._live()
         busy = self.persistent_workers and live is not None and not live.progress.ended
@@ -160,10 +201,17 @@ class PlannedLoader(DataLoader[Any]):
                 self._iteration = IterationBatches(self._setup.batches, here)
             else:  # the iterator that is kept asks the one it was made with
                 self._iteration.position = here
-        inner: Any = self._get_iterator() if busy else super().__iter__()
-        self._progress = Progress(here, self._standing_workers())
-        self._resumption = Resumption()
-        epoch = LoaderEpoch(self, inner, self._progress, alone=busy)
+        kills = read_host().oom_kills if self.num_workers else None
+        try:
+            inner: Any = self._get_iterator() if busy else super().__iter__()
+            self._progress = Progress(here, self._standing_workers())
+            self._resumption = Resumption()
+            epoch = LoaderEpoch(self, inner, self._progress, alone=busy, kills=kills)
+        except RuntimeError as error:
+            death = death_at_start(error)
+            if death is None:
+                raise
+            raise death from error
         self._live = weakref.ref(epoch)
         return epoch
 
@@ -242,10 +290,7 @@ class PlannedLoader(DataLoader[Any]):
         setup = self._planned()
         if isinstance(setup.batches, UserBatches):
             setup.batches.restore(state["sampler"], at)
-        position = (
-            self._position
-        )  # shared with the samplers, so changed and not replaced
-        position.epoch, position.start, position.ahead = at.epoch, at.start, at.ahead
+        self._position.go_to(at)  # shared with the samplers, so not replaced
         self._progress, self._resumption = None, Resumption()
         if "main" in state:
             dataset: Any = self.dataset
@@ -270,7 +315,7 @@ class PlannedLoader(DataLoader[Any]):
             if live is not None:
                 live.close()
             # An iterator that somebody still holds is over; the next is not beside it.
-            self._live = lambda: None
+            self._live = _no_epoch
         kept: Any = self._iterator
         self._iterator = None
         if kept is not None:
@@ -494,11 +539,17 @@ class PlannedLoader(DataLoader[Any]):
         if not setup.batched:
             collate = OneByOne(collate)
         if setup.iterable is None:
-            fetching = Fetching(self.dataset, collate, seeded=setup.seeded)
+            fetching = Fetching(
+                self.dataset, collate, seeded=setup.seeded, limits=setup.limit_check
+            )
             return MapBatches(fetching, self._turned())
         return IterableBatches(
             self.dataset, collate, setup.iterable, self._epoch_number, self._resumption
         )
+
+
+def _no_epoch() -> None:
+    """Stand in for the running epoch where there is none."""
 
 
 def _differing_parts(theirs: Any, ours: Any) -> tuple[Any, Any]:

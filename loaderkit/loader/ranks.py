@@ -26,6 +26,9 @@ _LAUNCHERS = (
 """Variables by which launchers tell a process who it is, the surest first: torchrun
 can itself be started by srun, and then its ranks are the ones that train."""
 
+ASKED = "you asked for it"
+"""Says that the caller told who this process is."""
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -67,7 +70,7 @@ def read_ranks(
         # Whoever asks for everything on each process may still be one of several,
         # as under accelerate, which shares out the batches itself.
         launched = _launched(environment)
-        return Ranks(rank, world_size, "you asked for it", launched)
+        return Ranks(rank, world_size, ASKED, launched)
     found = _initialized() or launched_ranks(environment)
     return found or Ranks()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -62,6 +62,13 @@ class Position:
     """The first batch that was not given yet."""
     ahead: frozenset[int] = frozenset()
     """Batches after it that were given already, out of order."""
+    moves: int = field(default=0, compare=False)
+    """How often it was moved, also to where it stood."""
+
+    def go_to(self, at: Position) -> None:
+        """Stand where another position stands."""
+        self.epoch, self.start, self.ahead = at.epoch, at.start, at.ahead
+        self.moves += 1
 
     def set_epoch(self, epoch: int) -> None:
         """Choose an epoch; the one that stands here goes on where it stood.
@@ -73,13 +80,39 @@ class Position:
             OptionError: It is no integer from 0 that int64 holds.
         """
         number = check_epoch("epoch", epoch)
-        if number != self.epoch:
-            self.epoch, self.start, self.ahead = number, 0, frozenset()
+        self.go_to(replace(self) if number == self.epoch else Position(number))
 
     def advance(self) -> Position:
         """Move on to the next epoch, and give where this one begins."""
         here = replace(self)
-        self.epoch, self.start, self.ahead = self.epoch + 1, 0, frozenset()
+        self.go_to(Position(self.epoch + 1))
+        return here
+
+
+class Passes:
+    """Counts the passes over a sampler that a loader shows.
+
+    A trainer that loops over the sampler gets a new epoch each time, as of torch's
+    samplers, beginning where the loader stands.  The loader itself is not moved by
+    that: ``list(loader.sampler)`` is a look.
+
+    Args:
+        loader: Where the loader stands.
+    """
+
+    def __init__(self, loader: Position) -> None:
+        self._loader, self._next = loader, replace(loader)
+
+    def upcoming(self) -> Position:
+        """Say where the next pass begins."""
+        if self._next.moves != self._loader.moves:
+            self._next = replace(self._loader)
+        return self._next
+
+    def begin(self) -> Position:
+        """Say where this pass begins, and move on to the next."""
+        here = self.upcoming()
+        self._next = Position(here.epoch + 1, moves=here.moves)
         return here
 
 
@@ -106,6 +139,7 @@ class EpochBatches(Sampler[list[int]]):
 
     def __init__(self, rule: BatchRule, position: Position | None = None) -> None:
         self.rule, self.position = rule, position or Position()
+        self._passes = Passes(self.position)
         self._cached: tuple[int, Epoch] | None = None
         self._bounds: Ints | None = None
         self._facts: dict[str, Any] | None = None
@@ -113,10 +147,10 @@ class EpochBatches(Sampler[list[int]]):
         """What the loader shows of these batches; it follows the same seed."""
 
     def __len__(self) -> int:
-        return len(self.current())
+        return len(self.epoch_of(self._passes.upcoming().epoch))
 
     def __iter__(self) -> Iterator[list[int]]:
-        here = self.position.advance()
+        here = self._passes.begin()
         if self.rule.rank is None:  # a position counts the batches of one rank
             here = replace(here, start=here.start * self.rule.ranks)
         yield from self.batches_of(here)
@@ -198,13 +232,13 @@ class EpochOrder(Sampler[int]):
     """
 
     def __init__(self, batches: EpochBatches) -> None:
-        self._batches = batches
+        self._batches, self._passes = batches, Passes(batches.position)
 
     def __len__(self) -> int:
-        return len(self._batches.current().order)
+        return len(self._batches.epoch_of(self._passes.upcoming().epoch).order)
 
     def __iter__(self) -> Iterator[int]:
-        here = self._batches.position.advance()
+        here = self._passes.begin()
         epoch = self._batches.epoch_of(here.epoch)
         first = epoch.ends[min(here.start, len(epoch))]
         yield from epoch.order[first:].tolist()

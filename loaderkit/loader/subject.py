@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 from torch_geometric.data.data import BaseData
 
 from loaderkit.errors import LoaderError, OptionError
+from loaderkit.joining import check_known_keys, known_keys
 
 if TYPE_CHECKING:
     from loaderkit.loader.options import LoaderOptions
@@ -101,6 +102,36 @@ def _check_iterable_options(options: LoaderOptions) -> None:
             why += "not known before"
             fix = "batch_size=..., or pack(list(dataset), path): a map-style dataset"
             raise LoaderError(what, why=why, fix=fix)
+
+
+def check_graph_fields(dataset: Any, options: LoaderOptions) -> None:
+    """Refuse names of fields that no graph has, where that is known before reading.
+
+    Code of the user's, such as a transform, may add fields: of names that are not in a
+    batch then, joining warns.
+
+    Args:
+        dataset: What is read.
+        options: What was asked for.
+
+    Raises:
+        OptionError: ``follow_batch`` or ``exclude_keys`` would do nothing.
+    """
+    follow, exclude = options.follow_batch or (), options.exclude_keys or ()
+    if not follow and not exclude:
+        return
+    samples = dataset
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    known = None
+    if isinstance(dataset, list | tuple):
+        known = known_keys(
+            (samples[i] for i in range(len(samples))), {*follow, *exclude}
+        )
+    elif callable(getattr(dataset, "graph_fields", None)):
+        known = dataset.graph_fields()
+    if known:  # samples without a graph are refused where they are joined
+        check_known_keys(follow, exclude, known)
 
 
 def sizes_of(dataset: Any, name: str) -> Any:

@@ -65,6 +65,11 @@ class UserBatches:
         self._snapshots: dict[int, SamplerState] = {}
         self._prepared: tuple[Position, _Draws] | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel without a pass that has begun: iterators cannot be sent."""
+        here = {"_prepared": None, "_epoch_start": None, "_drawn_epoch": -1}
+        return {**vars(self), **here, "_snapshots": {}}
+
     def __len__(self) -> int:
         count = len(self.sampler)  # type: ignore[arg-type]
         if not self.shares_itself:
@@ -145,8 +150,8 @@ class UserBatches:
         saved = SamplerState.from_dict(state)
         by_hand = saved.epoch_by_hand
         self.epochs.adopt(dict(saved.values), at.epoch, by_hand=by_hand)
-        restore_sampler(self.sampler, saved, self.dataset)
-        draws = _Draws(self, at.epoch)
+        stands = restore_sampler(self.sampler, saved, self.dataset)
+        draws = _Draws(self, at.epoch, stands)
         if saved.own is not None:
             draws.number = at.start
         else:
@@ -181,7 +186,10 @@ class UserBatches:
 
     def read(self) -> SamplerState:
         """Read how the sampler stands."""
-        state = read_sampler(self.sampler, self.dataset)
+        return self._ours(read_sampler(self.sampler, self.dataset))
+
+    def _ours(self, state: SamplerState) -> SamplerState:
+        """Add what only the loader knows."""
         by_hand = self.epochs.by_hand
         return replace(state, epoch_by_hand=by_hand, rank=self.digest_rank)
 
@@ -201,10 +209,15 @@ class UserBatches:
             return given
         return Deal(given, self.ranks, drop_last=self.drop_last)
 
-    def note_epoch_start(self, epoch: int) -> None:
-        """Keep how the sampler stands before anything is drawn from it."""
-        self._drawn_epoch = epoch
-        self._epoch_start, self._snapshots = self.read(), {}
+    def note_epoch_start(self, epoch: int, stands: SamplerState | None) -> None:
+        """Keep how the sampler stands before anything is drawn from it.
+
+        Args:
+            epoch: That begins.
+            stands: As it was read just now; None reads it.
+        """
+        self._drawn_epoch, self._snapshots = epoch, {}
+        self._epoch_start = self.read() if stands is None else self._ours(stands)
 
     @property
     def epoch_start(self) -> SamplerState:
@@ -219,12 +232,14 @@ class _Draws:
     and the batch alone, so that every rank and every resumed run draws the same.
     """
 
-    def __init__(self, batches: UserBatches, epoch: int) -> None:
+    def __init__(
+        self, batches: UserBatches, epoch: int, stands: SamplerState | None = None
+    ) -> None:
         self._batches, self._epoch = batches, epoch
         self._iterator: Iterator[Any] | None = None
         self._hash = _RowsHash()
         self.number = 0
-        batches.note_epoch_start(epoch)
+        batches.note_epoch_start(epoch, stands)
 
     def __iter__(self) -> Iterator[list[Any]]:
         while (rows := self._next()) is not None:

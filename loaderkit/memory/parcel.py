@@ -28,11 +28,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
+from torch.utils.data._utils.collate import (
+    collate,
+    collate_tensor_fn,
+)
+from torch.utils.data._utils.collate import (
+    default_collate_fn_map as collate_functions,
+)
 
 from loaderkit.errors import LoaderError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Sequence
 
     Place = tuple[torch.dtype, tuple[int, ...], int, int]
 
@@ -131,27 +138,32 @@ class Parcel:
         return _open, (self.text, self.places, self.inline, self.where)
 
 
-@contextlib.contextmanager
-def unshared() -> Iterator[None]:
-    """Let torch's and PyG's collate use ordinary memory in a worker that packs.
+def default_collate(samples: Any) -> Any:
+    """Join samples as torch's ``default_collate`` does.
 
-    Both write a worker's batch to /dev/shm, tensor by tensor, whenever
-    ``get_worker_info()`` is not None; the parcel would copy it from there.  7 MB of
-    graphs: 11 ms, not 6, and a batch beyond a container's 64 MiB of /dev/shm ends the
-    worker.  ``default_collate`` and PyG's ``Collater`` have no argument to say
-    otherwise, and torch has no public way to set what ``get_worker_info()`` gives, so
-    the variable behind it is set, in our own worker, while our own code joins.
+    In a worker torch writes each tensor of the batch to /dev/shm, from where a parcel
+    would copy it once more: 200 x 128 rows of 17 floats take 2.7 ms, not 0.7.  So
+    where batches are packed, tensors are stacked in ordinary memory, by the table of
+    functions that torch has for such needs.  PyG's ``Collater`` has no such table: its
+    batches go through /dev/shm (docs/loader.md says what that costs).
+
+    Args:
+        samples: As for torch's.
     """
-    worker = torch.utils.data._utils.worker
-    info = worker._worker_info
     if not packing.get():
-        yield
-        return
-    worker._worker_info = None
-    try:
-        yield
-    finally:
-        worker._worker_info = info
+        return torch.utils.data.default_collate(samples)
+    functions = dict(collate_functions)
+    # Somebody may have registered a function of their own in place of torch's.
+    if functions.get(torch.Tensor) is collate_tensor_fn:
+        functions[torch.Tensor] = _stack
+    return collate(samples, collate_fn_map=functions)
+
+
+def _stack(tensors: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> Any:
+    first = tensors[0]
+    if first.is_nested or first.layout is not torch.strided:
+        return collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)  # it refuses
+    return torch.stack(list(tensors))
 
 
 def parcels_work() -> bool:

@@ -1,6 +1,8 @@
 """Other people's code sees a packed dataset as it sees a list of the same samples."""
 
 import collections
+import heapq
+import marshal
 import multiprocessing
 
 import clients
@@ -9,7 +11,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from loaderkit import DatasetError, LoaderError, build_loader, open_cache, pack
+from loaderkit import (
+    DatasetError,
+    LoaderError,
+    SafeGraphDataset,
+    build_loader,
+    open_cache,
+    pack,
+)
 from loaderkit.testing import assert_same
 
 
@@ -98,7 +107,7 @@ def test_a_chain_of_streams_is_a_chain_of_the_samples(packed, kind):
 
 def test_only_the_datasets_own_collate_leaves_the_samples_unread(packed):
     data = packed["graphs"]
-    samples = data.__getitems__([3, 1])
+    samples = data.unread([3, 1])
 
     batch = data.collate(samples)
 
@@ -106,6 +115,68 @@ def test_only_the_datasets_own_collate_leaves_the_samples_unread(packed):
     assert_same(batch, data.batch([3, 1]))
     assert samples[0].name == "g3"
     assert samples.dataset is None
+
+
+@pytest.mark.parametrize("kind", ["graphs", "dicts", "tensors", "texts"])
+def test_samples_come_unread_only_where_the_dataset_joined_those_before(packed, kind):
+    data = packed[kind]
+    part = data[2:9]
+
+    first = part.__getitems__([3, 1])
+    assert type(first) is list
+    joined = data.collate(first)  # that of the whole serves its parts
+    second = part.__getitems__([3, 1])
+    assert type(second) is not list
+    assert_same(data.collate(second), joined)
+    assert type(part.__getitems__([0])) is not list
+
+    assert second[0] is not None  # somebody looks inside: they need samples
+    assert type(part.__getitems__([3, 1])) is list
+    assert type(data.__getitems__([3, 1])) is list
+
+
+def test_a_loader_of_torchs_gathers_from_its_second_batch_on(packed):
+    given = []
+
+    class Telling(SafeGraphDataset):
+        def __getitems__(self, rows):
+            given.append(super().__getitems__(rows))
+            return given[-1]
+
+    data = Telling(cache=packed["graphs"].cache)
+    wanted = [data.batch(rows) for rows in (range(5), range(5, 10), range(10, 14))]
+
+    assert_same(list(DataLoader(data, 5, collate_fn=data.collate)), wanted)
+    assert [type(each) is list for each in given] == [True, False, False]
+    assert [each.dataset is data for each in given[1:]] == [True, True]
+
+    def wrapped(samples):
+        return data.collate(samples), len(samples)
+
+    assert len(list(DataLoader(data, 5, collate_fn=wrapped))) == 3
+    assert type(given[-1]) is not list
+    list(DataLoader(data, 5, collate_fn=list))
+    assert type(given[-1]) is list
+
+
+PAST_THE_METHODS = {
+    "heapq": lambda samples: heapq.heapify(samples),
+    "an unbound method": lambda samples: list.sort(samples, key=lambda s: s["a"]),
+    "a copy of the memory": lambda samples: [s["a"] for s in list.copy(samples)],
+    "marshal": marshal.dumps,
+    "a field": lambda samples: [s.a for s in list.__iter__(samples)],
+    "text": lambda samples: [str(s) for s in list.__iter__(samples)],
+}
+
+
+@pytest.mark.parametrize("use", PAST_THE_METHODS)
+def test_code_that_reads_a_lists_memory_finds_no_empty_list(tmp_path, use):
+    rows = [{"a": i, "b": f"s{i}"} for i in range(4)]
+    data = pack(rows, tmp_path / "c.lk", workers=0)
+
+    with pytest.raises((DatasetError, ValueError)):
+        PAST_THE_METHODS[use](data.unread([2, 1]))
+    assert list.__len__(data.unread([2, 1])) == 2
 
 
 def test_samples_that_were_changed_before_they_are_joined_stay_changed(packed):
@@ -168,9 +239,9 @@ def test_whatever_is_done_with_a_list_is_done_with_the_samples(tmp_path, use):
     rows = [{"a": i, "b": f"s{i}"} for i in range(4)]
     data = pack(rows, tmp_path / "c.lk", workers=0)
 
-    found = USES[use](data.__getitems__([2, 1]))
-
-    assert_same(found, USES[use]([{"a": 2, "b": "s2"}, {"a": 1, "b": "s1"}]))
+    wanted = USES[use]([{"a": 2, "b": "s2"}, {"a": 1, "b": "s1"}])
+    assert_same(USES[use](data.unread([2, 1])), wanted)
+    assert_same(USES[use](data.__getitems__([2, 1])), wanted)
 
 
 RESULTS = {

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import itertools
 import multiprocessing
 import os
 import signal
@@ -15,10 +16,20 @@ import psutil
 import pytest
 import torch
 from data import Doomed, Slow
+from torch.utils.data import IterableDataset
 
 from loaderkit import DevicePrefetcher, LoaderError, build_loader
 from loaderkit.loader.epochs import cause_of
 from loaderkit.memory.host import read_host
+
+
+class Endless(IterableDataset):
+    """Gives a sample every 5 ms."""
+
+    def __iter__(self):
+        for number in itertools.count():
+            time.sleep(0.005)
+            yield number
 
 
 def belongings():
@@ -141,6 +152,7 @@ def test_every_batch_can_be_kept(cache):
         ("SIGKILL", "SIGKILL: probably the kernel, out of memory"),
         ("SIGSEGV", "a crash in native code"),
         ("exit", "it ended itself with exit code 3"),
+        ("SIGINT", "it was interrupted"),
     ],
 )
 def test_a_worker_that_dies_is_told_with_its_samples(way, why):
@@ -167,6 +179,30 @@ def test_a_death_is_told_however_often_it_happens():
     for _ in range(20):
         with pytest.raises(LoaderError, match=r"(?s)'sample-12' .*exit code 3"):
             list(loader)
+
+
+@pytest.mark.parametrize("data", [Slow(), Endless()], ids=["rows", "stream"])
+@pytest.mark.parametrize("kept", [False, True])
+def test_ctrl_c_reaches_the_loop_and_leaves_no_worker(data, kept):
+    loader = build_loader(
+        data, batch_size=4, num_workers=1, probe=False, persistent_workers=kept
+    )
+    running = [iter(loader)]
+    next(running[0])
+    workers = psutil.Process().children()
+
+    def interrupted_step():
+        signal.raise_signal(signal.SIGINT)
+        next(running[0])
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_step()
+    assert len(list(itertools.islice(loader, 3))) == 3  # the loop may go on
+    running.clear()
+    loader.close()
+
+    _, alive = psutil.wait_procs(workers, timeout=60)
+    assert alive == []
 
 
 def train_for_20_s():
@@ -369,3 +405,11 @@ def test_a_class_typed_into_a_notebook_is_loaded():
     )
 
     assert "[[0, 1, 2, 3], [4, 5, 6, 7]] True" in done.stdout, done.stderr[-800:]
+
+
+def test_a_spawned_worker_does_not_import_pyg_unless_its_samples_do():
+    """That takes 6 s of CPU: PyG imports transformers and torch's compiler."""
+    program = "import sys, loaderkit.loader.delivery, loaderkit.loader.iterables\n"
+    program += "sys.exit('torch_geometric' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

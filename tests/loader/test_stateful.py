@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import tracemalloc
 import types
 
 import numpy as np
@@ -14,6 +15,7 @@ from loaderkit.errors import LoaderError
 from loaderkit.loader.stateful import (
     SamplerState,
     digest_of,
+    digest_of_plain,
     is_own_iterator,
     is_stateful,
     read_sampler,
@@ -276,3 +278,30 @@ def test_the_state_of_another_kind_of_generator_is_refused(kind, other):
         restore_sampler(taking_over, read_sampler(saved))
 
     assert "same sampler" in caught.value.fix
+
+
+def test_a_digest_sees_every_place_of_a_long_list():
+    rows = list(range(200_000))
+    digest = digest_of_plain(rows)
+
+    for place in (0, 65_535, 65_536, 131_072, 199_999):
+        changed = rows.copy()
+        changed[place] += 1
+        assert digest_of_plain(changed) != digest
+    assert digest_of_plain(rows[:-1]) != digest
+    assert digest_of_plain([rows[:100_000], rows[100_000:]]) != digest
+    assert digest_of_plain(list(rows)) == digest
+    huge = [2**70, *rows]
+    assert digest_of_plain(huge) == digest_of_plain(huge.copy()) != digest
+
+
+@pytest.mark.parametrize("rows", [list(range(10**6)), np.arange(10**6)])
+def test_a_digest_copies_no_rows(rows):
+    digest_of_plain(rows[:10])
+
+    tracemalloc.start()
+    digest_of_plain(rows)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak < 2 << 20

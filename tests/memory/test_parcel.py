@@ -8,12 +8,21 @@ from collections import OrderedDict
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.data._utils.collate import default_collate_fn_map
 from torch_geometric.data import Batch, Data, HeteroData
 
 from loaderkit import LoaderError, shares
-from loaderkit.memory.parcel import Parcel, Segments, forget, parcels_work
+from loaderkit.memory.parcel import (
+    Parcel,
+    Segments,
+    default_collate,
+    forget,
+    packing,
+    parcels_work,
+)
 from loaderkit.testing import assert_same
 
 
@@ -153,9 +162,71 @@ def test_parcels_pass_between_processes(method):
     child = context.Process(target=give, args=(queue, works))
     child.start()
 
-    assert works.get(timeout=60)
-    found = [queue.get(timeout=60) for _ in range(3)]
+    assert works.get(timeout=600)
+    found = [queue.get(timeout=600) for _ in range(3)]
     works.put("done")
     child.join()
 
     assert [each.num_graphs for each in found] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("in_worker_that_packs", [False, True])
+def test_samples_join_as_torch_joins_them(in_worker_that_packs):
+    nests = [
+        [torch.rand(2, 3) for _ in range(4)],
+        [torch.rand(5, 4).t() for _ in range(2)],
+        [{"x": np.arange(3), "s": "a", "f": 0.5, "p": (1, torch.ones(2))}] * 3,
+        [[torch.ones(2, dtype=torch.bool), np.float32(2)]] * 2,
+        [torch.ones(2).to_sparse()] * 2,
+        [torch.ones(2), torch.ones(3)],
+        [torch.rand(2, requires_grad=True)] * 2,
+        [object()],
+    ]
+    token = packing.set(in_worker_that_packs)
+
+    for samples in nests:
+        try:
+            wanted = torch.utils.data.default_collate(samples)
+        except Exception as error:  # noqa: BLE001 -- whatever torch says
+            with pytest.raises(type(error)):
+                default_collate(samples)
+            continue
+        assert_same(default_collate(samples), wanted)
+
+    packing.reset(token)
+
+
+def test_a_function_that_was_registered_with_torch_joins_in_a_worker(monkeypatch):
+    def joined(tensors, *, collate_fn_map):
+        return len(tensors), torch.Tensor in collate_fn_map
+
+    monkeypatch.setitem(default_collate_fn_map, torch.Tensor, joined)
+    token = packing.set(True)
+
+    assert default_collate([{"x": torch.ones(2)}]) == {"x": (1, True)}
+
+    packing.reset(token)
+
+
+class JoinedInWorker(torch.utils.data.Dataset):
+    """Joins in a worker that packs, or in one that does not, and says where it lies."""
+
+    def __init__(self, packs):
+        self.packs = packs
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, row):
+        packing.set(self.packs)
+        batch = default_collate([{"x": torch.ones(3), "y": np.ones(2)}] * 2)
+        return [value.is_shared() for value in batch.values()]
+
+
+@pytest.mark.parametrize(("packs", "shared"), [(False, True), (True, False)])
+def test_a_worker_that_packs_writes_nothing_to_shm_before(packs, shared):
+    loader = torch.utils.data.DataLoader(
+        JoinedInWorker(packs), num_workers=1, batch_size=None
+    )
+
+    assert list(loader) == [[shared, shared]]

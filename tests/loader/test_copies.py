@@ -1,0 +1,191 @@
+"""Loaders that are pickled, copied or looked at: none of it moves the loader."""
+
+import copy
+import itertools
+import pickle
+
+import pytest
+import torch
+import torch.multiprocessing
+from data import Counting
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
+
+from loaderkit import LoaderError, build_loader
+
+COUNT = 20
+
+
+class Rows(torch.utils.data.Dataset):
+    """Gives row numbers, and says sizes."""
+
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, row):
+        return torch.tensor(row)
+
+    def sizes(self):
+        return {"nodes": [1 + row % 5 for row in range(COUNT)]}
+
+
+def drawn(generator):
+    return RandomSampler(Rows(), generator=generator)
+
+
+OPTIONS = {
+    "in order": dict,
+    "shuffled": lambda: {"shuffle": True},
+    "in blocks": lambda: {"shuffle": "block", "drop_last": True},
+    "by size": lambda: {"max_nodes": 9, "shuffle": True, "batch_size": None},
+    "in buckets": lambda: {"bucket_by": "nodes", "buckets": 3, "shuffle": True},
+    "one by one": lambda: {"batch_size": None, "shuffle": True},
+    "rank 1 of 3": lambda: {"shuffle": True, "rank": 1, "world_size": 3},
+    "rank 1 of 2, by size": lambda: {
+        "max_nodes": 9, "shuffle": True, "batch_size": None, "rank": 1, "world_size": 2
+    },
+    "generator": lambda: {
+        "generator": torch.Generator().manual_seed(3), "shuffle": True, "seed": None
+    },
+    "RandomSampler": lambda: {"sampler": drawn(None)},
+    "RandomSampler, own generator": lambda: {
+        "sampler": drawn(torch.Generator().manual_seed(4))
+    },
+    "weighted": lambda: {"sampler": WeightedRandomSampler(torch.ones(COUNT), COUNT)},
+    "batches": lambda: {
+        "batch_sampler": BatchSampler(SequentialSampler(Rows()), 3, drop_last=False),
+        "batch_size": "auto",
+    },
+}  # fmt: skip
+WAYS = {
+    "pickled": lambda loader: pickle.loads(pickle.dumps(loader)),
+    "copied": copy.copy,
+    "copied deeply": copy.deepcopy,
+}
+PLACES = ["new", "behind an epoch", "in the middle", "where a state was loaded"]
+
+
+def built(name, **more):
+    options = {"batch_size": 3, "num_workers": 0, "seed": 1, "probe": False} | more
+    return build_loader(Rows(), **(options | OPTIONS[name]()))
+
+
+def bring(loader, place):
+    """Bring a loader to a place; gives what must be held for it."""
+    if place == "behind an epoch":
+        list(loader)
+    running = iter(loader) if place in PLACES[2:] else None
+    if running is not None:
+        next(running)
+    if place == "where a state was loaded":
+        loader.load_state_dict(loader.state_dict())
+    return running
+
+
+def epochs(loader):
+    """Give what the next two epochs give."""
+    return [[batch.tolist() for batch in loader] for _ in range(2)]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_copy_gives_what_the_loader_gives_and_neither_moves_the_other(name):
+    for way, place in itertools.product(WAYS, PLACES):
+        loader, alone = built(name), built(name)
+        running, other = bring(loader, place), bring(alone, place)
+
+        again = WAYS[way](loader)
+
+        wanted = epochs(alone)
+        assert epochs(again) == wanted, f"{way}, {place}"
+        assert epochs(loader) == wanted, f"{way}, {place}"
+        del running, other
+
+
+@pytest.mark.parametrize("workers", [{}, {"persistent_workers": True}])
+def test_a_loader_with_workers_travels_without_them(workers):
+    loaders = [
+        build_loader(data, batch_size=3, num_workers=1, seed=1, **workers)
+        for data in (Rows(), Counting())
+    ]
+    for loader in loaders:
+        wanted = epochs(loader)
+        running = iter(loader)
+        next(running)
+
+        again = pickle.loads(pickle.dumps(loader))
+        again.set_epoch(0)
+
+        assert epochs(again) == wanted
+        again.close()
+        loader.close()
+
+
+def test_a_trainers_own_loader_travels_too():
+    plain = type(built("shuffled"))(Rows(), batch_size=4)
+
+    assert epochs(pickle.loads(pickle.dumps(plain))) == epochs(plain)
+
+
+def as_rank(rank, loaders, folder):
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
+    )
+    for name, loader in loaders.items():
+        try:
+            text = str(epochs(loader))
+        except LoaderError as error:
+            text = str(error)
+        (folder / f"{name} {rank}").write_text(text)
+
+
+def test_a_loader_sent_to_ranks_is_refused_unless_that_was_asked_for(tmp_path):
+    asked = built("shuffled", rank=0, world_size=1)
+    loaders = {"found": built("shuffled"), "asked": asked}
+
+    torch.multiprocessing.spawn(as_rank, (loaders, tmp_path), nprocs=2)
+
+    for rank in (0, 1):
+        text = (tmp_path / f"found {rank}").read_text()
+        assert f"was built for rank 0 of 1, and this is rank {rank} of 2" in text
+        assert (tmp_path / f"asked {rank}").read_text() == str(epochs(copy.copy(asked)))
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_look_at_the_samplers_does_not_move_the_loader(name):
+    if name == "RandomSampler, own generator":
+        pytest.skip("a look draws from the user's generator, as in torch")
+    for place in PLACES:
+        loader, alone = built(name), built(name)
+        running, other = bring(loader, place), bring(alone, place)
+        length = len(loader)
+
+        for sampler in (loader.sampler, loader.batch_sampler):
+            for _ in range(0 if sampler is None else 3):
+                list(sampler)
+                list(itertools.islice(sampler, 1))
+                len(sampler)
+
+        assert len(loader) == length == len(alone)
+        assert loader.state_dict() == alone.state_dict(), place
+        assert epochs(loader) == epochs(alone), place
+        del running, other
+
+
+@pytest.mark.parametrize("name", ["shuffled", "in blocks", "by size", "in buckets"])
+def test_whoever_loops_over_the_sampler_gets_every_epoch_of_the_loader(name):
+    loader = built(name)
+    again = DataLoader(loader.dataset, batch_sampler=loader.batch_sampler)
+
+    wanted = epochs(built(name))
+    assert epochs(again) == wanted
+    loader.set_epoch(0)
+    assert epochs(again) == wanted
+    loader.load_state_dict(loader.state_dict() | {"batches": 2})
+    assert epochs(again)[0] == wanted[0][2:]
+    loader.set_epoch(1)
+    assert epochs(again)[0] == wanted[1]
