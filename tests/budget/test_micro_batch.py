@@ -114,6 +114,7 @@ def test_dividing_by_the_number_of_pieces_would_be_wrong():
     assert far(model, expected) > 0.01  # the uneven last piece counts too much
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize("most", [1, 2, 5])
 def test_running_out_anywhere_leaves_the_gradient_equal(where, most):
@@ -132,6 +133,7 @@ def test_running_out_anywhere_leaves_the_gradient_equal(where, most):
     assert first.micro_batch <= most
 
 
+@pytest.mark.slow
 def test_a_piece_that_fails_later_keeps_the_earlier_ones():
     model, loss = Limited(deep().double(), 99), nn.functional.cross_entropy
     batch = (BATCH[0].double(), BATCH[1])
@@ -149,6 +151,7 @@ def test_a_piece_that_fails_later_keeps_the_earlier_ones():
     assert far(model.inner, expected) < 1e-12
 
 
+@pytest.mark.slow
 def test_the_failed_piece_lets_go_of_its_tensors_before_the_next():
     model = Limited(deep().double(), 5)
     alive = []
@@ -190,6 +193,7 @@ def test_random_numbers_and_buffers_are_put_back():
     assert model.drawn[0] == model.drawn[1]  # the retry draws what the failure drew
 
 
+@pytest.mark.slow
 def test_one_sample_that_does_not_fit_raises_the_original_with_its_diagnosis():
     model = Limited(deep().double(), 0)
     before = [p.detach().clone() for p in model.parameters()]
@@ -235,6 +239,7 @@ def test_a_transaction_adds_to_the_gradients_there_are():
     assert result.pieces == 4
 
 
+@pytest.mark.slow
 def test_graphs_are_weighted_by_nodes():
     batch, model = graphs(9, nodes=20), TwoLayers(GCNConv).double()
     batch.x, batch.y = batch.x.double(), torch.randn(batch.num_nodes).double()

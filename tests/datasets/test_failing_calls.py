@@ -208,6 +208,7 @@ def overwrite_again_and_again(path, times):
         pack([number] * 20, path, workers=0, overwrite=True, shard_bytes=300)
 
 
+@pytest.mark.slow
 def test_a_reader_sees_one_generation_while_it_is_packed_again_and_again(tmp_path):
     path = tmp_path / "c.lk"
     overwrite_again_and_again(path, 1)

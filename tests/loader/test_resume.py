@@ -246,6 +246,7 @@ SAMPLERS = {
 }
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(sorted(SAMPLERS)), st.booleans(), st.integers(0, 2),
     st.integers(0, 6), st.integers(1, 7),
