@@ -212,6 +212,7 @@ def test_what_cannot_be_known_is_an_interval():
     assert any("elements as are chosen" in each for each in found.assumptions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["LSTM", "conv3d", "convolutional"])
 def test_the_upper_end_covers_what_kernels_take_inside(name):
     make, rows = DENSE[name]
