@@ -190,6 +190,7 @@ def pack_with_file_limit(path, limit, compression):
     assert "fix: " in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", [None, "gzip"])
 def test_a_disk_that_is_full_at_any_size_is_an_error_of_ours(tmp_path, compression):
     for limit in [0, 100, 3000, 10_000, 15_000]:

@@ -99,6 +99,7 @@ def test_a_long_run_is_judged_while_it_runs_and_once():
     assert [report.epochs for report in found] == [30]
 
 
+@pytest.mark.slow
 def test_steps_are_put_together_to_epochs():
     step, detector = leaky(), LeakDetector("cpu", every=5)
 
