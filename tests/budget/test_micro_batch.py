@@ -401,7 +401,8 @@ class RunsOutOnOneRank(nn.Module):
 
     def forward(self, x):
         if self.rank == 1 and len(x) > 2:
-            raise RuntimeError("Invalid buffer size: 9.00 GB")
+            msg = "Invalid buffer size: 9.00 GB"
+            raise RuntimeError(msg)
         return self.inner(x)
 
 
