@@ -12,7 +12,6 @@ from loaderkit import DoesNotFitError, assert_fits, estimate_step
 X = torch.zeros(16, 40, 7)
 
 
-@pytest.mark.slow
 def test_what_fits_passes_and_what_does_not_fails_with_the_cause():
     assert assert_fits(Attention(), X, "1 GiB", device="mps").target.kind == "mps"
 
@@ -46,7 +45,6 @@ def test_a_peak_that_rises_over_its_snapshot_fails(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [file]
 
 
-@pytest.mark.slow
 def test_a_rise_below_the_allowed_one_passes(tmp_path):
     file = tmp_path / "memory.json"
     assert_fits(Attention(), X, snapshot=file, name="small")
