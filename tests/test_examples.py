@@ -8,6 +8,7 @@ import pytest
 EXAMPLES = sorted(Path(__file__).parents[1].glob("examples/*.py"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda f: f.stem)
 def test_an_example_runs_and_prints(file, capsys):
     runpy.run_path(str(file), run_name="__main__")

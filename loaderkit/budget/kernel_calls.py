@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -186,14 +187,11 @@ def call_of(func: Any, args: Any, kwargs: Any) -> KernelCall | None:
     name = func.name()
     if func.namespace != "aten" or any(word in name for word in _UNSAFE):
         return None
-    whole_numbers = any(
-        not (t.is_floating_point() or t.is_complex())
-        for t in tree_iter((args, kwargs))
-        if _is_tensor(t)
-    )
-    if whole_numbers and any(word in name for word in _UNSAFE_POSITIONS):
-        return None
     values, tree = tree_flatten((_plain_scalars(func, args), kwargs))
+    if any(word in name for word in _UNSAFE_POSITIONS):
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        if not all(t.is_floating_point() or t.is_complex() for t in tensors):
+            return None
     leaves: list[Any] = []
     for value in values:
         if isinstance(value, torch.Tensor):
@@ -208,20 +206,26 @@ def call_of(func: Any, args: Any, kwargs: Any) -> KernelCall | None:
 
 def _plain_scalars(func: Any, args: Any) -> list[Any]:
     """Turn whole numbers that are no sizes, such as a factor, into floats."""
-    floats = all(
-        leaf.is_floating_point() for leaf in tree_iter(args) if _is_tensor(leaf)
-    )
-    plain = []
-    for value, argument in zip(args, func._schema.arguments, strict=False):  # noqa: SLF001 -- the way to ask
-        is_factor = "number" in str(argument.type) and type(value) is int
-        plain.append(float(value) if is_factor and floats else value)
+    plain = list(args)
+    factors = [i for i in _factors_of(func) if i < len(args) and type(args[i]) is int]
+    if factors and all(t.is_floating_point() for t in tree_iter(args) if _is_tensor(t)):
+        for place in factors:
+            plain[place] = float(args[place])
     return plain
+
+
+@functools.cache
+def _factors_of(func: Any) -> list[int]:
+    """List the arguments of an operator that may be whole numbers or not."""
+    arguments = func._schema.arguments  # noqa: SLF001 -- the way to ask
+    return [i for i, each in enumerate(arguments) if "number" in str(each.type)]
 
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
+@functools.lru_cache(4096)  # an optimizer makes the same calls at every step
 def smaller_calls(
     call: KernelCall, outputs: tuple[int, ...] = ()
 ) -> list[list[KernelCall]]:

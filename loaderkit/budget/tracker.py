@@ -154,17 +154,20 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func in _INDEXED:
             positions, listed_bytes = self._positions(args[1], func)
             args = (args[0], positions, *args[2:])
-        out = self._run(func, args, kwargs)
+        # listed once: what is done at each operator decides how long an estimate takes
+        operands = _tensors_in((args, kwargs))
+        out = self._run(func, args, kwargs, operands)
         if reused is not None:
             self._take_over(reused)
-        tensors = [t for t in tree_iter(out) if isinstance(t, torch.Tensor)]
-        numbers = [number for tensor in tensors for number in self.add(tensor)]
+        outputs = _tensors_in(out)
+        numbers = [number for tensor in outputs for number in self.add(tensor)]
         if listed_bytes:
             self.log.holds_inside(
                 len(self.log.events) - 1, Bounds.exactly(listed_bytes)
             )
-        if not (func.is_view or func in _LIKE_VIEWS):
-            self._note_call(func, args, kwargs, out, numbers)
+        if operands and not (func.is_view or func in _LIKE_VIEWS):
+            made = call_of(func, args, kwargs)
+            self._note_call(func, made, operands, outputs, numbers)
         if backward and numbers:
             self.by_formula.append((node_name(), tuple(numbers)))
         return out
@@ -175,14 +178,16 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if key in self.live:
             self._gone(key, self.live[key][0])
 
-    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        held = [t for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)]
-        for tensor in held:  # numbers turned into tensors are made by no operator
-            if not isinstance(tensor, FakeTensor) and not tensor.dim():
+    def _run(
+        self, func: Any, args: Any, kwargs: Any, operands: list[torch.Tensor]
+    ) -> Any:
+        real = [t for t in operands if not isinstance(t, FakeTensor)]
+        for tensor in real:  # numbers turned into tensors are made by no operator
+            if not tensor.dim():
                 self.add(tensor)
-        if any(isinstance(t, FakeTensor) for t in held):
+        if len(real) < len(operands):
             out = self._faked(func, args, kwargs)
-        elif not held and _makes_floats(func, kwargs):
+        elif not operands and _makes_floats(func, kwargs):
             with self.fake:
                 out = func(*args, **kwargs)
         else:
@@ -193,12 +198,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _note_call(
-        self, func: Any, args: Any, kwargs: Any, out: Any, numbers: list[int]
-    ) -> None:
-        outputs = [t for t in tree_iter(out) if isinstance(t, torch.Tensor)]
-        operands = [t for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)]
-        if not operands:
-            return
+        self, func: Any, call: KernelCall | None, operands: list[torch.Tensor],
+        outputs: list[torch.Tensor], numbers: list[int],
+    ) -> None:  # fmt: skip
         sizes = tuple(t.numel() * t.itemsize for t in outputs)
         with_grad: tuple[bool, ...] = ()
         if self.phase in {"forward", "loss"} and torch.is_grad_enabled():
@@ -211,7 +213,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 touched=sum(sizes) + sum(t.numel() * t.itemsize for t in operands),
                 outputs=sizes,
                 name=func.name(),
-                call=call_of(func, args, kwargs),
+                call=call,
                 fake=any(isinstance(t, FakeTensor) for t in outputs),
                 with_grad=with_grad,
             )
@@ -359,6 +361,17 @@ class ReadsValues(TorchFunctionMode):
                     self.tracker.log.assumptions[CHOSEN_NOW, func.__name__] += 1
                 args = (value.real, *args[1:])
         return func(*args, **(kwargs or {}))
+
+
+def _tensors_in(nest: Any) -> list[torch.Tensor]:
+    """List tensors of an operator's arguments or outputs; torch's trees take longer."""
+    if isinstance(nest, torch.Tensor):
+        return [nest]
+    if isinstance(nest, dict):
+        nest = nest.values()
+    elif not isinstance(nest, (tuple, list)):
+        return []
+    return [tensor for each in nest for tensor in _tensors_in(each)]
 
 
 def _makes_floats(func: Any, kwargs: Any) -> bool:

@@ -37,12 +37,12 @@ def unequal(count, seed=0):
 
 def solvable():
     names = ("GCN", "GAT", "SAGE", "GIN", "GEN", "Transformer")
-    data = unequal(16)
+    data = unequal(12)
     for name in names:
         yield name, GRAPHS[name](), data
     for name in ("perceptron", "attention with dropout", "attention", "embedding"):
         make, rows = DENSE[name]
-        yield name, make(), list(rows(16))
+        yield name, make(), list(rows(12))
 
 
 @pytest.mark.slow
@@ -62,6 +62,7 @@ def test_the_largest_batch_equals_brute_force(model, data):
     assert pricing.largest(largest) == len(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["GCN", "GAT", "SAGE"])
 def test_merged_batches_are_priced_within_half_a_percent(name):
     data, model = unequal(200), GRAPHS[name]()
@@ -75,6 +76,7 @@ def test_merged_batches_are_priced_within_half_a_percent(name):
         assert told == pytest.approx(pricing.direct(rows), rel=0.005)
 
 
+@pytest.mark.slow
 def test_the_dearest_batch_is_dearer_than_random_ones():
     data = unequal(60)
     samples = read_samples(data)
@@ -90,6 +92,7 @@ def test_the_dearest_batch_is_dearer_than_random_ones():
         )
 
 
+@pytest.mark.slow
 def test_the_chance_of_running_out_is_that_of_simulated_epochs():
     data = unequal(300)
     samples = read_samples(data)
@@ -117,6 +120,7 @@ def _simulated(pricing, size, rounds):
     return np.max(prices, axis=0)
 
 
+@pytest.mark.slow
 def test_a_limit_no_batch_reaches_is_safe_and_one_below_all_is_not():
     pricing = price(GRAPHS["GCN"](), read_samples(unequal(50)), Step())
 
@@ -124,6 +128,7 @@ def test_a_limit_no_batch_reaches_is_safe_and_one_below_all_is_not():
     assert probability(pricing, 8, 1).likely == 1.0
 
 
+@pytest.mark.slow
 def test_every_batch_within_the_node_budget_fits(tmp_path):
     data, model = unequal(120), TwoLayers(GATConv)
     limit = 24 * MIB
@@ -140,6 +145,7 @@ def test_every_batch_within_the_node_budget_fits(tmp_path):
     assert max(nodes for _, nodes, _ in sizes) > 0.5 * bounds["max_nodes"]
 
 
+@pytest.mark.slow
 def test_a_plan_prints_configurations_chances_and_gains():
     data, model = unequal(100), TwoLayers(GCNConv)
 
@@ -158,6 +164,7 @@ def test_a_plan_prints_configurations_chances_and_gains():
     assert plan.ok
 
 
+@pytest.mark.slow
 def test_the_batch_is_not_blamed_for_the_optimizer():
     data = list(torch.randn(32, 784))
 
@@ -169,9 +176,10 @@ def test_the_batch_is_not_blamed_for_the_optimizer():
     assert saved["fused optimizer"] > 10 * saved["micro-batches"]
 
 
+@pytest.mark.slow
 def test_each_gain_is_the_estimate_made_again():
     data = list(torch.randn(32, 40, 7))
-    model = Attention(layers=4)
+    model = Attention(layers=2)
 
     plan = plan_batch(model, data, "cpu", limit="1 GiB", batch_size=32)
 
@@ -207,9 +215,15 @@ def pad(samples):
     return torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)
 
 
+@pytest.mark.slow
 def test_sequences_are_planned_by_tokens():
     plan = plan_batch(
-        Attention(), Ragged(), "cpu", limit="3 MiB", batch_size=12, collate_fn=pad
+        Attention(layers=1),
+        Ragged(),
+        "cpu",
+        limit="2 MiB",
+        batch_size=12,
+        collate_fn=pad,
     )
 
     pricing = plan.pricing
@@ -233,6 +247,7 @@ def test_sequences_are_planned_by_tokens():
         assert len(build_loader(dataset, "cpu", collate_fn=pad, **budget))
 
 
+@pytest.mark.slow
 def test_nothing_fits_is_said():
     plan = plan_batch(perceptron(), list(torch.randn(4, 784)), "cpu", limit="1 MiB")
 
@@ -241,6 +256,7 @@ def test_nothing_fits_is_said():
     assert plan.micro_batch == 0
 
 
+@pytest.mark.slow
 def test_limits_are_asked_of_the_device_or_the_specification():
     model, data = perceptron(), list(torch.randn(8, 784))
 
@@ -254,6 +270,7 @@ def test_limits_are_asked_of_the_device_or_the_specification():
             plan_batch(model, data, "cuda")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("started", [False, True])
 def test_free_memory_is_found_before_a_device_is_used(started, monkeypatch):
     cuda = SimpleNamespace(  # what torch.cuda answers on a card of 80 GiB
@@ -313,6 +330,7 @@ class Clips(torch.nn.Module):
         return self.last((self.text(text.values) + self.video(video.values)).tanh())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ragged", ["padded", "packed"])
 def test_clips_of_several_modalities_fit_as_planned(tmp_path, ragged):
     lengths = torch.randint(5, 80, (60,), generator=torch.Generator().manual_seed(0))
@@ -331,6 +349,7 @@ def test_clips_of_several_modalities_fit_as_planned(tmp_path, ragged):
     assert 250 * 1024 < max(peaks) <= 500 * 1024
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["LSTM", "conv3d"])
 def test_what_kernels_take_inside_is_planned_for_on_the_cpu(name):
     make, rows = DENSE[name]

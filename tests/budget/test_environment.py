@@ -179,6 +179,7 @@ print(torch._C._accelerator_getAllocatorSettings())
 """
 
 
+@pytest.mark.slow
 def test_the_old_name_wins_a_late_change_is_proven_and_made_at_run_time():
     lines = _run(LATE).splitlines()
 
@@ -200,6 +201,7 @@ print(os.environ["PYTORCH_MPS_LOW_WATERMARK_RATIO"])
 """
 
 
+@pytest.mark.slow
 def test_configuring_first_reaches_torch():
     lines = _run(FIRST).splitlines()
 

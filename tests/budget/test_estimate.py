@@ -65,6 +65,7 @@ def test_the_implementation_of_an_optimizer_counts(optimizer, variant):
     )
 
 
+@pytest.mark.slow
 def test_bfloat16_autocast_is_estimated():
     model, batch = Attention(), torch.randn(32, 40, 7)
     step = Step(autocast=torch.bfloat16)
@@ -76,6 +77,7 @@ def test_bfloat16_autocast_is_estimated():
     )
 
 
+@pytest.mark.slow
 def test_checkpointed_blocks_are_estimated():
     model, batch = Attention(layers=4), torch.randn(32, 40, 7)
     step = Step(checkpoint=True)
@@ -100,6 +102,7 @@ def test_parts_add_up_and_the_cause_is_named():
     assert found.phase == "step"
 
 
+@pytest.mark.slow
 def test_a_large_batch_peaks_in_activations():
     found = estimate_step(Attention(), torch.randn(64, 40, 7))
 
@@ -172,6 +175,7 @@ def test_optimizers_of_every_form():
     assert none.parts["optimizer state"] == 0
 
 
+@pytest.mark.slow
 def test_kernels_are_those_of_the_target():
     model, x = Attention(layers=1), torch.randn(32, 128, 7)
 
@@ -208,6 +212,7 @@ def test_what_cannot_be_known_is_an_interval():
     assert any("elements as are chosen" in each for each in found.assumptions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["LSTM", "conv3d", "convolutional"])
 def test_the_upper_end_covers_what_kernels_take_inside(name):
     make, rows = DENSE[name]

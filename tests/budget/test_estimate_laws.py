@@ -32,21 +32,25 @@ QUICK = (
     "operator: assign by a mask",
     "operator: numpy",
     "model: keeping",
-    "model: long sequences",
     "model: tied",
     "model: sparse gradients",
     "model: sparse adam",
+    "model: transposed convolution",
+)
+SLOW = (
+    "model: long sequences",
     "model: experts",
     "model: float mask",
     "model: edge pooling",
     "model: lstm aggregation",
-    "model: transposed convolution",
     "model: checkpoint",
     "model: bfloat16",
 )
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+)
 def test_the_profilers_peak_is_in_the_interval(name):
     model, batch, step = make_step(name, 2)
 
@@ -81,6 +85,7 @@ def test_kernels_that_use_threads_are_tried_with_threads(scale):
     assert found.low <= truth <= found.high
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "mps"])
 def test_blocks_that_are_computed_again_find_the_same_attention(kind):
     step = Step(target=DeviceSpec(kind), checkpoint=True, autocast=torch.bfloat16)
@@ -101,6 +106,7 @@ class Chain(nn.Module):
         return sum(step(x).float().mean() for step in self.steps)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=8, deadline=None, derandomize=True,
     suppress_health_check=list(HealthCheck),
@@ -136,15 +142,17 @@ def test_a_kernel_that_holds_more_than_was_learnt_would_be_seen(monkeypatch):
     assert truth > found.high
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_no_estimate_trains_for_real(dtype):
     # a model without memory cannot be trained: 8 GB of weights, opaque kernels
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 3),
-        nn.Flatten(),
-        nn.Linear(1800, 65536),
-        nn.Linear(65536, 30000),
-    ).to("meta", dtype)
+    with torch.device("meta"):
+        model = nn.Sequential(
+            nn.Conv2d(3, 8, 3),
+            nn.Flatten(),
+            nn.Linear(1800, 65536),
+            nn.Linear(65536, 30000),
+        ).to(dtype)
 
     found = estimate_step(
         model, torch.randn(16, 3, 17, 17).to(dtype), optimizer="adamw"
@@ -155,6 +163,7 @@ def test_no_estimate_trains_for_real(dtype):
     assert found.real_bytes < 16 * MIB
 
 
+@pytest.mark.slow
 def test_what_the_probes_make_is_small():
     KERNELS.clear()
     model, batch = (
@@ -171,6 +180,7 @@ def test_what_the_probes_make_is_small():
     assert before.numel() == 1
 
 
+@pytest.mark.slow
 def test_positions_decide_a_shape_exactly():
     torch.manual_seed(0)
     model, x = Near(), torch.randn(900, 3) * 3

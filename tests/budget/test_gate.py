@@ -23,6 +23,7 @@ def test_what_fits_passes_and_what_does_not_fails_with_the_cause():
     assert "plan_batch" in caught.value.fix
 
 
+@pytest.mark.slow
 def test_a_peak_that_rises_over_its_snapshot_fails(tmp_path, monkeypatch):
     file = tmp_path / "memory.json"
     assert_fits(Attention(), X, snapshot=file)

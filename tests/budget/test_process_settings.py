@@ -97,6 +97,7 @@ def _ask_openmp(libgomp, **environ):
     return [int(number) for number in done.stdout.split()], done.stderr
 
 
+@pytest.mark.slow
 def test_openmp_reads_a_number_of_threads_as_is_said(libgomp):
     for value in (
         "4",

@@ -96,6 +96,7 @@ def assert_inside(manifest):
             assert column.values in shard.arrays
 
 
+@pytest.mark.slow
 def test_none_of_3_000_mutated_manifests_leads_out_of_its_file(text):
     chance, whole = random.Random(0), json.loads(text)["content"]
     refused = 0

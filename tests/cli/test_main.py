@@ -172,6 +172,7 @@ def test_doctor_shows_limits_settings_and_the_plan(capsys):
         assert line in said
 
 
+@pytest.mark.slow
 def test_doctor_finds_a_setting_that_torch_rejects():
     # In a process of its own: where torch has read its settings, as it may have here, a
     # variable that is changed is found to be changed too late, and no more.
@@ -205,6 +206,7 @@ def loss(out):
 """
 
 
+@pytest.mark.slow
 def test_plan_takes_a_model_and_shapes_a_dataset_or_a_cache(tmp_path, folder, capsys):
     code = tmp_path / "code.py"
     code.write_text(MODEL)

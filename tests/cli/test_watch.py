@@ -74,6 +74,7 @@ def test_a_script_that_is_killed_is_reported_from_outside(watch, tmp_path):
     assert "needs more seconds" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_running_process_is_looked_at(watch):
     code = (
         "import time\nkept = []\nwhile True: kept.append('x' * 200_000); time.sleep(.1)"

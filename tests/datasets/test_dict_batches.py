@@ -47,6 +47,7 @@ FIELDS = {
 }
 
 
+@pytest.mark.slow
 @given(
     names=st.lists(st.sampled_from(sorted(FIELDS)), min_size=1, unique=True),
     rows=st.lists(st.integers(0, 6), min_size=1, max_size=9),

@@ -190,6 +190,7 @@ def pack_with_file_limit(path, limit, compression):
     assert "fix: " in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", [None, "gzip"])
 def test_a_disk_that_is_full_at_any_size_is_an_error_of_ours(tmp_path, compression):
     for limit in [0, 100, 3000, 10_000, 15_000]:
@@ -208,6 +209,7 @@ def overwrite_again_and_again(path, times):
         pack([number] * 20, path, workers=0, overwrite=True, shard_bytes=300)
 
 
+@pytest.mark.slow
 def test_a_reader_sees_one_generation_while_it_is_packed_again_and_again(tmp_path):
     path = tmp_path / "c.lk"
     overwrite_again_and_again(path, 1)

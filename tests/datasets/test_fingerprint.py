@@ -107,6 +107,7 @@ def test_a_function_without_source_counts_by_its_bytecode():
     assert prints[0] != prints[1]
 
 
+@pytest.mark.slow
 def test_it_is_the_same_in_another_process():
     code = (
         "import json; from loaderkit.datasets.fingerprint import *; "

@@ -214,6 +214,7 @@ def test_a_worker_that_starts_later_reads_the_same_generation_or_none(tmp_path):
         next(iter(loader))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_open_dataset_reads_one_generation_or_says_that_there_is_another(
     tmp_path, workers

@@ -28,6 +28,7 @@ def wanted(tmp_path_factory):
     return files_of(path)
 
 
+@pytest.mark.slow
 def test_any_process_is_killed_at_any_moment_and_the_next_run_ends_the_same(
     tmp_path, wanted
 ):

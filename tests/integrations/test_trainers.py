@@ -24,6 +24,7 @@ class Model(torch.nn.Module):
         return {"loss": loss}
 
 
+@pytest.mark.slow
 @pytest.mark.needs("lightning")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("keep", [False, True])
@@ -59,6 +60,7 @@ def test_the_lightning_callback_finds_the_planted_leak_and_no_other(
     assert ("kept" in str(callback.report)) == keep
 
 
+@pytest.mark.slow
 @pytest.mark.needs("transformers")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("keep", [False, True])

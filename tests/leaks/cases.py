@@ -2,7 +2,8 @@
 
 A case is a function that returns ``step``; calling it for ever is the training loop.
 The label says what grows, and what a good report names; ``run_cases.py`` proves each by
-measurement.  The shared corpus has more of them.
+measurement.  The shared corpus has more of them.  Only those about graphs import PyG:
+it doubles the heap, and with it what each of the others would take.
 """
 
 import asyncio
@@ -26,7 +27,6 @@ import h5py
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
-from torch_geometric.data import Batch, Data
 
 
 @dataclass(frozen=True)
@@ -173,6 +173,8 @@ def outputs_of_a_module_never_cleared():
 
 @leak("_data_list", "cache", source="pyg-team/pytorch_geometric#10356")
 def graphs_cached_by_a_dataset():
+    from torch_geometric.data import Batch, Data
+
     class Graphs:
         def __init__(self):
             self._data_list = {}
@@ -193,6 +195,8 @@ def graphs_cached_by_a_dataset():
 
 @leak("seen", source="pyg-team/pytorch_geometric#1702")
 def transform_keeps_graphs():
+    from torch_geometric.data import Data
+
     class Transform:
         seen: typing.ClassVar = collections.deque()
 
@@ -504,6 +508,8 @@ def moving_average():
 
 @calm("graphs of any size, batched and let go")
 def graphs_of_any_size():
+    from torch_geometric.data import Batch, Data
+
     rng = np.random.default_rng(0)
 
     def step():

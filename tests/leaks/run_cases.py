@@ -81,6 +81,7 @@ def main():
     if options.names:
         todo = {name: todo[name] for name in options.names}
     loaderkit.read_memory()  # everything is imported before the first fork
+    loaderkit.LeakDetector("cpu")
     gc.collect()
     waiting = list(todo.items())
     running = []

@@ -19,6 +19,7 @@ from loaderkit.memory.process import malloc_bytes
 BIG = 20_000
 
 
+@pytest.mark.slow
 def test_each_pattern_is_known_by_what_is_kept():
     model = torch.nn.Linear(4, 4)
     closures, graphs, views, maps = ([0, 0] for _ in range(4))
@@ -75,6 +76,7 @@ def rows_of_a_table():
     return grow, "state['table']"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make", [joined_dataset, sparse_matrices, numbers_in_an_array, rows_of_a_table]
 )

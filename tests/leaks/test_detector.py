@@ -27,6 +27,7 @@ def flat():
     return lambda: torch.randn(SIZE)
 
 
+@pytest.mark.slow
 def test_epochs_gives_what_the_iterable_gives_and_raises_at_the_end():
     step, seen = leaky(), []
 
@@ -55,6 +56,7 @@ def test_a_flat_loop_is_steady():
     assert str(report).startswith("steady: nothing grows from epoch to epoch")
 
 
+@pytest.mark.slow
 def test_it_warns_if_asked_to():
     with pytest.warns(loaderkit.LeakWarning, match="leaking"):
         LeakDetector("cpu", on_leak="warn").run(leaky(), epochs=10)
@@ -86,6 +88,7 @@ def test_the_warning_is_shown_by_a_python_that_was_told_nothing(tmp_path):
     assert "LeakWarning: leaking" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_long_run_is_judged_while_it_runs_and_once():
     step, found = leaky(), []
     detector = LeakDetector("cpu", on_leak=found.append)
@@ -96,6 +99,7 @@ def test_a_long_run_is_judged_while_it_runs_and_once():
     assert [report.epochs for report in found] == [30]
 
 
+@pytest.mark.slow
 def test_steps_are_put_together_to_epochs():
     step, detector = leaky(), LeakDetector("cpu", every=5)
 

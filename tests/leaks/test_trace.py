@@ -202,6 +202,7 @@ def test_its_twin_that_keeps_nothing_names_nothing(card):
     assert not detector.finish().sites
 
 
+@pytest.mark.slow
 def test_a_leak_that_is_traced_names_the_cards_line_in_the_report(card):
     report = LeakDetector(CARD, on_leak=id).run(
         lambda: card.allocate(3 * MIB), epochs=8, trace=True

@@ -105,6 +105,7 @@ def echo(r, n):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLEAN)
 def test_no_alarm_in_a_hundred_clean_runs_of_each_kind(name):
     wrong = []
@@ -130,6 +131,7 @@ def test_a_leak_planted_in_the_same_runs_is_found(name):
     assert not missed
 
 
+@pytest.mark.slow
 def test_a_walk_without_direction_is_hardly_ever_called_a_leak():
     alarms = 0
     for seed in range(300, 500):

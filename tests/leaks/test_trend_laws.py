@@ -40,6 +40,7 @@ def decided(leak, seed, looks=6):
     return trend.verdict
 
 
+@pytest.mark.slow
 def test_leaks_of_five_standard_errors_are_found_in_the_epochs_that_are_asked_for():
     verdicts = [decided(any_leak(seed), seed) for seed in range(150)]
 

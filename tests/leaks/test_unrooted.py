@@ -50,6 +50,7 @@ def let_go_of(tensors):
 
 # Each case has a size of its own: what a stray reference holds stays for ever, and
 # would be among the tensors that the next case is judged by.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keep", "pattern", "size"),
     [
@@ -80,6 +81,7 @@ def test_the_cause_is_shown_or_not_known(keep, pattern, size):
     assert ("not known" in str(found[0])) == (pattern == "unknown holder")
 
 
+@pytest.mark.slow
 def test_exit_handlers_that_come_beside_a_stray_reference_are_not_blamed():
     handlers = count_outside().exit_handlers
     before = take_census(0)
@@ -114,6 +116,7 @@ def test_a_cycle_is_walked():
     assert not is_in_autograd_cycle(torch.ones(3))
 
 
+@pytest.mark.slow
 def test_texts_of_warnings_are_weighed_and_named():
     library = types.SimpleNamespace()
     vars(library)["__warningregistry__"] = {f"a warning {n}": True for n in range(4)}

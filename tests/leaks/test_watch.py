@@ -3,6 +3,7 @@
 import random
 from collections import deque
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,6 +41,7 @@ def test_growth_below_half_of_the_tolerance_is_not_looked_at():
     assert not epochs_looked_at([9.0 * i for i in range(200)])
 
 
+@pytest.mark.slow
 def test_our_own_census_does_not_show_in_the_readings():
     detector = LeakDetector("cpu", on_leak=id)
     kept = deque()

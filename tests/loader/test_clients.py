@@ -32,6 +32,7 @@ def packed(tmp_path_factory):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_every_row_of_the_table_gives_what_it_gives_over_a_list(packed):
     compared = collections.Counter()
@@ -70,6 +71,7 @@ def test_the_table_finds_a_dataset_that_gives_finished_batches(packed):
         assert_same(row.epoch(Finished(packed["dicts"])), clients.wanted(row))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_workers_see_it_too(packed):
     number = 0
@@ -82,6 +84,7 @@ def test_workers_see_it_too(packed):
     assert number == 6
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_spawned_workers_see_it_too(packed):
     row = clients.Row("dicts", "subset", "DataLoader(counted) 4", "in order")

@@ -353,6 +353,7 @@ class Shuffled(IterableDataset):
         return iter(DRAWN_BY[self.kind](self.count)[first::step])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("seed", [None, 3])
 @pytest.mark.parametrize("kind", sorted(DRAWN_BY))

@@ -246,6 +246,7 @@ SAMPLERS = {
 }
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(sorted(SAMPLERS)), st.booleans(), st.integers(0, 2),
     st.integers(0, 6), st.integers(1, 7),
@@ -264,6 +265,7 @@ def test_the_rest_of_a_samplers_choice_is_equal(kind, batched, epoch, given, siz
     check_rest_is_equal(make, epoch=epoch, given=given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["distributed", "told another name"])
 @pytest.mark.parametrize(("epoch", "given"), [(1, 0), (2, 0), (1, 2)])
 def test_a_sampler_that_is_told_its_epoch_goes_on_between_two(kind, epoch, given):
@@ -379,6 +381,7 @@ class SaysItsState(Split):
         self.read = state["read"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("kind", [Split, SaysItsState])

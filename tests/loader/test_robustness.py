@@ -91,6 +91,7 @@ WAYS = [left_early, left_by_an_error, read_twice, two_at_once, let_go]
 WAYS += [through_a_prefetcher]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_nothing_stays_behind(cache, way, kept):
@@ -107,6 +108,7 @@ def test_nothing_stays_behind(cache, way, kept):
     assert settled(before) == {}
 
 
+@pytest.mark.slow
 def test_what_stays_behind_is_seen(cache):
     list(build_loader(cache, batch_size=2, num_workers=2))
     before = belongings()
@@ -121,6 +123,7 @@ def test_what_stays_behind_is_seen(cache):
     assert settled(before) == {}
 
 
+@pytest.mark.slow
 def test_workers_that_are_kept_end_when_asked(cache):
     loader = build_loader(cache, batch_size=2, num_workers=1, persistent_workers=True)
     before = belongings()["children"]
@@ -169,6 +172,7 @@ def test_a_worker_that_dies_is_told_with_its_samples(way, why):
     assert caught.value.fix
 
 
+@pytest.mark.slow
 def test_a_death_is_told_however_often_it_happens():
     """torch's signal handler raises at any line of the main thread."""
     loader = build_loader(
@@ -323,6 +327,7 @@ def test_a_full_dev_shm_is_told_from_a_cut_file():
     assert "--shm-size" in fix
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_every_start_method_gives_the_same_batches(cache, method):
     loader = build_loader(
@@ -368,6 +373,7 @@ print(len(kept), loader.plan.sharing)
 """
 
 
+@pytest.mark.slow
 def test_128_open_files_are_enough_for_any_number_of_batches(cache):
     len(cache)
     code = FEW_FILES.format(path=[*sys.path[:4], str(Path(__file__).parent)],
@@ -398,6 +404,7 @@ result.raise_error()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.needs("IPython")
 def test_a_class_typed_into_a_notebook_is_loaded():
     done = subprocess.run(

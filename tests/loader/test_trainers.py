@@ -23,6 +23,7 @@ def test_accelerate_prepares_it(cache):
     assert [batch.y.tolist() for batch in prepared] == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.needs("lightning")
 @pytest.mark.filterwarnings("ignore")
 def test_lightning_trains_on_it(cache, tmp_path):
@@ -123,6 +124,7 @@ def collators():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.needs("transformers")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["tensors", "arrays", "lists"])
