@@ -191,6 +191,7 @@ class EpochBatches(Sampler[list[int]]):
     def epoch_of(self, epoch: int) -> Epoch:
         """Work out an epoch; the last one is kept."""
         if self._cached is None or self._cached[0] != epoch:
+            self._cached = None  # before the next is made: 80 MB for 10^7 samples
             self._cached = (epoch, make_epoch(self.rule, epoch))
         return self._cached[1]
 

@@ -149,6 +149,7 @@ def test_every_batch_can_be_kept(cache):
     assert len(os.listdir("/proc/self/fd")) <= before + 2
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(
     ("way", "why"),
     [
@@ -185,6 +186,15 @@ def test_a_death_is_told_however_often_it_happens():
             list(loader)
 
 
+@pytest.fixture
+def interruptible():
+    """Heed SIGINT, as a terminal's processes do; a shell's background jobs ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("data", [Slow(), Endless()], ids=["rows", "stream"])
 @pytest.mark.parametrize("kept", [False, True])
 def test_ctrl_c_reaches_the_loop_and_leaves_no_worker(data, kept):
@@ -230,7 +240,11 @@ def test_a_death_during_a_step_is_told_there():
 
 
 def see_another_loaders_worker_die():
-    plain = torch.utils.data.DataLoader(Doomed("exit"), batch_size=4, num_workers=1)
+    # Batches without tensors: torch's worker may die while it hands over one's memory,
+    # and then torch raises ConnectionResetError.
+    plain = torch.utils.data.DataLoader(
+        Doomed("exit"), batch_size=4, num_workers=1, collate_fn=len
+    )
     ours = iter(build_loader(Slow(), batch_size=4, num_workers=1, probe=False))
     next(ours)
 
