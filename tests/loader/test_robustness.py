@@ -188,7 +188,7 @@ def test_a_death_is_told_however_often_it_happens():
 
 @pytest.fixture
 def interruptible():
-    """Heed SIGINT, as a terminal's processes do; a shell's background jobs ignore it."""
+    """Heed SIGINT, as a terminal's processes do; background jobs ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
