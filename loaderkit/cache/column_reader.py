@@ -405,10 +405,10 @@ class ColumnReader:
                 continue
             # Columns that share offsets are looked up once if they are placed alike: in
             # the same shards, all of which begin at whole pages.
-            on_pages = column.offsets is None or self._shards.begin_on_pages(
+            placed_alike = column.offsets is None or self._shards.can_be_placed_alike(
                 number, column.offsets
             )
-            kind = (array.dtype, row_shape, on_pages)
+            kind = (array.dtype, row_shape, placed_alike)
             alike.setdefault(kind, []).append(number)
         parts = tuple(tuple(p) for group in alike.values() for p in self._joined(group))
         count = len(self._shards.manifest.shards)

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import mmap
 import os
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -100,7 +101,7 @@ class Shards:
         self._kept_open = KeptOpen(most_kept_open())
         self._checks = 0
         self._numbers: dict[object, int] = {}
-        self._unaligned_offsets: dict[int, set[str | None]] = {}
+        self._unlike_offsets: dict[int, set[str | None]] = {}
 
     def number_of(self, value: object) -> int:
         """Give equal values equal numbers: what has 500 items is compared at once."""
@@ -113,16 +114,25 @@ class Shards:
         # Until its neighbour is mapped too, a piece leaves a gap: two mappings each.
         return is_available() and 2 * arrays <= free_mappings()
 
-    def begin_on_pages(self, shard: int, offsets: str) -> bool:
-        """Tell whether all columns of a shard with some offsets begin at pages."""
-        if shard not in self._unaligned_offsets:
-            described = self.manifest.shards[shard]
-            self._unaligned_offsets[shard] = {
-                column.offsets
-                for column in described.columns.values()
-                if (described.arrays[column.values].offset or 0) % mmap.PAGESIZE
-            }
-        return offsets not in self._unaligned_offsets[shard]
+    def can_be_placed_alike(self, shard: int, offsets: str) -> bool:
+        """Tell whether the columns of a shard that share offsets all begin at pages.
+
+        A column that shares its offsets with no other is placed as it can be.
+        """
+        if shard not in self._unlike_offsets:
+            self._unlike_offsets[shard] = self._find_unlike(shard)
+        return offsets not in self._unlike_offsets[shard]
+
+    def _find_unlike(self, shard: int) -> set[str | None]:
+        described = self.manifest.shards[shard]
+        columns = described.columns.values()
+        uses = Counter(column.offsets for column in columns)
+        return {
+            column.offsets
+            for column in columns
+            if uses[column.offsets] > 1
+            and (described.arrays[column.values].offset or 0) % mmap.PAGESIZE
+        }
 
     def index_array(self, shard: int, name: str) -> Ints:
         """Map one of a shard's arrays of offsets, shapes or rows."""
