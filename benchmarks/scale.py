@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 SHARD_BYTES = {1: 256 << 20, 10: 5_200_000, 60: 480_000, 500: 90_000}
 """Bytes as packed, before they are narrowed, for about so many files of W1."""
 CGROUPS = Path("/sys/fs/cgroup/memory")
+OWN_BYTES = 96 << 20
+"""What a forked reader needs of its own: batches, and what it writes to."""
 SECONDS = 10.0
 """How long each contestant reads a turn where data exceed memory."""
 
@@ -87,7 +89,7 @@ def larger_than_memory(folder: Path, rounds: int, *, save: bool) -> None:
     for number in range(count):
         torch.save(few[number % len(few)], files / f"{number:06}.pt")
     cache_bytes = sum(file.stat().st_size for file in cache.glob("*.h5"))
-    limit = cache_bytes // 4 + _resident_bytes()
+    limit = cache_bytes // 4 + OWN_BYTES
     ways = {
         "torch.load per item, shuffled": (files, "shuffled"),
         "loaderkit, shuffled": (cache, "shuffled"),
@@ -142,6 +144,7 @@ def _in_a_cgroup(limit: int, path: Path, order: str) -> tuple[float, float]:
 def _read_limited(limit: int, path: Path, order: str, answers: Any) -> None:
     group = CGROUPS / f"loaderkit-{os.getpid()}"
     group.mkdir()
+    os.sync()  # pages that wait to be written are not dropped
     Path("/proc/sys/vm/drop_caches").write_text("1")
     (group / "memory.limit_in_bytes").write_text(str(limit))
     (group / "cgroup.procs").write_text(str(os.getpid()))
@@ -185,12 +188,6 @@ def _disk_bytes() -> int:
     """Bytes that this process had the disk read."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("read_bytes")).split()[1])
-
-
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf(
-        "SC_PAGESIZE"
-    )
 
 
 if __name__ == "__main__":
