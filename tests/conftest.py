@@ -38,6 +38,15 @@ CAPABILITIES = {
 }
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    """Keep what coverage has seen: xdist kills a worker that takes 10 s to end."""
+    coverage = sys.modules.get("coverage")
+    running = coverage.Coverage.current() if coverage else None
+    if running is not None and hasattr(session.config, "workerinput"):
+        running.save()
+
+
 def pytest_collection_modifyitems(items):
     for item in items:
         for mark in item.iter_markers("needs"):
