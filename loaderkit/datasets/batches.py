@@ -19,7 +19,7 @@ import torch
 from torch_geometric.data import Batch, Data
 
 from loaderkit.datasets.composites import KINDS
-from loaderkit.datasets.decode import decode
+from loaderkit.datasets.decode import decode, store_of
 from loaderkit.datasets.gathering import (
     Arena,
     Gathering,
@@ -114,8 +114,7 @@ class Recipe:
         cls = self.classes[str(self.variant.cls)]
         sample = self.classes.blank(str(self.variant.cls))
         for key in self.variant.keys:
-            if key is not None:
-                _ = sample[key]
+            store_of(sample, key)
         return Batch(_base_cls=cls).stores_as(sample)
 
     def _nbytes(self, gathering: Gathering, exclude_keys: Collection[str]) -> int:

@@ -189,15 +189,26 @@ def untagged(value: Any) -> Any:
 def _graph(node: Nest, read: Read, classes: Classes) -> Any:
     data = classes.blank(str(node.cls))
     for key, child in node.items():
-        store = _store(data, key)
+        store = store_of(data, key)
         for name, leaf in child.items():
             store[name] = decode(leaf, read, classes)
     return data
 
 
-def _store(data: Any, key: Any) -> Any:
+def store_of(data: Any, key: Any) -> Any:
+    """Give one of a graph's stores, new where the graph has none of that key.
+
+    Not ``data[key]``: a field of the whole graph may be called as a node type is, and
+    would be given instead.
+
+    Args:
+        data: A graph.
+        key: A node type, an edge type, or None for what belongs to all of it.
+    """
+    if isinstance(key, tuple):
+        return data.get_edge_store(*key)
     if key is not None:
-        return data[key]
+        return data.get_node_store(key)
     return data._store if hasattr(data, "_store") else data._global_store
 
 

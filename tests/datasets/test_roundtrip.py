@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_geometric import EdgeIndex, Index
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Batch, Data, HeteroData
 
 from loaderkit import DatasetError, open_cache, pack
 from loaderkit.testing import assert_same
@@ -188,3 +188,14 @@ def test_a_class_that_is_not_known_is_named_with_the_argument_to_pass(tmp_path):
     with pytest.raises(DatasetError, match="not known here: system of os") as caught:
         dataset[0]
     assert "classes=[system]" in caught.value.fix
+
+
+def test_a_field_of_the_graph_may_be_called_as_a_node_type_is(tmp_path):
+    graph = HeteroData()
+    graph["bond"].num_nodes = 3
+    graph["atom", "in", "bond"].edge_index = torch.zeros(2, 4, dtype=torch.long)
+    graph._global_store["bond"] = torch.arange(3)  # PyG then gives it as graph["bond"]
+
+    pack([graph], tmp_path / "c", workers=0)
+
+    assert_same(open_cache(tmp_path / "c")[0], graph)
