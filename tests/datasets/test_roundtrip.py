@@ -192,7 +192,7 @@ def test_a_class_that_is_not_known_is_named_with_the_argument_to_pass(tmp_path):
 
 def test_a_field_of_the_graph_may_be_called_as_a_node_type_is(tmp_path):
     graph = HeteroData()
-    graph["bond"].num_nodes = 3
+    graph["atom"].num_nodes = graph["bond"].num_nodes = 3
     graph["atom", "in", "bond"].edge_index = torch.zeros(2, 4, dtype=torch.long)
     graph._global_store["bond"] = torch.arange(3)  # PyG then gives it as graph["bond"]
 
