@@ -12,7 +12,7 @@ from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.datasets import FakeDataset, FakeHeteroDataset
 from torch_geometric.loader import DataLoader as GraphDataLoader
 
-from loaderkit import SafeGraphDataset, open_cache, own, pack
+from loaderkit import OptionError, SafeGraphDataset, open_cache, own, pack
 from loaderkit.testing import assert_batch_parity, assert_same
 
 
@@ -42,6 +42,12 @@ def assert_parity(samples, path, rows, follow=(), exclude=(), **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dataset = pack(samples, path, workers=0, **options)
+    stores = [store for sample in samples for store in sample.stores]
+    known = set().union(*(store.keys() for store in stores))
+    if not {*follow, *exclude} <= known:  # PyG ignores them
+        with pytest.raises(OptionError, match="a field that no graph of the dataset"):
+            dataset.batch(rows, follow_batch=follow, exclude_keys=exclude)
+        follow, exclude = known.intersection(follow), known.intersection(exclude)
     chosen = [own(samples[row]) for row in rows]  # a cache keeps no autograd
     wanted = result(lambda: Batch.from_data_list(chosen, list(follow), list(exclude)))
     found = result(
