@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loaderkit.cache import column_reader as column_reader_module
 from loaderkit.cache import shards as shards_module
 from loaderkit.cache.address_space import is_available
 from loaderkit.cache.build import building
@@ -104,6 +105,36 @@ def test_it_is_so_where_the_files_are_larger_than_memory(folders, case):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shards_module, "_SMALL_BYTES", 0)
         assert_batches_are_the_samples(folders(), case, free_bytes=lambda: 0)
+
+
+@given(caches())
+@settings(max_examples=10, deadline=None)
+def test_it_is_so_where_shards_have_too_many_offsets_to_check_at_once(folders, case):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(column_reader_module, "_CHECKED_AT_ONCE", 0)
+        assert_batches_are_the_samples(folders(), case)
+
+
+@pytest.mark.parametrize("at_once", [0, 1 << 20])
+@pytest.mark.parametrize("wrong", [-3, 1 << 40, 59])
+def test_offsets_that_lead_outside_their_shard_are_refused(
+    tmp_path, monkeypatch, at_once, wrong
+):
+    monkeypatch.setattr(column_reader_module, "_CHECKED_AT_ONCE", at_once)
+    generator = np.random.default_rng(0)
+    path = write(tmp_path / "c", [list(molecules(80, generator)) for _ in range(3)])
+    store = Store(path, checksums="never")
+    [array] = [
+        array
+        for name, array in store.manifest.shards[1].arrays.items()
+        if name.endswith("/offsets")
+    ]
+    with (path / store.manifest.shards[1].file).open("r+b") as file:
+        file.seek(array.offset + 8 * 5)
+        file.write(np.int64(wrong).tobytes())
+
+    with pytest.raises(DamagedCacheError, match="its offsets point outside it"):
+        batch(store, "x", list(range(70, 100)), "<f4", (11,))
 
 
 def test_a_planted_wrong_place_is_found(folders, monkeypatch):
