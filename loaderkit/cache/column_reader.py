@@ -307,7 +307,8 @@ class ColumnReader:
     def __init__(self, shards: Shards, name: str, *, stacked: bool) -> None:
         self._shards, self.name, self._stacked = shards, name, stacked
         self._shard_parts: dict[int, ShardPart] = {}
-        self._joined_parts: dict[tuple[int, ...], JoinedPart] = {}
+        self._joined_parts: dict[int, JoinedPart] = {}
+        """By the first shard of each: a tuple of all 500 is hashed anew each time."""
         self._read_ahead: defaultdict[int, ReadAhead] = defaultdict(ReadAhead)
 
     def part(self, number: int, touched: Iterable[int]) -> Part:
@@ -323,10 +324,10 @@ class ColumnReader:
         Raises:
             CacheError: A file cannot be read, or is damaged.
         """
-        numbers = self.grouping.parts[number]
-        joined = self._joined_parts.get(numbers)
+        first = self.grouping.parts[number][0]
+        joined = self._joined_parts.get(first)
         if joined is None:
-            return self.shard_part(numbers[0])
+            return self.shard_part(first)
         joined.open(touched)
         return joined
 
@@ -499,7 +500,7 @@ class ColumnReader:
         if len(numbers) > 1 and self._shards.can_be_joined:
             part = self._join(numbers)
             if part is not None:
-                self._joined_parts[tuple(numbers)] = part
+                self._joined_parts[numbers[0]] = part
                 return [numbers]
         return [[number] for number in numbers]
 

@@ -207,7 +207,7 @@ class Shards:
         Raises:
             DamagedCacheError: One was cut short, or its bytes were changed.
         """
-        stride = -(-len(shards) // _FULLY_CHECKED)
+        stride = max(1, -(-len(shards) // _FULLY_CHECKED))  # no sample is a batch too
         self._checks += 1
         in_turn = shards[self._checks % stride :: stride]
         for shard in {*in_turn, *self._kept_open.changed_in_size(shards)}:
@@ -333,6 +333,10 @@ class KeptOpen:
             self._close(descriptor)
 
 
+_MOST_KEPT_OPEN = 1024
+"""Chosen, for systems with hardly a limit: files beyond it are looked at by name."""
+
+
 def most_kept_open() -> int:
     """Say how many files of a cache may stay open: half of what a process may have."""
     if os.name != "posix":
@@ -343,9 +347,6 @@ def most_kept_open() -> int:
     if soft_limit == resource.RLIM_INFINITY:
         return _MOST_KEPT_OPEN
     return min(soft_limit // 2, _MOST_KEPT_OPEN)
-
-
-_MOST_KEPT_OPEN = 1024
 
 
 def replaced(path: Path) -> StaleCacheError:

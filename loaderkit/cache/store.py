@@ -179,7 +179,7 @@ class Pick:
         self.store, self.samples, self.shards = store, samples, shards
         self.touched = touched
         self._runs: dict[object, Runs] = {}
-        self._places: dict[int, list[tuple[int, Ints]]] = {}
+        self._places: dict[int, list[tuple[int, Ints | None]]] = {}
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -211,7 +211,7 @@ class Pick:
             if number == ABSENT:
                 self._absent(column, allowed=absent_allowed)
                 continue
-            if len(places) == len(self):
+            if places is None:
                 part = column.part(number, self.touched)
                 return [
                     Share(number, part, self.samples, self.shards, None, self.touched)
@@ -267,9 +267,9 @@ class Pick:
         return []
 
 
-def _split(parts: Ints) -> list[tuple[int, Ints]]:
-    """Say which places of a batch each part has."""
-    if (parts == parts[0]).all():
-        return [(int(parts[0]), np.arange(len(parts)))]
+def _split(parts: Ints) -> list[tuple[int, Ints | None]]:
+    """Say which places of a batch each part has; None for all of them."""
     numbers = sorted(set(parts.tolist()))
+    if len(numbers) == 1:
+        return [(numbers[0], None)]
     return [(number, (parts == number).nonzero()[0]) for number in numbers]

@@ -37,7 +37,7 @@ def write(path, shards, compression=None):
 def batch(store, name, rows, dtype, rest=()):
     """Gather one column of a batch."""
     column = store.column(name)
-    runs = store.pick(np.array(rows)).runs(column)
+    runs = store.pick(np.asarray(rows, np.int64)).runs(column)
     out = np.empty((runs.total, *rest), dtype)
     column.gather(runs, out)
     return out, runs.lengths.tolist()
@@ -216,6 +216,15 @@ def test_shards_that_lack_the_column_are_an_error(tmp_path):
     store = Store(write(tmp_path / "c", samples))
     with pytest.raises(CacheError, match="holds no column 'y'"):
         store.pick(np.array([0, 1])).runs(store.column("y"))
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_no_sample_at_all_is_a_batch_too(tmp_path, shards):
+    samples = [[{"x": np.ones(3)}, {"x": np.ones(2), "y": np.ones(1)}]] * shards
+    store = Store(write(tmp_path / "c", samples))
+    for name in ("x", "y"):
+        values, lengths = batch(store, name, np.empty(0, np.int64), "<f8")
+        assert (len(values), lengths) == (0, [])
 
 
 def test_more_shards_than_files_may_be_open_are_read(tmp_path):
