@@ -501,6 +501,13 @@ class PlannedLoader(DataLoader[Any]):
             workers_asked = 1 if in_turn else self.num_workers
             sending = Sending((self.prefetch_factor or 0) * workers_asked + 2)
         iterator: Any = self._inner_loader(sending)._get_iterator()
+        if self.num_workers:
+            # An error that is kept (by a notebook, a debugger, pytest) keeps the frames
+            # of the loop, and these the iterator: a cycle.  The collector would end the
+            # queues before the iterator, which then tells its workers to stop through
+            # them in vain, and waits for each for 5 s.
+            kept_open = weakref.finalize(iterator, list, iterator._index_queues)
+            kept_open.atexit = False
         if sending is not None:
             pids = [worker.pid for worker in iterator._workers]
             weakref.finalize(iterator, forget, pids).atexit = False
