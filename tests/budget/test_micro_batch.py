@@ -425,8 +425,8 @@ def train_one_rank(rank, folder):
 
     equal = far(model, expected) < 1e-12
     (folder / f"rank{rank}").write_text(f"retries={result.retries} equal={equal}")
-    # Freed after the group, the wrapper would end gloo's threads while it holds the GIL,
-    # for which one that lets go of a tensor may be waiting (pytorch#56297).
+    # Freed after the group, the wrapper would end gloo's threads while it holds the
+    # GIL, which one that lets go of a tensor may be waiting for (pytorch#56297).
     del wrapped, sgd, trainer
     dist.destroy_process_group()
 
