@@ -95,8 +95,8 @@ class Build:
     """A cache being built; made by ``building``."""
 
     path: Path
-    plan: Mapping[str, Any]
-    """What decides the bytes: samples and settings.  Another plan starts anew."""
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    """What decides the bytes: samples and settings; given to ``resume``."""
     finished: list[FinishedShard] = field(default_factory=list)
     """Finished shards, those of an earlier run first."""
 
@@ -119,6 +119,19 @@ class Build:
     def state(self) -> Mapping[str, Any]:
         """What the builder had learned when the last shard was finished."""
         return self.finished[-1].state if self.finished else {}
+
+    def resume(self, plan: Mapping[str, Any]) -> None:
+        """Take over what an earlier run of the same plan finished; drop the rest.
+
+        Args:
+            plan: What decides the bytes of the cache, as JSON.
+
+        Raises:
+            CacheError: A file cannot be read, written or deleted.
+        """
+        self.plan = plan
+        with writing(self.path):
+            _resume(self)
 
     def add(
         self,
@@ -239,19 +252,16 @@ class Build:
 
 
 @contextlib.contextmanager
-def building(
-    path: Path, plan: Mapping[str, Any], *, anew: bool
-) -> Iterator[Build | None]:
+def building(path: Path, *, anew: bool) -> Iterator[Build | None]:
     """Hold a cache's folder while building it; one process at a time.
 
     Args:
         path: The cache's folder; made if it is not there.
-        plan: What decides the bytes of the cache, as JSON.
         anew: Build even though there is a cache; it stays until the new one is whole.
 
     Yields:
-        The build, with what an earlier run of the same plan finished; None when another
-        process has built the cache while this one waited.
+        The build, to be resumed; None when another process has built the cache while
+        this one waited.
 
     Raises:
         CacheError: The folder cannot be written, or holds something else.
@@ -262,10 +272,11 @@ def building(
             _try_to_finish_commit(path)
             yield None
             return
-        build = Build(path, plan)
+        build = Build(path)
         with writing(path):
             finish_commit(path)
-            _resume(build)
+            _make_folder(build.folder)
+            _remove_unfinished(build.folder)
         yield build
 
 
@@ -293,7 +304,8 @@ def finish_commit(path: Path) -> None:
     for name in obsolete.get("files", ()):
         if is_cache_file_name(str(name)) and name not in manifest.files:
             remove(path / name)
-    _remove_own_files(folder)
+    _remove_unfinished(folder)
+    _remove_notes(folder)
     folder.rmdir()
 
 
@@ -321,7 +333,6 @@ def _try_to_finish_commit(path: Path) -> None:
 
 def _resume(build: Build) -> None:
     """Take over what an earlier run of the same plan finished; drop the rest."""
-    _make_folder(build.folder)
     notes = _read_notes(build.folder)
     build.finished = [notes[number] for number in _consecutive(notes)]
     plan = _read_json(build.folder / _PLAN)
@@ -337,14 +348,12 @@ def _resume(build: Build) -> None:
     _discard(build.path, notes, start=len(build.finished))
     if not build.finished:
         # Nothing that is left names these any more.
-        _remove_own_files(build.folder)
+        _remove_notes(build.folder)
         write_text(
             build.folder / _PLAN,
             json.dumps(build.plan),
             partial=build.folder / "note.partial",
         )
-    else:
-        _remove_own_files(build.folder, keep_notes=True)
 
 
 def _count_intact(build: Build) -> int:
@@ -442,19 +451,24 @@ def _read_json(file: Path) -> Any:
         return None
 
 
-def _remove_own_files(folder: Path, *, keep_notes: bool = False) -> None:
-    """Delete the files of a build, by the names that only it gives.
+def _remove_unfinished(folder: Path) -> None:
+    """Delete what a killed run was writing."""
+    for file in folder.iterdir():
+        if file.suffix in {".partial", ".block"}:
+            remove(file)
+
+
+def _remove_notes(folder: Path) -> None:
+    """Delete the notes of a build, by the names that only it gives.
 
     The list of obsolete files goes last: a run that is killed on the way finds it, and
     goes on deleting.  The plan goes behind the notes, which are worth nothing without.
     """
     for file in folder.iterdir():
-        unfinished = file.suffix in {".partial", ".block"}
-        if unfinished or (_is_note(file) and not keep_notes):
+        if _is_note(file):
             remove(file)
-    if not keep_notes:
-        remove(folder / _PLAN)
-        remove(folder / _OBSOLETE)
+    remove(folder / _PLAN)
+    remove(folder / _OBSOLETE)
 
 
 def _files_of_manifest(path: Path) -> set[str]:

@@ -8,9 +8,11 @@ caller passes, and those that the module of the caller's own dataset class knows
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import dataclasses
 import functools
+import importlib
 import sys
 import types
 from collections.abc import Mapping
@@ -222,6 +224,19 @@ def loaded_classes(structure: Structure) -> tuple[type, ...]:
         if isinstance(value, type) and class_name(value) == name:
             found.append(value)
     return tuple(found)
+
+
+def import_classes(structure: Structure) -> None:
+    """Import the modules of samples' classes, as ``load`` has in a packing worker.
+
+    Args:
+        structure: How samples are made that this very process had read; not read from
+            a cache, which may name any module.
+    """
+    for name in sorted(structure.class_names()):
+        # What cannot be imported here is told where the class is needed.
+        with contextlib.suppress(Exception):
+            importlib.import_module(name.partition(":")[0])
 
 
 def _named_inside(value: Any, name: str) -> type | None:

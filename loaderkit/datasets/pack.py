@@ -18,7 +18,7 @@ import itertools
 import logging
 import os
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
@@ -31,14 +31,15 @@ from loaderkit.cache.durable import not_written
 from loaderkit.cache.files import exists
 from loaderkit.cache.hdf5 import filters
 from loaderkit.cache.layout import BUILDING, MANIFEST, VERSION
-from loaderkit.datasets.classes import loaded_classes
+from loaderkit.datasets.classes import import_classes, loaded_classes
 from loaderkit.datasets.encode import encode
-from loaderkit.datasets.packing_workers import read_spans
+from loaderkit.datasets.packing_workers import reading
 from loaderkit.datasets.readers import (
     BLOCK_BYTES,
     Encoded,
     Job,
     Span,
+    Task,
     content_digest,
     read_span,
 )
@@ -56,10 +57,11 @@ from loaderkit.errors import CacheError
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Hashable, Iterator
+    from collections.abc import Hashable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
+    from loaderkit.datasets.packing_workers import SpanReader
     from loaderkit.datasets.sources import Source
 
 _MOST_LOOKED_AT = 100_000
@@ -194,30 +196,25 @@ def pack_source(source: Source, path: Path, options: PackOptions) -> Packed:
         DatasetError: A sample cannot be read or stored.
         CacheError: The folder cannot be written.
     """
-    fingerprint = source.fingerprint()
-    job = Job(source, min(BLOCK_BYTES, options.shard_bytes), path / BUILDING)
-    job = replace(job, track_files=options.track_files)
-    with job.tracker(all_threads=False) as tracker:
-        first = read_span(job, 0, 1, tracker)
-    block_samples = _block_samples(first.blocks[0], len(source), options)
-    plan = {
-        "format": VERSION,
-        "fingerprint": fingerprint.to_json(),
-        "samples": len(source),
-        "block_samples": block_samples,
-        "compression": options.compression,
-        "shard_bytes": options.shard_bytes,
-    }
+    fingerprint = source.fingerprint().to_json()
+    job = Job(
+        source,
+        min(BLOCK_BYTES, options.shard_bytes),
+        path / BUILDING,
+        track_files=options.track_files,
+    )
     try:
-        with building(path, plan, anew=options.overwrite) as build:
+        with contextlib.ExitStack() as stack:
+            build = stack.enter_context(building(path, anew=options.overwrite))
             if build is None:
-                return Packed(_classes_of(first), is_ours=False)
-            packing = _Packing(job, build, options, block_samples)
-            packing.keep_what_is_shown_to_be_the_same()
-            structure = packing.run(first)
+                return Packed(_classes_of(_read_here(job)), is_ours=False)
+            stack.callback(job.clear)
+            reader = stack.enter_context(reading(job, options.workers))
+            packing = _Packing(job, reader, build, options)
+            structure = packing.run(fingerprint)
             build.commit(
                 structure=structure,
-                fingerprint=fingerprint.to_json(),
+                fingerprint=fingerprint,
                 made_with={name: _version(name) for name in _LIBRARIES},
                 sources=packing.list_sources(),
             )
@@ -227,15 +224,22 @@ def pack_source(source: Source, path: Path, options: PackOptions) -> Packed:
         raise not_written(path, error) from error
 
 
+def _read_here(job: Job) -> Span:
+    """Read the first sample in this process, which starts no workers behind it."""
+    with job.tracker(all_threads=False) as tracker:
+        return read_span(job, Task(0, 1), tracker)
+
+
 class _Packing:
     """One run of packing: where it stands between two shards."""
 
     def __init__(
-        self, job: Job, build: Build, options: PackOptions, block_samples: int
+        self, job: Job, reader: SpanReader, build: Build, options: PackOptions
     ) -> None:
-        self.job, self.source = job, job.source
+        self.source, self.reader = job.source, reader
         self.build, self.options = build, options
-        self.block_samples = block_samples
+        self.block_samples = 1
+        """Samples that a worker reads at a time."""
         self.structure = Structure()
         self.buffer = ShardBuffer()
         self._versions = self._look_at_files()
@@ -261,7 +265,50 @@ class _Packing:
         looked_at = itertools.islice(versions, _MOST_LOOKED_AT)
         return {path: version for path, version in looked_at if version is not None}
 
-    def keep_what_is_shown_to_be_the_same(self) -> None:
+    def run(self, fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+        """Pack what an earlier run has not packed.
+
+        Args:
+            fingerprint: What the samples are made from.
+
+        Returns:
+            How columns make up a sample.
+        """
+        first = self._first_sample()
+        self.block_samples = _block_samples(first, len(self.source), self.options)
+        plan = {
+            "format": VERSION,
+            "fingerprint": fingerprint,
+            "samples": len(self.source),
+            "block_samples": self.block_samples,
+            "compression": self.options.compression,
+            "shard_bytes": self.options.shard_bytes,
+        }
+        self.build.resume(plan)
+        self._keep_what_is_shown_to_be_the_same()
+        if not self.build.samples:
+            self._add(first)
+        start = self.build.samples + self.buffer.samples
+        total = len(self.source)
+        with _bar(start, total, self.build.path) as bar:
+            for encoded in self._read(start, total):
+                self._add(encoded)
+                bar.update(len(encoded.which))
+                bar.set_postfix_str(format_bytes(self._bytes()), refresh=False)
+        if self.buffer.samples:
+            self._finish_shard()
+        return self.structure.to_json()
+
+    def _first_sample(self) -> Encoded:
+        """Read the first sample, and import what the user's code imported for it."""
+        [first] = self._read(0, 1)
+        structure = Structure()
+        for tree in first.trees:
+            structure.number(tree, first.keys[0])
+        import_classes(structure)
+        return first
+
+    def _keep_what_is_shown_to_be_the_same(self) -> None:
         """Go on with a killed run's shards whose samples are still the source's."""
         start = 0
         for number, finished in enumerate(self.build.finished):
@@ -279,23 +326,6 @@ class _Packing:
             start += finished.shard.samples
         if self.build.finished:
             self.structure = Structure.from_json(self.build.state)
-
-    def run(self, first: Span) -> dict[str, Any]:
-        """Pack what is not packed yet, behind the first sample, which is read."""
-        if not self.build.samples:
-            self._add_span(first)
-        start = self.build.samples + self.buffer.samples
-        total = len(self.source)
-        with contextlib.ExitStack() as stack:
-            bar = stack.enter_context(_bar(start, total, self.build.path))
-            stack.callback(self.job.clear)
-            for span in stack.enter_context(self._read(start, total)):
-                self._add_span(span)
-                bar.update(sum(len(encoded.which) for encoded in span.blocks))
-                bar.set_postfix_str(format_bytes(self._bytes()), refresh=False)
-            if self.buffer.samples:
-                self._finish_shard()
-        return self.structure.to_json()
 
     def list_sources(self) -> str | None:
         """Write down which files samples were made from; None where none is known."""
@@ -316,10 +346,12 @@ class _Packing:
 
     def _read(
         self, start: int, stop: int, *, digests_only: bool = False
-    ) -> contextlib.closing[Generator[Span, None, None]]:
-        job = replace(self.job, digests_only=digests_only)
+    ) -> Iterator[Encoded]:
+        """Read samples, noting the files that are opened for them."""
         spans = _spans(start, stop, self.block_samples)
-        return contextlib.closing(read_spans(job, spans, self.options.workers))
+        for span in self.reader.read(spans, digests_only=digests_only):
+            self._files.update(span.files)
+            yield from span.blocks
 
     def _difference(self, finished: FinishedShard, start: int) -> str:
         """Say how the source differs from what a shard was made of; "" if it does not.
@@ -337,33 +369,20 @@ class _Packing:
             # Files, code, keys and settings are the same.  Two samples are read again
             # all the same, for what none of these shows (a database, a clock).
             for row, wanted in ((start, "first"), (stop - 1, "last")):
-                if self._digest(row, row + 1)[0].hex() != evidence.get(wanted):
+                if self._digests_of(row, row + 1)[0].hex() != evidence.get(wanted):
                     return f"sample {self.source.key(row)!r} is another one now"
             return ""
-        if content_digest(self._digest(start, stop)) != evidence.get("content"):
+        if content_digest(self._digests_of(start, stop)) != evidence.get("content"):
             return f"samples {start:,} to {stop - 1:,} are not the same as before"
         return ""
 
-    def _digest(self, start: int, stop: int) -> list[bytes]:
+    def _digests_of(self, start: int, stop: int) -> list[bytes]:
         """Read samples again for their hashes alone."""
-        digests: list[bytes] = []
-        if stop - start == 1:
-            with self.job.tracker(all_threads=False) as tracker:
-                [encoded] = read_span(self.job, start, stop, tracker).blocks
-                return encoded.digests
-        with self._read(start, stop, digests_only=True) as spans:
-            for span in spans:
-                for encoded in span.blocks:
-                    digests += encoded.digests
-        return digests
+        blocks = self._read(start, stop, digests_only=True)
+        return [digest for encoded in blocks for digest in encoded.digests]
 
     def _bytes(self) -> int:
         return self.buffer.nbytes + sum(shard.bytes for shard in self.build.shards)
-
-    def _add_span(self, span: Span) -> None:
-        self._files.update(span.files)
-        for encoded in span.blocks:
-            self._add(encoded)
 
     def _add(self, encoded: Encoded) -> None:
         first_keys: dict[int, str] = {}

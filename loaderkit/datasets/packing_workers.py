@@ -10,6 +10,7 @@ Nothing that a worker can leave behind is waited for.
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import math
 import multiprocessing
@@ -26,11 +27,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loaderkit.datasets.readers import Span, read_span, set_aside, take_up
+from loaderkit.datasets.readers import Span, Task, read_span, set_aside, take_up
 from loaderkit.errors import DatasetError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Iterable, Iterator
     from multiprocessing.connection import Connection
     from multiprocessing.context import BaseContext
 
@@ -53,54 +54,88 @@ _GRACE_S = 5.0
 """How long a worker may take to end when asked to, before it is killed."""
 
 
-def read_spans(
-    job: Job, spans: Iterator[tuple[int, int]], workers: int | None
-) -> Generator[Span, None, None]:
-    """Read spans of samples, several at a time, and give them in order.
+@contextlib.contextmanager
+def reading(job: Job, workers: int | None) -> Iterator[SpanReader]:
+    """Have samples read until the context ends, and the processes with it.
 
     Args:
         job: What is read, and where blocks wait.
-        spans: First row and the row behind the last, in order.
         workers: Processes; 0 reads here; None: up to 4, one for each CPU.
 
     Yields:
-        Each span.
-
-    Raises:
-        DatasetError: A sample cannot be read or stored, or a worker was killed.
-        CacheError: What was read cannot be set aside.
+        What reads them.
     """
-    if workers == 0:
-        yield from _read_here(job, spans)
-        return
-    if workers is None:
-        workers = min(4, _usable_cpus())
-        if not job.source.runs_user_code():
-            yield from _read_here(job, spans, seconds=_ALONE_S)
-    first = next(spans, None)
-    if first is None:
-        return
-    spans = itertools.chain([first], spans)
-    team = _Team(job)
+    reader = SpanReader(job, workers)
     try:
-        team.start(workers)
-        yield from team.read(spans)
-        team.dismiss()
+        yield reader
+        reader.dismiss()
     finally:
-        team.stop()
+        reader.stop()
 
 
-def _read_here(
-    job: Job, spans: Iterator[tuple[int, int]], seconds: float = math.inf
-) -> Iterator[Span]:
-    """Read spans in this process, and begin none after so many seconds."""
-    end = time.monotonic() + seconds
-    with job.tracker(all_threads=False) as tracker:
-        while time.monotonic() < end:
-            span = next(spans, None)
-            if span is None:
-                return
-            yield read_span(job, *span, tracker)
+class SpanReader:
+    """Reads spans of samples, in processes that start when the first is needed.
+
+    The user's code runs in these alone, unless there are none: a file that it opens and
+    keeps would be open in this process when workers are forked from it, all of them
+    would share one position in the file, and read each other's bytes.
+    """
+
+    def __init__(self, job: Job, workers: int | None) -> None:
+        self._job, self._workers = job, workers
+        self._team: _Team | None = None
+
+    def dismiss(self) -> None:
+        """Let the processes end by themselves, so that their own clean-up runs."""
+        if self._team is not None:
+            self._team.dismiss()
+
+    def stop(self) -> None:
+        """End the processes, whatever they are doing."""
+        if self._team is not None:
+            self._team.stop()
+
+    def read(
+        self, spans: Iterable[tuple[int, int]], *, digests_only: bool = False
+    ) -> Iterator[Span]:
+        """Read spans, several at a time, and give them in order.
+
+        Args:
+            spans: First row and the row behind the last, in order.
+            digests_only: Read samples for their hashes, and keep nothing else of them.
+
+        Yields:
+            Each span; the next call comes behind the last.
+
+        Raises:
+            DatasetError: A sample cannot be read or stored, or a worker was killed.
+            CacheError: What was read cannot be set aside.
+        """
+        tasks = (Task(start, stop, digests_only) for start, stop in spans)
+        if self._workers == 0:
+            yield from self._read_here(tasks)
+            return
+        if self._workers is None and not self._job.source.runs_user_code():
+            yield from self._read_here(tasks, seconds=_ALONE_S)
+        first = next(tasks, None)
+        if first is None:
+            return
+        if self._team is None:
+            self._team = _Team(self._job)
+            self._team.start(self._workers or min(4, _usable_cpus()))
+        yield from self._team.read(itertools.chain([first], tasks))
+
+    def _read_here(
+        self, tasks: Iterator[Task], seconds: float = math.inf
+    ) -> Iterator[Span]:
+        """Read spans in this process, and begin none after so many seconds."""
+        end = time.monotonic() + seconds
+        with self._job.tracker(all_threads=False) as tracker:
+            while time.monotonic() < end:
+                task = next(tasks, None)
+                if task is None:
+                    return
+                yield read_span(self._job, task, tracker)
 
 
 @dataclass
@@ -110,7 +145,7 @@ class _Worker:
     """Where this process writes which span to read."""
     answers: Connection[Any, Any]
     """Where this process reads what became of it."""
-    asked: collections.deque[tuple[int, int]] = field(default_factory=collections.deque)
+    asked: collections.deque[Task] = field(default_factory=collections.deque)
     """Spans it was asked for and has not answered, in order."""
 
 
@@ -169,23 +204,21 @@ class _Team:
             why = f"{method!r} sends the dataset to its processes, pickled"
             raise _not_started(error, why) from error
 
-    def read(self, spans: Iterator[tuple[int, int]]) -> Iterator[Span]:
-        """Have the spans read; give them in order."""
-        in_order: collections.deque[tuple[int, int]] = collections.deque()
+    def read(self, tasks: Iterator[Task]) -> Iterator[Span]:
+        """Have spans read; give them in order."""
+        in_order: collections.deque[int] = collections.deque()
         while True:
             while len(in_order) < _AHEAD * len(self._workers):
-                span = next(spans, None)
-                if span is None:
+                task = next(tasks, None)
+                if task is None:
                     break
-                self._ask(span)
-                in_order.append(span)
+                self._ask(task)
+                in_order.append(task.start)
             if not in_order:
                 return
-            start, _ = in_order[0]
-            while start not in self._answers:
+            while in_order[0] not in self._answers:
                 self._listen()
-            in_order.popleft()
-            yield self._span(self._answers.pop(start))
+            yield self._span(self._answers.pop(in_order.popleft()))
 
     def dismiss(self) -> None:
         """Let the workers end by themselves, so that their own clean-up runs."""
@@ -210,11 +243,11 @@ class _Team:
             worker.tasks.close()
             worker.answers.close()
 
-    def _ask(self, span: tuple[int, int]) -> None:
+    def _ask(self, task: Task) -> None:
         worker = min(self._workers, key=lambda each: len(each.asked))
-        worker.asked.append(span)
+        worker.asked.append(task)
         try:
-            worker.tasks.send(span)
+            worker.tasks.send(task)
         except OSError:
             raise self._killed(worker) from None
 
@@ -243,7 +276,7 @@ class _Team:
         raise failure.rebuild()
 
     def _killed(self, worker: _Worker) -> DatasetError:
-        start, stop = worker.asked[0]
+        start, stop, _ = worker.asked[0]
         key = self._job.source.key(start)
         worker.process.join(_GRACE_S)
         what = (
@@ -284,22 +317,21 @@ def _work(job: Job, tasks: Connection[Any, Any], answers: Connection[Any, Any]) 
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     with job.tracker(all_threads=True) as tracker:
-        while (span := _next_task(tasks)) is not None:
-            start, stop = span
+        while (task := _next_task(tasks)) is not None:
             try:
-                file = set_aside(job, read_span(job, start, stop, tracker))
-                answer = _Answer(start, str(file))
+                file = set_aside(job, read_span(job, task, tracker))
+                answer = _Answer(task.start, str(file))
             except Exception as error:  # noqa: BLE001 -- the parent raises it
-                answer = _answer_with(error, start, job)
+                answer = _answer_with(error, task.start, job)
             answers.send(answer)
 
 
-def _next_task(tasks: Connection[Any, Any]) -> tuple[int, int] | None:
+def _next_task(tasks: Connection[Any, Any]) -> Task | None:
     try:
-        span: tuple[int, int] | None = tasks.recv()
+        task: Task | None = tasks.recv()
     except EOFError:  # the packing process is gone
         return None
-    return span
+    return task
 
 
 def _answer_with(error: Exception, start: int, job: Job) -> _Answer:

@@ -9,7 +9,7 @@ import traceback
 import uuid
 import warnings
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -68,8 +68,6 @@ class Job:
     folder: Path
     """Where blocks wait for the process that writes them."""
     track_files: TrackFiles = "stat"
-    digests_only: bool = False
-    """Read samples for their hashes alone, and keep nothing else of them."""
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
     """In the names of blocks: a worker of a killed run may still write its own."""
 
@@ -92,13 +90,23 @@ class Job:
         return FileTracker([cache], self.track_files, all_threads=all_threads)
 
 
-def read_span(job: Job, start: int, stop: int, tracker: FileTracker) -> Span:
+class Task(NamedTuple):
+    """Samples to read."""
+
+    start: int
+    """The first row."""
+    stop: int
+    """The row behind the last."""
+    digests_only: bool = False
+    """Read them for their hashes, and keep nothing else of them."""
+
+
+def read_span(job: Job, task: Task, tracker: FileTracker) -> Span:
     """Read and take apart some samples.
 
     Args:
         job: Where they come from, and how large a block gets.
-        start: First row.
-        stop: The row behind the last.
+        task: Which ones.
         tracker: What notes the files that are opened meanwhile.
 
     Returns:
@@ -111,14 +119,14 @@ def read_span(job: Job, start: int, stop: int, tracker: FileTracker) -> Span:
     seen: dict[Any, int] = {}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Unable to accurately infer")
-        for row in range(start, stop):
+        for row in range(task.start, task.stop):
             if blocks[-1].block.nbytes >= job.limit:
                 blocks.append(Encoded())
                 seen = {}
             encode_one(job.source, row, blocks[-1], seen)
-            if job.digests_only:
+            if task.digests_only:
                 blocks[-1].block = Block()
-    return Span(start, blocks, tracker.new_files())
+    return Span(task.start, blocks, tracker.new_files())
 
 
 def set_aside(job: Job, span: Span) -> Path:

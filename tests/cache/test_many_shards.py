@@ -23,7 +23,8 @@ from loaderkit.errors import CacheError, DamagedCacheError
 
 def write(path, shards, compression=None):
     """Write a cache with these samples in its shards."""
-    with building(path, {"compression": compression}, anew=False) as build:
+    with building(path, anew=False) as build:
+        build.resume({"compression": compression})
         for samples in shards:
             block, buffer = Block(), ShardBuffer()
             for sample in samples:

@@ -20,7 +20,8 @@ class ColumnsContract(StoreContract):
 
     def write(self, path, samples):
         plan = {"compression": self.compression}
-        with building(path, plan, anew=False) as build:
+        with building(path, anew=False) as build:
+            build.resume(plan)
             for start in (0, 4):
                 block = Block()
                 for sample in samples[start : start + (4 if start == 0 else 9)]:

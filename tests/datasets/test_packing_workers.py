@@ -1,5 +1,6 @@
 """An error of a packing worker reaches the packing process, however it is made."""
 
+import os
 import pickle
 import sys
 
@@ -212,3 +213,82 @@ def test_many_samples_in_memory_are_read_by_workers_too(tmp_path, workers):
 
     last = open_cache(tmp_path / "c")[199]
     assert last["x"].tolist() == [199] * 3
+
+
+class KeepsItsFile(torch.utils.data.Dataset):
+    """Opens a file with the first sample, and keeps it: one position to seek from."""
+
+    def __init__(self, folder, fails_at=None):
+        self.folder, self.fails_at = folder, fails_at
+        self.opened = None
+
+    def __len__(self):
+        return 3000
+
+    def __getitem__(self, row):
+        if row == self.fails_at:
+            raise ValueError(row)
+        if self.opened is None:
+            (self.folder / f"opened by {os.getpid()}").touch()
+            self.opened = (self.folder / "raw").open("rb", buffering=0)
+        self.opened.seek(8 * row)
+        return torch.frombuffer(bytearray(self.opened.read(8)), dtype=torch.int64)
+
+
+def readers(folder):
+    return {int(file.name.split()[-1]) for file in folder.glob("opened by *")}
+
+
+@pytest.mark.parametrize("workers", [None, 1, 3])
+def test_the_users_code_runs_in_workers_alone(tmp_path, workers):
+    wanted = torch.arange(3000)
+    (tmp_path / "raw").write_bytes(wanted.numpy().tobytes())
+    path = tmp_path / "cache"
+    options = {"workers": workers, "shard_bytes": 4000}
+
+    with pytest.raises(DatasetError, match="2,500"):
+        pack(KeepsItsFile(tmp_path, fails_at=2500), path, **options)
+    cache = pack(KeepsItsFile(tmp_path), path, **options)  # goes on with what is there
+
+    assert torch.equal(torch.stack(list(cache)).ravel(), wanted)
+    assert os.getpid() not in readers(tmp_path)
+
+
+def test_without_workers_it_runs_here(tmp_path):
+    (tmp_path / "raw").write_bytes(bytes(24000))
+
+    data = KeepsItsFile(tmp_path)
+    pack(data, tmp_path / "cache", workers=0)
+    data.opened.close()
+
+    assert readers(tmp_path) == {os.getpid()}
+
+
+MODULE_OF_A_SAMPLE = """
+import typing
+
+class Reading(typing.NamedTuple):
+    volts: float
+"""
+
+
+class ImportsWithTheSample(torch.utils.data.Dataset):
+    """Imports the module of its samples' class when it reads one."""
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, row):
+        from a_module_of_readings import Reading
+
+        return Reading(float(row))
+
+
+def test_a_class_that_only_workers_have_imported_is_opened(tmp_path, monkeypatch):
+    (tmp_path / "a_module_of_readings.py").write_text(MODULE_OF_A_SAMPLE)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    cache = pack(ImportsWithTheSample(), tmp_path / "cache", workers=1)
+
+    assert type(cache[3]).__name__ == "Reading"
+    assert cache[3].volts == 3.0
