@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
-import pickle
 import sys
-import time
 from dataclasses import dataclass, field
-from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
 from loaderkit.errors import LoaderkitError
-from loaderkit.loader.fetching import Join, draws_nothing, fetch, is_gathering
-from loaderkit.loader.forecast import PROBE_S
-from loaderkit.loader.randomness import quiet
+from loaderkit.loader.fetching import draws_nothing, is_gathering
+from loaderkit.loader.probe import probe
 from loaderkit.loader.stateful import is_stateful
 from loaderkit.memory.host import Host, read_host
-from loaderkit.memory.parcel import Parcel, Segments, check_pickles, forget
+from loaderkit.memory.parcel import check_pickles
 from loaderkit.memory.probes import Capability, read_capability
-from loaderkit.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,43 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from loaderkit.loader.options import LoaderOptions
-
-_SLOW_S = 1.0
-"""A first sample that took less is not believed: a second one is timed."""
-_ROUNDS = 16
-"""Batches that it gathers at most: the first few wait for memory and mapped pages."""
-_USER_ROUNDS = 2
-"""Batches that it makes at most where code of the user's runs, which may count its
-calls or be slow.  The first call often imports; the second tells."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What reading costs here, measured on this machine."""
-
-    samples: int
-    """Samples that were read for it."""
-    sample_bytes: int
-    """Bytes of one sample in a batch, on average."""
-    batch_bytes: int
-    """Bytes of one batch."""
-    fetch_s: float
-    """To read and join one batch."""
-    sample_s: float
-    """To read the very first sample, opening what it needs."""
-    send_s: float
-    """To put a batch into shared memory, in a worker."""
-    receive_s: float
-    """To take it out, in the training process."""
-    probe_s: float = 0.0
-    """What all this measuring took."""
-
-    def cost_in_words(self) -> str:
-        """Say what the probe took, if that was longer than it shall take."""
-        if self.probe_s < 2 * PROBE_S:
-            return ""
-        text = f"took {format_seconds(self.probe_s)}: a sample takes "
-        return f"{text}{format_seconds(self.sample_s)}; probe=False reads none"
+    from loaderkit.loader.probe import Measured
 
 
 @dataclass(frozen=True)
@@ -150,11 +108,10 @@ def read_facts(
     method = options.multiprocessing_context or multiprocessing.get_start_method()
     if rows and _is_worth_probing(dataset, collate, options):
         try:
-            with quiet():
-                measured = measure(dataset, rows, collate)
+            measured = probe(dataset, rows, collate)
         except LoaderkitError as error:
             # The loop tells it, should it read that sample; reading on may go well.
-            unmeasured = f"reading failed: {error.what}"
+            unmeasured = error.what
     return Facts(
         host=read_host(),
         device=capability,
@@ -190,116 +147,6 @@ def _is_worth_probing(
     # it: a dataset may wait for workers, count its calls, or be made for them alone.
     asked = options.num_workers is not None or os.environ.get("LOADERKIT_NUM_WORKERS")
     return not asked and not is_stateful(dataset)
-
-
-def measure(
-    dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any]
-) -> Measured:
-    """Read a batch or two, for about a tenth of a second at most.
-
-    A sample that takes longer is read all the same: one, or two if the first took less
-    than a second.  ``collate`` is given whole batches only, unless it is ours.
-
-    Args:
-        dataset: Indexed, not iterated.
-        rows: Rows of a typical batch, at least one.
-        collate: How samples are joined.
-
-    Returns:
-        What a batch costs; scaled up when fewer samples were read than one has.
-    """
-    begun = time.perf_counter()
-    deadline = begun + PROBE_S
-    gathering = is_gathering(dataset, collate)
-    sample_s, samples = _read_first(dataset, rows, gathering=gathering)
-    times: list[float] = []
-    batch: Any = None
-    read = len(rows)
-    for _ in range(_ROUNDS if gathering else _USER_ROUNDS):
-        expected_s = times[-1] if times else sample_s * len(rows)
-        start = time.perf_counter()
-        if start + expected_s > deadline and not (gathering and not times):
-            break
-        batch = fetch(dataset, rows, collate)
-        times.append(time.perf_counter() - start)
-    if not times:  # a whole batch takes too long: as many samples as there is time for
-        samples, times, read = _read_some(dataset, rows, samples, sample_s, deadline)
-        batch = collate(samples) if isinstance(collate, Join) else samples
-    fetched_s, scale = min(times), len(rows) / read
-    nbytes, send_s, receive_s = _transfer(batch, deadline)
-    return Measured(
-        samples=read,
-        sample_bytes=nbytes // read,
-        batch_bytes=int(nbytes * scale),
-        fetch_s=fetched_s * scale,
-        sample_s=sample_s,
-        send_s=send_s * scale,
-        receive_s=receive_s * scale,
-        probe_s=time.perf_counter() - begun,
-    )
-
-
-def _read_first(
-    dataset: Any, rows: Sequence[int], *, gathering: bool
-) -> tuple[float, list[Any]]:
-    """Read the first sample, and a second: the first also imports, opens and fills."""
-    samples: list[Any] = []
-    best_s = float("inf")
-    for row in rows[: 1 if gathering else 2]:
-        start = time.perf_counter()
-        samples += _as_list(fetch(dataset, [row], _as_list))
-        best_s = min(best_s, time.perf_counter() - start)
-        if best_s >= _SLOW_S:
-            break
-    return best_s, samples
-
-
-def _as_list(samples: Any) -> list[Any]:
-    return samples if isinstance(samples, list) else [samples]
-
-
-def _read_some(
-    dataset: Any, rows: Sequence[int], samples: list[Any], sample_s: float,
-    deadline: float,
-) -> tuple[list[Any], list[float], int]:  # fmt: skip
-    """Read on, one by one, while there is time.
-
-    Returns:
-        The samples, the time of all of them in a list, and how many they are.
-    """
-    count = len(samples)
-    start = time.perf_counter()
-    for row in rows[count:]:
-        if time.perf_counter() + sample_s > deadline:
-            break
-        samples = [*samples, *_as_list(fetch(dataset, [row], _as_list))]
-    total_s = sample_s * count
-    if len(samples) > count:
-        total_s += time.perf_counter() - start
-    return samples, [total_s], len(samples)
-
-
-def _transfer(batch: Any, deadline: float) -> tuple[int, float, float]:
-    """Send a batch to ourselves: its bytes, and the time of either end."""
-    best = [float("inf"), float("inf")]
-    nbytes = 0
-    with contextlib.closing(Segments(1)) as segments:
-        for attempt in range(4):
-            start = time.perf_counter()
-            if attempt and start > deadline:
-                break
-            try:
-                parcel = Parcel(batch, segments)
-                text = bytes(ForkingPickler.dumps(parcel))
-            except (OSError, AttributeError, TypeError, pickle.PicklingError):
-                return nbytes, 0.0, 0.0
-            middle = time.perf_counter()
-            pickle.loads(text)
-            end = time.perf_counter()
-            best = [min(best[0], middle - start), min(best[1], end - middle)]
-            nbytes = parcel.nbytes
-    forget([os.getpid()])
-    return nbytes, best[0], best[1]
 
 
 def _length(dataset: Any) -> int | None:

@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 
 from loaderkit.errors import LoaderError
-from loaderkit.loader.facts import Facts, Measured
+from loaderkit.loader.facts import Facts
 from loaderkit.loader.options import Wishes
 from loaderkit.loader.plan import decide, rate
+from loaderkit.loader.probe import Measured
 from loaderkit.memory.host import Host
 from loaderkit.memory.probes import Capability
 

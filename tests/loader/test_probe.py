@@ -1,0 +1,136 @@
+"""What reading costs is measured without leaving anything open here."""
+
+import os
+import sys
+import time
+
+import pytest
+import torch
+
+from loaderkit import LoaderError, build_loader
+from loaderkit.loader import probe
+
+forks = pytest.mark.skipif(sys.platform in {"darwin", "win32"}, reason="no safe fork")
+
+
+class KeepsItsFile(torch.utils.data.Dataset):
+    """Opens a file with the first sample, and keeps it: one position to seek from."""
+
+    def __init__(self, folder, wait_s=0.002):
+        self.folder, self.wait_s = folder, wait_s
+        self.opened = None
+
+    def __len__(self):
+        return 400
+
+    def __getitem__(self, row):
+        if self.opened is None:
+            (self.folder / f"opened by {os.getpid()}").touch()
+            self.opened = (self.folder / "raw").open("rb", buffering=0)
+        time.sleep(self.wait_s)
+        self.opened.seek(8 * row)
+        return torch.frombuffer(bytearray(self.opened.read(8)), dtype=torch.int64)
+
+    def __del__(self):
+        if self.opened is not None:
+            self.opened.close()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "raw").write_bytes(torch.arange(400).numpy().tobytes())
+    return tmp_path
+
+
+def readers(folder):
+    return {int(file.name.split()[-1]) for file in folder.glob("opened by *")}
+
+
+@forks
+def test_building_a_loader_opens_nothing_here(folder):
+    loader = build_loader(KeepsItsFile(folder), batch_size=10, seed=0)
+
+    assert "a batch takes" in loader.plan.reasons["num_workers"]
+    assert readers(folder)
+    assert os.getpid() not in readers(folder)
+    if loader.num_workers:
+        assert torch.equal(torch.cat(list(loader)).ravel(), torch.arange(400))
+        loader.close()
+
+
+@forks
+def test_a_dataset_in_memory_is_measured_here(monkeypatch):
+    def refused(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(probe, "measure_in_a_fork", refused)
+
+    loader = build_loader(list(torch.arange(100.0)), batch_size=10)
+
+    assert "a batch takes" in loader.plan.reasons["num_workers"]
+
+
+class Ends(torch.utils.data.Dataset):
+    """Ends the process that reads it."""
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, row):
+        os._exit(3)
+
+
+class Fails(Ends):
+    def __getitem__(self, row):
+        raise KeyError(row)
+
+
+@forks
+@pytest.mark.parametrize(
+    ("dataset", "why"),
+    [
+        (Ends(), r"the process that read them died \(exit status 3\)"),
+        (Fails(), "reading failed: Sample"),
+    ],
+)
+def test_what_cannot_be_read_is_said(dataset, why):
+    with pytest.raises(LoaderError, match=why):
+        probe.probe(dataset, [0, 1], torch.utils.data.default_collate)
+    assert build_loader(dataset).plan.reasons["num_workers"]
+
+
+@forks
+def test_a_sample_that_takes_too_long_is_given_up(folder, monkeypatch):
+    monkeypatch.setattr(probe, "_LONGEST_S", 0.3)
+
+    loader = build_loader(KeepsItsFile(folder, wait_s=3600))
+
+    reason = loader.plan.reasons["num_workers"]
+    assert "not measured: no sample was read within 300 ms" in reason
+
+
+def test_a_copy_is_measured_where_processes_are_spawned(folder):
+    dataset = KeepsItsFile(folder)
+
+    found = probe.measure_a_copy(dataset, range(10), torch.utils.data.default_collate)
+
+    assert found.samples
+    assert dataset.opened is None
+
+
+def test_a_large_dataset_is_not_copied(folder, monkeypatch):
+    monkeypatch.setattr(probe, "_MOST_COPIED_BYTES", 1000)
+    dataset = KeepsItsFile(folder)
+    dataset.table = torch.zeros(1000)
+
+    with pytest.raises(LoaderError, match="over 0.98 KiB"):
+        probe.measure_a_copy(dataset, range(10), torch.utils.data.default_collate)
+
+
+def test_what_cannot_be_sent_is_measured_itself(folder):
+    dataset = KeepsItsFile(folder)
+    dataset.function = lambda: None
+
+    probe.measure_a_copy(dataset, range(10), torch.utils.data.default_collate)
+
+    assert dataset.opened is not None
