@@ -16,6 +16,7 @@ import contextlib
 import importlib.metadata
 import itertools
 import logging
+import multiprocessing
 import os
 import threading
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ from loaderkit.datasets.source_files import (
 from loaderkit.datasets.sources import as_source
 from loaderkit.datasets.structure import KEY, VARIANT, Structure
 from loaderkit.errors import CacheError
+from loaderkit.open_files import warn_of_shared_files
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -196,6 +198,8 @@ def pack_source(source: Source, path: Path, options: PackOptions) -> Packed:
         DatasetError: A sample cannot be read or stored.
         CacheError: The folder cannot be written.
     """
+    if options.workers != 0 and multiprocessing.get_start_method() == "fork":
+        warn_of_shared_files(4, source=source)
     fingerprint = source.fingerprint().to_json()
     job = Job(
         source,

@@ -43,6 +43,7 @@ from loaderkit.loader.stateful import (
 from loaderkit.loader.user_batches import UserBatches
 from loaderkit.memory.host import read_host
 from loaderkit.memory.parcel import forget
+from loaderkit.open_files import warn_of_shared_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -493,6 +494,8 @@ class PlannedLoader(DataLoader[Any]):
         """Let torch iterate over an inner loader, which packs batches and says more."""
         if self._setup is None:
             return super()._get_iterator()
+        if self.num_workers and self.plan.multiprocessing_context == "fork":
+            warn_of_shared_files(5, dataset=self.dataset)  # where the loop is
         sending = None
         if self.plan.sharing == "parcel":
             # torch asks a worker for the next batch once its oldest was received; where

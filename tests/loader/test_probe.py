@@ -123,7 +123,7 @@ def test_a_large_dataset_is_not_copied(folder, monkeypatch):
     dataset = KeepsItsFile(folder)
     dataset.table = torch.zeros(1000)
 
-    with pytest.raises(LoaderError, match="over 0.98 KiB"):
+    with pytest.raises(LoaderError, match=r"over 0\.98 KiB"):
         probe.measure_a_copy(dataset, range(10), torch.utils.data.default_collate)
 
 
