@@ -90,10 +90,12 @@ def find_shared_files(**parts: object) -> str:
 
 
 def _is_shared(value: Any, forbidden: tuple[type, ...]) -> bool:
+    if value is sys.stdin or value is sys.stdout or value is sys.stderr:
+        return False  # shared by all processes anyway
     if isinstance(value, io.IOBase):
         try:
-            own_position = value.seekable() and value.readable()
-            return own_position and value.fileno() > 2
+            value.fileno()
+            return value.seekable() and value.readable()
         except (OSError, ValueError):  # in memory, or closed
             return False
     if isinstance(value, forbidden):
