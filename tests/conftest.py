@@ -41,6 +41,7 @@ CAPABILITIES = {
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session):
     """Keep what coverage has seen: xdist kills a worker that takes 10 s to end."""
+    shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
     coverage = sys.modules.get("coverage")
     running = coverage.Coverage.current() if coverage else None
     if running is not None and hasattr(session.config, "workerinput"):

@@ -2,6 +2,7 @@
 
 import io
 import mmap
+import multiprocessing
 import sqlite3
 import sys
 import tarfile
@@ -127,3 +128,16 @@ def test_workers_that_share_it_are_warned_of(tmp_path):
         with pytest.warns(RuntimeWarning, match=r"_dataset\.held"):
             pack(Holder(file), tmp_path / "cache", workers=1)
         pack(Holder(file), tmp_path / "again", workers=0)
+
+
+@pytest.mark.skipif(
+    multiprocessing.get_start_method() != "fork", reason="Python forks no longer"
+)
+def test_by_default_there_are_no_workers_to_share_it(tmp_path, caplog):
+    with raw_file(tmp_path) as file:
+        loader = build_loader(Holder(file))
+        pack(Holder(file), tmp_path / "cache")
+
+    assert loader.num_workers == 0
+    assert "position of dataset.held" in loader.plan.reasons["num_workers"]
+    assert "source._dataset.held (BufferedReader) is open" in caplog.text

@@ -19,7 +19,7 @@ import logging
 import multiprocessing
 import os
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
@@ -55,7 +55,7 @@ from loaderkit.datasets.source_files import (
 from loaderkit.datasets.sources import as_source
 from loaderkit.datasets.structure import KEY, VARIANT, Structure
 from loaderkit.errors import CacheError
-from loaderkit.open_files import warn_of_shared_files
+from loaderkit.open_files import find_shared_files, warn_of_shared_files
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -198,8 +198,7 @@ def pack_source(source: Source, path: Path, options: PackOptions) -> Packed:
         DatasetError: A sample cannot be read or stored.
         CacheError: The folder cannot be written.
     """
-    if options.workers != 0 and multiprocessing.get_start_method() == "fork":
-        warn_of_shared_files(4, source=source)
+    options = _without_shared_files(source, path, options)
     fingerprint = source.fingerprint().to_json()
     job = Job(
         source,
@@ -226,6 +225,27 @@ def pack_source(source: Source, path: Path, options: PackOptions) -> Packed:
     except OSError as error:
         # Whatever system call it was: pipes, processes, the build's own files.
         raise not_written(path, error) from error
+
+
+def _without_shared_files(
+    source: Source, path: Path, options: PackOptions
+) -> PackOptions:
+    """Read in this process where forked workers would share an open file."""
+    if options.workers == 0 or multiprocessing.get_start_method() != "fork":
+        return options
+    if options.workers is not None:
+        warn_of_shared_files(5, source=source)  # where pack() is called
+        return options
+    found = find_shared_files(source=source)
+    if not found:
+        return options
+    _LOG.warning(
+        "packing %s without workers: %s is open, and they would share its position; "
+        "open it when the first sample is read",
+        path,
+        found,
+    )
+    return replace(options, workers=0)
 
 
 def _read_here(job: Job) -> Span:

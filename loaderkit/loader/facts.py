@@ -17,6 +17,7 @@ from loaderkit.loader.stateful import is_stateful
 from loaderkit.memory.host import Host, read_host
 from loaderkit.memory.parcel import check_pickles
 from loaderkit.memory.probes import Capability, read_capability
+from loaderkit.open_files import find_shared_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +56,8 @@ class Facts:
     """How they can start here."""
     unpicklable: str = ""
     """Why the dataset cannot be sent to a spawned worker; empty when it can."""
+    shared_files: str = ""
+    """What is open in the dataset, and forked workers would share; empty if nothing."""
     parcels: bool = True
     """Batches can travel as one anonymous segment (Linux)."""
     daemonic: bool = False
@@ -127,6 +130,7 @@ def read_facts(
         unpicklable=""
         if method == "fork"
         else why_unpicklable({"dataset": dataset, "collate_fn": collate}),
+        shared_files=find_shared_files(dataset=dataset),
         parcels=sys.platform == "linux" and hasattr(os, "memfd_create"),
         daemonic=bool(multiprocessing.current_process().daemon),
         notebook=_in_notebook(),

@@ -198,6 +198,10 @@ class _Draft:
         elif self._unsendable():
             reason = f"workers cannot start: {facts.unpicklable}"
             self.note("num_workers", 0, reason)
+        elif facts.shared_files and self._start_method() == "fork":
+            reason = f"forked workers would share the position of {facts.shared_files},"
+            reason += " which is open; open it when the first sample is read"
+            self.note("num_workers", 0, reason)
         elif facts.iterable:
             reason = "each worker would iterate over everything again; ask for workers "
             reason += "if the dataset splits itself by get_worker_info()"
@@ -223,9 +227,11 @@ class _Draft:
             text = f"{count} workers share {cpus} CPUs ({self.facts.host.cpus_from}); "
             self.warnings.append(text + f"num_workers={cpus} or fewer wastes less")
 
+    def _start_method(self) -> str:
+        return str(self.wishes.multiprocessing_context or self.facts.start_method)
+
     def _unsendable(self) -> bool:
-        facts, method = self.facts, self.wishes.multiprocessing_context
-        method = method or facts.start_method
+        facts, method = self.facts, self._start_method()
         forks = "fork" in facts.start_methods and not facts.device.started
         return bool(facts.unpicklable) and method != "fork" and not forks
 

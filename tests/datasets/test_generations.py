@@ -474,7 +474,7 @@ class OpensEarly(SafeDataset):
     """Keeps a file open from the beginning, as many datasets over HDF5 do."""
 
     def __init__(self, opened, **options):
-        super().__init__(packing=PackOptions(workers=1), **options)
+        super().__init__(packing=PackOptions(workers=0), **options)
         self.opened = opened
 
     def keys(self):
