@@ -54,7 +54,7 @@ from loaderkit.datasets.source_files import (
 )
 from loaderkit.datasets.sources import as_source
 from loaderkit.datasets.structure import KEY, VARIANT, Structure
-from loaderkit.errors import CacheError
+from loaderkit.errors import CacheError, DatasetError
 from loaderkit.open_files import find_shared_files, warn_of_shared_files
 from loaderkit.units import format_bytes
 
@@ -198,7 +198,7 @@ def pack_source(source: Source, path: Path, options: PackOptions) -> Packed:
         DatasetError: A sample cannot be read or stored.
         CacheError: The folder cannot be written.
     """
-    options = _without_shared_files(source, path, options)
+    options = _with_possible_workers(source, path, options)
     fingerprint = source.fingerprint().to_json()
     job = Job(
         source,
@@ -227,11 +227,24 @@ def pack_source(source: Source, path: Path, options: PackOptions) -> Packed:
         raise not_written(path, error) from error
 
 
-def _without_shared_files(
+def _with_possible_workers(
     source: Source, path: Path, options: PackOptions
 ) -> PackOptions:
-    """Read in this process where forked workers would share an open file."""
-    if options.workers == 0 or multiprocessing.get_start_method() != "fork":
+    """Read in this process where workers cannot be, or would harm.
+
+    Raises:
+        DatasetError: They were asked for where they cannot be.
+    """
+    if options.workers == 0:
+        return options
+    if multiprocessing.current_process().daemon:
+        if options.workers is None:
+            return replace(options, workers=0)
+        what = f"{options.workers} packing workers were asked for in a daemonic process"
+        what += ", such as a worker of a DataLoader."
+        fix = "workers=0, or pack in the process that starts this one"
+        raise DatasetError(what, why="it may not have children", fix=fix)
+    if multiprocessing.get_start_method() != "fork":
         return options
     if options.workers is not None:
         warn_of_shared_files(5, source=source)  # where pack() is called

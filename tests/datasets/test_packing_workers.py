@@ -1,5 +1,6 @@
 """An error of a packing worker reaches the packing process, however it is made."""
 
+import multiprocessing
 import os
 import pickle
 import sys
@@ -292,3 +293,35 @@ def test_a_class_that_only_workers_have_imported_is_opened(tmp_path, monkeypatch
 
     assert type(cache[3]).__name__ == "Reading"
     assert cache[3].volts == 3.0
+
+
+class CountsTo(torch.utils.data.Dataset):
+    def __init__(self, last):
+        self.last = last
+
+    def __len__(self):
+        return self.last
+
+    def __getitem__(self, row):
+        return torch.tensor(row)
+
+
+def pack_and_tell(path, workers, sender):
+    try:
+        sender.send(len(pack(CountsTo(5), path, workers=workers)))
+    except DatasetError as error:
+        sender.send(error.what)
+
+
+@pytest.mark.parametrize(("workers", "told"), [(None, 5), (0, 5), (2, "2 packing")])
+def test_a_daemon_packs_without_workers(tmp_path, workers, told):
+    fork = multiprocessing.get_context("fork")
+    receiver, sender = fork.Pipe(duplex=False)
+    arguments = (tmp_path / "cache", workers, sender)
+    daemon = fork.Process(target=pack_and_tell, args=arguments, daemon=True)
+    daemon.start()
+
+    answer = receiver.recv()
+    daemon.join()
+
+    assert answer == told or answer.startswith(told)
