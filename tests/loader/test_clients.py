@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from loaderkit import (
     DatasetError,
     LoaderError,
+    Padded,
     SafeGraphDataset,
     build_loader,
     open_cache,
@@ -340,3 +341,14 @@ def test_a_subclass_that_reads_in_its_own_way_is_batched_in_that_way(packed):
     ):
         [batch] = loader
         assert batch.mark == 14
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_ragged_field_is_padded_in_every_batch(packed, size):
+    loader = build_loader(packed["ragged dicts"], batch_size=size, probe=False)
+
+    batches = list(loader)
+
+    assert {type(batch["x"]) for batch in batches} == {Padded}
+    for number, row in enumerate(row for b in batches for row in b["x"].to_list()):
+        assert torch.equal(row, torch.arange(1 + number % 4))
