@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch_geometric.data.data import BaseData
 
 from loaderkit.datasets.containers import attribute_names
 from loaderkit.datasets.decode import damaged, decode_json
@@ -19,6 +18,7 @@ from loaderkit.datasets.gathering import Gathering, leaf_dtype
 from loaderkit.datasets.structure import Leaf, Nest, is_graph
 from loaderkit.errors import DatasetError
 from loaderkit.joining import graphs_in
+from loaderkit.pyg import is_pyg_data
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -187,7 +187,7 @@ def _fields_in(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     children: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, torch.Tensor | np.ndarray):
         yield path, value
-    elif isinstance(value, BaseData):
+    elif is_pyg_data(value):
         children = ((n, v) for store in value.stores for n, v in store.items())
     elif isinstance(value, Mapping):
         children = value.items()
