@@ -1,6 +1,6 @@
 """Seconds until a new process has its first batch of dicts, beside ``import torch``.
 
-Run it with ``python -m benchmarks.startup [--rounds 10] [--save]``.
+Run it with ``python -m benchmarks.startup [--scale 0.1] [--save]``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from benchmarks.read_epoch import litdata_items
 
 SAMPLES = 1_000
 BATCH = 32
+ROUNDS = 10
 
 BASELINE = "import torch"
 PROGRAMS = {
@@ -59,7 +60,7 @@ class Seconds(NamedTuple):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -71,7 +72,8 @@ def main() -> None:
             del programs["litdata, the same dicts"]
         else:
             litdata_items(samples, Path(folder, "dicts.litdata"))
-        turns = _take_turns(programs, Path(folder), options.rounds)
+        rounds = max(1, round(ROUNDS * options.scale))
+        turns = _take_turns(programs, Path(folder), rounds)
     for clock in Seconds._fields:
         title = f"first batch of a new process, seconds of {clock}"
         rows = _rows(turns, clock)
