@@ -27,7 +27,7 @@ from loaderkit.datasets.containers import (
     refilled,
 )
 from loaderkit.datasets.gathering import Arena, Gathering, in_worker, leaf_dtype
-from loaderkit.datasets.ragged import jag, join, pack_rows, pad, padded_of
+from loaderkit.datasets.ragged import Padded, jag, join, mask_of, pack_rows, pad
 from loaderkit.datasets.structure import Leaf, Nest
 from loaderkit.memory.parcel import default_collate
 
@@ -93,7 +93,8 @@ class DictRecipe:
             return gathering.tensor(leaf)[0]
         if self.ragged == "padded":
             value, runs = gathering.padded(leaf)
-            return padded_of(value, gathering.keep(runs.lengths))
+            mask = mask_of(runs.lengths, value.shape[1])
+            return Padded(value, gathering.keep(runs.lengths), mask)
         value, runs = gathering.tensor(leaf)
         return END_TO_END[self.ragged](value, gathering.keep(runs.lengths))
 

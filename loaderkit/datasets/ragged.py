@@ -12,6 +12,10 @@ from loaderkit.errors import DatasetError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
 T = TypeVar("T")
 
 
@@ -85,27 +89,31 @@ def pad(tensors: Sequence[torch.Tensor]) -> Padded:
     dtype = tensors[0].dtype
     bits = [each.view(_SIGNED.get(dtype, dtype)) for each in tensors]
     padded = torch.nn.utils.rnn.pad_sequence(bits, batch_first=True)
-    return padded_of(padded.view(dtype), _lengths(tensors))
+    lengths = _lengths(tensors)
+    mask = mask_of(lengths.numpy(), padded.shape[1])
+    return Padded(padded.view(dtype), lengths, mask)
 
 
-def padded_of(values: torch.Tensor, lengths: torch.Tensor) -> Padded:
-    """Name the parts of a batch whose samples lie side by side already.
+def mask_of(lengths: Ints, longest: int) -> torch.Tensor:
+    """Say where a padded batch holds rows of samples.
 
     Args:
-        values: ``[B, L, *rest]``.
-        lengths: Rows of each ``[B]``, int64.
+        lengths: Rows of each sample ``[B]``.
+        longest: Rows of the batch for each, ``L``.
 
     Returns:
-        The batch, with its mask.
+        True before each sample's end ``[B, L]``.
+
+    >>> mask_of(np.array([1, 2]), 2)
+    tensor([[ True, False],
+            [ True,  True]])
     """
-    longest = values.shape[1]
     if len(lengths) * longest <= _FEW_PLACES:
-        mask = np.arange(longest) < lengths.numpy()[:, None]
-    else:
-        mask = np.zeros((len(lengths), longest), np.bool_)
-        for row, length in zip(mask, lengths.tolist(), strict=True):
-            row[:length] = True
-    return Padded(values, lengths, torch.from_numpy(mask))
+        return torch.from_numpy(np.arange(longest) < lengths[:, None])
+    mask = np.zeros((len(lengths), longest), np.bool_)
+    for row, length in zip(mask, lengths.tolist(), strict=True):
+        row[:length] = True
+    return torch.from_numpy(mask)
 
 
 def pack_rows(values: torch.Tensor, lengths: torch.Tensor) -> Packed:
