@@ -1,7 +1,7 @@
 """Padded batches of dicts whose fields have lengths of their own, without workers.
 
-Run it with ``python -m benchmarks.ragged [--scale 0.1] [--save]``.  It compares a cache,
-pair by pair, with a list in memory whose samples ``pad_sequence`` pads.
+Run it with ``python -m benchmarks.ragged [--scale 0.1] [--save]``.  A cache takes
+turns, run by run, with a list in memory whose samples ``pad_sequence`` pads.
 """
 
 from __future__ import annotations
