@@ -93,8 +93,9 @@ class DictRecipe:
             return gathering.tensor(leaf)[0]
         if self.ragged == "padded":
             value, runs = gathering.padded(leaf)
-            mask = mask_of(runs.lengths, value.shape[1])
-            return Padded(value, gathering.keep(runs.lengths), mask)
+            # A copy: fields whose samples are equally long have the same ``runs``.
+            lengths = gathering.keep(runs.lengths.copy())
+            return Padded(value, lengths, mask_of(runs.lengths, value.shape[1]))
         value, runs = gathering.tensor(leaf)
         return END_TO_END[self.ragged](value, gathering.keep(runs.lengths))
 
@@ -130,9 +131,9 @@ def collate_samples(samples: Sequence[Any], ragged: str) -> Any:
         tensors = [torch.as_tensor(each) for each in samples]
         if all(each.shape == tensors[0].shape for each in tensors):
             return default_collate(tensors)
-        return (
-            pad(tensors) if ragged == "padded" else END_TO_END[ragged](*join(tensors))
-        )
+        if ragged == "padded":
+            return pad(tensors)
+        return END_TO_END[ragged](*join(tensors))
     if isinstance(first, Mapping):
         made = {k: collate_samples([s[k] for s in samples], ragged) for k in first}
         return made if type(first) is dict else refilled(first, made)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, default_collate
 
-from loaderkit import Packed, Padded, SafeDataset, open_cache, pack
+from loaderkit import Packed, Padded, SafeDataset, open_cache, pack, shares
 from loaderkit.testing import assert_same
 
 
@@ -92,6 +92,14 @@ def test_ragged_samples_are_padded_with_their_lengths_and_mask(tmp_path):
     assert batch.mask.sum(1).tolist() == [3, 0, 1]
     assert not batch.values[~batch.mask].any()
     assert_same(batch.to_list(), [RAGGED[1]["t"], RAGGED[2]["t"], RAGGED[0]["t"]])
+
+
+def test_fields_that_are_equally_long_share_no_lengths(tmp_path):
+    samples = [{"a": torch.ones(n), "b": torch.zeros(n, 2)} for n in (1, 3, 2)]
+
+    batch = pack(samples, tmp_path / "c.lk").batch([0, 1])
+
+    assert not shares(batch["a"], batch["b"])
 
 
 def test_ragged_samples_can_be_packed_end_to_end(tmp_path):
