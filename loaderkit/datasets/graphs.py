@@ -15,7 +15,7 @@ from loaderkit.datasets.sizes import Sizes, graph_sizes
 from loaderkit.datasets.structure import is_graph
 from loaderkit.errors import DatasetError
 from loaderkit.joining import check_known_keys, graphs_in
-from loaderkit.pyg import is_pyg_data
+from loaderkit.pyg import import_pyg, is_pyg_data
 
 if TYPE_CHECKING:
     import os
@@ -75,6 +75,9 @@ class SafeGraphDataset(SafeDataset):
         )
         self.follow_batch = tuple(follow_batch or ())
         self.exclude_keys = tuple(exclude_keys or ())
+        # ``load`` may be the first to name PyG, as torch.load does.  Workers that are
+        # forked later need not each import it then.
+        import_pyg()
 
     def batch(
         self,

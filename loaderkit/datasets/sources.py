@@ -9,6 +9,7 @@ import os
 import pickle
 import re
 import sys
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,7 +22,7 @@ from torch.utils.data import IterableDataset
 from loaderkit.datasets.fingerprint import Fingerprint, fingerprint_of, key_text
 from loaderkit.datasets.source_files import files_named_by
 from loaderkit.errors import DatasetError
-from loaderkit.pyg import classes_in_files, loaded_pyg
+from loaderkit.pyg import classes_in_files, import_pyg, loaded_pyg
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -274,6 +275,9 @@ class PtFolder:
             what = f"No file in {self.path} matches {pattern!r}."
             why = f"it holds {', '.join(there) or 'nothing'}"
             raise DatasetError(what, why=why, fix='PtFolder(path, pattern="**/*.pt")')
+        if _names_pyg(self.path / self._files[0]):
+            # Here, so that packing workers that are forked need not each import it.
+            import_pyg()
 
     def __len__(self) -> int:
         return len(self._files)
@@ -324,6 +328,20 @@ class PtFolder:
     def state(self) -> str | None:
         """Hash the one setting that changes samples."""
         return str(self.weights_only)
+
+
+def _names_pyg(file: Path) -> bool:
+    """Tell whether a file of ``torch.save`` names classes of PyG; it is not unpickled.
+
+    Those that torch wrote before version 1.6 do not tell; PyG is imported to read them.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            # Tensors are members of their own: this one says how the sample is built.
+            members = [name for name in archive.namelist() if name.endswith("data.pkl")]
+            return any(b"torch_geometric" in archive.read(name) for name in members)
+    except Exception:  # noqa: BLE001 -- a damaged file is told of when it is read
+        return False
 
 
 def _load(file: Path, *, weights_only: bool) -> Any:

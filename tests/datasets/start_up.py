@@ -110,8 +110,10 @@ def use_all_kinds(folder):
 
 
 def use_graphs(folder):
-    """PyG is imported by the first file that names it."""
-    packed = loaderkit.pack(folder / "graphs", folder / "packed", workers=2)
+    """PyG is imported for the first file that names it, before workers are forked."""
+    source = loaderkit.PtFolder(folder / "graphs")
+    assert "torch_geometric" in sys.modules
+    packed = loaderkit.pack(source, folder / "packed", workers=2)
     [sources] = (folder / "packed").glob("sources-*.json")
     files = json.loads(sources.read_text())["files"]
     assert all(name.endswith(".pt") for name in files), f"opened by an import: {files}"
