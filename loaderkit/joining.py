@@ -2,56 +2,20 @@
 
 from __future__ import annotations
 
-import functools
-import sys
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Subset
 
 from loaderkit.arguments import suggest_name
 from loaderkit.errors import DatasetError, OptionError
+from loaderkit.pyg import is_pyg_data, loaded_pyg
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
     from torch_geometric.data.data import BaseData
-
-
-class PygTypes(NamedTuple):
-    """What joining needs of PyG."""
-
-    graph: type
-    """``BaseData``: graphs of every kind."""
-    joinable: tuple[type, ...]
-    """What its ``Collater`` joins, beside nests of it."""
-    in_memory: type
-    """``InMemoryDataset``."""
-    collater: Any
-    """Makes the function that joins."""
-
-
-def pyg_types() -> PygTypes | None:
-    """Give PyG's classes; None where nobody has imported it, and no sample is a graph.
-
-    Importing PyG takes 6 s of CPU (it imports transformers and torch's compiler), more
-    than all else that a spawned worker does as it starts.  A worker whose samples are
-    of PyG has imported it to read them.
-    """
-    if sys.modules.keys().isdisjoint({"torch_geometric", "torch_frame"}):
-        return None
-    return _imported_pyg_types()
-
-
-@functools.cache
-def _imported_pyg_types() -> PygTypes:
-    from torch_geometric.data.data import BaseData
-    from torch_geometric.data.in_memory_dataset import InMemoryDataset
-    from torch_geometric.loader.dataloader import Collater
-    from torch_geometric.typing import TensorFrame
-
-    return PygTypes(BaseData, (BaseData, TensorFrame), InMemoryDataset, Collater)
 
 
 def own_collate(dataset: Any) -> Callable[[Any], Any] | None:
@@ -79,10 +43,10 @@ def holds_graphs(sample: object) -> bool:
         True for ``Data``, ``HeteroData``, their like, and ``TensorFrame``; for dicts,
         lists and tuples that hold one at any depth.
     """
-    types = pyg_types()
-    if types is None:
+    pyg = loaded_pyg()
+    if pyg is None:
         return False
-    if isinstance(sample, types.joinable):
+    if isinstance(sample, pyg.joinable):
         return True
     if isinstance(sample, Mapping):
         return any(holds_graphs(value) for value in sample.values())
@@ -91,11 +55,10 @@ def holds_graphs(sample: object) -> bool:
 
 def graphs_in(sample: Any) -> Iterator[BaseData]:
     """Find the graphs in a sample: itself, or those in a pair, a dict ..."""
-    types = pyg_types()
-    if types is None:
+    if loaded_pyg() is None:
         return
-    if isinstance(sample, types.graph):
-        yield cast("BaseData", sample)
+    if is_pyg_data(sample):
+        yield sample
     elif isinstance(sample, Mapping):
         for value in sample.values():
             yield from graphs_in(value)
@@ -125,11 +88,11 @@ def join(
         DatasetError: Fields of graphs are named, and there is no graph.
         TypeError: There are graphs beside what PyG does not join, such as None.
     """
-    types = pyg_types()
-    if types is not None and holds_graphs(samples[0]):
+    pyg = loaded_pyg()
+    if pyg is not None and holds_graphs(samples[0]):
         if follow_batch or exclude_keys:
             _warn_of_unknown_keys(samples, follow_batch, exclude_keys)
-        return types.collater(None, list(follow_batch), list(exclude_keys))(samples)
+        return pyg.collater(None, list(follow_batch), list(exclude_keys))(samples)
     check_no_keys(follow_batch, exclude_keys, type(samples[0]).__name__)
     return others(samples)
 

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch_geometric.data import Batch
-from torch_geometric.data.data import BaseData
 
 from loaderkit.cache.store import Store
 from loaderkit.datasets.composites import take_apart
 from loaderkit.datasets.lazy import LazySamples
+from loaderkit.pyg import import_pyg, is_pyg_data
 
 
 def assert_same(a: Any, b: Any, path: str = "it") -> None:
@@ -32,6 +31,8 @@ def assert_same(a: Any, b: Any, path: str = "it") -> None:
     """
     a, b = _without_laziness(a), _without_laziness(b)
     assert type(a) is type(b), f"{path}: {type(a)} is not {type(b)}"
+    if is_pyg_data(a):
+        return _assert_same_graph(a, b, path)
     for kinds, compare in _COMPARERS:
         if isinstance(a, kinds):
             return compare(a, b, path)
@@ -102,7 +103,6 @@ def _assert_same_graph(a: Any, b: Any, path: str) -> None:
 _PARTS = {"_mapping", "_parent", "_key"}
 _COMPARERS: tuple[tuple[Any, Callable[[Any, Any, str], None]], ...] = (
     (torch.Tensor, _assert_same_tensor),
-    (BaseData, _assert_same_graph),
     (np.ndarray, _assert_same_array),
     (Mapping, _assert_same_mapping),
     ((list, tuple), _assert_same_sequence),
@@ -123,10 +123,11 @@ def assert_batch_parity(
     Raises:
         AssertionError: A batch differs; the message names the first place.
     """
+    join = import_pyg().batch.from_data_list
     generator = np.random.default_rng(seed)
     for _ in range(batches):
         rows = generator.integers(0, len(dataset), batch_size).tolist()
-        wanted = Batch.from_data_list([dataset[row] for row in rows])
+        wanted = join([dataset[row] for row in rows])
         assert_same(dataset.batch(rows), wanted, f"batch {rows}")
 
 

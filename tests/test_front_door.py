@@ -2,10 +2,14 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
+from torch_geometric.data import Data
 
 import loaderkit
+from loaderkit import pack
 
 
 def test_every_exported_name_can_be_loaded():
@@ -31,3 +35,26 @@ def test_importing_loaderkit_imports_neither_torch_nor_h5py():
     said = subprocess.check_output([sys.executable, "-c", code], text=True)
 
     assert said.strip() == "set()"
+
+
+@pytest.mark.slow
+def test_pyg_is_imported_once_a_sample_is_of_it_and_not_before(tmp_path):
+    graphs = [
+        Data(x=torch.ones(i + 1, 2), edge_index=torch.zeros(2, i, dtype=torch.long))
+        for i in range(4)
+    ]
+    pack(graphs, tmp_path / "graphs.lk", workers=0)
+    (tmp_path / "graphs").mkdir()
+    for number, graph in enumerate(graphs):
+        torch.save(graph, tmp_path / "graphs" / f"{number}.pt")
+    code = "import sys, start_up; print(start_up.main(sys.argv[1]))"
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        cwd=Path(__file__).parent / "datasets",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.stdout == "PyG came with the graphs\n", done.stderr[-2000:]

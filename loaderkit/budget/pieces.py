@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch_geometric.data import Batch
-from torch_geometric.data.data import BaseData
+
+from loaderkit.pyg import import_pyg, is_pyg_data
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,8 +29,8 @@ def count_samples(batch: Any) -> int:
         ValueError: There is neither.
     """
     for leaf in _leaves(batch):
-        if isinstance(leaf, BaseData):
-            return int(leaf.num_graphs) if isinstance(leaf, Batch) else 1
+        if is_pyg_data(leaf):
+            return int(leaf.num_graphs) if _is_pyg_batch(leaf) else 1
         if leaf.dim():
             return len(leaf)
     msg = f"a batch needs a tensor or a graph to be cut, got {type(batch).__name__}"
@@ -68,7 +68,7 @@ def take(batch: Any, rows: list[int]) -> Any:
 
 
 def _cut(value: Any, rows: slice | list[int], total: int) -> Any:
-    if isinstance(value, Batch):
+    if _is_pyg_batch(value):
         graphs = [value.get_example(int(i)) for i in np.arange(total)[rows]]
         return type(value).from_data_list(graphs)
     if isinstance(value, torch.Tensor):
@@ -87,7 +87,7 @@ def _cut(value: Any, rows: slice | list[int], total: int) -> Any:
 
 def in_float64(value: Any) -> Any:
     """Copy a batch with all its floats in float64."""
-    if isinstance(value, BaseData):
+    if is_pyg_data(value):
         return value.clone().apply(in_float64)
     if isinstance(value, torch.Tensor):
         return value.double() if value.is_floating_point() else value
@@ -100,12 +100,16 @@ def in_float64(value: Any) -> Any:
     return value
 
 
+def _is_pyg_batch(value: Any) -> bool:
+    return is_pyg_data(value) and isinstance(value, import_pyg().batch)
+
+
 def _holds(value: Any) -> bool:
-    return isinstance(value, (torch.Tensor, BaseData, dict, tuple, list))
+    return isinstance(value, (torch.Tensor, dict, tuple, list)) or is_pyg_data(value)
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, (torch.Tensor, BaseData)):
+    if isinstance(value, torch.Tensor) or is_pyg_data(value):
         yield value
     elif isinstance(value, dict):
         for each in value.values():
@@ -134,7 +138,7 @@ def weight_of(batch: Any, weigh: str | Callable[[Any], float]) -> float:
     if weigh == "samples":
         return float(count_samples(batch))
     for leaf in _leaves(batch):
-        if weigh == "nodes" and isinstance(leaf, BaseData):
+        if weigh == "nodes" and is_pyg_data(leaf):
             return float(leaf.num_nodes or 0)
     if weigh == "tokens":
         return _tokens(batch)

@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_iter
 from torch.utils.data import default_collate
-from torch_geometric.data import HeteroData
-from torch_geometric.data.data import BaseData
 
 from loaderkit.budget.steps import StepError
 from loaderkit.joining import join, own_collate
+from loaderkit.pyg import import_pyg, is_pyg_data
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -183,9 +182,9 @@ def read_samples(
         return _join(dataset, rows, collate)
 
     first = dataset[0]
-    if isinstance(first, HeteroData):
-        return _typed_graphs(dataset, count, join)
-    if isinstance(first, BaseData):
+    if is_pyg_data(first):
+        if isinstance(first, import_pyg().hetero_data):
+            return _typed_graphs(dataset, count, join)
         return Samples(dataset, "graphs", *_graphs(dataset, count, join))
     lengths, partly = _lengths(dataset, count)
     if lengths is None or len(set(lengths.tolist())) == 1:

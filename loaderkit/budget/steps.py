@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_iter
 from torch.utils.checkpoint import checkpoint
-from torch_geometric.data.data import BaseData
+
+from loaderkit.pyg import is_pyg_data
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from torch_geometric.data.data import BaseData
 
 _OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop", "adagrad")
 VARIANTS = ("default", "loop", "foreach", "fused")
@@ -164,7 +167,7 @@ def call_model(model: Any, batch: Any, *, paired: bool) -> Any:
     """
     if paired and _is_pair(batch):
         batch = batch[0]
-    if isinstance(batch, BaseData):
+    if is_pyg_data(batch):
         named = _by_name(model, batch)
         return model(**_fields_of(model, batch)) if named else model(batch)
     if isinstance(batch, dict):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaderkit.cache.address_space import AddressRange, ReadAhead, read_at_random
-from loaderkit.cache.gather import Piece, Runs, Values, gather
+from loaderkit.cache.gather import Piece, Runs, Values, gather, gather_padded
 from loaderkit.cache.placement import Placement, Rows, can_be_placed, place
 from loaderkit.errors import CacheError
 
@@ -354,7 +354,6 @@ class ColumnReader:
         out: NDArray[Any],
         *,
         add: Ints | None = None,
-        apart: int | None = None,
     ) -> None:
         """Copy the rows of a batch.
 
@@ -362,11 +361,26 @@ class ColumnReader:
             runs: Where they lie, from ``Pick.runs`` for this column.
             out: Where they go ``[runs.total, *rest]``.
             add: What to add to the rows of each sample ``[B]`` or ``[B, *rest]``.
-            apart: Rows of ``out`` for each sample, for padded batches.
 
         Raises:
             DamagedCacheError: The offsets on disk point outside the column.
         """
+        gather(self._values_of(runs), runs, out, add)
+
+    def gather_padded(self, runs: Runs, out: NDArray[Any]) -> None:
+        """Copy the rows of a batch side by side, with zeros behind each sample.
+
+        Args:
+            runs: Where they lie, from ``Pick.runs`` for this column.
+            out: Where they go ``[B, L, *rest]``, contiguous.
+
+        Raises:
+            DamagedCacheError: The offsets on disk point outside the column.
+        """
+        gather_padded(self._values_of(runs), runs, out)
+
+    def _values_of(self, runs: Runs) -> dict[int, Values]:
+        """Give the values of the parts of a batch, opened, checked and asked for."""
         values: dict[int, Values] = {}
         for piece in runs.pieces:
             part = self.part(piece.part, piece.touched)
@@ -376,7 +390,7 @@ class ColumnReader:
             if self._shards.larger_than_memory and isinstance(part.values, np.ndarray):
                 ahead = self._read_ahead[piece.part]
                 ahead.ask(part.values, piece.starts, piece.lengths)
-        gather(values, runs, out, add, apart=apart)
+        return values
 
     @cached_property
     def rest(self) -> tuple[int, ...] | None:

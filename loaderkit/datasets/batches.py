@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch_geometric.data import Batch, Data
 
 from loaderkit.datasets.composites import KINDS
 from loaderkit.datasets.decode import decode, store_of
@@ -28,6 +27,7 @@ from loaderkit.datasets.gathering import (
     reader,
 )
 from loaderkit.datasets.structure import LOOSE, Leaf, Nest
+from loaderkit.pyg import import_pyg
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -70,7 +70,8 @@ class Recipe:
         """Tell whether every field is gathered, or can go through PyG on its own."""
         loose = [n for (_, name), n in self.loose.items() if name not in exclude_keys]
         cls = self.classes[str(self.variant.cls)]
-        plain = cls.__inc__ is Data.__inc__ and cls.__cat_dim__ is Data.__cat_dim__
+        data = import_pyg().data
+        plain = cls.__inc__ is data.__inc__ and cls.__cat_dim__ is data.__cat_dim__
         return not loose or (plain and all(_is_composite(node) for node in loose))
 
     def batch(
@@ -115,7 +116,7 @@ class Recipe:
         sample = self.classes.blank(str(self.variant.cls))
         for key in self.variant.keys:
             store_of(sample, key)
-        return Batch(_base_cls=cls).stores_as(sample)
+        return import_pyg().batch(_base_cls=cls).stores_as(sample)
 
     def _nbytes(self, gathering: Gathering, exclude_keys: Collection[str]) -> int:
         """Bytes of all tensors of a batch, each with room to be aligned."""
@@ -237,7 +238,7 @@ class _Filler:
             if part.nodes:
                 sample.num_nodes = int(self.gathering.numbers(part.nodes)[at])
             samples.append(sample)
-        batch = Batch.from_data_list(samples)
+        batch = import_pyg().batch.from_data_list(samples)
         return batch[name], batch._slice_dict[name], batch._inc_dict[name]
 
 

@@ -1,4 +1,4 @@
-"""Which classes samples may be made of: a closed list, in which nothing is imported.
+"""Which classes samples may be made of: a closed list, for which only PyG is imported.
 
 A cache names the classes of its samples.  It may come from a stranger, so a name alone
 never leads to a class: only those count that torch and PyG make data of, those the
@@ -18,12 +18,10 @@ import types
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch_geometric.data import Data, HeteroData, TemporalData
-from torch_geometric.data.data import BaseData
-
 from loaderkit.datasets.containers import FACTORIES, make_mapping, same_plain
 from loaderkit.datasets.structure import Nest
 from loaderkit.errors import DamagedCacheError, DatasetError
+from loaderkit.pyg import import_pyg
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,13 +29,11 @@ if TYPE_CHECKING:
     from loaderkit.datasets.structure import Structure
 
 _ALWAYS_KNOWN = (
-    Data,
-    HeteroData,
-    TemporalData,
     collections.OrderedDict,
     collections.defaultdict,
     collections.Counter,
 )
+"""Beside the graphs of PyG, see ``_class_of_pyg``."""
 
 
 def class_name(cls: type) -> str:
@@ -74,7 +70,7 @@ def private_names(cls: type, attributes: Mapping[str, Any]) -> list[str]:
     return [
         name
         for name, value in attributes.items()
-        if name not in _PYG_ATTRIBUTES
+        if name not in _pyg_attributes()
         and (name not in known or not same_plain(value, known[name]))
     ]
 
@@ -111,7 +107,7 @@ class Classes:
         """
         name = name.partition("[")[0]  # defaultdict[list]
         if name not in self._known:
-            found = self._in_modules(name)
+            found = _class_of_pyg(name) or self._in_modules(name)
             if found is None:
                 raise _unknown({name})
             self._known[name] = found
@@ -124,7 +120,7 @@ class Classes:
         except DatasetError:
             return False
         if nest.kind == "graph":
-            return issubclass(cls, BaseData)
+            return issubclass(cls, import_pyg().base_data)
         if nest.kind == "named":
             return issubclass(cls, tuple) and getattr(cls, "_fields", None) == nest.keys
         if nest.kind == "dataclass":
@@ -164,7 +160,8 @@ class Classes:
 
     def _check_stores(self, graph: Nest) -> None:
         """Refuse node and edge types of a graph whose class has one store, unnamed."""
-        homogeneous = issubclass(self[str(graph.cls)], (Data, TemporalData))
+        pyg = import_pyg()
+        homogeneous = issubclass(self[str(graph.cls)], (pyg.data, pyg.temporal_data))
         if homogeneous and graph.keys != (None,):
             what = (
                 f"The manifest gives {graph.cls} the node and edge types {graph.keys}."
@@ -239,6 +236,17 @@ def import_classes(structure: Structure) -> None:
             importlib.import_module(name.partition(":")[0])
 
 
+def _class_of_pyg(name: str) -> type | None:
+    """Find one of PyG's own graphs by its name; PyG is imported for such a name."""
+    if not name.startswith("torch_geometric."):
+        return None
+    pyg = import_pyg()
+    graphs = {
+        class_name(cls): cls for cls in (pyg.data, pyg.hetero_data, pyg.temporal_data)
+    }
+    return graphs.get(name)
+
+
 def _named_inside(value: Any, name: str) -> type | None:
     """Find a class by name: the value itself, or a class that is written in it."""
     if not isinstance(value, type):
@@ -258,14 +266,20 @@ def _factory_name(name: str) -> str:
     return name.partition("[")[2].removesuffix("]")
 
 
-_PYG_ATTRIBUTES = {
-    *vars(Data()), *vars(HeteroData()), *vars(TemporalData()),
-    "_mapping", "_parent", "_key", "_cached_attr",
-    "_node_type_names", "_edge_type_names",
-}  # fmt: skip
-"""Where PyG keeps the fields, and what it works out of them again.  The last two are
-what ``to_homogeneous`` leaves for ``to_heterogeneous``, which takes them as arguments
-too; docs/cache.md says that they do not come back."""
+@functools.cache
+def _pyg_attributes() -> frozenset[str]:
+    """Name where PyG keeps the fields, and what it works out of them again.
+
+    The last two are what ``to_homogeneous`` leaves for ``to_heterogeneous``, which
+    takes them as arguments too; docs/cache.md says that they do not come back.
+    """
+    pyg = import_pyg()
+    empty_graphs = (pyg.data(), pyg.hetero_data(), pyg.temporal_data())
+    return frozenset().union(
+        *map(vars, empty_graphs),
+        ("_mapping", "_parent", "_key", "_cached_attr"),
+        ("_node_type_names", "_edge_type_names"),
+    )
 
 
 @functools.lru_cache(maxsize=256)
@@ -284,7 +298,9 @@ def _template(cls: Any) -> Any:
         data = cls()
     except TypeError:
         data = cls.__new__(cls)
-        (Data if issubclass(cls, Data) else HeteroData).__init__(data)
+        pyg = import_pyg()
+        base = pyg.data if issubclass(cls, pyg.data) else pyg.hetero_data
+        base.__init__(data)
     for store in data.stores:
         for key in list(store.keys()):
             del store[key]

@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch_geometric import EdgeIndex, Index
-from torch_geometric.typing import SparseTensor
 
 from loaderkit.datasets.structure import COMPOSITE_PARTS
+from loaderkit.pyg import import_pyg, loaded_pyg
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from torch_geometric import EdgeIndex, Index
 
 _COMPRESSED = {
     "sparse_csr": torch.sparse_csr,
@@ -36,19 +37,22 @@ def take_apart(value: Any) -> dict[str, Any] | None:
     Returns:
         Its parts by name, and under "kind" what it is; None for other objects.
     """
-    if type(value) is EdgeIndex:
+    if type(value) in {torch.Tensor, torch.nn.Parameter}:
+        return _sparse_parts(value.detach())
+    pyg = loaded_pyg()
+    if pyg is None:
+        return None
+    if type(value) is pyg.edge_index:
         return _edge_index_parts(value)
-    if type(value) is Index:
+    if type(value) is pyg.index:
         size, ordered = value.dim_size, value.is_sorted
         data = value.as_tensor()
         return {"kind": "index", "data": data, "dim_size": size, "is_sorted": ordered}
-    if isinstance(value, SparseTensor):
+    if isinstance(value, pyg.sparse_tensor):
         row, col, entries = value.coo()
         sizes = tuple(value.sizes())
         parts = {"row": row, "col": col, "value": entries, "sizes": sizes}
         return {"kind": "sparse_tensor", **parts}
-    if type(value) in {torch.Tensor, torch.nn.Parameter}:
-        return _sparse_parts(value.detach())
     return None
 
 
@@ -77,7 +81,7 @@ def put_together(kind: str, parts: Mapping[str, Any], *, checked: bool = False) 
         if checked:
             _check_inside(row, parts["sizes"][0])
             _check_inside(col, parts["sizes"][1])
-        return SparseTensor(
+        return import_pyg().sparse_tensor(
             row=row, col=col, value=value, sparse_sizes=parts["sizes"][:2]
         )
     if kind == "sparse_coo":
@@ -140,13 +144,13 @@ def _check_inside(indices: torch.Tensor, size: int) -> None:
 
 
 def _index(parts: Mapping[str, Any]) -> Index:
-    return Index(
+    return import_pyg().index(
         parts["data"], dim_size=parts["dim_size"], is_sorted=parts["is_sorted"]
     )
 
 
 def _edge_index(parts: Mapping[str, Any]) -> EdgeIndex:
-    return EdgeIndex(
+    return import_pyg().edge_index(
         parts["data"],
         sparse_size=parts["sparse_size"],
         sort_order=parts["sort_order"],

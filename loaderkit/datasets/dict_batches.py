@@ -27,7 +27,7 @@ from loaderkit.datasets.containers import (
     refilled,
 )
 from loaderkit.datasets.gathering import Arena, Gathering, in_worker, leaf_dtype
-from loaderkit.datasets.ragged import jag, join, pack_rows, pad, padded_of
+from loaderkit.datasets.ragged import Padded, jag, join, mask_of, pack_rows, pad
 from loaderkit.datasets.structure import Leaf, Nest
 from loaderkit.memory.parcel import default_collate
 
@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-RAGGED = {"padded": pad, "packed": pack_rows, "jagged": jag}
+END_TO_END = {"packed": pack_rows, "jagged": jag}
+"""Makes a batch of values that lie end to end, and of their lengths."""
+RAGGED = ("padded", *END_TO_END)
 
 
 class DictRecipe:
@@ -87,16 +89,15 @@ class DictRecipe:
             return gathering.texts(leaf)
         if leaf.kind in {"bytes", "json", "bigint", "complex"}:
             return _collate_plain(gathering.values(leaf, self.classes))
-        if self.ragged == "padded" and leaf.axis is not None:
-            found = gathering.padded(leaf)
-            if found is not None:
-                value, runs = found
-                return padded_of(value, gathering.keep(runs.lengths))
-        value, runs = gathering.tensor(leaf)
         if leaf.axis is None:
-            return value
-        lengths = gathering.keep(runs.lengths)
-        return RAGGED[self.ragged](value, lengths)
+            return gathering.tensor(leaf)[0]
+        if self.ragged == "padded":
+            value, runs = gathering.padded(leaf)
+            # A copy: fields whose samples are equally long have the same ``runs``.
+            lengths = gathering.keep(runs.lengths.copy())
+            return Padded(value, lengths, mask_of(runs.lengths, value.shape[1]))
+        value, runs = gathering.tensor(leaf)
+        return END_TO_END[self.ragged](value, gathering.keep(runs.lengths))
 
     def _nbytes(self, gathering: Gathering, node: Leaf | Nest) -> int:
         if isinstance(node, Nest):
@@ -130,7 +131,9 @@ def collate_samples(samples: Sequence[Any], ragged: str) -> Any:
         tensors = [torch.as_tensor(each) for each in samples]
         if all(each.shape == tensors[0].shape for each in tensors):
             return default_collate(tensors)
-        return RAGGED[ragged](*join(tensors))
+        if ragged == "padded":
+            return pad(tensors)
+        return END_TO_END[ragged](*join(tensors))
     if isinstance(first, Mapping):
         made = {k: collate_samples([s[k] for s in samples], ragged) for k in first}
         return made if type(first) is dict else refilled(first, made)

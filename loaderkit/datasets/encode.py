@@ -16,9 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch_geometric.data import Batch
-from torch_geometric.data.data import BaseData
-from torch_geometric.data.storage import NodeStorage
 
 from loaderkit.cache.layout import DTYPES
 from loaderkit.datasets.classes import class_name, mapping_name, private_names
@@ -31,6 +28,7 @@ from loaderkit.datasets.containers import (
 from loaderkit.datasets.dtypes import as_array, dtype_name
 from loaderkit.datasets.structure import LOOSE, tree_keys
 from loaderkit.errors import DatasetError
+from loaderkit.pyg import import_pyg, is_pyg_data
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,7 +64,7 @@ def encode(sample: object) -> tuple[Tree, Values]:
         DatasetError: It holds something that a cache cannot, named by its path.
     """
     encoder = _Encoder()
-    if isinstance(sample, BaseData):
+    if is_pyg_data(sample):
         return encoder.graph(sample), encoder.values
     return encoder.node("", sample), encoder.values
 
@@ -77,7 +75,7 @@ class _Encoder:
         self._depth = 0
 
     def graph(self, data: Any) -> Tree:
-        if isinstance(data, Batch) or not hasattr(data, "stores"):
+        if isinstance(data, import_pyg().batch) or not hasattr(data, "stores"):
             what = f"The sample is a {type(data).__name__}, which is not one graph."
             fix = "pack batch.to_data_list(), or Data and HeteroData objects"
             raise DatasetError(what, why="a cache holds samples", fix=fix)
@@ -107,7 +105,8 @@ class _Encoder:
             rule = functools.partial(self._rule, data, store, key)
             children.append(self.node(prefix + name, value, rule))
         nodes = None
-        if isinstance(store, NodeStorage) and store.can_infer_num_nodes:
+        node_storage = import_pyg().node_storage
+        if isinstance(store, node_storage) and store.can_infer_num_nodes:
             nodes = (prefix + "@nodes", "nodes", "int64", 0, None)
             self.values[nodes] = np.array(int(store.num_nodes or 0), "<i8")
         return "store", None, tuple(keys), tuple(children), nodes

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from loaderkit.cache.gather import SLICE_BYTES, Runs
+from loaderkit.cache.gather import Runs
 from loaderkit.datasets.decode import decode, decode_text
 from loaderkit.datasets.dtypes import carrier, torch_dtype
 from loaderkit.datasets.room import UNASKED_BYTES, Room, check_room
@@ -103,15 +103,14 @@ class Gathering:
             column.gather(runs, made.numpy(), add=add)
         return (made if made.dtype is wanted else made.view(wanted)), runs
 
-    def padded(self, leaf: Leaf) -> tuple[torch.Tensor, Runs] | None:
+    def padded(self, leaf: Leaf) -> tuple[torch.Tensor, Runs]:
         """Put a leaf's values side by side, copying each sample straight to its place.
 
         Args:
             leaf: A tensor whose first axis varies.
 
         Returns:
-            ``[B, L, *rest]`` with zeros behind a sample's end, and where the rows lie;
-            None where samples are so small that one index for all is quicker.
+            ``[B, L, *rest]`` with zeros behind a sample's end, and where the rows lie.
 
         Raises:
             UnlikeShapesError: The samples differ in another axis than the first.
@@ -119,12 +118,8 @@ class Gathering:
         column = self.store.column(leaf.column)
         (runs, rest), dtype = self.layout(column), leaf_dtype(leaf)
         longest = int(runs.lengths.max()) if len(self) else 0
-        row_bytes = math.prod(rest) * dtype.itemsize
-        if leaf.axis != 0 or runs.total * row_bytes < SLICE_BYTES * len(self):
-            self.room.take(len(self) * longest * row_bytes)  # it is padded later
-            return None
         made = self.empty((len(self), longest, *rest), dtype)
-        column.gather(runs, made.numpy().reshape(-1, *rest), apart=longest)
+        column.gather_padded(runs, made.numpy())
         return (made if made.dtype is dtype else made.view(dtype)), runs
 
     def layout(self, column: ColumnReader) -> tuple[Runs, tuple[int, ...]]:

@@ -6,7 +6,6 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch_geometric.data.data import BaseData
 
 from loaderkit.datasets.base import SafeDataset, collating
 from loaderkit.datasets.batches import Recipe
@@ -16,10 +15,13 @@ from loaderkit.datasets.sizes import Sizes, graph_sizes
 from loaderkit.datasets.structure import is_graph
 from loaderkit.errors import DatasetError
 from loaderkit.joining import check_known_keys, graphs_in
+from loaderkit.pyg import import_pyg, is_pyg_data
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from torch_geometric.data.data import BaseData
 
     from loaderkit.cache.shards import Checksums
     from loaderkit.datasets.base import Ints, _Opened
@@ -73,6 +75,9 @@ class SafeGraphDataset(SafeDataset):
         )
         self.follow_batch = tuple(follow_batch or ())
         self.exclude_keys = tuple(exclude_keys or ())
+        # ``load`` may be the first to name PyG, as torch.load does.  Workers that are
+        # forked later need not each import it then.
+        import_pyg()
 
     def batch(
         self,
@@ -207,7 +212,7 @@ class SafeGraphDataset(SafeDataset):
 
     def _loaded(self, key: Any) -> Any:
         graph = self.load(key)
-        if isinstance(graph, BaseData):
+        if is_pyg_data(graph):
             return graph
         what = f"load({key!r}) returned a {type(graph).__name__}, not a graph."
         fix = "return torch_geometric.data.Data, or subclass SafeDataset instead"

@@ -17,11 +17,11 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import torch
 from torch.utils.data import get_worker_info
-from torch_geometric.data.data import BaseData
 
 from loaderkit.datasets.composites import put_together, take_apart
 from loaderkit.datasets.containers import make_named_tuple, refilled
 from loaderkit.errors import DatasetError
+from loaderkit.pyg import is_pyg_data
 
 T = TypeVar("T")
 
@@ -97,6 +97,8 @@ def _own(value: Any, path: str, above: tuple[int, ...]) -> Any:
 
 
 def _own_nest(value: Any, path: str, above: tuple[int, ...]) -> Any:
+    if is_pyg_data(value):
+        return _own_graph(value, path, above)
     for kinds, copier in _COPIERS:
         if isinstance(value, kinds):
             return copier(value, path, above)
@@ -157,7 +159,6 @@ def _own_graph(data: Any, path: str, above: tuple[int, ...]) -> Any:
 
 
 _COPIERS: tuple[tuple[Any, Callable[[Any, str, tuple[int, ...]], Any]], ...] = (
-    (BaseData, _own_graph),
     (Mapping, _own_mapping),
     ((list, tuple), _own_sequence),
     ((set, frozenset), _own_set),
@@ -228,7 +229,7 @@ def _tensor_extents(value: Any) -> Iterator[tuple[int, int]]:
 
 def _inside(value: Any) -> list[Any]:
     """List what a nest holds."""
-    if isinstance(value, BaseData):
+    if is_pyg_data(value):
         return [each for store in value.stores for each in store.values()]
     if isinstance(value, Mapping):
         return list(value.values())

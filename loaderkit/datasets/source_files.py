@@ -41,7 +41,9 @@ TrackFiles = Literal["stat", "hash", "none"]
 _ACCESS_MODES = os.O_WRONLY | os.O_RDWR
 _MAKES_OR_ADDS = os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CODE = {".py", ".pyc", ".pyi", ".so", ".pyd", ".dll", ".dylib"}
-_SYSTEM_FOLDERS = ("/proc/", "/sys/", "/dev/", "/etc/")
+_SYSTEM_FOLDERS = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/share/zoneinfo/")
+"""Pandas opens a time zone as it is imported, which the first ``load`` may do: PyG
+imports it."""
 _MEMORY_DISK = "/dev/shm/"
 """Below a system's folder, and people keep raw data there."""
 _HASH_BYTES = 1 << 20

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import os
 import pickle
 import re
 import sys
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
-import torch_geometric.data
 import xxhash
 from torch.utils.data import IterableDataset
-from torch_geometric.data import InMemoryDataset
 
 from loaderkit.datasets.fingerprint import Fingerprint, fingerprint_of, key_text
 from loaderkit.datasets.source_files import files_named_by
 from loaderkit.errors import DatasetError
+from loaderkit.pyg import classes_in_files, import_pyg, loaded_pyg
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -147,7 +148,8 @@ class MapSource:
     def read(self, row: int) -> Any:
         """Read a sample, without letting an ``InMemoryDataset`` keep a copy of it."""
         dataset = self._dataset
-        if not isinstance(dataset, InMemoryDataset):
+        pyg = loaded_pyg()
+        if pyg is None or not isinstance(dataset, pyg.in_memory_dataset):
             return dataset[row]
         sample = dataset[row]
         kept = getattr(dataset, "_data_list", None)
@@ -171,8 +173,9 @@ class MapSource:
     def runs_user_code(self) -> bool:
         """A list runs none, nor does PyG's own dataset without a transform."""
         dataset = self._dataset
-        if isinstance(dataset, InMemoryDataset):
-            own = type(dataset).get is InMemoryDataset.get
+        pyg = loaded_pyg()
+        if pyg is not None and isinstance(dataset, pyg.in_memory_dataset):
+            own = type(dataset).get is pyg.in_memory_dataset.get
             return not own or dataset.transform is not None
         return type(dataset) not in {list, tuple}
 
@@ -272,6 +275,9 @@ class PtFolder:
             what = f"No file in {self.path} matches {pattern!r}."
             why = f"it holds {', '.join(there) or 'nothing'}"
             raise DatasetError(what, why=why, fix='PtFolder(path, pattern="**/*.pt")')
+        if _names_pyg(self.path / self._files[0]):
+            # Here, so that packing workers that are forked need not each import it.
+            import_pyg()
 
     def __len__(self) -> int:
         return len(self._files)
@@ -324,32 +330,43 @@ class PtFolder:
         return str(self.weights_only)
 
 
+def _names_pyg(file: Path) -> bool:
+    """Tell whether a file of ``torch.save`` names classes of PyG; it is not unpickled.
+
+    Those that torch wrote before version 1.6 do not tell; PyG is imported to read them.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            # Tensors are members of their own: this one says how the sample is built.
+            members = [name for name in archive.namelist() if name.endswith("data.pkl")]
+            return any(b"torch_geometric" in archive.read(name) for name in members)
+    except Exception:  # noqa: BLE001 -- a damaged file is told of when it is read
+        return False
+
+
 def _load(file: Path, *, weights_only: bool) -> Any:
     if not weights_only:
         return torch.load(file, map_location="cpu", weights_only=False)
-    with torch.serialization.safe_globals(_allowed()):
+    if loaded_pyg() is None:
+        # Only a file that names what is not allowed here may need PyG to be imported.
+        with contextlib.suppress(pickle.UnpicklingError):
+            return _load_data(file, _plain_classes())
+    return _load_data(file, [*_plain_classes(), *classes_in_files()])
+
+
+def _load_data(file: Path, allowed: list[Any]) -> Any:
+    with torch.serialization.safe_globals(allowed):
         return torch.load(file, map_location="cpu", weights_only=True)
 
 
-def _allowed() -> list[Any]:
-    """List what a file of PyG graphs may name: data, not code."""
-    from torch_geometric.data import storage
-    from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
-    from torch_geometric.edge_index import CatMetadata, EdgeIndex, SortOrder
-    from torch_geometric.index import Index
-
-    kinds = [torch_geometric.data.Data, torch_geometric.data.HeteroData]
-    stores = [storage.BaseStorage, storage.NodeStorage, storage.EdgeStorage]
+def _plain_classes() -> list[Any]:
+    """List what a file may name beside PyG's graphs: data, not code."""
     core: Any = sys.modules[
         "numpy._core" if "numpy._core" in sys.modules else "numpy.core"
     ]
     numpy = [np.ndarray, np.dtype, core.multiarray._reconstruct, core.multiarray.scalar]
     numpy += [type(np.dtype(each)) for each in "?bBhHiIlLqQefdFD"]
-    plain = [collections.OrderedDict, collections.defaultdict, set]
-    return [
-        *kinds, *stores, storage.GlobalStorage, DataEdgeAttr, DataTensorAttr, EdgeIndex,
-        SortOrder, CatMetadata, Index, *numpy, *plain,
-    ]  # fmt: skip
+    return [*numpy, collections.OrderedDict, collections.defaultdict, set]
 
 
 def _unsafe(file: Path, error: Exception) -> DatasetError:

@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 
 from loaderkit.errors import LoaderError, LoaderkitError
-from loaderkit.joining import join, own_collate, pyg_types
+from loaderkit.joining import join, own_collate
 from loaderkit.loader.randomness import Seeded
 from loaderkit.loader.users_errors import error_about
 from loaderkit.memory.parcel import (
@@ -32,6 +32,7 @@ from loaderkit.memory.parcel import (
     packing,
     parcels_work,
 )
+from loaderkit.pyg import loaded_pyg
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,8 +65,8 @@ def _innermost(dataset: Any) -> Any:
 def draws_nothing(dataset: Any) -> bool:
     """Tell whether reading a sample draws no random numbers: no user's code runs."""
     dataset = _innermost(dataset)
-    types = pyg_types()
-    if types is not None and isinstance(dataset, types.in_memory):
+    pyg = loaded_pyg()
+    if pyg is not None and isinstance(dataset, pyg.in_memory_dataset):
         transform: Any = getattr(dataset, "transform", None)
         return transform is None
     plain = isinstance(dataset, list | tuple | TensorDataset)

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch_geometric.data.data import BaseData
 
 from loaderkit.memory.probes import read_capability
+from loaderkit.pyg import is_pyg_data
 
 _STEPS = 3
 """Steps that are timed before a thread is started."""
@@ -284,7 +284,7 @@ def apply_to_tensors(nest: Any, change: Callable[[torch.Tensor], torch.Tensor]) 
     """
     if isinstance(nest, torch.Tensor):
         return change(nest)
-    if isinstance(nest, BaseData):
+    if is_pyg_data(nest):
         return copy.copy(nest).apply(change)
     if isinstance(nest, Mapping):
         found = {k: apply_to_tensors(v, change) for k, v in nest.items()}

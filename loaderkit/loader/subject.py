@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset
-from torch_geometric.data.data import BaseData
 
 from loaderkit.errors import LoaderError, OptionError
 from loaderkit.joining import check_known_keys, known_keys
+from loaderkit.pyg import is_pyg_data
 
 if TYPE_CHECKING:
     from loaderkit.loader.options import LoaderOptions
@@ -68,6 +68,8 @@ def _refuse_other_things(dataset: Any) -> None:
     if isinstance(dataset, type):
         what = f"{dataset.__name__} is a class, not a dataset."
         raise OptionError(what, why="it was not called", fix=f"{dataset.__name__}(...)")
+    if is_pyg_data(dataset):
+        raise _refuse(dataset, "it is one graph", "build_loader([graph])")
     for kind, why, fix in _OTHER_THINGS:
         if isinstance(dataset, kind):
             raise _refuse(dataset, why, fix)
@@ -81,7 +83,6 @@ _OTHER_THINGS: tuple[tuple[type, str, str], ...] = (
         DataLoader, "it gives batches, not samples",
         "build_loader(loader.dataset, batch_size=...)",
     ),
-    (BaseData, "it is one graph", "build_loader([graph])"),
     (torch.nn.Module, "it is a model", "build_loader(dataset)"),
     (AbstractSet, "its order is not fixed", "sorted(samples)"),
     (

@@ -3,15 +3,16 @@
 import pytest
 import torch
 
-from loaderkit.datasets.ragged import jag, join, pack_rows, pad
+from loaderkit.datasets.ragged import jag, join, mask_of, pack_rows, pad
 from loaderkit.errors import DatasetError
 from loaderkit.testing import assert_same
 
 VALUES, LENGTHS = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([2, 0, 1])
+SAMPLES = [VALUES[:2], VALUES[:0], VALUES[2:]]
 
 
 def test_shorter_samples_are_filled_with_zeros():
-    padded = pad(VALUES, LENGTHS)
+    padded = pad(SAMPLES)
 
     assert padded.values.squeeze(-1).tolist() == [[1, 2], [0, 0], [3, 0]]
     assert padded.mask.tolist() == [[True, True], [False, False], [True, False]]
@@ -26,26 +27,25 @@ DTYPES += " float64 complex64 complex32 float8_e4m3fn float8_e5m2 float8_e8m0fnu
 
 @pytest.mark.parametrize("name", DTYPES.split())
 def test_any_dtype_can_be_padded(name):
-    values = VALUES.to(getattr(torch, name))
+    samples = [each.to(getattr(torch, name)) for each in SAMPLES]
 
-    padded = pad(values, LENGTHS)
+    padded = pad(samples)
 
-    assert_same(padded.to_list()[0].clone(), values[:2].clone())
-    assert_same(padded.to_list()[2].clone(), values[2:].clone())
-
-
-def test_large_samples_are_padded_alike():
-    parts = [torch.rand(n, 700) for n in (3, 0, 9)]
-
-    padded = pad(torch.cat(parts), torch.tensor([3, 0, 9]))
-
-    for row, part in zip(padded.values, parts, strict=True):
-        assert torch.equal(row[: len(part)], part)
-        assert not row[len(part) :].any()
+    for made, sample in zip(padded.to_list(), samples, strict=True):
+        assert_same(made.clone(), sample.clone())
 
 
-def test_no_sample_at_all_is_an_empty_batch():
-    assert pad(VALUES[:0], LENGTHS[:0]).values.shape == (0, 0, 1)
+@pytest.mark.parametrize("longest", [9, 20_000])
+def test_the_mask_says_where_samples_are(longest):
+    lengths = torch.tensor([3, 0, longest])
+
+    mask = mask_of(lengths.numpy(), longest)
+
+    assert torch.equal(mask, torch.arange(longest) < lengths[:, None])
+
+
+def test_samples_without_rows_are_an_empty_batch():
+    assert pad([VALUES[:0], VALUES[:0]]).values.shape == (2, 0, 1)
 
 
 def test_packed_samples_say_where_they_begin():
@@ -65,17 +65,18 @@ def test_jagged_samples_are_one_tensor():
 
 
 def test_tensors_are_put_end_to_end():
-    values, lengths = join([VALUES[:2], VALUES[:0], VALUES[2:]])
+    values, lengths = join(SAMPLES)
 
     assert_same((values, lengths), (VALUES, LENGTHS))
 
 
+@pytest.mark.parametrize("join_or_pad", [join, pad])
 @pytest.mark.parametrize(
     "other",
     [torch.ones(1, 2), torch.ones(1), torch.ones(1, 1).double(), torch.tensor(1.0)],
 )
-def test_tensors_that_differ_in_more_are_named(other):
+def test_tensors_that_differ_in_more_are_named(other, join_or_pad):
     with pytest.raises(
         DatasetError, match="Samples 0 and 1 of a batch cannot be joined"
     ):
-        join([VALUES, other])
+        join_or_pad([VALUES, other])

@@ -462,11 +462,3 @@ def test_a_class_typed_into_a_notebook_is_loaded():
     )
 
     assert "[[0, 1, 2, 3], [4, 5, 6, 7]] True" in done.stdout, done.stderr[-800:]
-
-
-def test_a_spawned_worker_does_not_import_pyg_unless_its_samples_do():
-    """That takes 6 s of CPU: PyG imports transformers and torch's compiler."""
-    program = "import sys, loaderkit.loader.delivery, loaderkit.loader.iterables\n"
-    program += "sys.exit('torch_geometric' in sys.modules)"
-
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
