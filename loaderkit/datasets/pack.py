@@ -30,7 +30,7 @@ from loaderkit.cache.columns import ShardBuffer
 from loaderkit.cache.durable import not_written
 from loaderkit.cache.files import exists
 from loaderkit.cache.hdf5 import filters
-from loaderkit.cache.layout import BUILDING, MANIFEST, VERSION
+from loaderkit.cache.layout import BUILDING, MANIFEST, SHARD_FORMAT
 from loaderkit.datasets.classes import loaded_classes
 from loaderkit.datasets.encode import encode
 from loaderkit.datasets.packing_workers import read_spans
@@ -201,7 +201,7 @@ def pack_source(source: Source, path: Path, options: PackOptions) -> Packed:
         first = read_span(job, 0, 1, tracker)
     block_samples = _block_samples(first.blocks[0], len(source), options)
     plan = {
-        "format": VERSION,
+        "format": SHARD_FORMAT,
         "fingerprint": fingerprint.to_json(),
         "samples": len(source),
         "block_samples": block_samples,
@@ -264,27 +264,27 @@ class _Packing:
     def keep_what_is_shown_to_be_the_same(self) -> None:
         """Go on with a killed run's shards whose samples are still the source's."""
         start = 0
-        for number, finished in enumerate(self.build.finished):
+        for number, finished in enumerate(self.build.finished()):
             reason = self._difference(finished, start)
             if reason:
                 _LOG.warning(
                     "packing %s: finished shards (%d) are packed anew, since %s",
                     self.build.path,
-                    len(self.build.finished) - number,
+                    len(self.build.shards) - number,
                     reason,
                 )
                 self.build.discard_from(number)
                 break
             self.sources.update(_files_of(finished))
             start += finished.shard.samples
-        if self.build.finished:
+        if len(self.build.shards):
             self.structure = Structure.from_json(self.build.state)
 
     def run(self, first: Span) -> dict[str, Any]:
         """Pack what is not packed yet, behind the first sample, which is read."""
-        if not self.build.samples:
+        if not self.build.shards.samples:
             self._add_span(first)
-        start = self.build.samples + self.buffer.samples
+        start = self.build.shards.samples + self.buffer.samples
         total = len(self.source)
         with contextlib.ExitStack() as stack:
             bar = stack.enter_context(_bar(start, total, self.build.path))
@@ -358,7 +358,7 @@ class _Packing:
         return digests
 
     def _bytes(self) -> int:
-        return self.buffer.nbytes + sum(shard.bytes for shard in self.build.shards)
+        return self.buffer.nbytes + self.build.shards.nbytes
 
     def _add_span(self, span: Span) -> None:
         self._files.update(span.files)
