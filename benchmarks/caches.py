@@ -80,14 +80,11 @@ def _stretch(path: Path, samples: int) -> None:
     at = -(-shard.bytes // 64) * 64
     arrays = {}
     for name, array in shard.arrays.items():
-        if "@key" not in name:
-            shape = (samples, *array.shape[1:])
-            arrays[name] = replace(array, shape=shape, offset=at)
-            at += -(-arrays[name].nbytes // 64) * 64
-    columns = {name: c for name, c in shard.columns.items() if name != "@key"}
-    stretched = replace(
-        shard, samples=samples, bytes=at, arrays=arrays, columns=columns
-    )
+        rows = samples + 1 if name.endswith("/offsets") else samples
+        shape = (rows, *array.shape[1:])
+        arrays[name] = replace(array, shape=shape, offset=at)
+        at += -(-arrays[name].nbytes // 64) * 64
+    stretched = replace(shard, samples=samples, bytes=at, arrays=arrays)
     os.truncate(path / shard.file, at)
     manifest = replace(manifest, shards=ShardTable.of([stretched]))
     (path / "manifest.json").write_text(write_manifest(manifest))

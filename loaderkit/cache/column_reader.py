@@ -24,7 +24,7 @@ from loaderkit.cache.placement import Placement, can_be_placed, place
 from loaderkit.errors import CacheError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 

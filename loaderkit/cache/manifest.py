@@ -1,7 +1,7 @@
-"""``manifest.json``: everything that is known of a cache without reading a sample.  Pure.
+"""``manifest.json``: what is known of a cache without reading a sample.  Pure.
 
-Version 3 has the shards as a table of numbers (shard_table.py).  Version 2, which has an
-object for each shard, is read as well; version 3 is written.  The checksum of the
+Version 3 has the shards as a table of numbers (shard_table.py).  Version 2, which has
+an object for each shard, is read as well; version 3 is written.  The checksum of the
 content names the *generation* that all files of a cache belong to.
 """
 

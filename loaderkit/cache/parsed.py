@@ -60,6 +60,20 @@ def integer(value: object) -> int:
     return value  # type: ignore[return-value]
 
 
+def integers(value: object) -> list[int]:
+    """Take a value for a list of whole numbers of 64 bits.
+
+    >>> integers([1, -2])
+    [1, -2]
+    """
+    values = list_of_values(value)
+    # All at once: there are hundreds in each group of shards.
+    are_whole = not set(map(type, values)) - {int}
+    if not are_whole or (values and max(max(values), ~min(values)) >= 1 << 63):
+        return [integer(each) for each in values]  # which says what is wrong
+    return values
+
+
 def optional_integer(value: object) -> int | None:
     """Take a value for a whole number of 64 bits, or null."""
     return None if value is None else integer(value)

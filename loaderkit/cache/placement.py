@@ -11,11 +11,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from loaderkit.cache.address_space import round_up
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]

@@ -3,9 +3,9 @@
 A cache may have 10,000 shards of some 20 arrays each.  As objects, which is how
 manifests of version 2 have them, they take seconds to read and 100 MB in each process
 that opens the cache.  But shards of one dataset differ in nothing but numbers, so they
-are kept as *groups* of shards of one *schema*: what has no number is said once, and each
-number (samples, checksum, size of an axis, place in the file ...) is a vector ``[k]``
-over the shards of the group.  A ``Shard`` is made when one is asked for.
+are kept as *groups* of shards of one *schema*: what has no number is said once, and
+each number (samples, checksum, size of an axis, place in the file ...) is a vector
+``[k]`` over the shards of the group.  A ``Shard`` is made when one is asked for.
 
 In JSON, each vector is its least value and the differences to it, little endian in 0,
 1, 2, 4 or 8 bytes each, base64.  This was measured against plain base64 of 64 bits and
@@ -41,6 +41,7 @@ from loaderkit.cache.layout import (
 from loaderkit.cache.parsed import (
     boolean,
     integer,
+    integers,
     list_of_values,
     optional_text,
     record,
@@ -60,6 +61,8 @@ _POSITION, _NUMBER, _SAMPLES, _BYTES, _XXH3_HIGH, _XXH3_LOW = range(6)
 name, its samples, its bytes, and the two halves of its checksum."""
 _OF_ALL_SHARDS = 6
 _WIDTHS = (0, 1, 2, 4, 8)
+_FEW_NAMES = 50
+"""So many names are made sooner one by one than by numpy."""
 _MOST_MADE = 1024
 """So many ``Shard`` objects are kept: some 10 MB.  Chosen; making one takes 0.1 ms."""
 
@@ -200,12 +203,19 @@ class ShardGroup:
     @cached_property
     def files(self) -> list[str]:
         """Name of each file."""
-        # As ``shard_name`` gives it, whose calls would take longer than the rest.
-        digits = self.numbers[_XXH3_HIGH].astype(">i8").tobytes().hex()
-        return [
-            f"{number:05}-{digits[16 * row : 16 * row + 16]}.h5"
-            for row, number in enumerate(self.numbers[_NUMBER].tolist())
-        ]
+        numbers = self.numbers[_NUMBER]
+        digits = self.numbers[_XXH3_HIGH].astype(">i8").tobytes().hex("-", 8)
+        few = len(self) < _FEW_NAMES
+        if few or numbers.min() < 0 or numbers.max() >= 10**5:
+            pairs = zip(numbers.tolist(), digits.split("-"), strict=True)
+            return [shard_name(number, xxh3) for number, xxh3 in pairs]
+        # The same by numpy, since 8,000 calls would take a quarter of opening a cache.
+        letters = np.empty((len(self), 26), np.uint8)
+        letters[:, :5] = ord("0") + numbers[:, None] // 10 ** np.arange(4, -1, -1) % 10
+        letters[:, 5:] = np.frombuffer(b"-0123456789abcdef.h5\n", np.uint8)
+        hexadecimal = np.frombuffer(digits.encode() + b"-", np.uint8).reshape(-1, 17)
+        letters[:, 6:22] = hexadecimal[:, :16]
+        return letters.tobytes().decode("ascii").splitlines()
 
     def shape(self, array: str) -> Sequence[Ints]:
         """Give the sizes of an array: a vector ``[k]`` for each axis."""
@@ -213,7 +223,7 @@ class ShardGroup:
         return self.numbers[start : start + self.schema.array[array].axes]
 
     def place(self, array: str) -> Ints:
-        """Give the offset of an array that is mapped, else its ``chunk_rows`` ``[k]``."""
+        """Give an array's offset if it is mapped, else its ``chunk_rows`` ``[k]``."""
         start = self.schema.first_number_of_array[array]
         return self.numbers[start + self.schema.array[array].axes]
 
@@ -248,14 +258,14 @@ class ShardGroup:
     def nbytes(self, array: str) -> Ints:
         """Count the bytes of an array, uncompressed, up to ``MOST_COUNT`` ``[k]``."""
         itemsize = np.dtype(self.schema.array[array].dtype).itemsize
-        return _product([*self.shape(array), np.int64(itemsize)], len(self))
+        return _product([*self.shape(array), np.array([itemsize])], len(self))
 
     def chunk_bytes(self, array: str) -> Ints:
         """Count the bytes of a chunk of an array, up to ``MOST_COUNT`` ``[k]``."""
         if self.schema.array[array].chunk_index is None:
             return np.zeros(len(self), np.int64)
         itemsize = np.dtype(self.schema.array[array].dtype).itemsize
-        sizes = [self.place(array), *self.shape(array)[1:], np.int64(itemsize)]
+        sizes = [self.place(array), *self.shape(array)[1:], np.array([itemsize])]
         return _product(sizes, len(self))
 
     def held(self, column: str) -> Ints:
@@ -424,8 +434,7 @@ class ShardGroup:
         """
         fields = record(content)
         schema, count = Schema.from_json(fields["schema"]), integer(fields["shards"])
-        least = [integer(value) for value in list_of_values(fields["least"])]
-        widths = [integer(value) for value in list_of_values(fields["widths"])]
+        least, widths = integers(fields["least"]), integers(fields["widths"])
         if not len(least) == len(widths) == schema.numbers_per_shard:
             msg = (
                 f"its shards have {schema.numbers_per_shard} numbers, not {len(widths)}"
@@ -434,7 +443,7 @@ class ShardGroup:
         # Checksums take 16 bytes a shard, so the number of shards is no larger than
         # what is there, and neither is the memory that the numbers take.
         are_whole = widths[_XXH3_HIGH] == widths[_XXH3_LOW] == 8
-        if not are_whole or any(width not in _WIDTHS for width in widths) or count < 1:
+        if not are_whole or not set(widths) <= set(_WIDTHS) or count < 1:
             msg = f"the numbers of {count} shards cannot take {widths} bytes each"
             raise ValueError(msg)
         try:
@@ -445,9 +454,12 @@ class ShardGroup:
         if len(data) != count * sum(widths):
             msg = f"the numbers of {count} shards take {len(data):,} bytes"
             raise ValueError(msg)
-        numbers, start = [], 0
-        for low, width in zip(least, widths, strict=True):
-            numbers.append(_vector(data, start, count, low, width))
+        # Of a single shard, most numbers are the least; this gives them all at once.
+        numbers: list[Ints] = list(np.array(least, np.int64).reshape(-1, 1))
+        start = 0
+        for at, (low, width) in enumerate(zip(least, widths, strict=True)):
+            if width or count > 1:
+                numbers[at] = _vector(data, start, count, low, width)
             start += count * width
         return cls(schema, numbers)
 
@@ -711,23 +723,29 @@ def _vector(data: bytes, start: int, count: int, low: int, width: int) -> Ints:
 
 
 def _are_counts(numbers: Ints) -> Bools:
-    """Tell which numbers are counts ``[k]``."""
+    """Tell which numbers are counts ``[k]``, or ``[1]`` where they are all one."""
+    numbers = _each_once(numbers)
     return (numbers >= 0) & (numbers < MOST_COUNT)
 
 
-def _product(factors: Sequence[Ints | np.int64], count: int) -> Ints:
+def _each_once(numbers: Ints) -> Ints:
+    """Take one number of those that are all one (see ``_vector``)."""
+    return numbers[:1] if numbers.strides == (0,) else numbers
+
+
+def _product(factors: Sequence[Ints], count: int) -> Ints:
     """Multiply counts; what is larger than ``MOST_COUNT`` becomes ``MOST_COUNT``.
 
     >>> _product([np.array([3, 1 << 40, 1 << 40]), np.array([4, 1 << 40, 0])], 3)
     array([                 12, 4611686018427387904,                   0])
     """
-    product = np.ones(count, np.int64)
+    product = np.ones(1, np.int64)
     for factor in factors:
         # Numbers that are no counts are refused elsewhere; here they must not warn.
-        factor = np.maximum(factor, 0)
+        factor = np.maximum(_each_once(factor), 0)
         fits = product <= MOST_COUNT // np.maximum(factor, 1)
         product = np.where(fits, product * np.where(fits, factor, 0), MOST_COUNT)
-    return product
+    return product if len(product) == count else np.full(count, product[0])
 
 
 def _is_range(positions: Ints) -> bool:

@@ -101,16 +101,18 @@ def _check_column(
         whole = ndim == array.axes - 1 and (array.axes == 1 or is_pair)
         if column.offsets is not None or not whole or array.chunk_index is not None:
             raise _damaged(f"column {name!r} is no column of counts")
+    if array.axes == 1:
+        return
     # Rows without any number can be as many as one likes, without a byte on disk.
     row_size = group.row_size(column.values)
     wrong = (row_size == 0) & (sizes[0] > group.held(name))
+    wrong |= row_size > _MOST_IN_A_ROW
     if wrong.any():
-        rows = int(sizes[0][wrong.argmax()])
+        at = int(wrong.argmax())
+        rows, *shape = (int(size[at]) for size in sizes)
+        if row_size[at]:
+            raise _damaged(f"a row of column {name!r} has the shape {tuple(shape)}")
         raise _damaged(f"column {name!r} has {rows:,} rows without numbers")
-    wrong = row_size > _MOST_IN_A_ROW
-    if wrong.any():
-        shape = tuple(int(size[wrong.argmax()]) for size in sizes[1:])
-        raise _damaged(f"a row of column {name!r} has the shape {shape}")
 
 
 def _axes_of_samples(group: ShardGroup, column: ColumnSchema) -> set[int]:

@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
+import strangers
 
 from loaderkit import pack
 from loaderkit.cache.manifest import (
@@ -16,7 +17,6 @@ from loaderkit.cache.manifest import (
 )
 from loaderkit.cache.shard_table import ShardTable
 from loaderkit.errors import CacheVersionError, DamagedCacheError
-from tests.datasets import strangers
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ def columns(draw):
 
 @given(columns())
 def test_every_row_lies_where_its_number_says(column):
-    starts, counts, row_bytes, page = column
+    starts, counts, row_bytes, _page = column
 
     placement = place(*column)
 

@@ -2,6 +2,7 @@
 
 import base64
 import gc
+import itertools
 import json
 import os
 import pickle
@@ -12,8 +13,9 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
+import strangers
+from drawn_shards import caches, changed_tables, fault_of
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from loaderkit import inspect_cache, open_cache, pack, verify
 from loaderkit.cache.files import load_manifest
@@ -26,78 +28,9 @@ from loaderkit.cache.layout import (
     shard_name,
 )
 from loaderkit.cache.manifest import read_manifest, write_manifest
-from loaderkit.cache.shard_table import ShardGroup, ShardTable, ShardTableBuilder
+from loaderkit.cache.shard_table import ShardTable, ShardTableBuilder
 from loaderkit.errors import DamagedCacheError
 from loaderkit.testing import assert_same
-from tests.datasets import strangers
-
-NUMBERS = st.integers(0, 300) | st.integers(0, 1 << 40)
-"""Rows of arrays."""
-
-
-@st.composite
-def sound_shards(draw, number):
-    """A shard that could have been packed, of any fields."""
-    samples = draw(st.integers(0, 300))
-    arrays, columns, end = {}, {}, 64
-
-    def add(name, dtype, *shape):
-        nonlocal end
-        array = Array(dtype, shape, offset=end + 64 * draw(st.integers(0, 3)))
-        arrays[name] = array
-        end = array.offset + -(-array.nbytes // 64) * 64
-        return name
-
-    def compressed(name, dtype, *shape):
-        rows = draw(st.integers(1, 9))
-        index = add(f"{name}/chunks", "<i8", -(-shape[0] // rows), 3)
-        arrays[name] = Array(dtype, shape, None, chunk_rows=rows, chunk_index=index)
-        return name
-
-    for name in draw(st.sets(st.sampled_from("abc"))):
-        rows, held = None, samples
-        if draw(st.booleans()):
-            held = draw(st.integers(0, samples))
-            rows = add(f"{name}/rows", "<i8", held)
-        put = draw(st.sampled_from([add, compressed]))
-        trailing = draw(st.lists(st.integers(0, 5), max_size=2))
-        kind = draw(st.sampled_from(["dense", "ragged", "shaped"]))
-        if kind == "dense":
-            values = put(f"{name}/values", "<f4", held, *trailing)
-            columns[name] = Column(values, rows=rows)
-            continue
-        offsets = add(f"{name}/offsets", "<i8", held + 1)
-        if kind == "ragged":
-            total = draw(NUMBERS)
-            values = put(f"{name}/values", "|u1", total, *trailing)
-            columns[name] = Column(values, offsets, rows=rows)
-        else:
-            shapes = add(f"{name}/shapes", "<i8", held, draw(st.integers(0, 4)))
-            values = put(f"{name}/values", "<f8", draw(NUMBERS))
-            columns[name] = Column(values, offsets, shapes, rows)
-    if draw(st.booleans()):
-        bound = st.integers(-(1 << 63), (1 << 63) - 1)
-        add("n", "<i2", samples)
-        columns["n"] = Column("n", low=draw(bound), high=draw(bound))
-    xxh3 = draw(st.binary(min_size=16, max_size=16)).hex()
-    size = end + draw(st.integers(0, 1 << 40))
-    shard = Shard(shard_name(number, xxh3), samples, size, xxh3, arrays, columns)
-    check_shard(shard)
-    return shard
-
-
-@st.composite
-def caches(draw):
-    """The shards of a cache, several of a kind."""
-    kinds = draw(st.lists(sound_shards(number=0), min_size=1, max_size=3))
-    shards = []
-    for number in range(draw(st.integers(1, 8))):
-        shard = draw(st.sampled_from(kinds))
-        xxh3 = draw(st.binary(min_size=16, max_size=16)).hex()
-        grown = shard.bytes + draw(st.integers(0, 1 << 40))
-        file = shard_name(number, xxh3)
-        shards.append(replace(shard, file=file, xxh3=xxh3, bytes=grown))
-    return shards
 
 
 @given(caches())
@@ -143,44 +76,6 @@ def test_objects_of_version_2_give_the_same_table(shards):
     assert new == replace(old, generation=new.generation)
 
 
-WRONG = [-1, 0, 1, 2, 3, 63, 64, 65, 4096, 1 << 20, (1 << 20) + 1, 1 << 32, 1 << 40]
-WRONG += [(1 << 61) - 1, 1 << 61, (1 << 62) - 1, 1 << 62, (1 << 63) - 1, -(1 << 63)]
-
-
-@st.composite
-def changed_tables(draw):
-    """A table with some numbers changed, as they can be written."""
-    groups = []
-    for group in ShardTable.of(draw(caches())).groups:
-        numbers = [np.array(vector) for vector in group.numbers]
-        for _ in range(draw(st.integers(0, 2))):
-            vector = draw(st.sampled_from(numbers))
-            row = draw(st.integers(0, len(vector) - 1))
-            near = int(vector[row]) + draw(st.integers(-64, 64))
-            near = min(max(near, -(1 << 63)), (1 << 63) - 1)
-            vector[row] = draw(st.sampled_from([*WRONG, near]))
-        groups.append(ShardGroup(group.schema, numbers))
-    return groups
-
-
-def fault_of(groups):
-    """Say what is wrong with a table by looking at each shard as an object."""
-    shards = [group.shard(row) for group in groups for row in range(len(group))]
-    for shard in shards:
-        try:
-            check_shard(shard)
-        except ValueError as error:
-            return str(error)
-    positions = [at for group in groups for at in group.positions.tolist()]
-    if sorted(positions) != list(range(len(shards))):
-        return "positions"
-    if len({shard.file for shard in shards}) < len(shards):
-        return "names"
-    if sum(shard.samples for shard in shards) >= 1 << 62:
-        return "samples"
-    return ""
-
-
 @given(changed_tables())
 @settings(max_examples=300, deadline=None)
 def test_a_table_is_refused_where_one_of_its_shards_would_be(groups):
@@ -218,27 +113,27 @@ ONE = Shard(
     },
 )
 FAULTS = {
-    "samples that the columns do not have": dict(samples=8),
-    "a negative size": dict(bytes=-1),
-    "a file that ends before its arrays": dict(bytes=8192),
-    "a place that is no multiple of 64": dict(x=Array("<f4", (9, 3), 65)),
-    "a negative place": dict(x=Array("<f4", (9, 3), -64)),
-    "a place behind the end": dict(x=Array("<f4", (9, 3), 1 << 20)),
-    "a place whose end is beyond 64 bits": dict(x=Array("<f4", (9, 3), (1 << 63) - 64)),
-    "rows beyond the end": dict(r=Array("|u1", (1 << 20, 2), 512)),
-    "more rows than can be counted": dict(r=Array("|u1", (1 << 61, 1 << 61), 512)),
-    "a product that overflows to 0": dict(r=Array("|u1", (1 << 32, 1 << 32), 512)),
-    "negative rows": dict(r=Array("|u1", (-1, -2), 512)),
-    "too few offsets": dict(o=Array("<i8", (9,), 256)),
-    "chunks of no row": dict(c=replace(ONE.arrays["c"], chunk_rows=0)),
-    "more chunks than the index has": dict(c=replace(ONE.arrays["c"], chunk_rows=2)),
-    "an index of two numbers a chunk": dict(i=Array("<i8", (3, 2), 1024)),
-    "chunks larger than are read": dict(
-        c=Array("<i4", (9, 1 << 20), None, chunk_rows=3, chunk_index="i")
-    ),
-    "shapes of fewer samples": dict(s=Array("<i8", (8, 2), 2048)),
-    "more rows named than there are": dict(w=Array("<i8", (10,), 8192)),
-    "fewer values than rows": dict(some=Array("|i1", (3,), 8256)),
+    "samples that the columns do not have": {"samples": 8},
+    "a negative size": {"bytes": -1},
+    "a file that ends before its arrays": {"bytes": 8192},
+    "a place that is no multiple of 64": {"x": Array("<f4", (9, 3), 65)},
+    "a negative place": {"x": Array("<f4", (9, 3), -64)},
+    "a place behind the end": {"x": Array("<f4", (9, 3), 1 << 20)},
+    "a place whose end is beyond 64 bits": {"x": Array("<f4", (9, 3), (1 << 63) - 64)},
+    "rows beyond the end": {"r": Array("|u1", (1 << 20, 2), 512)},
+    "more rows than can be counted": {"r": Array("|u1", (1 << 61, 1 << 61), 512)},
+    "a product that overflows to 0": {"r": Array("|u1", (1 << 32, 1 << 32), 512)},
+    "negative rows": {"r": Array("|u1", (-1, -2), 512)},
+    "too few offsets": {"o": Array("<i8", (9,), 256)},
+    "chunks of no row": {"c": replace(ONE.arrays["c"], chunk_rows=0)},
+    "more chunks than the index has": {"c": replace(ONE.arrays["c"], chunk_rows=2)},
+    "an index of two numbers a chunk": {"i": Array("<i8", (3, 2), 1024)},
+    "chunks larger than are read": {
+        "c": Array("<i4", (9, 1 << 20), None, chunk_rows=3, chunk_index="i")
+    },
+    "shapes of fewer samples": {"s": Array("<i8", (8, 2), 2048)},
+    "more rows named than there are": {"w": Array("<i8", (10,), 8192)},
+    "fewer values than rows": {"some": Array("|i1", (3,), 8256)},
 }
 
 
@@ -266,6 +161,7 @@ def changed(group, **values):
     return [{**group, **values}]
 
 
+ENDLESS = {"dtype": "|u1", "axes": 10**9, "chunk_index": None}
 BOMBS = {
     "more shards than checksums": lambda g: changed(g, shards=1 << 40),
     "checksums of no bytes": lambda g: changed(g, widths=[0] * len(g["widths"])),
@@ -281,7 +177,8 @@ BOMBS = {
     "the same shards twice": lambda g: [g, g],
     "no list": lambda g: g,
     "an array of 10^9 axes": lambda g: changed(
-        g, schema={"arrays": {"x": dict(dtype="|u1", axes=10**9, chunk_index=None)}}
+        g,
+        schema={"arrays": {"x": ENDLESS}, "columns": {}},
     ),
 }
 
@@ -339,23 +236,31 @@ def many(packed, tmp_path_factory):
     return linked(packed, tmp_path_factory.mktemp("many") / "c", 1500)
 
 
-def calls_of_opening(path):
-    """Count the Python functions that are called while a cache is opened."""
+def calls_of(function):
+    """Count the Python functions that are called by a function."""
     count = 0
 
     def on_event(_frame, event, _argument):
         nonlocal count
         count += event == "call"
 
-    open_cache(path)
     sys.setprofile(on_event)
     try:
-        dataset = open_cache(path)
-        samples = len(dataset)
+        function()
     finally:
         sys.setprofile(None)
-    assert samples
     return count
+
+
+def calls_of_opening(path):
+    open_cache(path)
+    return calls_of(lambda: len(open_cache(path)))
+
+
+def calls_of_a_first_batch(path):
+    open_cache(path).batch([0, 3])
+    dataset = open_cache(path)
+    return calls_of(lambda: dataset.batch([0, 3]))
 
 
 def test_opening_takes_as_many_steps_whatever_the_number_of_shards(
@@ -364,6 +269,14 @@ def test_opening_takes_as_many_steps_whatever_the_number_of_shards(
     more = linked(packed, tmp_path / "more", 3000)
 
     assert abs(calls_of_opening(more) - calls_of_opening(many)) < 50
+
+
+def test_a_first_batch_takes_as_many_steps_whatever_the_number_of_shards(
+    packed, many, tmp_path
+):
+    more = linked(packed, tmp_path / "more", 3000)
+
+    assert abs(calls_of_a_first_batch(more) - calls_of_a_first_batch(many)) < 50
 
 
 def test_the_count_of_steps_grows_where_each_shard_is_looked_at(packed, tmp_path):
@@ -386,7 +299,7 @@ def test_many_shards_give_the_samples_of_few(packed, many):
     shards = load_manifest(packed).shards
     # Which sample of the few each sample of the many is.
     starts = np.cumsum([0, *shards.samples])
-    cycle = [list(range(*pair)) for pair in zip(starts, starts[1:], strict=False)]
+    cycle = [list(range(*pair)) for pair in itertools.pairwise(starts)]
     wanted = [row for n in range(1500) for row in cycle[n % len(shards)]]
     rows = np.random.default_rng(0).integers(len(wanted), size=200).tolist()
 

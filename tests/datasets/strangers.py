@@ -28,7 +28,7 @@ from torch_geometric.data import Data, HeteroData
 
 from loaderkit import LoaderkitError, inspect_cache, open_cache, pack, verify
 from loaderkit.cache.files import load_manifest
-from loaderkit.cache.layout import shard_from
+from loaderkit.cache.layout import Array, Column, Shard
 from loaderkit.cache.shard_table import ShardGroup, ShardTable
 from loaderkit.testing import assert_same
 
@@ -198,8 +198,18 @@ def content_with_objects(path):
 
 def content_with_table(content):
     """Say the same with the shards as a table of numbers, as in version 3."""
-    shards = ShardTable.of(shard_from(shard) for shard in content["shards"])
+    shards = ShardTable.of(_unchecked(**shard) for shard in content["shards"])
     return {**content, "shards": shards.to_json()}
+
+
+def _unchecked(arrays, columns, **fields):
+    """Make a shard of what is said of it, true or not."""
+    made = {
+        name: Array(**{**array, "shape": tuple(array["shape"])})
+        for name, array in arrays.items()
+    }
+    named = {name: Column(**column) for name, column in columns.items()}
+    return Shard(**fields, arrays=made, columns=named)
 
 
 def manifest_text(content, *, checksum=True, version=2):
