@@ -88,6 +88,13 @@ class ColumnSchema:
     bounded: bool
     """True when its least and greatest value are known."""
 
+    @classmethod
+    def of(cls, column: Column) -> ColumnSchema:
+        """Take the schema of a column that was checked."""
+        bounded = column.low is not None
+        names = (column.values, column.offsets, column.shapes, column.rows)
+        return cls(*names, bounded=bounded)
+
 
 @dataclass(frozen=True)
 class Schema:
@@ -140,15 +147,11 @@ class Schema:
     def of(cls, shard: Shard) -> Schema:
         """Take the schema of a shard that was checked."""
         arrays = tuple(
-            (name, ArraySchema(a.dtype, len(a.shape), a.chunk_index))
-            for name, a in shard.arrays.items()
+            (name, ArraySchema(array.dtype, len(array.shape), array.chunk_index))
+            for name, array in shard.arrays.items()
         )
         columns = tuple(
-            (
-                name,
-                ColumnSchema(c.values, c.offsets, c.shapes, c.rows, c.low is not None),
-            )
-            for name, c in shard.columns.items()
+            (name, ColumnSchema.of(column)) for name, column in shard.columns.items()
         )
         return cls(arrays, columns)
 
@@ -299,10 +302,7 @@ class ShardGroup:
         arrays, columns = {}, {}
         for name, array in schema.arrays:
             start = schema.first_number_of_array[name]
-            shape, place = (
-                numbers[start : start + array.axes],
-                numbers[start + array.axes],
-            )
+            *shape, place = numbers[start : start + array.axes + 1]
             is_mapped = array.chunk_index is None
             arrays[name] = Array(
                 array.dtype,
@@ -395,8 +395,10 @@ class ShardGroup:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ShardGroup):
             return NotImplemented
-        pairs = zip(self.numbers, other.numbers, strict=False)
-        return self.schema == other.schema and all(map(_are_equal, pairs))
+        if self.schema != other.schema:
+            return False
+        pairs = zip(self.numbers, other.numbers, strict=True)
+        return all(np.array_equal(ours, theirs) for ours, theirs in pairs)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -536,9 +538,8 @@ class ShardTable(Sequence[Shard]):
             return self.groups[0].files
         files = [""] * len(self)
         for group in self.groups:
-            for position, file in zip(
-                group.positions.tolist(), group.files, strict=True
-            ):
+            pairs = zip(group.positions.tolist(), group.files, strict=True)
+            for position, file in pairs:
                 files[position] = file
         return files
 
@@ -751,7 +752,3 @@ def _product(factors: Sequence[Ints], count: int) -> Ints:
 def _is_range(positions: Ints) -> bool:
     """Tell whether numbers are 0, 1, 2 ... in order."""
     return bool((positions == np.arange(len(positions))).all())
-
-
-def _are_equal(pair: tuple[Ints, Ints]) -> bool:
-    return bool(np.array_equal(*pair))
