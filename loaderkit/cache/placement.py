@@ -74,6 +74,7 @@ def can_be_placed(starts: Ints, counts: Ints, row_bytes: int, page: int) -> Bool
     Returns:
         True for each shard of which they can ``[n]``.
 
+    >>> import numpy as np
     >>> starts, counts = np.array([8192, 64]), np.array([10, 10])
     >>> can_be_placed(starts, counts, row_bytes=44, page=4096)
     array([ True, False])
@@ -95,6 +96,7 @@ def place(starts: Ints, counts: Ints, row_bytes: int, page: int) -> Placement | 
     Returns:
         The placement; None where it takes too many addresses.
 
+    >>> import numpy as np
     >>> two = place(np.array([4096, 8192]), np.array([100, 50]), 44, page=4096)
     >>> two.first_rows.tolist(), two.row_count
     ([0, 4096], 4146)
