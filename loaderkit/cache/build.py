@@ -322,8 +322,9 @@ def finish_commit(path: Path) -> None:
         if not any(folder.iterdir()):  # killed right before the last step
             folder.rmdir()
         return
+    in_use = set(manifest.files)
     for name in obsolete.get("files", ()):
-        if is_cache_file_name(str(name)) and name not in manifest.files:
+        if is_cache_file_name(str(name)) and name not in in_use:
             remove(path / name)
     _remove_own_files(folder)
     folder.rmdir()
