@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import multiprocessing
 import os
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,9 @@ from torch_geometric.data import Data
 import loaderkit
 from benchmarks.harness import Row, anonymous_bytes, rates, report
 from benchmarks.workloads import COUNTS, make, write_files
-from loaderkit.cache.layout import manifest_from, write_manifest
+from loaderkit.cache.files import load_manifest
+from loaderkit.cache.manifest import write_manifest
+from loaderkit.cache.shard_table import ShardTable
 from loaderkit.datasets.sources import PtFolder
 
 WORKERS = 2
@@ -73,18 +75,18 @@ def _openings(folder: Path, scale: float) -> list[Row]:
 def _stretch(path: Path, samples: int) -> None:
     """Make a cache of so many samples whose file takes no room on disk."""
     loaderkit.pack([Data(x=torch.zeros(1, 1)) for _ in range(1000)], path)
-    content = json.loads((path / "manifest.json").read_text())["content"]
-    shard = content["shards"][0]
-    at = -(-shard["bytes"] // 64) * 64
-    for name, array in shard["arrays"].items():
-        size = samples * (4 if name == "x/values" else 8)
-        array.update(shape=[samples, *array["shape"][1:]], offset=at)
-        at += -(-size // 64) * 64
-    shard["samples"], shard["bytes"] = samples, at
-    shard["columns"].pop("@key")
-    shard["arrays"] = {n: a for n, a in shard["arrays"].items() if "@key" not in n}
-    os.truncate(path / shard["file"], at)
-    manifest = manifest_from(content, where=str(path))
+    manifest = load_manifest(path)
+    [shard] = manifest.shards
+    at = -(-shard.bytes // 64) * 64
+    arrays = {}
+    for name, array in shard.arrays.items():
+        rows = samples + 1 if name.endswith("/offsets") else samples
+        shape = (rows, *array.shape[1:])
+        arrays[name] = replace(array, shape=shape, offset=at)
+        at += -(-arrays[name].nbytes // 64) * 64
+    stretched = replace(shard, samples=samples, bytes=at, arrays=arrays)
+    os.truncate(path / shard.file, at)
+    manifest = replace(manifest, shards=ShardTable.of([stretched]))
     (path / "manifest.json").write_text(write_manifest(manifest))
 
 

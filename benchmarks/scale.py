@@ -1,9 +1,11 @@
 """What data of other sizes costs: many shards, and a cache larger than memory.
 
 ``python -m benchmarks.scale shards``: shuffled batches of W1 from 1, 10, 60 and 500
-files, in page cache.  ``python -m benchmarks.scale memory``: W2 in a process that may
-use less memory than the cache has bytes; it makes a memory cgroup (version 1, as root),
-and takes 1.6 GB of disk.  ``--save`` keeps the tables.
+files, in page cache.  ``python -m benchmarks.scale open``: opening caches of up to
+10,000 files where a process may have 256 open; the files are names of a few, so they
+take 1 GB of disk at most.  ``python -m benchmarks.scale memory``: W2 in a process that
+may use less memory than the cache has bytes; it makes a memory cgroup (version 1, as
+root), and takes 1.6 GB of disk.  ``--save`` keeps the tables.
 """
 
 from __future__ import annotations
@@ -11,18 +13,25 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import resource
 import tempfile
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch_geometric.data import Data
 
 import loaderkit
 from benchmarks.harness import Row, rates, report
 from benchmarks.workloads import BATCH, COUNTS, PtFiles, make
+from loaderkit.cache.files import load_manifest
+from loaderkit.cache.layout import shard_name
+from loaderkit.cache.manifest import write_manifest
+from loaderkit.cache.shard_table import ShardTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,7 +49,7 @@ SECONDS = 10.0
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["shards", "memory"])
+    parser.add_argument("what", choices=["shards", "open", "memory"])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
@@ -49,6 +58,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         if options.what == "shards":
             many_shards(Path(folder), options.rounds, save=options.save)
+        elif options.what == "open":
+            many_openings(Path(folder), options.rounds, save=options.save)
         else:
             larger_than_memory(Path(folder), options.rounds, save=options.save)
 
@@ -75,6 +86,60 @@ def _shuffled(dataset: Any, batch: int) -> Callable[[], int]:
         return len(rows)
 
     return read
+
+
+def many_openings(folder: Path, rounds: int, *, save: bool) -> None:
+    """Compare opening one file with opening thousands."""
+    graphs = make("w1", COUNTS["w1"])
+    loaderkit.pack(graphs, folder / "some", workers=0, shard_bytes=480_000)
+    tiny = [Data(x=torch.zeros(1, 1)) for _ in range(10**9 // 8_000)]
+    loaderkit.pack(tiny, folder / "large", workers=0)
+    caches = {}
+    for shards in (1, 100, 1_000, 10_000):
+        caches[f"{shards:,} shards"] = folder / str(shards)
+        _repeat(folder / "some", folder / str(shards), shards)
+    caches["8,000 shards of 10^9 samples"] = folder / "billion"
+    _repeat(folder / "large", folder / "billion", 8_000)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+    opened: dict[str, list[float]] = {name: [] for name in caches}
+    first: dict[str, list[float]] = {name: [] for name in caches}
+    generator = np.random.default_rng(0)
+    for turn in range(rounds + 1):
+        for name, path in caches.items():
+            start = time.perf_counter()
+            dataset = loaderkit.open_cache(path)
+            len(dataset), dataset[0]
+            middle = time.perf_counter()
+            dataset.batch(generator.integers(len(dataset), size=BATCH["w1"]))
+            end = time.perf_counter()
+            del dataset  # its files are unmapped here, not in the next one's time
+            if turn:  # each file is hashed in the first
+                opened[name].append(1000 * (middle - start))
+                first[name].append(1000 * (end - middle))
+    kinds = {"open_cache, len and [0]": opened, "the first shuffled batch": first}
+    for kind, times in kinds.items():
+        base = float(np.median(times["1 shards"]))
+        rows = []
+        for name, each in times.items():
+            median = float(np.median(each))
+            rows.append(Row(name, median, min(each), max(each), "ms", base / median))
+        saved = "scale_open" if times is opened else "scale_open_first_batch"
+        title = f"{kind}, where 256 files may be open"
+        report(title, rows, save=saved if save else None)
+
+
+def _repeat(cache: Path, path: Path, count: int) -> None:
+    """Make a cache of so many shards, each another name of one of a cache's."""
+    path.mkdir()
+    manifest = load_manifest(cache)
+    packed, shards = list(manifest.shards), []
+    for number in range(count):
+        shard = packed[number % len(packed)]
+        name = shard_name(number, shard.xxh3)
+        os.link(cache / shard.file, path / name)
+        shards.append(replace(shard, file=name))
+    manifest = replace(manifest, shards=ShardTable.of(shards))
+    (path / "manifest.json").write_text(write_manifest(manifest))
 
 
 def larger_than_memory(folder: Path, rounds: int, *, save: bool) -> None:

@@ -1,6 +1,7 @@
 """Write once, map many: samples as columns in ordinary HDF5 files.  Never torch.
 
-Read layout.py first: it is pure, and says what a cache directory holds.  columns.py
+Read layout.py first: it is pure, and says what a cache directory holds; so are
+shard_table.py, which holds what is known of all shards, and manifest.py.  columns.py
 collects samples into the columns of a shard; hdf5.py lays a shard out and writes it;
 build.py makes whole caches that survive kill -9.
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import logging
 import os
@@ -48,17 +49,20 @@ from loaderkit.cache.files import (
 from loaderkit.cache.hdf5 import write_shard
 from loaderkit.cache.layout import (
     BUILDING,
-    FORMAT,
     MANIFEST,
-    Manifest,
     Shard,
-    SourceFiles,
-    generation_of,
     is_cache_file_name,
     shard_from,
     sources_name,
+)
+from loaderkit.cache.manifest import (
+    FORMAT,
+    Manifest,
+    SourceFiles,
+    generation_of,
     write_manifest,
 )
+from loaderkit.cache.shard_table import ShardTableBuilder
 from loaderkit.errors import CacheError, CacheVersionError, DamagedCacheError
 
 if TYPE_CHECKING:
@@ -97,28 +101,33 @@ class Build:
     path: Path
     plan: Mapping[str, Any] = field(default_factory=dict)
     """What decides the bytes: samples and settings; given to ``resume``."""
-    finished: list[FinishedShard] = field(default_factory=list)
-    """Finished shards, those of an earlier run first."""
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """What the builder had learned when the last shard was finished."""
+    shards: ShardTableBuilder = field(default_factory=ShardTableBuilder)
+    """The finished shards, those of an earlier run first.  What else is known of each
+    is in its note on disk: 10,000 of them would take more memory than a shard."""
 
     @property
     def folder(self) -> Path:
         """Where unfinished work waits."""
         return self.path / BUILDING
 
-    @property
-    def shards(self) -> tuple[Shard, ...]:
-        """The finished shards."""
-        return tuple(each.shard for each in self.finished)
+    def finished(self) -> Iterator[FinishedShard]:
+        """Read what is noted of the finished shards, one after the other.
 
-    @property
-    def samples(self) -> int:
-        """Samples in the finished shards: where to go on."""
-        return sum(shard.samples for shard in self.shards)
+        Yields:
+            The shards in order.
 
-    @property
-    def state(self) -> Mapping[str, Any]:
-        """What the builder had learned when the last shard was finished."""
-        return self.finished[-1].state if self.finished else {}
+        Raises:
+            CacheError: A note cannot be read, or is not the one that was written.
+        """
+        for number in range(len(self.shards)):
+            finished = _read_note(self.folder, number)
+            if finished is None:
+                what = f"{_note_file(self.folder, number)} is gone, or was changed."
+                why = "something else than this run has written to the folder"
+                raise CacheError(what, why=why, fix="run the same again")
+            yield finished
 
     def resume(self, plan: Mapping[str, Any]) -> None:
         """Take over what an earlier run of the same plan finished; drop the rest.
@@ -161,12 +170,13 @@ class Build:
         shard = write_shard(
             buffer,
             self.path,
-            number=len(self.finished),
+            number=len(self.shards),
             compression=self.plan.get("compression"),
             scratch=self.folder,
             note=note,
         )
-        self.finished.append(FinishedShard(shard, state, evidence))
+        self.shards.add(shard)
+        self.state = state
         return shard
 
     def discard_from(self, number: int) -> None:
@@ -178,10 +188,32 @@ class Build:
         Raises:
             CacheError: A file cannot be deleted.
         """
-        notes = dict(enumerate(self.finished))
+        shards = ShardTableBuilder()
+        state: Mapping[str, Any] = {}
+        for finished in itertools.islice(self.finished(), number):
+            shards.add(finished.shard)
+            state = finished.state
         with writing(self.path):
-            _discard(self.path, notes, start=number)
-        del self.finished[number:]
+            _discard(self.path, start=number)
+        self.shards, self.state = shards, state
+
+    def keep_intact(self) -> None:
+        """Take over the shards of an earlier run whose files are as they were written.
+
+        Raises:
+            CacheError: A file cannot be read, which says nothing of what it holds.
+        """
+        for number in itertools.count():
+            finished = _read_note(self.folder, number)
+            if finished is None:
+                return
+            try:
+                check_size(self.path, finished.shard)
+                check_digest(self.path, finished.shard)
+            except DamagedCacheError:
+                return
+            self.shards.add(finished.shard)
+            self.state = finished.state
 
     def commit(
         self,
@@ -207,7 +239,7 @@ class Build:
             CacheError: A system call failed; the cache before, if any, still stands.
         """
         manifest = Manifest(
-            shards=self.shards,
+            shards=self.shards.table(),
             structure=structure,
             fingerprint=fingerprint,
             made_with=made_with,
@@ -301,8 +333,9 @@ def finish_commit(path: Path) -> None:
         if not any(folder.iterdir()):  # killed right before the last step
             folder.rmdir()
         return
+    in_use = set(manifest.files)
     for name in obsolete.get("files", ()):
-        if is_cache_file_name(str(name)) and name not in manifest.files:
+        if is_cache_file_name(str(name)) and name not in in_use:
             remove(path / name)
     _remove_unfinished(folder)
     _remove_notes(folder)
@@ -333,20 +366,17 @@ def _try_to_finish_commit(path: Path) -> None:
 
 def _resume(build: Build) -> None:
     """Take over what an earlier run of the same plan finished; drop the rest."""
-    notes = _read_notes(build.folder)
-    build.finished = [notes[number] for number in _consecutive(notes)]
     plan = _read_json(build.folder / _PLAN)
-    if plan != json.loads(json.dumps(build.plan)):
-        if notes:
-            _LOG.warning(
-                "packing %s starts anew: an unfinished run of other samples or "
-                "settings lay there",
-                build.path,
-            )
-        build.finished = []
-    del build.finished[_count_intact(build) :]
-    _discard(build.path, notes, start=len(build.finished))
-    if not build.finished:
+    if plan == json.loads(json.dumps(build.plan)):
+        build.keep_intact()
+    elif any(_read_note(build.folder, at) for at in _note_numbers(build.folder)):
+        _LOG.warning(
+            "packing %s starts anew: an unfinished run of other samples or "
+            "settings lay there",
+            build.path,
+        )
+    _discard(build.path, start=len(build.shards))
+    if not len(build.shards):
         # Nothing that is left names these any more.
         _remove_notes(build.folder)
         write_text(
@@ -356,54 +386,41 @@ def _resume(build: Build) -> None:
         )
 
 
-def _count_intact(build: Build) -> int:
-    """Count the shards of an earlier run whose files are as they were written.
+def _note_file(folder: Path, number: int) -> Path:
+    return folder / f"{number:05}.json"
 
-    Raises:
-        CacheError: A file cannot be read, which says nothing of what it holds.
+
+def _note_numbers(folder: Path) -> list[int]:
+    """List the numbers of the shards that a note was made of."""
+    return sorted(int(file.stem) for file in folder.iterdir() if _is_note(file))
+
+
+def _read_note(folder: Path, number: int) -> FinishedShard | None:
+    """Read the note of a finished shard.
+
+    Args:
+        folder: The build's.
+        number: The shard's.
+
+    Returns:
+        What is noted; None where there is no note, or a damaged one.
     """
-    for number, each in enumerate(build.finished):
-        try:
-            check_size(build.path, each.shard)
-            check_digest(build.path, each.shard)
-        except DamagedCacheError:
-            return number
-    return len(build.finished)
+    content = _read_json(_note_file(folder, number))
+    # What is written there otherwise is not a note of ours.
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return FinishedShard(
+            shard_from(content["shard"]),
+            dict(content["state"]),
+            dict(content["evidence"]),
+        )
+    return None
 
 
-def _read_notes(folder: Path) -> dict[int, FinishedShard]:
-    """Read the notes of finished shards, by number; those that are damaged are not.
-
-    A note behind a damaged one is read too, since its shard has to be deleted.
-    """
-    numbers = sorted(int(file.stem) for file in folder.iterdir() if _is_note(file))
-    notes: dict[int, FinishedShard] = {}
-    for number in numbers:
-        content = _read_json(folder / f"{number:05}.json")
-        # What is written there otherwise is not a note of ours.
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            notes[number] = FinishedShard(
-                shard_from(content["shard"]),
-                dict(content["state"]),
-                dict(content["evidence"]),
-            )
-    return notes
-
-
-def _consecutive(notes: Mapping[int, FinishedShard]) -> Iterator[int]:
-    """Count from 0 to the first note that is not there."""
-    number = 0
-    while number in notes:
-        yield number
-        number += 1
-
-
-def _discard(path: Path, notes: Mapping[int, FinishedShard], *, start: int) -> None:
+def _discard(path: Path, *, start: int) -> None:
     """Delete finished shards and their notes, from one on.
 
     Args:
         path: The cache's folder.
-        notes: The shards by number.
         start: The first to delete.
 
     Raises:
@@ -411,13 +428,15 @@ def _discard(path: Path, notes: Mapping[int, FinishedShard], *, start: int) -> N
         OSError: A file cannot be deleted.
     """
     in_use = _files_of_manifest(path)
-    for number, finished in notes.items():
-        if number < start:
+    for number in _note_numbers(path / BUILDING):
+        # A note behind a damaged one is read too, since its shard has to be deleted.
+        finished = _read_note(path / BUILDING, number) if number >= start else None
+        if finished is None:
             continue
         # A shard of the same bytes has the same name, and may be the cache's.
         if finished.shard.file not in in_use:
             remove(path / finished.shard.file)
-        remove(path / BUILDING / f"{number:05}.json")
+        remove(_note_file(path / BUILDING, number))
 
 
 def _is_note(file: Path) -> bool:

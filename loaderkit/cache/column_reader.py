@@ -20,19 +20,20 @@ import numpy as np
 
 from loaderkit.cache.address_space import AddressRange, ReadAhead, read_at_random
 from loaderkit.cache.gather import Piece, Runs, Values, gather, gather_padded
-from loaderkit.cache.placement import Placement, Rows, can_be_placed, place
+from loaderkit.cache.placement import Placement, can_be_placed, place
 from loaderkit.errors import CacheError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
-    from loaderkit.cache.layout import Array, Column
+    from loaderkit.cache.shard_table import ColumnSchema, ShardGroup
     from loaderkit.cache.shards import Shards
     from loaderkit.errors import DamagedCacheError
 
     Ints = NDArray[np.int64]
+    Bools = NDArray[np.bool_]
 
 _CHECKED_AT_ONCE = 1 << 20
 """So many offsets of a shard are checked when it is opened (4 ms).  Where there are
@@ -61,6 +62,8 @@ class ShardPart:
     """True when no offset can point outside the values."""
     has_single_rows: bool
     """True when every sample is one row."""
+    dense_shape: tuple[int, ...]
+    """Shape of every sample, where there are no offsets."""
     low: int | None
     """Least and greatest value of a column that loaderkit counts with; else None."""
     high: int | None
@@ -104,11 +107,9 @@ class JoinedPart:
     Args:
         shards: The files of the cache.
         name: The column.
-        numbers: The shards of the part.
+        described: Which shards, and what the manifest says of the column in each.
         values: Its values, joined.
         offsets: Its offsets, joined; None where no shard has any.
-        with_offsets: The shards that have offsets.
-        rows_per_sample: Rows of a sample in each shard without offsets.
         unstackable: As in ``ShardPart``.
     """
 
@@ -119,42 +120,44 @@ class JoinedPart:
         self,
         shards: Shards,
         name: str,
-        numbers: Sequence[int],
+        described: JoinableRows,
         *,
         values: JoinedArray,
         offsets: JoinedArray | None,
-        with_offsets: Sequence[int],
-        rows_per_sample: Sequence[int],
         unstackable: bool,
     ) -> None:
         self._shards, self._name = shards, name
         self._values, self._offsets = values, offsets
-        self._at = {number: at for at, number in enumerate(numbers)}
-        self._at_of_offsets = {number: at for at, number in enumerate(with_offsets)}
         self.values: NDArray[Any] = values.rows
         self.unstackable, self.is_checked = unstackable, True
 
-        count = len(shards.manifest.shards)
-        columns = [shards.manifest.shards[number].columns[name] for number in numbers]
+        of_shards, count = described.of_shards, len(shards.manifest.shards)
+        numbers, rows_per_sample = of_shards["shard"], of_shards["rows_per_sample"]
+        self._at = _by_shard(numbers, np.arange(len(numbers)), count)
         self._first_rows = _by_shard(numbers, values.first_rows, count)
         self._row_counts = _by_shard(numbers, values.row_counts, count)
         self._rows_per_sample = _by_shard(numbers, rows_per_sample, count)
-        self.has_single_rows = not with_offsets and set(rows_per_sample) == {1}
-        self._has_offsets: NDArray[np.bool_] | None = None
+        self.has_single_rows = offsets is None and bool((rows_per_sample == 1).all())
+        self._at_of_offsets = np.full(count, ABSENT)
+        self._has_offsets: Bools | None = None
         if offsets is not None:
+            with_offsets = numbers[of_shards["has_offsets"]]
+            self._at_of_offsets[with_offsets] = np.arange(len(with_offsets))
             self._first_offsets = _by_shard(with_offsets, offsets.first_rows, count)
             if len(with_offsets) < len(numbers):
-                self._has_offsets = np.zeros(count, bool)
-                self._has_offsets[list(with_offsets)] = True
+                self._has_offsets = self._at_of_offsets != ABSENT
         self._lows = self._highs = None
-        if all(column.low is not None for column in columns):
-            self._lows = _by_shard(numbers, [c.low or 0 for c in columns], count)
-            self._highs = _by_shard(numbers, [c.high or 0 for c in columns], count)
-        lengths = tuple(
-            c.offsets or k for c, k in zip(columns, rows_per_sample, strict=True)
+        if of_shards["is_bounded"].all():
+            self._lows = _by_shard(numbers, of_shards["low"], count)
+            self._highs = _by_shard(numbers, of_shards["high"], count)
+        self.key: object = shards.number_of(
+            (
+                numbers.tobytes(),
+                described.offsets_of_groups,
+                rows_per_sample.tobytes(),
+                values.first_rows.tobytes(),
+            )
         )
-        alike = (tuple(numbers), lengths, values.first_rows)
-        self.key: object = shards.number_of(alike)
 
         self._is_open = np.zeros(count, bool)
         self._left = len(numbers)
@@ -225,12 +228,13 @@ class JoinedPart:
         return int(wrong.argmax()) if wrong.any() else None
 
     def _open_shard(self, shard: int) -> None:
-        at = self._at_of_offsets.get(shard)
+        at_of_values = int(self._at[shard])
+        at = int(self._at_of_offsets[shard])
         with self._shards.opened(shard) as descriptor:
-            self._values.map_shard(self._at[shard], descriptor)
+            self._values.map_shard(at_of_values, descriptor)
             if self._shards.larger_than_memory:
-                read_at_random(self._values.rows_of(self._at[shard]))
-            if self._offsets is None or at is None:
+                read_at_random(self._values.rows_of(at_of_values))
+            if self._offsets is None or at == ABSENT:
                 return
             self._offsets.map_shard(at, descriptor)
         offsets: Ints = self._offsets.rows_of(at)
@@ -247,9 +251,10 @@ class JoinedArray:
     """Arrays of several shards in one range of addresses.
 
     Args:
-        arrays: The arrays, of one dtype and one shape behind the first axis.
+        dtype: Their dtype.
+        row_shape: Shape of their rows.
+        row_counts: How many rows each has ``[n]``.
         placement: Where each lies.
-        row_shape: Shape of a row.
 
     Raises:
         OSError: The process may not have so many addresses.
@@ -257,17 +262,17 @@ class JoinedArray:
 
     def __init__(
         self,
-        arrays: Sequence[Array],
-        placement: Placement,
+        dtype: str,
         row_shape: tuple[int, ...],
+        row_counts: Ints,
+        placement: Placement,
     ) -> None:
-        self._windows = placement.windows
+        self._placement, self.row_counts = placement, row_counts
         self._addresses = AddressRange(placement.nbytes)
-        row_bytes = _row_bytes(arrays[0], row_shape)
         self.first_rows = placement.first_rows
-        self.row_counts = [each.nbytes // row_bytes for each in arrays]
+        row_bytes = _row_bytes(dtype, row_shape)
         flat = self._addresses.as_array()[: placement.row_count * row_bytes]
-        self.rows: NDArray[Any] = flat.view(arrays[0].dtype).reshape(-1, *row_shape)
+        self.rows: NDArray[Any] = flat.view(dtype).reshape(-1, *row_shape)
         """``[n, *row_shape]``; between the shards lies what must not be read."""
 
     def map_shard(self, at: int, descriptor: int) -> None:
@@ -277,28 +282,57 @@ class JoinedArray:
             at: Which of the shards.
             descriptor: Its file.
         """
-        window = self._windows[at]
+        window = self._placement.window(at)
         self._addresses.map_file(
             descriptor, window.file_start, nbytes=window.nbytes, at=window.at
         )
 
     def rows_of(self, at: int) -> NDArray[Any]:
         """Give the rows of one shard, which is mapped."""
-        first = self.first_rows[at]
-        rows: NDArray[Any] = self.rows[first : first + self.row_counts[at]]
+        first = int(self.first_rows[at])
+        rows: NDArray[Any] = self.rows[first : first + int(self.row_counts[at])]
         return rows
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Grouping:
     """Which part of a column the rows of each shard are in."""
 
-    parts: tuple[tuple[int, ...], ...]
-    """Numbers of the shards of each part."""
+    first_shards: Ints
+    """Number of the first shard of each part."""
     part_of_shard: Ints | None
     """Number of the part of each shard, or ``ABSENT``; None where all are in one."""
     key: int
     """Equal for columns whose shards are grouped alike."""
+
+
+_ROWS_OF_SHARD = np.dtype(
+    [
+        ("shard", "<i8"),
+        ("start", "<i8"),  # byte of the file at which the rows begin
+        ("count", "<i8"),
+        ("rows_per_sample", "<i8"),  # where there are no offsets; else 1
+        ("has_offsets", "?"),
+        ("offset_start", "<i8"),  # byte of the file at which the offsets begin
+        ("offset_count", "<i8"),
+        ("is_bounded", "?"),  # the least and greatest value of the column are known
+        ("low", "<i8"),
+        ("high", "<i8"),
+    ]
+)
+"""What the manifest says of a column in one shard, as a record of an array."""
+
+
+@dataclass(frozen=True, eq=False)
+class JoinableRows:
+    """Rows of a column in several shards that can be read as one array."""
+
+    dtype: str
+    row_shape: tuple[int, ...]
+    offsets_of_groups: tuple[str | None, ...]
+    """Name of their array of offsets in each group of shards."""
+    of_shards: NDArray[Any]
+    """``_ROWS_OF_SHARD`` of each shard ``[n]``, in the order of the cache."""
 
 
 class ColumnReader:
@@ -324,7 +358,7 @@ class ColumnReader:
         Raises:
             CacheError: A file cannot be read, or is damaged.
         """
-        first = self.grouping.parts[number][0]
+        first = int(self.grouping.first_shards[number])
         joined = self._joined_parts.get(first)
         if joined is None:
             return self.shard_part(first)
@@ -396,49 +430,42 @@ class ColumnReader:
     def rest(self) -> tuple[int, ...] | None:
         """Shape of a row behind its first axis; None where samples differ in that."""
         shapes: set[tuple[int, ...] | None] = set()
-        for shard in self._shards.manifest.shards:
-            column = shard.columns.get(self.name)
-            if column is not None:
-                unlike = column.shapes or (self._stacked and column.offsets)
-                array = shard.arrays[column.values]
-                shapes.add(None if unlike else self._row_shape(column, array))
+        for group, column in self._groups():
+            if column.shapes is not None or (self._stacked and column.offsets):
+                shapes.add(None)
+            else:
+                shapes |= self._row_shapes(group, column)
         return shapes.pop() if len(shapes) == 1 else None
 
     @cached_property
     def grouping(self) -> Grouping:
         """Group the shards: those that can be read as one array are one part."""
-        alike: dict[object, list[int]] = {}
-        for number, shard in enumerate(self._shards.manifest.shards):
-            column = shard.columns.get(self.name)
-            if column is None:
-                continue
-            array = shard.arrays[column.values]
-            row_shape = self._row_shape(column, array)
-            whole = column.rows is None and column.shapes is None
-            if not whole or not _can_be_joined(array, row_shape):
-                alike[number] = [number]
-                continue
-            # Columns that share offsets are looked up once if they are placed alike: in
-            # the same shards, all of which begin at whole pages.
-            placed_alike = column.offsets is None or self._shards.can_be_placed_alike(
-                number, column.offsets
-            )
-            kind = (array.dtype, row_shape, placed_alike)
-            alike.setdefault(kind, []).append(number)
-        parts = tuple(tuple(p) for group in alike.values() for p in self._joined(group))
         count = len(self._shards.manifest.shards)
-        key = self._shards.number_of(parts)
-        if len(parts) == 1 and len(parts[0]) == count:
-            return Grouping(parts, None, key)
         part_of_shard = np.full(count, ABSENT, np.int64)
-        for number, shards in enumerate(parts):
-            part_of_shard[list(shards)] = number
-        return Grouping(parts, part_of_shard, key)
+        # Until parts are numbered, each is called after its first shard.
+        for group, _ in self._groups():
+            part_of_shard[group.positions] = group.positions
+        if self._shards.can_be_joined:
+            for rows in self._joinable_rows():
+                part = self._join(rows)
+                if part is not None:
+                    shards = rows.of_shards["shard"]
+                    first = int(shards[0])
+                    self._joined_parts[first] = part
+                    part_of_shard[shards] = first
+        present = part_of_shard != ABSENT
+        first_shards, parts = np.unique(part_of_shard[present], return_inverse=True)
+        part_of_shard[present] = parts
+        key = self._shards.number_of(part_of_shard.tobytes())
+        if len(first_shards) == 1 and present.all():
+            return Grouping(first_shards, None, key)
+        return Grouping(first_shards, part_of_shard, key)
 
     @cached_property
     def array_key(self) -> int:
         """Equal for columns that are kept as the same arrays in every shard."""
-        columns = [s.columns.get(self.name) for s in self._shards.manifest.shards]
+        groups = self._shards.manifest.shards.groups
+        columns = [group.schema.column.get(self.name) for group in groups]
         return self._shards.number_of(
             tuple(column and (column.values, column.rows) for column in columns)
         )
@@ -460,7 +487,7 @@ class ColumnReader:
             start = sample * part.rows_per_sample
             self._ask_for(part, start, part.rows_per_sample)
             rows = np.array(part.values[start : start + part.rows_per_sample])
-            return rows.reshape(self._dense_shape(shard))
+            return rows.reshape(part.dense_shape)
         start, stop = part.offsets[sample : sample + 2].tolist()
         length = stop - start
         if start < 0 or length < 0 or stop > part.values.shape[0]:
@@ -509,58 +536,97 @@ class ColumnReader:
         if self._shards.larger_than_memory and isinstance(part.values, np.ndarray):
             ReadAhead().ask(part.values, np.array([start]), np.array([length]))
 
-    def _joined(self, numbers: list[int]) -> Iterable[Sequence[int]]:
-        """Join the arrays of shards; give the parts that come of it."""
-        if len(numbers) > 1 and self._shards.can_be_joined:
-            part = self._join(numbers)
-            if part is not None:
-                self._joined_parts[numbers[0]] = part
-                return [numbers]
-        return [[number] for number in numbers]
+    def _groups(self) -> Iterator[tuple[ShardGroup, ColumnSchema]]:
+        """List the groups of shards that have the column."""
+        for group in self._shards.manifest.shards.groups:
+            column = group.schema.column.get(self.name)
+            if column is not None:
+                yield group, column
 
-    def _join(self, numbers: list[int]) -> JoinedPart | None:
-        shards = [self._shards.manifest.shards[number] for number in numbers]
-        columns = [shard.columns[self.name] for shard in shards]
-        pairs = list(zip(shards, columns, strict=True))
-        arrays = [shard.arrays[column.values] for shard, column in pairs]
-        values = _join_arrays(arrays, self._row_shape(columns[0], arrays[0]))
-        indices = {
-            number: shard.arrays[column.offsets]
-            for number, (shard, column) in zip(numbers, pairs, strict=True)
-            if column.offsets is not None
-        }
-        offsets = _join_arrays(list(indices.values()), ()) if indices else None
-        if values is None or (indices and offsets is None):
+    def _joinable_rows(self) -> Iterator[JoinableRows]:
+        """Find the shards whose rows can be read as one array, at least two each time.
+
+        Columns that share offsets are looked up once if they are placed alike: in the
+        same shards, all of which begin at whole pages.
+        """
+        alike: dict[Any, list[tuple[str | None, NDArray[Any]]]] = defaultdict(list)
+        for group, column in self._groups():
+            array = group.schema.array[column.values]
+            whole = column.rows is None and column.shapes is None
+            if not whole or array.chunk_index is not None:
+                continue
+            of_shards = self._describe(group, column)
+            at_pages = are_placed_alike(group, column.offsets)
+            leading_axes = self._leading_axes(column.offsets, array.axes)
+            for row_shape, rows in group.by_row_shape(column.values, leading_axes):
+                for begins_at_page in (True, False):
+                    kind = (array.dtype, row_shape, begins_at_page)
+                    some = of_shards[rows[at_pages[rows] == begins_at_page]]
+                    alike[kind].append((column.offsets, some))
+        for (dtype, row_shape, _), parts in alike.items():
+            row_bytes = _row_bytes(dtype, row_shape)
+            if row_bytes and sum(len(some) for _, some in parts) > 1:
+                of_shards = np.concatenate([some for _, some in parts])
+                of_shards = of_shards[of_shards["shard"].argsort()]
+                starts, counts = of_shards["start"], of_shards["count"]
+                fits = can_be_placed(starts, counts, row_bytes, mmap.PAGESIZE)
+                if np.count_nonzero(fits) > 1:
+                    offsets = tuple(offsets for offsets, _ in parts)
+                    yield JoinableRows(dtype, row_shape, offsets, of_shards[fits])
+
+    def _describe(self, group: ShardGroup, column: ColumnSchema) -> NDArray[Any]:
+        """Take what is said of the column in each shard of a group."""
+        of_shards = np.zeros(len(group), _ROWS_OF_SHARD)
+        sizes = group.shape(column.values)
+        leading_axes = self._leading_axes(column.offsets, len(sizes))
+        of_shards["rows_per_sample"] = sizes[1] if leading_axes else 1
+        of_shards["shard"] = group.positions
+        of_shards["start"] = group.place(column.values)
+        of_shards["count"] = sizes[0] * of_shards["rows_per_sample"]
+        if column.offsets is not None:
+            of_shards["has_offsets"] = True
+            of_shards["offset_start"] = group.place(column.offsets)
+            of_shards["offset_count"] = group.shape(column.offsets)[0]
+        if column.bounded:
+            of_shards["is_bounded"] = True
+            of_shards["low"] = group.low(self.name)
+            of_shards["high"] = group.high(self.name)
+        return of_shards
+
+    def _join(self, rows: JoinableRows) -> JoinedPart | None:
+        """Read rows of several shards as one array; None where there is no room."""
+        of_shards = rows.of_shards
+        starts, counts = of_shards["start"], of_shards["count"]
+        values = _join_arrays(rows.dtype, rows.row_shape, starts, counts)
+        if values is None:
             return None
-        rows_per_sample = [
-            self._rows_per_sample(column, array)
-            for column, array in zip(columns, arrays, strict=True)
-        ]
+        offsets = None
+        if of_shards["has_offsets"].any():
+            some = of_shards[of_shards["has_offsets"]]
+            starts, counts = some["offset_start"], some["offset_count"]
+            offsets = _join_arrays("<i8", (), starts, counts)
+            if offsets is None:
+                return None
         return JoinedPart(
             self._shards,
             self.name,
-            numbers,
+            rows,
             values=values,
             offsets=offsets,
-            with_offsets=list(indices),
-            rows_per_sample=rows_per_sample,
-            unstackable=self._stacked and bool(indices),
+            unstackable=self._stacked and offsets is not None,
         )
 
-    def _is_stack_of_rows(self, column: Column, array: Array) -> bool:
-        """Tell whether samples ``[k, *rest]`` of one shape are joined to rows."""
-        return column.offsets is None and not self._stacked and len(array.shape) > 1
+    def _leading_axes(self, offsets: str | None, axes: int) -> int:
+        """Count the axes of a sample ``[k, *rest]`` that are joined to rows."""
+        return 1 if offsets is None and not self._stacked and axes > 1 else 0
 
-    def _row_shape(self, column: Column, array: Array) -> tuple[int, ...]:
-        return array.shape[1 + self._is_stack_of_rows(column, array) :]
-
-    def _rows_per_sample(self, column: Column, array: Array) -> int:
-        """Rows of every sample; of no meaning where offsets say it."""
-        return array.shape[1] if self._is_stack_of_rows(column, array) else 1
-
-    def _dense_shape(self, shard: int) -> tuple[int, ...]:
-        described = self._shards.manifest.shards[shard]
-        return described.arrays[described.columns[self.name].values].shape[1:]
+    def _row_shapes(
+        self, group: ShardGroup, column: ColumnSchema
+    ) -> set[tuple[int, ...]]:
+        axes = group.schema.array[column.values].axes
+        leading_axes = self._leading_axes(column.offsets, axes)
+        shapes = group.by_row_shape(column.values, leading_axes)
+        return {shape for shape, _ in shapes}
 
     def _open_shard(self, shard: int) -> ShardPart:
         described = self._shards.manifest.shards[shard]
@@ -568,9 +634,9 @@ class ColumnReader:
         if column is None:
             raise lacks_column(described.file, self.name)
         array = described.arrays[column.values]
-        joined = self._is_stack_of_rows(column, array)
+        joined = self._leading_axes(column.offsets, len(array.shape)) > 0
         offsets, shapes, rows = (
-            self._shards.index_array(shard, name) if name else None
+            None if name is None else self._shards.index_array(shard, name)
             for name in (column.offsets, column.shapes, column.rows)
         )
         values = self._shards.values(shard, column.values, joined=joined)
@@ -578,7 +644,7 @@ class ColumnReader:
             raise self._shards.damaged(shard, self.name, "its rows are in no order")
         if self._shards.larger_than_memory and isinstance(values, np.ndarray):
             read_at_random(values)
-        per_sample = self._rows_per_sample(column, array)
+        per_sample = array.shape[1] if joined else 1
         few = offsets is not None and len(offsets) <= _CHECKED_AT_ONCE
         if offsets is not None and few and not _are_offsets(offsets, values.shape[0]):
             raise outside(self._shards, shard, self.name)
@@ -588,10 +654,11 @@ class ColumnReader:
             shapes,
             rows,
             per_sample,
-            key=(shard, column.offsets or per_sample, column.rows),
+            key=(shard, column.offsets, per_sample, column.rows),
             unstackable=self._stacked and column.offsets is not None,
             is_checked=offsets is None or few,
             has_single_rows=offsets is None and per_sample == 1,
+            dense_shape=array.shape[1:],
             low=column.low,
             high=column.high,
         )
@@ -608,40 +675,43 @@ def lacks_column(file: str, name: str) -> CacheError:
     return CacheError(what, why="none of its samples has it")
 
 
-def _row_bytes(array: Array, row_shape: tuple[int, ...]) -> int:
-    return math.prod(row_shape) * np.dtype(array.dtype).itemsize
+def are_placed_alike(group: ShardGroup, offsets: str | None) -> Bools:
+    """Tell in which shards the columns that share offsets all begin at pages ``[k]``.
+
+    A column that shares its offsets with no other is placed as it can be.
+    """
+    columns = [column for _, column in group.schema.columns]
+    sharing = [column for column in columns if column.offsets == offsets]
+    alike = np.ones(len(group), bool)
+    if offsets is None or len(sharing) == 1:
+        return alike
+    for column in sharing:
+        if group.schema.array[column.values].chunk_index is None:
+            alike &= group.place(column.values) % mmap.PAGESIZE == 0
+    return alike
 
 
-def _rows(array: Array, row_shape: tuple[int, ...]) -> Rows:
-    return Rows(array.offset or 0, array.nbytes // _row_bytes(array, row_shape))
-
-
-def _can_be_joined(array: Array, row_shape: tuple[int, ...]) -> bool:
-    """Tell whether an array can be one of several that are mapped side by side."""
-    if not array.nbytes or array.offset is None:
-        return False
-    row_bytes = _row_bytes(array, row_shape)
-    return can_be_placed(_rows(array, row_shape), row_bytes, mmap.PAGESIZE)
+def _row_bytes(dtype: str, row_shape: tuple[int, ...]) -> int:
+    return math.prod(row_shape) * np.dtype(dtype).itemsize
 
 
 def _join_arrays(
-    arrays: Sequence[Array], row_shape: tuple[int, ...]
+    dtype: str, row_shape: tuple[int, ...], starts: Ints, counts: Ints
 ) -> JoinedArray | None:
     """Make room for arrays side by side; None where there is none."""
-    rows = [_rows(array, row_shape) for array in arrays]
-    placement = place(rows, _row_bytes(arrays[0], row_shape), mmap.PAGESIZE)
+    placement = place(starts, counts, _row_bytes(dtype, row_shape), mmap.PAGESIZE)
     if placement is None:
         return None
     try:
-        return JoinedArray(arrays, placement, row_shape)
+        return JoinedArray(dtype, row_shape, counts, placement)
     except OSError:
         return None  # a limit on addresses (ulimit -v): shard by shard needs fewer
 
 
-def _by_shard(numbers: Sequence[int], values: Sequence[int], count: int) -> Ints:
+def _by_shard(numbers: Ints, values: Ints, count: int) -> Ints:
     """Spread values of some shards over all shards of a cache."""
     spread = np.zeros(count, np.int64)
-    spread[list(numbers)] = values
+    spread[numbers] = values
     return spread
 
 

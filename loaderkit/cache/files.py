@@ -16,15 +16,8 @@ import numpy as np
 import xxhash
 
 from loaderkit.cache.address_space import map_whole_file
-from loaderkit.cache.layout import (
-    BUILDING,
-    MANIFEST,
-    MOST_MANIFEST_BYTES,
-    Manifest,
-    Shard,
-    SourceFiles,
-    read_manifest,
-)
+from loaderkit.cache.layout import BUILDING, MANIFEST
+from loaderkit.cache.manifest import MOST_MANIFEST_BYTES, read_manifest
 from loaderkit.errors import CacheError, DamagedCacheError
 
 if TYPE_CHECKING:
@@ -33,7 +26,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from loaderkit.cache.layout import ShardFile
+    from loaderkit.cache.manifest import Manifest, SourceFiles
+    from loaderkit.cache.shard_table import ShardTable
+
 _HASH_BYTES = 1 << 20
+_SIZES_ASKED = 1000
+"""Of so many shards a cache is asked for all sizes when it is opened, which takes 3 us
+each, and up to 1 ms on a network's disk.  Of more, only the names are looked for, in
+one listing; each size is looked at when the shard is first read, as always."""
 _PACK_AGAIN = "copy the cache again, or pack(source, path, overwrite=True)"
 
 
@@ -189,7 +190,58 @@ def read_bounded(file: Path, most: int) -> bytes:
             return stream.read(size)
 
 
-def check_size(path: Path, shard: Shard) -> None:
+def check_files(path: Path, shards: ShardTable) -> None:
+    """Refuse a cache whose files are not all there, or not as long as packed.
+
+    Args:
+        path: The cache's folder.
+        shards: Its shards.
+
+    Raises:
+        DamagedCacheError: A file is missing, no regular file, or cut short.  Where
+            there are many, those that were cut short are found when they are read.
+    """
+    intact: set[str] = set()
+    if len(shards) > _SIZES_ASKED:
+        # A folder that may be entered but not listed: each file is asked for then.
+        with contextlib.suppress(PermissionError):
+            intact = _regular_files(path)
+    folder, sizes = os.fspath(path), shards.bytes.tolist()
+    for position, file in enumerate(shards.files):
+        if file in intact:
+            continue
+        # Joined as text: a Path takes ten times as long.
+        name = os.path.join(folder, file)  # noqa: PTH118
+        if not _has_size(name, sizes[position]):
+            check_size(path, shards.file(position))
+
+
+def _has_size(file: str, nbytes: int) -> bool:
+    """Tell whether a regular file is there and has so many bytes."""
+    try:
+        status = os.lstat(file)
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size == nbytes
+
+
+def _regular_files(path: Path) -> set[str]:
+    """List the regular files of a folder, without asking for anything but their names.
+
+    Raises:
+        PermissionError: The folder may not be listed.
+        CacheError: It cannot be read.
+    """
+    try:
+        with os.scandir(path) as entries:
+            return {e.name for e in entries if e.is_file(follow_symlinks=False)}
+    except PermissionError:
+        raise
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def check_size(path: Path, shard: ShardFile) -> None:
     """Refuse a shard that is missing or has another size than when it was packed.
 
     Args:
@@ -212,7 +264,7 @@ def check_size(path: Path, shard: Shard) -> None:
         raise wrong_size(file, status.st_size, shard.bytes)
 
 
-def check_digest(path: Path, shard: Shard) -> FileIdentity:
+def check_digest(path: Path, shard: ShardFile) -> FileIdentity:
     """Hash a shard and compare with the manifest.
 
     Args:
@@ -235,7 +287,7 @@ def check_digest(path: Path, shard: Shard) -> FileIdentity:
         raise unreadable(file, error) from error
 
 
-def check_open_digest(descriptor: int, file: Path, shard: Shard) -> FileIdentity:
+def check_open_digest(descriptor: int, file: Path, shard: ShardFile) -> FileIdentity:
     """Hash an open shard and compare with the manifest.
 
     Args:
@@ -271,7 +323,7 @@ def digest_of(descriptor: int) -> str:
     return digest.hexdigest()
 
 
-def map_open_file(descriptor: int, shard: Shard) -> NDArray[np.uint8]:
+def map_open_file(descriptor: int, shard: ShardFile) -> NDArray[np.uint8]:
     """Map a whole open shard, read-only.
 
     Args:

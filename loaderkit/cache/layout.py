@@ -1,4 +1,4 @@
-"""What a cache directory holds, as frozen values, and their JSON.  Pure.
+"""What a cache directory holds: names of files, and what is in a shard.  Pure.
 
 A cache is ``manifest.json`` beside shards ``00000-1f0c83d2a97b6e45.h5`` ...  A shard's
 name ends in its checksum, so two caches share a name only where they share the bytes:
@@ -14,28 +14,34 @@ its samples:
 
 ``rows [m]`` names the samples that have the column, when not all of them do.
 Nothing read from a manifest is trusted: every number is checked against the others,
-so that no later read can leave its file.
+so that no later read can leave its file.  ``check_shard`` says what must hold of one
+shard; shard_table.py holds all shards of a cache, manifest.py what is known beside.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import xxhash
 
-from loaderkit.errors import CacheVersionError, DamagedCacheError
+from loaderkit.cache.parsed import (
+    integer,
+    list_of_values,
+    optional_integer,
+    optional_text,
+    record,
+    text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FORMAT = "loaderkit-cache"
-VERSION = 2
+SHARD_FORMAT = 2
+"""How shards are written: a build goes on with finished shards of its own format only.
+The manifest has a version of its own."""
 MANIFEST = "manifest.json"
 BUILDING = ".building"
 """Folder inside a cache where the shards of an unfinished build wait."""
@@ -50,10 +56,14 @@ ALIGNMENT = 64
 DTYPES = frozenset(
     "|b1 |i1 |u1 <i2 <u2 <i4 <u4 <i8 <u8 <f2 <f4 <f8 <c8 <c16".split()  # noqa: SIM905
 )
-_SHARD_NAME = re.compile(r"\d{5,9}-[0-9a-f]{16}\.h5")
+_SHARD_NAME = re.compile(r"[0-9]{5,9}-[0-9a-f]{16}\.h5")
 _SOURCES_NAME = re.compile(r"sources-[0-9a-f]{16}\.json")
-MOST_MANIFEST_BYTES = 256 << 20
-"""A larger manifest is not read: 10^5 shards of some 30 fields take about 200 MB."""
+_XXH3 = re.compile(r"[0-9a-f]{32}")
+MOST_SHARDS = 10**9
+"""A shard's number has nine digits at most."""
+MOST_COUNT = 1 << 62
+"""Sizes, counts and places are smaller, so that two of them can be added in 64 bits."""
+MOST_AXES = 32
 
 
 def shard_name(number: int, xxh3: str) -> str:
@@ -128,20 +138,8 @@ class Column:
 
 
 @dataclass(frozen=True)
-class SourceFiles:
-    """The list of the files that the samples were made from, in a file of its own.
-
-    A million raw files would make a manifest of 100 MB, which every worker would read.
-    """
-
-    file: str
-    bytes: int
-    xxh3: str
-
-
-@dataclass(frozen=True)
-class Shard:
-    """One file of consecutive samples."""
+class ShardFile:
+    """One file of consecutive samples, seen from outside."""
 
     file: str
     samples: int
@@ -149,142 +147,20 @@ class Shard:
     """Size of the file; one that is shorter is refused before it is mapped."""
     xxh3: str
     """xxh3-128 of the whole file, in hexadecimal."""
+
+
+@dataclass(frozen=True)
+class Shard(ShardFile):
+    """One file of consecutive samples, and what is in it."""
+
     arrays: Mapping[str, Array]
     columns: Mapping[str, Column]
 
     def held(self, column: Column) -> int:
         """Count the samples of the shard that have the column."""
-        return self.arrays[column.rows].shape[0] if column.rows else self.samples
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """Everything that is known of a cache without reading a sample."""
-
-    shards: tuple[Shard, ...]
-    structure: Mapping[str, Any]
-    """How columns make up a sample; written and read by ``loaderkit.datasets``."""
-    fingerprint: Mapping[str, Any]
-    """What the samples were made from; compared by ``loaderkit.datasets``."""
-    made_with: Mapping[str, str]
-    """Versions of the libraries that packed it, for people to read."""
-    compression: str | None = None
-    sources: SourceFiles | None = None
-    """Which files it was made from; None where none is known."""
-    generation: str = ""
-    """Checksum of everything above: equal for equal caches, other for any other."""
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Names of all files of the cache but the manifest."""
-        names = tuple(shard.file for shard in self.shards)
-        return names if self.sources is None else (*names, self.sources.file)
-
-    @cached_property
-    def samples(self) -> int:
-        """Samples in all shards together."""
-        return sum(shard.samples for shard in self.shards)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all shards on disk."""
-        return sum(shard.bytes for shard in self.shards)
-
-
-def write_manifest(manifest: Manifest) -> str:
-    """Write a manifest as JSON text that carries its own checksum."""
-    head = {
-        "format": FORMAT,
-        "version": VERSION,
-        "checksum": generation_of(manifest),
-    }
-    return json.dumps(head)[:-1] + f', "content": {_content_of(manifest)}}}\n'
-
-
-def generation_of(manifest: Manifest) -> str:
-    """Name the generation that a manifest will have once it is written."""
-    return _checksum(_content_of(manifest))
-
-
-def _content_of(manifest: Manifest) -> str:
-    fields = asdict(manifest)
-    del fields["generation"]  # it is the checksum of the rest
-    return json.dumps(fields, separators=(",", ":"), allow_nan=False)
-
-
-def read_manifest(text: str, *, where: str) -> Manifest:
-    """Read a manifest and check every number in it.
-
-    Args:
-        text: The JSON text of ``manifest.json``.
-        where: The file's path, for messages.
-
-    Returns:
-        A manifest whose arrays all lie inside their files.
-
-    Raises:
-        CacheVersionError: A newer loaderkit wrote it.
-        DamagedCacheError: It is not a manifest of ours, or was changed.
-    """
-    try:
-        outer = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _damaged(where, f"it is not JSON ({error})") from None
-    if not isinstance(outer, dict) or outer.get("format") != FORMAT:
-        raise _damaged(where, f'it has no "format": "{FORMAT}"')
-    version = outer.get("version")
-    if version == 1:
-        what = f"{where} has format version 1; this loaderkit reads {VERSION}."
-        why = "it was packed before shards were named after their content"
-        raise CacheVersionError(what, why=why, fix="pack(source, path, overwrite=True)")
-    if isinstance(version, int) and version > VERSION:
-        what = f"{where} has format version {version}; this loaderkit reads {VERSION}."
-        why = "a newer loaderkit wrote the cache"
-        raise CacheVersionError(what, why=why, fix="pip install --upgrade loaderkit")
-    if version != VERSION:
-        raise _damaged(where, f"its version is {version!r}, not {VERSION}")
-    content = outer.get("content")
-    generation = _checksum(json.dumps(content, separators=(",", ":")))
-    if outer.get("checksum") != generation:
-        raise _damaged(where, "its checksum is not that of its content")
-    return replace(manifest_from(content, where=where), generation=generation)
-
-
-def manifest_from(content: object, *, where: str) -> Manifest:
-    """Build a manifest from parsed JSON, trusting nothing.
-
-    Args:
-        content: What ``json.loads`` returned.
-        where: The file's path, for messages.
-
-    Returns:
-        The checked manifest.
-
-    Raises:
-        DamagedCacheError: A value is missing, of another type, or contradicts another.
-    """
-    try:
-        fields = _record(content)
-        shards = tuple(shard_from(each) for each in _list(fields["shards"]))
-        names = [shard.file for shard in shards]
-        if len(set(names)) < len(names):
-            msg = "it names a shard twice"
-            raise ValueError(msg)
-        if sum(shard.samples for shard in shards) >= 1 << 62:
-            msg = "its shards hold more samples than can be counted"
-            raise ValueError(msg)
-        return Manifest(
-            shards=shards,
-            structure=_record(fields["structure"]),
-            fingerprint=_record(fields["fingerprint"]),
-            made_with={k: _text(v) for k, v in _record(fields["made_with"]).items()},
-            compression=_name(fields["compression"]),
-            sources=_sources(fields["sources"]),
-        )
-    except KeyError as error:
-        raise _damaged(where, f"{error} is missing") from None
-    except (TypeError, ValueError) as error:
-        raise _damaged(where, str(error)) from None
+        if column.rows is None:
+            return self.samples
+        return self.arrays[column.rows].shape[0]
 
 
 def shard_from(content: object) -> Shard:
@@ -297,31 +173,71 @@ def shard_from(content: object) -> Shard:
         A shard whose arrays lie in its file and whose columns name fitting arrays.
 
     Raises:
+        KeyError: A value is missing.
+        TypeError: A value is of another type.
         ValueError: A value contradicts another.
     """
-    fields = _record(content)
+    fields = record(content)
     shard = Shard(
-        file=_text(fields["file"]),
-        samples=_count(fields["samples"]),
-        bytes=_count(fields["bytes"]),
-        xxh3=_text(fields["xxh3"]),
-        arrays={k: _array(v) for k, v in _record(fields["arrays"]).items()},
-        columns={k: _column(v) for k, v in _record(fields["columns"]).items()},
+        file=text(fields["file"]),
+        samples=integer(fields["samples"]),
+        bytes=integer(fields["bytes"]),
+        xxh3=text(fields["xxh3"]),
+        arrays={k: _array(v) for k, v in record(fields["arrays"]).items()},
+        columns={k: _column(v) for k, v in record(fields["columns"]).items()},
     )
+    check_shard(shard)
+    return shard
+
+
+def check_shard(shard: Shard) -> None:
+    """See that a shard's arrays lie in its file, and that its columns fit them.
+
+    Args:
+        shard: A description whose values are of the right types.
+
+    Raises:
+        ValueError: A value contradicts another.
+    """
     if not _SHARD_NAME.fullmatch(shard.file):
         msg = f"{shard.file!r} is not the name of a shard"
         raise ValueError(msg)
-    if shard.file.partition("-")[2] != f"{shard.xxh3[:16]}.h5":
+    number = int(shard.file.partition("-")[0])
+    if not _XXH3.fullmatch(shard.xxh3) or shard.file != shard_name(number, shard.xxh3):
         msg = f"{shard.file!r} is not named after its checksum {shard.xxh3}"
         raise ValueError(msg)
+    _check_counts(shard.samples, shard.bytes)
     for name, array in shard.arrays.items():
+        _check_array(name, array)
         if array.offset is not None and array.offset + array.nbytes > shard.bytes:
             msg = f"array {name!r} ends beyond the {shard.bytes} bytes of {shard.file}"
             raise ValueError(msg)
         _check_chunks(shard, name, array)
     for name, column in shard.columns.items():
         _check_column(shard, name, column)
-    return shard
+
+
+def _check_counts(*counts: int) -> None:
+    for count in counts:
+        if not 0 <= count < MOST_COUNT:
+            msg = f"{count} stands where a count should"
+            raise ValueError(msg)
+
+
+def _check_array(name: str, array: Array) -> None:
+    if array.dtype not in DTYPES:
+        msg = f"{array.dtype!r} is not a dtype of a cache"
+        raise ValueError(msg)
+    if len(array.shape) > MOST_AXES:
+        msg = f"array {name!r} has {len(array.shape)} axes"
+        raise ValueError(msg)
+    _check_counts(*array.shape, array.offset or 0, array.chunk_rows or 0)
+    if array.nbytes >= MOST_COUNT:
+        msg = f"an array of shape {array.shape} cannot be"
+        raise ValueError(msg)
+    if array.offset is not None and array.offset % ALIGNMENT:
+        msg = f"an array starts at byte {array.offset}, no multiple of {ALIGNMENT}"
+        raise ValueError(msg)
 
 
 def _check_chunks(shard: Shard, name: str, array: Array) -> None:
@@ -331,7 +247,9 @@ def _check_chunks(shard: Shard, name: str, array: Array) -> None:
             msg = f"array {name!r} is both mapped and in chunks"
             raise ValueError(msg)
         return
-    index = shard.arrays.get(array.chunk_index or "")
+    index = None
+    if array.chunk_index is not None:
+        index = shard.arrays.get(array.chunk_index)
     fits = index is not None and index.dtype == "<i8" and index.offset is not None
     if not fits or index is None or not array.chunk_rows or not array.shape:
         msg = f"array {name!r} is in chunks, but no index says where they lie"
@@ -344,134 +262,59 @@ def _check_chunks(shard: Shard, name: str, array: Array) -> None:
 
 
 def _check_column(shard: Shard, name: str, column: Column) -> None:
-    if missing := [n for n in column.arrays if n not in shard.arrays]:
+    missing = [array for array in column.arrays if array not in shard.arrays]
+    if missing:
         msg = f"column {name!r} names the array {missing[0]!r}, which is not there"
         raise ValueError(msg)
-    if column.rows and len(shard.arrays[column.rows].shape) != 1:
+    if column.rows is not None and len(shard.arrays[column.rows].shape) != 1:
         msg = f"the rows of column {name!r} are no list"
         raise ValueError(msg)
-    held, values = shard.held(column), shard.arrays[column.values]
-    fits = len(values.shape) > 0 and (column.offsets or values.shape[0] == held)
-    fits = fits and not (column.shapes and not column.offsets) and held <= shard.samples
-    if column.offsets:
-        fits = fits and shard.arrays[column.offsets].shape == (held + 1,)
-    if column.shapes:
-        shapes = shard.arrays[column.shapes].shape
-        fits = fits and len(shapes) == 2 and shapes[0] == held
-        fits = fits and len(values.shape) == 1
-    index = [shard.arrays[n] for n in column.arrays[1:]]
+    values = shard.arrays[column.values]
     if (column.low is None) != (column.high is None) or (
-        column.low is not None and shard.arrays[column.values].dtype[1] not in "iu"
+        column.low is not None and values.dtype[1] not in "iu"
     ):
         msg = f"the bounds of column {name!r} in {shard.file} make no sense"
         raise ValueError(msg)
-    if not fits or any(a.dtype != "<i8" or a.offset is None for a in index):
+    index = [shard.arrays[array] for array in column.arrays[1:]]
+    are_integers = all(a.dtype == "<i8" and a.offset is not None for a in index)
+    if not are_integers or not _fit(shard, column):
         msg = f"the arrays of column {name!r} in {shard.file} do not fit each other"
         raise ValueError(msg)
 
 
+def _fit(shard: Shard, column: Column) -> bool:
+    """Tell whether the shapes of a column's arrays can be those of one column."""
+    held, values = shard.held(column), shard.arrays[column.values]
+    if held > shard.samples or not values.shape:
+        return False
+    if column.offsets is None:
+        return column.shapes is None and values.shape[0] == held
+    if shard.arrays[column.offsets].shape != (held + 1,):
+        return False
+    if column.shapes is None:
+        return True
+    shapes = shard.arrays[column.shapes].shape
+    return len(values.shape) == 1 and len(shapes) == 2 and shapes[0] == held
+
+
 def _array(content: object) -> Array:
-    fields = _record(content)
-    dtype, offset = _text(fields["dtype"]), fields["offset"]
-    if dtype not in DTYPES:
-        msg = f"{dtype!r} is not a dtype of a cache"
-        raise ValueError(msg)
-    shape = tuple(_count(size) for size in _list(fields["shape"]))
-    rows = fields["chunk_rows"]
-    array = Array(
-        dtype,
-        shape,
-        offset=None if offset is None else _count(offset),
-        chunk_rows=None if rows is None else _count(rows),
-        chunk_index=_name(fields["chunk_index"]),
+    fields = record(content)
+    return Array(
+        text(fields["dtype"]),
+        tuple(integer(size) for size in list_of_values(fields["shape"])),
+        offset=optional_integer(fields["offset"]),
+        chunk_rows=optional_integer(fields["chunk_rows"]),
+        chunk_index=optional_text(fields["chunk_index"]),
     )
-    if len(shape) > 32 or array.nbytes >= 1 << 62:
-        msg = f"an array of shape {shape} cannot be"
-        raise ValueError(msg)
-    if array.offset is not None and array.offset % ALIGNMENT:
-        msg = f"an array starts at byte {array.offset}, no multiple of {ALIGNMENT}"
-        raise ValueError(msg)
-    return array
 
 
 def _column(content: object) -> Column:
-    fields = _record(content)
+    fields = record(content)
     return Column(
-        values=_text(fields["values"]),
-        offsets=_name(fields["offsets"]),
-        shapes=_name(fields["shapes"]),
-        rows=_name(fields["rows"]),
-        low=_integer(fields["low"]),
-        high=_integer(fields["high"]),
+        values=text(fields["values"]),
+        offsets=optional_text(fields["offsets"]),
+        shapes=optional_text(fields["shapes"]),
+        rows=optional_text(fields["rows"]),
+        low=optional_integer(fields["low"]),
+        high=optional_integer(fields["high"]),
     )
-
-
-def _sources(content: object) -> SourceFiles | None:
-    if content is None:
-        return None
-    fields = _record(content)
-    sources = SourceFiles(
-        file=_text(fields["file"]),
-        bytes=_count(fields["bytes"]),
-        xxh3=_text(fields["xxh3"]),
-    )
-    if sources.file != sources_name(sources.xxh3) or not is_cache_file_name(
-        sources.file
-    ):
-        msg = f"{sources.file!r} is not the name of a list of sources"
-        raise ValueError(msg)
-    return sources
-
-
-def _record(value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        msg = f"{str(value)[:40]!r} stands where an object should"
-        raise TypeError(msg)
-    return value
-
-
-def _list(value: object) -> list[Any]:
-    if not isinstance(value, list):
-        msg = f"{str(value)[:40]!r} stands where a list should"
-        raise TypeError(msg)
-    return value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        msg = f"{str(value)[:40]!r} stands where a text should"
-        raise TypeError(msg)
-    return value
-
-
-def _name(value: object) -> str | None:
-    return None if value is None else _text(value)
-
-
-def _integer(value: object) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value.bit_length() > 63:
-        msg = f"{str(value)[:40]!r} stands where a whole number should"
-        raise ValueError(msg)
-    return value
-
-
-def _count(value: object) -> int:
-    if (
-        not isinstance(value, int)
-        or isinstance(value, bool)
-        or not 0 <= value < 1 << 62
-    ):
-        msg = f"{str(value)[:40]!r} stands where a count should"
-        raise ValueError(msg)
-    return value
-
-
-def _checksum(content: str) -> str:
-    return xxhash.xxh3_128_hexdigest(content.encode("utf-8", "surrogatepass"))
-
-
-def _damaged(where: str, why: str) -> DamagedCacheError:
-    what = f"{where} is not the manifest of a loaderkit cache."
-    return DamagedCacheError(what, why=why, fix="pack(source, path, overwrite=True)")

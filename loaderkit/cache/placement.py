@@ -14,22 +14,17 @@ from typing import TYPE_CHECKING
 from loaderkit.cache.address_space import round_up
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+    Bools = NDArray[np.bool_]
 
 _MOST_ALIKE_ROW_BYTES = 16 << 10
 """Rows up to here are placed so that columns with as many rows a shard lie alike.
 The gap behind a shard is at most a page's number of rows: 64 MiB of addresses."""
 _MOST_BYTES = 1 << 44
 """An eighth of the addresses that a process has on today's systems."""
-
-
-@dataclass(frozen=True)
-class Rows:
-    """The rows of a column in one shard's file."""
-
-    start: int
-    """Byte of the file at which they begin."""
-    count: int
 
 
 @dataclass(frozen=True)
@@ -41,47 +36,71 @@ class Window:
     nbytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Placement:
     """How the rows of several shards lie in one range of addresses."""
 
-    first_rows: tuple[int, ...]
-    """Number of the first row of each shard, gaps counted as rows."""
+    first_rows: Ints
+    """Number of the first row of each shard ``[n]``, gaps counted as rows."""
     row_count: int
     """Rows up to the end of the last shard, gaps included."""
-    windows: tuple[Window, ...]
-    """What is mapped of each shard, up to where the next one's begins: a gap of its own
-    would be one more mapping, of which a process may have 65,530."""
+    file_starts: Ints
+    """Byte of each file from which on it is mapped ``[n]``."""
+    window_starts: Ints
+    """Byte of the range to which that is mapped ``[n]``."""
     nbytes: int
     """Bytes of the range."""
 
+    def window(self, shard: int) -> Window:
+        """Say what is mapped of a shard, up to where the next one's begins.
 
-def can_be_placed(rows: Rows, row_bytes: int, page: int) -> bool:
-    """Tell whether rows can lie a whole number of rows behind any page.
+        A gap of its own would be one more mapping, of which a process may have 65,530.
+        """
+        start, stop = int(self.window_starts[shard]), self.nbytes
+        if shard + 1 < len(self.window_starts):
+            stop = int(self.window_starts[shard + 1])
+        return Window(int(self.file_starts[shard]), start, stop - start)
 
-    >>> can_be_placed(Rows(8192, 10), row_bytes=44, page=4096)
-    True
-    >>> can_be_placed(Rows(64, 10), row_bytes=44, page=4096)
-    False
+
+def can_be_placed(starts: Ints, counts: Ints, row_bytes: int, page: int) -> Bools:
+    """Tell which rows can lie a whole number of rows behind any page.
+
+    Args:
+        starts: Byte of its file at which the rows of each shard begin ``[n]``.
+        counts: How many they are ``[n]``.
+        row_bytes: Bytes of a row, at least one.
+        page: Bytes of a page, a power of two.
+
+    Returns:
+        True for each shard of which they can ``[n]``.
+
+    >>> import numpy as np
+    >>> starts, counts = np.array([8192, 64]), np.array([10, 10])
+    >>> can_be_placed(starts, counts, row_bytes=44, page=4096)
+    array([ True, False])
     """
-    return rows.count > 0 and rows.start % page % row_bytes == 0
+    can: Bools = counts > 0
+    can &= starts % page % row_bytes == 0
+    return can
 
 
-def place(shards: Sequence[Rows], row_bytes: int, page: int) -> Placement | None:
+def place(starts: Ints, counts: Ints, row_bytes: int, page: int) -> Placement | None:
     """Find addresses at which the rows of all shards are rows of one array.
 
     Args:
-        shards: The rows of each, at least one, all of which ``can_be_placed``.
+        starts: Byte of its file at which the rows of each shard begin ``[n]``.
+        counts: How many they are ``[n]``; all of them ``can_be_placed``.
         row_bytes: Bytes of a row, at least one.
         page: Bytes of a page, a power of two.
 
     Returns:
         The placement; None where it takes too many addresses.
 
-    >>> two = place([Rows(4096, 100), Rows(8192, 50)], row_bytes=44, page=4096)
-    >>> two.first_rows, two.row_count
-    ((0, 4096), 4146)
-    >>> two.windows[1]
+    >>> import numpy as np
+    >>> two = place(np.array([4096, 8192]), np.array([100, 50]), 44, page=4096)
+    >>> two.first_rows.tolist(), two.row_count
+    ([0, 4096], 4146)
+    >>> two.window(1)
     Window(file_start=8192, at=180224, nbytes=4096)
     """
     # So many rows are a whole number of pages.  A page's number of rows always is, so
@@ -89,18 +108,22 @@ def place(shards: Sequence[Rows], row_bytes: int, page: int) -> Placement | None
     step = page
     if row_bytes > _MOST_ALIKE_ROW_BYTES:
         step = page // math.gcd(page, row_bytes)
-    first_rows: list[int] = []
-    row_count = 0
-    for rows in shards:
-        first_rows.append(round_up(row_count, step) + rows.start % page // row_bytes)
-        row_count = first_rows[-1] + rows.count
+    # Before anything is added up, which could overflow.
+    if (counts.astype(float) + 2.0 * step).sum() * row_bytes > 2.0 * _MOST_BYTES:
+        return None
+    rows_before = starts % page // row_bytes
+    # Each shard begins a whole number of steps behind the one before.
+    steps = (rows_before + counts + step - 1) // step
+    first_rows = step * (steps.cumsum() - steps) + rows_before
+    row_count = int(first_rows[-1] + counts[-1])
     nbytes = round_up(row_count * row_bytes, page)
     if nbytes > _MOST_BYTES:
         return None
-    pairs = zip(shards, first_rows, strict=True)
-    starts = [first * row_bytes - rows.start % page for rows, first in pairs]
-    windows = [
-        Window(rows.start - rows.start % page, start, stop - start)
-        for rows, start, stop in zip(shards, starts, [*starts[1:], nbytes], strict=True)
-    ]
-    return Placement(tuple(first_rows), row_count, tuple(windows), nbytes)
+    in_page = starts % page
+    return Placement(
+        first_rows,
+        row_count,
+        starts - in_page,
+        first_rows * row_bytes - in_page,
+        nbytes,
+    )

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import mmap
 import os
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -39,7 +37,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loaderkit.cache.gather import Values
-    from loaderkit.cache.layout import Array, Manifest, Shard
+    from loaderkit.cache.layout import Array, ShardFile
+    from loaderkit.cache.manifest import Manifest
 
     Ints = NDArray[np.int64]
 
@@ -101,7 +100,6 @@ class Shards:
         self._kept_open = KeptOpen(most_kept_open())
         self._checks = 0
         self._numbers: dict[object, int] = {}
-        self._unlike_offsets: dict[int, set[str | None]] = {}
 
     def number_of(self, value: object) -> int:
         """Give equal values equal numbers: what has 500 items is compared at once."""
@@ -110,29 +108,10 @@ class Shards:
     @functools.cached_property
     def can_be_joined(self) -> bool:
         """Tell whether the arrays of all shards can be mapped side by side."""
-        arrays = sum(len(shard.arrays) for shard in self.manifest.shards)
+        groups = self.manifest.shards.groups
+        arrays = sum(len(group) * len(group.schema.arrays) for group in groups)
         # Until its neighbour is mapped too, a piece leaves a gap: two mappings each.
         return is_available() and 2 * arrays <= free_mappings()
-
-    def can_be_placed_alike(self, shard: int, offsets: str) -> bool:
-        """Tell whether the columns of a shard that share offsets all begin at pages.
-
-        A column that shares its offsets with no other is placed as it can be.
-        """
-        if shard not in self._unlike_offsets:
-            self._unlike_offsets[shard] = self._find_unlike(shard)
-        return offsets not in self._unlike_offsets[shard]
-
-    def _find_unlike(self, shard: int) -> set[str | None]:
-        described = self.manifest.shards[shard]
-        columns = described.columns.values()
-        uses = Counter(column.offsets for column in columns)
-        return {
-            column.offsets
-            for column in columns
-            if uses[column.offsets] > 1
-            and (described.arrays[column.values].offset or 0) % mmap.PAGESIZE
-        }
 
     def index_array(self, shard: int, name: str) -> Ints:
         """Map one of a shard's arrays of offsets, shapes or rows."""
@@ -180,7 +159,7 @@ class Shards:
         if descriptor is not None and shard in self._identities:
             yield descriptor
             return
-        described = self.manifest.shards[shard]
+        described = self.manifest.shards.file(shard)
         file = self.path / described.file
         try:
             with opened(file) as descriptor:
@@ -217,7 +196,7 @@ class Shards:
 
     def damaged(self, shard: int, column: str, why: str) -> DamagedCacheError:
         """Say that a column's bytes contradict each other."""
-        file = self.path / self.manifest.shards[shard].file
+        file = self.path / self.manifest.shards.file(shard).file
         what = f"Column {column!r} of {file} is damaged: {why}."
         fix = "loaderkit verify CACHE, then pack it again"
         return DamagedCacheError(what, why="the file was changed on disk", fix=fix)
@@ -245,7 +224,7 @@ class Shards:
 
     def _path_of(self, shard: int) -> str:
         # Joined as text: a Path takes ten times as long.
-        return os.path.join(self._folder, self.manifest.shards[shard].file)  # noqa: PTH118
+        return os.path.join(self._folder, self.manifest.shards.files[shard])  # noqa: PTH118
 
     def _mapped(self, shard: int, array: Array) -> NDArray[Any]:
         if not array.nbytes:
@@ -259,11 +238,11 @@ class Shards:
         mapped = self._maps.get(shard)
         if mapped is None:
             with self.opened(shard) as descriptor:
-                mapped = map_open_file(descriptor, self.manifest.shards[shard])
+                mapped = map_open_file(descriptor, self.manifest.shards.file(shard))
             self._maps[shard] = mapped
         return mapped
 
-    def _verify(self, descriptor: int, file: Path, shard: Shard) -> FileIdentity:
+    def _verify(self, descriptor: int, file: Path, shard: ShardFile) -> FileIdentity:
         identity = identity_of(os.fstat(descriptor))
         if identity.bytes != shard.bytes:
             raise wrong_size(file, identity.bytes, shard.bytes)

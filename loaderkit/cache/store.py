@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from loaderkit.cache.column_reader import ABSENT, ColumnReader, Part, lacks_column
-from loaderkit.cache.files import check_size, load_manifest
+from loaderkit.cache.files import check_files, load_manifest
 from loaderkit.cache.gather import Piece, Runs
 from loaderkit.cache.shards import Checksums, Shards, check_checksums, replaced
 from loaderkit.errors import CacheError, DamagedCacheError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loaderkit.cache.layout import Manifest
+    from loaderkit.cache.manifest import Manifest
 
     Ints = NDArray[np.int64]
 
@@ -37,7 +37,7 @@ _OPENING_TRIES = 20
 class Store:
     """An open cache: one generation of it, whatever is packed there afterwards.
 
-    Opening reads the manifest and asks for the files' sizes: no sample, no offset.
+    Opening reads the manifest and looks for the files: no sample, no offset.
 
     Args:
         path: The cache's folder.
@@ -78,8 +78,7 @@ class Store:
         for _ in range(_OPENING_TRIES):
             manifest = load_manifest(path)
             try:
-                for shard in manifest.shards:
-                    check_size(path, shard)
+                check_files(path, manifest.shards)
             except DamagedCacheError:
                 if load_manifest(path).generation == manifest.generation:
                     raise
@@ -95,8 +94,7 @@ class Store:
     @cached_property
     def firsts(self) -> Ints:
         """Number of the first sample of each shard, and of the one behind the last."""
-        counts = [shard.samples for shard in self.manifest.shards]
-        return np.concatenate([[0], np.cumsum(np.array(counts, np.int64))])
+        return np.concatenate([[0], np.cumsum(self.manifest.shards.samples)])
 
     def column(self, name: str, *, stacked: bool = False) -> ColumnReader:
         """Give a column by name.
@@ -263,7 +261,7 @@ class Pick:
     def _absent(self, column: ColumnReader, *, allowed: bool) -> list[Share]:
         if not allowed:
             shard = self.touched[0]
-            raise lacks_column(self.store.manifest.shards[shard].file, column.name)
+            raise lacks_column(self.store.manifest.shards.file(shard).file, column.name)
         return []
 
 

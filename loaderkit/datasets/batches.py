@@ -52,7 +52,7 @@ class Recipe:
         self.store, self.classes = store, classes
         variant: Any = structure.variants[number]
         self.variant: Nest = variant
-        kept = {name for shard in store.manifest.shards for name in shard.columns}
+        kept = store.manifest.shards.column_names
         self.widths = {
             name: 2 * raw[3]
             for name, raw in structure.columns.items()

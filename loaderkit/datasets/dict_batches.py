@@ -168,12 +168,13 @@ def _stacked(store: Store, node: Leaf | Nest) -> Leaf | Nest:
     if isinstance(node, Nest):
         inside = tuple(_stacked(store, child) for child in node.children)
         return dataclasses.replace(node, children=inside)
-    shapes = set()
-    for shard in store.manifest.shards:
-        column = shard.columns.get(node.column)
+    shapes: set[tuple[int, ...] | None] = set()
+    for group in store.manifest.shards.groups:
+        column = group.schema.column.get(node.column)
         if column is not None:
             dense = column.offsets is None
-            shapes.add(shard.arrays[column.values].shape[1:] if dense else None)
+            by_shape = group.by_row_shape(column.values, 0) if dense else [(None, None)]
+            shapes |= {shape for shape, _ in by_shape}
     one_shape = len(shapes) == 1 and None not in shapes
     texts = node.kind in {"str", "bytes", "json", "bigint"}
     return dataclasses.replace(node, axis=None) if one_shape and not texts else node

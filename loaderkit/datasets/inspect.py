@@ -17,7 +17,7 @@ from loaderkit.units import format_bytes
 if TYPE_CHECKING:
     import os
 
-    from loaderkit.cache.layout import Shard
+    from loaderkit.cache.shard_table import ShardTable
 
 _BINS = 8
 _BAR = 40
@@ -135,22 +135,20 @@ def inspect_cache(path: str | os.PathLike[str]) -> CacheSummary:
     )
 
 
-def _fields(shards: tuple[Shard, ...], structure: Structure) -> tuple[Field, ...]:
+def _fields(shards: ShardTable, structure: Structure) -> tuple[Field, ...]:
     sizes: dict[str, int] = defaultdict(int)
     samples: dict[str, int] = defaultdict(int)
     shapes: dict[str, set[tuple[int | None, ...]]] = defaultdict(set)
-    for shard in shards:
+    for group in shards.groups:
         counted: set[str] = set()
-        for name, column in shard.columns.items():
+        for name, column in group.schema.columns:
             named = {column.values, column.offsets, column.shapes, column.rows} - {None}
             fresh = {each for each in named if each is not None} - counted
-            sizes[name] += sum(shard.arrays[each].nbytes for each in fresh)
+            sizes[name] += sum(sum(group.nbytes(each).tolist()) for each in fresh)
             counted |= fresh
-            samples[name] += shard.held(column)
-            shape = shard.arrays[column.values].shape
-            shapes[name].add(
-                shape[1:] if column.offsets is None else (None, *shape[1:])
-            )
+            samples[name] += sum(group.held(name).tolist())
+            for shape, _ in group.by_row_shape(column.values, 0):
+                shapes[name].add(shape if column.offsets is None else (None, *shape))
     return tuple(
         Field(
             name, raw[1], raw[2], _shape(shapes[name], raw), sizes[name], samples[name]

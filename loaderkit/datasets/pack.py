@@ -31,7 +31,7 @@ from loaderkit.cache.columns import ShardBuffer
 from loaderkit.cache.durable import not_written
 from loaderkit.cache.files import exists
 from loaderkit.cache.hdf5 import filters
-from loaderkit.cache.layout import BUILDING, MANIFEST, VERSION
+from loaderkit.cache.layout import BUILDING, MANIFEST, SHARD_FORMAT
 from loaderkit.datasets.classes import import_classes, loaded_classes
 from loaderkit.datasets.encode import encode
 from loaderkit.datasets.packing_workers import reading
@@ -314,7 +314,7 @@ class _Packing:
         first = self._first_sample()
         self.block_samples = _block_samples(first, len(self.source), self.options)
         plan = {
-            "format": VERSION,
+            "format": SHARD_FORMAT,
             "fingerprint": fingerprint,
             "samples": len(self.source),
             "block_samples": self.block_samples,
@@ -323,9 +323,9 @@ class _Packing:
         }
         self.build.resume(plan)
         self._keep_what_is_shown_to_be_the_same()
-        if not self.build.samples:
+        if not self.build.shards.samples:
             self._add(first)
-        start = self.build.samples + self.buffer.samples
+        start = self.build.shards.samples + self.buffer.samples
         total = len(self.source)
         with _bar(start, total, self.build.path) as bar:
             for encoded in self._read(start, total):
@@ -348,20 +348,20 @@ class _Packing:
     def _keep_what_is_shown_to_be_the_same(self) -> None:
         """Go on with a killed run's shards whose samples are still the source's."""
         start = 0
-        for number, finished in enumerate(self.build.finished):
+        for number, finished in enumerate(self.build.finished()):
             reason = self._difference(finished, start)
             if reason:
                 _LOG.warning(
                     "packing %s: finished shards (%d) are packed anew, since %s",
                     self.build.path,
-                    len(self.build.finished) - number,
+                    len(self.build.shards) - number,
                     reason,
                 )
                 self.build.discard_from(number)
                 break
             self.sources.update(_files_of(finished))
             start += finished.shard.samples
-        if self.build.finished:
+        if len(self.build.shards):
             self.structure = Structure.from_json(self.build.state)
 
     def list_sources(self) -> str | None:
@@ -419,7 +419,7 @@ class _Packing:
         return [digest for encoded in blocks for digest in encoded.digests]
 
     def _bytes(self) -> int:
-        return self.buffer.nbytes + sum(shard.bytes for shard in self.build.shards)
+        return self.buffer.nbytes + self.build.shards.nbytes
 
     def _add(self, encoded: Encoded) -> None:
         first_keys: dict[int, str] = {}

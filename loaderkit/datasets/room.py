@@ -18,7 +18,7 @@ from loaderkit.memory.host import available_memory
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
-    from loaderkit.cache.layout import Manifest
+    from loaderkit.cache.manifest import Manifest
 
 UNASKED_BYTES = 256 << 20
 """Up to here nobody is asked.  Asking takes 17 ms where there are many cgroups, and
@@ -81,8 +81,11 @@ def check_chunks(manifest: Manifest) -> None:
     Raises:
         DatasetError: A single row takes more than is free.
     """
-    chunks = (a.chunk_bytes for s in manifest.shards for a in s.arrays.values())
-    largest = max(chunks, default=0)
+    largest = 0
+    for group in manifest.shards.groups:
+        for name, array in group.schema.arrays:
+            if array.chunk_index is not None:
+                largest = max(largest, int(group.chunk_bytes(name).max()))
     if largest > UNASKED_BYTES:
         # Once compressed with its filters, once in the array of the sample.
         check_room(2 * largest, "A compressed value of this cache")

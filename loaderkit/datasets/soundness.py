@@ -7,7 +7,6 @@ byte on disk stands for.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,12 +25,14 @@ from loaderkit.datasets.structure import (
 from loaderkit.errors import CacheVersionError, DamagedCacheError
 
 if TYPE_CHECKING:
-    from loaderkit.cache.layout import Column, Manifest, Shard
+    from loaderkit.cache.manifest import Manifest
+    from loaderkit.cache.shard_table import ColumnSchema, ShardGroup
     from loaderkit.datasets.structure import Leaf, Structure
 
 _MOST = {"nodes": 1 << 40, "variant": MOST_VARIANTS}
 """Kinds of counts that decide what is read or made room for, and the largest.  A graph
 of 2**40 nodes takes terabytes; a sum over a batch of these stays below 2**63."""
+_MOST_IN_A_ROW = 1 << 40
 _WIDENED = ("<i4", "<i8")
 """Stored in the fewest bytes that hold them (see ``columns.narrowed``)."""
 
@@ -51,68 +52,97 @@ def check_columns(structure: Structure, manifest: Manifest) -> None:
     for name, wanted in ((KEY, "str"), (VARIANT, "variant")):
         if name in structure.columns and structure.columns[name][1] != wanted:
             raise _damaged(f"column {name!r} is not what it is always for")
-    for shard in manifest.shards:
-        if KEY not in shard.columns or shard.columns[KEY].rows is not None:
-            raise _damaged(f"{shard.file} holds no keys, or not of all samples")
-        # A shard without samples takes 2 KB, and every sample at least a key.
-        if shard.samples > shard.bytes:
-            raise _damaged(f"{shard.file} has fewer bytes than samples")
-        for name, column in shard.columns.items():
+    for group in manifest.shards.groups:
+        _check_samples(group)
+        for name, column in group.schema.columns:
             if name not in structure.columns:
                 raise _damaged(f"nothing says what column {name!r} is for")
-            _check_column(shard, name, column, structure.columns[name], dtypes[name])
+            _check_column(group, name, column, structure.columns[name], dtypes[name])
             if structure.columns[name][1] in _MOST:
-                _check_bounds(shard, name, structure)
-    stored = {name for shard in manifest.shards for name in shard.columns}
+                _check_bounds(group, name, column, structure)
+    stored = manifest.shards.column_names
     for variant in structure.variants:
         for leaf in _leaves(variant):
             if leaf.column not in stored:
                 raise _damaged(f"column {leaf.column!r} is in no shard")
 
 
+def _check_samples(group: ShardGroup) -> None:
+    key = group.schema.column.get(KEY)
+    if key is None or key.rows is not None:
+        raise _damaged(f"{group.files[0]} holds no keys, or not of all samples")
+    # A shard without samples takes 2 KB, and every sample at least a key.
+    wrong = group.samples > group.bytes
+    if wrong.any():
+        file = group.files[int(wrong.argmax())]
+        raise _damaged(f"{file} has fewer bytes than samples")
+
+
 def _check_column(
-    shard: Shard, name: str, column: Column, raw: tuple[Any, ...], dtype: np.dtype[Any]
+    group: ShardGroup,
+    name: str,
+    column: ColumnSchema,
+    raw: tuple[Any, ...],
+    dtype: np.dtype[Any],
 ) -> None:
     _, kind, _, ndim, _ = raw
-    array = shard.arrays[column.values]
+    array, sizes = group.schema.array[column.values], group.shape(column.values)
     stored = np.dtype(array.dtype)
     narrowed = dtype.str in _WIDENED and kind not in COUNTER_KINDS
     narrowed = narrowed and stored.kind in "iu" and stored.itemsize <= dtype.itemsize
     if stored != dtype and not narrowed:
         raise _damaged(f"column {name!r} holds {stored} for {dtype}")
-    if column.shapes is not None:
-        axes = shard.arrays[column.shapes].shape[1]
-    elif column.offsets is not None:
-        axes = len(array.shape)
-    else:
-        axes = len(array.shape) - 1
-    if axes != ndim:
-        raise _damaged(f"column {name!r} has values of {axes} axes, not {ndim}")
+    for axes in _axes_of_samples(group, column):
+        if axes != ndim:
+            raise _damaged(f"column {name!r} has values of {axes} axes, not {ndim}")
     if kind in COUNTER_KINDS:
-        whole = {(): 0, (2,): 1}.get(array.shape[1:]) == ndim
-        if column.offsets is not None or not whole or array.offset is None:
+        # One number a sample, or a pair of them.
+        is_pair = array.axes == 2 and bool((sizes[1] == 2).all())
+        whole = ndim == array.axes - 1 and (array.axes == 1 or is_pair)
+        if column.offsets is not None or not whole or array.chunk_index is not None:
             raise _damaged(f"column {name!r} is no column of counts")
+    if array.axes == 1:
+        return
     # Rows without any number can be as many as one likes, without a byte on disk.
-    if not array.nbytes and array.shape[0] > shard.held(column):
-        raise _damaged(f"column {name!r} has {array.shape[0]:,} rows without numbers")
-    if math.prod(array.shape[1:]) > 1 << 40:
-        raise _damaged(f"a row of column {name!r} has the shape {array.shape[1:]}")
+    row_size = group.row_size(column.values)
+    wrong = (row_size == 0) & (sizes[0] > group.held(name))
+    wrong |= row_size > _MOST_IN_A_ROW
+    if wrong.any():
+        at = int(wrong.argmax())
+        rows, *shape = (int(size[at]) for size in sizes)
+        if row_size[at]:
+            raise _damaged(f"a row of column {name!r} has the shape {tuple(shape)}")
+        raise _damaged(f"column {name!r} has {rows:,} rows without numbers")
 
 
-def _check_bounds(shard: Shard, name: str, structure: Structure) -> None:
+def _axes_of_samples(group: ShardGroup, column: ColumnSchema) -> set[int]:
+    """Say how many axes the values of samples have, in all shards of a group."""
+    if column.shapes is not None:
+        return set(np.unique(group.shape(column.shapes)[1]).tolist())
+    axes = group.schema.array[column.values].axes
+    return {axes if column.offsets is not None else axes - 1}
+
+
+def _check_bounds(
+    group: ShardGroup, name: str, column: ColumnSchema, structure: Structure
+) -> None:
     """See that counts lie between bounds, and that the bounds can be.
 
     A batch makes room for as many numbers as ``@nodes`` says, and ``@variant`` says by
     which variant a sample is read, so both are held against their bounds when read.
     """
-    kind, column = structure.columns[name][1], shard.columns[name]
-    if not shard.arrays[column.values].nbytes:
+    kind = structure.columns[name][1]
+    is_used = group.nbytes(column.values) > 0
+    if not is_used.any():
         return
     most = len(structure.variants) - 1 if kind == "variant" else _MOST[kind]
-    if column.low is None or column.high is None:
+    if not column.bounded:
         raise _damaged(f"nothing says how large the numbers of column {name!r} are")
-    if not 0 <= column.low <= column.high <= most:
-        bounds = f"{column.low:,} to {column.high:,}"
+    low, high = group.low(name), group.high(name)
+    wrong = is_used & ~((low >= 0) & (low <= high) & (high <= most))
+    if wrong.any():
+        at = int(wrong.argmax())
+        bounds = f"{int(low[at]):,} to {int(high[at]):,}"
         raise _damaged(f"the numbers of column {name!r} are from {bounds}")
 
 

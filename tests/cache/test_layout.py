@@ -3,25 +3,45 @@
 import copy
 import json
 import random
+from dataclasses import replace
 
 import pytest
+import strangers
 
 from loaderkit import pack
-from loaderkit.cache.layout import (
+from loaderkit.cache.manifest import (
     Manifest,
     manifest_from,
     read_manifest,
     write_manifest,
 )
+from loaderkit.cache.shard_table import ShardTable
 from loaderkit.errors import CacheVersionError, DamagedCacheError
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory):
+def path(tmp_path_factory):
     path = tmp_path_factory.mktemp("m") / "c.lk"
     samples = [{"x": [1.0] * i, "s": "a" * i, "n": i} for i in range(9)]
     pack(samples, path, shard_bytes=200, workers=0)
+    return path
+
+
+@pytest.fixture(scope="module")
+def text(path):
     return (path / "manifest.json").read_text()
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def version(request):
+    """Of the manifest's format: shards as objects, or as a table of numbers."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def content(path, version):
+    objects = strangers.content_with_objects(path)
+    return objects if version == 2 else strangers.content_with_table(objects)
 
 
 def test_a_manifest_reads_back_as_it_was_written(text):
@@ -40,7 +60,7 @@ def test_what_is_no_manifest_is_said_to_be_none(wrong):
 def test_a_manifest_changed_by_hand_is_noticed(text):
     changed = text.replace('"samples":', '"samples": ', 1).replace('"gzip"', '"lzf"')
     content = json.loads(text)
-    content["content"]["shards"][0]["samples"] += 1
+    content["content"]["shards"][0]["least"][2] += 1
 
     assert read_manifest(changed, where="here")  # white space is no change
     with pytest.raises(DamagedCacheError, match="checksum"):
@@ -48,7 +68,7 @@ def test_a_manifest_changed_by_hand_is_noticed(text):
 
 
 def test_a_newer_format_is_told_from_damage(text):
-    newer = {**json.loads(text), "version": 3}
+    newer = {**json.loads(text), "version": 4}
 
     with pytest.raises(CacheVersionError, match="upgrade loaderkit"):
         read_manifest(json.dumps(newer), where="here")
@@ -58,7 +78,7 @@ VALUES = [
     None, -1, 0, 1, 2, 7, 63, 64, 65,
     1 << 20, 1 << 61, 1 << 62, 1 << 80, 0.5, True, "",
     "x", "../../etc/passwd", "|O8", "<i8", "|u1", [], [1], [0, 0],
-    [1 << 40, 1 << 40], {},
+    [1 << 40, 1 << 40], {}, "AAAA", -(1 << 63), 4, 8,
 ]  # fmt: skip
 
 
@@ -97,16 +117,15 @@ def assert_inside(manifest):
 
 
 @pytest.mark.slow
-def test_none_of_3_000_mutated_manifests_leads_out_of_its_file(text):
-    chance, whole = random.Random(0), json.loads(text)["content"]
-    refused = 0
+def test_none_of_3_000_mutated_manifests_leads_out_of_its_file(content, version):
+    chance, refused = random.Random(0), 0
 
     for _ in range(3_000):
-        content = copy.deepcopy(whole)
+        mutant = copy.deepcopy(content)
         for _ in range(chance.randint(1, 3)):
-            mutate(chance, content)
+            mutate(chance, mutant)
         try:
-            manifest = manifest_from(content, where="here")
+            manifest = manifest_from(mutant, where="here", version=version)
         except DamagedCacheError:
             refused += 1
         else:
@@ -115,11 +134,13 @@ def test_none_of_3_000_mutated_manifests_leads_out_of_its_file(text):
     assert 1_500 < refused < 3_000
 
 
-def test_the_check_itself_notices_an_array_outside(text):
-    manifest = manifest_from(json.loads(text)["content"], where="here")
-    array = next(iter(manifest.shards[0].arrays.values()))
+def test_the_check_itself_notices_an_array_outside(content, version):
+    manifest = manifest_from(content, where="here", version=version)
+    shard = manifest.shards[0]
+    name, array = next(iter(shard.arrays.items()))
 
-    object.__setattr__(array, "offset", manifest.shards[0].bytes)
+    arrays = {**shard.arrays, name: replace(array, offset=shard.bytes)}
+    outside = ShardTable.of([replace(shard, arrays=arrays)])
 
     with pytest.raises(AssertionError):
-        assert_inside(manifest)
+        assert_inside(replace(manifest, shards=outside))

@@ -1,9 +1,10 @@
 """Rows of many files become rows of one array, at every size of row and page."""
 
+import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from loaderkit.cache.placement import Rows, can_be_placed, place
+from loaderkit.cache.placement import can_be_placed, place
 
 PAGES = st.sampled_from([4096, 16384, 65536])
 
@@ -13,51 +14,55 @@ def columns(draw):
     page = draw(PAGES)
     row_bytes = draw(st.integers(1, 300) | st.integers(1, 1 << 20))
     starts = st.integers(0, 40).map(lambda n: n * 4096) | st.just(64)
-    drawn = draw(st.lists(st.tuples(starts, st.integers(1, 9999)), min_size=1))
-    shards = [Rows(*each) for each in drawn]
-    shards = [rows for rows in shards if can_be_placed(rows, row_bytes, page)]
-    assume(shards)
-    return shards, row_bytes, page
+    drawn = draw(st.lists(st.tuples(starts, st.integers(0, 9999)), min_size=1))
+    starts, counts = np.array(drawn, np.int64).T
+    fitting = can_be_placed(starts, counts, row_bytes, page)
+    assume(fitting.any())
+    return starts[fitting], counts[fitting], row_bytes, page
 
 
 @given(columns())
 def test_every_row_lies_where_its_number_says(column):
-    shards, row_bytes, page = column
+    starts, counts, row_bytes, _page = column
 
-    placement = place(shards, row_bytes, page)
+    placement = place(*column)
 
-    firsts, windows = placement.first_rows, placement.windows
-    for rows, first, window in zip(shards, firsts, windows, strict=True):
+    for number, first in enumerate(placement.first_rows.tolist()):
+        window = placement.window(number)
         # byte of the range = byte of the file, moved by what the window was moved
-        assert first * row_bytes - window.at == rows.start - window.file_start
-        assert first * row_bytes + rows.count * row_bytes <= window.at + window.nbytes
+        assert first * row_bytes - window.at == starts[number] - window.file_start
+        end = (first + counts[number]) * row_bytes
+        assert end <= window.at + window.nbytes
 
 
 @given(columns())
 def test_windows_are_whole_pages_side_by_side(column):
-    shards, row_bytes, page = column
+    starts, _, _, page = column
 
-    placement = place(shards, row_bytes, page)
+    placement = place(*column)
 
     assert placement.nbytes % page == 0
-    ends = [0]
-    for window in placement.windows:
+    end = 0
+    for number in range(len(starts)):
+        window = placement.window(number)
         assert window.at % page == window.file_start % page == 0
-        assert window.at >= ends[-1]
-        ends.append(window.at + window.nbytes)
-    assert ends[-1] <= placement.nbytes
+        assert window.at >= end
+        end = window.at + window.nbytes
+    assert end <= placement.nbytes
 
 
 def test_columns_with_as_many_rows_are_placed_alike_whatever_a_row_has():
-    counts = [100, 5000, 1, 4096]
+    starts, counts = 8192 * np.arange(4), np.array([100, 5000, 1, 4096])
 
     placements = [
-        place([Rows(8192 * n, c) for n, c in enumerate(counts)], row_bytes, page=4096)
+        place(starts, counts, row_bytes, page=4096)
         for row_bytes in (1, 12, 44, 4096, 16384)
     ]
 
-    assert len({placement.first_rows for placement in placements}) == 1
+    assert len({tuple(placement.first_rows) for placement in placements}) == 1
 
 
 def test_more_addresses_than_there_are_is_no_placement():
-    assert place([Rows(0, 1 << 40)], row_bytes=1 << 10, page=4096) is None
+    for rows in ([1 << 40], [1 << 61] * 8):
+        starts = np.zeros(len(rows), np.int64)
+        assert place(starts, np.array(rows), row_bytes=1 << 10, page=4096) is None

@@ -1,7 +1,7 @@
 """Both ways of storing columns keep the contract; opening reads no sample."""
 
-import json
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +9,10 @@ import pytest
 from loaderkit import pack, verify
 from loaderkit.cache.build import building
 from loaderkit.cache.columns import Block, ShardBuffer, narrowed
-from loaderkit.cache.layout import read_manifest, write_manifest
+from loaderkit.cache.files import load_manifest
+from loaderkit.cache.layout import Array
+from loaderkit.cache.manifest import read_manifest, write_manifest
+from loaderkit.cache.shard_table import ShardTable
 from loaderkit.cache.store import Store
 from loaderkit.errors import CacheError, DamagedCacheError
 from loaderkit.testing import StoreContract
@@ -95,17 +98,20 @@ def test_a_shard_that_is_gone_is_named(tmp_path):
 def sparse_cache(path, samples):
     """A cache of so many samples whose file takes no room on disk."""
     pack([{"x": i} for i in range(1000)], path, workers=0)
-    file = path / "manifest.json"
-    manifest = json.loads(file.read_text())["content"]
-    shard = manifest["shards"][0]
-    start = -(-shard["bytes"] // 64) * 64
-    shard["samples"], shard["bytes"] = samples, start + samples
-    shard["columns"] = {"x": shard["columns"]["x"]}
-    shard["arrays"]["x/values"].update(shape=[samples], offset=start, dtype="|u1")
-    os.truncate(only_shard(path), shard["bytes"])
-    from loaderkit.cache.layout import manifest_from
-
-    file.write_text(write_manifest(manifest_from(manifest, where="here")))
+    manifest = load_manifest(path)
+    shard = manifest.shards[0]
+    start = -(-shard.bytes // 64) * 64
+    values = Array("|u1", (samples,), offset=start)
+    stretched = replace(
+        shard,
+        samples=samples,
+        bytes=start + samples,
+        columns={"x": shard.columns["x"]},
+        arrays={"x/values": values},
+    )
+    os.truncate(only_shard(path), stretched.bytes)
+    manifest = replace(manifest, shards=ShardTable.of([stretched]))
+    (path / "manifest.json").write_text(write_manifest(manifest))
 
 
 def test_a_billion_samples_open_without_being_read(tmp_path):

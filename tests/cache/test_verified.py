@@ -32,6 +32,21 @@ def test_a_file_is_known_again_by_other_processes(tmp_path):
     assert (OTHER, DIGEST) in reader
 
 
+def test_one_file_among_many_is_known_however_many_were_looked_for(tmp_path):
+    files = [OLD._replace(inode=10 * number) for number in range(60)]
+    others = [OLD._replace(inode=10 * number + 1) for number in range(60)]
+    filled(tmp_path / "verified.txt", *files)
+    reader = VerifiedFiles(tmp_path / "verified.txt")
+
+    for file, other in zip(files[::-1], others, strict=True):
+        assert (file, DIGEST) in reader
+        assert (other, DIGEST) not in reader
+        assert (file._replace(device=11), DIGEST) not in reader
+
+    filled(tmp_path / "verified.txt", *others)
+    assert all((other, DIGEST) in reader for other in others)
+
+
 @pytest.mark.parametrize("field", FileIdentity._fields)
 def test_a_file_that_differs_in_anything_is_another(tmp_path, field):
     known = filled(tmp_path / "verified.txt", OLD)

@@ -27,6 +27,9 @@ from torch_geometric import EdgeIndex, Index
 from torch_geometric.data import Data, HeteroData
 
 from loaderkit import LoaderkitError, inspect_cache, open_cache, pack, verify
+from loaderkit.cache.files import load_manifest
+from loaderkit.cache.layout import Array, Column, Shard
+from loaderkit.cache.shard_table import ShardGroup, ShardTable
 from loaderkit.testing import assert_same
 
 ROOM_BYTES = 512 << 20
@@ -169,7 +172,7 @@ class Seed:
 
     @property
     def content(self):
-        """What its manifest says, anew."""
+        """What its manifest says, anew: an object for each shard, as in version 2."""
         return json.loads(self.text)
 
     @classmethod
@@ -179,17 +182,45 @@ class Seed:
         samples = [make(i) for i in range(5)]
         path = folder / name.replace(" ", "-")
         pack(samples, path, workers=0, compression=compression, shard_bytes=SHARD_BYTES)
-        manifest = json.loads((path / "manifest.json").read_text())
         files = {file.name: file.read_bytes() for file in path.glob("*.h5")}
-        return cls(name, json.dumps(manifest["content"]), files)
+        return cls(name, json.dumps(content_with_objects(path)), files)
 
 
-def manifest_text(content, *, checksum=True):
-    """Write a manifest as any program could, with the checksum that belongs to it."""
+def content_with_objects(path):
+    """Say what the manifest of a cache says with an object for each shard."""
+    content = json.loads((path / "manifest.json").read_text())["content"]
+    shards = load_manifest(path).shards
+    content["shards"] = [
+        json.loads(json.dumps(dataclasses.asdict(shard))) for shard in shards
+    ]
+    return content
+
+
+def content_with_table(content):
+    """Say the same with the shards as a table of numbers, as in version 3."""
+    shards = ShardTable.of(_unchecked(**shard) for shard in content["shards"])
+    return {**content, "shards": shards.to_json()}
+
+
+def _unchecked(arrays, columns, **fields):
+    """Make a shard of what is said of it, true or not."""
+    made = {
+        name: Array(**{**array, "shape": tuple(array["shape"])})
+        for name, array in arrays.items()
+    }
+    named = {name: Column(**column) for name, column in columns.items()}
+    return Shard(**fields, arrays=made, columns=named)
+
+
+def manifest_text(content, *, checksum=True, version=2):
+    """Write a manifest as any program could, with the checksum that belongs to it.
+
+    Shards stand in it as objects, unless it has version 3.
+    """
     inside = json.dumps(content, separators=(",", ":"))
     # What ``json`` reads back is what the checksum is taken of.
     digest = xxhash.xxh3_128_hexdigest(inside.encode("utf-8", "surrogatepass"))
-    head = {"format": "loaderkit-cache", "version": 2}
+    head = {"format": "loaderkit-cache", "version": version}
     head["checksum"] = digest if checksum else "0" * 32
     return json.dumps(head)[:-1] + f', "content": {inside}}}\n'
 
@@ -225,18 +256,30 @@ class Mutator:
         """Make the mutant of a number: always the same one."""
         chance = random.Random(number)
         seed = self._seeds[chance.randrange(len(self._seeds))]
-        content, files = json.loads(seed.text), seed.files
+        content, files = seed.content, seed.files
+        version = chance.choice([2, 3])
         told = chance.random() < 0.85
         checksums = chance.choice(["never", "always", "once"])
         what = chance.random()
         if chance.random() < 0.05:
             # As it is: what is read must be what was packed.
-            return Mutant(number, seed, content, files, told=False, checksums="always")
-        if what < 0.62:
-            content = self._mutated_json(chance, content)
-        if what > 0.55:
-            content, files = _mutated_shards(chance, content, files, told)
-        return Mutant(number, seed, content, files, told, checksums)
+            if version == 3:
+                content = content_with_table(content)
+            return Mutant(number, seed, content, files, False, "always", version)
+        if version == 3:
+            if what > 0.55:
+                content, files = _mutated_shards(chance, content, files, told)
+            content = content_with_table(content)
+            if what < 0.62 and chance.random() < 0.5:
+                _mutate_numbers(chance, content["shards"])
+            elif what < 0.62:
+                content = self._mutated_json(chance, content)
+        else:
+            if what < 0.62:
+                content = self._mutated_json(chance, content)
+            if what > 0.55:
+                content, files = _mutated_shards(chance, content, files, told)
+        return Mutant(number, seed, content, files, told, checksums, version)
 
     def _mutated_json(self, chance, content):
         for _ in range(chance.choice([1, 1, 1, 2, 3, 5])):
@@ -302,6 +345,8 @@ class Mutant:
     told: bool
     """Whether checksums were made to fit what was changed."""
     checksums: str
+    version: int
+    """Of the manifest's format."""
 
     def write(self, path, before=()):
         """Put it into a folder; give the names of its files."""
@@ -311,8 +356,11 @@ class Mutant:
         for name, content in self.files.items():
             if before.get(name) is not content if before else True:
                 (path / name).write_bytes(content)
-        unchanged = self.content == json.loads(self.seed.text)
-        text = manifest_text(self.content, checksum=self.told or unchanged)
+        sound = self.seed.content
+        if self.version == 3:
+            sound = content_with_table(sound)
+        told = self.told or self.content == sound
+        text = manifest_text(self.content, checksum=told, version=self.version)
         (path / "manifest.json").write_bytes(text.encode("utf-8", "surrogatepass"))
         return self.files
 
@@ -320,6 +368,21 @@ class Mutant:
     def harmless(self):
         """Whether it must be refused or give what the seed gives."""
         return not self.told and self.checksums != "never"
+
+
+def _mutate_numbers(chance, groups):
+    """Change some numbers of shards, and write them down as any numbers are."""
+    for _ in range(chance.choice([1, 1, 1, 2, 5])):
+        at = chance.randrange(len(groups))
+        group = ShardGroup.from_json(groups[at])
+        vectors = [np.array(vector) for vector in group.numbers]
+        vector = chance.choice(vectors)
+        row = chance.randrange(len(vector))
+        old = int(vector[row])
+        nearby = [old + 1, old - 1, old * 2, -old, old ^ 64, old + 64, old // 2]
+        new = chance.choice(INTEGERS if chance.random() < 0.5 else nearby)
+        vector[row] = np.uint64(new % (1 << 64)).astype(np.int64)
+        groups[at] = ShardGroup(group.schema, vectors).to_json()
 
 
 def _mutated_shards(chance, content, files, told):

@@ -66,7 +66,7 @@ def packed(tmp_path, sample=None, count=4, **options):
 
 
 def content_of(path):
-    return json.loads((path / "manifest.json").read_text())["content"]
+    return strangers.content_with_objects(path)
 
 
 def rewrite(path, content):

@@ -1,0 +1,77 @@
+"""A build keeps numbers of its finished shards in memory, and the rest on disk."""
+
+import gc
+
+import numpy as np
+import pytest
+
+from loaderkit.cache.build import building
+from loaderkit.cache.columns import Block, ShardBuffer
+from loaderkit.cache.files import load_manifest
+from loaderkit.errors import CacheError
+
+PLAN = {"compression": None, "fingerprint": {}, "samples": 9}
+
+
+def add(build, number):
+    """Write a shard of a single sample."""
+    block, buffer = Block(), ShardBuffer()
+    block.append({"x": np.full(3, number)})
+    buffer.append(block)
+    evidence = {"files": {f"raw/{number}/{part}.pt": [1, 2] for part in range(20)}}
+    build.add(buffer, state={"last": number}, evidence=evidence)
+
+
+def test_memory_stays_flat_however_many_shards_are_finished(tmp_path):
+    counts = {}
+    with building(tmp_path / "c", anew=False) as build:
+        build.resume(PLAN)
+        for number in range(80):
+            add(build, number)
+            counts[number] = len(gc.get_objects())
+
+    # Notes of 60 shards more would be dicts of 20 lists each.
+    assert counts[79] - counts[19] < 60
+
+
+def test_what_is_noted_of_finished_shards_is_read_when_it_is_asked_for(tmp_path):
+    with building(tmp_path / "c", anew=False) as build:
+        build.resume(PLAN)
+        for number in range(5):
+            add(build, number)
+    with building(tmp_path / "c", anew=False) as build:
+        build.resume(PLAN)
+        finished = list(build.finished())
+
+        assert [each.state["last"] for each in finished] == [0, 1, 2, 3, 4]
+        assert [each.shard for each in finished] == list(build.shards.table())
+        assert len(finished[3].evidence["files"]) == 20
+        assert build.state == {"last": 4}
+
+
+def test_a_build_that_discards_shards_goes_on_behind_those_before(tmp_path):
+    with building(tmp_path / "c", anew=False) as build:
+        build.resume(PLAN)
+        for number in range(5):
+            add(build, number)
+        build.discard_from(2)
+
+        assert (len(build.shards), build.shards.samples) == (2, 2)
+        assert build.state == {"last": 1}
+        add(build, 7)
+        build.commit(structure={}, fingerprint={}, made_with={})
+
+    shards = load_manifest(tmp_path / "c").shards
+    names = sorted(file.name for file in (tmp_path / "c").glob("*.h5"))
+    assert sorted(shards.files) == names
+    assert len(names) == 3
+
+
+def test_a_note_that_something_else_took_away_is_an_error(tmp_path):
+    with building(tmp_path / "c", anew=False) as build:
+        build.resume(PLAN)
+        add(build, 0)
+        (build.folder / "00000.json").unlink()
+
+        with pytest.raises(CacheError, match=r"00000\.json is gone, or was changed"):
+            list(build.finished())
