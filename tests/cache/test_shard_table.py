@@ -33,7 +33,6 @@ from loaderkit.cache.shard_table import ShardTable, ShardTableBuilder
 from loaderkit.errors import DamagedCacheError
 from loaderkit.testing import assert_same
 
-
 FORK = multiprocessing.get_context("fork")
 
 
