@@ -63,9 +63,11 @@ def _openings(folder: Path, scale: float) -> list[Row]:
     found = []
     for name, path in names.items():
         times = []
+        # Hashing the sparse file would take minutes, and nobody wrote its checksum.
+        checksums = "never" if path.name == "sparse.lk" else "once"
         for _ in range(20):
             start = time.perf_counter()
-            loaderkit.open_cache(path)[0]
+            loaderkit.open_cache(path, checksums=checksums)[0]
             times.append(1000 * (time.perf_counter() - start))
         middle = sorted(times)[10]
         found.append(Row(name, middle, min(times), max(times), "ms", 20 / middle))
