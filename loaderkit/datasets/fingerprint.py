@@ -23,12 +23,20 @@ import numpy as np
 import torch
 import xxhash
 
+from loaderkit.datasets.written import find_written
 from loaderkit.errors import DamagedCacheError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Set as AbstractSet
 
 _CONSTANTS = (int, float, complex, str, bytes, bool, type(None))
+_FOLLOWED = (
+    types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType,
+    type, functools.partial, property, functools.cached_property,
+    types.MemberDescriptorType,
+)  # fmt: skip
+"""What is code, and followed as such."""
 _MOST_DEPTH = 20
 _MOST_ITEMS = 100_000
 """Of a container on ``self``: of a longer one only the length counts."""
@@ -145,7 +153,7 @@ def _hash_keys(names: list[str]) -> str:
     return digest.hexdigest()
 
 
-def _code(item: Any, seen: set[int]) -> Iterator[str]:
+def _code(item: Any, seen: set[object]) -> Iterator[str]:
     """Go through a function's code and, each once, what it uses of the user's."""
     owner = getattr(item, "__self__", None)
     function = getattr(item, "__func__", item)
@@ -168,9 +176,10 @@ def _code(item: Any, seen: set[int]) -> Iterator[str]:
     yield from _values(function.__defaults__ or (), seen)
     yield from _values((function.__kwdefaults__ or {}).values(), seen)
     yield from _values([_cell(cell) for cell in function.__closure__ or ()], seen)
+    module = sys.modules.get(function.__module__ or "")
     for name in sorted(names := _names(function.__code__)):
         if name in function.__globals__:
-            yield from _global(function.__globals__[name], name, names, seen)
+            yield from _global(function.__globals__[name], name, names, seen, module)
         if owner is not None:
             yield from _attribute(owner, name, seen)
 
@@ -180,17 +189,41 @@ def _bound(function: Any, owner: Any) -> Any:
     return function if owner is None else types.MethodType(function, owner)
 
 
-def _global(item: Any, name: str, names: set[str], seen: set[int]) -> Iterator[str]:
-    """Follow a global; of a module of the user's, what is named beside it."""
+def _global(
+    item: Any, name: str, names: AbstractSet[str], seen: set[object], module: Any
+) -> Iterator[str]:
+    """Follow a global of a module; of a module of the user's, what is named beside."""
     if isinstance(item, types.ModuleType):
         if _is_users_module(item):
-            used = [value for key, value in vars(item).items() if key in names]
-            yield from _values(used, seen, name)
+            for key in sorted(names & vars(item).keys()):
+                yield from _values([vars(item)[key]], seen, name)
+                yield from _written(vars(item)[key], item, key, seen)
     else:
         yield from _values([item], seen, name)
+        yield from _written(item, module, name, seen)
 
 
-def _attribute(owner: Any, name: str, seen: set[int]) -> Iterator[str]:
+def _written(item: Any, scope: Any, name: str, seen: set[object]) -> Iterator[str]:
+    """Follow what was written for a value that may change, and what that names."""
+    if isinstance(item, _FOLLOWED) or _constant(item) is not None:
+        return
+    found = find_written(scope, name)
+    if found is None or (id(found.scope), found.text) in seen:
+        return
+    seen.add((id(found.scope), found.text))
+    yield f"{name}: {found.text}"
+    inner = vars(found.scope)
+    module = sys.modules.get(getattr(found.scope, "__module__", ""), found.scope)
+    if not _is_users_module(module):
+        return
+    for used in sorted(found.names):
+        if used in inner:
+            yield from _global(inner[used], used, found.names, seen, found.scope)
+        elif used in vars(module):
+            yield from _global(vars(module)[used], used, found.names, seen, module)
+
+
+def _attribute(owner: Any, name: str, seen: set[object]) -> Iterator[str]:
     """Follow ``self.name``: methods and constants of all classes, values of self.
 
     All classes, since ``super()`` may ask for any of them.
@@ -206,13 +239,15 @@ def _attribute(owner: Any, name: str, seen: set[int]) -> Iterator[str]:
         if isinstance(member, types.FunctionType):
             if _is_users(member):
                 yield from _code(types.MethodType(member, owner), seen)
-        elif _is_users(each) and (text := _constant(member)) is not None:
-            yield f"{each.__name__}.{name}={text}"
+        elif _is_users(each) and name in vars(each):
+            if (text := _constant(member)) is not None:
+                yield f"{each.__name__}.{name}={text}"
+            yield from _written(member, each, name, seen)
     if name not in getattr(kind, "_PACKED_WITHOUT", ()):
         yield from _own_value(getattr(owner, "__dict__", {}).get(name), name, seen)
 
 
-def _own_value(value: Any, name: str, seen: set[int]) -> Iterator[str]:
+def _own_value(value: Any, name: str, seen: set[object]) -> Iterator[str]:
     """Follow a value of ``self``; those that load opens or fills are none of these."""
     if isinstance(value, functools.partial | types.FunctionType | types.MethodType):
         yield from _code(value, seen)
@@ -230,8 +265,8 @@ def _is_path(text: str) -> bool:
 def _constant(value: Any) -> str | None:
     """Write what cannot change while the process runs; None for anything else.
 
-    Lists and dicts of modules and classes do not count: many are filled while samples
-    are loaded, and would make a cache stale that is not.
+    Of lists and dicts of modules and classes only what was written counts: many are
+    filled while samples are loaded, and would make a cache stale that is not.
     """
     if isinstance(value, enum.Enum):
         return f"{type(value).__qualname__}.{value.name}={_constant(value.value)}"
@@ -292,7 +327,7 @@ def _array_text(value: Any) -> str | None:
     return f"{look}{xxhash.xxh3_128_hexdigest(content.data)}"
 
 
-def _values(items: Iterable[Any], seen: set[int], name: str = "") -> Iterator[str]:
+def _values(items: Iterable[Any], seen: set[object], name: str = "") -> Iterator[str]:
     for item in items:
         if (text := _constant(item)) is not None:
             yield f"{name}={text}"
@@ -308,14 +343,16 @@ def _values(items: Iterable[Any], seen: set[int], name: str = "") -> Iterator[st
             yield from _code(item, seen)
 
 
-def _class(item: type, seen: set[int]) -> Iterator[str]:
+def _class(item: type, seen: set[object]) -> Iterator[str]:
     if id(item) not in seen:
         seen.add(id(item))
         for name, member in sorted(vars(item).items()):
             if isinstance(member, types.FunctionType):
                 yield from _code(member, seen)
-            elif not name.startswith("__") and (text := _constant(member)) is not None:
-                yield f"{name}={text}"
+            elif not name.startswith("__"):
+                if (text := _constant(member)) is not None:
+                    yield f"{name}={text}"
+                yield from _written(member, item, name, seen)
 
 
 def _is_users(item: Any) -> bool:
