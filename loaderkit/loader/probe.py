@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
@@ -118,6 +118,7 @@ def measure_in_a_fork(
     Raises:
         LoaderkitError: A sample cannot be read, or the process died or took too long.
     """
+    begun = time.perf_counter()
     context: Any = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(
@@ -140,7 +141,7 @@ def measure_in_a_fork(
         receiver.close()
     if isinstance(answer, str):
         raise _not_measured(f"reading failed: {answer}")
-    return answer
+    return replace(answer, probe_s=time.perf_counter() - begun)
 
 
 def _answer_of(process: Any, receiver: Connection[Any, Any]) -> Measured | str:
