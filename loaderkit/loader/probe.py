@@ -98,26 +98,14 @@ def probe(dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any]) -> M
         return _measure_here(dataset, rows, collate)
     # macOS can fork, but its own libraries may end a process that did.
     if "fork" in multiprocessing.get_all_start_methods() and sys.platform != "darwin":
-        return measure_in_a_fork(dataset, rows, collate)
-    return measure_a_copy(dataset, rows, collate)
+        return _measure_in_a_fork(dataset, rows, collate)
+    return _measure_a_copy(dataset, rows, collate)
 
 
-def measure_in_a_fork(
+def _measure_in_a_fork(
     dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any]
 ) -> Measured:
-    """Measure in a process that ends behind it, with one thread, as in a worker.
-
-    Args:
-        dataset: See ``probe``.
-        rows: See ``probe``.
-        collate: See ``probe``.
-
-    Returns:
-        What a batch costs.
-
-    Raises:
-        LoaderkitError: A sample cannot be read, or the process died or took too long.
-    """
+    """Measure in a process that ends behind it, with one thread, as in a worker."""
     begun = time.perf_counter()
     context: Any = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
@@ -176,22 +164,10 @@ def _measure_and_send(
     sender.send(answer)
 
 
-def measure_a_copy(
+def _measure_a_copy(
     dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any]
 ) -> Measured:
-    """Measure on a copy, as a spawned worker would get it, if it is not large.
-
-    Args:
-        dataset: See ``probe``.
-        rows: See ``probe``.
-        collate: See ``probe``.
-
-    Returns:
-        What a batch costs.
-
-    Raises:
-        LoaderkitError: A sample cannot be read, or the dataset is too large to copy.
-    """
+    """Measure on a copy, as a spawned worker would get it, if it is not large."""
     try:
         with _Bounded(_MOST_COPIED_BYTES) as file:
             pickle.Pickler(file, pickle.HIGHEST_PROTOCOL).dump((dataset, collate))

@@ -63,7 +63,7 @@ def test_a_dataset_in_memory_is_measured_here(monkeypatch):
     def refused(*_):
         raise AssertionError
 
-    monkeypatch.setattr(probe, "measure_in_a_fork", refused)
+    monkeypatch.setattr(probe, "_measure_in_a_fork", refused)
 
     loader = build_loader(list(torch.arange(100.0)), batch_size=10)
 
@@ -112,7 +112,7 @@ def test_a_sample_that_takes_too_long_is_given_up(folder, monkeypatch):
 def test_a_copy_is_measured_where_processes_are_spawned(folder):
     dataset = KeepsItsFile(folder)
 
-    found = probe.measure_a_copy(dataset, range(10), torch.utils.data.default_collate)
+    found = probe._measure_a_copy(dataset, range(10), torch.utils.data.default_collate)
 
     assert found.samples
     assert dataset.opened is None
@@ -124,13 +124,13 @@ def test_a_large_dataset_is_not_copied(folder, monkeypatch):
     dataset.table = torch.zeros(1000)
 
     with pytest.raises(LoaderError, match=r"over 0\.98 KiB"):
-        probe.measure_a_copy(dataset, range(10), torch.utils.data.default_collate)
+        probe._measure_a_copy(dataset, range(10), torch.utils.data.default_collate)
 
 
 def test_what_cannot_be_sent_is_measured_itself(folder):
     dataset = KeepsItsFile(folder)
     dataset.function = lambda: None
 
-    probe.measure_a_copy(dataset, range(10), torch.utils.data.default_collate)
+    probe._measure_a_copy(dataset, range(10), torch.utils.data.default_collate)
 
     assert dataset.opened is not None
