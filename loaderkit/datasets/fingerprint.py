@@ -37,6 +37,11 @@ _FOLLOWED = (
     types.MemberDescriptorType,
 )  # fmt: skip
 """What is code, and followed as such."""
+_FOLLOWED_FROM_WRITTEN = (
+    types.FunctionType, type, types.ModuleType, functools.partial,
+    list, dict, set, tuple, frozenset, np.ndarray, torch.Tensor,
+)  # fmt: skip
+"""What is followed where what was written for something names it."""
 _MOST_DEPTH = 20
 _MOST_ITEMS = 100_000
 """Of a container on ``self``: of a longer one only the length counts."""
@@ -218,9 +223,14 @@ def _written(item: Any, scope: Any, name: str, seen: set[object]) -> Iterator[st
         return
     for used in sorted(found.names):
         if used in inner:
-            yield from _global(inner[used], used, found.names, seen, found.scope)
+            value, where = inner[used], found.scope
         elif used in vars(module):
-            yield from _global(vars(module)[used], used, found.names, seen, module)
+            value, where = vars(module)[used], module
+        else:
+            continue
+        # Of what a parser of arguments gives, each argument's default would count.
+        if isinstance(value, _FOLLOWED_FROM_WRITTEN) or _constant(value) is not None:
+            yield from _global(value, used, found.names, seen, where)
 
 
 def _attribute(owner: Any, name: str, seen: set[object]) -> Iterator[str]:

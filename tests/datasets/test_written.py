@@ -12,6 +12,7 @@ LEVELS = ["low", "high"]
 NESTED = {"a": [1, 2], "b": {3}}
 """
 MODULE = """
+import argparse
 import collections
 import settings
 from settings import LEVELS as levels, NESTED
@@ -29,6 +30,10 @@ except ImportError:
     UNITS = {}
 SIZES = [3, 4]
 MADE = collections.Counter(SIZES)
+PARSER = argparse.ArgumentParser()
+PARSER.add_argument("--rate", default=0.1)
+PARSER.add_argument("--root", default="data")
+ARGUMENTS = PARSER.parse_args([])
 SEEN = {}
 UNUSED = [1]
 
@@ -46,7 +51,7 @@ class Reader:
     def load(self, key):
         SEEN[key] = len(SEEN)
         used = CLASSES, SCALES, TABLE, UNITS, MADE, levels, NESTED, settings.LEVELS
-        return used, self.order, Tool().use()
+        return used, self.order, Tool().use(), ARGUMENTS.root
 """
 EDITS = {
     "a list": ('["cat", "dog"]', '["cat", "dog", "bird"]'),
@@ -57,12 +62,17 @@ EDITS = {
     "of a call": ("[3, 4]", "[3, 5]"),
     "a class's own": ('["first", "second"]', '["second", "first"]'),
     "another class's": ("[0.5, 0.5]", "[0.25, 0.75]"),
+    "what makes an object": (
+        "PARSER.parse_args([])",
+        'PARSER.parse_args(["--root", "x"])',
+    ),
     "imported": ('["low", "high"]', '["low", "middle", "high"]'),
     "imported and nested": ('"b": {3}', '"b": {4}'),
 }
 NO_EDITS = {
     "a comment": ('CLASSES = ["cat", "dog"]', 'CLASSES = [  # two\n "cat", "dog"]'),
     "what is not used": ("UNUSED = [1]", "UNUSED = [2]"),
+    "another argument's default": ("default=0.1", "default=0.2"),
 }
 
 
