@@ -212,15 +212,13 @@ def _written(item: Any, scope: Any, name: str, seen: set[object]) -> Iterator[st
     """Follow what was written for a value that may change, and what that names."""
     if isinstance(item, _FOLLOWED) or _constant(item) is not None:
         return
-    found = find_written(scope, name)
+    found = find_written(scope, name, _is_users_module)
     if found is None or (id(found.scope), found.text) in seen:
         return
     seen.add((id(found.scope), found.text))
     yield f"{name}: {found.text}"
     inner = vars(found.scope)
     module = sys.modules.get(getattr(found.scope, "__module__", ""), found.scope)
-    if not _is_users_module(module):
-        return
     for used in sorted(found.names):
         if used in inner:
             value, where = inner[used], found.scope

@@ -17,7 +17,7 @@ import types
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _MOST_IMPORTS = 20
 """A name is followed through so many modules that import it from each other."""
@@ -34,12 +34,15 @@ class Written(NamedTuple):
     """What they name besides."""
 
 
-def find_written(scope: Any, name: str) -> Written | None:
+def find_written(
+    scope: Any, name: str, is_users: Callable[[types.ModuleType], bool]
+) -> Written | None:
     """Find what was written for a name of a module or class.
 
     Args:
         scope: The module or class.
         name: The name; one that is imported is looked for where it comes from.
+        is_users: Tells whether a module is the user's; others are not looked into.
 
     Returns:
         The statements; None where there is no source, as in a notebook, or where the
@@ -53,7 +56,7 @@ def find_written(scope: Any, name: str) -> Written | None:
             used = {n.id for s in found for n in ast.walk(s) if isinstance(n, ast.Name)}
             return Written(scope, text, frozenset(used - {name}))
         origin = _origin(scope, body, name)
-        if origin is None:
+        if origin is None or not is_users(origin[0]):
             return None
         scope, name = origin
     return None

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from loaderkit.datasets.fingerprint import fingerprint_of
+from loaderkit.datasets.fingerprint import _is_users_module, fingerprint_of
+from loaderkit.datasets.written import find_written
 
 SETTINGS = """
 LEVELS = ["low", "high"]
@@ -91,7 +92,7 @@ def fingerprint(tmp_path, monkeypatch):
         reader = importlib.import_module("readers").Reader()
         for key in range(loads):
             reader.load(key)
-        return fingerprint_of(reader.load, ["a"])
+        return fingerprint_of(getattr(reader, "load", len), ["a"])
 
     yield take
     for name in ("readers", "settings"):
@@ -115,6 +116,14 @@ def test_what_changes_no_value_is_not(fingerprint, edit):
     assert fingerprint(MODULE.replace(old, new), SETTINGS) == fingerprint(
         MODULE, SETTINGS
     )
+
+
+def test_modules_of_libraries_are_not_looked_into(fingerprint):
+    fingerprint("from keyword import kwlist\nclass Reader:\n    pass\n", SETTINGS)
+    module = sys.modules["readers"]
+
+    assert find_written(module, "kwlist", lambda _: True).scope.__name__ == "keyword"
+    assert find_written(module, "kwlist", _is_users_module) is None
 
 
 def test_what_fills_while_samples_are_loaded_is_not(fingerprint):
