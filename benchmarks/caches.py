@@ -26,6 +26,7 @@ from benchmarks.workloads import COUNTS, make, write_files
 from loaderkit.cache.files import load_manifest
 from loaderkit.cache.manifest import write_manifest
 from loaderkit.cache.shard_table import ShardTable
+from loaderkit.cache.shards import Checksums
 from loaderkit.datasets.sources import PtFolder
 
 WORKERS = 2
@@ -64,7 +65,7 @@ def _openings(folder: Path, scale: float) -> list[Row]:
     for name, path in names.items():
         times = []
         # Hashing the sparse file would take minutes, and nobody wrote its checksum.
-        checksums = "never" if path.name == "sparse.lk" else "once"
+        checksums: Checksums = "never" if path.name == "sparse.lk" else "once"
         for _ in range(20):
             start = time.perf_counter()
             loaderkit.open_cache(path, checksums=checksums)[0]
