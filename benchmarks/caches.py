@@ -14,7 +14,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
@@ -26,8 +26,10 @@ from benchmarks.workloads import COUNTS, make, write_files
 from loaderkit.cache.files import load_manifest
 from loaderkit.cache.manifest import write_manifest
 from loaderkit.cache.shard_table import ShardTable
-from loaderkit.cache.shards import Checksums
 from loaderkit.datasets.sources import PtFolder
+
+if TYPE_CHECKING:
+    from loaderkit.cache.shards import Checksums
 
 WORKERS = 2
 
