@@ -30,6 +30,7 @@ CAPABILITIES = {
     "hdf5plugin": lambda: importlib.util.find_spec("hdf5plugin") is not None,
     "chromium": lambda: shutil.which("chromium") is not None,
     "corpus": lambda: CORPUS.exists(),
+    "proc": lambda: Path("/proc/self/status").exists(),
     "cc": lambda: sys.platform == "linux" and shutil.which("cc") is not None,
     "xdist": lambda: importlib.util.find_spec("xdist") is not None,
     "IPython": lambda: importlib.util.find_spec("IPython") is not None,

@@ -42,7 +42,9 @@ from loaderkit.datasets.readers import (
     Span,
     Task,
     content_digest,
+    read_sample,
     read_span,
+    seed_of,
 )
 from loaderkit.datasets.source_files import (
     FileVersion,
@@ -56,6 +58,7 @@ from loaderkit.datasets.sources import as_source
 from loaderkit.datasets.structure import KEY, VARIANT, Structure
 from loaderkit.errors import CacheError, DatasetError
 from loaderkit.open_files import find_shared_files, warn_of_shared_files
+from loaderkit.randomness import quiet
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -113,6 +116,10 @@ def pack(
 ) -> Any:
     """Pack a dataset into a cache, and open it.
 
+    Random numbers that a sample draws (of torch, numpy and random) follow from
+    ``torch.initial_seed()`` and its row: ``torch.manual_seed`` before makes the same
+    cache again, whatever the number of workers.
+
     Args:
         source: A list of samples, any map-style dataset, a PyG dataset, or a folder
             of ``.pt`` files (a path, or ``PtFolder`` to say more).
@@ -155,11 +162,13 @@ def _check_samples(cache: Any, source: Source, path: Path) -> None:
 
     All are compared: code and keys tell nothing about what a list holds.
     """
-    rows = range(len(source))
-    same = len(cache) == len(source) and all(
-        cache.key(row) == source.key(row) and _is_same(cache[row], source.read(row))
-        for row in rows
-    )
+    seed = seed_of(source)
+    with quiet():
+        same = len(cache) == len(source) and all(
+            cache.key(row) == source.key(row)
+            and _is_same(cache[row], read_sample(source, row, seed))
+            for row in range(len(source))
+        )
     if not same:
         what = f"Another process has packed other samples into {path} meanwhile."
         fix = "choose another folder, or pack(..., overwrite=True) to replace it"
@@ -205,6 +214,7 @@ def pack_source(source: Source, path: Path, options: PackOptions) -> Packed:
         min(BLOCK_BYTES, options.shard_bytes),
         path / BUILDING,
         track_files=options.track_files,
+        seed=seed_of(source),
     )
     try:
         with contextlib.ExitStack() as stack:
@@ -263,7 +273,7 @@ def _with_possible_workers(
 
 def _read_here(job: Job) -> Span:
     """Read the first sample in this process, which starts no workers behind it."""
-    with job.tracker(all_threads=False) as tracker:
+    with job.tracker(all_threads=False) as tracker, quiet():
         return read_span(job, Task(0, 1), tracker)
 
 

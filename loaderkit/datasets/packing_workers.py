@@ -29,6 +29,7 @@ import torch
 
 from loaderkit.datasets.readers import Span, Task, read_span, set_aside, take_up
 from loaderkit.errors import DatasetError
+from loaderkit.randomness import quiet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -130,7 +131,7 @@ class SpanReader:
     ) -> Iterator[Span]:
         """Read spans in this process, and begin none after so many seconds."""
         end = time.monotonic() + seconds
-        with self._job.tracker(all_threads=False) as tracker:
+        with self._job.tracker(all_threads=False) as tracker, quiet():
             while time.monotonic() < end:
                 task = next(tasks, None)
                 if task is None:
@@ -279,11 +280,15 @@ class _Team:
         start, stop, _ = worker.asked[0]
         key = self._job.source.key(start)
         worker.process.join(_GRACE_S)
+        status = worker.process.exitcode
+        ended = "ended" if status is not None and status >= 0 else "was killed"
         what = (
-            f"A packing worker was killed while it read samples {start:,} to "
-            f"{stop - 1:,}, from {key!r} on (exit status {worker.process.exitcode})."
+            f"A packing worker {ended} while it read samples {start:,} to "
+            f"{stop - 1:,}, from {key!r} on (exit status {status})."
         )
         why = "probably out of memory, or a crash in native code that load() calls"
+        if ended == "ended":
+            why = "load(), or a library that it calls, ends the process (os._exit)"
         fix = "pack with workers=1 (or 0 to see the crash); finished shards are kept"
         return DatasetError(what, why=why, fix=fix)
 
@@ -321,7 +326,7 @@ def _work(job: Job, tasks: Connection[Any, Any], answers: Connection[Any, Any]) 
             try:
                 file = set_aside(job, read_span(job, task, tracker))
                 answer = _Answer(task.start, str(file))
-            except Exception as error:  # noqa: BLE001 -- the parent raises it
+            except BaseException as error:  # noqa: BLE001 -- the parent raises it
                 answer = _answer_with(error, task.start, job)
             answers.send(answer)
 
@@ -334,7 +339,7 @@ def _next_task(tasks: Connection[Any, Any]) -> Task | None:
     return task
 
 
-def _answer_with(error: Exception, start: int, job: Job) -> _Answer:
+def _answer_with(error: BaseException, start: int, job: Job) -> _Answer:
     """Send an error on, with the traceback that pickling would lose."""
     text = traceback.format_exc()
     without_traceback = _pickled(error)
@@ -358,7 +363,7 @@ def _answer_with(error: Exception, start: int, job: Job) -> _Answer:
     return _Answer(start, str(file), error=b"")
 
 
-def _pickled(error: Exception) -> bytes:
+def _pickled(error: BaseException) -> bytes:
     """Pickle an error; b"" where that cannot be done, or not be undone."""
     try:
         pickled = pickle.dumps(error)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 import xxhash
 
 from loaderkit.cache.columns import Block
@@ -19,6 +20,7 @@ from loaderkit.cache.durable import not_written, remove
 from loaderkit.datasets.encode import encode
 from loaderkit.datasets.source_files import FileTracker, FileVersion, TrackFiles
 from loaderkit.errors import DatasetError, LoaderkitError
+from loaderkit.randomness import mix_seed, seed_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,6 +70,8 @@ class Job:
     folder: Path
     """Where blocks wait for the process that writes them."""
     track_files: TrackFiles = "stat"
+    seed: int | None = None
+    """What the random numbers that samples draw follow from; see ``seed_of``."""
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
     """In the names of blocks: a worker of a killed run may still write its own."""
 
@@ -123,7 +127,7 @@ def read_span(job: Job, task: Task, tracker: FileTracker) -> Span:
             if blocks[-1].block.nbytes >= job.limit:
                 blocks.append(Encoded())
                 seen = {}
-            encode_one(job.source, row, blocks[-1], seen)
+            encode_one(job, row, blocks[-1], seen)
             if task.digests_only:
                 blocks[-1].block = Block()
     return Span(task.start, blocks, tracker.new_files())
@@ -162,11 +166,39 @@ def take_up(file: Path) -> Span:
     return span
 
 
-def encode_one(source: Source, row: int, into: Encoded, seen: dict[Any, int]) -> None:
-    """Read one sample, take it apart and add it to a block.
+def seed_of(source: Source) -> int | None:
+    """Say what the random numbers of a source's samples follow from; None: of nothing.
+
+    Ask in the process that packs: ``torch.manual_seed`` there is what the user sets.
+    """
+    return torch.initial_seed() if source.runs_user_code() else None
+
+
+def read_sample(source: Source, row: int, seed: int | None) -> Any:
+    """Read one sample.
+
+    The random numbers it draws follow from its row, so that samples are the same for
+    every number of workers, and when an unfinished build goes on.  Whoever goes on
+    drawing behind it puts back the states (``randomness.quiet``).
 
     Args:
         source: Where it comes from.
+        row: Which one.
+        seed: What ``seed_of`` says of the source.
+
+    Returns:
+        What the source gives.
+    """
+    if seed is not None:
+        seed_all(mix_seed(seed, 0, row))
+    return source.read(row)
+
+
+def encode_one(job: Job, row: int, into: Encoded, seen: dict[Any, int]) -> None:
+    """Read one sample, take it apart and add it to a block.
+
+    Args:
+        job: Where it comes from.
         row: Which one.
         into: The block.
         seen: Numbers of the ways of being built that the block knows.
@@ -174,15 +206,16 @@ def encode_one(source: Source, row: int, into: Encoded, seen: dict[Any, int]) ->
     Raises:
         DatasetError: The sample cannot be read or stored; the message names it.
     """
+    source = job.source
     key = source.key(row)
     try:
-        tree, values = encode(source.read(row))
+        tree, values = encode(read_sample(source, row, job.seed))
     except DatasetError as error:
         what = f"Sample {key!r} (row {row:,} of {len(source):,}): {error.what}"
         raise DatasetError(what, why=error.why, fix=error.fix) from error
     except LoaderkitError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _not_loaded(source, row, error) from error
     number = seen.get(tree)
     if number is None:
@@ -220,7 +253,7 @@ def _encoded(text: str) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
-def _not_loaded(source: Source, row: int, error: Exception) -> DatasetError:
+def _not_loaded(source: Source, row: int, error: BaseException) -> DatasetError:
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown"
     what = (
@@ -231,7 +264,7 @@ def _not_loaded(source: Source, row: int, error: Exception) -> DatasetError:
     return DatasetError(what, why=f"raised at {where}", fix=fix)
 
 
-def _text_of(error: Exception) -> str:
+def _text_of(error: BaseException) -> str:
     """Print an error whose own ``__str__`` may fail."""
     try:
         return str(error)

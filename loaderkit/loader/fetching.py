@@ -23,7 +23,6 @@ from torch.utils.data import (
 
 from loaderkit.errors import LoaderError, LoaderkitError
 from loaderkit.joining import join, own_collate
-from loaderkit.loader.randomness import Seeded
 from loaderkit.loader.users_errors import error_about
 from loaderkit.memory.parcel import (
     Parcel,
@@ -33,6 +32,7 @@ from loaderkit.memory.parcel import (
     parcels_work,
 )
 from loaderkit.pyg import loaded_pyg
+from loaderkit.randomness import Seeded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -23,11 +23,10 @@ from loaderkit.loader.fetching import (
     OneByOne,
     name_of_function,
 )
-from loaderkit.loader.randomness import Seeded
 from loaderkit.loader.ranks import Deal, Ranks
-from loaderkit.loader.resumable import mix_seed
 from loaderkit.loader.stateful import is_own_iterator, read_state
 from loaderkit.loader.users_errors import error_about
+from loaderkit.randomness import Seeded, mix_seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

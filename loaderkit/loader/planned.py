@@ -30,7 +30,6 @@ from loaderkit.loader.resumable import (
     IterationBatches,
     Position,
     check_epoch,
-    mix_seed,
 )
 from loaderkit.loader.sampler_epochs import set_sampler_epoch
 from loaderkit.loader.stateful import (
@@ -44,6 +43,7 @@ from loaderkit.loader.user_batches import UserBatches
 from loaderkit.memory.host import read_host
 from loaderkit.memory.parcel import forget
 from loaderkit.open_files import warn_of_shared_files
+from loaderkit.randomness import mix_seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -25,8 +25,8 @@ import torch
 from loaderkit.errors import LoaderError, LoaderkitError
 from loaderkit.loader.fetching import Join, draws_nothing, fetch, is_gathering
 from loaderkit.loader.forecast import PROBE_S
-from loaderkit.loader.randomness import quiet
 from loaderkit.memory.parcel import Parcel, Segments, forget
+from loaderkit.randomness import quiet
 from loaderkit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from torch.utils.data import (
 from loaderkit.arguments import check_integer
 from loaderkit.loader.samplers import BatchRule, Epoch, bucket_bounds, make_epoch
 from loaderkit.loader.stateful import digest_of_plain
+from loaderkit.randomness import mix_seed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -343,11 +344,3 @@ class IterationBatches:
 
     def __iter__(self) -> Iterator[SeededRows]:
         return self.batches.batches_of(self.position)
-
-
-def mix_seed(seed: int, epoch: int, number: int) -> int:
-    """Make one seed of three numbers (splitmix64's last step)."""
-    value = (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9 + number) % 2**64
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EB % 2**64
-    return (value ^ (value >> 31)) % 2**63

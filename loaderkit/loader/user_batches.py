@@ -20,9 +20,8 @@ from torch.utils.data import (
 )
 
 from loaderkit.errors import LoaderError, OptionError
-from loaderkit.loader.randomness import Seeded
 from loaderkit.loader.ranks import Deal, share_length
-from loaderkit.loader.resumable import Position, SeededRows, mix_seed
+from loaderkit.loader.resumable import Position, SeededRows
 from loaderkit.loader.sampler_epochs import SamplerEpochs
 from loaderkit.loader.stateful import (
     SamplerState,
@@ -31,6 +30,7 @@ from loaderkit.loader.stateful import (
     restore_sampler,
     stateful_part,
 )
+from loaderkit.randomness import Seeded, mix_seed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -176,12 +176,12 @@ class Seed:
         return json.loads(self.text)
 
     @classmethod
-    def make(cls, name, folder):
-        make, compression = SEEDS[name]
+    def make(cls, name, folder, kinds=None, shard_bytes=SHARD_BYTES):
+        make, compression = (kinds or SEEDS)[name]
         torch.manual_seed(0)
         samples = [make(i) for i in range(5)]
         path = folder / name.replace(" ", "-")
-        pack(samples, path, workers=0, compression=compression, shard_bytes=SHARD_BYTES)
+        pack(samples, path, workers=0, compression=compression, shard_bytes=shard_bytes)
         files = {file.name: file.read_bytes() for file in path.glob("*.h5")}
         return cls(name, json.dumps(content_with_objects(path)), files)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import h5py
+import large_strangers
 import numpy as np
 import pytest
 import strangers
@@ -105,6 +106,29 @@ def test_a_planted_fault_is_found_among_mutants(tmp_path, fault):
     figures = strangers.try_in_child(tmp_path, range(60), names=names, planted=fault)
 
     assert figures.failures
+
+
+@pytest.fixture
+def allocator(monkeypatch):
+    for name, value in large_strangers.ALLOCATOR.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.slow
+@pytest.mark.needs("proc")
+@pytest.mark.usefixtures("allocator")
+def test_a_mutant_takes_at_most_twice_its_shard(tmp_path):
+    figures = large_strangers.try_in_child(tmp_path, range(40), times=2)
+
+    assert not figures.failures, "\n".join(map(str, figures.failures))
+    assert figures.answered > 40
+
+
+@pytest.mark.slow
+@pytest.mark.needs("proc")
+@pytest.mark.usefixtures("allocator")
+def test_a_mutant_that_takes_more_than_it_may_is_found(tmp_path):
+    assert large_strangers.try_in_child(tmp_path, range(5), times=0).failures
 
 
 @pytest.mark.parametrize("name", ["name", "json.a", "record.name", "big", "@key"])

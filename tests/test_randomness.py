@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from loaderkit.loader.randomness import Seeded
+from loaderkit.randomness import Seeded
 
 
 def draw_all():

@@ -1,5 +1,8 @@
 """Random numbers of a batch follow from its seed; those of the training go on after it.
 
+So do those of a sample that is packed, whichever process reads it: forked workers begin
+with one state, and each would draw the numbers that another has drawn.
+
 Asking numpy and random for their states, and giving them back, makes 1,248 Python
 numbers a batch.  Copying the bytes where they lie was several times as quick, but it
 read and wrote the memory of other libraries' objects, which is not ours to know.
@@ -31,6 +34,21 @@ def quiet() -> Iterator[None]:
         states.put_back()
 
 
+def seed_all(seed: int) -> None:
+    """Let the numbers of torch, numpy and random follow from a seed."""
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def mix_seed(seed: int, epoch: int, number: int) -> int:
+    """Make one seed of three numbers (splitmix64's last step)."""
+    value = (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9 + number) % 2**64
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB % 2**64
+    return (value ^ (value >> 31)) % 2**63
+
+
 class Seeded:
     """A block that draws random numbers from a seed; then they go on as before.
 
@@ -48,9 +66,7 @@ class Seeded:
 
     def __enter__(self) -> None:
         self._states = RandomStates.read() if get_worker_info() is None else None
-        torch.default_generator.manual_seed(self.seed)
-        random.seed(self.seed)
-        np.random.seed(self.seed % 2**32)
+        seed_all(self.seed)
 
     def __exit__(
         self,

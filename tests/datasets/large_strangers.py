@@ -1,0 +1,224 @@
+"""What reading a mutant of a large cache takes, held against the size of a shard.
+
+The mutants of ``strangers.py`` are so small that Python's own heap hides what a batch
+takes.  These have shards of megabytes, and each question to one is asked under a limit
+of its own (RLIMIT_DATA: private memory, without the maps of files).
+"""
+
+import dataclasses
+import functools
+import multiprocessing
+import os
+import resource
+import warnings
+from pathlib import Path
+
+import numpy as np
+import strangers
+import torch
+from torch_geometric.data import Data, HeteroData
+
+from loaderkit import LoaderkitError, open_cache
+
+NUMBERS = 60_000
+SHARD_BYTES = 40 << 20
+"""More than all samples of a seed: one shard has them."""
+HEAP_BYTES = 1 << 20
+"""For the objects of Python's own that a question makes."""
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
+"""What makes glibc give back what is freed, so that one question does not live on what
+the one before it took."""
+
+
+def _graph(i):
+    nodes = NUMBERS + 1000 * (i % 3)
+    return Data(
+        x=torch.rand(nodes, 3),
+        edge_index=torch.randint(nodes, (2, nodes)),
+        edge_attr=torch.rand(nodes, 2).half(),
+        name=f"graph {i}" * 50,
+        nested={"a": torch.ones(nodes)},
+    )
+
+
+def _sparse_graph(i):
+    nodes = NUMBERS + i
+    diagonal = torch.arange(nodes).repeat(2, 1)
+    square = torch.sparse_coo_tensor(diagonal, torch.ones(nodes), (nodes, nodes))
+    return Data(x=torch.rand(nodes, 2), adj=square, csr=square.to_sparse_csr())
+
+
+def _hetero(i):
+    data = HeteroData()
+    data["atom"].x = torch.rand(NUMBERS + i, 2)
+    data["bond"].num_nodes = 3
+    ends = torch.zeros(2, NUMBERS + i, dtype=torch.long)
+    data["atom", "in", "bond"].edge_index = ends
+    return data
+
+
+def _tensors(i):
+    return {
+        "tokens": torch.arange(NUMBERS + i % 4),
+        "image": torch.rand(200, 300),
+        "ragged": torch.rand(20, 100 + i % 3, 20 + i % 2),
+        "bfloat": torch.ones(NUMBERS, dtype=torch.bfloat16),
+    }
+
+
+def _texts(i):
+    return {
+        "name": f"é {i}" * NUMBERS,
+        "raw": bytes(NUMBERS),
+        "json": {"a": list(range(NUMBERS // 2))},
+        "words": [f"word {at}" for at in range(1000)],
+    }
+
+
+def _numbers(i):
+    return {"array": np.arange(NUMBERS + i % 2, dtype=">i4"), "f": np.zeros(NUMBERS)}
+
+
+def _variants(i):
+    if i % 2:
+        return {"x": torch.ones(2), "y": None, "z": torch.rand(NUMBERS)}
+    return {"x": torch.ones(1 + i, 2), "extra": torch.rand(NUMBERS)}
+
+
+SEEDS = {
+    "graphs": (_graph, None),
+    "graphs gzip": (_graph, "gzip"),
+    "sparse": (_sparse_graph, None),
+    "hetero": (_hetero, None),
+    "tensors": (_tensors, None),
+    "tensors blosc2": (_tensors, "blosc2"),
+    "texts": (_texts, None),
+    "numbers": (_numbers, None),
+    "numbers zstd": (_numbers, "zstd"),
+    "variants": (_variants, None),
+}
+
+ASKS = {
+    "the first sample": lambda dataset: dataset[0],
+    "the last sample": lambda dataset: dataset[len(dataset) - 1],
+    # Not more: what PyG itself makes of five samples of five (``batch``, sparse blocks)
+    # is up to three times what the shard has.
+    "two samples": lambda dataset: dataset.batch([0, 1]),
+    "sizes": lambda dataset: dataset.sizes(),
+    "a key": lambda dataset: dataset.key(0),
+}
+
+
+@dataclasses.dataclass
+class Figures:
+    """What came of some mutants, each asked all of ``ASKS``."""
+
+    mutants: int = 0
+    answered: int = 0
+    refused: int = 0
+    failures: list = dataclasses.field(default_factory=list)
+
+    def __str__(self):
+        return (
+            f"{self.mutants:,} mutants: {self.answered:,} questions answered, "
+            f"{self.refused:,} refused, {len(self.failures):,} failures"
+        )
+
+
+def try_in_child(folder, numbers, times):
+    """Read large mutants in a process with an allocator that keeps nothing.
+
+    Args:
+        folder: Where they may be written.
+        numbers: Which mutants.
+        times: Private memory that a question may take, as a multiple of a shard.
+
+    Returns:
+        Figures: a failure is anything but an answer, or an error of loaderkit's.
+
+    Raises:
+        EOFError: The process ended before its time.
+    """
+    spawn = multiprocessing.get_context("spawn")  # glibc reads ALLOCATOR as it starts
+    answers, theirs = spawn.Pipe(duplex=False)
+    child = spawn.Process(target=_answer, args=(folder, numbers, times, theirs))
+    child.start()
+    theirs.close()
+    figures = answers.recv()
+    child.join()
+    return figures
+
+
+def _answer(folder, numbers, times, answers):
+    os.environ["XDG_CACHE_HOME"] = str(folder / "home")
+    answers.send(_try_mutants(folder, numbers, times))
+
+
+def _try_mutants(folder, numbers, times):
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    make = functools.partial(strangers.Seed.make, kinds=SEEDS, shard_bytes=SHARD_BYTES)
+    seeds = [make(name, folder) for name in SEEDS]
+    mutator, figures, path, before = (
+        strangers.Mutator(seeds),
+        Figures(),
+        folder / "m",
+        {},
+    )
+    path.mkdir()
+    for number in numbers:
+        mutant = mutator.mutant(number)
+        before = mutant.write(path, before)
+        figures.mutants += 1
+        for question, ask in ASKS.items():
+            room = int(times * largest_shard(mutant.seed)) + HEAP_BYTES
+            try:
+                _ask_within(room, ask, path, mutant.checksums)
+                figures.answered += 1
+            except LoaderkitError as error:
+                figures.refused += 1
+                if _ran_out(error):
+                    figures.failures.append(
+                        (question, strangers.Failure.of(mutant, error))
+                    )
+            except BaseException as error:  # noqa: BLE001
+                figures.failures.append((question, strangers.Failure.of(mutant, error)))
+    return figures
+
+
+def largest_shard(seed):
+    """Say how many bytes the largest shard has, uncompressed."""
+    return max(
+        max(shard["bytes"], sum(map(_array_bytes, shard["arrays"].values())))
+        for shard in seed.content["shards"]
+    )
+
+
+def _array_bytes(array):
+    return int(np.prod(array["shape"])) * np.dtype(array["dtype"]).itemsize
+
+
+def _ask_within(nbytes, ask, path, checksums):
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (_private_bytes() + nbytes, hard))
+    try:
+        ask(open_cache(path, checksums=checksums, classes=strangers.CLASSES))
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
+def _private_bytes():
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmData:"):
+            return int(line.split()[1]) << 10
+    msg = "the kernel says nothing of VmData"
+    raise OSError(msg)
+
+
+def _ran_out(error):
+    """Say whether an error of loaderkit's came of memory that the limit refused."""
+    while error is not None:
+        if isinstance(error, MemoryError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
