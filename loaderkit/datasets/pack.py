@@ -57,7 +57,7 @@ from loaderkit.datasets.source_files import (
 from loaderkit.datasets.sources import as_source
 from loaderkit.datasets.structure import KEY, VARIANT, Structure
 from loaderkit.errors import CacheError, DatasetError
-from loaderkit.open_files import find_shared_files, warn_of_shared_files
+from loaderkit.forking import find_fork_hazard, warn_of_fork_hazard
 from loaderkit.randomness import quiet
 from loaderkit.units import format_bytes
 
@@ -257,17 +257,12 @@ def _with_possible_workers(
     if multiprocessing.get_start_method() != "fork":
         return options
     if options.workers is not None:
-        warn_of_shared_files(5, source=source)  # where pack() is called
+        warn_of_fork_hazard(5, source=source)  # where pack() is called
         return options
-    found = find_shared_files(source=source)
-    if not found:
+    found = find_fork_hazard(source=source)
+    if found is None:
         return options
-    _LOG.warning(
-        "packing %s without workers: %s is open, and they would share its position; "
-        "open it when the first sample is read",
-        path,
-        found,
-    )
+    _LOG.warning("packing %s without workers: %s; %s", path, found.reason, found.fix)
     return replace(options, workers=0)
 
 

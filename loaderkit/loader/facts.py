@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterableDataset
 
 from loaderkit.errors import LoaderkitError
+from loaderkit.forking import ForkHazard, find_fork_hazard
 from loaderkit.loader.fetching import draws_nothing, is_gathering
 from loaderkit.loader.probe import probe
 from loaderkit.loader.stateful import is_stateful
 from loaderkit.memory.host import Host, read_host
 from loaderkit.memory.parcel import check_pickles
 from loaderkit.memory.probes import Capability, read_capability
-from loaderkit.open_files import find_shared_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -56,8 +56,8 @@ class Facts:
     """How they can start here."""
     unpicklable: str = ""
     """Why the dataset cannot be sent to a spawned worker; empty when it can."""
-    shared_files: str = ""
-    """What is open in the dataset, and forked workers would share; empty if nothing."""
+    fork_hazard: ForkHazard | None = None
+    """What the dataset holds that does not survive a fork."""
     parcels: bool = True
     """Batches can travel as one anonymous segment (Linux)."""
     daemonic: bool = False
@@ -108,8 +108,11 @@ def read_facts(
     capability = read_capability(device)
     samples, measured = _length(dataset), None
     unmeasured = "" if rows else why_no_rows
+    hazard = find_fork_hazard(dataset=dataset)
     method = options.multiprocessing_context or multiprocessing.get_start_method()
-    if rows and _is_worth_probing(dataset, collate, options):
+    if rows and hazard is not None:
+        unmeasured = f"reading was not measured in a forked process: {hazard.reason}"
+    elif rows and _is_worth_probing(dataset, collate, options):
         try:
             measured = probe(dataset, rows, collate)
         except LoaderkitError as error:
@@ -130,7 +133,7 @@ def read_facts(
         unpicklable=""
         if method == "fork"
         else why_unpicklable({"dataset": dataset, "collate_fn": collate}),
-        shared_files=find_shared_files(dataset=dataset),
+        fork_hazard=hazard,
         parcels=sys.platform == "linux" and hasattr(os, "memfd_create"),
         daemonic=bool(multiprocessing.current_process().daemon),
         notebook=_in_notebook(),

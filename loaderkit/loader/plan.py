@@ -198,9 +198,8 @@ class _Draft:
         elif self._unsendable():
             reason = f"workers cannot start: {facts.unpicklable}"
             self.note("num_workers", 0, reason)
-        elif facts.shared_files and self._start_method() == "fork":
-            reason = f"forked workers would share the position of {facts.shared_files},"
-            reason += " which is open; open it when the first sample is read"
+        elif facts.fork_hazard and self._start_method() == "fork":
+            reason = f"{facts.fork_hazard.reason}; {facts.fork_hazard.fix}"
             self.note("num_workers", 0, reason)
         elif facts.iterable:
             reason = "each worker would iterate over everything again; ask for workers "

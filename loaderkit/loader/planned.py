@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from loaderkit.arguments import check_integer
 from loaderkit.errors import LoaderError
+from loaderkit.forking import warn_of_fork_hazard
 from loaderkit.loader.delivery import (
     DeliveryCollate,
     MapBatches,
@@ -42,7 +43,6 @@ from loaderkit.loader.stateful import (
 from loaderkit.loader.user_batches import UserBatches
 from loaderkit.memory.host import read_host
 from loaderkit.memory.parcel import forget
-from loaderkit.open_files import warn_of_shared_files
 from loaderkit.randomness import mix_seed
 
 if TYPE_CHECKING:
@@ -495,7 +495,7 @@ class PlannedLoader(DataLoader[Any]):
         if self._setup is None:
             return super()._get_iterator()
         if self.num_workers and self.plan.multiprocessing_context == "fork":
-            warn_of_shared_files(5, dataset=self.dataset)  # where the loop is
+            warn_of_fork_hazard(5, dataset=self.dataset)  # where the loop is
         sending = None
         if self.plan.sharing == "parcel":
             # torch asks a worker for the next batch once its oldest was received; where

@@ -1,16 +1,21 @@
-"""Open files that an object holds, and that forked processes would share.
+"""What an object holds that does not survive a fork.
 
 A file that was open before a fork has one position for all processes: where one seeks
 and another reads, each gets the other's bytes, and nobody is told.  HDF5, SQLite and
-LMDB forbid the use of what was opened before a fork.
+LMDB forbid the use of what was opened before a fork.  A pool's threads do not exist in
+the new process, which would wait for their answers for ever.
 """
 
 from __future__ import annotations
 
 import io
+import multiprocessing.pool
 import sys
+import threading
 import types
 import warnings
+from concurrent.futures import Executor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,40 +41,71 @@ _OPAQUE = (
 )  # fmt: skip
 
 
-def warn_of_shared_files(stacklevel: int, **parts: object) -> None:
-    """Warn of an open file before processes are forked that would share it.
+_THREADS = (Executor, multiprocessing.pool.Pool)
+"""Their objects hand work to threads, of their own or that talk to processes."""
+
+
+@dataclass(frozen=True)
+class ForkHazard:
+    """Something that must not be carried over a fork."""
+
+    where: str
+    """The attribute and its class, such as "dataset.file (BufferedReader)"."""
+    is_file: bool
+    """An open file, and not threads."""
+
+    @property
+    def reason(self) -> str:
+        """Why there are better no forked workers."""
+        if self.is_file:
+            return f"forked workers would share the position of {self.where}"
+        return f"the threads of {self.where} do not exist in forked workers"
+
+    @property
+    def danger(self) -> str:
+        """What can happen in them."""
+        if self.is_file:
+            return "they can read each other's bytes"
+        return "they would wait for them for ever"
+
+    @property
+    def fix(self) -> str:
+        """What to do instead."""
+        return f"{'open' if self.is_file else 'start'} it when a sample is first read"
+
+
+def warn_of_fork_hazard(stacklevel: int, **parts: object) -> None:
+    """Warn before processes are forked of what does not survive that.
 
     Args:
         stacklevel: As of ``warnings.warn``; 2 is the caller.
-        parts: See ``find_shared_files``.
+        parts: See ``find_fork_hazard``.
     """
-    found = find_shared_files(**parts)
-    if found:
-        text = f"{found} is open, and forked workers will share its position: they can "
-        text += "read each other's bytes.  Open it when a sample is first read, or "
-        text += "begin without it (num_workers=0 or a spawned worker shares nothing)"
+    found = find_fork_hazard(**parts)
+    if found is not None:
+        text = f"{found.reason}: {found.danger}.  {found.fix.capitalize()}, or begin "
+        text += "without it (num_workers=0 or a spawned worker shares nothing)"
         warnings.warn(text, RuntimeWarning, stacklevel=stacklevel)
 
 
-def find_shared_files(**parts: object) -> str:
-    """Find an open file that processes forked from this one would share.
+def find_fork_hazard(**parts: object) -> ForkHazard | None:
+    """Find an open file, or threads, that processes forked from this one would miss.
 
     Args:
         parts: Objects to look into, by the name that the message begins with.
 
     Returns:
-        Where it is and what it is, such as "dataset.file (BufferedReader)"; empty when
-        none was found.
+        The first one found; None when there is none.
 
     >>> class Reader:
     ...     def __init__(self, path):
     ...         self.file = open(path, "rb")
     >>> reader = Reader(__file__)
-    >>> find_shared_files(dataset=reader)
-    'dataset.file (BufferedReader)'
+    >>> find_fork_hazard(dataset=reader).reason
+    'forked workers would share the position of dataset.file (BufferedReader)'
     >>> reader.file.close()
-    >>> find_shared_files(dataset=reader)
-    ''
+    >>> find_fork_hazard(dataset=reader) is None
+    True
     """
     forbidden = _loaded_classes()
     looked_at: set[int] = set()
@@ -80,13 +116,26 @@ def find_shared_files(**parts: object) -> str:
             if id(value) in looked_at or isinstance(value, _OPAQUE) or value is None:
                 continue
             if len(looked_at) == _MOST_OBJECTS:
-                return ""
+                return None
             looked_at.add(id(value))
+            where = f"{path} ({type(value).__name__})"
             if _is_shared(value, forbidden):
-                return f"{path} ({type(value).__name__})"
+                return ForkHazard(where, is_file=True)
+            if _has_threads(value):
+                return ForkHazard(where, is_file=False)
             below += _inside(path, value)
         level = below
-    return ""
+    return None
+
+
+def _has_threads(value: Any) -> bool:
+    """Tell whether threads of this process do an object's work.
+
+    An executor starts its threads with its first task, and that may have been.
+    """
+    if isinstance(value, threading.Thread):
+        return value.is_alive() and value is not threading.main_thread()
+    return isinstance(value, _THREADS)
 
 
 def _is_shared(value: Any, forbidden: tuple[type, ...]) -> bool:

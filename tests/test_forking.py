@@ -1,12 +1,15 @@
-"""A file that forked workers would share is found, wherever a dataset holds it."""
+"""What forked workers would share or miss is found, wherever a dataset holds it."""
 
 import io
 import mmap
 import multiprocessing
+import multiprocessing.pool
 import sqlite3
 import sys
 import tarfile
+import threading
 import zipfile
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from types import SimpleNamespace
 
 import h5py
@@ -16,7 +19,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from loaderkit import build_loader, pack
-from loaderkit.open_files import find_shared_files
+from loaderkit.forking import find_fork_hazard
 
 
 class Holder(Dataset):
@@ -84,6 +87,82 @@ WRAPPED = {
 }
 
 
+class Pooled(Dataset):
+    """Its samples are made by a pool that it has from the start."""
+
+    def __init__(self, pool):
+        self.pool = pool
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, row):
+        answer = self.pool.submit(torch.tensor, row)
+        return {"row": answer.result(timeout=60)}
+
+
+def thread_pool():
+    pool = ThreadPoolExecutor(1)
+    pool.submit(int).result()
+    return pool, pool.shutdown
+
+
+def thread_pool_of_multiprocessing():
+    pool = multiprocessing.pool.ThreadPool(1)
+    return pool, pool.terminate
+
+
+def process_pool():
+    pool = ProcessPoolExecutor(1)
+    return pool, pool.shutdown
+
+
+def running_thread():
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    return thread, lambda: (end.set(), thread.join())
+
+
+THREADS = [thread_pool, thread_pool_of_multiprocessing, process_pool, running_thread]
+
+
+@pytest.mark.parametrize("wrapped", WRAPPED)
+@pytest.mark.parametrize("make", THREADS)
+def test_threads_are_found(make, wrapped):
+    held, end = make()
+
+    found = find_fork_hazard(dataset=WRAPPED[wrapped](held))
+    end()
+
+    assert found.where.endswith(f"({type(held).__name__})")
+    assert "threads" in found.reason
+
+
+def test_a_thread_that_has_ended_or_not_begun_is_no_hazard():
+    thread, end = running_thread()
+    end()
+
+    assert find_fork_hazard(dataset=Holder(thread)) is None
+    assert find_fork_hazard(dataset=Holder(threading.Thread())) is None
+
+
+@pytest.mark.skipif(
+    multiprocessing.get_start_method() != "fork", reason="Python forks no longer"
+)
+def test_a_dataset_with_a_pool_is_read_where_its_threads_are(tmp_path, caplog):
+    pool, end = thread_pool()
+    loader = build_loader(Pooled(pool), batch_size=10)
+    packed = pack(Pooled(pool), tmp_path / "cache")
+    rows = [int(row) for batch in loader for row in batch["row"]]
+    end()
+
+    assert rows == [int(sample["row"]) for sample in packed] == list(range(40))
+    assert loader.num_workers == 0
+    assert "threads of dataset.pool" in loader.plan.reasons["num_workers"]
+    assert "threads of source._dataset.pool (ThreadPoolExecutor)" in caplog.text
+
+
 def closed(held):
     held = held.file if isinstance(held, h5py.Dataset) else held
     held.close()
@@ -95,17 +174,17 @@ def test_what_is_open_is_found_and_what_is_closed_is_not(tmp_path, make, wrapped
     held = make(tmp_path)
     dataset = WRAPPED[wrapped](held)
 
-    assert find_shared_files(dataset=dataset).startswith("dataset.")
+    assert find_fork_hazard(dataset=dataset).where.startswith("dataset.")
     closed(held)
     if make is not database:  # it does not tell
-        assert find_shared_files(dataset=dataset) == ""
+        assert find_fork_hazard(dataset=dataset) is None
 
 
 @pytest.mark.parametrize("make", HARMLESS)
 def test_what_has_no_position_to_share_is_not(tmp_path, make):
     held = make(tmp_path)
 
-    assert find_shared_files(dataset=Holder(held)) == ""
+    assert find_fork_hazard(dataset=Holder(held)) is None
     if held is not sys.stderr:
         held.close()
 
@@ -114,7 +193,7 @@ def test_a_cycle_and_many_samples_end():
     dataset = Holder([torch.zeros(1)] * 10_000)
     dataset.myself = dataset
 
-    assert find_shared_files(dataset=dataset) == ""
+    assert find_fork_hazard(dataset=dataset) is None
 
 
 def test_workers_that_share_it_are_warned_of(tmp_path):
@@ -140,4 +219,4 @@ def test_by_default_there_are_no_workers_to_share_it(tmp_path, caplog):
 
     assert loader.num_workers == 0
     assert "position of dataset.held" in loader.plan.reasons["num_workers"]
-    assert "source._dataset.held (BufferedReader) is open" in caplog.text
+    assert "position of source._dataset.held (BufferedReader)" in caplog.text
