@@ -160,7 +160,7 @@ def lay_out(buffer: ShardBuffer, options: Mapping[str, Any]) -> Layout:
     return layout
 
 
-def filters(name: str | None) -> Mapping[str, Any]:
+def filters(name: object) -> Mapping[str, Any]:
     """Look up what h5py needs to know for a compression by name.
 
     Args:
@@ -174,8 +174,9 @@ def filters(name: str | None) -> Mapping[str, Any]:
     """
     if name is None:
         return {}
-    if name in {"gzip", "lzf"}:
-        return {"compression": name, "shuffle": True}
+    wanted = name.lower() if isinstance(name, str) else ""
+    if wanted in {"gzip", "lzf"}:
+        return {"compression": wanted, "shuffle": True}
     try:
         import hdf5plugin
     except ImportError:
@@ -183,8 +184,8 @@ def filters(name: str | None) -> Mapping[str, Any]:
     else:
         found = {each.__name__.lower(): each for each in hdf5plugin.get_filters()}
         known = {name: found[name] for name in sorted(_PLUGINS & set(found))}
-    if name.lower() in known:
-        return dict(known[name.lower()]())
+    if wanted in known:
+        return dict(known[wanted]())
     names = ", ".join(["gzip", "lzf", *sorted(known)])
     more = "" if known else ' (more with: pip install "loaderkit[hdf5plugin]")'
     msg = f"compression must be None or one of {names}{more}, got {name!r}"

@@ -61,7 +61,8 @@ class Store:
         free_bytes: Callable[[], int] = lambda: _UNLIMITED,
     ) -> None:
         check_checksums(checksums)
-        self.path = Path(path)
+        # Absolute: programs change the current folder (Hydra does).
+        self.path = Path(path).absolute()
         self.manifest = self._load(self.path)
         if generation is not None and self.manifest.generation != generation:
             raise replaced(self.path)

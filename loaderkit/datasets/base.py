@@ -126,7 +126,7 @@ class SafeDataset(Dataset[Any]):
             msg = f"ragged must be one of {', '.join(RAGGED)}, got {ragged!r}"
             raise ValueError(msg)
         self.raw = None if raw is None else Path(raw)
-        self.cache = None if cache is None else Path(cache)
+        self.cache = None if cache is None else Path(cache).absolute()
         self.transform = transform
         self.ragged = ragged
         self.packing = packing or PackOptions()

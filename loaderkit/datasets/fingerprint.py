@@ -7,10 +7,12 @@ the raw files lie, nor the libraries' versions.
 from __future__ import annotations
 
 import ast
-import dataclasses
+import collections
+import copyreg
 import enum
 import functools
 import inspect
+import random
 import sys
 import sysconfig
 import textwrap
@@ -27,7 +29,7 @@ from loaderkit.datasets.written import find_written
 from loaderkit.errors import DamagedCacheError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from collections.abc import Set as AbstractSet
 
 _CONSTANTS = (int, float, complex, str, bytes, bool, type(None))
@@ -42,6 +44,8 @@ _FOLLOWED_FROM_WRITTEN = (
     list, dict, set, tuple, frozenset, np.ndarray, torch.Tensor,
 )  # fmt: skip
 """What is followed where what was written for something names it."""
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
+"""They differ in every process, and say nothing of what a sample is made from."""
 _MOST_DEPTH = 20
 _MOST_ITEMS = 100_000
 """Of a container on ``self``: of a longer one only the length counts."""
@@ -108,7 +112,7 @@ def fingerprint_of(
         A value that is equal in every process while the code and keys are the same.
     """
     digest = xxhash.xxh3_128()
-    for text in _code(load, set()) if _is_users(load) else ():
+    for text in _code(load, _Followed()) if _is_users(load) else ():
         digest.update(text.encode("utf-8", "backslashreplace"))
     names = [_typed(key) for key in keys]
     return Fingerprint(digest.hexdigest(), _hash_keys(names), len(names), version)
@@ -158,7 +162,31 @@ def _hash_keys(names: list[str]) -> str:
     return digest.hexdigest()
 
 
-def _code(item: Any, seen: set[object]) -> Iterator[str]:
+def paths_named_by(load: Callable[..., Any]) -> list[str | PurePath]:
+    """Give the texts and paths that the code of ``load`` names: some are raw data.
+
+    Args:
+        load: The function or bound method that makes a sample.
+
+    Returns:
+        Literals and constants, of modules, classes and closures, in order.
+    """
+    followed = _Followed()
+    if _is_users(load):
+        collections.deque(_code(load, followed), maxlen=0)
+    return followed.paths
+
+
+class _Followed(set[object]):
+    """What was followed already: code and written values, each once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paths: list[str | PurePath] = []
+        """Texts and paths met on the way."""
+
+
+def _code(item: Any, seen: _Followed) -> Iterator[str]:
     """Go through a function's code and, each once, what it uses of the user's."""
     owner = getattr(item, "__self__", None)
     function = getattr(item, "__func__", item)
@@ -178,6 +206,7 @@ def _code(item: Any, seen: set[object]) -> Iterator[str]:
     if isinstance(wrapped, types.FunctionType):
         yield from _code(_bound(wrapped, owner), seen)
     yield _text(function)
+    seen.paths += _literals(function.__code__)
     yield from _values(function.__defaults__ or (), seen)
     yield from _values((function.__kwdefaults__ or {}).values(), seen)
     yield from _values([_cell(cell) for cell in function.__closure__ or ()], seen)
@@ -195,7 +224,7 @@ def _bound(function: Any, owner: Any) -> Any:
 
 
 def _global(
-    item: Any, name: str, names: AbstractSet[str], seen: set[object], module: Any
+    item: Any, name: str, names: AbstractSet[str], seen: _Followed, module: Any
 ) -> Iterator[str]:
     """Follow a global of a module; of a module of the user's, what is named beside."""
     if isinstance(item, types.ModuleType):
@@ -208,7 +237,7 @@ def _global(
         yield from _written(item, module, name, seen)
 
 
-def _written(item: Any, scope: Any, name: str, seen: set[object]) -> Iterator[str]:
+def _written(item: Any, scope: Any, name: str, seen: _Followed) -> Iterator[str]:
     """Follow what was written for a value that may change, and what that names."""
     if isinstance(item, _FOLLOWED) or _constant(item) is not None:
         return
@@ -231,7 +260,7 @@ def _written(item: Any, scope: Any, name: str, seen: set[object]) -> Iterator[st
             yield from _global(value, used, found.names, seen, where)
 
 
-def _attribute(owner: Any, name: str, seen: set[object]) -> Iterator[str]:
+def _attribute(owner: Any, name: str, seen: _Followed) -> Iterator[str]:
     """Follow ``self.name``: methods and constants of all classes, values of self.
 
     All classes, since ``super()`` may ask for any of them.
@@ -250,19 +279,25 @@ def _attribute(owner: Any, name: str, seen: set[object]) -> Iterator[str]:
         elif _is_users(each) and name in vars(each):
             if (text := _constant(member)) is not None:
                 yield f"{each.__name__}.{name}={text}"
+            if isinstance(member, str | PurePath):
+                seen.paths.append(member)
             yield from _written(member, each, name, seen)
     if name not in getattr(kind, "_PACKED_WITHOUT", ()):
         yield from _own_value(getattr(owner, "__dict__", {}).get(name), name, seen)
 
 
-def _own_value(value: Any, name: str, seen: set[object]) -> Iterator[str]:
+def _own_value(value: Any, name: str, seen: _Followed) -> Iterator[str]:
     """Follow a value of ``self``; those that load opens or fills are none of these."""
     if isinstance(value, functools.partial | types.FunctionType | types.MethodType):
         yield from _code(value, seen)
-    elif value is None or (isinstance(value, str) and _is_path(value)):
+        return
+    if value is None or (isinstance(value, str | PurePath) and _is_path(str(value))):
         return  # it is opened later; or the raw data may move
-    elif (text := _own_text(value)) is not None:
+    writer = _OwnText()
+    if (text := writer.write(value)) is not None:
         yield f"self.{name}={text}"
+        for kind in writer.classes:
+            yield from _values(kind.__mro__, seen)
 
 
 def _is_path(text: str) -> bool:
@@ -291,33 +326,77 @@ def _constant(value: Any) -> str | None:
     return repr(value) if isinstance(value, _CONSTANTS) else None
 
 
-def _own_text(value: Any, depth: int = 0) -> str | None:
-    """Write a value of an object; None where it is not plain all through."""
-    if depth > _MOST_DEPTH:
-        return None
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return _array_text(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        named = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        inside = _own_text(named, depth + 1)
-        return inside and f"{type(value).__qualname__}{inside}"
-    if isinstance(value, list | tuple | set | frozenset | dict):
-        if len(value) > _MOST_ITEMS:
-            return f"{type(value).__name__} of {len(value)}"
-        pairs = value.items() if isinstance(value, dict) else enumerate(value)
-        parts = [
-            (_own_text(key, depth + 1), _own_text(each, depth + 1))
-            for key, each in pairs
-        ]
-        if any(None in part for part in parts):
+class _OwnText:
+    """Writes values of an object: what they hold, however deep, each once."""
+
+    def __init__(self) -> None:
+        self.classes: list[type] = []
+        """Of the objects met, in order: their code makes samples too."""
+        self._texts: dict[int, str | None] = {}
+        self._kept: list[Any] = []
+        """What was made while writing: nothing else may get the number of one."""
+
+    def write(self, value: Any, depth: int = 0) -> str | None:
+        """Write a value; None where it is not plain all through."""
+        if value is None:
+            return "None" if depth else None
+        if isinstance(value, PurePath) or (isinstance(value, str) and _is_path(value)):
+            # Where it lies may change; which file it is may not.
+            path = PurePath(value)
+            return f"path {path.name if path.is_absolute() else path.as_posix()!r}"
+        if (text := _constant(value)) is not None:
+            return text
+        if depth > _MOST_DEPTH or isinstance(value, _GENERATORS):
             return None
-        texts = [f"{key}:{each}" for key, each in parts]
-        if isinstance(value, set | frozenset):
-            texts = sorted(str(each) for _, each in parts)
-        elif isinstance(value, dict):
-            texts = sorted(texts)
-        return f"{type(value).__name__}({','.join(texts)})"
-    return "None" if value is None and depth else _constant(value)
+        if id(value) not in self._texts:
+            self._kept.append(value)
+            self._texts[id(value)] = f"{type(value).__name__} that holds itself"
+            self._texts[id(value)] = self._write(value, depth + 1)
+        return self._texts[id(value)]
+
+    def _write(self, value: Any, depth: int) -> str | None:
+        name = type(value).__qualname__
+        if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
+            return f"{value.__module__}.{value.__qualname__}"
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            return _array_text(value)
+        if isinstance(value, np.ndarray):
+            return _array_text(value) or self._joined(name, value.tolist(), depth)
+        if type(value) in {list, tuple}:
+            return self._joined(name, value, depth)
+        if type(value) in {set, frozenset}:
+            return self._joined(name, value, depth, ordered=False)
+        if type(value) in {dict, types.MappingProxyType}:
+            return self._joined(name, value.items(), depth, ordered=False)
+        return self._state(value, depth)
+
+    def _state(self, value: Any, depth: int) -> str | None:
+        """Write any other object by what pickle would make it again from."""
+        self.classes.append(type(value))
+        try:
+            reduce = copyreg.dispatch_table.get(type(value))
+            reduced: Any = reduce(value) if reduce else value.__reduce_ex__(4)
+        except Exception:  # noqa: BLE001 -- the object's own code; files and locks
+            return None
+        if isinstance(reduced, str):
+            return reduced
+        # Behind function, arguments and state come iterators over items, or None.
+        parts = [list(part) if hasattr(part, "__next__") else part for part in reduced]
+        return self._joined(type(value).__qualname__, parts, depth)
+
+    def _joined(
+        self, name: str, parts: Collection[Any], depth: int, *, ordered: bool = True
+    ) -> str | None:
+        """Write what a container holds; a dict's order says nothing of it."""
+        if len(parts) > _MOST_ITEMS:
+            return f"{name} of {len(parts)}"
+        texts = []
+        for part in parts:
+            text = self.write(part, depth)
+            if text is None:
+                return None
+            texts.append(text)
+        return f"{name}({','.join(texts if ordered else sorted(texts))})"
 
 
 def _array_text(value: Any) -> str | None:
@@ -326,7 +405,7 @@ def _array_text(value: Any) -> str | None:
     if value.nbytes > _MOST_HASHED_BYTES:
         return look
     if isinstance(value, torch.Tensor):
-        if value.layout is not torch.strided or value.device.type == "meta":
+        if value.device.type == "meta":
             return None
         value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     elif value.dtype.hasobject:
@@ -335,8 +414,10 @@ def _array_text(value: Any) -> str | None:
     return f"{look}{xxhash.xxh3_128_hexdigest(content.data)}"
 
 
-def _values(items: Iterable[Any], seen: set[object], name: str = "") -> Iterator[str]:
+def _values(items: Iterable[Any], seen: _Followed, name: str = "") -> Iterator[str]:
     for item in items:
+        if isinstance(item, str | PurePath):
+            seen.paths.append(item)
         if (text := _constant(item)) is not None:
             yield f"{name}={text}"
         elif isinstance(item, tuple):
@@ -351,7 +432,7 @@ def _values(items: Iterable[Any], seen: set[object], name: str = "") -> Iterator
             yield from _code(item, seen)
 
 
-def _class(item: type, seen: set[object]) -> Iterator[str]:
+def _class(item: type, seen: _Followed) -> Iterator[str]:
     if id(item) not in seen:
         seen.add(id(item))
         for name, member in sorted(vars(item).items()):
@@ -411,6 +492,17 @@ def _names(code: types.CodeType) -> set[str]:
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
             found |= _names(const)
+    return found
+
+
+def _literals(code: types.CodeType) -> list[str | PurePath]:
+    """List the texts in a function, and in those defined within."""
+    found: list[str | PurePath] = []
+    for const in code.co_consts:
+        if isinstance(const, str):
+            found.append(const)
+        elif isinstance(const, types.CodeType):
+            found += _literals(const)
     return found
 
 

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 import numpy as np
 from tqdm import tqdm
 
+from loaderkit.arguments import check_choice, check_integer, check_truth
 from loaderkit.cache.build import Build, FinishedShard, building
 from loaderkit.cache.columns import ShardBuffer
 from loaderkit.cache.durable import not_written
@@ -69,6 +70,9 @@ if TYPE_CHECKING:
     from loaderkit.datasets.packing_workers import SpanReader
     from loaderkit.datasets.sources import Source
 
+_MOST_WORKERS = 4096
+"""More packing workers are a mistake: the first thousand of a million took minutes to
+start, and the machine with them."""
 _MOST_LOOKED_AT = 100_000
 """Raw files that are looked at before they are read; 200 bytes each."""
 _LOG = logging.getLogger("loaderkit")
@@ -95,13 +99,11 @@ class PackOptions:
 
     def __post_init__(self) -> None:
         filters(self.compression)
-        if self.track_files not in get_args(TrackFiles):
-            known = ", ".join(get_args(TrackFiles))
-            msg = f"track_files must be one of {known}, got {self.track_files!r}"
-            raise ValueError(msg)
-        if self.shard_bytes < 1 or (self.workers is not None and self.workers < 0):
-            msg = f"workers and shard_bytes cannot be negative, got {self}"
-            raise ValueError(msg)
+        check_choice("track_files", self.track_files, get_args(TrackFiles))
+        check_truth("overwrite", self.overwrite)
+        check_integer("shard_bytes", self.shard_bytes, least=1)
+        if self.workers is not None:
+            check_integer("workers", self.workers, least=0, most=_MOST_WORKERS)
 
 
 def pack(
@@ -139,7 +141,7 @@ def pack(
     Raises:
         CacheError: There is a cache already, or the folder cannot be written.
         DatasetError: A sample cannot be read or stored; the message names it.
-        ValueError: An option is out of range.
+        OptionError: An option cannot have this value; also a ``ValueError``.
     """
     from loaderkit.datasets.open import open_cache
 

@@ -5,9 +5,10 @@ keys as they were.  So packing notes each file that ``load`` opens, by its size 
 time it was changed (or by its hash), and opening the cache looks again.
 
 Python tells of files through an audit hook (PEP 578), which sees ``open`` and what is
-built on it.  A library in C opens files without a word; of those are known: ``raw=``,
-paths among the keys and the dataset's attributes, and what is still open after a sample
-was read (an h5py file that is kept).
+built on it, databases of sqlite3, and what other programs are called with.  A library
+in C opens files without a word; of those are known: ``raw=``, paths among the keys, the
+dataset's attributes and the constants of ``load``'s code, and what is still open after
+a sample was read (an h5py file that is kept).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from urllib.parse import unquote
 
 import xxhash
 
@@ -283,6 +285,32 @@ def files_named_by(values: Iterable[Any], root: Path | None) -> Iterator[str]:
                     break
 
 
+def files_named_in_code(
+    names: Iterable[str | PurePath], root: Path | None
+) -> Iterator[str]:
+    """Find the files that texts and paths of a program name, alone or in a folder.
+
+    Args:
+        names: Literals and constants, most of which name no file: of texts only those
+            with a suffix or a folder are looked for.
+        root: Where relative paths begin; the current folder where it is None.
+
+    Yields:
+        Absolute paths of regular files that are no code.
+    """
+    likely = [name for name in names if PurePath(name).parent.name or _suffix(name)]
+    folders = [Path(name) for name in names if isinstance(name, PurePath)]
+    below = [folder / name for folder in folders for name in likely]
+    for path in files_named_by([*likely, *below], root):
+        if _suffix(path) not in _CODE:
+            yield path
+
+
+def _suffix(path: str | PurePath) -> str:
+    """Give the suffix of a file's name."""
+    return PurePath(path).suffix
+
+
 def _names_in(value: Any) -> Iterator[str | PurePath]:
     """Give what may be a path: a value, what is in it, or the name of an open file."""
     if isinstance(value, str | PurePath):
@@ -319,11 +347,41 @@ def _install_hook() -> None:
     sys.addaudithook(_hook)
 
 
-def _hook(event: str, arguments: tuple[object, ...]) -> None:
-    if event == "open" and _TRACKERS:
-        path, _, flags = arguments
-        for tracker in _TRACKERS:
-            tracker.note(path, flags)
+def _hook(event: str, arguments: tuple[Any, ...]) -> None:
+    if _TRACKERS and event in _EVENTS:
+        for path, flags in _EVENTS[event](arguments):
+            for tracker in _TRACKERS:
+                tracker.note(path, flags)
+
+
+def _opened(arguments: tuple[Any, ...]) -> Iterator[tuple[object, object]]:
+    path, _, flags = arguments
+    yield path, flags
+
+
+def _connected(arguments: tuple[Any, ...]) -> Iterator[tuple[object, object]]:
+    """Name a database; it may be written to."""
+    name = arguments[0]
+    if isinstance(name, str) and name.startswith("file:"):
+        name = unquote(name.removeprefix("file:").partition("?")[0])
+    yield name, os.O_RDWR
+
+
+def _called(arguments: tuple[Any, ...]) -> Iterator[tuple[object, object]]:
+    """Name the files among the words that a program is called with."""
+    words = arguments[1] if isinstance(arguments[1], list | tuple) else [arguments[1]]
+    names = [os.fsdecode(w) for w in words if isinstance(w, str | bytes | os.PathLike)]
+    for name in {*names[1:], *itertools.chain.from_iterable(map(str.split, names[1:]))}:
+        if version_of(name) is not None:
+            yield name, os.O_RDWR
+
+
+_EVENTS = {
+    "open": _opened,
+    "sqlite3.connect": _connected,
+    "subprocess.Popen": _called,
+}
+"""What tells of files, and how."""
 
 
 def _open_descriptors() -> Iterator[str]:

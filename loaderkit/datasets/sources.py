@@ -19,8 +19,13 @@ import torch
 import xxhash
 from torch.utils.data import IterableDataset
 
-from loaderkit.datasets.fingerprint import Fingerprint, fingerprint_of, key_text
-from loaderkit.datasets.source_files import files_named_by
+from loaderkit.datasets.fingerprint import (
+    Fingerprint,
+    fingerprint_of,
+    key_text,
+    paths_named_by,
+)
+from loaderkit.datasets.source_files import files_named_by, files_named_in_code
 from loaderkit.errors import DatasetError
 from loaderkit.pyg import classes_in_files, import_pyg, loaded_pyg
 
@@ -213,12 +218,13 @@ class KeyedSource:
         return Path(raw) if isinstance(raw, str | os.PathLike) else None
 
     def named_files(self) -> Iterator[str]:
-        """Look at ``raw``, at keys that are paths, and at attributes that are."""
+        """Look at ``raw``, and at keys, attributes and constants that are paths."""
         root = self.root()
         if root is not None and root.is_file():
             yield os.path.abspath(root)
         yield from files_named_by(self._keys, root)
         yield from files_named_by(self._settings().values(), root)
+        yield from files_named_in_code(paths_named_by(self._dataset.load), root)
 
     def runs_user_code(self) -> bool:
         """``load`` is the user's."""

@@ -1,12 +1,20 @@
 """What makes a cache stale, and what does not."""
 
+import collections
 import copy
 import dataclasses
+import datetime
+import decimal
 import enum
 import functools
+import random
+import re
+import sqlite3
 import subprocess
 import sys
-from pathlib import PurePosixPath
+import threading
+import types
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
@@ -224,6 +232,36 @@ def scaled(value, by):
     return value * by
 
 
+class Scaler:
+    def __init__(self, mean):
+        self.mean = mean
+
+
+class Slotted:
+    __slots__ = ("mean",)
+
+    def __init__(self, mean):
+        self.mean = mean
+
+
+class OwnList(list):
+    pass
+
+
+def layer(weight):
+    """A layer as a user trains one before its outputs are cached."""
+    made = torch.nn.Linear(2, 1)
+    torch.nn.init.constant_(made.weight, weight)
+    torch.nn.init.constant_(made.bias, 0.0)
+    return made
+
+
+def filled_lists(value):
+    made = collections.defaultdict(list)
+    made["a"].append(value)
+    return made
+
+
 PAIRS = {
     "a unit": ("m/s", "km/h"),
     "a name with a slash": ("facebook/esm2", "facebook/esm1"),
@@ -243,6 +281,27 @@ PAIRS = {
     "a function": (lambda x: x, lambda x: x + 1),
     "a partial": (functools.partial(scaled, by=2), functools.partial(scaled, by=3)),
     "None inside": ([None], [1]),
+    "a deque": (collections.deque([1]), collections.deque([2])),
+    "an ordered dict": (collections.OrderedDict(a=1), collections.OrderedDict(a=2)),
+    "a counter": (collections.Counter("aab"), collections.Counter("abb")),
+    "a dict of lists": (filled_lists(1), filled_lists(2)),
+    "a date": (datetime.date(2020, 1, 1), datetime.date(2020, 1, 2)),
+    "a decimal": (decimal.Decimal("0.1"), decimal.Decimal("0.2")),
+    "a pattern": (re.compile("a+"), re.compile("a*")),
+    "a range": (range(3), range(4)), "a slice": (slice(3), slice(4)),
+    "a relative path": (Path("raw/a"), Path("raw/b")),
+    "which file": (Path("/data/a"), [Path("/data/b")]),
+    "weights": (layer(1.0), layer(2.0)),
+    "a setting of a layer": (torch.nn.Dropout(0.1), torch.nn.Dropout(0.2)),
+    "an object": (Scaler(1), Scaler(2)),
+    "an object in a list": ([Scaler([1])], [Scaler([2])]),
+    "an object of slots": (Slotted(1), Slotted(2)),
+    "a namespace": (types.SimpleNamespace(a=1), types.SimpleNamespace(a=2)),
+    "a list of one's own": (OwnList([1]), OwnList([2])),
+    "an array of objects": (np.array([1, "a"], object), np.array([2, "a"], object)),
+    "a table": (np.array([(1,)], [("a", "i4")]), np.array([(2,)], [("a", "i4")])),
+    "a sparse tensor": (torch.eye(2).to_sparse(), 2 * torch.eye(2).to_sparse()),
+    "another class": (Scaler(1), Slotted(1)),
 }  # fmt: skip
 """Values that differ."""
 
@@ -270,7 +329,65 @@ def test_a_value_of_self_counts_by_its_content(kind):
     assert again == packed
 
 
-@pytest.mark.parametrize("value", ["/data/raw", "C:\\data", None, object(), [object()]])
+HELPED = """
+class Base:
+    def scaled(self, x):
+        return x * 2
+
+class Helper(Base):
+    def __init__(self):
+        self.offset = 1
+
+    def __call__(self, x):
+        return self.scaled(x) + self.offset
+
+class Reader:
+    def __init__(self, inside):
+        self.helper = inside(Helper())
+
+    def load(self, key):
+        return self.helper(key)
+"""
+INSIDE = {
+    "itself": lambda each: each, "a list": lambda each: [each],
+    "a dict": lambda each: {"a": (each,)},
+    "an object": lambda each: types.SimpleNamespace(a=each),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("inside", sorted(INSIDE))
+@pytest.mark.parametrize(
+    ("old", "new", "counts"),
+    [
+        ("x * 2", "x * 3", True), ("+ self.offset", "- self.offset", True),
+        ("self.offset = 1", "self.offset = 2", True), ("x * 2", "x * 2  # why", False),
+    ],
+)  # fmt: skip
+def test_the_code_of_an_object_on_self_counts(inside, old, new, counts, tmp_path):
+    texts = (HELPED, HELPED.replace(old, new))
+    packed, now = (
+        fingerprint_of(made(text, tmp_path, "Reader")(INSIDE[inside]).load, [1])
+        for text in texts
+    )
+
+    assert (packed != now) == counts
+
+
+OPENED = [
+    sqlite3.connect(":memory:"),
+    threading.Lock(),
+    random.Random(),
+    (i for i in ()),
+]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "/data/raw", "C:\\data", None, Path("/data/raw"), *OPENED, [OPENED[1]],
+        np.random.default_rng(), {"seed": OPENED[2]},
+    ],
+)  # fmt: skip
 def test_where_data_lies_and_what_is_opened_later_do_not_count(value):
     packed, now = (fingerprint_of(Reader(each).load, [1]) for each in (value, None))
 

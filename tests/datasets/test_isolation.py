@@ -17,6 +17,7 @@ from loaderkit import (
     PackOptions,
     SafeDataset,
     SafeGraphDataset,
+    open_cache,
     own,
     pack,
     shares,
@@ -233,11 +234,42 @@ def test_a_cache_is_served_where_the_raw_data_is_not(tmp_path):
     assert FromRaw(tmp_path / "raw", tmp_path / "c.lk")[0]["text"] == "hello"
 
 
-def test_options_out_of_range_are_refused():
-    with pytest.raises(ValueError, match="cannot be negative"):
-        PackOptions(workers=-1)
-    with pytest.raises(ValueError, match="cannot be negative"):
-        PackOptions(shard_bytes=0)
+NO_NUMBERS = [-1, 1.5, "2", True, (), float("nan"), 10**6]
+WRONG = {
+    "workers": NO_NUMBERS,
+    "shard_bytes": [*NO_NUMBERS[:-1], 0, None, "256 MB"],
+    "overwrite": ["yes", 2, None, []],
+    "track_files": ["md5", None, True, ["stat"]],
+    "compression": ["gzipp", "", 5, True, ("gzip", 4)],
+}
+"""Values that no option of packing can have."""
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name in WRONG for value in WRONG[name]]
+)
+def test_values_that_packing_cannot_have_are_refused_by_name(tmp_path, name, value):
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        PackOptions(**{name: value})
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        pack([1], tmp_path / "c.lk", **{name: value})
+    assert not (tmp_path / "c.lk").exists()
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_relative_path_holds_when_the_current_folder_changes(
+    tmp_path, monkeypatch, opened
+):
+    monkeypatch.chdir(tmp_path)
+    pack([{"row": row} for row in range(3)], "c.lk")
+    dataset = open_cache("c.lk")
+    if opened:
+        dataset[0]
+    sent = pickle.dumps(dataset)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+    assert dataset[1]["row"] == pickle.loads(sent)[1]["row"] == 1
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,20 @@ is called here as the hook calls it, beside real reading.
 
 import json
 import os
+import sqlite3
+import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
+from urllib.parse import quote
 
+import h5py
 import numpy as np
 import pytest
 import xxhash
 
-from loaderkit import DamagedCacheError
+from loaderkit import DamagedCacheError, PackOptions, SafeDataset, StaleCacheError
 from loaderkit.datasets.source_files import (
     FileTracker,
     FileVersion,
@@ -538,3 +543,139 @@ def test_a_folder_that_holds_other_files_only_is_not_the_one_that_was_packed(tmp
     assert not list(files.changed(str(packed)))
     assert "none of the files" in "".join(files.changed(str(other)))
     assert not list(files.changed(str(emptied)))
+
+
+def by_sqlite(path):
+    sqlite3.connect(path).execute("select * from sqlite_master").connection.close()
+
+
+def by_uri(path):
+    name = f"file:{quote(str(path))}?mode=ro"
+    sqlite3.connect(name, uri=True).execute("select 1").connection.close()
+
+
+def by_a_program(path):
+    subprocess.run([sys.executable, "-c", "", path], check=True)
+
+
+def by_a_shell(path):
+    subprocess.run(
+        f"true < '{path}' && true {path} 2>/dev/null", shell=True, check=True
+    )
+
+
+@pytest.mark.parametrize("read", [by_sqlite, by_uri, by_a_program, by_a_shell])
+def test_databases_and_files_of_other_programs_are_sources(tmp_path, read):
+    path = tmp_path / "values.db"
+    sqlite3.connect(path).execute("create table t (x)").connection.close()
+    with FileTracker([], "stat", all_threads=True) as tracker:
+        read(path)
+
+        assert str(path) in tracker.new_files()
+
+
+def test_a_database_that_load_writes_is_no_source(tmp_path):
+    path = tmp_path / "memo.db"
+    sqlite3.connect(path).close()
+    with FileTracker([], "stat", all_threads=True) as tracker:
+        database = sqlite3.connect(path)
+        database.execute("create table t (x)")
+        database.commit()
+        database.close()
+
+        assert tracker.new_files() == {}
+
+
+RAW = "raw/constants.h5"
+FOLDER = Path("raw")
+
+
+class ReadsH5(SafeDataset):
+    """Opens a file by a library in C, and closes it."""
+
+    SHARD = Path("raw") / "of_class.h5"
+
+    def keys(self):
+        return range(3)
+
+
+class ByGlobal(ReadsH5):
+    def load(self, key):
+        return {"row": key, "x": numbers_of(RAW)}
+
+
+class ByLiteral(ReadsH5):
+    def load(self, key):
+        return {"row": key, "x": numbers_of("raw/literal.h5")}
+
+
+class ByFolder(ReadsH5):
+    def load(self, key):
+        return {"row": key, "x": numbers_of(FOLDER / "joined.h5")}
+
+
+class ByClass(ReadsH5):
+    def load(self, key):
+        return {"row": key, "x": numbers_of(self.SHARD)}
+
+
+class ByDefault(ReadsH5):
+    def load(self, key, path="raw/default.h5"):
+        return {"row": key, "x": numbers_of(path)}
+
+
+class ByHelper(ReadsH5):
+    def load(self, key):
+        return {"row": key, "x": helped()}
+
+
+def helped():
+    return numbers_of("raw/helper.h5")
+
+
+def numbers_of(path):
+    with h5py.File(path, "r") as file:
+        return file["x"][:]
+
+
+def closure():
+    path = Path("raw/closure.h5")
+
+    class ByClosure(ReadsH5):
+        def load(self, key):
+            return {"row": key, "x": numbers_of(path)}
+
+    return ByClosure
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [ByGlobal, ByLiteral, ByFolder, ByClass, ByDefault, ByHelper, closure()],
+)
+def test_a_file_that_the_code_names_counts_whoever_opens_it(
+    tmp_path, monkeypatch, dataset
+):
+    monkeypatch.chdir(tmp_path)
+    names = [
+        "constants",
+        "literal",
+        "joined",
+        "of_class",
+        "default",
+        "helper",
+        "closure",
+    ]
+    (tmp_path / "raw").mkdir()
+    for name in names:
+        with h5py.File(f"raw/{name}.h5", "w") as file:
+            file["x"] = np.zeros(3)
+    packing = PackOptions(workers=0)
+    assert dataset(cache="c.lk", packing=packing)[0]["x"].sum() == 0
+    assert dataset(cache="c.lk", packing=packing)[0]["x"].sum() == 0
+
+    for name in names:
+        with h5py.File(f"raw/{name}.h5", "w") as file:
+            file["x"] = np.ones(4)
+
+    with pytest.raises(StaleCacheError, match="when packed"):
+        dataset(cache="c.lk", packing=packing)[0]
