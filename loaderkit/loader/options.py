@@ -99,8 +99,9 @@ class LoaderOptions(Wishes):
     """Batch samples of similar "nodes", "edges", "bytes" or "tokens"."""
     buckets: int = 8
     """Distinct shapes that padded batches can have then."""
-    shuffle: bool | str = False
-    """True, False, or "block": blocks of 1,024 neighbours, 8 blocks mixed at a time."""
+    shuffle: bool | str | None = None
+    """True, False, or "block": blocks of 1,024 neighbours, 8 blocks mixed at a time.
+    None is False; only the shufflers of a data pipe are left on then, as in torch."""
     seed: int | None = None
     """What order and random numbers follow from, the same on every rank.  None draws
     one from torch, or is 0 among several ranks, as in torch's DistributedSampler."""
@@ -130,7 +131,7 @@ class LoaderOptions(Wishes):
     """Read a few samples to measure what they cost, where that decides something."""
 
     def __post_init__(self) -> None:
-        if _is_none_or_zero(self.shuffle):  # torch takes both
+        if _is_zero(self.shuffle):  # torch takes it
             object.__setattr__(self, "shuffle", False)
         if self.batch_size is None and (self.limits or self.batch_sampler is not None):
             # What says where batches end is given: None asks for no further limit.
@@ -159,13 +160,16 @@ class LoaderOptions(Wishes):
         return self.batch_size is not None
 
     def given(self) -> list[str]:
-        """Name the options that do not have their default value."""
-        return [
+        """Name the options that ask for something else than the default."""
+        names = [
             each.name for each in fields(self)
             if getattr(self, each.name) is not each.default
             # Nothing equals None; an array would compare its elements.
             and (each.default is None or getattr(self, each.name) != each.default)
         ]  # fmt: skip
+        if self.shuffle is False:
+            names.remove("shuffle")  # the order of a sampler, or a stream, as it is
+        return names
 
     def _check_values(self) -> None:
         for name in ("sampler", "batch_sampler"):
@@ -228,9 +232,9 @@ _BATCH_OPTIONS = {"drop_last", "bucket_by", "follow_batch", "exclude_keys"}
 """What says how samples are joined."""
 
 
-def _is_none_or_zero(value: object) -> bool:
-    """Tell whether an option is None, 0 or numpy's False; not whether it is empty."""
-    return value is None or (isinstance(value, int | np.bool_) and not value)
+def _is_zero(value: object) -> bool:
+    """Tell whether an option is 0 or numpy's False; not whether it is empty."""
+    return isinstance(value, int | np.bool_) and not value
 
 
 def _needs_workers(wishes: Wishes) -> tuple[str, str]:

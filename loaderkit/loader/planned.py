@@ -23,8 +23,7 @@ from loaderkit.loader.delivery import (
 )
 from loaderkit.loader.epochs import LoaderEpoch, Progress, death_at_start
 from loaderkit.loader.fetching import Fetching, OneByOne, Sending
-from loaderkit.loader.iterables import IterableBatches, IterableRule
-from loaderkit.loader.ranks import share_length
+from loaderkit.loader.iterables import IterableBatches, IterableRule, ToldLength
 from loaderkit.loader.resumable import (
     EpochBatches,
     IterationBatches,
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from loaderkit.loader.limits import LimitCheck
     from loaderkit.loader.plan import LoaderPlan
 
-STATE_VERSION = 5
+STATE_VERSION = 6
 """Of what ``state_dict`` gives."""
 
 
@@ -136,6 +135,9 @@ class PlannedLoader(DataLoader[Any]):
         # The running iteration is known, not held: a loop that is left frees it.
         self._live: Callable[[], LoaderEpoch | None] = _no_epoch
         self._iteration: IterationBatches | None = None
+        self._order_begun: dict[str, Any] = {}
+        self._told_length: ToldLength | None = None
+        self._warned_of_seeds = False
         self._epoch_number = torch.zeros((), dtype=torch.int64)
         self._share_epoch_number()
 
@@ -183,10 +185,14 @@ class PlannedLoader(DataLoader[Any]):
             return len(batches)
         rule = self._setup.iterable
         assert rule is not None
-        count = len(self.dataset)  # type: ignore[arg-type]
-        ranks = rule.ranks.world_size
-        count = share_length(count, ranks, drop_last=rule.drop_last)
-        return share_length(count, rule.batch_size, drop_last=rule.drop_last)
+        samples = len(self.dataset)  # type: ignore[arg-type]
+        self._told_length = rule.told_length(samples, self.num_workers)
+        return self._told_length.batches
+
+    def check_length(self, batches: int) -> None:
+        """Warn where an iterable dataset gives more than ``len(loader)`` said."""
+        if self._told_length is not None:
+            self._told_length.check(batches, stacklevel=4)
 
     def __iter__(self) -> Any:
         if self._setup is None:
@@ -197,6 +203,7 @@ class PlannedLoader(DataLoader[Any]):
         busy = self.persistent_workers and live is not None and not live.progress.ended
         here = self._position.advance()
         self._epoch_number.fill_(here.epoch)
+        self._order_begun = self._order()
         if self._setup.batches is not None:
             if busy or self._iteration is None or self._iterator is None:
                 self._iteration = IterationBatches(self._setup.batches, here)
@@ -258,7 +265,9 @@ class PlannedLoader(DataLoader[Any]):
             at = progress.position
         state: dict[str, Any] = {
             "version": STATE_VERSION, "seed": self.plan.seed, "epoch": at.epoch,
-            "batches": at.start, "batching": setup.batching, "order": self._order(),
+            "batches": at.start, "batching": setup.batching,
+            # What the dataset was like as the epoch began: it may have grown since.
+            "order": self._order_begun if running else self._order(),
         }  # fmt: skip
         if at.ahead:
             state["ahead"] = sorted(at.ahead)
@@ -533,13 +542,16 @@ class PlannedLoader(DataLoader[Any]):
                 settings["in_order"] = False
         elif isinstance(dataset, MapBatches):
             dataset.restore(0)
+        draws = setup.seeded or setup.iterable is not None
+        warns, self._warned_of_seeds = draws and not self._warned_of_seeds, True
         seed = mix_seed(self.plan.seed, int(self._epoch_number), 0)
         collate: Any = DeliveryCollate(sending)
         return DataLoader(
             dataset, num_workers=self.num_workers, pin_memory=self.pin_memory,
             timeout=self.timeout, collate_fn=collate,
             worker_init_fn=WorkerStart(
-                sending, self.worker_init_fn, self.plan.multiprocessing_context
+                sending, self.worker_init_fn, self.plan.multiprocessing_context,
+                warn_of_seeds=warns,
             ),
             generator=torch.Generator().manual_seed(seed), **settings,
         )  # fmt: skip
