@@ -16,7 +16,7 @@ from torch.utils.data import (
     default_convert,
 )
 
-from loaderkit.arguments import parse_arguments
+from loaderkit.arguments import parse_arguments, show_value
 from loaderkit.errors import LoaderError, OptionError
 from loaderkit.loader.agreement import OrderAgreement
 from loaderkit.loader.facts import read_facts
@@ -62,17 +62,17 @@ def build_loader(
 
     Raises:
         OptionError: There is no such option, or it cannot have this value; also a
-            ``TypeError`` and a ``ValueError``.
-        ValueError: There is no such device.
+            ``TypeError`` and a ``ValueError``.  Or there is no such device.
         LoaderError: What was asked for cannot work here.
     """
     chosen = parse_arguments(LoaderOptions, options, "build_loader")
     given_device: object = device
     if not isinstance(given_device, str | torch.device):
-        what = f"device must be a name such as 'cpu' or 'cuda', got {device!r}."
+        what = "device must be a name such as 'cpu' or 'cuda', got "
+        what += f"{show_value(device)}."
         why = "the options of build_loader are given by name"
         raise OptionError(
-            what, why=why, fix=f"build_loader(dataset, batch_size={device!r})"
+            what, why=why, fix=f"build_loader(dataset, batch_size={show_value(device)})"
         )
     check_variables(os.environ)
     check_dataset(dataset, chosen)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
-from loaderkit.errors import LoaderkitError
+from loaderkit.errors import LoaderkitError, OptionError
 from loaderkit.loader.fetching import draws_nothing, is_gathering
 from loaderkit.loader.probe import probe
 from loaderkit.loader.stateful import is_stateful
@@ -102,10 +102,14 @@ def read_facts(
         The facts.
 
     Raises:
-        ValueError: There is no such device.
+        OptionError: There is no such device.
     """
     iterable = isinstance(dataset, IterableDataset)
-    capability = read_capability(device)
+    try:
+        capability = read_capability(device)
+    except ValueError as error:
+        what = f"device cannot be {device!r}: {error}."
+        raise OptionError(what, fix="device='cpu'") from error
     samples, measured = _length(dataset), None
     unmeasured = "" if rows else why_no_rows
     method = options.multiprocessing_context or multiprocessing.get_start_method()

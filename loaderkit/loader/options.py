@@ -17,6 +17,7 @@ from loaderkit.arguments import (
     check_names,
     check_number,
     check_truth,
+    show_value,
     suggest_name,
 )
 from loaderkit.errors import LoaderError, OptionError
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 SIZES = ("nodes", "edges", "bytes", "tokens")
 """What the batches of a loader can be limited by."""
 _START_METHODS = ("fork", "spawn", "forkserver")
+_MOST_RANKS = 2**20
+"""More than any machine has: an epoch repeats samples until each rank has one."""
 _MIN_SEED, _MAX_SEED = -(2**63), 2**64 - 1
 """The range of ``torch.manual_seed``."""
 
@@ -51,10 +54,11 @@ class Wishes:
     """Batches a thread makes ahead of time where there are no workers."""
 
     def __post_init__(self) -> None:
-        for name, check in _CHECKS.items():
-            value = getattr(self, name, None)
-            if value is not None:
-                object.__setattr__(self, name, check(name, value))
+        for each in fields(self):
+            value, check = getattr(self, each.name), _CHECKS.get(each.name)
+            may_be_none = each.default is None or each.name in _NONE_MEANS_SOMETHING
+            if check is not None and not (value is None and may_be_none):
+                object.__setattr__(self, each.name, check(each.name, value))
         if self.num_workers == 0:
             self.refuse_without_workers("num_workers=0")
 
@@ -177,7 +181,8 @@ class LoaderOptions(Wishes):
         generator = self.generator
         has_seed = hasattr(generator, "manual_seed") and not isinstance(generator, type)
         if generator is not None and not has_seed:
-            what = f"generator must be a torch.Generator, got {self.generator!r}."
+            got = show_value(generator)
+            what = f"generator must be a torch.Generator, got {got}."
             fix = "generator=torch.Generator().manual_seed(0), or seed=0"
             raise OptionError(what, fix=fix)
         if (self.rank is None) != (self.world_size is None):
@@ -259,16 +264,19 @@ def _needs_workers(wishes: Wishes) -> tuple[str, str]:
 
 def _check_iterable(name: str, value: object) -> None:
     gives_rows = isinstance(value, Iterable) or hasattr(value, "__getitem__")
+    gives_rows &= getattr(value, "ndim", 1) != 0  # numbers of numpy have __getitem__
     if value is None or (gives_rows and not isinstance(value, str | bytes)):
         return
-    what = f"{name} must give rows when it is iterated over, got {value!r}."
+    what = f"{name} must give rows when it is iterated over, got "
+    what += f"{show_value(value)}."
     why = f"its type is {type(value).__name__}"
     raise OptionError(what, why=why, fix=f"{name}=a torch Sampler, or a list of rows")
 
 
 def _check_size_name(name: str, value: Any) -> str:
     # A dataset may say sizes of its own, so any name will do.
-    return value if isinstance(value, str) else str(check_choice(name, value, SIZES))
+    named = isinstance(value, str) and value
+    return str(value if named else check_choice(name, value, SIZES))
 
 
 def _at_least(least: int) -> Callable[[str, Any], int]:
@@ -319,7 +327,7 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "shuffle": lambda n, v: check_choice(n, v, (True, False, "block")),
     "seed": lambda n, v: check_integer(n, v, least=_MIN_SEED, most=_MAX_SEED),
     "drop_last": check_truth,
-    "world_size": _at_least(1),
+    "world_size": lambda n, v: check_integer(n, v, least=1, most=_MOST_RANKS),
     "rank": _at_least(0),
     "timeout": _check_timeout,
     "collate_fn": lambda n, v: check_callable(n, v, "lambda samples: samples"),
@@ -329,6 +337,9 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "probe": check_truth,
 }
 """How the value of each option is checked, by its name."""
+
+_NONE_MEANS_SOMETHING = {"batch_size"}
+"""Options that may be None, although that is not their default."""
 
 _PREFIX = "LOADERKIT_"
 _VARIABLES: Mapping[str, Callable[[str, Any], Any]] = {
