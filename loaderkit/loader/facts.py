@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset
 
 from loaderkit.errors import LoaderkitError, OptionError
 from loaderkit.loader.fetching import draws_nothing, is_gathering
+from loaderkit.loader.pipes import as_sent
 from loaderkit.loader.probe import probe
 from loaderkit.loader.stateful import is_stateful
 from loaderkit.memory.host import Host, read_host
@@ -133,7 +134,7 @@ def read_facts(
         start_methods=tuple(multiprocessing.get_all_start_methods()),
         unpicklable=""
         if method == "fork"
-        else why_unpicklable({"dataset": dataset, "collate_fn": collate}),
+        else why_unpicklable({"dataset": as_sent(dataset), "collate_fn": collate}),
         shared_files=find_shared_files(dataset=dataset),
         parcels=sys.platform == "linux" and hasattr(os, "memfd_create"),
         daemonic=bool(multiprocessing.current_process().daemon),

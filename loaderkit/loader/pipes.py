@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import IterDataPipe
+from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.graph import traverse_dps
 from torch.utils.data.graph_settings import (
     apply_random_seed,
@@ -71,3 +71,12 @@ def prepare_pipe(dataset: Any, worker: WorkerInfo | None, seed: int) -> None:
     number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
     apply_sharding(dataset, workers, number)
     apply_random_seed(dataset, torch.Generator().manual_seed(seed))
+
+
+def as_sent(dataset: Any) -> Any:
+    """Give what workers get, which can be pickled where the dataset cannot.
+
+    torch's DataLoader wraps a pipe, so that its lambdas are sent by dill if that is
+    installed.
+    """
+    return DataLoader(dataset).dataset if is_pipe(dataset) else dataset
