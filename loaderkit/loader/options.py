@@ -20,7 +20,7 @@ from loaderkit.arguments import (
     show_value,
     suggest_name,
 )
-from loaderkit.errors import LoaderError, OptionError
+from loaderkit.errors import OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -74,12 +74,12 @@ class Wishes:
             why_none: Why there are none.
 
         Raises:
-            LoaderError: One of these options was given.
+            OptionError: One of these options was given.
         """
         name, reason = _needs_workers(self)
         if name:
             what = f"{name} was given without workers ({why_none})."
-            raise LoaderError(what, why=reason, fix=f"num_workers=1, or drop {name}")
+            raise OptionError(what, why=reason, fix=f"num_workers=1, or drop {name}")
 
 
 @dataclass(frozen=True)
@@ -213,11 +213,11 @@ class LoaderOptions(Wishes):
         if self.oversized != "raise" and not self.limits:
             what = f"oversized={self.oversized!r} was given without a limit."
             fix = "max_nodes=..., max_edges=..., max_bytes=... or max_tokens=..."
-            raise LoaderError(what, why="no sample is too large for none", fix=fix)
+            raise OptionError(what, why="no sample is too large for none", fix=fix)
         if self.buckets != 8 and self.bucket_by is None:
             what = f"buckets={self.buckets} was given without bucket_by."
             why = "it counts the buckets that samples are sorted into by size"
-            raise LoaderError(what, why=why, fix='bucket_by="nodes", or drop buckets')
+            raise OptionError(what, why=why, fix='bucket_by="nodes", or drop buckets')
 
     def _refuse_beside(self, name: str, why: str, others: set[str]) -> None:
         for other in self.given():
@@ -226,7 +226,7 @@ class LoaderOptions(Wishes):
                 if other == "batch_size" and not self.batched:
                     other = "batch_size=None"
                 what = f"{name} was given with {other}{another}."
-                raise LoaderError(what, why=why, fix=f"drop {other}, or {name}")
+                raise OptionError(what, why=why, fix=f"drop {other}, or {name}")
 
 
 _ORDER_OPTIONS = (

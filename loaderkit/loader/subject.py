@@ -105,7 +105,7 @@ def _check_iterable_options(options: LoaderOptions, *, pipe: bool) -> None:
             why = "its samples come one by one, in its own order, and their sizes are "
             why += "not known before"
             fix = "batch_size=..., or pack(list(dataset), path): a map-style dataset"
-            raise LoaderError(what, why=why, fix=fix)
+            raise OptionError(what, why=why, fix=fix)
 
 
 def check_graph_fields(dataset: Any, options: LoaderOptions) -> None:
