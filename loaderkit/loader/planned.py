@@ -201,9 +201,12 @@ class PlannedLoader(DataLoader[Any]):
         self._agree()
         live = self._live()
         busy = self.persistent_workers and live is not None and not live.progress.ended
+        order = self._order()
+        if self._position.start and order != self._order_begun:
+            raise _changed_since_loading(self._order_begun, order)
         here = self._position.advance()
         self._epoch_number.fill_(here.epoch)
-        self._order_begun = self._order()
+        self._order_begun = order
         if self._setup.batches is not None:
             if busy or self._iteration is None or self._iterator is None:
                 self._iteration = IterationBatches(self._setup.batches, here)
@@ -301,6 +304,7 @@ class PlannedLoader(DataLoader[Any]):
         if isinstance(setup.batches, UserBatches):
             setup.batches.restore(state["sampler"], at)
         self._position.go_to(at)  # shared with the samplers, so not replaced
+        self._order_begun = self._order()
         self._progress, self._resumption = None, Resumption()
         if "main" in state:
             dataset: Any = self.dataset
@@ -580,6 +584,15 @@ def _differing_parts(theirs: Any, ours: Any) -> tuple[Any, Any]:
         return theirs, ours
     names = [n for n in {**theirs, **ours} if theirs.get(n) != ours.get(n)]
     return {n: theirs.get(n) for n in names}, {n: ours.get(n) for n in names}
+
+
+def _changed_since_loading(theirs: Any, ours: Any) -> LoaderError:
+    theirs, ours = _differing_parts(theirs, ours)
+    what = "A state was loaded in the middle of an epoch, and the dataset has changed "
+    what += f"since: from {theirs} to {ours}."
+    why = "the rest of that epoch would be that of another order"
+    fix = "load_state_dict of the dataset as it was, or loader.set_epoch() of another"
+    return LoaderError(what, why=why, fix=f"{fix} epoch")
 
 
 def _wrong_part(value: object, name: str, wanted: str) -> LoaderError:

@@ -86,6 +86,20 @@ def test_an_epoch_that_has_begun_ends_as_it_was():
         build_loader(data, shuffle=True, num_workers=0).load_state_dict(state)
 
 
+def test_a_dataset_that_grows_behind_a_loaded_state_is_refused():
+    data = list(range(6))
+    loader = build_loader(data, shuffle=True, num_workers=0)
+    next(iter(loader))
+    loader.load_state_dict(loader.state_dict())
+    data.append(6)
+
+    with pytest.raises(LoaderError, match="has changed since"):
+        list(loader)
+
+    loader.set_epoch(1)
+    assert sorted(int(batch) for batch in loader) == data
+
+
 def test_a_state_between_epochs_is_that_of_the_grown_dataset():
     data = list(range(6))
     loader = build_loader(data, shuffle=True, num_workers=0)
