@@ -78,7 +78,7 @@ def show_value(value: object) -> str:
     """Show a value in a message: short, and also where it cannot show itself.
 
     >>> show_value([0] * 100)[-5:]
-    '0,...'
+    ' 0...'
     """
     try:
         shown = repr(value)
