@@ -68,12 +68,23 @@ def refuse_value(name: str, value: object, wanted: str, example: object) -> Opti
     Returns:
         The error, to be raised by the caller.
     """
-    shown = repr(value)
-    if len(shown) > 80:
-        shown = f"{shown[:77]}..."
+    shown = show_value(value)
     what = f"{name} must be {wanted}, got {shown}."
     why = "" if type(value) is type(example) else f"its type is {type(value).__name__}"
     return OptionError(what, why=why or "it is out of range", fix=f"{name}={example!r}")
+
+
+def show_value(value: object) -> str:
+    """Show a value in a message: short, and also where it cannot show itself.
+
+    >>> show_value([0] * 100)[-5:]
+    ' 0...'
+    """
+    try:
+        shown = repr(value)
+    except Exception:  # noqa: BLE001 -- the message is about the value's type then
+        return f"a {type(value).__name__}"
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."
 
 
 def check_integer(
@@ -164,7 +175,8 @@ def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
         if type(choice) is type(value) and choice == value:
             return choice
     words = [choice for choice in choices if isinstance(choice, str)]
-    nearest = difflib.get_close_matches(str(value), words, 1)
+    text = value if isinstance(value, str) else show_value(value)
+    nearest = difflib.get_close_matches(text, words, 1)
     wanted = " or ".join([", ".join(map(repr, choices[:-1])), repr(choices[-1])])
     raise refuse_value(name, value, wanted, nearest[0] if nearest else choices[0])
 
@@ -176,7 +188,7 @@ def check_callable(name: str, value: Any, example: str) -> Any:
         OptionError: It cannot be.
     """
     if not callable(value):
-        what = f"{name} must be a function, got {value!r}."
+        what = f"{name} must be a function, got {show_value(value)}."
         why = f"its type, {type(value).__name__}, cannot be called"
         raise OptionError(what, why=why, fix=f"{name}={example}")
     return value

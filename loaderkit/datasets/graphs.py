@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -159,6 +160,18 @@ class SafeGraphDataset(SafeDataset):
             DatasetError: There is no cache.
         """
         return graph_sizes(*self._sized())
+
+    def copy(self, idx: Sequence[int] | None = None) -> SafeGraphDataset:
+        """Copy the dataset, as PyG's ``InMemoryDataset`` does.
+
+        Args:
+            idx: Rows of the copy, in order; all if None.
+
+        Returns:
+            Another dataset over the same cache: its samples are copies anyway.
+        """
+        copied: SafeGraphDataset = copy.copy(self) if idx is None else self[idx]
+        return copied
 
     @property
     def num_node_features(self) -> Any:

@@ -16,7 +16,7 @@ from torch.utils.data import (
     default_convert,
 )
 
-from loaderkit.arguments import parse_arguments
+from loaderkit.arguments import parse_arguments, show_value
 from loaderkit.errors import LoaderError, OptionError
 from loaderkit.loader.agreement import OrderAgreement
 from loaderkit.loader.facts import read_facts
@@ -24,6 +24,7 @@ from loaderkit.loader.fetching import OneByOne, collate_of
 from loaderkit.loader.iterables import IterableRule
 from loaderkit.loader.limits import limit_check_of
 from loaderkit.loader.options import LoaderOptions, check_variables
+from loaderkit.loader.pipes import shares_out, with_shuffle
 from loaderkit.loader.plan import decide
 from loaderkit.loader.planned import LoaderSetup, PlannedLoader
 from loaderkit.loader.ranks import Ranks, read_ranks
@@ -61,21 +62,23 @@ def build_loader(
 
     Raises:
         OptionError: There is no such option, or it cannot have this value; also a
-            ``TypeError`` and a ``ValueError``.
-        ValueError: There is no such device.
+            ``TypeError`` and a ``ValueError``.  Or there is no such device.
         LoaderError: What was asked for cannot work here.
     """
     chosen = parse_arguments(LoaderOptions, options, "build_loader")
     given_device: object = device
     if not isinstance(given_device, str | torch.device):
-        what = f"device must be a name such as 'cpu' or 'cuda', got {device!r}."
+        what = "device must be a name such as 'cpu' or 'cuda', got "
+        what += f"{show_value(device)}."
         why = "the options of build_loader are given by name"
         raise OptionError(
-            what, why=why, fix=f"build_loader(dataset, batch_size={device!r})"
+            what, why=why, fix=f"build_loader(dataset, batch_size={show_value(device)})"
         )
     check_variables(os.environ)
     check_dataset(dataset, chosen)
     check_graph_fields(dataset, chosen)
+    if isinstance(chosen.shuffle, bool):
+        dataset = with_shuffle(dataset, shuffle=chosen.shuffle)
     ranks = read_ranks(chosen.rank, chosen.world_size, os.environ)
     seed = choose_seed(chosen, ranks)
     collate = chosen.collate_fn
@@ -190,7 +193,7 @@ def _choose_batching(
     mine = f"rank {ranks.rank} of {ranks.world_size}" if ranks.world_size > 1 else ""
     full = "a last one that is not full is left out" if options.drop_last else ""
     if isinstance(dataset, IterableDataset):
-        _check_iterable_ranks(options, ranks)
+        _check_iterable_ranks(dataset, options, ranks)
         rule = IterableRule(size or 1, options.drop_last, seed % 2**63, ranks)
         words = _listed(each, "in the dataset's order", full, shared)
         return Batching(
@@ -210,9 +213,12 @@ def _choose_batching(
         words = _listed(f"samples chosen by {chosen.name}", each, full, shared)
         return Batching(words, _listed(words, mine), chosen, None, public)
     batches = _batches_of_rule(dataset, options, seed, ranks)
+    # How many samples there are is no part of the rule: a dataset may grow.
     words = _listed(_rule_in_words(batches.rule, each), full, shared)
+    count = f"{batches.rule.samples:,} samples"
+    outcome = _outcome_in_words(batches)
     return Batching(
-        words, _listed(words, *_outcome_in_words(batches), mine), batches, None,
+        words, _listed(count, words, *outcome, mine), batches, None,
         PublicSamplers.of_rule(dataset, batches, batched=options.batched),
     )  # fmt: skip
 
@@ -229,8 +235,8 @@ def _listed(*parts: str) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _check_iterable_ranks(options: LoaderOptions, ranks: Ranks) -> None:
-    if options.rank is not None or ranks.world_size == 1:
+def _check_iterable_ranks(dataset: Any, options: LoaderOptions, ranks: Ranks) -> None:
+    if options.rank is not None or ranks.world_size == 1 or shares_out(dataset):
         return
     what = f"An iterable dataset on rank {ranks.rank} of {ranks.world_size}: it is not "
     what += "known whether it gives every rank its own part."
@@ -259,11 +265,12 @@ def _batches_of_rule(
     rule = BatchRule(
         samples=len(dataset), batch_size=options.most_samples, limits=limits,
         sizes={name: sizes_of(dataset, name) for name in sorted(needed)},
-        shuffle=options.shuffle, seed=seed % 2**63, drop_last=options.drop_last,
+        shuffle=options.shuffle or False, seed=seed % 2**63,
+        drop_last=options.drop_last,
         oversized=options.oversized, bucket_by=options.bucket_by,
         buckets=options.buckets, rank=ranks.rank, ranks=ranks.world_size,
     )  # fmt: skip
-    batches = EpochBatches(rule)
+    batches = EpochBatches(rule, dataset=dataset)
     len(batches)  # an oversized sample is told now, not in the first epoch
     return batches
 
@@ -287,7 +294,7 @@ def _rule_in_words(rule: BatchRule, each: str) -> str:
     elif rule.batch_size:
         most.insert(0, f"at most {rule.batch_size:,} samples")
     order = {True: "shuffled", False: "in order", "block": "shuffled in blocks"}
-    parts = [f"{rule.samples:,} samples", " and ".join(most), order[rule.shuffle]]
+    parts = [_listed(" and ".join(most), order[rule.shuffle])]
     if rule.bucket_by:
         bounds = len(set(bucket_bounds(rule.sizes[rule.bucket_by], rule.buckets)))
         parts.append(f"{bounds} buckets by {rule.bucket_by}")

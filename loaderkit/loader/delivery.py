@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from loaderkit.loader.fetching import Failure
@@ -137,6 +139,7 @@ class WorkerStart:
         sending: Told that this is a worker; None where batches are left to torch.
         user_init: The user's own ``worker_init_fn``.
         start_method: How workers start; those of a fork server have it as parent.
+        warn_of_seeds: Say where ``user_init`` seeds torch, which has no effect here.
     """
 
     def __init__(
@@ -144,8 +147,11 @@ class WorkerStart:
         sending: Sending | None,
         user_init: Callable[[int], None] | None,
         start_method: str | None,
+        *,
+        warn_of_seeds: bool = False,
     ) -> None:
         self.sending, self.user_init = sending, user_init
+        self.warn_of_seeds = warn_of_seeds
         self.parent_pid = None if start_method == "forkserver" else os.getpid()
 
     def __call__(self, worker: int) -> None:
@@ -165,7 +171,7 @@ class WorkerStart:
             self.sending.start()
         try:
             if self.user_init is not None:
-                self.user_init(worker)
+                self._call_user_init(self.user_init, worker)
         except Exception as error:  # noqa: BLE001 -- raised where the loop is
             # torch would send its text alone.  The stand-in sends it in place of the
             # worker's batches.
@@ -175,3 +181,15 @@ class WorkerStart:
             return
         if isinstance(stand_in, MapBatches):
             stand_in.restore(worker)
+
+    def _call_user_init(self, init: Callable[[int], None], worker: int) -> None:
+        seed = torch.initial_seed()
+        init(worker)
+        # Code that seeds numpy and random from torch's seed, as torch's documentation
+        # has it, gets what it is for: numbers that differ between workers.
+        given = torch.initial_seed()
+        if self.warn_of_seeds and worker == 0 and given != seed:
+            text = f"worker_init_fn seeded torch with {given}, which does nothing: "
+            text += "random numbers drawn while reading follow from the loader's seed, "
+            text += f"the epoch and the batch; build_loader(dataset, seed={given})"
+            warnings.warn(text, UserWarning, stacklevel=2)

@@ -132,7 +132,7 @@ class LoaderEpoch(Iterator[Any]):
         self._inner, self._alone = inner, alone
         self._dataset, self._chosen = loader.dataset, loader.batches
         self._start = replace(progress.position)
-        self._length = loader.__len__
+        self._length, self._check_length = loader.__len__, loader.check_length
         self._kills = kills
         self._deliveries: Iterator[Delivery] = inner
         self._death: LoaderError | None = None
@@ -175,6 +175,8 @@ class LoaderEpoch(Iterator[Any]):
         if isinstance(delivery.batch, Failure | LocalFailure):
             raise delivery.batch.rebuilt()
         self.progress.note(delivery, numbered=self._chosen is not None)
+        if self._chosen is None:
+            self._check_length(self.progress.position.start)
         return delivery.batch
 
     def close(self) -> None:

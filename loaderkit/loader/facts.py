@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
-from loaderkit.errors import LoaderkitError
+from loaderkit.errors import LoaderkitError, OptionError
 from loaderkit.forking import ForkHazard, find_fork_hazard
 from loaderkit.loader.fetching import draws_nothing, is_gathering
+from loaderkit.loader.pipes import as_sent
 from loaderkit.loader.probe import probe
 from loaderkit.loader.stateful import is_stateful
 from loaderkit.memory.host import Host, read_host
@@ -102,10 +103,14 @@ def read_facts(
         The facts.
 
     Raises:
-        ValueError: There is no such device.
+        OptionError: There is no such device.
     """
     iterable = isinstance(dataset, IterableDataset)
-    capability = read_capability(device)
+    try:
+        capability = read_capability(device)
+    except ValueError as error:
+        what = f"device cannot be {device!r}: {error}."
+        raise OptionError(what, fix="device='cpu'") from error
     samples, measured = _length(dataset), None
     unmeasured = "" if rows else why_no_rows
     hazard = find_fork_hazard(dataset=dataset)
@@ -132,7 +137,7 @@ def read_facts(
         start_methods=tuple(multiprocessing.get_all_start_methods()),
         unpicklable=""
         if method == "fork"
-        else why_unpicklable({"dataset": dataset, "collate_fn": collate}),
+        else why_unpicklable({"dataset": as_sent(dataset), "collate_fn": collate}),
         fork_hazard=hazard,
         parcels=sys.platform == "linux" and hasattr(os, "memfd_create"),
         daemonic=bool(multiprocessing.current_process().daemon),

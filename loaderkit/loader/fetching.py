@@ -176,6 +176,9 @@ def fetch(
             collate = collate.convert
         fix = f"mend {name_of_function(collate)}, or the samples; num_workers=0 to "
         fix += "step through"
+        if not len(rows):
+            what = "A batch without samples could not be joined: "
+            fix = "leave empty batches out of the batch_sampler"
         raise error_about(what, error, fix) from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from dataclasses import dataclass, field
 from itertools import chain, islice, repeat, starmap
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,8 @@ from loaderkit.loader.fetching import (
     OneByOne,
     name_of_function,
 )
-from loaderkit.loader.ranks import Deal, Ranks
+from loaderkit.loader.pipes import prepare_pipe
+from loaderkit.loader.ranks import Deal, Ranks, share_length
 from loaderkit.loader.stateful import is_own_iterator, read_state
 from loaderkit.loader.users_errors import error_about
 from loaderkit.randomness import Seeded, mix_seed
@@ -82,6 +84,47 @@ class IterableRule:
     ranks: Ranks = field(default_factory=Ranks)
     """Who takes which samples: each rank reads all of them and keeps every n-th."""
 
+    def told_length(self, samples: int, workers: int) -> ToldLength:
+        """Say how long an epoch is, if it has as many samples as the dataset says."""
+        count = share_length(samples, self.ranks.world_size, drop_last=self.drop_last)
+        batches = share_length(count, self.batch_size, drop_last=self.drop_last)
+        # Each worker ends with a batch, or a round of the ranks, that may not be full.
+        uneven = self.batch_size > 1 or self.ranks.world_size > 1
+        spare = max(0, workers - 1) if uneven and not self.drop_last else 0
+        return ToldLength(samples, batches, batches + spare, workers)
+
+
+@dataclass(frozen=True)
+class ToldLength:
+    """What ``len(loader)`` said of an iterable dataset, whose own length is a claim."""
+
+    samples: int
+    """That the dataset says it has."""
+    batches: int
+    """Of these samples, on this rank."""
+    most_batches: int
+    """That workers can make of them, if each reads a part of its own."""
+    workers: int
+    """How many there are."""
+
+    def check(self, batches: int, *, stacklevel: int) -> None:
+        """Warn of more batches than that, as torch's DataLoader does.
+
+        Args:
+            batches: Given so far.
+            stacklevel: As for ``warnings.warn``, counted from here.
+        """
+        if batches <= self.most_batches:
+            return
+        text = f"len(loader) was {self.batches:,}, since the dataset says that it has "
+        text += f"{self.samples:,} samples, but more batches than that have come: "
+        if self.workers > 1:
+            text += "probably each of its workers reads all of it; share it out by "
+            text += "get_worker_info()"
+        else:
+            text += "mend its __len__"
+        warnings.warn(text, UserWarning, stacklevel=stacklevel + 1)
+
 
 class IterableBatches(IterableDataset[Delivery]):
     """Stands in for an iterable dataset where batches are made.
@@ -136,22 +179,28 @@ class IterableBatches(IterableDataset[Delivery]):
             _told("The dataset could not begin: ", _MEND_STREAM),
             Seeded(mix_seed(self.rule.seed, epoch, -1 - worker)),
         ):
-            source = self._restored(state)
+            source = self._restored(epoch, state)
             if state.exhausted:
                 # It gives nothing in this epoch, and begins the next one by itself.
-                return iter(self.dataset) if state.ended else iter(())
+                return self._iterate(epoch) if state.ended else iter(())
             if state.ended:
                 # What a dataset does behind its last sample, such as counting the
                 # epoch or beginning anew, is not in its state yet.
                 for _ in _rest_of(source):
                     pass
-                return iter(self.dataset)
+                return self._iterate(epoch)
             return source
 
-    def _restored(self, state: WorkerState) -> Any:
+    def _iterate(self, epoch: int) -> Iterator[Any]:
+        # Other numbers than those of samples (seed) and of joining (seed + 1).
+        seed = mix_seed(self.rule.seed + 2, epoch, 0)
+        prepare_pipe(self.dataset, get_worker_info(), seed)
+        return iter(self.dataset)
+
+    def _restored(self, epoch: int, state: WorkerState) -> Any:
         if state.dataset is not None:
             self.dataset.load_state_dict(state.dataset)
-        source: Any = iter(self.dataset)
+        source: Any = self._iterate(epoch)
         if state.iterator is not None:
             source.load_state_dict(state.iterator)
         return source

@@ -17,9 +17,10 @@ from loaderkit.arguments import (
     check_names,
     check_number,
     check_truth,
+    show_value,
     suggest_name,
 )
-from loaderkit.errors import LoaderError, OptionError
+from loaderkit.errors import OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 SIZES = ("nodes", "edges", "bytes", "tokens")
 """What the batches of a loader can be limited by."""
 _START_METHODS = ("fork", "spawn", "forkserver")
+_MOST_RANKS = 2**20
+"""More than any machine has: an epoch repeats samples until each rank has one."""
 _MIN_SEED, _MAX_SEED = -(2**63), 2**64 - 1
 """The range of ``torch.manual_seed``."""
 
@@ -51,10 +54,11 @@ class Wishes:
     """Batches a thread makes ahead of time where there are no workers."""
 
     def __post_init__(self) -> None:
-        for name, check in _CHECKS.items():
-            value = getattr(self, name, None)
-            if value is not None:
-                object.__setattr__(self, name, check(name, value))
+        for each in fields(self):
+            value, check = getattr(self, each.name), _CHECKS.get(each.name)
+            may_be_none = each.default is None or each.name in _NONE_MEANS_SOMETHING
+            if check is not None and not (value is None and may_be_none):
+                object.__setattr__(self, each.name, check(each.name, value))
         if self.num_workers == 0:
             self.refuse_without_workers("num_workers=0")
 
@@ -70,12 +74,12 @@ class Wishes:
             why_none: Why there are none.
 
         Raises:
-            LoaderError: One of these options was given.
+            OptionError: One of these options was given.
         """
         name, reason = _needs_workers(self)
         if name:
             what = f"{name} was given without workers ({why_none})."
-            raise LoaderError(what, why=reason, fix=f"num_workers=1, or drop {name}")
+            raise OptionError(what, why=reason, fix=f"num_workers=1, or drop {name}")
 
 
 @dataclass(frozen=True)
@@ -99,8 +103,9 @@ class LoaderOptions(Wishes):
     """Batch samples of similar "nodes", "edges", "bytes" or "tokens"."""
     buckets: int = 8
     """Distinct shapes that padded batches can have then."""
-    shuffle: bool | str = False
-    """True, False, or "block": blocks of 1,024 neighbours, 8 blocks mixed at a time."""
+    shuffle: bool | str | None = None
+    """True, False, or "block": blocks of 1,024 neighbours, 8 blocks mixed at a time.
+    None is False; only the shufflers of a data pipe are left on then, as in torch."""
     seed: int | None = None
     """What order and random numbers follow from, the same on every rank.  None draws
     one from torch, or is 0 among several ranks, as in torch's DistributedSampler."""
@@ -130,7 +135,7 @@ class LoaderOptions(Wishes):
     """Read a few samples to measure what they cost, where that decides something."""
 
     def __post_init__(self) -> None:
-        if _is_none_or_zero(self.shuffle):  # torch takes both
+        if _is_zero(self.shuffle):  # torch takes it
             object.__setattr__(self, "shuffle", False)
         if self.batch_size is None and (self.limits or self.batch_sampler is not None):
             # What says where batches end is given: None asks for no further limit.
@@ -159,13 +164,16 @@ class LoaderOptions(Wishes):
         return self.batch_size is not None
 
     def given(self) -> list[str]:
-        """Name the options that do not have their default value."""
-        return [
+        """Name the options that ask for something else than the default."""
+        names = [
             each.name for each in fields(self)
             if getattr(self, each.name) is not each.default
             # Nothing equals None; an array would compare its elements.
             and (each.default is None or getattr(self, each.name) != each.default)
         ]  # fmt: skip
+        if self.shuffle is False:
+            names.remove("shuffle")  # the order of a sampler, or a stream, as it is
+        return names
 
     def _check_values(self) -> None:
         for name in ("sampler", "batch_sampler"):
@@ -173,7 +181,8 @@ class LoaderOptions(Wishes):
         generator = self.generator
         has_seed = hasattr(generator, "manual_seed") and not isinstance(generator, type)
         if generator is not None and not has_seed:
-            what = f"generator must be a torch.Generator, got {self.generator!r}."
+            got = show_value(generator)
+            what = f"generator must be a torch.Generator, got {got}."
             fix = "generator=torch.Generator().manual_seed(0), or seed=0"
             raise OptionError(what, fix=fix)
         if (self.rank is None) != (self.world_size is None):
@@ -204,11 +213,11 @@ class LoaderOptions(Wishes):
         if self.oversized != "raise" and not self.limits:
             what = f"oversized={self.oversized!r} was given without a limit."
             fix = "max_nodes=..., max_edges=..., max_bytes=... or max_tokens=..."
-            raise LoaderError(what, why="no sample is too large for none", fix=fix)
+            raise OptionError(what, why="no sample is too large for none", fix=fix)
         if self.buckets != 8 and self.bucket_by is None:
             what = f"buckets={self.buckets} was given without bucket_by."
             why = "it counts the buckets that samples are sorted into by size"
-            raise LoaderError(what, why=why, fix='bucket_by="nodes", or drop buckets')
+            raise OptionError(what, why=why, fix='bucket_by="nodes", or drop buckets')
 
     def _refuse_beside(self, name: str, why: str, others: set[str]) -> None:
         for other in self.given():
@@ -217,7 +226,7 @@ class LoaderOptions(Wishes):
                 if other == "batch_size" and not self.batched:
                     other = "batch_size=None"
                 what = f"{name} was given with {other}{another}."
-                raise LoaderError(what, why=why, fix=f"drop {other}, or {name}")
+                raise OptionError(what, why=why, fix=f"drop {other}, or {name}")
 
 
 _ORDER_OPTIONS = (
@@ -228,9 +237,9 @@ _BATCH_OPTIONS = {"drop_last", "bucket_by", "follow_batch", "exclude_keys"}
 """What says how samples are joined."""
 
 
-def _is_none_or_zero(value: object) -> bool:
-    """Tell whether an option is None, 0 or numpy's False; not whether it is empty."""
-    return value is None or (isinstance(value, int | np.bool_) and not value)
+def _is_zero(value: object) -> bool:
+    """Tell whether an option is 0 or numpy's False; not whether it is empty."""
+    return isinstance(value, int | np.bool_) and not value
 
 
 def _needs_workers(wishes: Wishes) -> tuple[str, str]:
@@ -255,16 +264,19 @@ def _needs_workers(wishes: Wishes) -> tuple[str, str]:
 
 def _check_iterable(name: str, value: object) -> None:
     gives_rows = isinstance(value, Iterable) or hasattr(value, "__getitem__")
+    gives_rows &= getattr(value, "ndim", 1) != 0  # numbers of numpy have __getitem__
     if value is None or (gives_rows and not isinstance(value, str | bytes)):
         return
-    what = f"{name} must give rows when it is iterated over, got {value!r}."
+    what = f"{name} must give rows when it is iterated over, got "
+    what += f"{show_value(value)}."
     why = f"its type is {type(value).__name__}"
     raise OptionError(what, why=why, fix=f"{name}=a torch Sampler, or a list of rows")
 
 
 def _check_size_name(name: str, value: Any) -> str:
     # A dataset may say sizes of its own, so any name will do.
-    return value if isinstance(value, str) else str(check_choice(name, value, SIZES))
+    named = isinstance(value, str) and value
+    return str(value if named else check_choice(name, value, SIZES))
 
 
 def _at_least(least: int) -> Callable[[str, Any], int]:
@@ -315,7 +327,7 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "shuffle": lambda n, v: check_choice(n, v, (True, False, "block")),
     "seed": lambda n, v: check_integer(n, v, least=_MIN_SEED, most=_MAX_SEED),
     "drop_last": check_truth,
-    "world_size": _at_least(1),
+    "world_size": lambda n, v: check_integer(n, v, least=1, most=_MOST_RANKS),
     "rank": _at_least(0),
     "timeout": _check_timeout,
     "collate_fn": lambda n, v: check_callable(n, v, "lambda samples: samples"),
@@ -325,6 +337,9 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "probe": check_truth,
 }
 """How the value of each option is checked, by its name."""
+
+_NONE_MEANS_SOMETHING = {"batch_size"}
+"""Options that may be None, although that is not their default."""
 
 _PREFIX = "LOADERKIT_"
 _VARIABLES: Mapping[str, Callable[[str, Any], Any]] = {

@@ -24,8 +24,7 @@ from loaderkit.loader.delivery import (
 )
 from loaderkit.loader.epochs import LoaderEpoch, Progress, death_at_start
 from loaderkit.loader.fetching import Fetching, OneByOne, Sending
-from loaderkit.loader.iterables import IterableBatches, IterableRule
-from loaderkit.loader.ranks import share_length
+from loaderkit.loader.iterables import IterableBatches, IterableRule, ToldLength
 from loaderkit.loader.resumable import (
     EpochBatches,
     IterationBatches,
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from loaderkit.loader.limits import LimitCheck
     from loaderkit.loader.plan import LoaderPlan
 
-STATE_VERSION = 5
+STATE_VERSION = 6
 """Of what ``state_dict`` gives."""
 
 
@@ -136,6 +135,9 @@ class PlannedLoader(DataLoader[Any]):
         # The running iteration is known, not held: a loop that is left frees it.
         self._live: Callable[[], LoaderEpoch | None] = _no_epoch
         self._iteration: IterationBatches | None = None
+        self._order_begun: dict[str, Any] = {}
+        self._told_length: ToldLength | None = None
+        self._warned_of_seeds = False
         self._epoch_number = torch.zeros((), dtype=torch.int64)
         self._share_epoch_number()
 
@@ -183,10 +185,14 @@ class PlannedLoader(DataLoader[Any]):
             return len(batches)
         rule = self._setup.iterable
         assert rule is not None
-        count = len(self.dataset)  # type: ignore[arg-type]
-        ranks = rule.ranks.world_size
-        count = share_length(count, ranks, drop_last=rule.drop_last)
-        return share_length(count, rule.batch_size, drop_last=rule.drop_last)
+        samples = len(self.dataset)  # type: ignore[arg-type]
+        self._told_length = rule.told_length(samples, self.num_workers)
+        return self._told_length.batches
+
+    def check_length(self, batches: int) -> None:
+        """Warn where an iterable dataset gives more than ``len(loader)`` said."""
+        if self._told_length is not None:
+            self._told_length.check(batches, stacklevel=4)
 
     def __iter__(self) -> Any:
         if self._setup is None:
@@ -195,8 +201,12 @@ class PlannedLoader(DataLoader[Any]):
         self._agree()
         live = self._live()
         busy = self.persistent_workers and live is not None and not live.progress.ended
+        order = self._order()
+        if self._position.start and order != self._order_begun:
+            raise _changed_since_loading(self._order_begun, order)
         here = self._position.advance()
         self._epoch_number.fill_(here.epoch)
+        self._order_begun = order
         if self._setup.batches is not None:
             if busy or self._iteration is None or self._iterator is None:
                 self._iteration = IterationBatches(self._setup.batches, here)
@@ -258,7 +268,9 @@ class PlannedLoader(DataLoader[Any]):
             at = progress.position
         state: dict[str, Any] = {
             "version": STATE_VERSION, "seed": self.plan.seed, "epoch": at.epoch,
-            "batches": at.start, "batching": setup.batching, "order": self._order(),
+            "batches": at.start, "batching": setup.batching,
+            # What the dataset was like as the epoch began: it may have grown since.
+            "order": self._order_begun if running else self._order(),
         }  # fmt: skip
         if at.ahead:
             state["ahead"] = sorted(at.ahead)
@@ -292,6 +304,7 @@ class PlannedLoader(DataLoader[Any]):
         if isinstance(setup.batches, UserBatches):
             setup.batches.restore(state["sampler"], at)
         self._position.go_to(at)  # shared with the samplers, so not replaced
+        self._order_begun = self._order()
         self._progress, self._resumption = None, Resumption()
         if "main" in state:
             dataset: Any = self.dataset
@@ -533,13 +546,16 @@ class PlannedLoader(DataLoader[Any]):
                 settings["in_order"] = False
         elif isinstance(dataset, MapBatches):
             dataset.restore(0)
+        draws = setup.seeded or setup.iterable is not None
+        warns, self._warned_of_seeds = draws and not self._warned_of_seeds, True
         seed = mix_seed(self.plan.seed, int(self._epoch_number), 0)
         collate: Any = DeliveryCollate(sending)
         return DataLoader(
             dataset, num_workers=self.num_workers, pin_memory=self.pin_memory,
             timeout=self.timeout, collate_fn=collate,
             worker_init_fn=WorkerStart(
-                sending, self.worker_init_fn, self.plan.multiprocessing_context
+                sending, self.worker_init_fn, self.plan.multiprocessing_context,
+                warn_of_seeds=warns,
             ),
             generator=torch.Generator().manual_seed(seed), **settings,
         )  # fmt: skip
@@ -568,6 +584,15 @@ def _differing_parts(theirs: Any, ours: Any) -> tuple[Any, Any]:
         return theirs, ours
     names = [n for n in {**theirs, **ours} if theirs.get(n) != ours.get(n)]
     return {n: theirs.get(n) for n in names}, {n: ours.get(n) for n in names}
+
+
+def _changed_since_loading(theirs: Any, ours: Any) -> LoaderError:
+    theirs, ours = _differing_parts(theirs, ours)
+    what = "A state was loaded in the middle of an epoch, and the dataset has changed "
+    what += f"since: from {theirs} to {ours}."
+    why = "the rest of that epoch would be that of another order"
+    fix = "load_state_dict of the dataset as it was, or loader.set_epoch() of another"
+    return LoaderError(what, why=why, fix=f"{fix} epoch")
 
 
 def _wrong_part(value: object, name: str, wanted: str) -> LoaderError:

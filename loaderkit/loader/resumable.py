@@ -16,6 +16,7 @@ from torch.utils.data import (
 from loaderkit.arguments import check_integer
 from loaderkit.loader.samplers import BatchRule, Epoch, bucket_bounds, make_epoch
 from loaderkit.loader.stateful import digest_of_plain
+from loaderkit.loader.subject import sizes_of
 from loaderkit.randomness import mix_seed
 
 if TYPE_CHECKING:
@@ -136,10 +137,15 @@ class EpochBatches(Sampler[list[int]]):
     Args:
         rule: How samples become batches.
         position: Where it stands; a new one if None.
+        dataset: What the rows are of; it may have more of them in the next epoch.  None
+            if only their number is known.
     """
 
-    def __init__(self, rule: BatchRule, position: Position | None = None) -> None:
+    def __init__(
+        self, rule: BatchRule, position: Position | None = None, dataset: Any = None
+    ) -> None:
         self.rule, self.position = rule, position or Position()
+        self._dataset = dataset
         self._passes = Passes(self.position)
         self._cached: tuple[int, Epoch] | None = None
         self._bounds: Ints | None = None
@@ -148,9 +154,11 @@ class EpochBatches(Sampler[list[int]]):
         """What the loader shows of these batches; it follows the same seed."""
 
     def __len__(self) -> int:
+        self.follow_dataset()
         return len(self.epoch_of(self._passes.upcoming().epoch))
 
     def __iter__(self) -> Iterator[list[int]]:
+        self.follow_dataset()
         here = self._passes.begin()
         if self.rule.rank is None:  # a position counts the batches of one rank
             here = replace(here, start=here.start * self.rule.ranks)
@@ -166,8 +174,20 @@ class EpochBatches(Sampler[list[int]]):
         for batches in self.shown:
             batches.reseed(seed)
 
+    def follow_dataset(self) -> None:
+        """Take over how many samples the dataset has by now, as torch's samplers do.
+
+        An epoch that has begun goes on as it was.
+        """
+        if self._dataset is None or len(self._dataset) == self.rule.samples:
+            return
+        sizes = {name: sizes_of(self._dataset, name) for name in self.rule.sizes}
+        self.rule = replace(self.rule, samples=len(self._dataset), sizes=sizes)
+        self._cached = self._bounds = self._facts = None
+
     def order_facts(self) -> dict[str, Any]:
         """Say what the batches follow from that a rule's words leave out."""
+        self.follow_dataset()
         if self._facts is None:
             rule = self.rule
             facts: dict[str, Any] = {"samples": rule.samples}
@@ -180,6 +200,7 @@ class EpochBatches(Sampler[list[int]]):
 
     def count_of(self, seed: int, epoch: int) -> int:
         """Count the batches of an epoch under another run's seed."""
+        self.follow_dataset()
         rule = replace(self.rule, seed=seed % 2**63)
         if rule.seed == self.rule.seed:
             return len(self.epoch_of(epoch))
@@ -187,6 +208,7 @@ class EpochBatches(Sampler[list[int]]):
 
     def current(self) -> Epoch:
         """Work out the epoch that comes next."""
+        self.follow_dataset()
         return self.epoch_of(self.position.epoch)
 
     def epoch_of(self, epoch: int) -> Epoch:
@@ -202,10 +224,13 @@ class EpochBatches(Sampler[list[int]]):
         Args:
             at: Which epoch, the batch it begins with, and those to leave out.
 
-        Yields:
-            The rows of each.
+        Returns:
+            The rows of each; which they are is settled now.
         """
-        epoch = self.epoch_of(at.epoch)
+        self.follow_dataset()
+        return self._batches_of(at, self.epoch_of(at.epoch))
+
+    def _batches_of(self, at: Position, epoch: Epoch) -> Iterator[SeededRows]:
         # Ranks draw other random numbers, although their batches have equal numbers.
         rank, ranks = self.rule.rank or 0, self.rule.ranks
         for number in range(at.start, len(epoch)):
@@ -237,9 +262,11 @@ class EpochOrder(Sampler[int]):
         self._batches, self._passes = batches, Passes(batches.position)
 
     def __len__(self) -> int:
+        self._batches.follow_dataset()
         return len(self._batches.epoch_of(self._passes.upcoming().epoch).order)
 
     def __iter__(self) -> Iterator[int]:
+        self._batches.follow_dataset()
         here = self._passes.begin()
         epoch = self._batches.epoch_of(here.epoch)
         first = epoch.ends[min(here.start, len(epoch))]
@@ -309,7 +336,7 @@ class PublicSamplers:
         shown = rule.all_ranks()
         if shown.plain:  # torch's samplers give every row; the BatchSampler drops some
             shown = replace(shown, drop_last=False)
-        everything = EpochBatches(shown, batches.position)
+        everything = EpochBatches(shown, batches.position, dataset)
         batches.shown.append(everything)
         in_order = SequentialSampler(dataset)
         sampler: Any = in_order

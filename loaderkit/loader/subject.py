@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from loaderkit.errors import LoaderError, OptionError
 from loaderkit.joining import check_known_keys, known_keys
+from loaderkit.loader.pipes import is_pipe
 from loaderkit.pyg import is_pyg_data
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def check_dataset(dataset: Any, options: LoaderOptions) -> None:
         LoaderError: It is a dataset that cannot be read so, or is empty.
     """
     if isinstance(dataset, IterableDataset):
-        _check_iterable_options(options)
+        _check_iterable_options(options, pipe=is_pipe(dataset))
         return
     _refuse_other_things(dataset)
     if not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__getitems__"):
@@ -93,16 +94,18 @@ _OTHER_THINGS: tuple[tuple[type, str, str], ...] = (
 """What is often given in place of a dataset: why it is none, and what to give."""
 
 
-def _check_iterable_options(options: LoaderOptions) -> None:
+def _check_iterable_options(options: LoaderOptions, *, pipe: bool) -> None:
     meaningless = {"sampler", "batch_sampler", "shuffle", "bucket_by", "oversized"}
     meaningless |= {f"max_{name}" for name in options.limits}
+    if pipe and options.shuffle is True:
+        meaningless.remove("shuffle")  # a pipe has shufflers of its own, or gets one
     for name in options.given():
         if name in meaningless:
             what = f"{name} was given for an iterable dataset."
             why = "its samples come one by one, in its own order, and their sizes are "
             why += "not known before"
             fix = "batch_size=..., or pack(list(dataset), path): a map-style dataset"
-            raise LoaderError(what, why=why, fix=fix)
+            raise OptionError(what, why=why, fix=fix)
 
 
 def check_graph_fields(dataset: Any, options: LoaderOptions) -> None:

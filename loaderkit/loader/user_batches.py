@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -114,6 +115,11 @@ class UserBatches:
             yield SeededRows(
                 rows, number, mix_seed(self.seed, at.epoch, number * ranks + rank)
             )
+        if not draws.number and _is_iterator(self.sampler):
+            text = f"epoch {at.epoch} has no batches: the {self.name} that chooses the "
+            text += "samples is an iterator, which can be read only once; sampler=list("
+            text += "...), or an object whose __iter__ begins anew"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def state_after(self, at: Position, *, running: bool) -> dict[str, Any]:
         """Say how the sampler stood where an iteration stands.
@@ -351,6 +357,11 @@ class _Given(Iterator[Any]):
         raise OptionError(what, why=why, fix=fix)
 
 
+def _is_iterator(sampler: Any) -> bool:
+    within = getattr(sampler, "sampler", None)  # of a BatchSampler
+    return isinstance(sampler, Iterator) or isinstance(within, Iterator)
+
+
 def _shares_rows(sampler: Any, ranks: Ranks) -> bool:
     """Tell whether a sampler gives the rows of one rank only, as torch's own does."""
     for each in (sampler, getattr(sampler, "sampler", None)):
@@ -384,7 +395,8 @@ def rows_without_drawing(
         rows = list(islice(sampler, count or 1))
         if count is None:
             batch = rows[0] if rows else ()
-            return list(batch) if isinstance(batch, _ROWS) else None
+            has_rows = isinstance(batch, _ROWS) and length_of(batch) is not None
+            return list(batch) if has_rows else None
         return rows
     if type(sampler) is BatchSampler:
         return rows_without_drawing(sampler.sampler, dataset, sampler.batch_size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import copyreg
 import pickle
 import traceback
 import types
@@ -96,7 +97,7 @@ def _made(held: Held, what: str, why: str, fix: str) -> LoaderError:
     kind = loader_error_like(held.users_type)
     told = LoaderError(what, why=why, fix=fix)
     if kind is not LoaderError:
-        inner = next(each for each in kind.__mro__[4:] if each.__module__ == "builtins")
+        inner = _builtin_base(kind)
         group = getattr(builtins, "BaseExceptionGroup", ())  # Python 3.11
         try:
             arguments = held.args if issubclass(kind, group) else ()
@@ -111,6 +112,22 @@ def _made(held: Held, what: str, why: str, fix: str) -> LoaderError:
     for name, value in held.attributes.items():
         vars(told).setdefault(name, value)
     return told
+
+
+def _builtin_base(kind: type[LoaderError]) -> type[BaseException]:
+    """Find the type of C, behind LoaderError and its bases, that makes its objects."""
+    return next(each for each in kind.__mro__[4:] if each.__module__ == "builtins")
+
+
+def _new(kind: type[LoaderError], *_arguments: Any, **_options: Any) -> Any:
+    return _builtin_base(kind).__new__(kind)
+
+
+def _init(
+    error: Any, what: str = "", *, why: str = "", fix: str = "", message: str = ""
+) -> None:
+    vars(error).update(what=what or message, why=why, fix=fix)
+    error.args = (_text(error),)
 
 
 def _text_of(error: Exception) -> str:
@@ -139,6 +156,9 @@ def loader_error_like(users: type[Exception]) -> type[LoaderError]:
     body = {
         "__module__": LoaderError.__module__,
         "__doc__": LoaderError.__doc__,
+        # torch makes it anew of its text alone, by name where there is a "message".
+        "__new__": _new,
+        "__init__": _init,
         # Some types show their own attributes; args are the user's.
         "__str__": _text,
         "__repr__": _representation,
@@ -150,10 +170,32 @@ def loader_error_like(users: type[Exception]) -> type[LoaderError]:
         "why": "",
         "fix": "",
     }
+    # A user's type with a metaclass of its own keeps that.
+    metaclass = _MadeType if type(users) is type else type
     try:
-        return type("LoaderError", (LoaderError, users), body)
+        return metaclass("LoaderError", (LoaderError, users), body)
     except Exception:  # noqa: BLE001 -- its __init_subclass__ may raise anything
         return LoaderError
+
+
+class _MadeType(type):
+    """The type of the types that are made here.
+
+    torch and others send an error as its type and text.  These types are found under
+    no name, so they are pickled by the user's: a worker that could not send one would
+    leave its loop waiting.
+    """
+
+
+def _reduce_made_type(kind: Any) -> tuple[Any, ...]:
+    return _made_type_of, (kind.users_type if _travels(kind.users_type) else None,)
+
+
+def _made_type_of(users: type[Exception] | None) -> type[LoaderError]:
+    return LoaderError if users is None else loader_error_like(users)
+
+
+copyreg.pickle(_MadeType, _reduce_made_type)
 
 
 def _text(error: Any) -> str:

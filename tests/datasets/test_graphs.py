@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch.utils.data import default_collate
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data, HeteroData, InMemoryDataset
 
 from loaderkit import DatasetError, SafeGraphDataset, open_cache, pack
 from loaderkit.testing import assert_same
@@ -123,3 +123,21 @@ def test_one_sample_that_is_no_graph_beside_graphs_says_so(tmp_path):
     assert_same(dataset.batch([1]), {"a": torch.ones(1, 2)})
     with pytest.raises(DatasetError, match=r"Sample 1 of .* is no graph"):
         dataset.sizes()
+
+
+@pytest.mark.parametrize("rows", [None, [1, 2], slice(1, None), torch.tensor([2, 0])])
+def test_copy_gives_what_pygs_gives(tmp_path, rows):
+    graphs = [Data(x=torch.full((2, 1), float(i))) for i in range(4)]
+    ours = pack(graphs, tmp_path / "c.lk", workers=0)
+    pygs = InMemoryDataset()
+    pygs.data, pygs.slices = pygs.collate(graphs)
+
+    copied = ours.copy(rows)
+    wanted = pygs.copy(rows)
+    copied.transform = lambda graph: None
+
+    assert copied is not ours
+    assert ours.transform is None
+    assert len(copied) == len(wanted)
+    assert copied[0] is None
+    assert [g.x.tolist() for g in ours.copy(rows)] == [g.x.tolist() for g in wanted]

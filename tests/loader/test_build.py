@@ -14,7 +14,7 @@ from torch_geometric.data import Batch, InMemoryDataset
 from torch_geometric.loader import DataLoader as GraphLoader
 
 import loaderkit
-from loaderkit import LoaderError, build_loader
+from loaderkit import LoaderError, OptionError, build_loader
 from loaderkit.testing import assert_same
 
 
@@ -187,7 +187,7 @@ def test_whole_batches_can_be_chosen(cache):
      {"sampler": [1], "max_nodes": 5}, {"sampler": [1], "batch_sampler": [[1]]}],
 )  # fmt: skip
 def test_two_rules_for_batches_contradict_each_other(cache, options):
-    with pytest.raises(LoaderError, match="another rule"):
+    with pytest.raises(OptionError, match="another rule"):
         build_loader(cache, **options)
 
 
@@ -199,7 +199,7 @@ def test_iterable_datasets_are_read_in_their_order(workers):
 
 
 def test_an_iterable_dataset_cannot_be_shuffled():
-    with pytest.raises(LoaderError, match="iterable"):
+    with pytest.raises(OptionError, match="iterable"):
         build_loader(Counting(), shuffle=True)
 
 

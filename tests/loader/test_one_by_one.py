@@ -15,7 +15,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from loaderkit import LoaderError, build_loader, pack
+from loaderkit import LoaderError, OptionError, build_loader, pack
 from loaderkit.testing import assert_same
 
 ALONE = {"batch_size": None, "probe": False}
@@ -157,7 +157,7 @@ def test_random_numbers_do_not_depend_on_the_workers():
     ids=str,
 )  # fmt: skip
 def test_what_only_batches_have_is_refused(options):
-    with pytest.raises(LoaderError, match="batch_size=None was given with") as caught:
+    with pytest.raises(OptionError, match="batch_size=None was given with") as caught:
         build_loader([1, 2], **ALONE, **options)
 
     assert next(iter(options)) in caught.value.fix

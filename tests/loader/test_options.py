@@ -10,7 +10,12 @@ import torch
 from data import Counting, Graphs, Slow, graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    WeightedRandomSampler,
+)
 
 import loaderkit
 from loaderkit import LoaderError, LoaderkitError, OptionError, build_loader
@@ -18,38 +23,53 @@ from loaderkit.loader.options import LoaderOptions, check_variables, parse_varia
 
 pytestmark = pytest.mark.filterwarnings("ignore:. workers share")
 NUMBERS = list(range(12))
+
+
+class Mute:
+    """Cannot even be shown."""
+
+    def __repr__(self):
+        raise RuntimeError
+
+    def __eq__(self, other):
+        raise RuntimeError
+
+    __hash__ = object.__hash__
+
+
 NO_COUNT = [0, -1, 2.5, "32", "many", True, None.__class__, [3], float("nan"), 1 + 1j]
 NO_TRUTH = [1, 0, "yes", "x", 2.0, [], {}, torch.ones(2)]
 NO_WORD = ["forks", "", 1, True, 2.5, ["fork"], b"fork"]
 NO_FUNCTION = [5, "sum", [sum], {}]
 NO_NAMES = ["x", 5, [1], [None], b"x"]
+NO_SAMPLER = [5, "ab", 2.5, True, np.int64(2), np.array(2), torch.tensor(2)]
 WRONG = {
     "batch_size": NO_COUNT,
     "max_nodes": NO_COUNT,
     "max_edges": NO_COUNT,
     "max_bytes": NO_COUNT,
     "max_tokens": NO_COUNT,
-    "buckets": NO_COUNT,
+    "buckets": [*NO_COUNT, None],
     "prefetch_factor": NO_COUNT,
     "num_workers": NO_COUNT[1:],
     "read_ahead": NO_COUNT[1:],
     "pin_memory": NO_TRUTH,
     "persistent_workers": NO_TRUTH,
     "in_order": NO_TRUTH,
-    "drop_last": NO_TRUTH,
-    "probe": NO_TRUTH,
+    "drop_last": [*NO_TRUTH, None],
+    "probe": [*NO_TRUTH, None],
     "multiprocessing_context": NO_WORD,
-    "oversized": ["no", "", 1, True, None.__class__],
+    "oversized": ["no", "", 1, True, None, None.__class__],
     "shuffle": ["yes", 1, "blocks", 2.5, [True]],
-    "bucket_by": [5, True, ["nodes"]],
+    "bucket_by": [5, True, ["nodes"], ""],
     "seed": ["a", "1", 1.5, True, 2**64, -(2**63) - 1, [1]],
-    "timeout": [-1, "5", float("nan"), float("inf"), True, [1]],
+    "timeout": [None, -1, "5", float("nan"), float("inf"), True, [1]],
     "collate_fn": NO_FUNCTION,
     "worker_init_fn": NO_FUNCTION,
     "follow_batch": NO_NAMES,
     "exclude_keys": NO_NAMES,
-    "sampler": [5, "ab", 2.5, True],
-    "batch_sampler": [5, "ab", 2.5, True],
+    "sampler": NO_SAMPLER,
+    "batch_sampler": NO_SAMPLER,
     "generator": [5, "a", np.random.default_rng(0)],
     "rank": [0, -1, "0", 1.5, True],
     "world_size": [0, -1, "2", 2.5, True],
@@ -212,6 +232,52 @@ def test_a_batch_size_in_place_of_the_device_is_refused():
     assert "batch_size=32" in caught.value.fix
 
 
+@pytest.mark.parametrize("name", sorted(WRONG))
+def test_a_value_that_cannot_be_shown_is_refused_by_its_type(name):
+    with pytest.raises(OptionError, match=f"(?s){name}.*Mute"):
+        build_loader(NUMBERS, **{name: Mute()})
+
+
+@pytest.mark.parametrize("device", ["x", "", "cuda:x", "auto", Mute(), None])
+def test_what_is_no_device_is_refused(device):
+    with pytest.raises(OptionError, match="device") as caught:
+        build_loader(NUMBERS, device)
+
+    assert says_what_why_and_fix(caught.value)
+
+
+def test_more_ranks_than_there_can_be_are_refused():
+    with pytest.raises(OptionError, match="world_size"):
+        build_loader(NUMBERS, rank=0, world_size=2**70)
+
+
+@pytest.mark.parametrize("number", [torch.tensor([1, 2]), np.array([1, 2]), [1, 2]])
+def test_rows_in_place_of_batches_are_refused(number):
+    with pytest.raises(OptionError, match="as a batch"):
+        list(build_loader(NUMBERS, batch_sampler=number, num_workers=0))
+
+
+def test_an_empty_batch_is_told_as_such():
+    loader = build_loader(NUMBERS, batch_sampler=[[1], []], num_workers=0)
+
+    with pytest.raises(LoaderError, match="A batch without samples") as caught:
+        list(loader)
+
+    assert "batch_sampler" in caught.value.fix
+    lengths = build_loader(NUMBERS, batch_sampler=[[1], []], collate_fn=len)
+    assert list(lengths) == [1, 0]
+
+
+@pytest.mark.parametrize("name", ["sampler", "batch_sampler"])
+def test_a_sampler_that_has_ended_for_good_is_warned_of(name):
+    rows = iter([3, 4]) if name == "sampler" else BatchSampler(iter([3, 4]), 1, False)
+    loader = build_loader(NUMBERS, **{name: rows}, num_workers=0)
+
+    assert [int(batch) for batch in loader] == [3, 4]
+    with pytest.warns(RuntimeWarning, match="can be read only once"):
+        assert list(loader) == []
+
+
 def test_dicts_and_unsized_datasets_work_where_torch_takes_them():
     by_name = build_loader({"a": 1, "b": 2}, sampler=["b", "a"], batch_size=2)
     by_number = build_loader({0: 5, 1: 6}, batch_size=2)
@@ -263,7 +329,7 @@ def test_a_contradiction_is_refused(options):
     ids=str,
 )  # fmt: skip
 def test_what_an_iterable_dataset_cannot_follow_is_refused(options):
-    with pytest.raises(LoaderError, match="iterable"):
+    with pytest.raises(OptionError, match="iterable"):
         build_loader(Counting(), **options)
 
 
@@ -285,7 +351,7 @@ def test_what_only_workers_can_follow_gets_a_worker(dataset, options):
 def test_a_variable_that_forbids_workers_contradicts_what_needs_one(monkeypatch):
     monkeypatch.setenv("LOADERKIT_NUM_WORKERS", "0")
 
-    with pytest.raises(LoaderError, match="timeout was given without workers"):
+    with pytest.raises(OptionError, match="timeout was given without workers"):
         build_loader(NUMBERS, timeout=5)
 
 
@@ -343,7 +409,7 @@ def test_the_attributes_of_a_dataloader_say_what_was_asked(options):
     try:
         theirs = DataLoader(NUMBERS, **options)
     except ValueError:
-        with pytest.raises(LoaderError):
+        with pytest.raises(ValueError, match="fix: "):
             build_loader(NUMBERS, **options)
         return
     if options.get("timeout") and not options.get("num_workers"):

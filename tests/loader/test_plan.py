@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from loaderkit.errors import LoaderError
+from loaderkit.errors import LoaderError, OptionError
 from loaderkit.loader.facts import Facts
 from loaderkit.loader.options import Wishes
 from loaderkit.loader.plan import decide, rate
@@ -198,9 +198,9 @@ def test_asking_for_what_cannot_start_is_refused():
         plan({"num_workers": 1, "multiprocessing_context": "spawn"}, unpicklable="x")
     with pytest.raises(ValueError, match="multiprocessing_context must be"):
         plan({"num_workers": 1, "multiprocessing_context": "thread"})
-    with pytest.raises(LoaderError, match="without workers"):
+    with pytest.raises(OptionError, match="without workers"):
         plan({"num_workers": 0, "persistent_workers": True})
-    with pytest.raises(LoaderError, match="prefetch_factor was given without"):
+    with pytest.raises(OptionError, match="prefetch_factor was given without"):
         plan({"num_workers": 0, "prefetch_factor": 2})
     with pytest.raises(
         ValueError, match="num_workers must be an integer of at least 0"

@@ -1,15 +1,17 @@
 """An error of the user's own code arrives whole: type, message, traceback, key."""
 
 import builtins
+import pickle
 import sys
 import traceback
 
 import faulty
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from loaderkit import LoaderError, build_loader, open_cache, pack
+from loaderkit.loader.users_errors import loader_error_like
 
 OPTIONS = {"batch_size": 2, "probe": False, "persistent_workers": False}
 NOT_REBUILT = {"two parts", "holding"}
@@ -443,3 +445,57 @@ def test_a_group_is_caught_as_one(workers):
         next(iter(build_loader(Raises(make), num_workers=workers)))
 
     assert [type(each) for each in caught.value.exceptions] == [ValueError, KeyError]
+
+
+class ReadsThroughALoader(Dataset):
+    """Reads its samples through a loader that fails.
+
+    Args:
+        name: Of the error.
+    """
+
+    def __init__(self, name):
+        self.name = name
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, row):
+        make, _ = faulty.SAMPLES["plain"]
+        loader = build_loader(make(faulty.ERRORS[self.name]), num_workers=0, **OPTIONS)
+        return list(loader)
+
+
+@pytest.mark.parametrize("name", faulty.ERRORS)
+def test_its_type_can_be_sent_too(name):
+    make, _ = faulty.SAMPLES["plain"]
+    kind = type(raised_by(build_loader(make(faulty.ERRORS[name]), num_workers=0)))
+
+    again = pickle.loads(pickle.dumps(kind))
+
+    assert again.__mro__[1:] == kind.__mro__[1:]
+
+
+class LocalError(Exception):
+    """Is of a module, but pickle does not find it there."""
+
+
+LocalError.__qualname__ = "somewhere.<locals>.LocalError"
+
+
+def test_of_a_type_that_cannot_be_sent_ours_is_sent():
+    kind = loader_error_like(LocalError)
+
+    assert issubclass(kind, LocalError)
+    assert pickle.loads(pickle.dumps(kind)) is LoaderError
+
+
+@pytest.mark.parametrize("name", ["key", "strict", "two parts"])
+def test_torchs_worker_sends_it_on(name):
+    # A worker that could not send it would leave this loop waiting.
+    loader = DataLoader(ReadsThroughALoader(name), num_workers=1, timeout=60)
+
+    error = raised_by(loader)
+
+    assert "could not be read" in str(error)
+    assert "died" not in str(error)

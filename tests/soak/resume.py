@@ -121,8 +121,10 @@ def test_runs_killed_again_and_again_give_each_batch_once(tmp_path):
                 args=(cache, workers, folder, folder / "state.json"),
             )
             child.start()
-            child.join(chance.uniform(0.05, 0.6))
-            ended = child.exitcode
+            ended = wait_for_batches(child, folder, chance.randint(0, 5))
+            if ended is None:
+                child.join(chance.uniform(0, 0.1))
+                ended = child.exitcode
             if ended is None:
                 os.kill(child.pid, signal.SIGKILL)
                 figures["kills"] += 1
@@ -135,6 +137,18 @@ def test_runs_killed_again_and_again_give_each_batch_once(tmp_path):
         write_figures("kills", figures, broken, time.monotonic() - start)
 
     assert broken == []
+
+
+def wait_for_batches(child, folder, batches):
+    """Wait until a run has written so many more batches, however slow the machine is.
+
+    Returns:
+        Its exit code if it ended before, else None.
+    """
+    wanted = len(os.listdir(folder)) + batches
+    while child.exitcode is None and len(os.listdir(folder)) < wanted:
+        child.join(0.01)
+    return child.exitcode
 
 
 def write_figures(part, figures, broken, seconds):

@@ -1,0 +1,179 @@
+"""Lengths that change, and lengths that are not true."""
+
+import itertools
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from loaderkit import LoaderError, build_loader
+
+OPTIONS = st.fixed_dictionaries(
+    {}, optional={"batch_size": st.integers(1, 5), "drop_last": st.booleans()}
+)
+
+
+@given(st.integers(1, 9), st.lists(st.integers(-3, 6), max_size=4), OPTIONS)
+@settings(max_examples=30)
+def test_every_epoch_has_the_samples_that_the_dataset_has_then(count, changes, options):
+    data = list(range(count))
+    ours, torchs = (
+        make(data, num_workers=0, **options) for make in (build_loader, DataLoader)
+    )
+    shuffled = build_loader(data, shuffle=True, num_workers=0)
+
+    for change in (0, *changes):
+        data[:] = range(max(1, len(data) + change))
+
+        assert len(ours) == len(torchs)
+        assert len(ours.batch_sampler) == len(torchs.batch_sampler)
+        assert list(ours.batch_sampler) == list(torchs.batch_sampler)
+        assert [b.tolist() for b in ours] == [b.tolist() for b in torchs]
+        assert sorted(shuffled.sampler) == data
+        assert len(shuffled) == len(data)
+        assert sorted(int(batch) for batch in shuffled) == data
+
+
+class Sized(list):
+    """Numbers that say how large they are."""
+
+    def sizes(self):
+        return {"nodes": [1 + value % 4 for value in self]}
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_samples_that_came_later_keep_to_the_limits_too(ranks):
+    data = Sized(range(10))
+    loaders = [
+        build_loader(
+            data, max_nodes=8, shuffle=True, seed=0, rank=rank, world_size=ranks,
+            num_workers=0,
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+    for loader in loaders:
+        list(loader)
+    data.extend(range(10, 40))
+
+    rows = []
+    for loader in loaders:
+        batches = [batch.tolist() for batch in loader]
+        assert max(sum(1 + row % 4 for row in batch) for batch in batches) <= 8
+        assert len(batches) == len(loader)
+        rows += itertools.chain(*batches)
+
+    assert set(rows) == set(range(40))
+
+
+def test_an_epoch_that_has_begun_ends_as_it_was():
+    data = list(range(6))
+    loader = build_loader(data, shuffle=True, seed=0, num_workers=0)
+    running = iter(loader)
+    given_rows = [int(next(running)), int(next(running))]
+    data.extend(range(6, 9))
+    state = loader.state_dict()
+
+    alike = build_loader(data[:6], shuffle=True, num_workers=0)
+    alike.load_state_dict(state)
+
+    rest = [int(batch) for batch in running]
+    assert sorted(given_rows + rest) == list(range(6))
+    assert [int(batch) for batch in alike] == rest
+    with pytest.raises(LoaderError, match=r"'samples': 6\b.*'samples': 9\b"):
+        build_loader(data, shuffle=True, num_workers=0).load_state_dict(state)
+
+
+def test_a_dataset_that_grows_behind_a_loaded_state_is_refused():
+    data = list(range(6))
+    loader = build_loader(data, shuffle=True, num_workers=0)
+    next(iter(loader))
+    loader.load_state_dict(loader.state_dict())
+    data.append(6)
+
+    with pytest.raises(LoaderError, match="has changed since"):
+        list(loader)
+
+    loader.set_epoch(1)
+    assert sorted(int(batch) for batch in loader) == data
+
+
+def test_a_state_between_epochs_is_that_of_the_grown_dataset():
+    data = list(range(6))
+    loader = build_loader(data, shuffle=True, num_workers=0)
+    list(loader)
+    data.extend(range(6, 9))
+
+    grown = build_loader(data, shuffle=True, num_workers=0)
+    grown.load_state_dict(loader.state_dict())
+
+    assert [int(batch) for batch in grown] == [int(batch) for batch in loader]
+
+
+class Claims(IterableDataset):
+    """Says that it has so many samples, and has others.
+
+    Args:
+        says: Its length.
+        has: The number of its samples.
+        shared: Every worker reads a part of its own.
+    """
+
+    def __init__(self, says, has, *, shared=True):
+        self.says, self.has, self.shared = says, has, shared
+
+    def __len__(self):
+        return self.says
+
+    def __iter__(self):
+        info = get_worker_info()
+        if info is None or not self.shared:
+            return iter(range(self.has))
+        return iter(range(info.id, self.has, info.num_workers))
+
+
+def warns_of_length(loader, *, asks):
+    if asks:
+        len(loader)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        batches = [torch.as_tensor(batch).tolist() for batch in loader]
+    texts = [str(each.message) for each in caught if "samples" in str(each.message)]
+    return bool(texts), batches
+
+
+@given(st.integers(0, 9), st.integers(0, 9), OPTIONS, st.booleans())
+@settings(max_examples=30)
+def test_more_batches_than_were_said_are_warned_of(says, has, options, asks):
+    ours, torchs = (
+        make(Claims(says, has), num_workers=0, **options)
+        for make in (build_loader, DataLoader)
+    )
+    warns, batches = warns_of_length(ours, asks=asks)
+    torch_warns, torch_batches = warns_of_length(torchs, asks=asks)
+
+    assert batches == torch_batches
+    assert len(ours) == len(torchs)
+    assert warns == (asks and len(batches) > len(ours))
+    # torch compares batches with samples: it may not notice.
+    assert warns or not torch_warns
+
+
+def test_what_every_worker_reads_is_warned_of_and_where_to_look_is_said():
+    loader = build_loader(Claims(6, 6, shared=False), num_workers=2)
+    assert len(loader) == 6
+
+    with pytest.warns(UserWarning, match="each of its workers reads all of it"):
+        list(loader)
+
+
+def test_uneven_parts_of_workers_are_no_reason_to_warn():
+    # Three and three samples make two batches each; five samples would make two.
+    found, batches = warns_of_length(
+        build_loader(Claims(6, 6), num_workers=2, batch_size=2), asks=True
+    )
+
+    assert not found
+    assert len(batches) == 4
