@@ -66,6 +66,7 @@ _LOOKED_THROUGH = 200
 """Objects below an item among which tensors are looked for."""
 _NAMED = 6
 """Containers whose holders are looked for, the heaviest."""
+_ROOM = __name__.rpartition(".")[0] + "."
 _PLAIN = (int, float, complex, bool, type(None))
 
 
@@ -141,7 +142,16 @@ def _containers(
         weighed.append((size, count / epochs, each, newest))
     weighed.sort(key=lambda row: -row[0])
     ignore = [grown, weighed, *heap.lists]
-    return [_growth(row, ignore) for row in weighed[:_NAMED] if row[0] > 0]
+    growths = [_growth(row, ignore) for row in weighed[:_NAMED] if row[0] > 0]
+    return [growth for growth in growths if not _is_of_this_room(growth)]
+
+
+def _is_of_this_room(growth: Growth) -> bool:
+    """Whether a module of the detector holds it, such as a cache of its statistics.
+
+    What judging takes is subtracted from the readings, so it never explains a growth.
+    """
+    return growth.holder is not None and growth.holder.path.startswith(_ROOM)
 
 
 def _grown_containers(
