@@ -20,7 +20,6 @@ from loaderkit.budget.solve import (
     price,
     probability,
 )
-from loaderkit.budget.surrogate import price_error
 from loaderkit.budget.steps import (
     DeviceSpec,
     Step,
@@ -29,6 +28,7 @@ from loaderkit.budget.steps import (
     device_spec,
     dtype_of,
 )
+from loaderkit.budget.surrogate import price_error
 from loaderkit.errors import BudgetError
 from loaderkit.memory.host import read_host
 from loaderkit.memory.probes import free_bytes

@@ -30,8 +30,8 @@ _COMPARED = 16
 """Samples of the batches that a fit is compared with."""
 _LONGEST_OF_STEP = (1.0, 0.1, 0.5, 1.0, 0.25, 0.75, 0.9, 0.0)
 """Of a model that pads: the quantile of lengths that the longest sample of each small
-step has.  The largest of all is in two steps: a square that is learnt from short ones is
-nothing to extend to a single giant (prices were a fifth of the peak)."""
+step has.  The largest of all is in two steps: a square that is learnt from short ones
+cannot be extended to a single giant (prices were a fifth of the peak)."""
 _UNEXPLAINED = 0.05
 """Error above which graphs, nodes and edges do not explain a model.  Chosen between
 what chance makes of them (self-loops that GCN and GAT replace: up to 0.025 in graphs
@@ -84,8 +84,8 @@ class Pricing:
     def worst(self, count: int) -> int:
         """Track the dearest batch of so many samples, and bound what others take.
 
-        Prices choose which is the dearest.  Where they may be wrong by a factor, another
-        batch may take more than the one that was tracked: by that factor, twice.
+        Prices choose which is the dearest.  Where they may be wrong by a factor,
+        another batch may take more than the tracked one: by that factor twice.
         """
         tracked = self.direct(self.samples.worst_rows(self.surrogate, count))
         return round(tracked * (1 + self.surrogate.error) ** 2)

@@ -91,8 +91,8 @@ def fit(
 def price_error(prices: Any, peaks: Any) -> float:
     """Say how far prices are from what they are for: a factor, less 1.
 
-    A share of the peak would not do: prices of a fifth are "80 % off", and a peak may be
-    five times the price.
+    A share of the peak would not do: prices of a fifth are "80 % off", and a peak may
+    be five times the price.
 
     >>> price_error([20.0, 110.0], [100.0, 100.0])
     4.0

@@ -184,8 +184,8 @@ def _add_workspaces(calls: list[TrackedCall], log: Log, *, cpu: bool) -> None:
 def _storage_to_correct(each: TrackedCall, log: Log) -> int:
     """Choose the output that takes more for real than as a fake.
 
-    It is the one that is empty as a fake: what a recurrent kernel keeps for its backward
-    pass, and a checkpoint drops while the outputs beside it live on.
+    It is the one that is empty as a fake: what a recurrent kernel keeps for its
+    backward pass, and a checkpoint drops while the outputs beside it live on.
     """
     empty = [number for number in each.numbers if not log.events[number][1]]
     return empty[-1] if empty else each.numbers[0]
