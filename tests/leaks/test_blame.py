@@ -96,6 +96,20 @@ def test_the_variable_is_named(make):
     assert main.bytes_per_epoch == pytest.approx(rate, rel=0.6)
 
 
+def test_tensors_that_were_there_before_are_not_asked_who_holds_new_ones():
+    # the first, the middle and the last of all that look alike would mostly be old ones
+    old = [torch.zeros(4099) for _ in range(200)]
+    head = [None]
+    before = take_census(0)
+
+    for _ in range(40):
+        head[0] = (torch.zeros(4099), head[0])
+
+    main, *_ = find_growth(before, 40, rate=4 * 4099)
+    assert len(old) == 200
+    assert main.holder is None or not main.holder.path.startswith("old")
+
+
 def test_what_the_detector_remembers_of_its_statistics_is_nobodys_leak():
     kept = [0.0]
     before = take_census(0)
