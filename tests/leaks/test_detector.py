@@ -215,7 +215,7 @@ def cycle(size):
 
 
 def test_garbage_that_goes_when_objects_are_counted_is_no_leak():
-    # two censuses have the collector run within what is subtracted as the detector's own
+    # a census had the collector run within what is subtracted as the detector's own
     def epoch():
         for _ in range(10):
             node = Kept()
