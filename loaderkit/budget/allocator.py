@@ -126,6 +126,6 @@ def reserved_peak(events: Iterable[tuple[int, int]], kind: str) -> int | None:
     for number, size in events:
         if size > 0:
             blocks[number] = allocator.malloc(size)
-        else:
+        elif number in blocks:  # what is empty has no block
             allocator.free(blocks.pop(number))
     return allocator.highest

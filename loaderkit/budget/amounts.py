@@ -30,8 +30,11 @@ _BARE = compile_words(
     r"(?:buffer|memory|block|data|array|tensor|malloc|calloc|realloc)?"
     r"(?: of)? ?\b(?:size|length)(?: of| =| ?:{1,2}|=)? ?(?P<bare>\d[\d,]{2,24}|"
     r"0x[0-9a-f]{2,16})\b(?! ?(?:[KMGTPE]i?B?\b|bytes|/|\.\d))"
+    r"|\b(?:free|available|requested|required|used|total) (?:\w{1,10} )?memory ?[:=] ?"
+    r"(?P<labelled>\d{4,24})\b(?! ?(?:[KMGTPE]i?B?\b|bytes|/|\.\d))"
 )
-"""Without a unit it is in bytes, but only behind "size": most numbers are no sizes."""
+"""Without a unit it is in bytes, but only behind "size" or a label such as "free
+memory:": most numbers are no sizes."""
 
 _CONTEXT = 90
 """Characters looked at on either side; the longest phrase of the table has 60."""
@@ -146,6 +149,10 @@ def _amounts_of(match: re.Match[str], text: str, previous_end: int) -> Iterator[
     words = " ".join(around.split())
     if said.get("bare") is not None:
         yield Amount("requested", parse_size(said["bare"]), match.start(), words)
+    elif said.get("labelled") is not None:
+        before = text[max(previous_end, match.start()) : match.start("labelled")]
+        size = parse_size(said["labelled"])
+        yield Amount(_role(before, ""), size, match.start(), words)
     elif said["free"] is not None:
         yield from _fraction(match, text, words)
     else:

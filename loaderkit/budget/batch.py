@@ -12,7 +12,14 @@ from loaderkit.arguments import parse_arguments
 from loaderkit.budget.estimate import StepEstimate, estimate
 from loaderkit.budget.gains import Gain, explain_peak, gains
 from loaderkit.budget.samples import Samples, read_samples
-from loaderkit.budget.solve import Chance, Pricing, budgets, price, probability
+from loaderkit.budget.solve import (
+    Chance,
+    Pricing,
+    Slack,
+    budgets,
+    price,
+    probability,
+)
 from loaderkit.budget.steps import (
     DeviceSpec,
     Step,
@@ -21,6 +28,7 @@ from loaderkit.budget.steps import (
     device_spec,
     dtype_of,
 )
+from loaderkit.budget.surrogate import price_error
 from loaderkit.errors import BudgetError
 from loaderkit.memory.host import read_host
 from loaderkit.memory.probes import free_bytes
@@ -173,7 +181,8 @@ class BatchPlan:
             BudgetError: The plan was read from a file.
         """
         pricing = self._pricing()
-        slack = _slack(pricing, self.estimate)
+        size = min(self.batch_size, len(pricing.samples))
+        slack = _slack(pricing, self.estimate, size)
         return probability(
             pricing, batch_size, self.limit, epochs=epochs, seed=seed, slack=slack
         )
@@ -291,7 +300,7 @@ class _Planner:
         base = estimate(self.model, batch, self.step)
         found = gains(self.model, batch, self.step, base)
         horizon = sorted({1, 5, epochs})
-        slack = _slack(pricing, base)
+        slack = _slack(pricing, base, size)
         one = probability(pricing, size, self.limit, slack=slack)
         balanced = self._configured("A (balanced)", pricing, self.limit)
         return BatchPlan(
@@ -312,7 +321,7 @@ class _Planner:
 
     def _configured(self, name: str, pricing: Pricing, limit: int) -> Configuration:
         most = min(self.batch_size, len(self.samples))
-        count = min(pricing.largest(limit), most)
+        count = pricing.largest(limit, most)
         made = self._of(name, pricing, limit, count)
         bounds = budgets(pricing, limit, count, most) if count else {}
         return replace(made, budget=bounds)
@@ -355,10 +364,22 @@ class _Planner:
         return self._configured("C (CPU)", price(self.model, self.samples, step), limit)
 
 
-def _slack(pricing: Pricing, base: StepEstimate) -> float:
-    """Give the share by which prices may be wrong: the fit's or the estimate's."""
-    above = base.high / max(base.peak, 1) - 1
-    return max(pricing.surrogate.error, above)
+def _slack(pricing: Pricing, base: StepEstimate, size: int) -> Slack:
+    """Say how wrong the prices of batches of a size may be.
+
+    Args:
+        pricing: What a batch costs.
+        base: Of the dearest batch of that size.
+        size: Samples.
+
+    Returns:
+        The fit's error, also on that batch, times what the estimate leaves open.
+    """
+    rows = pricing.samples.worst_rows(pricing.surrogate, size)
+    told = pricing.surrogate.price(pricing.samples.describe(rows))
+    factor = 1 + max(pricing.surrogate.error, price_error(told, [base.peak]))
+    peak = max(base.peak, 1)
+    return Slack(factor * peak / max(base.low, 1), factor * base.high / peak)
 
 
 def _notes(plan: BatchPlan, samples: Samples) -> list[str]:

@@ -273,16 +273,3 @@ def _single_error(error: Exception) -> BudgetError:
     why = "pieces are compared with the whole, and the last of a batch may be so small"
     fix = "a model that takes one sample, or micro_batch=4 or more, or verify=False"
     return BudgetError(what, why=why, fix=fix)
-
-
-def update_error(optimizer: Any, *, undone: bool) -> BudgetError:
-    """Say what an update that ran out of memory left behind."""
-    name = type(optimizer).__name__
-    if undone:
-        what = f"The first update of {name} ran out of memory, and was undone."
-        why = "the optimizer makes its state then"
-    else:
-        what = f"An update of {name} ran out of memory half-way."
-        why = "parameters may be updated in part: go on from the last checkpoint"
-    fix = f"torch.optim.{name}(..., fused=True), or foreach=False, takes less"
-    return BudgetError(what, why=why, fix=fix)

@@ -127,6 +127,8 @@ def _backward_twice(each: DifferentiatedCall, number: int) -> str | None:
     ways = smaller_calls(each.call)
     if not ways[0]:
         return None
+    if each.call.crashes_without_gradient and not each.with_grad[0]:
+        return None
     try:
         node = _backward(ways[0][0], each.with_grad, 2 * number, under_mode=False)
         _backward(ways[0][0], each.with_grad, 2 * number + 1, under_mode=True)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _BEFORE, _BEHIND = 240, 700
 """Characters of a message around its phrase: the longest of the corpora has 640."""
 _SENTENCE_END = re.compile(r"[.!?][\"')]?\s|\n|\s[;|]\s")
+_TAKEN_BACK = re.compile(r"is\s+not\s+a\s+failure", re.IGNORECASE)
+"""In the sentence behind: an allocator that tries another way after all."""
 _ALLOCATOR_WORDING = re.compile(
     r"\b(?:CUDA|HIP|XPU|NPU|MLU|MUSA|HPU)\s+out\s+of\s+memory", re.IGNORECASE
 )
@@ -125,6 +127,8 @@ def _judged(clue: _Clue) -> Finding | None:
     begin, end = clue.sentence()
     sentence = clue.text[begin:end]
     if is_negated(sentence, clue.start - begin):
+        return None
+    if _TAKEN_BACK.search(clue.text, clue.end, clue.end + _BEFORE):
         return None
     region = clue.region()
     around = clue.text[region[0] : region[1]]

@@ -105,7 +105,8 @@ _NOT_MEMORY = compile_words(
     r"|allocate resources|job submit|\bnode configuration|nodes are available"
     r"|memory leak|leaked|free system memory|memory format|tokens? per"
     r"|out of bounds?|workspace memory to run|limited memory|\brecursion\b"
-    r"|is not a failure|no attribute|cannot import|is not defined|\bdata to\b"
+    r"|is not a failure|hardware limit|no attribute|cannot import|is not defined"
+    r"|\bdata to\b"
 )
 """What was short was something else."""
 _HEDGED = compile_words(
@@ -151,7 +152,7 @@ PLACES = (
         ),
     ),
     Place("npu", compile_words(r"\bnpu\b|ascend|\bacl|EL0004|207001|\bGE module")),
-    Place("tpu", compile_words(r"\btpu\b|\bhbm\b|hbmoom")),
+    Place("tpu", compile_words(r"\btpu(?:\b|_)|\bhbm\b|hbmoom")),
     Place(
         "mps",
         compile_words(

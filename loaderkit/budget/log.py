@@ -32,7 +32,9 @@ class Log:
     """What lived when.  Sizes in bytes."""
 
     events: list[tuple[int, int]] = field(default_factory=list)
-    """(number of the storage, bytes), negative when it is freed."""
+    """(number of the storage, bytes), negative when it is freed.  What is empty as a
+    fake, such as the workspace of a recurrent kernel, is made and freed with 0 bytes:
+    its size is in ``corrections``."""
     marks: list[tuple[int, str]] = field(default_factory=list)
     """(events so far, phase that begins)."""
     owners: dict[int, str] = field(default_factory=dict)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from loaderkit.budget.comparison import Comparison, update_error
+from loaderkit.budget.comparison import Comparison
 from loaderkit.budget.oom import attach, diagnose_oom
 from loaderkit.budget.pieces import count_samples, cut, weight_of
 from loaderkit.budget.ranks import (
@@ -33,6 +33,7 @@ from loaderkit.budget.step_state import (
     take_grads,
 )
 from loaderkit.budget.steps import call_model, loss_of
+from loaderkit.budget.update import Update
 from loaderkit.errors import BudgetError
 from loaderkit.memory.release import release
 
@@ -202,14 +203,8 @@ class MicroBatcher:
         return rounded.run(batch, most)
 
     def _update(self) -> None:
-        """Let the optimizer update; undo its first update if that runs out of memory.
-
-        Then it makes its state, which is what most often does not fit.  Later there is
-        nothing to undo it from: a copy of all would take the model's memory again.
-        """
-        parameters = [p for g in self.optimizer.param_groups for p in g["params"]]
-        first = not self.optimizer.state
-        copies = [p.detach().to("cpu", copy=True) for p in parameters] if first else []
+        """Let the optimizer update; undo that, or say what it changed, if it fails."""
+        update = Update(self.optimizer)
         try:
             if self.scaler is None:
                 self.optimizer.step()
@@ -219,12 +214,7 @@ class MicroBatcher:
         except (RuntimeError, MemoryError) as error:
             if not diagnose_oom(error).is_oom:
                 raise
-            if first:
-                self.optimizer.state.clear()
-                with torch.no_grad():
-                    for parameter, copy in zip(parameters, copies, strict=True):
-                        parameter.copy_(copy)
-            raise update_error(self.optimizer, undone=first) from error
+            raise update.failed() from error
 
     def _backward(self, piece: Any, share: float) -> torch.Tensor:
         return self._backward_of(self.model, piece, share)

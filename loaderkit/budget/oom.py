@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import traceback
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.budget.environment import ALLOCATOR_NAMES
@@ -31,6 +33,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from loaderkit.budget.batch import BatchPlan
+
+
+_HALF_UPDATED = (
+    "an optimizer's update was running: parameters and its state may be changed in "
+    "part; load both from the last checkpoint before you go on"
+)
 
 
 @dataclass(frozen=True)
@@ -126,7 +134,10 @@ def diagnose_oom(
     if isinstance(error, str):
         return diagnose(read_message(error), saves=saves)
     settings = ",".join(os.environ.get(name, "") for name in ALLOCATOR_NAMES)
-    return diagnose(_best(error), settings=settings, saves=saves)
+    found = diagnose(_best(error), settings=settings, saves=saves)
+    if found.is_oom and _in_update(error):
+        return replace(found, notes=[*found.notes, _HALF_UPDATED])
+    return found
 
 
 def diagnose(
@@ -272,6 +283,17 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         yield each
         group = getattr(each, "exceptions", ())
         waiting += [each.__cause__, each.__context__, *group]
+
+
+def _in_update(error: BaseException) -> bool:
+    """Tell whether an optimizer's update was running: torch wraps every ``step``."""
+    for each in _causes(error):
+        calls = traceback.extract_tb(each.__traceback__)
+        for caller, called in itertools.pairwise(calls):
+            wrapper = PurePath(caller.filename).parts[-3:]
+            if wrapper == ("torch", "optim", "optimizer.py") and called.name == "step":
+                return True
+    return False
 
 
 def _text(error: BaseException) -> str:

@@ -52,10 +52,13 @@ def changes_of(log: Log, end: End = "likely") -> list[int]:
         Bytes, negative where a storage is freed.
     """
     changes = []
+    made: set[int] = set()
     for number, size in log.events:
         correction = log.corrections.get(number)
         more = correction.at(end) if correction is not None else 0
-        changes.append(size + more if size > 0 else size - more)
+        # the sign does not tell: what is empty as a fake is made and freed with 0 bytes
+        changes.append(size - more if number in made else size + more)
+        made.add(number)
     return changes
 
 
@@ -98,8 +101,8 @@ def fates_of(log: Log) -> dict[int, str]:
     """Say what each storage was, from when it was made and freed."""
     ahead = {"forward", "loss"}
     fates: dict[int, str] = {}
-    for (number, size), phase in zip(log.events, phases_of(log), strict=True):
-        if size > 0:
+    for (number, _), phase in zip(log.events, phases_of(log), strict=True):
+        if number not in fates:
             fates[number] = "activations" if phase in ahead else "temporaries"
         elif phase in ahead:  # it did not live until the backward pass
             fates[number] = "temporaries"
@@ -122,7 +125,9 @@ def kept_by_module(log: Log, fate: dict[int, str]) -> dict[str, int]:
     """Sum the activations of the second step by module."""
     starts = [at for at, phase in log.marks if phase == "forward"]
     sums: dict[str, int] = {}
-    for number, size in log.events[starts[-1] :] if starts else ():
+    begin = starts[-1] if starts else len(log.events)
+    made = zip(log.events[begin:], changes_of(log)[begin:], strict=True)
+    for (number, _), size in made:
         if size > 0 and fate[number] == "activations":
             name = log.modules.get(number) or "(the model itself)"
             sums[name] = sums.get(name, 0) + size

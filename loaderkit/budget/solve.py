@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from loaderkit.budget.peaks import peaks_of, totals
-from loaderkit.budget.surrogate import Surrogate, fit
+from loaderkit.budget.surrogate import Surrogate, fit, price_error
 from loaderkit.budget.track import track_step
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from loaderkit.budget.log import End
     from loaderkit.budget.samples import Samples
@@ -28,6 +28,10 @@ _COUNTS = {
 last to see the error; never 1 alone, which takes other kernels."""
 _COMPARED = 16
 """Samples of the batches that a fit is compared with."""
+_LONGEST_OF_STEP = (1.0, 0.1, 0.5, 1.0, 0.25, 0.75, 0.9, 0.0)
+"""Of a model that pads: the quantile of lengths that the longest sample of each small
+step has.  The largest of all is in two steps: a square that is learnt from short ones
+cannot be extended to a single giant (prices were a fifth of the peak)."""
 _UNEXPLAINED = 0.05
 """Error above which graphs, nodes and edges do not explain a model.  Chosen between
 what chance makes of them (self-loops that GCN and GAT replace: up to 0.025 in graphs
@@ -80,29 +84,55 @@ class Pricing:
     def worst(self, count: int) -> int:
         """Track the dearest batch of so many samples, and bound what others take.
 
-        Prices choose which is the dearest.  Where they may be wrong by a share, another
-        batch may take more than the one that was tracked: by that share, twice.
+        Prices choose which is the dearest.  Where they may be wrong by a factor,
+        another batch may take more than the tracked one: by that factor twice.
         """
         tracked = self.direct(self.samples.worst_rows(self.surrogate, count))
-        error = min(self.surrogate.error, 0.5)
-        return round(tracked * (1 + error) / (1 - error))
+        return round(tracked * (1 + self.surrogate.error) ** 2)
 
-    def largest(self, limit: int) -> int:
+    def largest(self, limit: int, most: int | None = None) -> int:
         """Solve for the most samples of which every batch fits.
 
         Args:
             limit: Bytes.
+            most: Samples that are asked for; all there are if None.
 
         Returns:
             Samples; 0 when not even every single one fits.
         """
-        prices = self.samples.worst(self.surrogate)
-        count = int(np.searchsorted(prices, limit, side="right"))
-        while count and self.worst(count) > limit:
-            count -= 1
-        while count < len(self.samples) and self.worst(count + 1) <= limit:
-            count += 1
-        return count
+        prices = self.samples.worst(self.surrogate) * (1 + self.surrogate.error) ** 2
+        guess = int(np.searchsorted(prices, limit, side="right"))
+        most = len(self.samples) if most is None else min(most, len(self.samples))
+        return last_that_fits(lambda count: self.worst(count) <= limit, guess, most)
+
+
+def last_that_fits(fits: Callable[[int], bool], guess: int, most: int) -> int:
+    """Search from a guess in strides that double, then by halves.
+
+    Args:
+        fits: Whether so many fit; if so, fewer do.
+        guess: Where to begin.
+        most: How many there are.
+
+    Returns:
+        The largest number that fits, 0 if not even 1 does.
+
+    >>> last_that_fits(lambda count: count <= 37, guess=20, most=100)
+    37
+    """
+    low, high = 0, most + 1
+    probe, stride = min(max(guess, 1), most), 1
+    while high - low > 1:
+        if fits(probe):
+            low = probe
+            probe += stride
+        else:
+            high = probe
+            probe -= stride
+        stride *= 2
+        if not low < probe < high:
+            probe = (low + high) // 2
+    return low
 
 
 def price(model: Any, samples: Samples, step: Step) -> Pricing:
@@ -149,28 +179,38 @@ def _counts(samples: Samples) -> Sequence[int]:
 
 def _miss(pricing: Pricing, rows: list[int]) -> float:
     """Say how far the price of a batch is from its tracked step."""
-    expected = pricing.surrogate.price(pricing.samples.describe(rows))[0]
-    return float(abs(expected / pricing.likely(rows) - 1))
+    expected = pricing.surrogate.price(pricing.samples.describe(rows))
+    return price_error(expected, [pricing.likely(rows)])
 
 
 def _unseen(samples: Samples, surrogate: Surrogate) -> list[list[int]]:
-    """Choose batches to compare with: drawn at random, and the dearest of a few."""
+    """Choose batches to compare with, which a fit has not seen.
+
+    Two are drawn at random.  In one the largest sample is beside the smallest, which
+    shows where others are padded to it.  The last is the dearest of its size.
+    """
     count = min(_COMPARED, len(samples))
-    drawn = np.random.default_rng(0).choice(len(samples), count, replace=False)
-    return [[int(row) for row in drawn], samples.worst_rows(surrogate, count)]
+    rng = np.random.default_rng(0)
+    drawn = [rng.choice(len(samples), n, replace=False) for n in (count, count // 2)]
+    by_size = np.argsort(samples.sizes.sum(axis=1), kind="stable")
+    unlike = np.append(by_size[: count - 1], by_size[-1])
+    chosen = [rows.tolist() for rows in (*drawn, unlike) if len(rows)]
+    return [*chosen, samples.worst_rows(surrogate, count)]
 
 
 def _spread(samples: Samples, count: int, turn: int) -> list[int]:
     """Choose small samples whose sizes point in different directions."""
-    total = samples.sizes @ np.ones(samples.sizes.shape[1])
-    small = np.argsort(total, kind="stable")
-    if samples.kind not in {
-        "padded graphs",
-        "sequences",
-    }:  # which need long ones, to see what squares cost
-        small = small[: max(count * 4, len(total) // 2)]
     rng = np.random.default_rng(turn)
-    picked = rng.choice(small, size=min(count, len(small)), replace=False)
+    if samples.kind in {"padded graphs", "sequences"}:
+        by_length = np.argsort(samples.sizes[:, 1], kind="stable")
+        longest = round(_LONGEST_OF_STEP[turn] * (len(by_length) - 1))
+        small = by_length[: max(longest, count)]
+        picked = rng.choice(small, size=min(count, len(small)), replace=False)
+        picked[-1] = by_length[longest]
+    else:
+        total = samples.sizes @ np.ones(samples.sizes.shape[1])
+        small = np.argsort(total, kind="stable")[: max(count * 4, len(total) // 2)]
+        picked = rng.choice(small, size=min(count, len(small)), replace=False)
     if samples.kind in {"graphs", "padded graphs"} and len(small) > count:
         ratio = samples.sizes[small, 2] / np.maximum(samples.sizes[small, 1], 1)
         picked[0] = small[ratio.argmax() if turn % 2 else ratio.argmin()]
@@ -178,6 +218,15 @@ def _spread(samples: Samples, count: int, turn: int) -> list[int]:
     while len(rows) < count:  # a dataset smaller than the batch
         rows.append(rows[len(rows) % max(len(rows), 1)])
     return rows
+
+
+class Slack(NamedTuple):
+    """How wrong prices may be, as factors of at least 1."""
+
+    below: float
+    """How many times too high they may be."""
+    above: float
+    """How many times too low."""
 
 
 class Chance(NamedTuple):
@@ -197,7 +246,7 @@ class Chance(NamedTuple):
 
 def probability(
     pricing: Pricing, batch_size: int, limit: int, *, epochs: int = 1, seed: int = 0,
-    slack: float | None = None,
+    slack: Slack | None = None,
 ) -> Chance:  # fmt: skip
     """Estimate how likely some batch exceeds a limit within a number of epochs.
 
@@ -207,17 +256,18 @@ def probability(
         limit: Bytes.
         epochs: How many.
         seed: Of the simulated shuffles.
-        slack: Share by which prices may be wrong; the fit's own error if None.
+        slack: How wrong prices may be; the fit's own error if None.
 
     Returns:
         The chance with its ends; exactly 0 where not even the dearest batch exceeds.
     """
     samples, total = pricing.samples, len(pricing.samples)
     size = min(batch_size, total)
-    error = pricing.surrogate.error if slack is None else slack
-    limits = np.array([limit * (1 + error), limit, limit / (1 + error)])
+    if slack is None:
+        slack = Slack(1 + pricing.surrogate.error, 1 + pricing.surrogate.error)
+    limits = np.array([limit * slack.below, limit, limit / slack.above])
     dearest = samples.worst(pricing.surrogate)[size - 1]
-    if dearest <= limits[2]:
+    if dearest <= limits[2] and pricing.worst(size) <= limit:
         return Chance(0.0, 0.0, 0.0)
     rounds = int(np.clip(_DRAWS // total, *_EPOCHS))
     rng, failed = np.random.default_rng(seed), np.zeros(3)
@@ -268,7 +318,7 @@ def budgets(pricing: Pricing, limit: int, count: int, most: int) -> dict[str, An
     }
     if samples.kind not in needed or not samples.says(*needed[samples.kind]):
         return {"batch_size": count}
-    room = limit * (1 - min(pricing.surrogate.error, 0.05)) - lines[:, 0]
+    room = limit / (1 + pricing.surrogate.error) - lines[:, 0]
     room = room - np.maximum(lines[:, 1], 0) * most
     if samples.kind == "sequences":
         if (np.abs(lines[:, 3:]) > 1).any():  # bytes for each place, also padded ones

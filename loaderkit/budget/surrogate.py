@@ -35,7 +35,8 @@ class Surrogate:
     phases: tuple[str, ...]
     """The phase each line belongs to."""
     error: float
-    """Largest relative error on the steps it was made from."""
+    """How wrong a price may be: the largest factor between the price of a tracked step
+    and its peak, in either direction, less 1."""
 
     def price(self, sizes: Any) -> Floats:
         """Give the peak of batches.
@@ -78,13 +79,26 @@ def fit(
     lines = (solved / scale[:, None]).T
     peaks = values.max(axis=1)
     found = (table @ lines.T).max(axis=1)
-    error = float(np.abs(found / peaks - 1).max())
+    error = price_error(found, peaks)
     phases = curves[0][1]
     for number, phase in enumerate(phases):
         if gaps and phase in gaps:
             lines[number] = lines[number] + gaps[phase]
     keep = _undominated(lines)
     return Surrogate(tuple(names), lines[keep], tuple(phases[i] for i in keep), error)
+
+
+def price_error(prices: Any, peaks: Any) -> float:
+    """Say how far prices are from what they are for: a factor, less 1.
+
+    A share of the peak would not do: prices of a fifth are "80 % off", and a peak may
+    be five times the price.
+
+    >>> price_error([20.0, 110.0], [100.0, 100.0])
+    4.0
+    """
+    told, true = np.maximum(prices, 1.0), np.maximum(peaks, 1.0)
+    return float(np.maximum(told / true, true / told).max()) - 1
 
 
 def in_sizes(sizes: Any, amounts: Sequence[int]) -> Floats:

@@ -178,7 +178,17 @@ def _add_workspaces(calls: list[TrackedCall], log: Log, *, cpu: bool) -> None:
         output = workspace.output
         if each.fake and each.numbers and output not in {None, (each.made,) * 3}:
             more = Bounds(*(end - each.made for end in output))
-            log.corrections.setdefault(each.numbers[0], more)
+            log.corrections.setdefault(_storage_to_correct(each, log), more)
+
+
+def _storage_to_correct(each: TrackedCall, log: Log) -> int:
+    """Choose the output that takes more for real than as a fake.
+
+    It is the one that is empty as a fake: what a recurrent kernel keeps for its
+    backward pass, and a checkpoint drops while the outputs beside it live on.
+    """
+    empty = [number for number in each.numbers if not log.events[number][1]]
+    return empty[-1] if empty else each.numbers[0]
 
 
 def _add_formulas(tracker: Tracker, log: Log) -> None:
@@ -224,7 +234,7 @@ def _add_unknown(each: TrackedCall, workspace: Workspace | None, log: Log) -> No
     recurrent = any(word in each.name for word in ("_rnn", "_lstm", "_gru"))
     if recurrent and each.numbers:
         kept = _RECURRENT_BYTES * max(each.outputs, default=0)
-        log.corrections[each.numbers[0]] = Bounds(0, 0, kept)
+        log.corrections[_storage_to_correct(each, log)] = Bounds(0, 0, kept)
 
 
 @contextmanager

@@ -89,7 +89,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return [number for part in parts for number in self.add(part, owner)]
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
-        if key in self.live or not size:
+        if key in self.live:
             return []
         number = len(self.log.events)
         gone = functools.partial(self._gone, key, number)

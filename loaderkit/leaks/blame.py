@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from loaderkit.leaks.census import Census, Heap
     from loaderkit.memory.holders import Holder
-    from loaderkit.memory.tensors import Look
 
 _SAMPLE = 6
 """Items of a container that are weighed: the newest."""
@@ -66,6 +65,7 @@ _LOOKED_THROUGH = 200
 """Objects below an item among which tensors are looked for."""
 _NAMED = 6
 """Containers whose holders are looked for, the heaviest."""
+_ROOM = __name__.rpartition(".")[0] + "."
 _PLAIN = (int, float, complex, bool, type(None))
 
 
@@ -93,7 +93,8 @@ def find_growth(
     """
     epochs = max(1, epoch - before.epoch)
     # A list that we make now can have the number of one that was freed meanwhile.
-    ours = {id(each) for each in (ignore, *ignore, before.ids, before.lengths)}
+    arrays = (before.ids, before.lengths, before.tensor_ids)
+    ours = {id(each) for each in (ignore, *ignore, *arrays)}
     heap = look_at_heap()
     ours |= set(map(id, heap.lists))
     found = _containers(heap, before, epochs, ours)
@@ -141,7 +142,16 @@ def _containers(
         weighed.append((size, count / epochs, each, newest))
     weighed.sort(key=lambda row: -row[0])
     ignore = [grown, weighed, *heap.lists]
-    return [_growth(row, ignore) for row in weighed[:_NAMED] if row[0] > 0]
+    growths = [_growth(row, ignore) for row in weighed[:_NAMED] if row[0] > 0]
+    return [growth for growth in growths if not _is_of_this_room(growth)]
+
+
+def _is_of_this_room(growth: Growth) -> bool:
+    """Whether a module of the detector holds it, such as a cache of its statistics.
+
+    What judging takes is subtracted from the readings, so it never explains a growth.
+    """
+    return growth.holder is not None and growth.holder.path.startswith(_ROOM)
 
 
 def _grown_containers(
@@ -339,7 +349,11 @@ def _loose(
     if more:
         size, count, look = max(more, key=lambda row: row[:2])
         rate = (count - before.tensors.get(look, (0, 0))[0]) / epochs
-        return [_loose_tensor(heap, look, rate, size // epochs, more_exit_handlers)]
+        alike = [t for t in tensors_in(heap.objects) if describe(t)[0] == look]
+        # Not one that was there before: somebody else may keep tensors that look alike.
+        old = set(before.tensor_ids.tolist())
+        alike = [t for t in alike if id(t) not in old] or alike
+        return [_loose_tensor(heap, alike, rate, size // epochs, more_exit_handlers)]
     for name, count in (now.kinds - before.kinds).most_common(3):
         if count >= max(8, 2 * epochs):
             alike = [e for e in heap.objects if type(e).__qualname__ == name]
@@ -353,10 +367,10 @@ def _loose(
 
 
 def _loose_tensor(
-    heap: Heap, look: Look, rate: float, size: int, more_exit_handlers: float
-) -> Growth:
-    """Say who holds the newest of tensors that look alike."""
-    alike = [t for t in tensors_in(heap.objects) if describe(t)[0] == look]
+    heap: Heap, alike: list[torch.Tensor], rate: float, size: int,
+    more_exit_handlers: float,
+) -> Growth:  # fmt: skip
+    """Say who holds new tensors that look alike."""
     holder = _usual_holder(heap, alike)
     if holder.held:
         pattern = "graph" if alike[-1].grad_fn is not None else "kept tensors"

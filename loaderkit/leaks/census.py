@@ -46,6 +46,8 @@ class Census:
     """Objects by type, of those that the collector knows."""
     tensors: dict[Look, tuple[int, int]] = field(default_factory=dict)
     """Count and storage bytes of tensors that look alike."""
+    tensor_ids: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """``id`` of each tensor."""
     sizes: frozenset[int] = frozenset()
     """Sizes of single arrays, tensors and texts, from 16 KiB on."""
     graph_nodes: int = 0
@@ -165,6 +167,7 @@ def take_census(epoch: int, heap: Heap | None = None) -> Census:
     return Census(
         epoch, ids[order], lengths[order],
         Counter({kind: n for kind, n in kinds.items() if n > 1}), _alike(tensors),
+        np.fromiter(map(id, tensors), np.int64, len(tensors)),
         frozenset(map(size_of, heap.large)),
         max(map(graph_nodes, _largest(tensors)), default=0),
     )  # fmt: skip

@@ -12,7 +12,7 @@ from loaderkit.errors import LeakError, LeakWarning
 from loaderkit.leaks.inquest import inquire
 from loaderkit.leaks.trace import allocation_sites
 from loaderkit.leaks.verdict import TOLERANCE, judge
-from loaderkit.leaks.watch import Watch
+from loaderkit.leaks.watch import Watch, collector_paused
 from loaderkit.memory.reading import device_of
 from loaderkit.units import parse_bytes
 
@@ -241,7 +241,7 @@ class LeakDetector:
 
     def _suspected(self) -> bool:
         watch = self._running()
-        with watch.own_memory():  # the first judgement loads modules
+        with collector_paused(), watch.own_memory():  # the first one loads modules
             trends = judge(watch.series(), tolerance=self.tolerance, warmup=self.warmup)
         return any(each.trend.rising for each in trends)
 

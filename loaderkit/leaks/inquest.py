@@ -6,7 +6,7 @@ import gc
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from loaderkit.leaks.blame import explains, find_growth
 from loaderkit.leaks.growth import RESOURCES, Growth
@@ -24,6 +24,7 @@ from loaderkit.leaks.verdict import (
     overall,
     read_too_seldom,
 )
+from loaderkit.leaks.watch import collector_paused
 from loaderkit.memory.host import read_host
 from loaderkit.memory.probes import read_device
 
@@ -72,8 +73,14 @@ def inquire(
     Returns:
         The report.
     """
-    counters, left_out = _judge(watch, warmup=warmup, tolerance=tolerance)
-    finding = _find_causes(watch, counters, tolerance)
+    is_on = gc.isenabled()
+    with collector_paused():
+        counters, left_out = _judge(watch, warmup=warmup, tolerance=tolerance)
+        is_leaking = overall(counters)[0] == LEAKING
+        collected = (
+            _left_after_collecting(watch, counters) if is_on and is_leaking else {}
+        )
+    finding = _find_causes(watch, counters, tolerance, collected)
     verdict, notes = finding.verdict, [*finding.notes, *left_out]
     bound, bound_from = _limit(watch, limit)
     rates = [
@@ -105,21 +112,21 @@ class _Finding:
 
 
 def _find_causes(
-    watch: Watch, counters: tuple[CounterTrend, ...], tolerance: int
-) -> _Finding:
+    watch: Watch, counters: tuple[CounterTrend, ...], tolerance: int,
+    collected: Mapping[str, _Collected],
+) -> _Finding:  # fmt: skip
     """Look who holds what grew; some growth turns out to be no leak then."""
     verdict, more = overall(counters)
     if verdict != LEAKING:
         return _Finding(verdict, more)
-    left = _left_after_collecting(watch, counters) if gc.isenabled() else {}
     growths = _growths(watch, counters)
-    if _is_garbage(counters, left):
+    if _is_garbage(counters, collected):
         # Beneath much garbage there may be a leak: then more is left than nobody minds,
         # and somebody holds it.  A holder alone proves nothing: something else grew
         # once meanwhile, and is named for want of anything larger.
         held = list(filter(_is_held, growths))
         is_held = bool(held) and explains(held, _host_rate(counters))
-        if not (is_held and _exceeds_floors(counters, left, tolerance)):
+        if not (is_held and _exceeds_floors(collected, tolerance)):
             note = "what had grown was garbage, and is collected now"
             return _Finding(STEADY, notes=(note,))
     verdict, more, notes = _second_thought(watch, counters, growths)
@@ -195,10 +202,9 @@ def _growths(watch: Watch, counters: Sequence[CounterTrend]) -> list[Growth]:
             census, watch.epoch, ignore=watch.own_objects(), rate=rate,
             more_exit_handlers=handlers / watch.epoch,
         )  # fmt: skip
-        if not gc.isenabled():
-            left = _left_after_collecting(watch, counters)
-            if _is_garbage(counters, left):
-                objects = list(map(_as_cycles, objects))
+        is_off = not gc.isenabled()
+        if is_off and _is_garbage(counters, _left_after_collecting(watch, counters)):
+            objects = list(map(_as_cycles, objects))
     found = _resources(leaking, objects, watch.files)
     found += [
         each for each in objects if each.pattern not in {f.pattern for f in found}
@@ -293,44 +299,70 @@ def _left_over(leaking: Mapping[str, Trend]) -> list[Growth]:
     return on_device or seen[:1]
 
 
+class _Collected(NamedTuple):
+    """What collecting garbage left of the growth of a counter."""
+
+    grown: float
+    """How much it had grown."""
+    left: float
+    """How much of that is there still."""
+    epochs: float
+    """In how many epochs."""
+
+
+_FEWEST_SINCE = 4
+"""Epochs since the first collection from which on they alone are looked at; chosen
+between one reading, which noise decides, and the fewest of a judged run."""
+
+
 def _left_after_collecting(
     watch: Watch, counters: Sequence[CounterTrend]
-) -> dict[str, float]:
+) -> dict[str, _Collected]:
     """Collect garbage, and tell what is left of what had grown on the host.
 
+    The first census has collected what there was by then, from before the run and
+    from its first epochs, which nobody can tell apart: so only what grew after it shows
+    whether the growth is garbage.
+
     Returns:
-        Counters of the host that rise, and how much more they are than after the
-        warm-up.
+        For each counter of the host that rises.
     """
     rising = {each.name: each for each in counters if each.trend.rising}
     of_host = [name for name in _HOST if name in rising]
     if len(of_host) > 1 and "anonymous" in of_host:
         of_host.remove("anonymous")  # pages stay with malloc
+    series, before = watch.series(), watch.quick()
     gc.collect()
     now = watch.quick()
-    return {name: now[name] - rising[name].start for name in of_host}
+    since = watch.collected_epoch
+    found = {}
+    for name in of_host:
+        counter = rising[name]
+        grown, epochs = counter.growth, counter.judged_epochs
+        if since is not None and _FEWEST_SINCE <= watch.epoch - since < epochs:
+            readings = dict(zip(*series[name], strict=True))
+            grown = readings[watch.epoch] - readings[since]
+            epochs = watch.epoch - since
+        # not what is there now: judging has taken memory, too
+        found[name] = _Collected(grown, grown - (before[name] - now[name]), epochs)
+    return found
 
 
-def _is_garbage(counters: Sequence[CounterTrend], left: Mapping[str, float]) -> bool:
+def _is_garbage(
+    counters: Sequence[CounterTrend], collected: Mapping[str, _Collected]
+) -> bool:
     """Tell whether collecting has freed most of everything that grew."""
     rising = [each for each in counters if each.trend.rising]
-    if not left or any(each.name not in _HOST for each in rising):
+    if not collected or any(each.name not in _HOST for each in rising):
         return False
-    return all(
-        left[each.name] <= _MOST_LEFT * each.growth
-        for each in rising
-        if each.name in left
-    )
+    return all(each.left <= _MOST_LEFT * each.grown for each in collected.values())
 
 
-def _exceeds_floors(
-    counters: Sequence[CounterTrend], left: Mapping[str, float], tolerance: int
-) -> bool:
+def _exceeds_floors(collected: Mapping[str, _Collected], tolerance: int) -> bool:
     """Tell whether what is left would count as a leak by itself."""
     return any(
-        left[each.name] > floor_of(each.name, tolerance) * each.judged_epochs
-        for each in counters
-        if each.name in left
+        each.left > floor_of(name, tolerance) * each.epochs
+        for name, each in collected.items()
     )
 
 

@@ -44,6 +44,22 @@ _RESIDENT = {"anonymous", "resident"}
 """Counters that jitter with free pages: they ask for no census where malloc tells."""
 
 
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Keep Python's collector from running by itself.
+
+    What we make would have it run, and what it frees of the user's garbage would be
+    subtracted from the readings as if it had been ours.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 class Watch:
     """The readings of one run."""
 
@@ -54,6 +70,8 @@ class Watch:
         """Growth an epoch that is looked into, by unit."""
         self.censuses: list[Census] = []
         """The last two."""
+        self.collected_epoch: int | None = None
+        """The epoch after which garbage was collected first, for the first census."""
         self.files: Counter[str] = Counter()
         """Open when it started."""
         self.outside_counts = count_outside()
@@ -102,9 +120,11 @@ class Watch:
         Garbage from before the run goes first, and is subtracted too: else what the
         collector frees at the end could not be told from what grew.
         """
-        with self.own_memory():
-            if not self.censuses and gc.isenabled():
+        is_on = gc.isenabled()
+        with collector_paused(), self.own_memory():
+            if not self.censuses and is_on:
                 gc.collect()
+                self.collected_epoch = self.epoch
             self.censuses = [*self.censuses[-1:], take_census(self.epoch)]
             self.censuses[-1].blocks = self.recorded_blocks()
 
@@ -175,7 +195,11 @@ class Watch:
 
     def own_objects(self) -> list[object]:
         """List what grows because we watch."""
-        arrays = [part for each in self.censuses for part in (each.ids, each.lengths)]
+        arrays = [
+            part
+            for each in self.censuses
+            for part in (each.ids, each.lengths, each.tensor_ids)
+        ]
         own: list[object] = [self._epochs, self._values, self._offsets, *arrays]
         own += [self.starting_until, self._started]
         return own + self.shared_files.own_objects()

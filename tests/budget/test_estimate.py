@@ -90,6 +90,25 @@ def test_checkpointed_blocks_are_estimated():
     )
 
 
+def test_a_checkpoint_drops_what_recurrent_kernels_keep_for_the_backward_pass():
+    class Last(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.nn.LSTM(16, 16, batch_first=True)
+
+        def forward(self, x):
+            return self.inner(x)[0]
+
+    model, batch = torch.nn.Sequential(Last(), Last()), torch.randn(24, 60, 16)
+    step = Step(checkpoint=True)
+
+    found = estimate(model, batch, step)
+
+    truth = max(measure_step(model, batch, step).values())
+    assert found.low <= truth <= found.high
+    assert found.peak == pytest.approx(truth, rel=0.01)
+
+
 def test_parts_add_up_and_the_cause_is_named():
     found = estimate_step(perceptron(), torch.randn(4, 784))
 

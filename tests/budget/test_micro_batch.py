@@ -1,9 +1,13 @@
 """Gradients of pieces equal the whole's, also after running out of memory."""
 
+import contextlib
 import gc
 import multiprocessing
+import resource
+import sys
 import weakref
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.nn import GCNConv
 
-from loaderkit import BudgetError, MicroBatcher, transactional_step
+from loaderkit import BudgetError, MicroBatcher, oom_guard, transactional_step
 from loaderkit.budget.micro_batch import StepResult
 from loaderkit.budget.pieces import count_samples, cut, weight_of
 
@@ -494,6 +498,87 @@ def test_a_first_update_that_runs_out_is_undone_and_can_be_tried_again():
     assert all(map(torch.equal, weights(model), weights(twin)))
 
 
+@contextlib.contextmanager
+def little_address_space(optimizer, more_bytes):
+    """Let an optimizer's updates map no more than so much."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+
+    def narrow(*_):
+        taken = psutil.Process().memory_info().vms
+        resource.setrlimit(resource.RLIMIT_AS, (taken + more_bytes, before[1]))
+
+    hook = optimizer.register_step_pre_hook(narrow)
+    try:
+        yield
+    finally:
+        hook.remove()
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def wide():
+    """Three layers of 37 MiB each: above 32 MiB, glibc's malloc always maps."""
+    layers = [nn.Linear(2200, 2200, bias=False) for _ in range(3)]
+    return nn.Sequential(*layers), torch.randn(2, 2200)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of mappings")
+def test_an_update_that_runs_out_half_way_says_what_it_changed():
+    model, batch = wide()
+    trainer = MicroBatcher(model, torch.optim.Adam(model.parameters(), foreach=True))
+    trainer.step(batch)
+    before = weights(model)
+
+    with (
+        little_address_space(trainer.optimizer, 48 * 2**20),
+        pytest.raises(BudgetError, match=r"update of Adam ran out .* half-way") as told,
+    ):
+        trainer.step(batch)
+
+    # the moments are updated in place; then all roots need room at once
+    assert all(map(torch.equal, weights(model), before))
+    assert "0 of 3 parameters and 9 of 9 tensors of its state" in told.value.why
+    assert "load model and optimizer from the last checkpoint" in told.value.fix
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of mappings")
+def test_an_update_that_runs_out_before_it_changed_anything_can_be_called_again():
+    model, batch = wide()
+    sgd = torch.optim.SGD(
+        model.parameters(), 0.1, momentum=0.9, weight_decay=0.1, foreach=True
+    )
+    trainer = MicroBatcher(model, sgd)
+    trainer.step(batch)
+    before = weights(model)
+
+    with (
+        little_address_space(sgd, 48 * 2**20),
+        pytest.raises(BudgetError, match="before it changed anything") as told,
+    ):
+        trainer.step(batch)
+
+    assert all(map(torch.equal, weights(model), before))
+    assert "optimizer.step() again" in told.value.fix
+    sgd.step()
+    assert not any(map(torch.equal, weights(model), before))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of mappings")
+def test_a_guard_around_an_update_says_that_it_may_be_half_done():
+    model, batch = wide()
+    adam = torch.optim.Adam(model.parameters(), foreach=True)
+    model(batch).mean().backward()
+    adam.step()
+
+    with (
+        pytest.raises(RuntimeError) as caught,
+        little_address_space(adam, 48 * 2**20),
+        oom_guard(),
+    ):
+        adam.step()
+
+    assert any("update was running" in note for note in caught.value.diagnosis.notes)
+
+
 def test_a_later_update_that_runs_out_is_not_undone_and_names_the_checkpoint():
     model = deep().double()
     optimizer = Full(model.parameters(), momentum=0.9)
@@ -506,7 +591,8 @@ def test_a_later_update_that_runs_out_is_not_undone_and_names_the_checkpoint():
     ) as told:
         trainer.step(BATCH[0].double())
 
-    assert "go on from the last checkpoint" in told.value.why
+    assert "may be changed in part" in told.value.why
+    assert "from the last checkpoint" in told.value.fix
     assert told.value.__cause__ is FULL
     assert optimizer.state
     assert not all(map(torch.equal, weights(model), before))

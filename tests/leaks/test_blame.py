@@ -13,6 +13,7 @@ import torch
 from loaderkit.leaks.blame import find_growth
 from loaderkit.leaks.census import take_census
 from loaderkit.leaks.resources import kinds_of, resource_growth, worker_words
+from loaderkit.leaks.students_t import quantile
 from loaderkit.leaks.weigh import own_bytes
 from loaderkit.memory.process import malloc_bytes
 
@@ -93,6 +94,34 @@ def test_the_variable_is_named(make):
 
     assert main.holder.path.startswith(name)
     assert main.bytes_per_epoch == pytest.approx(rate, rel=0.6)
+
+
+def test_tensors_that_were_there_before_are_not_asked_who_holds_new_ones():
+    # the first, the middle and the last of all that look alike would mostly be old ones
+    old = [torch.zeros(4099) for _ in range(200)]
+    head = [None]
+    before = take_census(0)
+
+    for _ in range(40):
+        head[0] = (torch.zeros(4099), head[0])
+
+    main, *_ = find_growth(before, 40, rate=4 * 4099)
+    assert len(old) == 200
+    assert main.holder is None or not main.holder.path.startswith("old")
+
+
+def test_what_the_detector_remembers_of_its_statistics_is_nobodys_leak():
+    kept = [0.0]
+    before = take_census(0)
+
+    for number in range(1, 41):
+        quantile(number, 1e-5 / number)
+        kept.append(float(number))
+
+    assert quantile.cache_info().currsize >= 40
+    found = find_growth(before, 40)
+    assert any(growth.holder.path == "kept" for growth in found)
+    assert not any("quantile" in growth.holder.path for growth in found)
 
 
 @pytest.mark.parametrize("name", ["files", "threads", "children", "mappings"])
