@@ -20,13 +20,14 @@ from loaderkit.cache.layout import MANIFEST
 from loaderkit.cache.shards import Checksums, check_checksums
 from loaderkit.cache.store import Store
 from loaderkit.datasets.classes import Classes, modules_of
-from loaderkit.datasets.decode import decode, decode_text
+from loaderkit.datasets.decode import decode
 from loaderkit.datasets.dict_batches import RAGGED, DictRecipe, collate_samples
 from loaderkit.datasets.fingerprint import Fingerprint, differences, fingerprint_of
 from loaderkit.datasets.gathering import UnlikeShapesError, reader
 from loaderkit.datasets.lazy import LAST_GIVEN, LazySamples
 from loaderkit.datasets.own import own
 from loaderkit.datasets.pack import Packed, PackOptions, pack_source
+from loaderkit.datasets.plain import decode_text
 from loaderkit.datasets.room import check_chunks, page_cache_bytes
 from loaderkit.datasets.rows import is_one, many_rows, one_row
 from loaderkit.datasets.sizes import sample_sizes, size_counter

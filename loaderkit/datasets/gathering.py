@@ -16,10 +16,11 @@ import torch
 from torch.utils.data import get_worker_info
 
 from loaderkit.cache.gather import Runs
-from loaderkit.datasets.decode import decode, decode_text
+from loaderkit.datasets.decode import decode, decode_bytes
 from loaderkit.datasets.dtypes import carrier, torch_dtype
+from loaderkit.datasets.plain import decode_text
 from loaderkit.datasets.room import UNASKED_BYTES, Room, check_room
-from loaderkit.datasets.structure import Leaf
+from loaderkit.datasets.structure import TEXT_KINDS, Leaf
 from loaderkit.memory.parcel import packing
 
 if TYPE_CHECKING:
@@ -234,21 +235,32 @@ class Gathering:
 
     def texts(self, leaf: Leaf) -> list[str]:
         """Decode a string of every sample."""
-        column = self.store.column(leaf.column)
-        runs = self.pick.runs(column)
-        joined = np.empty(runs.total, np.uint8)
-        column.gather(runs, joined)
-        ends = runs.ends.tolist()
-        raw = joined.tobytes()
+        raw, ends = self._joined_bytes(leaf)
         if raw.isascii():
             text = raw.decode("ascii")
             return [text[a:b] for a, b in itertools.pairwise(ends)]
         return [decode_text(leaf.column, raw[a:b]) for a, b in itertools.pairwise(ends)]
 
+    def raw_bytes(self, leaf: Leaf) -> list[bytes]:
+        """Copy the bytes of every sample, out of a column of bytes."""
+        raw, ends = self._joined_bytes(leaf)
+        return [raw[a:b] for a, b in itertools.pairwise(ends)]
+
+    def _joined_bytes(self, leaf: Leaf) -> tuple[bytes, list[int]]:
+        """Join the bytes of all samples, and say where each begins and ends."""
+        column = self.store.column(leaf.column)
+        runs = self.pick.runs(column)
+        self.room.take(2 * runs.total)
+        joined = np.empty(runs.total, np.uint8)
+        column.gather(runs, joined)
+        return joined.tobytes(), runs.ends.tolist()
+
     def values(self, node: Leaf | Nest, classes: Classes) -> list[Any]:
         """Put a part of every sample together, one by one."""
         if isinstance(node, Leaf) and node.kind == "str":
             return self.texts(node)
+        if isinstance(node, Leaf) and node.kind in TEXT_KINDS:
+            return [decode_bytes(node, raw) for raw in self.raw_bytes(node)]
         return [
             decode(node, reader(self.store, int(row)), classes) for row in self.rows
         ]
