@@ -123,6 +123,43 @@ class Gathering:
         column.gather_padded(runs, made.numpy())
         return (made if made.dtype is dtype else made.view(dtype)), runs
 
+    def mean_bytes(self, leaf: Leaf) -> int:
+        """Say how many bytes a tensor of a sample has on average.
+
+        Raises:
+            UnlikeShapesError: The samples differ in another axis than the leaf's.
+        """
+        runs, rest = self.layout(
+            self.store.column(leaf.column, stacked=leaf.axis is None)
+        )
+        numel = math.prod(rest) * runs.total
+        return numel * leaf_dtype(leaf).itemsize // max(1, len(self))
+
+    def apart(self, leaf: Leaf) -> list[torch.Tensor]:
+        """Copy each sample's tensor into memory of its own.
+
+        Args:
+            leaf: A tensor that all samples have.
+
+        Returns:
+            Tensors ``[B]``, contiguous.
+
+        Raises:
+            UnlikeShapesError: The samples differ in another axis than the leaf's.
+        """
+        column = self.store.column(leaf.column, stacked=leaf.axis is None)
+        (runs, rest), dtype = self.layout(column), leaf_dtype(leaf)
+        axis = leaf.axis or 0
+        tensors = [
+            self.empty((*rest[:axis], length, *rest[axis:]), dtype)
+            for length in runs.lengths.tolist()
+        ]
+        rows = [np.moveaxis(tensor.numpy(), axis, 0) for tensor in tensors]
+        column.gather_apart(runs, rows)
+        if leaf.axis is None:
+            tensors = [tensor[0] for tensor in tensors]
+        return [tensor.view(dtype) for tensor in tensors]
+
     def layout(self, column: ColumnReader) -> tuple[Runs, tuple[int, ...]]:
         """Say where each sample's rows are, and the shape of a row.
 
