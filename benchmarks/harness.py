@@ -105,7 +105,10 @@ def rivals(rows: list[Row]) -> list[str]:
 
 
 def duels(
-    contestants: Mapping[str, Callable[[], int]], *, rounds: int = 40
+    contestants: Mapping[str, Callable[[], int]],
+    *,
+    rounds: int = 40,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[Row]:
     """Compare the first contestant with each other, pair by pair.
 
@@ -115,6 +118,8 @@ def duels(
     Args:
         contestants: What to call, by name.
         rounds: Pairs of runs for each rival.
+        clock: Gives seconds; ``time.process_time`` where others use the machine and
+            nobody has workers.
 
     Returns:
         A row a rival: the median of the first's rate divided by the rival's, with the
@@ -126,7 +131,7 @@ def duels(
         ratios = []
         for turn in range(rounds + 1):
             pair = [first, rival] if turn % 2 else [rival, first]
-            speed = {name: _rate(contestants[name]) for name in pair}
+            speed = {name: _rate(contestants[name], clock) for name in pair}
             if turn:
                 ratios.append(speed[first] / speed[rival])
         ratios.sort()
@@ -137,13 +142,15 @@ def duels(
     return found
 
 
-def _rate(run: Callable[[], int]) -> float:
+def _rate(
+    run: Callable[[], int], clock: Callable[[], float] = time.perf_counter
+) -> float:
     """Run a contestant on a machine that is at rest: samples a second."""
     gc.collect()
     time.sleep(_REST_S)  # the workers of the one before are still ending
-    start = time.perf_counter()
+    start = clock()
     count = run()
-    return count / (time.perf_counter() - start)
+    return count / (clock() - start)
 
 
 def peaks(
@@ -243,7 +250,8 @@ def machine() -> str:
     versions = ", ".join(f"{name} {_version(name)}" for name in LIBRARIES)
     python = platform.python_version()
     return (
-        f"{cpu}, {os.cpu_count()} CPUs, {memory:.0f} GiB; Python {python}, {versions}"
+        f"{cpu}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}, "
+        f"{memory:.0f} GiB; Python {python}, {versions}"
     )
 
 

@@ -19,12 +19,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaderkit.cache.address_space import AddressRange, ReadAhead, read_at_random
-from loaderkit.cache.gather import Piece, Runs, Values, gather, gather_padded
+from loaderkit.cache.gather import (
+    Piece,
+    Runs,
+    Values,
+    gather,
+    gather_apart,
+    gather_padded,
+)
 from loaderkit.cache.placement import Placement, can_be_placed, place
 from loaderkit.errors import CacheError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -412,6 +419,18 @@ class ColumnReader:
             DamagedCacheError: The offsets on disk point outside the column.
         """
         gather_padded(self._values_of(runs), runs, out)
+
+    def gather_apart(self, runs: Runs, outs: Sequence[NDArray[Any]]) -> None:
+        """Copy the rows of each sample of a batch into an array of its own.
+
+        Args:
+            runs: Where they lie, from ``Pick.runs`` for this column.
+            outs: Where those of each sample go ``[B]`` of ``[n, *rest]``.
+
+        Raises:
+            DamagedCacheError: The offsets on disk point outside the column.
+        """
+        gather_apart(self._values_of(runs), runs, outs)
 
     def _values_of(self, runs: Runs) -> dict[int, Values]:
         """Give the values of the parts of a batch, opened, checked and asked for."""

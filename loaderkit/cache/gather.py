@@ -188,6 +188,25 @@ def gather_padded(columns: Mapping[int, Values], runs: Runs, out: NDArray[Any]) 
             rows[end : begin + row_stride] = 0
 
 
+def gather_apart(
+    columns: Mapping[int, Values], runs: Runs, outs: Sequence[NDArray[Any]]
+) -> None:
+    """Copy the rows of each sample of a batch into an array of its own.
+
+    Args:
+        columns: The parts of the column by their number, each ``[n, *rest]``.
+        runs: Where the rows lie.
+        outs: Where those of each sample go ``[B]`` of ``[n, *rest]``; any strides, all
+            in the same order, and a wider integer type than the column's if need be.
+    """
+    if not outs:
+        return
+    axes = _memory_order(outs[0])
+    for values, place, start, length in _spans(columns, runs):
+        rows = values[start : start + length]
+        outs[place].transpose(axes)[...] = rows.transpose(axes)
+
+
 def _by_slices(columns: Mapping[int, Values], runs: Runs, out: NDArray[Any]) -> bool:
     first: object = columns[runs.pieces[0].part]
     if not isinstance(first, np.ndarray):

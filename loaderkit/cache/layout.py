@@ -39,7 +39,7 @@ from loaderkit.cache.parsed import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SHARD_FORMAT = 2
+SHARD_FORMAT = 3
 """How shards are written: a build goes on with finished shards of its own format only.
 The manifest has a version of its own."""
 MANIFEST = "manifest.json"

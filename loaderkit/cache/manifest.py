@@ -1,8 +1,10 @@
 """``manifest.json``: what is known of a cache without reading a sample.  Pure.
 
-Version 3 has the shards as a table of numbers (shard_table.py).  Version 2, which has
-an object for each shard, is read as well; version 3 is written.  The checksum of the
-content names the *generation* that all files of a cache belong to.
+Since version 3 the shards are a table of numbers (shard_table.py), and since version 4
+lists of texts may be kept as numbered texts (``loaderkit.datasets.plain``).  Version 2,
+which has an object for each shard, and version 3 are read as well; version 4 is
+written.  The checksum of the content names the *generation* that all files of a cache
+belong to.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FORMAT = "loaderkit-cache"
-VERSION = 3
+VERSION = 4
+_READ_VERSIONS = (2, 3, VERSION)
 _VERSION_OF_OBJECTS = 2
 """The last version that has an object for each shard."""
 MOST_MANIFEST_BYTES = 256 << 20
@@ -130,15 +133,15 @@ def read_manifest(manifest_text: str, *, where: str) -> Manifest:
         raise _damaged(where, f'it has no "format": "{FORMAT}"')
     version = outer.get("version")
     if version == 1:
-        what = f"{where} has format version 1; this loaderkit reads 2 and {VERSION}."
+        what = f"{where} has format version 1; this loaderkit reads 2 to {VERSION}."
         why = "it was packed before shards were named after their content"
         raise CacheVersionError(what, why=why, fix="pack(source, path, overwrite=True)")
     if isinstance(version, int) and version > VERSION:
         what = f"{where} has format version {version}; this loaderkit reads {VERSION}."
         why = "a newer loaderkit wrote the cache"
         raise CacheVersionError(what, why=why, fix="pip install --upgrade loaderkit")
-    if version not in (_VERSION_OF_OBJECTS, VERSION):
-        raise _damaged(where, f"its version is {version!r}, not 2 or {VERSION}")
+    if version not in _READ_VERSIONS:
+        raise _damaged(where, f"its version is {version!r}, not 2 to {VERSION}")
     content, generation = outer.get("content"), str(outer.get("checksum"))
     if not _has_checksum(manifest_text, content, generation):
         raise _damaged(where, "its checksum is not that of its content")
@@ -165,7 +168,7 @@ def manifest_from(content: object, *, where: str, version: int = VERSION) -> Man
     Args:
         content: What ``json.loads`` returned.
         where: The file's path, for messages.
-        version: Which version of the format it has, 2 or 3.
+        version: Which version of the format it has, from 2 on.
 
     Returns:
         The checked manifest.

@@ -20,13 +20,15 @@ from loaderkit.cache.layout import MANIFEST
 from loaderkit.cache.shards import Checksums, check_checksums
 from loaderkit.cache.store import Store
 from loaderkit.datasets.classes import Classes, modules_of
-from loaderkit.datasets.decode import decode, decode_text
+from loaderkit.datasets.decode import decode
 from loaderkit.datasets.dict_batches import RAGGED, DictRecipe, collate_samples
 from loaderkit.datasets.fingerprint import Fingerprint, differences, fingerprint_of
 from loaderkit.datasets.gathering import UnlikeShapesError, reader
 from loaderkit.datasets.lazy import LAST_GIVEN, LazySamples
+from loaderkit.datasets.many_samples import read_samples
 from loaderkit.datasets.own import own
 from loaderkit.datasets.pack import Packed, PackOptions, pack_source
+from loaderkit.datasets.plain import decode_text
 from loaderkit.datasets.room import check_chunks, page_cache_bytes
 from loaderkit.datasets.rows import is_one, many_rows, one_row
 from loaderkit.datasets.sizes import sample_sizes, size_counter
@@ -171,6 +173,12 @@ class SafeDataset(Dataset[Any]):
         return self.cache is not None and self.transform is None and own_reading
 
     @property
+    def transforms_cache(self) -> bool:
+        """Whether samples come from the cache, and then go through ``transform``."""
+        own_reading = _is_ours(self.__getitem__)
+        return self.cache is not None and self.transform is not None and own_reading
+
+    @property
     def makes_by_load(self) -> bool:
         """Whether the samples are what ``load`` makes of each of ``keys()``."""
         whole = self._rows is None and self.transform is None
@@ -205,10 +213,50 @@ class SafeDataset(Dataset[Any]):
         unread = self.gives_unread or not _is_ours(self.batch)
         if unread and self.reads_cache:
             return LazySamples.of(self, numbers)
-        samples = [self[row] for row in numbers.tolist()]
+        samples = self.read_together(numbers.tolist())
         if self.reads_cache:
             LAST_GIVEN.note(samples, self)
         return samples
+
+    def read_together(self, rows: Sequence[int]) -> list[Any]:
+        """Read samples, at once where they are built alike in a cache.
+
+        Args:
+            rows: Their rows, in any order, repeats allowed.
+
+        Returns:
+            New samples, as ``self[row]`` gives them one by one.
+        """
+        read = self.read_untransformed(rows) if _is_ours(self.__getitem__) else None
+        if read is None:
+            return [self[row] for row in rows]
+        if self.transform is None:
+            return read
+        return [self.transform(sample) for sample in read]
+
+    def read_untransformed(self, rows: Sequence[int]) -> list[Any] | None:
+        """Read samples of the cache at once, without calling ``transform``.
+
+        Args:
+            rows: Their rows, in any order, repeats allowed.
+
+        Returns:
+            New samples; None where they are to be read one by one: there is no cache,
+            they are built differently, or one of them cannot be read, and which one is
+            known then.
+        """
+        if self.cache is None:
+            return None
+        opened = self._open()
+        try:
+            cached = self._in_cache(many_rows(rows, len(self)))
+            variant = opened.one_variant(cached)
+            if variant is None:
+                return None
+            node = opened.structure.variants[variant]
+            return read_samples(opened.store, node, cached, self.classes)
+        except (LoaderkitError, UnlikeShapesError, IndexError, TypeError):
+            return None
 
     def unread(self, rows: Sequence[int]) -> list[Any]:
         """Give the samples of a batch to somebody who joins them with ``collate``.

@@ -173,6 +173,11 @@ class Classes:
         """Make an empty graph of a class, even one whose constructor asks for more."""
         return copy.copy(_template(self[name]))
 
+    def blanks(self, name: str, count: int) -> list[Any]:
+        """Make several empty graphs of a class, as ``blank`` makes one."""
+        template = _template(self[name])
+        return [copy.copy(template) for _ in range(count)]
+
     def _in_modules(self, name: str) -> type | None:
         """Look for a class among the names of the caller's own modules.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,8 +9,15 @@ import numpy as np
 from loaderkit.datasets.composites import KINDS, put_together
 from loaderkit.datasets.containers import make_named_tuple
 from loaderkit.datasets.dtypes import as_tensor
+from loaderkit.datasets.plain import (
+    CONTRADICTIONS,
+    damaged,
+    decode_text,
+    from_bytes,
+    from_json,
+)
 from loaderkit.datasets.structure import Leaf
-from loaderkit.errors import DamagedCacheError, DatasetError
+from loaderkit.errors import DatasetError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,17 +28,6 @@ if TYPE_CHECKING:
     from loaderkit.datasets.structure import Nest
 
     Read = Callable[[Leaf], NDArray[Any]]
-
-_CONTRADICTIONS = (
-    RuntimeError,
-    ValueError,
-    TypeError,
-    LookupError,
-    ArithmeticError,
-    AttributeError,
-    AssertionError,
-)
-"""What Python, torch and PyG raise about parts that make no whole."""
 
 _NUMBERS = {"int": int, "float": float, "bool": bool, "complex": complex}
 
@@ -68,7 +62,7 @@ def decode(node: Leaf | Nest, read: Read, classes: Classes) -> Any:
             what = f"The sample holds a {node.kind}, which cannot be made here."
             fix = "install what it names, or pack the samples without it"
             raise DatasetError(what, why=str(error), fix=fix) from None
-        except _CONTRADICTIONS as error:
+        except CONTRADICTIONS as error:
             raise damaged(f"its parts make no {node.kind}: {error}") from None
     return make_nest(node, list(inside), classes)
 
@@ -97,48 +91,28 @@ def decode_leaf(leaf: Leaf, array: NDArray[Any], *, joined: bool) -> Any:
         return array if leaf.kind == "array" else array[()]
     if leaf.kind in _NUMBERS:
         return _NUMBERS[leaf.kind](array[()])
+    return decode_bytes(leaf, array.tobytes())
+
+
+def decode_bytes(leaf: Leaf, raw: bytes) -> Any:
+    """Turn the bytes of a leaf that is kept as such into its value.
+
+    Args:
+        leaf: A text, bytes, a large integer, or a list of plain Python values.
+        raw: What its column holds of one sample.
+
+    Returns:
+        The value.
+
+    Raises:
+        DamagedCacheError: The bytes are nothing that ``pack`` writes.
+    """
     if leaf.kind == "bytes":
-        return array.tobytes()
-    text = decode_text(leaf.column, array.tobytes())
-    return text if leaf.kind == "str" else decode_json(leaf.column, text)
-
-
-def decode_text(column: str, raw: bytes) -> str:
-    """Turn bytes of a column of texts into text.
-
-    Args:
-        column: Its name, for the error.
-        raw: One text, or several without anything in between.
-
-    Returns:
-        The text.
-
-    Raises:
-        DamagedCacheError: The bytes are no text that ``pack`` writes.
-    """
-    try:
-        return raw.decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError as error:
-        raise damaged(f"{column!r} is no text as it is packed: {error}") from None
-
-
-def decode_json(column: str, text: str) -> Any:
-    """Turn a text of a column of plain Python values into the value.
-
-    Args:
-        column: Its name, for the error.
-        text: JSON, in which ``encode`` marked what JSON lacks.
-
-    Returns:
-        Lists, tuples, dicts and what they hold.
-
-    Raises:
-        DamagedCacheError: The text is nothing that ``pack`` writes.
-    """
-    try:
-        return untagged(json.loads(text))
-    except (*_CONTRADICTIONS, RecursionError) as error:
-        raise damaged(f"{column!r} is no value as it is packed: {error}") from None
+        return raw
+    if leaf.kind == "json":
+        return from_bytes(leaf.column, raw)
+    text = decode_text(leaf.column, raw)
+    return text if leaf.kind == "str" else from_json(leaf.column, text)
 
 
 def make_nest(node: Nest, inside: list[Any], classes: Classes) -> Any:
@@ -170,22 +144,6 @@ def make_nest(node: Nest, inside: list[Any], classes: Classes) -> Any:
     return classes.mapping(node.cls, pairs)
 
 
-def untagged(value: Any) -> Any:
-    """Read plain Python back from JSON in which ``encode`` marked what JSON lacks."""
-    if isinstance(value, list):
-        return [untagged(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    ((tag, inside),) = value.items()
-    if tag == "c":
-        return complex(*inside)
-    if tag == "b":
-        return base64.b64decode(inside)
-    if tag == "d":
-        return {untagged(k): untagged(v) for k, v in inside}
-    return tuple(untagged(each) for each in inside)
-
-
 def _graph(node: Nest, read: Read, classes: Classes) -> Any:
     data = classes.blank(str(node.cls))
     for key, child in node.items():
@@ -210,9 +168,3 @@ def store_of(data: Any, key: Any) -> Any:
     if key is not None:
         return data.get_node_store(key)
     return data._store if hasattr(data, "_store") else data._global_store
-
-
-def damaged(why: str) -> DamagedCacheError:
-    """Make the error for bytes that are no sample."""
-    what = "A sample of the cache cannot be put together."
-    return DamagedCacheError(what, why=why, fix="loaderkit verify CACHE; pack it again")

@@ -5,11 +5,9 @@ Refuses what a cache cannot hold by naming it; nothing is ever pickled.
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import enum
 import functools
-import json
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -26,6 +24,7 @@ from loaderkit.datasets.containers import (
     can_be_made_again,
 )
 from loaderkit.datasets.dtypes import as_array, dtype_name
+from loaderkit.datasets.plain import encode_text, to_bytes, to_json
 from loaderkit.datasets.structure import LOOSE, tree_keys
 from loaderkit.errors import DatasetError
 from loaderkit.pyg import import_pyg, is_pyg_data
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     Tree = tuple[Any, ...]
     Values = dict[tuple[Any, ...], NDArray[Any]]
 
-_PLAIN = (str, int, float, bool, complex, bytes, type(None))
+_PLAIN_TYPES = (str, int, float, bool, complex, bytes, type(None))
 _NONE = ("none", None, (), (), None)
 _MOST_DEPTH = 100
 """Containers in containers; chosen.  Reading takes about three of Python's 1,000 frames
@@ -136,7 +135,7 @@ class _Encoder:
         if isinstance(value, str | int | float | complex | bytes):
             return self._scalar(path, value, rule)
         if path and isinstance(value, list | tuple) and _is_plain(value):
-            return self._leaf(path, "json", "", _text(_json(path, value)))
+            return self._leaf(path, "json", "", _plain(path, value))
         if self._depth >= _MOST_DEPTH:
             why = f"it is {_MOST_DEPTH} containers deep, or contains itself"
             raise _refused(path[:40], value, why, "flatten it: a list of its values")
@@ -234,11 +233,13 @@ class _Encoder:
             )
         kind = type(value).__name__
         if kind == "str":
-            return self._leaf(path, kind, "", _text(value))
+            return self._leaf(
+                path, kind, "", np.frombuffer(encode_text(value), np.uint8)
+            )
         if kind == "bytes":
             return self._leaf(path, kind, "", np.frombuffer(value, np.uint8))
         if kind == "int" and not -(1 << 63) <= value < 1 << 63:
-            return self._leaf(path, "bigint", "", _text(_json(path, value)))
+            return self._leaf(path, "bigint", "", _plain(path, value))
         inc = None if rule is None or kind == "complex" else rule(None, value)[1]
         raw = (path, kind, _SCALARS[type(value)], 0, None)
         self.values[raw] = np.array(value, raw[2])
@@ -365,7 +366,7 @@ def _mapping_class(path: str, value: Any) -> str:
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:
-    if type(value) in _PLAIN:
+    if type(value) in _PLAIN_TYPES:
         return True
     if depth >= _MOST_DEPTH:
         return False
@@ -395,35 +396,13 @@ def _is_key(key: Any) -> bool:
     return type(key) in {bool, type(None)}
 
 
-def _json(path: str, value: Any) -> str:
-    tagged = _tagged(value)
+def _plain(path: str, value: Any) -> NDArray[np.uint8]:
+    """Write a list or tuple of plain values, or an integer of more than 64 bits."""
     try:
-        text = json.dumps(tagged)
+        written = encode_text(to_json(value)) if type(value) is int else to_bytes(value)
     except ValueError as error:  # an integer of more digits than Python writes
         raise _refused(path, value, str(error), "store a text: hex(x)") from None
-    # JSON's escapes of two surrogates that follow each other mean one character.
-    if "\\ud" in text and json.loads(text) != tagged:
-        return json.dumps(tagged, ensure_ascii=False)
-    return text
-
-
-def _tagged(value: Any) -> Any:
-    """Make plain Python JSON, marking what JSON has no notion of."""
-    if isinstance(value, tuple):
-        return {"t": [_tagged(each) for each in value]}
-    if isinstance(value, list):
-        return [_tagged(each) for each in value]
-    if isinstance(value, dict):
-        return {"d": [[_tagged(k), _tagged(v)] for k, v in value.items()]}
-    if isinstance(value, complex):
-        return {"c": [value.real, value.imag]}
-    if isinstance(value, bytes):
-        return {"b": base64.b64encode(value).decode()}
-    return value
-
-
-def _text(text: str) -> NDArray[np.uint8]:
-    return np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+    return np.frombuffer(written, np.uint8)
 
 
 def distinct_names(keys: Sequence[object]) -> list[str]:

@@ -16,10 +16,11 @@ import torch
 from torch.utils.data import get_worker_info
 
 from loaderkit.cache.gather import Runs
-from loaderkit.datasets.decode import decode, decode_text
+from loaderkit.datasets.decode import decode, decode_bytes
 from loaderkit.datasets.dtypes import carrier, torch_dtype
+from loaderkit.datasets.plain import decode_text
 from loaderkit.datasets.room import UNASKED_BYTES, Room, check_room
-from loaderkit.datasets.structure import Leaf
+from loaderkit.datasets.structure import TEXT_KINDS, Leaf
 from loaderkit.memory.parcel import packing
 
 if TYPE_CHECKING:
@@ -121,6 +122,43 @@ class Gathering:
         made = self.empty((len(self), longest, *rest), dtype)
         column.gather_padded(runs, made.numpy())
         return (made if made.dtype is dtype else made.view(dtype)), runs
+
+    def mean_bytes(self, leaf: Leaf) -> int:
+        """Say how many bytes a tensor of a sample has on average.
+
+        Raises:
+            UnlikeShapesError: The samples differ in another axis than the leaf's.
+        """
+        runs, rest = self.layout(
+            self.store.column(leaf.column, stacked=leaf.axis is None)
+        )
+        numel = math.prod(rest) * runs.total
+        return numel * leaf_dtype(leaf).itemsize // max(1, len(self))
+
+    def apart(self, leaf: Leaf) -> list[torch.Tensor]:
+        """Copy each sample's tensor into memory of its own.
+
+        Args:
+            leaf: A tensor that all samples have.
+
+        Returns:
+            Tensors ``[B]``, contiguous.
+
+        Raises:
+            UnlikeShapesError: The samples differ in another axis than the leaf's.
+        """
+        column = self.store.column(leaf.column, stacked=leaf.axis is None)
+        (runs, rest), dtype = self.layout(column), leaf_dtype(leaf)
+        axis = leaf.axis or 0
+        tensors = [
+            self.empty((*rest[:axis], length, *rest[axis:]), dtype)
+            for length in runs.lengths.tolist()
+        ]
+        rows = [np.moveaxis(tensor.numpy(), axis, 0) for tensor in tensors]
+        column.gather_apart(runs, rows)
+        if leaf.axis is None:
+            tensors = [tensor[0] for tensor in tensors]
+        return [tensor.view(dtype) for tensor in tensors]
 
     def layout(self, column: ColumnReader) -> tuple[Runs, tuple[int, ...]]:
         """Say where each sample's rows are, and the shape of a row.
@@ -234,21 +272,32 @@ class Gathering:
 
     def texts(self, leaf: Leaf) -> list[str]:
         """Decode a string of every sample."""
-        column = self.store.column(leaf.column)
-        runs = self.pick.runs(column)
-        joined = np.empty(runs.total, np.uint8)
-        column.gather(runs, joined)
-        ends = runs.ends.tolist()
-        raw = joined.tobytes()
+        raw, ends = self._joined_bytes(leaf)
         if raw.isascii():
             text = raw.decode("ascii")
             return [text[a:b] for a, b in itertools.pairwise(ends)]
         return [decode_text(leaf.column, raw[a:b]) for a, b in itertools.pairwise(ends)]
 
+    def raw_bytes(self, leaf: Leaf) -> list[bytes]:
+        """Copy the bytes of every sample, out of a column of bytes."""
+        raw, ends = self._joined_bytes(leaf)
+        return [raw[a:b] for a, b in itertools.pairwise(ends)]
+
+    def _joined_bytes(self, leaf: Leaf) -> tuple[bytes, list[int]]:
+        """Join the bytes of all samples, and say where each begins and ends."""
+        column = self.store.column(leaf.column)
+        runs = self.pick.runs(column)
+        self.room.take(2 * runs.total)
+        joined = np.empty(runs.total, np.uint8)
+        column.gather(runs, joined)
+        return joined.tobytes(), runs.ends.tolist()
+
     def values(self, node: Leaf | Nest, classes: Classes) -> list[Any]:
         """Put a part of every sample together, one by one."""
         if isinstance(node, Leaf) and node.kind == "str":
             return self.texts(node)
+        if isinstance(node, Leaf) and node.kind in TEXT_KINDS:
+            return [decode_bytes(node, raw) for raw in self.raw_bytes(node)]
         return [
             decode(node, reader(self.store, int(row)), classes) for row in self.rows
         ]

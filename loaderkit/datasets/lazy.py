@@ -63,7 +63,7 @@ class LazySamples(list[Any]):
         dataset = self.dataset
         if dataset is None:
             return
-        super().__setitem__(slice(None), [dataset[row] for row in self.rows.tolist()])
+        super().__setitem__(slice(None), dataset.read_together(self.rows.tolist()))
         self.dataset = None
         dataset.gives_unread = False
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from loaderkit.datasets.containers import attribute_names
-from loaderkit.datasets.decode import damaged, decode_json
 from loaderkit.datasets.gathering import Gathering, leaf_dtype
+from loaderkit.datasets.plain import count_items
 from loaderkit.datasets.structure import Leaf, Nest, is_graph
 from loaderkit.errors import DatasetError
 from loaderkit.joining import graphs_in
@@ -288,27 +288,12 @@ def _rows(gathering: Gathering, leaf: Leaf) -> Ints:
 
 
 def _list_lengths(opened: _Opened, leaf: Leaf, rows: Ints) -> Ints:
-    """Count the items of lists, which are kept as JSON."""
+    """Count the items of lists of plain values."""
     lengths: list[int] = []
     for start in range(0, len(rows), _TEXTS_AT_ONCE):
         some = Gathering(opened.store, rows[start : start + _TEXTS_AT_ONCE])
-        lengths += [_count_items(leaf.column, text) for text in some.texts(leaf)]
+        lengths += [count_items(leaf.column, raw) for raw in some.raw_bytes(leaf)]
     return np.array(lengths, np.int64)
-
-
-def _count_items(column: str, text: str) -> int:
-    """Count the items of a list, or of a tuple, which is kept as ``{"t": [...]}``.
-
-    >>> [_count_items("x", text) for text in ("[3, 1]", "[]", '{"t": ["a,b"]}')]
-    [2, 0, 1]
-    """
-    flat = text.rfind("[") == 0 and '"' not in text and "{" not in text
-    if flat and len(text) > len("[]"):
-        return text.count(",") + 1  # five times as fast as reading the numbers
-    value = decode_json(column, text)
-    if not isinstance(value, list | tuple):
-        raise damaged(f"{column!r} holds no list, as its samples say")
-    return len(value)
 
 
 def _edges(gathering: Gathering, part: Any) -> Any:

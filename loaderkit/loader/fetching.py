@@ -227,16 +227,41 @@ def _read_together(
 
 
 def _read(dataset: Any, rows: Sequence[int]) -> list[Any]:
-    samples = []
+    samples: list[Any] = []
+    inner, untransformed = _read_untransformed(dataset, rows)
     try:
-        for row in rows:
-            samples.append(dataset[row])
+        # A loop, and no generator: the user's code may raise StopIteration.
+        for at, row in enumerate(rows):
+            if untransformed is None:
+                samples.append(dataset[row])
+            else:
+                samples.append(inner.transform(untransformed[at]))
     except LoaderkitError:
         raise
     except Exception as error:
         what = f"Sample {name_of(dataset, row)} could not be read: "
         raise error_about(what, error, _MEND_SAMPLE) from error
     return samples
+
+
+def _read_untransformed(
+    dataset: Any, rows: Sequence[int]
+) -> tuple[Any, list[Any] | None]:
+    """Read samples at once where a transform is all that is to be done with each.
+
+    Returns:
+        The dataset whose transform that is, and the samples; None for them where each
+        is to be read by itself, which tells which one cannot be.
+    """
+    try:
+        while type(dataset) is Subset:  # a subclass of it may change the samples
+            rows = [dataset.indices[row] for row in rows]
+            dataset = dataset.dataset
+    except (LookupError, TypeError):
+        return dataset, None
+    if not getattr(dataset, "transforms_cache", False):
+        return dataset, None
+    return dataset, dataset.read_untransformed(rows)
 
 
 _MEND_SAMPLE = "mend this sample, or leave it out; num_workers=0 to step through"

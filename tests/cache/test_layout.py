@@ -32,7 +32,7 @@ def text(path):
     return (path / "manifest.json").read_text()
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2, 3, 4])
 def version(request):
     """Of the manifest's format: shards as objects, or as a table of numbers."""
     return request.param
@@ -68,7 +68,7 @@ def test_a_manifest_changed_by_hand_is_noticed(text):
 
 
 def test_a_newer_format_is_told_from_damage(text):
-    newer = {**json.loads(text), "version": 4}
+    newer = {**json.loads(text), "version": 5}
 
     with pytest.raises(CacheVersionError, match="upgrade loaderkit"):
         read_manifest(json.dumps(newer), where="here")

@@ -397,11 +397,11 @@ def test_a_cache_with_a_manifest_of_version_2_opens(old):
     assert load_manifest(old).generation == json.loads(OLD_MANIFEST)["checksum"]
 
 
-def test_a_cache_of_version_2_is_replaced_by_one_of_version_3(old):
+def test_a_cache_of_version_2_is_replaced_by_one_of_version_4(old):
     pack([1, 2, 3], old, workers=0, overwrite=True)
 
     assert list(open_cache(old)) == [1, 2, 3]
-    assert json.loads((old / "manifest.json").read_text())["version"] == 3
+    assert json.loads((old / "manifest.json").read_text())["version"] == 4
     assert len(list(old.glob("*.h5"))) == 1
 
 

@@ -110,6 +110,7 @@ def _texts(i):
         "name": f"é {i}",
         "raw": bytes(range(i % 5)),
         "big": 10 ** (20 + i),
+        "atoms": ["C", "N", "é"] * (i + 1) + ["O"] * (80 * (i % 2)),
         "json": {"a": [1, {2, 3}] if i < 0 else [1, (2, None)], 3: b"x"},
         "point": Point(torch.ones(1 + i % 2), "p"),
         "record": Record(torch.zeros(2), ("a", i)),
@@ -215,7 +216,7 @@ def _unchecked(arrays, columns, **fields):
 def manifest_text(content, *, checksum=True, version=2):
     """Write a manifest as any program could, with the checksum that belongs to it.
 
-    Shards stand in it as objects, unless it has version 3.
+    Shards stand in it as objects, unless it has version 3 or 4.
     """
     inside = json.dumps(content, separators=(",", ":"))
     # What ``json`` reads back is what the checksum is taken of.
@@ -257,16 +258,16 @@ class Mutator:
         chance = random.Random(number)
         seed = self._seeds[chance.randrange(len(self._seeds))]
         content, files = seed.content, seed.files
-        version = chance.choice([2, 3])
+        version = chance.choice([2, 3, 4])
         told = chance.random() < 0.85
         checksums = chance.choice(["never", "always", "once"])
         what = chance.random()
         if chance.random() < 0.05:
             # As it is: what is read must be what was packed.
-            if version == 3:
+            if version >= 3:
                 content = content_with_table(content)
             return Mutant(number, seed, content, files, False, "always", version)
-        if version == 3:
+        if version >= 3:
             if what > 0.55:
                 content, files = _mutated_shards(chance, content, files, told)
             content = content_with_table(content)
@@ -357,7 +358,7 @@ class Mutant:
             if before.get(name) is not content if before else True:
                 (path / name).write_bytes(content)
         sound = self.seed.content
-        if self.version == 3:
+        if self.version >= 3:
             sound = content_with_table(sound)
         told = self.told or self.content == sound
         text = manifest_text(self.content, checksum=told, version=self.version)

@@ -383,7 +383,7 @@ def test_a_cache_of_a_newer_loaderkit_is_refused(tmp_path):
     file = tmp_path / "c.lk" / "manifest.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "version": 9}))
 
-    with pytest.raises(CacheError, match="format version 9; this loaderkit reads 3"):
+    with pytest.raises(CacheError, match="format version 9; this loaderkit reads 4"):
         open_cache(tmp_path / "c.lk")
 
 

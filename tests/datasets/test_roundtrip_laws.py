@@ -439,7 +439,7 @@ HOSTILE = [
 def test_plain_values_that_pack_never_writes_are_an_error_of_ours(
     tmp_path, monkeypatch, text
 ):
-    monkeypatch.setattr(encode_module, "_json", lambda _path, _value: text)
+    monkeypatch.setattr(encode_module, "to_bytes", lambda _value: text.encode())
     dataset = pack([{"v": [1]}] * 2, tmp_path / "c.lk", workers=0)
 
     for read in (lambda: dataset[0], lambda: dataset.batch([0, 1])):
