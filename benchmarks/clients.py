@@ -52,7 +52,7 @@ def main() -> None:
         transform = Compose(
             [RandomRotate(180), Distance(), NormalizeFeatures(), AddSelfLoops()]
         )
-        wanted = {"batch_size": BATCH[workload], "shuffle": True}
+        wanted: dict[str, Any] = {"batch_size": BATCH[workload], "shuffle": True}
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "cache.lk")
             cache = loaderkit.pack(graphs, path)

@@ -156,7 +156,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             args = (args[0], positions, *args[2:])
         # listed once: what is done at each operator decides how long an estimate takes
         operands = _tensors_in((args, kwargs))
-        out = self._run(func, args, kwargs, operands)
+        out = _asked_for(func, args, self._run(func, args, kwargs, operands))
         if reused is not None:
             self._take_over(reused)
         outputs = _tensors_in(out)
@@ -387,3 +387,18 @@ def _parts_of_sparse(tensor: Any, fake: FakeTensorMode) -> list[Any]:
         if tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
             return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
         return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+
+
+def _asked_for(func: Any, args: Any, out: Any) -> Any:
+    """Leave out gradients that a backward operator was not asked for.
+
+    Its rule for tensors without memory may make them all the same (that of batch
+    normalisation does), where the kernel makes none.
+    """
+    arguments = func._schema.arguments
+    if not isinstance(out, tuple) or not arguments:
+        return out
+    if arguments[-1].name != "output_mask" or len(args) < len(arguments):
+        return out
+    wanted = zip(out, args[-1], strict=True)
+    return tuple(each if is_asked else None for each, is_asked in wanted)

@@ -284,7 +284,7 @@ TREES_THAT_CANNOT_BE = {
     ),
     "a field that is a number": (
         "texts",
-        {f"{PARTS} 4 3 0": "0"},
+        {f"{PARTS} 5 3 0": "0"},
         "the fields of a named are (0, 'tag')",
     ),
     "a store in a dict": (

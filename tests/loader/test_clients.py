@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from loaderkit import (
     DatasetError,
-    LoaderError,
+    OptionError,
     Padded,
     SafeGraphDataset,
     build_loader,
@@ -310,7 +310,7 @@ def test_fields_of_graphs_are_refused_where_there_are_none(packed, name):
 
 
 def test_fields_of_graphs_are_refused_where_somebody_else_joins_them(packed):
-    with pytest.raises(LoaderError, match="collate_fn was given with follow_batch"):
+    with pytest.raises(OptionError, match="collate_fn was given with follow_batch"):
         build_loader(packed["graphs"], collate_fn=list, follow_batch=["x"])
 
 
