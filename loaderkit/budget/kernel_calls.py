@@ -52,9 +52,10 @@ _SHRUNK_SPATIAL = (
     ((24, 16, 12), (16, 24, 10), (32, 12, 16)),
     ((8, 6, 4), (6, 8, 4), (10, 4, 6)),
     ((4, 4, 2), (6, 2, 4), (2, 6, 4)),
+    ((3, 4, 2), (2, 2, 4), (1, 6, 4)),
 )
 """The same for samples and channels of images, whose width and height stay: the first
-of the three rows that is small enough."""
+of the rows that is small enough."""
 _OPAQUE = ("convolution", "_fft", "mkldnn", "attention")
 """Kernels whose buffers depend on the algorithm that a library picks by size."""
 _SPATIAL = (
@@ -269,6 +270,7 @@ def smaller_calls(
     rows += [
         [{s: s // share for s in replaced} for share in (first, 2 * first, 4 * first)]
         for first in (4, 16, 64)
+        if min(replaced, default=0) >= 4 * first  # a call without numbers takes nothing
     ]
     ways = []
     for row in rows:

@@ -327,8 +327,10 @@ def _scaled(
         bounds = bounds._replace(high=bounds.high + more)
         return Workspace(bounds, output, exact=False)
     shares = [amount / size for amount, size in zip(amounts, totals, strict=True)]
-    likely = round(max(shares) * total)
-    high = 2 * likely + more + (sum(sizes) if output is None else 0)
+    # The largest call is the most like; a small one may take what is once for all.
+    likely = round(max(zip(totals, shares, strict=True))[1] * total)
+    high = round(2 * max(shares) * total) + more
+    high += sum(sizes) if output is None else 0
     return Workspace(Bounds(0, likely, high), output, exact=False)
 
 

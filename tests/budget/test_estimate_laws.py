@@ -61,6 +61,38 @@ def test_the_profilers_peak_is_in_the_interval(name):
     assert found.real_bytes < 16 * MIB
 
 
+SERIES, IMAGES = torch.randn(16, 6, 200), torch.randn(13, 6, 36, 36)
+FIRST_LAYERS = {
+    "batch norm of series": (lambda: nn.BatchNorm1d(6), SERIES),
+    "batch norm of images": (lambda: nn.BatchNorm2d(6), IMAGES),
+    "batch norm without weights": (lambda: nn.BatchNorm2d(6, affine=False), IMAGES),
+    "layer norm": (lambda: nn.LayerNorm(200), SERIES),
+    "group norm": (lambda: nn.GroupNorm(3, 6), IMAGES),
+    "instance norm": (lambda: nn.InstanceNorm2d(6, affine=True), IMAGES),
+    "convolution": (lambda: nn.Conv2d(6, 8, 3), IMAGES),
+    "transposed convolution": (lambda: nn.ConvTranspose2d(6, 8, 3), IMAGES),
+    "prelu": (nn.PReLU, IMAGES),
+    "linear": (lambda: nn.Linear(200, 8), SERIES),
+}
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("name", FIRST_LAYERS)
+def test_gradients_that_nobody_asks_for_take_nothing(name, frozen):
+    # The data asks for none, nor does a parameter that is frozen.
+    make, batch = FIRST_LAYERS[name]
+    model = nn.Sequential(make(), nn.Flatten(), nn.LazyLinear(2))
+    model(batch)
+    for parameter in list(model[0].parameters())[: int(frozen)]:
+        parameter.requires_grad_(False)
+
+    found = estimate(model, batch, Step())
+
+    truth = max(measure_step(model, batch, Step()).values())
+    assert found.low <= truth <= found.high
+    assert found.peak == pytest.approx(truth, rel=0.005)
+
+
 @pytest.mark.parametrize("scale", [2, 3])
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 def test_kernels_whose_output_values_decide_are_tried_at_other_sizes(scale, autocast):
