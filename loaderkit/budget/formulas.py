@@ -37,9 +37,14 @@ class DifferentiatedCall(NamedTuple):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What a formula may depend on: everything but sizes and values."""
+        """What a formula may depend on: which sizes are equal, not what they are."""
+        names: dict[int, int] = {1: 1}  # a size of one is expanded to others
+
+        def pattern(spec: TensorSpec) -> tuple[int, ...]:
+            return tuple(names.setdefault(size, -len(names)) for size in spec.shape)
+
         leaves = tuple(
-            (len(leaf.shape), leaf.dtype)
+            (pattern(leaf), leaf.dtype)
             if isinstance(leaf, TensorSpec)
             else leaf
             if isinstance(leaf, (bool, type(None)))
