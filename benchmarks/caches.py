@@ -5,7 +5,6 @@ Run it with ``python -m benchmarks.caches [--scale 0.1] [--save]``.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import multiprocessing
 import os
@@ -21,7 +20,7 @@ import torch
 from torch_geometric.data import Data
 
 import loaderkit
-from benchmarks.harness import Row, anonymous_bytes, rates, report
+from benchmarks.harness import Row, anonymous_bytes, rates, report, scale_and_save
 from benchmarks.workloads import COUNTS, make, write_files
 from loaderkit.cache.files import load_manifest
 from loaderkit.cache.manifest import write_manifest
@@ -35,10 +34,7 @@ WORKERS = 2
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--save", action="store_true")
-    options = parser.parse_args()
+    options = scale_and_save(__doc__)
     with tempfile.TemporaryDirectory() as folder:
         rows = _openings(Path(folder), options.scale)
         report("opening", rows, save="opening" if options.save else None)

@@ -9,7 +9,6 @@ the first, which is not counted, only copy objects.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from pathlib import Path
@@ -26,7 +25,7 @@ from torch_geometric.transforms import (
 )
 
 import loaderkit
-from benchmarks.harness import duels, report
+from benchmarks.harness import duels, report, scale_and_save
 from benchmarks.workloads import BATCH, InMemory, make
 
 if TYPE_CHECKING:
@@ -37,10 +36,7 @@ PAIRS = 20
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--save", action="store_true")
-    options = parser.parse_args()
+    options = scale_and_save(__doc__)
     torch.set_num_threads(1)
     rounds = max(4, round(PAIRS * options.scale))
     rows = []

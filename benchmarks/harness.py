@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import gc
 import importlib.metadata
@@ -52,6 +53,21 @@ class Row:
     unit: str
     ratio: float
     """Of the baseline's median; above 1 is better than the baseline."""
+
+
+def scale_and_save(description: str | None) -> argparse.Namespace:
+    """Read the two options that most benchmarks have.
+
+    Args:
+        description: The benchmark's docstring.
+
+    Returns:
+        ``scale``, of the numbers of samples and turns, and ``save``.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--save", action="store_true")
+    return parser.parse_args()
 
 
 def rates(

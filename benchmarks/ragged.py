@@ -6,7 +6,6 @@ turns, run by run, with a list in memory whose samples ``pad_sequence`` pads.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 import loaderkit
-from benchmarks.harness import duels, report
+from benchmarks.harness import duels, report, scale_and_save
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,10 +41,7 @@ CASES = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--save", action="store_true")
-    options = parser.parse_args()
+    options = scale_and_save(__doc__)
     # With two, torch's threads wait for each other on a busy machine: the list takes
     # up to six times as long.
     torch.set_num_threads(1)

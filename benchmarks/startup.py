@@ -5,7 +5,6 @@ Run it with ``python -m benchmarks.startup [--scale 0.1] [--save]``.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import random
@@ -20,7 +19,7 @@ from typing import NamedTuple
 import torch
 
 import loaderkit
-from benchmarks.harness import Row, report
+from benchmarks.harness import Row, report, scale_and_save
 from benchmarks.read_epoch import litdata_items
 
 SAMPLES = 1_000
@@ -59,10 +58,7 @@ class Seconds(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--save", action="store_true")
-    options = parser.parse_args()
+    options = scale_and_save(__doc__)
     with tempfile.TemporaryDirectory() as folder:
         programs = dict(PROGRAMS)
         samples = [{"x": torch.rand(64), "label": i} for i in range(SAMPLES)]

@@ -7,7 +7,6 @@ graphs without texts, with 37 names of atoms, and with texts that are all differ
 
 from __future__ import annotations
 
-import argparse
 import random
 import tempfile
 import time
@@ -18,7 +17,7 @@ import torch
 from torch_geometric.loader import DataLoader
 
 import loaderkit
-from benchmarks.harness import duels, report
+from benchmarks.harness import duels, report, scale_and_save
 from benchmarks.workloads import BATCH, make
 
 if TYPE_CHECKING:
@@ -30,10 +29,7 @@ NAMES = [f"{element}{place}" for element in "CNOS" for place in ["", *"ABDEGHXZ1
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--save", action="store_true")
-    options = parser.parse_args()
+    options = scale_and_save(__doc__)
     torch.set_num_threads(1)
     rows = []
     for name, texts in {"no texts": None, "37 names": _few, "all other": _all}.items():
