@@ -44,7 +44,9 @@ _FOLLOWED_FROM_WRITTEN = (
     list, dict, set, tuple, frozenset, np.ndarray, torch.Tensor,
 )  # fmt: skip
 """What is followed where what was written for something names it."""
-_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
+_GENERATORS = (
+    random.Random, np.random.Generator, np.random.RandomState, torch.Generator,
+)  # fmt: skip
 """They differ in every process, and say nothing of what a sample is made from."""
 _MOST_DEPTH = 20
 _MOST_ITEMS = 100_000
@@ -371,8 +373,21 @@ class _OwnText:
         return self._state(value, depth)
 
     def _state(self, value: Any, depth: int) -> str | None:
-        """Write any other object by what pickle would make it again from."""
+        """Write any other object by what pickle would make it again from.
+
+        Of an object of the user's that cannot be pickled, each attribute by itself: a
+        lock or an open file beside a vocabulary says nothing of the vocabulary.
+        """
         self.classes.append(type(value))
+        text = self._reduced(value, depth)
+        if text is not None or not _is_users(type(value)):
+            return text
+        held = getattr(value, "__dict__", {})
+        texts = [(name, self.write(each, depth)) for name, each in held.items()]
+        plain = sorted(f"{name}={each}" for name, each in texts if each is not None)
+        return f"{type(value).__qualname__}({','.join(plain)})"
+
+    def _reduced(self, value: Any, depth: int) -> str | None:
         try:
             reduce = copyreg.dispatch_table.get(type(value))
             reduced: Any = reduce(value) if reduce else value.__reduce_ex__(4)

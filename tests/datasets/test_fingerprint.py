@@ -248,6 +248,28 @@ class OwnList(list):
     pass
 
 
+class Locked:
+    """Cannot be pickled, for its lock; copied as a user's ``__deepcopy__`` would."""
+
+    def __init__(self, words):
+        self.words = {word: at for at, word in enumerate(words)}
+        self.lock = threading.Lock()
+
+    def __deepcopy__(self, memo):
+        return Locked(self.words)
+
+
+class Drawing:
+    """Holds a generator, whose state is another one in every process."""
+
+    def __init__(self, values):
+        self.values = values
+        self.rng = np.random.default_rng()
+
+    def __deepcopy__(self, memo):
+        return Drawing(self.values)
+
+
 def layer(weight):
     """A layer as a user trains one before its outputs are cached."""
     made = torch.nn.Linear(2, 1)
@@ -302,6 +324,8 @@ PAIRS = {
     "a table": (np.array([(1,)], [("a", "i4")]), np.array([(2,)], [("a", "i4")])),
     "a sparse tensor": (torch.eye(2).to_sparse(), 2 * torch.eye(2).to_sparse()),
     "another class": (Scaler(1), Slotted(1)),
+    "an object beside a lock": (Locked("ab"), Locked("bc")),
+    "an object beside a generator": (Drawing([1]), Drawing([2])),
 }  # fmt: skip
 """Values that differ."""
 
@@ -385,7 +409,7 @@ OPENED = [
     "value",
     [
         "/data/raw", "C:\\data", None, Path("/data/raw"), *OPENED, [OPENED[1]],
-        np.random.default_rng(), {"seed": OPENED[2]},
+        np.random.default_rng(), {"seed": OPENED[2]}, torch.Generator(),
     ],
 )  # fmt: skip
 def test_where_data_lies_and_what_is_opened_later_do_not_count(value):
