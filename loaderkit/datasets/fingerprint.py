@@ -17,6 +17,7 @@ import sys
 import sysconfig
 import textwrap
 import types
+from collections.abc import Sized
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
@@ -51,6 +52,9 @@ _GENERATORS = (
 _MOST_DEPTH = 20
 _MOST_ITEMS = 100_000
 """Of a container on ``self``: of a longer one only the length counts."""
+_MOST_IN_ALL = 500_000
+"""Items of containers in containers: of a value that holds more (10 s to write down a
+million) only its length counts."""
 _MOST_HASHED_BYTES = 256 << 20
 """Of an array on ``self``: of a larger one only dtype and shape count."""
 _LIBRARIES = tuple(
@@ -296,7 +300,12 @@ def _own_value(value: Any, name: str, seen: _Followed) -> Iterator[str]:
     if value is None or (isinstance(value, str | PurePath) and _is_path(str(value))):
         return  # it is opened later; or the raw data may move
     writer = _OwnText()
-    if (text := writer.write(value)) is not None:
+    try:
+        text = writer.write(value)
+    except OverflowError:
+        size = len(value) if isinstance(value, Sized) else 0
+        text = f"{type(value).__qualname__} of {size}"
+    if text is not None:
         yield f"self.{name}={text}"
         for kind in writer.classes:
             yield from _values(kind.__mro__, seen)
@@ -304,6 +313,8 @@ def _own_value(value: Any, name: str, seen: _Followed) -> Iterator[str]:
 
 def _is_path(text: str) -> bool:
     """Tell whether a text says where something lies on this machine."""
+    if text[:1] not in {"/", "\\"} and text[1:2] != ":":
+        return False  # most texts, of which there may be many: pathlib takes 7 us
     return PurePosixPath(text).is_absolute() or PureWindowsPath(text).is_absolute()
 
 
@@ -335,11 +346,16 @@ class _OwnText:
         self.classes: list[type] = []
         """Of the objects met, in order: their code makes samples too."""
         self._texts: dict[int, str | None] = {}
+        self._items = 0
         self._kept: list[Any] = []
         """What was made while writing: nothing else may get the number of one."""
 
     def write(self, value: Any, depth: int = 0) -> str | None:
-        """Write a value; None where it is not plain all through."""
+        """Write a value; None where it is not plain all through.
+
+        Raises:
+            OverflowError: It holds more than _MOST_IN_ALL items.
+        """
         if value is None:
             return "None" if depth else None
         if isinstance(value, PurePath) or (isinstance(value, str) and _is_path(value)):
@@ -405,6 +421,9 @@ class _OwnText:
         """Write what a container holds; a dict's order says nothing of it."""
         if len(parts) > _MOST_ITEMS:
             return f"{name} of {len(parts)}"
+        self._items += len(parts)
+        if self._items > _MOST_IN_ALL:
+            raise OverflowError
         texts = []
         for part in parts:
             text = self.write(part, depth)
