@@ -6,8 +6,8 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.graph_settings import apply_sharding, apply_shuffle_settings
 
 from loaderkit import LoaderError, OptionError, build_loader
 
@@ -39,6 +39,21 @@ def rows(batches):
     return [value for batch in batches for value in batch.tolist()]
 
 
+def torchs_rows(samples, stages, *, num_workers, shuffle, batch_size, drop_last):
+    """Give what torch's DataLoader gives, in its order, without starting its workers.
+
+    They ended in a wrong way once, on a busy machine; and what each does is public: its
+    pipe is shuffled or not and shared out, and batches are taken from each in turn.
+    """
+    batches = []
+    for worker in range(max(1, num_workers)):
+        pipe = apply_shuffle_settings(pipe_of(samples, stages), shuffle)
+        pipe = apply_sharding(pipe, max(1, num_workers), worker)
+        batches.append(list(pipe.batch(batch_size, drop_last=drop_last)))
+    turns = itertools.zip_longest(*batches, fillvalue=())
+    return [value for turn in turns for batch in turn for value in batch]
+
+
 STAGE_LISTS = st.lists(st.sampled_from(sorted(STAGES)), max_size=4).filter(
     lambda stages: stages.count("share") <= 1  # torch refuses a second one
 )
@@ -52,7 +67,7 @@ STAGE_LISTS = st.lists(st.sampled_from(sorted(STAGES)), max_size=4).filter(
 )  # fmt: skip
 def test_workers_give_what_torch_gives(samples, stages, workers, size, shuffle, drop):
     options = {"batch_size": size, "num_workers": workers, "drop_last": drop}
-    torchs = rows(DataLoader(pipe_of(samples, stages), shuffle=shuffle, **options))
+    torchs = torchs_rows(samples, stages, shuffle=shuffle, **options)
     loader = build_loader(
         pipe_of(samples, stages), shuffle=shuffle, probe=False, **options
     )
