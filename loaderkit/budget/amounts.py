@@ -6,6 +6,7 @@ What an amount is, the words around it say, in whatever order a system writes th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from dataclasses import dataclass
@@ -19,12 +20,13 @@ if TYPE_CHECKING:
 _POWERS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40, "P": 50, "E": 60}
 _NAMES = {"kilo": "K", "kibi": "K", "mega": "M", "mebi": "M", "giga": "G", "gibi": "G"}
 _UNIT = r"(?:(?:kilo|kibi|mega|mebi|giga|gibi)?bytes?|[KMGTPE]?i?B|[KMGTPE]i?)\b"
-SIZE = rf"\d[\d.,]{{0,30}} ?{_UNIT}"
+SIZE = rf"(?:0x[0-9a-f]{{2,16}} ?bytes?\b|\d[\d.,]{{0,30}}(?: ?|-){_UNIT})"
 """A number and its unit; KB and KiB are both 1024 bytes, as allocators mean them."""
 _AMOUNT = compile_words(
     rf"(?<![\w.,])(?P<size>{SIZE})"
     r"(?: ?\( ?(?P<exact>\d[\d,]{0,24}) ?(?:bytes?|B) ?\))?"
-    r"|(?<![\w.,])(?P<free>\d[\d.]{0,12}) ?/ ?(?P<total>\d[\d.]{0,12} ?[KMGT]i?B)\b"
+    r"|(?<![\w.,])(?P<free>\d[\d.]{0,12})(?: ?[KMGT]i?B)? ?/ ?"
+    r"(?P<total>\d[\d.]{0,12} ?[KMGT]i?B)\b"
 )
 _BARE = compile_words(
     r"(?:buffer|memory|block|data|array|tensor|malloc|calloc|realloc)?"
@@ -95,7 +97,7 @@ def parse_size(text: str) -> int:
     """
     text = text.strip()
     if text.lower().startswith("0x"):
-        return int(text, 16)
+        return int(text.split()[0], 16)
     match = re.match(r"(\d[\d.,]*)\s*([a-z]*)", text, re.IGNORECASE)
     if match is None:
         msg = f"not a size: {text!r}"
@@ -108,16 +110,32 @@ def parse_size(text: str) -> int:
     return round(float(number) * (1 << power))
 
 
+_WITH_COMMAS = re.compile(r"\d+(?:,\d+)*(?:\.\d+)?")
+"""Commas between thousands (or lakhs), and a decimal point."""
+_WITH_DOTS = re.compile(r"\d{1,3}(?:\.\d{3})+,\d+|\d{1,3}(?:\.\d{3}){2,}")
+"""The other way round; a single dot without a comma is a decimal point."""
+_DECIMAL_COMMA = re.compile(r"\d+,(?:\d{1,2}|\d{4,})")
+
+
 def _plain_number(digits: str) -> str:
-    """Tell a decimal comma from the commas between thousands.
+    """Tell a decimal comma from the commas, or dots, between thousands.
+
+    Raises:
+        ValueError: It is no number, such as a time or a version.
 
     >>> [_plain_number(said) for said in ("1900,00", "25,600,000", "1,024.5", "3,5")]
     ['1900.00', '25600000', '1024.5', '3.5']
+    >>> _plain_number("25.600.000"), _plain_number("25.600,5")
+    ('25600000', '25600.5')
     """
-    head, comma, tail = digits.rpartition(",")
-    if comma and "." not in digits and "," not in head and len(tail) != 3:
-        return f"{head}.{tail}"
-    return digits.replace(",", "")
+    if _DECIMAL_COMMA.fullmatch(digits):
+        return digits.replace(",", ".")
+    if _WITH_COMMAS.fullmatch(digits):
+        return digits.replace(",", "")
+    if _WITH_DOTS.fullmatch(digits):
+        return digits.replace(".", "").replace(",", ".")
+    msg = f"not a number: {digits!r}"
+    raise ValueError(msg)
 
 
 def find_amounts(text: str) -> Iterator[Amount]:
@@ -139,8 +157,10 @@ def find_amounts(text: str) -> Iterator[Amount]:
     for match in matches:
         if match.start() < previous_end:
             continue
-        yield from _amounts_of(match, text, previous_end)
-        previous_end = match.end()
+        # Versions and times have dots as well, and a letter behind them.
+        with contextlib.suppress(ValueError):
+            yield from list(_amounts_of(match, text, previous_end))
+            previous_end = match.end()
 
 
 def _amounts_of(match: re.Match[str], text: str, previous_end: int) -> Iterator[Amount]:

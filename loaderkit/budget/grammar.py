@@ -38,7 +38,8 @@ _ALLOCATOR_WORDING = re.compile(
     r"\b(?:CUDA|HIP|XPU|NPU|MLU|MUSA|HPU)\s+out\s+of\s+memory", re.IGNORECASE
 )
 _MEMORY_WORD = re.compile(
-    r"memory|\bv?ram\b|\bhbm\b|heap|\bbytes?\b|buffer|tensor|arena", re.IGNORECASE
+    r"memory|memalign|\bv?ram\b|\bhbm\b|heap|\bbytes?\b|buffer|tensor|arena",
+    re.IGNORECASE,
 )
 
 

@@ -106,7 +106,8 @@ _NOT_MEMORY = compile_words(
     r"|memory leak|leaked|free system memory|memory format|tokens? per"
     r"|out of bounds?|workspace memory to run|limited memory|\brecursion\b"
     r"|is not a failure|hardware limit|no attribute|cannot import|is not defined"
-    r"|\bdata to\b"
+    r"|\bdata to\b|\brate (?:was |is )?exceeded|exceeded (?:\w{1,12} ){0,3}rate\b"
+    r"|too many requests|requests per"
 )
 """What was short was something else."""
 _HEDGED = compile_words(
@@ -175,10 +176,12 @@ PLACES = (
 )
 """Backends; a word that is used for several stands last."""
 HOST_PLACE = compile_words(
-    r"\bcpu|\bhost\b|\bnumpy|\bmalloc\b|\brealloc\b|array with shape|arrow|opencv|cv::|"
+    r"\bcpu|\bhost\b|\bnumpy|\bmalloc\b|memalign|\brealloc\b|array with shape|arrow|"
+    r"opencv|cv::|"
     r"\bheap\b|java|javascript|\bmmap|\bRAM\b|libgomp|bad_?alloc|duckdb|ggml_aligned|"
     r"mach_vm|system memory|memory pool|out of memory error: |cannot allocate memory|"
     r"\[?errno 12\]?|panicked|\bruntime: out|MemoryError|"
+    r"\bruntime: virtualalloc|errno=1455|memory resources are available to process|"
     r"allocate vector|allowed memory size|\bphp\b|virtual memory exhausted"
 )
 """Words of allocations by the processor."""

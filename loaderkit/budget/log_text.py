@@ -43,8 +43,8 @@ _PROGRESS = re.compile(
 _LEVEL = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|NOTICE|TRACE)"
 _CLOCK = r"\d{1,2}:\d\d:\d\d(?:[.,:]\d{1,9})?"
 _OPENING = re.compile(
-    r"\{? ?\"[\w.]{1,40}\" ?: ?\""
-    r"|\b(\w{0,60}(?:Error|Exception))\((?:b|r)?[\"']|^b['\"]",
+    r"\{? ?\"(?P<key>[\w.]{1,40})\" ?: ?\""
+    r"|\b(?P<name>\w{0,60}(?:Error|Exception))\((?:b|r)?[\"']|^b['\"]",
     re.MULTILINE,
 )
 """Where a quotation begins: a field of JSON, the repr of an exception or of bytes."""
@@ -129,15 +129,28 @@ def clean_log(text: str) -> str:
     text = _UNBROKEN.sub(_shortened, _LONG_INDENT.sub(" " * 40, text))
     text = _ESCAPED.sub(_unescaped, text).replace("\r\n", "\n").replace("\r", "\n")
     text = _COLOUR.sub("", text)
-    text = _OPENING.sub(lambda match: f"{match[1]}:\n" if match[1] else "\n", text)
+    text = _OPENING.sub(_opened, text)
     for ambiguous in (_PROCESS_AT_START, _RANK_AT_START):
         # A single "(pid=129)" or "2:" is a part of the message, which wrapping put
         # there; a prefix is on all lines, and of one line it does no harm.
         if len(ambiguous.findall(text)) == 1:
-            text = ambiguous.sub(lambda match: _KEPT + match.group(), text)
+            text = ambiguous.sub(_kept, text)
     lines = [_cleaned_line(line.rstrip()) for line in text.split("\n")]
     # A line that held nothing but a progress bar was drawn through the text.
     return _joined(list(_without_repetitions(line for line in lines if line.words)))
+
+
+def _kept(match: re.Match[str]) -> str:
+    """Mark what is no prefix; before another one it is one, such as a level."""
+    is_prefix = _PREFIX.match(match.string, match.end()) is not None
+    return match.group() if is_prefix else _KEPT + match.group()
+
+
+def _opened(match: re.Match[str]) -> str:
+    """Begin a line with what is quoted; that it is an error stays before it."""
+    if match["name"]:
+        return f"{match['name']}:\n"
+    return "\nerror: " if (match["key"] or "").lower() == "error" else "\n"
 
 
 def _cleaned_line(line: str) -> _Line:

@@ -123,6 +123,13 @@ class Message:
     """Parts of the text that look as if they mattered and were not understood."""
 
 
+_REASON = 200
+"""Characters on either side of a wording in which the system's reason stands."""
+_OTHER_REASON = re.compile(
+    r"permission denied|no such file|not permitted|read-only file", re.IGNORECASE
+)
+
+
 def read_message(text: str) -> Message:
     """Recognise an error text and take its numbers.
 
@@ -156,9 +163,15 @@ def read_message(text: str) -> Message:
 def _first_wording(text: str) -> tuple[Wording | None, re.Match[str] | None]:
     for wording in wordings():
         match = wording.pattern.search(text)
-        if match is not None:
+        if match is not None and not _lacks_permission(wording, text, match):
             return wording, match
     return None, None
+
+
+def _lacks_permission(wording: Wording, text: str, match: re.Match[str]) -> bool:
+    """Whether shared memory was refused for another reason than its size."""
+    around = text[max(0, match.start() - _REASON) : match.end() + _REASON]
+    return wording.kind == "shm" and _OTHER_REASON.search(around) is not None
 
 
 def _explains(
@@ -220,7 +233,8 @@ def _with_amounts(message: Message, text: str) -> Message:
         device = _DEVICE_INDEX.search(text)
         if device is not None and message.kind in _ON_DEVICE:
             message = replace(message, device=int(device[device.lastindex or 0]))
-    processes = [[int(pid), parse_size(size)] for pid, size in _PROCESS.findall(text)]
+    said = ((int(pid), _size(size)) for pid, size in _PROCESS.findall(text))
+    processes = [[pid, size] for pid, size in said if size is not None]
     return replace(
         message,
         procs=processes or None if message.kind in _ON_DEVICE else None,
@@ -237,9 +251,17 @@ def _backend(said: str | None, usual: str | None) -> str | None:
     )
 
 
+def _size(text: str) -> int | None:
+    """Read a size; None where what stands in its place is none."""
+    try:
+        return parse_size(text)
+    except ValueError:
+        return None
+
+
 def _value(name: str, text: str) -> Any:
     if name in SIZES:
-        return parse_size(text)
+        return _size(text)
     if name in _WHOLE:
         return int(text)
     if name == "shape":

@@ -174,3 +174,24 @@ def test_a_servers_budget_is_a_limit_of_software():
 
     assert found.verdict == "software limit"
     assert found.shortfall == parse_size("71.33 GiB") - parse_size("67.24 GiB")
+
+
+NUMBERS = st.from_regex(
+    r"[0-9.,]{1,16}( ?([KMGTPE]i?B?|bytes|E)|-byte block)?", fullmatch=True
+)
+AROUND = [
+    "CUDA out of memory. Tried to allocate {}",
+    "{} E ggml: cudaMalloc failed: out of memory",
+    "MPS backend out of memory (MPS allocated: {}, max allowed: {})",
+    "CUDA out of memory. Process 7 has {} memory in use",
+    "Failed to allocate memory: used {} of {} total",
+    "{}/{} GiB out of memory",
+    "size {} out of memory",
+]
+
+
+@QUICK
+@given(NUMBERS, st.sampled_from(AROUND))
+def test_what_stands_in_the_place_of_a_number_never_fails(number, around):
+    # Versions and times look like numbers, and are not to end the program that failed.
+    read_message(around.replace("{}", number))
