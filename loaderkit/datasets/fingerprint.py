@@ -343,8 +343,8 @@ class _OwnText:
     """Writes values of an object: what they hold, however deep, each once."""
 
     def __init__(self) -> None:
-        self.classes: list[type] = []
-        """Of the objects met, in order: their code makes samples too."""
+        self.classes: dict[type, None] = {}
+        """Of the objects met, each once and in order: their code makes samples too."""
         self._texts: dict[int, str | None] = {}
         self._items = 0
         self._kept: list[Any] = []
@@ -394,7 +394,7 @@ class _OwnText:
         Of an object of the user's that cannot be pickled, each attribute by itself: a
         lock or an open file beside a vocabulary says nothing of the vocabulary.
         """
-        self.classes.append(type(value))
+        self.classes[type(value)] = None
         text = self._reduced(value, depth)
         if text is not None or not _is_users(type(value)):
             return text

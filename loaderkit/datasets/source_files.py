@@ -33,7 +33,7 @@ import xxhash
 from loaderkit.errors import DamagedCacheError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from typing_extensions import Self  # torch installs it
 
@@ -261,7 +261,7 @@ class FileTracker:
         is_system = path.startswith(_SYSTEM_FOLDERS)
         if path.startswith(others) or (is_system and not path.startswith(_MEMORY_DISK)):
             return False
-        return os.path.splitext(path)[1] not in _CODE
+        return not _is_code(path)
 
 
 def files_named_by(values: Iterable[Any], root: Path | None) -> Iterator[str]:
@@ -286,7 +286,7 @@ def files_named_by(values: Iterable[Any], root: Path | None) -> Iterator[str]:
 
 
 def files_named_in_code(
-    names: Iterable[str | PurePath], root: Path | None
+    names: Collection[str | PurePath], root: Path | None
 ) -> Iterator[str]:
     """Find the files that texts and paths of a program name, alone or in a folder.
 
@@ -298,17 +298,17 @@ def files_named_in_code(
     Yields:
         Absolute paths of regular files that are no code.
     """
-    likely = [name for name in names if PurePath(name).parent.name or _suffix(name)]
+    paths = map(PurePath, names)
+    likely = [path for path in paths if path.parent.name or path.suffix]
     folders = [Path(name) for name in names if isinstance(name, PurePath)]
-    below = [folder / name for folder in folders for name in likely]
-    for path in files_named_by([*likely, *below], root):
-        if _suffix(path) not in _CODE:
-            yield path
+    below = [folder / path for folder in folders for path in likely]
+    for found in files_named_by([*likely, *below], root):
+        if not _is_code(found):
+            yield found
 
 
-def _suffix(path: str | PurePath) -> str:
-    """Give the suffix of a file's name."""
-    return PurePath(path).suffix
+def _is_code(path: str) -> bool:
+    return os.path.splitext(path)[1] in _CODE
 
 
 def _names_in(value: Any) -> Iterator[str | PurePath]:
