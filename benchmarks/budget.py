@@ -1,6 +1,6 @@
 """Estimates of a step's peak, and recognising what ran out of memory.
 
-Run it with ``python -m benchmarks.budget [--corpus oom_messages.jsonl] [--save]``.  The
+Run it with ``python -m benchmarks.budget [--save]``.  The
 truth is what the step really allocates on this CPU; models are those of
 ``tests/budget``.  Contestants that cannot run a model count as 100 % off.
 """
@@ -22,9 +22,9 @@ import torch
 import loaderkit
 from benchmarks.harness import Row, report
 from loaderkit.budget.estimate import estimate
-from loaderkit.budget.fakes import fake_batch
+from loaderkit.budget.fake_tensors import fake_batch
 from loaderkit.budget.measure import held_bytes, measure_step, tensors_of
-from loaderkit.budget.steps import Step, call_model, loss_of, run_step
+from loaderkit.budget.train_step import Step, call_model, loss_of, run_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,12 +32,11 @@ if TYPE_CHECKING:
     Make = Callable[[], Any]
 
 TESTS = Path(__file__).parents[1] / "tests" / "budget"
-CORPUS = Path(__file__).parents[2] / "shared" / "corpus" / "oom_messages.jsonl"
+MESSAGES = TESTS / "known_messages.json"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--corpus", type=Path, default=CORPUS)
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
     sys.path.insert(0, str(TESTS))
@@ -52,12 +51,9 @@ def main() -> None:
         ("seconds an estimate", "seconds", _rows(seconds, "s")),
     ):
         report(title, rows, save=save and save.format(key))
-    if options.corpus.exists():
-        lines = options.corpus.read_text().splitlines()
-        records = [json.loads(line) for line in lines]
-        rows = _recognised(records)
-        title = f"out-of-memory messages recognised, of {len(records)}"
-        report(title, rows, save=save and save.format("messages"))
+    records = json.loads(MESSAGES.read_text())
+    title = f"out-of-memory messages recognised, of {len(records)}"
+    report(title, _recognised(records), save=save and save.format("messages"))
 
 
 def _parameters(make: Make, batch: Any) -> float:
@@ -184,8 +180,8 @@ def _recognised(records: list[Any]) -> list[Row]:
     rows: list[Row] = []
     for name, knows in _recognisers().items():
         said = [bool(knows(each["text"])) for each in records]
-        sure = [each["expect"]["is_oom"] is True for each in records]
-        wrong = [each["expect"]["is_oom"] is False for each in records]
+        sure = [each["states"]["is_oom"] is True for each in records]
+        wrong = [each["states"]["is_oom"] is False for each in records]
         hits = sum(a and b for a, b in zip(said, sure, strict=True))
         false = sum(a and b for a, b in zip(said, wrong, strict=True))
         first = rows[0].median if rows else hits

@@ -1,6 +1,6 @@
 """Leak detectors on the same leaks and look-alikes; what watching costs.
 
-Run it with ``python -m benchmarks.leaks [--corpus leaks.py] [--save]``.  The cases are
+Run it with ``python -m benchmarks.leaks [--save] [NAME ...]``.  The cases are
 those of ``tests/leaks``; each detector sees each case in a forked process of its own.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import importlib.util
+import importlib
 import io
 import json
 import os
@@ -31,7 +31,7 @@ from benchmarks.harness import Row, report
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CASES = Path(__file__).parents[1] / "tests" / "leaks" / "cases.py"
+TESTS = Path(__file__).parents[1] / "tests" / "leaks"
 EPOCHS, STEPS = 30, 10
 LEAST = 4096
 """Bytes a step that count as a leak."""
@@ -39,7 +39,6 @@ LEAST = 4096
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--corpus", type=Path, help="more cases, in a file like ours")
     parser.add_argument("--save", action="store_true")
     parser.add_argument("--psleak", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("names", nargs="*", help="only these cases")
@@ -139,7 +138,7 @@ DETECTORS = {
 
 
 def _chosen(options: argparse.Namespace) -> dict[str, Any]:
-    cases = _cases(options.corpus)
+    cases = _cases()
     return {name: cases[name] for name in options.names or cases}
 
 
@@ -190,17 +189,11 @@ def _end_children(session: int) -> None:
         os.killpg(session, 9)
 
 
-def _cases(corpus: Path | None) -> dict[str, Any]:
+def _cases() -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for file in (CASES, corpus):
-        if file is not None:
-            spec = importlib.util.spec_from_file_location(file.stem, file)
-            assert spec is not None
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[file.stem] = module
-            spec.loader.exec_module(module)
-            found |= module.CASES
+    sys.path.insert(0, str(TESTS))
+    for name in ("cases", "corpus"):
+        found |= importlib.import_module(name).CASES
     return found
 
 

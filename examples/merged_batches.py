@@ -28,6 +28,6 @@ largest = max(plan.estimate.parts.items(), key=lambda part: part[1])
 needs = loaderkit.format_bytes(plan.estimate.peak)
 print(f"before: 64 graphs need {needs}, mostly {largest[0]}: out of memory")
 print(f"after:  {plan.configurations[0]}")
-for gain in plan.gains:
+for gain in plan.savings:
     if gain.saves > plan.estimate.peak // 10:
         print(f"  {str(gain).splitlines()[0]}")

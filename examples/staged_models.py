@@ -14,7 +14,7 @@ class Trainer:
         self.optimizer.step()
 
 
-def run(letters: str, trainers: list[Trainer]) -> list[loaderkit.Receipt]:
+def run(letters: str, trainers: list[Trainer]) -> list[loaderkit.StageReceipt]:
     """Train some models in stages."""
     receipts = []
     for letter in letters:

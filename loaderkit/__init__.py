@@ -17,27 +17,28 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from loaderkit.budget.batch import BatchPlan, Configuration, plan_batch
-    from loaderkit.budget.environment import Finding
+    from loaderkit.budget.assertions import assert_fits
+    from loaderkit.budget.batch import BatchConfiguration, BatchPlan, plan_batch
+    from loaderkit.budget.environment import EnvironmentFinding
     from loaderkit.budget.estimate import StepEstimate, estimate_step
-    from loaderkit.budget.gate import assert_fits
     from loaderkit.budget.micro_batch import (
         MicroBatcher,
         StepResult,
         transactional_step,
     )
-    from loaderkit.budget.oom import Advice, Diagnosis, diagnose_oom, oom_guard
+    from loaderkit.budget.oom import Diagnosis, OomAdvice, diagnose_oom, oom_guard
     from loaderkit.budget.settings import check_environment, configure_allocator
-    from loaderkit.budget.steps import DeviceSpec
+    from loaderkit.budget.train_step import DeviceSpec
+    from loaderkit.cache.transfer import pull, push
     from loaderkit.cache.verify import Verification, verify
     from loaderkit.datasets.base import SafeDataset
     from loaderkit.datasets.graphs import SafeGraphDataset
     from loaderkit.datasets.inspect import CacheSummary, inspect_cache
     from loaderkit.datasets.open import open_cache
-    from loaderkit.datasets.own import own, shares
+    from loaderkit.datasets.owned_copy import owned_copy, shares_memory
     from loaderkit.datasets.pack import PackOptions, pack
     from loaderkit.datasets.ragged import Packed, Padded
-    from loaderkit.datasets.sizes import SampleSizes, Sizes
+    from loaderkit.datasets.sizes import GraphSizes, SampleSizes
     from loaderkit.datasets.sources import PtFolder
     from loaderkit.errors import (
         BudgetError,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
         LeakWarning,
         LoaderError,
         LoaderkitError,
+        NoSuchAttributeError,
         OptionError,
         StaleCacheError,
     )
@@ -63,33 +65,33 @@ if TYPE_CHECKING:
     from loaderkit.loader.options import LoaderOptions
     from loaderkit.loader.plan import LoaderPlan
     from loaderkit.loader.prefetch import DevicePrefetcher
+    from loaderkit.memory.cache_cleaner import EpochCacheCleaner
     from loaderkit.memory.holders import Holder, holders_of
-    from loaderkit.memory.hygiene import EpochHygiene
     from loaderkit.memory.meter import MemoryMeter, Timeline
     from loaderkit.memory.reading import MemorySample, read_memory
     from loaderkit.memory.release import Released, release
-    from loaderkit.memory.staged import Receipt, staged
+    from loaderkit.memory.staged import StageReceipt, staged
     from loaderkit.units import format_bytes, parse_bytes
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "Advice": "budget.oom",
+    "BatchConfiguration": "budget.batch",
     "BatchPlan": "budget.batch",
     "BudgetError": "errors",
     "CacheError": "errors",
     "CacheSummary": "datasets.inspect",
     "CacheVersionError": "errors",
-    "Configuration": "budget.batch",
     "CounterTrend": "leaks.verdict",
     "DamagedCacheError": "errors",
     "DatasetError": "errors",
     "DevicePrefetcher": "loader.prefetch",
-    "DeviceSpec": "budget.steps",
+    "DeviceSpec": "budget.train_step",
     "Diagnosis": "budget.oom",
     "DoesNotFitError": "errors",
-    "EpochHygiene": "memory.hygiene",
-    "Finding": "budget.environment",
+    "EnvironmentFinding": "budget.environment",
+    "EpochCacheCleaner": "memory.cache_cleaner",
+    "GraphSizes": "datasets.sizes",
     "Growth": "leaks.growth",
     "Holder": "memory.holders",
     "LeakDetector": "leaks.detector",
@@ -103,24 +105,25 @@ _HOME = {
     "MemoryMeter": "memory.meter",
     "MemorySample": "memory.reading",
     "MicroBatcher": "budget.micro_batch",
+    "NoSuchAttributeError": "errors",
+    "OomAdvice": "budget.oom",
     "OptionError": "errors",
     "PackOptions": "datasets.pack",
     "Packed": "datasets.ragged",
     "Padded": "datasets.ragged",
     "PtFolder": "datasets.sources",
-    "Receipt": "memory.staged",
     "Released": "memory.release",
     "SafeDataset": "datasets.base",
     "SafeGraphDataset": "datasets.graphs",
     "SampleSizes": "datasets.sizes",
-    "Sizes": "datasets.sizes",
+    "StageReceipt": "memory.staged",
     "StaleCacheError": "errors",
     "StepEstimate": "budget.estimate",
     "StepResult": "budget.micro_batch",
     "Timeline": "memory.meter",
     "Trend": "leaks.trend",
     "Verification": "cache.verify",
-    "assert_fits": "budget.gate",
+    "assert_fits": "budget.assertions",
     "assert_no_leak": "leaks.checks",
     "build_loader": "loader.build",
     "check_environment": "budget.settings",
@@ -133,26 +136,27 @@ _HOME = {
     "inspect_cache": "datasets.inspect",
     "oom_guard": "budget.oom",
     "open_cache": "datasets.open",
-    "own": "datasets.own",
+    "owned_copy": "datasets.owned_copy",
     "pack": "datasets.pack",
     "parse_bytes": "units",
     "plan_batch": "budget.batch",
+    "pull": "cache.transfer",
+    "push": "cache.transfer",
     "read_memory": "memory.reading",
     "release": "memory.release",
-    "shares": "datasets.own",
+    "shares_memory": "datasets.owned_copy",
     "staged": "memory.staged",
     "transactional_step": "budget.micro_batch",
     "verify": "cache.verify",
 }
 
 __all__ = [  # noqa: RUF022 -- as _HOME, then the version
-    "Advice",
+    "BatchConfiguration",
     "BatchPlan",
     "BudgetError",
     "CacheError",
     "CacheSummary",
     "CacheVersionError",
-    "Configuration",
     "CounterTrend",
     "DamagedCacheError",
     "DatasetError",
@@ -160,8 +164,9 @@ __all__ = [  # noqa: RUF022 -- as _HOME, then the version
     "DeviceSpec",
     "Diagnosis",
     "DoesNotFitError",
-    "EpochHygiene",
-    "Finding",
+    "EnvironmentFinding",
+    "EpochCacheCleaner",
+    "GraphSizes",
     "Growth",
     "Holder",
     "LeakDetector",
@@ -175,17 +180,18 @@ __all__ = [  # noqa: RUF022 -- as _HOME, then the version
     "MemoryMeter",
     "MemorySample",
     "MicroBatcher",
+    "NoSuchAttributeError",
+    "OomAdvice",
     "OptionError",
     "PackOptions",
     "Packed",
     "Padded",
     "PtFolder",
-    "Receipt",
     "Released",
     "SafeDataset",
     "SafeGraphDataset",
     "SampleSizes",
-    "Sizes",
+    "StageReceipt",
     "StaleCacheError",
     "StepEstimate",
     "StepResult",
@@ -205,13 +211,15 @@ __all__ = [  # noqa: RUF022 -- as _HOME, then the version
     "inspect_cache",
     "oom_guard",
     "open_cache",
-    "own",
+    "owned_copy",
     "pack",
     "parse_bytes",
     "plan_batch",
+    "pull",
+    "push",
     "read_memory",
     "release",
-    "shares",
+    "shares_memory",
     "staged",
     "transactional_step",
     "verify",

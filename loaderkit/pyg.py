@@ -40,6 +40,8 @@ class PygClasses(NamedTuple):
     """Makes the function that joins samples."""
     edge_index: Any
     index: Any
+    summary: Any
+    """Of nodes and edges of a dataset."""
     sparse_tensor: Any
     """torch_sparse's, or where that is absent a class that has no objects."""
     tensor_frame: Any
@@ -71,6 +73,7 @@ def import_pyg() -> PygClasses:
     )
     from torch_geometric.data.data import BaseData
     from torch_geometric.data.storage import NodeStorage
+    from torch_geometric.data.summary import Summary
     from torch_geometric.loader.dataloader import Collater
     from torch_geometric.typing import SparseTensor, TensorFrame
 
@@ -85,6 +88,7 @@ def import_pyg() -> PygClasses:
         collater=Collater,
         edge_index=EdgeIndex,
         index=Index,
+        summary=Summary,
         sparse_tensor=SparseTensor,
         tensor_frame=TensorFrame,
     )

@@ -22,16 +22,17 @@ settings.load_profile("house")
 # Which files were hashed is remembered in the user's home; tests have one of their own.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="loaderkit-tests-")
 
-CORPUS = Path(__file__).parents[2] / "shared" / "corpus" / "leaks.py"
 CAPABILITIES = {
     "accelerate": lambda: importlib.util.find_spec("accelerate") is not None,
     "transformers": lambda: importlib.util.find_spec("transformers") is not None,
     "lightning": lambda: importlib.util.find_spec("lightning") is not None,
     "hdf5plugin": lambda: importlib.util.find_spec("hdf5plugin") is not None,
+    "s3": lambda: all(map(importlib.util.find_spec, ("s3fs", "moto", "flask"))),
     "chromium": lambda: shutil.which("chromium") is not None,
-    "corpus": lambda: CORPUS.exists(),
     "proc": lambda: Path("/proc/self/status").exists(),
     "cc": lambda: sys.platform == "linux" and shutil.which("cc") is not None,
+    "datasets": lambda: importlib.util.find_spec("datasets") is not None,
+    "sklearn": lambda: importlib.util.find_spec("sklearn") is not None,
     "xdist": lambda: importlib.util.find_spec("xdist") is not None,
     "IPython": lambda: importlib.util.find_spec("IPython") is not None,
     "torch_sparse": lambda: importlib.util.find_spec("torch_sparse") is not None,

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,11 @@ from torch_geometric.data import Data
 
 import loaderkit
 from loaderkit import pack
+from loaderkit.budget.assertions import FitOptions
+from loaderkit.budget.batch import PlanOptions
+from loaderkit.budget.keywords import FitKeywords, PlanKeywords
+from loaderkit.loader.keywords import LoaderKeywords
+from loaderkit.loader.options import LoaderOptions
 
 
 def test_every_exported_name_can_be_loaded():
@@ -58,3 +64,15 @@ def test_pyg_is_imported_once_a_sample_is_of_it_and_not_before(tmp_path):
     )
 
     assert done.stdout == "PyG came with the graphs\n", done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("checked", "typed"),
+    [
+        (LoaderOptions, LoaderKeywords),
+        (PlanOptions, PlanKeywords),
+        (FitOptions, FitKeywords),
+    ],
+)
+def test_type_checkers_know_the_options_that_are_checked(checked, typed):
+    assert {each.name for each in fields(checked)} == set(typed.__annotations__)

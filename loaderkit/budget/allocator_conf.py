@@ -270,7 +270,8 @@ def _reject(why: str, cause: str) -> NoReturn:
 
 def _size(name: str, value: str) -> int:
     """Read as ``std::stoull`` does: a sign, digits, and nothing of what follows."""
-    match = re.match(r"([+-]?)(\d+)", value)
+    # C++ knows ASCII digits only; int() and \d would take those of any script.
+    match = re.match(r"([+-]?)(\d+)", value, re.ASCII)
     if match is None:
         _reject(f"{name} wants a number, got {value!r}", "number")
     number = int(match[2])
@@ -286,6 +287,7 @@ def _double(name: str, value: str) -> tuple[float, str]:
         r"|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
         r"|[iI][nN][fF](?:[iI][nN][iI][tT][yY])?|[nN][aA][nN](?:\(\w*\))?)",
         value,
+        re.ASCII,
     )
     if match is None:
         _reject(f"{name} wants a number, got {value!r}", "number")

@@ -23,10 +23,10 @@ _UNIT = r"(?:(?:kilo|kibi|mega|mebi|giga|gibi)?bytes?|[KMGTPE]?i?B|[KMGTPE]i?)\b
 SIZE = rf"(?:0x[0-9a-f]{{2,16}} ?bytes?\b|\d[\d.,]{{0,30}}(?: ?|-){_UNIT})"
 """A number and its unit; KB and KiB are both 1024 bytes, as allocators mean them."""
 _AMOUNT = compile_words(
-    rf"(?<![\w.,])(?P<size>{SIZE})"
+    rf"(?<![\w.,])(?P<part>\d[\d.]{{0,12}})(?P<part_unit> ?{_UNIT})? ?(?:/|of) ?"
+    rf"(?P<whole>\d[\d.]{{0,12}} ?{_UNIT})"
+    rf"|(?<![\w.,])(?P<size>{SIZE})"
     r"(?: ?\( ?(?P<exact>\d[\d,]{0,24}) ?(?:bytes?|B) ?\))?"
-    r"|(?<![\w.,])(?P<free>\d[\d.]{0,12})(?: ?[KMGT]i?B)? ?/ ?"
-    r"(?P<total>\d[\d.]{0,12} ?[KMGT]i?B)\b"
 )
 _BARE = compile_words(
     r"(?:buffer|memory|block|data|array|tensor|malloc|calloc|realloc)?"
@@ -37,11 +37,34 @@ _BARE = compile_words(
 )
 """Without a unit it is in bytes, but only behind "size" or a label such as "free
 memory:": most numbers are no sizes."""
+_PLAIN = compile_words(
+    rf"(?<![\w.,:/#-])(?P<plain>\d{{5,20}})\b(?![.,:/-]?\d)(?! ?{_UNIT})"
+    r"(?! ?(?:tokens?|blocks?|samples?|steps?|rows?|ports?|files?|threads?|processes|"
+    r"workers?|elements?|items?|images?|pages?|chunks?|nodes?|tasks?|jobs?|requests?|"
+    r"times|characters?|param\w{0,6}|epochs?|iterations?|pixels?|points?|events?|"
+    r"objects?|keys?|records?|vectors?|m?s|seconds?|milliseconds?)\b)"
+)
+"""A long number without a unit, and not of something else, such as tokens.  It is in
+bytes where the words beside it say what of memory it is."""
+_OF_A_NAME = compile_words(
+    r"\b(?:[pugt]?id|port|seed|step|epoch|line|node|job|task|worker|process)\W{0,3}$"
+)
+"""Words before a number that is no amount."""
+_COMPARED = compile_words(
+    r"(?<![\w.,])(?P<more>\d{5,20})(?:\.0{1,6})? ?> ?(?:\w{1,10}: ?)?"
+    r"(?P<less>\d{5,20})(?:\.0{1,6})?(?![\w.])"
+)
+"""What was asked for, or is in use, and the smaller number that it had to fit into."""
 
 _CONTEXT = 90
 """Characters looked at on either side; the longest phrase of the table has 60."""
 SAID = "said"
 """The role of an amount that other words of the message say too."""
+WHOLE = "whole"
+"""The role of what another amount is a part of: a device, a machine or a limit."""
+OVERFULL = "overfull"
+"""The role of a part that is larger than its whole: in use beyond a limit, or, on a
+device, needed, since nothing can take more than a device has."""
 
 
 class _Roles(NamedTuple):
@@ -56,10 +79,10 @@ def _roles() -> _Roles:
     roles = _Roles({}, {})
     for (side, role), pattern in read_table("amount_roles.txt"):
         if side == "behind":
-            words = rf"[ ,]{{0,3}}\)?[ ,]{{0,3}}(?:{pattern})"
+            words = rf" {{0,3}}(?P<apart>,)? {{0,3}}\)?[ ,]{{0,3}}(?:{pattern})"
             roles.behind[role] = compile_words(words)
         else:
-            words = rf"\b(?:{pattern})(?P<mark>[ (=:\[]{{0,24}})$"
+            words = rf"\b(?:{pattern})(?P<mark>[ (=:\[]{{0,24}})\Z"
             roles.before[role] = compile_words(words)
     return roles
 
@@ -69,15 +92,17 @@ class Amount:
     """One amount and what it is."""
 
     role: str | None
-    """A field of :class:`~loaderkit.budget.messages.Message`; :data:`SAID` for one that
-    other words say too, such as the active part of what is allocated; None: not
-    understood."""
+    """A field of :class:`~loaderkit.budget.messages.Message`; :data:`WHOLE` and
+    :data:`OVERFULL` in "2.1 GB of 2 GB"; :data:`SAID` for one that other words say too,
+    such as the active part of what is allocated; None: not understood."""
     size_bytes: int
     """How much."""
     start: int
     """Where it stands in the text."""
     words: str
     """The words around it."""
+    is_part: bool = False
+    """Whether it stands with its whole, such as "2.1 GB of 2 GB": surer than alone."""
 
 
 def parse_size(text: str) -> int:
@@ -150,47 +175,91 @@ def find_amounts(text: str) -> Iterator[Amount]:
     >>> text = "Tried to allocate 2 GiB. 1 GiB is free; capacity: 8 GiB"
     >>> [(amount.role, amount.size_bytes >> 30) for amount in find_amounts(text)]
     [('requested', 2), ('free', 1), ('capacity', 8)]
+    >>> text = "in use: 7 of 8 GiB; limit=1073741824"
+    >>> [(amount.role, amount.size_bytes >> 30) for amount in find_amounts(text)]
+    [('in_use', 7), ('whole', 8), ('limit', 1)]
     """
-    matches = [*_AMOUNT.finditer(text), *_BARE.finditer(text)]
-    matches.sort(key=lambda match: match.start())
+    matches = [
+        match
+        for pattern in (_AMOUNT, _BARE, _COMPARED, _PLAIN)
+        for match in pattern.finditer(text)
+    ]
+    # Of two at the same place the one that reads more of it is right.
+    matches.sort(key=lambda match: (match.start(), -match.end()))
     previous_end = 0
     for match in matches:
         if match.start() < previous_end:
             continue
         # Versions and times have dots as well, and a letter behind them.
         with contextlib.suppress(ValueError):
-            yield from list(_amounts_of(match, text, previous_end))
-            previous_end = match.end()
+            amounts = list(_amounts_of(match, text, previous_end))
+            if amounts:
+                yield from amounts
+                previous_end = match.end()
 
 
 def _amounts_of(match: re.Match[str], text: str, previous_end: int) -> Iterator[Amount]:
     said = match.groupdict()
     around = text[max(0, match.start() - 40) : match.end() + 40]
     words = " ".join(around.split())
+    before = text[max(previous_end, match.start() - _CONTEXT) : match.start()]
+    behind = text[match.end() : match.end() + _CONTEXT]
     if said.get("bare") is not None:
         yield Amount("requested", parse_size(said["bare"]), match.start(), words)
     elif said.get("labelled") is not None:
         before = text[max(previous_end, match.start()) : match.start("labelled")]
         size = parse_size(said["labelled"])
         yield Amount(_role(before, ""), size, match.start(), words)
-    elif said["free"] is not None:
+    elif said.get("plain") is not None:
+        role = None if _OF_A_NAME.search(before) else _role(before, behind)
+        if role is not None:
+            yield Amount(role, parse_size(said["plain"]), match.start(), words)
+    elif said.get("more") is not None:
+        yield from _comparison(match, text, words)
+    elif said.get("part") is not None:
         yield from _fraction(match, text, words)
     else:
-        before = text[max(previous_end, match.start() - _CONTEXT) : match.start()]
-        behind = text[match.end() : match.end() + _CONTEXT]
         size = parse_size(said["exact"] or said["size"])
         yield Amount(_role(before, behind), size, match.start(), words)
 
 
+_FREE = compile_words(r"free|avail|left\b|remaining")
+_USED = compile_words(r"used|usage|using|was\b|in use")
+_ASKED = compile_words(r"\balloc|request|\bacquire|\breserve")
+
+
 def _fraction(match: re.Match[str], text: str, words: str) -> Iterator[Amount]:
-    """Read "(67.24/79.25 GiB)": a part of the whole, free or used."""
-    total = match["total"]
-    unit = total.lstrip("0123456789. ")
-    part, whole = parse_size(f"{match['free']} {unit}"), parse_size(total)
-    before = text[max(0, match.start() - _CONTEXT) : match.start()].lower()
-    role = "free" if before.rfind("free") > before.rfind("used") else "in_use"
-    yield Amount(role, part, match.start(), words)
-    yield Amount("capacity", whole, match.start(), words)
+    """Read "(67.24/79.25 GiB)": a part of the whole, free, used or asked for."""
+    whole = parse_size(match["whole"])
+    unit = match["part_unit"] or match["whole"].lstrip("0123456789. ")
+    part = parse_size(f"{match['part']} {unit}")
+    before = text[max(0, match.start() - _CONTEXT) : match.start()]
+    role = "in_use"
+    if _last(_FREE, before) > _last(_USED, before):
+        role = "free"
+    elif part > whole:
+        role = OVERFULL
+    yield Amount(role, part, match.start(), words, is_part=True)
+    yield Amount(WHOLE, whole, match.start(), words)
+
+
+def _last(words: re.Pattern[str], text: str) -> int:
+    """Where the last of some words stands, -1 where none does."""
+    return max((match.start() for match in words.finditer(text)), default=-1)
+
+
+_SLURM = re.compile("slurm", re.IGNORECASE)
+
+
+def _comparison(match: re.Match[str], text: str, words: str) -> Iterator[Amount]:
+    """Read "exceeded memory limit (4213032 > 4194304)"."""
+    # Slurm counts in KiB, without saying so.
+    unit = 1 << 10 if _SLURM.search(text) else 1
+    more, less = int(match["more"]) * unit, int(match["less"]) * unit
+    before = text[max(0, match.start() - _CONTEXT) : match.start()]
+    is_request = _ASKED.search(before) is not None
+    yield Amount("requested" if is_request else "in_use", more, match.start(), words)
+    yield Amount("free" if is_request else "limit", less, match.start("less"), words)
 
 
 def _role(before: str, behind: str) -> str | None:
@@ -210,7 +279,9 @@ def _role(before: str, behind: str) -> str | None:
     if any(role == SAID for role, _ in labels):
         return SAID
     for role, words in _roles().behind.items():
-        if words.match(behind):
+        match_behind = words.match(behind)
+        # Behind a comma stands what the next number is, if words before this one fit.
+        if match_behind and not (labels and match_behind["apart"]):
             return role
     if labels:
         return max((match.end() - match.start(), role) for role, match in labels)[1]

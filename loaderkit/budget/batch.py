@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loaderkit.arguments import parse_arguments
-from loaderkit.budget.estimate import StepEstimate, estimate
-from loaderkit.budget.gains import Gain, explain_peak, gains
-from loaderkit.budget.samples import Samples, read_samples
-from loaderkit.budget.solve import (
+from loaderkit.budget.cost_model import (
+    BatchCostModel,
     Chance,
-    Pricing,
     Slack,
     budgets,
     price,
     probability,
 )
-from loaderkit.budget.steps import (
+from loaderkit.budget.estimate import StepEstimate, estimate
+from loaderkit.budget.samples import Samples, read_samples
+from loaderkit.budget.savings import RemedySaving, explain_peak, savings
+from loaderkit.budget.surrogate import price_error
+from loaderkit.budget.train_step import (
     DeviceSpec,
     Step,
     StepError,
@@ -28,18 +29,23 @@ from loaderkit.budget.steps import (
     device_spec,
     dtype_of,
 )
-from loaderkit.budget.surrogate import price_error
 from loaderkit.errors import BudgetError
 from loaderkit.memory.host import read_host
 from loaderkit.memory.probes import free_bytes
+from loaderkit.notebook import Bar, card
 from loaderkit.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from typing_extensions import Unpack
+
+    from loaderkit.budget.keywords import PlanKeywords
     from loaderkit.budget.samples import Floats
 
 _MARGIN = 0.1
+_MOST_GAINS_SHOWN = 5
+"""In a notebook's card; all are in the text."""
 """Of a device's memory: context, workspaces and fragmentation are not tracked."""
 
 
@@ -63,7 +69,7 @@ class PlanOptions:
 
 
 @dataclass(frozen=True)
-class Configuration:
+class BatchConfiguration:
     """One way to train."""
 
     name: str
@@ -118,13 +124,13 @@ class BatchPlan:
 
     batch_size: int
     """Samples of a step that were asked for."""
-    configurations: list[Configuration]
+    configurations: list[BatchConfiguration]
     """A (balanced), B (minimum) and C (CPU)."""
     estimate: StepEstimate
     """A step with the dearest batch of that size."""
     cause: str
     """What its peak is made of."""
-    gains: list[Gain]
+    savings: list[RemedySaving]
     """What each remedy saves for it."""
     limit: int
     """Bytes, the margin taken off."""
@@ -134,7 +140,7 @@ class BatchPlan:
     """Probability to run out of memory within so many epochs with ``batch_size``."""
     notes: list[str] = field(default_factory=list)
     """What to know about the numbers."""
-    pricing: Pricing | None = field(default=None, repr=False, compare=False)
+    pricing: BatchCostModel | None = field(default=None, repr=False, compare=False)
     """Prices any batch; see :meth:`probability` and :meth:`price`."""
 
     @property
@@ -187,11 +193,33 @@ class BatchPlan:
             pricing, batch_size, self.limit, epochs=epochs, seed=seed, slack=slack
         )
 
-    def _pricing(self) -> Pricing:
+    def _pricing(self) -> BatchCostModel:
         if self.pricing is None:
             what = "This plan has no model to price batches with."
             raise BudgetError(what, fix="plan_batch(model, dataset, device)")
         return self.pricing
+
+    def _repr_html_(self) -> str:
+        title, *_ = _lines(self)
+        rows = [
+            (
+                each.name,
+                f"{each.micro_batch:,} x {each.accumulation}",
+                format_bytes(each.peak),
+                Bar(each.peak / max(each.limit, 1)),
+            )
+            for each in self.configurations
+        ]
+        worth = [gain for gain in self.savings if gain.saves > 0][:_MOST_GAINS_SHOWN]
+        saves = [f"{g.remedy.name}: saves {format_bytes(g.saves)}" for g in worth]
+        return card(
+            title,
+            mood="good" if self.ok else "bad",
+            heads=("configuration", "samples x pieces", "peak", "of its limit"),
+            rows=rows,
+            notes=[self.cause, *saves, *self.notes],
+            text=str(self),
+        )
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
@@ -203,10 +231,10 @@ class BatchPlan:
             "configurations": [asdict(each) for each in self.configurations],
             "estimate": self.estimate.to_json(),
             "cause": self.cause,
-            "gains": [
+            "savings": [
                 {"name": g.remedy.name, "cost": g.remedy.cost, "saves": g.saves,
                  "peak": g.peak}
-                for g in self.gains
+                for g in self.savings
             ],
             "limit": self.limit,
             "epochs": self.epochs,
@@ -216,9 +244,14 @@ class BatchPlan:
 
 
 def plan_batch(
-    model: Any, dataset: Any, device: str | DeviceSpec | torch.device, *,
-    limit: int | str | None = None, batch_size: int = 32, **options: Any,
-) -> BatchPlan:  # fmt: skip
+    model: torch.nn.Module,
+    dataset: Any,
+    device: str | DeviceSpec | torch.device,
+    *,
+    limit: int | str | None = None,
+    batch_size: int = 32,
+    **options: Unpack[PlanKeywords],
+) -> BatchPlan:
     """Find the largest batch that fits, before anything is moved to a device.
 
     A few tiny steps are tracked with fake floats; every batch is then priced by its
@@ -298,7 +331,7 @@ class _Planner:
         samples = pricing.samples
         batch = samples.join(samples.worst_rows(pricing.surrogate, size))
         base = estimate(self.model, batch, self.step)
-        found = gains(self.model, batch, self.step, base)
+        found = savings(self.model, batch, self.step, base)
         horizon = sorted({1, 5, epochs})
         slack = _slack(pricing, base, size)
         one = probability(pricing, size, self.limit, slack=slack)
@@ -312,23 +345,27 @@ class _Planner:
             ],
             estimate=base,
             cause=explain_peak(base, found),
-            gains=found,
+            savings=found,
             limit=self.limit,
             epochs=epochs,
             chances={epochs: one.within(epochs) for epochs in horizon},
             pricing=pricing,
         )
 
-    def _configured(self, name: str, pricing: Pricing, limit: int) -> Configuration:
+    def _configured(
+        self, name: str, pricing: BatchCostModel, limit: int
+    ) -> BatchConfiguration:
         most = min(self.batch_size, len(self.samples))
         count = pricing.largest(limit, most)
         made = self._of(name, pricing, limit, count)
         bounds = budgets(pricing, limit, count, most) if count else {}
         return replace(made, budget=bounds)
 
-    def _of(self, name: str, pricing: Pricing, limit: int, count: int) -> Configuration:
+    def _of(
+        self, name: str, pricing: BatchCostModel, limit: int, count: int
+    ) -> BatchConfiguration:
         step = pricing.step
-        return Configuration(
+        return BatchConfiguration(
             name=name,
             micro_batch=count,
             accumulation=math.ceil(self.batch_size / count) if count else 0,
@@ -341,7 +378,7 @@ class _Planner:
             budget={},
         )
 
-    def _smallest(self, pricing: Pricing) -> Configuration:
+    def _smallest(self, pricing: BatchCostModel) -> BatchConfiguration:
         """One sample a piece, with everything that makes it smaller."""
         step = self.step.but(checkpoint=bool(blocks_of(self.model)))
         if step.autocast is None:
@@ -356,7 +393,7 @@ class _Planner:
             return replace(best, micro_batch=0, accumulation=0)
         return best
 
-    def _on_cpu(self, balanced: Configuration) -> Configuration:
+    def _on_cpu(self, balanced: BatchConfiguration) -> BatchConfiguration:
         if self.step.target.kind == "cpu":
             return replace(balanced, name="C (CPU)")
         step = self.step.but(target=DeviceSpec("cpu"), variant="default")
@@ -364,7 +401,7 @@ class _Planner:
         return self._configured("C (CPU)", price(self.model, self.samples, step), limit)
 
 
-def _slack(pricing: Pricing, base: StepEstimate, size: int) -> Slack:
+def _slack(pricing: BatchCostModel, base: StepEstimate, size: int) -> Slack:
     """Say how wrong the prices of batches of a size may be.
 
     Args:
@@ -410,10 +447,10 @@ def _lines(plan: BatchPlan) -> Iterator[str]:
         yield f"  out of memory within {within}: {chance.likely:.1%}{span}"
     for configuration in plan.configurations:
         yield str(configuration)
-    worth = [gain for gain in plan.gains if gain.saves > plan.estimate.peak // 100]
+    worth = [gain for gain in plan.savings if gain.saves > plan.estimate.peak // 100]
     for number, gain in enumerate(worth, 1):
         yield f"  {number}. {gain}"
-    idle = [gain.remedy.name for gain in plan.gains if gain not in worth]
+    idle = [gain.remedy.name for gain in plan.savings if gain not in worth]
     if idle:
         yield f"  saves nothing here: {', '.join(idle)}"
     for note in plan.notes:

@@ -65,7 +65,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Finding:
+class EnvironmentFinding:
     """One setting that does not do what it looks like."""
 
     number: int
@@ -86,7 +86,7 @@ class Finding:
         return f"{head}\n  why: {self.problem}\n  fix: {self.fix}"
 
 
-def judge_environment(setting: Setting) -> list[Finding]:
+def judge_environment(setting: Setting) -> list[EnvironmentFinding]:
     """Find the misconfigurations.
 
     Args:
@@ -112,7 +112,7 @@ def judge_environment(setting: Setting) -> list[Finding]:
     return sorted(found, key=rank)
 
 
-def rank(finding: Finding) -> tuple[int, int]:
+def rank(finding: EnvironmentFinding) -> tuple[int, int]:
     """Give the order of findings, the worst first."""
     return LEVELS.index(finding.level), finding.number
 
@@ -128,7 +128,7 @@ def options_of(settings: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def _watermarks(setting: Setting) -> Iterator[Finding]:
+def _watermarks(setting: Setting) -> Iterator[EnvironmentFinding]:
     high, low = _ratio(setting, HIGH), _ratio(setting, LOW)
     said = setting.environ.get(HIGH, "")
     top = DEFAULT_HIGH if high is None else high
@@ -136,25 +136,27 @@ def _watermarks(setting: Setting) -> Iterator[Finding]:
         why = f'the range is 0 to {MAX_RATIO}: the first use of MPS raises "invalid '
         why += 'high watermark ratio"'
         fix = f"export {HIGH}=1 {LOW}=0.75"
-        yield Finding(2, "crash", HIGH, said, why, fix)
+        yield EnvironmentFinding(2, "crash", HIGH, said, why, fix)
         return
     if high == 0:
         why = "0 takes the limit away: macOS swaps, then freezes or kills the process"
         if not re.match(r"\s*[+-]?\.?0", said):
             why = f"torch reads a text that is no number as 0: {why}"
         fix = f"unset {HIGH} (the default, {DEFAULT_HIGH}, is above the RAM already)"
-        yield Finding(3, "danger", HIGH, said, why, fix)
+        yield EnvironmentFinding(3, "danger", HIGH, said, why, fix)
     yield from _low_watermark(setting, low, top)
 
 
 def _low_watermark(
     setting: Setting, low: float | None, top: float
-) -> Iterator[Finding]:
+) -> Iterator[EnvironmentFinding]:
     bottom = DEFAULT_LOW if low is None else low
     if low is not None and low < 0:
         why = 'it must not be below 0: the first use of MPS raises "invalid low '
         why += 'watermark ratio"'
-        yield Finding(2, "crash", LOW, setting.environ[LOW], why, f"unset {LOW}")
+        yield EnvironmentFinding(
+            2, "crash", LOW, setting.environ[LOW], why, f"unset {LOW}"
+        )
     elif bottom > (top or MAX_RATIO):
         name = LOW if low is not None else HIGH
         value = setting.environ.get(name, "")
@@ -169,7 +171,7 @@ def _low_watermark(
         less = f"{round(top * 0.75, 2):g}"
         fix = f"export {HIGH}={top:g} {LOW}={less}, or at run time "
         fix += f"torch.mps.set_per_process_memory_fraction({top:g})"
-        yield Finding(1, "crash", name, value, why, fix)
+        yield EnvironmentFinding(1, "crash", name, value, why, fix)
 
 
 def _ratio(setting: Setting, name: str) -> float | None:
@@ -182,33 +184,35 @@ def _ratio(setting: Setting, name: str) -> float | None:
     return float(number[0]) if number else 0.0
 
 
-def _fallback(setting: Setting) -> Iterator[Finding]:
+def _fallback(setting: Setting) -> Iterator[EnvironmentFinding]:
     value = setting.environ.get(FALLBACK)
     if value is None:
         return
     if not re.match(r"\s*[+-]?\d", value):
         why = "torch reads it with std::stoi while it loads: no number, no import"
-        yield Finding(13, "crash", FALLBACK, value, why, f"export {FALLBACK}=1")
+        yield EnvironmentFinding(
+            13, "crash", FALLBACK, value, why, f"export {FALLBACK}=1"
+        )
     elif setting.torch_imported and _set_here(setting, FALLBACK):
         why = "torch reads it while it is imported; it was set inside this process, "
         why += "which counts only if that was before `import torch`"
         fix = f"{FALLBACK}={value} python train.py"
-        yield Finding(12, "ignored", FALLBACK, value, why, fix)
+        yield EnvironmentFinding(12, "ignored", FALLBACK, value, why, fix)
     elif setting.platform == "darwin" and value.strip() != "0":
         why = "it sends operators that MPS lacks to the CPU; it frees no memory and "
         why += "moves nothing there when memory is short"
         fix = "keep it for missing operators; for memory see loaderkit.plan_batch"
-        yield Finding(12, "useless", FALLBACK, value, why, fix)
+        yield EnvironmentFinding(12, "useless", FALLBACK, value, why, fix)
 
 
-def _wrong_place(setting: Setting) -> Iterator[Finding]:
+def _wrong_place(setting: Setting) -> Iterator[EnvironmentFinding]:
     if setting.platform == "darwin":
         return
     for name in (HIGH, LOW, FALLBACK):
         if name in setting.environ:
             why = f"there is no MPS on {setting.platform}: nothing reads it"
             value = setting.environ[name]
-            yield Finding(12, "useless", name, value, why, f"unset {name}")
+            yield EnvironmentFinding(12, "useless", name, value, why, f"unset {name}")
 
 
 def settings_variable(setting: Setting) -> str | None:
@@ -220,7 +224,7 @@ def settings_variable(setting: Setting) -> str | None:
     return next((name for name in known if name in setting.environ), None)
 
 
-def _names(setting: Setting) -> Iterator[Finding]:
+def _names(setting: Setting) -> Iterator[EnvironmentFinding]:
     chosen = settings_variable(setting)
     for name in ALLOCATOR_NAMES:
         value = setting.environ.get(name)
@@ -229,7 +233,7 @@ def _names(setting: Setting) -> Iterator[Finding]:
         other = setting.environ[chosen]
         if options_of(value) != options_of(other):
             why = f"{chosen}={other} is set too and wins (measured on torch 2.13)"
-            yield Finding(4, "ignored", name, value, why, f"unset {chosen}")
+            yield EnvironmentFinding(4, "ignored", name, value, why, f"unset {chosen}")
     new = setting.environ.get(UNIFIED)
     if new is None:
         return
@@ -242,10 +246,10 @@ def _names(setting: Setting) -> Iterator[Finding]:
     else:
         return
     fix = f"export {old}={shlex.quote(new)}"
-    yield Finding(11, "ignored", UNIFIED, new, why, fix)
+    yield EnvironmentFinding(11, "ignored", UNIFIED, new, why, fix)
 
 
-def _allocator(setting: Setting) -> Iterator[Finding]:
+def _allocator(setting: Setting) -> Iterator[EnvironmentFinding]:
     name = settings_variable(setting)
     value = setting.environ.get(name or "")
     if name is None or not value:
@@ -261,7 +265,7 @@ _CAUSES = {"flag": 5, "structure": 6, "number": 7, "name": 14}
 
 def _rejection(
     name: str, value: str, reading: SettingsReading, setting: Setting
-) -> Iterator[Finding]:
+) -> Iterator[EnvironmentFinding]:
     """Say that torch raises; where torch was asked, its answer counts."""
     number = 16
     if reading.rejected is not None:
@@ -276,7 +280,9 @@ def _rejection(
         return
     if reading.rejected is not None and setting.asked_torch:
         why += f" ({reading.rejected})"
-    yield Finding(number, "crash", name, value, why, _mend(name, value, setting))
+    yield EnvironmentFinding(
+        number, "crash", name, value, why, _mend(name, value, setting)
+    )
 
 
 def _mend(name: str, value: str, setting: Setting) -> str:
@@ -286,22 +292,22 @@ def _mend(name: str, value: str, setting: Setting) -> str:
 
 def _without_effect(
     name: str, value: str, reading: SettingsReading, setting: Setting
-) -> Iterator[Finding]:
+) -> Iterator[EnvironmentFinding]:
     fix = _mend(name, value, setting)
     for option in reading.options:
         if option.is_known and option.taken is not None:
             why = f"torch takes {option.name}:{option.value} for {option.taken}"
-            yield Finding(15, "ignored", name, value, why, fix)
+            yield EnvironmentFinding(15, "ignored", name, value, why, fix)
         elif option.name in CUDA_OPTIONS and not option.is_known:
             why = f"only builds for CUDA and ROCm read {option.name}"
-            yield Finding(15, "useless", name, value, why, fix)
+            yield EnvironmentFinding(15, "useless", name, value, why, fix)
         elif not option.is_known:
             near = nearest_option(option.name)
             why = f"torch has no option {option.name!r} and skips it"
             why += f": probably {near} is meant" if near else _known_options(setting)
-            yield Finding(14, "ignored", name, value, why, fix)
+            yield EnvironmentFinding(14, "ignored", name, value, why, fix)
     for warning in reading.warnings:
-        yield Finding(15, "ignored", name, value, warning, fix)
+        yield EnvironmentFinding(15, "ignored", name, value, warning, fix)
 
 
 def _known_options(setting: Setting) -> str:
@@ -309,7 +315,9 @@ def _known_options(setting: Setting) -> str:
     return f"; it knows {', '.join(names)}"
 
 
-def _combinations(name: str, value: str, setting: Setting) -> Iterator[Finding]:
+def _combinations(
+    name: str, value: str, setting: Setting
+) -> Iterator[EnvironmentFinding]:
     options = options_of(value)
     if options.get("expandable_segments", "").lower() != "true":
         return
@@ -320,16 +328,16 @@ def _combinations(name: str, value: str, setting: Setting) -> Iterator[Finding]:
         why = "expandable segments are never split by size: max_split_size_mb does "
         why += "nothing beside them"
         fix = f"export {name}=expandable_segments:True"
-        yield Finding(8, "useless", name, value, why, fix)
+        yield EnvironmentFinding(8, "useless", name, value, why, fix)
     if setting.backend == "hip":
         why = "expandable segments crash on ROCm (pytorch issue 187343)"
-        yield Finding(9, "crash", name, value, why, plain)
+        yield EnvironmentFinding(9, "crash", name, value, why, plain)
     elif setting.shares_device_tensors:
         why = "tensors in expandable segments cannot be shared with other processes"
-        yield Finding(9, "crash", name, value, why, plain)
+        yield EnvironmentFinding(9, "crash", name, value, why, plain)
 
 
-def _too_late(setting: Setting) -> Iterator[Finding]:
+def _too_late(setting: Setting) -> Iterator[EnvironmentFinding]:
     """Compare what torch has read with what the variables say now."""
     if setting.effective is None:
         return
@@ -340,7 +348,7 @@ def _too_late(setting: Setting) -> Iterator[Finding]:
     has = setting.effective or "none"
     why = f"torch has read its settings already: {has} are in effect"
     fix = f"{name}={said} python train.py, or loaderkit.configure_allocator(...)"
-    yield Finding(10, "ignored", name, said, why, fix)
+    yield EnvironmentFinding(10, "ignored", name, said, why, fix)
 
 
 def _set_here(setting: Setting, name: str) -> bool:

@@ -17,9 +17,16 @@ from loaderkit.budget.peaks import (
     peaks_of,
     totals,
 )
-from loaderkit.budget.steps import DeviceSpec, Step, StepError, device_spec, dtype_of
 from loaderkit.budget.track import holds_assumption, track_step
 from loaderkit.budget.tracker import ALL_CHOSEN, CHOSEN_NOW, SCALAR
+from loaderkit.budget.train_step import (
+    DeviceSpec,
+    Step,
+    StepError,
+    device_spec,
+    dtype_of,
+)
+from loaderkit.notebook import Bar, card
 from loaderkit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -27,7 +34,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from loaderkit.budget.log import Log
+    from loaderkit.budget.allocation_log import Log
 
 
 _MARGIN = 0.02
@@ -86,18 +93,33 @@ class StepEstimate:
     def __str__(self) -> str:
         return "\n".join(_lines(self))
 
+    def _repr_html_(self) -> str:
+        title, *_ = _lines(self)
+        return card(
+            title,
+            heads=("part", "bytes", "share of the peak"),
+            rows=[
+                (name, format_bytes(size), Bar(size / max(self.peak, 1)))
+                for name, size in self.parts.items()
+            ],
+            notes=[f"assumed: {each}" for each in self.assumptions],
+            text=str(self),
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Give every field."""
         return asdict(self)
 
 
 def estimate_step(
-    model: Any, batch: Any, *,
+    model: torch.nn.Module,
+    batch: Any,
+    *,
     loss: Callable[..., Any] | None = None,
     optimizer: Any = "adam",
     autocast: torch.dtype | str | None = None,
     target: str | DeviceSpec | torch.device = "cpu",
-) -> StepEstimate:  # fmt: skip
+) -> StepEstimate:
     """Estimate the peak memory of forward, backward and optimizer step.
 
     The step runs with fake floats: no device, no float memory, and no arithmetic.

@@ -8,7 +8,7 @@ from loaderkit.budget.measure import copied, held_bytes, measure_step, tensors_o
 from loaderkit.budget.pieces import count_samples, cut
 
 if TYPE_CHECKING:
-    from loaderkit.budget.steps import Step
+    from loaderkit.budget.train_step import Step
 
 REAL_BYTES = 12 << 20
 """What a real step may take; with what small calls of kernels take, an estimate stays

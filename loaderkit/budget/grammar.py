@@ -15,6 +15,7 @@ from loaderkit.budget.amounts import Amount, find_amounts
 from loaderkit.budget.lexicon import (
     ANY_DEVICE,
     BUDGET,
+    ENDED,
     HOST_PLACE,
     ONE_BLOCK,
     PINNED,
@@ -24,6 +25,7 @@ from loaderkit.budget.lexicon import (
     has_error_mark,
     is_negated,
     phrases,
+    with_name_parts,
 )
 
 if TYPE_CHECKING:
@@ -31,20 +33,20 @@ if TYPE_CHECKING:
 
 _BEFORE, _BEHIND = 240, 700
 """Characters of a message around its phrase: the longest of the corpora has 640."""
-_SENTENCE_END = re.compile(r"[.!?][\"')]?\s|\n|\s[;|]\s")
+_SENTENCE_END = re.compile(r"(?<!\bvs)(?<!\be\.g)(?<!\bi\.e)[.!?][\"')]?\s|\n|\s[;|]\s")
 _TAKEN_BACK = re.compile(r"is\s+not\s+a\s+failure", re.IGNORECASE)
 """In the sentence behind: an allocator that tries another way after all."""
 _ALLOCATOR_WORDING = re.compile(
-    r"\b(?:CUDA|HIP|XPU|NPU|MLU|MUSA|HPU)\s+out\s+of\s+memory", re.IGNORECASE
+    r"\b(?:CUDA|HIP|XPU|NPU|MLU|MUSA|HPU|DCU)\s+out\s+of\s+memory", re.IGNORECASE
 )
 _MEMORY_WORD = re.compile(
-    r"memory|memalign|\bv?ram\b|\bhbm\b|heap|\bbytes?\b|buffer|tensor|arena",
+    r"mem(?:ory|s)?\b|memory|memalign|\bv?ram\b|\bhbm\b|heap|\bbytes?\b|buffer|tensor|arena",
     re.IGNORECASE,
 )
 
 
 @dataclass(frozen=True)
-class Finding:
+class Exhaustion:
     """What the words of a text say."""
 
     kind: str
@@ -85,8 +87,14 @@ class _Clue:
         begin, _ = self.sentence()
         return begin, min(len(self.text), self.end + _BEHIND)
 
+    def surroundings(self) -> str:
+        """The line it stands in and what may still belong to it."""
+        line = self.text.rfind("\n", max(0, self.start - _BEFORE), self.start) + 1
+        _, end = self.region()
+        return self.text[max(line, self.start - _BEFORE, 0) : end]
 
-def find_exhaustion(text: str) -> Finding | None:
+
+def find_exhaustion(text: str) -> Exhaustion | None:
     """Find the surest report that memory ran out.
 
     Args:
@@ -101,12 +109,14 @@ def find_exhaustion(text: str) -> Finding | None:
     >>> find_exhaustion("If you run out of memory, use a smaller batch.") is None
     True
     """
-    findings = [finding for clue in _clues(text) if (finding := _judged(clue))]
-    if not findings:
-        return None
-    # The first that says where is surer than one that only says that it ran out.
-    placed = [finding for finding in findings if finding.kind != "oom"]
-    return (placed or findings)[0]
+    first = None
+    for clue in _clues(text):
+        finding = _judged(clue)
+        # One that says where is surer than one that only says that it ran out.
+        if finding is not None and finding.kind != "oom":
+            return finding
+        first = first or finding
+    return first
 
 
 def mentions_exhaustion(text: str) -> str | None:
@@ -124,7 +134,7 @@ def _clues(text: str) -> Iterator[_Clue]:
     return iter(sorted(found, key=lambda clue: clue.start))
 
 
-def _judged(clue: _Clue) -> Finding | None:
+def _judged(clue: _Clue) -> Exhaustion | None:
     begin, end = clue.sentence()
     sentence = clue.text[begin:end]
     if is_negated(sentence, clue.start - begin):
@@ -132,45 +142,85 @@ def _judged(clue: _Clue) -> Finding | None:
     if _TAKEN_BACK.search(clue.text, clue.end, clue.end + _BEFORE):
         return None
     region = clue.region()
-    around = clue.text[region[0] : region[1]]
     amounts = list(find_amounts(clue.text[begin : region[1]]))
     if not _is_report(clue, sentence, amounts):
         return None
-    kind, backend = _place(clue, sentence, around, amounts)
-    return Finding(kind, backend, clue.start, clue.end, region)
+    kind, backend = _place(clue, sentence, amounts)
+    return Exhaustion(kind, backend, clue.start, clue.end, region)
 
 
 def _is_report(clue: _Clue, sentence: str, amounts: list[Amount]) -> bool:
     """Whether the sentence tells of an event, and of memory."""
-    begin, _ = clue.sentence()
-    before = clue.text[begin : clue.start].strip(" \"'([{-")
-    is_head = not before or before.endswith(":")
     if clue.phrase is Phrase.FAILED:
-        # A port or a licence can be allocated too.
+        # A port or a licence can be allocated too.  Of a sentence that names nothing
+        # ("Failed to allocate again.") the ones beside it say what was.
         asked = any(amount.role == "requested" for amount in amounts)
-        return asked or _MEMORY_WORD.search(sentence) is not None
+        names_nothing = len(sentence.strip()) <= len(clue.words) + _BARE_SENTENCE
+        where = clue.surroundings() if names_nothing else sentence
+        return asked or _MEMORY_WORD.search(where) is not None
     if clue.phrase is Phrase.EXCEEDED:
-        return has_error_mark(sentence) and _MEMORY_WORD.search(sentence) is not None
+        has_consequence = has_error_mark(sentence) or _ended(clue)
+        is_refused = has_consequence or ONE_BLOCK.search(sentence) is not None
+        return is_refused and _MEMORY_WORD.search(sentence) is not None
     if clue.phrase is Phrase.KILLED:
-        return re.search(r"mem|oom|rss", sentence, re.IGNORECASE) is not None
-    placed = any(place.words.search(sentence) for place in PLACES)
-    placed = placed or HOST_PLACE.search(sentence) is not None
-    return is_head or placed or bool(amounts) or has_error_mark(sentence)
+        return re.search(r"mem|oom|rss|swap", sentence, re.IGNORECASE) is not None
+    placed = (
+        place_named(sentence) is not None or HOST_PLACE.search(sentence) is not None
+    )
+    # An error can be told by its constant alone: RMM_ERROR_OUT_OF_MEMORY.
+    is_error = has_error_mark(with_name_parts(sentence))
+    if placed or amounts or is_error or _ended(clue):
+        return True
+    return _is_headline(clue, sentence)
 
 
-def _place(
-    clue: _Clue, sentence: str, around: str, amounts: list[Amount]
-) -> tuple[str, str | None]:
+_BARE_SENTENCE = 12
+"""Characters beside the phrase in a sentence with nothing else, such as "again."."""
+_SUBJECT = re.compile(r"(?!(?:I|We|You|They|It|He|She|This|That)\b)[A-Z]\w*(?: \w+)?$")
+_STORY = re.compile(r"\b(?:ran|runs?|running|goes|going|went)$", re.IGNORECASE)
+
+
+def _is_headline(clue: _Clue, sentence: str) -> bool:
+    """Whether a sentence is "out of memory", with at most a subject: "Prefill ..."."""
+    begin, _ = clue.sentence()
+    before = clue.text[begin : clue.start].strip(" \"'([{<*#-")
+    if not before or before.endswith(":"):
+        return True
+    behind = sentence[clue.end - begin :].strip(" .!\"')]}")
+    is_subject = _SUBJECT.match(before) is not None and not _STORY.search(before)
+    return is_subject and not behind
+
+
+def _ended(clue: _Clue) -> bool:
+    """Whether something of the host was killed, said in the sentence or the next."""
+    begin, end = clue.sentence()
+    return (
+        ENDED.search(clue.text, begin, min(len(clue.text), end + _BEFORE)) is not None
+    )
+
+
+def _place(clue: _Clue, sentence: str, amounts: list[Amount]) -> tuple[str, str | None]:
     """Decide of which memory it tells: the sentence counts before its surroundings."""
     resource = _host_resource(clue, sentence)
     if resource is not None:
         return resource, "host"
-    if BUDGET.search(around):
+    if _HOSTS_MEMORY.search(clue.words):
+        return "host_alloc", "cpu"
+    around = clue.surroundings()
+    backend = place_named(sentence) or _host(sentence)
+    # An allocation of the host can fail, and its process end: that is no limit.
+    is_watched = backend is None or (
+        backend == "cpu" and clue.phrase is Phrase.EXCEEDED
+    )
+    if is_watched and clue.phrase is not Phrase.FAILED and _ended(clue):
+        return "killed", "host"
+    subject = clue.text[clue.sentence()[0] : clue.end]
+    is_budget = BUDGET.search(around) is not None
+    if is_budget and (_host(subject) is None or BUDGET.search(subject)):
         is_allocator = _ALLOCATOR_WORDING.search(sentence) is not None
         return "device_oom" if is_allocator else "device_limit", "cuda"
-    backend = _backend(sentence) or _host(sentence)
     if backend is None:
-        backend = _backend(around) or _host(around)
+        backend = place_named(around) or _host(around)
     if backend is None and ANY_DEVICE.search(sentence) is None:
         return "oom", None
     if backend == "cpu":
@@ -184,6 +234,9 @@ def _place(
     return "device_oom" if numbered else "device_oom_async", backend
 
 
+_HOSTS_MEMORY = re.compile(r"of[ _]host[ _]?mem|host_mem", re.IGNORECASE)
+
+
 def _host_resource(clue: _Clue, sentence: str) -> str | None:
     """Give the kind where it is no allocation but a limit of the host."""
     if clue.phrase is Phrase.KILLED:
@@ -193,11 +246,26 @@ def _host_resource(clue: _Clue, sentence: str) -> str | None:
     return "shm" if SHARED.search(sentence) else None
 
 
-def _backend(text: str) -> str | None:
+def place_named(text: str) -> str | None:
+    """Give the device that the words of a text, or parts of its names, speak of.
+
+    >>> place_named("in ggml_backend_vulkan"), place_named("on the host")
+    ('vulkan', None)
+    """
+    text = with_name_parts(text)
     for place in PLACES:
         if place.words.search(text):
             return place.backend
     return None
+
+
+def speaks_of_the_host(text: str) -> bool:
+    """Whether words, or parts of names, are of the processor's memory.
+
+    >>> speaks_of_the_host("DefaultCPUAllocator: not enough memory")
+    True
+    """
+    return HOST_PLACE.search(with_name_parts(text)) is not None
 
 
 def _host(text: str) -> str | None:

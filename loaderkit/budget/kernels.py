@@ -18,6 +18,7 @@ import torch
 from torch.autograd.profiler import record_function
 from torch.utils._pytree import tree_iter, tree_unflatten
 
+from loaderkit.budget.allocation_log import Bounds
 from loaderkit.budget.kernel_calls import (
     MOST_BYTES,
     KernelCall,
@@ -26,7 +27,6 @@ from loaderkit.budget.kernel_calls import (
     smaller_calls,
     with_masks,
 )
-from loaderkit.budget.log import Bounds
 from loaderkit.budget.memory_profile import memory_profile
 
 if TYPE_CHECKING:

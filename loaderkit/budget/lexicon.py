@@ -1,6 +1,6 @@
 """The words in which systems say that memory ran out: in which way, of which.  Pure.
 
-``wordings.txt`` has the sharp cases, each with its own numbers.  These are the
+``oom_patterns.txt`` has the sharp cases, each with its own numbers.  These are the
 general ones: a phrase of exhaustion, a resource and a backend make a message, whoever
 wrote it.
 """
@@ -107,7 +107,8 @@ _NOT_MEMORY = compile_words(
     r"|out of bounds?|workspace memory to run|limited memory|\brecursion\b"
     r"|is not a failure|hardware limit|no attribute|cannot import|is not defined"
     r"|\bdata to\b|\brate (?:was |is )?exceeded|exceeded (?:\w{1,12} ){0,3}rate\b"
-    r"|too many requests|requests per"
+    r"|too many requests|requests per|failed ?scheduling|scale-?up|insufficient cpu"
+    r"|walltime|run ?time limit"
 )
 """What was short was something else."""
 _HEDGED = compile_words(
@@ -116,16 +117,20 @@ _HEDGED = compile_words(
     r"how to|handle\w{0,2}|"
     r"recover\w{0,3}|catch\w{0,3}|except|raise|ensure|whether|should|possibl[ey]|"
     r"potential\w{0,2}|workaround|test_\w{0,40}|set|fix\w{0,3}|feat|setting|"
-    r"friend|told|adds?|def|class|import)\b"
+    r"friend|told|adds?|def|class|import|no longer|never|without|reduc\w{1,4}|"
+    r"so that)\b"
 )
 """Before the phrase, in its sentence: advice, code or a story, not an event."""
 _CODE = compile_words(r"\b(?:except|raise|def|class|import)\b|\btest_\w{0,40}")
 """Before the phrase: a line of a program, which a traceback shows."""
+_OPTION = re.compile(r"(?:^|\s)-[^\s(]*$")
+"""Before the phrase: the beginning of an option of a command, such as Java's."""
 _FACT_BEFORE_HEDGE = compile_words(
     r"occurred|happened|\w{0,40}(?:error|exception|failed|fatal) ?:"
 )
 _ERROR_MARK = compile_words(
-    r"\b\w{0,40}(?:error|exception|failed|failures?|fails|fail|fatal|panic\w{0,4}|abort\w{0,3}|"
+    r"\b\w{0,40}(?:error|exception|failed|failures?|fails|fail|"
+    r"fatal|panic\w{0,4}|abort\w{0,3}|"
     r"terminat\w{1,4}|killed|evicted|crash\w{0,3}|resource_exhausted)\b"
     r"|[A-Za-z]\w{0,40}(?:Error|Exception)\b|\bE\d{4,5}\b|\berrno\b|status"
 )
@@ -143,17 +148,22 @@ class Place:
 
 PLACES = (
     Place(
-        "hip", compile_words(r"\b(?:hip|rocm|miopen|rocblas|amdgpu)(?![a-z])|hip[A-Z_]")
+        "hip",
+        compile_words(
+            r"\b(?:hip|dcu|rocm|miopen|rocblas|amdgpu)(?![a-z])|(?-i:hip[A-Z_]|HIP_)"
+        ),
     ),
     Place(
         "xpu",
         compile_words(
-            r"\bxpu\b|level[ _]zero|\bsycl|_sycl|\b(?:UR|ZE|PI)_\w|\bze[A-Z]\w|ipex|"
-            r"Current platform can NOT allocate memory block"
+            r"\bxpu\b|level[ _]zero|\bsycl|_sycl|\b(?:UR|ZE|PI)_\w|(?-i:\bze[A-Z]\w)|"
+            r"ipex|SYCL\d|Current platform can NOT allocate memory block"
         ),
     ),
     Place("npu", compile_words(r"\bnpu\b|ascend|\bacl|EL0004|207001|\bGE module")),
-    Place("tpu", compile_words(r"\btpu(?:\b|_)|\bhbm\b|hbmoom")),
+    Place(
+        "tpu", compile_words(r"\btpu(?:\b|_)|\bhbm\d?\b|hbmoom|\bvmem\b.{0,12}capacity")
+    ),
     Place(
         "mps",
         compile_words(
@@ -163,37 +173,49 @@ PLACES = (
     Place("hpu", compile_words(r"\bhpu\b|habana|synapse|PT_DEVMEM|gaudi")),
     Place("musa", compile_words(r"\bmusa\b")),
     Place("mlu", compile_words(r"\bmlu\b|cnrt")),
-    Place("neuron", compile_words(r"\bneuron|\bnrt_|NRT_RESOURCE")),
-    Place("vulkan", compile_words(r"vulkan|\bvk::|ErrorOutOfDeviceMemory")),
+    Place(
+        "neuron",
+        compile_words(r"\bneuron|\bnrt_|NRT_RESOURCE|\bTDRV\b|\bND \d{1,3}:NC"),
+    ),
+    Place(
+        "opencl",
+        compile_words(r"opencl|\bcl(?:Enqueue|Create|Build)|\bcl::|\bCL_[A-Z]"),
+    ),
+    Place("dml", compile_words(r"\bdml\b|directml|\bd3d1[12]\b|\bdxgi")),
+    Place(
+        "vulkan", compile_words(r"vulkan|\bvk(?:::|_|\b|Alloc)|ErrorOutOfDeviceMemory")
+    ),
     Place(
         "cuda",
         compile_words(
             r"(?<![a-z])cuda|\bgpu|vram|\bcu(?:blas|dnn|fft|Mem)|nvidia|tensorrt|\btrt\b"
             r"|nvinfer|virtualMemoryBuffer|\brmm\b|cupy|\bnccl|gpu_memory_utilization"
-            r"|KV cache"
+            r"|thrust::"
         ),
     ),
 )
 """Backends; a word that is used for several stands last."""
 HOST_PLACE = compile_words(
-    r"\bcpu|\bhost\b|\bnumpy|\bmalloc\b|memalign|\brealloc\b|array with shape|arrow|"
-    r"opencv|cv::|"
+    r"(?<![a-z])cpu|\bhost\b|\bnumpy|\bmalloc\b|memalign|\brealloc\b|array with shape|"
+    r"arrow|opencv|cv::|"
     r"\bheap\b|java|javascript|\bmmap|\bRAM\b|libgomp|bad_?alloc|duckdb|ggml_aligned|"
-    r"mach_vm|system memory|memory pool|out of memory error: |cannot allocate memory|"
-    r"\[?errno 12\]?|panicked|\bruntime: out|MemoryError|"
+    r"mach_vm|system memory|context's memory pool|out of memory error: |"
+    r"cannot allocate memory|\[?errno 12\]?|panicked|\bruntime: out|"
+    r"(?<!outof)MemoryError|"
     r"\bruntime: virtualalloc|errno=1455|memory resources are available to process|"
-    r"allocate vector|allowed memory size|\bphp\b|virtual memory exhausted"
+    r"allocate vector|allowed memory size|\bphp\b|virtual memory exhausted|"
+    r"off-heap|direct buffer|GC overhead|\bspark\b"
 )
 """Words of allocations by the processor."""
 ANY_DEVICE = compile_words(r"\b(?:device|accelerator|graphics card)\b")
 """Words of a device that is not named."""
 PINNED = compile_words(
     r"pinned|page.?locked|HostAlloc|HostMalloc|host_malloc|HostRegister|pin_memory|"
-    r"pin memory"
+    r"pin memory|bytes on (?:the )?host: (?:cuda|hip)"
 )
 SHARED = compile_words(
-    r"/dev/shm|shared memory (?:segment|object|file|\(shm\))|\bshm\b|shm_open|"
-    r"torch_shm"
+    r"/dev/shm|shared storage|object store|plasma|\bshm\b|shm_open|torch_shm|"
+    r"shared memory (?:segment|object|file|\(shm\))"
 )
 BUDGET = compile_words(
     r"gpu_memory_utilization|gpu memory utilization|mem-fraction|mem_fraction|kv cache|"
@@ -202,9 +224,33 @@ BUDGET = compile_words(
 """Software that keeps to a share of the device."""
 ONE_BLOCK = compile_words(
     r"maximum (?:allowed )?(?:buffer|allocation|block) size|block with size larger|"
-    r"max(?:imum)?_?(?:buffer|memory_?allocation)_?(?:length|size)"
+    r"max(?:imum)?_?(?:buffer|memory_?allocation)_?(?:length|size)|"
+    r"buffer maximum|memory allocation limit"
 )
 """One request is larger than the device gives in one piece."""
+
+
+ENDED = compile_words(
+    r"(?:job|worker|process(?:es)?|container|task|pod|step|unit|executor|function|session|kernel|"
+    r"service|notebook)s?\b[^.\n]{0,60}\b"
+    r"(?:killed|aborted|evicted|terminated|restarted|restarting)\b"
+    r"|\b(?:killed|killing|evicting|restarting) (?:this |the |latest |a )?"
+    r"(?:job|worker|process|container|task|pod|step)\b|sending SIG(?:TERM|KILL)"
+    r"|killed by (?:external |the |a )?(?:signal|kernel|scheduler|system|operating)"
+    r"|being killed|killing (?:latest|largest)"
+)
+"""What a watchdog of the host says that it did for its memory's sake."""
+_NAME_PARTS = re.compile(r"_|(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+
+def with_name_parts(text: str) -> str:
+    """Add the words that names are made of, since a name says where it belongs.
+
+    >>> with_name_parts("RMM_ERROR in RandintCuda")
+    'RMM_ERROR in RandintCuda RMM ERROR in Randint Cuda'
+    """
+    parts = _NAME_PARTS.sub(" ", text)
+    return text if parts == text else f"{text} {parts}"
 
 
 def is_negated(text: str, start: int) -> bool:
@@ -221,6 +267,8 @@ def is_negated(text: str, start: int) -> bool:
     if _NOT_MEMORY.search(text):
         return True
     before = text[:start]
+    if _OPTION.search(before):
+        return True
     if _CODE.search(before):
         return True
     hedge = _HEDGED.search(before)

@@ -88,6 +88,8 @@ _NEW_RECORD = re.compile(
     r"Traceback|File \"|[\w.]{1,80}(?:Error|Exception|Warning)\b|Killed\b|Bus error\b"
 )
 """How a line begins that goes on with no other."""
+_TABLE_ROW = re.compile(r"[A-Za-z][\w ()/-]{0,40}: ?[\d.,]{1,24}(?: ?[KMGT]?i?B)?")
+"""A label and its number: rows of a table are equally wide without being wrapped."""
 _PROCESS_AT_START = re.compile(rf"(?:^|(?<=[\])Z,.\d] )){_PROCESS}", re.MULTILINE)
 _RANK_AT_START = re.compile(r"(?:^|(?<=[\])Z,.\d] ))\d{1,5}:(?=[ \t])", re.MULTILINE)
 _KEPT = "\u2060"
@@ -109,6 +111,7 @@ _CONTRACTION = re.compile("n?['\u2019]t\b")
 _CONSTANT = re.compile(r"[A-Z0-9]+(?:_[A-Z0-9]+){2,}")
 _LAST_WORD = re.compile(r"[A-Za-z0-9_.,]{1,40}$")
 _FIRST_WORD = re.compile(r"[A-Za-z0-9_.,]{1,40}")
+_AMOUNT = re.compile(r"\d+(?:\.\d+)?[KMGT]?i?B?\b")
 _PART_OF_NUMBER = re.compile(r"\d[.,]?$|[.,]?\d")
 
 
@@ -211,6 +214,9 @@ def _joined(lines: list[_Line]) -> str:
         if number + 1 == len(lines):
             break
         following = lines[number + 1]
+        if _TABLE_ROW.fullmatch(following.words):
+            pieces.append("\n")
+            continue
         neighbours = lines[max(0, number - 1) : number + 3]
         width = max(neighbour.width for neighbour in neighbours)
         if line.words.endswith("-") and following.words[0].isalnum():
@@ -265,4 +271,5 @@ def _is_broken_word(line: str, following: str, *, by_terminal: bool = False) -> 
         return False
     if left[-1] == "_" or right[0] == "_":
         return True
-    return not (is_word(left) and is_word(right))
+    # "allocate" before "2.00G": an amount begins no other token than its own.
+    return not (is_word(left) and (is_word(right) or _AMOUNT.match(right)))

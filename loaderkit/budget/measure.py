@@ -12,7 +12,7 @@ from torch.autograd.profiler import record_function
 from torch.utils._pytree import tree_iter, tree_map
 
 from loaderkit.budget.memory_profile import memory_profile
-from loaderkit.budget.steps import (
+from loaderkit.budget.train_step import (
     Step,
     checkpoint_blocks,
     make_optimizer,

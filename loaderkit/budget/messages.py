@@ -1,7 +1,8 @@
 """What the text of an out-of-memory error says: its kind and its numbers.  Pure.
 
-``wordings.txt`` lists the wordings of real reports in order of trust; what it does not
-know is read from its words (``grammar.py``), and amounts always are (``amounts.py``).
+``oom_patterns.txt`` lists the wordings of real reports in order of trust; what it does
+not know is read from its words (``grammar.py``), and amounts always are
+(``amounts.py``).
 """
 
 from __future__ import annotations
@@ -11,15 +12,20 @@ import re
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from loaderkit.budget.amounts import SIZE, find_amounts, parse_size
-from loaderkit.budget.grammar import find_exhaustion, mentions_exhaustion
-from loaderkit.budget.lexicon import compile_words
+from loaderkit.budget.amounts import OVERFULL, SIZE, WHOLE, find_amounts, parse_size
+from loaderkit.budget.grammar import (
+    find_exhaustion,
+    mentions_exhaustion,
+    place_named,
+    speaks_of_the_host,
+)
+from loaderkit.budget.lexicon import HOST_PLACE, compile_words
 from loaderkit.budget.log_text import clean_log
-from loaderkit.budget.wordings import Wording, fields_of, wordings
+from loaderkit.budget.oom_patterns import MessagePattern, fields_of, message_patterns
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
-    from loaderkit.budget.grammar import Finding
+    from loaderkit.budget.grammar import Exhaustion
 
 SIZES = (
     "requested",
@@ -52,7 +58,9 @@ _READ_ROLES: dict[str, frozenset[str]] = {
     "buffer_too_large": _DEVICE_ROLES,
     "oom": _DEVICE_ROLES,
     "host_alloc": frozenset({"requested", "free", "in_use", "limit"}),
-    "killed": frozenset({"total_vm", "anon_rss"}),
+    "killed": frozenset(
+        {"total_vm", "anon_rss", "in_use", "limit", "capacity", "free"}
+    ),
     **dict.fromkeys(
         ("map_count", "pinned", "shm", "comm_oom", "library_alloc"),
         frozenset({"requested"}),
@@ -61,11 +69,12 @@ _READ_ROLES: dict[str, frozenset[str]] = {
 """The amounts that a message of a kind has; others in it are about something else."""
 _DEVICE = re.compile(r"\b(CUDA|HIP|ROCm|XPU|NPU|MPS)\b", re.IGNORECASE)
 _DEVICE_INDEX = compile_words(
-    r"\b[GNMX]PU (\d{1,3})(?:;| has|\.)|on device (\d{1,3})\b"
+    r"\b(?:[A-Z]{1,2}PU|MLU|MUSA|DCU) (\d{1,3})(?:;| has|\.|,)|on device (\d{1,3})\b"
     r"|device ordinal (\d{1,3})\b"
     r"|\b(?:cuda|xpu|npu|hip|gpu):(\d{1,3})\b|\bGPU=(\d{1,3})\b|\bCUDA(\d{1,3}) buffer"
     r"|\bdevice\(id:(\d{1,3})\)|device_id:(\d{1,3})|\bROCm(\d{1,3}) buffer"
 )
+_ANY_PROCESS = compile_words(r"\b(?:pid|process)(?:\(s\))?[ =:]{1,2}(\d{1,9})\b")
 _PROCESS = compile_words(rf"\bProcess (\d{{1,9}}) has ({SIZE}) memory in use")
 
 
@@ -160,33 +169,46 @@ def read_message(text: str) -> Message:
     return Message(raw=text, unread=unread)
 
 
-def _first_wording(text: str) -> tuple[Wording | None, re.Match[str] | None]:
-    for wording in wordings():
+def _first_wording(text: str) -> tuple[MessagePattern | None, re.Match[str] | None]:
+    for wording in message_patterns():
         match = wording.pattern.search(text)
-        if match is not None and not _lacks_permission(wording, text, match):
+        if match is None or _is_of_a_device(wording, text, match):
+            continue
+        if not _lacks_permission(wording, text, match):
             return wording, match
     return None, None
 
 
-def _lacks_permission(wording: Wording, text: str, match: re.Match[str]) -> bool:
+def _is_of_a_device(wording: MessagePattern, text: str, match: re.Match[str]) -> bool:
+    """Whether a wording of programs on the host is used by one of a device here."""
+    if wording.kind != "host_alloc" or speaks_of_the_host(match.group()):
+        return False
+    line = text.rfind("\n", max(0, match.start() - _REASON), match.start()) + 1
+    before = text[max(line, match.start() - _REASON, 0) : match.start()]
+    return place_named(before) is not None and HOST_PLACE.search(before) is None
+
+
+def _lacks_permission(wording: MessagePattern, text: str, match: re.Match[str]) -> bool:
     """Whether shared memory was refused for another reason than its size."""
     around = text[max(0, match.start() - _REASON) : match.end() + _REASON]
     return wording.kind == "shm" and _OTHER_REASON.search(around) is not None
 
 
 def _explains(
-    wording: Wording | None, match: re.Match[str] | None, finding: Finding
+    wording: MessagePattern | None,
+    match: re.Match[str] | None,
+    finding: Exhaustion,
 ) -> bool:
     """Whether a wording that is not sure knows better what a phrase is about."""
     if wording is None or match is None:
         return False
-    if wording.is_oom == "maybe":
+    if wording.is_oom == "maybe" and wording.kind != finding.kind:
         begin, end = finding.region
         return match.start() < end and begin < match.end()
     return match.start() < finding.end and finding.start < match.end()
 
 
-def _read_wording(text: str, wording: Wording, match: re.Match[str]) -> Message:
+def _read_wording(text: str, wording: MessagePattern, match: re.Match[str]) -> Message:
     said = fields_of(match)
     backend = _backend(said.pop("backend", None), wording.backend)
     values = {name: _value(name, words) for name, words in said.items()}
@@ -196,12 +218,27 @@ def _read_wording(text: str, wording: Wording, match: re.Match[str]) -> Message:
     if wording.kind == "device_oom_async":
         message = _with_request_nearby(message, text, match)
     elif wording.kind in _READ_ROLES:
-        again = wording.pattern.search(text, match.end())
         end = min(
-            again.start() if again else len(text), match.start() + _LONGEST_MESSAGE
+            _start_of_next(wording, text, match), match.start() + _LONGEST_MESSAGE
         )
         message = _with_amounts(message, text[match.start() : end])
+    if message.is_oom is True and message.backend is None:
+        around = text[max(0, match.start() - _NEARBY) : match.end() + _NEARBY]
+        message = replace(message, backend=place_named(around))
     return _corrected(message, text)
+
+
+def _start_of_next(wording: MessagePattern, text: str, match: re.Match[str]) -> int:
+    """Where the same message stands again, such as another rank's."""
+    opening = match.group()[:_OPENING].lower()
+    for again in wording.pattern.finditer(text, match.end()):
+        if again.group()[:_OPENING].lower() == opening:
+            return again.start()
+    return len(text)
+
+
+_OPENING = 10
+"""Characters of a message that tell it from another one with the same meaning."""
 
 
 def _with_request_nearby(message: Message, text: str, match: re.Match[str]) -> Message:
@@ -213,10 +250,26 @@ def _with_request_nearby(message: Message, text: str, match: re.Match[str]) -> M
     return message if nearby.requested is None else nearby
 
 
-def _read_finding(text: str, finding: Finding) -> Message:
+def _read_finding(text: str, finding: Exhaustion) -> Message:
     begin, end = finding.region
-    message = Message(is_oom=True, backend=finding.backend, kind=finding.kind)
-    return _corrected(_with_amounts(message, text[begin:end]), text[begin:end])
+    empty = Message(is_oom=True, backend=finding.backend, kind=finding.kind)
+    message = _with_amounts(empty, text[begin:end])
+    if message.requested is None and "requested" in _READ_ROLES.get(finding.kind, ()):
+        # What was asked for can stand in the line before.
+        line = text.rfind("\n", 0, max(0, begin - 1)) + 1
+        before = _with_amounts(empty, text[max(line, begin - _NEARBY) : begin])
+        message = replace(message, requested=before.requested)
+    if message.backend in {"host", "cpu"} and message.errno is None:
+        number = _ERRNO.search(text, begin, end)
+        found = int(number[number.lastindex or 0]) if number else None
+        message = replace(message, errno=found)
+    return _corrected(message, text[begin:end])
+
+
+_ERRNO = compile_words(
+    r"\berrno[ =:]{0,3}(\d{1,4})\b|(?:memory|device|unavailable) \((\d{1,3})\)"
+    r"|os error (\d{1,4})\b"
+)
 
 
 def _with_amounts(message: Message, text: str) -> Message:
@@ -224,15 +277,20 @@ def _with_amounts(message: Message, text: str) -> Message:
     roles = _READ_ROLES.get(message.kind or "", frozenset())
     sizes: dict[str, Any] = {}
     unread = []
-    for amount in find_amounts(text):
-        if amount.role is None:
+    # Python sorts stably: among equals, the first of the text stays the first.
+    for amount in sorted(find_amounts(text), key=lambda amount: not amount.is_part):
+        field_name = _field_of(amount.role, message.kind, text)
+        if field_name is None:
             unread.append(f"{format_bytes(amount.size_bytes)} in: {amount.words}")
-        elif amount.role in roles and getattr(message, amount.role) is None:
-            sizes.setdefault(amount.role, amount.size_bytes)
+        elif field_name in roles and getattr(message, field_name) is None:
+            sizes.setdefault(field_name, amount.size_bytes)
     if "requested" in roles and message.device is None:
         device = _DEVICE_INDEX.search(text)
         if device is not None and message.kind in _ON_DEVICE:
             message = replace(message, device=int(device[device.lastindex or 0]))
+    if message.kind in {"killed", "shm"} and message.pid is None:
+        process = _ANY_PROCESS.search(text)
+        message = replace(message, pid=int(process[1]) if process else None)
     said = ((int(pid), _size(size)) for pid, size in _PROCESS.findall(text))
     processes = [[pid, size] for pid, size in said if size is not None]
     return replace(
@@ -241,6 +299,23 @@ def _with_amounts(message: Message, text: str) -> Message:
         unread=tuple(unread[:_MOST_UNREAD]) if message.kind in _ON_DEVICE else (),
         **sizes,
     )
+
+
+def _field_of(role: str | None, kind: str | None, text: str) -> str | None:
+    """Give the field that an amount of a role belongs to, in a message of a kind."""
+    if role == OVERFULL:
+        return "requested" if kind in _ON_DEVICE else "in_use"
+    if role != WHOLE:
+        return role
+    # On the host a whole is the limit of a job, unless it is said to be the machine's.
+    is_all = kind in _ON_DEVICE or _OF_A_MACHINE.search(text) is not None
+    return "capacity" if is_all else "limit"
+
+
+_OF_A_MACHINE = compile_words(
+    r"memory (?:on|of) (?:the |this )?(?:node|machine|host)|total capacity|node running"
+    r"|(?:node|machine|host|system) memory"
+)
 
 
 def _backend(said: str | None, usual: str | None) -> str | None:

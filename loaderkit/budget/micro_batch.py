@@ -32,7 +32,7 @@ from loaderkit.budget.step_state import (
     put_grads,
     take_grads,
 )
-from loaderkit.budget.steps import call_model, loss_of
+from loaderkit.budget.train_step import call_model, loss_of
 from loaderkit.budget.update import Update
 from loaderkit.errors import BudgetError
 from loaderkit.memory.release import release

@@ -27,6 +27,7 @@ from loaderkit.budget.messages import (
     request_of,
 )
 from loaderkit.budget.remedies import COSTS, Remedy, remedies_for
+from loaderkit.notebook import card
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ _HALF_UPDATED = (
 
 
 @dataclass(frozen=True)
-class Advice:
+class OomAdvice:
     """One remedy and what it brings for this message."""
 
     remedy: Remedy
@@ -75,7 +76,7 @@ class Diagnosis(Message):
     """A key of :data:`VERDICTS`."""
     shortfall: int | None = None
     """What was missing; None where the text does not say."""
-    advice: list[Advice] = field(default_factory=list)
+    advice: list[OomAdvice] = field(default_factory=list)
     """Cheapest first."""
     notes: list[str] = field(default_factory=list)
     """What else the numbers tell."""
@@ -87,6 +88,20 @@ class Diagnosis(Message):
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
+
+    def _repr_html_(self) -> str:
+        title, *_ = _lines(self)
+        numbers = [tuple(text.rsplit(" ", 2)) for text in _numbers(self)]
+        rows = [(name, f"{amount} {unit}") for name, amount, unit in numbers]
+        if self.shortfall is not None:
+            rows.append(("short of", format_bytes(self.shortfall)))
+        return card(
+            title,
+            mood="good" if self.ok else "bad",
+            rows=rows,
+            notes=[*self.notes, *map(str, self.advice)],
+            text=str(self),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Give every field, with the advice as plain values."""
@@ -130,7 +145,7 @@ def diagnose_oom(
       1. give the container more /dev/shm, or keep fewer batches in flight (...)
            docker run --shm-size=8g ...; build_loader(..., prefetch_factor=1)
     """
-    saves = {gain.remedy.name: gain.saves for gain in plan.gains} if plan else {}
+    saves = {gain.remedy.name: gain.saves for gain in plan.savings} if plan else {}
     if isinstance(error, str):
         return diagnose(read_message(error), saves=saves)
     settings = ",".join(os.environ.get(name, "") for name in ALLOCATOR_NAMES)
@@ -171,7 +186,7 @@ def diagnose(
 
 def _weighed(
     remedy: Remedy, message: Message, shortfall: int | None, saves: Mapping[str, int]
-) -> Advice:
+) -> OomAdvice:
     brings = saves.get(remedy.name)
     if remedy.name == "expandable segments":
         brings = unallocated_bytes(message)
@@ -180,7 +195,7 @@ def _weighed(
     elif remedy.name == "graph cache":
         brings = message.other
     enough = None if brings is None or shortfall is None else brings >= shortfall
-    return Advice(remedy, brings, enough)
+    return OomAdvice(remedy, brings, enough)
 
 
 def _useless(remedy: Remedy, settings: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from loaderkit.budget.log import End, Log
+    from loaderkit.budget.allocation_log import End, Log
 
 PHASES = ("forward", "loss", "backward", "step")
 """Parts of a step."""

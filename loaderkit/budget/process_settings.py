@@ -10,7 +10,13 @@ import difflib
 import re
 from typing import TYPE_CHECKING
 
-from loaderkit.budget.environment import ALLOCATOR_NAMES, FALLBACK, HIGH, LOW, Finding
+from loaderkit.budget.environment import (
+    ALLOCATOR_NAMES,
+    FALLBACK,
+    HIGH,
+    LOW,
+    EnvironmentFinding,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +61,7 @@ _CLOSE = 0.85
 PYTORCH_NVML_BASED_CUDA_CHECK (0.6)."""
 
 
-def judge_process_settings(setting: Setting) -> list[Finding]:
+def judge_process_settings(setting: Setting) -> list[EnvironmentFinding]:
     """Find variables that are misspelt, without effect, or cost more than they look.
 
     Args:
@@ -81,7 +87,7 @@ def judge_process_settings(setting: Setting) -> list[Finding]:
     ]
 
 
-def _misspelt(setting: Setting) -> Iterator[Finding]:
+def _misspelt(setting: Setting) -> Iterator[EnvironmentFinding]:
     names = [*_JUDGED, *_JUDGED_ELSEWHERE]
     for name, value in setting.environ.items():
         if name in names or name in _REAL_BUT_NEAR:
@@ -94,17 +100,17 @@ def _misspelt(setting: Setting) -> Iterator[Finding]:
         if near:
             why = f"nothing reads this name: probably {near[0]} is meant"
             fix = f"unset {name}; export {near[0]}={value}"
-            yield Finding(17, "ignored", name, value, why, fix)
+            yield EnvironmentFinding(17, "ignored", name, value, why, fix)
 
 
-def _no_caching(setting: Setting) -> Iterator[Finding]:
+def _no_caching(setting: Setting) -> Iterator[EnvironmentFinding]:
     for name in NO_CACHING:
         value = setting.environ.get(name)
         if value is None:
             continue
         if setting.backend not in {"cuda", "hip"}:
             why = f"this torch is built for {setting.backend}: nothing reads it"
-            yield Finding(18, "useless", name, value, why, f"unset {name}")
+            yield EnvironmentFinding(18, "useless", name, value, why, f"unset {name}")
             continue
         why = (
             "every tensor asks the driver for its memory and gives it back: steps are "
@@ -112,24 +118,24 @@ def _no_caching(setting: Setting) -> Iterator[Finding]:
         why += "many times slower, and no other setting of the allocator has an effect"
         if value.lower() in {"0", "false", "no", "off", ""}:
             why = f"torch looks only whether it is set, {value!r} turns it on: {why}"
-        yield Finding(18, "slow", name, value, why, f"unset {name}")
+        yield EnvironmentFinding(18, "slow", name, value, why, f"unset {name}")
 
 
-def _blocking(setting: Setting) -> Iterator[Finding]:
+def _blocking(setting: Setting) -> Iterator[EnvironmentFinding]:
     for name in BLOCKING:
         value = setting.environ.get(name)
-        if value is None or re.fullmatch(r"\s*0*\s*", value):
+        if value is None or re.fullmatch(r"\s*0*\s*", value, re.ASCII):
             continue
         if setting.backend not in {"cuda", "hip"}:
             why = f"this torch is built for {setting.backend}: nothing reads it"
-            yield Finding(19, "useless", name, value, why, f"unset {name}")
+            yield EnvironmentFinding(19, "useless", name, value, why, f"unset {name}")
             continue
         why = "every kernel waits for the one before: right for finding an error, slow "
         why += "for training; it frees no memory"
-        yield Finding(19, "slow", name, value, why, f"unset {name}")
+        yield EnvironmentFinding(19, "slow", name, value, why, f"unset {name}")
 
 
-def _threads(setting: Setting) -> Iterator[Finding]:
+def _threads(setting: Setting) -> Iterator[EnvironmentFinding]:
     for name in THREADS:
         value = setting.environ.get(name)
         if value is None:
@@ -138,19 +144,19 @@ def _threads(setting: Setting) -> Iterator[Finding]:
         if count is None:
             why = "it is no number of threads: OpenMP reports it and takes its default"
             fix = f"export {name}={setting.cpus or 1}"
-            yield Finding(20, "ignored", name, value, why, fix)
+            yield EnvironmentFinding(20, "ignored", name, value, why, fix)
         elif setting.torch_imported and _set_after_start(setting, name):
             why = (
                 "OpenMP reads it while it is loaded, before or with torch; it was set "
             )
             why += "inside this process"
             fix = f"{name}={value} python train.py, or torch.set_num_threads({count})"
-            yield Finding(20, "ignored", name, value, why, fix)
+            yield EnvironmentFinding(20, "ignored", name, value, why, fix)
         elif setting.cpus is not None and count > setting.cpus:
             why = f"this process has {setting.cpus} processors: threads wait for each "
             why += "other, in each worker of a loader too"
             fix = f"export {name}={setting.cpus}"
-            yield Finding(20, "slow", name, value, why, fix)
+            yield EnvironmentFinding(20, "slow", name, value, why, fix)
 
 
 def openmp_threads(value: str) -> int | None:
@@ -159,25 +165,26 @@ def openmp_threads(value: str) -> int | None:
     >>> [openmp_threads(value) for value in ("4", " 2 ", "4,2", "0", "many", "-1")]
     [4, 2, 4, None, None, None]
     """
-    match = re.fullmatch(r"\s*\+?(\d+)\s*(?:,\s*\+?(\d+)\s*)*", value)
+    # A C library: ASCII digits and blanks only.
+    match = re.fullmatch(r"\s*\+?(\d+)\s*(?:,\s*\+?(\d+)\s*)*", value, re.ASCII)
     if match is None:
         return None
     counts = [int(number) for number in re.findall(r"\d+", value)]
     return counts[0] if all(counts) and max(counts) < 2**63 else None
 
 
-def _binding(setting: Setting) -> Iterator[Finding]:
+def _binding(setting: Setting) -> Iterator[EnvironmentFinding]:
     for name in BINDING:
         value = setting.environ.get(name)
-        if value is None or value.strip().lower() in {"", "false"}:
+        if value is None or value.strip(" \t\n\v\f\r").lower() in {"", "false"}:
             continue
         why = "it ties threads to processors; workers of a loader are forked from a "
         why += "thread that is tied to one, and all run there"
         fix = f"unset {name}, or build_loader(..., num_workers=0)"
-        yield Finding(20, "slow", name, value, why, fix)
+        yield EnvironmentFinding(20, "slow", name, value, why, fix)
 
 
-def _malloc(setting: Setting) -> Iterator[Finding]:
+def _malloc(setting: Setting) -> Iterator[EnvironmentFinding]:
     preloaded = setting.environ.get("LD_PRELOAD", "")
     yield from _glibc(setting, preloaded)
     for name, allocator in OTHER_ALLOCATORS.items():
@@ -185,10 +192,10 @@ def _malloc(setting: Setting) -> Iterator[Finding]:
             value = setting.environ[name]
             why = f"{allocator} reads it, and is not preloaded"
             fix = f"LD_PRELOAD=.../lib{allocator}.so {name}={value} python train.py"
-            yield Finding(20, "useless", name, value, why, fix)
+            yield EnvironmentFinding(20, "useless", name, value, why, fix)
 
 
-def _glibc(setting: Setting, preloaded: str) -> Iterator[Finding]:
+def _glibc(setting: Setting, preloaded: str) -> Iterator[EnvironmentFinding]:
     replaced = re.search(r"jemalloc|tcmalloc|mimalloc", preloaded)
     for name in GLIBC:
         value = setting.environ.get(name)
@@ -196,17 +203,17 @@ def _glibc(setting: Setting, preloaded: str) -> Iterator[Finding]:
             continue
         if setting.platform != "linux":
             why = f"only glibc reads it, not {setting.platform}"
-            yield Finding(20, "useless", name, value, why, f"unset {name}")
+            yield EnvironmentFinding(20, "useless", name, value, why, f"unset {name}")
         elif replaced is not None:
             why = f"{replaced[0]} is preloaded and serves malloc: only glibc reads it"
-            yield Finding(20, "useless", name, value, why, f"unset {name}")
-        elif not re.fullmatch(r"\s*(?:0[xX][0-9a-fA-F]+|-?\d+)\s*", value):
+            yield EnvironmentFinding(20, "useless", name, value, why, f"unset {name}")
+        elif not re.fullmatch(r"\s*(?:0[xX][0-9a-fA-F]+|-?\d+)\s*", value, re.ASCII):
             why = "it is no number: glibc ignores it"
-            yield Finding(20, "ignored", name, value, why, f"unset {name}")
+            yield EnvironmentFinding(20, "ignored", name, value, why, f"unset {name}")
         elif _set_after_start(setting, name):
             why = "glibc reads it when the process starts; it was set inside this one"
             fix = f"{name}={value} python train.py"
-            yield Finding(20, "ignored", name, value, why, fix)
+            yield EnvironmentFinding(20, "ignored", name, value, why, fix)
 
 
 def _set_after_start(setting: Setting, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,10 @@ import torch
 from torch.utils._pytree import tree_iter
 from torch.utils.data import default_collate
 
-from loaderkit.budget.steps import StepError
+from loaderkit.budget.train_step import StepError
+from loaderkit.errors import OptionError
 from loaderkit.joining import join, own_collate
+from loaderkit.mistaken import mistaken_for_dataset
 from loaderkit.pyg import import_pyg, is_pyg_data
 
 if TYPE_CHECKING:
@@ -171,12 +174,24 @@ def read_samples(
         Sizes and the way to make batches.
 
     Raises:
+        OptionError: It is no dataset, but a loader, a path, one graph ...
         ValueError: The dataset is empty or has no length.
     """
+    mistake = mistaken_for_dataset(dataset)
+    if mistake is not None:
+        fix = f"plan_batch(model, {mistake.instead}, device)"
+        raise OptionError(mistake.what, why=mistake.why, fix=fix)
     count = len(dataset) if hasattr(dataset, "__len__") else 0
     if not count:
-        msg = "the dataset is empty, or has no length to plan with"
+        msg = "the dataset is empty, or has no length to plan with: give some of its "
+        msg += "samples as a list"
         raise StepError(msg)
+    if isinstance(dataset, Mapping) and set(dataset) != set(range(count)):
+        what = f"A {type(dataset).__name__} is no dataset."
+        why = "its keys are not the numbers from 0 on"
+        raise OptionError(
+            what, why=why, fix="plan_batch(model, list(samples.values()), device)"
+        )
 
     def join(rows: list[int]) -> Any:
         return _join(dataset, rows, collate)

@@ -17,7 +17,7 @@ from loaderkit.budget.environment import (
     MAX_RATIO,
     OLD_NAMES,
     UNIFIED,
-    Finding,
+    EnvironmentFinding,
     Setting,
     judge_environment,
     options_of,
@@ -33,7 +33,7 @@ class Environment:
 
     setting: Setting
     """What was read."""
-    findings: list[Finding]
+    findings: list[EnvironmentFinding]
     """What does not do what it looks like, the worst first."""
 
     @property

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loaderkit.budget.log import Log
+    from loaderkit.budget.allocation_log import Log
 
     Floats = NDArray[np.float64]
 

@@ -17,19 +17,19 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from loaderkit.budget.accumulation import references_alone
-from loaderkit.budget.fakes import attention_of, fake_batch, fake_model
+from loaderkit.budget.allocation_log import Bounds, Log
+from loaderkit.budget.fake_tensors import attention_of, fake_batch, fake_model
 from loaderkit.budget.formulas import FORMULAS, DifferentiatedCall
 from loaderkit.budget.kernels import KERNELS
-from loaderkit.budget.log import Bounds, Log
 from loaderkit.budget.measure import state_of, tensors_of
-from loaderkit.budget.steps import (
+from loaderkit.budget.tracker import ReadsValues, Tracker
+from loaderkit.budget.train_step import (
     Step,
     blocks_of,
     checkpoint_blocks,
     make_optimizer,
     run_step,
 )
-from loaderkit.budget.tracker import ReadsValues, Tracker
 from loaderkit.budget.values import RealValues
 
 if TYPE_CHECKING:

@@ -16,13 +16,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
 from loaderkit.budget.accumulation import node_name, reused_operand
+from loaderkit.budget.allocation_log import Bounds
 from loaderkit.budget.kernel_calls import call_of
-from loaderkit.budget.log import Bounds
 from loaderkit.budget.measure import state_of
 
 if TYPE_CHECKING:
+    from loaderkit.budget.allocation_log import Log
     from loaderkit.budget.kernel_calls import KernelCall
-    from loaderkit.budget.log import Log
     from loaderkit.budget.values import RealValues, Value
 
 _aten = torch.ops.aten

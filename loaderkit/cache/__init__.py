@@ -9,4 +9,10 @@ store.py opens one.  shards.py hashes, maps and watches its files; column_reader
 reads a column from all of them as one array, at the places that placement.py, pure,
 finds for them in an address_space.py; gather.py, pure, copies a batch of rows.
 verify.py tells what is in there.
+
+storage.py says what is asked of a place where whole shards live that is not this
+machine: object_store.py is every file system of fsspec, folder_storage.py a slow disk,
+and remote.py opens them by URL.  mirror.py keeps their shards on local disk, leases.py
+says which ones are in use, mirrored_shards.py what this process has mapped, and
+download_ahead.py fetches what is read next.  transfer.py copies whole caches.
 """

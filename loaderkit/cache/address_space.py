@@ -38,7 +38,7 @@ _USUAL_MOST_MAPPINGS = 65_530
 
 def is_available() -> bool:
     """Tell whether this system can lay files side by side."""
-    return os.name == "posix" and sys.maxsize > 1 << 32
+    return hasattr(mmap, "MAP_SHARED") and sys.maxsize > 1 << 32
 
 
 def free_mappings() -> int:
@@ -98,6 +98,19 @@ class AddressRange:
         flags = mmap.MAP_SHARED | _MAP_FIXED
         address = self._address + at
         _system_mmap(address, nbytes, mmap.PROT_READ, flags, descriptor, file_start)
+
+    def unmap(self, *, nbytes: int, at: int) -> None:
+        """Let go of a piece of a file; its addresses stay reserved.
+
+        Args:
+            nbytes: Bytes of the piece.
+            at: Where in the range it begins, a multiple of a page.
+        """
+        if self._address is None or at < 0 or at + nbytes > self._nbytes:
+            msg = f"bytes {at:,} to {at + nbytes:,} of a range of {self._nbytes:,}"
+            raise ValueError(msg)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+        _system_mmap(self._address + at, nbytes, _PROT_NONE, flags, -1, 0)
 
     def as_array(self) -> NDArray[np.uint8]:
         """See the range as bytes ``[nbytes]``, read-only; the array keeps it alive."""

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 _CHECKED_AT_ONCE = 1 << 20
 """So many offsets of a shard are checked when it is opened (4 ms).  Where there are
 more, each batch checks its own, which costs it 5 us a column."""
+_ALWAYS_SOME_LEFT = 1 << 62
 ABSENT = -1
 """Stands for the part of a shard that lacks the column."""
 
@@ -183,6 +184,19 @@ class JoinedPart:
                 self._is_open[shard] = True
                 self._left -= 1
 
+    def close_shard(self, shard: int) -> None:
+        """Unmap a shard, if it is mapped; what was there cannot be read any more."""
+        if not self._is_open[shard]:
+            return
+        self._is_open[shard] = False
+        # From now on every batch looks: two threads may count at once, and one shard
+        # too few would be read where nothing is mapped.
+        self._left = _ALWAYS_SOME_LEFT
+        self._values.unmap_shard(int(self._at[shard]))
+        at = int(self._at_of_offsets[shard])
+        if self._offsets is not None and at != ABSENT:
+            self._offsets.unmap_shard(at)
+
     def find(self, samples: Ints, shards: Ints) -> tuple[Ints, Ints]:
         """Say where the rows of samples lie.
 
@@ -294,6 +308,11 @@ class JoinedArray:
             descriptor, window.file_start, nbytes=window.nbytes, at=window.at
         )
 
+    def unmap_shard(self, at: int) -> None:
+        """Unmap the rows of one shard; its addresses stay reserved."""
+        window = self._placement.window(at)
+        self._addresses.unmap(nbytes=window.nbytes, at=window.at)
+
     def rows_of(self, at: int) -> NDArray[Any]:
         """Give the rows of one shard, which is mapped."""
         first = int(self.first_rows[at])
@@ -351,6 +370,13 @@ class ColumnReader:
         self._joined_parts: dict[int, JoinedPart] = {}
         """By the first shard of each: a tuple of all 500 is hashed anew each time."""
         self._read_ahead: defaultdict[int, ReadAhead] = defaultdict(ReadAhead)
+        shards.add_reader(self)
+
+    def close_shard(self, shard: int) -> None:
+        """Unmap a shard; it is opened again when it is read again."""
+        self._shard_parts.pop(shard, None)
+        for joined in self._joined_parts.values():
+            joined.close_shard(shard)
 
     def part(self, number: int, touched: Iterable[int]) -> Part:
         """Give a part of the column, opened as far as a batch needs it.

@@ -124,9 +124,9 @@ def sync_folder(folder: Path) -> None:
         OSError: The disk failed.  Systems that cannot do it for folders (Windows, some
             network file systems) are passed over.
     """
-    if os.name == "nt":
+    if not hasattr(os, "O_DIRECTORY"):  # Windows opens no folders
         return
-    descriptor = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     except OSError as error:

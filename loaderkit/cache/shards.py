@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from loaderkit.cache.files import (
     wrong_size,
 )
 from loaderkit.cache.hdf5 import ChunkedValues, joined_shape
+from loaderkit.cache.mirrored_shards import MirroredShards
 from loaderkit.cache.verified import VerifiedFiles, record_path
 from loaderkit.errors import CacheError, DamagedCacheError, StaleCacheError
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from loaderkit.cache.gather import Values
     from loaderkit.cache.layout import Array, ShardFile
     from loaderkit.cache.manifest import Manifest
+    from loaderkit.cache.mirror import Mirror
 
     Ints = NDArray[np.int64]
 
@@ -74,6 +77,14 @@ _SMALL_BYTES = 256 << 20
 there are many cgroups, and opening a cache 1 ms."""
 
 
+class ClosesShards(Protocol):
+    """What reads shards, and can let go of one."""
+
+    def close_shard(self, shard: int) -> None:
+        """Unmap a shard; it is opened again when it is read again."""
+        ...
+
+
 class Shards:
     """The files of a cache, each hashed and mapped when first read.
 
@@ -87,8 +98,11 @@ class Shards:
         manifest: Manifest,
         checksums: Checksums,
         free_bytes: Callable[[], int],
+        mirror: Mirror | None = None,
     ) -> None:
         self.path, self.manifest, self._checksums = path, manifest, checksums
+        self._mirrored = None if mirror is None else MirroredShards(mirror)
+        self._readers: weakref.WeakSet[ClosesShards] = weakref.WeakSet()
         large = is_available() and manifest.bytes > _SMALL_BYTES
         self.larger_than_memory = large and manifest.bytes > free_bytes()
         """True where pages are pushed out again before an epoch ends."""
@@ -100,6 +114,40 @@ class Shards:
         self._kept_open = KeptOpen(most_kept_open())
         self._checks = 0
         self._numbers: dict[object, int] = {}
+
+    def add_reader(self, reader: ClosesShards) -> None:
+        """Have a reader told when a shard is closed."""
+        self._readers.add(reader)
+
+    def prepare(self, shards: Sequence[int]) -> None:
+        """Make ready for reading a batch from some shards, and see that they are sound.
+
+        Until this thread prepares for another batch, they stay mapped.
+
+        Args:
+            shards: Numbers of the shards that the batch touches, each once.
+
+        Raises:
+            DamagedCacheError: One was cut short, or its bytes were changed.
+            CacheError: One is in a store, and cannot be mirrored.
+        """
+        if self._mirrored is not None:
+            self._mirrored.prepare(shards, self._close)
+        self.check_unchanged(shards)
+
+    def let_go(self) -> None:
+        """Unmap what is kept in a mirror that is too small: nothing is being read."""
+        if self._mirrored is not None:
+            self._mirrored.let_go(self._close)
+
+    def _close(self, shard: int) -> None:
+        """Unmap a shard that no batch is being read from."""
+        for reader in self._readers:
+            reader.close_shard(shard)
+        self._maps.pop(shard, None)
+        # Its identity stays known, so that it need not be hashed when it is opened
+        # again.
+        self._kept_open.drop(shard)
 
     def number_of(self, value: object) -> int:
         """Give equal values equal numbers: what has 500 items is compared at once."""
@@ -161,18 +209,29 @@ class Shards:
             return
         described = self.manifest.shards.file(shard)
         file = self.path / described.file
+        if self._mirrored is not None:
+            self._mirrored.bring(shard, self._close)
+            self._bring_again_if_changed(shard, file, described)
         try:
             with opened(file) as descriptor:
-                known = self._identities.get(shard)
-                if known is None or identity_of(os.fstat(descriptor)) != known:
-                    identity = self._verify(descriptor, file, described)
-                    self._identities[shard] = identity
+                self._verify_if_unknown(shard, descriptor, file, described)
                 self._kept_open.keep(shard, descriptor, described.bytes)
                 yield descriptor
         except FileNotFoundError:
             raise self._gone(file) from None
         except OSError as error:
             raise unreadable(file, error) from error
+
+    def _bring_again_if_changed(
+        self, shard: int, file: Path, described: ShardFile
+    ) -> None:
+        """Download a shard anew that was changed, or deleted, in the mirror."""
+        assert self._mirrored is not None
+        try:
+            with opened(file) as descriptor:
+                self._verify_if_unknown(shard, descriptor, file, described)
+        except (DamagedCacheError, FileNotFoundError):
+            self._mirrored.bring_again(shard, self._close)
 
     def check_unchanged(self, shards: Sequence[int]) -> None:
         """See that files are still those that were hashed and mapped.
@@ -241,6 +300,13 @@ class Shards:
                 mapped = map_open_file(descriptor, self.manifest.shards.file(shard))
             self._maps[shard] = mapped
         return mapped
+
+    def _verify_if_unknown(
+        self, shard: int, descriptor: int, file: Path, described: ShardFile
+    ) -> None:
+        known = self._identities.get(shard)
+        if known is None or identity_of(os.fstat(descriptor)) != known:
+            self._identities[shard] = self._verify(descriptor, file, described)
 
     def _verify(self, descriptor: int, file: Path, shard: ShardFile) -> FileIdentity:
         identity = identity_of(os.fstat(descriptor))
@@ -318,10 +384,10 @@ _MOST_KEPT_OPEN = 1024
 
 def most_kept_open() -> int:
     """Say how many files of a cache may stay open: half of what a process may have."""
-    if os.name != "posix":
+    try:
+        import resource
+    except ImportError:  # Windows: its C library allows 512
         return 256
-    import resource
-
     soft_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if soft_limit == resource.RLIM_INFINITY:
         return _MOST_KEPT_OPEN

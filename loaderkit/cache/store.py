@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from loaderkit.cache.column_reader import ABSENT, ColumnReader, Part, lacks_column
-from loaderkit.cache.files import check_files, load_manifest
+from loaderkit.cache.files import check_files, load_manifest, load_sources
 from loaderkit.cache.gather import Piece, Runs
+from loaderkit.cache.mirror import Mirror
+from loaderkit.cache.remote import RemoteCache
 from loaderkit.cache.shards import Checksums, Shards, check_checksums, replaced
 from loaderkit.errors import CacheError, DamagedCacheError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -40,7 +42,7 @@ class Store:
     Opening reads the manifest and looks for the files: no sample, no offset.
 
     Args:
-        path: The cache's folder.
+        path: The cache's folder, or the store that it is in.
         checksums: When shards are hashed: "once", "always" or "never".
         generation: Open this one or none, so that workers read what their parent does.
         free_bytes: Says how much memory pages of the files may take.  Where they are
@@ -54,19 +56,27 @@ class Store:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | RemoteCache,
         *,
         checksums: Checksums = "once",
         generation: str | None = None,
         free_bytes: Callable[[], int] = lambda: _UNLIMITED,
     ) -> None:
         check_checksums(checksums)
-        # Absolute: programs change the current folder (Hydra does).
-        self.path = Path(path).absolute()
-        self.manifest = self._load(self.path)
+        self.mirror: Mirror | None = None
+        """Where the shards of a store are kept; None for a cache in a folder."""
+        if isinstance(path, RemoteCache):
+            self.mirror = Mirror(path, generation)
+            self.path, self.manifest = self.mirror.folder, self.mirror.manifest
+        else:
+            # Absolute: programs change the current folder (Hydra does).
+            self.path = Path(path).absolute()
+            self.manifest = self._load(self.path)
         if generation is not None and self.manifest.generation != generation:
             raise replaced(self.path)
-        self._shards = Shards(self.path, self.manifest, checksums, free_bytes)
+        self._shards = Shards(
+            self.path, self.manifest, checksums, free_bytes, self.mirror
+        )
         self._columns: dict[tuple[str, bool], ColumnReader] = {}
 
     @staticmethod
@@ -91,6 +101,17 @@ class Store:
 
     def __len__(self) -> int:
         return self.manifest.samples
+
+    def load_sources(self) -> str | None:
+        """Read the list of the files that the cache was made from; None without one.
+
+        Raises:
+            CacheError: It is not the list that was written, or cannot be read.
+        """
+        if self.mirror is not None:
+            return self.mirror.load_sources()
+        sources = self.manifest.sources
+        return None if sources is None else load_sources(self.path, sources)
 
     @cached_property
     def firsts(self) -> Ints:
@@ -120,8 +141,35 @@ class Store:
             DamagedCacheError: The shard was changed since it was mapped.
         """
         shard = int(np.searchsorted(self.firsts, sample, side="right")) - 1
-        self._shards.check_unchanged([shard])
+        self._shards.prepare([shard])
         return shard, sample - int(self.firsts[shard])
+
+    def let_go(self) -> None:
+        """Let other processes have the room that shards of a store take here.
+
+        No batch may be read meanwhile; whatever is read next is mapped again.
+        """
+        self._shards.let_go()
+
+    def places_at_once(self, samples: Ints) -> Iterator[Ints]:
+        """Divide many samples into what can be read at once.
+
+        Args:
+            samples: Sample numbers ``[n]``.
+
+        Yields:
+            Places in ``samples``: all of them, or those of one shard after the other
+            where a mirror cannot hold all shards.
+        """
+        if self.mirror is None or not self.mirror.is_capped:
+            yield np.arange(len(samples))
+            return
+        shards = self.firsts.searchsorted(samples, side="right")
+        order = np.argsort(shards, kind="stable")
+        [changes] = np.diff(shards[order]).nonzero()
+        for places in np.split(order, changes + 1):
+            if len(places):
+                yield places
 
     def pick(self, samples: Ints) -> Pick:
         """Choose the samples of a batch.
@@ -137,12 +185,12 @@ class Store:
             DamagedCacheError: A shard was changed since it was mapped.
         """
         if len(self.manifest.shards) == 1:
-            self._shards.check_unchanged([0])
+            self._shards.prepare([0])
             return Pick(self, samples, np.zeros(len(samples), np.int64), [0])
         shards = self.firsts.searchsorted(samples, side="right")
         shards -= 1
         touched = sorted(set(shards.tolist()))  # 4 us less than np.unique
-        self._shards.check_unchanged(touched)
+        self._shards.prepare(touched)
         return Pick(self, samples - self.firsts.take(shards), shards, touched)
 
 

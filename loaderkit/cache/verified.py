@@ -112,8 +112,8 @@ class VerifiedFiles:
         self._unparsed += whole_lines
 
 
-def record_path() -> Path | None:
-    """Say where the user's caches of programs lie; None where there is no home."""
+def user_cache_folder() -> Path | None:
+    """Say where loaderkit's files lie among the user's caches; None without a home."""
     if os.name == "nt":
         base = os.environ.get("LOCALAPPDATA", "")
     else:
@@ -122,7 +122,13 @@ def record_path() -> Path | None:
         folder = Path(base) if base else Path.home() / ".cache"
     except RuntimeError:  # no home is known
         return None
-    return folder / "loaderkit" / "verified.txt"
+    return folder / "loaderkit"
+
+
+def record_path() -> Path | None:
+    """Say where it is recorded which files were hashed; None without a home."""
+    folder = user_cache_folder()
+    return None if folder is None else folder / "verified.txt"
 
 
 def _line(identity: FileIdentity, xxh3: str) -> str:

@@ -16,13 +16,18 @@ from loaderkit.cache.files import (
     map_open_file,
     opened,
 )
+from loaderkit.cache.mirror import load_remote_manifest
+from loaderkit.cache.remote import RemoteCache, locate_cache
+from loaderkit.cache.stored_files import files_of, find_damage
 from loaderkit.errors import CacheError
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
 
     from loaderkit.cache.layout import Shard
+    from loaderkit.cache.storage import Storage
 
 
 @dataclass(frozen=True)
@@ -53,15 +58,23 @@ class Verification:
         return "\n".join([f"{self.path}: damaged", *self.findings])
 
 
-def verify(path: str | os.PathLike[str]) -> Verification:
+def verify(
+    path: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Verification:
     """Hash every shard and check that its offsets fit its values.
 
     Args:
-        path: The cache's folder.
+        path: The cache's folder, or a URL: every byte is read there, and none kept.
+        storage_options: What fsspec makes the file system of a URL with.
 
     Returns:
         What is wrong, if anything; damage is told, not raised.
     """
+    location = locate_cache(path, storage_options)
+    if isinstance(location, RemoteCache):
+        return _verify_stored(location.open_storage())
     folder = Path(path)
     try:
         manifest = load_manifest(folder)
@@ -76,6 +89,22 @@ def verify(path: str | os.PathLike[str]) -> Verification:
             wrong[manifest.sources.file] = str(error)
     findings = tuple(found for found in wrong.values() if found)
     return Verification(str(path), manifest.samples, hashed, findings)
+
+
+def _verify_stored(storage: Storage) -> Verification:
+    try:
+        manifest = load_remote_manifest(storage)
+        sizes = storage.sizes()
+    except CacheError as error:
+        return Verification(storage.url, 0, 0, (str(error),))
+    findings, hashed = [], 0
+    for file in files_of(manifest):
+        damage = find_damage(storage, file, sizes.get(file.file))
+        if damage:
+            findings.append(damage)
+        else:
+            hashed += file.bytes
+    return Verification(storage.url, manifest.samples, hashed, tuple(findings))
 
 
 def _damage(folder: Path, shard: Shard) -> str:

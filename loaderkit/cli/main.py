@@ -11,11 +11,21 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loaderkit import __version__
+from loaderkit.cache.storage import is_url
 from loaderkit.errors import LoaderkitError
 from loaderkit.units import parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+_STATUSES = """\
+exit status:
+  0  done, and all is well; explain: the text was read, whatever it says
+  1  bad news: damaged, leaking, does not fit, a setting that does not work; or it
+     could not be done, and the message says why
+  2  wrong arguments
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program name; the process's own if None.
 
     Returns:
-        The exit status: 0 when all is well, 1 when the answer is bad news.
+        The exit status, as ``--help`` lists them.
     """
     options = _parser().parse_args(argv)
     try:
@@ -38,13 +48,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     print(json.dumps(answer.to_json()) if options.json else answer)
-    return 0 if getattr(answer, "ok", True) else 1
+    # explain answers what it was asked also where memory ran out.
+    return 0 if options.run is _explain or getattr(answer, "ok", True) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="loaderkit", description="Data loading whose memory stays flat."
+        prog="loaderkit",
+        description="Data loading whose memory stays flat.",
+        epilog=_STATUSES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument(
+        "--version", action="version", version=f"loaderkit {__version__}"
+    )
+    _add_completion(parser)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--json", action="store_true", help="print one JSON object")
@@ -54,12 +72,15 @@ def _parser() -> argparse.ArgumentParser:
     inspect = commands.add_parser(
         "inspect", parents=[shared], help="what is in a cache"
     )
-    inspect.add_argument("cache")
+    inspect.add_argument("cache", help="its folder, or a URL")
+    _add_storage_options(inspect)
     inspect.set_defaults(run=_inspect)
 
     verify = commands.add_parser("verify", parents=[shared], help="hash a cache again")
-    verify.add_argument("cache")
+    verify.add_argument("cache", help="its folder, or a URL")
+    _add_storage_options(verify)
     verify.set_defaults(run=_verify)
+    _add_push_and_pull(commands, shared)
 
     demo = commands.add_parser(
         "demo", parents=[shared], help="real molecules, end to end"
@@ -77,22 +98,79 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_completion(parser: argparse.ArgumentParser) -> None:
+    """Offer completion for shells, which shtab writes from the parser."""
+    name = "--print-completion"
+    if importlib.util.find_spec("shtab") is not None:
+        import shtab
+
+        shtab.add_argument_to(parser, [name])
+        return
+    parser.add_argument(
+        name,
+        action=_MissingCompletion,
+        metavar="{bash,zsh,tcsh}",
+        help="print what completes commands in a shell; needs shtab",
+    )
+
+
+class _MissingCompletion(argparse.Action):
+    """Says what completion needs."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        parser.error("shells are completed by shtab: pip install shtab")
+
+
 def _add_pack(commands: Any, shared: argparse.ArgumentParser) -> None:
     pack = commands.add_parser("pack", parents=[shared], help="make a cache")
     pack.add_argument(
         "source",
         help="a folder of .pt files, or module:name or file.py:name of a dataset",
     )
-    pack.add_argument("cache", help="the cache's folder")
+    pack.add_argument("cache", help="the cache's folder, or a URL")
+    _add_storage_options(pack)
     pack.add_argument("--workers", type=int, help="processes that read samples")
     pack.add_argument("--compression", help="gzip, lzf, or a filter of hdf5plugin")
-    pack.add_argument("--shard-size", type=_size, default=256 << 20, metavar="SIZE")
+    pack.add_argument(
+        "--shard-size",
+        type=_size,
+        default=256 << 20,
+        metavar="SIZE",
+        help="bytes after which a file is finished, such as 256MiB",
+    )
     pack.add_argument("--pattern", default="*.pt", help="which files of the folder")
     pack.add_argument("--overwrite", action="store_true", help="replace a cache")
     pack.add_argument(
         "--unsafe-pickle", action="store_true", help="let the .pt files run code"
     )
     pack.set_defaults(run=_pack)
+
+
+def _add_push_and_pull(commands: Any, shared: argparse.ArgumentParser) -> None:
+    push = commands.add_parser("push", parents=[shared], help="copy a cache to a store")
+    push.add_argument("cache", help="the cache's folder")
+    push.add_argument("url", help="where it goes, such as s3://bucket/molecules")
+    push.add_argument("--overwrite", action="store_true", help="replace a cache there")
+    _add_storage_options(push)
+    push.set_defaults(run=_push)
+
+    pull = commands.add_parser(
+        "pull", parents=[shared], help="copy a cache from a store"
+    )
+    pull.add_argument("url", help="where it is, such as s3://bucket/molecules")
+    pull.add_argument("cache", help="the new cache's folder")
+    _add_storage_options(pull)
+    pull.set_defaults(run=_pull)
+
+
+def _add_storage_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--storage-option",
+        type=_name_and_value,
+        action="append",
+        metavar="NAME=VALUE",
+        help="for the file system of a URL; VALUE may be JSON; may be repeated",
+    )
 
 
 def _add_watch(commands: Any, shared: argparse.ArgumentParser) -> None:
@@ -131,8 +209,16 @@ def _add_plan(commands: Any, shared: argparse.ArgumentParser) -> None:
     )
     plan.add_argument("--device", default="cpu", help="where it shall train")
     plan.add_argument("--limit", type=_size, help="such as 8GiB; what is free if none")
-    plan.add_argument("--batch-size", type=_positive, default=32, metavar="N")
-    plan.add_argument("--epochs", type=_positive, default=100, metavar="N")
+    plan.add_argument(
+        "--batch-size",
+        type=_positive,
+        default=32,
+        metavar="N",
+        help="samples of a step",
+    )
+    plan.add_argument(
+        "--epochs", type=_positive, default=100, metavar="N", help="it shall survive"
+    )
     plan.add_argument("--optimizer", default="adam", help="such as adamw or sgd")
     plan.add_argument("--autocast", help="such as bfloat16")
     plan.add_argument("--loss", help="module:name or file.py:name of a loss")
@@ -157,20 +243,43 @@ def _pack(options: argparse.Namespace) -> Any:
         compression=options.compression,
         shard_bytes=options.shard_size,
         overwrite=options.overwrite,
+        storage_options=_storage_options(options),
     )
-    return inspect_cache(options.cache)
+    return inspect_cache(options.cache, storage_options=_storage_options(options))
 
 
 def _inspect(options: argparse.Namespace) -> Any:
     from loaderkit.datasets.inspect import inspect_cache
 
-    return inspect_cache(options.cache)
+    return inspect_cache(options.cache, storage_options=_storage_options(options))
 
 
 def _verify(options: argparse.Namespace) -> Any:
     from loaderkit.cache.verify import verify
 
-    return verify(options.cache)
+    return verify(options.cache, storage_options=_storage_options(options))
+
+
+def _push(options: argparse.Namespace) -> Any:
+    from loaderkit.cache.transfer import push
+
+    return push(
+        options.cache,
+        options.url,
+        storage_options=_storage_options(options),
+        overwrite=options.overwrite,
+    )
+
+
+def _pull(options: argparse.Namespace) -> Any:
+    from loaderkit.cache.transfer import pull
+
+    return pull(options.url, options.cache, storage_options=_storage_options(options))
+
+
+def _storage_options(options: argparse.Namespace) -> dict[str, Any] | None:
+    """Give the options of a URL's file system; None where there are none."""
+    return None if options.storage_option is None else dict(options.storage_option)
 
 
 def _demo(options: argparse.Namespace) -> Any:
@@ -180,7 +289,7 @@ def _demo(options: argparse.Namespace) -> Any:
 
 
 def _watch(options: argparse.Namespace) -> Any:
-    from loaderkit.leaks.outside import watch_process, watch_script
+    from loaderkit.leaks.watch_process import watch_process, watch_script
 
     if options.pid is not None:
         return watch_process(options.pid, seconds=options.seconds, live=_live)
@@ -207,7 +316,7 @@ def _explain(options: argparse.Namespace) -> Any:
 
 def _plan(options: argparse.Namespace) -> Any:
     from loaderkit.budget.batch import plan_batch
-    from loaderkit.budget.steps import StepError
+    from loaderkit.budget.train_step import StepError
 
     model = _found(options.model)
     if isinstance(model, type) or not hasattr(model, "parameters"):
@@ -239,7 +348,7 @@ def _data(options: argparse.Namespace) -> Any:
         return samples_of_shape(options.data, options.batch_size)
     return (
         open_cache(options.data)
-        if Path(options.data).is_dir()
+        if is_url(options.data) or Path(options.data).is_dir()
         else _named(options.data)
     )
 
@@ -293,6 +402,17 @@ def _size(text: str) -> int:
         return parse_bytes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _name_and_value(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        msg = f"must be NAME=VALUE, got {text!r}"
+        raise argparse.ArgumentTypeError(msg)
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
 
 
 def _positive(text: str) -> int:

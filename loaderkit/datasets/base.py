@@ -9,44 +9,65 @@ import itertools
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex, TypeGuard, overload
 
 import numpy as np
+import xxhash
 from torch.utils.data import Dataset
+from typing_extensions import Self, TypeVar
 
 from loaderkit.cache.build import finish_killed_commit
-from loaderkit.cache.files import load_sources
-from loaderkit.cache.layout import MANIFEST
+from loaderkit.cache.download_ahead import StoredRows
+from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.shards import Checksums, check_checksums
 from loaderkit.cache.store import Store
-from loaderkit.datasets.classes import Classes, modules_of
+from loaderkit.datasets.absent import no_such_attribute
+from loaderkit.datasets.classes import ClassRegistry, modules_of
+from loaderkit.datasets.columns import (
+    check_column,
+    column_names,
+    column_rows,
+    join_column,
+)
 from loaderkit.datasets.decode import decode
 from loaderkit.datasets.dict_batches import RAGGED, DictRecipe, collate_samples
 from loaderkit.datasets.fingerprint import Fingerprint, differences, fingerprint_of
 from loaderkit.datasets.gathering import UnlikeShapesError, reader
 from loaderkit.datasets.lazy import LAST_GIVEN, LazySamples
 from loaderkit.datasets.many_samples import read_samples
-from loaderkit.datasets.own import own
-from loaderkit.datasets.pack import Packed, PackOptions, pack_source
+from loaderkit.datasets.owned_copy import owned_copy
+from loaderkit.datasets.pack import Packed, PackOptions, has_cache, pack_source
 from loaderkit.datasets.plain import decode_text
 from loaderkit.datasets.room import check_chunks, page_cache_bytes
 from loaderkit.datasets.rows import is_one, many_rows, one_row
+from loaderkit.datasets.selecting import RowSelection
 from loaderkit.datasets.sizes import sample_sizes, size_counter
 from loaderkit.datasets.soundness import check_columns
 from loaderkit.datasets.source_files import SourceFileList
 from loaderkit.datasets.sources import KeyedSource
 from loaderkit.datasets.structure import KEY, VARIANT, Nest, Structure
-from loaderkit.errors import DatasetError, LoaderkitError, StaleCacheError
+from loaderkit.errors import DatasetError, LoaderkitError, OptionError, StaleCacheError
 from loaderkit.joining import check_no_keys, join
+from loaderkit.notebook import card
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import (
+        Callable,
+        Collection,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
 
     from numpy.typing import NDArray
 
+    from loaderkit.cache.remote import CacheLocation
+
     Ints = NDArray[np.int64]
 
-T = TypeVar("T")
+T = TypeVar("T", default=Any)
+R = TypeVar("R")
 
 _COLLATE_ERRORS = (
     *(AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError),
@@ -73,7 +94,7 @@ def collating() -> Iterator[None]:
         raise DatasetError(what, why=why, fix=fix) from error
 
 
-class SafeDataset(Dataset[Any]):
+class SafeDataset(RowSelection[T], Dataset[T]):
     """A dataset whose every sample is a copy that its reader owns.
 
     Subclass it, and write ``keys()`` and ``load(key)``.  With ``cache=`` every sample
@@ -81,10 +102,13 @@ class SafeDataset(Dataset[Any]):
     loaded each time.  Either way, changing a sample in place, keeping it, or sending
     it to another process never touches the cache or another sample.
 
+    ``SafeDataset[dict[str, Tensor]]`` tells a type checker what a sample is.
+
     Args:
         raw: Where the samples come from, for ``keys`` and ``load`` to use as
             ``self.raw``.
-        cache: Folder of the cache, packed on first use; None to load each time.
+        cache: Folder of the cache, or a URL that fsspec knows ("s3://bucket/name");
+            packed on first use.  None to load each time.
         transform: Called with each sample after it is read; may change it in place.
         ragged: What a batch holds for tensors whose first axes differ: "padded",
             "packed" or "jagged" (see ``loaderkit.datasets.dict_batches``).
@@ -93,46 +117,59 @@ class SafeDataset(Dataset[Any]):
             subclass's own module knows.
         checksums: When the cache's files are hashed: "once" a machine before their
             first use, "always" in each process, or "never".
+        storage_options: What fsspec makes the file system of a URL with.
+        mirror: Folder on local disk in which the shards of a URL are kept.
+        mirror_bytes: The most it may take, such as "200 GB"; None for all there is.
 
     Raises:
         ValueError: ``ragged`` or ``checksums`` is none of the three.
+        OptionError: An option of URLs was given without one.
     """
 
     _PACKED_WITHOUT: ClassVar[frozenset[str]] = frozenset(
         {
             *("raw", "cache", "transform", "ragged", "packing", "classes", "checksums"),
             *("_rows", "_keys", "_opened", "_generation", "_plain", "gives_unread"),
-            *("follow_batch", "exclude_keys"),
+            *("follow_batch", "exclude_keys", "largest_column_bytes"),
         }
     )
     """Attributes of ours, which decide nothing about what ``load`` returns."""
     _sizes_are_of_graphs: ClassVar[bool] = False
+    _shows_fields: ClassVar[bool] = False
+    """Whether a field of the samples is an attribute of the dataset, as in PyG."""
     gives_unread = False
     """Batches are given to torch unread: our ``collate`` joined the one before."""
-    version: ClassVar[str] = ""
+    largest_column_bytes: int = 1 << 30
+    """What ``column`` may gather at most, 1 GiB unless you set another bound: a field
+    of all samples lies in memory at once."""
+    version: str = ""
     """Raise it when samples change in a way that ``load`` does not show."""
 
     def __init__(
         self,
         raw: str | os.PathLike[str] | None = None,
-        cache: str | os.PathLike[str] | None = None,
+        cache: str | os.PathLike[str] | RemoteCache | None = None,
         *,
         transform: Callable[[Any], Any] | None = None,
         ragged: str = "padded",
         packing: PackOptions | None = None,
         classes: Iterable[type] = (),
         checksums: Checksums = "once",
+        storage_options: Mapping[str, Any] | None = None,
+        mirror: str | os.PathLike[str] | None = None,
+        mirror_bytes: int | str | None = None,
     ) -> None:
         check_checksums(checksums)
         if ragged not in RAGGED:
             msg = f"ragged must be one of {', '.join(RAGGED)}, got {ragged!r}"
             raise ValueError(msg)
         self.raw = None if raw is None else Path(raw)
-        self.cache = None if cache is None else Path(cache).absolute()
+        self.cache = locate_cache(cache, storage_options, mirror, mirror_bytes)
+        """Where the cache is: a folder, or a store; None for no cache."""
         self.transform = transform
         self.ragged = ragged
         self.packing = packing or PackOptions()
-        self.classes = Classes(classes, modules_of(type(self)))
+        self.classes = ClassRegistry(classes, modules_of(type(self)))
         self.checksums: Checksums = checksums
         self._generation: str | None = None
         self._plain = False
@@ -149,7 +186,7 @@ class SafeDataset(Dataset[Any]):
         msg = f"{type(self).__name__} must say which samples there are: def keys(self)"
         raise NotImplementedError(msg)
 
-    def load(self, key: Any) -> Any:
+    def load(self, key: Any) -> T:
         """Make one sample; called once for each key when there is a cache.
 
         Args:
@@ -188,15 +225,36 @@ class SafeDataset(Dataset[Any]):
     def __len__(self) -> int:
         return self._count() if self._rows is None else len(self._rows)
 
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> T: ...
+    @overload
+    def __getitem__(self, index: str) -> Any: ...
+    @overload
+    def __getitem__(self, index: Any) -> Self: ...
     def __getitem__(self, index: Any) -> Any:
         if is_one(index):
             return self._sample(self._row(one_row(index, len(self))))
-        return self._subset(many_rows(index, len(self)))
+        if isinstance(index, str):
+            return self.column(index)
+        return self.subset(many_rows(index, len(self)))
 
-    def __iter__(self) -> Iterator[Any]:
+    if not TYPE_CHECKING:  # a type checker shall go on to find misspelt names
+
+        def __getattr__(self, name: str) -> Any:
+            is_private = name.startswith("_")
+            if is_private or hasattr(type(self), name):
+                # Also a property that raised an AttributeError of its own: again.
+                return object.__getattribute__(self, name)
+            if self._shows_fields and name in self._fields_if_open():
+                return self.column(name)
+            known = [each for each in dir(type(self)) if not each.startswith("_")]
+            fields = self._fields_if_open()
+            raise no_such_attribute(type(self).__name__, name, known, fields)
+
+    def __iter__(self) -> Iterator[T]:
         return (self[row] for row in range(len(self)))
 
-    def __getitems__(self, rows: Sequence[int]) -> list[Any]:
+    def __getitems__(self, rows: Sequence[int]) -> list[T]:
         """Give the samples of a batch, as torch's DataLoader asks for them.
 
         Args:
@@ -218,7 +276,7 @@ class SafeDataset(Dataset[Any]):
             LAST_GIVEN.note(samples, self)
         return samples
 
-    def read_together(self, rows: Sequence[int]) -> list[Any]:
+    def read_together(self, rows: Sequence[int]) -> list[T]:
         """Read samples, at once where they are built alike in a cache.
 
         Args:
@@ -234,7 +292,7 @@ class SafeDataset(Dataset[Any]):
             return read
         return [self.transform(sample) for sample in read]
 
-    def read_untransformed(self, rows: Sequence[int]) -> list[Any] | None:
+    def read_untransformed(self, rows: Sequence[int]) -> list[T] | None:
         """Read samples of the cache at once, without calling ``transform``.
 
         Args:
@@ -328,6 +386,87 @@ class SafeDataset(Dataset[Any]):
         self._expect_more_of(samples)
         return self._joined(samples, follow, exclude)
 
+    def column(self, name: str) -> Any:
+        """Gather one field of all samples, whole, as the cache has it.
+
+        ``dataset["label"]`` is the same, as in Hugging Face's datasets, and of graphs
+        ``dataset.y``, as in PyG's, once the cache is open.
+
+        Args:
+            name: A field that all samples have; of dicts a key.
+
+        Returns:
+            What a batch of all samples has under that name, ``transform`` aside.
+
+        Raises:
+            DatasetError: There is no such field, no cache, or it takes more than
+                ``largest_column_bytes``.
+        """
+        opened, rows = self._sized("columns")
+        check_column(opened, rows, name, self.largest_column_bytes)
+        return self._column(opened, rows, name)
+
+    def map(
+        self,
+        function: Callable[..., Any],
+        with_indices: bool = False,  # noqa: FBT001, FBT002 -- as Hugging Face has it
+        *,
+        remove_columns: str | Collection[str] | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        workers: int | None = None,
+        **others: Any,
+    ) -> Any:
+        """Make new samples of these, and pack them into a cache of their own.
+
+        What was packed of the same samples by the same code is opened, and the
+        function not called again.  To call one each time a sample is read, use
+        ``transform=`` instead.
+
+        Args:
+            function: Called with a sample, which it may change; returns the new one.
+                Of dicts it may return some fields, which are put beside the others, as
+                in Hugging Face's datasets.
+            with_indices: Call it with the sample and its row.
+            remove_columns: Fields of dicts to leave out.
+            cache: The new cache's folder; beside this one, under a name that follows
+                from the function, if None.
+            workers: Processes that call the function; as for ``pack``.
+            others: None; arguments of Hugging Face's method are refused by name.
+
+        Returns:
+            A dataset over the new cache.
+
+        Raises:
+            OptionError: An argument is not what it should be.
+            StaleCacheError: In the folder is a cache of other samples or other code.
+        """
+        from loaderkit.datasets.mapping import map_samples
+
+        return map_samples(
+            self,
+            function,
+            with_indices=with_indices,
+            remove_columns=remove_columns,
+            cache=cache,
+            workers=workers,
+            others=others,
+        )
+
+    def identity(self) -> str:
+        """Hash what tells these samples from others, in every process.
+
+        Of a cache it is what was packed when, and the rows; without one the code of
+        ``load`` and the keys.  What ``transform`` does is not in it.
+        """
+        digest = xxhash.xxh3_128()
+        if self.cache is None:
+            digest.update(repr(KeyedSource(self).fingerprint()).encode())
+        else:
+            digest.update(str(self._open().store.manifest.generation).encode())
+        if self._rows is not None:
+            digest.update(self._rows.tobytes())
+        return digest.hexdigest()
+
     def sizes(self) -> Any:
         """Tell how large each sample is, from the cache's offsets alone.
 
@@ -338,6 +477,44 @@ class SafeDataset(Dataset[Any]):
             DatasetError: There is no cache.
         """
         return sample_sizes(*self._sized())
+
+    def stored_rows(self) -> StoredRows | None:
+        """Say in which shards of a store the samples are.
+
+        Returns:
+            Where they are; None where they are on this machine, or are loaded.
+        """
+        if not isinstance(self.cache, RemoteCache):
+            return None
+        store = self._open().store
+        mirror, manifest = store.mirror, store.manifest
+        assert mirror is not None
+        is_missing = np.zeros(len(manifest.shards), bool)
+        is_missing[mirror.missing()] = True
+        shard_of_row = np.repeat(
+            np.arange(len(manifest.shards)), manifest.shards.samples
+        )
+        return StoredRows(
+            remote=self.cache,
+            generation=manifest.generation,
+            shard_of_row=self._select(shard_of_row),
+            shard_bytes=manifest.shards.bytes,
+            is_missing=is_missing,
+        )
+
+    def let_go_of_shards(self) -> None:
+        """Leave the room that shards of a store take to workers, who read from now on.
+
+        A sample that is read here afterwards maps its shard again.
+        """
+        opened = self._opened
+        mirror = None if opened is None else opened.store.mirror
+        if opened is not None and mirror is not None and mirror.is_capped:
+            opened.store.let_go()
+
+    def _select(self, values: Ints) -> Ints:
+        """Take the values of this dataset's samples from those of the cache's."""
+        return values if self._rows is None else values[self._rows]
 
     def size_counter(self) -> Any:
         """Give what counts the size of samples that a transform made.
@@ -357,6 +534,16 @@ class SafeDataset(Dataset[Any]):
             samples of what is in it.
         """
         return self._open().graph_fields if self.reads_cache else None
+
+    def subset(self, rows: Ints) -> Self:
+        """Give some rows as a dataset over the same cache, as ``dataset[rows]`` does.
+
+        Args:
+            rows: Rows ``[n]`` int64 from 0 to ``len(self) - 1``, repeats allowed.
+        """
+        part = copy.copy(self)
+        part._rows = rows if self._rows is None else self._rows[rows]
+        return part
 
     def key(self, row: int) -> str:
         """Name the sample of a row, as it was called when it was packed."""
@@ -382,9 +569,18 @@ class SafeDataset(Dataset[Any]):
         where = "no cache" if self.cache is None else str(self.cache)
         return f"{type(self).__name__}({len(self):,} samples, {where})"
 
+    def _repr_html_(self) -> str:
+        known_only = "samples are counted when it is first read"
+        if self._opened is None and type(self).load is not SafeDataset.load:
+            title, rows = f"{type(self).__name__} ({known_only})", []
+        else:
+            title = repr(self)
+            rows = [] if self.cache is None else column_rows(self._open())
+        return card(title, heads=("field", "kind", "dtype"), rows=rows)
+
     def _sample(self, row: int) -> Any:
         if self.cache is None:
-            sample = own(self._loaded(self._all_keys()[row]))
+            sample = owned_copy(self._loaded(self._all_keys()[row]))
         else:
             opened = self._open()
             variant = opened.structure.variants[opened.variant(row)]
@@ -394,16 +590,17 @@ class SafeDataset(Dataset[Any]):
     def _loaded(self, key: Any) -> Any:
         return self.load(key)
 
-    def _subset(self, rows: Ints) -> SafeDataset:
-        part = copy.copy(self)
-        part._rows = rows if self._rows is None else self._rows[rows]
-        return part
-
     def _row(self, row: int) -> int:
         return row if self._rows is None else int(self._rows[row])
 
     def _numbers(self, rows: Sequence[int] | Ints) -> Ints:
         """Check the rows of a batch."""
+        if is_one(rows):
+            what = f"batch takes the rows of one batch, got {rows}."
+            fix = (
+                f"dataset.batch([{rows}]), or build_loader(dataset, batch_size={rows})"
+            )
+            raise OptionError(what, why="it is one number", fix=fix)
         numbers = many_rows(rows, len(self))
         if not len(numbers):
             msg = "a batch needs at least one row, got none"
@@ -443,16 +640,33 @@ class SafeDataset(Dataset[Any]):
         others = functools.partial(collate_samples, ragged=self.ragged)
         return join(samples, others, follow_batch, exclude_keys)
 
+    def _column(self, opened: _Opened, rows: Ints, name: str) -> Any:
+        """Gather a field of rows of the cache, known to be there in all of them."""
+        with collating():
+            return join_column(opened, rows, name, self.classes, self.ragged)
+
+    def _fields_if_open(self) -> frozenset[str]:
+        """Name the fields of the samples, where that runs no code of a user's.
+
+        Opening a cache may pack it, or call ``keys`` to see whether it is stale: both
+        would ask for the very attribute that is not there.
+        """
+        if self.__dict__.get("cache") is None:
+            return frozenset()
+        if self._opened is None and type(self).load is not SafeDataset.load:
+            return frozenset()
+        return column_names(self._open())
+
     def _count(self) -> int:
         if self.cache is None:
             return len(self._all_keys())
         return len(self._open().store)
 
-    def _sized(self) -> tuple[_Opened, Ints]:
+    def _sized(self, what: str = "sizes") -> tuple[_Opened, Ints]:
         if self.cache is None:
-            what = "The sizes of the samples are not known."
+            text = f"The {what} of the samples are not known."
             fix = f'{type(self).__name__}(..., cache="folder")'
-            raise DatasetError(what, why="sizes are read from a cache", fix=fix)
+            raise DatasetError(text, why=f"{what} are read from a cache", fix=fix)
         opened = self._open()
         rows = np.arange(len(opened.store)) if self._rows is None else self._rows
         return opened, rows
@@ -471,7 +685,7 @@ class SafeDataset(Dataset[Any]):
             if self._generation is None:
                 self._pack_once()
             store = Store(
-                self._path,
+                self._location,
                 checksums=self.checksums,
                 generation=self._generation,
                 free_bytes=page_cache_bytes,
@@ -480,7 +694,7 @@ class SafeDataset(Dataset[Any]):
         return self._opened
 
     @property
-    def _path(self) -> Path:
+    def _location(self) -> CacheLocation:
         assert self.cache is not None
         return self.cache
 
@@ -488,18 +702,21 @@ class SafeDataset(Dataset[Any]):
         """Pack on first use; refuse a cache that was made from something else."""
         if type(self).load is SafeDataset.load:
             return
-        is_needed = self.packing.overwrite or not (self._path / MANIFEST).exists()
+        location = self._location
+        is_needed = self.packing.overwrite or not has_cache(location)
         if is_needed and self._pack().is_ours:
             return
         # There is a cache, perhaps since a moment ago, by another process: of what?
-        finish_killed_commit(self._path)
+        if isinstance(location, Path):
+            finish_killed_commit(location)
         self._check_fresh()
 
     def _pack(self) -> Packed:
-        return pack_source(KeyedSource(self), self._path, self.packing)
+        return pack_source(KeyedSource(self), self._location, self.packing)
 
     def _check_fresh(self) -> None:
-        manifest = Store(self._path).manifest
+        store = Store(self._location)
+        manifest = store.manifest
         packed = Fingerprint.from_json(manifest.fingerprint)
         raw_is_here = self.raw is None or self.raw.exists()
         if raw_is_here:
@@ -509,16 +726,16 @@ class SafeDataset(Dataset[Any]):
         changes = list(differences(packed, now))
         track = raw_is_here and self.packing.track_files != "none"
         if not changes and manifest.sources and track:
-            text = load_sources(self._path, manifest.sources)
+            text = store.load_sources() or ""
             sources = SourceFileList.from_json(text, where=manifest.sources.file)
             root = "" if self.raw is None else os.path.abspath(self.raw)
             changes = list(itertools.islice(sources.changed(root), 3))
         if changes:
-            what = f"The cache {self._path} is stale: {'; '.join(changes)}."
+            what = f"The cache {self.cache} is stale: {'; '.join(changes)}."
             why = f"{type(self).__name__} would make other samples than those in it"
             fix = (
                 f"{type(self).__name__}(..., packing=PackOptions(overwrite=True)), "
-                f"or delete {self._path}"
+                f"or delete {self.cache}"
             )
             raise StaleCacheError(what, why=why, fix=fix)
 
@@ -547,7 +764,9 @@ class SafeDataset(Dataset[Any]):
 class _Opened:
     """A cache opened by this process, and the recipes made for it."""
 
-    def __init__(self, store: Store, classes: Classes, *, plain: bool = False) -> None:
+    def __init__(
+        self, store: Store, classes: ClassRegistry, *, plain: bool = False
+    ) -> None:
         self.store = store
         self.structure = Structure.from_json(store.manifest.structure)
         check_columns(self.structure, store.manifest)
@@ -584,14 +803,14 @@ class _Opened:
         return int(found[0]) if (found == found[0]).all() else None
 
     def recipe(
-        self, make: Callable[[_Opened, int], T | None], variant: int | None
-    ) -> T | None:
+        self, make: Callable[[_Opened, int], R | None], variant: int | None
+    ) -> R | None:
         """Give the recipe of a variant, made once."""
         if variant is None:
             return None
         if variant not in self._recipes:
             self._recipes[variant] = make(self, variant)
-        found: T | None = self._recipes[variant]
+        found: R | None = self._recipes[variant]
         return found
 
 

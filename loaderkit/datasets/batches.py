@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loaderkit.cache.store import Store
-    from loaderkit.datasets.classes import Classes
+    from loaderkit.datasets.classes import ClassRegistry
     from loaderkit.datasets.structure import Structure
 
     Ints = NDArray[np.int64]
@@ -47,7 +47,7 @@ class Recipe:
     """How to gather batches of samples that are all built alike."""
 
     def __init__(
-        self, store: Store, structure: Structure, number: int, classes: Classes
+        self, store: Store, structure: Structure, number: int, classes: ClassRegistry
     ) -> None:
         self.store, self.classes = store, classes
         variant: Any = structure.variants[number]

@@ -75,7 +75,7 @@ def private_names(cls: type, attributes: Mapping[str, Any]) -> list[str]:
     ]
 
 
-class Classes:
+class ClassRegistry:
     """The classes that samples may be made of, by name.
 
     Args:
@@ -93,8 +93,8 @@ class Classes:
                 raise TypeError(msg)
         self._known = {class_name(cls): cls for cls in (*_ALWAYS_KNOWN, *passed)}
 
-    def __reduce__(self) -> tuple[type[Classes], tuple[Any, ...]]:
-        return Classes, (self._passed, self._modules)
+    def __reduce__(self) -> tuple[type[ClassRegistry], tuple[Any, ...]]:
+        return ClassRegistry, (self._passed, self._modules)
 
     def __getitem__(self, name: str) -> Any:
         """Give a class by name.
@@ -112,6 +112,10 @@ class Classes:
                 raise _unknown({name})
             self._known[name] = found
         return self._known[name]
+
+    def and_of_module(self, name: str) -> ClassRegistry:
+        """Give these classes and those that one more loaded module knows."""
+        return ClassRegistry(self._passed, (*self._modules, name))
 
     def fits(self, nest: Nest) -> bool:
         """Tell whether a container's class is known, and can be such a container."""

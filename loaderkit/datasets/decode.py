@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loaderkit.datasets.classes import Classes
+    from loaderkit.datasets.classes import ClassRegistry
     from loaderkit.datasets.structure import Nest
 
     Read = Callable[[Leaf], NDArray[Any]]
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _NUMBERS = {"int": int, "float": float, "bool": bool, "complex": complex}
 
 
-def decode(node: Leaf | Nest, read: Read, classes: Classes) -> Any:
+def decode(node: Leaf | Nest, read: Read, classes: ClassRegistry) -> Any:
     """Put one sample together.
 
     Args:
@@ -115,7 +115,7 @@ def decode_bytes(leaf: Leaf, raw: bytes) -> Any:
     return text if leaf.kind == "str" else from_json(leaf.column, text)
 
 
-def make_nest(node: Nest, inside: list[Any], classes: Classes) -> Any:
+def make_nest(node: Nest, inside: list[Any], classes: ClassRegistry) -> Any:
     """Fill a container with its children.
 
     Args:
@@ -144,7 +144,7 @@ def make_nest(node: Nest, inside: list[Any], classes: Classes) -> Any:
     return classes.mapping(node.cls, pairs)
 
 
-def _graph(node: Nest, read: Read, classes: Classes) -> Any:
+def _graph(node: Nest, read: Read, classes: ClassRegistry) -> Any:
     data = classes.blank(str(node.cls))
     for key, child in node.items():
         store = store_of(data, key)

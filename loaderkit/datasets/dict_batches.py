@@ -29,7 +29,7 @@ from loaderkit.datasets.containers import (
 from loaderkit.datasets.gathering import Arena, Gathering, in_worker, leaf_dtype
 from loaderkit.datasets.ragged import Padded, jag, join, mask_of, pack_rows, pad
 from loaderkit.datasets.structure import Leaf, Nest
-from loaderkit.memory.parcel import default_collate
+from loaderkit.memory.shm_batch import default_collate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loaderkit.cache.store import Store
-    from loaderkit.datasets.classes import Classes
+    from loaderkit.datasets.classes import ClassRegistry
 
     Ints = NDArray[np.int64]
 
@@ -50,7 +50,7 @@ class DictRecipe:
     """How to gather batches of samples that are all built alike."""
 
     def __init__(
-        self, store: Store, variant: Leaf | Nest, classes: Classes, ragged: str
+        self, store: Store, variant: Leaf | Nest, classes: ClassRegistry, ragged: str
     ) -> None:
         self.store, self.classes, self.ragged = store, classes, ragged
         self.variant = _stacked(store, variant)
@@ -180,7 +180,7 @@ def _stacked(store: Store, node: Leaf | Nest) -> Leaf | Nest:
     return dataclasses.replace(node, axis=None) if one_shape and not texts else node
 
 
-def _nest(node: Nest, inside: list[Any], classes: Classes) -> Any:
+def _nest(node: Nest, inside: list[Any], classes: ClassRegistry) -> Any:
     """Make a batch's container: a tuple becomes a list, as with ``default_collate``."""
     if node.kind in {"list", "tuple"}:
         return inside

@@ -62,6 +62,9 @@ _LIBRARIES = tuple(
     for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 
+_INSTALLED_IN = frozenset({"site-packages", "dist-packages"})
+"""Folders of libraries, in every environment."""
+
 
 @dataclass(frozen=True)
 class Fingerprint:
@@ -122,6 +125,23 @@ def fingerprint_of(
         digest.update(text.encode("utf-8", "backslashreplace"))
     names = [_typed(key) for key in keys]
     return Fingerprint(digest.hexdigest(), _hash_keys(names), len(names), version)
+
+
+def fingerprint_value(value: object) -> str:
+    """Hash a function with what it calls, or an object with what it holds.
+
+    Args:
+        value: A user's function, a library's, or an object that can be called.
+
+    Returns:
+        A hash that is equal in every process while code and values are the same.
+    """
+    digest = xxhash.xxh3_128()
+    kind = value if hasattr(value, "__qualname__") else type(value)
+    digest.update(f"{kind.__module__}:{kind.__qualname__}".encode())
+    for text in _own_value(value, "", _Followed()):
+        digest.update(text.encode("utf-8", "backslashreplace"))
+    return digest.hexdigest()
 
 
 def differences(packed: Fingerprint, now: Fingerprint) -> tuple[str, ...]:
@@ -490,7 +510,12 @@ def _is_users_module(module: types.ModuleType) -> bool:
     if module.__name__.partition(".")[0] in {"loaderkit", *sys.builtin_module_names}:
         return False
     file = getattr(module, "__file__", None)
-    return file is None or not any(map(Path(file).is_relative_to, _LIBRARIES))
+    if file is None:
+        return True
+    # An environment that sees another's packages has these elsewhere.
+    if not _INSTALLED_IN.isdisjoint(Path(file).parts):
+        return False
+    return not any(map(Path(file).is_relative_to, _LIBRARIES))
 
 
 def _text(function: types.FunctionType) -> str:

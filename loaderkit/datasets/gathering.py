@@ -21,7 +21,7 @@ from loaderkit.datasets.dtypes import carrier, torch_dtype
 from loaderkit.datasets.plain import decode_text
 from loaderkit.datasets.room import UNASKED_BYTES, Room, check_room
 from loaderkit.datasets.structure import TEXT_KINDS, Leaf
-from loaderkit.memory.parcel import packing
+from loaderkit.memory.shm_batch import packing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from loaderkit.cache.column_reader import ColumnReader
     from loaderkit.cache.store import Store
-    from loaderkit.datasets.classes import Classes
+    from loaderkit.datasets.classes import ClassRegistry
     from loaderkit.datasets.structure import Nest
 
     Ints = NDArray[np.int64]
@@ -292,7 +292,7 @@ class Gathering:
         column.gather(runs, joined)
         return joined.tobytes(), runs.ends.tolist()
 
-    def values(self, node: Leaf | Nest, classes: Classes) -> list[Any]:
+    def values(self, node: Leaf | Nest, classes: ClassRegistry) -> list[Any]:
         """Put a part of every sample together, one by one."""
         if isinstance(node, Leaf) and node.kind == "str":
             return self.texts(node)

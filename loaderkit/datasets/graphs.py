@@ -6,13 +6,16 @@ import copy
 import warnings
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from typing_extensions import Self, TypeVar
 
 from loaderkit.datasets.base import SafeDataset, collating
 from loaderkit.datasets.batches import Recipe
+from loaderkit.datasets.columns import column_names
 from loaderkit.datasets.lazy import LazySamples
 from loaderkit.datasets.room import Room
-from loaderkit.datasets.sizes import Sizes, graph_sizes
+from loaderkit.datasets.sizes import GraphSizes, graph_sizes
 from loaderkit.datasets.structure import is_graph
 from loaderkit.errors import DatasetError
 from loaderkit.joining import check_known_keys, graphs_in
@@ -20,20 +23,23 @@ from loaderkit.pyg import import_pyg, is_pyg_data
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from torch_geometric.data.data import BaseData
 
+    from loaderkit.cache.remote import RemoteCache
     from loaderkit.cache.shards import Checksums
     from loaderkit.datasets.base import Ints, _Opened
     from loaderkit.datasets.pack import PackOptions
 
 
+T = TypeVar("T", default=Any)
+
 _MOST_FLOAT_CLASSES = 2
 """Labels of two classes are often floats, for the loss; PyG warns of more too."""
 
 
-class SafeGraphDataset(SafeDataset):
+class SafeGraphDataset(SafeDataset[T]):
     """A dataset of graphs whose every sample and batch is a copy.
 
     Subclass it and write ``keys()`` and ``load(key)``, which returns PyG's ``Data`` or
@@ -42,7 +48,7 @@ class SafeGraphDataset(SafeDataset):
     Args:
         raw: Where the samples come from, for ``keys`` and ``load`` to use as
             ``self.raw``.
-        cache: Folder of the cache, packed on first use; None to load each time.
+        cache: Folder of the cache, or a URL; as in ``SafeDataset``.
         transform: Called with each graph after it is read, as in PyG.
         follow_batch: Fields that get a ``_batch`` vector of their own, as in PyG.
         exclude_keys: Fields left out of batches, as in PyG.
@@ -50,14 +56,18 @@ class SafeGraphDataset(SafeDataset):
         classes: Classes that samples are made of, beyond PyG's and those that the
             subclass's own module knows.
         checksums: When the cache's files are hashed; as in ``SafeDataset``.
+        storage_options: What fsspec makes the file system of a URL with.
+        mirror: Folder on local disk in which the shards of a URL are kept.
+        mirror_bytes: The most it may take, such as "200 GB"; None for all there is.
     """
 
     _sizes_are_of_graphs = True
+    _shows_fields = True
 
     def __init__(
         self,
         raw: str | os.PathLike[str] | None = None,
-        cache: str | os.PathLike[str] | None = None,
+        cache: str | os.PathLike[str] | RemoteCache | None = None,
         *,
         transform: Callable[[Any], Any] | None = None,
         follow_batch: Collection[str] | None = None,
@@ -65,6 +75,9 @@ class SafeGraphDataset(SafeDataset):
         packing: PackOptions | None = None,
         classes: Iterable[type] = (),
         checksums: Checksums = "once",
+        storage_options: Mapping[str, Any] | None = None,
+        mirror: str | os.PathLike[str] | None = None,
+        mirror_bytes: int | str | None = None,
     ) -> None:
         super().__init__(
             raw,
@@ -73,6 +86,9 @@ class SafeGraphDataset(SafeDataset):
             packing=packing,
             classes=classes,
             checksums=checksums,
+            storage_options=storage_options,
+            mirror=mirror,
+            mirror_bytes=mirror_bytes,
         )
         self.follow_batch = tuple(follow_batch or ())
         self.exclude_keys = tuple(exclude_keys or ())
@@ -150,7 +166,7 @@ class SafeGraphDataset(SafeDataset):
         self._expect_more_of(samples)
         return self._joined(samples, follow, exclude)
 
-    def sizes(self) -> Sizes:
+    def sizes(self) -> GraphSizes:
         """Tell how large each sample is, from the cache's offsets alone.
 
         Returns:
@@ -161,7 +177,7 @@ class SafeGraphDataset(SafeDataset):
         """
         return graph_sizes(*self._sized())
 
-    def copy(self, idx: Sequence[int] | None = None) -> SafeGraphDataset:
+    def copy(self, idx: Sequence[int] | None = None) -> Self:
         """Copy the dataset, as PyG's ``InMemoryDataset`` does.
 
         Args:
@@ -170,8 +186,19 @@ class SafeGraphDataset(SafeDataset):
         Returns:
             Another dataset over the same cache: its samples are copies anyway.
         """
-        copied: SafeGraphDataset = copy.copy(self) if idx is None else self[idx]
-        return copied
+        return copy.copy(self) if idx is None else self.index_select(idx)
+
+    def get_summary(self) -> Any:
+        """Summarise nodes and edges of the graphs: PyG's ``Summary``."""
+        return import_pyg().summary.from_dataset(self)
+
+    def print_summary(self, fmt: str = "psql") -> None:
+        """Print the summary of the graphs, as PyG's datasets do.
+
+        Args:
+            fmt: A table format of the ``tabulate`` library, which this needs.
+        """
+        print(self.get_summary().format(fmt=fmt))  # noqa: T201 -- its purpose
 
     @property
     def num_node_features(self) -> Any:
@@ -205,6 +232,15 @@ class SafeGraphDataset(SafeDataset):
         if y.is_floating_point():
             return self._count_values(y)
         return int(y.max()) + 1
+
+    def _column(self, opened: _Opened, rows: Ints, name: str) -> Any:
+        if not all(is_graph(variant) for variant in opened.structure.variants):
+            return super()._column(opened, rows, name)
+        graphs = copy.copy(self)
+        graphs.transform = None
+        others = column_names(opened) - {name}
+        every = np.arange(len(rows))
+        return graphs.batch(every, follow_batch=(), exclude_keys=others)[name]
 
     def _count_values(self, y: torch.Tensor) -> int:
         count = int(torch.unique(y).numel())

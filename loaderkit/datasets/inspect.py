@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loaderkit.cache.mirror import load_remote_manifest
+from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.store import Store
 from loaderkit.datasets.open import open_cache
 from loaderkit.datasets.structure import Structure
@@ -16,6 +17,8 @@ from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
+    from pathlib import Path
 
     from loaderkit.cache.shard_table import ShardTable
 
@@ -105,24 +108,34 @@ class CacheSummary:
         return "\n".join([head, "", *lines, *(f"\n{each}" for each in self.histograms)])
 
 
-def inspect_cache(path: str | os.PathLike[str]) -> CacheSummary:
+def inspect_cache(
+    path: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+) -> CacheSummary:
     """Summarise a cache.
 
     Args:
-        path: The cache's folder.
+        path: The cache's folder, or a URL, of which only the manifest is read.
+        storage_options: What fsspec makes the file system of a URL with.
 
     Returns:
-        Its schema, its sizes, and for graphs the spread of nodes and edges.
+        Its schema, its sizes, and for graphs in a folder the spread of nodes and edges,
+        which only the shards know.
 
     Raises:
         CacheError: There is no whole cache in the folder.
     """
-    manifest = Store(path).manifest
+    location = locate_cache(path, storage_options)
+    if isinstance(location, RemoteCache):
+        manifest = load_remote_manifest(location.open_storage())
+    else:
+        manifest = Store(location).manifest
     structure = Structure.from_json(manifest.structure)
     first: Any = structure.variants[0]
     name = str(getattr(first, "cls", None) or getattr(first, "kind", ""))
     return CacheSummary(
-        path=str(Path(path)),
+        path=str(location),
         samples=manifest.samples,
         kind=name.rpartition(":")[2],
         variants=len(structure.variants),
@@ -130,7 +143,9 @@ def inspect_cache(path: str | os.PathLike[str]) -> CacheSummary:
         bytes=manifest.bytes,
         compression=manifest.compression,
         fields=_fields(manifest.shards, structure),
-        histograms=_histograms(path, first),
+        histograms=()
+        if isinstance(location, RemoteCache)
+        else _histograms(location, first),
         made_with=dict(manifest.made_with),
     )
 
@@ -171,7 +186,7 @@ def _shape(shapes: set[tuple[int | None, ...]], raw: tuple[Any, ...]) -> str:
     return f"[{', '.join(known)}]"
 
 
-def _histograms(path: str | os.PathLike[str], first: Any) -> tuple[Histogram, ...]:
+def _histograms(path: Path, first: Any) -> tuple[Histogram, ...]:
     if getattr(first, "kind", "") != "graph":
         return ()
     # Sizes need no class of the samples' own, and nobody passes one here.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loaderkit.cache.store import Store
-    from loaderkit.datasets.classes import Classes
+    from loaderkit.datasets.classes import ClassRegistry
 
     Ints = NDArray[np.int64]
 
@@ -34,7 +34,7 @@ _AT_ONCE = 128
 
 
 def read_samples(
-    store: Store, node: Leaf | Nest, rows: Ints, classes: Classes
+    store: Store, node: Leaf | Nest, rows: Ints, classes: ClassRegistry
 ) -> list[Any]:
     """Read samples that are all built alike.
 
@@ -58,7 +58,7 @@ def read_samples(
 
 
 class _Reader:
-    def __init__(self, gathering: Gathering, classes: Classes) -> None:
+    def __init__(self, gathering: Gathering, classes: ClassRegistry) -> None:
         self._gathering, self._classes = gathering, classes
 
     def values(self, node: Leaf | Nest) -> Sequence[Any]:

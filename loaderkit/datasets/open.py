@@ -4,39 +4,50 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from loaderkit.cache.remote import locate_cache
 from loaderkit.cache.store import Store
 from loaderkit.datasets.base import SafeDataset, _Opened
-from loaderkit.datasets.classes import Classes
+from loaderkit.datasets.classes import ClassRegistry
 from loaderkit.datasets.graphs import SafeGraphDataset
 from loaderkit.datasets.room import page_cache_bytes
 from loaderkit.datasets.structure import is_graph
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
+    from loaderkit.cache.remote import RemoteCache
     from loaderkit.cache.shards import Checksums
 
 
 def open_cache(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | RemoteCache,
     *,
     transform: Callable[[Any], Any] | None = None,
     classes: Iterable[type] = (),
     unknown_classes: Literal["refuse", "plain"] = "refuse",
     checksums: Checksums = "once",
+    storage_options: Mapping[str, Any] | None = None,
+    mirror: str | os.PathLike[str] | None = None,
+    mirror_bytes: int | str | None = None,
     **options: Any,
 ) -> Any:
     """Open a cache that was packed before.
 
     Args:
-        path: The cache's folder.
+        path: The cache's folder, or a URL that fsspec knows ("s3://bucket/name").  Of a
+            URL only the manifest is read now, and each shard when it is first needed.
         transform: Called with each sample after it is read.
         classes: Classes that samples are made of, beyond PyG's own.
         unknown_classes: What to do with others: "refuse" them, or read "plain" dicts,
             ``Data`` and ``HeteroData`` in their place.
         checksums: When the cache's files are hashed: "once" a machine before their
             first use, "always" in each process, or "never".
+        storage_options: What fsspec makes the file system of a URL with: credentials,
+            an endpoint ...
+        mirror: Folder on local disk in which the shards of a URL are kept, for all
+            processes; None for one in the user's cache folder.
+        mirror_bytes: The most it may take, such as "200 GB"; None for all there is.
         options: ``follow_batch`` and ``exclude_keys`` for graphs, ``ragged`` for
             others; see ``SafeGraphDataset`` and ``SafeDataset``.
 
@@ -44,7 +55,8 @@ def open_cache(
         A ``SafeGraphDataset`` when the samples are graphs, else a ``SafeDataset``.
 
     Raises:
-        CacheError: There is no whole cache, or a newer loaderkit wrote it.
+        CacheError: There is no whole cache, or a newer loaderkit wrote it, or the store
+            does not answer.
         DatasetError: The samples are made of classes that are not known.
         ValueError: An option is none of its words.
     """
@@ -52,11 +64,16 @@ def open_cache(
         msg = f"unknown_classes must be refuse or plain, got {unknown_classes!r}"
         raise ValueError(msg)
     known, plain = tuple(classes), unknown_classes == "plain"
-    store = Store(path, checksums=checksums, free_bytes=page_cache_bytes)
-    opened = _Opened(store, Classes(known), plain=plain)
+    location = locate_cache(path, storage_options, mirror, mirror_bytes)
+    store = Store(location, checksums=checksums, free_bytes=page_cache_bytes)
+    opened = _Opened(store, ClassRegistry(known), plain=plain)
     graphs = any(is_graph(variant) for variant in opened.structure.variants)
     made = (SafeGraphDataset if graphs else SafeDataset)(
-        cache=path, transform=transform, classes=known, checksums=checksums, **options
+        cache=location,
+        transform=transform,
+        classes=known,
+        checksums=checksums,
+        **options,
     )
     made._opened = opened
     made._plain = plain

@@ -18,28 +18,30 @@ import itertools
 import logging
 import multiprocessing
 import os
+import shutil
 import threading
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
+import filelock
 import numpy as np
-from tqdm import tqdm
+import xxhash
+from tqdm import auto, std
 
 from loaderkit.arguments import check_choice, check_integer, check_truth
 from loaderkit.cache.build import Build, FinishedShard, building
 from loaderkit.cache.columns import ShardBuffer
-from loaderkit.cache.durable import not_written
+from loaderkit.cache.durable import not_written, writing
 from loaderkit.cache.files import exists
 from loaderkit.cache.hdf5 import filters
 from loaderkit.cache.layout import BUILDING, MANIFEST, SHARD_FORMAT
-from loaderkit.datasets.classes import import_classes, loaded_classes
-from loaderkit.datasets.encode import encode
-from loaderkit.datasets.packing_workers import reading
-from loaderkit.datasets.readers import (
+from loaderkit.cache.mirror import find_remote_manifest
+from loaderkit.cache.remote import RemoteCache, locate_cache
+from loaderkit.cache.transfer import OtherWriterError, copy_to_store
+from loaderkit.datasets.block_readers import (
     BLOCK_BYTES,
-    Encoded,
-    Job,
+    EncodedBlock,
+    PackJob,
     Span,
     Task,
     content_digest,
@@ -47,6 +49,9 @@ from loaderkit.datasets.readers import (
     read_span,
     seed_of,
 )
+from loaderkit.datasets.classes import import_classes, loaded_classes
+from loaderkit.datasets.encode import encode
+from loaderkit.datasets.packing_workers import reading
 from loaderkit.datasets.source_files import (
     FileVersion,
     SourceFileList,
@@ -64,9 +69,11 @@ from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from loaderkit.cache.remote import CacheLocation
     from loaderkit.datasets.packing_workers import SpanReader
     from loaderkit.datasets.sources import Source
 
@@ -115,6 +122,9 @@ def pack(
     shard_bytes: int = 256 << 20,
     overwrite: bool = False,
     track_files: TrackFiles = "stat",
+    storage_options: Mapping[str, Any] | None = None,
+    mirror: str | os.PathLike[str] | None = None,
+    mirror_bytes: int | str | None = None,
 ) -> Any:
     """Pack a dataset into a cache, and open it.
 
@@ -125,7 +135,9 @@ def pack(
     Args:
         source: A list of samples, any map-style dataset, a PyG dataset, or a folder
             of ``.pt`` files (a path, or ``PtFolder`` to say more).
-        path: The cache's folder; new, or with an unfinished build to go on with.
+        path: The cache's folder; new, or with an unfinished build to go on with.  Or a
+            URL that fsspec knows: packed in a folder beside the mirror, which has to
+            have room for it, and copied to the store when it is whole.
         workers: Processes that read samples; 0 reads in this one; None: up to 4, one
             for each CPU.
         compression: "gzip", "lzf", a filter of hdf5plugin, or None to map values.
@@ -134,6 +146,9 @@ def pack(
             whole.
         track_files: How the files that samples are made from are known again: "stat",
             "hash" or "none".
+        storage_options: What fsspec makes the file system of a URL with.
+        mirror: Folder on local disk in which the shards of a URL are kept.
+        mirror_bytes: The most it may take, such as "200 GB"; None for all there is.
 
     Returns:
         A ``SafeGraphDataset`` over the cache, or a ``SafeDataset`` for other samples.
@@ -146,20 +161,33 @@ def pack(
     from loaderkit.datasets.open import open_cache
 
     options = PackOptions(workers, compression, shard_bytes, overwrite, track_files)
-    path = Path(path)
-    if not overwrite and exists(path / MANIFEST):
-        what = f"There is a cache at {path} already."
-        fix = f"open_cache({str(path)!r}), or pack(..., overwrite=True) to replace it"
+    location = locate_cache(path, storage_options, mirror, mirror_bytes)
+    if not overwrite and has_cache(location):
+        what = f"There is a cache at {location} already."
+        fix = (
+            f"open_cache({str(location)!r}), or pack(..., overwrite=True) to replace it"
+        )
         raise CacheError(what, why="packing again would replace it", fix=fix)
     samples = as_source(source)
-    packed = pack_source(samples, path, options)
-    cache = open_cache(path, classes=packed.classes)
+    packed = pack_source(samples, location, options)
+    cache = open_cache(location, classes=packed.classes)
     if not packed.is_ours:
-        _check_samples(cache, samples, path)
+        _check_samples(cache, samples, location)
     return cache
 
 
-def _check_samples(cache: Any, source: Source, path: Path) -> None:
+def has_cache(location: CacheLocation) -> bool:
+    """Tell whether there is a cache at a place, or one that is damaged.
+
+    Raises:
+        CacheError: The store does not answer.
+    """
+    if isinstance(location, RemoteCache):
+        return find_remote_manifest(location.open_storage()) is not None
+    return exists(location / MANIFEST)
+
+
+def _check_samples(cache: Any, source: Source, path: CacheLocation) -> None:
     """See that what another process has packed meanwhile is the same samples.
 
     All are compared: code and keys tell nothing about what a list holds.
@@ -194,12 +222,14 @@ class Packed(NamedTuple):
     """False when another process has packed meanwhile, maybe another source."""
 
 
-def pack_source(source: Source, path: Path, options: PackOptions) -> Packed:
+def pack_source(
+    source: Source, location: CacheLocation, options: PackOptions
+) -> Packed:
     """Pack a source unless another process does so first.
 
     Args:
         source: What to read.
-        path: The cache's folder.
+        location: The cache's folder, or the store that it goes to.
         options: How.
 
     Returns:
@@ -207,17 +237,53 @@ def pack_source(source: Source, path: Path, options: PackOptions) -> Packed:
 
     Raises:
         DatasetError: A sample cannot be read or stored.
-        CacheError: The folder cannot be written.
+        CacheError: The folder or the store cannot be written.
     """
-    options = _with_possible_workers(source, path, options)
-    fingerprint = source.fingerprint().to_json()
-    job = Job(
+    if isinstance(location, RemoteCache):
+        return _pack_to_store(source, location, options)
+    return _pack_to_folder(source, location, options)
+
+
+def _pack_to_store(source: Source, remote: RemoteCache, options: PackOptions) -> Packed:
+    """Pack into a folder on local disk, and copy that to the store when it is whole."""
+    storage = remote.open_storage()
+    digest = xxhash.xxh3_64_hexdigest(remote.url.encode())
+    staging = remote.mirror_folder / "packing" / digest
+    lock = staging.with_suffix(".lock")
+    with writing(staging):
+        staging.parent.mkdir(parents=True, exist_ok=True)
+    # Of several ranks on a node one packs; the others wait, and find the cache.
+    with filelock.FileLock(lock):
+        if not options.overwrite and has_cache(remote):
+            job = _job_of(source, staging, options)
+            return Packed(_classes_of(_read_here(job)), is_ours=False)
+        # What lies there whole was never pushed, and may be of other samples.
+        packed = _pack_to_folder(source, staging, replace(options, overwrite=True))
+        try:
+            copy_to_store(staging, storage, overwrite=options.overwrite)
+        except OtherWriterError:
+            if options.overwrite:
+                raise
+            # Another node was quicker; the caller sees whether it packed the same.
+            packed = packed._replace(is_ours=False)
+        shutil.rmtree(staging, ignore_errors=True)
+    return packed
+
+
+def _job_of(source: Source, path: Path, options: PackOptions) -> PackJob:
+    return PackJob(
         source,
         min(BLOCK_BYTES, options.shard_bytes),
         path / BUILDING,
         track_files=options.track_files,
         seed=seed_of(source),
     )
+
+
+def _pack_to_folder(source: Source, path: Path, options: PackOptions) -> Packed:
+    options = _with_possible_workers(source, path, options)
+    fingerprint = source.fingerprint().to_json()
+    job = _job_of(source, path, options)
     try:
         with contextlib.ExitStack() as stack:
             build = stack.enter_context(building(path, anew=options.overwrite))
@@ -268,7 +334,7 @@ def _with_possible_workers(
     return replace(options, workers=0)
 
 
-def _read_here(job: Job) -> Span:
+def _read_here(job: PackJob) -> Span:
     """Read the first sample in this process, which starts no workers behind it."""
     with job.tracker(all_threads=False) as tracker, quiet():
         return read_span(job, Task(0, 1), tracker)
@@ -278,7 +344,7 @@ class _Packing:
     """One run of packing: where it stands between two shards."""
 
     def __init__(
-        self, job: Job, reader: SpanReader, build: Build, options: PackOptions
+        self, job: PackJob, reader: SpanReader, build: Build, options: PackOptions
     ) -> None:
         self.source, self.reader = job.source, reader
         self.build, self.options = build, options
@@ -343,7 +409,7 @@ class _Packing:
             self._finish_shard()
         return self.structure.to_json()
 
-    def _first_sample(self) -> Encoded:
+    def _first_sample(self) -> EncodedBlock:
         """Read the first sample, and import what the user's code imported for it."""
         [first] = self._read(0, 1)
         structure = Structure()
@@ -390,7 +456,7 @@ class _Packing:
 
     def _read(
         self, start: int, stop: int, *, digests_only: bool = False
-    ) -> Iterator[Encoded]:
+    ) -> Iterator[EncodedBlock]:
         """Read samples, noting the files that are opened for them."""
         spans = _spans(start, stop, self.block_samples)
         for span in self.reader.read(spans, digests_only=digests_only):
@@ -428,7 +494,7 @@ class _Packing:
     def _bytes(self) -> int:
         return self.buffer.nbytes + self.build.shards.nbytes
 
-    def _add(self, encoded: Encoded) -> None:
+    def _add(self, encoded: EncodedBlock) -> None:
         first_keys: dict[int, str] = {}
         for row, tree in enumerate(encoded.which):
             first_keys.setdefault(tree, encoded.keys[row])
@@ -477,7 +543,7 @@ def _files_of(finished: FinishedShard) -> dict[str, FileVersion]:
     return {path: FileVersion(*version) for path, version in files.items()}
 
 
-def _block_samples(first: Encoded, count: int, options: PackOptions) -> int:
+def _block_samples(first: EncodedBlock, count: int, options: PackOptions) -> int:
     """Choose how many samples a worker takes at a time, from the first one's size."""
     fitting = min(BLOCK_BYTES, options.shard_bytes) // max(1, first.block.nbytes)
     return max(1, min(fitting, 512, -(-count // 16)))
@@ -491,7 +557,11 @@ def _spans(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
         start = end
 
 
-class _Bar(tqdm):  # type: ignore[misc]
+_IN_TERMINAL = auto.notebook_tqdm is std.tqdm
+"""Where a bar is drawn for people alone; in a notebook stderr is no terminal either."""
+
+
+class _Bar(auto.tqdm):  # type: ignore[misc]
     """A progress bar that no other process can hold up.
 
     tqdm's own lock is shared with forked processes: one that is killed while it holds
@@ -505,7 +575,7 @@ class _Bar(tqdm):  # type: ignore[misc]
 def _bar(done: int, total: int, path: Path) -> Any:
     return _Bar(
         total=total, initial=done, desc=f"packing {path.name}", unit=" samples",
-        disable=None, smoothing=0.1,
+        disable=None if _IN_TERMINAL else False, smoothing=0.1,
     )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loaderkit.datasets.readers import Span, Task, read_span, set_aside, take_up
+from loaderkit.datasets.block_readers import Span, Task, read_span, set_aside, take_up
 from loaderkit.errors import DatasetError
 from loaderkit.randomness import quiet
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.context import BaseContext
 
-    from loaderkit.datasets.readers import Job
+    from loaderkit.datasets.block_readers import PackJob
 
 _AHEAD = 16
 """Spans asked of each worker at a time: they wait in files while a shard is written,
@@ -56,7 +56,7 @@ _GRACE_S = 5.0
 
 
 @contextlib.contextmanager
-def reading(job: Job, workers: int | None) -> Iterator[SpanReader]:
+def reading(job: PackJob, workers: int | None) -> Iterator[SpanReader]:
     """Have samples read until the context ends, and the processes with it.
 
     Args:
@@ -82,7 +82,7 @@ class SpanReader:
     would share one position in the file, and read each other's bytes.
     """
 
-    def __init__(self, job: Job, workers: int | None) -> None:
+    def __init__(self, job: PackJob, workers: int | None) -> None:
         self._job, self._workers = job, workers
         self._team: _Team | None = None
 
@@ -185,7 +185,7 @@ class _Failure:
 class _Team:
     """The workers of one packing run."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: PackJob) -> None:
         self._job = job
         self._workers: list[_Worker] = []
         self._answers: dict[int, _Answer] = {}
@@ -299,7 +299,7 @@ def _not_started(error: Exception, why: str) -> DatasetError:
     return DatasetError(what, why=why, fix=fix)
 
 
-def _start_worker(job: Job, context: BaseContext) -> _Worker:
+def _start_worker(job: PackJob, context: BaseContext) -> _Worker:
     task_reader, task_writer = context.Pipe(duplex=False)
     answer_reader, answer_writer = context.Pipe(duplex=False)
     arguments = (job, task_reader, answer_writer)
@@ -316,7 +316,9 @@ def _start_worker(job: Job, context: BaseContext) -> _Worker:
     return _Worker(process, task_writer, answer_reader)
 
 
-def _work(job: Job, tasks: Connection[Any, Any], answers: Connection[Any, Any]) -> None:
+def _work(
+    job: PackJob, tasks: Connection[Any, Any], answers: Connection[Any, Any]
+) -> None:
     """Read spans until there are no more; runs in a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -339,7 +341,7 @@ def _next_task(tasks: Connection[Any, Any]) -> Task | None:
     return task
 
 
-def _answer_with(error: BaseException, start: int, job: Job) -> _Answer:
+def _answer_with(error: BaseException, start: int, job: PackJob) -> _Answer:
     """Send an error on, with the traceback that pickling would lose."""
     text = traceback.format_exc()
     without_traceback = _pickled(error)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 T = TypeVar("T")
+B = TypeVar("B", "Padded", "Packed")
 
 
 def _made_of_parts(cls: type[T]) -> type[T]:
@@ -48,6 +49,14 @@ class Padded(NamedTuple):
     mask: torch.Tensor
     """True where ``values`` holds a sample's row ``[B, L]``."""
 
+    def to(self, *args: Any, **kwargs: Any) -> Padded:
+        """Move to a device, and cast the values, as ``torch.Tensor.to`` does."""
+        return _moved(self, *args, **kwargs)
+
+    def pin_memory(self, device: Any = None) -> Padded:
+        """Copy to page-locked memory, as ``torch.Tensor.pin_memory`` does."""
+        return _pinned(self, device)
+
     def to_list(self) -> list[torch.Tensor]:
         """Give the samples back, as views ``[lengths[i], *rest]``."""
         pairs = zip(self.values, self.lengths.tolist(), strict=True)
@@ -63,10 +72,32 @@ class Packed(NamedTuple):
     offsets: torch.Tensor
     """Where each sample begins, and the last ends ``[B + 1]``, int64."""
 
+    def to(self, *args: Any, **kwargs: Any) -> Packed:
+        """Move to a device, and cast the values, as ``torch.Tensor.to`` does."""
+        return _moved(self, *args, **kwargs)
+
+    def pin_memory(self, device: Any = None) -> Packed:
+        """Copy to page-locked memory, as ``torch.Tensor.pin_memory`` does."""
+        return _pinned(self, device)
+
     def to_list(self) -> list[torch.Tensor]:
         """Give the samples back, as views ``[offsets[i + 1] - offsets[i], *rest]``."""
         lengths = (self.offsets[1:] - self.offsets[:-1]).tolist()
         return list(torch.split(self.values, lengths))
+
+
+def _moved(batch: B, *args: Any, **kwargs: Any) -> B:
+    """Move all parts; a dtype is for the values, not for what counts rows."""
+    values, *others = batch
+    values = values.to(*args, **kwargs)
+    non_blocking = bool(kwargs.get("non_blocking", False))
+    moved = (part.to(values.device, non_blocking=non_blocking) for part in others)
+    return type(batch)(values, *moved)
+
+
+def _pinned(batch: B, device: Any) -> B:
+    pinned = [p.pin_memory() if device is None else p.pin_memory(device) for p in batch]
+    return type(batch)(*pinned)
 
 
 def pad(tensors: Sequence[torch.Tensor]) -> Padded:

@@ -8,7 +8,7 @@ when it is used; so the promise is held against what is free.
 
 from __future__ import annotations
 
-import os
+import contextlib
 from typing import TYPE_CHECKING
 
 import psutil
@@ -94,7 +94,7 @@ def check_chunks(manifest: Manifest) -> None:
 def free_memory() -> tuple[int, str]:
     """Say how much memory this process may still take, and who says so."""
     found = [available_memory()]
-    if os.name == "posix":
+    with contextlib.suppress(ImportError):  # Windows has no such limits
         import resource
 
         most = resource.getrlimit(resource.RLIMIT_AS)[0]

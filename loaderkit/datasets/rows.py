@@ -49,7 +49,8 @@ def many_rows(index: Any, count: int) -> Ints:
 
     Args:
         index: Integers in any order, repeats allowed, negative from the end; or a mask
-            of ``count`` booleans; or a slice.
+            of ``count`` booleans; or a slice, also of shares such as ``slice(0.8)``.
+            Tensors and arrays of several axes are read in order, as PyG does.
         count: Rows there are.
 
     Returns:
@@ -59,11 +60,12 @@ def many_rows(index: Any, count: int) -> Ints:
         IndexError: A row is not there, or a mask has another length.
         TypeError: It is no index.
 
-    >>> many_rows([-1, 0], 5), many_rows(slice(1, 4, 2), 5)
-    (array([4, 0]), array([1, 3]))
+    >>> many_rows([-1, 0], 5), many_rows(slice(1, 4, 2), 5), many_rows(slice(0.4), 5)
+    (array([4, 0]), array([1, 3]), array([0, 1]))
     """
     if isinstance(index, slice):
-        return np.arange(*index.indices(count), dtype=np.int64)
+        start, stop = _border(index.start, count), _border(index.stop, count)
+        return np.arange(*slice(start, stop, index.step).indices(count), dtype=np.int64)
     rows = _array(index)
     if rows.dtype == np.bool_:
         if len(rows) != count:
@@ -84,12 +86,23 @@ def many_rows(index: Any, count: int) -> Ints:
     return rows if low >= 0 else np.where(rows < 0, rows + count, rows)
 
 
+def _border(border: Any, count: int) -> Any:
+    """Turn a share of the rows into a row, rounded as PyG rounds it."""
+    if not isinstance(border, float | np.floating):
+        return border
+    if not -1 <= border <= 1:
+        msg = f"a share of the rows is from -1 to 1, got {border}; a row is an integer"
+        raise TypeError(msg)
+    return round(float(border) * count)
+
+
 def _array(index: Any) -> NDArray[Any]:
+    is_array = hasattr(index, "ndim")
     plain = isinstance(index, list | tuple | np.ndarray | Sequence)
     if not plain and isinstance(index, Iterable):
         index = index.tolist() if hasattr(index, "tolist") else list(index)
     rows = np.asarray(index) if len(index) else np.empty(0, np.int64)
-    if rows.ndim == 1:
-        return rows
+    if rows.ndim == 1 or is_array:
+        return rows.reshape(-1)
     msg = f"rows are a list, a slice or one integer, got shape {list(rows.shape)}"
     raise TypeError(msg)

@@ -34,7 +34,7 @@ _TEXTS_AT_ONCE = 8192
 
 
 @dataclass(frozen=True)
-class Sizes:
+class GraphSizes:
     """How large each sample is."""
 
     nodes: Ints
@@ -57,7 +57,7 @@ class SampleSizes:
     """Bytes of each sample's values ``[n]``, as they are in a batch."""
 
 
-def graph_sizes(opened: _Opened, rows: Ints) -> Sizes:
+def graph_sizes(opened: _Opened, rows: Ints) -> GraphSizes:
     """Measure graphs without reading them.
 
     Args:
@@ -70,9 +70,19 @@ def graph_sizes(opened: _Opened, rows: Ints) -> Sizes:
     Raises:
         DatasetError: A sample is no graph.
     """
+    sizes = GraphSizes(*(np.zeros(len(rows), np.int64) for _ in range(3)))
+    for places in opened.store.places_at_once(rows):
+        part = _graph_sizes_at_once(opened, rows[places])
+        sizes.nodes[places] = part.nodes
+        sizes.edges[places] = part.edges
+        sizes.bytes[places] = part.bytes
+    return sizes
+
+
+def _graph_sizes_at_once(opened: _Opened, rows: Ints) -> GraphSizes:
     nodes, edges, nbytes = (np.zeros(len(rows), np.int64) for _ in range(3))
     variants = opened.variants(rows)
-    for number in _occurring(variants):
+    for number in occurring(variants):
         at = np.flatnonzero(variants == number)
         graph = opened.structure.variants[number]
         if not is_graph(graph):
@@ -86,8 +96,8 @@ def graph_sizes(opened: _Opened, rows: Ints) -> Sizes:
             if part.nodes:
                 nodes[at] += gathering.numbers(part.nodes)
             edges[at] += _edges(gathering, part)
-            nbytes[at] += _bytes(gathering, part)
-    return Sizes(nodes, edges, nbytes)
+            nbytes[at] += stored_bytes(gathering, part)
+    return GraphSizes(nodes, edges, nbytes)
 
 
 def sample_sizes(opened: _Opened, rows: Ints) -> SampleSizes:
@@ -102,10 +112,10 @@ def sample_sizes(opened: _Opened, rows: Ints) -> SampleSizes:
     """
     nbytes = np.zeros(len(rows), np.int64)
     variants = opened.variants(rows)
-    for number in _occurring(variants):
+    for number in occurring(variants):
         at = np.flatnonzero(variants == number)
         gathering = Gathering(opened.store, rows[at])
-        nbytes[at] = _bytes(gathering, opened.structure.variants[number])
+        nbytes[at] = stored_bytes(gathering, opened.structure.variants[number])
     chosen = _token_lengths(opened)
     tokens = np.max([*chosen.values()], axis=0) if chosen else None
     if tokens is None or (tokens == _ABSENT).any():
@@ -134,7 +144,7 @@ def _differ(lengths: Ints) -> bool:
     return bool((present != present[:1]).any())
 
 
-def _occurring(variants: Ints) -> list[int]:
+def occurring(variants: Ints) -> list[int]:
     """Number the ways of being built that some samples have, in order.
 
     ``np.unique`` would sort them, and it imports numpy.ma, which takes 11 ms.
@@ -238,7 +248,7 @@ def _lengths_by_path(opened: _Opened) -> dict[str, Ints]:
     count = len(opened.store)
     variants = opened.variants(np.arange(count))
     lengths: dict[str, Ints] = {}
-    for number in _occurring(variants):
+    for number in occurring(variants):
         at = np.flatnonzero(variants == number)
         gathering = Gathering(opened.store, at)
         for path, found in _lengths(
@@ -312,12 +322,12 @@ def _edges(gathering: Gathering, part: Any) -> Any:
     return 0
 
 
-def _bytes(gathering: Gathering, part: Leaf | Nest) -> Ints:
+def stored_bytes(gathering: Gathering, part: Leaf | Nest) -> Ints:
     """Sum up the bytes of samples that are built alike."""
     total = np.zeros(len(gathering), np.int64)
     for node in [part] if isinstance(part, Leaf) else part.children:
         if not isinstance(node, Leaf):
-            total += _bytes(gathering, node)
+            total += stored_bytes(gathering, node)
             continue
         column = gathering.store.column(node.column, stacked=node.axis is None)
         text = node.kind in {"str", "bytes", "json", "bigint"}

@@ -19,6 +19,7 @@ import torch
 import xxhash
 from torch.utils.data import IterableDataset
 
+from loaderkit.cache.layout import MANIFEST
 from loaderkit.datasets.fingerprint import (
     Fingerprint,
     fingerprint_of,
@@ -27,6 +28,7 @@ from loaderkit.datasets.fingerprint import (
 )
 from loaderkit.datasets.source_files import files_named_by, files_named_in_code
 from loaderkit.errors import DatasetError
+from loaderkit.mistaken import mistaken_for_dataset
 from loaderkit.pyg import classes_in_files, import_pyg, loaded_pyg
 
 if TYPE_CHECKING:
@@ -84,6 +86,10 @@ def as_source(source: object) -> Source:
     """
     if isinstance(source, str | os.PathLike):
         source = PtFolder(source)
+    mistake = mistaken_for_dataset(source)
+    if mistake is not None:
+        fix = f"pack({mistake.instead}, path)"
+        raise DatasetError(mistake.what, why=mistake.why, fix=fix)
     if isinstance(source, PtFolder | KeyedSource | MapSource):
         found: Any = source
     elif isinstance(source, Mapping):
@@ -271,12 +277,18 @@ class PtFolder:
         self.path, self.pattern, self.weights_only = Path(path), pattern, weights_only
         if not self.path.is_dir():
             what = f"There is no folder {self.path}."
-            raise DatasetError(
-                what, why="a path names a folder of .pt files", fix="look"
-            )
+            why = "a path names a folder of .pt files, one for each sample"
+            fix = f"its whole path; a relative one begins at {Path.cwd()}"
+            if self.path.is_file():
+                what = f"{self.path} is a file, no folder."
+                fix = f"pack(torch.load({str(self.path)!r}), path) for a list in a file"
+            raise DatasetError(what, why=why, fix=fix)
         found = (file.relative_to(self.path) for file in self.path.glob(pattern))
         self._files: Sequence[str] = sorted(file.as_posix() for file in found)
         if not self._files:
+            if (self.path / MANIFEST).exists():
+                what = f"{self.path} is a cache: it is packed already."
+                raise DatasetError(what, fix=f"open_cache({str(self.path)!r})")
             there = sorted(file.name for file in self.path.iterdir())[:3]
             what = f"No file in {self.path} matches {pattern!r}."
             why = f"it holds {', '.join(there) or 'nothing'}"

@@ -24,10 +24,10 @@ import torch
 from loaderkit.leaks.census import containers_in, look_at_heap, take_census
 from loaderkit.leaks.growth import Growth
 from loaderkit.leaks.longest import find_longest
+from loaderkit.leaks.retained import MOST_NODES, retained_bytes
 from loaderkit.leaks.unrooted import is_in_autograd_cycle, may_be_exit_handlers
-from loaderkit.leaks.weigh import MOST_NODES, own_bytes
 from loaderkit.memory.holders import holders_of
-from loaderkit.memory.nearest import nearest_of
+from loaderkit.memory.root_search import closest_to_a_root
 from loaderkit.memory.tensors import (
     describe,
     graph_nodes,
@@ -138,7 +138,7 @@ def _containers(
     weighed = []
     for count, each in grown[:_WEIGHED]:
         newest = newest_of(each)
-        size = own_bytes(_with_keys(each, newest)) * count // epochs
+        size = retained_bytes(_with_keys(each, newest)) * count // epochs
         weighed.append((size, count / epochs, each, newest))
     weighed.sort(key=lambda row: -row[0])
     ignore = [grown, weighed, *heap.lists]
@@ -330,7 +330,7 @@ def _chain(heap: Heap, before: Census, epochs: int) -> Growth | None:
     ignore = [tensors, with_graph, *heap.lists]
     holder = holders_of(longest, most=1, ignore=ignore)[0]
     walked = min(graph_nodes(longest), MOST_NODES)
-    size = own_bytes([longest]) // walked * more // epochs
+    size = retained_bytes([longest]) // walked * more // epochs
     return Growth(
         "graph chain", look_of([longest]), "autograd nodes", more / epochs, size, holder
     )
@@ -358,7 +358,7 @@ def _loose(
         if count >= max(8, 2 * epochs):
             alike = [e for e in heap.objects if type(e).__qualname__ == name]
             holder = _usual_holder(heap, alike)
-            size = own_bytes(alike[-1:]) * count // epochs
+            size = retained_bytes(alike[-1:]) * count // epochs
             if not holder.held:
                 rate = count / epochs
                 return [_unrooted(alike, rate, size, more_exit_handlers)]
@@ -404,7 +404,7 @@ def _usual_holder(heap: Heap, alike: list[Any]) -> Holder:
     found = [holders_of(each, most=1, ignore=ignore)[0] for each in asked.values()]
     held = [each for each in found if each.held]
     if not held:
-        close = nearest_of(alike)
+        close = closest_to_a_root(alike)
         held = found if close is None else holders_of(close, most=1, ignore=ignore)
     roots = [(each.kind, each.path.split("[")[0]) for each in held]
     return max(zip(roots, held, strict=True), key=lambda row: roots.count(row[0]))[1]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from loaderkit.errors import LeakError, LeakWarning
-from loaderkit.leaks.inquest import inquire
+from loaderkit.leaks.investigate import build_report
 from loaderkit.leaks.trace import allocation_sites
 from loaderkit.leaks.verdict import TOLERANCE, judge
 from loaderkit.leaks.watch import Watch, collector_paused
@@ -200,7 +200,7 @@ class LeakDetector:
         watch = self._running()
         if self._report is None or self._report.epochs < watch.epoch:
             with watch.own_memory():
-                self._report = inquire(
+                self._report = build_report(
                     watch,
                     warmup=self.warmup,
                     tolerance=self.tolerance,

@@ -35,7 +35,7 @@ PATTERNS = {
     ),
     "view": Pattern(
         "small views keep the whole storage they were cut from",
-        "keep loaderkit.own(x), or x.clone()",
+        "keep loaderkit.owned_copy(x), or x.clone()",
     ),
     "kept tensors": Pattern(
         "batches or predictions are kept",
@@ -101,7 +101,7 @@ PATTERNS = {
     ),
     "shared": Pattern(
         "shared memory is kept, as tensors from workers are until the last is gone",
-        "keep loaderkit.own(x) of what you need",
+        "keep loaderkit.owned_copy(x) of what you need",
     ),
     "shm": Pattern(
         "shared memory is made and never unlinked, and outlives the process",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaderkit.leaks.trend import LEAKING, NEEDS_MORE, STEADY
 from loaderkit.leaks.verdict import effects
+from loaderkit.notebook import Mood, card
 from loaderkit.units import format_amount, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from loaderkit.leaks.verdict import CounterTrend
 
 _SHOWN = 8
+_MOODS: dict[str, Mood] = {LEAKING: "bad", STEADY: "good"}
 _MAIN = ("malloc", "anonymous", "shared", "allocated", "files")
 
 
@@ -101,6 +103,24 @@ class LeakReport:
         lines += [f"{i}. {g.text(self.each)}" for i, g in enumerate(self.growths, 1)]
         lines += [f"allocated: {site}" for site in self.sites]
         return "\n".join(lines[:25])
+
+    def _repr_html_(self) -> str:
+        return card(
+            self.headline,
+            mood=_MOODS.get(self.verdict, "unsure"),
+            heads=("counter", "verdict", f"each {self.each}", "why"),
+            rows=[
+                (
+                    each.name,
+                    each.trend.verdict,
+                    format_amount(each.trend.per_epoch, each.unit),
+                    each.trend.why,
+                )
+                for each in (*self.leaks, *self.tolerated)
+            ],
+            notes=[self.run, *self.notes, *(g.text(self.each) for g in self.growths)],
+            text=str(self),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Give it as plain values.

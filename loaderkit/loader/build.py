@@ -19,6 +19,7 @@ from torch.utils.data import (
 from loaderkit.arguments import parse_arguments, show_value
 from loaderkit.errors import LoaderError, OptionError
 from loaderkit.loader.agreement import OrderAgreement
+from loaderkit.loader.downloads import plan_downloads
 from loaderkit.loader.facts import read_facts
 from loaderkit.loader.fetching import OneByOne, collate_of
 from loaderkit.loader.iterables import IterableRule
@@ -30,24 +31,40 @@ from loaderkit.loader.planned import LoaderSetup, PlannedLoader
 from loaderkit.loader.ranks import Ranks, read_ranks
 from loaderkit.loader.resumable import EpochBatches, Position, PublicSamplers
 from loaderkit.loader.samplers import (
+    MIXED_SHARDS,
     BatchRule,
     bucket_bounds,
     largest_batch,
     padding_waste,
 )
 from loaderkit.loader.stateful import length_of
-from loaderkit.loader.subject import check_dataset, check_graph_fields, sizes_of
+from loaderkit.loader.subject import (
+    check_dataset,
+    check_graph_fields,
+    sizes_of,
+    stored_rows_of,
+)
 from loaderkit.loader.user_batches import UserBatches, rows_without_drawing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+    from typing_extensions import Unpack
+
+    from loaderkit.loader.downloads import DownloadPlan
     from loaderkit.loader.facts import Facts
+    from loaderkit.loader.keywords import LoaderKeywords
     from loaderkit.loader.plan import LoaderPlan
+
+    Ints = NDArray[np.int64]
 
 
 def build_loader(
-    dataset: Any, device: str | torch.device = "cpu", **options: Any
+    dataset: Any,
+    device: str | torch.device = "cpu",
+    **options: Unpack[LoaderKeywords],
 ) -> PlannedLoader:
     """Build a DataLoader whose settings fit the dataset, the device and the machine.
 
@@ -87,12 +104,16 @@ def build_loader(
     if collate is None:
         collate = collate_of(dataset, chosen.follow_batch, chosen.exclude_keys)
     batching = _choose_batching(dataset, chosen, seed.value, ranks)
+    why_no_rows = ""
+    if not batching.iterable and not isinstance(batching.batches, EpochBatches):
+        why_no_rows = "the sampler's rows are not known before it draws them"
+    rows = batching.typical_rows(dataset, chosen)
+    stored = stored_rows_of(dataset)
+    if stored is not None and stored.is_missing.any():
+        rows, why_no_rows = None, "the samples are in a store, and not mirrored yet"
     facts = read_facts(
         dataset, device, collate=collate if chosen.batched else OneByOne(collate),
-        rows=batching.typical_rows(dataset, chosen),
-        why_no_rows=""
-        if batching.iterable or isinstance(batching.batches, EpochBatches)
-        else "the sampler's rows are not known before it draws them",
+        rows=rows, why_no_rows=why_no_rows,
         largest_bytes=_largest(dataset, chosen), options=chosen,
     )  # fmt: skip
     if chosen.collate_fn is not None:  # the user's code may draw random numbers
@@ -101,6 +122,10 @@ def build_loader(
         facts, chosen, batching=batching.in_words, batches=batching.count(),
         seed=seed.value, seed_reason=seed.reason,
     )  # fmt: skip
+    downloads = _plan_downloads(dataset, batching.batches)
+    if downloads is not None:
+        warned = (*plan.warnings, downloads.warning) if downloads.warning else ()
+        plan = replace(plan, downloads=downloads, warnings=warned or plan.warnings)
     if batching.count() == 0:
         why = "the sampler gives no rows"
         if chosen.oversized == "skip":
@@ -269,15 +294,36 @@ def _batches_of_rule(
         drop_last=options.drop_last,
         oversized=options.oversized, bucket_by=options.bucket_by,
         buckets=options.buckets, rank=ranks.rank, ranks=ranks.world_size,
+        shard_of_row=_shard_of_row(dataset) if options.shuffle == "block" else None,
     )  # fmt: skip
     batches = EpochBatches(rule, dataset=dataset)
     len(batches)  # an oversized sample is told now, not in the first epoch
     return batches
 
 
+def _shard_of_row(dataset: Any) -> Ints | None:
+    stored = stored_rows_of(dataset)
+    return None if stored is None else stored.shard_of_row
+
+
+def _plan_downloads(
+    dataset: Any, batches: EpochBatches | UserBatches | None
+) -> DownloadPlan | None:
+    """Count what epochs download; None where the samples are on local disk."""
+    stored = stored_rows_of(dataset)
+    if stored is None or not isinstance(batches, EpochBatches):
+        return None
+    rule = batches.rule
+    is_local = rule.shuffle is not True and rule.bucket_by is None
+    return plan_downloads(stored, batches.current(), is_local=is_local)
+
+
 def _largest(dataset: Any, options: LoaderOptions) -> int | None:
     if options.max_bytes is not None:
         return options.max_bytes
+    stored = stored_rows_of(dataset)
+    if stored is not None and stored.is_missing.any():
+        return None  # sizes are read from all shards: no plan is worth downloading them
     try:
         sizes = sizes_of(dataset, "bytes")
     except (LoaderError, ValueError, AttributeError):
@@ -294,6 +340,8 @@ def _rule_in_words(rule: BatchRule, each: str) -> str:
     elif rule.batch_size:
         most.insert(0, f"at most {rule.batch_size:,} samples")
     order = {True: "shuffled", False: "in order", "block": "shuffled in blocks"}
+    if rule.shard_of_row is not None:
+        order["block"] = f"shuffled in blocks of {MIXED_SHARDS} shards at a time"
     parts = [_listed(" and ".join(most), order[rule.shuffle])]
     if rule.bucket_by:
         bounds = len(set(bucket_bounds(rule.sizes[rule.bucket_by], rule.buckets)))

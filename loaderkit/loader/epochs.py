@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from loaderkit.cache.download_ahead import DownloadAhead
 from loaderkit.errors import LoaderError
 from loaderkit.loader.delivery import SKIPPED, Delivery, Resumption
+from loaderkit.loader.downloads import shard_uses
 from loaderkit.loader.fetching import Failure, LocalFailure, names_of
 from loaderkit.loader.prefetch import ReadAhead
 from loaderkit.loader.resumable import EpochBatches
-from loaderkit.memory.host import Host, read_host
+from loaderkit.loader.subject import stored_rows_of
+from loaderkit.memory.host import Host, read_host, signal_name
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -135,6 +138,9 @@ class LoaderEpoch(Iterator[Any]):
         self._length, self._check_length = loader.__len__, loader.check_length
         self._kills = kills
         self._deliveries: Iterator[Delivery] = inner
+        downloads = loader.plan.downloads
+        self._downloads_ahead = downloads is not None and downloads.ahead_bytes > 0
+        self._ahead: DownloadAhead | None = None
         self._death: LoaderError | None = None
         if loader.num_workers:
             # As soon as it can tell of a death: workers are at work already.
@@ -142,6 +148,19 @@ class LoaderEpoch(Iterator[Any]):
             tell_of_deaths()
         if loader.plan.read_ahead:
             self._deliveries = ReadAhead(inner, loader.plan.read_ahead)
+
+    def download_ahead(self) -> None:
+        """Begin to download what the epoch reads from a store, if it reads from one."""
+        stored = stored_rows_of(self._dataset) if self._downloads_ahead else None
+        if stored is None or not isinstance(self._chosen, EpochBatches):
+            return
+        if not stored.is_missing.any():
+            return
+        epoch = self._chosen.epoch_of(self._start.epoch)
+        uses = shard_uses(stored.shard_of_row, epoch, self._start.start)
+        self._ahead = DownloadAhead(stored, uses)
+        # A loop that is left early lets go of its iterator, and says no more.
+        weakref.finalize(self, self._ahead.close)
 
     def __iter__(self) -> LoaderEpoch:
         return self
@@ -172,19 +191,45 @@ class LoaderEpoch(Iterator[Any]):
             self._inner._shutdown_workers()
             # torch's wait raises another error from the one that the signal raised.
             raise death from (death.__cause__ or error)
+        except (EOFError, ConnectionError, FileNotFoundError) as error:
+            death = self._death or self._death_while_sending()
+            if death is None:
+                raise
+            self.progress.ended = True
+            self.close()
+            self._inner._shutdown_workers()
+            raise death from error
         if isinstance(delivery.batch, Failure | LocalFailure):
             raise delivery.batch.rebuilt()
         self.progress.note(delivery, numbered=self._chosen is not None)
+        if self._ahead is not None:
+            self._ahead.advance(self.progress.position.start)
         if self._chosen is None:
             self._check_length(self.progress.position.start)
         return delivery.batch
 
     def close(self) -> None:
         """Let go of threads and workers, but for those the loader keeps."""
+        if self._ahead is not None:
+            self._ahead.close()
         if isinstance(self._deliveries, ReadAhead):
             self._deliveries.close()
         if self._alone and hasattr(self._inner, "_shutdown_workers"):
             self._inner._shutdown_workers()
+
+    def _death_while_sending(self) -> LoaderError | None:
+        """Explain a batch whose worker died before its tensors were fetched from it.
+
+        torch sends a tensor as a name for a descriptor that the worker keeps.
+        """
+        for worker in getattr(self._inner, "_workers", []):
+            try:
+                worker.join(timeout=0.5)
+            except LoaderError as death:  # the signal came meanwhile
+                return death
+            if worker.exitcode is not None:
+                return self.told(RuntimeError(f"{_DEATH} {worker.pid}) exited"))
+        return None
 
     def told(self, error: RuntimeError) -> LoaderError | None:
         """Explain a worker's death; None when it is something else, or not ours.
@@ -262,24 +307,25 @@ def cause_of(code: int | None, host: Host, *, out_of_memory: bool) -> tuple[str,
     Returns:
         Why, and the fix.
     """
-    if out_of_memory or code == -signal.SIGKILL:
+    name = signal_name(-code) if code is not None and code < 0 else ""
+    if out_of_memory or name == "SIGKILL":
         sure = "the kernel killed it, out of memory" if out_of_memory else (
             "SIGKILL: probably the kernel, out of memory"
         )  # fmt: skip
         left = f"{format_bytes(host.available_bytes)} are left ({host.available_from})"
         return f"{sure}; {left}", "num_workers=1 or 0, or a smaller batch"
-    if code == -signal.SIGBUS:
+    if name == "SIGBUS":
         free = host.shm_free_bytes
         if free is not None and free < 64 << 20:
             why = f"SIGBUS: /dev/shm has {format_bytes(free)} left"
             return why, "docker run --shm-size=2g, or num_workers=0"
         why = "SIGBUS: probably a mapped file was cut while it was read"
         return why, "loaderkit verify CACHE; never change a cache that is in use"
-    if code == -signal.SIGSEGV:
+    if name == "SIGSEGV":
         why = "SIGSEGV: a crash in native code that reading a sample calls"
         return why, "python -X faulthandler with num_workers=0 shows where"
-    if code is not None and code < 0:
-        return f"signal {signal.Signals(-code).name}", "num_workers=0 shows where"
+    if name:
+        return f"signal {name}", "num_workers=0 shows where"
     if code == 0:
         why = (
             "it was interrupted (SIGINT, as by Ctrl-C), or KeyboardInterrupt was raised"

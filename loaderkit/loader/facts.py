@@ -17,8 +17,8 @@ from loaderkit.loader.pipes import as_sent
 from loaderkit.loader.probe import probe
 from loaderkit.loader.stateful import is_stateful
 from loaderkit.memory.host import Host, read_host
-from loaderkit.memory.parcel import check_pickles
 from loaderkit.memory.probes import Capability, read_capability
+from loaderkit.memory.shm_batch import check_pickles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

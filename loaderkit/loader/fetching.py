@@ -24,9 +24,9 @@ from torch.utils.data import (
 from loaderkit.errors import LoaderError, LoaderkitError
 from loaderkit.joining import join, own_collate
 from loaderkit.loader.users_errors import error_about
-from loaderkit.memory.parcel import (
-    Parcel,
-    Segments,
+from loaderkit.memory.shm_batch import (
+    SegmentRing,
+    SharedBatch,
     default_collate,
     packing,
     parcels_work,
@@ -486,7 +486,7 @@ class Sending:
 
     def __init__(self, count: int, collate: Callable[[Any], Any] | None = None) -> None:
         self.count, self.collate = count, collate
-        self.segments: Segments | None = None
+        self.segments: SegmentRing | None = None
         self.works = False
 
     def __call__(self, batch: Any) -> Any:
@@ -496,8 +496,8 @@ class Sending:
         if get_worker_info() is None:
             return batch
         if self.segments is None:
-            self.segments, self.works = Segments(self.count), parcels_work()
-        return Parcel(batch, self.segments) if self.works else batch
+            self.segments, self.works = SegmentRing(self.count), parcels_work()
+        return SharedBatch(batch, self.segments) if self.works else batch
 
     def start(self) -> None:
         """Tell datasets in this worker that their batches will be packed."""

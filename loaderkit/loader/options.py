@@ -35,7 +35,7 @@ _MIN_SEED, _MAX_SEED = -(2**63), 2**64 - 1
 
 
 @dataclass(frozen=True)
-class Wishes:
+class SettingOverrides:
     """What the caller asked for; None leaves it to the plan."""
 
     num_workers: int | None = None
@@ -83,7 +83,7 @@ class Wishes:
 
 
 @dataclass(frozen=True)
-class LoaderOptions(Wishes):
+class LoaderOptions(SettingOverrides):
     """Everything that can be asked of ``build_loader``."""
 
     batch_size: int | str | None = "auto"
@@ -105,6 +105,7 @@ class LoaderOptions(Wishes):
     """Distinct shapes that padded batches can have then."""
     shuffle: bool | str | None = None
     """True, False, or "block": blocks of 1,024 neighbours, 8 blocks mixed at a time.
+    Of a cache in a store, the blocks of 4 shards at a time.
     None is False; only the shufflers of a data pipe are left on then, as in torch."""
     seed: int | None = None
     """What order and random numbers follow from, the same on every rank.  None draws
@@ -242,22 +243,22 @@ def _is_zero(value: object) -> bool:
     return isinstance(value, int | np.bool_) and not value
 
 
-def _needs_workers(wishes: Wishes) -> tuple[str, str]:
+def _needs_workers(overrides: SettingOverrides) -> tuple[str, str]:
     """Find an option that would have no effect without workers, and why."""
-    if wishes.prefetch_factor is not None:
+    if overrides.prefetch_factor is not None:
         return (
             "prefetch_factor",
             "it counts batches of a worker; read_ahead is a thread's",
         )
-    if wishes.persistent_workers:
+    if overrides.persistent_workers:
         return "persistent_workers", "there are no workers to keep"
-    if wishes.multiprocessing_context is not None:
+    if overrides.multiprocessing_context is not None:
         return "multiprocessing_context", "it says how workers start"
-    if wishes.in_order is False:
+    if overrides.in_order is False:
         return "in_order", "without workers batches can only come in order"
-    if getattr(wishes, "timeout", 0):
+    if getattr(overrides, "timeout", 0):
         return "timeout", "it bounds the wait for a worker"
-    if getattr(wishes, "worker_init_fn", None) is not None:
+    if getattr(overrides, "worker_init_fn", None) is not None:
         return "worker_init_fn", "it is called in workers"
     return "", ""
 
@@ -343,7 +344,8 @@ _NONE_MEANS_SOMETHING = {"batch_size"}
 
 _PREFIX = "LOADERKIT_"
 _VARIABLES: Mapping[str, Callable[[str, Any], Any]] = {
-    f"{_PREFIX}{each.name.upper()}": _CHECKS[each.name] for each in fields(Wishes)
+    f"{_PREFIX}{each.name.upper()}": _CHECKS[each.name]
+    for each in fields(SettingOverrides)
 } | {f"{_PREFIX}MAX_WORKERS": _at_least(0)}
 """How the value of each variable of the environment is checked."""
 _OTHER_VARIABLES = frozenset({"LOADERKIT_UPDATE_SNAPSHOTS"})

@@ -1,4 +1,4 @@
-"""Facts and wishes in, the settings of a loader and their reasons out.  Pure."""
+"""Facts and overrides in, the settings of a loader and their reasons out.  Pure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from loaderkit.loader.forecast import (
     pinned_bytes,
 )
 from loaderkit.loader.options import parse_variable
+from loaderkit.notebook import card
 from loaderkit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from loaderkit.loader.downloads import DownloadPlan
     from loaderkit.loader.facts import Facts
-    from loaderkit.loader.options import Wishes
+    from loaderkit.loader.options import SettingOverrides
 
 QUEUE_S = 0.0003
 """What a message between processes costs besides its bytes: locks, wake-ups."""
@@ -85,6 +87,23 @@ class LoaderPlan:
     """Variables of the environment that were followed."""
     probe: str = ""
     """What measuring took, where that was long; empty otherwise."""
+    downloads: DownloadPlan | None = None
+    """What epochs take from a store; None where the samples are on local disk."""
+
+    def _repr_html_(self) -> str:
+        return card(
+            self.batching,
+            mood="unsure" if self.warnings else "plain",
+            heads=("setting", "value", "why"),
+            rows=[
+                (name, str(getattr(self, name)), self.reasons[name])
+                for name in SETTINGS
+            ],
+            notes=[
+                *(f"warning: {each}" for each in self.warnings),
+                *str(self.forecast).splitlines(),
+            ],
+        )
 
     def __str__(self) -> str:
         lines = [f"{'batches':<24}{self.batching}"]
@@ -93,19 +112,26 @@ class LoaderPlan:
             lines.append(f"{name:<24}{value:<11} {self.reasons[name]}")
         if self.probe:
             lines.append(f"{'probe':<24}{self.probe}")
+        if self.downloads is not None:
+            lines.append(f"{'store':<24}{self.downloads}")
         lines += [f"warning: {each}" for each in self.warnings]
         return "\n".join([*lines, str(self.forecast)])
 
 
 def decide(
-    facts: Facts, wishes: Wishes, *, batching: str = "", batches: int | None = None,
-    seed: int = 0, seed_reason: str = "order and random numbers follow from it alone",
-) -> LoaderPlan:  # fmt: skip
+    facts: Facts,
+    overrides: SettingOverrides,
+    *,
+    batching: str = "",
+    batches: int | None = None,
+    seed: int = 0,
+    seed_reason: str = "order and random numbers follow from it alone",
+) -> LoaderPlan:
     """Choose every setting.
 
     Args:
         facts: What is known.
-        wishes: What the caller asked for; it wins and is shown so.
+        overrides: What the caller asked for; it wins and is shown so.
         batching: How samples become batches, in words.
         batches: Batches of an epoch; None if unknown.
         seed: What the order follows from.
@@ -117,7 +143,7 @@ def decide(
     Raises:
         LoaderError: What was asked for cannot work here.
     """
-    draft = _Draft(facts, wishes, batches)
+    draft = _Draft(facts, overrides, batches)
     draft.workers()
     draft.prefetch()
     draft.context()
@@ -161,8 +187,10 @@ def rate(facts: Facts, workers: int) -> float:
 class _Draft:
     """Settings chosen so far, each noted with its reason."""
 
-    def __init__(self, facts: Facts, wishes: Wishes, batches: int | None) -> None:
-        self.facts, self.wishes, self.batches = facts, wishes, batches
+    def __init__(
+        self, facts: Facts, overrides: SettingOverrides, batches: int | None
+    ) -> None:
+        self.facts, self.overrides, self.batches = facts, overrides, batches
         self.value: dict[str, Any] = {}
         self.reasons: dict[str, str] = {}
         self.warnings: list[str] = []
@@ -172,7 +200,7 @@ class _Draft:
 
     def asked(self, name: str) -> bool:
         """Note what the caller, or the environment, asked for."""
-        value = getattr(self.wishes, name)
+        value = getattr(self.overrides, name)
         if value is not None:
             self.note(name, value, "you asked for it")
             return True
@@ -188,10 +216,10 @@ class _Draft:
         else:
             self._choose_workers()
         if not self.value["num_workers"]:
-            self.wishes.refuse_without_workers(self.reasons["num_workers"])
+            self.overrides.refuse_without_workers(self.reasons["num_workers"])
 
     def _choose_workers(self) -> None:
-        facts, needed = self.facts, self.wishes.needs_workers
+        facts, needed = self.facts, self.overrides.needs_workers
         if facts.daemonic:
             reason = "this process is a daemon, which may not have children"
             self.note("num_workers", 0, reason)
@@ -227,7 +255,7 @@ class _Draft:
             self.warnings.append(text + f"num_workers={cpus} or fewer wastes less")
 
     def _start_method(self) -> str:
-        return str(self.wishes.multiprocessing_context or self.facts.start_method)
+        return str(self.overrides.multiprocessing_context or self.facts.start_method)
 
     def _unsendable(self) -> bool:
         facts, method = self.facts, self._start_method()

@@ -39,9 +39,10 @@ from loaderkit.loader.stateful import (
     length_of,
     read_state,
 )
+from loaderkit.loader.subject import let_go_of_shards
 from loaderkit.loader.user_batches import UserBatches
 from loaderkit.memory.host import read_host
-from loaderkit.memory.parcel import forget
+from loaderkit.memory.shm_batch import forget
 from loaderkit.randomness import mix_seed
 
 if TYPE_CHECKING:
@@ -108,6 +109,9 @@ class PlannedLoader(DataLoader[Any]):
 
     plan: LoaderPlan
     """The settings, each with its reason."""
+
+    def _repr_html_(self) -> str | None:
+        return None if self._setup is None else self.plan._repr_html_()
 
     def __init__(
         self,
@@ -212,12 +216,16 @@ class PlannedLoader(DataLoader[Any]):
                 self._iteration = IterationBatches(self._setup.batches, here)
             else:  # the iterator that is kept asks the one it was made with
                 self._iteration.position = here
+        if self.num_workers:
+            let_go_of_shards(self.dataset)
         kills = read_host().oom_kills if self.num_workers else None
         try:
             inner: Any = self._get_iterator() if busy else super().__iter__()
             self._progress = Progress(here, self._standing_workers())
             self._resumption = Resumption()
             epoch = LoaderEpoch(self, inner, self._progress, alone=busy, kills=kills)
+            # Behind the start of the workers, since it starts a thread.
+            epoch.download_ahead()
         except RuntimeError as error:
             death = death_at_start(error)
             if death is None:

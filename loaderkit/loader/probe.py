@@ -25,7 +25,7 @@ import torch
 from loaderkit.errors import LoaderError, LoaderkitError
 from loaderkit.loader.fetching import Join, draws_nothing, fetch, is_gathering
 from loaderkit.loader.forecast import PROBE_S
-from loaderkit.memory.parcel import Parcel, Segments, forget
+from loaderkit.memory.shm_batch import SegmentRing, SharedBatch, forget
 from loaderkit.randomness import quiet
 from loaderkit.units import format_bytes, format_seconds
 
@@ -303,13 +303,13 @@ def _transfer(batch: Any, deadline: float) -> tuple[int, float, float]:
     """Send a batch to ourselves: its bytes, and the time of either end."""
     best = [float("inf"), float("inf")]
     nbytes = 0
-    with contextlib.closing(Segments(1)) as segments:
+    with contextlib.closing(SegmentRing(1)) as segments:
         for attempt in range(4):
             start = time.perf_counter()
             if attempt and start > deadline:
                 break
             try:
-                parcel = Parcel(batch, segments)
+                parcel = SharedBatch(batch, segments)
                 text = bytes(ForkingPickler.dumps(parcel))
             except (OSError, AttributeError, TypeError, pickle.PicklingError):
                 return nbytes, 0.0, 0.0

@@ -24,6 +24,9 @@ BLOCK = 1024
 """Samples that lie side by side in a block of ``shuffle="block"``."""
 _MIXED_BLOCKS = 8
 """Blocks whose samples are mixed with each other."""
+MIXED_SHARDS = 4
+"""Shards of a store whose blocks are mixed with each other: 1 GiB of the usual size is
+on local disk at once.  Chosen: every rank must choose alike, whatever its disk."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,9 @@ class BatchRule:
     """Batch samples of similar size; one of ``sizes``."""
     buckets: int = 8
     """Distinct shapes that padded batches can have then."""
+    shard_of_row: Ints | None = None
+    """In which shard of a store each sample is ``[samples]``: "block" then reads shard
+    after shard.  None where the samples are on local disk."""
     rank: int | None = 0
     """Which of the processes this is; None gives the batches of all, in turn."""
     ranks: int = 1
@@ -213,6 +219,22 @@ def _ordered(rule: BatchRule, rows: Ints, chance: np.random.Generator) -> Ints:
         return rows
     if rule.shuffle is True:
         return chance.permutation(rows)
+    if rule.shard_of_row is None:
+        return _mixed_blocks(rows, chance)
+    # Shards in any order, a few at a time, so that each is downloaded once.
+    shards = rule.shard_of_row[rows]
+    by_shard = rows[np.argsort(shards, kind="stable")]
+    ends = np.cumsum(np.bincount(shards))
+    groups = [part for part in np.split(by_shard, ends[:-1]) if len(part)]
+    turn = chance.permutation(len(groups)).tolist()
+    mixed = []
+    for at in range(0, len(turn), MIXED_SHARDS):
+        together = [groups[number] for number in turn[at : at + MIXED_SHARDS]]
+        mixed.append(_mixed_blocks(np.concatenate(together), chance))
+    return np.concatenate(mixed) if mixed else rows
+
+
+def _mixed_blocks(rows: Ints, chance: np.random.Generator) -> Ints:
     starts = np.arange(0, len(rows), BLOCK)
     blocks = [rows[start : start + BLOCK] for start in chance.permutation(starts)]
     mixed = [

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
-from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch.utils.data import DataLoader, IterableDataset, Subset
+from torch.utils.data import IterableDataset, Subset
 
 from loaderkit.errors import LoaderError, OptionError
 from loaderkit.joining import check_known_keys, known_keys
 from loaderkit.loader.pipes import is_pipe
-from loaderkit.pyg import is_pyg_data
+from loaderkit.mistaken import mistaken_for_dataset
 
 if TYPE_CHECKING:
+    from loaderkit.cache.download_ahead import StoredRows
     from loaderkit.loader.options import LoaderOptions
 
 
@@ -62,36 +61,12 @@ def _refuse(dataset: object, why: str, fix: str) -> OptionError:
 
 def _refuse_other_things(dataset: Any) -> None:
     """Refuse things that have rows of some kind, but not samples."""
-    if isinstance(dataset, str | bytes | os.PathLike):
-        what = f"A path is no dataset: {dataset!r}."
-        fix = f"loaderkit.open_cache({os.fsdecode(dataset)!r}), or the dataset that "
-        raise OptionError(what, why="its letters are no samples", fix=f"{fix}reads it")
-    if isinstance(dataset, type):
-        what = f"{dataset.__name__} is a class, not a dataset."
-        raise OptionError(what, why="it was not called", fix=f"{dataset.__name__}(...)")
-    if is_pyg_data(dataset):
-        raise _refuse(dataset, "it is one graph", "build_loader([graph])")
-    for kind, why, fix in _OTHER_THINGS:
-        if isinstance(dataset, kind):
-            raise _refuse(dataset, why, fix)
-    if hasattr(dataset, "iloc"):
-        fix = 'table.to_dict("records")'
-        raise _refuse(dataset, "its rows are not what table[0] gives", fix)
-
-
-_OTHER_THINGS: tuple[tuple[type, str, str], ...] = (
-    (
-        DataLoader, "it gives batches, not samples",
-        "build_loader(loader.dataset, batch_size=...)",
-    ),
-    (torch.nn.Module, "it is a model", "build_loader(dataset)"),
-    (AbstractSet, "its order is not fixed", "sorted(samples)"),
-    (
-        Iterator, "it can be read only once, in order",
-        "list(samples), or an IterableDataset that makes a new one each epoch",
-    ),
-)  # fmt: skip
-"""What is often given in place of a dataset: why it is none, and what to give."""
+    mistake = mistaken_for_dataset(dataset)
+    if mistake is not None:
+        fix = f"build_loader({mistake.instead})"
+        if isinstance(dataset, Iterator):
+            fix += ", or an IterableDataset that makes a new one each epoch"
+        raise OptionError(mistake.what, why=mistake.why, fix=fix)
 
 
 def _check_iterable_options(options: LoaderOptions, *, pipe: bool) -> None:
@@ -182,6 +157,36 @@ def sizes_of(dataset: Any, name: str) -> Any:
         why = "batches are cut where sums of them reach a limit, in int64"
         raise LoaderError(what, why=why, fix="count in larger units, or mend sizes()")
     return array
+
+
+def stored_rows_of(dataset: Any) -> StoredRows | None:
+    """Ask a dataset in which shards of a store its samples are.
+
+    Args:
+        dataset: With a method ``stored_rows()``, or torch's ``Subset`` of one.
+
+    Returns:
+        Where they are; None where they are on this machine, or it does not say.
+    """
+    rows = None
+    while type(dataset) is Subset:
+        indices = np.asarray(dataset.indices, np.int64)
+        rows = indices if rows is None else indices[rows]
+        dataset = dataset.dataset
+    ask = getattr(dataset, "stored_rows", None)
+    stored: StoredRows | None = ask() if callable(ask) else None
+    if stored is None or rows is None:
+        return stored
+    return replace(stored, shard_of_row=stored.shard_of_row[rows])
+
+
+def let_go_of_shards(dataset: Any) -> None:
+    """Have a dataset leave room to workers, if it holds what they may need."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    let_go = getattr(dataset, "let_go_of_shards", None)
+    if callable(let_go):
+        let_go()
 
 
 _MOST_IN_ALL = 2.0**61

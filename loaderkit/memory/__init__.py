@@ -2,6 +2,7 @@
 
 Read ``host`` first (limits of this process), then ``probes`` (what a device can do and
 holds), ``process`` and ``reading`` (``read_memory``), ``meter`` (over time),
-``holders`` and ``nearest`` (who keeps an object), ``release``, ``staged`` and
-``hygiene`` (giving back), and ``parcel`` (a batch as one segment of shared memory).
+``holders`` and ``root_search`` (who keeps an object), ``release``, ``staged`` and
+``cache_cleaner`` (giving back), and ``shm_batch`` (a batch as one segment of shared
+memory).
 """

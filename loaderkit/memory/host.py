@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,6 +55,18 @@ class Host:
     """Mappings allowed (vm.max_map_count); None if unknown."""
     local_ranks: int
     """Processes of one training run on this machine (LOCAL_WORLD_SIZE)."""
+
+
+def signal_name(number: int) -> str:
+    """Name a signal that ended a process; not every system knows every signal.
+
+    >>> signal_name(11), signal_name(1_000)
+    ('SIGSEGV', 'signal 1000')
+    """
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def read_host(root: str | os.PathLike[str] = "/") -> Host:
@@ -198,11 +211,13 @@ def _pressure(top: Path, groups: list[Path]) -> float | None:
 
 
 def _shm(folder: Path) -> tuple[int | None, int | None]:
+    if not folder.is_dir():
+        return None, None
     try:
-        found = os.statvfs(folder)
+        found = psutil.disk_usage(str(folder))
     except OSError:
         return None, None
-    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    return int(found.total), int(found.free)
 
 
 def _file_limit() -> int | None:

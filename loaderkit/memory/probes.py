@@ -73,7 +73,7 @@ class Probe(Protocol):
         """List the memory in use; empty where torch does not tell."""
 
 
-class Accelerator:
+class CudaLikeProbe:
     """CUDA, ROCm and XPU: memory of their own, streams, copies from pinned memory."""
 
     def __init__(self, module: Any) -> None:
@@ -187,7 +187,7 @@ class Accelerator:
         )  # fmt: skip
 
 
-class Silent:
+class NoBlockHistory:
     """An allocator that does not tell who asked for memory."""
 
     def recording(self) -> AbstractContextManager[None]:
@@ -199,7 +199,7 @@ class Silent:
         return []
 
 
-class Unified(Silent):
+class MpsProbe(NoBlockHistory):
     """Apple's MPS: one memory for all, and no pinning."""
 
     def __init__(self, module: Any = None) -> None:
@@ -240,7 +240,7 @@ class Unified(Silent):
         )
 
 
-class Processor(Silent):
+class CpuProbe(NoBlockHistory):
     """The CPU itself: its memory is the process's."""
 
     def quick(self, device: torch.device) -> dict[str, Callable[[], int]]:  # noqa: ARG002
@@ -279,10 +279,10 @@ def probe_of(device: torch.device) -> Probe:
         pin nothing and copy when asked.
     """
     if device.type == "mps":
-        return Unified()
+        return MpsProbe()
     if device.type in {"cuda", "xpu"}:
-        return Accelerator(torch.get_device_module(device.type))
-    return Processor()
+        return CudaLikeProbe(torch.get_device_module(device.type))
+    return CpuProbe()
 
 
 def read_capability(device: str | torch.device) -> Capability:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from loaderkit.memory.clibrary import c_library
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -44,7 +46,9 @@ def quick_counters() -> dict[str, int]:
     found = {"python_blocks": sys.getallocatedblocks()}
     status = _read(f"{PROC}/self/status")
     if status is None:
-        return found | _through_psutil(own_pid())
+        found |= _through_psutil(own_pid())
+        in_use = _heap_bytes()
+        return found if in_use is None else found | {"malloc": in_use}
     for name, pattern, step in _KINDS:
         match = re.search(pattern, status)
         if match:
@@ -252,6 +256,8 @@ def malloc_bytes() -> int | None:
     Returns:
         Bytes of all arenas and big blocks; None with another allocator.
     """
+    if _is_another_allocator():
+        return None
     ask = _mallinfo()
     if ask is None:
         return None
@@ -271,15 +277,34 @@ class _MallInfo(ctypes.Structure):
 
 @functools.cache
 def _mallinfo() -> Callable[[], _MallInfo] | None:
-    """Find glibc's ``mallinfo2``, unless another allocator stands in its place."""
-    preloaded = os.environ.get("LD_PRELOAD", "")
-    if re.search("jemalloc|tcmalloc|mimalloc", preloaded):
+    """Find glibc's ``mallinfo2``."""
+    library = c_library()
+    if library is None or not hasattr(library, "mallinfo2"):
         return None
-    with contextlib.suppress(OSError, AttributeError):
-        ask = ctypes.CDLL(None).mallinfo2
-        ask.restype, ask.argtypes = _MallInfo, ()
-        return ask
-    return None
+    ask = library.mallinfo2
+    ask.restype, ask.argtypes = _MallInfo, ()
+    return ask
+
+
+def _is_another_allocator() -> bool:
+    """Tell whether another allocator stands in the place of the C library's own."""
+    preloaded = os.environ.get("LD_PRELOAD", "")
+    preloaded += os.environ.get("DYLD_INSERT_LIBRARIES", "")
+    return re.search("jemalloc|tcmalloc|mimalloc", preloaded) is not None
+
+
+def _heap_bytes() -> int | None:
+    """Ask psutil, which knows the heaps of macOS, Windows and the BSDs from 7.2 on.
+
+    Not on Linux: with a glibc of before 2.33 it counts in 32 bits.
+    """
+    if _is_another_allocator() or not hasattr(psutil, "heap_info"):
+        return None
+    try:
+        heap = psutil.heap_info()
+    except (OSError, psutil.Error):
+        return None
+    return int(heap.heap_used + heap.mmap_used)
 
 
 def _shares(pid: int) -> tuple[int, int] | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from loaderkit.memory import process
+from loaderkit.memory.clibrary import c_library
 from loaderkit.memory.probes import FAILURES, present_devices, probe_of, read_device
 from loaderkit.units import format_bytes, format_seconds
 
@@ -94,5 +94,6 @@ def cached_bytes(device: torch.device) -> tuple[int | None, int]:
 
 def _trim() -> None:
     """Ask glibc to give free pages back; other allocators have no such call."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+    library = c_library()
+    if library is not None and hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)

@@ -42,7 +42,7 @@ class Survivor:
 
 
 @dataclass(frozen=True)
-class Receipt:
+class StageReceipt:
     """What a stage should have given back, and what it did."""
 
     name: str
@@ -79,7 +79,7 @@ class Stage:
 
     def __init__(self, name: str, objects: tuple[Any, ...]) -> None:
         self.name = name
-        self.receipt: Receipt | None = None
+        self.receipt: StageReceipt | None = None
         self._named: list[tuple[weakref.ref[Any], str]] = []
         self._tensors: list[weakref.ref[torch.Tensor]] = []
         self._expected: dict[str, int] = {}
@@ -111,7 +111,7 @@ class Stage:
         released = release()
         after = _in_use()
         returned = {p: n - after.get(p, 0) for p, n in self._before.items()}
-        self.receipt = Receipt(
+        self.receipt = StageReceipt(
             self.name, self._expected, returned, tuple(self._survivors()),
             released.seconds,
         )  # fmt: skip

@@ -111,14 +111,34 @@ def objects_of(objects: Sequence[Any], is_wanted: Callable[[type], bool]) -> lis
 
     Args:
         objects: Any.
-        is_wanted: Tells by type.
+        is_wanted: Tells by type; a ``TypeTest`` remembers it for the next objects.
 
     Returns:
         Those whose type is wanted, in their order.
     """
-    kinds = list(map(type, objects))
-    wanted = {kind for kind in set(kinds) if is_wanted(kind)}
-    return list(itertools.compress(objects, map(wanted.__contains__, kinds)))
+    test = is_wanted if isinstance(is_wanted, TypeTest) else TypeTest(is_wanted)
+    return list(itertools.compress(objects, map(test.__getitem__, map(type, objects))))
+
+
+class TypeTest(dict[type, bool]):
+    """What a function tells of types, asked once for each.
+
+    Args:
+        is_wanted: Tells by type.
+    """
+
+    def __init__(self, is_wanted: Callable[[type], bool]) -> None:
+        super().__init__()
+        self._is_wanted = is_wanted
+
+    def __missing__(self, kind: type) -> bool:
+        """Ask about a type that is new."""
+        answer = self[kind] = self._is_wanted(kind)
+        return answer
+
+    def __call__(self, kind: type) -> bool:
+        """Tell of one type."""
+        return self[kind]
 
 
 def describe(tensor: torch.Tensor) -> tuple[Look, int, int]:

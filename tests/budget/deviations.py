@@ -17,7 +17,7 @@ from torch.nn import functional as F  # noqa: N812 -- as everybody calls it
 from torch_geometric.data import Batch, Data
 
 from loaderkit.budget.pieces import count_samples, cut, in_float64, weight_of
-from loaderkit.budget.steps import call_model, loss_of
+from loaderkit.budget.train_step import call_model, loss_of
 
 
 @dataclass(frozen=True)

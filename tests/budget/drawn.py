@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 -- as everybody calls it
 from torch_geometric.data import Batch, Data, HeteroData
 
-from loaderkit.budget.steps import Step
+from loaderkit.budget.train_step import Step
 
 ACTIVATIONS = (
     nn.ReLU, nn.GELU, nn.SiLU, nn.ELU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.PReLU,

@@ -50,9 +50,28 @@ VALUES = [
     "[1:a]",
     "128",
     "18446744073709551615",
+    # digits, blanks and letters that only look like ASCII, quotes, other notations
+    "\uff11\uff12\uff18",
+    "12\uff18",
+    "\u0661\u0662",
+    "128\u200b",
+    "\u00a0128",
+    "\u0422rue",
+    "'True'",
+    '"128"',
+    "`64`",
+    "1_000",
+    "0b1000",
+    "0x1p-1",
+    "1/2",
+    "128MB",
+    "on",
+    "None",
 ]
 SEPARATORS = [",", ",", ",", ",", ";", " ", ", ", "", ":", "=", ",,", "\t", "\n"]
-COLONS = [":", ":", ":", ":", "=", ": ", "::", "", " : "]
+SEPARATORS += ["|", "\uff0c"]
+COLONS = [":", ":", ":", ":", "=", ": ", "::", "", " : ", "\uff1a"]
+AROUND = ["", "", "", "", " ", "'", '"', "\t", "\u00a0", "\ufeff"]
 TOKENS = [
     *[",", ":", "[", "]", ">", "True", "64", "0.5", "256", "x"],
     " ",
@@ -66,10 +85,12 @@ def generate(random_numbers):
     if random_numbers.random() < 0.25:
         return "".join(choose(TOKENS) for _ in range(random_numbers.randint(1, 14)))
     text = choose(["", "", "", " ", ","])
+    name = choose(NAMES) if random_numbers.random() < 0.2 else None  # one key, twice
     for number in range(random_numbers.randint(1, 3)):
         text += choose(SEPARATORS) if number else ""
-        text += choose(NAMES) + choose(COLONS) + choose(["", *VALUES])
-    return text
+        text += (name or choose(NAMES)) + choose(COLONS) + choose(["", *VALUES])
+    around = choose(AROUND)
+    return around + text + around
 
 
 def generated(count, seed):

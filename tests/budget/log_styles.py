@@ -155,7 +155,10 @@ def styles(draw, terminal=True):
     return Style(*zip(*steps, strict=True)) if steps else Style((), ())
 
 
-AMOUNT = re.compile(r"(?<![\w.,/])(\d+(?:\.\d+)?) ?([KMGT])(i?)B\b")
+AMOUNT = re.compile(
+    # not a part of a whole that has no unit of its own: "11.8 / 12.3 GB"
+    r"(?<![\w.,/])(?<!\d / )(\d+(?:\.\d+)?) ?([KMGT])(i?)B\b"
+)
 
 
 @st.composite

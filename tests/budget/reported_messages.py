@@ -3,8 +3,8 @@
 ``reported_messages.json`` was collected from public reports after the wordings were
 written, and read by hand.  A row states what its text states; a field that it does not
 name is not checked.  While the grammar was written, every other row of "ran out" and
-"look-alike" was not looked at; the groups "later" and "third", and their look-alikes,
-were gathered after that, each when the one before was mended.
+"look-alike" was not looked at; the other groups, "later" to "sixth", and their
+look-alikes, were gathered after that, each when the one before was mended.
 """
 
 import json
@@ -28,10 +28,11 @@ class Report:
 _ROWS = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
 REPORTS = [Report(**row) for row in _ROWS]
 RAN_OUT = [report for report in REPORTS if report.group == "ran out"]
-LATER = [report for report in REPORTS if report.group in {"later", "third"}]
+_LATER_GROUPS = {"later", "third", "fourth", "fifth", "sixth"}
+LATER = [report for report in REPORTS if report.group in _LATER_GROUPS]
 LOOK_ALIKES = [report.text for report in REPORTS if report.group == "look-alike"]
 LATER_LOOK_ALIKES = [
     report.text
     for report in REPORTS
-    if report.group in {"later look-alike", "third look-alike"}
+    if report.group.removesuffix(" look-alike") in _LATER_GROUPS - {report.group}
 ]

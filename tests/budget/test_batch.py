@@ -17,11 +17,11 @@ from loaderkit import (
     pack,
     plan_batch,
 )
+from loaderkit.budget.cost_model import budgets, price, probability
 from loaderkit.budget.estimate import estimate
 from loaderkit.budget.measure import measure_step
 from loaderkit.budget.samples import read_samples
-from loaderkit.budget.solve import budgets, price, probability
-from loaderkit.budget.steps import Step
+from loaderkit.budget.train_step import Step
 from loaderkit.memory import probes
 
 MIB = 2**20
@@ -172,7 +172,7 @@ def test_the_batch_is_not_blamed_for_the_optimizer():
 
     assert "the peak is in step" in plan.cause.lower()
     assert "the batch is not the cause" in plan.cause
-    saved = {gain.remedy.name: gain.saves for gain in plan.gains}
+    saved = {gain.remedy.name: gain.saves for gain in plan.savings}
     assert saved["fused optimizer"] > 10 * saved["micro-batches"]
 
 
@@ -183,13 +183,13 @@ def test_each_gain_is_the_estimate_made_again():
 
     plan = plan_batch(model, data, "cpu", limit="1 GiB", batch_size=32)
 
-    gains = {gain.remedy.name: gain for gain in plan.gains}
+    savings = {gain.remedy.name: gain for gain in plan.savings}
     batch = torch.stack(data)
     base = estimate(model, batch, Step()).peak
     half = estimate(model, batch[:16], Step()).peak
     again = estimate(model, batch, Step(checkpoint=True)).peak
-    assert gains["micro-batches"].saves == base - half
-    assert gains["checkpointing"].saves == base - again
+    assert savings["micro-batches"].saves == base - half
+    assert savings["checkpointing"].saves == base - again
 
 
 class Ragged(torch.utils.data.Dataset):
@@ -294,7 +294,7 @@ def test_free_memory_of_apples_device_is_what_metal_recommends():
         recommended_max_memory=lambda: 10 << 30,
         current_allocated_memory=lambda: 2 << 30,
     )
-    probe = probes.Unified(metal)
+    probe = probes.MpsProbe(metal)
     probe.available = lambda: True
 
     assert probes.free_bytes(torch.device("mps"), probe=probe) == 8 << 30

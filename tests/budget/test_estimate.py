@@ -15,8 +15,8 @@ from loaderkit.budget import allocator
 from loaderkit.budget.estimate import estimate, summarised
 from loaderkit.budget.measure import measure_step
 from loaderkit.budget.peaks import PARTS
-from loaderkit.budget.steps import Step
 from loaderkit.budget.track import track_step
+from loaderkit.budget.train_step import Step
 
 MIB = 2**20
 

@@ -11,12 +11,12 @@ from torch import nn
 
 from loaderkit import estimate_step
 from loaderkit.budget import kernels
+from loaderkit.budget.allocation_log import Bounds
 from loaderkit.budget.estimate import estimate, summarised
 from loaderkit.budget.kernels import KERNELS, Workspace
-from loaderkit.budget.log import Bounds
 from loaderkit.budget.measure import measure_step
-from loaderkit.budget.steps import DeviceSpec, Step, StepError
 from loaderkit.budget.track import track_step
+from loaderkit.budget.train_step import DeviceSpec, Step, StepError
 
 MIB = 2**20
 QUICK = (

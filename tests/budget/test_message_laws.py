@@ -14,7 +14,7 @@ from loaderkit.budget.grammar import find_exhaustion
 from loaderkit.budget.lexicon import phrases
 from loaderkit.budget.log_text import clean_log
 from loaderkit.budget.messages import SIZES, as_fields, read_message
-from loaderkit.budget.wordings import wordings
+from loaderkit.budget.oom_patterns import message_patterns
 
 TEXTS = [report.text for report in (*RAN_OUT, *LATER)] + LOOK_ALIKES + LATER_LOOK_ALIKES
 TORCH = (
@@ -108,7 +108,7 @@ def test_a_log_that_repeats_itself_is_read_once():
 def test_no_pattern_looks_ahead_without_a_bound():
     """So that the time a text takes grows with its length and no faster."""
     unbounded = re.compile(r"(?<!\\)\.[*+]|\\[SwWD][*+]|\[\^[^\]]*\][*+]")
-    patterns = [wording.pattern.pattern for wording in wordings()]
+    patterns = [wording.pattern.pattern for wording in message_patterns()]
     patterns += [words.pattern for words in phrases().values()]
 
     assert unbounded.search(r"killed.*by")

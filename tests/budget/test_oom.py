@@ -328,7 +328,7 @@ def test_with_a_plan_each_advice_has_its_bytes():
     found = {each.remedy.name: each for each in diagnose_oom(text, plan=plan).advice}
     without = {each.remedy.name: each for each in diagnose_oom(text).advice}
 
-    gains = {gain.remedy.name: gain.saves for gain in plan.gains}
-    assert found["micro-batches"].brings == gains["micro-batches"] > 0
-    assert found["checkpointing"].enough == (gains["checkpointing"] >= 3 * 2**20)
+    savings = {gain.remedy.name: gain.saves for gain in plan.savings}
+    assert found["micro-batches"].brings == savings["micro-batches"] > 0
+    assert found["checkpointing"].enough == (savings["checkpointing"] >= 3 * 2**20)
     assert without["checkpointing"].brings is None

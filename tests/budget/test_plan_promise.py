@@ -1,18 +1,21 @@
 """What a plan promises, held against real steps under the profiler."""
 
 import json
+import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.utils import to_dense_batch
 
-from loaderkit import build_loader, plan_batch
+from loaderkit import build_loader, pack, plan_batch
+from loaderkit.budget.cost_model import BatchCostModel, budgets, price
 from loaderkit.budget.measure import measure_step
-from loaderkit.budget.samples import read_samples
-from loaderkit.budget.solve import price
-from loaderkit.budget.steps import Step
+from loaderkit.budget.samples import Samples, read_samples
+from loaderkit.budget.surrogate import Surrogate
+from loaderkit.budget.train_step import Step
 
 MIB = 2**20
 
@@ -189,3 +192,85 @@ def test_where_sizes_do_not_explain_the_price_the_largest_batch_leaves_room():
     rows = sorted(range(14), key=lambda row: -len(data[row]))[:count]
     assert count >= 1
     assert max(measure_step(model, samples.join(rows), Step()).values()) <= limit
+
+
+class Cached:
+    """Sizes of graphs, as a cache tells them."""
+
+    def __init__(self, nodes, edges):
+        self.nodes, self.edges = nodes, edges
+
+    def sizes(self):
+        return {"nodes": self.nodes, "edges": self.edges}
+
+
+def priced_graphs(r, error):
+    """Graphs of a cache and lines that price them, drawn at random."""
+    numpy_random = np.random.default_rng(r.randrange(2**32))
+    nodes = numpy_random.lognormal(3, r.uniform(0.1, 1.5), r.randint(20, 80)).astype(
+        int
+    )
+    nodes = np.maximum(nodes, 1)
+    edges = (nodes * numpy_random.uniform(0.5, r.uniform(1, 9), len(nodes))).astype(int)
+    costs = [[0, 4000, 50_000], [0, 200, 3000], [16, 400, 2000], [0, 64, 900]]
+    lines = np.array([[r.choice(cost) for cost in costs] for _ in range(2)], float)
+    sizes = np.stack([np.ones(len(nodes)), nodes, edges], axis=1).astype(float)
+    samples = Samples(Cached(nodes, edges), "graphs", sizes, join=list)
+    surrogate = Surrogate(samples.names, lines, ("forward", "backward"), error)
+    return BatchCostModel(None, samples, Step(), surrogate)
+
+
+def allowed(pricing, bounds, r):
+    """The batches of an epoch that a loader within such bounds makes."""
+    rows, batch = list(range(len(pricing.samples))), []
+    r.shuffle(rows)
+    for row in sorted(
+        rows, key=lambda row: r.choice([row, pricing.samples.sizes[row, 1]])
+    ):
+        _, nodes, edges = pricing.samples.sizes[[*batch, row]].sum(axis=0)
+        is_full = nodes > bounds.get("max_nodes", nodes)
+        is_full = is_full or edges > bounds.get("max_edges", edges)
+        if is_full or len(batch) == bounds["batch_size"]:
+            yield batch
+            batch = []
+        batch = [*batch, row]
+    yield batch
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_batch_that_the_bounds_allow_has_its_price_below_the_limit(seed):
+    r = random.Random(seed)
+    pricing, most = priced_graphs(r, error=0.0), r.choice([2, 8, 32])
+    one = pricing.samples.worst(pricing.surrogate)
+    count = r.randint(1, most)
+    limit = int(one[min(count, len(one)) - 1] * r.uniform(1.0, 5.0))
+
+    bounds = budgets(pricing, limit, count, most)
+
+    assert bounds["batch_size"] <= most
+    for batch in allowed(pricing, bounds, r):
+        assert len(batch) > 0  # no sample is beyond the bounds on its own
+        assert pricing.surrogate.price(pricing.samples.describe(batch))[0] <= limit
+
+
+def test_sizes_that_explain_nothing_give_no_bounds_of_nodes():
+    pricing = priced_graphs(random.Random(0), error=2.0)
+
+    assert budgets(pricing, 10**12, 3, 8) == {"batch_size": 3}
+
+
+@pytest.mark.slow
+def test_what_a_plan_gives_the_loader_of_a_cache_fits(tmp_path):
+    data, model = unequal(40), Nodes()
+    cached = pack(data, tmp_path / "graphs", workers=0)
+    limit = 400_000  # many times a batch of 4, so that only the asked-for size holds
+
+    plan = plan_batch(model, cached, "cpu", limit=limit, batch_size=4)
+
+    bounds = plan.configurations[0].budget
+    assert bounds["max_nodes"] > 0
+    assert bounds["batch_size"] == 4
+    loader = build_loader(cached, "cpu", shuffle=True, seed=0, num_workers=0, **bounds)
+    for batch in loader:
+        assert batch.num_graphs <= 4
+        assert max(measure_step(model, batch, Step()).values()) <= limit

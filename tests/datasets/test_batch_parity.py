@@ -12,7 +12,7 @@ from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.datasets import FakeDataset, FakeHeteroDataset
 from torch_geometric.loader import DataLoader as GraphDataLoader
 
-from loaderkit import OptionError, SafeGraphDataset, open_cache, own, pack
+from loaderkit import OptionError, SafeGraphDataset, open_cache, owned_copy, pack
 from loaderkit.testing import assert_batch_parity, assert_same
 
 
@@ -48,7 +48,7 @@ def assert_parity(samples, path, rows, follow=(), exclude=(), **options):
         with pytest.raises(OptionError, match="a field that no graph of the dataset"):
             dataset.batch(rows, follow_batch=follow, exclude_keys=exclude)
         follow, exclude = known.intersection(follow), known.intersection(exclude)
-    chosen = [own(samples[row]) for row in rows]  # a cache keeps no autograd
+    chosen = [owned_copy(samples[row]) for row in rows]  # a cache keeps no autograd
     wanted = result(lambda: Batch.from_data_list(chosen, list(follow), list(exclude)))
     found = result(
         lambda: dataset.batch(rows, follow_batch=follow, exclude_keys=exclude)
@@ -298,4 +298,4 @@ def test_sparse_tensors_of_torch_sparse_come_back_and_batch_as_with_pyg(tmp_path
                 got.to_data_list(), [samples[2], samples[0], samples[3]], strict=True
             )
         ] == [True] * 3
-        assert own(samples[0]).adj_t == samples[0].adj_t
+        assert owned_copy(samples[0]).adj_t == samples[0].adj_t

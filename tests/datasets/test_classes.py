@@ -11,7 +11,7 @@ from torch_geometric.data import Data, HeteroData
 
 from loaderkit import DatasetError
 from loaderkit.datasets.classes import (
-    Classes,
+    ClassRegistry,
     class_name,
     loaded_classes,
     modules_of,
@@ -59,7 +59,7 @@ class Filled(Data):
 
 @pytest.mark.parametrize("cls", [Plain, Outer.Inner, Outer.Inner.Innermost])
 def test_classes_of_the_datasets_own_module_are_found_also_inside_others(cls):
-    assert Classes(modules=HERE)[class_name(cls)] is cls
+    assert ClassRegistry(modules=HERE)[class_name(cls)] is cls
 
 
 @pytest.mark.parametrize(
@@ -78,25 +78,25 @@ def test_classes_of_the_datasets_own_module_are_found_also_inside_others(cls):
 )
 def test_what_is_no_class_of_that_name_is_refused_with_the_argument_to_pass(name):
     with pytest.raises(DatasetError, match="not known here") as told:
-        Classes(modules=HERE)[f"{__name__}:{name}"]
+        ClassRegistry(modules=HERE)[f"{__name__}:{name}"]
 
     assert f"classes=[{name}]" in told.value.fix
 
 
 def test_classes_of_modules_that_are_not_loaded_are_not_imported():
     with pytest.raises(DatasetError, match="not known here"):
-        Classes(modules=["this_is_no_module"])["this_is_no_module:Thing"]
+        ClassRegistry(modules=["this_is_no_module"])["this_is_no_module:Thing"]
 
     assert "this_is_no_module" not in sys.modules
 
 
 def test_what_is_passed_must_be_classes():
     with pytest.raises(TypeError, match="classes must be classes, got 'Plain'"):
-        Classes(["Plain"])
+        ClassRegistry(["Plain"])
 
 
 def test_known_classes_travel_to_a_worker():
-    classes = Classes([collections.ChainMap], modules=["json"])
+    classes = ClassRegistry([collections.ChainMap], modules=["json"])
 
     again = pickle.loads(pickle.dumps(classes))
 
@@ -106,7 +106,7 @@ def test_known_classes_travel_to_a_worker():
 
 @pytest.mark.parametrize("cls", [Demanding, DemandingHetero, Filled, Plain, HeteroData])
 def test_a_blank_graph_has_no_fields_whatever_its_constructor_wants(cls):
-    classes = Classes([cls])
+    classes = ClassRegistry([cls])
 
     blank = classes.blank(class_name(cls))
 
@@ -115,7 +115,7 @@ def test_a_blank_graph_has_no_fields_whatever_its_constructor_wants(cls):
 
 
 def test_blank_graphs_share_nothing():
-    classes = Classes([Demanding])
+    classes = ClassRegistry([Demanding])
 
     first, second = (classes.blank(class_name(Demanding)) for _ in range(2))
     first.x = torch.ones(1)
@@ -136,7 +136,7 @@ def test_blank_graphs_share_nothing():
     ],
 )
 def test_a_class_fits_only_containers_of_its_kind(kind, cls, fits):
-    assert Classes().fits(Nest(kind, cls)) is fits
+    assert ClassRegistry().fits(Nest(kind, cls)) is fits
 
 
 def test_modules_are_those_of_the_user_alone():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, default_collate
 
-from loaderkit import Packed, Padded, SafeDataset, open_cache, pack, shares
+from loaderkit import Packed, Padded, SafeDataset, open_cache, pack, shares_memory
 from loaderkit.testing import assert_same
 
 
@@ -99,7 +99,7 @@ def test_fields_that_are_equally_long_share_no_lengths(tmp_path):
 
     batch = pack(samples, tmp_path / "c.lk").batch([0, 1])
 
-    assert not shares(batch["a"], batch["b"])
+    assert not shares_memory(batch["a"], batch["b"])
 
 
 def test_ragged_samples_can_be_packed_end_to_end(tmp_path):

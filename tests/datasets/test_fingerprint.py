@@ -458,3 +458,21 @@ def test_decorators_and_what_is_computed_once_count(make):
 
     assert packed != now
     assert packed == again
+
+
+@pytest.mark.parametrize("folder", ["site-packages", "dist-packages", "project"])
+def test_a_library_of_another_environment_is_no_code_of_the_users(tmp_path, folder):
+    # An environment made with --system-site-packages has its libraries elsewhere.
+    (tmp_path / folder).mkdir()
+
+    def fingerprint(number):
+        library = made(f"def helper(): return {number}", tmp_path / folder, "helper")
+        sys.modules["their_library"] = sys.modules.pop("made")
+        library.__module__ = "their_library"
+        load = made("def load(key): return helper()", tmp_path)
+        load.__globals__["helper"] = library
+        return fingerprint_of(load, ())
+
+    changed = fingerprint(1) != fingerprint(2)
+
+    assert changed == (folder == "project")

@@ -10,6 +10,7 @@ import torch
 
 from loaderkit import DatasetError, open_cache, pack
 from loaderkit.datasets import packing_workers
+from loaderkit.datasets.block_readers import PackJob
 from loaderkit.datasets.packing_workers import (
     _MOST_MESSAGE_BYTES,
     _answer_with,
@@ -17,7 +18,6 @@ from loaderkit.datasets.packing_workers import (
     _pickled,
     _Team,
 )
-from loaderkit.datasets.readers import Job
 
 needs_notes = pytest.mark.skipif(
     sys.version_info < (3, 11), reason="errors have no notes before Python 3.11"
@@ -29,7 +29,7 @@ def job(tmp_path):
     """What a worker does; its errors need no source."""
     folder = tmp_path / ".building"
     folder.mkdir()
-    return Job(source=None, limit=1 << 20, folder=folder)
+    return PackJob(source=None, limit=1 << 20, folder=folder)
 
 
 class TwoArgumentsError(Exception):

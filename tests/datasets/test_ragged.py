@@ -80,3 +80,33 @@ def test_tensors_that_differ_in_more_are_named(other, join_or_pad):
         DatasetError, match="Samples 0 and 1 of a batch cannot be joined"
     ):
         join_or_pad([VALUES, other])
+
+
+@pytest.mark.parametrize("make", [pad, lambda parts: pack_rows(*join(parts))])
+def test_a_batch_is_moved_whole_and_only_its_values_are_cast(make):
+    batch = make([torch.arange(2.0), torch.arange(3.0)])
+
+    cast = batch.to(torch.float16)
+    moved = batch.to("meta", non_blocking=True)
+
+    assert type(cast) is type(moved) is type(batch)
+    assert cast.values.dtype is torch.float16
+    assert [part.dtype for part in cast[1:]] == [part.dtype for part in batch[1:]]
+    assert {part.device.type for part in moved} == {"meta"}
+
+
+@pytest.mark.needs("accelerate")
+@pytest.mark.needs("lightning")
+@pytest.mark.parametrize("make", [pad, lambda parts: pack_rows(*join(parts))])
+def test_trainers_move_such_a_batch_to_the_device(make):
+    from accelerate.utils import find_batch_size, send_to_device
+    from lightning.fabric.utilities.apply_func import move_data_to_device
+
+    batch = {"ids": make([torch.arange(2.0), torch.arange(3.0)])}
+
+    for move in (send_to_device, move_data_to_device):
+        moved = move(batch, torch.device("meta"))["ids"]
+
+        assert type(moved) is type(batch["ids"])
+        assert {part.device.type for part in moved} == {"meta"}
+    assert find_batch_size(batch) in {2, 5}

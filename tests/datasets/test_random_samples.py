@@ -144,7 +144,7 @@ def test_a_load_that_interrupts_ends_the_packing_as_that(tmp_path, workers):
 
 def test_seeds_of_rows_cost_nothing_where_nobody_draws(tmp_path, monkeypatch):
     seeded = []
-    monkeypatch.setattr("loaderkit.datasets.readers.seed_all", seeded.append)
+    monkeypatch.setattr("loaderkit.datasets.block_readers.seed_all", seeded.append)
 
     pack([Noisy()[row] for row in range(5)], tmp_path / "list.lk", workers=0)
     assert seeded == []

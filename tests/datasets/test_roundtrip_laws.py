@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import default_collate
 from torch_geometric.data import Batch, Data, HeteroData
 
-from loaderkit import DatasetError, PackOptions, SafeDataset, own, pack
+from loaderkit import DatasetError, PackOptions, SafeDataset, owned_copy, pack
 from loaderkit.datasets import encode as encode_module
 from loaderkit.errors import DamagedCacheError, LoaderkitError
 from loaderkit.testing import assert_same
@@ -340,7 +340,7 @@ def test_a_counter_is_not_added_to_itself_without_a_cache():
     ids=lambda v: type(v).__name__,
 )
 def test_a_copy_has_all_there_is_to_a_value(value):
-    copied = own(value)
+    copied = owned_copy(value)
 
     assert fields_of(copied) == fields_of(value)
     assert not isinstance(value, np.ma.MaskedArray) or copied.mask.tolist() == [0, 1]
@@ -348,7 +348,7 @@ def test_a_copy_has_all_there_is_to_a_value(value):
 
 def test_a_mapping_that_keeps_more_than_pairs_is_not_copied():
     with pytest.raises(DatasetError, match="how a ChainMap keeps its items"):
-        own({"v": collections.ChainMap({"a": 1}, {"b": 2})})
+        owned_copy({"v": collections.ChainMap({"a": 1}, {"b": 2})})
 
 
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]

@@ -1,11 +1,11 @@
 """Run cases through the public API, each in a forked process of its own; print JSON.
 
-``python run_cases.py [--epochs 30] [--corpus leaks.py] [NAME ...]``
+``python run_cases.py [--epochs 30] [--of corpus] [NAME ...]``
 """
 
 import argparse
 import gc
-import importlib.util
+import importlib
 import json
 import os
 import sys
@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-import cases
 
 import loaderkit
 
@@ -59,25 +58,14 @@ def answer_through(writing, name, case, epochs):
     os._exit(0)  # without waiting for the threads of a leak
 
 
-def load(path):
-    spec = importlib.util.spec_from_file_location("corpus", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["corpus"] = module
-    spec.loader.exec_module(module)
-    return module.CASES
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--corpus")
-    parser.add_argument("--only-corpus", action="store_true")
+    parser.add_argument("--of", choices=("cases", "corpus"), default="cases")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
-    todo = {} if options.only_corpus else dict(cases.CASES)
-    if options.corpus:
-        todo |= load(options.corpus)
+    todo = importlib.import_module(options.of).CASES
     if options.names:
         todo = {name: todo[name] for name in options.names}
     loaderkit.read_memory()  # everything is imported before the first fork

@@ -13,8 +13,8 @@ import torch
 from loaderkit.leaks.blame import find_growth
 from loaderkit.leaks.census import take_census
 from loaderkit.leaks.resources import kinds_of, resource_growth, worker_words
+from loaderkit.leaks.retained import retained_bytes
 from loaderkit.leaks.students_t import quantile
-from loaderkit.leaks.weigh import own_bytes
 from loaderkit.memory.process import malloc_bytes
 
 BIG = 20_000
@@ -153,6 +153,6 @@ def test_items_weigh_what_each_alone_keeps():
     shared = np.ones(BIG)
     items = [[np.ones(100)[:3], shared] for _ in range(3)]
 
-    assert 800 < own_bytes(items) < 1400
-    assert own_bytes([]) == 0
-    assert own_bytes([mmap.mmap(-1, 8192)]) >= 8192
+    assert 800 < retained_bytes(items) < 1400
+    assert retained_bytes([]) == 0
+    assert retained_bytes([mmap.mmap(-1, 8192)]) >= 8192

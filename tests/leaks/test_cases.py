@@ -1,7 +1,6 @@
 """Every way to leak that we know, through the public API: found, and its holder named.
 
-Each case runs in a process of its own.  The shared corpus is judged too where it lies
-beside the repository.
+Each case runs in a process of its own.
 """
 
 import contextlib
@@ -16,7 +15,6 @@ import pytest
 from cases import CASES
 
 HERE = Path(__file__).parent
-CORPUS = HERE.parents[2] / "shared" / "corpus" / "leaks.py"
 NAMES = {
     "cycles_with_gc_off": ("the garbage collector is off",),
     "native_malloc": ("native memory",),
@@ -104,9 +102,8 @@ def test_our_cases_are_judged_right_and_their_causes_named(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.needs("corpus")
 def test_the_corpus_is_judged_right_and_its_causes_named(tmp_path):
-    results = judged(tmp_path, "--corpus", str(CORPUS), "--only-corpus")
+    results = judged(tmp_path, "--of", "corpus")
 
     assert len(results) >= 33
     assert not wrong(results, lambda name: NAMES.get(name, ("`kept`",)))

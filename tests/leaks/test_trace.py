@@ -11,7 +11,7 @@ from loaderkit import LeakDetector
 from loaderkit.leaks import trace
 from loaderkit.leaks.trace import allocation_sites, device_sites
 from loaderkit.memory import probes
-from loaderkit.memory.probes import Accelerator
+from loaderkit.memory.probes import CudaLikeProbe
 
 CARD = torch.device("cuda", 0)
 MIB = 1 << 20
@@ -68,7 +68,7 @@ class Card:
 def card(monkeypatch):
     made = Card()
     for module in (trace, probes):
-        monkeypatch.setattr(module, "probe_of", lambda _: Accelerator(made))
+        monkeypatch.setattr(module, "probe_of", lambda _: CudaLikeProbe(made))
     monkeypatch.setattr(
         torch._C, "_cuda_isHistoryEnabled", lambda: made.recorded, raising=False
     )

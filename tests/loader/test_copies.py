@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.multiprocessing
 from data import Counting
+from sent_loaders import COUNT, Rows, epochs, read_as_rank
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -16,22 +17,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from loaderkit import LoaderError, build_loader
-
-COUNT = 20
-
-
-class Rows(torch.utils.data.Dataset):
-    """Gives row numbers, and says sizes."""
-
-    def __len__(self):
-        return COUNT
-
-    def __getitem__(self, row):
-        return torch.tensor(row)
-
-    def sizes(self):
-        return {"nodes": [1 + row % 5 for row in range(COUNT)]}
+from loaderkit import build_loader
 
 
 def drawn(generator):
@@ -87,11 +73,6 @@ def bring(loader, place):
     return running
 
 
-def epochs(loader):
-    """Give what the next two epochs give."""
-    return [[batch.tolist() for batch in loader] for _ in range(2)]
-
-
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_copy_gives_what_the_loader_gives_and_neither_moves_the_other(name):
     for way, place in itertools.product(WAYS, PLACES):
@@ -131,23 +112,11 @@ def test_a_trainers_own_loader_travels_too():
     assert epochs(pickle.loads(pickle.dumps(plain))) == epochs(plain)
 
 
-def as_rank(rank, loaders, folder):
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
-    )
-    for name, loader in loaders.items():
-        try:
-            text = str(epochs(loader))
-        except LoaderError as error:
-            text = str(error)
-        (folder / f"{name} {rank}").write_text(text)
-
-
 def test_a_loader_sent_to_ranks_is_refused_unless_that_was_asked_for(tmp_path):
     asked = built("shuffled", rank=0, world_size=1)
     loaders = {"found": built("shuffled"), "asked": asked}
 
-    torch.multiprocessing.spawn(as_rank, (loaders, tmp_path), nprocs=2)
+    torch.multiprocessing.spawn(read_as_rank, (loaders, tmp_path), nprocs=2)
 
     for rank in (0, 1):
         text = (tmp_path / f"found {rank}").read_text()

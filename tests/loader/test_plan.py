@@ -6,7 +6,7 @@ import pytest
 
 from loaderkit.errors import LoaderError, OptionError
 from loaderkit.loader.facts import Facts
-from loaderkit.loader.options import Wishes
+from loaderkit.loader.options import SettingOverrides
 from loaderkit.loader.plan import decide, rate
 from loaderkit.loader.probe import Measured
 from loaderkit.memory.host import Host
@@ -31,10 +31,10 @@ def facts(*, host=None, **changes):
     return Facts(host=dataclasses.replace(HOST, **(host or {})), **known)
 
 
-def plan(wishes=None, batches=100, **changes):
+def plan(overrides=None, batches=100, **changes):
     host = changes.pop("host", None)
     found = facts(host=host, **changes)
-    return decide(found, Wishes(**(wishes or {})), batches=batches)
+    return decide(found, SettingOverrides(**(overrides or {})), batches=batches)
 
 
 def test_gathering_is_quicker_than_sending():

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from loaderkit.memory.probes import (
-    Accelerator,
-    Unified,
+    CudaLikeProbe,
+    MpsProbe,
     present_devices,
     probe_of,
     read_blocks,
@@ -26,7 +26,7 @@ def module(*, integrated=False, started=False):
 
 
 def test_a_card_with_memory_of_its_own_pins_and_copies_beside():
-    found = Accelerator(module()).capability(torch.device("cuda", 0))
+    found = CudaLikeProbe(module()).capability(torch.device("cuda", 0))
 
     assert found.pins
     assert found.asynchronous
@@ -34,25 +34,25 @@ def test_a_card_with_memory_of_its_own_pins_and_copies_beside():
 
 
 def test_a_card_that_shares_the_hosts_memory_does_not_pin():
-    found = Accelerator(module(integrated=True)).capability(torch.device("cuda"))
+    found = CudaLikeProbe(module(integrated=True)).capability(torch.device("cuda"))
 
     assert found.unified
     assert not found.pins
 
 
 def test_a_driver_in_use_is_seen():
-    found = Accelerator(module(started=True)).capability(torch.device("cuda"))
+    found = CudaLikeProbe(module(started=True)).capability(torch.device("cuda"))
 
     assert found.started
 
 
 def test_apples_device_never_pins():
-    found = Unified().capability(torch.device("mps"))
+    found = MpsProbe().capability(torch.device("mps"))
 
     assert found.unified
     assert not found.pins
     assert not found.asynchronous
-    assert isinstance(probe_of(torch.device("mps")), Unified)
+    assert isinstance(probe_of(torch.device("mps")), MpsProbe)
 
 
 def test_the_processor_is_always_there():
@@ -90,7 +90,7 @@ def started_card(**more):
         "current_device": lambda: 0,
     }
     card.__dict__.update(answers | more)
-    return Accelerator(card)
+    return CudaLikeProbe(card)
 
 
 def test_a_card_in_use_gives_all_its_counters():
@@ -118,7 +118,7 @@ def test_a_card_that_cannot_tell_what_is_free_says_so_and_tells_the_rest():
 
 
 def test_a_card_that_nobody_used_is_not_woken_to_be_asked():
-    found, missing = read_device(torch.device("cuda"), probe=Accelerator(module()))
+    found, missing = read_device(torch.device("cuda"), probe=CudaLikeProbe(module()))
 
     assert not found
     assert "has not used" in missing["allocated"]
@@ -130,7 +130,7 @@ def test_apples_device_tells_what_metal_holds():
         driver_allocated_memory=lambda: 8_977,
         recommended_max_memory=lambda: 5_330,
     )
-    probe = Unified(metal)
+    probe = MpsProbe(metal)
     probe.available = lambda: True
 
     found, missing = read_device(torch.device("mps"), probe=probe)

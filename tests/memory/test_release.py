@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import loaderkit
-from loaderkit.memory import hygiene
+from loaderkit.memory import cache_cleaner
 from loaderkit.memory.release import cached_bytes
 
 MIB = 1 << 20
@@ -177,7 +177,7 @@ def test_what_cannot_be_watched_is_refused():
 
 
 def test_hygiene_switches_itself_off_when_it_brings_nothing():
-    keeper = loaderkit.EpochHygiene("cpu")
+    keeper = loaderkit.EpochCacheCleaner("cpu")
 
     for _ in range(10):
         keeper.end_epoch()
@@ -191,7 +191,7 @@ def test_hygiene_that_brings_something_goes_on():
     class Node:
         pass
 
-    keeper = loaderkit.EpochHygiene("cpu", every=2)
+    keeper = loaderkit.EpochCacheCleaner("cpu", every=2)
     for _ in range(8):
         node = Node()
         node.me, node.load = node, torch.ones(24 * MIB)
@@ -205,8 +205,8 @@ def test_hygiene_that_brings_something_goes_on():
 
 def test_hygiene_empties_a_device_only_when_much_lies_unused(monkeypatch):
     answers = iter([(1000 * MIB, 10 * MIB), (1000 * MIB, 500 * MIB)])
-    monkeypatch.setattr(hygiene, "cached_bytes", lambda _: next(answers))
-    keeper = loaderkit.EpochHygiene("cpu")
+    monkeypatch.setattr(cache_cleaner, "cached_bytes", lambda _: next(answers))
+    keeper = loaderkit.EpochCacheCleaner("cpu")
 
     keeper.end_epoch()
     keeper.end_epoch()
@@ -216,7 +216,7 @@ def test_hygiene_empties_a_device_only_when_much_lies_unused(monkeypatch):
 
 
 def test_freezing_takes_what_exists_out_of_the_collectors_sight():
-    keeper = loaderkit.EpochHygiene("cpu", freeze=True)
+    keeper = loaderkit.EpochCacheCleaner("cpu", freeze=True)
 
     keeper.end_epoch()
 
@@ -226,4 +226,4 @@ def test_freezing_takes_what_exists_out_of_the_collectors_sight():
 
 def test_hygiene_of_no_batches_is_refused():
     with pytest.raises(ValueError, match="from 1, got 0"):
-        loaderkit.EpochHygiene("cpu", every=0)
+        loaderkit.EpochCacheCleaner("cpu", every=0)

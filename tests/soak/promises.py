@@ -1,7 +1,7 @@
 """A plan's promises, held against real steps under the profiler.
 
 ``DRAWS=0:12 pytest tests/soak/promises.py -s``: so many draws of each family of
-``drawn_plans.py``, a line for each.
+``drawn_plans.py``, as lists and packed into caches, a line for each.
 """
 
 import os
@@ -9,11 +9,12 @@ import random
 
 import pytest
 from drawn_plans import FAMILIES, draw_plan
+from torch.utils._pytree import tree_iter
 
-from loaderkit import DoesNotFitError, assert_fits, build_loader, plan_batch
+from loaderkit import DoesNotFitError, assert_fits, build_loader, pack, plan_batch
 from loaderkit.budget.measure import measure_step
 from loaderkit.budget.samples import read_samples
-from loaderkit.budget.steps import Step
+from loaderkit.budget.train_step import Step
 
 FIRST, END = map(int, os.environ.get("DRAWS", "0:8").split(":"))
 
@@ -69,3 +70,42 @@ def test_no_real_batch_breaks_a_promise(family, seed):
         except DoesNotFitError:
             continue
         assert real <= limit
+
+
+def size_of(batch):
+    """About how much a batch holds, to find the dearest of an epoch."""
+    return getattr(batch, "num_nodes", None) or sum(
+        tensor.numel() for tensor in tree_iter(batch)
+    )
+
+
+@pytest.mark.parametrize("seed", range(FIRST, END))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_plan_gives_the_loader_of_a_cache_fits(family, seed, tmp_path):
+    drawn, r = draw_plan(seed, family), random.Random(seed)
+    dataset = pack(drawn.data, tmp_path / "cache", workers=0)
+    samples = read_samples(dataset, collate=drawn.collate_fn)
+    joined = {"collate_fn": drawn.collate_fn} if drawn.collate_fn else {}
+
+    def peak(batch):
+        return max(measure_step(drawn.model, batch, Step()).values())
+
+    size = min(drawn.batch_size, len(dataset))
+    usual = peak(samples.join(r.sample(range(len(dataset)), size)))
+    limit = int(usual * r.choice([0.3, 0.7, 1.0, 1.5, 4.0]))
+
+    plan = plan_batch(
+        drawn.model, dataset, "cpu", limit=limit, batch_size=drawn.batch_size, **joined
+    )
+
+    bounds = plan.configurations[0].budget
+    print(f"\n{drawn}, cached: {bounds}, {limit / usual:.1f} of a usual batch", end="")
+    if not plan.ok:
+        return
+    loader = build_loader(
+        dataset, "cpu", shuffle=True, seed=seed, num_workers=0, **joined, **bounds
+    )
+    batches = sorted(loader, key=size_of)
+    peaks = [peak(batch) for batch in [*batches[-4:], *batches[:1]]]
+    print(f", {len(batches)} batches up to {max(peaks) / limit:.0%} of the limit")
+    assert max(peaks) <= limit

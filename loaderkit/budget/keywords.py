@@ -1,0 +1,37 @@
+"""The options of ``plan_batch`` and ``assert_fits`` as a type checker sees them.
+
+``PlanOptions`` and ``FitOptions`` check names when a program runs; these types tell of
+a wrong name or a wrong type before.  A test holds each pair to the same names.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypedDict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+
+class StepKeywords(TypedDict, total=False):
+    """What a training step is made of; see ``estimate_step``."""
+
+    loss: Callable[..., Any] | None
+    optimizer: Any
+    autocast: torch.dtype | str | None
+
+
+class PlanKeywords(StepKeywords, total=False):
+    """Fields of ``PlanOptions``, where what each one means is told."""
+
+    collate_fn: Callable[[list[Any]], Any] | None
+    epochs: int
+    margin: float | None
+
+
+class FitKeywords(StepKeywords, total=False):
+    """Fields of ``FitOptions``, where what each one means is told."""
+
+    name: str | None
+    rise: float

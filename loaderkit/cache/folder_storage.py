@@ -1,0 +1,125 @@
+"""A cache in a folder, seen as a storage: a slow disk, a network's, a mounted bucket.
+
+Shards are mirrored from there as from an object store.  It is the shortest example of
+a ``Storage``, and puts the manifest in place by one system call.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import uuid
+from typing import TYPE_CHECKING, BinaryIO
+
+from loaderkit.cache.durable import publish, remove, sync_folder, write_file, writing
+from loaderkit.cache.files import opened, read_bounded, unreadable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+class FolderStorage:
+    """The files of one cache in a folder; see ``storage.Storage``.
+
+    Args:
+        folder: The folder; made when something is written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+        self.url = os.fspath(self.folder)
+
+    def read_file(self, name: str, most_bytes: int) -> bytes:
+        """Read a small file whole; see ``Storage``."""
+        file = self.folder / name
+        try:
+            return read_bounded(file, most_bytes)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise FileNotFoundError(*error.args, self.url) from error
+        except OSError as error:
+            raise unreadable(file, error) from error
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        """Read some bytes of a file; see ``Storage``."""
+        file = self.folder / name
+        try:
+            with opened(file) as descriptor:
+                content = bytearray()
+                os.lseek(descriptor, start, os.SEEK_SET)
+                while len(content) < stop - start:
+                    piece = os.read(descriptor, stop - start - len(content))
+                    if not piece:
+                        msg = f"it ends at byte {start + len(content):,}"
+                        raise unreadable(file, OSError(msg))
+                    content += piece
+                return bytes(content)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise unreadable(file, error) from error
+
+    def sizes(self) -> Mapping[str, int]:
+        """List the files with their bytes; see ``Storage``."""
+        try:
+            entries = list(os.scandir(self.folder))
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise unreadable(self.folder, error) from error
+        statuses = {entry.name: entry.stat(follow_symlinks=False) for entry in entries}
+        return {
+            name: status.st_size
+            for name, status in statuses.items()
+            if stat.S_ISREG(status.st_mode)
+        }
+
+    def write_file(self, name: str, file: Path) -> None:
+        """Write a file from local disk; see ``Storage``."""
+
+        def copy(target: BinaryIO) -> None:
+            with file.open("rb") as source:
+                shutil.copyfileobj(source, target, 1 << 20)
+
+        with writing(self.folder / name):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            partial = self._partial(name)
+            write_file(partial, copy)
+            publish(partial, self.folder / name)
+
+    def commit(self, name: str, content: bytes, *, replace: bool) -> None:
+        """Write the file that makes all others visible; see ``Storage``."""
+        file = self.folder / name
+
+        def write(target: BinaryIO) -> None:
+            target.write(content)
+
+        partial = self._partial(name)
+        try:
+            with writing(file):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                write_file(partial, write)
+                if replace:
+                    publish(partial, file)
+                    return
+                try:
+                    # A rename would replace what another process has put there.
+                    os.link(partial, file)
+                except FileExistsError:
+                    exists_already = True
+                else:
+                    exists_already = False
+                    sync_folder(self.folder)
+        finally:
+            remove(partial)
+        if exists_already:
+            raise FileExistsError(file)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there; see ``Storage``."""
+        with writing(self.folder / name):
+            remove(self.folder / name)
+
+    def _partial(self, name: str) -> Path:
+        return self.folder / f".{name}-{uuid.uuid4().hex}.partial"

@@ -1,0 +1,85 @@
+"""Which shards of a mirror are in use, told by every process to all others.
+
+A process that maps shards keeps a file with a byte for each shard, 1 where it is in
+use, and a lock on a second file for as long as it lives.  The system lets go of the
+lock when the process ends, however it ends; so a lease whose lock can be had belongs to
+a process that is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import filelock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_LOCK, _BYTES = ".lock", ".shards"
+
+
+class Lease:
+    """The shards that this process uses.
+
+    Args:
+        folder: Where the leases of all processes lie.
+        shards: Those in use from the beginning.
+    """
+
+    def __init__(self, folder: Path, shards: Iterable[int] = ()) -> None:
+        self.process = os.getpid()
+        name = f"{self.process}-{uuid.uuid4().hex}"
+        self._bytes_file = folder / f"{name}{_BYTES}"
+        self._lock = filelock.FileLock(folder / f"{name}{_LOCK}")
+        self._lock.acquire()
+        self._file = self._bytes_file.open("w+b", buffering=0)
+        for shard in shards:
+            self.mark(shard, in_use=True)
+
+    def mark(self, shard: int, *, in_use: bool) -> None:
+        """Say that a shard is used from now on, or no more."""
+        self._file.seek(shard)
+        self._file.write(b"\1" if in_use else b"\0")
+
+    def close(self) -> None:
+        """Let go of all shards.
+
+        In a forked process this closes what was copied, and its parent's lease stays.
+        """
+        self._file.close()
+        if os.getpid() != self.process:
+            return
+        with contextlib.suppress(OSError):
+            self._bytes_file.unlink(missing_ok=True)
+            self._lock.release()
+            Path(self._lock.lock_file).unlink(missing_ok=True)
+
+
+def shards_in_use(folder: Path) -> set[int]:
+    """List the shards that any living process uses.
+
+    Args:
+        folder: Where the leases lie.  Those of dead processes are removed.
+
+    Returns:
+        Numbers of shards.
+    """
+    in_use: set[int] = set()
+    for file in folder.glob(f"*{_BYTES}"):
+        lock = filelock.FileLock(file.with_suffix(_LOCK))
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            with contextlib.suppress(FileNotFoundError):
+                content = file.read_bytes()
+                in_use.update(at for at, byte in enumerate(content) if byte)
+            continue
+        # Its process is gone.
+        file.unlink(missing_ok=True)
+        lock.release()
+        Path(lock.lock_file).unlink(missing_ok=True)
+    return in_use

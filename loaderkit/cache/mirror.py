@@ -1,0 +1,560 @@
+"""Shards of a store, kept whole on local disk for all processes of a node.
+
+The folder holds one folder for each generation of a cache, and in it ``manifest.json``,
+shards under their own names, and ``.mirror`` with what is not finished.  Two URLs of
+one generation have the same shards, and share them.
+
+A shard gets its name here only when all its bytes are on the disk and have the checksum
+that the manifest says.  What a killed or broken download leaves is gone on with.
+
+Two kinds of locks, always taken in this order: one for each shard, held while it is
+downloaded; and one for the whole folder, held for moments, under which room is made,
+and shards appear, are taken into use, and are deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import filelock
+
+from loaderkit.cache.durable import not_written, publish, remove, write_text, writing
+from loaderkit.cache.files import digest_of, find_manifest, load_sources, unreadable
+from loaderkit.cache.layout import MANIFEST, is_cache_file_name
+from loaderkit.cache.leases import Lease, shards_in_use
+from loaderkit.cache.manifest import MOST_MANIFEST_BYTES, read_manifest
+from loaderkit.errors import CacheError, DamagedCacheError, StaleCacheError
+from loaderkit.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+    from typing import BinaryIO
+
+    from loaderkit.cache.layout import ShardFile
+    from loaderkit.cache.manifest import Manifest
+    from loaderkit.cache.remote import RemoteCache
+    from loaderkit.cache.storage import Storage
+
+_LOG = logging.getLogger("loaderkit")
+_WORK = ".mirror"
+_LOCK = ".lock"
+_PARTIAL = ".partial"
+_WANTED = ".wanted"
+_WANTED_S = 1.0
+"""Room is asked for so often, and more, as long as it is wanted."""
+_STEP_BYTES = 32 << 20
+"""So much of a shard is asked for at a time, and held in memory."""
+_MORE_ROOM = (
+    "a larger mirror_bytes, fewer workers, or shuffle='block', which needs a few "
+    "shards at a time"
+)
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+
+
+class NoRoomError(CacheError):
+    """The mirror has no room for a shard, and nothing in it may go."""
+
+
+class Mirror:
+    """The shards of one generation of a cache on local disk.
+
+    Args:
+        remote: The cache, and where it is mirrored.
+        generation: Read this one or none; None for the one that is in the store.
+
+    Raises:
+        CacheError: There is no cache at the URL, or it cannot be read; or the mirror
+            cannot be written.
+        StaleCacheError: Another generation is in the store now.
+    """
+
+    def __init__(self, remote: RemoteCache, generation: str | None = None) -> None:
+        self._remote = remote
+        self._root = remote.mirror_folder
+        self._storage: Storage | None = None
+        self.manifest = self._load_manifest(generation)
+        self.folder = self._root / self.manifest.generation
+        self._work = self.folder / _WORK
+        self._leases = self._work / "leases"
+        self._lease: Lease | None = None
+        self._used: set[int] = set()
+        """Shards that this process has taken into use."""
+        self._thread_lock = threading.RLock()
+        self._make_folders()
+        if find_manifest(self.folder) is None:
+            self._copy_manifest()
+
+    @property
+    def storage(self) -> Storage:
+        """The store, opened when it is first needed."""
+        if self._storage is None:
+            self._storage = self._remote.open_storage()
+        return self._storage
+
+    @property
+    def is_capped(self) -> bool:
+        """Whether the whole cache cannot be here at once."""
+        most = self._remote.mirror_bytes
+        return most is not None and most < self.manifest.bytes
+
+    @property
+    def patience_s(self) -> float:
+        """How long other processes are waited for to let go of shards."""
+        return self._remote.patience.request_s
+
+    def uses(self, shard: int) -> bool:
+        """Tell whether this process has taken a shard into use."""
+        lease = self._lease
+        if lease is not None and lease.process == os.getpid():
+            return shard in self._used
+        return False
+
+    def missing(self) -> list[int]:
+        """List the shards that are not on local disk."""
+        try:
+            here = {file.name for file in self.folder.iterdir()}
+        except OSError as error:
+            raise unreadable(self.folder, error) from error
+        names = self.manifest.shards.files
+        return [shard for shard, name in enumerate(names) if name not in here]
+
+    def check_room_for(self, shards: Sequence[int]) -> None:
+        """See that the shards of one batch could be here at once.
+
+        Raises:
+            NoRoomError: Together they are larger than ``mirror_bytes``.
+        """
+        most = self._remote.mirror_bytes
+        if most is None:
+            return
+        nbytes = int(self.manifest.shards.bytes[list(shards)].sum())
+        if nbytes > most:
+            what = f"A batch reads {len(shards)} shards of {self.storage.url}, "
+            what += f"{format_bytes(nbytes)} together."
+            why = f"mirror_bytes is {format_bytes(most)}, and they are mapped at once"
+            raise NoRoomError(what, why=why, fix=_MORE_ROOM)
+
+    def use(self, shard: int) -> None:
+        """Have a shard on local disk, whole and sound, until it is let go of.
+
+        Args:
+            shard: Its number.
+
+        Raises:
+            NoRoomError: ``mirror_bytes``, or the disk, is too small.
+            StaleCacheError: The cache was replaced in the store.
+            DamagedCacheError: The store does not have the bytes that were packed.
+            CacheError: The store does not answer, or the disk fails.
+        """
+        if not self._leases.is_dir():  # somebody has deleted the mirror
+            self._make_folders()
+            self._copy_manifest()
+        with self._whole_folder_locked():
+            if self._is_here(shard):
+                self._take_into_use(shard)
+                return
+        described = self.manifest.shards.file(shard)
+        with self._locked(self._work / "locks" / f"{described.file}.lock"):
+            for is_last in (False, True):
+                with self._whole_folder_locked():
+                    if self._is_here(shard):  # meanwhile, by another process
+                        self._take_into_use(shard)
+                        return
+                    self._reserve(described)
+                if self._download(shard, described):
+                    return
+                if is_last:
+                    raise self._wrong_bytes(described)
+                _LOG.warning("%s came with wrong bytes; again", described.file)
+
+    def let_go(self, shard: int) -> None:
+        """Say that this process does not use a shard any more."""
+        with self._thread_lock:
+            if self.uses(shard):
+                self._own_lease().mark(shard, in_use=False)
+                self._stamp(shard)
+            self._used.discard(shard)
+
+    def ask_for_room(self) -> None:
+        """Tell those who hold shards for later that room is needed now."""
+        with contextlib.suppress(OSError):
+            (self._root / _WANTED).touch()
+
+    def is_room_wanted(self) -> bool:
+        """Tell whether a process has asked for room a moment ago."""
+        try:
+            asked_s = (self._root / _WANTED).stat().st_mtime
+        except OSError:
+            return False
+        return time.time() - asked_s < _WANTED_S
+
+    def discard(self, shard: int) -> None:
+        """Delete a shard whose bytes were changed on local disk."""
+        with self._whole_folder_locked(), writing(self.folder):
+            remove(self.folder / self.manifest.shards.files[shard])
+
+    def close(self) -> None:
+        """Let go of all shards."""
+        if self._lease is not None:
+            self._lease.close()
+            self._lease = None
+        self._used.clear()
+
+    def __del__(self) -> None:
+        if getattr(self, "_lease", None) is not None:
+            self.close()
+
+    def load_sources(self) -> str | None:
+        """Read the list of the files that the cache was made from; None without one."""
+        sources = self.manifest.sources
+        if sources is None:
+            return None
+        if not (self.folder / sources.file).exists():
+            content = self._read_file(sources.file, sources.bytes)
+            text = content.decode("utf-8", "surrogatepass")
+            partial = self._work / f"{sources.file}.{os.getpid()}{_PARTIAL}"
+            write_text(self.folder / sources.file, text, partial=partial)
+        return load_sources(self.folder, sources)
+
+    def _load_manifest(self, generation: str | None) -> Manifest:
+        if generation is not None:
+            with contextlib.suppress(DamagedCacheError):
+                known = find_manifest(self._root / generation)
+                if known is not None and known.generation == generation:
+                    return known
+        manifest = load_remote_manifest(self.storage)
+        if generation is not None and manifest.generation != generation:
+            raise self._replaced()
+        return manifest
+
+    def _make_folders(self) -> None:
+        with writing(self.folder):
+            for folder in (self._leases, self._work / "locks"):
+                folder.mkdir(parents=True, exist_ok=True)
+
+    def _copy_manifest(self) -> None:
+        # The bytes of the store, which carry their own checksum.
+        content = self._read_file(MANIFEST, MOST_MANIFEST_BYTES)
+        text = content.decode("utf-8", "surrogatepass")
+        if read_manifest(text, where=self.storage.url) != self.manifest:
+            raise self._replaced()
+        partial = self._work / f"{MANIFEST}.{os.getpid()}{_PARTIAL}"
+        write_text(self.folder / MANIFEST, text, partial=partial)
+
+    def _read_file(self, name: str, most_bytes: int) -> bytes:
+        try:
+            return self.storage.read_file(name, most_bytes)
+        except FileNotFoundError:
+            raise self._gone(name) from None
+
+    def _is_here(self, shard: int) -> bool:
+        described = self.manifest.shards.file(shard)
+        try:
+            size = (self.folder / described.file).lstat().st_size
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise unreadable(self.folder / described.file, error) from error
+        if size == described.bytes:
+            return True
+        # Somebody has cut it, or written to it.
+        with writing(self.folder):
+            remove(self.folder / described.file)
+        return False
+
+    def _take_into_use(self, shard: int) -> None:
+        with self._thread_lock, writing(self._leases):
+            self._own_lease().mark(shard, in_use=True)
+            self._used.add(shard)
+            self._stamp(shard)
+
+    def _own_lease(self) -> Lease:
+        """Give this process's lease: a forked one makes its own of what it inherits."""
+        if self._lease is None or self._lease.process != os.getpid():
+            inherited = self._lease
+            self._lease = Lease(self._leases, self._used)
+            if inherited is not None:
+                inherited.close()
+        return self._lease
+
+    def _stamp(self, shard: int) -> None:
+        """Note that a shard was used now."""
+        # Of an empty file beside it: the shard's own times tell whether it was changed.
+        stamp = self._work / f"{self.manifest.shards.files[shard]}.used"
+        with contextlib.suppress(OSError):
+            stamp.touch()
+
+    def _reserve(self, described: ShardFile) -> None:
+        """Make room for a shard; the folder is locked.
+
+        A file that is being downloaded counts as whole: its name says how large it
+        will be.
+        """
+        partial = self._partial(described)
+        if not partial.exists():
+            most = self._remote.mirror_bytes
+            if most is not None:
+                self._make_room(described, most)
+            with writing(partial):
+                partial.touch()
+
+    def _make_room(self, described: ShardFile, most: int) -> None:
+        contents = list(_contents(self._root))
+        used = sum(item.bytes for item in contents)
+        if used + described.bytes <= most:
+            return
+        for item in _least_recently_used(contents):
+            with writing(item.file):
+                item.delete()
+            used -= item.bytes
+            if used + described.bytes <= most:
+                return
+        what = (
+            f"The mirror {self._root} has no room for {described.file} "
+            f"({format_bytes(described.bytes)}) of {self.storage.url}."
+        )
+        why = (
+            f"mirror_bytes is {format_bytes(most)}, and {format_bytes(used)} of it are "
+            "in use by this process and others"
+        )
+        raise NoRoomError(what, why=why, fix=_MORE_ROOM)
+
+    def _download(self, shard: int, described: ShardFile) -> bool:
+        """Download what is missing of a shard, and give it its name.
+
+        Returns:
+            False where the bytes that came are not those that were packed.
+        """
+        partial = self._partial(described)
+        try:
+            with partial.open("a+b") as file:
+                self._download_into(file, described)
+                is_sound = digest_of(file.fileno()) == described.xxh3
+                if is_sound:
+                    os.fsync(file.fileno())
+        except OSError as error:
+            raise not_written(partial, error) from error
+        if not is_sound:
+            with writing(partial):
+                remove(partial)
+            return False
+        with self._whole_folder_locked(), writing(self.folder):
+            publish(partial, self.folder / described.file)
+            self._take_into_use(shard)
+        return True
+
+    def _download_into(self, file: BinaryIO, described: ShardFile) -> None:
+        at = file.seek(0, os.SEEK_END)
+        if at > described.bytes:  # not ours
+            file.truncate(0)
+            at = 0
+        while at < described.bytes:
+            stop = min(at + _STEP_BYTES, described.bytes)
+            try:
+                content = self.storage.read_range(described.file, at, stop)
+            except FileNotFoundError:
+                raise self._gone(described.file) from None
+            self._write(file, content, described)
+            at = stop
+
+    def _write(self, file: BinaryIO, content: bytes, described: ShardFile) -> None:
+        """Write some bytes; where the disk is full, older shards make room."""
+        view = memoryview(content)
+        while view:
+            try:
+                # Unbuffered, so that what did not fit is known.
+                count = os.write(file.fileno(), view)
+            except OSError as error:
+                if error.errno not in _NO_SPACE or not self._delete_oldest():
+                    raise self._disk_full(described, error) from error
+                continue
+            view = view[count:]
+
+    def _delete_oldest(self) -> bool:
+        with self._whole_folder_locked():
+            for item in _least_recently_used(list(_contents(self._root))):
+                with writing(item.file):
+                    item.delete()
+                return True
+        return False
+
+    def _partial(self, described: ShardFile) -> Path:
+        return self._work / f"{described.file}.{described.bytes}{_PARTIAL}"
+
+    def _whole_folder_locked(self) -> contextlib.AbstractContextManager[None]:
+        return self._locked(self._root / _LOCK)
+
+    @contextlib.contextmanager
+    def _locked(self, file: Path) -> Iterator[None]:
+        lock = filelock.FileLock(file)
+        try:
+            lock.acquire(poll_interval=0.02)
+        except (OSError, NotImplementedError) as error:
+            what = f"The mirror {self._root} cannot be locked: {error}."
+            why = "its file system has no locks, or it is not yours to write to"
+            fix = "mirror='/a/folder/on/local/disk'"
+            raise CacheError(what, why=why, fix=fix) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _disk_full(self, described: ShardFile, error: OSError) -> CacheError:
+        if error.errno not in _NO_SPACE:
+            return not_written(self.folder / described.file, error)
+        what = f"{self.folder / described.file} could not be written: {error.strerror}."
+        why = "the disk of the mirror is full, and every shard in it is in use"
+        fix = "free some space, or mirror='/a/larger/disk', mirror_bytes='100 GB'"
+        return NoRoomError(what, why=f"{why}; {self.storage.url}", fix=fix)
+
+    def _gone(self, name: str) -> CacheError:
+        """Tell a cache that was replaced in the store from one that lost a file."""
+        with contextlib.suppress(CacheError):
+            if load_remote_manifest(self.storage).generation != (
+                self.manifest.generation
+            ):
+                return self._replaced()
+        what = f"{self.storage.url}/{name} is missing."
+        fix = f"loaderkit push CACHE {self.storage.url} --overwrite"
+        return DamagedCacheError(what, why="the manifest there names it", fix=fix)
+
+    def _replaced(self) -> StaleCacheError:
+        what = f"The cache {self.storage.url} was replaced while a dataset was open."
+        why = "a dataset reads one cache from beginning to end, never old and new mixed"
+        return StaleCacheError(what, why=why, fix="open it again: open_cache(url)")
+
+    def _wrong_bytes(self, described: ShardFile) -> DamagedCacheError:
+        what = f"{self.storage.url}/{described.file} is not the file that was packed."
+        why = "its xxh3 checksum differs, twice: bytes were changed in the store"
+        fix = f"loaderkit push CACHE {self.storage.url} --overwrite"
+        return DamagedCacheError(what, why=why, fix=fix)
+
+
+class _Item:
+    """A file of a mirror that takes room: a shard, or a part of one.
+
+    Args:
+        file: Its path.
+        nbytes: What it takes; of a part, what the whole will take.
+    """
+
+    def __init__(self, file: Path, nbytes: int) -> None:
+        self.file, self.bytes = file, nbytes
+        self.is_partial = file.name.endswith(_PARTIAL)
+        work = file.parent if self.is_partial else file.parent / _WORK
+        self.folder = work.parent
+        name = file.name.split(".h5", 1)[0] + ".h5"
+        self.stamp = work / f"{name}.used"
+        self.lock_file = work / "locks" / f"{name}.lock"
+
+    def used_ns(self) -> int:
+        """Say when it was last used."""
+        for file in (self.stamp, self.file):
+            with contextlib.suppress(OSError):
+                return file.stat().st_mtime_ns
+        return 0
+
+    def is_being_downloaded(self) -> bool:
+        """Tell whether a living process is at work on it."""
+        if not self.is_partial:
+            return False
+        lock = filelock.FileLock(self.lock_file)
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            return True
+        lock.release()
+        return False
+
+    def delete(self) -> None:
+        """Delete it."""
+        remove(self.file)
+        if not self.is_partial:
+            remove(self.stamp)
+
+
+def _contents(root: Path) -> Iterator[_Item]:
+    """List what takes room in a mirror, of all caches; the folder is locked."""
+    for folder in root.iterdir():
+        if not (folder / _WORK).is_dir():
+            continue
+        for entry in os.scandir(folder):
+            if is_cache_file_name(entry.name) and entry.name.endswith(".h5"):
+                yield _Item(folder / entry.name, entry.stat().st_size)
+        for entry in os.scandir(folder / _WORK):
+            name, _, nbytes = entry.name.removesuffix(_PARTIAL).rpartition(".")
+            if is_cache_file_name(name) and nbytes.isdecimal():
+                yield _Item(folder / _WORK / entry.name, int(nbytes))
+
+
+def _least_recently_used(contents: Iterable[_Item]) -> Iterator[_Item]:
+    """Sort out what may be deleted, the least recently used first."""
+    in_use: dict[Path, set[str]] = {}
+    for item in sorted(contents, key=_Item.used_ns):
+        if item.is_being_downloaded():
+            continue
+        if not item.is_partial:
+            if item.folder not in in_use:
+                in_use[item.folder] = _files_in_use(item.folder)
+            if item.file.name in in_use[item.folder]:
+                continue
+        yield item
+
+
+def _files_in_use(folder: Path) -> set[str]:
+    shards = shards_in_use(folder / _WORK / "leases")
+    if not shards:
+        return set()
+    manifest = find_manifest(folder)
+    assert manifest is not None  # written before the first lease
+    names = manifest.shards.files
+    return {names[shard] for shard in shards}
+
+
+def load_remote_manifest(storage: Storage) -> Manifest:
+    """Read the manifest of a cache in a store.
+
+    Args:
+        storage: The store.
+
+    Returns:
+        The checked manifest.
+
+    Raises:
+        CacheError: There is no cache, or the store does not answer.
+    """
+    manifest = find_remote_manifest(storage)
+    if manifest is None:
+        what = f"There is no cache at {storage.url}."
+        why = f"the store, or its bucket, has no {MANIFEST} there"
+        fix = f"loaderkit push CACHE {storage.url}, or pack(source, {storage.url!r})"
+        raise CacheError(what, why=why, fix=fix)
+    return manifest
+
+
+def find_remote_manifest(storage: Storage) -> Manifest | None:
+    """Read the manifest at a URL where there may be no cache yet; None without one.
+
+    Raises:
+        CacheError: The store does not answer.
+        DamagedCacheError: What lies there is no manifest.
+    """
+    try:
+        content = storage.read_file(MANIFEST, MOST_MANIFEST_BYTES)
+    except FileNotFoundError:
+        return None
+    where = f"{storage.url}/{MANIFEST}"
+    try:
+        text = content.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        what = f"{where} is not the manifest of a loaderkit cache."
+        fix = f"loaderkit push CACHE {storage.url} --overwrite"
+        raise DamagedCacheError(what, why=f"it is no text ({error})", fix=fix) from None
+    return read_manifest(text, where=where)

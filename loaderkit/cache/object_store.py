@@ -1,0 +1,461 @@
+"""Shards in an object store, or any other file system that fsspec knows.
+
+Requests break: each is bounded in time, tried again after what may pass, and ends in an
+error that names the URL and what to do.  Of what a request returns nothing is believed
+but its length; whole shards are hashed by the mirror.
+
+fsspec's asynchronous file systems have one thread for all requests, which a forked
+process does not have.  So no file system is kept across a fork: each process opens its
+own, and a process is not forked while a request of ours is under way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import logging
+import os
+import random
+import threading
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from loaderkit.cache.storage import Patience, without_password
+from loaderkit.errors import CacheError, DamagedCacheError, OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+T = TypeVar("T")
+
+_LOG = logging.getLogger("loaderkit")
+_PART_BYTES = 4 << 20
+"""A range is read in parts of this size, at once where the file system can: a single
+stream of S3 carries some 80 MB/s (AWS' figure), a network more."""
+_LEAST_PART_BYTES = 128 << 10
+"""Parts get smaller after a request that took too long, down to this."""
+_EXTRAS = {
+    "s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "abfs": "azure",
+    "abfss": "azure", "az": "azure", "adl": "azure", "hf": "hf",
+}  # fmt: skip
+"""Which extra of loaderkit brings the file system of a protocol."""
+_NEVER_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+_UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _PRECONDITION = 401, 403, 404, 412
+_WORTH_ANOTHER_TRY = {408, 409, 425, 429}
+"""Statuses below 500 that pass: timeouts, conflicts, too many requests."""
+_CREDENTIAL_ERRORS = {
+    "NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError",
+    "TokenRetrievalError", "UnauthorizedSSOTokenError", "SSOTokenLoadError",
+    "ProfileNotFound", "DefaultCredentialsError", "RefreshError",
+    "ClientAuthenticationError", "GatedRepoError", "LocalTokenNotFoundError",
+}  # fmt: skip
+"""Names of botocore's, google.auth's, azure's and huggingface_hub's errors: their
+libraries are not imported to find out."""
+_NOT_SUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
+
+
+class ObjectStore:
+    """The files of one cache below a URL; see ``storage.Storage``.
+
+    Args:
+        url: Of the folder that is the cache, such as "s3://bucket/molecules".
+        options: What fsspec's file system is made with: credentials, endpoint ...
+        patience: How long it is waited for.
+
+    Raises:
+        OptionError: fsspec does not know such URLs, or does not take the options.
+        CacheError: The library that reads them is not installed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        options: Mapping[str, Any] | None = None,
+        patience: Patience | None = None,
+    ) -> None:
+        self.url = without_password(url.rstrip("/"))
+        self._full_url = url.rstrip("/")
+        self._options = dict(options or {})
+        self._patience = patience or Patience()
+        self._opened: _FileSystem | None = None
+        self._part_bytes = _PART_BYTES
+        self._file_system()  # what is wrong with the URL is said at once
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel as URL and options, never with an open connection."""
+        return {**self.__dict__, "_opened": None}
+
+    def read_file(self, name: str, most_bytes: int) -> bytes:
+        """Read a small file whole; see ``Storage``."""
+
+        def read(system: _FileSystem) -> bytes:
+            size = int(system.call("info", system.path(name))["size"])
+            if size > most_bytes:
+                what = f"{self.url}/{name} has {size:,} bytes, not {most_bytes:,}."
+                why = "it is larger than such a file of a cache can be"
+                raise DamagedCacheError(what, why=why, fix="push the cache again")
+            content: bytes = system.call("cat_file", system.path(name))
+            if len(content) != size:
+                raise _cut_short(len(content), size)
+            return content
+
+        return self._persist(read, name)
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        """Read some bytes of a file; see ``Storage``."""
+        pieces = []
+        at = start
+        while at < stop:
+            # So many parts at once: a stop that cannot pass in ``request_s`` makes
+            # parts smaller, and so what is asked for again.
+            until = min(stop, at + 8 * self._part_bytes)
+            read = functools.partial(self._read_parts, name, at, until)
+            piece = self._persist(read, name, on_timeout=self._ask_for_less)
+            pieces.append(piece)
+            at += len(piece)
+        return b"".join(pieces)
+
+    def sizes(self) -> Mapping[str, int]:
+        """List the files with their bytes; see ``Storage``."""
+
+        def list_files(system: _FileSystem) -> dict[str, int]:
+            try:
+                entries = system.call("ls", system.root, detail=True, refresh=True)
+            except FileNotFoundError:
+                return {}
+            return {
+                str(entry["name"]).rsplit("/", 1)[-1]: int(entry["size"])
+                for entry in entries
+                if entry["type"] == "file"
+            }
+
+        return self._persist(list_files, "")
+
+    def write_file(self, name: str, file: Path) -> None:
+        """Write a file from local disk; see ``Storage``."""
+
+        def write(system: _FileSystem) -> None:
+            system.call("makedirs", system.root, exist_ok=True)
+            # Sent in one request: as long as its parts would take one by one.
+            parts = 1 + file.stat().st_size // _PART_BYTES
+            system.call("put_file", os.fspath(file), system.path(name), times=parts)
+
+        self._persist(write, name, verb="written")
+
+    def commit(self, name: str, content: bytes, *, replace: bool) -> None:
+        """Write the file that makes all others visible; see ``Storage``."""
+        tries = 0
+
+        def write(system: _FileSystem) -> None:
+            nonlocal tries
+            tries += 1
+            path = system.path(name)
+            system.call("makedirs", system.root, exist_ok=True)
+            if replace:
+                system.call("pipe_file", path, content)
+                return
+            try:
+                # Not every file system knows ``mode``; this is asked of all.
+                if system.call("exists", path):
+                    raise FileExistsError(path)
+                self._create(system, path, content)
+            except FileExistsError:
+                # The answer to an earlier try may have been lost on its way here.
+                if tries == 1 or system.call("cat_file", path) != content:
+                    raise
+
+        self._persist(write, name, verb="written")
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there; see ``Storage``."""
+
+        def remove(system: _FileSystem) -> None:
+            with contextlib.suppress(FileNotFoundError):
+                system.call("rm_file", system.path(name))
+
+        self._persist(remove, name, verb="removed")
+
+    @staticmethod
+    def _create(system: _FileSystem, path: str, content: bytes) -> None:
+        try:
+            system.call("pipe_file", path, content, mode="create")
+        except FileExistsError:
+            raise
+        except TypeError:  # it does not know ``mode``
+            system.call("pipe_file", path, content)
+        except Exception as error:
+            if _status_of(error) == _PRECONDITION or "PreconditionFailed" in str(error):
+                raise FileExistsError(path) from error
+            if getattr(error, "errno", None) in _NOT_SUPPORTED:
+                if system.call("exists", path):
+                    raise FileExistsError(path) from error
+                system.call("pipe_file", path, content)
+                return
+            raise
+
+    def _read_parts(
+        self, name: str, start: int, stop: int, system: _FileSystem
+    ) -> bytes:
+        starts = list(range(start, stop, self._part_bytes))
+        stops = [*starts[1:], stop]
+        paths = [system.path(name)] * len(starts)
+        parts = system.call("cat_ranges", paths, starts, stops, on_error="return")
+        for part, first, last in zip(parts, starts, stops, strict=True):
+            if isinstance(part, BaseException):
+                raise part
+            if len(part) != last - first:
+                raise _cut_short(len(part), last - first)
+        return b"".join(parts)
+
+    def _ask_for_less(self) -> None:
+        self._part_bytes = max(_LEAST_PART_BYTES, self._part_bytes // 4)
+
+    def _persist(
+        self,
+        request: Callable[[_FileSystem], T],
+        name: str,
+        *,
+        verb: str = "read",
+        on_timeout: Callable[[], None] | None = None,
+    ) -> T:
+        """Make a request until it is answered, or has been tried often enough."""
+        where = f"{self.url}/{name}" if name else self.url
+        for number in range(self._patience.tries):
+            try:
+                with _NO_FORK_MEANWHILE:
+                    return request(self._file_system())
+            except CacheError:
+                raise
+            except _NEVER_THERE as error:
+                missing = FileNotFoundError(errno.ENOENT, _text_of(error), where)
+                raise missing from error
+            except FileExistsError:
+                raise
+            except Exception as error:  # noqa: BLE001 -- any library's
+                _check_worth_another_try(where, verb, error)
+                last = error
+            if on_timeout is not None and _is_timeout(last):
+                on_timeout()
+            if number < len(self._patience.waits_s):
+                pause = self._patience.waits_s[number] * random.uniform(1, 1.5)
+                _LOG.warning(
+                    "%s was not %s (%s); trying again in %.1f s",
+                    *(where, verb, _text_of(last), pause),
+                )
+                time.sleep(pause)
+            # Connections of a server that went away, or credentials of an hour ago.
+            self._opened = None
+        raise _gave_up(where, verb, last, self._patience) from last
+
+    def _file_system(self) -> _FileSystem:
+        opened = self._opened
+        if opened is None or opened.process != os.getpid():
+            opened = self._opened = _FileSystem(
+                self._full_url, self._options, self._patience.request_s
+            )
+        return opened
+
+
+class _FileSystem:
+    """fsspec's file system of a URL, opened by this process, with bounded calls."""
+
+    def __init__(self, url: str, options: Mapping[str, Any], request_s: float) -> None:
+        self.process = os.getpid()
+        self._request_s = request_s
+        self._system, self.root = _open_file_system(url, options)
+
+    def path(self, name: str) -> str:
+        """Name a file of the cache as the file system does."""
+        return f"{self.root.rstrip('/')}/{name}"
+
+    def call(self, method: str, *args: Any, times: int = 1, **kw: Any) -> Any:
+        """Call a method of the file system, for as long as a request may take.
+
+        Args:
+            method: Its name.
+            args: Its arguments.
+            times: It may take as long as so many requests.
+            kw: Its arguments by name.
+
+        Returns:
+            What it returns.
+
+        Raises:
+            TimeoutError: It took longer.
+        """
+        seconds = times * self._request_s
+        if self._system.async_impl:
+            from fsspec.asyn import sync
+
+            coroutine = getattr(self._system, f"_{method}", None)
+            if coroutine is not None:
+                # The request is cancelled when its time is over.
+                return sync(self._system.loop, coroutine, *args, timeout=seconds, **kw)
+        function = functools.partial(getattr(self._system, method), *args, **kw)
+        return _within(seconds, function)
+
+
+def _open_file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+    import fsspec
+
+    protocol = url.split("://", 1)[0].rsplit("::", 1)[-1].lower()
+    try:
+        # Kept instances share a listing of files that may be of an hour ago.
+        system, root = fsspec.url_to_fs(
+            url, **{"use_listings_cache": False, "skip_instance_cache": True, **options}
+        )
+    except ImportError as error:
+        what = f"{url} cannot be read: {error}."
+        extra = _EXTRAS.get(protocol)
+        fix = f"pip install 'loaderkit[{extra}]'" if extra else "install that library"
+        raise CacheError(what, why="its library is not installed", fix=fix) from error
+    except (ValueError, TypeError) as error:
+        what = f"{url} cannot be opened: {error}."
+        why = "fsspec knows no such file system, or it does not take these options"
+        fix = "a URL such as 's3://bucket/cache', and storage_options={...} as in the "
+        raise OptionError(what, why=why, fix=f"{fix}file system's manual") from error
+    return system, root
+
+
+def _within(seconds: float, function: Callable[[], T]) -> T:
+    """Call a function on a thread that nobody waits for any longer than that.
+
+    The thread of a call that hangs stays; there is no other way to leave one, and a
+    request is given up after a few.
+    """
+    outcome: list[tuple[bool, Any]] = []
+    done = threading.Event()
+
+    def call() -> None:
+        try:
+            outcome.append((True, function()))
+        except BaseException as error:  # noqa: BLE001 -- raised again by the caller
+            outcome.append((False, error))
+        done.set()
+
+    threading.Thread(target=call, name="loaderkit-storage", daemon=True).start()
+    if not done.wait(seconds):
+        msg = f"no answer within {seconds:g} s"
+        raise TimeoutError(msg)
+    [(succeeded, value)] = outcome
+    if not succeeded:
+        raise value
+    result: T = value
+    return result
+
+
+class _ForkGate:
+    """Keeps a process from being forked while a request is under way.
+
+    A fork copies locks as they are; the thread that would let go of one is not copied.
+    Several threads may have requests under way at once.
+    """
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._requests = 0
+        self._is_registered = False
+
+    def __enter__(self) -> None:
+        if not self._is_registered and hasattr(os, "register_at_fork"):
+            self._is_registered = True
+            os.register_at_fork(
+                before=self._wait_and_close,
+                after_in_parent=self._open_again,
+                after_in_child=self._open_in_child,
+            )
+        with self._condition:
+            self._requests += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._condition:
+            self._requests -= 1
+            self._condition.notify_all()
+
+    def _wait_and_close(self) -> None:
+        # Held until the process is forked, so that no request begins.
+        self._condition.acquire()
+        while self._requests:
+            self._condition.wait()
+
+    def _open_again(self) -> None:
+        self._condition.release()
+
+    def _open_in_child(self) -> None:
+        self._condition = threading.Condition()
+        self._requests = 0
+
+
+_NO_FORK_MEANWHILE = _ForkGate()
+
+
+def _status_of(error: BaseException) -> int | None:
+    """Find the HTTP status that an error of any library carries."""
+    # s3fs raises Python's errors from botocore's, which carry the response.
+    for raised in (error, error.__cause__):
+        response = getattr(raised, "response", None)
+        if isinstance(response, dict):
+            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            return status if isinstance(status, int) else None
+    response = getattr(error, "response", None)
+    candidates = [
+        getattr(error, "status", None),  # aiohttp
+        getattr(error, "status_code", None),  # azure
+        getattr(response, "status_code", None),  # requests, huggingface_hub
+    ]
+    if type(error).__module__.startswith("gcsfs"):
+        candidates.append(getattr(error, "code", None))
+    for status in candidates:
+        if isinstance(status, int) and 400 <= status < 600:
+            return status
+    return None
+
+
+def _check_worth_another_try(where: str, verb: str, error: Exception) -> None:
+    """Raise what trying again cannot help.
+
+    Raises:
+        CacheError: We are not let in.
+        FileNotFoundError: It is not there.
+    """
+    status = _status_of(error)
+    names = {kind.__name__ for kind in type(error).__mro__}
+    refused = isinstance(error, PermissionError) or names & _CREDENTIAL_ERRORS
+    if refused or status in {_UNAUTHORIZED, _FORBIDDEN}:
+        what = f"{where} could not be {verb}: {_text_of(error)}."
+        why = "the store does not let you in: credentials are missing, expired, or not "
+        fix = "log in again, or pass storage_options={...} with credentials that may"
+        why += "allowed to do this"
+        raise CacheError(what, why=why, fix=fix) from error
+    if status == _NOT_FOUND:
+        raise FileNotFoundError(errno.ENOENT, _text_of(error), where) from error
+    passes = status is None or status >= 500 or status in _WORTH_ANOTHER_TRY
+    is_bug = isinstance(error, TypeError | AttributeError | NotImplementedError)
+    if not passes or is_bug:
+        what = f"{where} could not be {verb}: {_text_of(error)}."
+        why = "the store refuses the request, or its file system cannot do this"
+        fix = "check the URL and storage_options"
+        raise CacheError(what, why=why, fix=fix) from error
+
+
+def _gave_up(where: str, verb: str, error: Exception, patience: Patience) -> CacheError:
+    what = f"{where} could not be {verb}: {_text_of(error)}."
+    why = f"the store failed {patience.tries} times in a row; what was read is kept"
+    fix = "check the network and the store, and run the same again: it goes on there"
+    return CacheError(what, why=why, fix=fix)
+
+
+def _cut_short(count: int, wanted: int) -> OSError:
+    return OSError(errno.EIO, f"{count:,} bytes came, not {wanted:,}")
+
+
+def _is_timeout(error: Exception) -> bool:
+    return isinstance(error, TimeoutError) or "Timeout" in type(error).__name__
+
+
+def _text_of(error: BaseException) -> str:
+    """Say what an error is, on one line; some have no text."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__

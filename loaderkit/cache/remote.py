@@ -1,0 +1,209 @@
+"""Names a cache that is not a folder on this machine, and how it is mirrored here."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+from urllib.parse import unquote, urlsplit
+
+from loaderkit.arguments import refuse_value
+from loaderkit.cache.folder_storage import FolderStorage
+from loaderkit.cache.object_store import ObjectStore
+from loaderkit.cache.storage import Patience, is_url, without_password
+from loaderkit.cache.verified import user_cache_folder
+from loaderkit.errors import CacheError, OptionError
+from loaderkit.units import parse_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from loaderkit.cache.storage import Storage
+
+_MOST_AHEAD_BYTES = 4 << 30
+"""Chosen: some 16 shards of the usual size, a minute of a network of 70 MB/s."""
+
+
+@dataclass(frozen=True)
+class RemoteCache:
+    """A cache in a store, and the folder on local disk that its shards are kept in.
+
+    It travels to other processes as it is; each opens the store for itself.
+    """
+
+    url: str
+    """Of the folder that is the cache, such as "s3://bucket/molecules"."""
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """What fsspec's file system is made with.  Not shown: it may hold secrets."""
+    mirror: Path | None = None
+    """Folder of the mirror, which all caches and processes of a node may share; None
+    for ``mirror`` in the user's own cache folder."""
+    mirror_bytes: int | None = None
+    """The most that the mirror may take of the disk; None for all there is."""
+    patience: Patience = field(default_factory=Patience)
+    """How long the store is waited for."""
+
+    def __str__(self) -> str:
+        return without_password(self.url)
+
+    @property
+    def mirror_folder(self) -> Path:
+        """Where shards are kept on local disk.
+
+        Raises:
+            CacheError: The user has no home, and no folder was named.
+        """
+        if self.mirror is not None:
+            return self.mirror
+        folder = user_cache_folder()
+        if folder is None:
+            what = f"There is no folder to mirror {self} to."
+            why = "this user has no home directory"
+            raise CacheError(what, why=why, fix="mirror='/local/disk/mirror'")
+        return folder / "mirror"
+
+    @property
+    def ahead_bytes(self) -> int:
+        """How much may be downloaded before it is needed."""
+        if self.mirror_bytes is None:
+            return _MOST_AHEAD_BYTES
+        # The other half is for what is being read.
+        return min(_MOST_AHEAD_BYTES, self.mirror_bytes // 2)
+
+    def open_storage(self) -> Storage:
+        """Open the store; no request is made.
+
+        Raises:
+            OptionError: There is no file system for such URLs.
+            CacheError: Its library is not installed.
+        """
+        return open_storage(self.url, self.storage_options, self.patience)
+
+
+CacheLocation = Path | RemoteCache
+"""Where a cache is: a folder on this machine, or a store."""
+
+
+@overload
+def locate_cache(
+    path: str | os.PathLike[str] | RemoteCache,
+    storage_options: Mapping[str, Any] | None = None,
+    mirror: str | os.PathLike[str] | None = None,
+    mirror_bytes: int | str | None = None,
+) -> CacheLocation: ...
+
+
+@overload
+def locate_cache(
+    path: str | os.PathLike[str] | RemoteCache | None,
+    storage_options: Mapping[str, Any] | None = None,
+    mirror: str | os.PathLike[str] | None = None,
+    mirror_bytes: int | str | None = None,
+) -> CacheLocation | None: ...
+
+
+def locate_cache(
+    path: str | os.PathLike[str] | RemoteCache | None,
+    storage_options: Mapping[str, Any] | None = None,
+    mirror: str | os.PathLike[str] | None = None,
+    mirror_bytes: int | str | None = None,
+) -> CacheLocation | None:
+    """Say where a cache is.
+
+    Args:
+        path: A folder, or a URL that fsspec knows; None for no cache.
+        storage_options: What fsspec's file system is made with; of a URL only.
+        mirror: Folder on local disk that shards are kept in; of a URL only.
+        mirror_bytes: The most it may take, such as "200 GB"; of a URL only.
+
+    Returns:
+        An absolute path, since programs change the current folder; or a store; None
+        for no cache.
+
+    Raises:
+        OptionError: An option has no effect here, or cannot have this value.
+
+    >>> locate_cache("s3://bucket/molecules", mirror_bytes="2 GB").mirror_bytes
+    2000000000
+    """
+    given = {
+        "storage_options": storage_options,
+        "mirror": mirror,
+        "mirror_bytes": mirror_bytes,
+    }
+    if is_url(path) and isinstance(path, str):
+        return RemoteCache(
+            path,
+            storage_options=dict(storage_options or {}),
+            mirror=None if mirror is None else Path(mirror).absolute(),
+            mirror_bytes=_checked_bytes(mirror_bytes),
+        )
+    for name, value in given.items():
+        if value is not None:
+            what = f"{name} was given for the cache {path!s}, which is no URL."
+            why = "a folder is read where it is"
+            fix = f"leave out {name}; for a slow disk, name it 'file:///...'"
+            raise OptionError(what, why=why, fix=fix)
+    if path is None or isinstance(path, RemoteCache):
+        return path
+    return Path(path).absolute()
+
+
+def open_storage(
+    url: str,
+    storage_options: Mapping[str, Any] | None = None,
+    patience: Patience | None = None,
+) -> Storage:
+    """Open a store; no request is made.
+
+    Args:
+        url: Any URL that fsspec knows.
+        storage_options: What fsspec's file system is made with.
+        patience: How long it is waited for.
+
+    Returns:
+        The store.
+
+    Raises:
+        OptionError: There is no file system for such URLs.
+        CacheError: Its library is not installed.
+    """
+    if not is_url(url):
+        example = "s3://bucket/molecules"
+        name = "url"
+        raise refuse_value(name, url, "a URL that fsspec knows", example)
+    folder = _folder_of(url)
+    if folder is not None:
+        return FolderStorage(folder)
+    return ObjectStore(url, storage_options, patience)
+
+
+def _checked_bytes(mirror_bytes: object) -> int | None:
+    if mirror_bytes is None:
+        return None
+    count = -1
+    if isinstance(mirror_bytes, str):
+        try:
+            count = parse_bytes(mirror_bytes)
+        except ValueError:
+            count = -1
+    elif isinstance(mirror_bytes, int) and not isinstance(mirror_bytes, bool):
+        count = mirror_bytes
+    if count < 1:
+        wanted = "a number of bytes, or a text such as '200 GB'"
+        name = "mirror_bytes"
+        raise refuse_value(name, mirror_bytes, wanted, "200 GB")
+    return count
+
+
+def _folder_of(url: str) -> Path | None:
+    """Give the folder of a ``file://`` URL; None for others."""
+    if not url.lower().startswith(("file://", "local://")):
+        return None
+    parts = urlsplit(url)
+    # "file://data/cache" has a host by the letter; fsspec takes it for a path.
+    path = unquote(parts.netloc + parts.path)
+    if os.name == "nt":
+        path = path.lstrip("/")
+    return Path(path)

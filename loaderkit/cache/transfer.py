@@ -1,0 +1,306 @@
+"""Copy whole caches to a store and from it: shards first, the manifest last.
+
+A reader of the store finds the cache that was there before, or the new one.  Of two
+processes that write one URL at once, one succeeds and the other gets an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from loaderkit.cache.build import building, finish_commit
+from loaderkit.cache.durable import (
+    publish,
+    remove,
+    sync_folder,
+    write_file,
+    write_text,
+    writing,
+)
+from loaderkit.cache.files import (
+    check_digest,
+    check_files,
+    load_manifest,
+    read_bounded,
+)
+from loaderkit.cache.layout import MANIFEST
+from loaderkit.cache.manifest import MOST_MANIFEST_BYTES, read_manifest
+from loaderkit.cache.mirror import find_remote_manifest, load_remote_manifest
+from loaderkit.cache.remote import open_storage
+from loaderkit.cache.stored_files import files_of, read_in_steps
+from loaderkit.errors import CacheError, CacheVersionError, DamagedCacheError
+from loaderkit.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import BinaryIO
+
+    from loaderkit.cache.layout import ShardFile
+    from loaderkit.cache.manifest import Manifest
+    from loaderkit.cache.storage import Storage
+
+_CLAIM = ".writing"
+"""Who replaces the cache at a URL; made as one, so that there is one at a time."""
+_MOST_CLAIM_BYTES = 1 << 16
+
+
+class OtherWriterError(CacheError):
+    """Another process has written, or writes, a cache to the same URL."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What was copied."""
+
+    source: str
+    target: str
+    samples: int
+    files: int
+    """Files that were copied; others were there already."""
+    bytes: int
+    """Their bytes."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Write it for programs."""
+        return dict(vars(self))
+
+    def __str__(self) -> str:
+        copied = f"{self.files:,} files, {format_bytes(self.bytes)} copied"
+        return f"{self.source} -> {self.target}: {self.samples:,} samples; {copied}"
+
+
+def push(
+    cache: str | os.PathLike[str],
+    url: str,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> Transfer:
+    """Copy a cache to a store.
+
+    Files that a broken run left there are not copied again.
+
+    Args:
+        cache: The cache's folder.
+        url: Where it goes; any URL that fsspec knows.
+        storage_options: What fsspec makes the file system with.
+        overwrite: Replace a cache that is there; datasets that have it open get a
+            ``StaleCacheError`` when they next read a shard they have not mirrored.
+
+    Returns:
+        What was copied.
+
+    Raises:
+        CacheError: There is no whole cache in the folder; there is one in the store
+            already, or another process writes one; or the store does not answer.
+    """
+    storage = open_storage(url, storage_options)
+    return copy_to_store(Path(cache), storage, overwrite=overwrite)
+
+
+def copy_to_store(folder: Path, storage: Storage, *, overwrite: bool) -> Transfer:
+    """Copy a cache to a store that is open; see ``push``."""
+    manifest = load_manifest(folder)
+    check_files(folder, manifest.shards)
+    with _claimed(storage) if overwrite else contextlib.nullcontext():
+        before = _manifest_before(storage, overwrite=overwrite)
+        if before is not None and not overwrite:
+            raise _is_taken(storage)
+        uploaded = _upload_missing(folder, manifest, storage)
+        content = read_bounded(folder / MANIFEST, MOST_MANIFEST_BYTES)
+        try:
+            storage.commit(MANIFEST, content, replace=overwrite)
+        except FileExistsError:
+            _remove_unnamed(storage, set(uploaded))
+            raise _is_taken(storage) from None
+        if before is not None:
+            for name in set(before.files) - set(manifest.files):
+                storage.remove(name)
+    return Transfer(
+        str(folder),
+        storage.url,
+        manifest.samples,
+        1 + len(uploaded),
+        len(content) + sum(uploaded.values()),
+    )
+
+
+def pull(
+    url: str,
+    cache: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Transfer:
+    """Copy a cache from a store to a folder.
+
+    Shards that a broken run has copied are not copied again.
+
+    Args:
+        url: Where it is; any URL that fsspec knows.
+        storage_options: What fsspec makes the file system with.
+        cache: The new cache's folder.
+
+    Returns:
+        What was copied.
+
+    Raises:
+        CacheError: There is no whole cache in the store, or one in the folder already.
+        DamagedCacheError: A file in the store is not the one that was packed.
+    """
+    return copy_from_store(open_storage(url, storage_options), Path(cache))
+
+
+def copy_from_store(storage: Storage, folder: Path) -> Transfer:
+    """Copy a cache from a store that is open; see ``pull``."""
+    manifest = load_remote_manifest(storage)
+    copied: dict[str, int] = {}
+    with building(folder, anew=False) as build:
+        if build is None:
+            what = f"There is a cache at {folder} already."
+            fix = "name another folder, or delete that one"
+            raise CacheError(what, why="it would be replaced", fix=fix)
+        for file in files_of(manifest):
+            if not _is_whole(folder, file):
+                _download(storage, file, build.folder, folder)
+                copied[file.file] = file.bytes
+        text = _read_text(storage, MANIFEST, MOST_MANIFEST_BYTES)
+        if read_manifest(text, where=storage.url).generation != manifest.generation:
+            what = f"The cache {storage.url} was replaced while it was copied."
+            why = "what was copied is of the cache before"
+            raise CacheError(what, why=why, fix="run the same again")
+        with writing(folder):
+            sync_folder(folder)
+        write_text(
+            folder / MANIFEST, text, partial=build.folder / f"{MANIFEST}.partial"
+        )
+        finish_commit(folder)
+    return Transfer(
+        storage.url,
+        str(folder),
+        manifest.samples,
+        1 + len(copied),
+        len(text) + sum(copied.values()),
+    )
+
+
+def _download(storage: Storage, file: ShardFile, work: Path, folder: Path) -> None:
+    """Copy a file out of a store; it gets its name when its bytes are right."""
+    partial = work / f"{file.file}.partial"
+    digest = xxhash.xxh3_128()
+
+    def copy(target: BinaryIO) -> None:
+        for content in read_in_steps(storage, file):
+            digest.update(content)
+            target.write(content)
+
+    with writing(folder / file.file):
+        write_file(partial, copy)
+        if digest.hexdigest() == file.xxh3:
+            publish(partial, folder / file.file)
+            return
+        remove(partial)
+    what = f"{storage.url}/{file.file} is not the file that was packed."
+    why = "its xxh3 checksum differs: bytes were changed in the store or on the way"
+    fix = f"loaderkit verify {storage.url}"
+    raise DamagedCacheError(what, why=why, fix=fix)
+
+
+def _is_whole(folder: Path, file: ShardFile) -> bool:
+    """Tell whether an earlier run has copied a file."""
+    try:
+        check_digest(folder, file)
+    except CacheError:
+        return False
+    return True
+
+
+def _upload_missing(
+    folder: Path, manifest: Manifest, storage: Storage
+) -> dict[str, int]:
+    """Copy the files that the store lacks; say which, and how large they are.
+
+    A name ends in the checksum of its file, so that what has the name and the size is
+    the file, or was cut by nobody: a store shows what it has whole.
+    """
+    there = storage.sizes()
+    uploaded: dict[str, int] = {}
+    for file in files_of(manifest):
+        if there.get(file.file) != file.bytes:
+            # A damaged file is not passed on.
+            check_digest(folder, file)
+            storage.write_file(file.file, folder / file.file)
+            uploaded[file.file] = file.bytes
+    if uploaded:
+        there = storage.sizes()
+        for file in files_of(manifest):
+            if there.get(file.file) != file.bytes:
+                what = f"{storage.url}/{file.file} is not there after it was written."
+                why = "another process has removed it, or the store lost it"
+                raise CacheError(what, why=why, fix="run the same again")
+    return uploaded
+
+
+def _manifest_before(storage: Storage, *, overwrite: bool) -> Manifest | None:
+    try:
+        return find_remote_manifest(storage)
+    except (DamagedCacheError, CacheVersionError):
+        if overwrite:  # what it names is not known, and stays
+            return None
+        raise
+
+
+def _remove_unnamed(storage: Storage, names: set[str]) -> None:
+    """Remove files that were written for nothing, but for those the winner has too."""
+    winner = find_remote_manifest(storage)
+    if winner is not None:
+        for name in names - set(winner.files):
+            storage.remove(name)
+
+
+@contextlib.contextmanager
+def _claimed(storage: Storage) -> Iterator[None]:
+    """Be the only one who replaces the cache at a URL.
+
+    Raises:
+        OtherWriterError: Another process is.
+    """
+    who = {"host": socket.gethostname(), "process": os.getpid(), "time": time.ctime()}
+    try:
+        storage.commit(_CLAIM, json.dumps(who).encode(), replace=False)
+    except FileExistsError:
+        try:
+            writer = storage.read_file(_CLAIM, _MOST_CLAIM_BYTES).decode()
+        except FileNotFoundError:
+            writer = "which has ended meanwhile"
+        what = f"Another process is replacing the cache at {storage.url} ({writer})."
+        why = "of two at once one would delete the other's files"
+        fix = f"wait for it; if it was killed, delete {storage.url}/{_CLAIM}"
+        raise OtherWriterError(what, why=why, fix=fix) from None
+    try:
+        yield
+    finally:
+        storage.remove(_CLAIM)
+
+
+def _is_taken(storage: Storage) -> OtherWriterError:
+    what = f"There is a cache at {storage.url} already."
+    why = "writing there would replace it; perhaps another process was quicker"
+    fix = f"open_cache({storage.url!r}), or overwrite=True (--overwrite) to replace it"
+    return OtherWriterError(what, why=why, fix=fix)
+
+
+def _read_text(storage: Storage, name: str, most_bytes: int) -> str:
+    try:
+        return storage.read_file(name, most_bytes).decode("utf-8", "surrogatepass")
+    except FileNotFoundError:
+        what = f"The cache {storage.url} was removed while it was copied."
+        raise CacheError(what, fix="name another URL") from None

@@ -1,0 +1,257 @@
+"""What datasets of other libraries have and ours do not, and what to use here.  Pure.
+
+Users of PyG, torch and Hugging Face reach for the names they know.  Where ours have no
+such attribute or argument, the error names what does the same here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any
+
+from loaderkit.errors import NoSuchAttributeError, OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_MADE_BY_LOAD = (
+    "keys() names the samples and load(key) makes one; SafeDataset calls them"
+)
+_ON_DISK = "the samples stay in the cache's files; batches are what moves to a device"
+_ROWS = "a cache is packed once; what is chosen from it are rows"
+_FIELDS = "a cache is packed once, with the fields that load() or the samples gave it"
+_NO_TABLE = "samples are nests of tensors, not rows of a table"
+_NO_CARD = "a cache keeps what it was made from, and no card of a published dataset"
+_NO_INDEX = "a cache has no search index"
+_TENSORS = "tensors are stored as tensors, arrays as arrays"
+
+_FROM_A_LIST = "loaderkit.pack(samples, path)"
+_INSPECT = "loaderkit.inspect_cache(dataset.cache)"
+_MAP = "dataset.map(function, cache=path), which packs another cache"
+_INDEX = "faiss over dataset.column(name)"
+
+ABSENT: Mapping[str, tuple[str, str]] = {
+    # torch_geometric.data.Dataset, InMemoryDataset, OnDiskDataset
+    **dict.fromkeys(
+        ("process", "download", "has_process", "has_download"),
+        (_MADE_BY_LOAD, "def keys(self) and def load(self, key)"),
+    ),
+    **dict.fromkeys(
+        ("raw_dir", "raw_paths", "raw_file_names"),
+        (_MADE_BY_LOAD, "dataset.raw, the path that was given as raw="),
+    ),
+    **dict.fromkeys(
+        ("processed_dir", "processed_paths", "processed_file_names", "root"),
+        ("all that is packed lies in one folder", "dataset.cache"),
+    ),
+    **dict.fromkeys(
+        ("pre_transform", "pre_filter"),
+        (_MADE_BY_LOAD, f"do it in load(key); or {_MAP}, or dataset.filter(function)"),
+    ),
+    "get": ("samples are read by their row", "dataset[row]"),
+    "multi_get": ("samples are read by their rows", "dataset.read_together(rows)"),
+    "len": ("it is Python's own", "len(dataset)"),
+    "indices": ("a subset keeps its rows to itself", "dataset.key(row) names a sample"),
+    "data": (
+        "no object holds all samples",
+        "dataset.column(name) for one field, dataset.batch(rows) for all of some rows",
+    ),
+    "slices": ("no object holds all samples", "dataset.sizes()"),
+    **dict.fromkeys(
+        ("to", "cpu", "cuda"),
+        (_ON_DISK, "build_loader(dataset, device), or batch.to(device)"),
+    ),
+    "pin_memory": (_ON_DISK, "build_loader(dataset, device, pin_memory=True)"),
+    "share_memory_": (_ON_DISK, "nothing: processes map the same files"),
+    "save": ("a cache is written once", _FROM_A_LIST),
+    "to_on_disk_dataset": ("it is on disk already", "dataset.cache is its folder"),
+    "to_datapipe": (
+        "a cache is read by its rows",
+        "build_loader(dataset); or IterableWrapper(dataset) of torch's data pipes",
+    ),
+    **dict.fromkeys(
+        ("append", "extend", "multi_insert", "insert"),
+        (
+            _ROWS,
+            "loaderkit.pack(more, other_path), then dataset + open_cache(other_path)",
+        ),
+    ),
+    **dict.fromkeys(
+        ("serialize", "deserialize", "schema", "db", "BACKENDS"),
+        ("samples are columns in HDF5 files", _INSPECT),
+    ),
+    "close": ("files are mapped, and closed with the last reference", "del dataset"),
+    # datasets.Dataset
+    **dict.fromkeys(
+        (
+            *("add_column", "cast", "cast_column", "class_encode_column", "flatten"),
+            *("rename_column", "rename_columns", "remove_columns", "select_columns"),
+            *("align_labels_with_mapping",),
+        ),
+        (_FIELDS, _MAP),
+    ),
+    "add_item": (_ROWS, "dataset + [sample], torch's ConcatDataset"),
+    **dict.fromkeys(("column_names", "features", "num_columns"), (_FIELDS, _INSPECT)),
+    **dict.fromkeys(("num_rows", "shape"), ("a dataset has rows", "len(dataset)")),
+    **dict.fromkeys(
+        ("dataset_size", "size_in_bytes", "download_size"),
+        ("samples differ in size", f"dataset.sizes().bytes, or {_INSPECT}.bytes"),
+    ),
+    **dict.fromkeys(
+        ("format", "set_format", "reset_format", "with_format", "formatted_as"),
+        (_TENSORS, 'ragged="padded", "packed" or "jagged" for fields that differ'),
+    ),
+    **dict.fromkeys(
+        ("set_transform", "with_transform"),
+        ("a transform is called with one sample", "open_cache(path, transform=f)"),
+    ),
+    "iter": (
+        "batches are the loader's",
+        "for batch in build_loader(dataset, batch_size=32)",
+    ),
+    "sort": (_ROWS, "dataset[dataset.column(name).argsort()]"),
+    "unique": (_ROWS, "dataset.column(name).unique()"),
+    "repeat": (_ROWS, "dataset[list(range(len(dataset))) * 3]"),
+    "flatten_indices": (_ROWS, _MAP),
+    "split": (_ROWS, "dataset.train_test_split(0.1), or torch's random_split"),
+    "to_iterable_dataset": ("a cache is read by its rows", "build_loader(dataset)"),
+    "to_list": (_ROWS, "list(dataset), which holds all samples in memory"),
+    "to_dict": (_ROWS, "dataset.batch(range(len(dataset))), all samples in memory"),
+    **dict.fromkeys(
+        (
+            *("to_csv", "to_json", "to_pandas", "to_parquet", "to_polars", "to_sql"),
+            "to_tf_dataset",
+        ),
+        (_NO_TABLE, "pandas.DataFrame of dataset.column(name), field by field"),
+    ),
+    **dict.fromkeys(
+        (
+            *("from_buffer", "from_csv", "from_dict", "from_file", "from_generator"),
+            *("from_json", "from_list", "from_pandas", "from_parquet", "from_polars"),
+            *("from_spark", "from_sql", "from_text", "from_datasets", "from_hub"),
+        ),
+        ("any map-style dataset can be packed", _FROM_A_LIST),
+    ),
+    "save_to_disk": ("it is on disk already", "copy the folder dataset.cache"),
+    "push_to_hub": ("it is a folder of files", "upload the folder dataset.cache"),
+    "load_from_disk": ("a cache is a folder", "loaderkit.open_cache(path)"),
+    **dict.fromkeys(
+        ("cache_files", "cleanup_cache_files"),
+        ("all files are the cache's", "dataset.cache is their folder"),
+    ),
+    **dict.fromkeys(
+        (
+            *("builder_name", "config_name", "citation", "description", "homepage"),
+            *("download_checksums", "info", "license", "supervised_keys"),
+        ),
+        (_NO_CARD, _INSPECT),
+    ),
+    **dict.fromkeys(
+        (
+            *("add_elasticsearch_index", "add_faiss_index", "drop_index", "get_index"),
+            *("add_faiss_index_from_external_arrays", "get_nearest_examples"),
+            *("get_nearest_examples_batch", "is_index_initialized", "list_indexes"),
+            *("load_elasticsearch_index", "load_faiss_index", "save_faiss_index"),
+            *("search", "search_batch"),
+        ),
+        (_NO_INDEX, _INDEX),
+    ),
+    # torch.utils.data: compositions have these, and loaders
+    **dict.fromkeys(
+        ("datasets", "dataset", "tensors", "cumulative_sizes"),
+        (
+            "it is one dataset, and no composition",
+            "dataset[rows], dataset.column(name)",
+        ),
+    ),
+    **dict.fromkeys(
+        ("dataloader", "loader", "batch_size", "sampler", "num_workers"),
+        ("batches are the loader's", "build_loader(dataset, batch_size=32)"),
+    ),
+}
+"""Why there is no attribute of this name, and what to use in its place."""
+
+_ONE_SAMPLE = "the function is called with one sample after the other"
+_SKLEARN = "sklearn.model_selection.train_test_split(range(len(dataset)), "
+_SKLEARN += "stratify=dataset.column(name))"
+_NO_FILES = "no file is written for a choice of rows"
+OPTIONS: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(
+        ("batched", "batch_size", "drop_last_batch", "with_rank"),
+        (_ONE_SAMPLE, "a function of one sample"),
+    ),
+    "input_columns": (_ONE_SAMPLE, 'lambda sample: f(sample["name"])'),
+    "fn_kwargs": (_ONE_SAMPLE, "functools.partial(function, **kwargs)"),
+    "num_proc": ("map reads in worker processes, filter in this one", "workers=4"),
+    **dict.fromkeys(
+        ("cache_file_name", "suffix_template", "desc"),
+        ("a cache is a folder, named by its path", "cache=path"),
+    ),
+    **dict.fromkeys(
+        (
+            *("indices_cache_file_name", "train_indices_cache_file_name"),
+            *("test_indices_cache_file_name", "keep_in_memory", "writer_batch_size"),
+            *("new_fingerprint", "train_new_fingerprint", "test_new_fingerprint"),
+        ),
+        (_NO_FILES, "drop it"),
+    ),
+    "load_from_cache_file": (
+        "what was packed of the same samples by the same code is used again",
+        "drop it, or delete the folder to pack again",
+    ),
+    **dict.fromkeys(
+        ("features", "disable_nullable", "try_original_type", "on_mixed_types"),
+        ("fields are stored as the function returns them", "drop it"),
+    ),
+    "stratify_by_column": (
+        "rows are chosen without reading labels",
+        f"train, test = {_SKLEARN}, then dataset[train], dataset[test]",
+    ),
+}
+"""Arguments of Hugging Face's methods of the same name: why not, and what to do."""
+
+
+def no_such_attribute(
+    kind: str, name: str, known: Iterable[str], fields: Iterable[str] = ()
+) -> NoSuchAttributeError:
+    """Make the error for an attribute that a dataset does not have.
+
+    Args:
+        kind: The dataset's class.
+        name: What was asked for.
+        known: Its public attributes.
+        fields: The fields of its samples, where they are known.
+
+    Returns:
+        The error, to be raised by the caller.
+
+    >>> print(no_such_attribute("SafeDataset", "num_rows", []))
+    SafeDataset has no attribute 'num_rows'.
+      why: a dataset has rows
+      fix: len(dataset)
+    """
+    what = f"{kind} has no attribute {name!r}."
+    if name in ABSENT:
+        why, fix = ABSENT[name]
+        return NoSuchAttributeError(what, why=why, fix=fix)
+    names = sorted(fields)
+    why = f"the fields of its samples are {', '.join(names)}" if names else ""
+    nearest = difflib.get_close_matches(name, [*names, *known], 1)
+    fix = f"did you mean {nearest[0]!r}?" if nearest else ""
+    return NoSuchAttributeError(what, why=why, fix=fix)
+
+
+def refuse_options(method: str, given: Mapping[str, Any]) -> None:
+    """Refuse arguments that only another library's method has.
+
+    Args:
+        method: The method's name.
+        given: Arguments that ours does not take, by name.
+
+    Raises:
+        OptionError: There is one; the message says what does the same here.
+    """
+    for name in given:
+        what = f"{method} has no option {name!r}."
+        why, fix = OPTIONS.get(name, ("", ""))
+        raise OptionError(what, why=why, fix=fix)

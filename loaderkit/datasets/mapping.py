@@ -1,0 +1,129 @@
+"""New samples made of those of a dataset, packed into a cache of their own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import xxhash
+
+from loaderkit.arguments import check_callable, check_names, check_truth
+from loaderkit.datasets.absent import refuse_options
+from loaderkit.datasets.base import SafeDataset
+from loaderkit.datasets.fingerprint import fingerprint_value
+from loaderkit.datasets.open import open_cache
+from loaderkit.datasets.pack import PackOptions
+from loaderkit.errors import DatasetError, OptionError, StaleCacheError
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Collection
+
+
+def map_samples(
+    source: SafeDataset[Any],
+    function: Callable[..., Any],
+    *,
+    with_indices: bool,
+    remove_columns: str | Collection[str] | None,
+    cache: str | os.PathLike[str] | None,
+    workers: int | None,
+    others: Mapping[str, Any],
+) -> Any:
+    """Pack what a function makes of the samples; see ``SafeDataset.map``."""
+    refuse_options("map", others)
+    check_callable("function", function, "lambda sample: ...")
+    check_truth("with_indices", with_indices)
+    if isinstance(remove_columns, str):
+        remove_columns = [remove_columns]
+    removed = check_names("remove_columns", remove_columns or ())
+    make = functools.partial(
+        _MappedSamples, source, function, with_indices=with_indices, removed=removed
+    )
+    path = _default_path(source, make()) if cache is None else cache
+    mapped = make(cache=path, packing=PackOptions(workers=workers))
+    try:
+        classes = mapped.classes_of_samples()
+    except StaleCacheError as error:
+        what = f"{path} is a cache of other samples, or of another function's."
+        fix = f'map(function, cache="another folder"), or delete {path}'
+        raise StaleCacheError(what, why=error.what, fix=fix) from None
+    made = open_cache(path, classes=classes, checksums=source.checksums)
+    made.ragged = source.ragged
+    return made
+
+
+class _MappedSamples(SafeDataset[Any]):
+    """What a function makes of the samples of a dataset, by their rows."""
+
+    # What they do is in the version.
+    _PACKED_WITHOUT: ClassVar[frozenset[str]] = SafeDataset._PACKED_WITHOUT | {
+        *("source", "function", "with_indices", "removed", "version")
+    }
+
+    def __init__(
+        self,
+        source: SafeDataset[Any],
+        function: Callable[..., Any],
+        *,
+        with_indices: bool,
+        removed: tuple[str, ...],
+        cache: str | os.PathLike[str] | None = None,
+        packing: PackOptions | None = None,
+    ) -> None:
+        super().__init__(cache=cache, packing=packing, checksums=source.checksums)
+        self.classes = source.classes.and_of_module(_module_of(function))
+        self.source = source
+        self.function = function
+        self.with_indices = with_indices
+        self.removed = removed
+        # Which makes a cache stale when one of them changes.
+        made_from = [source.identity(), with_indices, removed]
+        made_from += map(fingerprint_value, (function, source.transform))
+        self.version = xxhash.xxh3_64_hexdigest(repr(made_from).encode())
+
+    def keys(self) -> range:
+        """Number the samples, as the source does."""
+        return range(len(self.source))
+
+    def load(self, row: int) -> Any:
+        """Call the function with a sample."""
+        sample = self.source[row]
+        made = (
+            self.function(sample, row) if self.with_indices else self.function(sample)
+        )
+        if made is None:
+            what = f"The function returned None for sample {row}."
+            fix = "return sample at the end of the function"
+            raise DatasetError(what, why="map packs what it returns", fix=fix)
+        if not isinstance(sample, Mapping) or not isinstance(made, Mapping):
+            return made
+        fields = {**sample, **made}
+        return {k: v for k, v in fields.items() if k in made or k not in self.removed}
+
+    def classes_of_samples(self) -> tuple[type, ...]:
+        """Pack, unless that was done, and name the classes that samples are made of."""
+        names = self._open().structure.class_names()
+        return tuple(self.classes[name] for name in sorted(names))
+
+
+def _default_path(source: SafeDataset[Any], mapped: _MappedSamples) -> Path:
+    """Name a folder beside the source's by what makes the samples."""
+    if not isinstance(source.cache, Path):
+        what = "map does not know where to pack the new samples."
+        why = "the dataset has no cache to put them beside"
+        if source.cache is not None:
+            why = "beside the dataset's own they would go into its store"
+        raise OptionError(what, why=why, fix='dataset.map(function, cache="folder")')
+    name = getattr(mapped.function, "__name__", type(mapped.function).__name__)
+    word = name if name.isidentifier() else "map"
+    return source.cache.with_name(f"{source.cache.name}-{word}-{mapped.version[:8]}")
+
+
+def _module_of(function: Any) -> str:
+    """Name the module in which a function, or the class of a callable, is written."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__module__", type(function).__module__))

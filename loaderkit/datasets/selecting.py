@@ -1,0 +1,263 @@
+"""Choosing samples as users of PyG, torch and Hugging Face do: rows, and no copies.
+
+What is chosen is a dataset over the same cache that keeps a list of rows.  Only ``map``
+makes new samples; it packs them into a cache of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Generic
+
+import numpy as np
+import torch
+from typing_extensions import Self, TypeVar
+
+from loaderkit.arguments import (
+    check_callable,
+    check_integer,
+    check_truth,
+    refuse_value,
+    show_value,
+)
+from loaderkit.datasets.absent import refuse_options
+from loaderkit.datasets.rows import many_rows
+from loaderkit.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+T = TypeVar("T", default=Any)
+
+_READ_TOGETHER = 256
+"""Samples that ``filter`` holds at once: what a batch of a loader usually has."""
+
+
+class RowSelection(Generic[T]):
+    """What a dataset can do that knows how to give some of its rows as a dataset."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def subset(self, rows: Ints) -> Self:
+        """Give some rows as a dataset.
+
+        Args:
+            rows: Rows ``[n]`` from 0 to ``len(self) - 1``, repeats allowed.
+
+        Returns:
+            A dataset of these, over the same cache.
+        """
+        raise NotImplementedError
+
+    def read_together(self, rows: Sequence[int]) -> list[T]:
+        """Read samples."""
+        raise NotImplementedError
+
+    def index_select(self, idx: Any) -> Self:
+        """Choose rows, as PyG's datasets do.
+
+        Args:
+            idx: A slice, also of shares such as ``slice(0.8)``; a list, a tensor or an
+                array of rows; or a mask.
+
+        Returns:
+            A dataset of these rows, over the same cache.
+
+        Raises:
+            IndexError: A row is not there, or a mask has another length.
+            TypeError: It is no index.
+        """
+        return self.subset(many_rows(idx, len(self)))
+
+    def select(self, indices: Any) -> Self:
+        """Choose rows, as Hugging Face's datasets do; the same as ``index_select``."""
+        return self.index_select(indices)
+
+    def take(self, n: int) -> Self:
+        """Choose the first ``n`` rows, or all where there are fewer."""
+        return self.index_select(slice(check_integer("n", n, least=0)))
+
+    def skip(self, n: int) -> Self:
+        """Choose all rows but the first ``n``."""
+        return self.index_select(slice(check_integer("n", n, least=0), None))
+
+    def shard(self, num_shards: int, index: int, contiguous: bool = True) -> Self:  # noqa: FBT001, FBT002 -- as Hugging Face has it
+        """Choose one of several parts that are about equally long.
+
+        Args:
+            num_shards: How many parts there are.
+            index: Which one, from 0.
+            contiguous: Rows that follow each other; else every ``num_shards``-th.
+
+        Returns:
+            A dataset of these rows, over the same cache.
+
+        Raises:
+            OptionError: There is no such part.
+        """
+        count = check_integer("num_shards", num_shards, least=1)
+        number = check_integer("index", index, least=0, most=count - 1)
+        if not check_truth("contiguous", contiguous):
+            return self.index_select(slice(number, None, count))
+        # The first parts have one row more where the rows do not divide.
+        each, more = divmod(len(self), count)
+        start = each * number + min(number, more)
+        return self.index_select(slice(start, start + each + (number < more)))
+
+    def shuffle(
+        self,
+        return_perm: bool = False,  # noqa: FBT001, FBT002 -- as PyG has it
+        *,
+        seed: int | None = None,
+        generator: np.random.Generator | torch.Generator | None = None,
+        **others: Any,
+    ) -> Any:
+        """Put the rows in random order, once; a loader's shuffles each epoch anew.
+
+        Args:
+            return_perm: Give the order too, as PyG's datasets do.
+            seed: What the order follows from, as in Hugging Face's datasets, with the
+                same order as theirs.
+            generator: Gives the random numbers instead: numpy's or torch's.
+            others: None; arguments of Hugging Face's method are refused by name.
+
+        Returns:
+            A dataset over the same cache; with ``return_perm`` a pair of it and the
+            rows ``[n]`` int64.  Without seed and generator ``torch.randperm`` gives
+            the order, as in PyG.
+
+        Raises:
+            OptionError: An argument is not what it should be.
+        """
+        refuse_options("shuffle", others)
+        if type(return_perm) is int:
+            what = f"shuffle's first argument is return_perm, as in PyG: {return_perm}."
+            why = "Hugging Face's first argument is the seed"
+            raise OptionError(what, why=why, fix=f"shuffle(seed={return_perm})")
+        check_truth("return_perm", return_perm)
+        order = _permutation(len(self), seed, generator)
+        shuffled = self.subset(order)
+        return (shuffled, torch.from_numpy(order)) if return_perm else shuffled
+
+    def train_test_split(
+        self,
+        test_size: float | None = None,
+        train_size: float | None = None,
+        shuffle: bool = True,  # noqa: FBT001, FBT002 -- as Hugging Face has it
+        *,
+        seed: int | None = None,
+        generator: np.random.Generator | torch.Generator | None = None,
+        **others: Any,
+    ) -> dict[str, Self]:
+        """Divide the rows in two, as Hugging Face's datasets do.
+
+        Args:
+            test_size: Rows of the second part, or their share; what is left if None,
+                a quarter if both are.
+            train_size: Rows of the first part, or their share; what is left if None.
+            shuffle: Choose at random; else the first rows and those that follow.
+            seed: What the choice follows from; the same as theirs.
+            generator: Gives the random numbers instead: numpy's or torch's.
+            others: None; arguments of Hugging Face's method are refused by name.
+
+        Returns:
+            The two datasets, as "train" and "test", over the same cache.
+
+        Raises:
+            OptionError: There are not so many rows, or one part has none.
+        """
+        refuse_options("train_test_split", others)
+        train, test = _split_sizes(len(self), train_size, test_size)
+        if not check_truth("shuffle", shuffle):
+            order = np.arange(len(self))
+            chosen = order[train : train + test]
+            return {"train": self.subset(order[:train]), "test": self.subset(chosen)}
+        order = _permutation(len(self), seed, generator)
+        rest = order[test : test + train]
+        return {"train": self.subset(rest), "test": self.subset(order[:test])}
+
+    def filter(
+        self,
+        function: Callable[..., Any],
+        with_indices: bool = False,  # noqa: FBT001, FBT002 -- as Hugging Face has it
+        **others: Any,
+    ) -> Self:
+        """Choose the samples that a function says yes to; it reads each of them once.
+
+        Args:
+            function: Called with a sample; true for those to keep.
+            with_indices: Call it with the sample and its row.
+            others: None; arguments of Hugging Face's method are refused by name.
+
+        Returns:
+            A dataset of these rows, over the same cache.
+
+        Raises:
+            OptionError: An argument is not what it should be.
+        """
+        refuse_options("filter", others)
+        check_callable("function", function, "lambda sample: ...")
+        check_truth("with_indices", with_indices)
+        kept: list[int] = []
+        for start in range(0, len(self), _READ_TOGETHER):
+            rows = range(start, min(start + _READ_TOGETHER, len(self)))
+            for row, sample in zip(rows, self.read_together(rows), strict=True):
+                if function(sample, row) if with_indices else function(sample):
+                    kept.append(row)
+        return self.subset(np.array(kept, np.int64))
+
+
+def _permutation(count: int, seed: int | None, generator: Any) -> Ints:
+    """Draw an order of rows, as the library whose arguments were given draws it."""
+    if seed is not None and generator is not None:
+        what = "seed and generator were both given."
+        raise OptionError(what, why="one of them gives the order", fix="drop one")
+    if seed is not None:
+        generator = np.random.default_rng(check_integer("seed", seed, least=0))
+    if generator is None or isinstance(generator, torch.Generator):
+        return torch.randperm(count, generator=generator).numpy()
+    if isinstance(generator, np.random.Generator):
+        return generator.permutation(count)
+    what = f"generator must be numpy's or torch's, got {show_value(generator)}."
+    raise OptionError(what, fix="generator=np.random.default_rng(0)")
+
+
+def _split_sizes(
+    count: int, train_size: float | None, test_size: float | None
+) -> tuple[int, int]:
+    """Say how many rows each part has.
+
+    >>> _split_sizes(10, None, 0.25), _split_sizes(10, 0.25, None)
+    ((7, 3), (2, 8))
+    """
+    if train_size is None and test_size is None:
+        test_size = 0.25
+    # Rounded as sklearn does it: the test up, the train down.
+    test = _part_size("test_size", test_size, count, math.ceil)
+    train = _part_size("train_size", train_size, count, math.floor)
+    train = count - (test or 0) if train is None else train
+    test = count - train if test is None else test
+    shares = [size for size in (train_size, test_size) if isinstance(size, float)]
+    # Shares of more than the whole are a mistake, also where rounding makes them fit.
+    if min(train, test) < 1 or train + test > count or sum(shares) > 1:
+        what = f"{count} samples cannot be divided into {train} and {test}."
+        why = f"train_size={train_size}, test_size={test_size}"
+        raise OptionError(what, why=why, fix="train_test_split(test_size=0.25)")
+    return train, test
+
+
+def _part_size(
+    name: str, size: Any, count: int, rounded: Callable[[float], int]
+) -> int | None:
+    if size is None:
+        return None
+    if isinstance(size, float | np.floating):
+        if 0 < size < 1:
+            return rounded(size * count)
+        raise refuse_value(name, size, "a share between 0 and 1", 0.25)
+    return check_integer(name, size, least=1, most=max(1, count - 1))

@@ -1,0 +1,174 @@
+"""What an epoch downloads from a store, and in which order.  Pure."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loaderkit.cache.download_ahead import ShardUse
+from loaderkit.loader.samplers import MIXED_SHARDS
+from loaderkit.units import format_bytes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from loaderkit.cache.download_ahead import StoredRows
+    from loaderkit.loader.samplers import Epoch
+
+    Ints = NDArray[np.int64]
+
+_MOST_SIMULATED = 10_000
+"""So many batches of an epoch are played through to count what is downloaded twice;
+what more there are is counted like them.  Each takes some 20 us."""
+
+
+@dataclass(frozen=True)
+class DownloadPlan:
+    """What reading an epoch takes from a store."""
+
+    url: str
+    read_bytes: int
+    """Bytes of the shards that an epoch reads, each once."""
+    first_epoch_bytes: int
+    """Bytes that the first epoch downloads, from what is on local disk now."""
+    later_epoch_bytes: int
+    """Bytes that every other epoch downloads."""
+    most_bytes: int | None
+    """What the mirror may take; None for all the disk has."""
+    mirror: str
+    """Its folder."""
+    ahead_bytes: int
+    """How much is downloaded before it is needed; 0 where the order is not known, or
+    needs all shards at once."""
+
+    needed_bytes: int
+    """What the mirror has to hold so that no process waits for another's shards."""
+
+    @property
+    def warning(self) -> str:
+        """What is wrong with it; "" when nothing is."""
+        if self.most_bytes is not None and self.most_bytes < self.needed_bytes:
+            needed = format_bytes(self.needed_bytes)
+            return (
+                f"mirror_bytes is {format_bytes(self.most_bytes)}, and workers may map "
+                f"{needed} at once: mirror_bytes={self.needed_bytes:_}, or smaller "
+                "shards (shard_bytes of pack)"
+            )
+        if self.later_epoch_bytes <= self.read_bytes:
+            return ""
+        times = self.later_epoch_bytes / max(self.read_bytes, 1)
+        return (
+            f"an epoch downloads {format_bytes(self.later_epoch_bytes)}, each shard "
+            f"{times:.1f} times: the mirror holds too few at once; shuffle='block' "
+            "reads each once"
+        )
+
+    def __str__(self) -> str:
+        most = "all the disk has"
+        if self.most_bytes is not None:
+            most = format_bytes(self.most_bytes)
+        ahead = "nothing is downloaded ahead"
+        if self.ahead_bytes:
+            ahead = f"{format_bytes(self.ahead_bytes)} are downloaded ahead"
+        return (
+            f"{self.url}: {format_bytes(self.first_epoch_bytes)} are downloaded in the "
+            f"first epoch, {format_bytes(self.later_epoch_bytes)} in each other, of "
+            f"{format_bytes(self.read_bytes)}; the mirror {self.mirror} may take "
+            f"{most}; {ahead}"
+        )
+
+
+def plan_downloads(rows: StoredRows, epoch: Epoch, *, is_local: bool) -> DownloadPlan:
+    """Count what epochs download.
+
+    Args:
+        rows: Where the samples are.
+        epoch: The first one.
+        is_local: Its order reads shard after shard.
+
+    Returns:
+        The counts.
+    """
+    shards = rows.shard_of_row[epoch.order]
+    read = np.unique(shards)
+    read_bytes = int(rows.shard_bytes[read].sum())
+    most = rows.remote.mirror_bytes
+    missing = read[rows.is_missing[read]]
+    first = int(rows.shard_bytes[missing].sum())
+    later = 0
+    is_capped = most is not None and most < read_bytes
+    if is_capped and most is not None:
+        first = later = _downloaded(shards, epoch.ends, rows.shard_bytes, most)
+    return DownloadPlan(
+        url=str(rows.remote),
+        read_bytes=read_bytes,
+        first_epoch_bytes=first,
+        later_epoch_bytes=later,
+        most_bytes=most,
+        mirror=str(rows.remote.mirror_folder),
+        needed_bytes=_needed_bytes(rows.shard_bytes[read]) if is_capped else 0,
+        ahead_bytes=rows.remote.ahead_bytes if is_local or not is_capped else 0,
+    )
+
+
+def _needed_bytes(sizes: Ints) -> int:
+    """Count what readers map at once, and one shard that is downloaded beside.
+
+    They are at the end of one mix of shards and at the beginning of the next.
+    """
+    largest = np.sort(sizes)[-(2 * MIXED_SHARDS + 1) :]
+    return int(largest.sum())
+
+
+def shard_uses(shard_of_row: Ints, epoch: Epoch, start: int = 0) -> list[ShardUse]:
+    """Say when each shard is read.
+
+    Args:
+        shard_of_row: Number of the shard of each sample of the dataset ``[n]``.
+        epoch: Rows of batches.
+        start: The first batch that is read.
+
+    Returns:
+        In the order of the first batch that reads each.
+
+    >>> from loaderkit.loader.samplers import Epoch
+    >>> epoch = Epoch(np.array([4, 5, 0, 1, 2, 3]), np.array([0, 2, 4, 6]), 0, 0)
+    >>> shard_uses(np.array([0, 0, 0, 0, 1, 1]), epoch)
+    [ShardUse(shard=1, first_batch=0, last_batch=0),
+     ShardUse(shard=0, first_batch=1, last_batch=2)]
+    """
+    batches = np.repeat(np.arange(len(epoch)), np.diff(epoch.ends))
+    coming = batches >= start
+    batches, shards = batches[coming], shard_of_row[epoch.order][coming]
+    numbers, firsts = np.unique(shards, return_index=True)
+    backwards = shards[::-1]
+    _, lasts = np.unique(backwards, return_index=True)
+    lasts = len(shards) - 1 - lasts
+    order = np.argsort(firsts)
+    return [
+        ShardUse(int(numbers[at]), int(batches[firsts[at]]), int(batches[lasts[at]]))
+        for at in order.tolist()
+    ]
+
+
+def _downloaded(shards: Ints, ends: Ints, sizes: Ints, most: int) -> int:
+    """Play an epoch through with a mirror that keeps what was used last."""
+    kept: OrderedDict[int, None] = OrderedDict()
+    kept_bytes = downloaded = 0
+    batches = len(ends) - 1
+    simulated = min(batches, _MOST_SIMULATED)
+    for batch in range(simulated):
+        for shard in set(shards[ends[batch] : ends[batch + 1]].tolist()):
+            if shard in kept:
+                kept.move_to_end(shard)
+                continue
+            kept[shard] = None
+            kept_bytes += int(sizes[shard])
+            downloaded += int(sizes[shard])
+            while kept_bytes > most and len(kept) > 1:
+                oldest, _ = kept.popitem(last=False)
+                kept_bytes -= int(sizes[oldest])
+    return downloaded * batches // max(simulated, 1)

@@ -1,0 +1,119 @@
+"""``EpochCacheCleaner``: empties caches between epochs, only where that pays."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from loaderkit.memory.reading import device_of
+from loaderkit.memory.release import cached_bytes, release
+from loaderkit.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    import torch
+
+_TRIES = 3
+"""Releases that bring nothing before it stops."""
+_LEAST_SHARE = 0.1
+"""Part of the taken memory that must lie unused for an emptying to be tried."""
+_LEAST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class HygieneReport:
+    """What hygiene brought and cost so far."""
+
+    times: int
+    """Releases done."""
+    skipped: int
+    """Ends of epochs at which nothing would have come back."""
+    returned_bytes: int
+    """What came back, all together."""
+    seconds: float
+    """What that took, all together."""
+    active: bool
+    """Whether it still tries."""
+
+    def __str__(self) -> str:
+        state = "" if self.active else "; switched off, since it brought nothing"
+        return (
+            f"hygiene: {self.times} releases gave back "
+            f"{format_bytes(self.returned_bytes)} in {format_seconds(self.seconds)}, "
+            f"{self.skipped} were not worth it{state}"
+        )
+
+
+class EpochCacheCleaner:
+    """Collects garbage and empties caches at the end of epochs, or every N batches.
+
+    Emptying a cache costs time, and the next batch takes the memory again: it is done
+    only where a tenth of what torch has taken, and 64 MiB, lie unused.  After three
+    releases that brought nothing it switches itself off.
+
+    Args:
+        device: Whose cache is looked at; the first that is here if None.
+        every: Batches between two looks, for :meth:`step`; only epoch ends if None.
+        freeze: Take what exists at the first epoch's end out of the collector's sight
+            (``gc.freeze``): model, dataset and modules stay, and each collection then
+            looks at what is new only.
+
+    Raises:
+        ValueError: ``every`` is no number of batches.
+    """
+
+    def __init__(
+        self,
+        device: str | torch.device | None = None,
+        *,
+        every: int | None = None,
+        freeze: bool = False,
+    ) -> None:
+        if every is not None and every < 1:
+            msg = f"every must be a number of batches from 1, got {every!r}"
+            raise ValueError(msg)
+        self.device, self.every, self.freeze = device_of(device), every, freeze
+        self._batches = self._times = self._skipped = self._returned = self._idle = 0
+        self._seconds = 0.0
+
+    @property
+    def report(self) -> HygieneReport:
+        """What it brought and cost so far."""
+        return HygieneReport(
+            self._times, self._skipped, self._returned, self._seconds, self.active
+        )
+
+    @property
+    def active(self) -> bool:
+        """Whether it still tries."""
+        return self._idle < _TRIES
+
+    def step(self) -> None:
+        """Say that a batch has ended."""
+        self._batches += 1
+        if self.every is not None and self._batches % self.every == 0:
+            self._look()
+
+    def end_epoch(self) -> None:
+        """Say that an epoch has ended."""
+        if self.freeze:
+            gc.collect()
+            gc.freeze()
+            self.freeze = False
+        self._look()
+
+    def _look(self) -> None:
+        """Release if enough would come back; count it as idle if it did not."""
+        if not self.active:
+            return
+        taken, unused = cached_bytes(self.device)
+        on_host = taken is None
+        if not on_host and unused < max(_LEAST_BYTES, (taken or 0) * _LEAST_SHARE):
+            self._skipped += 1
+            return
+        released = release()
+        returned = sum(max(0, size) for size in released.returned_bytes.values())
+        self._times += 1
+        self._returned += returned
+        self._seconds += released.seconds
+        self._idle = 0 if returned >= _LEAST_BYTES else self._idle + 1

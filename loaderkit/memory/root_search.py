@@ -1,0 +1,60 @@
+"""Which of many objects is closest to a variable: a chain hangs on its nearest link."""
+
+from __future__ import annotations
+
+import contextvars
+import gc
+import itertools
+import sys
+from typing import TYPE_CHECKING, Any
+
+from loaderkit.memory.holders import running_locals
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_CHUNK = 300
+"""Objects whose references are listed at once: the list, some 1,500, is gone through
+several times and stays in a core's own cache.  A look at 190,000 objects takes 0.27 s
+with 300, 0.33 s with 1,000 and 0.58 s with 20,000."""
+
+
+def chunks_of_referents(objects: Sequence[Any]) -> Iterator[list[Any]]:
+    """Give what objects refer to, in lists: what is done with them can be done in C.
+
+    Args:
+        objects: Any that Python's collector can enter.
+
+    Yields:
+        What the next objects refer to, each as often as it is referred to.
+    """
+    for start in range(0, len(objects), _CHUNK):
+        yield gc.get_referents(*objects[start : start + _CHUNK])
+
+
+def closest_to_a_root(items: Sequence[object]) -> Any | None:
+    """Find the object that the fewest steps lead to, from any variable or module.
+
+    Walks from the roots, so that the length of a chain does not matter; some 0.3 s for
+    a million references.
+
+    Args:
+        items: Objects to look for; the list itself must not be reachable.
+
+    Returns:
+        One of them; None when no variable leads to any.
+    """
+    wanted = {id(each) for each in items}
+    modules = [vars(m) for m in list(sys.modules.values()) if hasattr(m, "__dict__")]
+    level: list[Any] = [*running_locals(), contextvars.copy_context(), *modules]
+    seen = {id(each) for each in level}
+    while level:
+        following = []
+        for each in itertools.chain.from_iterable(chunks_of_referents(level)):
+            if id(each) in wanted:
+                return each
+            if id(each) not in seen:
+                seen.add(id(each))
+                following.append(each)
+        level = following
+    return None

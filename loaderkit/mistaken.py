@@ -1,0 +1,64 @@
+"""What is often given in place of a dataset: why it is none, and what to give."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader
+
+from loaderkit.pyg import import_pyg, is_pyg_data
+
+
+class Mistake(NamedTuple):
+    """Something that has rows of some kind, but not samples."""
+
+    what: str
+    """What was given."""
+    why: str
+    """Why it is no dataset."""
+    instead: str
+    """What to give, as code."""
+
+
+def mistaken_for_dataset(given: Any) -> Mistake | None:
+    """Recognise what is no dataset although it may have a length and an index.
+
+    Args:
+        given: What a caller was given as a dataset.
+
+    Returns:
+        What it is, and what was probably meant; None where it may be a dataset.
+    """
+    name = type(given).__name__
+    if isinstance(given, str | bytes | os.PathLike):
+        path = os.fsdecode(given)
+        what = f"A path is no dataset: {given!r}."
+        why = "its letters are no samples; what reads it is one"
+        return Mistake(what, why, f"loaderkit.open_cache({path!r})")
+    what = f"A {name} is no dataset."
+    if isinstance(given, type):
+        what = f"{given.__name__} is a class, not a dataset."
+        return Mistake(what, "it was not called", f"{given.__name__}(...)")
+    if is_pyg_data(given):
+        if isinstance(given, import_pyg().batch):
+            return Mistake(what, "it is one batch", "batch.to_data_list()")
+        return Mistake(what, "it is one graph", "[graph]")
+    for kind, why, instead in _OTHER_THINGS:
+        if isinstance(given, kind):
+            return Mistake(what, why, instead)
+    if hasattr(given, "iloc"):
+        why = "its rows are not what table[0] gives"
+        return Mistake(what, why, 'table.to_dict("records")')
+    return None
+
+
+_OTHER_THINGS: tuple[tuple[type, str, str], ...] = (
+    (DataLoader, "it gives batches, not samples", "loader.dataset"),
+    (torch.nn.Module, "it is a model", "dataset"),
+    (AbstractSet, "its order is not fixed", "sorted(samples)"),
+    (Iterator, "it can be read only once, in order", "list(samples)"),
+)

@@ -1,0 +1,103 @@
+"""How results look in a notebook: one card for all of them, light and dark.  Pure.
+
+A notebook sets paper and ink, and says to nobody whether they are light or dark.  So
+text inherits its colour, and what has a colour of its own (an edge, a bar) is a middle
+tone that stands out from both.  The words say all that the colours say.
+"""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Mood = Literal["good", "bad", "unsure", "plain"]
+COLOURS: dict[Mood, str] = {
+    "good": "#2f9e44",
+    "bad": "#e5484d",
+    "unsure": "#b7791f",
+    "plain": "#6b7f99",
+}
+"""At least 3 to 1 against white and against #111, as WCAG asks of what is no text."""
+_MOST_ROWS = 20
+_STYLE = """
+.loaderkit { border: 1px solid rgba(128,128,128,.35); border-left: 4px solid;
+  border-radius: 6px; padding: .5rem .75rem; margin: .25rem 0; max-width: 60rem;
+  overflow-x: auto; font: 13px/1.45 system-ui, sans-serif; }
+.loaderkit .title { font-weight: 600; overflow-wrap: anywhere; }
+.loaderkit table { border-collapse: collapse; margin: .4rem 0; }
+.loaderkit th, .loaderkit td { padding: .1rem .9rem .1rem 0; text-align: left;
+  vertical-align: top; background: none; white-space: pre-wrap; }
+.loaderkit th { font-weight: 600; opacity: .75; }
+.loaderkit .bar { display: inline-block; height: .6em; border-radius: 2px; }
+.loaderkit pre { font: 12px/1.4 ui-monospace, monospace; overflow-x: auto;
+  margin: .3rem 0; background: none; color: inherit; }
+.loaderkit ul { margin: .3rem 0; padding-left: 1.1rem; }
+"""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A cell that shows a share as a bar, and says it."""
+
+    share: float
+    """From 0 to 1."""
+
+
+def card(
+    title: str,
+    *,
+    mood: Mood = "plain",
+    heads: Sequence[str] = (),
+    rows: Sequence[Sequence[str | Bar]] = (),
+    notes: Sequence[str] = (),
+    text: str = "",
+) -> str:
+    """Write a card for a notebook.
+
+    Args:
+        title: What it is, and the answer.
+        mood: What the answer is like; it colours the edge.
+        heads: Names of the columns of the table, or none.
+        rows: The table, the most important row first; some 20 are shown.
+        notes: Sentences below it.
+        text: What ``print`` shows, folded away below.
+
+    Returns:
+        HTML; everything given is escaped.
+    """
+    colour = COLOURS[mood]
+    parts = [
+        f"<style>{_STYLE}</style>",
+        f'<div class="loaderkit" style="border-left-color: {colour}">',
+        f'<div class="title">{html.escape(title)}</div>',
+    ]
+    if rows:
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
+        parts.append(f"<table>{head and f'<tr>{head}</tr>'}")
+        parts += [_row(row, colour) for row in rows[:_MOST_ROWS]]
+        parts.append("</table>")
+    if len(rows) > _MOST_ROWS:
+        parts.append(f"<div>and {len(rows) - _MOST_ROWS:,} more</div>")
+    if notes:
+        items = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
+        parts.append(f"<ul>{items}</ul>")
+    if text:
+        folded = f"<pre>{html.escape(text)}</pre>"
+        parts.append(f"<details><summary>as text</summary>{folded}</details>")
+    return "\n".join([*parts, "</div>"])
+
+
+def _row(cells: Sequence[str | Bar], colour: str) -> str:
+    return f"<tr>{''.join(_cell(cell, colour) for cell in cells)}</tr>"
+
+
+def _cell(cell: str | Bar, colour: str) -> str:
+    if isinstance(cell, str):
+        return f"<td>{html.escape(cell)}</td>"
+    width = round(120 * min(max(cell.share, 0.0), 1.0))
+    bar = f'<span class="bar" style="width: {width}px; background: {colour}"></span>'
+    return f"<td>{bar} {cell.share:.1%}</td>"

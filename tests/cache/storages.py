@@ -1,0 +1,222 @@
+"""Stores for tests: a server of files over HTTP, what breaks on the way, and S3."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import importlib.util
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HAS_S3 = all(importlib.util.find_spec(name) for name in ("s3fs", "moto", "flask"))
+_RANGE = re.compile(r"bytes=(\d+)-(\d*)")
+
+
+@dataclass
+class Faults:
+    """What goes wrong with requests for shards, from now on."""
+
+    cut: int = 0
+    """So many answers end in the middle of their body."""
+    wrong: int = 0
+    """So many have one wrong byte, and the right length."""
+    statuses: list[int] = field(default_factory=list)
+    """The next are errors of these statuses."""
+    stall_s: float = 0.0
+    """The next is silent for so long."""
+    forbidden: bool = False
+    """All are 403."""
+    served: list[str] = field(default_factory=list)
+    """Names of the files that were sent, whole or in part."""
+
+
+class FileServer:
+    """Serves a folder over HTTP, with ranges, and breaks as it is told."""
+
+    def __init__(self, folder: Path, *, faults: Faults) -> None:
+        handler = type("Handler", (_Handler,), {"folder": folder, "faults": faults})
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(
+            target=self._server.serve_forever, args=(0.02,), daemon=True
+        ).start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    folder: Path
+    faults: Faults
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def _answer(self, *, with_body: bool) -> None:
+        faults, name = self.faults, self.path.rsplit("/", 1)[-1]
+        file = self.folder / name
+        is_shard = name.endswith(".h5") and with_body
+        if faults.forbidden:
+            return self.send_error(403)
+        if not file.is_file():
+            return self.send_error(404)
+        content = file.read_bytes()
+        start, stop, status = 0, len(content), 200
+        wanted = _RANGE.fullmatch(self.headers.get("Range") or "")
+        if wanted:
+            start = int(wanted[1])
+            stop = min(stop, int(wanted[2]) + 1) if wanted[2] else stop
+            status = 206
+        body = content[start:stop]
+        if is_shard and faults.statuses:
+            return self.send_error(faults.statuses.pop(0))
+        if is_shard and faults.stall_s:
+            pause, faults.stall_s = faults.stall_s, 0.0
+            time.sleep(pause)
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Accept-Ranges", "bytes")
+        if status == 206:
+            self.send_header(
+                "Content-Range", f"bytes {start}-{stop - 1}/{len(content)}"
+            )
+        self.end_headers()
+        if not with_body:
+            return None
+        faults.served.append(name)
+        if is_shard and faults.wrong:
+            faults.wrong -= 1
+            body = bytes([body[0] ^ 1]) + body[1:]
+        if is_shard and faults.cut:
+            faults.cut -= 1
+            body = body[: len(body) // 2]
+            self.close_connection = True
+        with contextlib.suppress(OSError):
+            self.wfile.write(body)
+        return None
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+class BreakingProxy:
+    """Passes TCP on to a server; connections can be refused, stalled or broken."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self.is_gone = False
+        """Connections are closed as soon as they are made."""
+        self.is_silent = False
+        """Nothing comes back."""
+        self.bytes_until_break: int | None = None
+        """The connection breaks after so many bytes of answers; once."""
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._ends: list[socket.socket] = []
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def stop(self) -> None:
+        for end in (self._listener, *self._ends):
+            end.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            if self.is_gone:
+                client.close()
+                continue
+            try:
+                server = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:
+                client.close()
+                continue
+            self._ends += [client, server]
+            for source, sink in ((client, server), (server, client)):
+                answers = source is server
+                threading.Thread(
+                    target=self._pass_on, args=(source, sink, answers), daemon=True
+                ).start()
+
+    def _pass_on(
+        self, source: socket.socket, sink: socket.socket, answers: bool
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                while answers and self.is_silent:
+                    time.sleep(0.02)
+                if self.is_gone:
+                    break
+                if answers and self.bytes_until_break is not None:
+                    self.bytes_until_break -= len(data)
+                    if self.bytes_until_break < 0:
+                        self.bytes_until_break = None
+                        break
+                sink.sendall(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def s3_server():
+    """Run moto's S3 server in a process of its own; give its URL."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait_for(url, process)
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait_for(url: str, process: subprocess.Popen) -> None:
+    while process.poll() is None:
+        try:
+            urllib.request.urlopen(f"{url}/moto-api/", timeout=5).close()
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.05)
+        else:
+            return
+    msg = "moto's server has ended"
+    raise RuntimeError(msg)
+
+
+def s3_options(url: str) -> dict:
+    """Give storage_options for moto's server."""
+    return {"key": "testing", "secret": "testing", "endpoint_url": url}
+
+
+def copy_files(source: Path, target: Path) -> None:
+    """Copy the files of a cache, as an upload by hand would."""
+    target.mkdir(parents=True, exist_ok=True)
+    for file in source.iterdir():
+        if file.is_file():
+            shutil.copy2(file, target / file.name)

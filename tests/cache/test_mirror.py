@@ -1,0 +1,445 @@
+"""A mirror: whole shards or none, whatever breaks, and never more than it may take."""
+
+import errno
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from storages import Faults, FileServer, copy_files
+
+from loaderkit.cache.build import building
+from loaderkit.cache.columns import Block, ShardBuffer
+from loaderkit.cache.files import check_digest
+from loaderkit.cache.mirror import NoRoomError
+from loaderkit.cache.remote import RemoteCache
+from loaderkit.cache.storage import Patience
+from loaderkit.cache.store import Store
+from loaderkit.errors import CacheError, DamagedCacheError, StaleCacheError
+
+QUICK = Patience(request_s=1.0, waits_s=(0.01, 0.02, 0.04))
+SHARDS, SAMPLES = 6, 5
+FORK = multiprocessing.get_context("fork")
+
+
+def make_cache(path, *, rows=2_000, first=0):
+    """Write a cache whose every number says which sample it is of."""
+    with building(path, anew=True) as build:
+        build.resume({"compression": None, "rows": rows, "first": first})
+        for shard in range(SHARDS):
+            block = Block()
+            for number in range(shard * SAMPLES, (shard + 1) * SAMPLES):
+                block.append({"x": np.full(rows, first + number, np.int64)})
+            buffer = ShardBuffer()
+            buffer.append(block)
+            build.add(buffer, state={}, evidence={})
+        build.commit(structure={}, fingerprint={}, made_with={})
+    return path
+
+
+def read(store, samples):
+    """Read a batch: the number that each sample's rows have, all alike."""
+    pick = store.pick(np.asarray(samples, np.int64))
+    column = store.column("x")
+    runs = pick.runs(column)
+    out = np.empty(runs.total, np.int64)
+    column.gather(runs, out)
+    by_sample = out.reshape(len(samples), -1)
+    assert (by_sample == by_sample[:, :1]).all()
+    return by_sample[:, 0].tolist()
+
+
+def shard_bytes(folder):
+    return sum(f.stat().st_size for f in folder.rglob("*.h5"))
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    return make_cache(tmp_path_factory.mktemp("packed") / "c")
+
+
+@pytest.fixture
+def served(packed, tmp_path):
+    faults = Faults()
+    copy_files(packed, tmp_path / "served")
+    server = FileServer(tmp_path / "served", faults=faults)
+    yield server.url, faults
+    server.stop()
+
+
+def test_opening_reads_the_manifest_and_a_batch_its_shards(served, tmp_path):
+    url, faults = served
+    store = Store(RemoteCache(url, mirror=tmp_path / "m", patience=QUICK))
+    assert set(faults.served) == {"manifest.json"}
+    assert len(store) == SHARDS * SAMPLES
+    faults.served.clear()
+
+    assert read(store, [7, 5]) == [7, 5]
+
+    assert set(faults.served) == {store.manifest.shards.files[1]}
+
+
+def test_a_shard_is_downloaded_once_for_all_processes(served, tmp_path):
+    url, faults = served
+    remote = RemoteCache(url, mirror=tmp_path / "m", patience=QUICK)
+
+    def read_all(results):
+        store = Store(remote)
+        for start in range(0, len(store), SAMPLES):
+            rows = list(range(start, start + SAMPLES))
+            if read(store, rows) != rows:
+                os._exit(1)
+        results.put("ok")
+
+    results = FORK.SimpleQueue()
+    processes = [FORK.Process(target=read_all, args=(results,)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    # Each shard here is smaller than a part, so that a request is a download.
+    shards = [name for name in faults.served if name.endswith(".h5")]
+    assert sorted(shards) == sorted(set(shards))
+    assert len(shards) == SHARDS
+
+
+@settings(max_examples=4)
+@given(
+    st.lists(
+        st.sampled_from(["cut", "wrong", 500, 503, 429, "changed", "deleted", None]),
+        min_size=4,
+        max_size=8,
+    ),
+    st.integers(0, 99),
+)
+def test_whatever_breaks_right_rows_come_back_or_an_error(broken, seed):
+    import tempfile
+    from pathlib import Path
+
+    generator = np.random.default_rng(seed)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_cache(folder / "served", rows=200)
+        faults = Faults()
+        server = FileServer(folder / "served", faults=faults)
+        try:
+            remote = RemoteCache(server.url, mirror=folder / "m", patience=QUICK)
+            store = Store(remote)
+            for fault in broken:
+                _break(fault, faults, store)
+                rows = generator.integers(0, len(store), 3).tolist()
+                if fault == "changed" and not _can_be_read(store, rows):
+                    # A file was cut while it was mapped, which is said.
+                    store = Store(remote)
+                assert read(store, rows) == rows
+                _check_all_are_whole(store)
+        finally:
+            server.stop()
+
+
+def _can_be_read(store, rows):
+    try:
+        return read(store, rows) == rows
+    except DamagedCacheError:
+        return False
+
+
+def _break(fault, faults, store):
+    if isinstance(fault, int):
+        faults.statuses = [fault]
+    elif fault in {"cut", "wrong"}:
+        setattr(faults, fault, 1)
+    elif fault in {"changed", "deleted"}:
+        for file in store.path.glob("*.h5"):
+            if fault == "deleted":
+                file.unlink()
+            else:
+                os.truncate(file, 100)
+
+
+def _check_all_are_whole(store):
+    sizes = dict(
+        zip(
+            store.manifest.shards.files,
+            store.manifest.shards.bytes.tolist(),
+            strict=True,
+        )
+    )
+    for file in store.path.glob("*.h5"):
+        if file.stat().st_size == sizes[file.name]:
+            number = store.manifest.shards.files.index(file.name)
+            check_digest(store.path, store.manifest.shards.file(number))
+
+
+def test_wrong_bytes_in_the_store_are_never_mapped(served, tmp_path):
+    url, faults = served
+    faults.wrong = 10**6
+    store = Store(RemoteCache(url, mirror=tmp_path / "m", patience=QUICK))
+    with pytest.raises(DamagedCacheError, match="xxh3") as raised:
+        read(store, [0])
+    assert f"{url}/{store.manifest.shards.files[0]}" in str(raised.value)
+    assert not list(store.path.glob("*.h5"))
+    assert not list(store.path.rglob("*.partial"))
+
+
+def test_a_download_that_broke_is_gone_on_with(tmp_path):
+    make_cache(tmp_path / "served", rows=400_000)  # 16 MB a shard
+    faults = Faults()
+    server = FileServer(tmp_path / "served", faults=faults)
+    remote = RemoteCache(server.url, mirror=tmp_path / "m", patience=QUICK)
+    store = Store(remote)
+    [size] = {*store.manifest.shards.bytes.tolist()}
+    partial = (
+        store.path / ".mirror" / f"{store.manifest.shards.files[0]}.{size}.partial"
+    )
+    content = (tmp_path / "served" / store.manifest.shards.files[0]).read_bytes()
+    partial.write_bytes(content[: size - 1000])
+
+    assert read(store, [0]) == [0]
+
+    assert faults.served.count(store.manifest.shards.files[0]) == 1
+    server.stop()
+
+
+def test_a_partial_file_of_other_bytes_is_dropped(served, tmp_path):
+    url, _ = served
+    store = Store(RemoteCache(url, mirror=tmp_path / "m", patience=QUICK))
+    shard = store.manifest.shards.file(0)
+    partial = store.path / ".mirror" / f"{shard.file}.{shard.bytes}.partial"
+    partial.write_bytes(b"x" * 5_000)
+
+    assert read(store, [0]) == [0]
+
+
+def test_a_shard_changed_in_the_mirror_is_downloaded_again(served, tmp_path):
+    url, _ = served
+    remote = RemoteCache(url, mirror=tmp_path / "m", patience=QUICK)
+    store = Store(remote)
+    read(store, [0])
+    file = store.path / store.manifest.shards.files[0]
+    content = bytearray(file.read_bytes())
+    content[5_000] ^= 1
+    file.write_bytes(content)
+
+    assert read(Store(remote, checksums="always"), [0]) == [0]
+
+
+def test_the_mirror_keeps_its_cap_and_rows_stay_right(served, tmp_path):
+    url, _ = served
+    [size] = {*Store(RemoteCache(url, mirror=tmp_path / "x")).manifest.shards.bytes}
+    most = int(3 * size)
+    remote = RemoteCache(url, mirror=tmp_path / "m", mirror_bytes=most, patience=QUICK)
+    store = Store(remote)
+    generator = np.random.default_rng(0)
+    for _ in range(25):
+        shards = generator.choice(SHARDS, 2)
+        rows = (shards * SAMPLES + generator.integers(0, SAMPLES, 2)).tolist()
+        assert read(store, rows) == rows
+        shard, sample = store.locate(rows[0])
+        assert store.column("x").read(shard, sample)[0] == rows[0]
+        assert shard_bytes(tmp_path / "m") <= most
+
+
+def test_the_least_recently_used_shard_goes_first(served, tmp_path):
+    url, _ = served
+    [size] = {*Store(RemoteCache(url, mirror=tmp_path / "x")).manifest.shards.bytes}
+    remote = RemoteCache(
+        url, mirror=tmp_path / "m", mirror_bytes=int(3 * size), patience=QUICK
+    )
+    for shard in (0, 1, 2, 0, 3):  # each time another process, so to speak
+        store = Store(remote)
+        assert read(store, [shard * SAMPLES]) == [shard * SAMPLES]
+        del store
+        time.sleep(0.02)
+
+    here = Store(remote).path.glob("*.h5")
+    assert sorted(int(file.name[:5]) for file in here) == [0, 2, 3]
+
+
+def test_what_another_process_has_mapped_is_not_deleted(served, tmp_path):
+    url, _ = served
+    [size] = {*Store(RemoteCache(url, mirror=tmp_path / "x")).manifest.shards.bytes}
+    remote = RemoteCache(
+        url,
+        mirror=tmp_path / "m",
+        mirror_bytes=int(2 * size),
+        patience=Patience(0.3, (0.01,)),
+    )
+    holds, may_end = FORK.Event(), FORK.Event()
+
+    def hold():
+        store = Store(remote)
+        read(store, [0, SAMPLES])
+        holds.set()
+        may_end.wait()
+        os._exit(0 if read(store, [0, SAMPLES]) == [0, SAMPLES] else 1)
+
+    holder = FORK.Process(target=hold)
+    holder.start()
+    holds.wait()
+    with pytest.raises(NoRoomError, match="in use by this process and others"):
+        read(Store(remote), [2 * SAMPLES])
+    may_end.set()
+    holder.join()
+    assert holder.exitcode == 0
+    # What a process that is gone had mapped may go.
+    assert read(Store(remote), [2 * SAMPLES]) == [2 * SAMPLES]
+
+
+def test_a_batch_that_is_larger_than_the_mirror_is_said_at_once(served, tmp_path):
+    url, _ = served
+    store = Store(RemoteCache(url, mirror=tmp_path / "m", mirror_bytes=20_000))
+    with pytest.raises(NoRoomError, match="A batch reads 6 shards"):
+        read(store, list(range(0, SHARDS * SAMPLES, SAMPLES)))
+
+
+def test_a_cache_that_was_replaced_is_stale_and_never_mixed(served, tmp_path):
+    url, _ = served
+    remote = RemoteCache(url, mirror=tmp_path / "m", patience=QUICK)
+    store = Store(remote)
+    assert read(store, [0]) == [0]
+    for file in (tmp_path / "served").iterdir():
+        file.unlink()
+    make_cache(tmp_path / "other", first=1000)
+    copy_files(tmp_path / "other", tmp_path / "served")
+
+    assert read(store, [1]) == [1]  # it is mapped
+    with pytest.raises(StaleCacheError):
+        read(store, [SAMPLES])
+    with pytest.raises(StaleCacheError):
+        Store(RemoteCache(url, mirror=tmp_path / "n"), generation="0" * 32)
+    assert read(Store(remote), [SAMPLES]) == [1000 + SAMPLES]
+
+
+def test_a_shard_that_is_missing_in_the_store_is_named(served, tmp_path):
+    url, _ = served
+    store = Store(RemoteCache(url, mirror=tmp_path / "m", patience=QUICK))
+    name = store.manifest.shards.files[2]
+    (tmp_path / "served" / name).unlink()
+    with pytest.raises(DamagedCacheError, match=name):
+        read(store, [2 * SAMPLES])
+
+
+def test_no_cache_at_a_url_is_said(tmp_path):
+    (tmp_path / "empty").mkdir()
+    server = FileServer(tmp_path / "empty", faults=Faults())
+    with pytest.raises(CacheError, match="There is no cache at http"):
+        Store(RemoteCache(server.url, mirror=tmp_path / "m", patience=QUICK))
+    server.stop()
+
+
+def test_a_full_disk_makes_old_shards_go_and_then_says_so(
+    served, tmp_path, monkeypatch
+):
+    url, _ = served
+    store = Store(RemoteCache(url, mirror=tmp_path / "m", patience=QUICK))
+    read(store, [0])
+    old = store.path / store.manifest.shards.files[0]
+    store.mirror.let_go(0)
+    real_write, room = os.write, [old.stat().st_size]
+
+    def write(descriptor, content):
+        """Stand in for a disk that has room for one shard."""
+        if len(content) > 1000 and old.exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if len(content) > 1000 and room[0] < len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        count = real_write(descriptor, content)
+        room[0] -= count if len(content) > 1000 else 0
+        return count
+
+    monkeypatch.setattr(os, "write", write)
+    other = Store(RemoteCache(url, mirror=tmp_path / "m", patience=QUICK))
+    assert read(other, [SAMPLES]) == [SAMPLES]
+    assert not old.exists()
+    with pytest.raises(CacheError, match="disk of the mirror is full"):
+        read(other, [2 * SAMPLES])
+    monkeypatch.undo()
+    assert read(other, [2 * SAMPLES]) == [2 * SAMPLES]
+
+
+def test_two_threads_read_at_once(served, tmp_path):
+    url, _ = served
+    [size] = {*Store(RemoteCache(url, mirror=tmp_path / "x")).manifest.shards.bytes}
+    store = Store(
+        RemoteCache(
+            url, mirror=tmp_path / "m", mirror_bytes=int(4 * size), patience=QUICK
+        )
+    )
+    wrong = []
+
+    def read_many(seed):
+        generator = np.random.default_rng(seed)
+        for _ in range(40):
+            rows = generator.integers(0, len(store), 1).tolist()
+            if read(store, rows) != rows:
+                wrong.append(rows)
+
+    threads = [threading.Thread(target=read_many, args=(seed,)) for seed in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+_READER = """
+import sys, pathlib
+sys.path[:0] = sys.argv[4:]
+import test_mirror
+from loaderkit.cache.remote import RemoteCache
+from loaderkit.cache.store import Store
+remote = RemoteCache(
+    sys.argv[1], mirror=pathlib.Path(sys.argv[2]), mirror_bytes=int(sys.argv[3])
+)
+print("ready", flush=True)
+store = Store(remote)
+for epoch in range(1000):
+    for row in range(0, len(store), 3):
+        assert test_mirror.read(store, [row]) == [row]
+"""
+
+
+def test_killed_at_random_moments_nothing_is_left_half(served, tmp_path):
+    url, _ = served
+    check_kills(url, tmp_path / "m", kills=1, seed=1)
+
+
+def check_kills(url, mirror, *, kills, seed):
+    """Kill a process that downloads and deletes; then look at what it left."""
+    from pathlib import Path
+
+    generator = np.random.default_rng(seed)
+    here = Path(__file__).parent
+    manifest = Store(RemoteCache(url, mirror=mirror.parent / "x")).manifest
+    most = 3 * int(manifest.shards.bytes[0])
+    for _ in range(kills):
+        command = [
+            sys.executable,
+            "-c",
+            _READER,
+            url,
+            str(mirror),
+            str(most),
+            str(here),
+        ]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        process.stdout.readline()
+        time.sleep(float(generator.uniform(0, 0.4)))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        store = Store(RemoteCache(url, mirror=mirror, mirror_bytes=most))
+        _check_all_are_whole(store)
+        assert shard_bytes(mirror) <= most
+        rows = generator.integers(0, len(store), 2).tolist()
+        assert read(store, rows) == rows
+        assert shard_bytes(mirror) <= most

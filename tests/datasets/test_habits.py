@@ -1,0 +1,673 @@
+"""What users of PyG, torch and Hugging Face reach for works, or says what to use.
+
+Expected results are those of the same call on PyG's ``InMemoryDataset``, on a list, or
+on Hugging Face's ``Dataset`` where that is installed.
+"""
+
+import inspect
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import graphs, hetero_graphs
+from torch.utils.data import (
+    ConcatDataset,
+    Dataset,
+    StackDataset,
+    Subset,
+    TensorDataset,
+)
+from torch_geometric.data import (
+    Batch,
+    Data,
+    InMemoryDataset,
+    OnDiskDataset,
+)
+from torch_geometric.data.lightning import LightningDataset
+from torch_geometric.transforms import Compose, Constant, Distance
+
+from loaderkit import (
+    DatasetError,
+    OptionError,
+    SafeDataset,
+    SafeGraphDataset,
+    StaleCacheError,
+    open_cache,
+    owned_copy,
+    pack,
+)
+from loaderkit.datasets.absent import ABSENT, OPTIONS
+from loaderkit.testing import assert_same
+
+COUNT = 23
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+@dataclass
+class Clip:
+    text: torch.Tensor
+    label: int
+
+
+def graph(i):
+    nodes = 1 + i % 4
+    return Data(
+        x=torch.arange(2.0 * nodes).view(nodes, 2) + i,
+        edge_index=torch.arange(2 * (i % 3)).view(2, -1) % nodes,
+        y=torch.tensor([i % 5]), number=i, name=f"g{i}", weight=i / 7,
+    )  # fmt: skip
+
+
+def row(i):
+    return {
+        "number": i,
+        "label": i % 3,
+        "text": f"t{i}",
+        "ids": torch.arange(1 + i % 4),
+    }
+
+
+def in_memory(samples):
+    dataset = InMemoryDataset()
+    dataset.data, dataset.slices = dataset.collate(samples)
+    return dataset
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory):
+    path = tmp_path_factory.mktemp("habits") / "graphs.lk"
+    return pack([graph(i) for i in range(COUNT)], path, workers=0)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    path = tmp_path_factory.mktemp("habits") / "rows.lk"
+    return pack([row(i) for i in range(COUNT)], path, workers=0)
+
+
+@pytest.fixture(scope="module")
+def pygs():
+    return in_memory([graph(i) for i in range(COUNT)])
+
+
+def numbers(dataset):
+    return [sample["number"] for sample in dataset]
+
+
+# ---- every name that those libraries' datasets have
+
+
+def public_names(*kinds):
+    return {name for kind in kinds for name in dir(kind) if not name.startswith("_")}
+
+
+TORCHS = [
+    Subset([1], [0]), ConcatDataset([[1]]), StackDataset([1]),
+    TensorDataset(torch.zeros(1)),
+]  # fmt: skip
+ELSEWHERE = {
+    # of a composition: how it is made of others, and a method that torch misspells
+    "cummulative_sizes", "cumsum",
+}  # fmt: skip
+HUGGING_FACE = """
+add_column add_elasticsearch_index add_faiss_index add_faiss_index_from_external_arrays
+add_item align_labels_with_mapping batch builder_name cache_files cast cast_column
+citation class_encode_column cleanup_cache_files column_names config_name data
+dataset_size description download_checksums download_size drop_index features filter
+flatten flatten_indices format formatted_as from_buffer from_csv from_dict from_file
+from_generator from_json from_list from_pandas from_parquet from_polars from_spark
+from_sql from_text get_index get_nearest_examples get_nearest_examples_batch homepage
+info is_index_initialized iter license list_indexes load_elasticsearch_index
+load_faiss_index load_from_disk map num_columns num_rows push_to_hub remove_columns
+rename_column rename_columns repeat reset_format save_faiss_index save_to_disk search
+search_batch select select_columns set_format set_transform shape shard shuffle
+size_in_bytes skip sort split supervised_keys take to_csv to_dict to_iterable_dataset
+to_json to_list to_pandas to_parquet to_polars to_sql to_tf_dataset train_test_split
+unique version with_format with_transform
+"""
+"""The public names of ``datasets.Dataset``, which need not be installed here."""
+
+
+def test_every_public_name_works_or_names_the_nearest_thing(ours):
+    kinds = (InMemoryDataset, OnDiskDataset, *TORCHS)
+    for name in public_names(*kinds).union(HUGGING_FACE.split()) - ELSEWHERE:
+        if hasattr(SafeGraphDataset, name):
+            continue
+        assert not hasattr(ours, name)
+
+        with pytest.raises(AttributeError) as told:
+            getattr(ours, name)
+
+        assert told.value.why, name
+        assert told.value.fix, name
+
+
+@pytest.mark.needs("datasets")
+def test_the_list_of_hugging_faces_names_is_whole():
+    from datasets import Dataset as Theirs
+
+    assert public_names(Theirs) <= {*HUGGING_FACE.split()}
+
+
+@pytest.mark.needs("datasets")
+@pytest.mark.parametrize("method", ["shuffle", "map", "filter", "train_test_split"])
+def test_every_argument_of_hugging_faces_methods_is_taken_or_answered(method):
+    from datasets import Dataset as Theirs
+
+    theirs = inspect.signature(getattr(Theirs, method)).parameters
+    ours = inspect.signature(getattr(SafeDataset, method)).parameters
+
+    assert {*theirs} - {*ours} <= {*OPTIONS}
+
+
+@pytest.mark.parametrize("method", ["shuffle", "map", "filter", "train_test_split"])
+def test_an_argument_that_only_hugging_face_has_is_answered(rows, method):
+    function = () if method in {"shuffle", "train_test_split"} else (len,)
+
+    for name in OPTIONS:
+        wanted = f"{method} has no option '{name}'"
+        with pytest.raises(OptionError, match=wanted) as told:
+            getattr(rows, method)(*function, **{name: 1})
+
+        assert told.value.why
+        assert told.value.fix
+
+
+def test_what_is_said_to_be_absent_is():
+    assert [name for name in ABSENT if hasattr(SafeGraphDataset, name)] == []
+
+
+def test_a_misspelt_name_is_answered_with_the_nearest(ours, rows):
+    with pytest.raises(AttributeError, match="did you mean 'num_features'"):
+        _ = ours.num_feature
+    with pytest.raises(AttributeError, match="did you mean 'weight'"):
+        _ = ours.weigt
+    with pytest.raises(AttributeError, match="did you mean 'shuffle'"):
+        _ = rows.shuffl
+    assert getattr(ours, "nothing_like_it", None) is None
+
+
+def test_an_attribute_error_in_a_property_of_a_subclass_is_told_as_it_is():
+    class Mine(SafeDataset):
+        @property
+        def size(self):
+            return self.sizee_of_it
+
+    with pytest.raises(AttributeError, match="no attribute 'sizee_of_it'"):
+        _ = Mine().size
+
+
+def test_a_name_that_load_misspells_is_told_and_asks_for_no_second_packing(tmp_path):
+    class Mine(SafeGraphDataset):
+        def keys(self):
+            return range(self.how_many)
+
+        def load(self, key):
+            return graph(key)
+
+    with pytest.raises(AttributeError, match="no attribute 'how_many'"):
+        len(Mine(cache=tmp_path / "c.lk"))
+
+
+# ---- choosing rows
+
+
+INDICES = st.one_of(
+    st.builds(
+        slice,
+        st.none() | st.integers(-30, 30) | st.floats(-1, 1),
+        st.none() | st.integers(-30, 30) | st.floats(-1, 1),
+        st.none() | st.integers(-3, 4).filter(bool),
+    ),
+    st.lists(st.integers(-COUNT, COUNT - 1), max_size=9),
+    st.lists(st.integers(-COUNT, COUNT - 1), max_size=9).map(tuple),
+    st.lists(st.integers(-COUNT, COUNT - 1), max_size=9).map(
+        lambda rows: torch.tensor(rows, dtype=torch.long)
+    ),
+    st.lists(st.integers(-COUNT, COUNT - 1), max_size=9).map(
+        lambda rows: np.array(rows, np.int64)
+    ),
+    st.integers(0, 2**COUNT - 1).map(
+        lambda bits: torch.tensor([bits >> i & 1 == 1 for i in range(COUNT)])
+    ),
+    st.integers(0, 2**COUNT - 1).map(
+        lambda bits: np.array([bits >> i & 1 == 1 for i in range(COUNT)])
+    ),
+    st.just(torch.arange(12).view(4, 3)),
+    st.just(torch.tensor([[True] * COUNT])),
+)
+
+
+def by_brackets(dataset, index):
+    return dataset[index]
+
+
+def by_method(dataset, index):
+    return dataset.index_select(index)
+
+
+@given(
+    index=INDICES,
+    choose=st.sampled_from([by_brackets, by_method]),
+    seed=st.integers(0, 9),
+)
+def test_rows_are_chosen_and_shuffled_as_in_pyg(ours, pygs, index, choose, seed):
+    found, wanted = choose(ours, index), choose(pygs, index)
+    assert numbers(found) == [int(each) for each in numbers(wanted)]
+
+    torch.manual_seed(seed)
+    shuffled, order = found.shuffle(return_perm=True)
+    torch.manual_seed(seed)
+    wanted, wanted_order = wanted.shuffle(return_perm=True)
+    assert_same(order, wanted_order)
+    assert numbers(shuffled) == [int(each) for each in numbers(wanted)]
+
+
+@pytest.mark.parametrize("share", [1.5, -2.0, float("nan"), float(COUNT)])
+def test_a_share_of_more_than_all_rows_is_refused(ours, share):
+    with pytest.raises(TypeError, match="a share of the rows is from -1 to 1"):
+        ours[:share]
+
+
+def test_the_order_and_the_parts_of_a_seed_are_numpys(rows):
+    order = np.random.default_rng(7).permutation(COUNT)
+
+    shuffled = rows.shuffle(seed=7)
+    parts = rows.train_test_split(0.3, seed=7)
+
+    assert numbers(shuffled) == order.tolist()
+    assert numbers(parts["test"]) == order[:7].tolist()
+    assert numbers(parts["train"]) == order[7:].tolist()
+    generator = torch.Generator().manual_seed(3)
+    wanted = torch.randperm(COUNT, generator=torch.Generator().manual_seed(3))
+    assert numbers(rows.shuffle(generator=generator)) == wanted.tolist()
+
+
+SIZES = st.none() | st.integers(-1, COUNT + 1) | st.floats(-0.1, 1.1)
+CHOICES = st.one_of(
+    st.tuples(st.just("select"), st.tuples(st.lists(st.integers(0, COUNT - 1)))),
+    st.tuples(st.just("take"), st.integers(0, 30).map(lambda n: (n,))),
+    st.tuples(st.just("skip"), st.integers(0, 30).map(lambda n: (n,))),
+    st.tuples(st.just("shard"), st.integers(1, 9).flatmap(
+        lambda n: st.tuples(st.just(n), st.integers(0, n - 1), st.booleans()))),
+    st.tuples(st.just("filter"), st.integers(1, 5).map(
+        lambda n: (lambda sample: sample["number"] % n == 0,))),
+    st.tuples(st.just("filter"), st.integers(1, 5).map(
+        lambda n: (lambda sample, row: row % n == 0, True))),
+)  # fmt: skip
+
+
+def error_or(make):
+    try:
+        return make()
+    except (ValueError, TypeError, IndexError) as error:
+        return type(error)
+
+
+@pytest.mark.needs("datasets")
+@given(choice=CHOICES)
+@settings(max_examples=25)
+def test_rows_are_chosen_as_in_hugging_faces_datasets(rows, theirs, choice):
+    method, arguments = choice
+
+    found = getattr(rows, method)(*arguments)
+    wanted = getattr(theirs, method)(*arguments)
+
+    assert numbers(found) == numbers(wanted)
+
+
+@pytest.mark.needs("datasets")
+@given(test=SIZES, train=SIZES, shuffle=st.booleans(), seed=st.integers(0, 99))
+@settings(max_examples=40)
+def test_rows_are_divided_as_in_hugging_faces_datasets(
+    rows, theirs, test, train, shuffle, seed
+):
+    def divide(data):
+        parts = data.train_test_split(test, train, shuffle, seed=seed)
+        return {name: numbers(part) for name, part in parts.items()}
+
+    found, wanted = error_or(lambda: divide(rows)), error_or(lambda: divide(theirs))
+
+    if isinstance(wanted, type):
+        assert isinstance(found, type)
+    else:
+        assert found == wanted
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    from datasets import Dataset as Theirs
+    from datasets import disable_progress_bars
+
+    disable_progress_bars()
+    return Theirs.from_list(
+        [row(i) | {"ids": list(range(1 + i % 4))} for i in range(COUNT)]
+    )
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [(0.5, 0.6), (0.01, 0.995), (12, 12), (0,), (COUNT,), (1.0,), (True,), (None, "a")],
+)
+def test_parts_that_cannot_be_are_refused(rows, sizes):
+    with pytest.raises(OptionError):
+        rows.train_test_split(*sizes)
+
+
+@pytest.mark.needs("sklearn")
+def test_the_splitters_of_sklearn_divide_it_as_they_divide_a_list(rows):
+    from sklearn import model_selection
+
+    listed = [row(i) for i in range(COUNT)]
+    labels = [i % 3 for i in range(COUNT)]
+    splitters = {
+        model_selection.KFold(4, shuffle=True, random_state=0): None,
+        model_selection.StratifiedKFold(3): None,
+        model_selection.ShuffleSplit(2, random_state=1): None,
+        model_selection.GroupKFold(3): labels,
+    }
+    for splitter, groups in splitters.items():
+        found = splitter.split(rows, labels, groups)
+        for parts, wanted in zip(
+            found, splitter.split(listed, labels, groups), strict=True
+        ):
+            assert [numbers(rows[part]) for part in parts] == [
+                part.tolist() for part in wanted
+            ]
+    parts = model_selection.train_test_split(
+        rows, stratify=rows["label"], random_state=0
+    )
+    wanted = model_selection.train_test_split(listed, stratify=labels, random_state=0)
+    assert [numbers(part) for part in parts] == [numbers(part) for part in wanted]
+
+
+# ---- a column
+
+
+@pytest.mark.slow
+@given(samples=graphs(), chosen=st.lists(st.integers(0, 8), min_size=1, max_size=9))
+@settings(max_examples=12)
+def test_a_field_of_all_graphs_is_that_of_pygs_batch(tmp_path_factory, samples, chosen):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dataset = pack(samples, tmp_path_factory.mktemp("c") / "c.lk", workers=0)
+        rows = [row % len(samples) for row in chosen]
+        part = dataset[rows]
+        part.transform = lambda graph: None
+        names = set().union(*(sample.keys() for sample in samples))
+        for name in names:
+            if hasattr(SafeGraphDataset, name):
+                continue
+            try:
+                # Of this field alone: another that cannot be joined is not asked for.
+                batch = Batch.from_data_list(
+                    [owned_copy(samples[row]) for row in rows],
+                    exclude_keys=list(names - {name}),
+                )
+                wanted = batch[name]
+            except Exception:  # noqa: BLE001 -- PyG cannot join them: nor can we
+                with pytest.raises((DatasetError, AttributeError)):
+                    part.column(name)
+                continue
+            if not all(name in samples[row] for row in rows):
+                with pytest.raises(DatasetError, match="has no field"):
+                    part.column(name)
+                continue
+            assert_same(part.column(name), wanted, name)
+            assert_same(getattr(part, name), wanted, name)
+
+
+@pytest.mark.parametrize("name", ["x", "y", "edge_index", "name", "weight", "number"])
+def test_a_field_is_what_pygs_dataset_gives(ours, pygs, name):
+    assert_same(getattr(ours, name), getattr(pygs, name))
+    assert_same(getattr(ours[3:9], name), getattr(pygs[3:9], name))
+
+
+@given(samples=hetero_graphs())
+@settings(max_examples=3)
+def test_a_field_of_heterogeneous_graphs_is_asked_of_a_type(tmp_path_factory, samples):
+    dataset = pack(samples, tmp_path_factory.mktemp("c") / "c.lk", workers=0)
+
+    with pytest.raises(DatasetError, match=r"belong to a type.*'atom'") as told:
+        dataset.column("x")
+
+    assert "[node_type].x" in told.value.fix
+    assert not hasattr(dataset, "x")
+
+
+@pytest.mark.parametrize("ragged", ["padded", "packed", "jagged"])
+def test_a_field_of_dicts_is_what_a_batch_of_all_has(rows, ragged):
+    dataset = open_cache(rows.cache, ragged=ragged)
+    whole = dataset.batch(range(COUNT))
+
+    for name in ("label", "text", "number", "ids"):
+        assert_same(list(dataset[name]), list(whole[name]))
+
+
+@pytest.mark.parametrize("make", [
+    lambda i: Clip(torch.arange(i + 1), i), lambda i: Pair(torch.ones(2), i),
+    lambda i: {"label": i} if i % 2 else {"label": i, "more": 1},
+])  # fmt: skip
+def test_fields_of_other_samples_have_names_too(tmp_path, make):
+    dataset = pack([make(i) for i in range(5)], tmp_path / "c.lk", workers=0)
+    name = "right" if isinstance(dataset[0], Pair) else "label"
+
+    assert dataset[name].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_field_that_is_not_in_every_sample_is_refused_by_the_first(tmp_path):
+    dataset = pack([{"a": 1}, {"b": 2}], tmp_path / "c.lk", workers=0)
+
+    with pytest.raises(DatasetError, match=r"Sample 1 of .* has no field 'a'"):
+        dataset.column("a")
+    assert dataset[:1]["a"].tolist() == [1]
+
+
+def test_samples_without_names_have_no_columns(tmp_path):
+    dataset = pack([torch.ones(2), torch.ones(2)], tmp_path / "c.lk", workers=0)
+
+    with pytest.raises(DatasetError, match="no fields with names") as told:
+        _ = dataset["x"]
+    assert told.value.fix == "dataset.batch(range(len(dataset)))"
+
+
+@pytest.mark.parametrize("lengths", [[1, 1, 1, 1], [1, 9, 1, 1]])
+def test_a_column_is_gathered_up_to_the_stated_bytes(tmp_path, lengths):
+    samples = [{"a": torch.ones(length)} for length in lengths]
+    dataset = pack(samples, tmp_path / "c.lk", workers=0)
+    padded_bytes = 4 * len(lengths) * max(lengths)
+
+    dataset.largest_column_bytes = padded_bytes
+    assert dataset.column("a") is not None
+    dataset.largest_column_bytes = padded_bytes - 1
+    with pytest.raises(DatasetError, match="largest_column_bytes") as told:
+        dataset.column("a")
+    assert told.value.fix.endswith(f"largest_column_bytes = {padded_bytes}")
+
+
+def test_without_a_cache_there_is_no_column():
+    with pytest.raises(DatasetError, match="columns are read from a cache"):
+        SafeDataset().column("a")
+
+
+# ---- map
+
+
+def with_length(sample):
+    return {"length": len(sample["ids"]), "number": sample["number"] + 100}
+
+
+def doubled(data):
+    data.x = data.x * 2
+    return data
+
+
+def test_map_packs_what_a_function_makes_of_each_sample(rows, tmp_path):
+    mapped = rows[3:9].map(with_length, remove_columns="text", cache=tmp_path / "m.lk")
+
+    wanted = [row(i) | with_length(row(i)) for i in range(3, 9)]
+    for sample in wanted:
+        del sample["text"]
+    assert_same(list(mapped), wanted)
+    assert mapped.cache == tmp_path / "m.lk"
+
+
+@pytest.mark.needs("datasets")
+@pytest.mark.parametrize("removed", [None, "text", ["text", "number"]])
+@pytest.mark.parametrize("with_indices", [True, False])
+def test_map_gives_the_fields_that_hugging_faces_gives(
+    rows, theirs, tmp_path, removed, with_indices
+):
+    def change(sample, *row):
+        return {"number": sample["number"] + 1, "new": [*row, sample["label"]]}
+
+    options = {"with_indices": with_indices, "remove_columns": removed}
+    found = rows.map(change, **options, cache=tmp_path / "m.lk")
+    wanted = theirs.map(change, **options)
+
+    for ours, sample in zip(found, wanted, strict=True):
+        ours["ids"] = ours["ids"].tolist()
+        assert ours == sample
+
+
+def test_map_of_graphs_gives_graphs(ours, tmp_path):
+    mapped = ours.map(doubled, cache=tmp_path / "m.lk")
+
+    assert type(mapped) is SafeGraphDataset
+    assert_same(
+        mapped.batch([4, 1]),
+        Batch.from_data_list([doubled(graph(4)), doubled(graph(1))]),
+    )
+
+
+def test_the_same_map_is_not_called_again_and_another_has_another_folder(rows):
+    calls = Path(rows.cache).with_name("calls")
+
+    def noted(sample):
+        with calls.open("a") as file:
+            file.write("x")
+        return sample
+
+    def noted_otherwise(sample):
+        noted(sample)
+        return {"other": 1}
+
+    first, again = rows.map(noted, workers=0), rows.map(noted, workers=0)
+    assert len(calls.read_text()) == COUNT
+    assert first.cache == again.cache
+    others = [
+        rows.map(noted_otherwise, workers=0),
+        rows[:5].map(noted, workers=0),
+        rows.map(noted, workers=0, remove_columns=["text"]),
+        open_cache(rows.cache, transform=dict).map(noted, workers=0),
+    ]
+
+    assert len({each.cache for each in (first, *others)}) == 5
+
+
+def test_a_folder_of_another_map_is_refused(rows, tmp_path):
+    rows.map(with_length, cache=tmp_path / "m.lk", workers=0)
+
+    with pytest.raises(StaleCacheError, match="another function's") as told:
+        rows.map(dict, cache=tmp_path / "m.lk")
+
+    assert "another folder" in told.value.fix
+
+
+def test_a_function_that_forgets_to_return_is_told(rows, tmp_path):
+    with pytest.raises(DatasetError, match="returned None for sample 0"):
+        rows.map(lambda sample: None, cache=tmp_path / "m.lk", workers=0)
+
+
+def test_map_without_a_folder_to_put_it_beside_asks_for_one():
+    class Numbers(SafeDataset):
+        def keys(self):
+            return range(3)
+
+        def load(self, key):
+            return {"a": key}
+
+    with pytest.raises(OptionError, match="where to pack"):
+        Numbers().map(dict)
+
+
+def test_transforms_of_pyg_can_be_mapped(tmp_path):
+    transform = Compose([Distance(norm=False), Constant()])
+    samples = [graph(i) for i in range(COUNT)]
+    for sample in samples:
+        sample.pos = sample.x
+    dataset = pack(samples, tmp_path / "c.lk", workers=0)
+
+    mapped = dataset.map(transform, workers=0)
+
+    assert_same(mapped[5], transform(samples[5].clone()))
+    assert dataset.map(transform, workers=0).cache == mapped.cache
+    other = Compose([Distance(norm=True), Constant()])
+    assert dataset.map(other, workers=0).cache != mapped.cache
+
+
+# ---- the rest
+
+
+def test_summaries_are_pygs(ours, pygs):
+    found, wanted = vars(ours.get_summary()), vars(pygs.get_summary())
+
+    assert found["name"] == "SafeGraphDataset"
+    assert_same(found | {"name": ""}, wanted | {"name": ""})
+
+
+def test_a_lightning_datamodule_of_pyg_gives_what_it_gives_over_pygs(ours, pygs):
+    def batches(dataset):
+        module = LightningDataset(
+            dataset[:0.8], dataset[0.8:], batch_size=4, pin_memory=False
+        )
+        torch.manual_seed(5)
+        return [*module.train_dataloader(), *module.val_dataloader()]
+
+    for found, wanted in zip(batches(ours), batches(pygs), strict=True):
+        assert found.number.tolist() == wanted.number.tolist()
+        assert_same(found.edge_index, wanted.edge_index)
+
+
+def test_datasets_are_added_as_torchs_are(ours):
+    both = ours[:2] + ours[3:4]
+
+    assert isinstance(both, ConcatDataset)
+    assert numbers(both) == [0, 1, 3]
+    assert isinstance(ours, Dataset)
+
+
+def test_batch_of_a_number_names_the_loader(rows):
+    with pytest.raises(OptionError, match="batch takes the rows") as told:
+        rows.batch(32)
+
+    assert told.value.fix.endswith("build_loader(dataset, batch_size=32)")
+
+
+def test_the_seed_as_first_argument_of_shuffle_is_told(rows):
+    with pytest.raises(OptionError, match="return_perm, as in PyG: 42") as told:
+        rows.shuffle(42)
+
+    assert told.value.fix == "shuffle(seed=42)"
+
+
+def test_a_subset_is_a_dataset_of_the_same_class_and_generic():
+    class Mine(SafeGraphDataset[Data]):
+        def keys(self):
+            return range(4)
+
+        def load(self, key):
+            return graph(key)
+
+    assert type(Mine()[1:]) is Mine
+    assert SafeDataset[dict[str, torch.Tensor]].__origin__ is SafeDataset

@@ -1,0 +1,420 @@
+"""Caches in stores: read, packed, pushed and pulled as those in folders are."""
+
+import json
+import multiprocessing
+import pickle
+import threading
+
+import pytest
+import torch
+from storages import Faults, FileServer, copy_files, s3_options, s3_server
+from torch_geometric.data import Batch, Data
+
+from loaderkit import (
+    SafeDataset,
+    build_loader,
+    inspect_cache,
+    open_cache,
+    pack,
+    pull,
+    push,
+    verify,
+)
+from loaderkit.cache.folder_storage import FolderStorage
+from loaderkit.cache.transfer import copy_to_store
+from loaderkit.cli.main import main
+from loaderkit.errors import CacheError, OptionError, StaleCacheError
+
+COUNT, SHARD_BYTES = 96, 60_000
+
+
+def samples(first=0):
+    """Make samples whose every number says which one it is."""
+    return [
+        {"x": torch.full((3_000,), float(first + number)), "n": first + number}
+        for number in range(COUNT)
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("caches") / "c"
+    pack(samples(), path, workers=0, shard_bytes=SHARD_BYTES)
+    return path
+
+
+@pytest.fixture
+def url(folder, tmp_path):
+    copy_files(folder, tmp_path / "store")
+    return (tmp_path / "store").as_uri()
+
+
+def numbers(loader):
+    return [number for batch in loader for number in batch["n"].tolist()]
+
+
+def test_samples_and_batches_are_those_of_the_folder(folder, url, tmp_path):
+    local, remote = open_cache(folder), open_cache(url, mirror=tmp_path / "m")
+    assert len(remote) == COUNT
+    for row in (0, 50, COUNT - 1):
+        assert torch.equal(remote[row]["x"], local[row]["x"])
+        assert remote.key(row) == local.key(row)
+    ours, theirs = remote.batch([3, 90, 3]), local.batch([3, 90, 3])
+    assert torch.equal(ours["x"], theirs["x"])
+    assert remote.sizes().bytes.tolist() == local.sizes().bytes.tolist()
+    assert [s["n"] for s in remote[10:13]] == [10, 11, 12]
+
+
+def test_graphs_from_a_store_are_batched_as_pyg_does(tmp_path):
+    graphs = [
+        Data(x=torch.randn(n, 3), edge_index=torch.randint(0, n, (2, 2 * n)))
+        for n in range(2, 40)
+    ]
+    url = (tmp_path / "store").as_uri()
+    dataset = pack(graphs, url, workers=0, shard_bytes=5_000, mirror=tmp_path / "m")
+    rows = [30, 2, 17]
+    expected = Batch.from_data_list([graphs[row] for row in rows])
+    batch = dataset.batch(rows)
+    assert torch.equal(batch.x, expected.x)
+    assert torch.equal(batch.edge_index, expected.edge_index)
+    assert not list((tmp_path / "m" / "packing").glob("*/*.h5"))
+
+
+def test_sizes_of_graphs_are_read_shard_by_shard_where_the_mirror_is_small(tmp_path):
+    graphs = [
+        Data(x=torch.ones(n, 9), edge_index=torch.zeros(2, n, dtype=torch.long))
+        for n in range(2, 80)
+    ]
+    pack(graphs, tmp_path / "c", workers=0, shard_bytes=10_000)
+    copy_files(tmp_path / "c", tmp_path / "store")
+    largest = max(file.stat().st_size for file in (tmp_path / "c").glob("*.h5"))
+    dataset = open_cache(
+        (tmp_path / "store").as_uri(), mirror=tmp_path / "m", mirror_bytes=2 * largest
+    )
+    assert dataset.sizes().nodes.tolist() == list(range(2, 80))
+    assert dataset[[70, 3, 40]].sizes().nodes.tolist() == [72, 5, 42]
+
+
+@pytest.mark.parametrize("shuffle", [False, True, "block"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_gives_every_sample_once(url, tmp_path, shuffle, workers):
+    dataset = open_cache(url, mirror=tmp_path / "m")
+    loader = build_loader(
+        dataset, batch_size=8, shuffle=shuffle, num_workers=workers, seed=3
+    )
+    first, second = numbers(loader), numbers(loader)
+    assert sorted(first) == sorted(second) == list(range(COUNT))
+    assert (first == second) == (shuffle is False)
+
+
+@pytest.mark.slow
+def test_spawned_workers_open_the_store_for_themselves(folder, tmp_path):
+    copy_files(folder, tmp_path / "served")
+    server = FileServer(tmp_path / "served", faults=Faults())
+    dataset = open_cache(server.url, mirror=tmp_path / "m")
+    loader = build_loader(
+        dataset, batch_size=8, num_workers=1, multiprocessing_context="spawn"
+    )
+    assert numbers(loader) == list(range(COUNT))
+    server.stop()
+
+
+def test_forked_workers_read_over_http_while_this_process_downloads(folder, tmp_path):
+    copy_files(folder, tmp_path / "served")
+    faults = Faults()
+    server = FileServer(tmp_path / "served", faults=faults)
+    dataset = open_cache(server.url, mirror=tmp_path / "m")
+    assert dataset[0]["n"] == 0  # a connection is open here
+    loader = build_loader(dataset, batch_size=8, num_workers=2, shuffle="block")
+    for _ in range(3):
+        assert sorted(numbers(loader)) == list(range(COUNT))
+    shards = [name for name in faults.served if name.endswith(".h5")]
+    assert len(shards) == len(set(shards))
+    server.stop()
+
+
+def test_blocks_go_shard_by_shard_so_that_a_small_mirror_downloads_each_once(
+    folder, tmp_path
+):
+    copy_files(folder, tmp_path / "served")
+    faults = Faults()
+    server = FileServer(tmp_path / "served", faults=faults)
+    shards = sorted(file.stat().st_size for file in folder.glob("*.h5"))
+    most = sum(shards[-10:])
+    dataset = open_cache(server.url, mirror=tmp_path / "m", mirror_bytes=most)
+    loader = build_loader(dataset, batch_size=4, shuffle="block", seed=1, num_workers=0)
+    for epoch in range(2):
+        faults.served.clear()
+        assert sorted(numbers(loader)) == list(range(COUNT))
+        served = [name for name in faults.served if name.endswith(".h5")]
+        if epoch == 0:
+            assert len(served) == len(set(served)) == len(shards)
+        taken = sum(f.stat().st_size for f in (tmp_path / "m").rglob("*.h5"))
+        assert taken <= most
+    text = str(loader.plan)
+    assert "are downloaded in the first epoch" in text
+    assert f"{server.url}" in text
+    server.stop()
+
+
+def test_what_a_thrashing_order_costs_is_warned_of(url, folder, tmp_path):
+    sizes = sorted(file.stat().st_size for file in folder.glob("*.h5"))
+    most = sum(sizes[-10:])
+    dataset = open_cache(url, mirror=tmp_path / "m", mirror_bytes=most)
+    with pytest.warns(RuntimeWarning, match="shuffle='block' reads each once"):
+        loader = build_loader(dataset, batch_size=2, shuffle=True, num_workers=0)
+    downloads = loader.plan.downloads
+    assert downloads.later_epoch_bytes > 1.2 * downloads.read_bytes
+    assert downloads.ahead_bytes == 0
+
+
+def test_the_next_shards_come_while_the_loop_does_nothing(folder, tmp_path):
+    copy_files(folder, tmp_path / "served")
+    faults = Faults()
+    server = FileServer(tmp_path / "served", faults=faults)
+    dataset = open_cache(server.url, mirror=tmp_path / "m")
+    loader = build_loader(dataset, batch_size=2, num_workers=0)
+    epoch = iter(loader)
+    next(epoch)
+    mirrored = list((tmp_path / "m").rglob("*.h5"))
+    while len(mirrored) < len(list(folder.glob("*.h5"))):  # until the runner's end
+        threading.Event().wait(0.01)
+        mirrored = list((tmp_path / "m").rglob("*.h5"))
+    assert sorted(numbers(epoch)) == list(range(2, COUNT))
+    server.stop()
+
+
+def test_a_dataset_travels_without_connections_and_keeps_its_generation(url, tmp_path):
+    dataset = open_cache(url, mirror=tmp_path / "m", storage_options={})
+    assert dataset[1]["n"] == 1
+    travelled = pickle.loads(pickle.dumps(dataset))
+    assert travelled[40]["n"] == 40
+    again = pickle.dumps(dataset)
+    other = tmp_path / "other"
+    pack(samples(first=1000), other, workers=0, shard_bytes=SHARD_BYTES)
+    push(other, url, overwrite=True)
+    # What is mirrored can still be read; the rest is gone from the store.
+    reader = pickle.loads(again)
+    assert reader[1]["n"] == 1
+    with pytest.raises(StaleCacheError):
+        [reader[row] for row in range(COUNT)]
+    assert open_cache(url, mirror=tmp_path / "m")[0]["n"] == 1000
+
+
+def test_push_and_pull_keep_every_byte(folder, tmp_path):
+    url = (tmp_path / "store").as_uri()
+    pushed = push(folder, url)
+    assert pushed.samples == COUNT
+    again = push(folder, url, overwrite=True)
+    assert again.files == 1  # shards that are there are not copied
+    pulled = pull(url, tmp_path / "back")
+    assert pulled.files == pushed.files
+    for file in folder.glob("*.*"):
+        if file.is_file() and not file.name.startswith("."):
+            assert (tmp_path / "back" / file.name).read_bytes() == file.read_bytes()
+    assert verify(tmp_path / "back").ok
+    assert verify(url).ok
+    assert not list((tmp_path / "store").glob(".*"))
+
+
+def test_a_second_push_is_refused_and_leaves_the_first(folder, tmp_path):
+    url = (tmp_path / "store").as_uri()
+    push(folder, url)
+    other = tmp_path / "other"
+    pack(samples(first=500), other, workers=0, shard_bytes=SHARD_BYTES)
+    with pytest.raises(CacheError, match="already"):
+        push(other, url)
+    with pytest.raises(CacheError, match="already"):
+        pack(samples(), url, workers=0)
+    with pytest.raises(CacheError, match="already"):
+        pull(url, folder)
+    assert verify(url).ok
+    push(other, url, overwrite=True)
+    assert open_cache(url, mirror=tmp_path / "m")[0]["n"] == 500
+    names = {file.name for file in other.iterdir() if file.is_file()}
+    assert {f.name for f in (tmp_path / "store").iterdir()} <= names
+
+
+def test_of_writers_at_once_one_wins_and_the_cache_is_whole(folder, tmp_path):
+    other = tmp_path / "other"
+    pack(samples(first=500), other, workers=0, shard_bytes=SHARD_BYTES)
+    for number in range(4):
+        storage = FolderStorage(tmp_path / f"store{number}")
+        outcomes, start = [], threading.Barrier(2)
+
+        def write(path, storage=storage, outcomes=outcomes, start=start):
+            start.wait()
+            try:
+                copy_to_store(path, storage, overwrite=False)
+            except CacheError as error:
+                outcomes.append(str(error))
+            else:
+                outcomes.append("won")
+
+        threads = [threading.Thread(target=write, args=(p,)) for p in (folder, other)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert outcomes.count("won") == 1
+        assert "already" in " ".join(outcomes)
+        assert verify(storage.folder).ok
+        manifest = json.loads((storage.folder / "manifest.json").read_text())
+        assert manifest["content"]["shards"]
+
+
+def test_two_who_replace_a_cache_at_once_are_told_apart(folder, tmp_path):
+    storage = FolderStorage(tmp_path / "store")
+    copy_to_store(folder, storage, overwrite=False)
+    storage.commit(".writing", b'{"host": "another"}', replace=False)
+    with pytest.raises(CacheError, match="another") as raised:
+        copy_to_store(folder, storage, overwrite=True)
+    assert f"{storage.url}/.writing" in str(raised.value)
+
+
+def test_a_push_that_broke_shows_no_cache_and_is_gone_on_with(folder, tmp_path):
+    class Breaking(FolderStorage):
+        writes = 0
+
+        def write_file(self, name, file):
+            type(self).writes += 1
+            if self.writes == 5:
+                what = "The store does not answer."
+                raise CacheError(what)
+            super().write_file(name, file)
+
+    storage = Breaking(tmp_path / "store")
+    with pytest.raises(CacheError, match="does not answer"):
+        copy_to_store(folder, storage, overwrite=False)
+    with pytest.raises(CacheError, match="There is no cache"):
+        open_cache(storage.folder.as_uri(), mirror=tmp_path / "m")
+    copied = copy_to_store(folder, FolderStorage(tmp_path / "store"), overwrite=False)
+    shards = len(list(folder.glob("*.h5")))
+    assert copied.files == shards - 4 + 1  # and the manifest
+    assert verify(storage.folder).ok
+
+
+def test_damage_in_a_store_is_found_and_not_pulled(folder, tmp_path):
+    copy_files(folder, tmp_path / "store")
+    url = (tmp_path / "store").as_uri()
+    first, second, *_ = sorted((tmp_path / "store").glob("*.h5"))
+    content = bytearray(first.read_bytes())
+    content[-1] ^= 1
+    first.write_bytes(content)
+    second.unlink()
+    found = verify(url)
+    assert not found.ok
+    assert {f.name in str(found) for f in (first, second)} == {True}
+    with pytest.raises(CacheError, match="checksum"):
+        pull(url, tmp_path / "back")
+    with pytest.raises(CacheError, match=r"There is no cache|half"):
+        open_cache(tmp_path / "back")
+
+
+class Loaded(SafeDataset):
+    loads = multiprocessing.get_context("fork").Value("i", 0)
+
+    def keys(self):
+        return range(10)
+
+    def load(self, key):
+        with self.loads.get_lock():
+            self.loads.value += 1
+        return {"n": int(key), "x": torch.ones(3) * key}
+
+
+def test_a_dataset_packs_to_its_url_once_for_all_processes(tmp_path):
+    url = (tmp_path / "store").as_uri()
+
+    def read():
+        dataset = Loaded(cache=url, mirror=tmp_path / "m")
+        assert [dataset[row]["n"] for row in range(10)] == list(range(10))
+
+    Loaded.loads.value = 0
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=read) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    # Each of the others reads one sample, to know the classes of samples.
+    assert Loaded.loads.value <= 10 + 3
+    assert verify(url).ok
+
+
+def test_another_load_makes_the_cache_at_a_url_stale(tmp_path):
+    url = (tmp_path / "store").as_uri()
+    assert Loaded(cache=url, mirror=tmp_path / "m")[3]["n"] == 3
+
+    class Other(Loaded):
+        version = "2"
+
+    with pytest.raises(StaleCacheError, match="file://"):
+        Other(cache=url, mirror=tmp_path / "m")[0]
+
+
+def test_options_of_urls_need_one():
+    with pytest.raises(OptionError, match="mirror_bytes"):
+        SafeDataset(mirror_bytes="1 GB")
+    with pytest.raises(OptionError, match="storage_options"):
+        open_cache("folder", storage_options={"key": "x"})
+
+
+def test_inspecting_a_url_reads_the_manifest_alone(folder, tmp_path):
+    copy_files(folder, tmp_path / "served")
+    faults = Faults()
+    server = FileServer(tmp_path / "served", faults=faults)
+    summary = inspect_cache(server.url)
+    assert summary.samples == COUNT
+    assert summary.path == server.url
+    assert set(faults.served) == {"manifest.json"}
+    server.stop()
+
+
+def test_the_command_line_pushes_and_pulls(folder, tmp_path, capsys):
+    url = (tmp_path / "store").as_uri()
+    assert main(["push", str(folder), url]) == 0
+    assert main(["push", str(folder), url]) == 1
+    assert main(["verify", url]) == 0
+    assert main(["inspect", url, "--storage-option", "auto_mkdir=true"]) == 0
+    assert main(["pull", url, str(tmp_path / "back"), "--json"]) == 0
+    out = capsys.readouterr().out
+    assert ": sound; 96 samples" in out
+    assert json.loads(out.splitlines()[-1])["samples"] == COUNT
+    assert open_cache(tmp_path / "back")[5]["n"] == 5
+
+
+@pytest.mark.needs("s3")
+@pytest.mark.slow
+def test_s3_end_to_end(folder, tmp_path):
+    with s3_server() as server:
+        import s3fs
+
+        options = s3_options(server)
+        s3fs.S3FileSystem(**options, skip_instance_cache=True).mkdir("bucket")
+        url = "s3://bucket/deep/cache"
+        push(folder, url, storage_options=options)
+        with pytest.raises(CacheError, match="already"):
+            push(folder, url, storage_options=options)
+        assert verify(url, storage_options=options).ok
+        dataset = open_cache(url, storage_options=options, mirror=tmp_path / "m")
+        for context in ("fork", "spawn"):
+            loader = build_loader(
+                dataset,
+                batch_size=8,
+                shuffle="block",
+                num_workers=2,
+                multiprocessing_context=context,
+            )
+            assert sorted(numbers(loader)) == list(range(COUNT))
+        packed = pack(
+            samples(),
+            "s3://bucket/packed",
+            workers=0,
+            storage_options=options,
+            mirror=tmp_path / "m",
+        )
+        assert packed[3]["n"] == 3
+        with pytest.raises(CacheError, match="s3://nowhere"):
+            open_cache("s3://nowhere/cache", storage_options=options)

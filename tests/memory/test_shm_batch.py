@@ -1,0 +1,217 @@
+"""Batches through one segment: equal, owned, and nothing left open."""
+
+import dataclasses
+import multiprocessing
+import os
+import pickle
+from collections import OrderedDict
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from shared_graphs import give, graphs
+from torch.utils.data._utils.collate import default_collate_fn_map
+from torch_geometric.data import Batch, HeteroData
+
+from loaderkit import LoaderError, shares_memory
+from loaderkit.memory.shm_batch import (
+    SegmentRing,
+    SharedBatch,
+    default_collate,
+    forget,
+    packing,
+)
+from loaderkit.testing import assert_same
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+@dataclasses.dataclass
+class Item:
+    x: Any
+
+
+def hetero():
+    data = HeteroData()
+    data["a"].x = torch.rand(90, 100)
+    data["a", "to", "a"].edge_index = torch.randint(90, (2, 40))
+    return data
+
+
+BATCHES = {
+    "large": torch.rand(100, 300),
+    "small": torch.arange(3),
+    "graphs": Batch.from_data_list(graphs()),
+    "hetero": Batch.from_data_list([hetero(), hetero()]),
+    "nest": {"a": [torch.rand(99, 300), ("x", None)], "b": Pair(torch.ones(2), 3)},
+    "ordered": OrderedDict(a=torch.rand(200, 200)),
+    "dataclass": Item(torch.rand(200, 200)),
+    "strided": torch.rand(200, 200).t(),
+    "empty": torch.empty(0, 3),
+    "number": torch.tensor(2.0),
+    "bfloat16": torch.rand(200, 200).bfloat16(),
+    "bool": torch.rand(300, 300) > 0.5,
+    "sparse": {"adj": torch.eye(300).to_sparse(), "x": torch.rand(300, 300)},
+    "complex": torch.rand(200, 200).to(torch.complex64).conj(),
+}
+
+
+def posted(parcel):
+    return pickle.loads(bytes(ForkingPickler.dumps(parcel)))
+
+
+def sent(batch):
+    segments = SegmentRing(1)
+    found = posted(SharedBatch(batch, segments))
+    segments.close()
+    forget([os.getpid()])
+    return found
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_batch_arrives_as_it_was(name):
+    found = sent(BATCHES[name])
+
+    assert_same(found, BATCHES[name])
+
+
+def test_one_tensor_in_two_places_stays_one():
+    tensor = torch.rand(200, 200)
+
+    left, right = sent([tensor, tensor])
+
+    assert left is right
+
+
+def test_what_arrives_is_owned_and_keeps_no_file_open():
+    before = set(os.listdir("/proc/self/fd"))
+
+    found = sent({"x": torch.rand(500, 500), "y": torch.rand(3)})
+
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert found["y"].untyped_storage().nbytes() == 12
+    assert not shares_memory(found["x"], found["y"])
+    found["x"] += 1
+
+
+def test_a_few_segments_are_filled_in_turn():
+    segments, before = SegmentRing(2), len(os.listdir("/proc/self/fd"))
+
+    def passed(number):
+        batch = torch.full((200, 200), float(number))
+        return posted(SharedBatch(batch, segments))[0, 0].item()
+
+    found = [passed(number) for number in range(2)]
+    few = len(os.listdir("/proc/self/fd"))
+    found += [passed(number) for number in range(2, 9)]
+
+    assert found == list(range(9))
+    assert before < len(os.listdir("/proc/self/fd")) == few
+    segments.close()
+    forget([os.getpid()])
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_segment_grows_with_its_batches():
+    segments = SegmentRing(1)
+
+    for rows in (200, 900, 300):
+        batch = torch.rand(rows, 200)
+        assert torch.equal(posted(SharedBatch(batch, segments)), batch)
+
+    segments.close()
+    forget([os.getpid()])
+
+
+def test_a_batch_that_was_overwritten_is_never_given():
+    segments = SegmentRing(1)
+    late = SharedBatch(torch.zeros(200, 200), segments)
+    SharedBatch(torch.ones(200, 200), segments)
+
+    with pytest.raises(LoaderError, match="overwritten by a later one"):
+        posted(late)
+
+    segments.close()
+    forget([os.getpid()])
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_parcels_pass_between_processes(method):
+    context = multiprocessing.get_context(method)
+    queue, works = context.Queue(), context.Queue()
+    child = context.Process(target=give, args=(queue, works))
+    child.start()
+
+    assert works.get(timeout=600)
+    found = [queue.get(timeout=600) for _ in range(3)]
+    works.put("done")
+    child.join()
+
+    assert [each.num_graphs for each in found] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("in_worker_that_packs", [False, True])
+def test_samples_join_as_torch_joins_them(in_worker_that_packs):
+    nests = [
+        [torch.rand(2, 3) for _ in range(4)],
+        [torch.rand(5, 4).t() for _ in range(2)],
+        [{"x": np.arange(3), "s": "a", "f": 0.5, "p": (1, torch.ones(2))}] * 3,
+        [[torch.ones(2, dtype=torch.bool), np.float32(2)]] * 2,
+        [torch.ones(2).to_sparse()] * 2,
+        [torch.ones(2), torch.ones(3)],
+        [torch.rand(2, requires_grad=True)] * 2,
+        [object()],
+    ]
+    token = packing.set(in_worker_that_packs)
+
+    for samples in nests:
+        try:
+            wanted = torch.utils.data.default_collate(samples)
+        except Exception as error:  # noqa: BLE001 -- whatever torch says
+            with pytest.raises(type(error)):
+                default_collate(samples)
+            continue
+        assert_same(default_collate(samples), wanted)
+
+    packing.reset(token)
+
+
+def test_a_function_that_was_registered_with_torch_joins_in_a_worker(monkeypatch):
+    def joined(tensors, *, collate_fn_map):
+        return len(tensors), torch.Tensor in collate_fn_map
+
+    monkeypatch.setitem(default_collate_fn_map, torch.Tensor, joined)
+    token = packing.set(True)
+
+    assert default_collate([{"x": torch.ones(2)}]) == {"x": (1, True)}
+
+    packing.reset(token)
+
+
+class JoinedInWorker(torch.utils.data.Dataset):
+    """Joins in a worker that packs, or in one that does not, and says where it lies."""
+
+    def __init__(self, packs):
+        self.packs = packs
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, row):
+        packing.set(self.packs)
+        batch = default_collate([{"x": torch.ones(3), "y": np.ones(2)}] * 2)
+        return [value.is_shared() for value in batch.values()]
+
+
+@pytest.mark.parametrize(("packs", "shared"), [(False, True), (True, False)])
+def test_a_worker_that_packs_writes_nothing_to_shm_before(packs, shared):
+    loader = torch.utils.data.DataLoader(
+        JoinedInWorker(packs), num_workers=1, batch_size=None
+    )
+
+    assert list(loader) == [[shared, shared]]

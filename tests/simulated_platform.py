@@ -1,0 +1,235 @@
+"""The main paths, where Python lacks what it lacks on Windows or on macOS.
+
+Run as ``python simulated_platform.py windows FOLDER``: names are deleted, and the rest
+is called as a user calls it.  Workers are spawned; they import this file, and so lack
+the same.  FOLDER/outcomes.json says of each step "fine", or what was raised.
+"""
+
+import ctypes
+import json
+import mmap
+import multiprocessing
+import multiprocessing.context
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+import h5py  # noqa: F401 -- libraries have their own ways there: they come before
+import psutil
+import pytest
+import torch
+import tqdm.auto  # noqa: F401
+
+LACKS = {
+    "windows": {
+        os: "statvfs fstatvfs sched_getaffinity getuid geteuid getgid fork forkpty "
+            "memfd_create MFD_CLOEXEC waitid P_ALL WEXITED WNOWAIT WIFSIGNALED "
+            "WTERMSIG "
+            "getloadavg sysconf posix_fallocate posix_fadvise pread preadv pwrite "
+            "register_at_fork killpg getpgid setpgid setsid mkfifo sendfile "
+            "O_DIRECTORY O_NOFOLLOW O_NONBLOCK O_CLOEXEC uname nice",
+        signal: "SIGKILL SIGBUS SIGHUP SIGUSR1 SIGUSR2 SIGALRM SIGQUIT SIGCHLD "
+                "setitimer alarm sigwait",
+        mmap: "MAP_SHARED MAP_PRIVATE MAP_ANONYMOUS MAP_ANON MAP_POPULATE PROT_READ "
+              "PROT_WRITE PROT_EXEC MADV_RANDOM MADV_WILLNEED MADV_DONTNEED",
+    },
+    "macos": {
+        os: "sched_getaffinity memfd_create MFD_CLOEXEC waitid P_ALL WEXITED WNOWAIT "
+            "posix_fallocate posix_fadvise preadv",
+        signal: "sigwaitinfo sigtimedwait",
+    },
+}  # fmt: skip
+NO_MODULES = {"windows": ("resource", "fcntl", "pwd", "grp", "termios"), "macos": ()}
+NO_FILES = ("/proc", "/sys", "/dev/shm")
+
+
+def take_away(platform):
+    """Delete what the platform lacks."""
+    for module, names in LACKS[platform].items():
+        for name in names.split():
+            if hasattr(module, name):
+                delattr(module, name)
+    for name in NO_MODULES[platform]:
+        sys.modules[name] = None
+    contexts = multiprocessing.context._concrete_contexts
+    contexts.pop("fork", None)
+    if platform == "windows":
+        contexts.pop("forkserver", None)
+    multiprocessing.set_start_method("spawn", force=True)
+    multiprocessing.get_all_start_methods = lambda: [*contexts]
+    multiprocessing.context.DefaultContext.get_all_start_methods = lambda _: [*contexts]
+    if platform == "windows":
+        # torch asks this where it would handle SIGCHLD.
+        torch.utils.data._utils.signal_handling.IS_WINDOWS = True
+    hide_files()
+    hide_c_functions(platform)
+
+
+def hide_files():
+    """Let nobody but psutil, which stands for another system's psutil, see /proc."""
+
+    def without(function):
+        def call(path, *arguments, **options):
+            text = path if isinstance(path, str) else str(path)
+            caller = sys._getframe(1).f_globals.get("__name__", "")
+            if text.startswith(NO_FILES) and not caller.startswith("psutil"):
+                raise FileNotFoundError(2, "there is no such file here", text)
+            if function is open_file and PLATFORM == "windows" and is_folder(path):
+                raise PermissionError(13, "a folder cannot be opened", text)
+            return function(path, *arguments, **options)
+
+        return call
+
+    open_file, is_folder = os.open, os.path.isdir
+    import builtins
+    import io
+
+    builtins.open = io.open = without(open)
+    for name in ("open", "listdir", "scandir", "readlink", "stat", "lstat"):
+        setattr(os, name, without(getattr(os, name)))
+
+
+def hide_c_functions(platform):
+    """Give a C library as Python finds it there."""
+    real = ctypes.CDLL
+
+    class CDLL(real):
+        def __init__(self, name, *arguments, **options):
+            if name is None and platform == "windows":
+                msg = "argument of type 'NoneType' is not iterable"
+                raise TypeError(msg)
+            super().__init__(name, *arguments, **options)
+
+        def __getattr__(self, name):
+            if name in {"mallinfo2", "mallinfo", "malloc_trim"}:
+                raise AttributeError(name)
+            return super().__getattr__(name)
+
+    ctypes.CDLL = CDLL
+
+
+PLATFORM = os.environ.get("SIMULATED_PLATFORM") or sys.argv[1]
+os.environ["SIMULATED_PLATFORM"] = PLATFORM  # for spawned workers
+take_away(PLATFORM)
+
+import loaderkit  # noqa: E402
+from loaderkit.cli.main import main  # noqa: E402
+
+
+def make_row(number):
+    return {"t": torch.full((number % 3 + 1, 2), float(number)), "y": number}
+
+
+class Rows(loaderkit.SafeDataset):
+    """Packed on first use, by spawned workers."""
+
+    def keys(self):
+        return range(40)
+
+    def load(self, key):
+        return make_row(key)
+
+
+class Dying(loaderkit.SafeDataset):
+    """Its worker ends at the last sample."""
+
+    def keys(self):
+        return range(3)
+
+    def load(self, key):
+        if key == 2:
+            os._exit(3)
+        return key
+
+
+def worker_died():
+    loader = loaderkit.build_loader(Dying(), batch_size=1, num_workers=1, probe=False)
+    with pytest.raises(loaderkit.LoaderError, match="exit code 3"):
+        list(loader)
+
+
+def leaking():
+    kept = []
+    detector = loaderkit.LeakDetector("cpu", on_leak=id)
+    report = detector.run(lambda: kept.append(torch.zeros(200_000)), epochs=10)
+    assert report.leaking, str(report)
+    assert report.growths, str(report)
+
+
+def staged():
+    with loaderkit.staged("model", torch.nn.Linear(2, 2)):
+        pass
+
+
+def packed(folder):
+    dataset = Rows(cache=folder / "rows.lk", packing=loaderkit.PackOptions(workers=1))
+    assert [row["y"] for row in dataset] == [*range(40)]
+
+
+def loaded(folder):
+    dataset = loaderkit.open_cache(folder / "rows.lk")
+    loader = loaderkit.build_loader(dataset, batch_size=8, num_workers=1)
+    found = [batch["y"].tolist() for batch in loader]
+    assert found == [[*range(at, at + 8)] for at in range(0, 40, 8)], found
+
+
+def loaded_here(folder):
+    dataset = loaderkit.open_cache(folder / "rows.lk")
+    loader = loaderkit.build_loader(dataset, batch_size=8, shuffle=True)
+    assert len(list(loader)) == 5
+    assert dataset.batch([3, 1])["y"].tolist() == [3, 1]
+
+
+def planned():
+    model = torch.nn.Linear(2, 1)
+    plan = loaderkit.plan_batch(
+        model, [torch.ones(2)] * 9, "cpu", batch_size=4, epochs=1
+    )
+    assert plan.ok
+
+
+def called(*words):
+    assert main([*words]) == 0
+
+
+def steps(folder):
+    cache = str(folder / "rows.lk")
+    return {
+        "pack with a spawned worker": lambda: packed(folder),
+        "load in this process": lambda: loaded_here(folder),
+        "load with a spawned worker": lambda: loaded(folder),
+        "a worker's death": worker_died,
+        "verify": lambda: called("verify", cache),
+        "inspect": lambda: called("inspect", cache),
+        "read_memory": loaderkit.read_memory,
+        "release": loaderkit.release,
+        "detector": leaking,
+        "staged": staged,
+        "meter": lambda: loaderkit.MemoryMeter("cpu").__enter__().__exit__(*[None] * 3),
+        "hygiene": lambda: loaderkit.EpochCacheCleaner("cpu"),
+        "estimate": lambda: loaderkit.estimate_step(
+            torch.nn.Linear(2, 2), torch.ones(3, 2)
+        ),
+        "plan": planned,
+        "explain": lambda: loaderkit.diagnose_oom("Killed"),
+        "doctor": lambda: called("doctor"),
+        "planted": lambda: os.memfd_create("a call that neither platform has"),
+    }
+
+
+def outcome(step):
+    try:
+        step()
+    except Exception:  # noqa: BLE001 -- it is what is looked for
+        return traceback.format_exc()[-1500:]
+    return "fine"
+
+
+if __name__ == "__main__":
+    assert psutil.Process().pid == os.getpid()
+    there = {}
+    for name, step in steps(Path(sys.argv[2])).items():
+        there[name] = outcome(step)
+    Path(sys.argv[2], "outcomes.json").write_text(json.dumps(there))

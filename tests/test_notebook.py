@@ -1,0 +1,177 @@
+"""What a notebook shows of a result: short, escaped, readable on light and on dark."""
+
+import html.parser
+import re
+
+import pytest
+import torch
+
+from loaderkit import (
+    LeakDetector,
+    SafeDataset,
+    build_loader,
+    diagnose_oom,
+    estimate_step,
+    open_cache,
+    pack,
+    plan_batch,
+)
+from loaderkit.notebook import COLOURS, Bar, card
+
+NASTY = "<script>alert('x')</script> & \"quoted\""
+
+
+class Reading(html.parser.HTMLParser):
+    """Reads a page as a browser does, and notes what is not closed."""
+
+    void = frozenset({"br", "hr", "img", "meta"})
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.shown = [], [], ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):  # noqa: ARG002
+        self.tags.append(tag)
+        if tag not in self.void:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.shown += data
+
+
+def leak():
+    kept = []
+    detector = LeakDetector("cpu", on_leak=id)
+    return detector.run(lambda: kept.append(torch.zeros(50_000)), epochs=10)
+
+
+def results(folder):
+    path = folder / "a <b>&.lk"
+    samples = [{"<i>x": torch.ones(n % 3 + 1, 4), "y": n} for n in range(9)]
+    dataset = pack(samples, path, workers=0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
+    loader = build_loader(dataset, batch_size=4, probe=False)
+    rows = [torch.ones(4) for _ in range(20)]
+    return {
+        "report": (leak(), "leaking:", "kept"),
+        "loader": (loader, "9 samples", "num_workers"),
+        "plan": (loader.plan, "9 samples", "num_workers"),
+        "estimate": (estimate_step(model, torch.ones(2, 4)), "Peak:", "parameters"),
+        "batch plan": (
+            plan_batch(model, rows, "cpu", limit="1 GiB", batch_size=4, epochs=2),
+            "The dearest batch of 4", "A (balanced)",
+        ),
+        "diagnosis": (
+            diagnose_oom("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a "
+                         "total capacity of 8.00 GiB of which 1.00 GiB is free."),
+            "Out of memory", "2.00 GiB",
+        ),
+        "dataset": (dataset, "9 samples", "<i>x"),
+        "part": (open_cache(path)[:4], "4 samples", "<i>x"),
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    return results(tmp_path_factory.mktemp("notebook"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [
+    "report", "loader", "plan", "estimate", "batch plan", "diagnosis", "dataset",
+    "part",
+])  # fmt: skip
+def test_a_result_shows_its_answer_and_its_numbers_as_whole_html(shown, name):
+    result, *words = shown[name]
+
+    page = result._repr_html_()
+    read = Reading(page)
+
+    assert all(word in read.shown for word in words)
+    assert read.open == []
+    assert not {"script", "i", "b", "img", "link"} & set(read.tags)
+    assert "http" not in page
+    assert len(page) < 20_000
+
+
+def test_all_that_is_given_is_escaped():
+    page = card(NASTY, heads=[NASTY], rows=[[NASTY]], notes=[NASTY], text=NASTY)
+
+    read = Reading(page)
+
+    assert read.shown.count(NASTY) == 5
+    assert "script" not in read.tags
+
+
+def test_a_long_table_says_how_much_is_left_out():
+    read = Reading(card("it", rows=[[f"row {n}"] for n in range(1_025)]))
+
+    assert "row 19" in read.shown
+    assert "row 20" not in read.shown
+    assert "and 1,005 more" in read.shown
+
+
+def test_a_bar_says_its_share_and_stays_in_its_place():
+    page = card("it", rows=[[Bar(0.25)], [Bar(3.0)], [Bar(-1.0)]])
+
+    assert re.findall(r"width: (\d+)px", page) == ["30", "120", "0"]
+    assert "25.0%" in Reading(page).shown
+    assert "300.0%" in Reading(page).shown
+
+
+def brightness(colour):
+    """The relative luminance that WCAG defines."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [
+        p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts
+    ]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one, other):
+    low, high = sorted([brightness(one), brightness(other)])
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("paper", ["#ffffff", "#111111"])
+def test_colours_stand_out_on_light_and_on_dark(paper):
+    assert contrast("#000000", "#ffffff") == 21
+    assert min(contrast(colour, paper) for colour in COLOURS.values()) >= 3
+
+
+def test_text_takes_the_notebooks_own_colour():
+    style = card("it", rows=[["a"]], text="b")
+
+    assert re.findall(r"[^-\w]color: (\w+)", style) == ["inherit"]
+
+
+def test_a_dataset_that_was_not_packed_is_not_packed_to_be_shown(tmp_path):
+    class Mine(SafeDataset):
+        def keys(self):
+            raise AssertionError
+
+        def load(self, key):
+            return key
+
+    page = Mine(cache=tmp_path / "c.lk")._repr_html_()
+
+    assert "Mine (samples are counted when it is first read)" in Reading(page).shown
+    assert not (tmp_path / "c.lk").exists()
+
+
+@pytest.mark.needs("IPython")
+def test_ipython_shows_the_card(tmp_path):
+    from IPython.core.formatters import DisplayFormatter
+
+    dataset = pack([{"a": 1}], tmp_path / "c.lk", workers=0)
+
+    shown, _ = DisplayFormatter().format(dataset)
+
+    assert shown["text/html"] == dataset._repr_html_()
+    assert shown["text/plain"] == repr(dataset)

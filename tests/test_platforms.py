@@ -1,0 +1,41 @@
+"""The main paths work where Python lacks what it lacks on Windows and on macOS."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from loaderkit.cache.durable import sync_folder
+from loaderkit.memory.clibrary import c_library
+
+SIMULATION = Path(__file__).with_name("simulated_platform.py")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("platform", ["windows", "macos"])
+def test_every_main_path_works_without_what_the_platform_lacks(tmp_path, platform):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(SIMULATION), platform, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr[-3000:]
+    outcomes = json.loads((tmp_path / "outcomes.json").read_text())
+    assert "has no attribute 'memfd_create'" in outcomes.pop("planted")
+    assert {k: v for k, v in outcomes.items() if v != "fine"} == {}
+    assert "pack with a spawned worker" in outcomes
+
+
+def test_the_c_library_is_this_processes():
+    assert c_library() is c_library()
+    assert hasattr(c_library(), "malloc")
+
+
+def test_a_folder_that_is_not_there_cannot_be_synced(tmp_path):
+    sync_folder(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        sync_folder(tmp_path / "nowhere")

@@ -1,0 +1,84 @@
+"""Calls that a type checker must accept, and such that it must refuse.
+
+Nothing here runs: tox gives the file to mypy, and ``tox -e pyright`` to pyright.  A
+wrong call carries the error that it must have; a checker that accepts it calls the
+comment unused.
+"""
+
+# pyright: strict, reportUnnecessaryTypeIgnoreComment=true
+
+import torch
+from typing_extensions import assert_type
+
+import loaderkit
+
+dataset = [torch.zeros(3), torch.ones(3)]
+model = torch.nn.Linear(3, 1)
+
+
+def right_options_of_a_loader() -> None:
+    loader = loaderkit.build_loader(
+        dataset,
+        "cuda",
+        batch_size=32,
+        shuffle="block",
+        seed=0,
+        num_workers="auto",
+        drop_last=True,
+    )
+    assert_type(loader.plan, loaderkit.LoaderPlan)
+    loaderkit.build_loader(dataset, torch.device("cpu"), max_nodes=10_000)
+    loaderkit.build_loader(dataset, sampler=torch.utils.data.SequentialSampler(dataset))
+    loaderkit.build_loader(dataset, batch_sampler=[[0, 1]], collate_fn=list)
+
+
+def wrong_options_of_a_loader() -> None:
+    loaderkit.build_loader(dataset, batchsize=32)  # type: ignore[call-arg]
+    loaderkit.build_loader(dataset, batch_size="32")  # type: ignore[arg-type]
+    loaderkit.build_loader(dataset, shuffle="blocks")  # type: ignore[arg-type]
+    loaderkit.build_loader(dataset, oversized="drop")  # type: ignore[arg-type]
+    loaderkit.build_loader(dataset, seed="0")  # type: ignore[arg-type]
+    loaderkit.build_loader(dataset, 32)  # type: ignore[arg-type]
+    loaderkit.build_loader()  # type: ignore[call-arg]
+
+
+def right_plans() -> None:
+    plan = loaderkit.plan_batch(model, dataset, "cuda", limit="8 GiB", epochs=10)
+    assert_type(plan, loaderkit.BatchPlan)
+    estimate = loaderkit.estimate_step(model, dataset[0], optimizer=torch.optim.SGD)
+    assert_type(estimate, loaderkit.StepEstimate)
+    loaderkit.assert_fits(model, dataset[0], "1 GiB", rise=0.02, name="linear")
+
+
+def wrong_plans() -> None:
+    loaderkit.plan_batch(model, dataset)  # type: ignore[call-arg]
+    loaderkit.plan_batch(model, dataset, "cuda", limits="8 GiB")  # type: ignore[call-arg]
+    loaderkit.plan_batch(model, dataset, "cuda", epochs="10")  # type: ignore[arg-type]
+    loaderkit.plan_batch(dataset, model, "cuda")  # type: ignore[arg-type]
+    loaderkit.estimate_step(model, dataset[0], optimiser="adam")  # type: ignore[call-arg]
+    loaderkit.assert_fits(model, dataset[0], 1.5)  # type: ignore[arg-type]
+
+
+def caches() -> None:
+    packed = loaderkit.pack(dataset, "cache", workers=2, compression="gzip")
+    loaderkit.build_loader(packed)
+    loaderkit.pack(dataset, "cache", track_files="hash", shard_bytes=1 << 20)
+    loaderkit.pack(dataset, "cache", track_files="size")  # type: ignore[arg-type]
+    loaderkit.pack(dataset, "cache", worker=2)  # type: ignore[call-arg]
+    loaderkit.open_cache("cache", checksums="sometimes")  # type: ignore[arg-type]
+
+
+def detectors() -> None:
+    def epoch() -> None:
+        pass
+
+    detector = loaderkit.LeakDetector("cpu", on_leak="warn")
+    assert_type(detector.run(epoch, epochs=30), loaderkit.LeakReport)
+
+    @loaderkit.LeakDetector("cpu")
+    def train(steps: int) -> float:
+        return float(steps)
+
+    assert_type(train(3), float)
+    train("3")  # type: ignore[arg-type]
+    loaderkit.LeakDetector("cpu", on_leak="shout")  # type: ignore[arg-type]
