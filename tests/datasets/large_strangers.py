@@ -98,14 +98,14 @@ SEEDS = {
     "variants": (_variants, None),
 }
 
+WHOLE_BATCH = "a batch of all samples"
 ASKS = {
     "the first sample": lambda dataset: dataset[0],
     "the last sample": lambda dataset: dataset[len(dataset) - 1],
-    # Not more: what PyG itself makes of five samples of five (``batch``, sparse blocks)
-    # is up to three times what the shard has.
     "two samples": lambda dataset: dataset.batch([0, 1]),
     "sizes": lambda dataset: dataset.sizes(),
     "a key": lambda dataset: dataset.key(0),
+    WHOLE_BATCH: lambda dataset: dataset.batch(range(len(dataset))),
 }
 
 
@@ -131,7 +131,10 @@ def try_in_child(folder, numbers, times):
     Args:
         folder: Where they may be written.
         numbers: Which mutants.
-        times: Private memory that a question may take, as a multiple of a shard.
+        times: Private memory that a question may take, as a multiple of a shard.  The
+            batch of all samples may take what it has when it is done and one shard
+            less: PyG's vector ``batch``, its sparse blocks and Python's own strings and
+            numbers make more than twice a shard of what a shard has.
 
     Returns:
         Figures: a failure is anything but an answer, or an error of loaderkit's.
@@ -159,19 +162,21 @@ def _try_mutants(folder, numbers, times):
     torch.set_num_threads(1)
     make = functools.partial(strangers.Seed.make, kinds=SEEDS, shard_bytes=SHARD_BYTES)
     seeds = [make(name, folder) for name in SEEDS]
-    mutator, figures, path, before = (
-        strangers.Mutator(seeds),
-        Figures(),
-        folder / "m",
-        {},
-    )
+    whole_bytes = {seed.name: _whole_batch_bytes(seed, folder) for seed in seeds}
+    mutator, figures = strangers.Mutator(seeds), Figures()
+    path, before = folder / "m", {}
     path.mkdir()
     for number in numbers:
         mutant = mutator.mutant(number)
         before = mutant.write(path, before)
         figures.mutants += 1
         for question, ask in ASKS.items():
-            room = int(times * largest_shard(mutant.seed)) + HEAP_BYTES
+            shard_bytes = largest_shard(mutant.seed)
+            room = int(times * shard_bytes)
+            if question == WHOLE_BATCH:
+                kept = whole_bytes[mutant.seed.name]
+                room = max(room, kept + int((times - 1) * shard_bytes))
+            room += HEAP_BYTES
             try:
                 _ask_within(room, ask, path, mutant.checksums)
                 figures.answered += 1
@@ -184,6 +189,21 @@ def _try_mutants(folder, numbers, times):
             except BaseException as error:  # noqa: BLE001
                 figures.failures.append((question, strangers.Failure.of(mutant, error)))
     return figures
+
+
+def _whole_batch_bytes(seed, folder):
+    """Say what the batch of all samples of an unchanged cache keeps once made."""
+    dataset = open_cache(
+        folder / seed.name.replace(" ", "-"), classes=strangers.CLASSES
+    )
+    before = _private_bytes()
+    try:
+        batch = ASKS[WHOLE_BATCH](dataset)
+    except LoaderkitError:  # its samples cannot be joined
+        return 0
+    kept = _private_bytes() - before
+    del batch
+    return kept
 
 
 def largest_shard(seed):
