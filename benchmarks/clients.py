@@ -1,10 +1,11 @@
 """Samples of a cache that somebody else joins or transforms, without workers.
 
 Run it with ``python -m benchmarks.clients [--scale 0.1] [--save]``.  PyG's own
-DataLoader reads a cache, and ``build_loader`` reads one with four of PyG's transforms;
-each takes turns with PyG's DataLoader over an ``InMemoryDataset``, pair by pair, in CPU
-time.  An ``InMemoryDataset`` keeps each sample it was asked for, so that all epochs but
-the first, which is not counted, only copy objects.
+DataLoader reads a cache, and ``build_loader`` reads one with four of PyG's transforms,
+called with each sample or with each batch; each takes turns with PyG's DataLoader over
+an ``InMemoryDataset``, pair by pair, in CPU time.  An ``InMemoryDataset`` keeps each
+sample it was asked for, so that all epochs but the first, which is not counted, only
+copy objects.
 """
 
 from __future__ import annotations
@@ -65,6 +66,14 @@ def main() -> None:
             ours = loaderkit.build_loader(changed, num_workers=0, **wanted)
             entrants = {
                 f"{name}, four transforms": _epoch(ours),
+                "InMemoryDataset": _epoch(DataLoader(transformed, **wanted)),
+            }
+            rows += duels(entrants, rounds=rounds, clock=time.process_time)
+            batches = loaderkit.build_loader(
+                cache, num_workers=0, batch_transform=transform, **wanted
+            )
+            entrants = {
+                f"{name}, four transforms of batches": _epoch(batches),
                 "InMemoryDataset": _epoch(DataLoader(transformed, **wanted)),
             }
             rows += duels(entrants, rounds=rounds, clock=time.process_time)

@@ -19,9 +19,9 @@ from torch.utils.data import (
 from loaderkit.arguments import parse_arguments, show_value
 from loaderkit.errors import LoaderError, OptionError
 from loaderkit.loader.agreement import OrderAgreement
+from loaderkit.loader.collating import JoinThenTransform, OneByOne, collate_of
 from loaderkit.loader.downloads import plan_downloads
 from loaderkit.loader.facts import read_facts
-from loaderkit.loader.fetching import OneByOne, collate_of
 from loaderkit.loader.iterables import IterableRule
 from loaderkit.loader.limits import limit_check_of
 from loaderkit.loader.options import LoaderOptions, check_variables
@@ -103,6 +103,8 @@ def build_loader(
         collate = default_convert
     if collate is None:
         collate = collate_of(dataset, chosen.follow_batch, chosen.exclude_keys)
+    if chosen.batch_transform is not None:
+        collate = JoinThenTransform(collate, chosen.batch_transform)
     batching = _choose_batching(dataset, chosen, seed.value, ranks)
     why_no_rows = ""
     if not batching.iterable and not isinstance(batching.batches, EpochBatches):
@@ -116,7 +118,8 @@ def build_loader(
         rows=rows, why_no_rows=why_no_rows,
         largest_bytes=_largest(dataset, chosen), options=chosen,
     )  # fmt: skip
-    if chosen.collate_fn is not None:  # the user's code may draw random numbers
+    if chosen.collate_fn is not None or chosen.batch_transform is not None:
+        # The user's code may draw random numbers.
         facts = replace(facts, quiet=False)
     plan = decide(
         facts, chosen, batching=batching.in_words, batches=batching.count(),

@@ -12,7 +12,8 @@ from torch.utils.data import IterableDataset
 
 from loaderkit.errors import LoaderkitError, OptionError
 from loaderkit.forking import ForkHazard, find_fork_hazard
-from loaderkit.loader.fetching import draws_nothing, is_gathering
+from loaderkit.loader.collating import is_gathering, split_transform
+from loaderkit.loader.fetching import draws_nothing
 from loaderkit.loader.pipes import as_sent
 from loaderkit.loader.probe import probe
 from loaderkit.loader.stateful import is_stateful
@@ -137,7 +138,7 @@ def read_facts(
         start_methods=tuple(multiprocessing.get_all_start_methods()),
         unpicklable=""
         if method == "fork"
-        else why_unpicklable({"dataset": as_sent(dataset), "collate_fn": collate}),
+        else why_unpicklable(_sent_to_workers(dataset, collate)),
         fork_hazard=hazard,
         parcels=sys.platform == "linux" and hasattr(os, "memfd_create"),
         daemonic=bool(multiprocessing.current_process().daemon),
@@ -145,6 +146,16 @@ def read_facts(
         under_pytest="PYTEST_CURRENT_TEST" in os.environ,
         environment={k: v for k, v in os.environ.items() if k.startswith("LOADERKIT_")},
     )
+
+
+def _sent_to_workers(dataset: Any, collate: Callable[[Any], Any]) -> Mapping[str, Any]:
+    """Name what a spawned worker gets as the caller named it."""
+    join, transform = split_transform(collate)
+    return {
+        "dataset": as_sent(dataset),
+        "collate_fn": join,
+        "batch_transform": transform,
+    }
 
 
 def _is_worth_probing(

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import functools
 import pickle
 import traceback
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,12 +20,16 @@ from torch.utils.data import (
 )
 
 from loaderkit.errors import LoaderError, LoaderkitError
-from loaderkit.joining import join, own_collate
+from loaderkit.loader.collating import (
+    OneByOne,
+    innermost,
+    is_gathering,
+    split_transform,
+)
 from loaderkit.loader.users_errors import error_about
 from loaderkit.memory.shm_batch import (
     SegmentRing,
     SharedBatch,
-    default_collate,
     packing,
     parcels_work,
 )
@@ -40,99 +42,15 @@ if TYPE_CHECKING:
     from loaderkit.loader.limits import LimitCheck
 
 
-def is_gathering(dataset: Any, collate: Callable[[Any], Any] | None = None) -> bool:
-    """Tell whether batches come from a cache, without running code of a user.
-
-    Args:
-        dataset: What is read.
-        collate: How its samples are joined; the dataset's own way if None.  Any other
-            is a user's, and gets samples.
-    """
-    inner = _innermost(dataset)
-    if not getattr(inner, "gathers", False):
-        return False
-    if isinstance(collate, functools.partial):
-        collate = collate.func
-    return collate is None or collate == inner.collate
-
-
-def _innermost(dataset: Any) -> Any:
-    while type(dataset) is Subset:  # a subclass of it may change the samples
-        dataset = dataset.dataset
-    return dataset
-
-
 def draws_nothing(dataset: Any) -> bool:
     """Tell whether reading a sample draws no random numbers: no user's code runs."""
-    dataset = _innermost(dataset)
+    dataset = innermost(dataset)
     pyg = loaded_pyg()
     if pyg is not None and isinstance(dataset, pyg.in_memory_dataset):
         transform: Any = getattr(dataset, "transform", None)
         return transform is None
     plain = isinstance(dataset, list | tuple | TensorDataset)
     return plain or is_gathering(dataset)
-
-
-def collate_of(
-    dataset: Any, follow_batch: Sequence[str] | None, exclude_keys: Sequence[str] | None
-) -> Callable[[Any], Any]:
-    """Choose how samples are joined.
-
-    Args:
-        dataset: One of ours joins its own samples.
-        follow_batch: As in PyG.
-        exclude_keys: As in PyG.
-
-    Returns:
-        A function of a list of samples, that can be pickled.
-    """
-    collate = own_collate(dataset)
-    if collate is None:
-        return Join(list(follow_batch or ()), list(exclude_keys or ()))
-    for_graphs = {"follow_batch": follow_batch, "exclude_keys": exclude_keys}
-    given = {name: keys for name, keys in for_graphs.items() if keys is not None}
-    return functools.partial(collate, **given) if given else collate
-
-
-class Join:
-    """Joins graphs as PyG does, and anything else as torch does.
-
-    Args:
-        follow_batch: Fields that get a ``_batch`` vector of their own.
-        exclude_keys: Fields that are left out.
-    """
-
-    def __init__(self, follow_batch: list[str], exclude_keys: list[str]) -> None:
-        self.follow_batch, self.exclude_keys = follow_batch, exclude_keys
-
-    def __call__(self, samples: Any) -> Any:
-        """Join a list of samples; what is joined already passes.
-
-        ``__getitems__`` may give samples in any sequence: torch joins a tuple, too.
-        One with named fields is a batch.
-        """
-        if type(samples) is tuple or isinstance(samples, Iterator):
-            samples = list(samples)
-        if not isinstance(samples, list):
-            return samples
-        return join(samples, default_collate, self.follow_batch, self.exclude_keys)
-
-
-class OneByOne:
-    """Gives the one sample of a list as it is: there are no batches.
-
-    Args:
-        convert: The loader's ``collate_fn``, which gets a single sample then, as torch
-            has it.
-    """
-
-    def __init__(self, convert: Callable[[Any], Any]) -> None:
-        self.convert = convert
-
-    def __call__(self, samples: list[Any]) -> Any:
-        """Convert the only sample."""
-        [sample] = samples
-        return self.convert(sample)
 
 
 def fetch(
@@ -157,6 +75,7 @@ def fetch(
             more than a batch may; the message names them, and the user's own error is
             its cause.  ``except`` with the type of that error catches it, too.
     """
+    collate, transform = split_transform(collate)
     if is_gathering(dataset, collate):
         samples = _read_together(_unread, dataset, rows)
     elif reads_together(dataset) and not isinstance(collate, OneByOne):
@@ -166,7 +85,7 @@ def fetch(
     if limits is not None:
         limits.check(samples, names_of(dataset, rows))
     try:
-        return collate(samples)
+        batch = collate(samples)
     except LoaderkitError:
         raise
     except Exception as error:
@@ -180,6 +99,43 @@ def fetch(
             what = "A batch without samples could not be joined: "
             fix = "leave empty batches out of the batch_sampler"
         raise error_about(what, error, fix) from error
+    if transform is None:
+        return batch
+    return transform_batch(transform, batch, f"the samples {names_of(dataset, rows)}")
+
+
+def transform_batch(
+    transform: Callable[[Any], Any], batch: Any, which_batch: str
+) -> Any:
+    """Call the user's ``batch_transform``.
+
+    Args:
+        transform: As the user gave it.
+        batch: What the samples were joined to.
+        which_batch: Names it in the error.
+
+    Returns:
+        What the transform returns.
+
+    Raises:
+        LoaderError: The transform raised, or returned None.
+    """
+    name = name_of_function(transform)
+    try:
+        transformed = transform(batch)
+    except LoaderkitError:
+        raise
+    except Exception as error:
+        what = f"Joined, but not transformed: {which_batch}: "
+        fix = f"mend {name} for a whole batch, or call it sample by sample, as "
+        fix += "transform= of the dataset; num_workers=0 to step through"
+        raise error_about(what, error, fix) from error
+    if transformed is None:
+        what = f"batch_transform {name} returned None for {which_batch}."
+        why = "what it returns is the batch that the loop gets"
+        fix = "return the batch, also one that was changed in place"
+        raise LoaderError(what, why=why, fix=fix)
+    return transformed
 
 
 def reads_together(dataset: Any) -> bool:
@@ -282,14 +238,14 @@ def name_of(dataset: Any, row: Any) -> str:
     """
     number = f"row {row:,}" if isinstance(row, int | np.integer) else f"row {row!r}"
     with contextlib.suppress(Exception):  # a name must not hide the error it is for
-        dataset, inner_row = _innermost_row(dataset, row)
+        dataset, inner_row = innermost_row(dataset, row)
         if isinstance(inner_row, int | np.integer):
             number = f"row {inner_row:,}"
         return f"{dataset.key(inner_row)!r} ({number})"
     return number
 
 
-def _innermost_row(dataset: Any, row: Any) -> tuple[Any, Any]:
+def innermost_row(dataset: Any, row: Any) -> tuple[Any, Any]:
     """Look up where a row of a subset, or of datasets in a chain, comes from."""
     while True:
         if isinstance(dataset, Subset):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from loaderkit.errors import LoaderError, LoaderkitError
+from loaderkit.loader.collating import OneByOne, split_transform
 from loaderkit.loader.delivery import (
     FAILED,
     SKIPPED,
@@ -21,8 +22,8 @@ from loaderkit.loader.delivery import (
 from loaderkit.loader.fetching import (
     Failure,
     LocalFailure,
-    OneByOne,
     name_of_function,
+    transform_batch,
 )
 from loaderkit.loader.pipes import prepare_pipe
 from loaderkit.loader.ranks import Deal, Ranks, share_length
@@ -276,14 +277,18 @@ class IterableBatches(IterableDataset[Delivery]):
             raise error_about(what, error, _MEND_STREAM) from error
 
     def _joined(self, rows: list[Any], number: int) -> Any:
-        collate: Any = self.collate
+        collate, transform = split_transform(self.collate)
         what = f"The samples of batch {number:,} were read, but not joined: "
+        named: Any = collate
         if isinstance(collate, OneByOne):
             what = f"Sample {number:,} was read, but not converted: "
-            collate = collate.convert
-        fix = f"mend {name_of_function(collate)}, or the samples; num_workers=0 to "
+            named = collate.convert
+        fix = f"mend {name_of_function(named)}, or the samples; num_workers=0 to "
         with _told(what, f"{fix}step through"):
-            return self.collate(rows)
+            batch = collate(rows)
+        if transform is None:
+            return batch
+        return transform_batch(transform, batch, f"batch {number:,}")
 
     def _state(self, number: int, source: Iterator[Any]) -> WorkerState:
         if is_own_iterator(self.dataset):

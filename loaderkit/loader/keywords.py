@@ -40,6 +40,7 @@ class LoaderKeywords(TypedDict, total=False):
     world_size: int | None
     timeout: float
     collate_fn: Callable[[Any], Any] | None
+    batch_transform: Callable[[Any], Any] | None
     worker_init_fn: Callable[[int], None] | None
     follow_batch: Sequence[str] | None
     exclude_keys: Sequence[str] | None

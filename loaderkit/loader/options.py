@@ -126,6 +126,9 @@ class LoaderOptions(SettingOverrides):
     """Seconds to wait for a worker; 0 waits for ever."""
     collate_fn: Callable[[Any], Any] | None = None
     """How samples are joined; the dataset's own way, PyG's or torch's if None."""
+    batch_transform: Callable[[Any], Any] | None = None
+    """Called with each batch once it is joined, where it is joined; may change it in
+    place; what it returns is the batch."""
     worker_init_fn: Callable[[int], None] | None = None
     """Called in every worker as it starts."""
     follow_batch: Sequence[str] | None = None
@@ -234,8 +237,10 @@ _ORDER_OPTIONS = (
     "shuffle", "bucket_by", "max_nodes", "max_edges", "max_bytes", "max_tokens",
 )  # fmt: skip
 """What decides the order or the ends of batches."""
-_BATCH_OPTIONS = {"drop_last", "bucket_by", "follow_batch", "exclude_keys"}
-"""What says how samples are joined."""
+_BATCH_OPTIONS = {
+    *("drop_last", "bucket_by", "follow_batch", "exclude_keys", "batch_transform"),
+}
+"""What says how samples are joined, and what is done with a batch."""
 
 
 def _is_zero(value: object) -> bool:
@@ -332,6 +337,7 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "rank": _at_least(0),
     "timeout": _check_timeout,
     "collate_fn": lambda n, v: check_callable(n, v, "lambda samples: samples"),
+    "batch_transform": lambda n, v: check_callable(n, v, "lambda batch: batch"),
     "worker_init_fn": lambda n, v: check_callable(n, v, "lambda worker: None"),
     "follow_batch": check_names,
     "exclude_keys": check_names,

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from loaderkit.arguments import check_integer
 from loaderkit.errors import LoaderError
 from loaderkit.forking import warn_of_fork_hazard
+from loaderkit.loader.collating import OneByOne
 from loaderkit.loader.delivery import (
     DeliveryCollate,
     MapBatches,
@@ -23,7 +24,7 @@ from loaderkit.loader.delivery import (
     WorkerState,
 )
 from loaderkit.loader.epochs import LoaderEpoch, Progress, death_at_start
-from loaderkit.loader.fetching import Fetching, OneByOne, Sending
+from loaderkit.loader.fetching import Fetching, Sending
 from loaderkit.loader.iterables import IterableBatches, IterableRule, ToldLength
 from loaderkit.loader.resumable import (
     EpochBatches,

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loaderkit.errors import LoaderError, LoaderkitError
-from loaderkit.loader.fetching import Join, draws_nothing, fetch, is_gathering
+from loaderkit.loader.collating import Join, is_gathering
+from loaderkit.loader.fetching import draws_nothing, fetch
 from loaderkit.loader.forecast import PROBE_S
 from loaderkit.memory.shm_batch import SegmentRing, SharedBatch, forget
 from loaderkit.randomness import quiet

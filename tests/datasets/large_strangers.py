@@ -162,7 +162,10 @@ def _try_mutants(folder, numbers, times):
     torch.set_num_threads(1)
     make = functools.partial(strangers.Seed.make, kinds=SEEDS, shard_bytes=SHARD_BYTES)
     seeds = [make(name, folder) for name in SEEDS]
-    whole_bytes = {seed.name: _whole_batch_bytes(seed, folder) for seed in seeds}
+    # In a process of its own, so that questions find nothing that these left free.
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        kept = [pool.apply(_whole_batch_bytes, (seed, folder)) for seed in seeds]
+    whole_bytes = {seed.name: each for seed, each in zip(seeds, kept, strict=True)}
     mutator, figures = strangers.Mutator(seeds), Figures()
     path, before = folder / "m", {}
     path.mkdir()
@@ -174,8 +177,8 @@ def _try_mutants(folder, numbers, times):
             shard_bytes = largest_shard(mutant.seed)
             room = int(times * shard_bytes)
             if question == WHOLE_BATCH:
-                kept = whole_bytes[mutant.seed.name]
-                room = max(room, kept + int((times - 1) * shard_bytes))
+                kept_bytes = whole_bytes[mutant.seed.name]
+                room = max(room, kept_bytes + int((times - 1) * shard_bytes))
             room += HEAP_BYTES
             try:
                 _ask_within(room, ask, path, mutant.checksums)

@@ -65,6 +65,7 @@ WRONG = {
     "seed": ["a", "1", 1.5, True, 2**64, -(2**63) - 1, [1]],
     "timeout": [None, -1, "5", float("nan"), float("inf"), True, [1]],
     "collate_fn": NO_FUNCTION,
+    "batch_transform": NO_FUNCTION,
     "worker_init_fn": NO_FUNCTION,
     "follow_batch": NO_NAMES,
     "exclude_keys": NO_NAMES,
