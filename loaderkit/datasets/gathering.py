@@ -154,10 +154,14 @@ class Gathering:
             self.empty((*rest[:axis], length, *rest[axis:]), dtype)
             for length in runs.lengths.tolist()
         ]
-        rows = [np.moveaxis(tensor.numpy(), axis, 0) for tensor in tensors]
+        # What np.moveaxis(array, axis, 0) does, its 10 us spent once for all samples.
+        rows_first = (axis, *(each for each in range(len(rest) + 1) if each != axis))
+        rows = [tensor.numpy().transpose(rows_first) for tensor in tensors]
         column.gather_apart(runs, rows)
         if leaf.axis is None:
             tensors = [tensor[0] for tensor in tensors]
+        if dtype == carrier(dtype):
+            return tensors
         return [tensor.view(dtype) for tensor in tensors]
 
     def layout(self, column: ColumnReader) -> tuple[Runs, tuple[int, ...]]:
