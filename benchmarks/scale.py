@@ -202,17 +202,12 @@ def _in_a_cgroup(limit: int, path: Path, order: str) -> tuple[float, float]:
     process.start()
     found: tuple[float, float] = ours.recv()
     process.join()
-    (CGROUPS / f"loaderkit-{process.pid}").rmdir()
+    leave_cgroup(process.pid)
     return found
 
 
 def _read_limited(limit: int, path: Path, order: str, answers: Any) -> None:
-    group = CGROUPS / f"loaderkit-{os.getpid()}"
-    group.mkdir()
-    os.sync()  # pages that wait to be written are not dropped
-    Path("/proc/sys/vm/drop_caches").write_text("1")
-    (group / "memory.limit_in_bytes").write_text(str(limit))
-    (group / "cgroup.procs").write_text(str(os.getpid()))
+    enter_cgroup(limit)
     if path.name == "pt":
         files = PtFiles(path)
         count = len(files)
@@ -222,14 +217,14 @@ def _read_limited(limit: int, path: Path, order: str, answers: Any) -> None:
     else:
         dataset = loaderkit.open_cache(path, checksums="never")
         count, read = len(dataset), dataset.batch
-    before, start, samples = _disk_bytes(), time.perf_counter(), 0
+    before, start, samples = disk_bytes_read(), time.perf_counter(), 0
     for rows in _batches(count, order):
         read(rows)
         samples += len(rows)
         if time.perf_counter() - start > SECONDS:
             break
     seconds = time.perf_counter() - start
-    answers.send((samples / seconds, (_disk_bytes() - before) / samples))
+    answers.send((samples / seconds, (disk_bytes_read() - before) / samples))
 
 
 def _batches(count: int, order: str) -> Iterator[NDArray[np.int64]]:
@@ -249,8 +244,31 @@ def _batches(count: int, order: str) -> Iterator[NDArray[np.int64]]:
             yield rows[start : start + batch]
 
 
-def _disk_bytes() -> int:
-    """Bytes that this process had the disk read."""
+def enter_cgroup(limit: int | None) -> None:
+    """Have this process use so many bytes at most, and begin with no file in memory.
+
+    Args:
+        limit: Bytes, pages of files included; None for no limit.
+    """
+    os.sync()  # pages that wait to be written are not dropped
+    Path("/proc/sys/vm/drop_caches").write_text("1")
+    if limit is None:
+        return
+    group = CGROUPS / f"loaderkit-{os.getpid()}"
+    group.mkdir()
+    (group / "memory.limit_in_bytes").write_text(str(limit))
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def leave_cgroup(pid: int | None) -> None:
+    """Remove the group of a process that has ended, if it made one."""
+    group = CGROUPS / f"loaderkit-{pid}"
+    if group.exists():
+        group.rmdir()
+
+
+def disk_bytes_read() -> int:
+    """Count the bytes that this process had the disk read."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("read_bytes")).split()[1])
 

@@ -21,6 +21,7 @@ from loaderkit.cache.download_ahead import StoredRows
 from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.shards import Checksums, check_checksums
 from loaderkit.cache.store import Store
+from loaderkit.cache.stored_arrays import StoredArrays, stored_arrays
 from loaderkit.datasets.absent import no_such_attribute
 from loaderkit.datasets.classes import ClassRegistry, modules_of
 from loaderkit.datasets.columns import (
@@ -501,6 +502,17 @@ class SafeDataset(RowSelection[T], Dataset[T]):
             shard_bytes=manifest.shards.bytes,
             is_missing=is_missing,
         )
+
+    def stored_arrays(self) -> StoredArrays | None:
+        """Say how many bytes the cache has on local disk, array by array.
+
+        Returns:
+            The sums; None where there is no cache, or it is in a store.
+        """
+        if not isinstance(self.cache, Path):
+            return None
+        manifest = self._open().store.manifest
+        return stored_arrays(manifest, self.cache, free_bytes=page_cache_bytes())
 
     def let_go_of_shards(self) -> None:
         """Leave the room that shards of a store take to workers, who read from now on.

@@ -17,6 +17,7 @@ from torch.utils.data import (
 )
 
 from loaderkit.arguments import parse_arguments, show_value
+from loaderkit.cache.stored_arrays import measure_disk
 from loaderkit.errors import LoaderError, OptionError
 from loaderkit.loader.agreement import OrderAgreement
 from loaderkit.loader.collating import JoinThenTransform, OneByOne, collate_of
@@ -26,9 +27,10 @@ from loaderkit.loader.iterables import IterableRule
 from loaderkit.loader.limits import limit_check_of
 from loaderkit.loader.options import LoaderOptions, check_variables
 from loaderkit.loader.pipes import shares_out, with_shuffle
-from loaderkit.loader.plan import decide
+from loaderkit.loader.plan import decide, rate
 from loaderkit.loader.planned import LoaderSetup, PlannedLoader
 from loaderkit.loader.ranks import Ranks, read_ranks
+from loaderkit.loader.reading import forecast_reading
 from loaderkit.loader.resumable import EpochBatches, Position, PublicSamplers
 from loaderkit.loader.samplers import (
     MIXED_SHARDS,
@@ -42,6 +44,7 @@ from loaderkit.loader.subject import (
     check_dataset,
     check_graph_fields,
     sizes_of,
+    stored_arrays_of,
     stored_rows_of,
 )
 from loaderkit.loader.user_batches import UserBatches, rows_without_drawing
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
     from loaderkit.loader.facts import Facts
     from loaderkit.loader.keywords import LoaderKeywords
     from loaderkit.loader.plan import LoaderPlan
+    from loaderkit.loader.reading import Order, ReadingForecast
 
     Ints = NDArray[np.int64]
 
@@ -125,6 +129,7 @@ def build_loader(
         facts, chosen, batching=batching.in_words, batches=batching.count(),
         seed=seed.value, seed_reason=seed.reason,
     )  # fmt: skip
+    plan = replace(plan, reading=_forecast_reading(dataset, batching, plan, facts))
     downloads = _plan_downloads(dataset, batching.batches)
     if downloads is not None:
         warned = (*plan.warnings, downloads.warning) if downloads.warning else ()
@@ -307,6 +312,37 @@ def _batches_of_rule(
 def _shard_of_row(dataset: Any) -> Ints | None:
     stored = stored_rows_of(dataset)
     return None if stored is None else stored.shard_of_row
+
+
+def _forecast_reading(
+    dataset: Any, batching: Batching, plan: LoaderPlan, facts: Facts
+) -> ReadingForecast | None:
+    """Say what epochs read from disk; None where samples are not in a cache on it."""
+    stored, batches = stored_arrays_of(dataset), batching.count()
+    if stored is None or facts.samples is None or not batches:
+        return None
+    order: Order = "shuffled"
+    samples = facts.samples
+    if isinstance(batching.batches, EpochBatches):
+        rule = batching.batches.rule
+        samples = -(-samples // rule.ranks)
+        if rule.shuffle == "block":
+            order = "shuffled in blocks"
+        elif not rule.shuffle and not rule.bucket_by:
+            order = "in order"
+    samples_per_s = None
+    if facts.measured is not None:
+        samples_per_s = rate(facts, plan.num_workers) * samples / batches
+    is_larger = stored.file_bytes > stored.free_bytes
+    disk = measure_disk(stored.files) if is_larger and facts.measured else None
+    return forecast_reading(
+        stored,
+        samples=samples,
+        batches=batches,
+        order=order,
+        samples_per_s=samples_per_s,
+        disk=disk,
+    )
 
 
 def _plan_downloads(

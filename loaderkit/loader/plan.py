@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from loaderkit.loader.downloads import DownloadPlan
     from loaderkit.loader.facts import Facts
     from loaderkit.loader.options import SettingOverrides
+    from loaderkit.loader.reading import ReadingForecast
 
 QUEUE_S = 0.0003
 """What a message between processes costs besides its bytes: locks, wake-ups."""
@@ -87,6 +88,8 @@ class LoaderPlan:
     """Variables of the environment that were followed."""
     probe: str = ""
     """What measuring took, where that was long; empty otherwise."""
+    reading: ReadingForecast | None = None
+    """What epochs read from disk, and how fast; None without a cache on local disk."""
     downloads: DownloadPlan | None = None
     """What epochs take from a store; None where the samples are on local disk."""
 
@@ -101,6 +104,7 @@ class LoaderPlan:
             ],
             notes=[
                 *(f"warning: {each}" for each in self.warnings),
+                *([f"reading: {self.reading}"] if self.reading else []),
                 *str(self.forecast).splitlines(),
             ],
         )
@@ -112,6 +116,8 @@ class LoaderPlan:
             lines.append(f"{name:<24}{value:<11} {self.reasons[name]}")
         if self.probe:
             lines.append(f"{'probe':<24}{self.probe}")
+        if self.reading is not None:
+            lines.append(f"{'reading':<24}{self.reading}")
         if self.downloads is not None:
             lines.append(f"{'store':<24}{self.downloads}")
         lines += [f"warning: {each}" for each in self.warnings]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 BLOCK = 1024
 """Samples that lie side by side in a block of ``shuffle="block"``."""
-_MIXED_BLOCKS = 8
+MIXED_BLOCKS = 8
 """Blocks whose samples are mixed with each other."""
 MIXED_SHARDS = 4
 """Shards of a store whose blocks are mixed with each other: 1 GiB of the usual size is
@@ -238,8 +238,8 @@ def _mixed_blocks(rows: Ints, chance: np.random.Generator) -> Ints:
     starts = np.arange(0, len(rows), BLOCK)
     blocks = [rows[start : start + BLOCK] for start in chance.permutation(starts)]
     mixed = [
-        chance.permutation(np.concatenate(blocks[at : at + _MIXED_BLOCKS]))
-        for at in range(0, len(blocks), _MIXED_BLOCKS)
+        chance.permutation(np.concatenate(blocks[at : at + MIXED_BLOCKS]))
+        for at in range(0, len(blocks), MIXED_BLOCKS)
     ]
     return np.concatenate(mixed) if mixed else rows
 

@@ -16,6 +16,7 @@ from loaderkit.mistaken import mistaken_for_dataset
 
 if TYPE_CHECKING:
     from loaderkit.cache.download_ahead import StoredRows
+    from loaderkit.cache.stored_arrays import StoredArrays
     from loaderkit.loader.options import LoaderOptions
 
 
@@ -178,6 +179,22 @@ def stored_rows_of(dataset: Any) -> StoredRows | None:
     if stored is None or rows is None:
         return stored
     return replace(stored, shard_of_row=stored.shard_of_row[rows])
+
+
+def stored_arrays_of(dataset: Any) -> StoredArrays | None:
+    """Ask a dataset how many bytes its cache has on local disk.
+
+    Args:
+        dataset: With a method ``stored_arrays()``, or torch's ``Subset`` of one.
+
+    Returns:
+        The sums; None where there is no such cache, or it does not say.
+    """
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    ask = getattr(dataset, "stored_arrays", None)
+    stored: StoredArrays | None = ask() if callable(ask) else None
+    return stored
 
 
 def let_go_of_shards(dataset: Any) -> None:

@@ -1,0 +1,231 @@
+"""How many bytes a cache has on disk, array by array, and how fast its disk is."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from typing_extensions import Self
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from loaderkit.cache.manifest import Manifest
+
+PAGE_BYTES = 4096
+"""What the disk gives at least, and the page cache keeps."""
+_STRETCH_PAGES = 2048
+"""What is asked for at once to measure reading in order: a batch of large graphs."""
+_PIECES = 128
+"""Pages that are asked for at once to measure reading at random: a batch of small
+graphs has more, one of large graphs fewer."""
+_MEASURE_S = 0.04
+"""Each of the two is repeated for so long, or until the files are read once."""
+_TRIED_BYTES = 256 << 10
+"""So much is compressed to see what compression would bring; it takes 10 ms."""
+
+
+@dataclass(frozen=True)
+class StoredArrays:
+    """What of a cache lies on local disk."""
+
+    samples: int
+    """Samples of the whole cache."""
+    file_bytes: int
+    """Bytes of its files."""
+    array_bytes: tuple[int, ...]
+    """Bytes of each array over all files, once decompressed."""
+    read_bytes: tuple[float, ...]
+    """What one value of each array makes the disk give: the value's own bytes, or its
+    chunk where arrays are compressed."""
+    is_compressed: bool
+    """Whether the files hold compressed chunks."""
+    free_bytes: int
+    """What the system may use for pages of files."""
+    files: tuple[Path, ...]
+    """Some of the files, for :func:`measure_disk`."""
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """Bytes of all arrays, once decompressed."""
+        return sum(self.array_bytes)
+
+
+@dataclass(frozen=True)
+class DiskSpeed:
+    """What a disk was seen to give."""
+
+    bytes_per_s: float
+    """In order, megabytes asked for at once."""
+    pieces_per_s: float
+    """Pages anywhere, many asked for at once."""
+    compressed_share: float
+    """Part of its size that a piece of a file takes, compressed by zlib at level 1."""
+    measured_s: float
+    """Time that measuring took."""
+
+
+def stored_arrays(manifest: Manifest, folder: Path, *, free_bytes: int) -> StoredArrays:
+    """Add up what the manifest says of each array.
+
+    Args:
+        manifest: Of a cache on local disk.
+        folder: Where its files lie.
+        free_bytes: What the system may use for pages of files.
+
+    Returns:
+        The sums; nothing is read.
+    """
+    samples, file_bytes = manifest.samples, manifest.bytes
+    total: dict[str, int] = {}
+    chunk_bytes: dict[str, int] = {}
+    for group in manifest.shards.groups:
+        for name, array in group.schema.arrays:
+            total[name] = total.get(name, 0) + int(group.nbytes(name).sum())
+            if array.chunk_index is not None:
+                largest = int(group.chunk_bytes(name).max())
+                chunk_bytes[name] = max(chunk_bytes.get(name, 0), largest)
+    unpacked = sum(total.values())
+    share = min(1.0, file_bytes / max(1, unpacked)) if chunk_bytes else 1.0
+    of_a_value = (nbytes / max(1, samples) for nbytes in total.values())
+    read_bytes = tuple(
+        max(value, chunk_bytes.get(name, 0)) * share
+        for name, value in zip(total, of_a_value, strict=True)
+    )
+    largest_first = np.argsort(manifest.shards.bytes)[::-1][:4]
+    files = manifest.shards.files
+    return StoredArrays(
+        samples=samples,
+        file_bytes=file_bytes,
+        array_bytes=tuple(total.values()),
+        read_bytes=read_bytes,
+        is_compressed=bool(chunk_bytes),
+        free_bytes=free_bytes,
+        files=tuple(folder / files[number] for number in largest_first.tolist()),
+    )
+
+
+def measure_disk(files: Sequence[Path]) -> DiskSpeed | None:
+    """Read some of the files as batches do, past what the page cache has of them.
+
+    Args:
+        files: Of a cache that is larger than memory: what is dropped from the page
+            cache for the measurement would not have stayed there.
+
+    Returns:
+        What the disk gave; None where the system does not say which pages it shall
+        drop (macOS, Windows), or a file cannot be read.
+    """
+    if not hasattr(os, "posix_fadvise"):
+        return None
+    begun = time.perf_counter()
+    try:
+        in_order, at_random = _Reading(), _Reading()
+        for file in files:
+            with _MappedFile(file) as mapped:
+                _read_in_order(mapped, in_order)
+                _read_at_random(mapped, at_random)
+        compressed_share = _compressed_share(files[0])
+    except (OSError, ValueError):  # ValueError: a file is empty
+        return None
+    return DiskSpeed(
+        bytes_per_s=in_order.pages * PAGE_BYTES / max(in_order.seconds, 1e-9),
+        pieces_per_s=at_random.pages / max(at_random.seconds, 1e-9),
+        compressed_share=compressed_share,
+        measured_s=time.perf_counter() - begun,
+    )
+
+
+@dataclass
+class _Reading:
+    """What was read so far, and how long it took."""
+
+    pages: int = 0
+    seconds: float = 0.0
+
+    @property
+    def is_enough(self) -> bool:
+        return self.seconds > _MEASURE_S
+
+
+class _MappedFile:
+    """A file that is read through a map, page by page, as a cache's are."""
+
+    def __init__(self, file: Path) -> None:
+        self._descriptor = os.open(file, os.O_RDONLY)
+        try:
+            self._map = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError):
+            os.close(self._descriptor)
+            raise
+        self._map.madvise(mmap.MADV_RANDOM)
+        self.pages = len(self._map) // PAGE_BYTES
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._map.close()
+        os.close(self._descriptor)
+
+    def drop(self, first: int, pages: int) -> None:
+        """Have the system forget pages, so that it must read them from disk."""
+        start, nbytes = first * PAGE_BYTES, pages * PAGE_BYTES
+        self._map.madvise(mmap.MADV_DONTNEED, start, nbytes)
+        os.posix_fadvise(self._descriptor, start, nbytes, os.POSIX_FADV_DONTNEED)
+
+    def ask(self, first: int, pages: int) -> None:
+        """Tell the system that pages are going to be read."""
+        self._map.madvise(mmap.MADV_WILLNEED, first * PAGE_BYTES, pages * PAGE_BYTES)
+
+    def touch(self, first: int, pages: int) -> None:
+        """Read a byte of each page, which waits for the disk."""
+        stop = (first + pages) * PAGE_BYTES
+        self._map[first * PAGE_BYTES : stop : PAGE_BYTES]
+
+
+def _read_in_order(mapped: _MappedFile, reading: _Reading) -> None:
+    for first in range(0, mapped.pages, _STRETCH_PAGES):
+        if reading.is_enough:
+            return
+        pages = min(_STRETCH_PAGES, mapped.pages - first)
+        mapped.drop(first, pages)
+        begun = time.perf_counter()
+        mapped.ask(first, pages)
+        mapped.touch(first, pages)
+        mapped.drop(
+            first, pages
+        )  # when memory is full, a page goes for each that comes
+        reading.seconds += time.perf_counter() - begun
+        reading.pages += pages
+
+
+def _read_at_random(mapped: _MappedFile, reading: _Reading) -> None:
+    order = np.random.default_rng(0).permutation(mapped.pages).tolist()
+    for at in range(0, len(order), _PIECES):
+        if reading.is_enough:
+            return
+        some = order[at : at + _PIECES]
+        for page in some:
+            mapped.drop(page, 1)
+        begun = time.perf_counter()
+        for page in some:
+            mapped.ask(page, 1)
+        for page in some:
+            mapped.touch(page, 1)
+            mapped.drop(page, 1)
+        reading.seconds += time.perf_counter() - begun
+        reading.pages += len(some)
+
+
+def _compressed_share(file: Path) -> float:
+    with file.open("rb") as stream:
+        stream.seek(file.stat().st_size // 2)
+        some = stream.read(_TRIED_BYTES)
+    return len(zlib.compress(some, 1)) / max(1, len(some))
