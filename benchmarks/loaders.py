@@ -106,11 +106,11 @@ def _entrants(
         loaderkit.pack(samples, folder / "cache.lk")
     cache = loaderkit.open_cache(folder / "cache.lk")
     if name == "w3" and case == "other ways":
-        ours = loaderkit.build_loader(cache, batch_size=batch, shuffle=True)
-        found = {"build_loader from a cache": _epoch(ours)}
+        loader = loaderkit.build_loader(cache, batch_size=batch, shuffle=True)
+        found = {"build_loader from a cache": _epoch(loader)}
         return found | _through_litdata(samples, batch, folder, pad_clips)
     if name == "w3":
-        ours = cache if case == "cache" else samples
+        ours: Any = cache if case == "cache" else samples
         collate = None if case == "cache" else pad_clips
         return _ours(ours, batch, collate) | _theirs(samples, batch)
     if case == "files":

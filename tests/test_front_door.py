@@ -1,5 +1,6 @@
 """What a user sees on ``import loaderkit``."""
 
+import inspect
 import subprocess
 import sys
 from dataclasses import fields
@@ -14,6 +15,7 @@ from loaderkit import pack
 from loaderkit.budget.assertions import FitOptions
 from loaderkit.budget.batch import PlanOptions
 from loaderkit.budget.keywords import FitKeywords, PlanKeywords
+from loaderkit.datasets.pack import PackKeywords
 from loaderkit.loader.keywords import LoaderKeywords
 from loaderkit.loader.options import LoaderOptions
 
@@ -76,3 +78,9 @@ def test_pyg_is_imported_once_a_sample_is_of_it_and_not_before(tmp_path):
 )
 def test_type_checkers_know_the_options_that_are_checked(checked, typed):
     assert {each.name for each in fields(checked)} == set(typed.__annotations__)
+
+
+def test_type_checkers_know_the_options_of_pack():
+    _, _, *options = inspect.signature(loaderkit.pack).parameters
+
+    assert options == list(PackKeywords.__annotations__)

@@ -31,7 +31,7 @@ def open_cache(
     mirror: str | os.PathLike[str] | None = None,
     mirror_bytes: int | str | None = None,
     **options: Any,
-) -> Any:
+) -> SafeDataset[Any]:
     """Open a cache that was packed before.
 
     Args:

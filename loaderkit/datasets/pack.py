@@ -21,7 +21,15 @@ import os
 import shutil
 import threading
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    NamedTuple,
+    TypedDict,
+    TypeVar,
+    get_args,
+    overload,
+)
 
 import filelock
 import numpy as np
@@ -68,15 +76,19 @@ from loaderkit.randomness import quiet
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
+    from torch.utils.data import Dataset
+    from typing_extensions import Unpack
 
     from loaderkit.cache.remote import CacheLocation
+    from loaderkit.datasets.base import SafeDataset
     from loaderkit.datasets.packing_workers import SpanReader
     from loaderkit.datasets.sources import Source
 
+T = TypeVar("T")
 _MOST_WORKERS = 4096
 """More packing workers are a mistake: the first thousand of a million took minutes to
 start, and the machine with them."""
@@ -113,6 +125,37 @@ class PackOptions:
             check_integer("workers", self.workers, least=0, most=_MOST_WORKERS)
 
 
+class PackKeywords(TypedDict, total=False):
+    """Options of ``pack``, where what each one means is told."""
+
+    workers: int | None
+    compression: str | None
+    shard_bytes: int
+    overwrite: bool
+    track_files: TrackFiles
+    storage_options: Mapping[str, Any] | None
+    mirror: str | os.PathLike[str] | None
+    mirror_bytes: int | str | None
+
+
+# PyG has no types that a checker sees: graphs are told from other samples only when a
+# program runs, and SafeGraphDataset is a SafeDataset.
+@overload
+def pack(
+    source: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    **options: Unpack[PackKeywords],
+) -> SafeDataset[Any]: ...
+@overload
+def pack(
+    source: Sequence[T] | Dataset[T],
+    path: str | os.PathLike[str],
+    **options: Unpack[PackKeywords],
+) -> SafeDataset[T]: ...
+@overload
+def pack(
+    source: object, path: str | os.PathLike[str], **options: Unpack[PackKeywords]
+) -> SafeDataset[Any]: ...
 def pack(
     source: object,
     path: str | os.PathLike[str],

@@ -7,6 +7,8 @@ comment unused.
 
 # pyright: strict, reportUnnecessaryTypeIgnoreComment=true
 
+from typing import Any
+
 import torch
 from typing_extensions import assert_type
 
@@ -42,6 +44,17 @@ def wrong_options_of_a_loader() -> None:
     loaderkit.build_loader()  # type: ignore[call-arg]
 
 
+def packed_samples_keep_their_type(folder: str, words: list[dict[str, int]]) -> None:
+    packed = loaderkit.pack(dataset, "cache", workers=0, compression="gzip")
+    assert_type(packed, loaderkit.SafeDataset[torch.Tensor])
+    assert_type(packed[0], torch.Tensor)
+    assert_type(packed[:3], loaderkit.SafeDataset[torch.Tensor])
+    dicts = loaderkit.pack(words, "cache")
+    assert_type(dicts[0], dict[str, int])
+    assert_type(loaderkit.pack(folder, "cache"), loaderkit.SafeDataset[Any])
+    assert_type(loaderkit.open_cache(folder), loaderkit.SafeDataset[Any])
+
+
 def right_plans() -> None:
     plan = loaderkit.plan_batch(model, dataset, "cuda", limit="8 GiB", epochs=10)
     assert_type(plan, loaderkit.BatchPlan)
@@ -63,8 +76,8 @@ def caches() -> None:
     packed = loaderkit.pack(dataset, "cache", workers=2, compression="gzip")
     loaderkit.build_loader(packed)
     loaderkit.pack(dataset, "cache", track_files="hash", shard_bytes=1 << 20)
-    loaderkit.pack(dataset, "cache", track_files="size")  # type: ignore[arg-type]
-    loaderkit.pack(dataset, "cache", worker=2)  # type: ignore[call-arg]
+    loaderkit.pack(dataset, "cache", track_files="size")  # type: ignore[call-overload]
+    loaderkit.pack(dataset, "cache", worker=2)  # type: ignore[call-overload]
     loaderkit.open_cache("cache", checksums="sometimes")  # type: ignore[arg-type]
 
 
