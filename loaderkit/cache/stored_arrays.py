@@ -99,7 +99,7 @@ def stored_arrays(manifest: Manifest, folder: Path, *, free_bytes: int) -> Store
         for name, value in zip(total, of_a_value, strict=True)
     )
     largest_first = np.argsort(manifest.shards.bytes)[::-1][:4]
-    files = manifest.shards.files
+    shards = manifest.shards
     return StoredArrays(
         samples=samples,
         file_bytes=file_bytes,
@@ -107,7 +107,7 @@ def stored_arrays(manifest: Manifest, folder: Path, *, free_bytes: int) -> Store
         read_bytes=read_bytes,
         is_compressed=bool(chunk_bytes),
         free_bytes=free_bytes,
-        files=tuple(folder / files[number] for number in largest_first.tolist()),
+        files=tuple(folder / shards.file(at).file for at in largest_first.tolist()),
     )
 
 
