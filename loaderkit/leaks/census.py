@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from loaderkit.memory.holders import running_locals
+from loaderkit.memory.frames import running_locals
 from loaderkit.memory.root_search import chunks_of_referents
 from loaderkit.memory.tensors import (
     TypeTest,

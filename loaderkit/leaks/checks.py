@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.errors import LeakError
+from loaderkit.leaks.counter_trend import TOLERANCE
 from loaderkit.leaks.detector import LeakDetector
-from loaderkit.leaks.verdict import TOLERANCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from loaderkit.errors import LeakError, LeakWarning
+from loaderkit.leaks.counter_trend import TOLERANCE
 from loaderkit.leaks.investigate import build_report
 from loaderkit.leaks.trace import allocation_sites
-from loaderkit.leaks.verdict import TOLERANCE, judge
-from loaderkit.leaks.watch import Watch, collector_paused
+from loaderkit.leaks.verdict import judge_counters
+from loaderkit.leaks.watch import EpochRecorder, collector_paused
 from loaderkit.memory.reading import device_of
 from loaderkit.units import parse_bytes
 
@@ -86,7 +87,7 @@ class LeakDetector:
         self.every = every
         self.tolerance = _bytes(tolerance)
         self.steps = 0
-        self._watch: Watch | None = None
+        self._watch: EpochRecorder | None = None
         self._acted = False
         self._due = JUDGED_AFTER
         self._report: LeakReport | None = None
@@ -112,7 +113,7 @@ class LeakDetector:
     def start(self) -> None:
         """Take the first reading; everything else does that by itself."""
         if self._watch is None:
-            self._watch = Watch(self.device, self.tolerance)
+            self._watch = EpochRecorder(self.device, self.tolerance)
             self._watch.start()
 
     def end_epoch(self) -> None:
@@ -129,7 +130,7 @@ class LeakDetector:
         due = watch.epoch >= self._due
         if due:
             self._due = max(watch.epoch + 1, round(watch.epoch * _STRIDE))
-        if self._over_limit() or (due and watch.may_leak() and self._suspected()):
+        if self._over_limit() or (due and watch.might_leak() and self._suspected()):
             self._act(self.report())
 
     def step(self) -> None:
@@ -233,7 +234,7 @@ class LeakDetector:
 
         return watched
 
-    def _running(self) -> Watch:
+    def _running(self) -> EpochRecorder:
         if self._watch is None:
             msg = "call start() first"
             raise RuntimeError(msg)
@@ -242,8 +243,10 @@ class LeakDetector:
     def _suspected(self) -> bool:
         watch = self._running()
         with collector_paused(), watch.own_memory():  # the first one loads modules
-            trends = judge(watch.series(), tolerance=self.tolerance, warmup=self.warmup)
-        return any(each.trend.rising for each in trends)
+            counters = judge_counters(
+                watch.series(), tolerance=self.tolerance, warmup=self.warmup
+            )
+        return any(each.trend.rising for each in counters)
 
     def _over_limit(self) -> bool:
         if self.limit is None:

@@ -16,13 +16,12 @@ from array import array
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from loaderkit.leaks.growth import Growth
 from loaderkit.leaks.throttle import Throttle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from loaderkit.leaks.verdict import Series
+    from loaderkit.leaks.counter_trend import Series
 
 SHM = "/dev/shm"
 _MOST_FILES = 20_000
@@ -138,13 +137,13 @@ class SharedFiles:
         """Give those of the foreign kinds that were seen during the run."""
         return self.foreign_kinds.intersection(self._bytes_by_kind)
 
-    def growth(self, per_epoch: float) -> Growth:
-        """Name the kinds that grew most in the second half, in one growth."""
+    def grown_late(self) -> Counter[str]:
+        """Give by how many bytes each kind grew in the second half."""
         grown: Counter[str] = Counter()
         for kind, (_, values) in self.series_by_kind().items():
-            grown[kind] = round(values[-1] - values[(len(values) - 1) // 2])
-        names = [kind for kind, size_bytes in grown.most_common(2) if size_bytes > 0]
-        return Growth("shm", f"files {', '.join(names)}", "", 0, round(per_epoch))
+            middle = (len(values) - 1) // 2
+            grown[kind] = round(values[-1] - values[middle])
+        return grown
 
     def own_objects(self) -> list[object]:
         """List what grows because we watch."""

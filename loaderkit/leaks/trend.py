@@ -18,7 +18,7 @@ import itertools
 import math
 import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -32,13 +32,16 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-LEAKING, STEADY, NEEDS_MORE = "leaking", "steady", "needs more epochs"
+Verdict: TypeAlias = Literal["leaking", "steady", "needs more epochs"]
+LEAKING: Final = "leaking"
+STEADY: Final = "steady"
+NEEDS_MORE: Final = "needs more epochs"
 ALPHA = 1e-5
 """Chance to call noise a leak, per counter; a run has about ten of them."""
-_HINT = 0.03
+_CHANCE_OF_HINT = 0.03
 """Chance at which noise looks like growth, so that the run needs more epochs.  At 0.01
 one in 25 lines of 5 standard errors is missed."""
-LEAST = 5
+FEWEST_READINGS = 5
 """Fewer readings than this after the warm-up say nothing."""
 _GOES_ON_NATS = 1.0
 """By so much a line must fit better than any ended shape.  Chosen: at 0.5 twice as many
@@ -48,11 +51,11 @@ _ENDED_NATS = 3.0
 """By so much an ended shape must fit better than any line: odds of 20 to 1."""
 _LATE_SHARE = 0.4
 """The last part must grow at least so much of the average, or it is levelling off."""
-_EMPTIED = 0.6
+_EMPTIED_SHARE = 0.6
 """A fall by this share of what had grown may be a list that was emptied."""
-_FALL = 0.4
+_DEEP_FALL_SHARE = 0.4
 """Of the whole range: a fall of a saw."""
-_FALLS = 9
+_SURE_FALLS = 9
 """So many falls, each to more than the last, are no chance."""
 _MANY_BLOCKS = 12
 """Of so many blocks, one may be unlike the others."""
@@ -62,12 +65,12 @@ _CLIMB_SHARE = 0.5
 """The last third of a climb must grow at least so much of the average."""
 _CLIMB_NATS = 4.0
 """By so much a line must fit a climb better than any ended shape."""
-_LEAST_FREEDOM = 6
+_FEWEST_FREEDOM = 6
 """Degrees of freedom of a line whose readings echo: the echo is in its error already,
 and with 1 or 2 degrees no growth at all is significant."""
-_WARM = 3
+_WARM_UP_STEPS = 3
 """Steps at the start that are no stairs: memory is taken then in any case."""
-_MOST_FURTHER = 10
+_MOST_TIMES_LONGER = 10
 """Times as long a run as now is the most that is asked for."""
 
 
@@ -75,8 +78,8 @@ _MOST_FURTHER = 10
 class Trend:
     """How one counter moved over the epochs."""
 
-    verdict: str
-    """"leaking", "steady" or "needs more epochs"."""
+    verdict: Verdict
+    """Whether it is a leak, or how sure that is not."""
     per_epoch: float
     """Median slope after the warm-up, in the counter's unit."""
     low: float
@@ -108,7 +111,7 @@ _TOLERATED = "it grows too little to mind: less than the tolerance"
 
 @dataclass(frozen=True)
 class _Decision:
-    verdict: str
+    verdict: Verdict
     why: str
     more_epochs: int = 0
 
@@ -171,20 +174,20 @@ def fit_trend(
     """
     times = list(map(float, range(len(readings)) if at is None else at))
     values = list(map(float, readings))
-    cut = _warmup(values, floor) if warmup is None else warmup
+    cut = _end_of_warmup(values, floor) if warmup is None else warmup
     cut = max(0, min(cut, len(values) - 1))
-    bottom = _bottom_of_saw(times, values, floor)
+    bottom = _sawtooth_floor(times, values, floor)
     stairs = _epochs_until_stairs_are_sure(times, values, floor)
     times, values = times[cut:], values[cut:]
-    if len(values) < LEAST:
+    if len(values) < FEWEST_READINGS:
         why = f"{len(values)} readings after the warm-up are too few"
-        return Trend(NEEDS_MORE, 0.0, 0.0, 0.0, cut, LEAST - len(values), why)
+        return Trend(NEEDS_MORE, 0.0, 0.0, 0.0, cut, FEWEST_READINGS - len(values), why)
     slope = theil_sen(times, values)
-    noise = _noise(times, values, slope)
+    noise = _residual_deviation(times, values, slope)
     error = _slope_error(times, values, slope)
     low = slope - quantile(len(values) - 2, 0.01) * error
     detectable = floor / 2 + quantile(len(values) - 2, ALPHA) * error
-    decision = _judge(times, values, slope, floor)
+    decision = _decide(times, values, slope, floor)
     if bottom is not None:
         # What is left after each fall says how fast it grows beneath the saw.
         slope, more = bottom
@@ -201,7 +204,7 @@ def fit_trend(
     )  # fmt: skip
 
 
-def _judge(
+def _decide(
     times: list[float], values: list[float], slope: float, floor: float
 ) -> _Decision:
     """Ask whether the growth is significant, and then whether it goes on."""
@@ -211,21 +214,24 @@ def _judge(
     noise_floor = _noise_floor(kept_values, floor)
     line = fit_line(kept_times, kept_values, noise_floor)
     if max(slope, line.slope) <= floor:
-        return _little_growth(times, values, slope, floor)
-    from_steps = _evidence_of_steps(_steps(times, values), floor)
+        return _below_tolerance(times, values, slope, floor)
+    from_steps = _evidence_of_steps(_growth_per_epoch(times, values), floor)
     from_line = _evidence_of_line(line, kept_times, floor, noise_floor)
-    if min(from_line.chance, from_steps.chance) > _HINT:
+    if min(from_line.chance, from_steps.chance) > _CHANCE_OF_HINT:
         return _Decision(STEADY, "it does not grow clear of its noise")
 
     emptied_for = _epochs_until_a_tooth_would_be_over(line, kept_times)
     nats = best_ended(kept_times, kept_values, noise_floor)
     nats -= criterion_of(line, noise_floor)
     # Readings that echo each other are worth fewer independent ones.
-    worth = _worth(_echo(line, noise_floor, cautious=True))
+    worth = _effective_share(_autocorrelation(line, noise_floor, cautious=True))
     line_goes_on = from_line.goes_on and nats * worth > _GOES_ON_NATS
     goes_on = (
         (from_steps.significant and from_steps.goes_on and nats > 0)
-        or (_climbs(_steps(times, values), floor) and nats > _CLIMB_NATS)
+        or (
+            _climbs_without_fall(_growth_per_epoch(times, values), floor)
+            and nats > _CLIMB_NATS
+        )
         or (from_line.significant and line_goes_on and not emptied_for)
     )
     if goes_on:
@@ -234,10 +240,10 @@ def _judge(
     ended_is_better = criterion_of(line, noise_floor) - late > _ENDED_NATS
     if ended_is_better and not from_line.goes_on:
         return _Decision(STEADY, "it grew, and has levelled off")
-    return _needs_more(times[-1] - times[0], emptied_for, (from_line, from_steps))
+    return _ask_for_more(times[-1] - times[0], emptied_for, (from_line, from_steps))
 
 
-def _needs_more(
+def _ask_for_more(
     epochs: float, emptied_for: float, views: tuple[_Evidence, ...]
 ) -> _Decision:
     """Say how many more epochs would decide it."""
@@ -250,11 +256,11 @@ def _needs_more(
         # The difference from a ramp that has ended grows with the cube of the length.
         needed = max(needed, 1.3 * epochs)
         why = "it may have levelled off"
-    more = min(needed, _MOST_FURTHER * epochs) - epochs
+    more = min(needed, _MOST_TIMES_LONGER * epochs) - epochs
     return _Decision(NEEDS_MORE, why, max(3, math.ceil(more)))
 
 
-def _climbs(steps: list[float], floor: float) -> bool:
+def _climbs_without_fall(steps: list[float], floor: float) -> bool:
     """Tell whether it never falls and goes up most of the time, at the end as before.
 
     Pages of a worker grow like this: unevenly, so that no line fits them well, though
@@ -280,13 +286,13 @@ def _epochs_until_a_tooth_would_be_over(line: LineFit, times: Floats) -> float:
     if line.shift_at is None or line.shift >= 0:
         return 0.0
     before = times[line.shift_at] - times[0]
-    if -line.shift < _EMPTIED * line.slope * before:
+    if -line.shift < _EMPTIED_SHARE * line.slope * before:
         return 0.0
     since = float(times[-1]) - float(times[line.shift_at])
     return max(0.0, 1.2 * float(before) - since)
 
 
-def _little_growth(
+def _below_tolerance(
     times: list[float], values: list[float], slope: float, floor: float
 ) -> _Decision:
     """Say of growth below the tolerance whether it is there, and worth a word.
@@ -308,12 +314,12 @@ def _evidence_of_line(
     error = max(line.slope_error, least_error)
     growth = line.slope - floor / 2
 
-    worth = _worth(_echo(line, noise_floor, cautious=False))
-    freedom = min(line.freedom, max(_LEAST_FREEDOM, round(line.freedom * worth)))
+    worth = _effective_share(_autocorrelation(line, noise_floor, cautious=False))
+    freedom = min(line.freedom, max(_FEWEST_FREEDOM, round(line.freedom * worth)))
     chance = upper_tail(growth * math.sqrt(worth) / error, freedom)
 
-    worth = _worth(_echo(line, noise_floor, cautious=True))
-    freedom = min(line.freedom, max(_LEAST_FREEDOM, round(line.freedom * worth)))
+    worth = _effective_share(_autocorrelation(line, noise_floor, cautious=True))
+    freedom = min(line.freedom, max(_FEWEST_FREEDOM, round(line.freedom * worth)))
     error /= math.sqrt(worth)
     return _Evidence(
         chance=chance, t=growth / error, threshold=quantile(freedom, ALPHA / 2),
@@ -327,7 +333,7 @@ def _late_part_agrees(line: LineFit, times: Floats, error: float) -> bool:
     Seen in two ways: the slope of the last quarter, and that of a parabola at its end,
     which uses all readings and sees a cache that fills ever more slowly.
     """
-    count = max(LEAST - 1, len(times) // 4)
+    count = max(FEWEST_READINGS - 1, len(times) // 4)
     late = times[-count:] - times[-count:].mean()
     whole = times - times.mean()
     late_slope = line.slope + float(late @ line.residuals[-count:]) / float(late @ late)
@@ -338,18 +344,18 @@ def _late_part_agrees(line: LineFit, times: Floats, error: float) -> bool:
     curvature = float(bend @ line.residuals) / float(bend @ bend)
     curvature_error = error * math.sqrt(float(whole @ whole) / float(bend @ bend))
     # The parabola less its line has its own slope at the end.
-    end_slope = line.slope + curvature * _slope_at_end(bend, times)
-    end_error = curvature_error * _slope_at_end(bend, times)
+    end_slope = line.slope + curvature * _end_slope(bend, times)
+    end_error = curvature_error * _end_slope(bend, times)
     least = _LATE_SHARE * line.slope
     return late_slope + 2 * late_error > least and end_slope + 2 * end_error > least
 
 
-def _slope_at_end(curve: Floats, times: Floats) -> float:
+def _end_slope(curve: Floats, times: Floats) -> float:
     rise = float(curve[-1]) - float(curve[-2])
     return rise / (float(times[-1]) - float(times[-2]))
 
 
-def _echo(line: LineFit, noise_floor: float, *, cautious: bool) -> float:
+def _autocorrelation(line: LineFit, noise_floor: float, *, cautious: bool) -> float:
     """Estimate the correlation of neighbours, from 0 to 0.98.
 
     Args:
@@ -372,7 +378,7 @@ def _echo(line: LineFit, noise_floor: float, *, cautious: bool) -> float:
     return min(0.98, echo)
 
 
-def _worth(echo: float) -> float:
+def _effective_share(echo: float) -> float:
     """Give the independent readings that one of a series with echo is worth."""
     return (1 - echo) / (1 + echo)
 
@@ -384,7 +390,7 @@ def _evidence_of_steps(steps: list[float], floor: float) -> _Evidence:
     blocks as long as a stair; one or two jumps among many blocks are insignificant.
     """
     best = _Evidence(1.0, 0.0, math.inf, goes_on=False, exponent=0.5)
-    for width in range(1, len(steps) // (LEAST - 1) + 1):
+    for width in range(1, len(steps) // (FEWEST_READINGS - 1) + 1):
         count = len(steps) // width
         recent = steps[len(steps) - count * width :]
         blocks = [sum(recent[i * width : (i + 1) * width]) for i in range(count)]
@@ -435,7 +441,7 @@ def _epochs_until_stairs_are_sure(
         Epochs until there are five; None where these are no stairs.
     """
     steps = [b - a for a, b in itertools.pairwise(values)]
-    rises = [i for i, step in enumerate(steps) if step > floor and i >= _WARM]
+    rises = [i for i, step in enumerate(steps) if step > floor and i >= _WARM_UP_STEPS]
     heights = sorted(steps[i] for i in rises)
     # A rise that is far larger than the usual one was a jump.
     usual = heights[len(heights) // 2] if heights else 0.0
@@ -443,7 +449,9 @@ def _epochs_until_stairs_are_sure(
     if len(rises) < 3:
         return None
     others = sorted(
-        abs(step) for i, step in enumerate(steps) if i >= _WARM and i not in set(rises)
+        abs(step)
+        for i, step in enumerate(steps)
+        if i >= _WARM_UP_STEPS and i not in set(rises)
     )
     apart = [times[b] - times[a] for a, b in itertools.pairwise(rises)]
     since = times[-1] - times[rises[-1] + 1]
@@ -478,7 +486,7 @@ def _noise_floor(values: Floats, floor: float) -> float:
     return max(floor / 64, 1e-6 * float(values.max() - values.min()), 1e-12)
 
 
-def _bottom_of_saw(
+def _sawtooth_floor(
     times: list[float], values: list[float], floor: float
 ) -> tuple[float, int] | None:
     """Tell whether what is left after each deep fall grows, by about as much each time.
@@ -486,16 +494,16 @@ def _bottom_of_saw(
     Falls must come at equal times, give or take an epoch.  Three of them happen in some
     clean runs, which then need more epochs; nine, each to more, once in 360,000.
     """
-    deep = _FALL * (max(values) - min(values))
+    deep = _DEEP_FALL_SHARE * (max(values) - min(values))
     falls = [i for i in range(1, len(values)) if values[i - 1] - values[i] > deep]
     when = [times[i] for i in falls]
-    rises = _steps(when, [values[i] for i in falls])
+    rises = _growth_per_epoch(when, [values[i] for i in falls])
     if len(rises) < 2 or min(rises) <= floor or max(rises) > 1.5 * min(rises):
         return None
     apart = [b - a for a, b in itertools.pairwise(when)]
     if max(apart) - min(apart) > 2 or max(apart) > 2 * min(apart):
         return None
-    missing = max(0, _FALLS - len(falls)) * statistics.fmean(apart)
+    missing = max(0, _SURE_FALLS - len(falls)) * statistics.fmean(apart)
     return statistics.median(rises), math.ceil(missing)
 
 
@@ -520,13 +528,13 @@ def theil_sen(times: Sequence[float], values: Sequence[float]) -> float:
     return statistics.median(pairs) if pairs else 0.0
 
 
-def _warmup(values: list[float], floor: float) -> int:
+def _end_of_warmup(values: list[float], floor: float) -> int:
     """Find where the start ends: the last early step unlike those of the second half.
 
     The first reading always goes: it was taken before anything ran.
     """
     steps = [b - a for a, b in itertools.pairwise(values)]
-    if len(steps) < LEAST:
+    if len(steps) < FEWEST_READINGS:
         return min(1, len(steps))
     late = steps[len(steps) // 2 :]
     usual = statistics.median(late)
@@ -541,7 +549,7 @@ def _warmup(values: list[float], floor: float) -> int:
     return max(unlike, default=1)
 
 
-def _steps(times: list[float], values: list[float]) -> list[float]:
+def _growth_per_epoch(times: list[float], values: list[float]) -> list[float]:
     """Give the growth an epoch between readings."""
     return [
         (values[i + 1] - values[i]) / (times[i + 1] - times[i])
@@ -553,10 +561,10 @@ def _slope_error(times: list[float], values: list[float], slope: float) -> float
     """Give the standard error of the slope, for independent noise."""
     middle = statistics.fmean(times)
     spread = sum((t - middle) ** 2 for t in times)
-    return _noise(times, values, slope) / math.sqrt(spread)
+    return _residual_deviation(times, values, slope) / math.sqrt(spread)
 
 
-def _noise(times: list[float], values: list[float], slope: float) -> float:
+def _residual_deviation(times: list[float], values: list[float], slope: float) -> float:
     rest = [v - slope * t for t, v in zip(times, values, strict=True)]
     middle = statistics.median(rest)
     return math.sqrt(sum((r - middle) ** 2 for r in rest) / max(1, len(rest) - 2))

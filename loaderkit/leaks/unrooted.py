@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loaderkit.memory.holders import running_locals
+from loaderkit.memory.frames import running_locals
 from loaderkit.memory.tensors import is_a
 
 if TYPE_CHECKING:

@@ -12,10 +12,11 @@ import torch
 
 from loaderkit.leaks.blame import find_growth
 from loaderkit.leaks.census import take_census
-from loaderkit.leaks.resources import kinds_of, resource_growth, worker_words
+from loaderkit.leaks.finders.child_processes import describe_worker
+from loaderkit.leaks.finders.resources import kinds_of, resource_growth
 from loaderkit.leaks.retained import retained_bytes
 from loaderkit.leaks.students_t import quantile
-from loaderkit.memory.process import malloc_bytes
+from loaderkit.memory.process import malloc_heap
 
 BIG = 20_000
 
@@ -85,10 +86,10 @@ def test_the_variable_is_named(make):
     grow, name = make()
     grow()
     gc.collect()  # garbage of other tests would go meanwhile, and the rate with it
-    before, used = take_census(0), malloc_bytes()
+    before, used = take_census(0), malloc_heap().used_bytes
     for _ in range(30):
         grow()
-    rate = (malloc_bytes() - used) / 30
+    rate = (malloc_heap().used_bytes - used) / 30
 
     main, *_ = find_growth(before, 30, rate=rate)
 
@@ -146,7 +147,7 @@ def test_sockets_are_told_from_files():
 
 
 def test_a_process_that_is_no_worker_is_told_by_its_command():
-    assert worker_words(2**30) == "gone"
+    assert describe_worker(2**30) == "gone"
 
 
 def test_items_weigh_what_each_alone_keeps():

@@ -9,7 +9,7 @@ import pytest
 
 from loaderkit import Growth, LeakDetector, LeakReport
 from loaderkit.leaks.page import page_of
-from loaderkit.leaks.verdict import judge
+from loaderkit.leaks.verdict import judge_counters
 
 MIB = 1 << 20
 EPOCHS = list(range(31))
@@ -27,7 +27,7 @@ def planted(**more):
         "limit_bytes": 230 * MIB,
         "epochs_left": 12,
     } | more
-    return LeakReport("leaking", 30, 12.3, "cuda:0", judge(SERIES), **settings)
+    return LeakReport("leaking", 30, 12.3, "cuda:0", judge_counters(SERIES), **settings)
 
 
 VOID = {"meta", "line", "rect", "polyline", "br"}

@@ -19,8 +19,8 @@ from series import (
 from loaderkit import fit_trend
 from loaderkit.leaks.report import LeakReport
 from loaderkit.leaks.trend import LEAKING, NEEDS_MORE, STEADY
-from loaderkit.leaks.verdict import WORKER, judge, overall
-from loaderkit.memory.counters import words_of
+from loaderkit.leaks.verdict import judge_counters, overall
+from loaderkit.memory.counters import WorkerName, words_of
 
 FLOOR = 16 * KIB
 
@@ -113,7 +113,7 @@ def test_what_only_the_driver_holds_is_never_steady_and_named(outside):
         run = device_run(seed)
         epochs = range(len(run.allocated))
 
-        trends = judge(
+        trends = judge_counters(
             {"allocated": (epochs, run.allocated), outside: (epochs, run.outside)}
         )
 
@@ -141,7 +141,7 @@ def test_reported_series_are_not_steady(thread):
     values = [GIB * value for value in REPORTED[thread]]
     epochs = range(len(values))
 
-    trends = judge(
+    trends = judge_counters(
         {"allocated": (epochs, [GIB] * len(values)), "driver": (epochs, values)}
     )
 
@@ -157,14 +157,16 @@ def test_a_figure_is_secondary_only_where_its_cause_explains_as_much():
 
     def first(rate):
         driver = [2 * GIB + rate * MIB * epoch for epoch in epochs]
-        trends = judge({"allocated": (epochs, tensors), "driver": (epochs, driver)})
+        trends = judge_counters(
+            {"allocated": (epochs, tensors), "driver": (epochs, driver)}
+        )
         return LeakReport(LEAKING, 30, 1.0, "mps", trends).leaks[0].name
 
     assert first(0.2) == "allocated"
     assert first(500) == "driver"
 
 
-CHILD = f"{WORKER}7"
+CHILD = WorkerName.of(7)
 
 
 @pytest.mark.parametrize("kept", [0, 200 * KIB])
@@ -177,7 +179,7 @@ def test_what_a_child_imports_is_no_leak_and_what_it_keeps_then_is_one(kept):
             for reading, epoch in zip(readings, after, strict=True)
         ]
 
-        (child,) = judge(
+        (child,) = judge_counters(
             {CHILD: (range(len(values)), values)}, starting_until={CHILD: until}
         )
 

@@ -8,6 +8,7 @@ import torch
 from loaderkit.memory.probes import (
     CudaLikeProbe,
     MpsProbe,
+    free_bytes,
     present_devices,
     probe_of,
     read_blocks,
@@ -98,10 +99,15 @@ def test_a_card_in_use_gives_all_its_counters():
 
     assert not missing
     assert found == {
-        "allocated": 36_780, "reserved": 40_340, "peak": 39_000, "pinned": 4096,
-        "inactive_split": 3_560, "device_free": 3_840, "device_limit": 44_520,
+        "allocated": 36_780,
+        "reserved": 40_340,
+        "peak": 39_000,
+        "pinned": 4096,
+        "inactive_split": 3_560,
+        "device_free": 3_840,
+        "device_limit": 44_520,
         "largest_free": 6 << 20,
-    }  # fmt: skip
+    }
 
 
 def test_a_card_that_cannot_tell_what_is_free_says_so_and_tells_the_rest():
@@ -122,6 +128,25 @@ def test_a_card_that_nobody_used_is_not_woken_to_be_asked():
 
     assert not found
     assert "has not used" in missing["allocated"]
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_what_is_free_is_asked_of_a_card_that_nobody_used_too(started):
+    card = started_card(is_initialized=lambda: started)
+
+    free = free_bytes(torch.device("cuda", 0), probe=card)
+
+    assert free.amount == 3_840 + 40_340 - 36_780
+    assert free.known_from.startswith("the driver of cuda:0")
+    assert free.known_from.endswith("started to ask it") == (not started)
+
+
+def test_what_is_free_for_the_processor_is_what_the_host_has():
+    free = free_bytes(torch.device("cpu"))
+
+    assert free.amount > 0
+    assert free.known_from in {"cgroup", "the machine"}
+    assert free_bytes(torch.device("meta")) is None
 
 
 def test_apples_device_tells_what_metal_holds():

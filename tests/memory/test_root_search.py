@@ -37,9 +37,7 @@ def test_the_newest_link_is_the_nearest_however_long_the_chain():
 
 
 def nearest_through_no_variable():
-    from loaderkit.leaks import blame
-
-    return int(blame.closest_to_a_root(links()))
+    return int(closest_to_a_root(links()))
 
 
 def test_its_twin_the_search_from_an_old_link_does_not_arrive():

@@ -147,8 +147,8 @@ def test_parcels_pass_between_processes(method):
     child = context.Process(target=give, args=(queue, works))
     child.start()
 
-    assert works.get(timeout=600)
-    found = [queue.get(timeout=600) for _ in range(3)]
+    assert works.get()
+    found = [queue.get() for _ in range(3)]
     works.put("done")
     child.join()
 
