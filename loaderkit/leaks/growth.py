@@ -62,8 +62,8 @@ class Growth:
         """
         holder = ""
         if self.holder is not None:
-            place = self.holder.line or self.holder.where
-            holder = f" `{self.holder.path}`" + (f" in {place}" if place else "")
+            location = self.holder.line or self.holder.where
+            holder = f" `{self.holder.path}`" + (f" in {location}" if location else "")
         if self.what in RESOURCES.values():
             subject = f"{self.per_epoch:.4g} more {self.what} each {period}"
             subject += f", kept by{holder}" if holder else ""
