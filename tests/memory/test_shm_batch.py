@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from shared_graphs import give, graphs
+from shared_graphs import batch_of_graphs, give
 from torch.utils.data._utils.collate import default_collate_fn_map
-from torch_geometric.data import Batch, HeteroData
 
 from loaderkit import LoaderError, shares_memory
 from loaderkit.memory.shm_batch import (
@@ -36,18 +35,20 @@ class Item:
     x: Any
 
 
-def hetero():
+def heterogeneous_batch():
+    from torch_geometric.data import Batch, HeteroData
+
     data = HeteroData()
     data["a"].x = torch.rand(90, 100)
     data["a", "to", "a"].edge_index = torch.randint(90, (2, 40))
-    return data
+    return Batch.from_data_list([data, data])
 
 
 BATCHES = {
     "large": torch.rand(100, 300),
     "small": torch.arange(3),
-    "graphs": Batch.from_data_list(graphs()),
-    "hetero": Batch.from_data_list([hetero(), hetero()]),
+    "graphs": batch_of_graphs,
+    "hetero": heterogeneous_batch,
     "nest": {"a": [torch.rand(99, 300), ("x", None)], "b": Pair(torch.ones(2), 3)},
     "ordered": OrderedDict(a=torch.rand(200, 200)),
     "dataclass": Item(torch.rand(200, 200)),
@@ -75,9 +76,9 @@ def sent(batch):
 
 @pytest.mark.parametrize("name", BATCHES)
 def test_a_batch_arrives_as_it_was(name):
-    found = sent(BATCHES[name])
+    batch = BATCHES[name]() if callable(BATCHES[name]) else BATCHES[name]
 
-    assert_same(found, BATCHES[name])
+    assert_same(sent(batch), batch)
 
 
 def test_one_tensor_in_two_places_stays_one():
