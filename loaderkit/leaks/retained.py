@@ -45,9 +45,10 @@ def retained_bytes(items: Sequence[Any]) -> int:
     return sum(sizes.values()) // len(items)
 
 
-def _pieces_below(item: Any) -> Iterator[tuple[int, int]]:
+def _pieces_below(item: object) -> Iterator[tuple[int, int]]:
     """Yield what an item keeps: a key for each piece of memory, and its bytes."""
-    objects, seen_ids = [item], {id(item)}
+    objects: list[object] = [item]
+    seen_ids = {id(item)}
     # The list grows while it is gone through; it keeps what it holds alive, so that no
     # number is given twice.
     for current in objects:
@@ -60,22 +61,21 @@ def _pieces_below(item: Any) -> Iterator[tuple[int, int]]:
                 objects.append(referent)
 
 
-def _pieces_of(item: Any) -> Iterator[tuple[int, int]]:
+def _pieces_of(item: object) -> Iterator[tuple[int, int]]:
     """Yield the memory of one object without what it refers to."""
-    kind = type(item)
     with contextlib.suppress(Exception):  # __sizeof__ may be the user's code
         yield id(item), sys.getsizeof(item)
-    if issubclass(kind, torch.Tensor):
+    if is_a(item, torch.Tensor):
         description = describe(item)
         yield description.storage_key, description.storage_bytes
         yield from _graph_pieces(item)
-    elif issubclass(kind, np.ndarray):
+    elif is_a(item, np.ndarray):
         base = item
         while is_a(base.base, np.ndarray):
             base = base.base
         if base is not item:
             yield id(base), int(base.nbytes)
-    elif kind is mmap.mmap:
+    elif type(item) is mmap.mmap:  # a subclass may have a __len__ of its own
         with contextlib.suppress(ValueError):  # it is closed
             # The number after the object's own stands for what it maps.
             yield id(item) + 1, len(item)
@@ -110,7 +110,7 @@ def saved_tensors(node: Any) -> Iterator[torch.Tensor]:
                     yield saved
 
 
-def _kept_by(item: Any) -> Sequence[Any]:
+def _kept_by(item: object) -> Sequence[Any]:
     """List what an object keeps; of functions only what they close over."""
     if is_a(item, types.FunctionType):
         return [*(item.__closure__ or ()), *(item.__defaults__ or ())]

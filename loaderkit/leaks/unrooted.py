@@ -119,7 +119,7 @@ def may_be_exit_handlers(
     return True
 
 
-def _top_of(item: Any, ignored_ids: set[int]) -> Any:
+def _top_of(item: object, ignored_ids: set[int]) -> object:
     """Follow references upwards to an object that nothing refers to."""
     top, seen_ids = item, {id(item)}
     for _ in range(_MOST_LEVELS):
@@ -136,7 +136,7 @@ def _top_of(item: Any, ignored_ids: set[int]) -> Any:
     return top
 
 
-def _is_frame_or_list(item: Any) -> bool:
+def _is_frame_or_list(item: object) -> bool:
     # Lists are those that this search and its callers made: the collector lists no exit
     # handler's.
     return type(item).__name__ in {"frame", "list", "list_iterator", "generator"}

@@ -77,7 +77,7 @@ class _Step(NamedTuple):
 
     label: str
     """How the child is written from its parent, such as ``[3]`` or ``.cache``."""
-    child: Any
+    child: object
 
 
 class _Search:
@@ -167,7 +167,7 @@ class _Search:
                 break
         return parents
 
-    def _is_known(self, parent: Any) -> bool:
+    def _is_known(self, parent: object) -> bool:
         number = id(parent)
         return (
             number in self.skipped_ids
@@ -175,10 +175,10 @@ class _Search:
             or number in self.running_ids
         )
 
-    def _is_root(self, parent: Any) -> bool:
+    def _is_root(self, parent: object) -> bool:
         return id(parent) in self.modules or is_a(parent, _ROOTS)
 
-    def _variables_of(self, child: Any) -> Iterator[Holder]:
+    def _variables_of(self, child: object) -> Iterator[Holder]:
         """Name the local variables whose value an object is."""
         for name, code, line in self.variables.get(id(child), ()):
             path = name + self._path_below(child)
@@ -188,18 +188,17 @@ class _Search:
             )
             yield Holder("local variable", path, where, change)
 
-    def _holders_at(self, parent: Any) -> Iterator[Holder]:
+    def _holders_at(self, parent: object) -> Iterator[Holder]:
         """Name the holders that a root is, if it is one."""
         if id(parent) in self.modules:
-            yield self._global_of(parent)
+            yield self._global_of(parent, self.modules[id(parent)])
             return
         for kind, name_holders in self._ROOT_KINDS:
-            if is_a(parent, kind):
+            if issubclass(type(parent), kind):
                 yield from name_holders(self, parent)
                 return
 
-    def _global_of(self, module_globals: dict[str, Any]) -> Holder:
-        module = self.modules[id(module_globals)]
+    def _global_of(self, module_globals: object, module: str) -> Holder:
         name = _as_name(self._path_below(module_globals))
         file = _file_of_module(module)
         change = mutation_line(file, _grown_name(name))
@@ -262,7 +261,7 @@ class _Search:
         (contextvars.Context, _context_of),
     )
 
-    def _path_below(self, start: Any) -> str:
+    def _path_below(self, start: object) -> str:
         """Write the way from a root down to the target."""
         path, step = "", self.steps.get(id(start))
         while step is not None:
@@ -272,7 +271,7 @@ class _Search:
         return re.sub(r"\.\['(\w+)'\]", r".\1", path)
 
 
-def label_of(parent: Any, child: Any) -> str | None:
+def label_of(parent: object, child: object) -> str | None:
     """Write how a parent refers to a child.
 
     Args:
@@ -284,7 +283,7 @@ def label_of(parent: Any, child: Any) -> str | None:
     """
     if is_a(parent, dict):
         return _key_label(parent, child)
-    if is_a(parent, (list, tuple, deque)):
+    if is_a(parent, list) or is_a(parent, tuple) or is_a(parent, deque):
         for index, item in enumerate(parent):
             if item is child:
                 return f"[{index}]"
@@ -299,7 +298,7 @@ def label_of(parent: Any, child: Any) -> str | None:
     return _attribute_label(parent, child)
 
 
-def _key_label(parent: dict[Any, Any], child: Any) -> str | None:
+def _key_label(parent: dict[Any, Any], child: object) -> str | None:
     # A copy: another thread may change the dictionary meanwhile.
     for key, value in list(parent.items()):
         if value is child:
@@ -309,7 +308,7 @@ def _key_label(parent: dict[Any, Any], child: Any) -> str | None:
     return None
 
 
-def _attribute_label(parent: Any, child: Any) -> str:
+def _attribute_label(parent: object, child: object) -> str:
     """Name the attribute of an object; its instance dictionary counts as itself."""
     if is_a(parent, type):
         return "."  # the next label is a key of its dictionary
@@ -330,14 +329,14 @@ def _attribute_label(parent: Any, child: Any) -> str:
     return f".<{type(parent).__name__}>"
 
 
-def _variable_of(frame: types.FrameType, child: Any) -> str | None:
+def _variable_of(frame: types.FrameType, child: object) -> str | None:
     for name, number in local_ids(frame).items():
         if number == id(child):
             return name
     return None
 
 
-def _belongs_to_search(parent: Any) -> bool:
+def _belongs_to_search(parent: object) -> bool:
     """Tell whether it is a frame of this search, or a variable of it."""
     if is_a(parent, types.FrameType):
         return is_own_file(parent.f_code.co_filename)
@@ -357,7 +356,7 @@ def _as_name(path: str) -> str:
     return path.lstrip(".")
 
 
-def _short_key(key: Any) -> str:
+def _short_key(key: object) -> str:
     if is_a(key, (str, int, float, bool, bytes, type(None))):
         text = repr(key)
         return text if len(text) <= _KEY_LENGTH else text[: _KEY_LENGTH - 3] + "..."

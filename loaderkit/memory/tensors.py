@@ -7,7 +7,7 @@ import itertools
 import types
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 import torch
 
@@ -16,6 +16,9 @@ from loaderkit.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from typing_extensions import TypeIs
+
+T = TypeVar("T")
 _NOT_ENTERED = (type, types.ModuleType, types.FunctionType, types.CodeType)
 _MOST_NODES = 20_000
 """Autograd nodes that are walked; a longer graph is long enough."""
@@ -89,6 +92,14 @@ def live_tensors(objects: Iterable[Any] | None = None) -> list[TensorGroup]:
         for look, count in counts.items()
     ]
     return sorted(groups, key=lambda group: -group.bytes)
+
+
+@overload
+def is_a(item: object, kinds: type[T]) -> TypeIs[T]: ...
+
+
+@overload
+def is_a(item: object, kinds: tuple[type, ...]) -> bool: ...
 
 
 def is_a(item: object, kinds: type | tuple[type, ...]) -> bool:

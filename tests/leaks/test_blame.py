@@ -38,11 +38,11 @@ def test_each_pattern_is_known_by_what_is_kept():
         make(number)
         model.register_forward_hook(functools.partial(print, np.ones(BIG)))
 
-    found = {growth.pattern: growth for growth in find_growth(before, 8, most=9)}
+    growths = {growth.pattern: growth for growth in find_growth(before, 8, most=9)}
 
-    assert {"closures", "view", "mappings"} <= set(found)
-    assert found["view"].bytes_per_epoch == pytest.approx(4 * BIG, rel=0.1)
-    assert "`views`" in str(found["view"])
+    assert {"closures", "view", "mappings"} <= set(growths)
+    assert growths["view"].bytes_per_epoch == pytest.approx(4 * BIG, rel=0.1)
+    assert "`views`" in str(growths["view"])
     hook.remove()
 
 
@@ -120,9 +120,9 @@ def test_what_the_detector_remembers_of_its_statistics_is_nobodys_leak():
         kept.append(float(number))
 
     assert quantile.cache_info().currsize >= 40
-    found = find_growth(before, 40)
-    assert any(growth.holder.path == "kept" for growth in found)
-    assert not any("quantile" in growth.holder.path for growth in found)
+    growths = find_growth(before, 40)
+    assert any(growth.holder.path == "kept" for growth in growths)
+    assert not any("quantile" in growth.holder.path for growth in growths)
 
 
 @pytest.mark.parametrize("name", ["files", "threads", "children", "mappings"])

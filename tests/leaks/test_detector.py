@@ -90,13 +90,13 @@ def test_the_warning_is_shown_by_a_python_that_was_told_nothing(tmp_path):
 
 @pytest.mark.slow
 def test_a_long_run_is_judged_while_it_runs_and_once():
-    step, found = leaky(), []
-    detector = LeakDetector("cpu", on_leak=found.append)
+    step, reports = leaky(), []
+    detector = LeakDetector("cpu", on_leak=reports.append)
 
     for _ in detector.epochs(range(40)):
         step()
 
-    assert [report.epochs for report in found] == [30]
+    assert [report.epochs for report in reports] == [30]
 
 
 @pytest.mark.slow
@@ -131,8 +131,8 @@ def test_an_error_inside_the_block_is_not_replaced_by_a_verdict():
 
 
 def test_a_decorated_function_is_an_epoch():
-    step, found = leaky(), []
-    detector = LeakDetector("cpu", on_leak=found.append)
+    step, reports = leaky(), []
+    detector = LeakDetector("cpu", on_leak=reports.append)
 
     @detector
     def train(times):
@@ -143,7 +143,7 @@ def test_a_decorated_function_is_an_epoch():
         assert train(2) == [None, None]
 
     assert train.__doc__ == "Train."
-    assert found[0].leaking
+    assert reports[0].leaking
 
 
 def test_the_limit_gives_the_epochs_that_are_left():
@@ -325,12 +325,12 @@ def test_its_twin_that_comes_faster_than_any_metric_is_one():
 def test_a_report_prints_in_25_lines_and_as_json():
     report = LeakDetector("cpu", on_leak=id).run(leaky(), epochs=10)
 
-    found = json.loads(json.dumps(report.to_json()))
+    values = json.loads(json.dumps(report.to_json()))
 
     assert len(str(report).splitlines()) <= 25
-    assert found["verdict"] == "leaking"
-    assert found["growths"][0]["text"] in str(report)
-    assert found["bytes_per_epoch"] == report.bytes_per_epoch
+    assert values["verdict"] == "leaking"
+    assert values["growths"][0]["text"] in str(report)
+    assert values["bytes_per_epoch"] == report.bytes_per_epoch
 
 
 def test_an_error_with_its_report_survives_a_pickle():

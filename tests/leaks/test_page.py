@@ -101,13 +101,21 @@ def test_a_browser_shows_it_without_a_horizontal_scroll_bar(tmp_path, width, dar
     file = tmp_path / "page.html"
     file.write_text(page_of(planted()).replace("</body>", asked))
     command = [
-        shutil.which("chromium"), "--headless", "--no-sandbox", "--disable-gpu",
-        "--disable-quic", "--no-first-run", "--disable-background-networking",
-        "--disable-component-update", "--disable-sync", "--dump-dom",
+        shutil.which("chromium"),
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--dump-dom",
         f"--blink-settings=preferredColorScheme={0 if dark else 1}",
-        f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},900",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        f"--window-size={width},900",
         file.as_uri(),
-    ]  # fmt: skip
+    ]
 
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
 

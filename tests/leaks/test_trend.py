@@ -91,19 +91,19 @@ CLEAN = {
 
 def records(r, n):
     """The largest batch so far, as a high-water mark shows it."""
-    highest, found = 0.0, []
+    highest, readings = 0.0, []
     for _ in range(n):
         highest = max(highest, r.random() ** 2)
-        found.append(BASE + highest * 30 * MIB)
-    return found
+        readings.append(BASE + highest * 30 * MIB)
+    return readings
 
 
 def echo(r, n):
-    level, found = 0.0, []
+    level, readings = 0.0, []
     for _ in range(n):
         level = 0.6 * level + r.gauss(0, MIB)
-        found.append(BASE + level)
-    return found
+        readings.append(BASE + level)
+    return readings
 
 
 @pytest.mark.slow
@@ -156,11 +156,11 @@ def saw(epochs, leak, period=7, tooth=2_000.0):
 
 
 def test_a_saw_that_falls_to_more_each_time_needs_more_epochs_and_then_leaks():
-    found = fit_trend(saw(30, leak=80.0), floor=16)
-    later = fit_trend(saw(30 + found.more_epochs + 5, leak=80.0), floor=16)
+    early = fit_trend(saw(30, leak=80.0), floor=16)
+    later = fit_trend(saw(30 + early.more_epochs + 5, leak=80.0), floor=16)
 
-    assert found.verdict == NEEDS_MORE
-    assert 30 < found.more_epochs < 45
+    assert early.verdict == NEEDS_MORE
+    assert 30 < early.more_epochs < 45
     assert later.verdict == LEAKING
     assert later.per_epoch == pytest.approx(80)
 
@@ -235,10 +235,10 @@ def test_each_figure_of_a_device_is_judged_and_the_one_that_grew_is_said(
         {name: (range(31), values) for name, values in series.items()}
     )
 
-    found, more = overall(trends)
-    report = LeakReport(found, 30, 1.0, "mps", trends, more_epochs=more)
+    summed_up, more = overall(trends)
+    report = LeakReport(summed_up, 30, 1.0, "mps", trends, more_epochs=more)
 
-    assert found == verdict
+    assert summed_up == verdict
     assert [each.name for each in report.leaks][:1] == ([grew] if grew else [])
     if verdict == NEEDS_MORE:
         assert "or by another process" in str(report)

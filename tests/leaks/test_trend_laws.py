@@ -70,11 +70,11 @@ def test_what_is_kept_every_few_epochs_is_never_steady(period, epochs, cut):
     if cut:
         values = values[1:]
 
-    found = verdict(values)
+    seen = verdict(values)
 
     # Two stairs cannot be told from two jumps.
-    assert found != STEADY or epochs // period < 3
-    assert found == LEAKING or epochs // period < 5
+    assert seen != STEADY or epochs // period < 3
+    assert seen == LEAKING or epochs // period < 5
 
 
 @given(fall=st.floats(0.0, 0.55), fall_at=st.integers(3, 28), period=st.integers(1, 3))
@@ -117,9 +117,9 @@ def test_what_only_the_driver_holds_is_never_steady_and_named(outside):
             {"allocated": (epochs, run.allocated), outside: (epochs, run.outside)}
         )
 
-        found, more = overall(trends)
-        report = LeakReport(found, 30, 1.0, "mps", trends, more_epochs=more)
-        assert found == NEEDS_MORE or (found, outside) == (LEAKING, "driver")
+        seen, more = overall(trends)
+        report = LeakReport(seen, 30, 1.0, "mps", trends, more_epochs=more)
+        assert seen == NEEDS_MORE or (seen, outside) == (LEAKING, "driver")
         assert words_of(outside) in report.headline
         assert trends[0].trend.verdict == STEADY
 
@@ -128,12 +128,26 @@ GIB = 1 << 30
 REPORTED = {
     "pytorch 132332, one call each": [1.027 + 0.5 * call for call in range(7)],
     "torchtune 2473, one step each": [
-        13.521896, 13.775543, 13.990127, 13.990127, 14.243774, 14.495468,
+        13.521896,
+        13.775543,
+        13.990127,
+        13.990127,
+        14.243774,
+        14.495468,
     ],
     "pytorch 152550, 40 steps each": [
-        0.1399, 0.1482, 0.1798, 0.1801, 0.1804, 0.1807, 0.1810, 0.1812, 0.1814, 0.1815,
+        0.1399,
+        0.1482,
+        0.1798,
+        0.1801,
+        0.1804,
+        0.1807,
+        0.1810,
+        0.1812,
+        0.1814,
+        0.1815,
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("thread", REPORTED)

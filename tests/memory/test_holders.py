@@ -51,10 +51,10 @@ def test_a_global_and_a_class_attribute():
     GLOBAL["kept"] = target
     Owner.shared.append(target)
 
-    found = kinds(target)
+    holder_kinds = kinds(target)
 
-    assert any(k == "global" and p.endswith("GLOBAL['kept']") for k, p in found)
-    assert ("class", "Owner.shared[0]") in found
+    assert any(k == "global" and p.endswith("GLOBAL['kept']") for k, p in holder_kinds)
+    assert ("class", "Owner.shared[0]") in holder_kinds
     GLOBAL.clear()
     Owner.shared.clear()
 

@@ -159,30 +159,30 @@ def test_a_process_is_seen_from_outside():
     ) as child:
         child.stdout.readline()
 
-        found = process.counters_of(child.pid)
+        readings = process.counters_of(child.pid)
 
-        assert 50 * MIB < found["anonymous"] < 90 * MIB
-        assert found["files"] >= 3
+        assert 50 * MIB < readings["anonymous"] < 90 * MIB
+        assert readings["files"] >= 3
         child.stdin.close()
     assert process.counters_of(child.pid) == {}
 
 
 def test_shares_of_pages_are_added_up_over_processes():
-    found, missing = process.full_counters([os.getpid()])
+    readings, missing = process.full_counters([os.getpid()])
 
     assert not missing
-    assert 0 < found["proportional"] <= found["tree_proportional"]
-    assert found["private"] == found["tree_private"]
+    assert 0 < readings["proportional"] <= readings["tree_proportional"]
+    assert readings["private"] == readings["tree_private"]
 
 
 def test_without_proc_psutil_tells_what_it_can(monkeypatch):
     monkeypatch.setattr(process, "PROC", "/nowhere")
 
-    found = process.quick_counters()
+    readings = process.quick_counters()
 
-    assert found["resident"] > MIB
-    assert found["threads"] >= 1
-    assert "anonymous" not in found
+    assert readings["resident"] > MIB
+    assert readings["threads"] >= 1
+    assert "anonymous" not in readings
     assert process.counters_of(2**30) == {}
     assert process.mappings() is None
 

@@ -68,10 +68,10 @@ def posted(parcel):
 
 def sent(batch):
     segments = SegmentRing(1)
-    found = posted(SharedBatch(batch, segments))
+    arrived = posted(SharedBatch(batch, segments))
     segments.close()
     forget([os.getpid()])
-    return found
+    return arrived
 
 
 @pytest.mark.parametrize("name", BATCHES)
@@ -92,12 +92,12 @@ def test_one_tensor_in_two_places_stays_one():
 def test_what_arrives_is_owned_and_keeps_no_file_open():
     before = set(os.listdir("/proc/self/fd"))
 
-    found = sent({"x": torch.rand(500, 500), "y": torch.rand(3)})
+    arrived = sent({"x": torch.rand(500, 500), "y": torch.rand(3)})
 
     assert set(os.listdir("/proc/self/fd")) == before
-    assert found["y"].untyped_storage().nbytes() == 12
-    assert not shares_memory(found["x"], found["y"])
-    found["x"] += 1
+    assert arrived["y"].untyped_storage().nbytes() == 12
+    assert not shares_memory(arrived["x"], arrived["y"])
+    arrived["x"] += 1
 
 
 def test_a_few_segments_are_filled_in_turn():
@@ -107,11 +107,11 @@ def test_a_few_segments_are_filled_in_turn():
         batch = torch.full((200, 200), float(number))
         return posted(SharedBatch(batch, segments))[0, 0].item()
 
-    found = [passed(number) for number in range(2)]
+    arrived = [passed(number) for number in range(2)]
     few = len(os.listdir("/proc/self/fd"))
-    found += [passed(number) for number in range(2, 9)]
+    arrived += [passed(number) for number in range(2, 9)]
 
-    assert found == list(range(9))
+    assert arrived == list(range(9))
     assert before < len(os.listdir("/proc/self/fd")) == few
     segments.close()
     forget([os.getpid()])
@@ -149,11 +149,11 @@ def test_parcels_pass_between_processes(method):
     child.start()
 
     assert works.get()
-    found = [queue.get() for _ in range(3)]
+    arrived = [queue.get() for _ in range(3)]
     works.put("done")
     child.join()
 
-    assert [each.num_graphs for each in found] == [2, 2, 2]
+    assert [each.num_graphs for each in arrived] == [2, 2, 2]
 
 
 @pytest.mark.parametrize("in_worker_that_packs", [False, True])

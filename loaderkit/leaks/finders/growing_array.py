@@ -45,14 +45,14 @@ def find_growing_array(evidence: HeapEvidence) -> list[Growth]:
     largest = max(candidates, key=size_of, default=None)
     if largest is None or size_of(largest) <= _LEAST_SHARE * grown_bytes:
         return []
-    what = type(largest).__name__
-    if is_a(largest, (np.ndarray, torch.Tensor)):
-        what += f" {list(largest.shape)}"
+    words = type(largest).__name__
+    if is_a(largest, np.ndarray) or is_a(largest, torch.Tensor):
+        words += f" {list(largest.shape)}"
     # What refers to it because of this search is no holder.
     ignore = [*evidence.heap.lists, candidates]
     holder = _holder_of_array(largest, evidence.heap, ignore)
     bytes_per_epoch = round(evidence.bytes_per_epoch)
-    return [Growth("longer", what, "", 0, bytes_per_epoch, holder)]
+    return [Growth("longer", words, "", 0, bytes_per_epoch, holder)]
 
 
 def _holder_of_array(array: Any, heap: Heap, ignore: list[list[Any]]) -> Holder:

@@ -179,14 +179,14 @@ def _is_shared(tensor: torch.Tensor) -> bool:
     return False
 
 
-def _tensors_of(item: Any) -> list[torch.Tensor]:
+def _tensors_of(item: object) -> list[torch.Tensor]:
     # A function's tensors are told by what it closes over.
     if is_a(item, types.FunctionType):
         return []
     return tensors_below(item, most=_MOST_OBJECTS_BELOW)
 
 
-def _is_plain(item: Any) -> bool:
+def _is_plain(item: object) -> bool:
     """Tell whether an item is a number, a short text, or a few of these."""
     if is_a(item, tuple):
         return len(item) < _SHORT_TUPLE and all(map(_is_plain, item))
