@@ -224,7 +224,12 @@ class LeakDetector:
         self.start()
         return self
 
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+    def __exit__(
+        self,
+        kind: object,
+        error: object,
+        traceback: object,
+    ) -> None:
         if kind is None:
             self.finish()
 

@@ -22,6 +22,7 @@ RESOURCES: Mapping[Resource, str] = {
 }
 """What is counted and is not memory, and how to call it; causes before effects."""
 _EXPLAINED_SHARE = 0.1
+"""Chosen: items are weighed by a sample, and what they share counts once."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,6 @@ class Growth:
 
 def explains(growths: Iterable[Growth], bytes_per_epoch: float) -> bool:
     """Tell whether what was named makes up a tenth of the growth.
-
-    A tenth, since items are weighed by a sample, and share what they hold.
 
     Args:
         growths: What was named.

@@ -47,9 +47,10 @@ if TYPE_CHECKING:
 
 _LEAST_PAUSE_S = 0.25
 _MOST_PAUSE_S = 1.0
-"""While it waits for files of other processes; chosen between what a loop of workers
-takes for a batch, and what a user bears."""
 _PAUSE_EPOCHS = 4
+"""How long it waits for files of other processes: some epochs, since these may make
+theirs as seldom as we do.  Chosen between what a loop of workers takes for a batch, and
+what a user bears."""
 _FEWEST_EPOCHS_SINCE = 4
 """Epochs since the first collection from which on they alone are looked at; chosen
 between one reading, which noise decides, and the fewest of a judged run."""
@@ -59,7 +60,11 @@ _HIDES_HOLDER: frozenset[PatternName] = frozenset(
 
 
 def build_report(
-    watch: EpochRecorder, *, warmup: int | None, tolerance: int, limit: int | None
+    watch: EpochRecorder,
+    *,
+    warmup: int | None,
+    tolerance: int,
+    limit: int | None,
 ) -> LeakReport:
     """Judge a run and find out who holds what grew.
 
@@ -99,7 +104,10 @@ def build_report(
 
 
 def _gather_evidence(
-    watch: EpochRecorder, warmup: int | None, tolerance: int, limit: int | None
+    watch: EpochRecorder,
+    warmup: int | None,
+    tolerance: int,
+    limit: int | None,
 ) -> RunEvidence:
     """See what a verdict follows from; what takes long only where a counter leaks."""
     collects_by_itself = gc.isenabled()
@@ -125,7 +133,9 @@ def _gather_evidence(
 
 
 def _judge_own_counters(
-    watch: EpochRecorder, warmup: int | None, tolerance: int
+    watch: EpochRecorder,
+    warmup: int | None,
+    tolerance: int,
 ) -> tuple[CounterTrend, ...]:
     """Judge the counters, without files in /dev/shm that another process makes."""
     shared_files = watch.shared_files

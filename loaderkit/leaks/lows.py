@@ -65,4 +65,6 @@ def _lows_rise(values: Sequence[float]) -> bool:
     usual_range = (sum(highs) - sum(lows)) / 3
     if lows[2] - lows[0] < _CLEAR_SHARE * usual_range:
         return False
-    return lows[0] < lows[1] < lows[2] and highs[0] < highs[1] < highs[2]
+    do_lows_rise = lows[0] < lows[1] < lows[2]
+    do_highs_rise = highs[0] < highs[1] < highs[2]
+    return do_lows_rise and do_highs_rise

@@ -225,7 +225,10 @@ class _Axes:
         return round(_TOP + share * _PLOT_HEIGHT, 1)
 
     def line(
-        self, start: tuple[float, float], end: tuple[float, float], look: str
+        self,
+        start: tuple[float, float],
+        end: tuple[float, float],
+        look: str,
     ) -> str:
         """Draw from one epoch and value to another."""
         return (
@@ -234,7 +237,11 @@ class _Axes:
         )
 
 
-def _plot_of(counter: CounterTrend, limit: int | None, label: str) -> str:
+def _plot_of(
+    counter: CounterTrend,
+    limit: int | None,
+    label: str,
+) -> str:
     """Draw a counter: its readings, the trend after the warm-up, a limit if near."""
     trend = counter.trend
     axes = _Axes(counter, limit)
@@ -266,7 +273,8 @@ def _plot_of(counter: CounterTrend, limit: int | None, label: str) -> str:
 
 def _grid_lines(counter: CounterTrend, axes: _Axes) -> list[str]:
     """Draw the lowest and the last value, the limit, and the epochs."""
-    rules = [(value, "--line") for value in {min(counter.values), counter.values[-1]}]
+    marked = {min(counter.values), counter.values[-1]}
+    rules = [(value, "--line") for value in marked]
     if axes.limit is not None:
         rules.append((axes.limit, "--leak"))
     lines = []
@@ -284,7 +292,12 @@ def _grid_lines(counter: CounterTrend, axes: _Axes) -> list[str]:
     ]
 
 
-def _label_at(x: float, y: float, text: str, anchor: str) -> str:
+def _label_at(
+    x: float,
+    y: float,
+    text: str,
+    anchor: str,
+) -> str:
     position = f'x="{x}" y="{y}" text-anchor="{anchor}"'
     return f"<text {position}>{html.escape(text)}</text>"
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 8
 _MOST_LINES = 25
+"""A screen: the text is printed into logs.  All counters are on the page."""
 _MOODS: Mapping[Verdict, Mood] = {LEAKING: "bad", STEADY: "good"}
 _SHOWN_IF_STEADY: frozenset[AnyCounter] = frozenset(
     {"malloc", "anonymous", "shared", "allocated", "files"}

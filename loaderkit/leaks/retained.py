@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _MOST_OBJECTS = 2_000
+"""Chosen: from an item the way may lead to the whole heap."""
 MOST_NODES = 300
 """Nodes of an autograd graph that are weighed."""
 _NODE_BYTES = 200

@@ -64,7 +64,11 @@ class LineFit:
         return max(1, len(self.residuals) - self.parameters)
 
 
-def fit_line(times: Floats, values: Floats, noise_floor: float) -> LineFit:
+def fit_line(
+    times: Floats,
+    values: Floats,
+    noise_floor: float,
+) -> LineFit:
     """Fit a line; with a shift of the level where that explains far more.
 
     Args:
@@ -94,7 +98,11 @@ def fit_line(times: Floats, values: Floats, noise_floor: float) -> LineFit:
 
 
 def best_ended(
-    times: Floats, values: Floats, noise_floor: float, *, stopped_late: bool = False
+    times: Floats,
+    values: Floats,
+    noise_floor: float,
+    *,
+    stopped_late: bool = False,
 ) -> float:
     """Fit the shapes that are flat at the end.
 
@@ -168,7 +176,10 @@ def _ended_curves(progress: Floats, latest: float) -> Iterator[Floats]:
 
 
 def _fit_columns(
-    columns: list[Floats], times: Floats, values: Floats, shift_at: int | None = None
+    columns: list[Floats],
+    times: Floats,
+    values: Floats,
+    shift_at: int | None = None,
 ) -> LineFit:
     """Fit columns, the second of which is time."""
     design = np.stack(columns, axis=1)
@@ -202,7 +213,11 @@ def _squares_of(basis: Floats, values: Floats) -> float:
     return float((residuals * residuals).sum())
 
 
-def _squares_with_each(basis: Floats, columns: Floats, values: Floats) -> Floats:
+def _squares_with_each(
+    basis: Floats,
+    columns: Floats,
+    values: Floats,
+) -> Floats:
     """Give the sum of squared residuals with each column added in its turn."""
     residuals = _project_out(basis, values[:, None])[:, 0]
     # By the theorem of Frisch, Waugh and Lovell one projection serves all columns.
@@ -223,7 +238,10 @@ def _project_out(basis: Floats, columns: Floats) -> Floats:
 
 
 def _bayesian_criterion(
-    squares: float, count: int, parameters: float, noise_floor: float
+    squares: float,
+    count: int,
+    parameters: float,
+    noise_floor: float,
 ) -> float:
     """Weigh a fit against its parameters, in nats (Schwarz 1978)."""
     variance = squares / count + noise_floor**2

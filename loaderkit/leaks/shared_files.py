@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 SHM = "/dev/shm"
 _MOST_FILES = 20_000
+"""Chosen: a job that never cleans up must not make each look take seconds."""
 _MOST_KINDS = 16
 """Kinds of names that are counted one by one: 8 bytes an epoch for each.  Chosen; the
 processes of a training make three or four."""

@@ -30,8 +30,10 @@ _FRAMES_TRACED = 12
 """Chosen: a line of the user's is seldom further from what allocates; each frame costs
 tracemalloc time and memory at each allocation."""
 _USERS_FRAMES_SHOWN = 3
+"""Of the user's: the line, what called it, and the loop."""
 _NO_FRAME = "no Python line: backward() or native code asked for it"
 _WARM_UP_CALLS = 2
+"""The first call under tracemalloc fills caches of Python's and of torch's."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,11 @@ def live_blocks(device: torch.device) -> Blocks:
 
 
 def device_sites(
-    blocks: Sequence[Blocks], device: torch.device, *, epochs: int, most: int = 3
+    blocks: Sequence[Blocks],
+    device: torch.device,
+    *,
+    epochs: int,
+    most: int = 3,
 ) -> tuple[Site, ...]:
     """Find the places whose memory on a device became more, and never less.
 
@@ -148,7 +154,9 @@ def device_sites(
 
 
 def _host_sites(
-    before: tracemalloc.Snapshot, after: tracemalloc.Snapshot, epochs: int
+    before: tracemalloc.Snapshot,
+    after: tracemalloc.Snapshot,
+    epochs: int,
 ) -> list[Site]:
     """Find the places whose allocations by Python stay, at least one each epoch."""
     sites = []

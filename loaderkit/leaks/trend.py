@@ -78,6 +78,7 @@ _FLAT_SHARE = 0.25
 _NEIGHBOURS = 3
 """Readings on each side of one that may be a spike."""
 _CHANCE_BELOW_LOW = 0.01
+"""That the slope is below ``Trend.low``."""
 _MOST_TIMES_LONGER = 10
 """Times as long a run as now is the most that is asked for."""
 
@@ -238,7 +239,10 @@ def fit_trend(
 
 
 def _decide(
-    times: list[float], values: list[float], slope: float, floor: float
+    times: list[float],
+    values: list[float],
+    slope: float,
+    floor: float,
 ) -> _Decision:
     """Ask whether the growth is significant, and then whether it goes on."""
     if max(values) == min(values):
@@ -293,7 +297,9 @@ def _decide_sawtooth(sawtooth: _Sawtooth) -> _Decision:
 
 
 def _ask_for_more(
-    epochs: float, emptied_for: float, views: tuple[_Evidence, ...]
+    epochs: float,
+    emptied_for: float,
+    views: tuple[_Evidence, ...],
 ) -> _Decision:
     """Say how many more epochs would decide it."""
     if emptied_for:
@@ -349,7 +355,10 @@ def _epochs_until_a_tooth_would_be_over(line: LineFit, times: Floats) -> float:
 
 
 def _below_tolerance(
-    times: list[float], values: list[float], slope: float, floor: float
+    times: list[float],
+    values: list[float],
+    slope: float,
+    floor: float,
 ) -> _Decision:
     """Say of growth below the tolerance whether it is there, and worth a word.
 
@@ -362,7 +371,10 @@ def _below_tolerance(
 
 
 def _evidence_of_line(
-    line: LineFit, times: Floats, floor: float, noise_floor: float
+    line: LineFit,
+    times: Floats,
+    floor: float,
+    noise_floor: float,
 ) -> _Evidence:
     """Test a line against noise that is independent, or echoes a little.
 
@@ -396,7 +408,11 @@ def _effective_freedom(line: LineFit, share: float) -> int:
     return min(line.freedom, freedom)
 
 
-def _late_part_agrees(line: LineFit, times: Floats, error: float) -> bool:
+def _late_part_agrees(
+    line: LineFit,
+    times: Floats,
+    error: float,
+) -> bool:
     """Tell whether the slope at the end can be that of the whole.
 
     Seen in two ways: the slope of the last quarter, and that of a parabola at its end,
@@ -431,7 +447,12 @@ def _end_slope(curve: Floats, times: Floats) -> float:
     return rise / (float(times[-1]) - float(times[-2]))
 
 
-def _autocorrelation(line: LineFit, noise_floor: float, *, cautious: bool) -> float:
+def _autocorrelation(
+    line: LineFit,
+    noise_floor: float,
+    *,
+    cautious: bool,
+) -> float:
     """Estimate the correlation of neighbours, from 0 to 0.98.
 
     Args:
@@ -517,12 +538,15 @@ def _without_outlier(blocks: list[float]) -> list[float]:
     if len(blocks) < _MANY_BLOCKS:
         return blocks
     usual = statistics.median(blocks)
-    strangest = max(range(len(blocks)), key=lambda i: abs(blocks[i] - usual))
+    distances = [abs(block - usual) for block in blocks]
+    strangest = distances.index(max(distances))
     return blocks[:strangest] + blocks[strangest + 1 :]
 
 
 def _epochs_until_stairs_are_sure(
-    times: list[float], values: list[float], floor: float
+    times: list[float],
+    values: list[float],
+    floor: float,
 ) -> int | None:
     """Find three or more even rises at even distances, the last of them lately.
 
@@ -597,11 +621,15 @@ def _without_spikes(times: list[float], values: list[float]) -> tuple[Floats, Fl
 
 def _noise_floor(values: Floats, floor: float) -> float:
     """Give a standard deviation below which a reading counts as exact."""
-    return max(floor / 64, 1e-6 * float(values.max() - values.min()), 1e-12)
+    # A millionth of the range, and above 0 in any case: variances are divided by it.
+    value_range = float(values.max() - values.min())
+    return max(floor / 64, 1e-6 * value_range, 1e-12)
 
 
 def _sawtooth_floor(
-    times: list[float], values: list[float], floor: float
+    times: list[float],
+    values: list[float],
+    floor: float,
 ) -> _Sawtooth | None:
     """Tell whether what is left after each deep fall grows, by about as much each time.
 
@@ -682,14 +710,22 @@ def _growth_per_epoch(times: list[float], values: list[float]) -> list[float]:
     ]
 
 
-def _slope_error(times: list[float], values: list[float], slope: float) -> float:
+def _slope_error(
+    times: list[float],
+    values: list[float],
+    slope: float,
+) -> float:
     """Give the standard error of the slope, for independent noise."""
     middle = statistics.fmean(times)
     spread = sum((t - middle) ** 2 for t in times)
     return _residual_deviation(times, values, slope) / math.sqrt(spread)
 
 
-def _residual_deviation(times: list[float], values: list[float], slope: float) -> float:
+def _residual_deviation(
+    times: list[float],
+    values: list[float],
+    slope: float,
+) -> float:
     """Give how far readings lie from a line of this slope, as a standard deviation."""
     levels = [value - slope * time for time, value in zip(times, values, strict=True)]
     middle = statistics.median(levels)

@@ -93,7 +93,9 @@ def _autograd_referents(item: Any) -> Iterator[Any]:
 
 
 def may_be_exit_handlers(
-    items: Sequence[Any], more_handlers: float, more_items: float
+    items: Sequence[Any],
+    more_handlers: float,
+    more_items: float,
 ) -> bool:
     """Tell whether exit handlers can hold items that no variable leads to.
 

@@ -402,7 +402,10 @@ def _with_notes(decision: Decision, notes: Iterable[str]) -> Decision:
 
 
 def _judge_counter(
-    name: AnyCounter, series: Series, floor: float, warmup: int | None
+    name: AnyCounter,
+    series: Series,
+    floor: float,
+    warmup: int | None,
 ) -> CounterTrend:
     epochs, values = map(thin_out, series)
     trend = fit_trend(values, floor=floor, warmup=warmup, at=epochs)
@@ -435,7 +438,9 @@ def _judge_worker(
 
 
 def _held_back(
-    counters: Sequence[CounterTrend], series: SeriesByCounter, tolerance: float
+    counters: Sequence[CounterTrend],
+    series: SeriesByCounter,
+    tolerance: float,
 ) -> list[CounterTrend]:
     """Ask of each counter that leaks whether something else explains it for now."""
     malloc = next((counter for counter in counters if counter.name == "malloc"), None)
@@ -513,7 +518,11 @@ def _missing_readings(counter: CounterTrend) -> int:
 
 
 def _doubted(
-    counter: CounterTrend, doubt: Doubt, *, why: str, more_epochs: int
+    counter: CounterTrend,
+    doubt: Doubt,
+    *,
+    why: str,
+    more_epochs: int,
 ) -> CounterTrend:
     """Take a verdict back until there are more epochs."""
     trend = replace(counter.trend, verdict=NEEDS_MORE, why=why, more_epochs=more_epochs)

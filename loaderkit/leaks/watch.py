@@ -50,6 +50,7 @@ _FORGOTTEN_AFTER = 8
 """Epochs after which workers that are gone are forgotten: until then a worker that was
 read seldom may live on."""
 _FEWEST_READINGS = 5
+"""Of such a worker: with fewer nothing could be said of it."""
 
 
 @contextlib.contextmanager

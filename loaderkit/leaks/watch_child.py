@@ -26,6 +26,7 @@ WINDOW_S = 0.5
 """A window of time stands for an epoch, which cannot be seen from beside."""
 _JUDGED_AFTER = 30
 _JUDGED_EVERY = 10
+"""Windows: 15 s after torch was imported, and then every 5 s."""
 _DOUBLED_EVERY = 600
 """Windows after which they become twice as long: what grows in hours is seen as well,
 and the page has no more points than a screen."""

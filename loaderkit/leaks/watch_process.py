@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from loaderkit.memory.counters import AnyCounter, CounterName, Readings
 
 _WINDOW_S = 1.0
+"""Between two readings, and two lines that are shown."""
 _MOST_ENDING_S = 30.0
 """A script may save its state when Ctrl-C stops it."""
 
@@ -119,7 +120,11 @@ class _Ending(NamedTuple):
 
 
 def watch_script(
-    script: str, arguments: Sequence[str], *, page: str, live: Callable[[str], object]
+    script: str,
+    arguments: Sequence[str],
+    *,
+    page: str,
+    live: Callable[[str], object],
 ) -> WatchResult:
     """Run a script and watch it, from inside and outside.
 
@@ -156,7 +161,10 @@ def watch_script(
 
 
 def watch_process(
-    pid: int, *, seconds: float | None, live: Callable[[str], object]
+    pid: int,
+    *,
+    seconds: float | None,
+    live: Callable[[str], object],
 ) -> WatchResult:
     """Look at a running process until it ends, or for some time, or until Ctrl-C.
 
@@ -199,7 +207,9 @@ def _follow_child(
 
 
 def _follow_process(
-    monitor: ProcessMonitor, live: Callable[[str], object], seconds: float | None
+    monitor: ProcessMonitor,
+    live: Callable[[str], object],
+    seconds: float | None,
 ) -> None:
     """Read a process's counters once a second until it ends, or for some time."""
     while seconds is None or time.monotonic() - monitor.begun < seconds:
@@ -223,7 +233,11 @@ def _live_line(monitor: ProcessMonitor, readings: Readings) -> str:
     )
 
 
-def _result_of(folder: Path, monitor: ProcessMonitor, ending: _Ending) -> WatchResult:
+def _result_of(
+    folder: Path,
+    monitor: ProcessMonitor,
+    ending: _Ending,
+) -> WatchResult:
     """Take the report that was written inside the script, else the one from outside."""
     page = str(Path(ending.page).resolve())
     file = folder / "report.json"

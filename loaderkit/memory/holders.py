@@ -42,7 +42,10 @@ _KEY_LENGTH = 40
 
 
 def holders_of(
-    target: object, *, most: int = 5, ignore: Sequence[object] = ()
+    target: object,
+    *,
+    most: int = 5,
+    ignore: Sequence[object] = (),
 ) -> list[Holder]:
     """Find who keeps an object, the shortest ways first.
 

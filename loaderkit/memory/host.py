@@ -153,7 +153,8 @@ def _folders_up_to(mount: Path, inner: str) -> Iterator[Path]:
 
 def _usable_cpus(groups: list[Path]) -> tuple[int, CpuLimit]:
     """Count the processors that may be kept busy, and say which limit that is."""
-    limits: list[tuple[float, CpuLimit]] = [(float(os.cpu_count() or 1), "the machine")]
+    limits: list[tuple[float, CpuLimit]] = []
+    limits.append((float(os.cpu_count() or 1), "the machine"))
     if hasattr(os, "sched_getaffinity"):
         limits.append((float(len(os.sched_getaffinity(0))), "affinity"))
     slurm_cpus = _environment_number("SLURM_CPUS_PER_TASK")

@@ -410,7 +410,10 @@ def present_devices() -> list[torch.device]:
 
 
 def read_device(
-    device: torch.device, *, full: bool = True, probe: Probe | None = None
+    device: torch.device,
+    *,
+    full: bool = True,
+    probe: Probe | None = None,
 ) -> DeviceReading:
     """Read what a device holds.  Never raises.
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from loaderkit.memory.host import Host
 
 _GROUPS_SHOWN = 5
+"""Kinds of tensors in the text; all of them are in ``tensors``."""
 _WHY_ABSENT: Mapping[CounterName, str] = {
     "malloc": "only glibc tells (mallinfo2, from 2.33)",
     "anonymous": "only Linux tells it apart from file pages",

@@ -46,6 +46,7 @@ _ALIGNMENT = 64
 _HEADER_BYTES = 64
 """The number of the batch, and then nothing up to the first tensor's place."""
 _NUMBER_BYTES = 8
+"""Numbers begin below 2**48 and rise by one: they never come again."""
 _INLINE_BYTES = 64 << 10
 """Smaller batches travel with the message itself: a pipe of Linux holds so much."""
 _SPARE_SHARE = 4
@@ -369,7 +370,9 @@ def _write_number(memory: mmap.mmap, number: int) -> None:
 
 
 def _copy_tensors_into(
-    tensors: list[torch.Tensor], places: list[TensorPlace], buffer: Any
+    tensors: list[torch.Tensor],
+    places: list[TensorPlace],
+    buffer: Any,
 ) -> None:
     target = np.frombuffer(buffer, np.uint8)
     for tensor, place in zip(tensors, places, strict=True):

@@ -37,7 +37,11 @@ class _MutationLines(NamedTuple):
     """Where a variable is set."""
 
 
-def mutation_line(file: str, name: str, near: int = 0) -> str:
+def mutation_line(
+    file: str,
+    name: str,
+    near: int = 0,
+) -> str:
     """Find where a file's code makes a container grow, or a variable is set.
 
     Args:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 _FEWEST_NODES = 4
 _FEWEST_NODES_AN_EPOCH = 2
-"""An addition and what it adds; a model that is replaced by a deeper one adds nodes
-once."""
+"""Chosen: a step of a chain adds an addition and what it adds.  A model that is
+replaced by a deeper one adds nodes once, fewer than these."""
 
 
 def find_autograd_chain(evidence: HeapEvidence) -> list[Growth]:

@@ -55,7 +55,11 @@ def find_growing_array(evidence: HeapEvidence) -> list[Growth]:
     return [Growth("longer", words, "", 0, bytes_per_epoch, holder)]
 
 
-def _holder_of_array(array: Any, heap: Heap, ignore: list[list[Any]]) -> Holder:
+def _holder_of_array(
+    array: Any,
+    heap: Heap,
+    ignore: list[list[Any]],
+) -> Holder:
     holder = holders_of(array, most=1, ignore=ignore)[0]
     if holder.held:
         return holder

@@ -30,6 +30,7 @@ _EPOCHS_AN_ITEM = 12
 """Epochs in which a container that is looked at has grown by an item: a snapshot every
 tenth epoch is a leak too."""
 _FEWEST_ITEMS = 2
+"""In a short run; one item more may be the last batch, which a variable holds."""
 _MOST_WEIGHED = 300
 """Containers that are weighed, those that grew by the most items."""
 _MOST_NAMED = 6

@@ -48,6 +48,7 @@ _PATTERN_OF_TYPE: tuple[tuple[PatternName, type | tuple[type, ...]], ...] = (
 _PLAIN_TYPES = (int, float, complex, bool, type(None))
 _SHORT_TEXT = 200
 _SHORT_TUPLE = 10
+"""Characters and items up to which it is a metric or a key.  Both chosen."""
 
 
 def newest_of(container: Any) -> list[Any]:
@@ -103,7 +104,11 @@ def describe_items(items: Sequence[Any]) -> str:
     return f"{type(first).__name__}"
 
 
-def pattern_of(container: Any, newest: list[Any], holder: Holder) -> PatternName:
+def pattern_of(
+    container: Any,
+    newest: list[Any],
+    holder: Holder,
+) -> PatternName:
     """Tell by which pattern a container leaks.
 
     Args:

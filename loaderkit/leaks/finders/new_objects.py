@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 _FEWEST_TENSORS = 2
 _FEWEST_OBJECTS = 8
-"""Of one type: some of each kind come and go with what Python does by itself."""
+"""Of one kind.  Chosen: Python makes no tensors by itself, but some objects of many
+types."""
 _MOST_TYPES = 3
 """Types that are looked at, those of which most came."""
 _MOST_ASKED = 6
@@ -68,7 +69,11 @@ def _heaviest_new_look(evidence: HeapEvidence, now: Census) -> Look | None:
     return max(more_bytes, key=lambda look: (more_bytes[look], now.tensors[look]))
 
 
-def _growth_of_tensors(evidence: HeapEvidence, now: Census, look: Look) -> Growth:
+def _growth_of_tensors(
+    evidence: HeapEvidence,
+    now: Census,
+    look: Look,
+) -> Growth:
     """Say who holds new tensors that look alike."""
     count, size = now.tensors[look]
     count_before, size_before = evidence.before.tensors.get(look, (0, 0))
@@ -95,7 +100,11 @@ def _growth_of_tensors(evidence: HeapEvidence, now: Census, look: Look) -> Growt
     )
 
 
-def _growth_of_type(evidence: HeapEvidence, name: str, count: int) -> Growth:
+def _growth_of_type(
+    evidence: HeapEvidence,
+    name: str,
+    count: int,
+) -> Growth:
     """Say who holds new objects of a type."""
     objects = [
         item for item in evidence.heap.objects if type(item).__qualname__ == name
@@ -109,7 +118,10 @@ def _growth_of_type(evidence: HeapEvidence, name: str, count: int) -> Growth:
 
 
 def _growth_without_holder(
-    evidence: HeapEvidence, objects: list[Any], per_epoch: float, bytes_per_epoch: int
+    evidence: HeapEvidence,
+    objects: list[Any],
+    per_epoch: float,
+    bytes_per_epoch: int,
 ) -> Growth:
     """Name what keeps objects that no variable leads to, where that can be shown."""
     items = describe_items(objects[-1:])

@@ -45,7 +45,11 @@ def find_resources(evidence: CounterEvidence) -> list[Growth]:
     return growths
 
 
-def resource_growth(name: Resource, per_epoch: float, before: Counter[str]) -> Growth:
+def resource_growth(
+    name: Resource,
+    per_epoch: float,
+    before: Counter[str],
+) -> Growth:
     """Name what a growing resource consists of now.
 
     Args:
@@ -108,11 +112,11 @@ def _list_mappings() -> Iterable[str]:
     if not maps.exists():
         return []
     # Address, rights, offset, device and inode come before the name, if there is one.
-    names = [line.split(None, 5)[5:] for line in maps.read_text().splitlines()]
-    return [
-        _without_numbers(name[0].strip()) if name else "anonymous memory"
-        for name in names
-    ]
+    kinds = []
+    for line in maps.read_text().splitlines():
+        name = line.split(None, 5)[5:]
+        kinds.append(_without_numbers(name[0].strip()) if name else "anonymous memory")
+    return kinds
 
 
 def _without_numbers(target: str) -> str:
