@@ -1,10 +1,11 @@
 """A batch as one segment of shared memory, on its way out of a worker.
 
 torch sends every tensor of a batch by itself: a file in /dev/shm, a descriptor, a
-socket with a handshake, a mapping each, some 20 for a batch of graphs.  A parcel is one
-anonymous segment that is not in /dev/shm (a container's 64 MiB are no limit), opened
-by the receiver straight from the worker's descriptors.  The receiver copies the tensors
-out: what it keeps is its own, and costs no descriptor however many batches are kept.
+socket with a handshake, a mapping each, some 20 for a batch of graphs.  A shared batch
+is one anonymous segment that is not in /dev/shm (a container's 64 MiB are no limit),
+opened by the receiver straight from the worker's descriptors.  The receiver copies the
+tensors out: what it keeps is its own, and costs no descriptor however many batches are
+kept.
 
 A worker has a few segments and fills them in turn, since fresh pages cost more than the
 bytes in them (10 MiB: 5 ms fresh, 1 ms used again, either end).  A segment begins with
@@ -53,8 +54,10 @@ _SPARE_SHARE = 4
 """A segment that is too small becomes larger than asked for by the fourth part, so that
 batches of about one size seldom make it grow."""
 
-packing: contextvars.ContextVar[bool] = contextvars.ContextVar("packing", default=False)
-"""True in a worker whose batches travel as parcels: nobody else need share them."""
+sends_shared_batches: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "sends_shared_batches", default=False
+)
+"""True in a worker whose batches travel as one segment: nobody else need share them."""
 
 
 class SegmentRef(NamedTuple):
@@ -176,16 +179,16 @@ class SharedBatch:
 def default_collate(samples: Any) -> Any:
     """Join samples as torch's ``default_collate`` does.
 
-    In a worker torch writes each tensor of the batch to /dev/shm, from where a parcel
-    would copy it once more: 200 x 128 rows of 17 floats take 2.7 ms, not 0.7.  So
-    where batches are packed, tensors are stacked in ordinary memory, by the table of
+    In a worker torch writes each tensor of the batch to /dev/shm, from where a shared
+    batch would copy it once more: 200 x 128 rows of 17 floats take 2.7 ms, not 0.7.  So
+    where batches are shared, tensors are stacked in ordinary memory, by the table of
     functions that torch has for such needs.  PyG's ``Collater`` has no such table: its
     batches go through /dev/shm (docs/loader.md says what that costs).
 
     Args:
         samples: As for torch's.
     """
-    if not packing.get():
+    if not sends_shared_batches.get():
         return torch.utils.data.default_collate(samples)
     functions = dict(collate_functions)
     # Somebody may have registered a function of their own in place of torch's.
@@ -204,7 +207,7 @@ def _stack_in_plain_memory(
     return torch.stack(list(tensors))
 
 
-def parcels_work() -> bool:
+def can_share_batches() -> bool:
     """Tell whether the process that started this one can open its segments."""
     if sys.platform != "linux" or not hasattr(os, "memfd_create"):
         return False
