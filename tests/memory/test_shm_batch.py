@@ -35,8 +35,8 @@ class Item:
     x: Any
 
 
-# PyG is imported where it is used: the leak detector's tests, which run beside these, walk
-# every object that there is.
+# PyG is imported where it is used: the leak detector's tests, which run beside these,
+# walk every object that there is.
 def batch_of_graphs():
     from torch_geometric.data import Batch, Data
 
