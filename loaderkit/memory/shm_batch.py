@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _ALIGNMENT = 64
 """Where a tensor begins in a segment: a line of a core's cache."""
 _HEADER_BYTES = 64
-"""The number of the batch, and then nothing up to the first tensor's place."""
+"""The number of the batch, and then nothing up to the first tensor."""
 _NUMBER_BYTES = 8
 """Numbers begin below 2**48 and rise by one: they never come again."""
 _INLINE_BYTES = 64 << 10
@@ -73,7 +73,7 @@ class SegmentRef(NamedTuple):
     """Of the batch; another one means that a later batch has taken its place."""
 
 
-class TensorPlace(NamedTuple):
+class TensorSlot(NamedTuple):
     """Where in a segment a tensor lies, and what it looks like."""
 
     dtype: torch.dtype
@@ -160,11 +160,11 @@ class SharedBatch:
         pickled = io.BytesIO()
         _TensorlessPickler(pickled, tensors).dump(batch)
         self.pickled = pickled.getvalue()
-        self.places = _place_tensors(tensors)
-        self.nbytes = _end_of(self.places)
+        self.slots = _lay_out_tensors(tensors)
+        self.nbytes = _end_of(self.slots)
         self.inline: bytes | None = None
         self.segment: SegmentRef | None = None
-        fill = functools.partial(_copy_tensors_into, tensors, self.places)
+        fill = functools.partial(_copy_tensors_into, tensors, self.slots)
         if self.nbytes <= _INLINE_BYTES:
             buffer = bytearray(self.nbytes)
             fill(buffer)
@@ -173,7 +173,7 @@ class SharedBatch:
             self.segment = segments.put(self.nbytes, fill)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _open_batch, (self.pickled, self.places, self.inline, self.segment)
+        return _open_batch, (self.pickled, self.slots, self.inline, self.segment)
 
 
 def default_collate(samples: Any) -> Any:
@@ -278,21 +278,21 @@ class _TensorUnpickler(pickle.Unpickler):
         return tensor
 
 
-def _place_tensors(tensors: list[torch.Tensor]) -> list[TensorPlace]:
+def _lay_out_tensors(tensors: list[torch.Tensor]) -> list[TensorSlot]:
     """Say where each tensor will lie, one after the other."""
-    places: list[TensorPlace] = []
+    slots: list[TensorSlot] = []
     for tensor in tensors:
         nbytes = tensor.numel() * tensor.element_size()
         shape = tuple(tensor.shape)
-        places.append(TensorPlace(tensor.dtype, shape, _end_of(places), nbytes))
-    return places
+        slots.append(TensorSlot(tensor.dtype, shape, _end_of(slots), nbytes))
+    return slots
 
 
-def _end_of(places: list[TensorPlace]) -> int:
+def _end_of(slots: list[TensorSlot]) -> int:
     """Give where the next tensor may begin."""
-    if not places:
+    if not slots:
         return 0
-    last = places[-1]
+    last = slots[-1]
     aligned_lines = math.ceil(last.nbytes / _ALIGNMENT)
     return last.start + aligned_lines * _ALIGNMENT
 
@@ -305,17 +305,17 @@ def _as_bytes(tensor: torch.Tensor) -> Any:
 
 def _open_batch(
     pickled: bytes,
-    places: list[TensorPlace],
+    slots: list[TensorSlot],
     inline: bytes | None,
     segment: SegmentRef | None,
 ) -> Any:
     """Put the batch together again, in memory of its own."""
     if segment is None:
-        tensors = _copy_tensors_from(np.frombuffer(inline or b"", np.uint8), places)
+        tensors = _copy_tensors_from(np.frombuffer(inline or b"", np.uint8), slots)
     else:
         memory = _map_segment(segment)
         content = np.frombuffer(memory, np.uint8, offset=_HEADER_BYTES)
-        tensors = _copy_tensors_from(content, places)
+        tensors = _copy_tensors_from(content, slots)
         # After the copy: what was written over meanwhile would be half of each batch.
         if _read_number(memory) != segment.number:
             what = "A batch was overwritten by a later one while it was received."
@@ -374,22 +374,22 @@ def _write_number(memory: mmap.mmap, number: int) -> None:
 
 def _copy_tensors_into(
     tensors: list[torch.Tensor],
-    places: list[TensorPlace],
+    slots: list[TensorSlot],
     buffer: Any,
 ) -> None:
     target = np.frombuffer(buffer, np.uint8)
-    for tensor, place in zip(tensors, places, strict=True):
+    for tensor, slot in zip(tensors, slots, strict=True):
         # numpy refuses a view of no bytes at the end of a buffer.
-        if place.nbytes:
-            target[place.start : place.start + place.nbytes] = _as_bytes(tensor)
+        if slot.nbytes:
+            target[slot.start : slot.start + slot.nbytes] = _as_bytes(tensor)
 
 
-def _copy_tensors_from(content: Any, places: list[TensorPlace]) -> list[torch.Tensor]:
+def _copy_tensors_from(content: Any, slots: list[TensorSlot]) -> list[torch.Tensor]:
     tensors = []
-    for place in places:
-        flat = torch.empty(math.prod(place.shape), dtype=place.dtype)
-        if place.nbytes:
-            source = content[place.start : place.start + place.nbytes]
+    for slot in slots:
+        flat = torch.empty(math.prod(slot.shape), dtype=slot.dtype)
+        if slot.nbytes:
+            source = content[slot.start : slot.start + slot.nbytes]
             flat.view(torch.uint8).numpy()[:] = source
-        tensors.append(flat.view(place.shape))
+        tensors.append(flat.view(slot.shape))
     return tensors
