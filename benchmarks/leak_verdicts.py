@@ -69,7 +69,7 @@ def table(runs: int) -> str:
         cells = " | ".join(f"{100 * count / runs:.0f} %" for count in shares)
         lines.append(f"| {name} | {cells} |")
     for name in series.LOOKALIKES:
-        found = Counter(
+        found: Counter[str] = Counter(
             fit_trend(series.lookalike(name, seed), floor=FLOOR).verdict
             for seed in range(runs)
         )

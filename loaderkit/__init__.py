@@ -56,17 +56,18 @@ if TYPE_CHECKING:
         StaleCacheError,
     )
     from loaderkit.leaks.checks import assert_no_leak
+    from loaderkit.leaks.counter_trend import CounterTrend
     from loaderkit.leaks.detector import LeakDetector
     from loaderkit.leaks.growth import Growth
     from loaderkit.leaks.report import LeakReport
     from loaderkit.leaks.trend import Trend, fit_trend
-    from loaderkit.leaks.verdict import CounterTrend
     from loaderkit.loader.build import build_loader
     from loaderkit.loader.options import LoaderOptions
     from loaderkit.loader.plan import LoaderPlan
     from loaderkit.loader.prefetch import DevicePrefetcher
     from loaderkit.memory.cache_cleaner import EpochCacheCleaner
-    from loaderkit.memory.holders import Holder, holders_of
+    from loaderkit.memory.holder import Holder
+    from loaderkit.memory.holders import holders_of
     from loaderkit.memory.meter import MemoryMeter, Timeline
     from loaderkit.memory.reading import MemorySample, read_memory
     from loaderkit.memory.release import Released, release
@@ -82,7 +83,7 @@ _HOME = {
     "CacheError": "errors",
     "CacheSummary": "datasets.inspect",
     "CacheVersionError": "errors",
-    "CounterTrend": "leaks.verdict",
+    "CounterTrend": "leaks.counter_trend",
     "DamagedCacheError": "errors",
     "DatasetError": "errors",
     "DevicePrefetcher": "loader.prefetch",
@@ -93,7 +94,7 @@ _HOME = {
     "EpochCacheCleaner": "memory.cache_cleaner",
     "GraphSizes": "datasets.sizes",
     "Growth": "leaks.growth",
-    "Holder": "memory.holders",
+    "Holder": "memory.holder",
     "LeakDetector": "leaks.detector",
     "LeakError": "errors",
     "LeakReport": "leaks.report",

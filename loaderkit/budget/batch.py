@@ -306,15 +306,12 @@ def _limit(
         return size, "as told"
     if spec.memory_bytes is not None:
         return spec.memory_bytes, "of the specification"
-    if spec.kind == "cpu":
-        host = read_host()
-        return host.available_bytes, f"free now ({host.available_from})"
     place = spec.kind if isinstance(device, DeviceSpec) else device
     free = free_bytes(torch.device(place))
     if free is None:
         what = f"There is no {place} here that tells how much memory is free."
         raise BudgetError(what, fix='plan_batch(..., limit="8 GiB")')
-    return free, "free now"
+    return free.amount, f"free now ({free.known_from})"
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from loaderkit.loader.plan import LoaderPlan
+    from loaderkit.memory.counters import CounterName
 
 _PACKAGES = ("torch", "torch-geometric", "h5py", "numpy", "loaderkit")
 
@@ -29,7 +30,7 @@ class Examination:
     """Limits of this process."""
     versions: Mapping[str, str]
     """Versions by package; "absent" where it is not installed."""
-    devices: Mapping[str, Mapping[str, int | str]]
+    devices: Mapping[str, Mapping[CounterName, int | str]]
     """Readings by device; a text says why there is none."""
     environment: Environment
     """Settings, judged."""
@@ -64,7 +65,7 @@ def examine() -> Examination:
     import torch
 
     environment = check_environment(ask_torch=True)
-    devices: dict[str, Mapping[str, int | str]] = {}
+    devices: dict[str, Mapping[CounterName, int | str]] = {}
     for device in present_devices():
         values, missing = read_device(device, full=True)
         devices[str(device)] = {**values, **missing}

@@ -14,12 +14,11 @@ import functools
 import inspect
 import random
 import sys
-import sysconfig
 import textwrap
 import types
 from collections.abc import Sized
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
+from pathlib import PurePath, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +27,7 @@ import xxhash
 
 from loaderkit.datasets.written import find_written
 from loaderkit.errors import DamagedCacheError
+from loaderkit.library_files import is_library_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -57,13 +57,6 @@ _MOST_IN_ALL = 500_000
 million) only its length counts."""
 _MOST_HASHED_BYTES = 256 << 20
 """Of an array on ``self``: of a larger one only dtype and shape count."""
-_LIBRARIES = tuple(
-    Path(sysconfig.get_paths()[name])
-    for name in ("stdlib", "platstdlib", "purelib", "platlib")
-)
-
-_INSTALLED_IN = frozenset({"site-packages", "dist-packages"})
-"""Folders of libraries, in every environment."""
 
 
 @dataclass(frozen=True)
@@ -512,10 +505,7 @@ def _is_users_module(module: types.ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     if file is None:
         return True
-    # An environment that sees another's packages has these elsewhere.
-    if not _INSTALLED_IN.isdisjoint(Path(file).parts):
-        return False
-    return not any(map(Path(file).is_relative_to, _LIBRARIES))
+    return not is_library_file(file)
 
 
 def _text(function: types.FunctionType) -> str:

@@ -21,7 +21,7 @@ from loaderkit.datasets.dtypes import carrier, torch_dtype
 from loaderkit.datasets.plain import decode_text
 from loaderkit.datasets.room import UNASKED_BYTES, Room, check_room
 from loaderkit.datasets.structure import TEXT_KINDS, Leaf
-from loaderkit.memory.shm_batch import packing
+from loaderkit.memory.shm_batch import sends_shared_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -353,4 +353,4 @@ class Arena:
 
 def in_worker() -> bool:
     """Tell whether this is a DataLoader's worker whose batches torch itself sends."""
-    return get_worker_info() is not None and not packing.get()
+    return get_worker_info() is not None and not sends_shared_batches.get()

@@ -93,7 +93,7 @@ def check_chunks(manifest: Manifest) -> None:
 
 def free_memory() -> tuple[int, str]:
     """Say how much memory this process may still take, and who says so."""
-    found = [available_memory()]
+    found: list[tuple[int, str]] = [available_memory()]
     with contextlib.suppress(ImportError):  # Windows has no such limits
         import resource
 

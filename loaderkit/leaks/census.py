@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from loaderkit.memory.holders import running_locals
+from loaderkit.memory.frames import running_locals
 from loaderkit.memory.root_search import chunks_of_referents
 from loaderkit.memory.tensors import (
     TypeTest,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from loaderkit.leaks.trace import Blocks
     from loaderkit.memory.tensors import Look
 
-_LARGE = 16 << 10
+_LARGE_BYTES = 16 << 10
 """Bytes from which a single array, tensor or text is looked at."""
 _TEXTS = (bytes, bytearray, str)
 _ARRAYS = (np.ndarray, torch.Tensor, array)
@@ -72,12 +72,12 @@ class Census:
             Their lengths then; the largest integer for those that were empty or not
             there [containers].
         """
-        found = np.full(len(ids), np.iinfo(np.int64).max)
+        lengths = np.full(len(ids), np.iinfo(np.int64).max)
         if len(self.ids):
-            places = np.searchsorted(self.ids, ids).clip(max=len(self.ids) - 1)
-            same = self.ids[places] == ids
-            found[same] = self.lengths[places[same]]
-        return found
+            positions = np.searchsorted(self.ids, ids).clip(max=len(self.ids) - 1)
+            is_known = self.ids[positions] == ids
+            lengths[is_known] = self.lengths[positions[is_known]]
+        return lengths
 
 
 @dataclass(frozen=True)
@@ -113,24 +113,28 @@ def look_at_heap() -> Heap:
     is_looked_at, is_dict = TypeTest(_is_looked_at), TypeTest(_is_dict)
     is_text, is_array = TypeTest(_is_text), TypeTest(_is_array)
 
-    def keep_large(candidates: list[Any]) -> None:
+    def note_large(candidates: list[Any]) -> None:
         texts = objects_of(candidates, is_text)
-        is_large = map(_LARGE.__le__, map(len, texts))
-        arrays = objects_of(candidates, is_array)
-        large_arrays = [each for each in arrays if size_of(each) >= _LARGE]
-        for each in [*itertools.compress(texts, is_large), *large_arrays]:
-            large[id(each)] = each
+        # In C: there are a million texts.
+        is_large = map(_LARGE_BYTES.__le__, map(len, texts))
+        for text in itertools.compress(texts, is_large):
+            large[id(text)] = text
+        for array_like in objects_of(candidates, is_array):
+            if size_of(array_like) >= _LARGE_BYTES:
+                large[id(array_like)] = array_like
 
-    in_functions = list(running_locals())
-    for chunk in itertools.chain([in_functions], chunks_of_referents(objects)):
+    # What functions that run hold in variables is among no object's referents.
+    chunks = itertools.chain([list(running_locals())], chunks_of_referents(objects))
+    for chunk in chunks:
         # Most of a million references lead to functions, types and short texts, so
         # nothing of Python runs for these.
         chosen = objects_of(chunk, is_looked_at)
+        note_large(chosen)
+        # The collector does not list a dict that holds no container.
         untracked = itertools.filterfalse(gc.is_tracked, objects_of(chosen, is_dict))
-        new = {id(each): each for each in untracked if id(each) not in dicts}
+        new = {id(item): item for item in untracked if id(item) not in dicts}
         dicts.update(new)
-        keep_large(chosen)
-        keep_large(list(itertools.chain.from_iterable(map(dict.values, new.values()))))
+        note_large(list(itertools.chain.from_iterable(map(dict.values, new.values()))))
     return Heap(objects, list(dicts.values()), list(large.values()))
 
 
@@ -144,7 +148,10 @@ def _is_dict(kind: type) -> bool:
 
 def _is_text(kind: type) -> bool:
     """Tell whether objects of a type are texts whose length is plain to ask for."""
-    return any(issubclass(kind, t) and kind.__len__ is t.__len__ for t in _TEXTS)
+    # A subclass may have a __len__ of its own, which is the user's code.
+    return any(
+        issubclass(kind, text) and kind.__len__ is text.__len__ for text in _TEXTS
+    )
 
 
 def _is_array(kind: type) -> bool:
@@ -166,19 +173,28 @@ def take_census(epoch: int, heap: Heap | None = None) -> Census:
     ids = np.fromiter(map(id, containers), np.int64, len(containers))
     lengths = np.fromiter(map(len, containers), np.int64, len(containers))
     order = np.argsort(ids)
+    # Most containers are empty; what an empty one gets later is found all the same.
     order = order[lengths[order] > 0]
-    kinds: Counter[str] = Counter()
-    types = itertools.chain(map(type, heap.objects), map(type, heap.dicts))
-    for kind, count in Counter(types).items():
-        kinds[kind.__qualname__] += count
     tensors = tensors_in(heap.objects)
     return Census(
-        epoch, ids[order], lengths[order],
-        Counter({kind: n for kind, n in kinds.items() if n > 1}), _alike(tensors),
-        np.fromiter(map(id, tensors), np.int64, len(tensors)),
-        frozenset(map(size_of, heap.large)),
-        max(map(graph_nodes, _largest(tensors)), default=0),
-    )  # fmt: skip
+        epoch=epoch,
+        ids=ids[order],
+        lengths=lengths[order],
+        kinds=_count_types(heap),
+        tensors=_group_tensors(tensors),
+        tensor_ids=np.fromiter(map(id, tensors), np.int64, len(tensors)),
+        sizes=frozenset(map(size_of, heap.large)),
+        graph_nodes=max(map(graph_nodes, _likely_sums(tensors)), default=0),
+    )
+
+
+def _count_types(heap: Heap) -> Counter[str]:
+    """Count objects by the name of their type, without those that are there once."""
+    counts: Counter[str] = Counter()
+    types = itertools.chain(map(type, heap.objects), map(type, heap.dicts))
+    for kind, count in Counter(types).items():
+        counts[kind.__qualname__] += count
+    return Counter({name: count for name, count in counts.items() if count > 1})
 
 
 def containers_in(heap: Heap) -> list[Any]:
@@ -199,34 +215,41 @@ def _is_container(kind: type) -> bool:
     return any(kind.__len__ is base.__len__ for base in CONTAINERS)
 
 
-def size_of(each: Any) -> int:
+def size_of(item: Any) -> int:
     """Weigh one object without what it refers to.
 
     Args:
-        each: An array, tensor, text or bytes.
+        item: An array, tensor, text or bytes.
 
     Returns:
         Bytes.
     """
-    if is_a(each, torch.Tensor):
-        return describe(each)[2]
-    if is_a(each, np.ndarray):
-        return int(each.nbytes)
-    return sys.getsizeof(each)
+    if is_a(item, torch.Tensor):
+        return describe(item).storage_bytes
+    if is_a(item, np.ndarray):
+        return int(item.nbytes)
+    return sys.getsizeof(item)
 
 
-def _largest(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+_MOST_GRAPHS = 20
+"""Tensors whose autograd graph is walked; a long one takes 10 ms."""
+
+
+def _likely_sums(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Pick tensors to walk the graph of: scalars first, since losses are summed up."""
-    with_graph = [each for each in tensors if each.grad_fn is not None]
-    return sorted(with_graph, key=lambda each: each.numel())[:20]
+    with_graph = [tensor for tensor in tensors if tensor.grad_fn is not None]
+    return sorted(with_graph, key=lambda tensor: tensor.numel())[:_MOST_GRAPHS]
 
 
-def _alike(tensors: Iterable[torch.Tensor]) -> dict[Look, tuple[int, int]]:
-    found: dict[Look, tuple[int, int]] = {}
-    seen: set[int] = set()
+def _group_tensors(tensors: Iterable[torch.Tensor]) -> dict[Look, tuple[int, int]]:
+    """Count tensors that look alike, and add up their storages, each once."""
+    groups: dict[Look, tuple[int, int]] = {}
+    counted_storages: set[int] = set()
     for tensor in tensors:
-        key, storage, size = describe(tensor)
-        count, total = found.get(key, (0, 0))
-        found[key] = count + 1, total + (0 if storage in seen else size)
-        seen.add(storage)
-    return found
+        look, storage_key, size = describe(tensor)
+        count, total = groups.get(look, (0, 0))
+        if storage_key not in counted_storages:
+            total += size
+        groups[look] = count + 1, total
+        counted_storages.add(storage_key)
+    return groups

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.errors import LeakError
+from loaderkit.leaks.counter_trend import TOLERANCE
 from loaderkit.leaks.detector import LeakDetector
-from loaderkit.leaks.verdict import TOLERANCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     import torch
 
     from loaderkit.leaks.report import LeakReport
+
+
+FEWEST_EPOCHS = 6
+"""One is warm-up, and with fewer than five readings after it nothing is said."""
 
 
 def assert_no_leak(
@@ -41,10 +45,13 @@ def assert_no_leak(
         LeakError: Memory grows; the message says what and who holds it.
         ValueError: Fewer than 6 epochs cannot tell.
     """
-    if epochs < 6:
-        msg = f"epochs must be at least 6 to tell growth from warm-up, got {epochs}"
+    if epochs < FEWEST_EPOCHS:
+        msg = f"epochs must be at least {FEWEST_EPOCHS} to tell growth from warm-up, "
+        msg += f"got {epochs}"
         raise ValueError(msg)
-    detector = LeakDetector(device, limit=limit, on_leak=_ignore, tolerance=tolerance)
+    detector = LeakDetector(
+        device, limit=limit, on_leak=_let_it_end, tolerance=tolerance
+    )
     report = detector.run(function, epochs=epochs)
     if report.leaking:
         error = LeakError(str(report))
@@ -53,5 +60,5 @@ def assert_no_leak(
     return report
 
 
-def _ignore(_: LeakReport) -> None:
+def _let_it_end(_: LeakReport) -> None:
     """Let the run end before it is judged."""

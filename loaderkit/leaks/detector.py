@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from loaderkit.errors import LeakError, LeakWarning
+from loaderkit.leaks.counter_trend import TOLERANCE
 from loaderkit.leaks.investigate import build_report
 from loaderkit.leaks.trace import allocation_sites
-from loaderkit.leaks.verdict import TOLERANCE, judge
-from loaderkit.leaks.watch import Watch, collector_paused
+from loaderkit.leaks.verdict import judge_counters
+from loaderkit.leaks.watch import EpochRecorder, collector_paused
 from loaderkit.memory.reading import device_of
 from loaderkit.units import parse_bytes
 
@@ -30,7 +31,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 JUDGED_AFTER = 30
 """Epochs after which a longer run is judged while it runs."""
-_STRIDE = 1.2
+_CHECK_GROWTH = 1.2
 """A long run is judged again when it is so much longer; that takes some 20 ms."""
 
 
@@ -80,15 +81,16 @@ class LeakDetector:
             msg = f"every must be a number of steps from 1, got {every!r}"
             raise ValueError(msg)
         self.device = device_of(device)
-        self.warmup = _epochs(warmup)
+        self.warmup = _warmup_epochs(warmup)
         self.limit = parse_bytes(limit) if isinstance(limit, str) else limit
         self.on_leak = on_leak
         self.every = every
-        self.tolerance = _bytes(tolerance)
+        self.tolerance = _size_in_bytes(tolerance)
         self.steps = 0
-        self._watch: Watch | None = None
-        self._acted = False
-        self._due = JUDGED_AFTER
+        self._watch: EpochRecorder | None = None
+        self._has_reported = False
+        """A leak is told once, however long the run goes on."""
+        self._next_check = JUDGED_AFTER
         self._report: LeakReport | None = None
 
     def epochs(self, iterable: Iterable[T]) -> Iterator[T]:
@@ -104,15 +106,15 @@ class LeakDetector:
             LeakError: Memory grows, and ``on_leak`` is "raise".
         """
         self.start()
-        for each in iterable:
-            yield each
+        for item in iterable:
+            yield item
             self.end_epoch()
         self.finish()
 
     def start(self) -> None:
         """Take the first reading; everything else does that by itself."""
         if self._watch is None:
-            self._watch = Watch(self.device, self.tolerance)
+            self._watch = EpochRecorder(self.device, self.tolerance)
             self._watch.start()
 
     def end_epoch(self) -> None:
@@ -124,13 +126,16 @@ class LeakDetector:
         self.start()
         watch = self._running()
         watch.end_epoch()
-        if self._acted:
+        if self._has_reported:
             return
-        due = watch.epoch >= self._due
-        if due:
-            self._due = max(watch.epoch + 1, round(watch.epoch * _STRIDE))
-        if self._over_limit() or (due and watch.may_leak() and self._suspected()):
-            self._act(self.report())
+        is_due = watch.epoch >= self._next_check
+        if is_due:
+            longer = round(watch.epoch * _CHECK_GROWTH)
+            self._next_check = max(watch.epoch + 1, longer)
+        # A glance, then a verdict without holders, and only then the whole report.
+        is_suspected = is_due and watch.might_leak() and self._is_suspected()
+        if self._is_over_limit() or is_suspected:
+            self._tell(self.report())
 
     def step(self) -> None:
         """Say that a step has ended; ``every`` of them make an epoch.
@@ -154,8 +159,8 @@ class LeakDetector:
             LeakError: Memory grows, and ``on_leak`` is "raise".
         """
         report = self.report()
-        if not self._acted:
-            self._act(report)
+        if not self._has_reported:
+            self._tell(report)
         return report
 
     def run(
@@ -206,8 +211,10 @@ class LeakDetector:
                     tolerance=self.tolerance,
                     limit=self.limit,
                 )
-                grown = any(each.trend.rising for each in self._report.counters)
-                if grown and gc.isenabled():
+                has_leak = any(
+                    counter.trend.rising for counter in self._report.counters
+                )
+                if has_leak and gc.isenabled():
                     # The search for holders leaves cycles.  Freed later they would be
                     # taken for garbage of the user's.
                     gc.collect()
@@ -217,7 +224,12 @@ class LeakDetector:
         self.start()
         return self
 
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+    def __exit__(
+        self,
+        kind: object,
+        error: object,
+        traceback: object,
+    ) -> None:
         if kind is None:
             self.finish()
 
@@ -233,28 +245,32 @@ class LeakDetector:
 
         return watched
 
-    def _running(self) -> Watch:
+    def _running(self) -> EpochRecorder:
         if self._watch is None:
             msg = "call start() first"
             raise RuntimeError(msg)
         return self._watch
 
-    def _suspected(self) -> bool:
+    def _is_suspected(self) -> bool:
         watch = self._running()
-        with collector_paused(), watch.own_memory():  # the first one loads modules
-            trends = judge(watch.series(), tolerance=self.tolerance, warmup=self.warmup)
-        return any(each.trend.rising for each in trends)
+        # What it keeps is subtracted: the first verdict loads modules.
+        with collector_paused(), watch.own_memory():
+            counters = judge_counters(
+                watch.series(), tolerance=self.tolerance, warmup=self.warmup
+            )
+        return any(counter.trend.rising for counter in counters)
 
-    def _over_limit(self) -> bool:
+    def _is_over_limit(self) -> bool:
         if self.limit is None:
             return False
         return self._running().used_bytes() > self.limit
 
-    def _act(self, report: LeakReport) -> None:
+    def _tell(self, report: LeakReport) -> None:
         if report.ok:
             return
-        self._acted = True
+        self._has_reported = True
         if self.on_leak == "warn":
+            # From here up: end_epoch or finish, and their caller, who sees the line.
             warnings.warn(str(report), LeakWarning, stacklevel=4)
         elif callable(self.on_leak):
             self.on_leak(report)
@@ -264,7 +280,7 @@ class LeakDetector:
             raise error
 
 
-def _epochs(warmup: object) -> int | None:
+def _warmup_epochs(warmup: object) -> int | None:
     if warmup == "auto":
         return None
     if not isinstance(warmup, int) or warmup < 0:
@@ -273,5 +289,5 @@ def _epochs(warmup: object) -> int | None:
     return warmup
 
 
-def _bytes(amount: int | str) -> int:
+def _size_in_bytes(amount: int | str) -> int:
     return parse_bytes(amount) if isinstance(amount, str) else int(amount)

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from loaderkit.leaks.patterns import PATTERNS
+from loaderkit.leaks.patterns import PATTERNS, PatternName
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
-    from loaderkit.memory.holders import Holder
+    from collections.abc import Iterable, Mapping
 
-RESOURCES = {
+    from loaderkit.memory.holder import Holder
+
+Resource: TypeAlias = Literal["children", "threads", "files", "mappings"]
+RESOURCES: Mapping[Resource, str] = {
     "children": "child processes",
     "threads": "threads",
     "files": "open files",
     "mappings": "memory mappings",
 }
 """What is counted and is not memory, and how to call it; causes before effects."""
+_EXPLAINED_SHARE = 0.1
+"""Chosen: items are weighed by a sample, and what they share counts once."""
 
 
 @dataclass(frozen=True)
 class Growth:
     """Something that became more, and who holds it."""
 
-    pattern: str
+    pattern: PatternName
     """A key of :data:`loaderkit.leaks.patterns.PATTERNS`."""
     what: str
     """What it is, such as "list" or "open files"."""
@@ -47,27 +52,44 @@ class Growth:
     def __str__(self) -> str:
         return self.text()
 
-    def text(self, each: str = "epoch") -> str:
+    def text(self, period: str = "epoch") -> str:
         """Say it in a sentence.
 
         Args:
-            each: What is called an epoch.
+            period: What is called an epoch.
 
         Returns:
             What grew, who holds it, and the fix.
         """
-        size = f", {format_bytes(self.bytes_per_epoch)}" if self.bytes_per_epoch else ""
-        where = ""
+        holder = ""
         if self.holder is not None:
-            place = self.holder.line or self.holder.where
-            where = f" `{self.holder.path}`" + (f" in {place}" if place else "")
-        more = (
-            f" keeps {self.per_epoch:.4g} {self.items} more" if self.items else " grows"
-        )
+            location = self.holder.line or self.holder.where
+            holder = f" `{self.holder.path}`" + (f" in {location}" if location else "")
         if self.what in RESOURCES.values():
-            where = f", kept by{where}" if where else ""
-            count = f"{self.per_epoch:.4g} more {self.what}"
-            text = f"{count} each {each}{where} ({self.items})"
+            subject = f"{self.per_epoch:.4g} more {self.what} each {period}"
+            subject += f", kept by{holder}" if holder else ""
+            subject += f" ({self.items})"
         else:
-            text = f"{self.what}{where}{more} each {each}{size}"
-        return f"{text}: {PATTERNS[self.pattern].words}. Fix: {self.fix}"
+            subject = f"{self.what}{holder}"
+            if self.items:
+                subject += f" keeps {self.per_epoch:.4g} {self.items} more"
+            else:
+                subject += " grows"
+            subject += f" each {period}"
+            if self.bytes_per_epoch:
+                subject += f", {format_bytes(self.bytes_per_epoch)}"
+        return f"{subject}: {PATTERNS[self.pattern].words}. Fix: {self.fix}"
+
+
+def explains(growths: Iterable[Growth], bytes_per_epoch: float) -> bool:
+    """Tell whether what was named makes up a tenth of the growth.
+
+    Args:
+        growths: What was named.
+        bytes_per_epoch: By how much memory grows.
+
+    Returns:
+        Whether their bytes come to that.
+    """
+    named_bytes = sum(growth.bytes_per_epoch for growth in growths)
+    return named_bytes >= _EXPLAINED_SHARE * bytes_per_epoch

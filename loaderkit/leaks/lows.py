@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_RISES = 3
+_FEWEST_RISES = 3
 """Rises without a fall between.  Noise shows them at the start of one run in 24."""
-_PART = 4
+_FEWEST_IN_PART = 4
 """Least readings in each of three parts whose lows and highs are compared."""
-_CLEAR = 0.75
+_CLEAR_SHARE = 0.75
 """Of the usual range of a part, by which the lowest readings must rise.  Measured on
 independent noise: reached in 1 of 100 runs of 200 epochs."""
 
@@ -33,7 +33,9 @@ def keeps_rising(values: Sequence[float], least: float) -> bool:
     >>> keeps_rising([0, 10, 10, 20, 30], 5), keeps_rising([0, 10, 0, 10, 0], 5)
     (True, False)
     """
-    if len(values) <= _RISES or values[-1] - values[0] < least * (len(values) - 1):
+    if len(values) <= _FEWEST_RISES or values[-1] - values[0] < least * (
+        len(values) - 1
+    ):
         return False
     return _never_falls(values, least) or _lows_rise(values)
 
@@ -41,21 +43,28 @@ def keeps_rising(values: Sequence[float], least: float) -> bool:
 def _never_falls(values: Sequence[float], least: float) -> bool:
     rises, level = 0, values[0]
     for value in values:
+        # A quarter of what is worth a look: pages come and go.
         if value < level - least / 4:
             return False
         if value >= level + least:
             rises += 1
             level = value
-    return rises >= _RISES
+    return rises >= _FEWEST_RISES
 
 
 def _lows_rise(values: Sequence[float]) -> bool:
+    """Tell whether lows and highs rise from each third of the readings to the next."""
     width = len(values) // 3
-    if width < _PART:
+    if width < _FEWEST_IN_PART:
         return False
     recent = values[len(values) - 3 * width :]
-    parts = [recent[i * width : (i + 1) * width] for i in range(3)]
-    lows, highs = [min(part) for part in parts], [max(part) for part in parts]
-    usual_range = sum(max(part) - min(part) for part in parts) / 3
-    clear = lows[2] - lows[0] >= _CLEAR * usual_range
-    return clear and lows[0] < lows[1] < lows[2] and highs[0] < highs[1] < highs[2]
+    thirds = [recent[start : start + width] for start in (0, width, 2 * width)]
+    lows = [min(third) for third in thirds]
+    highs = [max(third) for third in thirds]
+    # What lies within the usual range of a third is noise.
+    usual_range = (sum(highs) - sum(lows)) / 3
+    if lows[2] - lows[0] < _CLEAR_SHARE * usual_range:
+        return False
+    do_lows_rise = lows[0] < lows[1] < lows[2]
+    do_highs_rise = highs[0] < highs[1] < highs[2]
+    return do_lows_rise and do_highs_rise

@@ -3,6 +3,49 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PatternName: TypeAlias = Literal[
+    "graph",
+    "graph chain",
+    "autograd cycle",
+    "longer",
+    "view",
+    "kept tensors",
+    "hooks",
+    "closures",
+    "exceptions",
+    "cache",
+    "optimizer",
+    "cycles",
+    "objects",
+    "numbers",
+    "many numbers",
+    "bounded",
+    "files",
+    "sockets",
+    "threads",
+    "children",
+    "mappings",
+    "semaphores",
+    "shared",
+    "shm",
+    "worker",
+    "native",
+    "unknown holder",
+    "exit handlers",
+    "frozen",
+    "warnings",
+    "outside malloc",
+    "pinned",
+    "reserved",
+    "driver",
+    "device",
+]
+"""What a leak is known by."""
 
 
 @dataclass(frozen=True)
@@ -15,7 +58,7 @@ class Pattern:
     """What to change."""
 
 
-PATTERNS = {
+PATTERNS: Mapping[PatternName, Pattern] = {
     "graph": Pattern(
         "tensors kept with their autograd graph",
         "keep loss.item() or loss.detach() instead",

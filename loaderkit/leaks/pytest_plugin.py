@@ -26,8 +26,9 @@ MARK = "leak_free"
 PROPERTY = "loaderkit_leak"
 """Under this name a test's verdict travels to the summary, xdist and JUnit."""
 _OPTIONS = {"epochs", "device", "limit", "tolerance"}
-_EPOCHS = 8
-_LEAST = 6
+_DEFAULT_EPOCHS = 8
+_FEWEST_EPOCHS = 6
+"""As for ``assert_no_leak``, which this file must not import: it would load torch."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -65,8 +66,8 @@ def leak_epoch() -> int:
 @pytest.fixture
 def leak_detector(request: pytest.FixtureRequest) -> LeakDetector:
     """A detector for a test that loops over epochs by itself; it raises at the end."""
-    _, settings = _settings(request.node)
-    return _detector(settings, on_leak="raise")
+    _, settings = _read_settings(request.node)
+    return _make_detector(settings, on_leak="raise")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -79,9 +80,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     names = pyfuncitem._fixtureinfo.argnames  # noqa: SLF001 -- as pytest's own call
     arguments: dict[str, Any] = {name: pyfuncitem.funcargs[name] for name in names}
     if "leak_detector" in arguments:
-        _settings(pyfuncitem)  # wrong ones fail here too
+        _read_settings(pyfuncitem)  # wrong ones fail here too
         function(**arguments)
-        _record(pyfuncitem, arguments["leak_detector"].report())
+        _keep_verdict(pyfuncitem, arguments["leak_detector"].report())
         return True
 
     def call(epoch: int) -> None:
@@ -89,7 +90,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
             arguments["leak_epoch"] = epoch
         function(**arguments)
 
-    _repeat(pyfuncitem, call)
+    _judge_calls_of(pyfuncitem, call)
     return True
 
 
@@ -110,7 +111,7 @@ def pytest_runtest_call(item: pytest.Item) -> None:
 
     @functools.wraps(method)
     def repeated() -> None:
-        _repeat(item, lambda _: method())
+        _judge_calls_of(item, lambda _: method())
 
     item.obj = repeated
 
@@ -123,16 +124,16 @@ def _refuse_async(function: Any) -> None:
         )
 
 
-def _repeat(item: pytest.Function, call: Callable[[int], object]) -> None:
+def _judge_calls_of(item: pytest.Function, call: Callable[[int], object]) -> None:
     """Call a test once an epoch; fail it if memory grows."""
-    epochs, settings = _settings(item)
-    detector = _detector(settings, on_leak=lambda _: None)
+    epochs, settings = _read_settings(item)
+    detector = _make_detector(settings, on_leak=lambda _: None)
     detector.start()
     for epoch in range(epochs):
         call(epoch)
         detector.end_epoch()
     report = detector.report()
-    _record(item, report)
+    _keep_verdict(item, report)
     if report.leaking:
         pytest.fail(str(report), pytrace=False)
 
@@ -142,8 +143,11 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     rows = []
     for results in terminalreporter.stats.values():
         for result in results:
-            for name, value in getattr(result, "user_properties", ()):
-                if name == PROPERTY and getattr(result, "when", "") == "call":
+            # Setup and teardown are reported with the same properties.
+            if getattr(result, "when", "") != "call":
+                continue
+            for name, value in result.user_properties:
+                if name == PROPERTY:
                     rows.append((result.nodeid, json.loads(value)))
     if not rows:
         return
@@ -153,57 +157,66 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.line(f"{nodeid}: {row['headline']}{page}")
 
 
-def _settings(item: pytest.Item) -> tuple[int, dict[str, Any]]:
+def _read_settings(item: pytest.Item) -> tuple[int, dict[str, Any]]:
     """Join the marker's arguments with the ini file's; wrong ones fail the test."""
     config = item.config
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name in _OPTIONS:
         value = config.getini(f"leak_{name}")
         if value:
-            found[name] = value
-    for mark in item.iter_markers(MARK):
+            settings[name] = value
+    # The marker that is closest to the test comes first: its class may have one, too.
+    mark = next(item.iter_markers(MARK), None)
+    if mark is not None:
         unknown = set(mark.kwargs) - _OPTIONS
         if mark.args or unknown:
             wrong = ", ".join(sorted(unknown)) or "a positional argument"
             names = ", ".join(sorted(_OPTIONS))
             message = f"{MARK} got {wrong}; it takes {names}, by name"
             pytest.fail(message, pytrace=False)
-        found |= mark.kwargs
-        break
-    epochs = int(found.pop("epochs", _EPOCHS))
-    if epochs < _LEAST:
-        message = f"{MARK} needs at least {_LEAST} epochs, got {epochs}: the first are "
-        pytest.fail(message + "warm-up, and growth must go on", pytrace=False)
-    return epochs, found
+        settings |= mark.kwargs
+    epochs = int(settings.pop("epochs", _DEFAULT_EPOCHS))
+    if epochs < _FEWEST_EPOCHS:
+        pytest.fail(
+            f"{MARK} needs at least {_FEWEST_EPOCHS} epochs, got {epochs}: the first "
+            "are warm-up, and growth must go on",
+            pytrace=False,
+        )
+    return epochs, settings
 
 
-def _detector(settings: dict[str, Any], on_leak: Any) -> LeakDetector:
+def _make_detector(settings: dict[str, Any], on_leak: Any) -> LeakDetector:
     from loaderkit.leaks.detector import LeakDetector
 
     device = settings.get("device")
-    more = {name: settings[name] for name in ("limit", "tolerance") if name in settings}
-    return LeakDetector(device, on_leak=on_leak, **more)
+    sizes = {key: settings[key] for key in ("limit", "tolerance") if key in settings}
+    return LeakDetector(device, on_leak=on_leak, **sizes)
 
 
-def _record(item: pytest.Item, report: LeakReport) -> None:
+def _keep_verdict(item: pytest.Item, report: LeakReport) -> None:
     """Keep the verdict for the summary and JUnit, and write the page asked for."""
     row = {
         "verdict": report.verdict,
         "headline": report.headline,
         "bytes_per_epoch": report.bytes_per_epoch,
-        "page": _write(item, report),
+        "page": _write_report(item, report),
     }
     item.user_properties.append((PROPERTY, json.dumps(row)))
 
 
-def _write(item: pytest.Item, report: LeakReport) -> str:
+def _write_report(item: pytest.Item, report: LeakReport) -> str:
     form = item.config.getoption("--leak-report")
     if form is None:
         return ""
-    chosen = item.config.getoption("--leak-report-dir")
-    folder = Path(chosen) if chosen else item.config.rootpath / "leak-reports"
+    folder = item.config.rootpath / "leak-reports"
+    chosen_folder = item.config.getoption("--leak-report-dir")
+    if chosen_folder:
+        folder = Path(chosen_folder)
     folder.mkdir(parents=True, exist_ok=True)
     name = re.sub(r"[^\w.-]+", "_", item.nodeid).strip("_")
     file = folder / f"{name}.{form}"
-    (report.to_html if form == "html" else report.save_json)(file)
+    if form == "html":
+        report.to_html(file)
+    else:
+        report.save_json(file)
     return str(file)

@@ -7,29 +7,36 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loaderkit.leaks.trend import LEAKING, NEEDS_MORE, STEADY
-from loaderkit.leaks.verdict import effects
+from loaderkit.leaks.page import page_of
+from loaderkit.leaks.trend import LEAKING, NEEDS_MORE, STEADY, Verdict
+from loaderkit.leaks.verdict import effects_among
 from loaderkit.notebook import Mood, card
 from loaderkit.units import format_amount, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
 
+    from loaderkit.leaks.counter_trend import CounterTrend
     from loaderkit.leaks.growth import Growth
     from loaderkit.leaks.trace import Site
-    from loaderkit.leaks.verdict import CounterTrend
+    from loaderkit.memory.counters import AnyCounter
 
-_SHOWN = 8
-_MOODS: dict[str, Mood] = {LEAKING: "bad", STEADY: "good"}
-_MAIN = ("malloc", "anonymous", "shared", "allocated", "files")
+_MOST_ROWS = 8
+_MOST_LINES = 25
+"""A screen: the text is printed into logs.  All counters are on the page."""
+_MOODS: Mapping[Verdict, Mood] = {LEAKING: "bad", STEADY: "good"}
+_SHOWN_IF_STEADY: frozenset[AnyCounter] = frozenset(
+    {"malloc", "anonymous", "shared", "allocated", "files"}
+)
 
 
 @dataclass(frozen=True)
 class LeakReport:
     """Does memory grow, what grew, and who holds it."""
 
-    verdict: str
-    """"leaking", "steady" or "needs more epochs"."""
+    verdict: Verdict
+    """Does memory grow from epoch to epoch?"""
     epochs: int
     """Epochs watched."""
     seconds: float
@@ -52,7 +59,7 @@ class LeakReport:
     """Which limit that is."""
     epochs_left: int | None = None
     """Until the limit is reached; None when nothing grows."""
-    each: str = "epoch"
+    period: str = "epoch"
     """What is called an epoch here, such as "window of 500 ms"."""
 
     @property
@@ -70,26 +77,31 @@ class LeakReport:
         """The counters that leak: causes first, then bytes, then the fastest."""
         if not self.leaking:
             return ()
-        found = [each for each in self.counters if each.trend.rising]
+        rising = [counter for counter in self.counters if counter.trend.rising]
         # What torch's allocator takes grows with the tensors: the cause comes first.
-        secondary = effects({each.name: each.trend.per_epoch for each in found})
-        return tuple(sorted(found, key=lambda c: (c.name in secondary, _by_size(c))))
+        effects = effects_among(
+            {counter.name: counter.trend.per_epoch for counter in rising}
+        )
+        rising.sort(key=lambda counter: (counter.name in effects, _by_size(counter)))
+        return tuple(rising)
 
     @property
     def tolerated(self) -> tuple[CounterTrend, ...]:
         """The counters of bytes that grow beyond doubt, by less than the tolerance."""
-        found = [
-            each
-            for each in self.counters
-            if each.trend.tolerated and each.unit == "bytes"
+        tolerated = [
+            counter
+            for counter in self.counters
+            if counter.trend.tolerated and counter.unit == "bytes"
         ]
-        return tuple(sorted(found, key=_by_size))
+        return tuple(sorted(tolerated, key=_by_size))
 
     @property
     def bytes_per_epoch(self) -> int:
         """How fast the fastest counter of bytes grows; 0 when none does."""
-        sizes = [each.trend.per_epoch for each in self.leaks if each.unit == "bytes"]
-        return round(max(sizes, default=0))
+        rates = [
+            counter.trend.per_epoch for counter in self.leaks if counter.unit == "bytes"
+        ]
+        return round(max(rates, default=0))
 
     def __str__(self) -> str:
         lines = [f"{self.headline}  ({self.run})"]
@@ -99,26 +111,28 @@ class LeakReport:
                 f"in about {self.epochs_left:,} {self.plural}"
             )
         lines += [f"  {note}" for note in self.notes]
-        lines += self._table()
-        lines += [f"{i}. {g.text(self.each)}" for i, g in enumerate(self.growths, 1)]
+        lines += self._table_lines()
+        for number, text in enumerate(self.growth_texts, 1):
+            lines.append(f"{number}. {text}")
         lines += [f"allocated: {site}" for site in self.sites]
-        return "\n".join(lines[:25])
+        return "\n".join(lines[:_MOST_LINES])
 
     def _repr_html_(self) -> str:
+        rows = [
+            (
+                counter.name,
+                counter.trend.verdict,
+                format_amount(counter.trend.per_epoch, counter.unit),
+                counter.trend.why,
+            )
+            for counter in (*self.leaks, *self.tolerated)
+        ]
         return card(
             self.headline,
             mood=_MOODS.get(self.verdict, "unsure"),
-            heads=("counter", "verdict", f"each {self.each}", "why"),
-            rows=[
-                (
-                    each.name,
-                    each.trend.verdict,
-                    format_amount(each.trend.per_epoch, each.unit),
-                    each.trend.why,
-                )
-                for each in (*self.leaks, *self.tolerated)
-            ],
-            notes=[self.run, *self.notes, *(g.text(self.each) for g in self.growths)],
+            heads=("counter", "verdict", f"each {self.period}", "why"),
+            rows=rows,
+            notes=[self.run, *self.notes, *self.growth_texts],
             text=str(self),
         )
 
@@ -128,10 +142,10 @@ class LeakReport:
         Returns:
             Ready for :func:`json.dumps`.
         """
-        found = asdict(self)
-        for row, growth in zip(found["growths"], self.growths, strict=True):
-            row["text"] = growth.text(self.each)
-        return found | {"bytes_per_epoch": self.bytes_per_epoch, "text": str(self)}
+        values = asdict(self)
+        for row, text in zip(values["growths"], self.growth_texts, strict=True):
+            row["text"] = text
+        return values | {"bytes_per_epoch": self.bytes_per_epoch, "text": str(self)}
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Write one page with plots, that needs nothing else.
@@ -142,8 +156,6 @@ class LeakReport:
         Returns:
             The path.
         """
-        from loaderkit.leaks.page import page_of
-
         file = Path(path)
         file.write_text(page_of(self), encoding="utf-8")
         return file
@@ -169,65 +181,87 @@ class LeakReport:
         if self.leaking:
             fastest = self.leaks[0]
             rate = format_amount(fastest.trend.per_epoch, fastest.unit)
-            return f"leaking: {rate} more each {self.each}, {fastest.words}"
+            return f"leaking: {rate} more each {self.period}, {fastest.words}"
         if self.verdict == NEEDS_MORE:
             return (
                 f"needs more {self.plural}: about {self.more_epochs} to decide"
-                f"{self._undecided()}"
+                f"{self._undecided_growth()}"
             )
         if self.tolerated:
             fastest = self.tolerated[0]
             rate = format_amount(fastest.trend.per_epoch, fastest.unit)
             return (
-                f"steady within the tolerance: {rate} more each {self.each}, "
+                f"steady within the tolerance: {rate} more each {self.period}, "
                 f"{fastest.words}; a smaller tolerance= would call it a leak"
             )
-        return f"steady: nothing grows from {self.each} to {self.each}"
+        return f"steady: nothing grows from {self.period} to {self.period}"
 
     @property
     def plural(self) -> str:
         """More than one of what is called an epoch."""
-        head, _, rest = self.each.partition(" ")
-        return f"{head}s {rest}".strip()
+        # "window of 500 ms" becomes "windows of 500 ms".
+        noun, _, attribute = self.period.partition(" ")
+        return f"{noun}s {attribute}".strip()
 
     @property
     def run(self) -> str:
         """How long it was watched, and where."""
-        time = format_seconds(self.seconds)
-        return f"{self.epochs} {self.plural}, {time}, {self.device}"
+        seconds = format_seconds(self.seconds)
+        return f"{self.epochs} {self.plural}, {seconds}, {self.device}"
 
-    def _undecided(self) -> str:
+    @property
+    def growth_texts(self) -> list[str]:
+        """What grew, a sentence each."""
+        return [growth.text(self.period) for growth in self.growths]
+
+    def _undecided_growth(self) -> str:
         """Say what grew so far, where that decides nothing yet."""
-        found = [each for each in self.counters if each.trend.verdict == NEEDS_MORE]
-        grown = [each for each in found if each.trend.per_epoch > 0]
-        if not grown:
+        undecided = [
+            counter
+            for counter in self.counters
+            if counter.trend.verdict == NEEDS_MORE and counter.trend.per_epoch > 0
+        ]
+        if not undecided:
             return ""
-        fastest = min(grown, key=_by_size)
+        fastest = min(undecided, key=_by_size)
         rate = format_amount(fastest.trend.per_epoch, fastest.unit)
-        return f"; {rate} more each {self.each} so far, {fastest.words}"
+        return f"; {rate} more each {self.period} so far, {fastest.words}"
 
-    def _table(self) -> list[str]:
-        shown = list(self.leaks)
-        shown += [c for c in self.counters if c.trend.verdict == NEEDS_MORE]
-        shown += self.tolerated
-        shown += [c for c in self.counters if c.name in _MAIN and c not in shown]
+    def _table_lines(self) -> list[str]:
+        """Write the counters that moved, then the main ones, at most eight."""
+        rows = list(self.leaks)
+        rows += [
+            counter for counter in self.counters if counter.trend.verdict == NEEDS_MORE
+        ]
+        rows += self.tolerated
+        rows += [
+            counter
+            for counter in self.counters
+            if counter.name in _SHOWN_IF_STEADY and counter not in rows
+        ]
+        shown = rows[:_MOST_ROWS]
         lines = [f"  {'counter':<14}{'first':>12}{'last':>12}{'each':>14}  verdict"]
-        for each in shown[:_SHOWN]:
-            first, last = each.values[each.trend.warmup], each.values[-1]
-            rate = format_amount(each.trend.per_epoch, each.unit, short=True)
-            lines.append(
-                f"  {each.name:<14}{format_amount(first, each.unit, short=True):>12}"
-                f"{format_amount(last, each.unit, short=True):>12}{rate:>14}"
-                f"  {each.trend.verdict}: {each.trend.why}"
+        lines += [_table_line(counter) for counter in shown]
+        hidden_count = len(self.counters) - len(shown)
+        if hidden_count:
+            are_steady = all(
+                counter.trend.verdict == STEADY
+                for counter in self.counters
+                if counter not in rows
             )
-        rest = len(self.counters) - len(shown[:_SHOWN])
-        if rest:
-            calm = all(
-                c.trend.verdict == STEADY for c in self.counters if c not in shown
-            )
-            lines.append(f"  {rest} more counters{' are steady' if calm else ''}")
+            words = " are steady" if are_steady else ""
+            lines.append(f"  {hidden_count} more counters{words}")
         return lines
 
 
+def _table_line(counter: CounterTrend) -> str:
+    first = format_amount(counter.start, counter.unit, short=True)
+    last = format_amount(counter.values[-1], counter.unit, short=True)
+    rate = format_amount(counter.trend.per_epoch, counter.unit, short=True)
+    verdict = f"{counter.trend.verdict}: {counter.trend.why}"
+    return f"  {counter.name:<14}{first:>12}{last:>12}{rate:>14}  {verdict}"
+
+
 def _by_size(counter: CounterTrend) -> tuple[bool, float]:
+    """Sort bytes before what is no memory, and the fastest first."""
     return counter.unit != "bytes", -counter.trend.per_epoch

@@ -18,9 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _MOST_OBJECTS = 2_000
+"""Chosen: from an item the way may lead to the whole heap."""
 MOST_NODES = 300
 """Nodes of an autograd graph that are weighed."""
-_NOT_OWNED = (type, types.ModuleType, types.CodeType, types.BuiltinFunctionType)
+_NODE_BYTES = 200
+"""Of a node itself, about: it is an object of C++."""
+_NOT_ENTERED = (type, types.ModuleType, types.CodeType, types.BuiltinFunctionType)
 
 
 def retained_bytes(items: Sequence[Any]) -> int:
@@ -35,63 +38,83 @@ def retained_bytes(items: Sequence[Any]) -> int:
     """
     if not items:
         return 0
-    weights = [dict(_pieces(item)) for item in items]
-    common = set.intersection(*(set(weight) for weight in weights))
-    sizes = {key: size for weight in weights for key, size in weight.items()}
+    pieces_of_items = [dict(_pieces_below(item)) for item in items]
+    sizes = {key: size for pieces in pieces_of_items for key, size in pieces.items()}
     if len(items) > 1:
+        common = set.intersection(*(set(pieces) for pieces in pieces_of_items))
         sizes = {key: size for key, size in sizes.items() if key not in common}
     return sum(sizes.values()) // len(items)
 
 
-def _pieces(item: Any) -> Iterator[tuple[int, int]]:
+def _pieces_below(item: object) -> Iterator[tuple[int, int]]:
     """Yield what an item keeps: a key for each piece of memory, and its bytes."""
-    level, seen = [item], {id(item)}
-    for each in level:
-        yield from _piece(each)
-        if len(level) > _MOST_OBJECTS:
+    objects: list[object] = [item]
+    seen_ids = {id(item)}
+    # The list grows while it is gone through; it keeps what it holds alive, so that no
+    # number is given twice.
+    for current in objects:
+        yield from _pieces_of(current)
+        if len(objects) > _MOST_OBJECTS:
             return
-        for part in _parts(each):
-            if id(part) not in seen and not is_a(part, _NOT_OWNED):
-                seen.add(id(part))
-                level.append(part)
+        for referent in _kept_by(current):
+            if id(referent) not in seen_ids and not is_a(referent, _NOT_ENTERED):
+                seen_ids.add(id(referent))
+                objects.append(referent)
 
 
-def _piece(each: Any) -> Iterator[tuple[int, int]]:
-    kind = type(each)
-    with contextlib.suppress(Exception):
-        yield id(each), sys.getsizeof(each)
-    if issubclass(kind, torch.Tensor):
-        _, storage, size = describe(each)
-        yield storage, size
-        yield from _graph_pieces(each)
-    elif issubclass(kind, np.ndarray):
-        base = each
+def _pieces_of(item: object) -> Iterator[tuple[int, int]]:
+    """Yield the memory of one object without what it refers to."""
+    with contextlib.suppress(Exception):  # __sizeof__ may be the user's code
+        yield id(item), sys.getsizeof(item)
+    if is_a(item, torch.Tensor):
+        description = describe(item)
+        yield description.storage_key, description.storage_bytes
+        yield from _graph_pieces(item)
+    elif is_a(item, np.ndarray):
+        base = item
         while is_a(base.base, np.ndarray):
             base = base.base
-        if base is not each:
+        if base is not item:
             yield id(base), int(base.nbytes)
-    elif kind is mmap.mmap:
-        with contextlib.suppress(ValueError):
-            yield id(each) + 1, len(each)
+    elif type(item) is mmap.mmap:  # a subclass may have a __len__ of its own
+        with contextlib.suppress(ValueError):  # it is closed
+            # The number after the object's own stands for what it maps.
+            yield id(item) + 1, len(item)
 
 
 def _graph_pieces(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
     """Yield the tensors that the nodes of an autograd graph have saved."""
     for node in graph_of(tensor, MOST_NODES):
-        yield id(node), 200
-        for name in dir(node):
-            if name.startswith("_saved_"):
-                with contextlib.suppress(Exception):  # freed, or no tensor
-                    saved = getattr(node, name)
-                    if is_a(saved, torch.Tensor) and not saved.is_leaf:
-                        _, storage, size = describe(saved)
-                        yield storage, size
+        yield id(node), _NODE_BYTES
+        for saved in saved_tensors(node):
+            # Leaves are parameters and data, which somebody else keeps.
+            if not saved.is_leaf:
+                description = describe(saved)
+                yield description.storage_key, description.storage_bytes
 
 
-def _parts(each: Any) -> Sequence[Any]:
+def saved_tensors(node: Any) -> Iterator[torch.Tensor]:
+    """Give the tensors that a node of an autograd graph has saved for backward.
+
+    Args:
+        node: From :func:`loaderkit.memory.tensors.graph_of`.
+
+    Yields:
+        Each of them; none that was freed already.
+    """
+    # torch documents the names _saved_<argument>, and raises where they were freed.
+    for name in dir(node):
+        if name.startswith("_saved_"):
+            with contextlib.suppress(Exception):
+                saved = getattr(node, name)
+                if is_a(saved, torch.Tensor):
+                    yield saved
+
+
+def _kept_by(item: object) -> Sequence[Any]:
     """List what an object keeps; of functions only what they close over."""
-    if is_a(each, types.FunctionType):
-        return [*(each.__closure__ or ()), *(each.__defaults__ or ())]
-    if is_a(each, torch.Tensor) and each.grad_fn is not None:
+    if is_a(item, types.FunctionType):
+        return [*(item.__closure__ or ()), *(item.__defaults__ or ())]
+    if is_a(item, torch.Tensor) and item.grad_fn is not None:
         return []
-    return gc.get_referents(each)
+    return gc.get_referents(item)

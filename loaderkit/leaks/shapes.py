@@ -64,7 +64,11 @@ class LineFit:
         return max(1, len(self.residuals) - self.parameters)
 
 
-def fit_line(times: Floats, values: Floats, noise_floor: float) -> LineFit:
+def fit_line(
+    times: Floats,
+    values: Floats,
+    noise_floor: float,
+) -> LineFit:
     """Fit a line; with a shift of the level where that explains far more.
 
     Args:
@@ -75,15 +79,15 @@ def fit_line(times: Floats, values: Floats, noise_floor: float) -> LineFit:
     Returns:
         The line, unless the Bayesian information criterion clearly prefers a shift.
     """
-    line = _fit([np.ones_like(times), times], times, values)
+    line = _fit_columns([np.ones_like(times), times], times, values)
     steps = _step_columns(times)[:, _BEFORE_SHIFT - 1 :]
     if steps.shape[1] == 0:
         return line
     basis = np.stack([np.ones_like(times), times], axis=1)
-    rss = _rss_with_each(basis, steps, values)
-    for best in map(int, np.argsort(rss)[:_SHIFTS_TRIED]):
+    squares = _squares_with_each(basis, steps, values)
+    for best in map(int, np.argsort(squares)[:_SHIFTS_TRIED]):
         columns = [np.ones_like(times), times, steps[:, best]]
-        shifted = _fit(columns, times, values, best + _BEFORE_SHIFT)
+        shifted = _fit_columns(columns, times, values, best + _BEFORE_SHIFT)
         gain = criterion_of(line, noise_floor) - criterion_of(shifted, noise_floor)
         if gain < _SHIFT_NATS:
             break
@@ -94,7 +98,11 @@ def fit_line(times: Floats, values: Floats, noise_floor: float) -> LineFit:
 
 
 def best_ended(
-    times: Floats, values: Floats, noise_floor: float, *, stopped_late: bool = False
+    times: Floats,
+    values: Floats,
+    noise_floor: float,
+    *,
+    stopped_late: bool = False,
 ) -> float:
     """Fit the shapes that are flat at the end.
 
@@ -111,20 +119,28 @@ def best_ended(
     count = len(times)
     ones = np.ones_like(times)
     start, span = times[0], times[-1] - times[0]
-    place = (times - start) / span
+    progress = (times - start) / span
     steps = _step_columns(times)
     searched = 5 + 2 * _SEARCH_NATS / math.log(count)
-    found: list[tuple[float, float]] = [(_rss(ones[:, None], values), 1)]
-    found.append((float(_rss_with_each(ones[:, None], steps, values).min()), 3))
+    # The sum of squares of each shape, and how many parameters it has.
+    fits: list[tuple[float, float]] = [
+        (_squares_of(ones[:, None], values), 1),
+        (float(_squares_with_each(ones[:, None], steps, values).min()), 3),
+    ]
     for column in steps.T[:: max(1, count // _FIRST_JUMPS)]:
-        basis = np.stack([ones, column], axis=1)
-        found.append((float(_rss_with_each(basis, steps, values).min()), searched))
-    for curve in _ended_curves(place, _STOPPED_BY if stopped_late else ENDED_BY):
+        two_jumps = np.stack([ones, column], axis=1)
+        fits.append(
+            (float(_squares_with_each(two_jumps, steps, values).min()), searched)
+        )
+    latest_end = _STOPPED_BY if stopped_late else ENDED_BY
+    for curve in _ended_curves(progress, latest_end):
         basis = np.stack([ones, curve], axis=1)
-        found.append((_rss(basis, values), 3))
-        found.append((float(_rss_with_each(basis, steps, values).min()), searched))
+        fits.append((_squares_of(basis, values), 3))
+        # The same with one jump besides.
+        fits.append((float(_squares_with_each(basis, steps, values).min()), searched))
     return min(
-        _criterion(rss, count, parameters, noise_floor) for rss, parameters in found
+        _bayesian_criterion(squares, count, parameters, noise_floor)
+        for squares, parameters in fits
     )
 
 
@@ -138,25 +154,32 @@ def criterion_of(fit: LineFit, noise_floor: float) -> float:
     Returns:
         Nats, half of the usual form; the lower, the better the fit.
     """
-    rss = float(fit.residuals @ fit.residuals)
-    return _criterion(rss, len(fit.residuals), fit.parameters, noise_floor)
+    squares = float(fit.residuals @ fit.residuals)
+    return _bayesian_criterion(squares, len(fit.residuals), fit.parameters, noise_floor)
 
 
-def _ended_curves(place: Floats, latest: float) -> Iterator[Floats]:
+def _ended_curves(progress: Floats, latest: float) -> Iterator[Floats]:
     """Give curves over 0 to 1 that rise and are flat at the end."""
+    # Ramps from the start; their ends as close as the epochs of a run of thirty.
     for end in np.arange(0.1, latest + 1e-9, 1 / 30):
-        yield np.minimum(place, end)
+        yield np.minimum(progress, end)
+    # Ramps that begin later.
     for begin in (0.1, 0.2, 0.3, 0.4):
         for end in np.arange(begin + 0.1, latest + 1e-9, 0.1):
-            yield np.clip(place, begin, end)
+            yield np.clip(progress, begin, end)
+    # Caches that saturate.
     for scale in (1 / 12, 1 / 8, 1 / 6, 1 / 4, 1 / 3, 0.4):
-        yield 1 - np.exp(-place / scale)
+        yield 1 - np.exp(-progress / scale)
+    # Records, which become rare but never end.
     for scale in (1 / 30, 1 / 10):
-        yield np.log1p(place / scale)
+        yield np.log1p(progress / scale)
 
 
-def _fit(
-    columns: list[Floats], times: Floats, values: Floats, shift_at: int | None = None
+def _fit_columns(
+    columns: list[Floats],
+    times: Floats,
+    values: Floats,
+    shift_at: int | None = None,
 ) -> LineFit:
     """Fit columns, the second of which is time."""
     design = np.stack(columns, axis=1)
@@ -184,32 +207,42 @@ def _step_columns(times: Floats) -> Floats:
     return np.tri(len(times), len(times) - 1, -1)
 
 
-def _rss(basis: Floats, values: Floats) -> float:
+def _squares_of(basis: Floats, values: Floats) -> float:
     """Give the sum of squared residuals of a fit."""
-    rest = _without(basis, values[:, None])
-    return float((rest * rest).sum())
+    residuals = _project_out(basis, values[:, None])
+    return float((residuals * residuals).sum())
 
 
-def _rss_with_each(basis: Floats, columns: Floats, values: Floats) -> Floats:
+def _squares_with_each(
+    basis: Floats,
+    columns: Floats,
+    values: Floats,
+) -> Floats:
     """Give the sum of squared residuals with each column added in its turn."""
-    rest = _without(basis, values[:, None])[:, 0]
+    residuals = _project_out(basis, values[:, None])[:, 0]
     # By the theorem of Frisch, Waugh and Lovell one projection serves all columns.
-    beside = _without(basis, columns)
-    power = (beside * beside).sum(axis=0)
-    own = power > 1e-9 * len(values)  # the others are in the basis already
+    new_parts = _project_out(basis, columns)
+    power = (new_parts * new_parts).sum(axis=0)
+    is_new = power > 1e-9 * len(values)  # the others are in the basis already
     gain = np.zeros(columns.shape[1])
-    gain[own] = (rest @ beside[:, own]) ** 2 / power[own]
-    remaining: Floats = np.maximum(rest @ rest - gain, 0.0)
+    gain[is_new] = (residuals @ new_parts[:, is_new]) ** 2 / power[is_new]
+    remaining: Floats = np.maximum(residuals @ residuals - gain, 0.0)
     return remaining
 
 
-def _without(basis: Floats, columns: Floats) -> Floats:
+def _project_out(basis: Floats, columns: Floats) -> Floats:
     """Take out of columns what a basis explains."""
     orthonormal, _ = np.linalg.qr(basis)
-    found: Floats = columns - orthonormal @ (orthonormal.T @ columns)
-    return found
+    remaining: Floats = columns - orthonormal @ (orthonormal.T @ columns)
+    return remaining
 
 
-def _criterion(rss: float, count: int, parameters: float, noise_floor: float) -> float:
-    variance = rss / count + noise_floor**2
+def _bayesian_criterion(
+    squares: float,
+    count: int,
+    parameters: float,
+    noise_floor: float,
+) -> float:
+    """Weigh a fit against its parameters, in nats (Schwarz 1978)."""
+    variance = squares / count + noise_floor**2
     return count / 2 * math.log(variance) + parameters / 2 * math.log(count)

@@ -16,23 +16,23 @@ from array import array
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from loaderkit.leaks.growth import Growth
 from loaderkit.leaks.throttle import Throttle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from loaderkit.leaks.verdict import Series
+    from loaderkit.leaks.counter_trend import Series
 
 SHM = "/dev/shm"
 _MOST_FILES = 20_000
+"""Chosen: a job that never cleans up must not make each look take seconds."""
 _MOST_KINDS = 16
 """Kinds of names that are counted one by one: 8 bytes an epoch for each.  Chosen; the
 processes of a training make three or four."""
 _OTHER_KINDS = "other names"
-_LITTLE_S = 0.001
+_FREE_S = 0.001
 """What a look at the files may take every epoch."""
-_CLOCK_S = 0.01
+_CLOCK_ERROR_S = 0.01
 """A file's time can be so much behind."""
 _RANDOM_PART = re.compile(
     r"(?<=^psm_)[0-9a-f]{8}"  # multiprocessing.shared_memory
@@ -63,18 +63,20 @@ class SharedFiles:
     def __init__(
         self, scan: Callable[[str], Iterable[os.DirEntry[str]]] = os.scandir
     ) -> None:
-        self.since = time.time() - _CLOCK_S
+        self.since = time.time() - _CLOCK_ERROR_S
         self.foreign_kinds: set[str] = set()
         """Kinds of names that came while this process waited."""
         self._scan = scan
         self._old: set[tuple[str, int]] = set()
         """Path and inode of files that are not ours to count."""
-        self._state: tuple[int, int] | None = None
-        self._now: Counter[str] = Counter()
-        self._throttle = Throttle(free_s=_LITTLE_S)
+        self._free_state: tuple[int, int] | None = None
+        """Blocks and files free at the last look."""
+        self._bytes_now: Counter[str] = Counter()
+        """Of the new files, by kind."""
+        self._throttle = Throttle(free_s=_FREE_S)
         self._epochs = array("d")
         self._bytes_by_kind: dict[str, array[float]] = {}
-        self._look()  # the first look asks each file for its time
+        self._update_bytes()  # the first look asks each file for its time
 
     def note(self, epoch: int, *, always: bool) -> None:
         """Note how many bytes the files of each kind take.
@@ -86,14 +88,14 @@ class SharedFiles:
         if not (always or self._throttle.due):
             return
         with self._throttle:
-            is_there = self._look()
+            is_there = self._update_bytes()
         if not is_there:
             return
         known = self._bytes_by_kind
         for series in known.values():
             series.append(0.0)
         self._epochs.append(epoch)
-        for kind, size_bytes in self._now.items():
+        for kind, size_bytes in self._bytes_now.items():
             column = kind
             if kind not in known and len(known) >= _MOST_KINDS:
                 column = _OTHER_KINDS
@@ -126,9 +128,9 @@ class SharedFiles:
 
     def wait_for_others(self, seconds: float) -> None:
         """Wait; kinds of files that come or go meanwhile are another process's."""
-        before = set(self._files())
+        before = set(self._list_new_files())
         time.sleep(seconds)
-        changed = before.symmetric_difference(self._files())
+        changed = before.symmetric_difference(self._list_new_files())
         kinds = {kind_of(file.path) for file in changed}
         if not kinds.issubset(self._bytes_by_kind):
             kinds.add(_OTHER_KINDS)  # where kinds that are not counted are summed up
@@ -138,44 +140,45 @@ class SharedFiles:
         """Give those of the foreign kinds that were seen during the run."""
         return self.foreign_kinds.intersection(self._bytes_by_kind)
 
-    def growth(self, per_epoch: float) -> Growth:
-        """Name the kinds that grew most in the second half, in one growth."""
+    def grown_late(self) -> Counter[str]:
+        """Give by how many bytes each kind grew in the second half."""
         grown: Counter[str] = Counter()
         for kind, (_, values) in self.series_by_kind().items():
-            grown[kind] = round(values[-1] - values[(len(values) - 1) // 2])
-        names = [kind for kind, size_bytes in grown.most_common(2) if size_bytes > 0]
-        return Growth("shm", f"files {', '.join(names)}", "", 0, round(per_epoch))
+            middle = (len(values) - 1) // 2
+            grown[kind] = round(values[-1] - values[middle])
+        return grown
 
     def own_objects(self) -> list[object]:
         """List what grows because we watch."""
         series = self._bytes_by_kind
-        own = [self.foreign_kinds, self._old, self._now, self._epochs]
+        own = [self.foreign_kinds, self._old, self._bytes_now, self._epochs]
         return [*own, series, *series.values()]
 
-    def _look(self) -> bool:
+    def _update_bytes(self) -> bool:
         """Bring the bytes by kind up to date; False where there is no such folder."""
         try:
-            now = os.statvfs(SHM)
+            space = os.statvfs(SHM)
         except (OSError, AttributeError):
             return False
-        if (now.f_bfree, now.f_ffree) != self._state:
-            self._state = now.f_bfree, now.f_ffree
-            self._now = self._bytes_now()
+        free_state = space.f_bfree, space.f_ffree
+        if free_state != self._free_state:
+            self._free_state = free_state
+            self._bytes_now = self._count_bytes()
         return True
 
-    def _bytes_now(self) -> Counter[str]:
+    def _count_bytes(self) -> Counter[str]:
         kinds: Counter[str] = Counter()
-        for file in self._files():
+        for file in self._list_new_files():
             kinds[kind_of(file.path)] += file.size_bytes
         return kinds
 
-    def _files(self) -> Iterator[_File]:
+    def _list_new_files(self) -> Iterator[_File]:
         """List the new files, and remember which of the others are old."""
         still_old: set[tuple[str, int]] = set()
-        yield from itertools.islice(self._new_files(SHM, still_old), _MOST_FILES)
+        yield from itertools.islice(self._new_files_below(SHM, still_old), _MOST_FILES)
         self._old = still_old
 
-    def _new_files(
+    def _new_files_below(
         self, folder: str, still_old: set[tuple[str, int]]
     ) -> Iterator[_File]:
         """List this user's new files below a folder."""
@@ -193,7 +196,7 @@ class SharedFiles:
                 status = entry.stat(follow_symlinks=False)
                 if entry.is_dir(follow_symlinks=False):
                     if status.st_mtime >= self.since:
-                        yield from self._new_files(entry.path, still_old)
+                        yield from self._new_files_below(entry.path, still_old)
                 elif status.st_uid == os.getuid() and status.st_ctime >= self.since:
                     yield _File(entry.path, entry.inode(), status.st_blocks * 512)
                 else:

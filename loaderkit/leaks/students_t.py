@@ -20,12 +20,15 @@ def quantile(freedom: int, alpha: float) -> float:
     >>> round(quantile(10, 0.01), 2), round(quantile(3, 0.01), 2)
     (2.76, 4.54)
     """
-    # Bisection below the quantile of one degree of freedom, which is the largest.
+    # Bisection, since the inverse has no finite series; below the quantile of one
+    # degree of freedom, which is the largest.
     low, high = 0.0, 1 / math.tan(math.pi * alpha)
     for _ in range(60):
         middle = (low + high) / 2
-        beyond = upper_tail(middle, max(1, freedom)) > alpha
-        low, high = (middle, high) if beyond else (low, middle)
+        if upper_tail(middle, max(1, freedom)) > alpha:
+            low = middle
+        else:
+            high = middle
     return high
 
 
@@ -51,7 +54,8 @@ def upper_tail(t: float, freedom: int) -> float:
     for k in range(2 + odd, freedom - 1, 2):
         term *= cosine * cosine * (k - 1) / k
         total += term
-    inside = total * math.sin(angle)
+    # The chance of lying between -t and t (Abramowitz and Stegun 1964, 26.7.3 and 4).
+    central = total * math.sin(angle)
     if odd:
-        inside = 2 / math.pi * (angle + inside)
-    return (1 - inside) / 2
+        central = 2 / math.pi * (angle + central)
+    return (1 - central) / 2

@@ -7,8 +7,6 @@ keeps one (CUDA, ROCm, XPU).
 from __future__ import annotations
 
 import itertools
-import os
-import sysconfig
 import tracemalloc
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from loaderkit.library_files import is_library_file, is_own_file
 from loaderkit.memory.probes import probe_of, read_blocks
 from loaderkit.units import format_bytes
 
@@ -23,15 +22,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 Frame: TypeAlias = tuple[str, int]
+"""File and line."""
 Blocks: TypeAlias = dict[tuple[Frame, ...], tuple[int, int]]
 """Count and bytes of a device's memory in use, by the frames that asked for it."""
 
-_FRAMES = 12
-_OWN_SHOWN = 3
-_OURS = str(Path(__file__).parent.parent) + os.sep
-_HIDDEN = (_OURS, tracemalloc.__file__)
-_LIBRARIES = ("<frozen", *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+_FRAMES_TRACED = 12
+"""Chosen: a line of the user's is seldom further from what allocates; each frame costs
+tracemalloc time and memory at each allocation."""
+_USERS_FRAMES_SHOWN = 3
+"""Of the user's: the line, what called it, and the loop."""
 _NO_FRAME = "no Python line: backward() or native code asked for it"
+_WARM_UP_CALLS = 2
+"""The first call under tracemalloc fills caches of Python's and of torch's."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ class Site:
     def __str__(self) -> str:
         size = f"{format_bytes(self.bytes_per_epoch)} {self.memory}"
         many = "allocation stays" if self.per_epoch == 1 else "allocations stay"
-        place = " > ".join(self.lines)
-        return f"{self.per_epoch:.4g} {many} each epoch, {size}: {place}"
+        lines = " > ".join(self.lines)
+        return f"{self.per_epoch:.4g} {many} each epoch, {size}: {lines}"
 
 
 def allocation_sites(
@@ -75,31 +77,26 @@ def allocation_sites(
     Returns:
         The places by the bytes that stay, the most first; the device's before Python's.
     """
-    place = torch.device("cpu") if device is None else device
-    started = not tracemalloc.is_tracing()
-    if started:
-        tracemalloc.start(_FRAMES)
+    traced_device = torch.device("cpu") if device is None else device
+    begins_here = not tracemalloc.is_tracing()
+    if begins_here:
+        tracemalloc.start(_FRAMES_TRACED)
     try:
-        with probe_of(place).recording():
-            for _ in range(2):
+        with probe_of(traced_device).recording():
+            for _ in range(_WARM_UP_CALLS):
                 function()
-            blocks, before = [live_blocks(place)], tracemalloc.take_snapshot()
+            blocks = [live_blocks(traced_device)]
+            before = tracemalloc.take_snapshot()
             for _ in range(epochs):
                 function()
-                blocks.append(live_blocks(place))
+                blocks.append(live_blocks(traced_device))
             after = tracemalloc.take_snapshot()
     finally:
-        if started:
+        # A trace of the user's goes on.
+        if begins_here:
             tracemalloc.stop()
-    grown = after.compare_to(before, "traceback")
-    found = [
-        Site(lines, each.count_diff / epochs, each.size_diff // epochs)
-        for each in grown
-        if each.count_diff >= epochs
-        and (lines := _lines([(f.filename, f.lineno) for f in each.traceback]))
-    ]
-    on_device = device_sites(blocks, place, epochs=epochs, most=most)
-    return on_device + _heaviest(found, most)
+    on_device = device_sites(blocks, traced_device, epochs=epochs, most=most)
+    return on_device + _heaviest(_host_sites(before, after, epochs), most)
 
 
 def live_blocks(device: torch.device) -> Blocks:
@@ -111,15 +108,19 @@ def live_blocks(device: torch.device) -> Blocks:
     Returns:
         Empty where torch does not tell.
     """
-    found: Blocks = {}
+    blocks: Blocks = {}
     for block in read_blocks(device):
-        count, size = found.get(block.frames, (0, 0))
-        found[block.frames] = count + 1, size + block.size
-    return found
+        count, size = blocks.get(block.frames, (0, 0))
+        blocks[block.frames] = count + 1, size + block.size
+    return blocks
 
 
 def device_sites(
-    blocks: Sequence[Blocks], device: torch.device, *, epochs: int, most: int = 3
+    blocks: Sequence[Blocks],
+    device: torch.device,
+    *,
+    epochs: int,
+    most: int = 3,
 ) -> tuple[Site, ...]:
     """Find the places whose memory on a device became more, and never less.
 
@@ -132,26 +133,54 @@ def device_sites(
     Returns:
         The places by the bytes that stay, the most first.
     """
-    found = []
+    sites = []
     for frames in blocks[-1]:
-        counts, sizes = zip(*(each.get(frames, (0, 0)) for each in blocks), strict=True)
+        amounts = [snapshot.get(frames, (0, 0)) for snapshot in blocks]
+        counts, sizes = zip(*amounts, strict=True)
+        more_blocks = counts[-1] - counts[0]
         steps = [after - before for before, after in itertools.pairwise(sizes)]
-        more = counts[-1] - counts[0]
-        longer = len(steps) > 1 and 2 * sum(step > 0 for step in steps) >= len(steps)
-        if min(steps) >= 0 and (2 * more >= epochs or longer):
-            lines = _lines(frames) or (_NO_FRAME,)
-            size = sum(steps) // epochs
-            found.append(Site(lines, more / epochs, size, f"on {device}"))
-    return _heaviest(found, most)
+        rises = sum(step > 0 for step in steps)
+        # One block may be made again, larger each time: what is joined to itself.
+        gets_larger = len(steps) > 1 and 2 * rises >= len(steps)
+        if min(steps) >= 0 and (2 * more_blocks >= epochs or gets_larger):
+            site = Site(
+                lines=_write_frames(frames) or (_NO_FRAME,),
+                per_epoch=more_blocks / epochs,
+                bytes_per_epoch=sum(steps) // epochs,
+                memory=f"on {device}",
+            )
+            sites.append(site)
+    return _heaviest(sites, most)
+
+
+def _host_sites(
+    before: tracemalloc.Snapshot,
+    after: tracemalloc.Snapshot,
+    epochs: int,
+) -> list[Site]:
+    """Find the places whose allocations by Python stay, at least one each epoch."""
+    sites = []
+    for change in after.compare_to(before, "traceback"):
+        frames = [(frame.filename, frame.lineno) for frame in change.traceback]
+        lines = _write_frames(frames)
+        # Without lines it is the detector's own, or tracemalloc's.
+        if lines and change.count_diff >= epochs:
+            per_epoch = change.count_diff / epochs
+            sites.append(Site(lines, per_epoch, change.size_diff // epochs))
+    return sites
 
 
 def _heaviest(sites: list[Site], most: int) -> tuple[Site, ...]:
     return tuple(sorted(sites, key=lambda site: -site.bytes_per_epoch)[:most])
 
 
-def _lines(frames: Sequence[Frame]) -> tuple[str, ...]:
+def _write_frames(frames: Sequence[Frame]) -> tuple[str, ...]:
     """Write frames, the innermost last; of libraries only that."""
-    seen = [each for each in frames if not each[0].startswith(_HIDDEN)]
-    own = [each for each in seen[:-1] if not each[0].startswith(_LIBRARIES)]
-    shown = own[-_OWN_SHOWN:] + seen[-1:]
-    return tuple(f"{Path(name).name}:{line}" for name, line in shown)
+    shown = [
+        frame
+        for frame in frames
+        if not is_own_file(frame[0]) and frame[0] != tracemalloc.__file__
+    ]
+    users = [frame for frame in shown[:-1] if not is_library_file(frame[0])]
+    lines = users[-_USERS_FRAMES_SHOWN:] + shown[-1:]
+    return tuple(f"{Path(file).name}:{number}" for file, number in lines)

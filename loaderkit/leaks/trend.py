@@ -18,7 +18,7 @@ import itertools
 import math
 import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -32,13 +32,16 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-LEAKING, STEADY, NEEDS_MORE = "leaking", "steady", "needs more epochs"
+Verdict: TypeAlias = Literal["leaking", "steady", "needs more epochs"]
+LEAKING: Final = "leaking"
+STEADY: Final = "steady"
+NEEDS_MORE: Final = "needs more epochs"
 ALPHA = 1e-5
 """Chance to call noise a leak, per counter; a run has about ten of them."""
-_HINT = 0.03
+_CHANCE_OF_HINT = 0.03
 """Chance at which noise looks like growth, so that the run needs more epochs.  At 0.01
 one in 25 lines of 5 standard errors is missed."""
-LEAST = 5
+FEWEST_READINGS = 5
 """Fewer readings than this after the warm-up say nothing."""
 _GOES_ON_NATS = 1.0
 """By so much a line must fit better than any ended shape.  Chosen: at 0.5 twice as many
@@ -48,11 +51,11 @@ _ENDED_NATS = 3.0
 """By so much an ended shape must fit better than any line: odds of 20 to 1."""
 _LATE_SHARE = 0.4
 """The last part must grow at least so much of the average, or it is levelling off."""
-_EMPTIED = 0.6
+_EMPTIED_SHARE = 0.6
 """A fall by this share of what had grown may be a list that was emptied."""
-_FALL = 0.4
+_DEEP_FALL_SHARE = 0.4
 """Of the whole range: a fall of a saw."""
-_FALLS = 9
+_SURE_FALLS = 9
 """So many falls, each to more than the last, are no chance."""
 _MANY_BLOCKS = 12
 """Of so many blocks, one may be unlike the others."""
@@ -62,12 +65,21 @@ _CLIMB_SHARE = 0.5
 """The last third of a climb must grow at least so much of the average."""
 _CLIMB_NATS = 4.0
 """By so much a line must fit a climb better than any ended shape."""
-_LEAST_FREEDOM = 6
+_FEWEST_FREEDOM = 6
 """Degrees of freedom of a line whose readings echo: the echo is in its error already,
 and with 1 or 2 degrees no growth at all is significant."""
-_WARM = 3
+_WARM_UP_STEPS = 3
 """Steps at the start that are no stairs: memory is taken then in any case."""
-_MOST_FURTHER = 10
+_FEWEST_STAIRS = 3
+_SURE_STAIRS = 5
+"""Even rises at even distances: two may be two jumps, five are no chance."""
+_FLAT_SHARE = 0.25
+"""What lies between stairs moves by less than so much of their height."""
+_NEIGHBOURS = 3
+"""Readings on each side of one that may be a spike."""
+_CHANCE_BELOW_LOW = 0.01
+"""That the slope is below ``Trend.low``."""
+_MOST_TIMES_LONGER = 10
 """Times as long a run as now is the most that is asked for."""
 
 
@@ -75,8 +87,8 @@ _MOST_FURTHER = 10
 class Trend:
     """How one counter moved over the epochs."""
 
-    verdict: str
-    """"leaking", "steady" or "needs more epochs"."""
+    verdict: Verdict
+    """Whether it is a leak, or how sure that is not."""
     per_epoch: float
     """Median slope after the warm-up, in the counter's unit."""
     low: float
@@ -108,7 +120,7 @@ _TOLERATED = "it grows too little to mind: less than the tolerance"
 
 @dataclass(frozen=True)
 class _Decision:
-    verdict: str
+    verdict: Verdict
     why: str
     more_epochs: int = 0
 
@@ -136,13 +148,27 @@ class _Evidence:
     def significant(self) -> bool:
         return self.t > self.threshold
 
+    @property
+    def strength(self) -> tuple[bool, float]:
+        """What is significant comes first, and then what noise does most seldom."""
+        return self.significant, -self.chance
+
     def epochs_needed(self, epochs: float) -> float:
         """Tell the length of a run that would make it significant, probably."""
         # What was seen is itself uncertain by one standard error; two more make the
         # next look significant in 98 of 100 runs.
-        wanted = self.threshold + 3.0
-        longer: float = (wanted / max(self.t, 1.0)) ** (1 / self.exponent)
-        return epochs * longer
+        wanted_t = self.threshold + 3.0
+        times_longer: float = (wanted_t / max(self.t, 1.0)) ** (1 / self.exponent)
+        return epochs * times_longer
+
+
+class _Sawtooth(NamedTuple):
+    """A series that falls again and again, each time to more."""
+
+    slope: float
+    """Of what is left after each fall."""
+    more_epochs: int
+    """Until there are enough falls; 0 when there are."""
 
 
 def fit_trend(
@@ -171,74 +197,109 @@ def fit_trend(
     """
     times = list(map(float, range(len(readings)) if at is None else at))
     values = list(map(float, readings))
-    cut = _warmup(values, floor) if warmup is None else warmup
+    cut = _end_of_warmup(values, floor) if warmup is None else warmup
     cut = max(0, min(cut, len(values) - 1))
-    bottom = _bottom_of_saw(times, values, floor)
-    stairs = _epochs_until_stairs_are_sure(times, values, floor)
+    # Saws and stairs are looked for in all readings: their first tooth or step may lie
+    # in what the warm-up takes away.
+    sawtooth = _sawtooth_floor(times, values, floor)
+    epochs_until_sure = _epochs_until_stairs_are_sure(times, values, floor)
+
     times, values = times[cut:], values[cut:]
-    if len(values) < LEAST:
-        why = f"{len(values)} readings after the warm-up are too few"
-        return Trend(NEEDS_MORE, 0.0, 0.0, 0.0, cut, LEAST - len(values), why)
+    count = len(values)
+    if count < FEWEST_READINGS:
+        why = f"{count} readings after the warm-up are too few"
+        return Trend(NEEDS_MORE, 0.0, 0.0, 0.0, cut, FEWEST_READINGS - count, why)
     slope = theil_sen(times, values)
-    noise = _noise(times, values, slope)
     error = _slope_error(times, values, slope)
-    low = slope - quantile(len(values) - 2, 0.01) * error
-    detectable = floor / 2 + quantile(len(values) - 2, ALPHA) * error
-    decision = _judge(times, values, slope, floor)
-    if bottom is not None:
+    low = slope - quantile(count - 2, _CHANCE_BELOW_LOW) * error
+    detectable = floor / 2 + quantile(count - 2, ALPHA) * error
+    noise = _residual_deviation(times, values, slope)
+
+    decision = _decide(times, values, slope, floor)
+    if sawtooth is not None:
         # What is left after each fall says how fast it grows beneath the saw.
-        slope, more = bottom
+        slope = sawtooth.slope
         low = min(low, slope)
         if decision.verdict != LEAKING:
-            why = "it is a saw that falls to more each time"
-            decision = _Decision(NEEDS_MORE if more else LEAKING, why, more)
-    if stairs is not None and decision.verdict == STEADY and not decision.tolerated:
+            decision = _decide_sawtooth(sawtooth)
+    is_calm = decision.verdict == STEADY and not decision.tolerated
+    if epochs_until_sure is not None and is_calm:
         why = "it grows in even steps, too few of them to be sure"
-        decision = _Decision(NEEDS_MORE, why, stairs)
+        decision = _Decision(NEEDS_MORE, why, epochs_until_sure)
     return Trend(
-        decision.verdict, slope, low, noise, cut, decision.more_epochs, decision.why,
-        max(floor, detectable),
-    )  # fmt: skip
+        verdict=decision.verdict,
+        per_epoch=slope,
+        low=low,
+        noise=noise,
+        warmup=cut,
+        more_epochs=decision.more_epochs,
+        why=decision.why,
+        detectable=max(floor, detectable),
+    )
 
 
-def _judge(
-    times: list[float], values: list[float], slope: float, floor: float
+def _decide(
+    times: list[float],
+    values: list[float],
+    slope: float,
+    floor: float,
 ) -> _Decision:
     """Ask whether the growth is significant, and then whether it goes on."""
     if max(values) == min(values):
         return _Decision(STEADY, "it does not grow")
-    kept_times, kept_values = _without_spikes(times, values)
-    noise_floor = _noise_floor(kept_values, floor)
-    line = fit_line(kept_times, kept_values, noise_floor)
+    clean_times, clean_values = _without_spikes(times, values)
+    noise_floor = _noise_floor(clean_values, floor)
+    line = fit_line(clean_times, clean_values, noise_floor)
     if max(slope, line.slope) <= floor:
-        return _little_growth(times, values, slope, floor)
-    from_steps = _evidence_of_steps(_steps(times, values), floor)
-    from_line = _evidence_of_line(line, kept_times, floor, noise_floor)
-    if min(from_line.chance, from_steps.chance) > _HINT:
+        return _below_tolerance(times, values, slope, floor)
+
+    growth_per_epoch = _growth_per_epoch(times, values)
+    from_steps = _evidence_of_steps(growth_per_epoch, floor)
+    from_line = _evidence_of_line(line, clean_times, floor, noise_floor)
+    if min(from_line.chance, from_steps.chance) > _CHANCE_OF_HINT:
         return _Decision(STEADY, "it does not grow clear of its noise")
 
-    emptied_for = _epochs_until_a_tooth_would_be_over(line, kept_times)
-    nats = best_ended(kept_times, kept_values, noise_floor)
-    nats -= criterion_of(line, noise_floor)
-    # Readings that echo each other are worth fewer independent ones.
-    worth = _worth(_echo(line, noise_floor, cautious=True))
-    line_goes_on = from_line.goes_on and nats * worth > _GOES_ON_NATS
-    goes_on = (
-        (from_steps.significant and from_steps.goes_on and nats > 0)
-        or (_climbs(_steps(times, values), floor) and nats > _CLIMB_NATS)
-        or (from_line.significant and line_goes_on and not emptied_for)
+    emptied_for = _epochs_until_a_tooth_would_be_over(line, clean_times)
+    line_criterion = criterion_of(line, noise_floor)
+    line_ahead = best_ended(clean_times, clean_values, noise_floor) - line_criterion
+    # Readings that echo each other are worth fewer independent ones, and so is the
+    # difference between two fits of them.
+    share = _effective_share(_autocorrelation(line, noise_floor, cautious=True))
+    steps_go_on = from_steps.significant and from_steps.goes_on and line_ahead > 0
+    climbs_on = (
+        _climbs_without_fall(growth_per_epoch, floor) and line_ahead > _CLIMB_NATS
     )
-    if goes_on:
+    line_goes_on = (
+        from_line.significant
+        and from_line.goes_on
+        and line_ahead * share > _GOES_ON_NATS
+        and not emptied_for
+    )
+    if steps_go_on or climbs_on or line_goes_on:
         return _Decision(LEAKING, "it grows as much in the last epochs as before")
-    late = best_ended(kept_times, kept_values, noise_floor, stopped_late=True)
-    ended_is_better = criterion_of(line, noise_floor) - late > _ENDED_NATS
-    if ended_is_better and not from_line.goes_on:
+
+    # A ramp that stopped late counts here only: it is weak evidence that growth has
+    # ended, but any evidence of that keeps a line from being called a leak above.
+    ended_criterion = best_ended(
+        clean_times, clean_values, noise_floor, stopped_late=True
+    )
+    has_ended = line_criterion - ended_criterion > _ENDED_NATS
+    if has_ended and not from_line.goes_on:
         return _Decision(STEADY, "it grew, and has levelled off")
-    return _needs_more(times[-1] - times[0], emptied_for, (from_line, from_steps))
+    return _ask_for_more(times[-1] - times[0], emptied_for, (from_line, from_steps))
 
 
-def _needs_more(
-    epochs: float, emptied_for: float, views: tuple[_Evidence, ...]
+def _decide_sawtooth(sawtooth: _Sawtooth) -> _Decision:
+    why = "it is a saw that falls to more each time"
+    if sawtooth.more_epochs:
+        return _Decision(NEEDS_MORE, why, sawtooth.more_epochs)
+    return _Decision(LEAKING, why)
+
+
+def _ask_for_more(
+    epochs: float,
+    emptied_for: float,
+    views: tuple[_Evidence, ...],
 ) -> _Decision:
     """Say how many more epochs would decide it."""
     if emptied_for:
@@ -247,25 +308,32 @@ def _needs_more(
     needed = min(view.epochs_needed(epochs) for view in views)
     why = "its growth is not yet clear of its noise"
     if any(view.significant for view in views):
-        # The difference from a ramp that has ended grows with the cube of the length.
+        # So the question is whether it goes on.  The difference from a ramp that has
+        # ended grows with the cube of the length.
         needed = max(needed, 1.3 * epochs)
         why = "it may have levelled off"
-    more = min(needed, _MOST_FURTHER * epochs) - epochs
+    more = min(needed, _MOST_TIMES_LONGER * epochs) - epochs
     return _Decision(NEEDS_MORE, why, max(3, math.ceil(more)))
 
 
-def _climbs(steps: list[float], floor: float) -> bool:
+def _climbs_without_fall(growth_per_epoch: list[float], floor: float) -> bool:
     """Tell whether it never falls and goes up most of the time, at the end as before.
 
     Pages of a worker grow like this: unevenly, so that no line fits them well, though
     no noise of any kind climbs for twenty epochs without a fall.
     """
-    if len(steps) < _LONG_CLIMB or min(steps) < -floor / 4:
+    if len(growth_per_epoch) < _LONG_CLIMB:
         return False
-    late = steps[-(len(steps) // 3) :]
-    return all(
-        sum(step > 0 for step in part) >= len(part) * 2 / 3 for part in (steps, late)
-    ) and statistics.fmean(late) >= _CLIMB_SHARE * statistics.fmean(steps)
+    # A quarter of the tolerance: pages that another process gave back.
+    if min(growth_per_epoch) < -floor / 4:
+        return False
+    late = growth_per_epoch[-(len(growth_per_epoch) // 3) :]
+    for part in (growth_per_epoch, late):
+        rises = sum(growth > 0 for growth in part)
+        if rises < len(part) * 2 / 3:
+            return False
+    average = statistics.fmean(growth_per_epoch)
+    return statistics.fmean(late) >= _CLIMB_SHARE * average
 
 
 def _epochs_until_a_tooth_would_be_over(line: LineFit, times: Floats) -> float:
@@ -280,14 +348,17 @@ def _epochs_until_a_tooth_would_be_over(line: LineFit, times: Floats) -> float:
     if line.shift_at is None or line.shift >= 0:
         return 0.0
     before = times[line.shift_at] - times[0]
-    if -line.shift < _EMPTIED * line.slope * before:
+    if -line.shift < _EMPTIED_SHARE * line.slope * before:
         return 0.0
     since = float(times[-1]) - float(times[line.shift_at])
     return max(0.0, 1.2 * float(before) - since)
 
 
-def _little_growth(
-    times: list[float], values: list[float], slope: float, floor: float
+def _below_tolerance(
+    times: list[float],
+    values: list[float],
+    slope: float,
+    floor: float,
 ) -> _Decision:
     """Say of growth below the tolerance whether it is there, and worth a word.
 
@@ -300,56 +371,88 @@ def _little_growth(
 
 
 def _evidence_of_line(
-    line: LineFit, times: Floats, floor: float, noise_floor: float
+    line: LineFit,
+    times: Floats,
+    floor: float,
+    noise_floor: float,
 ) -> _Evidence:
-    """Test a line against noise that is independent, or echoes a little."""
+    """Test a line against noise that is independent, or echoes a little.
+
+    The echo is estimated twice: as it is most likely for the chance that noise grows so
+    much, and bounded from above for what a leak must exceed.
+    """
     centred = times - times.mean()
     least_error = noise_floor / math.sqrt(float(centred @ centred))
     error = max(line.slope_error, least_error)
+    # Half of the tolerance: growth just above it is to be found, too.
     growth = line.slope - floor / 2
 
-    worth = _worth(_echo(line, noise_floor, cautious=False))
-    freedom = min(line.freedom, max(_LEAST_FREEDOM, round(line.freedom * worth)))
-    chance = upper_tail(growth * math.sqrt(worth) / error, freedom)
+    likely = _effective_share(_autocorrelation(line, noise_floor, cautious=False))
+    t = growth * math.sqrt(likely) / error
+    chance = upper_tail(t, _effective_freedom(line, likely))
 
-    worth = _worth(_echo(line, noise_floor, cautious=True))
-    freedom = min(line.freedom, max(_LEAST_FREEDOM, round(line.freedom * worth)))
-    error /= math.sqrt(worth)
+    cautious = _effective_share(_autocorrelation(line, noise_floor, cautious=True))
+    cautious_error = error / math.sqrt(cautious)
     return _Evidence(
-        chance=chance, t=growth / error, threshold=quantile(freedom, ALPHA / 2),
-        goes_on=_late_part_agrees(line, times, error), exponent=1.5,
-    )  # fmt: skip
+        chance=chance,
+        t=growth / cautious_error,
+        threshold=quantile(_effective_freedom(line, cautious), ALPHA / 2),
+        goes_on=_late_part_agrees(line, times, cautious_error),
+        # A slope's error falls with the length of the run to the power of 1.5.
+        exponent=1.5,
+    )
 
 
-def _late_part_agrees(line: LineFit, times: Floats, error: float) -> bool:
+def _effective_freedom(line: LineFit, share: float) -> int:
+    freedom = max(_FEWEST_FREEDOM, round(line.freedom * share))
+    return min(line.freedom, freedom)
+
+
+def _late_part_agrees(
+    line: LineFit,
+    times: Floats,
+    error: float,
+) -> bool:
     """Tell whether the slope at the end can be that of the whole.
 
     Seen in two ways: the slope of the last quarter, and that of a parabola at its end,
     which uses all readings and sees a cache that fills ever more slowly.
     """
-    count = max(LEAST - 1, len(times) // 4)
-    late = times[-count:] - times[-count:].mean()
+    count = max(FEWEST_READINGS - 1, len(times) // 4)
+    last_quarter = times[-count:] - times[-count:].mean()
     whole = times - times.mean()
-    late_slope = line.slope + float(late @ line.residuals[-count:]) / float(late @ late)
-    late_error = error * math.sqrt(float(whole @ whole) / float(late @ late))
+    whole_power = float(whole @ whole)
+    quarter_power = float(last_quarter @ last_quarter)
+    late_slope = line.slope
+    late_slope += float(last_quarter @ line.residuals[-count:]) / quarter_power
+    late_error = error * math.sqrt(whole_power / quarter_power)
 
-    bend = whole**2 - (whole**2).mean()
-    bend -= whole * float(bend @ whole) / float(whole @ whole)
-    curvature = float(bend @ line.residuals) / float(bend @ bend)
-    curvature_error = error * math.sqrt(float(whole @ whole) / float(bend @ bend))
+    # The parabola, made orthogonal to the line that is fitted already.
+    parabola = whole**2 - (whole**2).mean()
+    parabola -= whole * float(parabola @ whole) / whole_power
+    parabola_power = float(parabola @ parabola)
+    curvature = float(parabola @ line.residuals) / parabola_power
+    curvature_error = error * math.sqrt(whole_power / parabola_power)
     # The parabola less its line has its own slope at the end.
-    end_slope = line.slope + curvature * _slope_at_end(bend, times)
-    end_error = curvature_error * _slope_at_end(bend, times)
+    end_slope = line.slope + curvature * _end_slope(parabola, times)
+    end_error = curvature_error * _end_slope(parabola, times)
+
+    # Within two standard errors.
     least = _LATE_SHARE * line.slope
     return late_slope + 2 * late_error > least and end_slope + 2 * end_error > least
 
 
-def _slope_at_end(curve: Floats, times: Floats) -> float:
+def _end_slope(curve: Floats, times: Floats) -> float:
     rise = float(curve[-1]) - float(curve[-2])
     return rise / (float(times[-1]) - float(times[-2]))
 
 
-def _echo(line: LineFit, noise_floor: float, *, cautious: bool) -> float:
+def _autocorrelation(
+    line: LineFit,
+    noise_floor: float,
+    *,
+    cautious: bool,
+) -> float:
     """Estimate the correlation of neighbours, from 0 to 0.98.
 
     Args:
@@ -362,37 +465,42 @@ def _echo(line: LineFit, noise_floor: float, *, cautious: bool) -> float:
     power = float(residuals @ residuals)
     if power < len(residuals) * noise_floor**2:
         return 0.0  # they are rounding errors
-    seen = float(residuals[1:] @ residuals[:-1]) / power
+    estimate = float(residuals[1:] @ residuals[:-1]) / power
     # A fitted line takes out slow noise, so the estimate is too low by about this much
     # (Kendall 1954, for a trend).
-    echo = max(0.0, seen + (2 + 4 * seen) / len(residuals))
+    correlation = max(0.0, estimate + (2 + 4 * estimate) / len(residuals))
     if cautious:
         # Both chosen by the table in docs/leaks.md; a shift takes out more slow noise.
-        echo += max(0.0, seen) + (0.0 if line.shift_at is None else 0.4)
-    return min(0.98, echo)
+        correlation += max(0.0, estimate)
+        correlation += 0.0 if line.shift_at is None else 0.4
+    return min(0.98, correlation)
 
 
-def _worth(echo: float) -> float:
+def _effective_share(correlation: float) -> float:
     """Give the independent readings that one of a series with echo is worth."""
-    return (1 - echo) / (1 + echo)
+    return (1 - correlation) / (1 + correlation)
 
 
-def _evidence_of_steps(steps: list[float], floor: float) -> _Evidence:
+def _evidence_of_steps(growth_per_epoch: list[float], floor: float) -> _Evidence:
     """Test the growth of blocks of epochs.
 
     It holds for a random walk too, whose steps have no direction.  Stairs are even in
     blocks as long as a stair; one or two jumps among many blocks are insignificant.
     """
     best = _Evidence(1.0, 0.0, math.inf, goes_on=False, exponent=0.5)
-    for width in range(1, len(steps) // (LEAST - 1) + 1):
-        count = len(steps) // width
-        recent = steps[len(steps) - count * width :]
-        blocks = [sum(recent[i * width : (i + 1) * width]) for i in range(count)]
-        found = _evidence_of_blocks(blocks, floor * width)
-        if (found.significant, -found.chance) > (best.significant, -best.chance):
-            best = found
-        if found.significant and found.goes_on:
-            return found
+    widest = len(growth_per_epoch) // (FEWEST_READINGS - 1)
+    for width in range(1, widest + 1):
+        count = len(growth_per_epoch) // width
+        # What does not fill a block is left out at the start.
+        recent = growth_per_epoch[len(growth_per_epoch) - count * width :]
+        blocks = [
+            sum(recent[block * width : (block + 1) * width]) for block in range(count)
+        ]
+        evidence = _evidence_of_blocks(blocks, floor * width)
+        if evidence.significant and evidence.goes_on:
+            return evidence
+        if evidence.strength > best.strength:
+            best = evidence
     return best
 
 
@@ -401,17 +509,28 @@ def _evidence_of_blocks(blocks: list[float], floor: float) -> _Evidence:
     count = len(usual)
     mean = statistics.fmean(usual)
     error = statistics.stdev(usual) / math.sqrt(count)
-    if error == 0:
-        t = math.inf if mean > floor / 2 else 0.0
+    growth = mean - floor / 2
+    if error > 0:
+        t = growth / error
+    elif growth > 0:
+        t = math.inf  # all blocks are alike: without noise, any growth is certain
     else:
-        t = (mean - floor / 2) / error
-    late = max(1, len(blocks) // 4), max(2, len(blocks) // 2)
+        t = 0.0
+    late_quarter = blocks[-max(1, len(blocks) // 4) :]
+    late_half = blocks[-max(2, len(blocks) // 2) :]
     goes_on = all(
-        statistics.fmean(blocks[-part:]) >= _LATE_SHARE * mean for part in late
+        statistics.fmean(late) >= _LATE_SHARE * mean
+        for late in (late_quarter, late_half)
     )
-    chance = 0.0 if math.isinf(t) else upper_tail(t, count - 1)
-    # A third of the chance for each of about three widths that are unlike each other.
-    return _Evidence(chance, t, quantile(count - 1, ALPHA / 6), goes_on, exponent=0.5)
+    return _Evidence(
+        chance=0.0 if math.isinf(t) else upper_tail(t, count - 1),
+        t=t,
+        # A third of the chance for each of about three widths that are unlike each
+        # other, and half of it for the line.
+        threshold=quantile(count - 1, ALPHA / 6),
+        goes_on=goes_on,
+        exponent=0.5,
+    )
 
 
 def _without_outlier(blocks: list[float]) -> list[float]:
@@ -419,12 +538,15 @@ def _without_outlier(blocks: list[float]) -> list[float]:
     if len(blocks) < _MANY_BLOCKS:
         return blocks
     usual = statistics.median(blocks)
-    strangest = max(range(len(blocks)), key=lambda i: abs(blocks[i] - usual))
+    distances = [abs(block - usual) for block in blocks]
+    strangest = distances.index(max(distances))
     return blocks[:strangest] + blocks[strangest + 1 :]
 
 
 def _epochs_until_stairs_are_sure(
-    times: list[float], values: list[float], floor: float
+    times: list[float],
+    values: list[float],
+    floor: float,
 ) -> int | None:
     """Find three or more even rises at even distances, the last of them lately.
 
@@ -434,69 +556,106 @@ def _epochs_until_stairs_are_sure(
     Returns:
         Epochs until there are five; None where these are no stairs.
     """
-    steps = [b - a for a, b in itertools.pairwise(values)]
-    rises = [i for i, step in enumerate(steps) if step > floor and i >= _WARM]
-    heights = sorted(steps[i] for i in rises)
-    # A rise that is far larger than the usual one was a jump.
-    usual = heights[len(heights) // 2] if heights else 0.0
-    rises = [i for i in rises if 0.5 * usual < steps[i] < 1.5 * usual]
-    if len(rises) < 3:
+    steps = [after - before for before, after in itertools.pairwise(values)]
+    all_rises = [
+        index
+        for index, step in enumerate(steps)
+        if step > floor and index >= _WARM_UP_STEPS
+    ]
+    rises = _without_jumps(all_rises, steps)
+    if len(rises) < _FEWEST_STAIRS:
         return None
+    height = sum(steps[index] for index in all_rises)
     others = sorted(
-        abs(step) for i, step in enumerate(steps) if i >= _WARM and i not in set(rises)
+        abs(step)
+        for index, step in enumerate(steps)
+        if index >= _WARM_UP_STEPS and index not in rises
     )
-    apart = [times[b] - times[a] for a, b in itertools.pairwise(rises)]
-    since = times[-1] - times[rises[-1] + 1]
     # The largest of the other steps may be a fall, or a jump.
-    even = max(apart) <= 1.5 * min(apart) + 1 and sum(others[:-1]) < 0.25 * sum(heights)
-    if not even or since > 1.2 * max(apart):
+    if sum(others[:-1]) >= _FLAT_SHARE * height:
         return None
-    return max(3, math.ceil((5 - len(rises)) * statistics.fmean(apart) - since + 1))
+    distances = [
+        times[after] - times[before] for before, after in itertools.pairwise(rises)
+    ]
+    if max(distances) > 1.5 * min(distances) + 1:
+        return None
+    since_last = times[-1] - times[rises[-1] + 1]
+    if since_last > 1.2 * max(distances):
+        return None  # the next one did not come
+    missing = _SURE_STAIRS - len(rises)
+    return max(3, math.ceil(missing * statistics.fmean(distances) - since_last + 1))
+
+
+def _without_jumps(rises: list[int], steps: list[float]) -> list[int]:
+    """Keep the steps that rise by about as much as the usual one."""
+    if not rises:
+        return []
+    heights = sorted(steps[index] for index in rises)
+    usual = heights[len(heights) // 2]
+    return [index for index in rises if 0.5 * usual < steps[index] < 1.5 * usual]
 
 
 def _without_spikes(times: list[float], values: list[float]) -> tuple[Floats, Floats]:
     """Leave out readings unlike those around them, as Hampel's filter does."""
-    side = 3
-    median_near = [
-        statistics.median(values[i - side : i + side + 1])
-        for i in range(side, len(values) - side)
+    side = _NEIGHBOURS
+    distances = [
+        abs(values[index] - statistics.median(values[index - side : index + side + 1]))
+        for index in range(side, len(values) - side)
     ]
-    away = [abs(values[i + side] - near) for i, near in enumerate(median_near)]
-    if not away:
-        return np.asarray(times), np.asarray(values)
-    # 1.4826 times the median deviation is the standard deviation of normal noise.
-    limit = 5 * 1.4826 * statistics.median(away) + 1e-9 * (max(values) - min(values))
-    spikes = {i + side for i, distance in enumerate(away) if distance > limit}
+    spikes: set[int] = set()
+    if distances:
+        # 1.4826 times the median deviation is the standard deviation of normal noise.
+        limit = 5 * 1.4826 * statistics.median(distances)
+        limit += 1e-9 * (max(values) - min(values))
+        spikes = {
+            index + side for index, distance in enumerate(distances) if distance > limit
+        }
     if len(spikes) > len(values) // 4:
         spikes = set()  # they are no exception
-    kept = [i for i in range(len(values)) if i not in spikes]
-    return np.asarray([times[i] for i in kept]), np.asarray([values[i] for i in kept])
+    clean = [index for index in range(len(values)) if index not in spikes]
+    return (
+        np.asarray([times[index] for index in clean]),
+        np.asarray([values[index] for index in clean]),
+    )
 
 
 def _noise_floor(values: Floats, floor: float) -> float:
     """Give a standard deviation below which a reading counts as exact."""
-    return max(floor / 64, 1e-6 * float(values.max() - values.min()), 1e-12)
+    # A millionth of the range, and above 0 in any case: variances are divided by it.
+    value_range = float(values.max() - values.min())
+    return max(floor / 64, 1e-6 * value_range, 1e-12)
 
 
-def _bottom_of_saw(
-    times: list[float], values: list[float], floor: float
-) -> tuple[float, int] | None:
+def _sawtooth_floor(
+    times: list[float],
+    values: list[float],
+    floor: float,
+) -> _Sawtooth | None:
     """Tell whether what is left after each deep fall grows, by about as much each time.
 
     Falls must come at equal times, give or take an epoch.  Three of them happen in some
     clean runs, which then need more epochs; nine, each to more, once in 360,000.
+
+    Returns:
+        None where it is no saw, or one that falls to the same each time.
     """
-    deep = _FALL * (max(values) - min(values))
-    falls = [i for i in range(1, len(values)) if values[i - 1] - values[i] > deep]
-    when = [times[i] for i in falls]
-    rises = _steps(when, [values[i] for i in falls])
+    deep = _DEEP_FALL_SHARE * (max(values) - min(values))
+    falls = [
+        index
+        for index in range(1, len(values))
+        if values[index - 1] - values[index] > deep
+    ]
+    fall_times = [times[index] for index in falls]
+    rises = _growth_per_epoch(fall_times, [values[index] for index in falls])
     if len(rises) < 2 or min(rises) <= floor or max(rises) > 1.5 * min(rises):
         return None
-    apart = [b - a for a, b in itertools.pairwise(when)]
-    if max(apart) - min(apart) > 2 or max(apart) > 2 * min(apart):
+    distances = [after - before for before, after in itertools.pairwise(fall_times)]
+    is_even = max(distances) - min(distances) <= 2
+    if not is_even or max(distances) > 2 * min(distances):
         return None
-    missing = max(0, _FALLS - len(falls)) * statistics.fmean(apart)
-    return statistics.median(rises), math.ceil(missing)
+    missing_falls = max(0, _SURE_FALLS - len(falls))
+    more_epochs = math.ceil(missing_falls * statistics.fmean(distances))
+    return _Sawtooth(statistics.median(rises), more_epochs)
 
 
 def theil_sen(times: Sequence[float], values: Sequence[float]) -> float:
@@ -512,51 +671,63 @@ def theil_sen(times: Sequence[float], values: Sequence[float]) -> float:
     >>> theil_sen([0, 1, 2, 3], [0, 10, 500, 30])
     10.0
     """
-    pairs = [
-        (values[j] - values[i]) / (times[j] - times[i])
-        for i in range(len(values))
-        for j in range(i + 1, len(values))
-    ]
-    return statistics.median(pairs) if pairs else 0.0
+    slopes = []
+    for first in range(len(values)):
+        for second in range(first + 1, len(values)):
+            rise = values[second] - values[first]
+            slopes.append(rise / (times[second] - times[first]))
+    return statistics.median(slopes) if slopes else 0.0
 
 
-def _warmup(values: list[float], floor: float) -> int:
+def _end_of_warmup(values: list[float], floor: float) -> int:
     """Find where the start ends: the last early step unlike those of the second half.
 
     The first reading always goes: it was taken before anything ran.
     """
-    steps = [b - a for a, b in itertools.pairwise(values)]
-    if len(steps) < LEAST:
+    steps = [after - before for before, after in itertools.pairwise(values)]
+    if len(steps) < FEWEST_READINGS:
         return min(1, len(steps))
-    late = steps[len(steps) // 2 :]
-    usual = statistics.median(late)
-    spread = statistics.median(abs(step - usual) for step in late)
-    # 1.48 times the median deviation is the standard deviation of normal noise.  The
-    # largest late step may be a jump; the one below it is how far steps go here, as
+    second_half = steps[len(steps) // 2 :]
+    usual = statistics.median(second_half)
+    distances = sorted(abs(step - usual) for step in second_half)
+    # 1.48 times the median deviation is the standard deviation of normal noise.
+    spread = 6 * 1.48 * statistics.median(distances) + max(floor, abs(usual) * 0.5)
+    # The largest late step may be a jump; the one below it is how far steps go here, as
     # those of something that is kept every eighth epoch.
-    usual_reach = sorted(abs(step - usual) for step in late)[-2]
-    limit = max(6 * 1.48 * spread + max(floor, abs(usual) * 0.5), 1.2 * usual_reach)
+    limit = max(spread, 1.2 * distances[-2])
     early = steps[: max(1, len(steps) // 3)]
-    unlike = [i + 1 for i, step in enumerate(early) if abs(step - usual) > limit]
+    unlike = [
+        index + 1 for index, step in enumerate(early) if abs(step - usual) > limit
+    ]
     return max(unlike, default=1)
 
 
-def _steps(times: list[float], values: list[float]) -> list[float]:
+def _growth_per_epoch(times: list[float], values: list[float]) -> list[float]:
     """Give the growth an epoch between readings."""
     return [
-        (values[i + 1] - values[i]) / (times[i + 1] - times[i])
-        for i in range(len(values) - 1)
+        (values[index + 1] - values[index]) / (times[index + 1] - times[index])
+        for index in range(len(values) - 1)
     ]
 
 
-def _slope_error(times: list[float], values: list[float], slope: float) -> float:
+def _slope_error(
+    times: list[float],
+    values: list[float],
+    slope: float,
+) -> float:
     """Give the standard error of the slope, for independent noise."""
     middle = statistics.fmean(times)
     spread = sum((t - middle) ** 2 for t in times)
-    return _noise(times, values, slope) / math.sqrt(spread)
+    return _residual_deviation(times, values, slope) / math.sqrt(spread)
 
 
-def _noise(times: list[float], values: list[float], slope: float) -> float:
-    rest = [v - slope * t for t, v in zip(times, values, strict=True)]
-    middle = statistics.median(rest)
-    return math.sqrt(sum((r - middle) ** 2 for r in rest) / max(1, len(rest) - 2))
+def _residual_deviation(
+    times: list[float],
+    values: list[float],
+    slope: float,
+) -> float:
+    """Give how far readings lie from a line of this slope, as a standard deviation."""
+    levels = [value - slope * time for time, value in zip(times, values, strict=True)]
+    middle = statistics.median(levels)
+    squares = sum((level - middle) ** 2 for level in levels)
+    return math.sqrt(squares / max(1, len(levels) - 2))

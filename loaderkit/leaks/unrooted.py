@@ -9,22 +9,22 @@ can be shown.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import gc
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loaderkit.memory.holders import running_locals
+from loaderkit.leaks.retained import saved_tensors
+from loaderkit.memory.frames import running_locals
 from loaderkit.memory.tensors import is_a
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_MOST = 2_000
+_MOST_WALKED = 2_000
 """Nodes and tensors of an autograd graph that are walked."""
-_HIGHEST = 12
+_MOST_LEVELS = 12
 """References that are followed from an object upwards."""
 
 
@@ -62,38 +62,40 @@ def is_in_autograd_cycle(tensor: torch.Tensor) -> bool:
     Returns:
         Whether a way back was found within 2,000 nodes.
     """
-    seen: set[int] = set()
-    level: list[Any] = [tensor]
-    for each in level:
-        for part in _autograd_references(each):
-            if part is tensor:
+    seen_ids: set[int] = set()
+    # The list grows while it is gone through, and keeps what it holds alive, so that
+    # an id stays its object's own.
+    objects: list[Any] = [tensor]
+    for item in objects:
+        for referent in _autograd_referents(item):
+            if referent is tensor:
                 return True
-            if id(part) not in seen and len(level) < _MOST:
-                seen.add(id(part))
-                level.append(part)  # keeps it alive, so that its id stays its own
+            if id(referent) not in seen_ids and len(objects) < _MOST_WALKED:
+                seen_ids.add(id(referent))
+                objects.append(referent)
     return False
 
 
-def _autograd_references(each: Any) -> Iterator[Any]:
+def _autograd_referents(item: Any) -> Iterator[Any]:
     """Give the tensors and nodes that a tensor or node refers to."""
-    if is_a(each, torch.Tensor):
-        parts = [each.grad_fn, each.grad if each.is_leaf else None]
+    referents: list[Any] = []
+    if is_a(item, torch.Tensor):
+        # Of a tensor that is no leaf, torch warns when it is asked for .grad.
+        referents = [item.grad_fn, item.grad if item.is_leaf else None]
     else:
-        parts = [following for following, _ in each.next_functions]
-        parts.append(getattr(each, "variable", None))
-        # A Function that is written in Python keeps what was put on ctx there.
-        kept = getattr(each, "__dict__", {}).values()
-        parts += [part for part in kept if is_a(part, torch.Tensor)]
-        for name in dir(each):
-            if name.startswith("_saved_"):
-                with contextlib.suppress(Exception):  # freed, or no tensor
-                    saved = getattr(each, name)
-                    parts += [saved] if is_a(saved, torch.Tensor) else []
-    yield from (part for part in parts if part is not None)
+        referents = [next_node for next_node, _ in item.next_functions]
+        referents.append(getattr(item, "variable", None))
+        # A Function that is written in Python keeps there what was put on ctx.
+        on_ctx = getattr(item, "__dict__", {}).values()
+        referents += [value for value in on_ctx if is_a(value, torch.Tensor)]
+        referents += saved_tensors(item)
+    yield from (referent for referent in referents if referent is not None)
 
 
 def may_be_exit_handlers(
-    items: Sequence[Any], more_handlers: float, more_items: float
+    items: Sequence[Any],
+    more_handlers: float,
+    more_items: float,
 ) -> bool:
     """Tell whether exit handlers can hold items that no variable leads to.
 
@@ -111,30 +113,32 @@ def may_be_exit_handlers(
     """
     if not more_items / 2 <= more_handlers <= 2 * more_items:
         return False
-    ignored = {id(items), *map(id, running_locals())}
-    return all(
-        callable(top) or is_a(top, (tuple, dict))
-        for top in (_top_of(item, ignored) for item in items)
-    )
+    ignored_ids = {id(items), *map(id, running_locals())}
+    for item in items:
+        top = _top_of(item, ignored_ids)
+        if not (callable(top) or is_a(top, (tuple, dict))):
+            return False
+    return True
 
 
-def _top_of(item: Any, ignored: set[int]) -> Any:
+def _top_of(item: object, ignored_ids: set[int]) -> object:
     """Follow references upwards to an object that nothing refers to."""
-    top, met = item, {id(item)}
-    for _ in range(_HIGHEST):
-        above = [
-            each
-            for each in gc.get_referrers(top)
-            if id(each) not in met | ignored and not _is_frame_or_list(each)
+    top, seen_ids = item, {id(item)}
+    for _ in range(_MOST_LEVELS):
+        referrers = [
+            referrer
+            for referrer in gc.get_referrers(top)
+            if id(referrer) not in seen_ids | ignored_ids
+            and not _is_frame_or_list(referrer)
         ]
-        if not above:
+        if not referrers:
             return top
-        top = above[0]
-        met.add(id(top))
+        top = referrers[0]
+        seen_ids.add(id(top))
     return top
 
 
-def _is_frame_or_list(each: Any) -> bool:
+def _is_frame_or_list(item: object) -> bool:
     # Lists are those that this search and its callers made: the collector lists no exit
     # handler's.
-    return type(each).__name__ in {"frame", "list", "list_iterator", "generator"}
+    return type(item).__name__ in {"frame", "list", "list_iterator", "generator"}

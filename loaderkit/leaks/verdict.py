@@ -1,94 +1,146 @@
-"""All counters of a run: which leak, and when the memory is used up.  Pure."""
+"""The verdict over a run: what leaks, what only looks so, and why.  Pure.
+
+Counters are judged one by one (:func:`judge_counters`); where one leaks, evidence is
+gathered elsewhere (what grew and who holds it, what collecting garbage left, whose
+files came meanwhile), and :func:`decide` says the verdict once, from all of it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from loaderkit.leaks.counter_trend import (
+    ENOUGH_READINGS,
+    TOLERANCE,
+    CounterTrend,
+    Doubt,
+    floor_of,
+    read_too_seldom,
+    thin_out,
+)
+from loaderkit.leaks.growth import explains
 from loaderkit.leaks.trend import (
+    FEWEST_READINGS,
     LEAKING,
-    LEAST,
     NEEDS_MORE,
     STEADY,
-    Trend,
+    Verdict,
     fit_trend,
 )
-from loaderkit.memory.counters import COUNTERS, unit_of, words_of
+from loaderkit.memory.counters import AnyCounter, WorkerName, is_judged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-Series = tuple["Sequence[float]", "Sequence[float]"]
-"""Epochs, and the reading after each."""
-TOLERANCE = 16 << 10
-"""Bytes an epoch that nobody minds: four pages, 80 bytes a step of an epoch of 200."""
-_FLOORS = {
-    "blocks": 256.0, "descriptors": 0.5, "threads": 0.5, "processes": 0.5,
-    "mappings": 1.0,
-}  # fmt: skip
-_MOST_POINTS = 64
-"""A longer run is thinned to this many readings: the slope takes all pairs."""
-_ENOUGH = 10
-"""Readings with which a counter is judged though most epochs have none."""
-EFFECTS = {
+    from loaderkit.leaks.counter_trend import Series, SeriesByCounter
+    from loaderkit.leaks.growth import Growth
+    from loaderkit.leaks.trend import Trend
+    from loaderkit.memory.counters import CounterName
+
+CAUSES: Mapping[CounterName, CounterName] = {
     "reserved": "allocated",
     "driver": "allocated",
     "device_used": "reserved",
 }
 """Counters that grow with another one: what torch's allocator takes for tensors, what
 the driver gives to it."""
-_EXPLAINED_TIMES = 4.0
+_MOST_EXPLAINED = 4.0
 """A counter grows with another one if it grows by no more than so many times as much:
 chosen above what rounding to segments and pieces that are lost between them add."""
-WORKER = "worker "
-"""Counters of child processes are called "worker" and the process's number."""
+HELD_BY_OBJECTS: tuple[CounterName, ...] = ("malloc", "anonymous", "python_blocks")
+"""Counters of memory that Python objects may hold."""
+_BIG_BYTES = 16 << 20
+"""Growth of private memory that a few readings prove.  Chosen: some times an arena of
+Python's or a thread's stack, which are touched little by little."""
+_BIG_TIMES_FREE = 4.0
+"""And so many times what malloc keeps: in the first epochs it may still take more."""
+_MOST_LONGER = 10
+"""Times as long a run as now is the most that is asked for."""
+_MOST_LEFT_SHARE = 0.4
+"""Of what grew, where it was garbage: something comes up between two collections."""
+_SMALL_BYTES = 1 << 20
+"""Bytes an epoch of plain numbers that are no leak."""
+_MOST_NUMBERS_PER_S = 10_000
+"""Of a training's metrics: ten for each step of a millisecond."""
+_KINDS_NAMED = 3
 
 
 @dataclass(frozen=True)
-class CounterTrend:
-    """One counter over the run."""
+class Collected:
+    """What collecting garbage left of the growth of a counter."""
 
-    name: str
-    """As in :data:`loaderkit.memory.counters.COUNTERS`, or "worker" and its number."""
-    trend: Trend
-    """What it does."""
-    epochs: tuple[float, ...]
-    """When it was read."""
-    values: tuple[float, ...]
-    """What was read."""
-
-    @property
-    def unit(self) -> str:
-        """In what it counts: "bytes", or a plural."""
-        return unit_of(self.name)
-
-    @property
-    def words(self) -> str:
-        """What it counts."""
-        return words_of(self.name)
-
-    @property
-    def start(self) -> float:
-        """The first reading after the warm-up."""
-        return self.values[self.trend.warmup]
-
-    @property
-    def growth(self) -> float:
-        """From the end of the warm-up to the last reading."""
-        return self.values[-1] - self.start
-
-    @property
-    def judged_epochs(self) -> float:
-        """How many epochs have ended since the warm-up."""
-        return self.epochs[-1] - self.epochs[self.trend.warmup]
+    grown: float
+    """How much it had grown."""
+    left: float
+    """How much of that is there still."""
+    epochs: float
+    """In how many epochs."""
 
 
-def judge(
-    series: Mapping[str, Series],
+@dataclass(frozen=True)
+class RunEvidence:
+    """All that a verdict follows from."""
+
+    counters: tuple[CounterTrend, ...]
+    """From :func:`judge_counters`."""
+    epochs: int
+    """That were watched."""
+    seconds_per_epoch: float
+    """Without the readings."""
+    tolerance: float = TOLERANCE
+    """Bytes an epoch that do not count."""
+    growths: tuple[Growth, ...] = ()
+    """What grew, the heaviest first; looked for only where a counter leaks."""
+    objects_counted: bool = True
+    """A census was there to tell what came since."""
+    collected: Mapping[AnyCounter, Collected] = field(default_factory=dict)
+    """What collecting garbage left; empty where the collector is off."""
+    foreign_kinds: tuple[str, ...] = ()
+    """Kinds of files in /dev/shm that other processes made."""
+    rarely_read: Mapping[AnyCounter, int] = field(default_factory=dict)
+    """How often counters were read that cannot be judged."""
+    is_over_limit: bool = False
+    """More memory is used than the limit that was set."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A verdict, and what is to be said with it."""
+
+    verdict: Verdict
+    more_epochs: int = 0
+    """That would decide it, when it needs more."""
+    growths: tuple[Growth, ...] = ()
+    """What grew, where that is worth a word."""
+    notes: tuple[str, ...] = ()
+    """What else decided."""
+
+
+def decide(evidence: RunEvidence) -> Decision:
+    """Give the verdict over a run.
+
+    Args:
+        evidence: Everything that was seen.
+
+    Returns:
+        The verdict, with its reasons.
+    """
+    decision = _decide_growth(evidence)
+    decision = _with_notes(decision, _notes_on_left_out(evidence))
+    if evidence.is_over_limit:
+        note = "the limit that was set has been passed"
+        decision = _with_notes(replace(decision, verdict=LEAKING), [note])
+    return decision
+
+
+def judge_counters(
+    series: SeriesByCounter,
     *,
     tolerance: float = TOLERANCE,
     warmup: int | None = None,
-    starting_until: Mapping[str, int] | None = None,
+    starting_until: Mapping[WorkerName, int] | None = None,
 ) -> tuple[CounterTrend, ...]:
     """Judge every counter that should be flat.
 
@@ -102,117 +154,70 @@ def judge(
     Returns:
         A trend a counter, in the order given; those not judged are left out.
     """
-    found = []
-    seldom = read_too_seldom(series)
-    for name, (epochs, values) in series.items():
-        if name in seldom or not (name.startswith(WORKER) or COUNTERS[name].judged):
+    counters = []
+    rarely_read = read_too_seldom(series)
+    for name, readings in series.items():
+        if name in rarely_read or not is_judged(name):
             continue
-        start_up = (starting_until or {}).get(name, -1)
-        first = sum(epoch <= start_up for epoch in epochs)
-        is_starting = first > 0 and len(epochs) - first < LEAST
-        if not is_starting:
-            epochs, values = epochs[first:], values[first:]
-        epochs, values = _thin(epochs), _thin(values)
         floor = floor_of(name, tolerance)
-        trend = fit_trend(values, floor=floor, warmup=warmup, at=epochs)
-        if is_starting and trend.verdict != STEADY:
-            trend = replace(
-                trend, verdict=NEEDS_MORE, more_epochs=max(len(values), _ENOUGH),
-                why="it is still starting up: what it imports is no leak",
-            )  # fmt: skip
-        counter = CounterTrend(name, trend, tuple(epochs), tuple(values))
-        found.append(_undecided(counter) if name == "device_used" else counter)
-    return tuple(found)
+        if isinstance(name, WorkerName):
+            end_of_start = (starting_until or {}).get(name, -1)
+            counter = _judge_worker(name, readings, floor, warmup, end_of_start)
+        else:
+            counter = _judge_counter(name, readings, floor, warmup)
+        counters.append(counter)
+    return tuple(_held_back(counters, series, tolerance))
 
 
-def floor_of(name: str, tolerance: float = TOLERANCE) -> float:
-    """Give the growth an epoch that nobody minds.
+def overall(counters: Iterable[CounterTrend]) -> tuple[Verdict, int]:
+    """Sum the verdicts up.
 
     Args:
-        name: Of a counter.
-        tolerance: For those that count bytes.
+        counters: All that were judged.
 
     Returns:
-        In the counter's own unit.
+        "leaking" if one leaks, else "needs more epochs" if one does and how many, else
+        "steady".
     """
-    return _FLOORS.get(unit_of(name), tolerance)
+    counting = list(counters)
+    by_name = {counter.name: counter.trend for counter in counting}
+    if "malloc" in by_name and by_name["malloc"].verdict == STEADY:
+        # malloc is exact, while pages come and go with what is free in between: where
+        # only their noise leaves a question, malloc has answered it.
+        counting = [
+            counter
+            for counter in counting
+            if counter.name != "anonymous"
+            or counter.trend.verdict == LEAKING
+            or counter.doubt is not None
+        ]
+    verdicts = {counter.trend.verdict for counter in counting}
+    if LEAKING in verdicts:
+        return LEAKING, 0
+    if NEEDS_MORE in verdicts:
+        return NEEDS_MORE, max(counter.trend.more_epochs for counter in counting)
+    return STEADY, 0
 
 
-def read_too_seldom(series: Mapping[str, Series]) -> dict[str, int]:
-    """Find the counters that cannot be judged.
-
-    Args:
-        series: Epochs and readings by counter.
-
-    Returns:
-        By counter, how often it was read: a worker that lived for an epoch, a device
-        that was used late, what takes too long to be read every epoch.
-
-    >>> read_too_seldom({"malloc": (range(9), range(9)), "shm_files": ([0, 8], [0, 0])})
-    {'shm_files': 2}
-    """
-    counts = {name: len(epochs) for name, (epochs, _) in series.items()}
-    least = min(max(counts.values(), default=0) / 3, _ENOUGH)
-    return {name: count for name, count in counts.items() if count < least}
-
-
-def effects(rates: Mapping[str, float]) -> set[str]:
+def effects_among(rates: Mapping[AnyCounter, float]) -> set[AnyCounter]:
     """Find the counters that grow only because another one does.
 
     Args:
         rates: Growth an epoch of all counters that leak.
 
     Returns:
-        Those of :data:`EFFECTS` whose cause leaks too, and explains as much.
+        Those of :data:`CAUSES` whose cause leaks too, and explains as much.
 
-    >>> effects({"allocated": 1e6, "driver": 1.5e6})
+    >>> effects_among({"allocated": 1e6, "driver": 1.5e6})
     {'driver'}
-    >>> effects({"allocated": 1e6, "driver": 9e6})
+    >>> effects_among({"allocated": 1e6, "driver": 9e6})
     set()
     """
     return {
-        name
-        for name, cause in EFFECTS.items()
-        if name in rates and rates[name] <= _EXPLAINED_TIMES * rates.get(cause, 0.0)
+        effect
+        for effect, cause in CAUSES.items()
+        if effect in rates and rates[effect] <= _MOST_EXPLAINED * rates.get(cause, 0.0)
     }
-
-
-def overall(trends: Iterable[CounterTrend]) -> tuple[str, int]:
-    """Sum the verdicts up.
-
-    Args:
-        trends: Of all counters.
-
-    Returns:
-        "leaking" if one leaks, else "needs more epochs" if one does and how many, else
-        "steady".
-    """
-    found = list(trends)
-    calm = {each.name for each in found if each.trend.verdict == STEADY}
-    if "malloc" in calm:  # exact, while pages come and go with what is free in between
-        found = [
-            each for each in found
-            if each.name != "anonymous" or each.trend.verdict == LEAKING
-        ]  # fmt: skip
-    verdicts = {each.trend.verdict for each in found}
-    if LEAKING in verdicts:
-        return LEAKING, 0
-    if NEEDS_MORE in verdicts:
-        return NEEDS_MORE, max(each.trend.more_epochs for each in found)
-    return STEADY, 0
-
-
-def _undecided(counter: CounterTrend) -> CounterTrend:
-    """Take a leak for growth that may be another process's."""
-    trend = counter.trend
-    if not trend.rising:
-        return counter
-    more = max(_ENOUGH, len(counter.values))
-    undecided = replace(
-        trend, verdict=NEEDS_MORE, more_epochs=more,
-        why="it grows outside of torch's allocator, or by another process",
-    )  # fmt: skip
-    return replace(counter, trend=undecided)
 
 
 def epochs_until(room_bytes: float, bytes_per_epoch: float) -> int | None:
@@ -228,13 +233,297 @@ def epochs_until(room_bytes: float, bytes_per_epoch: float) -> int | None:
     >>> epochs_until(1000, 300), epochs_until(1000, 0)
     (3, None)
     """
-    return max(0, int(room_bytes // bytes_per_epoch)) if bytes_per_epoch > 0 else None
+    if bytes_per_epoch <= 0:
+        return None
+    return max(0, int(room_bytes // bytes_per_epoch))
 
 
-def _thin(values: Sequence[float]) -> list[float]:
-    """Keep at most 64 of them, evenly spaced, the last included."""
-    count = len(values)
-    if count <= _MOST_POINTS:
-        return list(values)
-    step = (count - 1) / (_MOST_POINTS - 1)
-    return [values[round(i * step)] for i in range(_MOST_POINTS)]
+def rising_trends(counters: Iterable[CounterTrend]) -> dict[AnyCounter, Trend]:
+    """Pick the counters that leak.
+
+    Args:
+        counters: All that were judged.
+
+    Returns:
+        Their trends, by name.
+    """
+    return {counter.name: counter.trend for counter in counters if counter.trend.rising}
+
+
+def host_rate(counters: Iterable[CounterTrend]) -> float:
+    """Give how fast memory of the host grows: by malloc, which is exact, if it does.
+
+    Args:
+        counters: All that were judged.
+
+    Returns:
+        Bytes an epoch; 0 when neither malloc nor private memory leaks.
+    """
+    rising = rising_trends(counters)
+    rates = [
+        rising[name].per_epoch for name in ("malloc", "anonymous") if name in rising
+    ]
+    return min(rates, default=0.0)
+
+
+def is_garbage(
+    counters: Iterable[CounterTrend], collected: Mapping[AnyCounter, Collected]
+) -> bool:
+    """Tell whether collecting has freed most of everything that grew.
+
+    Args:
+        counters: All that were judged.
+        collected: What collecting left; empty where nobody has collected.
+
+    Returns:
+        False as well where something else than memory of the host grew.
+    """
+    names = rising_trends(counters).keys()
+    if not collected or not names <= set(HELD_BY_OBJECTS):
+        return False
+    return all(
+        change.left <= _MOST_LEFT_SHARE * change.grown for change in collected.values()
+    )
+
+
+# The verdict over a run, rule by rule.
+
+
+def _decide_growth(evidence: RunEvidence) -> Decision:
+    """Ask the rules by which growth is no leak; the first that applies decides."""
+    verdict, more_epochs = overall(evidence.counters)
+    if verdict != LEAKING:
+        return Decision(verdict, more_epochs)
+    rules: tuple[Callable[[RunEvidence], Decision | None], ...] = (
+        _acquit_garbage,
+        _acquit_bounded_container,
+        _acquit_small_numbers,
+    )
+    for rule in rules:
+        decision = rule(evidence)
+        if decision is not None:
+            return decision
+    notes = []
+    if not evidence.growths and not evidence.objects_counted:
+        notes.append("objects were not counted in time: more epochs tell who holds it")
+    growths = tuple(map(_many_not_few_numbers, evidence.growths))
+    return Decision(LEAKING, growths=growths, notes=tuple(notes))
+
+
+def _acquit_garbage(evidence: RunEvidence) -> Decision | None:
+    """Call it steady where collecting has freed what had grown."""
+    if not is_garbage(evidence.counters, evidence.collected):
+        return None
+    # Beneath much garbage there may be a leak: then more is left than nobody minds, and
+    # somebody holds it.  A holder alone proves nothing: something else grew once
+    # meanwhile, and is named for want of anything larger.
+    held = [
+        growth
+        for growth in evidence.growths
+        if growth.holder is not None and growth.holder.held
+    ]
+    is_held = bool(held) and explains(held, host_rate(evidence.counters))
+    if is_held and _is_left_above_tolerance(evidence):
+        return None
+    note = "what had grown was garbage, and is collected now"
+    return Decision(STEADY, notes=(note,))
+
+
+def _is_left_above_tolerance(evidence: RunEvidence) -> bool:
+    """Tell whether what collecting left would count as a leak by itself."""
+    return any(
+        change.left > floor_of(name, evidence.tolerance) * change.epochs
+        for name, change in evidence.collected.items()
+    )
+
+
+def _acquit_bounded_container(evidence: RunEvidence) -> Decision | None:
+    """Wait until a ``deque(maxlen=...)`` or bounded cache is full."""
+    main = _heaviest_on_host(evidence)
+    if main is None or main.epochs_left is None or main.holder is None:
+        return None
+    note = f"{main.what} `{main.holder.path}` has a bound, which it nears"
+    more_epochs = main.epochs_left + FEWEST_READINGS
+    return Decision(NEEDS_MORE, more_epochs, evidence.growths, (note,))
+
+
+def _acquit_small_numbers(evidence: RunEvidence) -> Decision | None:
+    """Call it steady where only a training's history of numbers grows."""
+    main = _heaviest_on_host(evidence)
+    if main is None:
+        return None
+    if any(growth.pattern != "numbers" for growth in evidence.growths):
+        return None
+    bytes_per_epoch = sum(growth.bytes_per_epoch for growth in evidence.growths)
+    numbers_per_epoch = sum(growth.per_epoch for growth in evidence.growths)
+    most_numbers = _MOST_NUMBERS_PER_S * evidence.seconds_per_epoch
+    if bytes_per_epoch >= _SMALL_BYTES or numbers_per_epoch > most_numbers:
+        return None
+    return Decision(STEADY, growths=evidence.growths, notes=(str(main),))
+
+
+def _heaviest_on_host(evidence: RunEvidence) -> Growth | None:
+    """Give what grew most, unless something else than the host's memory grows too."""
+    if not rising_trends(evidence.counters).keys() <= set(HELD_BY_OBJECTS):
+        return None
+    return evidence.growths[0] if evidence.growths else None
+
+
+def _many_not_few_numbers(growth: Growth) -> Growth:
+    """Call numbers by the pattern of a leak, once it is clear that they are one."""
+    if growth.pattern == "numbers":
+        return replace(growth, pattern="many numbers")
+    return growth
+
+
+def _notes_on_left_out(evidence: RunEvidence) -> list[str]:
+    """Say what was seen and did not count."""
+    notes = []
+    kinds = sorted(evidence.foreign_kinds)
+    if kinds:
+        names = ", ".join(kinds[:_KINDS_NAMED])
+        if len(kinds) > _KINDS_NAMED:
+            names += f" and {len(kinds) - _KINDS_NAMED} more kinds"
+        notes.append(f"files {names} are made by another process: left out")
+    for name, count in evidence.rarely_read.items():
+        if not isinstance(name, WorkerName):
+            notes.append(
+                f"{name} was read after {count} of {evidence.epochs} epochs only: too "
+                "seldom to be judged"
+            )
+    return notes
+
+
+def _with_notes(decision: Decision, notes: Iterable[str]) -> Decision:
+    return replace(decision, notes=(*decision.notes, *notes))
+
+
+# Counters one by one.
+
+
+def _judge_counter(
+    name: AnyCounter,
+    series: Series,
+    floor: float,
+    warmup: int | None,
+) -> CounterTrend:
+    epochs, values = map(thin_out, series)
+    trend = fit_trend(values, floor=floor, warmup=warmup, at=epochs)
+    return CounterTrend(name, trend, tuple(epochs), tuple(values))
+
+
+def _judge_worker(
+    name: WorkerName,
+    series: Series,
+    floor: float,
+    warmup: int | None,
+    end_of_start: int,
+) -> CounterTrend:
+    """Judge a child process by the epochs after it has started up."""
+    epochs, values = series
+    started_at = sum(epoch <= end_of_start for epoch in epochs)
+    has_just_started = started_at > 0 and len(epochs) - started_at < FEWEST_READINGS
+    if not has_just_started:
+        since_start = epochs[started_at:], values[started_at:]
+        return _judge_counter(name, since_start, floor, warmup)
+    counter = _judge_counter(name, series, floor, warmup)
+    if counter.trend.verdict == STEADY:
+        return counter
+    return _doubted(
+        counter,
+        "still starting up",
+        why="it is still starting up: what it imports is no leak",
+        more_epochs=max(len(counter.values), ENOUGH_READINGS),
+    )
+
+
+def _held_back(
+    counters: Sequence[CounterTrend],
+    series: SeriesByCounter,
+    tolerance: float,
+) -> list[CounterTrend]:
+    """Ask of each counter that leaks whether something else explains it for now."""
+    malloc = next((counter for counter in counters if counter.name == "malloc"), None)
+    judged = []
+    for counter in counters:
+        if counter.name == "device_used" and counter.trend.rising:
+            doubted = _doubted(
+                counter,
+                "maybe another process",
+                why="it grows outside of torch's allocator, or by another process",
+                more_epochs=max(ENOUGH_READINGS, len(counter.values)),
+            )
+            judged.append(doubted)
+        elif (
+            counter.name == "anonymous"
+            and counter.trend.rising
+            and malloc is not None
+            and _stands_still(malloc, tolerance)
+        ):
+            judged.append(_held_back_by_malloc(counter, _most_free(series, counter)))
+        else:
+            judged.append(counter)
+    return judged
+
+
+def _stands_still(malloc: CounterTrend, tolerance: float) -> bool:
+    """Tell whether nothing that came from malloc is kept."""
+    is_steady = malloc.trend.verdict == STEADY
+    return is_steady and malloc.growth <= tolerance * max(1.0, malloc.judged_epochs)
+
+
+def _most_free(series: SeriesByCounter, counter: CounterTrend) -> float:
+    """Give the most that malloc kept free since a counter's warm-up."""
+    epochs, free_bytes = series.get("malloc_free", ((), ()))
+    begin = counter.epochs[counter.trend.warmup]
+    since_begin = [
+        size for epoch, size in zip(epochs, free_bytes, strict=True) if epoch >= begin
+    ]
+    return max(since_begin, default=0.0)
+
+
+def _held_back_by_malloc(anonymous: CounterTrend, most_free: float) -> CounterTrend:
+    """Doubt growth of private memory that malloc's own free memory may explain.
+
+    A free piece that was never written to is no resident memory.  A loop that keeps
+    nothing may be given such pieces for some epochs, one after the other: private
+    memory grows then, in even steps, and by no more in all than malloc keeps.  What
+    maps memory by itself grows on.
+    """
+    growth = anonymous.growth
+    if growth <= most_free:
+        epochs_left = (most_free - growth) / anonymous.trend.per_epoch
+        most_epochs = _MOST_LONGER * anonymous.judged_epochs
+        return _doubted(
+            anonymous,
+            "fits into what malloc keeps",
+            why="malloc stands still, and keeps as much free as pages became more",
+            more_epochs=max(
+                _missing_readings(anonymous), math.ceil(min(epochs_left, most_epochs))
+            ),
+        )
+    is_big = growth >= _BIG_BYTES and growth > _BIG_TIMES_FREE * most_free
+    if anonymous.judged_readings < ENOUGH_READINGS and not is_big:
+        return _doubted(
+            anonymous,
+            "too few readings beside malloc",
+            why="malloc stands still, and too few readings say that pages do not",
+            more_epochs=_missing_readings(anonymous),
+        )
+    return anonymous
+
+
+def _missing_readings(counter: CounterTrend) -> int:
+    return max(3, ENOUGH_READINGS - counter.judged_readings)
+
+
+def _doubted(
+    counter: CounterTrend,
+    doubt: Doubt,
+    *,
+    why: str,
+    more_epochs: int,
+) -> CounterTrend:
+    """Take a verdict back until there are more epochs."""
+    trend = replace(counter.trend, verdict=NEEDS_MORE, why=why, more_epochs=more_epochs)
+    return replace(counter, trend=trend, doubt=doubt)

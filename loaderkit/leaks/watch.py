@@ -11,15 +11,14 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from loaderkit.leaks.census import Census, take_census
+from loaderkit.leaks.finders.resources import kinds_of
 from loaderkit.leaks.lows import keeps_rising
-from loaderkit.leaks.resources import kinds_of
 from loaderkit.leaks.shared_files import SharedFiles
 from loaderkit.leaks.throttle import Throttle
 from loaderkit.leaks.trace import live_blocks
 from loaderkit.leaks.unrooted import count_outside
-from loaderkit.leaks.verdict import WORKER
 from loaderkit.memory import process
-from loaderkit.memory.counters import COUNTERS
+from loaderkit.memory.counters import WorkerName, is_judged, unit_of
 from loaderkit.memory.probes import read_device, read_device_used
 
 if TYPE_CHECKING:
@@ -27,12 +26,15 @@ if TYPE_CHECKING:
 
     import torch
 
+    from loaderkit.leaks.counter_trend import Series
     from loaderkit.leaks.trace import Blocks
-    from loaderkit.leaks.verdict import Series
+    from loaderkit.memory.counters import AnyCounter, CounterName, Unit
 
-_EXACT = ("malloc", "python_blocks")
+_EXACT: tuple[CounterName, ...] = ("malloc", "python_blocks")
 """Counters from which a census can be subtracted; resident pages are used again."""
-_WORKERS = 64
+_EVIDENCE: frozenset[AnyCounter] = frozenset({"malloc_free"})
+"""Counters that are recorded though they are not judged: a verdict asks for them."""
+_MOST_WORKERS = 64
 """Child processes that are followed one by one."""
 _HELPERS = (b"multiprocessing.resource_tracker",)
 """Not the fork server: workers that it forks have its command line."""
@@ -40,8 +42,15 @@ _WORKERS_FREE_S = 0.0005
 """What reading all of them may take every epoch; each takes 0.05 ms."""
 _SUSPICIOUS_BLOCKS = 128
 """Growth an epoch that is looked into; half of what would be called a leak."""
-_RESIDENT = {"anonymous", "resident"}
+_SUSPICIOUS_OTHERS = 0.25
+"""The same of descriptors, threads and their like."""
+_JITTERING: frozenset[AnyCounter] = frozenset({"anonymous", "resident"})
 """Counters that jitter with free pages: they ask for no census where malloc tells."""
+_FORGOTTEN_AFTER = 8
+"""Epochs after which workers that are gone are forgotten: until then a worker that was
+read seldom may live on."""
+_FEWEST_READINGS = 5
+"""Of such a worker: with fewer nothing could be said of it."""
 
 
 @contextlib.contextmanager
@@ -60,33 +69,44 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-class Watch:
-    """The readings of one run."""
+class EpochRecorder:
+    """The readings of one run.
+
+    Args:
+        device: Read beside the host.
+        tolerance: Bytes an epoch that do not count as a leak.
+    """
 
     def __init__(self, device: torch.device, tolerance: int) -> None:
         self.device = device
         self.epoch = 0
-        self._suspicious = {"bytes": tolerance / 2, "blocks": _SUSPICIOUS_BLOCKS}
-        """Growth an epoch that is looked into, by unit."""
         self.censuses: list[Census] = []
         """The last two."""
         self.collected_epoch: int | None = None
         """The epoch after which garbage was collected first, for the first census."""
         self.files: Counter[str] = Counter()
-        """Open when it started."""
+        """Open when it started, by kind."""
         self.outside_counts = count_outside()
         """Exit handlers and frozen objects when it started."""
         self.shared_files = SharedFiles()
         self.begun = time.monotonic()
-        self._epochs: dict[str, array[float]] = {}
-        self._values: dict[str, array[float]] = {}
-        self._offsets: dict[str, int] = {}
-        self.starting_until: dict[str, int] = {}
+        self.starting_until: dict[WorkerName, int] = {}
         """The last epoch in which a child process was still starting up, by counter."""
-        self._started: set[int] = set()
+        self._suspicious_growth: dict[Unit, float] = {
+            "bytes": tolerance / 2,
+            "blocks": _SUSPICIOUS_BLOCKS,
+        }
+        """Growth an epoch that is looked into."""
+        self._epochs: dict[AnyCounter, array[float]] = {}
+        self._values: dict[AnyCounter, array[float]] = {}
+        self._own_bytes: dict[CounterName, int] = {}
+        """What censuses and verdicts keep, by the counter in which it shows."""
+        self._started_pids: set[int] = set()
+        """Child processes that no longer import what they need."""
         self._throttle = Throttle()
         self._workers_throttle = Throttle(free_s=_WORKERS_FREE_S)
         self._own_s = 0.0
+        """Seconds that the readings took."""
 
     def start(self) -> None:
         """Take the reading before the first epoch.
@@ -96,16 +116,16 @@ class Watch:
         """
         self.files = kinds_of("files")
         self.outside_counts = count_outside()
-        self._note(self._read())
+        self._record(self._read_counters())
         self.begun = self._ended = time.monotonic()
 
     def end_epoch(self) -> None:
         """Take the reading after an epoch; up to 1 ms, or 0.4 s when memory grows."""
         begun = time.monotonic()
         self.epoch += 1
-        self._note(self._read())
-        last = self.censuses[-1].epoch if self.censuses else 1
-        if self.epoch >= 2 * last and self._grows():
+        self._record(self._read_counters())
+        last_census = self.censuses[-1].epoch if self.censuses else 1
+        if self.epoch >= 2 * last_census and self._keeps_growing():
             self.count_objects()
         self._ended = time.monotonic()
         self._own_s += self._ended - begun
@@ -120,9 +140,9 @@ class Watch:
         Garbage from before the run goes first, and is subtracted too: else what the
         collector frees at the end could not be told from what grew.
         """
-        is_on = gc.isenabled()
+        collects_by_itself = gc.isenabled()
         with collector_paused(), self.own_memory():
-            if not self.censuses and is_on:
+            if not self.censuses and collects_by_itself:
                 gc.collect()
                 self.collected_epoch = self.epoch
             self.censuses = [*self.censuses[-1:], take_census(self.epoch)]
@@ -139,7 +159,7 @@ class Watch:
             for name in _EXACT:
                 if name in after:
                     change = after[name] - before[name]
-                    self._offsets[name] = self._offsets.get(name, 0) + change
+                    self._own_bytes[name] = self._own_bytes.get(name, 0) + change
 
     def census(self) -> Census | None:
         """Give the latest census that is old enough to tell what came since.
@@ -148,7 +168,9 @@ class Watch:
         what is kept every fifth.
         """
         for age in (self.epoch / 4, 2):
-            old = [each for each in self.censuses if each.epoch <= self.epoch - age]
+            old = [
+                census for census in self.censuses if census.epoch <= self.epoch - age
+            ]
             if old:
                 return old[-1]
         return None
@@ -160,29 +182,28 @@ class Watch:
         blocks = live_blocks(self.device)
         return blocks if any(blocks) else {}
 
-    def series(self) -> dict[str, Series]:
+    def series(self) -> dict[AnyCounter, Series]:
         """Give all readings by counter."""
-        found: dict[str, Series] = {
-            name: (self._epochs[name], values)
-            for name, values in self._values.items()
-            if not (name.startswith(WORKER) and _is_helper(name))
-        }
+        series: dict[AnyCounter, Series] = {}
+        for name, values in self._values.items():
+            if not (isinstance(name, WorkerName) and _is_helper(name)):
+                series[name] = (self._epochs[name], values)
         shared_files = self.shared_files.series()
         if len(shared_files[0]):
-            found["shm_files"] = shared_files
-        return found
+            series["shm_files"] = shared_files
+        return series
 
-    def last(self, name: str) -> float | None:
+    def last(self, name: CounterName) -> float | None:
         """Look up a counter's last reading."""
         return self._values[name][-1] if name in self._values else None
 
-    def may_leak(self) -> bool:
+    def might_leak(self) -> bool:
         """Tell, at the cost of a glance, whether the second half brought anything."""
         for name, (_, values) in self.series().items():
             middle = len(values) // 2
-            unit = "bytes" if name.startswith(WORKER) else COUNTERS[name].unit
-            least = self._suspicious.get(unit, 0.25)
-            if values[-1] - values[middle] > least * (len(values) - 1 - middle):
+            epochs = len(values) - 1 - middle
+            growth = values[-1] - values[middle]
+            if is_judged(name) and growth > self._least_suspicious(name) * epochs:
                 return True
         return False
 
@@ -191,113 +212,133 @@ class Watch:
         allocated = self.last("allocated")
         if allocated is not None:
             return allocated
-        return sum(self.last(name) or 0 for name in ("anonymous", "shared", "resident"))
+        names: tuple[CounterName, ...] = ("anonymous", "shared", "resident")
+        return sum(self.last(name) or 0 for name in names)
 
     def own_objects(self) -> list[object]:
         """List what grows because we watch."""
-        arrays = [
-            part
-            for each in self.censuses
-            for part in (each.ids, each.lengths, each.tensor_ids)
+        own: list[object] = [
+            self._epochs,
+            self._values,
+            self._own_bytes,
+            self.starting_until,
+            self._started_pids,
         ]
-        own: list[object] = [self._epochs, self._values, self._offsets, *arrays]
-        own += [self.starting_until, self._started]
+        for census in self.censuses:
+            own += [census.ids, census.lengths, census.tensor_ids]
         return own + self.shared_files.own_objects()
 
-    def quick(self) -> dict[str, int]:
+    def quick(self) -> dict[CounterName, int]:
         """Read the host's counters, without what the censuses keep."""
-        found = process.quick_counters()
-        for name, offset in self._offsets.items():
-            if name in found:
-                found[name] -= offset
-        return found
+        readings = process.quick_counters()
+        for name, own_bytes in self._own_bytes.items():
+            if name in readings:
+                readings[name] -= own_bytes
+        return readings
 
-    def _read(self) -> dict[str, int]:
-        found = self.quick()
-        found |= read_device(self.device, full=False)[0]
-        is_sparse = self._is_sparse()
-        self.shared_files.note(self.epoch, always=is_sparse)
-        if is_sparse or self._throttle.due:
+    def _read_counters(self) -> dict[AnyCounter, int]:
+        readings: dict[AnyCounter, int] = dict(self.quick().items())
+        readings.update(read_device(self.device, full=False).values.items())
+        # What costs much is read in few epochs: as many as a verdict needs at first,
+        # then as often as comes to a small share of the time.
+        is_sparse_epoch = self._is_sparse_epoch()
+        self.shared_files.note(self.epoch, always=is_sparse_epoch)
+        if is_sparse_epoch or self._throttle.due:
             with self._throttle:
-                count = process.mappings()
-                if count is not None:
-                    found["mappings"] = count
-                used = read_device_used(self.device)
-                if used is not None:
-                    found["device_used"] = used
-        if is_sparse or self._workers_throttle.due:
+                readings.update(self._read_slow_counters())
+        if is_sparse_epoch or self._workers_throttle.due:
             with self._workers_throttle:
-                found |= self._read_workers()
-        return found
+                readings.update(self._read_workers())
+        return readings
 
-    def _read_workers(self) -> dict[str, int]:
+    def _read_slow_counters(self) -> dict[AnyCounter, int]:
+        """Count mappings, and ask the device's driver: milliseconds each."""
+        readings: dict[AnyCounter, int] = {}
+        mapping_count = process.mappings()
+        if mapping_count is not None:
+            readings["mappings"] = mapping_count
+        device_used = read_device_used(self.device)
+        if device_used is not None:
+            readings["device_used"] = device_used
+        return readings
+
+    def _read_workers(self) -> dict[AnyCounter, int]:
         """Read the resident memory of child processes.
 
         Not their own pages (USS): a forked worker's become more for as long as it
         copies its parent's, by 60 KiB an epoch in a worker that keeps nothing.
         """
-        found = {}
-        for pid in process.children_of(process.own_pid())[:_WORKERS]:
+        readings: dict[AnyCounter, int] = {}
+        for pid in process.children_of(process.own_pid())[:_MOST_WORKERS]:
             size = process.process_anonymous(pid)
             if size is not None:
-                found[f"{WORKER}{pid}"] = size
+                readings[WorkerName.of(pid)] = size
                 self._note_start_up(pid)
-        return found
+        return readings
 
     def _note_start_up(self, pid: int) -> None:
         """Note that a child process is still importing, until it no longer is."""
-        if pid in self._started:
+        if pid in self._started_pids:
             return
         if process.is_starting_up(pid):
-            self.starting_until[f"{WORKER}{pid}"] = self.epoch
+            self.starting_until[WorkerName.of(pid)] = self.epoch
         else:
-            self._started.add(pid)
+            self._started_pids.add(pid)
 
-    def _is_sparse(self) -> bool:
+    def _is_sparse_epoch(self) -> bool:
         """Tell whether this epoch is one of the few that are read in any case."""
-        step = 1 if self.epoch <= 2 else 2 if self.epoch <= 8 else 4
-        return self.epoch <= 60 and self.epoch % step == 0
+        if self.epoch > 60:
+            return False
+        if self.epoch <= 2:
+            return True
+        return self.epoch % (2 if self.epoch <= 8 else 4) == 0
 
-    def _note(self, found: dict[str, int]) -> None:
-        for name, value in found.items():
+    def _record(self, readings: dict[AnyCounter, int]) -> None:
+        for name, value in readings.items():
+            if not (is_judged(name) or name in _EVIDENCE):
+                continue
             if name not in self._values:
-                if not (name.startswith(WORKER) or COUNTERS[name].judged):
-                    continue
                 self._epochs[name], self._values[name] = array("d"), array("d")
             self._epochs[name].append(self.epoch)
             self._values[name].append(value)
-        if self.epoch > 8:
-            self._forget_the_gone()
+        if self.epoch > _FORGOTTEN_AFTER:
+            self._forget_short_lived_workers()
 
-    def _forget_the_gone(self) -> None:
+    def _forget_short_lived_workers(self) -> None:
         """Drop workers that lived for an epoch or two: each epoch has new ones."""
-        for name in [n for n in self._values if n.startswith(WORKER)]:
+        workers = [name for name in self._values if isinstance(name, WorkerName)]
+        for name in workers:
             epochs = self._epochs[name]
-            if epochs[-1] < self.epoch and len(epochs) < 5:
+            if epochs[-1] < self.epoch and len(epochs) < _FEWEST_READINGS:
                 del self._epochs[name], self._values[name]
                 self.starting_until.pop(name, None)
-                self._started.discard(int(name.removeprefix(WORKER)))
+                self._started_pids.discard(name.pid)
 
-    def _grows(self) -> bool:
+    def _keeps_growing(self) -> bool:
         """Tell whether a counter keeps rising since the last census."""
         since = self.censuses[-1].epoch if self.censuses else 1
         for name, values in self._values.items():
-            resident = name in _RESIDENT and "malloc" in self._values
-            if resident or name.startswith(WORKER):
+            is_jittering = name in _JITTERING and "malloc" in self._values
+            if is_jittering or isinstance(name, WorkerName) or not is_judged(name):
                 continue
-            least = self._suspicious.get(COUNTERS[name].unit, 0.5)
+            # Of what is counted one by one, every second epoch is often enough here:
+            # a census takes long, and is taken again when the run is twice as long.
+            least = self._suspicious_growth.get(unit_of(name), 2 * _SUSPICIOUS_OTHERS)
             # The reading after the first epoch is the first without its warm-up.
             first = bisect.bisect_left(self._epochs[name], since)
             if keeps_rising(values[first:], least):
                 return True
         return False
 
+    def _least_suspicious(self, name: AnyCounter) -> float:
+        return self._suspicious_growth.get(unit_of(name), _SUSPICIOUS_OTHERS)
 
-def _is_helper(name: str) -> bool:
+
+def _is_helper(name: WorkerName) -> bool:
     """Tell whether a child is one of multiprocessing's own, not a worker.
 
     The resource tracker starts with the first shared memory, and its memory grows while
     it does: over many short epochs that looked like a leak.
     """
-    command = process.command_of(int(name.removeprefix(WORKER)))
+    command = process.command_of(name.pid)
     return any(helper in command for helper in _HELPERS)

@@ -20,13 +20,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from loaderkit.leaks.report import LeakReport
-    from loaderkit.leaks.watch import Watch
+    from loaderkit.leaks.watch import EpochRecorder
 
 WINDOW_S = 0.5
 """A window of time stands for an epoch, which cannot be seen from beside."""
-_JUDGED_AFTER, _EVERY = 30, 10
-_SLOWER_AFTER = 600
-"""Windows after which they become twice as long."""
+_JUDGED_AFTER = 30
+_JUDGED_EVERY = 10
+"""Windows: 15 s after torch was imported, and then every 5 s."""
+_DOUBLED_EVERY = 600
+"""Windows after which they become twice as long: what grows in hours is seen as well,
+and the page has no more points than a screen."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -35,13 +38,14 @@ def main(arguments: Sequence[str]) -> None:
     Args:
         arguments: The folder for the report, the script, and its own arguments.
     """
-    folder, script, *rest = arguments
+    folder, script, *script_arguments = arguments
     sampler = Sampler(Path(folder))
     sampler.start()
+    # A __main__ of its own, so that what the script pickles is found again there.
     module = types.ModuleType("__main__")
     module.__file__ = script
     sys.modules["__main__"] = module
-    sys.argv = [script, *rest]
+    sys.argv = [script, *script_arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     try:
         code = compile(Path(script).read_bytes(), script, "exec")
@@ -51,61 +55,71 @@ def main(arguments: Sequence[str]) -> None:
 
 
 class Sampler(threading.Thread):
-    """Reads the counters of its own process window by window, and judges."""
+    """Reads the counters of its own process window by window, and judges.
+
+    Args:
+        folder: For the report, which is written again with each verdict: the script may
+            be killed at any moment.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(name="loaderkit watch", daemon=True)
         self.folder = folder
-        self._ended = threading.Event()
-        self._found: LeakReport | None = None
         self.window_s = WINDOW_S
+        self._ended = threading.Event()
+        self._leak_report: LeakReport | None = None
+        """The last one of a leak, with holders."""
 
     def run(self) -> None:
         """Wait for torch, then take a reading each window."""
+        # Imports take memory that is no leak; and nothing of ours may be what first
+        # imports torch, since a script may set variables before it does.
         while "torch" not in sys.modules:
             if self._ended.wait(WINDOW_S / 5):
                 break
-        from loaderkit.leaks.verdict import TOLERANCE
-        from loaderkit.leaks.watch import Watch
+        from loaderkit.leaks.counter_trend import TOLERANCE
+        from loaderkit.leaks.watch import EpochRecorder
         from loaderkit.memory.reading import device_of
 
-        watch = Watch(device_of(None), TOLERANCE)
+        watch = EpochRecorder(device_of(None), TOLERANCE)
         watch.start()
         while not self._ended.wait(self.window_s):
             watch.end_epoch()
-            if watch.epoch % _SLOWER_AFTER == 0:
+            if watch.epoch % _DOUBLED_EVERY == 0:
                 self.window_s *= 2
-            if watch.epoch >= _JUDGED_AFTER and watch.epoch % _EVERY == 0:
-                self._judge(watch)
-        self._write(self._judged(watch))
+            if watch.epoch >= _JUDGED_AFTER and watch.epoch % _JUDGED_EVERY == 0:
+                self._judge_while_running(watch)
+        self._write_report(self._build_report(watch))
 
     def stop(self) -> None:
         """End, with a last judgement while the script's variables are still there."""
         self._ended.set()
         self.join()
 
-    def _judge(self, watch: Watch) -> None:
+    def _judge_while_running(self, watch: EpochRecorder) -> None:
         """Look for holders while the script runs: afterwards its frames are gone."""
-        if self._found is None or watch.epoch >= 2 * self._found.epochs:
-            report = self._judged(watch)
+        last = self._leak_report
+        if last is None or watch.epoch >= 2 * last.epochs:
+            report = self._build_report(watch)
             if report.leaking:
-                self._found = report
-                self._write(report)
+                self._leak_report = report
+                self._write_report(report)
 
-    def _judged(self, watch: Watch) -> LeakReport:
+    def _build_report(self, watch: EpochRecorder) -> LeakReport:
+        from loaderkit.leaks.counter_trend import TOLERANCE
         from loaderkit.leaks.investigate import build_report
-        from loaderkit.leaks.verdict import TOLERANCE
 
         report = build_report(watch, warmup=None, tolerance=TOLERANCE, limit=None)
-        if report.leaking and self._found is not None and not report.growths:
-            report = replace(report, growths=self._found.growths)
-        return replace(report, each=f"window of {format_seconds(self.window_s)}")
+        if report.leaking and not report.growths and self._leak_report is not None:
+            report = replace(report, growths=self._leak_report.growths)
+        return replace(report, period=f"window of {format_seconds(self.window_s)}")
 
-    def _write(self, report: LeakReport) -> None:
-        found: dict[str, Any] = report.to_json()
+    def _write_report(self, report: LeakReport) -> None:
+        values: dict[str, Any] = report.to_json()
         report.to_html(self.folder / "report.html")
+        # Who reads it meanwhile must not find half of it.
         file = self.folder / "report.json"
-        file.with_suffix(".part").write_text(json.dumps(found), encoding="utf-8")
+        file.with_suffix(".part").write_text(json.dumps(values), encoding="utf-8")
         file.with_suffix(".part").replace(file)
 
 

@@ -12,11 +12,13 @@ import time
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaderkit.errors import LoaderkitError
+from loaderkit.leaks.counter_trend import TOLERANCE
 from loaderkit.leaks.report import LeakReport
-from loaderkit.leaks.verdict import TOLERANCE, judge, overall
+from loaderkit.leaks.trend import LEAKING
+from loaderkit.leaks.verdict import judge_counters, overall
 from loaderkit.memory import process
 from loaderkit.memory.host import read_host, signal_name
 from loaderkit.units import format_bytes
@@ -24,9 +26,13 @@ from loaderkit.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from loaderkit.leaks.verdict import Series
+    from loaderkit.leaks.counter_trend import Series
+    from loaderkit.memory.counters import AnyCounter, CounterName, Readings
 
 _WINDOW_S = 1.0
+"""Between two readings, and two lines that are shown."""
+_MOST_ENDING_S = 30.0
+"""A script may save its state when Ctrl-C stops it."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class WatchResult:
     @property
     def ok(self) -> bool:
         """Whether it ended well and nothing leaks."""
-        return not self.returncode and self.report["verdict"] != "leaking"
+        return not self.returncode and self.report["verdict"] != LEAKING
 
     def to_json(self) -> dict[str, Any]:
         """Give it as plain values.
@@ -56,46 +62,69 @@ class WatchResult:
         return dict(vars(self))
 
     def __str__(self) -> str:
-        lines = [self.note, self.report["text"], self.page and f"plots: {self.page}"]
+        lines = [self.note, self.report["text"]]
+        if self.page:
+            lines.append(f"plots: {self.page}")
         return "\n".join(filter(None, lines))
 
 
 class ProcessMonitor:
-    """The readings of another process, once a second."""
+    """The readings of another process, once a second.
+
+    Args:
+        pid: Its number.
+    """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.begun = time.monotonic()
         self.windows = 0
-        self._epochs: dict[str, array[float]] = {}
-        self._values: dict[str, array[float]] = {}
+        self._epochs: dict[CounterName, array[float]] = {}
+        self._values: dict[CounterName, array[float]] = {}
 
-    def read(self) -> dict[str, int]:
+    def read(self) -> Readings:
         """Take a reading; empty when the process is gone."""
-        found = process.outside_counters(self.pid)
-        for name, value in found.items():
-            times = self._epochs.setdefault(name, array("d"))
-            times.append(self.windows)
+        readings = process.counters_of(self.pid)
+        for name, value in readings.items():
+            self._epochs.setdefault(name, array("d")).append(self.windows)
             self._values.setdefault(name, array("d")).append(value)
         self.windows += 1
-        return found
+        return readings
 
     def report(self) -> LeakReport:
         """Judge what was read: from outside nobody can tell who holds it."""
-        series: dict[str, Series] = {
-            name: (times, self._values[name]) for name, times in self._epochs.items()
+        series: dict[AnyCounter, Series] = {
+            name: (epochs, self._values[name]) for name, epochs in self._epochs.items()
         }
-        counters = judge(series, tolerance=TOLERANCE)
-        verdict, more = overall(counters)
-        seconds = time.monotonic() - self.begun
+        counters = judge_counters(series, tolerance=TOLERANCE)
+        verdict, more_epochs = overall(counters)
         return LeakReport(
-            verdict, self.windows, seconds, f"process {self.pid}", counters,
-            more_epochs=more, each="second",
-        )  # fmt: skip
+            verdict=verdict,
+            epochs=self.windows,
+            seconds=time.monotonic() - self.begun,
+            device=f"process {self.pid}",
+            counters=counters,
+            more_epochs=more_epochs,
+            period="second",
+        )
+
+
+class _Ending(NamedTuple):
+    """How a script ended, and where its report goes."""
+
+    returncode: int
+    note: str
+    """Why it ended, where that is known."""
+    page: str
+    """Path of the HTML report."""
 
 
 def watch_script(
-    script: str, arguments: Sequence[str], *, page: str, live: Callable[[str], object]
+    script: str,
+    arguments: Sequence[str],
+    *,
+    page: str,
+    live: Callable[[str], object],
 ) -> WatchResult:
     """Run a script and watch it, from inside and outside.
 
@@ -114,24 +143,28 @@ def watch_script(
     if not Path(script).is_file():
         what = f"There is no script {script!r}."
         raise LoaderkitError(what, fix="loaderkit watch train.py --epochs 10")
-    kills = read_host().oom_kills
+    kills_before = read_host().oom_kills
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "loaderkit.leaks.watch_child", folder, script]
         child = subprocess.Popen([*command, *arguments])
-        outside = ProcessMonitor(child.pid)
+        monitor = ProcessMonitor(child.pid)
+        # Ctrl-C reaches the child too, which then ends by itself and writes its report.
         with contextlib.suppress(KeyboardInterrupt):
-            _follow(outside, live, child)
+            _follow_child(monitor, live, child)
         try:
-            code = child.wait(timeout=30)
+            returncode = child.wait(timeout=_MOST_ENDING_S)
         except subprocess.TimeoutExpired:
             child.kill()
-            code = child.wait()
-        note = _why_ended(code, kills)
-        return _result(code, Path(folder), outside, (page, note))
+            returncode = child.wait()
+        note = _why_ended(returncode, kills_before)
+        return _result_of(Path(folder), monitor, _Ending(returncode, note, page))
 
 
 def watch_process(
-    pid: int, *, seconds: float | None, live: Callable[[str], object]
+    pid: int,
+    *,
+    seconds: float | None,
+    live: Callable[[str], object],
 ) -> WatchResult:
     """Look at a running process until it ends, or for some time, or until Ctrl-C.
 
@@ -146,70 +179,89 @@ def watch_process(
     Raises:
         LoaderkitError: There is no such process.
     """
-    outside = ProcessMonitor(pid)
-    if not outside.read():
+    monitor = ProcessMonitor(pid)
+    if not monitor.read():
         what = f"Process {pid} is not there, or is somebody else's."
         raise LoaderkitError(what, fix="pgrep -f train.py")
     with contextlib.suppress(KeyboardInterrupt):
-        _follow(outside, live, None, seconds)
-    report = outside.report()
-    return WatchResult(None, report.to_json(), "", "")
+        _follow_process(monitor, live, seconds)
+    return WatchResult(None, monitor.report().to_json(), "", "")
 
 
-def _follow(
-    outside: ProcessMonitor,
+def _follow_child(
+    monitor: ProcessMonitor,
     live: Callable[[str], object],
-    child: subprocess.Popen[bytes] | None,
-    seconds: float | None = None,
+    child: subprocess.Popen[bytes],
 ) -> None:
+    """Read a child's counters once a second until it ends."""
     while True:
-        if child is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(timeout=_WINDOW_S)
-                return
-        else:
-            time.sleep(_WINDOW_S)
-        found = outside.read()
-        if not found:
+        # To wait for the child is to sleep until it ends: it ends no zombie, whose
+        # counters would be read as zeros.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=_WINDOW_S)
             return
-        live(_line(outside, found))
-        if seconds is not None and time.monotonic() - outside.begun >= seconds:
+        readings = monitor.read()
+        if not readings:
             return
+        live(_live_line(monitor, readings))
 
 
-def _line(outside: ProcessMonitor, found: dict[str, int]) -> str:
+def _follow_process(
+    monitor: ProcessMonitor,
+    live: Callable[[str], object],
+    seconds: float | None,
+) -> None:
+    """Read a process's counters once a second until it ends, or for some time."""
+    while seconds is None or time.monotonic() - monitor.begun < seconds:
+        time.sleep(_WINDOW_S)
+        readings = monitor.read()
+        if not readings:
+            return
+        live(_live_line(monitor, readings))
+
+
+def _live_line(monitor: ProcessMonitor, readings: Readings) -> str:
     """Say what a process holds now."""
-    host = found.get("anonymous", found.get("resident", 0)) + found.get("shared", 0)
-    workers = format_bytes(found.get("tree_anonymous", 0))
+    seconds = time.monotonic() - monitor.begun
+    private_bytes = readings.get("anonymous", readings.get("resident", 0))
+    own = format_bytes(private_bytes + readings.get("shared", 0))
+    workers = format_bytes(readings.get("tree_anonymous", 0))
     return (
-        f"{time.monotonic() - outside.begun:.0f} s  {format_bytes(host)} private and "
-        f"shared, {found.get('children', 0)} children {workers}, "
-        f"{found.get('files', 0)} files, {found.get('threads', 0)} threads"
+        f"{seconds:.0f} s  {own} private and shared, "
+        f"{readings.get('children', 0)} children {workers}, "
+        f"{readings.get('files', 0)} files, {readings.get('threads', 0)} threads"
     )
 
 
-def _result(
-    code: int, folder: Path, outside: ProcessMonitor, ending: tuple[str, str]
+def _result_of(
+    folder: Path,
+    monitor: ProcessMonitor,
+    ending: _Ending,
 ) -> WatchResult:
-    page, note = ending
+    """Take the report that was written inside the script, else the one from outside."""
+    page = str(Path(ending.page).resolve())
     file = folder / "report.json"
     if file.exists():
-        found = json.loads(file.read_text(encoding="utf-8"))
+        report = json.loads(file.read_text(encoding="utf-8"))
         shutil.copyfile(folder / "report.html", page)
-        return WatchResult(code, found, str(Path(page).resolve()), note)
-    report = outside.report()
-    report.to_html(page)
-    return WatchResult(code, report.to_json(), str(Path(page).resolve()), note)
+        return WatchResult(ending.returncode, report, page, ending.note)
+    # It was killed before its first verdict, or never imported torch.
+    outside_report = monitor.report()
+    outside_report.to_html(page)
+    return WatchResult(ending.returncode, outside_report.to_json(), page, ending.note)
 
 
-def _why_ended(code: int, kills: int | None) -> str:
+def _why_ended(returncode: int, kills_before: int | None) -> str:
     """Say why a script ended badly."""
-    if code >= 0:
-        return f"the script ended with status {code}" if code else ""
-    name = signal_name(-code)
-    if name == "SIGKILL":
-        now = read_host().oom_kills
-        if now is not None and kills is not None and now > kills:
-            return f"the kernel killed the script for want of memory ({name})"
-        return f"somebody killed the script ({name}); probably not for want of memory"
-    return f"the script was ended by {name}"
+    if returncode == 0:
+        return ""
+    if returncode > 0:
+        return f"the script ended with status {returncode}"
+    name = signal_name(-returncode)
+    if name != "SIGKILL":
+        return f"the script was ended by {name}"
+    kills_after = read_host().oom_kills
+    # Either is None where the cgroup does not count what was killed.
+    if (kills_after or 0) > (kills_before or 0):
+        return f"the kernel killed the script for want of memory ({name})"
+    return f"somebody killed the script ({name}); probably not for want of memory"

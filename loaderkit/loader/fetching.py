@@ -30,8 +30,8 @@ from loaderkit.loader.users_errors import error_about
 from loaderkit.memory.shm_batch import (
     SegmentRing,
     SharedBatch,
-    packing,
-    parcels_work,
+    can_share_batches,
+    sends_shared_batches,
 )
 from loaderkit.pyg import loaded_pyg
 from loaderkit.randomness import Seeded
@@ -452,9 +452,9 @@ class Sending:
         if get_worker_info() is None:
             return batch
         if self.segments is None:
-            self.segments, self.works = SegmentRing(self.count), parcels_work()
+            self.segments, self.works = SegmentRing(self.count), can_share_batches()
         return SharedBatch(batch, self.segments) if self.works else batch
 
     def start(self) -> None:
         """Tell datasets in this worker that their batches will be packed."""
-        packing.set(parcels_work())
+        sends_shared_batches.set(can_share_batches())

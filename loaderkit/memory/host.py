@@ -12,13 +12,15 @@ import re
 import signal
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import psutil
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+CpuLimit: TypeAlias = Literal["the machine", "affinity", "SLURM", "cgroup quota"]
+MemoryLimit: TypeAlias = Literal["cgroup", "the machine"]
 _UNLIMITED = 1 << 60
 """Version 1 writes "no limit" as a number near 2**63."""
 
@@ -29,12 +31,12 @@ class Host:
 
     cpus: int
     """Processors it may keep busy, at least 1."""
-    cpus_from: str
-    """Which limit that is: "affinity", "cgroup quota", "SLURM" or "the machine"."""
+    cpus_from: CpuLimit
+    """Which limit that is."""
     available_bytes: int
     """Memory that can still be used before something is killed."""
-    available_from: str
-    """Which limit that is: "cgroup" or "the machine"."""
+    available_from: MemoryLimit
+    """Which limit that is."""
     limit_bytes: int | None
     """The cgroup's limit; None where there is none."""
     used_bytes: int | None
@@ -79,30 +81,32 @@ def read_host(root: str | os.PathLike[str] = "/") -> Host:
         The limits; what cannot be read is None.
     """
     top = Path(root)
-    groups = list(_groups(top))
-    cpus, cpus_from = _cpus(groups)
-    limit, used, _ = _memory(groups)
+    groups = list(_cgroup_folders(top))
+    cpus, cpus_from = _usable_cpus(groups)
+    memory = _tightest_memory(groups)
     available, available_from = available_memory(root)
-    shm, shm_free = _shm(top / "dev/shm")
+    shm_bytes, shm_free_bytes = _folder_space(top / "dev/shm")
     return Host(
         cpus=cpus,
         cpus_from=cpus_from,
         available_bytes=available,
         available_from=available_from,
-        limit_bytes=limit,
-        used_bytes=used,
-        oom_kills=_oom_kills(groups),
-        pressure=_pressure(top, groups),
-        shm_bytes=shm,
-        shm_free_bytes=shm_free,
+        limit_bytes=memory.limit_bytes,
+        used_bytes=memory.used_bytes,
+        oom_kills=_count_oom_kills(groups),
+        pressure=_memory_pressure(top, groups),
+        shm_bytes=shm_bytes,
+        shm_free_bytes=shm_free_bytes,
         files=_file_limit(),
-        files_open=_files_open(),
-        mappings=_number(top / "proc/sys/vm/max_map_count"),
-        local_ranks=max(1, _environment("LOCAL_WORLD_SIZE") or 1),
+        files_open=_count_open_files(),
+        mappings=_read_number(top / "proc/sys/vm/max_map_count"),
+        local_ranks=max(1, _environment_number("LOCAL_WORLD_SIZE") or 1),
     )
 
 
-def available_memory(root: str | os.PathLike[str] = "/") -> tuple[int, str]:
+def available_memory(
+    root: str | os.PathLike[str] = "/",
+) -> tuple[int, MemoryLimit]:
     """Say how much memory can still be used before something is killed.
 
     Args:
@@ -111,140 +115,188 @@ def available_memory(root: str | os.PathLike[str] = "/") -> tuple[int, str]:
     Returns:
         Bytes, and which limit that is: "cgroup" or "the machine".
     """
-    available = _memory(list(_groups(Path(root))))[2]
-    free = psutil.virtual_memory().available
-    if available is not None and available < free:
-        return available, "cgroup"
-    return free, "the machine"
+    memory = _tightest_memory(list(_cgroup_folders(Path(root))))
+    machine_bytes = int(psutil.virtual_memory().available)
+    if memory.left_bytes is not None and memory.left_bytes < machine_bytes:
+        return memory.left_bytes, "cgroup"
+    return machine_bytes, "the machine"
 
 
-def _groups(top: Path) -> Iterator[Path]:
+def _cgroup_folders(top: Path) -> Iterator[Path]:
     """List the folders of this process's cgroups, each with those above it."""
-    text = _text(top / "proc/self/cgroup") or ""
+    text = _read_text(top / "proc/self/cgroup") or ""
     base = top / "sys/fs/cgroup"
     for line in text.splitlines():
+        # "4:cpu,cpuacct:/api" in version 1, "0::/api" in version 2.
         _, controllers, inner = [*line.split(":", 2), "", ""][:3]
-        names = [*controllers.split(","), controllers] if controllers else [""]
-        for name in names:
-            mount = base / name if name else base
-            found = (mount / inner.lstrip("/")).resolve()
-            mount = mount.resolve()
-            while found != mount and found.is_relative_to(mount):
-                yield found
-                found = found.parent
-            if mount.is_dir():
-                yield mount
+        # Version 1 mounts each controller apart, or "cpu,cpuacct" as one folder.
+        mounts = [base]
+        if controllers:
+            mounts = [base / name for name in (*controllers.split(","), controllers)]
+        for mount in mounts:
+            yield from _folders_up_to(mount.resolve(), inner.lstrip("/"))
 
 
-def _cpus(groups: list[Path]) -> tuple[int, str]:
-    found = [(float(os.cpu_count() or 1), "the machine")]
+def _folders_up_to(mount: Path, inner: str) -> Iterator[Path]:
+    """List a cgroup's folder and those above it, as far as they are mounted here.
+
+    A container sees the name that its cgroup has outside; only the folders above may be
+    there, and the limit of each holds.
+    """
+    folder = (mount / inner).resolve()
+    while folder != mount and folder.is_relative_to(mount):
+        yield folder
+        folder = folder.parent
+    if mount.is_dir():
+        yield mount
+
+
+def _usable_cpus(groups: list[Path]) -> tuple[int, CpuLimit]:
+    """Count the processors that may be kept busy, and say which limit that is."""
+    limits: list[tuple[float, CpuLimit]] = []
+    limits.append((float(os.cpu_count() or 1), "the machine"))
     if hasattr(os, "sched_getaffinity"):
-        found.append((float(len(os.sched_getaffinity(0))), "affinity"))
-    slurm = _environment("SLURM_CPUS_PER_TASK")
-    if slurm:
-        found.append((float(slurm), "SLURM"))
+        limits.append((float(len(os.sched_getaffinity(0))), "affinity"))
+    slurm_cpus = _environment_number("SLURM_CPUS_PER_TASK")
+    if slurm_cpus:
+        limits.append((float(slurm_cpus), "SLURM"))
     for group in groups:
-        quota = _quota(group)
+        quota = _cpu_quota(group)
         if quota is not None:
-            found.append((quota, "cgroup quota"))
-    count, name = min(found, key=lambda pair: pair[0])
+            limits.append((quota, "cgroup quota"))
+    count, name = min(limits, key=lambda limit: limit[0])
     return max(1, int(count)), name
 
 
-def _quota(group: Path) -> float | None:
-    words = (_text(group / "cpu.max") or "").split()
+def _cpu_quota(group: Path) -> float | None:
+    """Read how many processors' time a cgroup may use; None for no limit."""
+    # Version 2 writes "<quota> <period>" in microseconds, or "max <period>".
+    words = (_read_text(group / "cpu.max") or "").split()
     if len(words) == 2 and words[0].isdigit() and int(words[1]):
         return int(words[0]) / int(words[1])
-    quota = _number(group / "cpu.cfs_quota_us")
-    period = _number(group / "cpu.cfs_period_us")
-    return quota / period if quota and quota > 0 and period else None
+    # Version 1 has a file for each, and a quota of -1 for no limit.
+    quota = _read_number(group / "cpu.cfs_quota_us")
+    period = _read_number(group / "cpu.cfs_period_us")
+    if not quota or not period or quota < 0:
+        return None
+    return quota / period
 
 
-def _memory(groups: list[Path]) -> tuple[int | None, int | None, int | None]:
+class _GroupMemory(NamedTuple):
+    """What cgroups allow; each None where it is not known."""
+
+    limit_bytes: int | None
+    """The tightest limit."""
+    used_bytes: int | None
+    """What the group with that limit uses."""
+    left_bytes: int | None
+    """What is left below any limit, which need not be the tightest one."""
+
+
+def _tightest_memory(groups: list[Path]) -> _GroupMemory:
     """Find the tightest limit, its use, and what is left below any limit.
 
     File pages can go, so they count as left.
     """
-    limits: list[tuple[int, int | None]] = []
-    left = []
+    tightest = _GroupMemory(None, None, None)
+    least_left: int | None = None
     for group in groups:
-        names = ("memory.max", "memory.high", "memory.limit_in_bytes")
-        caps = [_number(group / name) for name in names]
-        cap = min((c for c in caps if c is not None and c < _UNLIMITED), default=None)
-        if cap is None:
+        limit_bytes = _memory_limit(group)
+        if limit_bytes is None:
             continue
-        used = _number(group / "memory.current")
-        if used is None:
-            used = _number(group / "memory.usage_in_bytes")
-        limits.append((cap, used))
-        if used is not None:
-            left.append(max(0, cap - used + _reclaimable(group)))
-    tightest, its_use = min(limits, default=(None, None), key=lambda pair: pair[0])
-    return tightest, its_use, min(left, default=None)
+        used_bytes = _read_number(group / "memory.current")
+        if used_bytes is None:
+            used_bytes = _read_number(group / "memory.usage_in_bytes")
+        if tightest.limit_bytes is None or limit_bytes < tightest.limit_bytes:
+            tightest = _GroupMemory(limit_bytes, used_bytes, None)
+        if used_bytes is not None:
+            left_bytes = max(0, limit_bytes - used_bytes + _reclaimable_bytes(group))
+            if least_left is None or left_bytes < least_left:
+                least_left = left_bytes
+    return tightest._replace(left_bytes=least_left)
 
 
-def _reclaimable(group: Path) -> int:
-    text = _text(group / "memory.stat") or ""
-    found = dict(re.findall(r"^(\w+) (\d+)$", text, re.MULTILINE))
-    total = 0
+def _memory_limit(group: Path) -> int | None:
+    """Read the memory that a cgroup may use; None for no limit."""
+    files = ("memory.max", "memory.high", "memory.limit_in_bytes")
+    limits = [_read_number(group / file) for file in files]
+    return min(
+        (limit for limit in limits if limit is not None and limit < _UNLIMITED),
+        default=None,
+    )
+
+
+def _reclaimable_bytes(group: Path) -> int:
+    """Add up the pages of files, which the kernel drops before it kills."""
+    text = _read_text(group / "memory.stat") or ""
+    statistics = dict(re.findall(r"^(\w+) (\d+)$", text, re.MULTILINE))
+    total_bytes = 0
     for name in ("inactive_file", "active_file"):
-        total += int(found.get(f"total_{name}") or found.get(name) or 0)
-    return total
+        # Version 1 counts the groups below apart, as "total_...".
+        total_bytes += int(statistics.get(f"total_{name}") or statistics.get(name) or 0)
+    return total_bytes
 
 
-def _oom_kills(groups: list[Path]) -> int | None:
+def _count_oom_kills(groups: list[Path]) -> int | None:
+    """Read how many processes of the innermost cgroup that tells were killed."""
     for group in groups:
         for name in ("memory.events", "memory.oom_control"):
-            found = re.search(r"^oom_kill (\d+)$", _text(group / name) or "", re.M)
-            if found:
-                return int(found[1])
+            text = _read_text(group / name) or ""
+            match = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
+            if match:
+                return int(match[1])
     return None
 
 
-def _pressure(top: Path, groups: list[Path]) -> float | None:
-    places = [group / "memory.pressure" for group in groups]
-    for place in [*places, top / "proc/pressure/memory"]:
-        found = re.search(r"^some avg10=([\d.]+)", _text(place) or "", re.MULTILINE)
-        if found:
-            return float(found[1])
+def _memory_pressure(top: Path, groups: list[Path]) -> float | None:
+    """Read the share of time in which tasks waited, of the innermost that tells."""
+    files = [group / "memory.pressure" for group in groups]
+    files.append(top / "proc/pressure/memory")
+    for file in files:
+        text = _read_text(file) or ""
+        match = re.search(r"^some avg10=([\d.]+)", text, re.MULTILINE)
+        if match:
+            return float(match[1])
     return None
 
 
-def _shm(folder: Path) -> tuple[int | None, int | None]:
+def _folder_space(folder: Path) -> tuple[int | None, int | None]:
+    """Ask a file system for its size and what is free of it."""
     if not folder.is_dir():
         return None, None
     try:
-        found = psutil.disk_usage(str(folder))
+        usage = psutil.disk_usage(str(folder))
     except OSError:
         return None, None
-    return int(found.total), int(found.free)
+    return int(usage.total), int(usage.free)
 
 
 def _file_limit() -> int | None:
     try:
         import resource
-    except ImportError:
+    except ImportError:  # Windows
         return None
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-def _files_open() -> int:
+def _count_open_files() -> int:
     process = psutil.Process()
     return int(process.num_fds()) if hasattr(process, "num_fds") else 0
 
 
-def _environment(name: str) -> int | None:
+def _environment_number(name: str) -> int | None:
     value = os.environ.get(name, "")
     return int(value) if value.isdigit() else None
 
 
-def _number(file: Path) -> int | None:
-    text = (_text(file) or "").strip()
+def _read_number(file: Path) -> int | None:
+    text = (_read_text(file) or "").strip()
     return int(text) if re.fullmatch(r"-?\d+", text) else None
 
 
-def _text(file: Path) -> str | None:
+def _read_text(file: Path) -> str | None:
+    # What cannot be read is unknown: a container may hide any of these files.
     with contextlib.suppress(OSError, UnicodeDecodeError):
         return file.read_text()
     return None

@@ -22,8 +22,17 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
 
-_LINE = ("allocated", "reserved", "driver", "anonymous", "shared", "resident")
-_MOST = 100_000
+    from loaderkit.memory.counters import CounterName
+
+_COUNTERS_SHOWN: tuple[CounterName, ...] = (
+    "allocated",
+    "reserved",
+    "driver",
+    "anonymous",
+    "shared",
+    "resident",
+)
+_MOST_MARKS = 100_000
 """Samples kept; then every second one is dropped, and half as many are taken."""
 
 
@@ -40,11 +49,13 @@ class Mark:
 
     def __str__(self) -> str:
         values = self.sample.values
-        parts = [
-            f"{name} {format_bytes(values[name])}" for name in _LINE if name in values
+        amounts = [
+            f"{name} {format_bytes(values[name])}"
+            for name in _COUNTERS_SHOWN
+            if name in values
         ]
         label = self.label or "sample"
-        return f"{label}: {', '.join(parts)} ({format_seconds(self.since_s)})"
+        return f"{label}: {', '.join(amounts)} ({format_seconds(self.since_s)})"
 
 
 @dataclass(frozen=True)
@@ -57,7 +68,7 @@ class Timeline:
     def __str__(self) -> str:
         return "\n".join(str(mark) for mark in self.marks if mark.label)
 
-    def peak(self, name: str) -> int | None:
+    def peak(self, name: CounterName) -> int | None:
         """Give a counter's highest reading.
 
         Args:
@@ -66,8 +77,8 @@ class Timeline:
         Returns:
             The value; None if it was never read.
         """
-        found = [m.sample.values[name] for m in self.marks if name in m.sample.values]
-        return max(found, default=None)
+        readings = [mark.sample.get(name) for mark in self.marks]
+        return max((value for value in readings if value is not None), default=None)
 
     def rows(self) -> list[dict[str, Any]]:
         """Give a row a sample: label, seconds and every counter.
@@ -75,10 +86,11 @@ class Timeline:
         Returns:
             Plain values; a counter that was not read is missing.
         """
-        return [
-            {"label": mark.label, "seconds": mark.since_s, **mark.sample.values}
-            for mark in self.marks
-        ]
+        rows: list[dict[str, Any]] = []
+        for mark in self.marks:
+            readings = {str(name): value for name, value in mark.sample.values.items()}
+            rows.append({"label": mark.label, "seconds": mark.since_s} | readings)
+        return rows
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """Write it as JSON.
@@ -104,9 +116,9 @@ class Timeline:
             The path.
         """
         rows = self.rows()
-        used = [name for name in COUNTERS if any(name in row for row in rows)]
+        columns = [name for name in COUNTERS if any(name in row for row in rows)]
         with Path(path).open("w", newline="", encoding="utf-8") as file:
-            table = csv.DictWriter(file, ["label", "seconds", *used], restval="")
+            table = csv.DictWriter(file, ["label", "seconds", *columns], restval="")
             table.writeheader()
             table.writerows(rows)
         return Path(path)
@@ -184,8 +196,8 @@ class MemoryMeter:
         mark = Mark(label, sample.seconds - self._begun, sample)
         with self._lock:
             self._marks.append(mark)
-            if len(self._marks) > _MOST:
-                self._thin()
+            if len(self._marks) > _MOST_MARKS:
+                self._drop_every_second_sample()
         if label and self.log is not None:
             self.log(mark)
         if self.on_sample is not None:
@@ -213,18 +225,20 @@ class MemoryMeter:
         """
         values = quick_sample(self.device).values
         host = values.get("anonymous", values.get("resident", 0))
-        found = {"host": format_bytes(host)}
+        texts = {"host": format_bytes(host)}
         if "allocated" in values:
-            found[self.device.type] = format_bytes(values["allocated"])
-        return found
+            texts[self.device.type] = format_bytes(values["allocated"])
+        return texts
 
     def __enter__(self) -> Self:
         if self.every_s is not None and self._thread is None:
             self._stop = threading.Event()
             self._thread = threading.Thread(
-                target=self._sample, args=(self._stop,), name="loaderkit meter",
+                target=self._mark_until,
+                args=(self._stop,),
+                name="loaderkit meter",
                 daemon=True,
-            )  # fmt: skip
+            )
             self._thread.start()
         return self
 
@@ -234,13 +248,16 @@ class MemoryMeter:
             self._thread.join()
             self._thread = None
 
-    def _sample(self, stop: threading.Event) -> None:
+    def _mark_until(self, stop: threading.Event) -> None:
         while not stop.wait(self.every_s):
             self.mark()
 
-    def _thin(self) -> None:
-        """Drop every second sample of the thread, and take half as many from now on."""
-        kept = [m for i, m in enumerate(self._marks) if m.label or i % 2]
-        self._marks = kept
+    def _drop_every_second_sample(self) -> None:
+        """Thin the thread's samples, and take half as many from now on."""
+        self._marks = [
+            mark
+            for index, mark in enumerate(self._marks)
+            if mark.label or index % 2 == 1
+        ]
         if self.every_s is not None:
             self.every_s *= 2

@@ -1,19 +1,33 @@
-"""What a device can do and holds, asked of torch: the one place that knows devices."""
+"""What a device can do and holds, asked of torch: the one place that knows devices.
+
+A new kind of device is a class with the methods of :class:`Probe`, and a line in
+:func:`probe_of`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 
+from loaderkit.memory.host import available_memory
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
+    from typing import Literal
+
+    from loaderkit.memory.counters import CounterName, Readings
+
+    Readers: TypeAlias = dict[CounterName, Callable[[], int]]
 
 FAILURES = (RuntimeError, AssertionError, AttributeError, NotImplementedError)
 """What torch raises when a device, or a way to ask it, is not there."""
+_NO_ANSWER = (*FAILURES, KeyError, TypeError)
+"""The same for a counter: a statistic that this version of torch does not keep is a
+missing key, and an argument that it does not know a TypeError."""
 KINDS = ("cuda", "xpu", "mps")
 """Kinds of devices that have memory of torch's to look at; ROCm's is called cuda."""
 
@@ -45,6 +59,24 @@ class Block:
     empty if it was asked for without any, as backward() does, or not recorded."""
 
 
+class DeviceReading(NamedTuple):
+    """What a device holds."""
+
+    values: Readings
+    """The counters that could be read."""
+    missing: Mapping[CounterName, str]
+    """For the others the reason."""
+
+
+class FreeBytes(NamedTuple):
+    """What can still be taken on a device."""
+
+    amount: int
+    """Bytes that tensors of this process can still take."""
+    known_from: str
+    """Who told, such as "the driver of cuda:0, started to ask it"."""
+
+
 class Probe(Protocol):
     """What has to be known of a kind of device."""
 
@@ -54,14 +86,17 @@ class Probe(Protocol):
     def capability(self, device: torch.device) -> Capability:
         """Say what it can do."""
 
-    def quick(self, device: torch.device) -> dict[str, Callable[[], int]]:
+    def cheap_counters(self, device: torch.device) -> Readers:
         """Name the counters that cost microseconds, and how each is read."""
 
-    def full(self, device: torch.device) -> dict[str, Callable[[], int]]:
+    def driver_counters(self, device: torch.device) -> Readers:
         """Name the counters that ask the driver, or walk the allocator's blocks."""
 
-    def free_bytes(self, device: torch.device) -> int | None:
+    def free_bytes(self, device: torch.device) -> FreeBytes:
         """Ask what tensors of this process can still take; it may start the driver."""
+
+    def answers_unused(self) -> bool:
+        """Tell whether asking a device that this process has not used is harmless."""
 
     def empty(self) -> None:
         """Give back what torch's allocators keep for later, host memory too."""
@@ -74,39 +109,74 @@ class Probe(Protocol):
 
 
 class CudaLikeProbe:
-    """CUDA, ROCm and XPU: memory of their own, streams, copies from pinned memory."""
+    """CUDA, ROCm and XPU: memory of their own, streams, copies from pinned memory.
+
+    Args:
+        module: ``torch.cuda`` or ``torch.xpu``.
+    """
 
     def __init__(self, module: Any) -> None:
         self.module = module
 
-    def quick(self, device: torch.device) -> dict[str, Callable[[], int]]:
+    def available(self) -> bool:
+        """Tell whether there is such a device here."""
+        return bool(self.module.is_available())
+
+    def capability(self, device: torch.device) -> Capability:
+        """Say what it can do."""
+        try:
+            properties = self.module.get_device_properties(device)
+        except (RuntimeError, AssertionError):
+            # No such index, or a driver that does not start: told when it is used.
+            properties = None
+        unified = bool(getattr(properties, "is_integrated", False))
+        return Capability(
+            device=str(device),
+            pins=not unified,
+            asynchronous=True,
+            unified=unified,
+            started=self._is_driver_started(),
+        )
+
+    def cheap_counters(self, device: torch.device) -> Readers:
         """Name the counters that cost microseconds, and how each is read."""
         module = self.module
         return {
             "allocated": lambda: module.memory_allocated(device),
             "reserved": lambda: module.memory_reserved(device),
             "peak": lambda: module.max_memory_allocated(device),
-            "inactive_split": lambda: self._stat(device, "inactive_split_bytes"),
+            "inactive_split": lambda: self._allocator_statistic(
+                device, "inactive_split_bytes"
+            ),
             "pinned": lambda: module.host_memory_stats()["allocated_bytes.current"],
         }
 
-    def full(self, device: torch.device) -> dict[str, Callable[[], int]]:
+    def driver_counters(self, device: torch.device) -> Readers:
         """Name the counters that ask the driver, or walk the allocator's blocks."""
         module = self.module
         return {
             "device_free": lambda: module.mem_get_info(device)[0],
             "device_limit": lambda: module.mem_get_info(device)[1],
-            "largest_free": lambda: self._largest_free(device),
+            "largest_free": lambda: self._largest_free_block(device),
         }
 
-    def free_bytes(self, device: torch.device) -> int:
+    def free_bytes(self, device: torch.device) -> FreeBytes:
         """Ask what tensors of this process can still take; it may start the driver.
 
         What the driver has left, and what torch's allocator keeps but does not use.
         """
-        free = int(self.module.mem_get_info(device)[0])
-        reserved = int(self.module.memory_reserved(device))
-        return free + reserved - int(self.module.memory_allocated(device))
+        was_started = self._is_driver_started()
+        free_bytes = int(self.module.mem_get_info(device)[0])
+        reserved_bytes = int(self.module.memory_reserved(device))
+        allocated_bytes = int(self.module.memory_allocated(device))
+        known_from = f"the driver of {device}"
+        if not was_started:
+            known_from += ", started to ask it"
+        return FreeBytes(free_bytes + reserved_bytes - allocated_bytes, known_from)
+
+    def answers_unused(self) -> bool:
+        """The first question would start the driver: some 0.5 GB, and no more forks."""
+        return False
 
     def empty(self) -> None:
         """Give back what torch's allocators keep for later, host memory too."""
@@ -114,46 +184,56 @@ class CudaLikeProbe:
         with contextlib.suppress(*FAILURES):
             torch.accelerator.empty_host_cache()
 
-    def _stat(self, device: torch.device, name: str) -> int:
-        return int(self.module.memory_stats(device)[f"{name}.all.current"])
-
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
         """Have the allocator remember, within, who asks for memory.
 
         A recording of the user's goes on; XPU does not tell of one, so there it ends.
         """
-        started = self.module.is_available() and self.module.is_initialized()
-        on = started and not _is_recorded(self.module) and self._record("state")
+        is_started = self.module.is_available() and self.module.is_initialized()
+        begins_here = (
+            is_started
+            and not _is_history_recorded(self.module)
+            and self._switch_history("state")
+        )
         try:
             yield
         finally:
-            if on:
-                self._record(None)
-
-    def _record(self, what: str | None) -> bool:
-        """Switch the allocator's history on or off; tell whether it has one."""
-        with contextlib.suppress(*FAILURES, TypeError):
-            self.module.memory._record_memory_history(  # noqa: SLF001 -- documented
-                what, context=what, stacks="python", max_entries=1
-            )
-            return True
-        return False
+            if begins_here:
+                self._switch_history(None)
 
     def blocks(self, device: torch.device) -> list[Block]:
         """List the memory in use."""
         return [
-            Block(block["size"], _frames(block))
-            for block in self._pieces(device)
+            Block(block["size"], _frames_of(block))
+            for block in self._allocator_blocks(device)
             if block["state"] == "active_allocated"
         ]
 
-    def _largest_free(self, device: torch.device) -> int:
-        pieces = self._pieces(device)
-        free = [each["size"] for each in pieces if each["state"] == "inactive"]
+    def _is_driver_started(self) -> bool:
+        is_initialized = getattr(self.module, "is_initialized", None)
+        return is_initialized is not None and bool(is_initialized())
+
+    def _allocator_statistic(self, device: torch.device, name: str) -> int:
+        return int(self.module.memory_stats(device)[f"{name}.all.current"])
+
+    def _switch_history(self, enabled: Literal["state"] | None) -> bool:
+        """Switch the allocator's history on or off; tell whether it has one."""
+        with contextlib.suppress(*FAILURES, TypeError):
+            # "state" remembers the blocks alive now, and one entry is the least trace
+            # of those that are gone: a whole trace would grow without a bound.
+            self.module.memory._record_memory_history(  # noqa: SLF001 -- documented
+                enabled, context=enabled, stacks="python", max_entries=1
+            )
+            return True
+        return False
+
+    def _largest_free_block(self, device: torch.device) -> int:
+        blocks = self._allocator_blocks(device)
+        free = [block["size"] for block in blocks if block["state"] == "inactive"]
         return max(free, default=0)
 
-    def _pieces(self, device: torch.device) -> list[dict[str, Any]]:
+    def _allocator_blocks(self, device: torch.device) -> list[dict[str, Any]]:
         """List the allocator's blocks, without the history that may be recorded."""
         index = getattr(device, "index", None)
         if index is None:
@@ -169,23 +249,6 @@ class CudaLikeProbe:
             for block in segment["blocks"]
         ]
 
-    def available(self) -> bool:
-        """Tell whether there is such a device here."""
-        return bool(self.module.is_available())
-
-    def capability(self, device: torch.device) -> Capability:
-        """Say what it can do."""
-        try:
-            properties = self.module.get_device_properties(device)
-        except (RuntimeError, AssertionError):
-            properties = None
-        unified = bool(getattr(properties, "is_integrated", False))
-        started = bool(getattr(self.module, "is_initialized", lambda: False)())
-        return Capability(
-            str(device), pins=not unified, asynchronous=True, unified=unified,
-            started=started,
-        )  # fmt: skip
-
 
 class NoBlockHistory:
     """An allocator that does not tell who asked for memory."""
@@ -198,36 +261,20 @@ class NoBlockHistory:
         """Its allocator does not tell."""
         return []
 
+    def answers_unused(self) -> bool:
+        """It has no driver that a question would start."""
+        return True
+
 
 class MpsProbe(NoBlockHistory):
-    """Apple's MPS: one memory for all, and no pinning."""
+    """Apple's MPS: one memory for all, and no pinning.
+
+    Args:
+        module: Answers as ``torch.mps`` does, which it is if None.
+    """
 
     def __init__(self, module: Any = None) -> None:
         self.module = module or torch.mps
-
-    def quick(self, device: torch.device) -> dict[str, Callable[[], int]]:  # noqa: ARG002
-        """Name the counters that cost microseconds, and how each is read."""
-        return {
-            "allocated": self.module.current_allocated_memory,
-            "driver": self.module.driver_allocated_memory,
-            "device_limit": self.module.recommended_max_memory,
-        }
-
-    def full(self, device: torch.device) -> dict[str, Callable[[], int]]:  # noqa: ARG002
-        """It has no more."""
-        return {}
-
-    def free_bytes(self, device: torch.device) -> int:  # noqa: ARG002
-        """Ask what tensors of this process can still take.
-
-        Metal recommends a limit for the process; torch's cache is free for tensors.
-        """
-        limit = int(self.module.recommended_max_memory())
-        return max(0, limit - int(self.module.current_allocated_memory()))
-
-    def empty(self) -> None:
-        """Give back what torch's allocator keeps for later."""
-        self.module.empty_cache()
 
     def available(self) -> bool:
         """Tell whether there is such a device here."""
@@ -236,26 +283,42 @@ class MpsProbe(NoBlockHistory):
     def capability(self, device: torch.device) -> Capability:
         """Say what it can do."""
         return Capability(
-            str(device), pins=False, asynchronous=False, unified=True, started=False
+            device=str(device),
+            pins=False,
+            asynchronous=False,
+            unified=True,
+            started=False,
         )
+
+    def cheap_counters(self, device: torch.device) -> Readers:  # noqa: ARG002
+        """Name the counters that cost microseconds, and how each is read."""
+        return {
+            "allocated": self.module.current_allocated_memory,
+            "driver": self.module.driver_allocated_memory,
+            "device_limit": self.module.recommended_max_memory,
+        }
+
+    def driver_counters(self, device: torch.device) -> Readers:  # noqa: ARG002
+        """It has no more."""
+        return {}
+
+    def free_bytes(self, device: torch.device) -> FreeBytes:  # noqa: ARG002
+        """Ask what tensors of this process can still take.
+
+        Metal recommends a limit for the process; torch's cache is free for tensors.
+        """
+        limit_bytes = int(self.module.recommended_max_memory())
+        allocated_bytes = int(self.module.current_allocated_memory())
+        free_bytes = max(0, limit_bytes - allocated_bytes)
+        return FreeBytes(free_bytes, "what Metal recommends")
+
+    def empty(self) -> None:
+        """Give back what torch's allocator keeps for later."""
+        self.module.empty_cache()
 
 
 class CpuProbe(NoBlockHistory):
     """The CPU itself: its memory is the process's."""
-
-    def quick(self, device: torch.device) -> dict[str, Callable[[], int]]:  # noqa: ARG002
-        """It has no counters of its own."""
-        return {}
-
-    def full(self, device: torch.device) -> dict[str, Callable[[], int]]:  # noqa: ARG002
-        """It has no counters of its own."""
-        return {}
-
-    def free_bytes(self, device: torch.device) -> None:
-        """It has no memory of its own: ask the host."""
-
-    def empty(self) -> None:
-        """It keeps nothing that torch could give back."""
 
     def available(self) -> bool:
         """There is always one."""
@@ -264,8 +327,34 @@ class CpuProbe(NoBlockHistory):
     def capability(self, device: torch.device) -> Capability:
         """Say what it can do."""
         return Capability(
-            str(device), pins=False, asynchronous=False, unified=True, started=False
+            device=str(device),
+            pins=False,
+            asynchronous=False,
+            unified=True,
+            started=False,
         )
+
+    def cheap_counters(self, device: torch.device) -> Readers:  # noqa: ARG002
+        """It has no counters of its own."""
+        return {}
+
+    def driver_counters(self, device: torch.device) -> Readers:  # noqa: ARG002
+        """It has no counters of its own."""
+        return {}
+
+    def free_bytes(self, device: torch.device) -> FreeBytes:
+        """Ask the host; of a kind that nobody tried here, nothing is known.
+
+        Raises:
+            NotImplementedError: It is no CPU.
+        """
+        if device.type != "cpu":
+            raise NotImplementedError(device.type)
+        available_bytes, limit_name = available_memory()
+        return FreeBytes(available_bytes, limit_name)
+
+    def empty(self) -> None:
+        """It keeps nothing that torch could give back."""
 
 
 def probe_of(device: torch.device) -> Probe:
@@ -298,16 +387,16 @@ def read_capability(device: str | torch.device) -> Capability:
         ValueError: torch knows no such device, or it is not there.
     """
     try:
-        found = torch.device(device)
+        torch_device = torch.device(device)
     except RuntimeError as error:
         msg = f"device must be one of torch's, such as 'cuda' or 'cpu', got {device!r}"
         raise ValueError(msg) from error
-    probe = probe_of(found)
+    probe = probe_of(torch_device)
     if not probe.available():
         msg = f"there is no device {device!r} here; pass device='cpu', or install the "
         msg += f"build of torch for it (this one is {torch.__version__})"
         raise ValueError(msg)
-    return probe.capability(found)
+    return probe.capability(torch_device)
 
 
 def present_devices() -> list[torch.device]:
@@ -316,13 +405,16 @@ def present_devices() -> list[torch.device]:
     Returns:
         The current device of each kind; empty on a machine without any.
     """
-    found = [torch.device(kind) for kind in KINDS]
-    return [device for device in found if _is_there(probe_of(device))]
+    devices = [torch.device(kind) for kind in KINDS]
+    return [device for device in devices if _is_available(probe_of(device))]
 
 
 def read_device(
-    device: torch.device, *, full: bool = True, probe: Probe | None = None
-) -> tuple[dict[str, int], dict[str, str]]:
+    device: torch.device,
+    *,
+    full: bool = True,
+    probe: Probe | None = None,
+) -> DeviceReading:
     """Read what a device holds.  Never raises.
 
     Args:
@@ -334,19 +426,28 @@ def read_device(
         The counters that could be read, and for the others the reason.
     """
     probe = probe_of(device) if probe is None else probe
-    if not _is_there(probe):
-        return {}, {"allocated": f"there is no device {str(device)!r} here"}
-    readers = probe.quick(device) | (probe.full(device) if full else {})
-    if readers and not _started(probe, device):
+    if not _is_available(probe):
+        return DeviceReading(
+            {}, {"allocated": f"there is no device {str(device)!r} here"}
+        )
+    readers = probe.cheap_counters(device)
+    if full:
+        readers |= probe.driver_counters(device)
+    if readers and not _is_harmless_to_ask(probe, device):
         reason = f"this process has not used {str(device)!r} yet"
-        return {}, dict.fromkeys(readers, reason)
-    answers = {name: _asked(read) for name, read in readers.items()}
-    found = {name: each for name, each in answers.items() if isinstance(each, int)}
-    missing = {name: each for name, each in answers.items() if isinstance(each, str)}
-    return found, missing
+        return DeviceReading({}, dict.fromkeys(readers, reason))
+    values: dict[CounterName, int] = {}
+    missing: dict[CounterName, str] = {}
+    for name, read in readers.items():
+        answer = _value_or_reason(read)
+        if isinstance(answer, int):
+            values[name] = answer
+        else:
+            missing[name] = answer
+    return DeviceReading(values, missing)
 
 
-def free_bytes(device: torch.device, *, probe: Probe | None = None) -> int | None:
+def free_bytes(device: torch.device, *, probe: Probe | None = None) -> FreeBytes | None:
     """Ask what tensors of this process can still take on a device.  Never raises.
 
     Args:
@@ -354,27 +455,14 @@ def free_bytes(device: torch.device, *, probe: Probe | None = None) -> int | Non
         probe: How it is asked; as its kind is if None.
 
     Returns:
-        Bytes; None where there is no such device, or it does not tell.
+        Bytes and who told; None where there is no such device, or it does not tell.
     """
     probe = probe_of(device) if probe is None else probe
-    if not _is_there(probe):
+    if not _is_available(probe):
         return None
-    with contextlib.suppress(*FAILURES, KeyError, TypeError):
+    with contextlib.suppress(*_NO_ANSWER):
         return probe.free_bytes(device)
     return None
-
-
-def _is_recorded(module: Any) -> bool:
-    """Ask torch whether somebody has an allocator's history recorded."""
-    kind = module.__name__.rpartition(".")[2]
-    asked = getattr(torch._C, f"_{kind}_isHistoryEnabled", None)  # noqa: SLF001
-    return asked is not None and bool(asked())
-
-
-def _frames(block: dict[str, Any]) -> tuple[tuple[str, int], ...]:
-    """Give who asked for a block; torch lists the innermost first."""
-    frames = reversed(block.get("frames", ()))
-    return tuple((each["filename"], each["line"]) for each in frames)
 
 
 def read_device_used(device: torch.device, *, probe: Probe | None = None) -> int | None:
@@ -389,12 +477,13 @@ def read_device_used(device: torch.device, *, probe: Probe | None = None) -> int
         process has not used the device yet.
     """
     probe = probe_of(device) if probe is None else probe
-    readers = probe.full(device)
-    if "device_free" not in readers or not _is_there(probe):
+    readers = probe.driver_counters(device)
+    if "device_free" not in readers or not _is_available(probe):
         return None
-    if not _started(probe, device):
+    if not _is_harmless_to_ask(probe, device):
         return None
-    limit, free = _asked(readers["device_limit"]), _asked(readers["device_free"])
+    limit = _value_or_reason(readers["device_limit"])
+    free = _value_or_reason(readers["device_free"])
     if isinstance(limit, str) or isinstance(free, str):
         return None
     return limit - free
@@ -411,26 +500,41 @@ def read_blocks(device: torch.device, *, probe: Probe | None = None) -> list[Blo
         Its blocks; empty where torch does not tell.
     """
     probe = probe_of(device) if probe is None else probe
-    with contextlib.suppress(*FAILURES, KeyError, TypeError):
-        if _is_there(probe) and _started(probe, device):
+    with contextlib.suppress(*_NO_ANSWER):
+        if _is_available(probe) and _is_harmless_to_ask(probe, device):
             return probe.blocks(device)
     return []
 
 
-def _asked(read: Callable[[], int]) -> int | str:
+def _is_history_recorded(module: Any) -> bool:
+    """Ask torch whether somebody has an allocator's history recorded."""
+    kind = module.__name__.rpartition(".")[2]
+    # The public way, memory_snapshot(), would copy all that is recorded.
+    is_enabled = getattr(torch._C, f"_{kind}_isHistoryEnabled", None)  # noqa: SLF001
+    return is_enabled is not None and bool(is_enabled())
+
+
+def _frames_of(block: dict[str, Any]) -> tuple[tuple[str, int], ...]:
+    """Give who asked for a block; torch lists the innermost first."""
+    frames = reversed(block.get("frames", ()))
+    return tuple((frame["filename"], frame["line"]) for frame in frames)
+
+
+def _value_or_reason(read: Callable[[], int]) -> int | str:
     """Give what a reader answers, or why it cannot."""
     try:
         return int(read())
-    except (*FAILURES, KeyError, TypeError) as error:
+    except _NO_ANSWER as error:
         return f"torch cannot tell: {type(error).__name__}: {error}"
 
 
-def _is_there(probe: Probe) -> bool:
+def _is_available(probe: Probe) -> bool:
+    """Ask whether a device is there; a torch without its build raises."""
     with contextlib.suppress(*FAILURES):
         return probe.available()
     return False
 
 
-def _started(probe: Probe, device: torch.device) -> bool:
-    """Tell whether asking is harmless: the first question would start a driver."""
-    return device.type == "mps" or probe.capability(device).started
+def _is_harmless_to_ask(probe: Probe, device: torch.device) -> bool:
+    """Tell whether a question would start no driver."""
+    return probe.answers_unused() or probe.capability(device).started

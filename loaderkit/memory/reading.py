@@ -21,7 +21,21 @@ from loaderkit.units import format_amount
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_KINDS_SHOWN = 5
+    from loaderkit.memory.counters import CounterName, Readings
+    from loaderkit.memory.host import Host
+
+_GROUPS_SHOWN = 5
+"""Kinds of tensors in the text; all of them are in ``tensors``."""
+_WHY_ABSENT: Mapping[CounterName, str] = {
+    "malloc": "only glibc tells (mallinfo2, from 2.33)",
+    "anonymous": "only Linux tells it apart from file pages",
+    "mappings": "only Linux lists them",
+    "private": "only Linux gives smaps_rollup",
+    "group_limit": "no cgroup limits this process",
+    "oom_kills": "the cgroup does not say",
+    "shm_used": "there is no /dev/shm",
+}
+"""Why one of the host's counters could not be read."""
 
 
 @dataclass(frozen=True)
@@ -32,16 +46,16 @@ class MemorySample:
     """``time.monotonic()`` when it was read."""
     device: str
     """The device that was read beside the host, such as "cuda:0" or "cpu"."""
-    values: Mapping[str, int]
+    values: Readings
     """Counters by their names in :data:`loaderkit.memory.counters.COUNTERS`."""
-    missing: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[CounterName, str] = field(default_factory=dict)
     """Why a counter could not be read."""
     tensors: tuple[TensorGroup, ...] = ()
     """Live tensors that look alike, the largest first."""
     pressure: float | None = None
     """Percent of the last 10 s that tasks waited for memory (PSI)."""
 
-    def get(self, name: str) -> int | None:
+    def get(self, name: CounterName) -> int | None:
         """Look a counter up.
 
         Args:
@@ -69,12 +83,12 @@ class MemorySample:
 
     def __str__(self) -> str:
         lines = [f"memory of process {os.getpid()}, device {self.device}"]
-        for name, counter in COUNTERS.items():
+        for name, info in COUNTERS.items():
             if name in self.values:
-                amount = format_amount(self.values[name], counter.unit)
-                lines.append(f"{name:<18}{amount:>12}  {counter.words}")
+                amount = format_amount(self.values[name], info.unit)
+                lines.append(f"{name:<18}{amount:>12}  {info.words}")
         lines += [f"{name:<18}{'?':>12}  {why}" for name, why in self.missing.items()]
-        lines += [f"  {group}" for group in self.tensors[:_KINDS_SHOWN]]
+        lines += [f"  {group}" for group in self.tensors[:_GROUPS_SHOWN]]
         return "\n".join(lines)
 
 
@@ -87,23 +101,35 @@ def read_memory(device: str | torch.device | None = None) -> MemorySample:
     Returns:
         A sample; takes some 0.1 s, since tensors and pages are counted one by one.
     """
-    found = device_of(device)
-    sample = quick_sample(found, full=True)
-    values, missing = dict(sample.values), dict(sample.missing)
-    count = process.mappings()
-    if count is not None:
-        values["mappings"] = count
+    quick = quick_sample(device_of(device), full=True)
     pid = os.getpid()
-    shares, why = process.full_counters([pid, *process.children_of(pid)])
+    page_shares, missing_shares = process.full_counters(
+        [pid, *process.children_of(pid)]
+    )
     groups = live_tensors()
     host = read_host()
-    values |= shares | process.open_files() | _of_the_machine()
+
+    values: dict[CounterName, int] = dict(quick.values)
+    values |= page_shares
+    values |= process.open_files()
+    values |= _machine_counters(host)
+    mapping_count = process.mappings()
+    if mapping_count is not None:
+        values["mappings"] = mapping_count
     values["tensors"] = sum(group.count for group in groups)
     values["tensor_bytes"] = sum(group.bytes for group in groups)
+
+    missing = dict(quick.missing)
+    missing |= missing_shares
+    missing |= {name: why for name, why in _WHY_ABSENT.items() if name not in values}
     return MemorySample(
-        sample.seconds, sample.device, values, missing | why | _absent(values),
-        tuple(groups), host.pressure,
-    )  # fmt: skip
+        seconds=quick.seconds,
+        device=quick.device,
+        values=values,
+        missing=missing,
+        tensors=tuple(groups),
+        pressure=host.pressure,
+    )
 
 
 def quick_sample(device: torch.device, *, full: bool = False) -> MemorySample:
@@ -116,9 +142,15 @@ def quick_sample(device: torch.device, *, full: bool = False) -> MemorySample:
     Returns:
         A sample without tensors, shares of pages and the machine's counters.
     """
+    of_device = read_device(device, full=full)
     values = process.quick_counters()
-    more, missing = read_device(device, full=full)
-    return MemorySample(time.monotonic(), str(device), values | more, missing)
+    values |= of_device.values
+    return MemorySample(
+        seconds=time.monotonic(),
+        device=str(device),
+        values=values,
+        missing=of_device.missing,
+    )
 
 
 def device_of(device: str | torch.device | None) -> torch.device:
@@ -135,28 +167,14 @@ def device_of(device: str | torch.device | None) -> torch.device:
     return torch.device(device)
 
 
-def _of_the_machine() -> dict[str, int]:
-    host = read_host()
-    found = {
+def _machine_counters(host: Host) -> Readings:
+    """Give what counts for the whole machine or container, as far as it is known."""
+    values: dict[CounterName, int | None] = {
         "group_limit": host.limit_bytes,
         "oom_kills": host.oom_kills,
         "group_used": host.used_bytes,
         "mappings_limit": host.mappings,
     }
     if Path("/dev/shm").exists():
-        found["shm_used"] = int(psutil.disk_usage("/dev/shm").used)
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _absent(values: Mapping[str, int]) -> dict[str, str]:
-    """Say why the host's counters are not there."""
-    reasons = {
-        "malloc": "only glibc tells (mallinfo2, from 2.33)",
-        "anonymous": "only Linux tells it apart from file pages",
-        "mappings": "only Linux lists them",
-        "private": "only Linux gives smaps_rollup",
-        "group_limit": "no cgroup limits this process",
-        "oom_kills": "the cgroup does not say",
-        "shm_used": "there is no /dev/shm",
-    }
-    return {name: why for name, why in reasons.items() if name not in values}
+        values["shm_used"] = int(psutil.disk_usage("/dev/shm").used)
+    return {name: value for name, value in values.items() if value is not None}

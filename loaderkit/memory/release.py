@@ -6,7 +6,7 @@ import contextlib
 import gc
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from loaderkit.memory import process
 from loaderkit.memory.clibrary import c_library
@@ -34,9 +34,12 @@ class Released:
     """How long it took."""
 
     def __str__(self) -> str:
-        parts = [f"{format_bytes(n)} of {d}" for d, n in self.returned_bytes.items()]
+        amounts = [
+            f"{format_bytes(size_bytes)} of {device}"
+            for device, size_bytes in self.returned_bytes.items()
+        ]
         return (
-            f"released {', '.join(parts)}; {self.collected:,} objects collected, "
+            f"released {', '.join(amounts)}; {self.collected:,} objects collected, "
             f"{format_seconds(self.seconds)}"
         )
 
@@ -51,14 +54,19 @@ def release() -> Released:
     """
     begun = time.perf_counter()
     before = taken_bytes()
-    collected = gc.collect() + gc.collect()  # finalizers may leave new garbage
+    # Twice, since finalizers may leave new garbage.
+    collected = gc.collect() + gc.collect()
     for device in present_devices():
+        # A device that fails must not keep the others from giving back.
         with contextlib.suppress(*FAILURES):
             probe_of(device).empty()
-    _trim()
+    _trim_malloc()
     after = taken_bytes()
-    returned = {name: size - after.get(name, size) for name, size in before.items()}
-    return Released(returned, collected, time.perf_counter() - begun)
+    returned_bytes = {
+        device: size_bytes - after.get(device, size_bytes)
+        for device, size_bytes in before.items()
+    }
+    return Released(returned_bytes, collected, time.perf_counter() - begun)
 
 
 def taken_bytes() -> dict[str, int]:
@@ -67,32 +75,42 @@ def taken_bytes() -> dict[str, int]:
     Returns:
         Private memory of the host, and torch's reserved memory or what the driver gave.
     """
-    quick = process.quick_counters()
-    found = {HOST: quick.get("anonymous", quick.get("resident", 0))}
+    readings = process.quick_counters()
+    taken = {HOST: readings.get("anonymous", readings.get("resident", 0))}
     for device in present_devices():
-        size = cached_bytes(device)[0]
-        if size is not None:
-            found[str(device)] = size
-    return found
+        cached = cached_bytes(device)
+        if cached.taken is not None:
+            taken[str(device)] = cached.taken
+    return taken
 
 
-def cached_bytes(device: torch.device) -> tuple[int | None, int]:
+class CachedBytes(NamedTuple):
+    """What torch's allocator holds on a device."""
+
+    taken: int | None
+    """Bytes it has taken from the device; None if unknown."""
+    unused: int
+    """Those of them that no tensor uses."""
+
+
+def cached_bytes(device: torch.device) -> CachedBytes:
     """Read what torch's allocator holds, and how much of it is unused.
 
     Args:
         device: Such as ``torch.device("cuda")``.
 
     Returns:
-        Bytes it has taken, None if unknown; and those no tensor uses.
+        Bytes taken and unused.
     """
-    values, _ = read_device(device, full=False)
+    values = read_device(device, full=False).values
+    # MPS tells what the driver gave, in place of what the allocator reserved.
     taken = values.get("reserved", values.get("driver"))
     if taken is None:
-        return None, 0
-    return taken, max(0, taken - values.get("allocated", taken))
+        return CachedBytes(None, 0)
+    return CachedBytes(taken, max(0, taken - values.get("allocated", taken)))
 
 
-def _trim() -> None:
+def _trim_malloc() -> None:
     """Ask glibc to give free pages back; other allocators have no such call."""
     library = c_library()
     if library is not None and hasattr(library, "malloc_trim"):

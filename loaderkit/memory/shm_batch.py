@@ -1,10 +1,11 @@
 """A batch as one segment of shared memory, on its way out of a worker.
 
 torch sends every tensor of a batch by itself: a file in /dev/shm, a descriptor, a
-socket with a handshake, a mapping each, some 20 for a batch of graphs.  A parcel is one
-anonymous segment that is not in /dev/shm (a container's 64 MiB are no limit), opened
-by the receiver straight from the worker's descriptors.  The receiver copies the tensors
-out: what it keeps is its own, and costs no descriptor however many batches are kept.
+socket with a handshake, a mapping each, some 20 for a batch of graphs.  A shared batch
+is one anonymous segment that is not in /dev/shm (a container's 64 MiB are no limit),
+opened by the receiver straight from the worker's descriptors.  The receiver copies the
+tensors out: what it keeps is its own, and costs no descriptor however many batches are
+kept.
 
 A worker has a few segments and fills them in turn, since fresh pages cost more than the
 bytes in them (10 MiB: 5 ms fresh, 1 ms used again, either end).  A segment begins with
@@ -41,15 +42,52 @@ from loaderkit.errors import LoaderError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    Place = tuple[torch.dtype, tuple[int, ...], int, int]
-
 _ALIGNMENT = 64
-_HEADER = 64
+"""Where a tensor begins in a segment: a line of a core's cache."""
+_HEADER_BYTES = 64
+"""The number of the batch, and then nothing up to the first tensor."""
+_NUMBER_BYTES = 8
+"""Numbers begin below 2**48 and rise by one: they never come again."""
 _INLINE_BYTES = 64 << 10
-"""Smaller batches travel with the message itself."""
+"""Smaller batches travel with the message itself: a pipe of Linux holds so much."""
+_SPARE_SHARE = 4
+"""A segment that is too small becomes larger than asked for by the fourth part, so that
+batches of about one size seldom make it grow."""
 
-packing: contextvars.ContextVar[bool] = contextvars.ContextVar("packing", default=False)
-"""True in a worker whose batches travel as parcels: nobody else need share them."""
+sends_shared_batches: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "sends_shared_batches", default=False
+)
+"""True in a worker whose batches travel as one segment: nobody else need share them."""
+
+
+class SegmentRef(NamedTuple):
+    """Where a batch lies."""
+
+    pid: int
+    """The worker whose segment it is."""
+    descriptor: int
+    """The segment's, in that worker."""
+    size: int
+    """Of the segment, in bytes."""
+    number: int
+    """Of the batch; another one means that a later batch has taken its place."""
+
+
+class TensorSlot(NamedTuple):
+    """Where in a segment a tensor lies, and what it looks like."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    """Bytes from the end of the header."""
+    nbytes: int
+
+
+class _Segment(NamedTuple):
+    """A piece of memory that another process can open."""
+
+    descriptor: int
+    memory: mmap.mmap
 
 
 class SegmentRing:
@@ -61,11 +99,13 @@ class SegmentRing:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._rooms: list[tuple[int, mmap.mmap]] = []
+        self._segments: list[_Segment] = []
         self._turn = 0
-        self._number = int.from_bytes(os.urandom(6), "little")
+        # A worker that is started anew may get the process number of one that ended:
+        # its batches must not have the numbers of the other's.
+        self._last_number = int.from_bytes(os.urandom(6), "little")
 
-    def put(self, total: int, fill: Callable[[Any], None]) -> Where:
+    def put(self, total: int, fill: Callable[[Any], None]) -> SegmentRef:
         """Fill the next segment.
 
         Args:
@@ -76,37 +116,35 @@ class SegmentRing:
             Where the receiver finds them.
         """
         self._turn = (self._turn + 1) % self._count
-        while len(self._rooms) <= self._turn:
-            file = os.memfd_create("loaderkit", os.MFD_CLOEXEC)
-            os.ftruncate(file, mmap.PAGESIZE)
-            self._rooms.append((file, mmap.mmap(file, mmap.PAGESIZE)))
-        file, room = self._rooms[self._turn]
-        if len(room) < _HEADER + total:
-            room.close()
-            size = _HEADER + total + total // 4
-            os.ftruncate(file, size)
-            room = mmap.mmap(file, size)
-            self._rooms[self._turn] = (file, room)
-        self._number += 1
-        _write_number(room, self._number)
-        fill(memoryview(room)[_HEADER : _HEADER + total])
-        return Where(os.getpid(), file, len(room), self._number)
+        descriptor, memory = self._segment_of(self._turn, _HEADER_BYTES + total)
+        # The number goes first: who reads the segment meanwhile sees that it changed.
+        self._last_number += 1
+        _write_number(memory, self._last_number)
+        fill(memoryview(memory)[_HEADER_BYTES : _HEADER_BYTES + total])
+        return SegmentRef(os.getpid(), descriptor, len(memory), self._last_number)
 
     def close(self) -> None:
         """Give the memory back; what has not been received is lost."""
-        while self._rooms:
-            file, room = self._rooms.pop()
-            room.close()
-            os.close(file)
+        while self._segments:
+            descriptor, memory = self._segments.pop()
+            memory.close()
+            os.close(descriptor)
 
-
-class Where(NamedTuple):
-    """Where a batch lies."""
-
-    pid: int
-    file: int
-    size: int
-    number: int
+    def _segment_of(self, turn: int, size: int) -> _Segment:
+        """Give the segment of a turn, made larger if it has to hold more."""
+        while len(self._segments) <= turn:
+            descriptor = os.memfd_create("loaderkit", os.MFD_CLOEXEC)
+            os.ftruncate(descriptor, mmap.PAGESIZE)
+            memory = mmap.mmap(descriptor, mmap.PAGESIZE)
+            self._segments.append(_Segment(descriptor, memory))
+        segment = self._segments[turn]
+        if len(segment.memory) < size:
+            segment.memory.close()
+            new_size = size + size // _SPARE_SHARE
+            os.ftruncate(segment.descriptor, new_size)
+            memory = mmap.mmap(segment.descriptor, new_size)
+            segment = self._segments[turn] = _Segment(segment.descriptor, memory)
+        return segment
 
 
 class SharedBatch:
@@ -119,80 +157,92 @@ class SharedBatch:
 
     def __init__(self, batch: Any, segments: SegmentRing) -> None:
         tensors: list[torch.Tensor] = []
-        text = io.BytesIO()
-        _Pickler(text, tensors).dump(batch)
-        self.text = text.getvalue()
-        self.places, total = _places(tensors)
-        self.nbytes = total
+        pickled = io.BytesIO()
+        _TensorlessPickler(pickled, tensors).dump(batch)
+        self.pickled = pickled.getvalue()
+        self.slots = _lay_out_tensors(tensors)
+        self.nbytes = _end_of(self.slots)
         self.inline: bytes | None = None
-        self.where: Where | None = None
-        fill = functools.partial(_fill, tensors, self.places)
-        if total <= _INLINE_BYTES:
-            room = bytearray(total)
-            fill(room)
-            self.inline = bytes(room)
+        self.segment: SegmentRef | None = None
+        fill = functools.partial(_copy_tensors_into, tensors, self.slots)
+        if self.nbytes <= _INLINE_BYTES:
+            buffer = bytearray(self.nbytes)
+            fill(buffer)
+            self.inline = bytes(buffer)
         else:
-            self.where = segments.put(total, fill)
+            self.segment = segments.put(self.nbytes, fill)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _open, (self.text, self.places, self.inline, self.where)
+        return _open_batch, (self.pickled, self.slots, self.inline, self.segment)
 
 
 def default_collate(samples: Any) -> Any:
     """Join samples as torch's ``default_collate`` does.
 
-    In a worker torch writes each tensor of the batch to /dev/shm, from where a parcel
-    would copy it once more: 200 x 128 rows of 17 floats take 2.7 ms, not 0.7.  So
-    where batches are packed, tensors are stacked in ordinary memory, by the table of
+    In a worker torch writes each tensor of the batch to /dev/shm, from where a shared
+    batch would copy it once more: 200 x 128 rows of 17 floats take 2.7 ms, not 0.7.  So
+    where batches are shared, tensors are stacked in ordinary memory, by the table of
     functions that torch has for such needs.  PyG's ``Collater`` has no such table: its
     batches go through /dev/shm (docs/loader.md says what that costs).
 
     Args:
         samples: As for torch's.
     """
-    if not packing.get():
+    if not sends_shared_batches.get():
         return torch.utils.data.default_collate(samples)
     functions = dict(collate_functions)
     # Somebody may have registered a function of their own in place of torch's.
     if functions.get(torch.Tensor) is collate_tensor_fn:
-        functions[torch.Tensor] = _stack
+        functions[torch.Tensor] = _stack_in_plain_memory
     return collate(samples, collate_fn_map=functions)
 
 
-def _stack(tensors: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> Any:
+def _stack_in_plain_memory(
+    tensors: Sequence[torch.Tensor], *, collate_fn_map: Any = None
+) -> Any:
     first = tensors[0]
     if first.is_nested or first.layout is not torch.strided:
-        return collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)  # it refuses
+        # torch refuses these, with a message of its own.
+        return collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
     return torch.stack(list(tensors))
 
 
-def parcels_work() -> bool:
+def can_share_batches() -> bool:
     """Tell whether the process that started this one can open its segments."""
     if sys.platform != "linux" or not hasattr(os, "memfd_create"):
         return False
+    # The parent reads this process's descriptors in /proc; whether it may is the same
+    # question as whether this process may read the parent's.
     with contextlib.suppress(OSError):
         return any(Path(f"/proc/{os.getppid()}/fd").iterdir())
     return False
 
 
-class _Pickler(ForkingPickler):
+class _TensorlessPickler(ForkingPickler):
     """Leaves the tensors of the CPU out, and notes them."""
 
     def __init__(self, file: io.BytesIO, tensors: list[torch.Tensor]) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self.tensors = tensors
         self._numbers: dict[int, int] = {}
+        """Of each tensor by its ``id``: one that is met twice stays one."""
 
     def persistent_id(self, obj: Any) -> int | None:
-        plain = type(obj) is torch.Tensor and obj.layout is torch.strided
-        if not plain or obj.device.type != "cpu" or obj.requires_grad:
-            return None
-        if obj.is_quantized or obj.is_nested:
-            return None  # no plain run of bytes; torch sends them in its own way
+        if not _is_plain_run_of_bytes(obj):
+            return None  # pickled as torch does it
         number = self._numbers.setdefault(id(obj), len(self.tensors))
         if number == len(self.tensors):
             self.tensors.append(obj)
         return number
+
+
+def _is_plain_run_of_bytes(obj: Any) -> bool:
+    """Tell whether an object is a tensor that its bytes alone make again."""
+    if type(obj) is not torch.Tensor or obj.layout is not torch.strided:
+        return False
+    if obj.device.type != "cpu" or obj.requires_grad:
+        return False
+    return not (obj.is_quantized or obj.is_nested)
 
 
 def check_pickles(nest: Any) -> None:
@@ -206,64 +256,81 @@ def check_pickles(nest: Any) -> None:
     Raises:
         Exception: Whatever its parts raise that cannot be pickled.
     """
-    _Pickler(cast("io.BytesIO", _Nowhere()), []).dump(nest)
+    _TensorlessPickler(cast("io.BytesIO", _Nowhere()), []).dump(nest)
 
 
 class _Nowhere(io.RawIOBase):
     """Takes everything and keeps nothing."""
 
-    def write(self, text: Any) -> int:
-        return len(text)
+    def write(self, data: Any) -> int:
+        return len(data)
 
 
-class _Unpickler(pickle.Unpickler):
+class _TensorUnpickler(pickle.Unpickler):
+    """Puts the tensors back that were left out."""
+
     def __init__(self, file: io.BytesIO, tensors: list[torch.Tensor]) -> None:
         super().__init__(file)
         self.tensors = tensors
 
     def persistent_load(self, pid: Any) -> torch.Tensor:
-        found: torch.Tensor = self.tensors[pid]
-        return found
+        tensor: torch.Tensor = self.tensors[pid]
+        return tensor
 
 
-def _places(
-    tensors: list[torch.Tensor],
-) -> tuple[list[Place], int]:
-    found, at = [], 0
+def _lay_out_tensors(tensors: list[torch.Tensor]) -> list[TensorSlot]:
+    """Say where each tensor will lie, one after the other."""
+    slots: list[TensorSlot] = []
     for tensor in tensors:
         nbytes = tensor.numel() * tensor.element_size()
-        found.append((tensor.dtype, tuple(tensor.shape), at, nbytes))
-        at += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-    return found, at
+        shape = tuple(tensor.shape)
+        slots.append(TensorSlot(tensor.dtype, shape, _end_of(slots), nbytes))
+    return slots
 
 
-def _bits(tensor: torch.Tensor) -> Any:
+def _end_of(slots: list[TensorSlot]) -> int:
+    """Give where the next tensor may begin."""
+    if not slots:
+        return 0
+    last = slots[-1]
+    aligned_lines = math.ceil(last.nbytes / _ALIGNMENT)
+    return last.start + aligned_lines * _ALIGNMENT
+
+
+def _as_bytes(tensor: torch.Tensor) -> Any:
+    """View a tensor's numbers as bytes, in their order [nbytes]."""
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
     return flat.view(torch.uint8).numpy()
 
 
-def _open(
-    text: bytes,
-    places: list[Place],
+def _open_batch(
+    pickled: bytes,
+    slots: list[TensorSlot],
     inline: bytes | None,
-    where: Where | None,
+    segment: SegmentRef | None,
 ) -> Any:
     """Put the batch together again, in memory of its own."""
-    if where is None:
-        tensors = _copied(np.frombuffer(inline or b"", np.uint8), places)
+    if segment is None:
+        tensors = _copy_tensors_from(np.frombuffer(inline or b"", np.uint8), slots)
     else:
-        room = _mapped(where)
-        tensors = _copied(np.frombuffer(room, np.uint8, offset=_HEADER), places)
-        if _read_number(room) != where.number:
+        memory = _map_segment(segment)
+        content = np.frombuffer(memory, np.uint8, offset=_HEADER_BYTES)
+        tensors = _copy_tensors_from(content, slots)
+        # After the copy: what was written over meanwhile would be half of each batch.
+        if _read_number(memory) != segment.number:
             what = "A batch was overwritten by a later one while it was received."
-            fix = "report this with your versions of torch and loaderkit; num_workers=0"
-            raise LoaderError(what, why="a worker ran further ahead than torch says",
-                              fix=fix)  # fmt: skip
-    return _Unpickler(io.BytesIO(text), tensors).load()
+            raise LoaderError(
+                what,
+                why="a worker ran further ahead than torch says",
+                fix="report this with your versions of torch and loaderkit; "
+                "num_workers=0",
+            )
+    return _TensorUnpickler(io.BytesIO(pickled), tensors).load()
 
 
-_MAPPED: dict[tuple[int, int], mmap.mmap] = {}
-"""Segments of workers, mapped once; ``forget`` clears them."""
+_MAPPED_SEGMENTS: dict[tuple[int, int], mmap.mmap] = {}
+"""Segments of workers, by process and descriptor: mapping one anew for each batch would
+cost what its pages cost.  ``forget`` clears them."""
 
 
 def forget(pids: Collection[int]) -> None:
@@ -272,42 +339,57 @@ def forget(pids: Collection[int]) -> None:
     Args:
         pids: Their process numbers.
     """
-    for key in [key for key in list(_MAPPED) if key[0] in pids]:
-        _MAPPED.pop(key, None)
+    ended = [key for key in list(_MAPPED_SEGMENTS) if key[0] in pids]
+    for key in ended:
+        _MAPPED_SEGMENTS.pop(key, None)
 
 
-def _mapped(where: Where) -> mmap.mmap:
-    key = (where.pid, where.file)
-    room = _MAPPED.get(key)
-    if room is None or len(room) != where.size or _read_number(room) != where.number:
-        file = os.open(f"/proc/{where.pid}/fd/{where.file}", os.O_RDWR)
+def _map_segment(segment: SegmentRef) -> mmap.mmap:
+    """Map a worker's segment, or give it as it was mapped before."""
+    key = (segment.pid, segment.descriptor)
+    memory = _MAPPED_SEGMENTS.get(key)
+    is_current = (
+        memory is not None
+        and len(memory) == segment.size
+        # Another process, or another descriptor, may have the numbers by now.
+        and _read_number(memory) == segment.number
+    )
+    if memory is None or not is_current:
+        file = f"/proc/{segment.pid}/fd/{segment.descriptor}"
+        descriptor = os.open(file, os.O_RDWR)
         try:
-            room = _MAPPED[key] = mmap.mmap(file, where.size)
+            memory = _MAPPED_SEGMENTS[key] = mmap.mmap(descriptor, segment.size)
         finally:
-            os.close(file)
-    return room
+            os.close(descriptor)
+    return memory
 
 
-def _read_number(room: mmap.mmap) -> int:
-    return int.from_bytes(room[:8], "little")
+def _read_number(memory: mmap.mmap) -> int:
+    return int.from_bytes(memory[:_NUMBER_BYTES], "little")
 
 
-def _write_number(room: mmap.mmap, number: int) -> None:
-    room[:8] = number.to_bytes(8, "little")
+def _write_number(memory: mmap.mmap, number: int) -> None:
+    memory[:_NUMBER_BYTES] = number.to_bytes(_NUMBER_BYTES, "little")
 
 
-def _fill(tensors: list[torch.Tensor], places: list[Place], room: Any) -> None:
-    into = np.frombuffer(room, np.uint8)
-    for tensor, (_, _, start, nbytes) in zip(tensors, places, strict=True):
-        if nbytes:
-            into[start : start + nbytes] = _bits(tensor)
+def _copy_tensors_into(
+    tensors: list[torch.Tensor],
+    slots: list[TensorSlot],
+    buffer: Any,
+) -> None:
+    target = np.frombuffer(buffer, np.uint8)
+    for tensor, slot in zip(tensors, slots, strict=True):
+        # numpy refuses a view of no bytes at the end of a buffer.
+        if slot.nbytes:
+            target[slot.start : slot.start + slot.nbytes] = _as_bytes(tensor)
 
 
-def _copied(source: Any, places: list[Place]) -> list[torch.Tensor]:
-    found = []
-    for dtype, shape, start, nbytes in places:
-        made = torch.empty(math.prod(shape), dtype=dtype)
-        if nbytes:
-            made.view(torch.uint8).numpy()[:] = source[start : start + nbytes]
-        found.append(made.view(shape))
-    return found
+def _copy_tensors_from(content: Any, slots: list[TensorSlot]) -> list[torch.Tensor]:
+    tensors = []
+    for slot in slots:
+        flat = torch.empty(math.prod(slot.shape), dtype=slot.dtype)
+        if slot.nbytes:
+            source = content[slot.start : slot.start + slot.nbytes]
+            flat.view(torch.uint8).numpy()[:] = source
+        tensors.append(flat.view(slot.shape))
+    return tensors

@@ -6,15 +6,42 @@ import ast
 import functools
 import linecache
 from pathlib import Path
+from typing import NamedTuple
 
-_GROWS = {
-    "add", "add_param_group", "append", "appendleft", "extend", "insert", "put",
-    "register_backward_hook", "register_forward_hook", "register_forward_pre_hook",
-    "register_full_backward_hook", "register_hook", "setdefault", "update",
-}  # fmt: skip
+_GROWING_METHODS = {
+    "add",
+    "add_param_group",
+    "append",
+    "appendleft",
+    "extend",
+    "insert",
+    "put",
+    "register_backward_hook",
+    "register_forward_hook",
+    "register_forward_pre_hook",
+    "register_full_backward_hook",
+    "register_hook",
+    "setdefault",
+    "update",
+}
+"""Methods that make what they are called on hold more: containers, and modules, tensors
+and optimizers of torch."""
 
 
-def mutation_line(file: str, name: str, near: int = 0) -> str:
+class _MutationLines(NamedTuple):
+    """Line numbers of a file, by the name of a variable or attribute."""
+
+    growing: dict[str, list[int]]
+    """Where a container is made to hold more."""
+    setting: dict[str, list[int]]
+    """Where a variable is set."""
+
+
+def mutation_line(
+    file: str,
+    name: str,
+    near: int = 0,
+) -> str:
     """Find where a file's code makes a container grow, or a variable is set.
 
     Args:
@@ -28,44 +55,57 @@ def mutation_line(file: str, name: str, near: int = 0) -> str:
     >>> mutation_line("", "history")
     ''
     """
-    lines = _mutations(file)
-    places = lines.get(name) or lines.get(f"{name}=") or []
-    if not places:
+    mutations = _mutation_lines(file)
+    # A container grows where something is added; a tensor or number where it is set.
+    numbers = mutations.growing.get(name) or mutations.setting.get(name)
+    if not numbers:
         return ""
-    nearest = min(places, key=lambda place: abs(place - near)) if near else places[0]
+    nearest = numbers[0]
+    if near:
+        nearest = min(numbers, key=lambda number: abs(number - near))
     return f"{Path(file).name}:{nearest}"
 
 
+# Holders of one report lie in a few files, which are then parsed once.
 @functools.lru_cache(maxsize=8)
-def _mutations(file: str) -> dict[str, list[int]]:
-    """Map names to the lines that grow them, and "name=" to those that set them."""
+def _mutation_lines(file: str) -> _MutationLines:
+    """Map names to the lines that grow them, and to those that set them."""
+    mutations = _MutationLines({}, {})
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
-        return {}
-    found: dict[str, list[int]] = {}
+        return mutations
     for node in ast.walk(tree):
-        for name in _grown_by(node):
-            found.setdefault(name, []).append(getattr(node, "lineno", 0))
-    return found
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            _note_assignment(node, mutations)
+        grown = _grown_by(node)
+        if grown is not None:
+            number = getattr(node, "lineno", 0)
+            mutations.growing.setdefault(_base_name(grown), []).append(number)
+    return mutations
 
 
-def _grown_by(node: ast.AST) -> list[str]:
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        grows = node.func.attr in _GROWS
-        return [_name_of(node.func.value)] if grows else []
+def _grown_by(node: ast.AST) -> ast.AST | None:
+    """Give what a call or ``+=`` makes grow; None of any other code."""
     if isinstance(node, ast.AugAssign):
-        return [_name_of(node.target)]
-    if isinstance(node, (ast.Assign, ast.AnnAssign)):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        return [
-            _name_of(each) + ("" if isinstance(each, ast.Subscript) else "=")
-            for each in targets
-        ]
-    return []
+        return node.target
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.value if node.func.attr in _GROWING_METHODS else None
+    return None
 
 
-def _name_of(node: ast.AST) -> str:
+def _note_assignment(
+    node: ast.Assign | ast.AnnAssign, mutations: _MutationLines
+) -> None:
+    """Note what is set; ``a[key] = value`` makes ``a`` grow."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    for target in targets:
+        is_item = isinstance(target, ast.Subscript)
+        lines = mutations.growing if is_item else mutations.setting
+        lines.setdefault(_base_name(target), []).append(node.lineno)
+
+
+def _base_name(node: ast.AST) -> str:
     """Name what is grown: ``self.a["b"]`` is "a"."""
     while isinstance(node, ast.Subscript):
         node = node.value

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.memory import process
-from loaderkit.memory.holders import Holder, holders_of
+from loaderkit.memory.holders import holders_of
 from loaderkit.memory.probes import present_devices, read_device
 from loaderkit.memory.release import HOST, release
 from loaderkit.memory.tensors import describe, graph_of, tensors_below, tensors_in
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
 
-_NAMED_TENSORS = 3
+    from loaderkit.memory.holder import Holder
+
+_MOST_TENSORS_NAMED = 3
 """Tensors that outlived their object and are named one by one."""
 
 
@@ -62,16 +64,15 @@ class StageReceipt:
         return not self.survivors
 
     def __str__(self) -> str:
-        places = [p for p, n in self.expected_bytes.items() if n] or [HOST]
-        parts = [
-            f"{format_bytes(self.returned_bytes.get(place, 0))} of "
-            f"{format_bytes(self.expected_bytes.get(place, 0))} came back on {place}"
-            for place in places
-        ]
-        head = (
-            f"stage {self.name!r}: {', '.join(parts)} ({format_seconds(self.seconds)})"
-        )
-        return "\n".join([head, *(f"  {each}" for each in self.survivors)])
+        devices = [name for name, size in self.expected_bytes.items() if size]
+        amounts = []
+        for device in devices or [HOST]:
+            returned = format_bytes(self.returned_bytes.get(device, 0))
+            expected = format_bytes(self.expected_bytes.get(device, 0))
+            amounts.append(f"{returned} of {expected} came back on {device}")
+        seconds = format_seconds(self.seconds)
+        head = f"stage {self.name!r}: {', '.join(amounts)} ({seconds})"
+        return "\n".join([head, *(f"  {survivor}" for survivor in self.survivors)])
 
 
 class Stage:
@@ -81,67 +82,83 @@ class Stage:
         self.name = name
         self.receipt: StageReceipt | None = None
         self._named: list[tuple[weakref.ref[Any], str]] = []
+        """The objects, with the name of their type."""
         self._tensors: list[weakref.ref[torch.Tensor]] = []
-        self._expected: dict[str, int] = {}
-        self._seen: set[int] = set()
-        self._before = _in_use()
-        for each in objects:
-            self._take(each)
+        self._expected_bytes: dict[str, int] = {}
+        self._counted_storages: set[int] = set()
+        self._bytes_before = _bytes_in_use()
+        for item in objects:
+            self._watch(item)
 
-    def add(self, each: Any) -> Any:
+    def add(self, item: Any) -> Any:
         """Name one more object, made inside the block.
 
         Args:
-            each: A module, optimizer, tensor or any object with tensors.
+            item: A module, optimizer, tensor or any object with tensors.
 
         Returns:
             The same object.
         """
-        earlier = dict(self._expected)
-        self._take(each)
-        for place, size in self._expected.items():
-            more = size - earlier.get(place, 0)
-            self._before[place] = self._before.get(place, 0) + more
-        return each
+        expected_earlier = dict(self._expected_bytes)
+        self._watch(item)
+        # It was not there when the block began: what was in use then counts as if it
+        # had been.
+        for device, size in self._expected_bytes.items():
+            added = size - expected_earlier.get(device, 0)
+            self._bytes_before[device] = self._bytes_before.get(device, 0) + added
+        return item
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         released = release()
-        after = _in_use()
-        returned = {p: n - after.get(p, 0) for p, n in self._before.items()}
+        bytes_after = _bytes_in_use()
+        returned_bytes = {
+            device: size - bytes_after.get(device, 0)
+            for device, size in self._bytes_before.items()
+        }
         self.receipt = StageReceipt(
-            self.name, self._expected, returned, tuple(self._survivors()),
-            released.seconds,
-        )  # fmt: skip
+            name=self.name,
+            expected_bytes=self._expected_bytes,
+            returned_bytes=returned_bytes,
+            survivors=tuple(self._survivors()),
+            seconds=released.seconds,
+        )
 
     def _survivors(self) -> Iterator[Survivor]:
         """List named objects that are there, then tensors that outlived theirs."""
-        seen: set[int] = set()
+        counted_storages: set[int] = set()
         for ref, kind in self._named:
-            each = ref()
-            if each is not None:
-                size = sum(_tensor_bytes(each, seen).values())
-                yield Survivor(kind, size, tuple(holders_of(each)))
-        left = [tensor for ref in self._tensors if (tensor := ref()) is not None]
-        left = [tensor for tensor in left if describe(tensor)[1] not in seen]
-        for tensor in left[:_NAMED_TENSORS]:
-            (kind, _, dtype, shape), _, size = describe(tensor)
-            holders = tuple(_holders_of_tensor(tensor, [left]))
-            yield Survivor(f"{kind} {list(shape)} {dtype}", size, holders)
+            item = ref()
+            if item is not None:
+                sizes = _tensor_bytes(item, counted_storages)
+                yield Survivor(kind, sum(sizes.values()), tuple(holders_of(item)))
+        alive = [ref() for ref in self._tensors]
+        # Those of an object that is still there were told with it.
+        outliving = [
+            tensor
+            for tensor in alive
+            if tensor is not None
+            and describe(tensor).storage_key not in counted_storages
+        ]
+        for tensor in outliving[:_MOST_TENSORS_NAMED]:
+            look, _, size = describe(tensor)
+            holders = tuple(_holders_of_tensor(tensor, [alive, outliving]))
+            what = f"{look.kind} {list(look.shape)} {look.dtype}"
+            yield Survivor(what, size, holders)
 
-    def _take(self, each: Any) -> None:
+    def _watch(self, item: Any) -> None:
         try:
-            self._named.append((weakref.ref(each), type(each).__name__))
+            self._named.append((weakref.ref(item), type(item).__name__))
         except TypeError as error:
             msg = "a stage needs objects that can be watched, such as a module or a "
-            msg += f"tensor; a {type(each).__name__} cannot, so name what is in it"
+            msg += f"tensor; a {type(item).__name__} cannot, so name what is in it"
             raise ValueError(msg) from error
-        for tensor in tensors_below(each):
+        for tensor in tensors_below(item):
             self._tensors.append(weakref.ref(tensor))
-            place, size = _weigh(tensor, self._seen)
-            self._expected[place] = self._expected.get(place, 0) + size
+            device, size = _storage_bytes(tensor, self._counted_storages)
+            self._expected_bytes[device] = self._expected_bytes.get(device, 0) + size
 
 
 def staged(name: str, *objects: Any) -> Stage:
@@ -165,47 +182,52 @@ def staged(name: str, *objects: Any) -> Stage:
     return Stage(name, objects)
 
 
-def _in_use() -> dict[str, int]:
+def _bytes_in_use() -> dict[str, int]:
     """Read what tensors use, without what caches keep."""
-    quick = process.quick_counters()
-    host = quick.get("malloc", quick.get("anonymous", quick.get("resident", 0)))
-    found = {HOST: host + quick.get("shared", 0)}
+    readings = process.quick_counters()
+    # Of these the first that is there is the most exact.
+    host_bytes = readings.get(
+        "malloc", readings.get("anonymous", readings.get("resident", 0))
+    )
+    sizes = {HOST: host_bytes + readings.get("shared", 0)}
     for device in present_devices():
-        values, _ = read_device(device, full=False)
+        values = read_device(device, full=False).values
         if "allocated" in values:
-            found[str(device)] = values["allocated"]
-    return found
+            sizes[str(device)] = values["allocated"]
+    return sizes
 
 
-def _tensor_bytes(each: object, seen: set[int]) -> dict[str, int]:
+def _tensor_bytes(item: object, counted_storages: set[int]) -> dict[str, int]:
     """Add up the storages that an object reaches, by "host" or kind of device."""
-    found: dict[str, int] = {}
-    for tensor in tensors_below(each):
-        place, size = _weigh(tensor, seen)
-        found[place] = found.get(place, 0) + size
-    return found
+    sizes: dict[str, int] = {}
+    for tensor in tensors_below(item):
+        device, size = _storage_bytes(tensor, counted_storages)
+        sizes[device] = sizes.get(device, 0) + size
+    return sizes
 
 
-def _weigh(tensor: torch.Tensor, seen: set[int]) -> tuple[str, int]:
-    _, storage, size = describe(tensor)
-    new = storage not in seen
-    seen.add(storage)
-    place = HOST if tensor.device.type == "cpu" else tensor.device.type
-    return place, size if new else 0
+def _storage_bytes(tensor: torch.Tensor, counted_storages: set[int]) -> tuple[str, int]:
+    """Give a tensor's device and its storage's bytes, 0 if those were counted."""
+    _, storage_key, size = describe(tensor)
+    is_new = storage_key not in counted_storages
+    counted_storages.add(storage_key)
+    device = HOST if tensor.device.type == "cpu" else tensor.device.type
+    return device, size if is_new else 0
 
 
 def _holders_of_tensor(tensor: torch.Tensor, ignore: list[Any]) -> list[Holder]:
     """Find who keeps a tensor, or who keeps an autograd graph that needs it."""
-    graphs = [
+    with_graph = [
         other
         for other in tensors_in(gc.get_objects())
         if any(getattr(node, "variable", None) is tensor for node in graph_of(other))
     ]
-    through = [
-        replace(holder, kind=f"the autograd graph of {holder.kind}")
-        for other in graphs
-        for holder in holders_of(other, most=1, ignore=[*ignore, graphs])
+    # A graph refers to its leaves in C++, where Python's collector does not look.
+    through_graphs = [
+        replace(holder, through_graph=True)
+        for other in with_graph
+        for holder in holders_of(other, most=1, ignore=[*ignore, with_graph])
     ]
-    found = holders_of(tensor, ignore=ignore)
-    named = [each for each in found if each.held]
-    return [*named, *through] or found
+    direct = holders_of(tensor, ignore=ignore)
+    held = [holder for holder in direct if holder.held]
+    return [*held, *through_graphs] or direct

@@ -7,7 +7,7 @@ import itertools
 import types
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 import torch
 
@@ -16,11 +16,31 @@ from loaderkit.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-_NOT_FOLLOWED = (type, types.ModuleType, types.FunctionType, types.CodeType)
+    from typing_extensions import TypeIs
+
+T = TypeVar("T")
+_NOT_ENTERED = (type, types.ModuleType, types.FunctionType, types.CodeType)
 _MOST_NODES = 20_000
 """Autograd nodes that are walked; a longer graph is long enough."""
-Look = tuple[str, str, str, tuple[int, ...]]
-"""Type, device, dtype and shape of a tensor."""
+
+
+class Look(NamedTuple):
+    """What a tensor looks like: those that are equal in this are grouped."""
+
+    kind: str
+    """Name of its type."""
+    device: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class TensorDescription(NamedTuple):
+    """What a tensor looks like, and which storage it keeps."""
+
+    look: Look
+    storage_key: int
+    """The same for tensors that share a storage."""
+    storage_bytes: int
 
 
 @dataclass(frozen=True)
@@ -59,36 +79,43 @@ def live_tensors(objects: Iterable[Any] | None = None) -> list[TensorGroup]:
     """
     counts: dict[Look, int] = defaultdict(int)
     sizes: dict[Look, int] = defaultdict(int)
-    seen: set[int] = set()
+    counted_storages: set[int] = set()
     candidates = gc.get_objects() if objects is None else list(objects)
     for tensor in tensors_in(candidates):
-        key, storage, size = describe(tensor)
-        counts[key] += 1
-        sizes[key] += 0 if storage in seen else size
-        seen.add(storage)
+        look, storage_key, size = describe(tensor)
+        counts[look] += 1
+        if storage_key not in counted_storages:
+            sizes[look] += size
+        counted_storages.add(storage_key)
     groups = [
-        TensorGroup(
-            kind, device, dtype, shape, count, sizes[kind, device, dtype, shape]
-        )
-        for (kind, device, dtype, shape), count in counts.items()
+        TensorGroup(*look, count=count, bytes=sizes[look])
+        for look, count in counts.items()
     ]
     return sorted(groups, key=lambda group: -group.bytes)
 
 
-def is_a(each: object, kinds: type | tuple[type, ...]) -> bool:
+@overload
+def is_a(item: object, kinds: type[T]) -> TypeIs[T]: ...
+
+
+@overload
+def is_a(item: object, kinds: tuple[type, ...]) -> bool: ...
+
+
+def is_a(item: object, kinds: type | tuple[type, ...]) -> bool:
     """Tell an object's type without asking the object.
 
     ``isinstance`` reads ``__class__``, which some objects of torch answer with a
     warning, and others by importing modules.
 
     Args:
-        each: Any object at all.
+        item: Any object at all.
         kinds: Types.
 
     Returns:
         Whether its type is, or derives from, one of them.
     """
-    return issubclass(type(each), kinds)
+    return issubclass(type(item), kinds)
 
 
 def tensors_in(objects: Sequence[Any]) -> list[torch.Tensor]:
@@ -141,40 +168,46 @@ class TypeTest(dict[type, bool]):
         return self[kind]
 
 
-def describe(tensor: torch.Tensor) -> tuple[Look, int, int]:
+def describe(tensor: torch.Tensor) -> TensorDescription:
     """Say what a tensor looks like and which storage it keeps.
 
     Args:
         tensor: Any, sparse and fake ones included.
 
     Returns:
-        Type, device, dtype and shape; a key of the storage; the storage's bytes.
+        Its look; a key of the storage; the storage's bytes.
     """
+    look = _look_of(tensor)
     try:
-        key = (
-            type(tensor).__name__, str(tensor.device),
-            str(tensor.dtype).removeprefix("torch."), tuple(map(int, tensor.shape)),
-        )  # fmt: skip
-    except (RuntimeError, TypeError, AttributeError):
-        key = (type(tensor).__name__, "unknown", "unknown", ())
-    try:
-        storages = [part.untyped_storage() for part in _strided(tensor)]
-        number = storages[0].data_ptr() or id(tensor)
-        return key, number, sum(int(each.nbytes()) for each in storages)
+        storages = [part.untyped_storage() for part in _parts_with_storage(tensor)]
+        # Storages without memory, as on "meta", all have the address 0.
+        storage_key = storages[0].data_ptr() or id(tensor)
+        size = sum(int(storage.nbytes()) for storage in storages)
     except (RuntimeError, NotImplementedError, AttributeError):
-        return key, id(tensor), 0
+        return TensorDescription(look, id(tensor), 0)
+    return TensorDescription(look, storage_key, size)
 
 
-def _strided(tensor: torch.Tensor) -> list[torch.Tensor]:
+def _look_of(tensor: torch.Tensor) -> Look:
+    """Ask a tensor for its device, dtype and shape; some subclasses do not tell."""
+    kind = type(tensor).__name__
+    try:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return Look(kind, str(tensor.device), dtype, tuple(map(int, tensor.shape)))
+    except (RuntimeError, TypeError, AttributeError):
+        return Look(kind, "unknown", "unknown", ())
+
+
+def _parts_with_storage(tensor: torch.Tensor) -> list[torch.Tensor]:
     """List what has a storage: the tensor itself, or the parts of a sparse one."""
     if tensor.layout is torch.strided:
         return [tensor]
     if tensor.layout is torch.sparse_coo:
-        return [tensor._values(), tensor._indices()]  # noqa: SLF001 -- uncoalesced too
-    parts = [tensor.values()]
+        # The public values() and indices() refuse a tensor that is not coalesced.
+        return [tensor._values(), tensor._indices()]  # noqa: SLF001
     if tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
-        return [*parts, tensor.crow_indices(), tensor.col_indices()]
-    return [*parts, tensor.ccol_indices(), tensor.row_indices()]
+        return [tensor.values(), tensor.crow_indices(), tensor.col_indices()]
+    return [tensor.values(), tensor.ccol_indices(), tensor.row_indices()]
 
 
 def graph_nodes(tensor: torch.Tensor) -> int:
@@ -202,40 +235,44 @@ def graph_of(tensor: torch.Tensor, most: int = _MOST_NODES) -> list[Any]:
     if tensor.grad_fn is None:
         return []
     seen = {tensor.grad_fn}
-    found = [tensor.grad_fn]
-    for node in found:
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                found.append(following)
-        if len(found) >= most:
+    nodes = [tensor.grad_fn]
+    # The list grows while it is gone through: breadth first, without recursion, since
+    # a graph may be deeper than Python's stack.
+    for node in nodes:
+        for next_node, _ in node.next_functions:
+            if next_node is not None and next_node not in seen:
+                seen.add(next_node)
+                nodes.append(next_node)
+        if len(nodes) >= most:
             break
-    return found
+    return nodes
 
 
-def tensors_below(each: object, *, most: int = 200_000) -> list[torch.Tensor]:
+def tensors_below(root: object, *, most: int = 200_000) -> list[torch.Tensor]:
     """List the tensors that an object reaches: of a module its parameters, and so on.
 
     Args:
-        each: Any object; functions, classes and modules of code are not entered.
+        root: Any object; functions, classes and modules of code are not entered.
         most: Objects after which to stop.
 
     Returns:
         The tensors, their gradients included.
     """
-    met: set[int] = {id(each)}
-    level: list[Any] = [each]
-    found: list[torch.Tensor] = []
-    for one in level:
-        if is_a(one, torch.Tensor):
-            found.append(one)
-            parts = [one.grad] if one.is_leaf and one.grad is not None else []
+    seen_ids: set[int] = {id(root)}
+    objects: list[Any] = [root]
+    tensors: list[torch.Tensor] = []
+    # The list grows while it is gone through, as above.
+    for item in objects:
+        if is_a(item, torch.Tensor):
+            tensors.append(item)
+            # Of a tensor that is no leaf, torch warns when it is asked for .grad.
+            referents = [item.grad] if item.is_leaf and item.grad is not None else []
         else:
-            parts = gc.get_referents(one)
-        for part in parts:
-            if id(part) not in met and not is_a(part, _NOT_FOLLOWED):
-                met.add(id(part))
-                level.append(part)
-        if len(level) > most:
+            referents = gc.get_referents(item)
+        for referent in referents:
+            if id(referent) not in seen_ids and not is_a(referent, _NOT_ENTERED):
+                seen_ids.add(id(referent))
+                objects.append(referent)
+        if len(objects) > most:
             break
-    return found
+    return tensors

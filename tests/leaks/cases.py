@@ -42,14 +42,14 @@ CASES = {}
 
 
 def leak(*names, source):
-    return lambda make: _keep(make, True, names, source)
+    return lambda make: _register(make, True, names, source)
 
 
 def calm(source):
-    return lambda make: _keep(make, False, (), source)
+    return lambda make: _register(make, False, (), source)
 
 
-def _keep(make, leaks, names, source):
+def _register(make, leaks, names, source):
     CASES[make.__name__] = Case(make, leaks, names, source)
     return make
 
@@ -348,13 +348,16 @@ def private_maps_of_native_code():
     libc = ctypes.CDLL(None)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [
-        ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long,
-    ]  # fmt: skip
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        *[ctypes.c_int] * 3,
+        ctypes.c_long,
+    ]
     kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
     def step():
-        place = libc.mmap(None, 65_536, mmap.PROT_READ | mmap.PROT_WRITE, kind, -1, 0)
-        ctypes.memset(place, 1, 65_536)
+        address = libc.mmap(None, 65_536, mmap.PROT_READ | mmap.PROT_WRITE, kind, -1, 0)
+        ctypes.memset(address, 1, 65_536)
 
     return step
 

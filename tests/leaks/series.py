@@ -35,8 +35,9 @@ def noise_for(rate, signal, fall_at=None):
     """
     if not signal:
         return 0.0
-    parts = [EPOCHS] if fall_at is None else [fall_at, EPOCHS - fall_at]
-    return rate / signal * math.sqrt(sum(part**3 / 12 for part in parts))
+    lengths = [EPOCHS] if fall_at is None else [fall_at, EPOCHS - fall_at]
+    # A line's slope has a variance of 12 / length^3 of its noise's.
+    return rate / signal * math.sqrt(sum(length**3 / 12 for length in lengths))
 
 
 @dataclass(frozen=True)
@@ -60,13 +61,13 @@ class Leak:
         """Draw a run; a longer one of the same seed begins with the same readings."""
         r = random.Random(seed)
         sd = noise_for(self.rate, self.signal, self.fall_at if self.fall else None)
-        found = []
+        readings = []
         for epoch in range(epochs + 1):
             grown = self.rate * self.period * (epoch // self.period)
             fallen = self.fall * self.rate * self.fall_at * (epoch >= self.fall_at)
             warm = self.warmup * min(epoch, 3) / 3
-            found.append(BASE + warm + grown - fallen + sd * NOISES[self.noise](r))
-        return found
+            readings.append(BASE + warm + grown - fallen + sd * NOISES[self.noise](r))
+        return readings
 
 
 def any_leak(seed):
@@ -155,10 +156,21 @@ def nothing(r, epochs, end):
 LOOKALIKES = {
     shape.__name__: shape
     for shape in (
-        warm_up, cache_that_fills, drift_that_ends, saturation, coupons, one_jump,
-        two_jumps, saw, records, spikes, echo, given_back, nothing,
+        warm_up,
+        cache_that_fills,
+        drift_that_ends,
+        saturation,
+        coupons,
+        one_jump,
+        two_jumps,
+        saw,
+        records,
+        spikes,
+        echo,
+        given_back,
+        nothing,
     )
-}  # fmt: skip
+}
 
 
 def lookalike(name, seed):

@@ -73,16 +73,16 @@ def run_cases(folder, *arguments):
 
 def wrong(results, names):
     """List cases with a wrong verdict, and leaks whose cause is not named."""
-    found = []
+    complaints = []
     for result in results:
         if (result["verdict"] == "leaking") != result["leaks"]:
-            found.append((result["name"], result["text"]))
+            complaints.append((result["name"], result["text"]))
         elif result["leaks"]:
             words = names(result["name"])
             causes = [t for t in result["text"].splitlines() if t[:1].isdigit()]
             if not any(word in cause for word in words for cause in causes):
-                found.append((result["name"], words, result["text"]))
-    return found
+                complaints.append((result["name"], words, result["text"]))
+    return complaints
 
 
 def test_there_are_enough_cases():

@@ -9,7 +9,7 @@ import pytest
 
 from loaderkit import Growth, LeakDetector, LeakReport
 from loaderkit.leaks.page import page_of
-from loaderkit.leaks.verdict import judge
+from loaderkit.leaks.verdict import judge_counters
 
 MIB = 1 << 20
 EPOCHS = list(range(31))
@@ -27,7 +27,7 @@ def planted(**more):
         "limit_bytes": 230 * MIB,
         "epochs_left": 12,
     } | more
-    return LeakReport("leaking", 30, 12.3, "cuda:0", judge(SERIES), **settings)
+    return LeakReport("leaking", 30, 12.3, "cuda:0", judge_counters(SERIES), **settings)
 
 
 VOID = {"meta", "line", "rect", "polyline", "br"}
@@ -101,13 +101,21 @@ def test_a_browser_shows_it_without_a_horizontal_scroll_bar(tmp_path, width, dar
     file = tmp_path / "page.html"
     file.write_text(page_of(planted()).replace("</body>", asked))
     command = [
-        shutil.which("chromium"), "--headless", "--no-sandbox", "--disable-gpu",
-        "--disable-quic", "--no-first-run", "--disable-background-networking",
-        "--disable-component-update", "--disable-sync", "--dump-dom",
+        shutil.which("chromium"),
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--dump-dom",
         f"--blink-settings=preferredColorScheme={0 if dark else 1}",
-        f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},900",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        f"--window-size={width},900",
         file.as_uri(),
-    ]  # fmt: skip
+    ]
 
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
 

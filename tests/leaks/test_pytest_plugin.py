@@ -7,6 +7,10 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+# pytester lets go of the modules that its tests import, and torch cannot be imported
+# twice into a process: so everything is here before.
+import loaderkit.leaks.detector  # noqa: F401
+
 TESTS = """
     import pytest, torch
     kept = []
@@ -126,28 +130,35 @@ def test_the_ini_file_gives_what_the_marker_does_not(pytester):
 
 @pytest.mark.needs("xdist")
 def test_verdicts_come_back_from_the_workers_of_xdist(pytester):
-    pytester.makepyfile(TESTS)
+    pytester.makepyfile(
+        """
+        import pytest
+
+        kept = []
+
+        @pytest.mark.leak_free(epochs=12)
+        def test_planted():
+            kept.append(bytearray(300_000))
+        """
+    )
+    # In a process of its own: xdist's controller starts workers and lets them go.
     result = pytester.runpytest_subprocess("-n", "1")
 
-    result.assert_outcomes(passed=3, failed=2)
+    result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*::test_planted: leaking*"])
 
 
 def test_the_plugin_imports_neither_torch_nor_h5py():
     code = (
-        "import sys, time, pytest; start = time.perf_counter();"
-        "import loaderkit.leaks.pytest_plugin;"
-        "spent = time.perf_counter() - start;"
-        "print(spent, 'torch' in sys.modules, 'h5py' in sys.modules)"
+        "import sys, pytest; import loaderkit.leaks.pytest_plugin;"
+        "print('torch' in sys.modules, 'h5py' in sys.modules)"
     )
 
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
 
-    seconds, torch, h5py = done.stdout.split()
-    assert (torch, h5py) == ("False", "False")
-    assert float(seconds) < 1  # 2 ms; the benchmark says how many
+    assert done.stdout.split() == ["False", "False"]
 
 
 UNITTEST = """
@@ -187,9 +198,16 @@ UNITTEST = """
 def test_a_method_of_a_unittest_test_case_is_repeated_too(pytester):
     pytester.makepyfile(UNITTEST)
 
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result = pytester.runpytest("-p", "no:cacheprovider")
 
     result.assert_outcomes(passed=3, failed=3)
-    result.stdout.fnmatch_lines(["*leaking: 11[78] KiB more each epoch*", "*`*kept`*"])
+    # malloc's figure is exact; the headline may name pages, which came with it.
+    result.stdout.fnmatch_lines(
+        [
+            "leaking: * KiB more each epoch*",
+            "*malloc *11[78] KiB  leaking: *",
+            "1. list `*.kept`*",
+        ]
+    )
     result.stdout.fnmatch_lines(["*AssertionError: 1 != 2"])
     result.stdout.fnmatch_lines(["*cannot repeat an async test*"])

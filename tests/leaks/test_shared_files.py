@@ -182,13 +182,13 @@ def test_new_files_are_found_in_folders_too_and_old_folders_are_not_entered():
         files.note(0, always=True)
         Path(folder, "new").write_bytes(bytes(8192))
         files.note(1, always=True)
-        named = files.growth(1.0).what
+        grown = files.grown_late()
     files.note(2, always=True)
 
     kinds = {kind for kind in files.series_by_kind() if kind_of(folder) in kind}
     assert kinds == {kind_of(folder) + "/new"}
     assert list(files.series(kinds)[1]) == [0, 8192, 0]
-    assert kind_of(folder) + "/new" in named
+    assert grown[kind_of(folder) + "/new"] == 8192
 
 
 def test_looking_at_many_files_waits_until_it_costs_little():

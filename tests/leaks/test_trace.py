@@ -66,13 +66,13 @@ class Card:
 
 @pytest.fixture
 def card(monkeypatch):
-    made = Card()
+    fake_card = Card()
     for module in (trace, probes):
-        monkeypatch.setattr(module, "probe_of", lambda _: CudaLikeProbe(made))
+        monkeypatch.setattr(module, "probe_of", lambda _: CudaLikeProbe(fake_card))
     monkeypatch.setattr(
-        torch._C, "_cuda_isHistoryEnabled", lambda: made.recorded, raising=False
+        torch._C, "_cuda_isHistoryEnabled", lambda: fake_card.recorded, raising=False
     )
-    return made
+    return fake_card
 
 
 def test_the_lines_that_allocate_are_traced_when_asked_for():
@@ -221,9 +221,9 @@ def test_memory_that_comes_and_goes_is_no_site():
         {a: (4, 400), b: (1, 250), c: (4, 900)},
     ]
 
-    found = device_sites(blocks, CARD, epochs=3)
+    sites = device_sites(blocks, CARD, epochs=3)
 
-    assert [(site.lines, site.per_epoch) for site in found] == [
+    assert [(site.lines, site.per_epoch) for site in sites] == [
         (("a.py:1",), 1.0),
         (("b.py:2",), 0.0),
     ]

@@ -8,7 +8,8 @@ import pytest
 
 from loaderkit import LeakReport, fit_trend
 from loaderkit.leaks.trend import LEAKING, NEEDS_MORE, STEADY, theil_sen
-from loaderkit.leaks.verdict import epochs_until, judge, overall
+from loaderkit.leaks.verdict import epochs_until, judge_counters, overall
+from loaderkit.memory.counters import WorkerName
 
 FLOOR = 16 << 10
 BASE = 10**8
@@ -90,19 +91,19 @@ CLEAN = {
 
 def records(r, n):
     """The largest batch so far, as a high-water mark shows it."""
-    highest, found = 0.0, []
+    highest, readings = 0.0, []
     for _ in range(n):
         highest = max(highest, r.random() ** 2)
-        found.append(BASE + highest * 30 * MIB)
-    return found
+        readings.append(BASE + highest * 30 * MIB)
+    return readings
 
 
 def echo(r, n):
-    level, found = 0.0, []
+    level, readings = 0.0, []
     for _ in range(n):
         level = 0.6 * level + r.gauss(0, MIB)
-        found.append(BASE + level)
-    return found
+        readings.append(BASE + level)
+    return readings
 
 
 @pytest.mark.slow
@@ -155,11 +156,11 @@ def saw(epochs, leak, period=7, tooth=2_000.0):
 
 
 def test_a_saw_that_falls_to_more_each_time_needs_more_epochs_and_then_leaks():
-    found = fit_trend(saw(30, leak=80.0), floor=16)
-    later = fit_trend(saw(30 + found.more_epochs + 5, leak=80.0), floor=16)
+    early = fit_trend(saw(30, leak=80.0), floor=16)
+    later = fit_trend(saw(30 + early.more_epochs + 5, leak=80.0), floor=16)
 
-    assert found.verdict == NEEDS_MORE
-    assert 30 < found.more_epochs < 45
+    assert early.verdict == NEEDS_MORE
+    assert 30 < early.more_epochs < 45
     assert later.verdict == LEAKING
     assert later.per_epoch == pytest.approx(80)
 
@@ -195,10 +196,10 @@ def test_the_worst_counter_decides():
         "malloc": (epochs, [BASE + MIB * e for e in epochs]),
         "files": (epochs, [5.0] * 12),
         "file_backed": (epochs, [BASE + MIB * e for e in epochs]),
-        "worker 7": (epochs[:3], [1.0, 2.0, 3.0]),
+        WorkerName.of(7): (epochs[:3], [1.0, 2.0, 3.0]),
     }
 
-    trends = judge(series)
+    trends = judge_counters(series)
 
     assert [each.name for each in trends] == ["malloc", "files"]
     assert overall(trends) == (LEAKING, 0)
@@ -210,7 +211,7 @@ def test_pages_that_cannot_decide_do_not_count_where_malloc_can():
     noisy = [BASE + 30_000 * e + (e * 7919 % 13) * MIB for e in epochs]
     series = {"malloc": (epochs, [1.0] * 31), "anonymous": (epochs, noisy)}
 
-    assert overall(judge(series))[0] == STEADY
+    assert overall(judge_counters(series))[0] == STEADY
 
 
 GROWING = [BASE + MIB * e for e in range(31)]
@@ -230,12 +231,14 @@ FLAT = [float(BASE)] * 31
 def test_each_figure_of_a_device_is_judged_and_the_one_that_grew_is_said(
     series, verdict, grew
 ):
-    trends = judge({name: (range(31), values) for name, values in series.items()})
+    trends = judge_counters(
+        {name: (range(31), values) for name, values in series.items()}
+    )
 
-    found, more = overall(trends)
-    report = LeakReport(found, 30, 1.0, "mps", trends, more_epochs=more)
+    summed_up, more = overall(trends)
+    report = LeakReport(summed_up, 30, 1.0, "mps", trends, more_epochs=more)
 
-    assert found == verdict
+    assert summed_up == verdict
     assert [each.name for each in report.leaks][:1] == ([grew] if grew else [])
     if verdict == NEEDS_MORE:
         assert "or by another process" in str(report)
@@ -244,7 +247,9 @@ def test_each_figure_of_a_device_is_judged_and_the_one_that_grew_is_said(
 def test_a_long_run_is_thinned_and_keeps_its_slope():
     epochs = list(range(5000))
 
-    (trend,) = judge({"malloc": (epochs, [BASE + 20_000.0 * e for e in epochs])})
+    (trend,) = judge_counters(
+        {"malloc": (epochs, [BASE + 20_000.0 * e for e in epochs])}
+    )
 
     assert len(trend.values) == 64
     assert trend.trend.per_epoch == pytest.approx(20_000, rel=0.01)

@@ -19,8 +19,8 @@ from series import (
 from loaderkit import fit_trend
 from loaderkit.leaks.report import LeakReport
 from loaderkit.leaks.trend import LEAKING, NEEDS_MORE, STEADY
-from loaderkit.leaks.verdict import WORKER, judge, overall
-from loaderkit.memory.counters import words_of
+from loaderkit.leaks.verdict import judge_counters, overall
+from loaderkit.memory.counters import WorkerName, words_of
 
 FLOOR = 16 * KIB
 
@@ -70,11 +70,11 @@ def test_what_is_kept_every_few_epochs_is_never_steady(period, epochs, cut):
     if cut:
         values = values[1:]
 
-    found = verdict(values)
+    seen = verdict(values)
 
     # Two stairs cannot be told from two jumps.
-    assert found != STEADY or epochs // period < 3
-    assert found == LEAKING or epochs // period < 5
+    assert seen != STEADY or epochs // period < 3
+    assert seen == LEAKING or epochs // period < 5
 
 
 @given(fall=st.floats(0.0, 0.55), fall_at=st.integers(3, 28), period=st.integers(1, 3))
@@ -113,13 +113,13 @@ def test_what_only_the_driver_holds_is_never_steady_and_named(outside):
         run = device_run(seed)
         epochs = range(len(run.allocated))
 
-        trends = judge(
+        trends = judge_counters(
             {"allocated": (epochs, run.allocated), outside: (epochs, run.outside)}
         )
 
-        found, more = overall(trends)
-        report = LeakReport(found, 30, 1.0, "mps", trends, more_epochs=more)
-        assert found == NEEDS_MORE or (found, outside) == (LEAKING, "driver")
+        seen, more = overall(trends)
+        report = LeakReport(seen, 30, 1.0, "mps", trends, more_epochs=more)
+        assert seen == NEEDS_MORE or (seen, outside) == (LEAKING, "driver")
         assert words_of(outside) in report.headline
         assert trends[0].trend.verdict == STEADY
 
@@ -128,12 +128,26 @@ GIB = 1 << 30
 REPORTED = {
     "pytorch 132332, one call each": [1.027 + 0.5 * call for call in range(7)],
     "torchtune 2473, one step each": [
-        13.521896, 13.775543, 13.990127, 13.990127, 14.243774, 14.495468,
+        13.521896,
+        13.775543,
+        13.990127,
+        13.990127,
+        14.243774,
+        14.495468,
     ],
     "pytorch 152550, 40 steps each": [
-        0.1399, 0.1482, 0.1798, 0.1801, 0.1804, 0.1807, 0.1810, 0.1812, 0.1814, 0.1815,
+        0.1399,
+        0.1482,
+        0.1798,
+        0.1801,
+        0.1804,
+        0.1807,
+        0.1810,
+        0.1812,
+        0.1814,
+        0.1815,
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("thread", REPORTED)
@@ -141,7 +155,7 @@ def test_reported_series_are_not_steady(thread):
     values = [GIB * value for value in REPORTED[thread]]
     epochs = range(len(values))
 
-    trends = judge(
+    trends = judge_counters(
         {"allocated": (epochs, [GIB] * len(values)), "driver": (epochs, values)}
     )
 
@@ -157,14 +171,16 @@ def test_a_figure_is_secondary_only_where_its_cause_explains_as_much():
 
     def first(rate):
         driver = [2 * GIB + rate * MIB * epoch for epoch in epochs]
-        trends = judge({"allocated": (epochs, tensors), "driver": (epochs, driver)})
+        trends = judge_counters(
+            {"allocated": (epochs, tensors), "driver": (epochs, driver)}
+        )
         return LeakReport(LEAKING, 30, 1.0, "mps", trends).leaks[0].name
 
     assert first(0.2) == "allocated"
     assert first(500) == "driver"
 
 
-CHILD = f"{WORKER}7"
+CHILD = WorkerName.of(7)
 
 
 @pytest.mark.parametrize("kept", [0, 200 * KIB])
@@ -177,7 +193,7 @@ def test_what_a_child_imports_is_no_leak_and_what_it_keeps_then_is_one(kept):
             for reading, epoch in zip(readings, after, strict=True)
         ]
 
-        (child,) = judge(
+        (child,) = judge_counters(
             {CHILD: (range(len(values)), values)}, starting_until={CHILD: until}
         )
 

@@ -68,7 +68,7 @@ def test_the_cause_is_shown_or_not_known(keep, pattern, size):
         keep(torch.randn(size))
     more = (count_outside().exit_handlers - handlers) / EPOCHS
 
-    found = find_growth(before, EPOCHS, rate=4.0 * size, more_exit_handlers=more)
+    growths = find_growth(before, EPOCHS, rate=4.0 * size, more_exit_handlers=more)
     alive = [
         each
         for each in gc.get_objects()
@@ -76,9 +76,9 @@ def test_the_cause_is_shown_or_not_known(keep, pattern, size):
     ]
     let_go_of(alive)
 
-    assert [growth.pattern for growth in found] == [pattern]
-    assert f"Tensor [{size}] float32 more each epoch" in str(found[0])
-    assert ("not known" in str(found[0])) == (pattern == "unknown holder")
+    assert [growth.pattern for growth in growths] == [pattern]
+    assert f"Tensor [{size}] float32 more each epoch" in str(growths[0])
+    assert ("not known" in str(growths[0])) == (pattern == "unknown holder")
 
 
 @pytest.mark.slow
@@ -90,10 +90,10 @@ def test_exit_handlers_that_come_beside_a_stray_reference_are_not_blamed():
         with_a_stray_reference(torch.randn(SIZE + 1))
     more = (count_outside().exit_handlers - handlers) / EPOCHS
 
-    found = find_growth(before, EPOCHS, rate=4.0 * SIZE, more_exit_handlers=more)
+    growths = find_growth(before, EPOCHS, rate=4.0 * SIZE, more_exit_handlers=more)
     atexit.unregister(do_nothing)
 
-    assert [growth.pattern for growth in found] == ["unknown holder"]
+    assert [growth.pattern for growth in growths] == ["unknown holder"]
 
 
 class KeepsItsOutput(torch.autograd.Function):
@@ -124,6 +124,6 @@ def test_texts_of_warnings_are_weighed_and_named():
     for n in range(100):
         library.__warningregistry__[f"sample {n} is cut, see the manual" * 9] = True
 
-    found = find_growth(before, EPOCHS)
+    growths = find_growth(before, EPOCHS)
 
-    assert "warnings" in {growth.pattern for growth in found}
+    assert "warnings" in {growth.pattern for growth in growths}

@@ -23,7 +23,7 @@ def test_version_2_gives_quota_limit_pressure_and_kills(tmp_path):
         tmp_path,
         {
             "proc/self/cgroup": "0::/job/step\n",
-            "sys/fs/cgroup/job/step/cpu.max": "100000 100000\n",
+            "sys/fs/cgroup/job/step/cpu.max": "50000 100000\n",
             "sys/fs/cgroup/job/step/memory.max": "max\n",
             "sys/fs/cgroup/job/memory.max": str(4 << 20),
             "sys/fs/cgroup/job/memory.current": str(3 << 20),

@@ -8,6 +8,7 @@ import torch
 from loaderkit.memory.probes import (
     CudaLikeProbe,
     MpsProbe,
+    free_bytes,
     present_devices,
     probe_of,
     read_blocks,
@@ -26,32 +27,32 @@ def module(*, integrated=False, started=False):
 
 
 def test_a_card_with_memory_of_its_own_pins_and_copies_beside():
-    found = CudaLikeProbe(module()).capability(torch.device("cuda", 0))
+    capability = CudaLikeProbe(module()).capability(torch.device("cuda", 0))
 
-    assert found.pins
-    assert found.asynchronous
-    assert not found.unified
+    assert capability.pins
+    assert capability.asynchronous
+    assert not capability.unified
 
 
 def test_a_card_that_shares_the_hosts_memory_does_not_pin():
-    found = CudaLikeProbe(module(integrated=True)).capability(torch.device("cuda"))
+    capability = CudaLikeProbe(module(integrated=True)).capability(torch.device("cuda"))
 
-    assert found.unified
-    assert not found.pins
+    assert capability.unified
+    assert not capability.pins
 
 
 def test_a_driver_in_use_is_seen():
-    found = CudaLikeProbe(module(started=True)).capability(torch.device("cuda"))
+    capability = CudaLikeProbe(module(started=True)).capability(torch.device("cuda"))
 
-    assert found.started
+    assert capability.started
 
 
 def test_apples_device_never_pins():
-    found = MpsProbe().capability(torch.device("mps"))
+    capability = MpsProbe().capability(torch.device("mps"))
 
-    assert found.unified
-    assert not found.pins
-    assert not found.asynchronous
+    assert capability.unified
+    assert not capability.pins
+    assert not capability.asynchronous
     assert isinstance(probe_of(torch.device("mps")), MpsProbe)
 
 
@@ -94,14 +95,19 @@ def started_card(**more):
 
 
 def test_a_card_in_use_gives_all_its_counters():
-    found, missing = read_device(torch.device("cuda", 0), probe=started_card())
+    values, missing = read_device(torch.device("cuda", 0), probe=started_card())
 
     assert not missing
-    assert found == {
-        "allocated": 36_780, "reserved": 40_340, "peak": 39_000, "pinned": 4096,
-        "inactive_split": 3_560, "device_free": 3_840, "device_limit": 44_520,
+    assert values == {
+        "allocated": 36_780,
+        "reserved": 40_340,
+        "peak": 39_000,
+        "pinned": 4096,
+        "inactive_split": 3_560,
+        "device_free": 3_840,
+        "device_limit": 44_520,
         "largest_free": 6 << 20,
-    }  # fmt: skip
+    }
 
 
 def test_a_card_that_cannot_tell_what_is_free_says_so_and_tells_the_rest():
@@ -111,17 +117,36 @@ def test_a_card_that_cannot_tell_what_is_free_says_so_and_tells_the_rest():
 
     card = started_card(mem_get_info=unsupported)
 
-    found, missing = read_device(torch.device("xpu", 0), probe=card)
+    values, missing = read_device(torch.device("xpu", 0), probe=card)
 
-    assert found["allocated"] == 36_780
+    assert values["allocated"] == 36_780
     assert "doesn't support" in missing["device_free"]
 
 
 def test_a_card_that_nobody_used_is_not_woken_to_be_asked():
-    found, missing = read_device(torch.device("cuda"), probe=CudaLikeProbe(module()))
+    values, missing = read_device(torch.device("cuda"), probe=CudaLikeProbe(module()))
 
-    assert not found
+    assert not values
     assert "has not used" in missing["allocated"]
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_what_is_free_is_asked_of_a_card_that_nobody_used_too(started):
+    card = started_card(is_initialized=lambda: started)
+
+    free = free_bytes(torch.device("cuda", 0), probe=card)
+
+    assert free.amount == 3_840 + 40_340 - 36_780
+    assert free.known_from.startswith("the driver of cuda:0")
+    assert free.known_from.endswith("started to ask it") == (not started)
+
+
+def test_what_is_free_for_the_processor_is_what_the_host_has():
+    free = free_bytes(torch.device("cpu"))
+
+    assert free.amount > 0
+    assert free.known_from in {"cgroup", "the machine"}
+    assert free_bytes(torch.device("meta")) is None
 
 
 def test_apples_device_tells_what_metal_holds():
@@ -133,9 +158,9 @@ def test_apples_device_tells_what_metal_holds():
     probe = MpsProbe(metal)
     probe.available = lambda: True
 
-    found, missing = read_device(torch.device("mps"), probe=probe)
+    values, missing = read_device(torch.device("mps"), probe=probe)
 
-    assert found == {"allocated": 8_140, "driver": 8_977, "device_limit": 5_330}
+    assert values == {"allocated": 8_140, "driver": 8_977, "device_limit": 5_330}
     assert not missing
 
 
@@ -144,9 +169,9 @@ def test_reading_a_device_that_is_not_here_gives_the_reason(device):
     if torch.device(device) in present_devices():
         pytest.skip(f"this machine has {device}")
 
-    found, missing = read_device(torch.device(device))
+    values, missing = read_device(torch.device(device))
 
-    assert not found
+    assert not values
     assert "there is no device" in missing["allocated"]
 
 

@@ -1,6 +1,7 @@
 """What a process holds: each counter moves when the thing is planted."""
 
 import mmap
+import multiprocessing
 import os
 import socket
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from loaderkit.memory import process
-from loaderkit.memory.counters import COUNTERS, unit_of, words_of
+from loaderkit.memory.counters import COUNTERS, WorkerName, unit_of, words_of
 
 MIB = 1 << 20
 
@@ -31,7 +32,7 @@ def test_every_counter_has_words_and_a_unit():
     for name in process.quick_counters():
         assert words_of(name)
         assert unit_of(name) == COUNTERS[name].unit
-    assert words_of("worker 12") == "private memory of worker 12"
+    assert words_of(WorkerName.of(12)) == "private memory of worker 12"
 
 
 def test_memory_that_is_given_out_counts_and_is_gone_when_it_is_freed(before):
@@ -46,11 +47,13 @@ def test_memory_that_is_given_out_counts_and_is_gone_when_it_is_freed(before):
 
 def test_free_pieces_do_not_count_as_given_out():
     kept = [bytearray(3000) for _ in range(2000)]
-    full = process.malloc_bytes()
+    full = process.malloc_heap()
 
     del kept[::2]
 
-    assert process.malloc_bytes() < full - 2 * MIB
+    holed = process.malloc_heap()
+    assert holed.used_bytes < full.used_bytes - 2 * MIB
+    assert holed.free_bytes > full.free_bytes + 2 * MIB
 
 
 def test_shared_memory_counts_apart(before):
@@ -82,26 +85,59 @@ def test_files_and_sockets_count(before, tmp_path):
     assert change("files", before) == 0
 
 
-def test_threads_and_children_count(before):
-    stop = threading.Event()
-    thread = threading.Thread(target=stop.wait)
-    thread.start()
-    code = "import time; print('ready', flush=True); time.sleep(60)"
-    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+def test_children_count(before):
+    code = "print('ready', flush=True); input()"
+    command = [sys.executable, "-S", "-c", code]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     child.stdout.readline()
 
-    assert change("threads", before) == 1
     assert change("children", before) == 1
     assert child.pid in process.children_of(os.getpid())
     assert "-c" in process.process_name(child.pid).split()
 
-    stop.set()
-    thread.join()
-    child.kill()
-    child.communicate()
+    child.communicate(b"\n")
     assert change("children", before) == 0
     assert process.process_name(child.pid) == "gone"
     assert process.process_anonymous(child.pid) is None
+
+
+def test_grandchildren_count_too():
+    inner = "print('ready', flush=True); input()"
+    code = (
+        "import subprocess, sys;"
+        f"subprocess.run([sys.executable, '-S', '-c', {inner!r}])"
+    )
+    command = [sys.executable, "-S", "-c", code]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child.stdout.readline()
+
+    first, second = process.children_of(os.getpid())[-2:]
+
+    assert first == child.pid
+    assert process.children_of(child.pid) == [second]
+    child.communicate(b"\n")
+
+
+def test_threads_count():
+    """In a forked process, where no thread of another test can end meanwhile."""
+
+    def count_with_one_more():
+        before = process.quick_counters()
+        stop = threading.Event()
+        thread = threading.Thread(target=stop.wait)
+        thread.start()
+        with_thread = change("threads", before)
+        stop.set()
+        thread.join()
+        queue.put((before["threads"], with_thread))
+
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    child = context.Process(target=count_with_one_more)
+    child.start()
+
+    assert queue.get() == (1, 1)
+    child.join()
 
 
 def test_mappings_count(tmp_path):
@@ -123,38 +159,38 @@ def test_a_process_is_seen_from_outside():
     ) as child:
         child.stdout.readline()
 
-        found = process.outside_counters(child.pid)
+        readings = process.counters_of(child.pid)
 
-        assert 50 * MIB < found["anonymous"] < 90 * MIB
-        assert found["files"] >= 3
+        assert 50 * MIB < readings["anonymous"] < 90 * MIB
+        assert readings["files"] >= 3
         child.stdin.close()
-    assert process.outside_counters(child.pid) == {}
+    assert process.counters_of(child.pid) == {}
 
 
 def test_shares_of_pages_are_added_up_over_processes():
-    found, missing = process.full_counters([os.getpid()])
+    readings, missing = process.full_counters([os.getpid()])
 
     assert not missing
-    assert 0 < found["proportional"] <= found["tree_proportional"]
-    assert found["private"] == found["tree_private"]
+    assert 0 < readings["proportional"] <= readings["tree_proportional"]
+    assert readings["private"] == readings["tree_private"]
 
 
 def test_without_proc_psutil_tells_what_it_can(monkeypatch):
     monkeypatch.setattr(process, "PROC", "/nowhere")
 
-    found = process.quick_counters()
+    readings = process.quick_counters()
 
-    assert found["resident"] > MIB
-    assert found["threads"] >= 1
-    assert "anonymous" not in found
-    assert process.outside_counters(2**30) == {}
+    assert readings["resident"] > MIB
+    assert readings["threads"] >= 1
+    assert "anonymous" not in readings
+    assert process.counters_of(2**30) == {}
     assert process.mappings() is None
 
 
 def test_another_allocator_is_not_asked(monkeypatch):
-    process._mallinfo.cache_clear()
+    process._find_mallinfo.cache_clear()
     monkeypatch.setenv("LD_PRELOAD", "/usr/lib/libjemalloc.so.2")
 
-    assert process.malloc_bytes() is None
+    assert process.malloc_heap() is None
 
-    process._mallinfo.cache_clear()
+    process._find_mallinfo.cache_clear()

@@ -8,7 +8,7 @@ import torch
 
 import loaderkit
 from loaderkit.memory import cache_cleaner
-from loaderkit.memory.release import cached_bytes
+from loaderkit.memory.release import CachedBytes, cached_bytes
 
 MIB = 1 << 20
 
@@ -204,7 +204,9 @@ def test_hygiene_that_brings_something_goes_on():
 
 
 def test_hygiene_empties_a_device_only_when_much_lies_unused(monkeypatch):
-    answers = iter([(1000 * MIB, 10 * MIB), (1000 * MIB, 500 * MIB)])
+    answers = iter(
+        [CachedBytes(1000 * MIB, 10 * MIB), CachedBytes(1000 * MIB, 500 * MIB)]
+    )
     monkeypatch.setattr(cache_cleaner, "cached_bytes", lambda _: next(answers))
     keeper = loaderkit.EpochCacheCleaner("cpu")
 

@@ -19,11 +19,11 @@ def chain(length):
 
 def links():
     """List the tensors of the chain, without keeping them in a variable."""
-    found, each = [], STATE["head"]
-    while each is not None:
-        found.append(each[0])
-        each = each[1]
-    return found[::-1]
+    tensors, link = [], STATE["head"]
+    while link is not None:
+        tensors.append(link[0])
+        link = link[1]
+    return tensors[::-1]
 
 
 def test_the_newest_link_is_the_nearest_however_long_the_chain():
@@ -37,9 +37,7 @@ def test_the_newest_link_is_the_nearest_however_long_the_chain():
 
 
 def nearest_through_no_variable():
-    from loaderkit.leaks import blame
-
-    return int(blame.closest_to_a_root(links()))
+    return int(closest_to_a_root(links()))
 
 
 def test_its_twin_the_search_from_an_old_link_does_not_arrive():
@@ -62,8 +60,8 @@ def test_what_no_variable_leads_to_is_not_found():
 def test_a_context_variable_is_named():
     def inside():
         CURRENT.set({"previous": [torch.zeros(3)]})
-        found = holders_of(CURRENT.get()["previous"][0], most=1)
-        return found[0]
+        holders = holders_of(CURRENT.get()["previous"][0], most=1)
+        return holders[0]
 
     holder = contextvars.copy_context().run(inside)
 

@@ -95,3 +95,11 @@ def detectors() -> None:
     assert_type(train(3), float)
     train("3")  # type: ignore[arg-type]
     loaderkit.LeakDetector("cpu", on_leak="shout")  # type: ignore[arg-type]
+
+
+def counters() -> None:
+    sample = loaderkit.read_memory("cpu")
+    assert_type(sample.get("malloc"), int | None)
+    assert_type(sample.values["anonymous"], int)
+    sample.get("maloc")  # type: ignore[arg-type]
+    sample.values["free"]  # type: ignore[index]

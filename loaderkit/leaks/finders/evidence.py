@@ -1,0 +1,63 @@
+"""What finders are given: live objects, or counters that leak."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Mapping, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from loaderkit.leaks.census import Census, Heap
+    from loaderkit.leaks.growth import Growth
+    from loaderkit.leaks.shared_files import SharedFiles
+    from loaderkit.leaks.trend import Trend
+    from loaderkit.memory.counters import AnyCounter
+
+
+@dataclass(frozen=True)
+class HeapEvidence:
+    """What is alive now, and what was when a census was taken."""
+
+    heap: Heap
+    """Now; searches for holders must ignore its lists."""
+    before: Census
+    """Some epochs ago."""
+    epochs: int
+    """Since then, at least 1."""
+    ignored_ids: AbstractSet[int]
+    """``id`` of what is there because we watch."""
+    bytes_per_epoch: float = 0.0
+    """By which memory of the host grows; 0 when unknown."""
+    more_exit_handlers: float = 0.0
+    """How many functions more atexit knows each epoch."""
+
+
+@dataclass(frozen=True)
+class CounterEvidence:
+    """Counters that leak, and the objects that were found to grow."""
+
+    leaking: Mapping[AnyCounter, Trend]
+    """By name."""
+    objects: Sequence[Growth]
+    """What finders found among live objects."""
+    objects_counted: bool
+    """A census was there to compare with."""
+    files_before: Counter[str]
+    """Open files when the run began, by kind."""
+    shared_files: SharedFiles
+    """Files in /dev/shm."""
+    found: tuple[Growth, ...] = ()
+    """What the finders before this one have named."""
+
+
+EvidenceT = TypeVar("EvidenceT", contravariant=True)
+
+
+class Finder(Protocol[EvidenceT]):
+    """Finds one kind of what grew: a function with this signature."""
+
+    def __call__(self, evidence: EvidenceT, /) -> list[Growth]:
+        """Name what grew, the heaviest first; nothing when this kind did not."""

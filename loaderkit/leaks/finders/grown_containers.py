@@ -1,0 +1,141 @@
+"""Finds lists, dicts, sets and deques that hold more than they did."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from loaderkit.leaks.census import containers_in
+from loaderkit.leaks.finders.items import (
+    describe_items,
+    newest_of,
+    pattern_of,
+    with_keys,
+)
+from loaderkit.leaks.growth import Growth
+from loaderkit.leaks.retained import retained_bytes
+from loaderkit.memory.holders import holders_of
+from loaderkit.memory.tensors import is_a
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from loaderkit.leaks.finders.evidence import HeapEvidence
+
+_EPOCHS_AN_ITEM = 12
+"""Epochs in which a container that is looked at has grown by an item: a snapshot every
+tenth epoch is a leak too."""
+_FEWEST_ITEMS = 2
+"""In a short run; one item more may be the last batch, which a variable holds."""
+_MOST_WEIGHED = 300
+"""Containers that are weighed, those that grew by the most items."""
+_MOST_NAMED = 6
+"""Containers whose holders are looked for, the heaviest."""
+_OWN_ROOM = "loaderkit.leaks."
+
+
+class _GrownContainer(NamedTuple):
+    container: Any
+    more_items: int
+
+
+class _WeighedContainer(NamedTuple):
+    container: Any
+    newest: list[Any]
+    items_per_epoch: float
+    bytes_per_epoch: int
+
+
+def find_grown_containers(evidence: HeapEvidence) -> list[Growth]:
+    """Find containers that hold more than they did, and weigh what came.
+
+    Args:
+        evidence: What is alive now, and was then.
+
+    Returns:
+        The heaviest, with their holders.
+    """
+    grown = _grown_containers(evidence)
+    grown.sort(key=lambda row: -row.more_items)
+    weighed = [_weigh(row, evidence.epochs) for row in grown[:_MOST_WEIGHED]]
+    weighed.sort(key=lambda row: -row.bytes_per_epoch)
+    # What this search keeps would be found to hold the containers, too.
+    ignore = [grown, weighed, *evidence.heap.lists]
+    growths = [
+        _name_growth(row, ignore)
+        for row in weighed[:_MOST_NAMED]
+        if row.bytes_per_epoch > 0
+    ]
+    return [growth for growth in growths if not _is_of_this_room(growth)]
+
+
+def _grown_containers(evidence: HeapEvidence) -> list[_GrownContainer]:
+    """List by how much containers grew.
+
+    The arrays are let go of on return: what a running function has would be taken for
+    something that the user keeps.
+    """
+    fewest = max(_FEWEST_ITEMS, evidence.epochs / _EPOCHS_AN_ITEM)
+    containers = containers_in(evidence.heap)
+    ids = np.fromiter(map(id, containers), np.int64, len(containers))
+    lengths = np.fromiter(map(len, containers), np.int64, len(containers))
+    more_items = lengths - evidence.before.lengths_of(ids)
+    return [
+        _GrownContainer(containers[index], int(more_items[index]))
+        for index in np.flatnonzero(more_items >= fewest)
+        if int(ids[index]) not in evidence.ignored_ids
+    ]
+
+
+def _weigh(grown: _GrownContainer, epochs: int) -> _WeighedContainer:
+    container, more_items = grown
+    newest = newest_of(container)
+    item_bytes = retained_bytes(with_keys(container, newest))
+    return _WeighedContainer(
+        container=container,
+        newest=newest,
+        items_per_epoch=more_items / epochs,
+        bytes_per_epoch=item_bytes * more_items // epochs,
+    )
+
+
+def _name_growth(weighed: _WeighedContainer, ignore: Sequence[Any]) -> Growth:
+    """Say who holds a container, and what it keeps."""
+    container, newest, items_per_epoch, bytes_per_epoch = weighed
+    holder = holders_of(container, most=1, ignore=[*ignore, weighed, newest])[0]
+    epochs_left = _epochs_until_full(container, items_per_epoch)
+    is_bounded = epochs_left is not None
+    return Growth(
+        pattern="bounded" if is_bounded else pattern_of(container, newest, holder),
+        what=type(container).__name__,
+        items=describe_items(newest),
+        per_epoch=items_per_epoch,
+        bytes_per_epoch=bytes_per_epoch,
+        holder=holder,
+        epochs_left=epochs_left,
+    )
+
+
+def _epochs_until_full(container: Any, items_per_epoch: float) -> int | None:
+    """Tell in how many epochs a bounded container is full; None if it has no bound."""
+    bound = container.maxlen if is_a(container, deque) else None
+    for parent in gc.get_referrers(container):
+        if is_a(parent, functools._lru_cache_wrapper):
+            bound = parent.cache_info().maxsize
+    if bound is None:
+        return None
+    free_items = bound - len(container)
+    # Rounded up, by the floor of what is negative.
+    return max(1, -int(-free_items // max(items_per_epoch, 1e-9)))
+
+
+def _is_of_this_room(growth: Growth) -> bool:
+    """Whether a module of the detector holds it, such as a cache of its statistics.
+
+    What judging takes is subtracted from the readings, so it never explains a growth.
+    """
+    return growth.holder is not None and growth.holder.path.startswith(_OWN_ROOM)

@@ -1,0 +1,162 @@
+"""Finds types of which there are more, though no container that was there holds more.
+
+Such are the links of a chain, objects that attributes refer to, and what no variable
+leads to at all.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING, Any
+
+from loaderkit.leaks.census import take_census
+from loaderkit.leaks.finders.items import describe_items
+from loaderkit.leaks.growth import Growth
+from loaderkit.leaks.retained import retained_bytes
+from loaderkit.leaks.unrooted import is_in_autograd_cycle, may_be_exit_handlers
+from loaderkit.memory.holders import holders_of
+from loaderkit.memory.root_search import closest_to_a_root
+from loaderkit.memory.tensors import describe, tensors_in
+
+if TYPE_CHECKING:
+    import torch
+
+    from loaderkit.leaks.census import Census
+    from loaderkit.leaks.finders.evidence import HeapEvidence
+    from loaderkit.memory.holder import Holder
+    from loaderkit.memory.tensors import Look
+
+_FEWEST_TENSORS = 2
+_FEWEST_OBJECTS = 8
+"""Of one kind.  Chosen: Python makes no tensors by itself, but some objects of many
+types."""
+_MOST_TYPES = 3
+"""Types that are looked at, those of which most came."""
+_MOST_ASKED = 6
+"""Objects without a holder among which a cycle through autograd is looked for."""
+
+
+def find_new_objects(evidence: HeapEvidence) -> list[Growth]:
+    """Find tensors that look alike, or else objects of a type, that became more.
+
+    Args:
+        evidence: What is alive now, and was then.
+
+    Returns:
+        At most one growth: the heaviest tensors, or the most frequent type.
+    """
+    now = take_census(evidence.before.epoch + evidence.epochs, evidence.heap)
+    look = _heaviest_new_look(evidence, now)
+    if look is not None:
+        return [_growth_of_tensors(evidence, now, look)]
+    more_of_type = now.kinds - evidence.before.kinds
+    for name, count in more_of_type.most_common(_MOST_TYPES):
+        if count >= max(_FEWEST_OBJECTS, 2 * evidence.epochs):
+            return [_growth_of_type(evidence, name, count)]
+    return []
+
+
+def _heaviest_new_look(evidence: HeapEvidence, now: Census) -> Look | None:
+    """Pick the kind of tensors by which most bytes came."""
+    fewest = max(_FEWEST_TENSORS, evidence.epochs / 2)
+    more_bytes: dict[Look, int] = {}
+    for look, (count, size) in now.tensors.items():
+        count_before, size_before = evidence.before.tensors.get(look, (0, 0))
+        if count - count_before >= fewest:
+            more_bytes[look] = size - size_before
+    if not more_bytes:
+        return None
+    return max(more_bytes, key=lambda look: (more_bytes[look], now.tensors[look]))
+
+
+def _growth_of_tensors(
+    evidence: HeapEvidence,
+    now: Census,
+    look: Look,
+) -> Growth:
+    """Say who holds new tensors that look alike."""
+    count, size = now.tensors[look]
+    count_before, size_before = evidence.before.tensors.get(look, (0, 0))
+    per_epoch = (count - count_before) / evidence.epochs
+    bytes_per_epoch = (size - size_before) // evidence.epochs
+    tensors: list[torch.Tensor] = [
+        tensor
+        for tensor in tensors_in(evidence.heap.objects)
+        if describe(tensor).look == look
+    ]
+    # Not one that was there before: somebody else may keep tensors that look alike.
+    old_ids = set(evidence.before.tensor_ids.tolist())
+    tensors = [tensor for tensor in tensors if id(tensor) not in old_ids] or tensors
+    holder = _usual_holder(evidence, tensors)
+    if not holder.held:
+        return _growth_without_holder(evidence, tensors, per_epoch, bytes_per_epoch)
+    return Growth(
+        pattern="kept tensors" if tensors[-1].grad_fn is None else "graph",
+        what=holder.kind,
+        items=describe_items(tensors[-1:]),
+        per_epoch=per_epoch,
+        bytes_per_epoch=bytes_per_epoch,
+        holder=holder,
+    )
+
+
+def _growth_of_type(
+    evidence: HeapEvidence,
+    name: str,
+    count: int,
+) -> Growth:
+    """Say who holds new objects of a type."""
+    objects = [
+        item for item in evidence.heap.objects if type(item).__qualname__ == name
+    ]
+    per_epoch = count / evidence.epochs
+    bytes_per_epoch = retained_bytes(objects[-1:]) * count // evidence.epochs
+    holder = _usual_holder(evidence, objects)
+    if not holder.held:
+        return _growth_without_holder(evidence, objects, per_epoch, bytes_per_epoch)
+    return Growth("objects", holder.kind, name, per_epoch, bytes_per_epoch, holder)
+
+
+def _growth_without_holder(
+    evidence: HeapEvidence,
+    objects: list[Any],
+    per_epoch: float,
+    bytes_per_epoch: int,
+) -> Growth:
+    """Name what keeps objects that no variable leads to, where that can be shown."""
+    items = describe_items(objects[-1:])
+    newest = objects[-_MOST_ASKED:]
+    if gc.isenabled():
+        gc.collect()  # the search for holders leaves cycles that refer to them
+    if any(is_in_autograd_cycle(tensor) for tensor in tensors_in(newest)):
+        return Growth("autograd cycle", "a cycle", items, per_epoch, bytes_per_epoch)
+    if may_be_exit_handlers(objects[-1:], evidence.more_exit_handlers, per_epoch):
+        return Growth("exit handlers", "atexit", items, per_epoch, bytes_per_epoch)
+    return Growth("unknown holder", "something", items, per_epoch, bytes_per_epoch)
+
+
+def _usual_holder(evidence: HeapEvidence, objects: list[Any]) -> Holder:
+    """Ask of the first, the middle and the last who holds them; take what two say.
+
+    Of a chain none of these may be near a variable; then the one that is tells.
+    """
+    asked = [objects[-1], objects[len(objects) // 2], objects[0]]
+    # Of few objects two of these are the same, which must not count twice.
+    asked_by_id = {id(item): item for item in asked}
+    ignore = [objects, asked, asked_by_id, *evidence.heap.lists]
+    holders = [
+        holders_of(item, most=1, ignore=ignore)[0] for item in asked_by_id.values()
+    ]
+    held = [holder for holder in holders if holder.held]
+    if not held:
+        closest = closest_to_a_root(objects)
+        if closest is None:
+            return holders[0]
+        held = holders_of(closest, most=1, ignore=ignore)
+    roots = [_root_of(holder) for holder in held]
+    return max(held, key=lambda holder: roots.count(_root_of(holder)))
+
+
+def _root_of(holder: Holder) -> tuple[str, str]:
+    """Give the variable at which a way begins."""
+    return holder.kind, holder.path.split("[")[0]

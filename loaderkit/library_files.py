@@ -1,0 +1,58 @@
+"""Whose code is a file: a library's, loaderkit's own, or the user's?"""
+
+from __future__ import annotations
+
+import functools
+import sysconfig
+from pathlib import Path
+
+_INSTALLED_IN = frozenset({"site-packages", "dist-packages"})
+"""Folders of libraries in every environment.  An environment that sees another's
+packages (``--system-site-packages``) has some of its libraries in the other's folder,
+which its own paths do not name."""
+_LIBRARY_FOLDERS = tuple(
+    Path(sysconfig.get_paths()[name])
+    for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+_OWN_FOLDER = Path(__file__).parent
+_MOST_REMEMBERED = 4096
+"""Files; a process that has imported torch and PyG has some 3,000 modules."""
+
+
+@functools.lru_cache(maxsize=_MOST_REMEMBERED)
+def is_library_file(file: str) -> bool:
+    """Tell whether code is Python's own or an installed library's.
+
+    Args:
+        file: As a module's ``__file__`` or a frame's ``co_filename`` names it.
+
+    Returns:
+        False for the user's own, which text typed at a prompt is too.
+
+    >>> import json
+    >>> is_library_file(json.__file__), is_library_file("<frozen importlib>")
+    (True, True)
+    >>> is_library_file("/home/me/env/lib/python3.12/site-packages/torch/nn.py")
+    True
+    >>> is_library_file("/home/me/train.py"), is_library_file("<stdin>")
+    (False, False)
+    """
+    if file.startswith("<frozen"):
+        return True
+    path = Path(file)
+    if not _INSTALLED_IN.isdisjoint(path.parts):
+        return True
+    return any(map(path.is_relative_to, _LIBRARY_FOLDERS))
+
+
+@functools.lru_cache(maxsize=_MOST_REMEMBERED)
+def is_own_file(file: str) -> bool:
+    """Tell whether code is loaderkit's.
+
+    Args:
+        file: As a frame's ``co_filename`` names it.
+
+    Returns:
+        Whether it lies in the package.
+    """
+    return Path(file).is_relative_to(_OWN_FOLDER)

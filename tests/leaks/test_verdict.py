@@ -1,0 +1,135 @@
+"""Pure: the verdict over a run follows from what was seen, rule by rule."""
+
+from dataclasses import replace
+
+import pytest
+
+from loaderkit.leaks.growth import Growth
+from loaderkit.leaks.trend import LEAKING, NEEDS_MORE, STEADY
+from loaderkit.leaks.verdict import (
+    Collected,
+    RunEvidence,
+    decide,
+    judge_counters,
+)
+from loaderkit.memory.counters import WorkerName
+from loaderkit.memory.holder import Holder
+
+MIB = 1 << 20
+EPOCHS = range(31)
+HOLDER = Holder("local variable", "kept", "train.py:3 in train", "train.py:7")
+KEPT = Growth("kept tensors", "list", "Tensor [9] float32", 10, MIB, HOLDER)
+NUMBERS = Growth("numbers", "list", "float", 100, 3_200, HOLDER)
+RING = Growth("bounded", "deque", "Tensor [9] float32", 10, MIB, HOLDER, epochs_left=40)
+MOST_FREED = Collected(grown=30 * MIB, left=0.01 * MIB, epochs=29)
+SOME_LEFT = Collected(grown=30 * MIB, left=5 * MIB, epochs=29)
+
+
+def rising(*names):
+    values = [100 * MIB + MIB * epoch for epoch in EPOCHS]
+    return dict.fromkeys(names, (EPOCHS, values))
+
+
+def flat(*names):
+    return {name: (EPOCHS, [7.0] * len(EPOCHS)) for name in names}
+
+
+def seen(series, **more):
+    counters = judge_counters(series)
+    return RunEvidence(counters, epochs=30, seconds_per_epoch=1.0, **more)
+
+
+def test_what_is_flat_is_steady():
+    assert decide(seen(flat("malloc", "files"))).verdict == STEADY
+
+
+def test_what_grows_and_is_held_leaks():
+    decision = decide(seen(rising("malloc"), growths=(KEPT,)))
+
+    assert decision.verdict == LEAKING
+    assert decision.growths == (KEPT,)
+    assert decision.notes == ()
+
+
+def test_garbage_is_steady_unless_somebody_holds_what_is_left():
+    evidence = seen(rising("malloc"), growths=(KEPT,), collected={"malloc": MOST_FREED})
+
+    assert decide(evidence).verdict == STEADY
+    assert decide(evidence).notes == (
+        "what had grown was garbage, and is collected now",
+    )
+
+    with_leak_beneath = replace(evidence, collected={"malloc": SOME_LEFT})
+    assert decide(with_leak_beneath).verdict == LEAKING
+    assert decide(replace(with_leak_beneath, growths=())).verdict == STEADY
+
+
+def test_garbage_excuses_no_other_counter():
+    series = rising("malloc", "shared")
+
+    decision = decide(seen(series, collected={"malloc": MOST_FREED}, growths=(KEPT,)))
+
+    assert decision.verdict == LEAKING
+
+
+def test_a_container_with_a_bound_needs_the_epochs_until_it_is_full():
+    decision = decide(seen(rising("malloc"), growths=(RING,)))
+
+    assert (decision.verdict, decision.more_epochs) == (NEEDS_MORE, 45)
+    assert "deque `kept` has a bound" in decision.notes[0]
+
+
+@pytest.mark.parametrize("other", ["shared", "allocated", WorkerName.of(7)])
+def test_its_bound_excuses_nothing_beside_it(other):
+    decision = decide(seen(rising("malloc", other), growths=(RING,)))
+
+    assert decision.verdict == LEAKING
+
+
+def test_a_history_of_numbers_is_steady():
+    decision = decide(seen(rising("malloc"), growths=(NUMBERS,)))
+
+    assert decision.verdict == STEADY
+    assert "nothing: it is small" in decision.notes[0]
+
+
+@pytest.mark.parametrize(
+    "growths",
+    [
+        (replace(NUMBERS, bytes_per_epoch=2 * MIB),),
+        (replace(NUMBERS, per_epoch=20_000.0),),
+        (NUMBERS, KEPT),
+    ],
+)
+def test_its_twins_are_leaks(growths):
+    decision = decide(seen(rising("malloc"), growths=growths))
+
+    assert decision.verdict == LEAKING
+    assert decision.growths[0].pattern == "many numbers"
+
+
+def test_passing_the_limit_is_a_leak_whatever_else_was_seen():
+    decision = decide(seen(flat("malloc"), is_over_limit=True))
+
+    assert decision.verdict == LEAKING
+    assert decision.notes == ("the limit that was set has been passed",)
+
+
+def test_what_was_left_out_is_said():
+    evidence = seen(
+        flat("malloc"),
+        foreign_kinds=("d", "a", "c", "b"),
+        rarely_read={"mappings": 3, WorkerName.of(7): 2},
+    )
+
+    assert decide(evidence).notes == (
+        "files a, b, c and 1 more kinds are made by another process: left out",
+        "mappings was read after 3 of 30 epochs only: too seldom to be judged",
+    )
+
+
+def test_a_leak_whose_objects_were_not_counted_says_so():
+    decision = decide(seen(rising("malloc"), objects_counted=False))
+
+    assert decision.verdict == LEAKING
+    assert "objects were not counted in time" in decision.notes[0]

@@ -1,0 +1,13 @@
+"""What another process sends; a spawned one imports it by name."""
+
+import torch
+
+from loaderkit.memory.shm_batch import SegmentRing, SharedBatch, can_share_batches
+
+
+def send_batches(queue, works):
+    works.put(can_share_batches())
+    segments = SegmentRing(4)
+    for number in range(3):
+        queue.put(SharedBatch({"x": torch.full((200, 300), float(number))}, segments))
+    works.get()  # ends only when all have arrived
