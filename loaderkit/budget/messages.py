@@ -19,12 +19,13 @@ from loaderkit.budget.grammar import (
     place_named,
     speaks_of_the_host,
 )
-from loaderkit.budget.lexicon import HOST_PLACE, compile_words
+from loaderkit.budget.lexicon import HOST_PLACE, compile_words, is_described
 from loaderkit.budget.log_text import clean_log
 from loaderkit.budget.oom_patterns import MessagePattern, fields_of, message_patterns
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
+    from loaderkit.budget.amounts import Amount
     from loaderkit.budget.grammar import Exhaustion
 
 SIZES = (
@@ -54,6 +55,7 @@ _ON_DEVICE = frozenset(
 _DEVICE_ROLES = frozenset(SIZES) - {"total_vm", "anon_rss"}
 _READ_ROLES: dict[str, frozenset[str]] = {
     "device_oom": _DEVICE_ROLES,
+    "device_oom_async": _DEVICE_ROLES,
     "device_limit": _DEVICE_ROLES,
     "buffer_too_large": _DEVICE_ROLES,
     "oom": _DEVICE_ROLES,
@@ -72,7 +74,9 @@ _DEVICE_INDEX = compile_words(
     r"\b(?:[A-Z]{1,2}PU|MLU|MUSA|DCU) (\d{1,3})(?:;| has|\.|,)|on device (\d{1,3})\b"
     r"|device ordinal (\d{1,3})\b"
     r"|\b(?:cuda|xpu|npu|hip|gpu):(\d{1,3})\b|\bGPU=(\d{1,3})\b|\bCUDA(\d{1,3}) buffer"
-    r"|\bdevice\(id:(\d{1,3})\)|device_id:(\d{1,3})|\bROCm(\d{1,3}) buffer"
+    r"|\bdevice\(id:(\d{1,3})\)|\bROCm(\d{1,3}) buffer"
+    r"|\b(?:dev|device|gpu|npu|xpu|card)(?:[ _](?:id|idx|index|ordinal))? ?[:=#]? ?"
+    r"(\d{1,2})\b(?! ?(?:[KMGT]?i?B\b|[KMGT]i?\b|%|\.\d|/))"
 )
 _ANY_PROCESS = compile_words(r"\b(?:pid|process)(?:\(s\))?[ =:]{1,2}(\d{1,9})\b")
 _PROCESS = compile_words(rf"\bProcess (\d{{1,9}}) has ({SIZE}) memory in use")
@@ -174,6 +178,8 @@ def _first_wording(text: str) -> tuple[MessagePattern | None, re.Match[str] | No
         match = wording.pattern.search(text)
         if match is None or _is_of_a_device(wording, text, match):
             continue
+        if is_described(text, match.end()):
+            continue
         if not _lacks_permission(wording, text, match):
             return wording, match
     return None, None
@@ -255,10 +261,11 @@ def _read_finding(text: str, finding: Exhaustion) -> Message:
     empty = Message(is_oom=True, backend=finding.backend, kind=finding.kind)
     message = _with_amounts(empty, text[begin:end])
     if message.requested is None and "requested" in _READ_ROLES.get(finding.kind, ()):
-        # What was asked for can stand in the line before.
+        # What was asked for can stand in the line before, with all that belongs to it.
         line = text.rfind("\n", 0, max(0, begin - 1)) + 1
         before = _with_amounts(empty, text[max(line, begin - _NEARBY) : begin])
-        message = replace(message, requested=before.requested)
+        if before.requested is not None:
+            message = _completed(message, before)
     if message.backend in {"host", "cpu"} and message.errno is None:
         number = _ERRNO.search(text, begin, end)
         found = int(number[number.lastindex or 0]) if number else None
@@ -272,13 +279,18 @@ _ERRNO = compile_words(
 )
 
 
+def _completed(message: Message, other: Message) -> Message:
+    """Fill in the amounts that another part of the text states."""
+    missing = [name for name in SIZES if getattr(message, name) is None]
+    return replace(message, **{name: getattr(other, name) for name in missing})
+
+
 def _with_amounts(message: Message, text: str) -> Message:
     """Fill in the amounts of a message; the first of a role counts."""
     roles = _READ_ROLES.get(message.kind or "", frozenset())
     sizes: dict[str, Any] = {}
     unread = []
-    # Python sorts stably: among equals, the first of the text stays the first.
-    for amount in sorted(find_amounts(text), key=lambda amount: not amount.is_part):
+    for amount in sorted(_told_apart(list(find_amounts(text))), key=_trust):
         field_name = _field_of(amount.role, message.kind, text)
         if field_name is None:
             unread.append(f"{format_bytes(amount.size_bytes)} in: {amount.words}")
@@ -299,6 +311,27 @@ def _with_amounts(message: Message, text: str) -> Message:
         unread=tuple(unread[:_MOST_UNREAD]) if message.kind in _ON_DEVICE else (),
         **sizes,
     )
+
+
+def _told_apart(amounts: list[Amount]) -> list[Amount]:
+    """Give a role to two amounts that no word tells: what is larger was asked for."""
+    unnamed = [amount for amount in amounts if amount.role is None]
+    is_known = any(amount.role in {"requested", OVERFULL} for amount in amounts)
+    if is_known or len(unnamed) != 2 or unnamed[0].size_bytes <= unnamed[1].size_bytes:
+        return amounts
+    asked, whole = unnamed
+    named = {id(asked): OVERFULL, id(whole): WHOLE}
+    return [
+        replace(amount, role=named.get(id(amount), amount.role)) for amount in amounts
+    ]
+
+
+def _trust(amount: Amount) -> int:
+    """Order amounts; Python sorts stably, so that the first of equals stays first."""
+    if amount.is_part:
+        return 0
+    # What "would be" in use is said where the usage itself is not.
+    return 2 if amount.role == OVERFULL else 1
 
 
 def _field_of(role: str | None, kind: str | None, text: str) -> str | None:
