@@ -174,7 +174,8 @@ def _judged(clue: _Clue) -> Exhaustion | None:
     sentence = clue.text[begin:end]
     # Of words with others between them, the first can stand before a hedge.
     told = clue.end if clue.is_loose else clue.start
-    if is_negated(sentence, told - begin):
+    is_question = clue.text[end : end + 1] == "?" or sentence.rstrip().endswith("?")
+    if is_question or is_negated(sentence, told - begin):
         return None
     if is_described(clue.text, clue.end):
         return None

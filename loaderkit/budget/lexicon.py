@@ -127,8 +127,8 @@ _HEDGED = compile_words(
     r"help\w{0,3}|hints?|tips?|how to|handle\w{0,2}|"
     r"recover\w{0,3}|catch\w{0,3}|except|raise|ensure|whether|should|possibl[ey]|"
     r"potential\w{0,2}|workaround|test_\w{0,40}|set(?! up)|fix\w{0,3}|feat|setting|"
-    r"friend|told|adds?|def|class|import|no longer|never|without|reduc\w{1,4}|"
-    r"so that)\b"
+    r"perhaps|maybe|probably|that fails?|which fails?|friend|told|adds?|def|class|"
+    r"import|no longer|never|without|reduc\w{1,4}|so that)\b"
 )
 """Before the phrase, in its sentence: advice, code or a story, not an event."""
 _CODE = compile_words(r"\b(?:except|raise|def|class|import)\b|\btest_\w{0,40}")

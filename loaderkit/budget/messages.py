@@ -228,6 +228,10 @@ def _read_wording(text: str, wording: MessagePattern, match: re.Match[str]) -> M
             _start_of_next(wording, text, match), match.start() + _LONGEST_MESSAGE
         )
         message = _with_amounts(message, text[match.start() : end])
+    if message.kind == "killed" and message.pid is None:
+        line = text.rfind("\n", max(0, match.start() - _NEARBY), match.start()) + 1
+        process = _ANY_PROCESS.search(text, line, match.end())
+        message = replace(message, pid=int(process[1]) if process else None)
     if message.is_oom is True and message.backend is None:
         around = text[max(0, match.start() - _NEARBY) : match.end() + _NEARBY]
         message = replace(message, backend=place_named(around))
@@ -253,7 +257,9 @@ def _with_request_nearby(message: Message, text: str, match: re.Match[str]) -> M
     begin = max(begin, text.rfind("\n", begin, match.start()) + 1)
     nearby = replace(message, kind="device_oom")
     nearby = _with_amounts(nearby, text[begin : match.end() + _NEARBY])
-    return message if nearby.requested is None else nearby
+    if nearby.requested is None:
+        return replace(message, device=nearby.device)
+    return nearby
 
 
 def _read_finding(text: str, finding: Exhaustion) -> Message:
@@ -317,7 +323,9 @@ def _told_apart(amounts: list[Amount]) -> list[Amount]:
     """Give a role to two amounts that no word tells: what is larger was asked for."""
     unnamed = [amount for amount in amounts if amount.role is None]
     is_known = any(amount.role in {"requested", OVERFULL} for amount in amounts)
-    if is_known or len(unnamed) != 2 or unnamed[0].size_bytes <= unnamed[1].size_bytes:
+    if is_known or len(amounts) != 2 or len(unnamed) != 2:
+        return amounts
+    if unnamed[0].size_bytes <= unnamed[1].size_bytes:
         return amounts
     asked, whole = unnamed
     named = {id(asked): OVERFULL, id(whole): WHOLE}

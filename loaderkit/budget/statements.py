@@ -70,14 +70,11 @@ def find_statements(text: str, start: int, end: int) -> Iterator[Statement]:
         end: Where it ends.
 
     Yields:
-        At most one statement of each way.
+        At most one statement of each rule, in the order of the table.
 
-    >>> text = "The app was stopped since it used too much of the phone's memory"
-    >>> [
-    ...     (said.way.name, text[said.start : said.end])
-    ...     for said in find_statements(text, 0, len(text))
-    ... ]
-    [('KILLED', "stopped since it used too much of the phone's memory")]
+    >>> text = "The app was stopped because it had too little of the phone's memory"
+    >>> [said.way.name for said in find_statements(text, 0, len(text))]
+    ['RAN_OUT', 'KILLED']
     """
     spans: dict[str, list[tuple[int, int]]] = {}
     # What is short comes first: most sentences of a log do not speak of it.
