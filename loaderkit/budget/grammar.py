@@ -119,8 +119,12 @@ def find_exhaustion(text: str) -> Exhaustion | None:
     >>> find_exhaustion("If you run out of memory, use a smaller batch.") is None
     True
     """
+    return _surest(_clues(text)) or _surest(_loose_clues(text))
+
+
+def _surest(clues: Iterator[_Clue]) -> Exhaustion | None:
     first = None
-    for clue in itertools.chain(_clues(text), _loose_clues(text)):
+    for clue in clues:
         finding = _judged(clue)
         # One that says where is surer than one that only says that it ran out.
         if finding is not None and finding.kind != "oom":
@@ -174,8 +178,8 @@ def _judged(clue: _Clue) -> Exhaustion | None:
     sentence = clue.text[begin:end]
     # Of words with others between them, the first can stand before a hedge.
     told = clue.end if clue.is_loose else clue.start
-    is_question = clue.text[end : end + 1] == "?" or sentence.rstrip().endswith("?")
-    if is_question or is_negated(sentence, told - begin):
+    asked = clue.text[begin : end + 1]
+    if _QUESTION.match(asked) or is_negated(sentence, told - begin):
         return None
     if is_described(clue.text, clue.end):
         return None
@@ -187,6 +191,13 @@ def _judged(clue: _Clue) -> Exhaustion | None:
         return None
     kind, backend = _place(clue, sentence, amounts)
     return Exhaustion(kind, backend, clue.start, clue.end, region)
+
+
+_QUESTION = re.compile(
+    r"\s*(?:is|are|was|were|do|does|did|why|how|what|when|can|could|should|would|has|"
+    r"have|any|anyone)\b[^:?]*\?",
+    re.IGNORECASE,
+)
 
 
 def _is_report(clue: _Clue, sentence: str, amounts: list[Amount]) -> bool:
@@ -211,7 +222,10 @@ def _is_report(clue: _Clue, sentence: str, amounts: list[Amount]) -> bool:
             is_refused = True
         return is_refused and _MEMORY_WORD.search(sentence) is not None
     if clue.phrase is Phrase.KILLED:
-        return re.search(r"mem|oom|rss|swap", sentence, re.IGNORECASE) is not None
+        return (
+            re.search(r"mem|oom|rss|pss|swap|jetsam", sentence, re.IGNORECASE)
+            is not None
+        )
     placed = (
         place_named(sentence) is not None or HOST_PLACE.search(sentence) is not None
     )
@@ -237,6 +251,8 @@ def _is_sure_event(clue: _Clue, sentence: str, amounts: list[Amount]) -> bool:
     if clue.phrase is Phrase.FAILED:
         return True
     if clue.phrase is Phrase.RAN_OUT and (_is_placed(sentence) or _is_terse(sentence)):
+        return True
+    if _ended(clue):
         return True
     return has_error_mark(clue.text[max(0, clue.start - _BEFORE) : clue.region()[1]])
 

@@ -111,11 +111,11 @@ _NOT_MEMORY = compile_words(
     r"|is not a failure|hardware limit|no attribute|cannot import|is not defined"
     r"|\bdata to\b|\brate (?:was |is )?exceeded|exceeded (?:\w{1,12} ){0,3}rate\b"
     r"|too many requests|requests per|failed ?scheduling|scale-?up|insufficient cpu"
-    r"|to use tactic|\[GC \(|\bGC pause|walltime|run ?time limit"
+    r"|shared memory banks?|to use tactic|\[GC \(|\bGC pause|walltime|run ?time limit"
 )
 """What was short was something else."""
 OTHER_THING = compile_words(
-    r"\b(?:files?|specifications?|privileges?|permissions?|contain|pack|packets?|body|payload|upload|messages?|entity|tokens?|rows?|"
+    r"\b(?:files?|specifications?|requirements?|pending|privileges?|permissions?|contain|pack|packets?|body|payload|upload|messages?|entity|tokens?|rows?|"
     r"columns?|quota|disk|recursion|index|indices|connections?|time|seconds|minutes|"
     r"rate|length of|characters|depth|sequence length|context length|int(?:32|64)?|"
     r"epochs?|steps|address|addresses|pointer|segfault|segmentation|lstm|learning)\b"
@@ -254,7 +254,7 @@ ENDED = compile_words(
     r"|\b(?:killed|killing|evicting|restarting) (?:this |the |latest |a )?"
     r"(?:job|worker|process|container|task|pod|step)\b|sending SIG(?:TERM|KILL)"
     r"|killed by (?:external |the |a )?(?:signal|kernel|scheduler|system|operating)"
-    r"|being killed|killing (?:latest|largest)"
+    r"|\benforced\b[^\n]{0,60}limit|being killed|killing (?:latest|largest)"
 )
 """What a watchdog of the host says that it did for its memory's sake."""
 _NAME_PARTS = re.compile(r"_|(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")

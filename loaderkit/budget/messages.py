@@ -167,7 +167,10 @@ def read_message(text: str) -> Message:
     if finding is not None and not _explains(wording, match, finding):
         return replace(_read_finding(cleaned, finding), raw=text)
     if wording is not None and match is not None:
-        return replace(_read_wording(cleaned, wording, match), raw=text)
+        message = _read_wording(cleaned, wording, match)
+        if finding is not None and _confirms(finding, wording, match):
+            message = replace(message, is_oom=True)
+        return replace(message, raw=text)
     mentioned = mentions_exhaustion(cleaned)
     unread = () if mentioned is None else (f'"{mentioned}" tells of no event here',)
     return Message(raw=text, unread=unread)
@@ -198,6 +201,16 @@ def _lacks_permission(wording: MessagePattern, text: str, match: re.Match[str]) 
     """Whether shared memory was refused for another reason than its size."""
     around = text[max(0, match.start() - _REASON) : match.end() + _REASON]
     return wording.kind == "shm" and _OTHER_REASON.search(around) is not None
+
+
+def _confirms(
+    finding: Exhaustion, wording: MessagePattern, match: re.Match[str]
+) -> bool:
+    """Whether a kill that may be about memory stands beside words that say it is."""
+    if wording.kind != "killed" or finding.kind not in {"oom", "killed"}:
+        return False
+    begin, end = finding.region
+    return match.start() < end and begin < match.end()
 
 
 def _explains(
@@ -344,15 +357,19 @@ def _trust(amount: Amount) -> int:
 
 def _field_of(role: str | None, kind: str | None, text: str) -> str | None:
     """Give the field that an amount of a role belongs to, in a message of a kind."""
+    is_device = kind in _ON_DEVICE
+    if kind == "oom" and _OF_A_JOB.search(text):
+        is_device = False
     if role == OVERFULL:
-        return "requested" if kind in _ON_DEVICE else "in_use"
+        return "requested" if is_device else "in_use"
     if role != WHOLE:
         return role
     # On the host a whole is the limit of a job, unless it is said to be the machine's.
-    is_all = kind in _ON_DEVICE or _OF_A_MACHINE.search(text) is not None
+    is_all = is_device or _OF_A_MACHINE.search(text) is not None
     return "capacity" if is_all else "limit"
 
 
+_OF_A_JOB = compile_words(r"\b(?:container|job|pod|worker|replica)\b")
 _OF_A_MACHINE = compile_words(
     r"memory (?:on|of) (?:the |this )?(?:node|machine|host)|total capacity|node running"
     r"|(?:node|machine|host|system) memory"
