@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _POWERS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40, "P": 50, "E": 60}
 _NAMES = {"kilo": "K", "kibi": "K", "mega": "M", "mebi": "M", "giga": "G", "gibi": "G"}
-_UNIT = r"(?:(?:kilo|kibi|mega|mebi|giga|gibi)?bytes?|[KMGTPE]?i?B|[KMGT]i?)\b"
+_UNIT = r"(?:(?:kilo|kibi|mega|mebi|giga|gibi)?bytes?|[KMGTPE]?i?Bs?|[KMGT]i?)\b"
 SIZE = rf"(?:0x[0-9a-f]{{2,16}} ?bytes?\b|\d[\d.,]{{0,30}}(?: ?|-){_UNIT})"
 """A number and its unit; KB and KiB are both 1024 bytes, as allocators mean them."""
 _AMOUNT = compile_words(
@@ -30,8 +30,8 @@ _AMOUNT = compile_words(
 )
 _BARE = compile_words(
     r"(?:buffer|memory|block|data|array|tensor|malloc|calloc|realloc)?"
-    r"(?: of)? ?\b(?:size|length)(?: of| =| ?:{1,2}|=)? ?[(\[]?(?P<bare>\d[\d,]{2,24}|"
-    r"0x[0-9a-f]{2,16})\b(?! ?(?:[KMGTPE]i?B?\b|bytes|/|\.\d))"
+    r"(?: of)? ?\b(?:size|length|len(?==))(?: of| =| ?:{1,2}|=)? ?[(\[]?"
+    r"(?P<bare>\d[\d,]{2,24}|0x[0-9a-f]{2,16})\b(?! ?(?:[KMGTPE]i?B?\b|bytes|/|\.\d))"
     r"|\b(?:free|available|requested|required|used|total) (?:\w{1,10} )?memory ?[:=] ?"
     r"(?P<labelled>\d{4,24})\b(?! ?(?:[KMGTPE]i?B?\b|bytes|/|\.\d))"
     r"|\b(?:free|available|requested|required|needed)\W{1,3}"
@@ -56,6 +56,7 @@ _OF_A_NAME = compile_words(
 _COMPARED = compile_words(
     r"(?<![\w.,])(?P<more>\d{5,20})(?:\.0{1,6})? ?> ?(?:\w{1,10}: ?)?"
     r"(?P<less>\d{5,20})(?:\.0{1,6})?(?![\w.])"
+    rf"|(?<![\w.,])(?P<more_size>{SIZE}) ?>=? ?(?P<less_size>{SIZE})"
 )
 """What was asked for, or is in use, and the smaller number that it had to fit into."""
 
@@ -227,7 +228,7 @@ def _amounts_of(match: re.Match[str], text: str, previous_end: int) -> Iterator[
         plain_role = None if is_count else _role(before, behind)
         if plain_role is not None:
             yield Amount(plain_role, parse_size(said["plain"]), match.start(), words)
-    elif said.get("more") is not None:
+    elif said.get("more") is not None or said.get("more_size") is not None:
         yield from _comparison(match, text, words)
     elif said.get("part") is not None:
         yield from _fraction(match, text, words)
@@ -282,11 +283,15 @@ def _comparison(match: re.Match[str], text: str, words: str) -> Iterator[Amount]
     """Read "exceeded memory limit (4213032 > 4194304)"."""
     # Slurm counts in KiB, without saying so.
     unit = 1 << 10 if _SLURM.search(text) else 1
-    more, less = int(match["more"]) * unit, int(match["less"]) * unit
+    if match["more"] is None:
+        more, less = parse_size(match["more_size"]), parse_size(match["less_size"])
+    else:
+        more, less = int(match["more"]) * unit, int(match["less"]) * unit
     before = text[max(0, match.start() - _CONTEXT) : match.start()]
     is_request = _ASKED.search(before) is not None
     yield Amount("requested" if is_request else "in_use", more, match.start(), words)
-    yield Amount("free" if is_request else "limit", less, match.start("less"), words)
+    start = max(match.start("less"), match.start("less_size"))
+    yield Amount("free" if is_request else "limit", less, start, words)
 
 
 def _role(before: str, behind: str) -> str | None:
@@ -318,11 +323,13 @@ def _role(before: str, behind: str) -> str | None:
 _CLAUSE_START = re.compile(r"[,;:()|=.\]](?=[^\w]{0,4}[A-Za-z])|\n|\b\d+(?=\s)")
 """Before a number: where the clause begins that labels it.  A mark with nothing but
 brackets between it and the number belongs to the label."""
+_LIST_OF_LABELS = re.compile(r"[a-z]/[a-z]+/[a-z]", re.IGNORECASE)
+"""One label for several numbers: "current/max/try size = 20 GiB, 23 GiB, 15 GiB"."""
 _COUNTED = compile_words(
     r"\b(?:tokens?|seq|sequence|len|length|rows|count|number of|blocks|pages|samples)\b"
 )
 """In a clause: its number without a unit counts something, and is in no bytes."""
-_CLAUSE_END = re.compile(r"[,;:()|.\n\]]|\d")
+_CLAUSE_END = re.compile(r"[,;:()|.\n\]]|\d|\s--?\s")
 _DIRECTLY = compile_words(
     r"[ )\]]{0,3}(?:(?:of|is|are|was|were|being|been|still|already|memory) ){0,3}"
     r"(\w{1,20})"
@@ -352,6 +359,8 @@ def _role_of_clause(before: str, behind: str) -> str | None:
     'limit'
     """
     before = before[_clause_start(before) :]
+    if _LIST_OF_LABELS.search(before):
+        return None
     end = _CLAUSE_END.search(behind)
     behind = behind[: end.start()] if end else behind
     directly = _DIRECTLY.match(behind)

@@ -100,6 +100,9 @@ class _Clue:
     def surroundings(self) -> str:
         """The line it stands in and what may still belong to it."""
         line = self.text.rfind("\n", max(0, self.start - _BEFORE), self.start) + 1
+        if line and self.text.startswith("what():", line):
+            # C++ names the exception in the line before.
+            line = self.text.rfind("\n", max(0, line - _BEFORE), line - 1) + 1
         _, end = self.region()
         return self.text[max(line, self.start - _BEFORE, 0) : end]
 
@@ -178,6 +181,8 @@ def _judged(clue: _Clue) -> Exhaustion | None:
     sentence = clue.text[begin:end]
     # Of words with others between them, the first can stand before a hedge.
     told = clue.end if clue.is_loose else clue.start
+    if _CODE_ABOVE.search(clue.text, max(0, begin - _CODE_REACH), begin):
+        return None
     asked = clue.text[begin : end + 1]
     if _QUESTION.match(asked) or is_negated(sentence, told - begin):
         return None
@@ -193,6 +198,9 @@ def _judged(clue: _Clue) -> Exhaustion | None:
     return Exhaustion(kind, backend, clue.start, clue.end, region)
 
 
+_CODE_ABOVE = re.compile(r"\b(?:except|raise|throw)\s*\Z")
+"""A line of a program that was broken right before the phrase."""
+_CODE_REACH = 20
 _QUESTION = re.compile(
     r"\s*(?:is|are|was|were|do|does|did|why|how|what|when|can|could|should|would|has|"
     r"have|any|anyone)\b[^:?]*\?",
@@ -326,6 +334,8 @@ def _place(clue: _Clue, sentence: str, amounts: list[Amount]) -> tuple[str, str 
         return "host_alloc", "cpu"
     around = clue.surroundings()
     backend = place_named(sentence) or _host(sentence)
+    if backend == "cpu" and _DEVICE_MEMORY.search(sentence):
+        backend = None  # "malloc" is a word of devices too
     # An allocation of the host can fail, and its process end: that is no limit.
     is_watched = backend is None or (
         backend == "cpu" and clue.phrase is Phrase.EXCEEDED
@@ -338,7 +348,8 @@ def _place(clue: _Clue, sentence: str, amounts: list[Amount]) -> tuple[str, str 
         is_allocator = _ALLOCATOR_WORDING.search(sentence) is not None
         return "device_oom" if is_allocator else "device_limit", "cuda"
     if backend is None:
-        backend = place_named(around) or _host(around)
+        host = None if _DEVICE_MEMORY.search(sentence) else _host(around)
+        backend = place_named(around) or host
     if backend == "cpu":
         return "host_alloc", "cpu"
     if ONE_BLOCK.search(sentence):
@@ -352,6 +363,7 @@ def _place(clue: _Clue, sentence: str, amounts: list[Amount]) -> tuple[str, str 
     return "device_oom" if numbered else "device_oom_async", backend
 
 
+_DEVICE_MEMORY = re.compile(r"device[\s_-]+mem", re.IGNORECASE)
 _HOSTS_MEMORY = re.compile(r"of[ _]host[ _]?mem|host_mem", re.IGNORECASE)
 
 

@@ -75,7 +75,8 @@ _DEVICE_INDEX = compile_words(
     r"|device ordinal (\d{1,3})\b"
     r"|\b(?:cuda|xpu|npu|hip|gpu):(\d{1,3})\b|\bGPU=(\d{1,3})\b|\bCUDA(\d{1,3}) buffer"
     r"|\bdevice\(id:(\d{1,3})\)|\bROCm(\d{1,3}) buffer"
-    r"|\b(?:dev|device|gpu|npu|xpu|card)(?:[ _](?:id|idx|index|ordinal))? ?[:=#]? ?"
+    r"|\b(?:dev|device|gpu|npu|xpu|card)(?:[ _](?:id|idx|index|ordinal))?"
+    r" ?[:=#]? ?[\[(]?"
     r"(\d{1,2})\b(?! ?(?:[KMGT]?i?B\b|[KMGT]i?\b|%|\.\d|/))"
 )
 _ANY_PROCESS = compile_words(r"\b(?:pid|process)(?:\(s\))?[ =:]{1,2}(\d{1,9})\b")
