@@ -80,6 +80,8 @@ _DEVICE_INDEX = compile_words(
     r"(\d{1,2})\b(?! ?(?:[KMGT]?i?B\b|[KMGT]i?\b|%|\.\d|/))"
 )
 _ANY_PROCESS = compile_words(r"\b(?:pid|process)(?:\(s\))?[ =:]{1,2}(\d{1,9})\b")
+_LOGGED_BY = re.compile(r"\((?:[\w.:-]{1,60} ){0,3}")
+"""Before a process at the start of a line: "(RayTrainWorker pid=2211, ip=10.0.0.3)"."""
 _PROCESS = compile_words(rf"\bProcess (\d{{1,9}}) has ({SIZE}) memory in use")
 
 
@@ -244,8 +246,7 @@ def _read_wording(text: str, wording: MessagePattern, match: re.Match[str]) -> M
         message = _with_amounts(message, text[match.start() : end])
     if message.kind == "killed" and message.pid is None:
         line = text.rfind("\n", max(0, match.start() - _NEARBY), match.start()) + 1
-        process = _ANY_PROCESS.search(text, line, match.end())
-        message = replace(message, pid=int(process[1]) if process else None)
+        message = replace(message, pid=_process_named(text, line, match.end()))
     if message.is_oom is True and message.backend is None:
         around = text[max(0, match.start() - _NEARBY) : match.end() + _NEARBY]
         message = replace(message, backend=place_named(around))
@@ -321,8 +322,7 @@ def _with_amounts(message: Message, text: str) -> Message:
         if device is not None and message.kind in _ON_DEVICE:
             message = replace(message, device=int(device[device.lastindex or 0]))
     if message.kind in {"killed", "shm"} and message.pid is None:
-        process = _ANY_PROCESS.search(text)
-        message = replace(message, pid=int(process[1]) if process else None)
+        message = replace(message, pid=_process_named(text, 0, len(text)))
     said = ((int(pid), _size(size)) for pid, size in _PROCESS.findall(text))
     processes = [[pid, size] for pid, size in said if size is not None]
     return replace(
@@ -331,6 +331,15 @@ def _with_amounts(message: Message, text: str) -> Message:
         unread=tuple(unread[:_MOST_UNREAD]) if message.kind in _ON_DEVICE else (),
         **sizes,
     )
+
+
+def _process_named(text: str, start: int, end: int) -> int | None:
+    """Give the first process that the text names, but for who logged the line."""
+    for process in _ANY_PROCESS.finditer(text, start, end):
+        line = text.rfind("\n", 0, process.start()) + 1
+        if _LOGGED_BY.fullmatch(text, line, process.start()) is None:
+            return int(process[1])
+    return None
 
 
 def _told_apart(amounts: list[Amount]) -> list[Amount]:
