@@ -4,7 +4,8 @@
 written, and read by hand.  A row states what its text states; a field that it does not
 name is not checked.  While the grammar was written, every other row of "ran out" and
 "look-alike" was not looked at; the other groups, "later" and "third" to the last, and
-their look-alikes, were gathered after that, each when the one before was mended.
+their look-alikes, were gathered after that, each when the one before was mended.  From
+"seventh" on, a part is written down from memory of what systems print (docs/budget.md).
 """
 
 import json
