@@ -12,14 +12,14 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from loaderkit.budget.lexicon import compile_words, read_table
+from loaderkit.budget.lexicon import compile_words, read_table, split_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _POWERS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40, "P": 50, "E": 60}
 _NAMES = {"kilo": "K", "kibi": "K", "mega": "M", "mebi": "M", "giga": "G", "gibi": "G"}
-_UNIT = r"(?:(?:kilo|kibi|mega|mebi|giga|gibi)?bytes?|[KMGTPE]?i?B|[KMGTPE]i?)\b"
+_UNIT = r"(?:(?:kilo|kibi|mega|mebi|giga|gibi)?bytes?|[KMGTPE]?i?Bs?|[KMGT]i?)\b"
 SIZE = rf"(?:0x[0-9a-f]{{2,16}} ?bytes?\b|\d[\d.,]{{0,30}}(?: ?|-){_UNIT})"
 """A number and its unit; KB and KiB are both 1024 bytes, as allocators mean them."""
 _AMOUNT = compile_words(
@@ -30,10 +30,12 @@ _AMOUNT = compile_words(
 )
 _BARE = compile_words(
     r"(?:buffer|memory|block|data|array|tensor|malloc|calloc|realloc)?"
-    r"(?: of)? ?\b(?:size|length)(?: of| =| ?:{1,2}|=)? ?(?P<bare>\d[\d,]{2,24}|"
-    r"0x[0-9a-f]{2,16})\b(?! ?(?:[KMGTPE]i?B?\b|bytes|/|\.\d))"
+    r"(?: of)? ?\b(?:size|length|len(?==))(?: of| =| ?:{1,2}|=)? ?[(\[]?"
+    r"(?P<bare>\d[\d,]{2,24}|0x[0-9a-f]{2,16})\b(?! ?(?:[KMGTPE]i?B?\b|bytes|/|\.\d))"
     r"|\b(?:free|available|requested|required|used|total) (?:\w{1,10} )?memory ?[:=] ?"
     r"(?P<labelled>\d{4,24})\b(?! ?(?:[KMGTPE]i?B?\b|bytes|/|\.\d))"
+    r"|\b(?:free|available|requested|required|needed)\W{1,3}"
+    r"(?P<listed>\d{3,24})(?=[,;)\]]| but\b|\.?$)"
 )
 """Without a unit it is in bytes, but only behind "size" or a label such as "free
 memory:": most numbers are no sizes."""
@@ -47,12 +49,14 @@ _PLAIN = compile_words(
 """A long number without a unit, and not of something else, such as tokens.  It is in
 bytes where the words beside it say what of memory it is."""
 _OF_A_NAME = compile_words(
-    r"\b(?:[pugt]?id|port|seed|step|epoch|line|node|job|task|worker|process)\W{0,3}$"
+    r"\b(?:[pugt]?id|port|seed|step|epoch|line|node|job|task|worker|process|"
+    r"(?:\w{0,40}_)?(?:pages|count|tokens|rows|blocks|ids))\W{0,3}$"
 )
 """Words before a number that is no amount."""
 _COMPARED = compile_words(
     r"(?<![\w.,])(?P<more>\d{5,20})(?:\.0{1,6})? ?> ?(?:\w{1,10}: ?)?"
     r"(?P<less>\d{5,20})(?:\.0{1,6})?(?![\w.])"
+    rf"|(?<![\w.,])(?P<more_size>{SIZE}) ?>=? ?(?P<less_size>{SIZE})"
 )
 """What was asked for, or is in use, and the smaller number that it had to fit into."""
 
@@ -78,6 +82,8 @@ class _Roles(NamedTuple):
 def _roles() -> _Roles:
     roles = _Roles({}, {})
     for (side, role), pattern in read_table("amount_roles.txt"):
+        if side == "word":
+            continue
         if side == "behind":
             words = rf" {{0,3}}(?P<apart>,)? {{0,3}}\)?[ ,]{{0,3}}(?:{pattern})"
             roles.behind[role] = compile_words(words)
@@ -205,16 +211,24 @@ def _amounts_of(match: re.Match[str], text: str, previous_end: int) -> Iterator[
     before = text[max(previous_end, match.start() - _CONTEXT) : match.start()]
     behind = text[match.end() : match.end() + _CONTEXT]
     if said.get("bare") is not None:
-        yield Amount("requested", parse_size(said["bare"]), match.start(), words)
+        label = before + text[match.start() : match.start("bare")]
+        role = _role(label, "") or "requested"
+        yield Amount(role, parse_size(said["bare"]), match.start(), words)
     elif said.get("labelled") is not None:
         before = text[max(previous_end, match.start()) : match.start("labelled")]
         size = parse_size(said["labelled"])
         yield Amount(_role(before, ""), size, match.start(), words)
+    elif said.get("listed") is not None:
+        label = text[match.start() : match.start("listed")]
+        size = parse_size(said["listed"])
+        yield Amount(_role(label, ""), size, match.start(), words)
     elif said.get("plain") is not None:
-        role = None if _OF_A_NAME.search(before) else _role(before, behind)
-        if role is not None:
-            yield Amount(role, parse_size(said["plain"]), match.start(), words)
-    elif said.get("more") is not None:
+        clause = before[_clause_start(before) :]
+        is_count = _OF_A_NAME.search(before) or _COUNTED.search(clause)
+        plain_role = None if is_count else _role(before, behind)
+        if plain_role is not None:
+            yield Amount(plain_role, parse_size(said["plain"]), match.start(), words)
+    elif said.get("more") is not None or said.get("more_size") is not None:
         yield from _comparison(match, text, words)
     elif said.get("part") is not None:
         yield from _fraction(match, text, words)
@@ -232,6 +246,13 @@ def _fraction(match: re.Match[str], text: str, words: str) -> Iterator[Amount]:
     """Read "(67.24/79.25 GiB)": a part of the whole, free, used or asked for."""
     whole = parse_size(match["whole"])
     unit = match["part_unit"] or match["whole"].lstrip("0123456789. ")
+    if match["part_unit"] is None and _is_rounding(match["part"], whole):
+        # "[1984585910/1.8gb]" is one amount, twice
+        before = text[max(0, match.start() - _CONTEXT) : match.start()]
+        behind = text[match.end() : match.end() + _CONTEXT]
+        size = int(match["part"])
+        yield Amount(_role(before, behind), size, match.start(), words)
+        return
     part = parse_size(f"{match['part']} {unit}")
     before = text[max(0, match.start() - _CONTEXT) : match.start()]
     role = "in_use"
@@ -241,6 +262,13 @@ def _fraction(match: re.Match[str], text: str, words: str) -> Iterator[Amount]:
         role = OVERFULL
     yield Amount(role, part, match.start(), words, is_part=True)
     yield Amount(WHOLE, whole, match.start(), words)
+
+
+def _is_rounding(digits: str, rounded_bytes: int) -> bool:
+    """Whether a whole number is what another, rounded one says in bytes."""
+    if not digits.isdigit():
+        return False
+    return abs(int(digits) - rounded_bytes) <= 0.1 * rounded_bytes
 
 
 def _last(words: re.Pattern[str], text: str) -> int:
@@ -255,11 +283,15 @@ def _comparison(match: re.Match[str], text: str, words: str) -> Iterator[Amount]
     """Read "exceeded memory limit (4213032 > 4194304)"."""
     # Slurm counts in KiB, without saying so.
     unit = 1 << 10 if _SLURM.search(text) else 1
-    more, less = int(match["more"]) * unit, int(match["less"]) * unit
+    if match["more"] is None:
+        more, less = parse_size(match["more_size"]), parse_size(match["less_size"])
+    else:
+        more, less = int(match["more"]) * unit, int(match["less"]) * unit
     before = text[max(0, match.start() - _CONTEXT) : match.start()]
     is_request = _ASKED.search(before) is not None
     yield Amount("requested" if is_request else "in_use", more, match.start(), words)
-    yield Amount("free" if is_request else "limit", less, match.start("less"), words)
+    start = max(match.start("less"), match.start("less_size"))
+    yield Amount("free" if is_request else "limit", less, start, words)
 
 
 def _role(before: str, behind: str) -> str | None:
@@ -285,4 +317,56 @@ def _role(before: str, behind: str) -> str | None:
             return role
     if labels:
         return max((match.end() - match.start(), role) for role, match in labels)[1]
+    return _role_of_clause(before, behind)
+
+
+_CLAUSE_START = re.compile(r"[,;:()|=.\]](?=[^\w]{0,4}[A-Za-z])|\n|\b\d+(?=\s)")
+"""Before a number: where the clause begins that labels it.  A mark with nothing but
+brackets between it and the number belongs to the label."""
+_LIST_OF_LABELS = re.compile(r"[a-z]/[a-z]+/[a-z]", re.IGNORECASE)
+"""One label for several numbers: "current/max/try size = 20 GiB, 23 GiB, 15 GiB"."""
+_COUNTED = compile_words(
+    r"\b(?:tokens?|seq|sequence|len|length|rows|count|number of|blocks|pages|samples)\b"
+)
+"""In a clause: its number without a unit counts something, and is in no bytes."""
+_CLAUSE_END = re.compile(r"[,;:()|.\n\]]|\d|\s--?\s")
+_DIRECTLY = compile_words(
+    r"[ )\]]{0,3}(?:(?:of|is|are|was|were|being|been|still|already|memory) ){0,3}"
+    r"(\w{1,20})"
+)
+"""Behind a number: its own word, as in "are still free"."""
+
+
+@functools.cache
+def _role_words() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    """Give the single words of roles, the one first that decides beside others."""
+    return tuple(
+        (role, compile_words(rf"(?<![a-z])(?:{words})"))
+        for (side, role), words in read_table("amount_roles.txt")
+        if side == "word"
+    )
+
+
+def _clause_start(before: str) -> int:
+    """Give where the clause begins that ends with this text."""
+    return max((match.end() for match in _CLAUSE_START.finditer(before)), default=0)
+
+
+def _role_of_clause(before: str, behind: str) -> str | None:
+    """Decide by single words of the clause that a number stands in.
+
+    >>> _role_of_clause("Out of memory, max alloc size supported by it is ", " bytes")
+    'limit'
+    """
+    before = before[_clause_start(before) :]
+    if _LIST_OF_LABELS.search(before):
+        return None
+    end = _CLAUSE_END.search(behind)
+    behind = behind[: end.start()] if end else behind
+    directly = _DIRECTLY.match(behind)
+    for clause in (directly[1] if directly else "", before, behind):
+        words = split_names(clause)
+        for role, pattern in _role_words():
+            if pattern.search(words):
+                return role
     return None

@@ -80,10 +80,12 @@ def read_table(name: str) -> list[tuple[tuple[str, ...], str]]:
 
 
 _MEMORY = r"(?:v?ram|hbm|memory|mem)\b"
+APOSTROPHE = "['\u2019]"
+"""As typewriters and as printers write it; a piece of a pattern."""
 _PIECES = {
     "memory": _MEMORY,
     "what": r"(?:(?!to\b|and\b|or\b)[\w'/.-]{1,30} ){0,5}",
-    "apostrophe": "['\u2019]",
+    "apostrophe": APOSTROPHE,
 }
 
 
@@ -101,30 +103,60 @@ def phrases() -> dict[Phrase, re.Pattern[str]]:
 _NOT_MEMORY = compile_words(
     r"out of resources?: ?(?:shared memory|registers)|shared memory, required"
     r"|static tls|pseudo.?t[er]|\bptys?\b|\bport\b|address already|\bsockets?\b"
-    r"|\bdisk\b|no space left|quota|\brate limit|message larger than|file descriptors?"
+    r"|\bdisk\b|no space left|(?<!memory\s)quota|\brate limit|message larger than"
+    r"|file descriptors?"
     r"|allocate resources|job submit|\bnode configuration|nodes are available"
     r"|memory leak|leaked|free system memory|memory format|tokens? per"
     r"|out of bounds?|workspace memory to run|limited memory|\brecursion\b"
     r"|is not a failure|hardware limit|no attribute|cannot import|is not defined"
     r"|\bdata to\b|\brate (?:was |is )?exceeded|exceeded (?:\w{1,12} ){0,3}rate\b"
     r"|too many requests|requests per|failed ?scheduling|scale-?up|insufficient cpu"
-    r"|walltime|run ?time limit"
+    r"|memory.optimi[sz]ed|MDB_MAP_FULL"
+    r"|shared memory banks?|to use tactic|\[GC \(|\bGC pause"
+    r"|walltime|run ?time limit|memory bandwidth"
 )
 """What was short was something else."""
+OTHER_THING = compile_words(
+    r"\b(?:files?|specifications?|requirements?|pending|privileges?|permissions?|contain|pack|packets?|body|payload|upload|messages?|entity|tokens?|rows?|"
+    r"columns?|quota|disk|recursion|index|indices|connections?|time|seconds|minutes|"
+    r"rate|length of|characters|depth|sequence length|context length|int(?:32|64)?|"
+    r"epochs?|steps|address|addresses|pointer|segfault|segmentation|lstm|learning)\b"
+)
+"""What else can be too large, too many or used up."""
 _HEDGED = compile_words(
-    r"\b(?:if|when(?!ever)|unless|avoid\w{0,3}|prevent\w{0,3}|in case|may|might|would|"
-    r"could(?! not\b)|can(?! not\b) (?:cause|lead|run|be)|help\w{0,3}|hints?|tips?|"
-    r"how to|handle\w{0,2}|"
-    r"recover\w{0,3}|catch\w{0,3}|except|raise|ensure|whether|should|possibl[ey]|"
-    r"potential\w{0,2}|workaround|test_\w{0,40}|set|fix\w{0,3}|feat|setting|"
-    r"friend|told|adds?|def|class|import|no longer|never|without|reduc\w{1,4}|"
-    r"so that)\b"
+    r"\b(?:if|when(?!ever)|unless|avoid\w{0,3}|prevent\w{0,3}|in case|may|might|"
+    r"would|could(?! not\b)|can(?! not\b) (?:cause|lead|run|be|happen|occur)|"
+    r"help\w{0,3}|hints?|tips?|how to|handle\w{0,2}|recover\w{0,3}|catch\w{0,3}|"
+    r"except|raise|ensure|whether|should|possibl[ey]|potential\w{0,2}|workaround|"
+    r"test_\w{0,40}|set(?! up)|fix\w{0,3}|feat|setting|until|after an?|such as|"
+    r"sometimes|encountering|account for|perhaps|maybe|number of|probably|"
+    r"that fails?|which fails?|friend|told|adds?|def|class|import|no longer|never|"
+    r"without|reduc\w{1,4}|so that)\b"
 )
 """Before the phrase, in its sentence: advice, code or a story, not an event."""
-_CODE = compile_words(r"\b(?:except|raise|def|class|import)\b|\btest_\w{0,40}")
+_CODE = compile_words(
+    r"\b(?:except|raise|throw|catch|def|class|import)\b|\btest_\w{0,40}"
+)
 """Before the phrase: a line of a program, which a traceback shows."""
+_DEFINED = compile_words(
+    r"\bis an? \w{1,20} (?:that|which)\b"
+    r"|\bthe [\w* ]{1,40}\b(?:option|flag|setting|parameter|hook)\b"
+)
+"""In a sentence: documentation of what something is."""
 _OPTION = re.compile(r"(?:^|\s)-[^\s(]*$")
 """Before the phrase: the beginning of an option of a command, such as Java's."""
+_OUT_OF = compile_words(r"out of")
+_DENIED = re.compile(r"\b(?:is|are|was|were) not(?: an?)? $", re.IGNORECASE)
+"""Right before the phrase."""
+_ARGUMENT = re.compile(
+    r"\b(?:\w{1,40}\.)?[a-z]\w{0,40}\((?:\w{1,20}, ?)?[fr]?[\"'][^\"'\n]{0,80}$"
+)
+"""Before the phrase: it is the argument of a function, whose name is no error's."""
+_MOVED = compile_words(
+    r"\b(?:migrat|mov|swapp|pag|cop|read|writt|remov|dropp|stream|tak|kept|keep|load|"
+    r"flush|evict)\w{0,4} (?:\w{1,12} ){0,2}$"
+)
+"""Before "out of memory": what was in it is elsewhere now."""
 _FACT_BEFORE_HEDGE = compile_words(
     r"occurred|happened|\w{0,40}(?:error|exception|failed|fatal) ?:"
 )
@@ -170,7 +202,10 @@ PLACES = (
             r"\bmps\b|\bmetal\b|_metal|kIOGPU|MTL[A-Z]|malloc_or_wait|iogpu|\bmlx\b"
         ),
     ),
-    Place("hpu", compile_words(r"\bhpu\b|habana|synapse|PT_DEVMEM|gaudi")),
+    Place(
+        "hpu",
+        compile_words(r"\bhpu\b|habana|synapse|synStatus|PT_(?:DEVMEM|BRIDGE)|gaudi"),
+    ),
     Place("musa", compile_words(r"\bmusa\b")),
     Place("mlu", compile_words(r"\bmlu\b|cnrt")),
     Place(
@@ -200,17 +235,17 @@ HOST_PLACE = compile_words(
     r"arrow|opencv|cv::|"
     r"\bheap\b|java|javascript|\bmmap|\bRAM\b|libgomp|bad_?alloc|duckdb|ggml_aligned|"
     r"mach_vm|system memory|context's memory pool|out of memory error: |"
-    r"cannot allocate memory|\[?errno 12\]?|panicked|\bruntime: out|"
+    r"cannot allocate memory|\[?errno 12\]?|panicked|\bruntime: (?:out|cannot alloc)|"
     r"(?<!outof)MemoryError|"
     r"\bruntime: virtualalloc|errno=1455|memory resources are available to process|"
     r"allocate vector|allowed memory size|\bphp\b|virtual memory exhausted|"
     r"off-heap|direct buffer|GC overhead|\bspark\b"
 )
 """Words of allocations by the processor."""
-ANY_DEVICE = compile_words(r"\b(?:device|accelerator|graphics card)\b")
+ANY_DEVICE = compile_words(r"\b(?:device|dev|dev_?id|accelerator|graphics card)\b")
 """Words of a device that is not named."""
 PINNED = compile_words(
-    r"pinned|page.?locked|HostAlloc|HostMalloc|host_malloc|HostRegister|pin_memory|"
+    r"(?<!back\sto\s)pinned|page.?locked|HostAlloc|HostMalloc|host_malloc|HostRegister|pin_memory|"
     r"pin memory|bytes on (?:the )?host: (?:cuda|hip)"
 )
 SHARED = compile_words(
@@ -224,8 +259,10 @@ BUDGET = compile_words(
 """Software that keeps to a share of the device."""
 ONE_BLOCK = compile_words(
     r"maximum (?:allowed )?(?:buffer|allocation|block) size|block with size larger|"
-    r"max(?:imum)?_?(?:buffer|memory_?allocation)_?(?:length|size)|"
-    r"buffer maximum|memory allocation limit"
+    r"max(?:imum)?[ _]?(?:buffer|memory[ _]?allocation)[ _]?(?:length|size)|"
+    r"buffer maximum|memory allocation limit|"
+    r"max(?:imum)? (?:size of )?(?:\w{1,20} ){0,2}"
+    r"(?:buffer|alloc|block|memory object)\b"
 )
 """One request is larger than the device gives in one piece."""
 
@@ -233,14 +270,24 @@ ONE_BLOCK = compile_words(
 ENDED = compile_words(
     r"(?:job|worker|process(?:es)?|container|task|pod|step|unit|executor|function|session|kernel|"
     r"service|notebook)s?\b[^.\n]{0,60}\b"
-    r"(?:killed|aborted|evicted|terminated|restarted|restarting)\b"
+    r"(?:killed|aborted|evicted|terminated|restarted|restarting|held)\b"
     r"|\b(?:killed|killing|evicting|restarting) (?:this |the |latest |a )?"
-    r"(?:job|worker|process|container|task|pod|step)\b|sending SIG(?:TERM|KILL)"
+    r"(?:job|worker|process|container|task|pod|step)\b|sending (?:SIG)?(?:TERM|KILL)\b"
     r"|killed by (?:external |the |a )?(?:signal|kernel|scheduler|system|operating)"
+    r"|\brespawn(?:ed|ing)\b|\benforced\b[^\n]{0,60}limit"
     r"|being killed|killing (?:latest|largest)"
 )
 """What a watchdog of the host says that it did for its memory's sake."""
 _NAME_PARTS = re.compile(r"_|(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+
+def split_names(text: str) -> str:
+    """Part names into their words.
+
+    >>> split_names("total_used, MaxAllocSize")
+    'total used, Max Alloc Size'
+    """
+    return _NAME_PARTS.sub(" ", text)
 
 
 def with_name_parts(text: str) -> str:
@@ -249,7 +296,7 @@ def with_name_parts(text: str) -> str:
     >>> with_name_parts("RMM_ERROR in RandintCuda")
     'RMM_ERROR in RandintCuda RMM ERROR in Randint Cuda'
     """
-    parts = _NAME_PARTS.sub(" ", text)
+    parts = split_names(text)
     return text if parts == text else f"{text} {parts}"
 
 
@@ -264,17 +311,41 @@ def is_negated(text: str, start: int) -> bool:
     >>> is_negated(text, text.index("out of"))
     True
     """
-    if _NOT_MEMORY.search(text):
+    if _NOT_MEMORY.search(text) or _DEFINED.search(text):
         return True
     before = text[:start]
-    if _OPTION.search(before):
+    if _OPTION.search(before) or _ARGUMENT.search(before):
         return True
-    if _CODE.search(before):
+    if _CODE.search(before) or _DENIED.search(before):
+        return True
+    if _OUT_OF.match(text, start) and _MOVED.search(before):
         return True
     hedge = _HEDGED.search(before)
     if hedge is None:
         return False
     return _FACT_BEFORE_HEDGE.search(before[: hedge.start()]) is None
+
+
+_DESCRIBED = compile_words(
+    r"\W{0,3}(?:errors? |exceptions? )?(?:"
+    r"(?:is|are|gets?|will be|can be|may be) (?:thrown|raised|reported) "
+    r"(?:when|if|once|by)\b|(?:is|are) not (?:an? )?out|"
+    r"(?:occurs?|happens?|means|indicates)\b)"
+)
+"""Behind the phrase: documentation of what it stands for."""
+
+
+def is_described(text: str, end: int) -> bool:
+    """Whether a wording is spoken of and not reported.
+
+    Args:
+        text: What it stands in.
+        end: Where it ends.
+
+    >>> is_described("OutOfMemoryError is thrown when the heap is full", 16)
+    True
+    """
+    return _DESCRIBED.match(text, end) is not None
 
 
 def has_error_mark(text: str) -> bool:

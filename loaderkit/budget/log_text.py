@@ -272,4 +272,5 @@ def _is_broken_word(line: str, following: str, *, by_terminal: bool = False) -> 
     if left[-1] == "_" or right[0] == "_":
         return True
     # "allocate" before "2.00G": an amount begins no other token than its own.
-    return not (is_word(left) and (is_word(right) or _AMOUNT.match(right)))
+    is_left_whole = is_word(left) or _AMOUNT.fullmatch(left) is not None
+    return not (is_left_whole and (is_word(right) or _AMOUNT.match(right)))

@@ -9,7 +9,12 @@ import functools
 import re
 from importlib import resources
 
-_TABLES = ("oom_patterns.txt", "phrases.txt", "amount_roles.txt")
+_TABLES = (
+    "oom_patterns.txt",
+    "phrases.txt",
+    "statements.txt",
+    "amount_roles.txt",
+)
 _SHORTEST = 4
 """Letters of a word taken from a pattern: shorter ones are endings, such as "ing"."""
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")

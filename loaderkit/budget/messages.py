@@ -19,12 +19,13 @@ from loaderkit.budget.grammar import (
     place_named,
     speaks_of_the_host,
 )
-from loaderkit.budget.lexicon import HOST_PLACE, compile_words
+from loaderkit.budget.lexicon import HOST_PLACE, compile_words, is_described
 from loaderkit.budget.log_text import clean_log
 from loaderkit.budget.oom_patterns import MessagePattern, fields_of, message_patterns
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
+    from loaderkit.budget.amounts import Amount
     from loaderkit.budget.grammar import Exhaustion
 
 SIZES = (
@@ -54,6 +55,7 @@ _ON_DEVICE = frozenset(
 _DEVICE_ROLES = frozenset(SIZES) - {"total_vm", "anon_rss"}
 _READ_ROLES: dict[str, frozenset[str]] = {
     "device_oom": _DEVICE_ROLES,
+    "device_oom_async": _DEVICE_ROLES,
     "device_limit": _DEVICE_ROLES,
     "buffer_too_large": _DEVICE_ROLES,
     "oom": _DEVICE_ROLES,
@@ -72,9 +74,14 @@ _DEVICE_INDEX = compile_words(
     r"\b(?:[A-Z]{1,2}PU|MLU|MUSA|DCU) (\d{1,3})(?:;| has|\.|,)|on device (\d{1,3})\b"
     r"|device ordinal (\d{1,3})\b"
     r"|\b(?:cuda|xpu|npu|hip|gpu):(\d{1,3})\b|\bGPU=(\d{1,3})\b|\bCUDA(\d{1,3}) buffer"
-    r"|\bdevice\(id:(\d{1,3})\)|device_id:(\d{1,3})|\bROCm(\d{1,3}) buffer"
+    r"|\bdevice\(id:(\d{1,3})\)|\bROCm(\d{1,3}) buffer"
+    r"|\b(?:dev|device|gpu|npu|xpu|card)(?:[ _](?:id|idx|index|ordinal))?"
+    r" ?[:=#]? ?[\[(]?"
+    r"(\d{1,2})\b(?! ?(?:[KMGT]?i?B\b|[KMGT]i?\b|%|\.\d|/))"
 )
 _ANY_PROCESS = compile_words(r"\b(?:pid|process)(?:\(s\))?[ =:]{1,2}(\d{1,9})\b")
+_LOGGED_BY = re.compile(r"\((?:[\w.:-]{1,60} ){0,3}")
+"""Before a process at the start of a line: "(RayTrainWorker pid=2211, ip=10.0.0.3)"."""
 _PROCESS = compile_words(rf"\bProcess (\d{{1,9}}) has ({SIZE}) memory in use")
 
 
@@ -163,7 +170,10 @@ def read_message(text: str) -> Message:
     if finding is not None and not _explains(wording, match, finding):
         return replace(_read_finding(cleaned, finding), raw=text)
     if wording is not None and match is not None:
-        return replace(_read_wording(cleaned, wording, match), raw=text)
+        message = _read_wording(cleaned, wording, match)
+        if finding is not None and _confirms(finding, wording, match):
+            message = replace(message, is_oom=True)
+        return replace(message, raw=text)
     mentioned = mentions_exhaustion(cleaned)
     unread = () if mentioned is None else (f'"{mentioned}" tells of no event here',)
     return Message(raw=text, unread=unread)
@@ -173,6 +183,8 @@ def _first_wording(text: str) -> tuple[MessagePattern | None, re.Match[str] | No
     for wording in message_patterns():
         match = wording.pattern.search(text)
         if match is None or _is_of_a_device(wording, text, match):
+            continue
+        if is_described(text, match.end()):
             continue
         if not _lacks_permission(wording, text, match):
             return wording, match
@@ -192,6 +204,16 @@ def _lacks_permission(wording: MessagePattern, text: str, match: re.Match[str]) 
     """Whether shared memory was refused for another reason than its size."""
     around = text[max(0, match.start() - _REASON) : match.end() + _REASON]
     return wording.kind == "shm" and _OTHER_REASON.search(around) is not None
+
+
+def _confirms(
+    finding: Exhaustion, wording: MessagePattern, match: re.Match[str]
+) -> bool:
+    """Whether a kill that may be about memory stands beside words that say it is."""
+    if wording.kind != "killed" or finding.kind not in {"oom", "killed"}:
+        return False
+    begin, end = finding.region
+    return match.start() < end and begin < match.end()
 
 
 def _explains(
@@ -222,6 +244,9 @@ def _read_wording(text: str, wording: MessagePattern, match: re.Match[str]) -> M
             _start_of_next(wording, text, match), match.start() + _LONGEST_MESSAGE
         )
         message = _with_amounts(message, text[match.start() : end])
+    if message.kind == "killed" and message.pid is None:
+        line = text.rfind("\n", max(0, match.start() - _NEARBY), match.start()) + 1
+        message = replace(message, pid=_process_named(text, line, match.end()))
     if message.is_oom is True and message.backend is None:
         around = text[max(0, match.start() - _NEARBY) : match.end() + _NEARBY]
         message = replace(message, backend=place_named(around))
@@ -247,7 +272,9 @@ def _with_request_nearby(message: Message, text: str, match: re.Match[str]) -> M
     begin = max(begin, text.rfind("\n", begin, match.start()) + 1)
     nearby = replace(message, kind="device_oom")
     nearby = _with_amounts(nearby, text[begin : match.end() + _NEARBY])
-    return message if nearby.requested is None else nearby
+    if nearby.requested is None:
+        return replace(message, device=nearby.device)
+    return nearby
 
 
 def _read_finding(text: str, finding: Exhaustion) -> Message:
@@ -255,10 +282,11 @@ def _read_finding(text: str, finding: Exhaustion) -> Message:
     empty = Message(is_oom=True, backend=finding.backend, kind=finding.kind)
     message = _with_amounts(empty, text[begin:end])
     if message.requested is None and "requested" in _READ_ROLES.get(finding.kind, ()):
-        # What was asked for can stand in the line before.
+        # What was asked for can stand in the line before, with all that belongs to it.
         line = text.rfind("\n", 0, max(0, begin - 1)) + 1
         before = _with_amounts(empty, text[max(line, begin - _NEARBY) : begin])
-        message = replace(message, requested=before.requested)
+        if before.requested is not None:
+            message = _completed(message, before)
     if message.backend in {"host", "cpu"} and message.errno is None:
         number = _ERRNO.search(text, begin, end)
         found = int(number[number.lastindex or 0]) if number else None
@@ -272,13 +300,18 @@ _ERRNO = compile_words(
 )
 
 
+def _completed(message: Message, other: Message) -> Message:
+    """Fill in the amounts that another part of the text states."""
+    missing = [name for name in SIZES if getattr(message, name) is None]
+    return replace(message, **{name: getattr(other, name) for name in missing})
+
+
 def _with_amounts(message: Message, text: str) -> Message:
     """Fill in the amounts of a message; the first of a role counts."""
     roles = _READ_ROLES.get(message.kind or "", frozenset())
     sizes: dict[str, Any] = {}
     unread = []
-    # Python sorts stably: among equals, the first of the text stays the first.
-    for amount in sorted(find_amounts(text), key=lambda amount: not amount.is_part):
+    for amount in sorted(_told_apart(list(find_amounts(text))), key=_trust):
         field_name = _field_of(amount.role, message.kind, text)
         if field_name is None:
             unread.append(f"{format_bytes(amount.size_bytes)} in: {amount.words}")
@@ -289,8 +322,7 @@ def _with_amounts(message: Message, text: str) -> Message:
         if device is not None and message.kind in _ON_DEVICE:
             message = replace(message, device=int(device[device.lastindex or 0]))
     if message.kind in {"killed", "shm"} and message.pid is None:
-        process = _ANY_PROCESS.search(text)
-        message = replace(message, pid=int(process[1]) if process else None)
+        message = replace(message, pid=_process_named(text, 0, len(text)))
     said = ((int(pid), _size(size)) for pid, size in _PROCESS.findall(text))
     processes = [[pid, size] for pid, size in said if size is not None]
     return replace(
@@ -301,17 +333,53 @@ def _with_amounts(message: Message, text: str) -> Message:
     )
 
 
+def _process_named(text: str, start: int, end: int) -> int | None:
+    """Give the first process that the text names, but for who logged the line."""
+    for process in _ANY_PROCESS.finditer(text, start, end):
+        line = text.rfind("\n", 0, process.start()) + 1
+        if _LOGGED_BY.fullmatch(text, line, process.start()) is None:
+            return int(process[1])
+    return None
+
+
+def _told_apart(amounts: list[Amount]) -> list[Amount]:
+    """Give a role to two amounts that no word tells: what is larger was asked for."""
+    unnamed = [amount for amount in amounts if amount.role is None]
+    is_known = any(amount.role in {"requested", OVERFULL} for amount in amounts)
+    if is_known or len(amounts) != 2 or len(unnamed) != 2:
+        return amounts
+    if unnamed[0].size_bytes <= unnamed[1].size_bytes:
+        return amounts
+    asked, whole = unnamed
+    named = {id(asked): OVERFULL, id(whole): WHOLE}
+    return [
+        replace(amount, role=named.get(id(amount), amount.role)) for amount in amounts
+    ]
+
+
+def _trust(amount: Amount) -> int:
+    """Order amounts; Python sorts stably, so that the first of equals stays first."""
+    if amount.is_part:
+        return 0
+    # What "would be" in use is said where the usage itself is not.
+    return 2 if amount.role == OVERFULL else 1
+
+
 def _field_of(role: str | None, kind: str | None, text: str) -> str | None:
     """Give the field that an amount of a role belongs to, in a message of a kind."""
+    is_device = kind in _ON_DEVICE
+    if kind == "oom" and _OF_A_JOB.search(text):
+        is_device = False
     if role == OVERFULL:
-        return "requested" if kind in _ON_DEVICE else "in_use"
+        return "requested" if is_device else "in_use"
     if role != WHOLE:
         return role
     # On the host a whole is the limit of a job, unless it is said to be the machine's.
-    is_all = kind in _ON_DEVICE or _OF_A_MACHINE.search(text) is not None
+    is_all = is_device or _OF_A_MACHINE.search(text) is not None
     return "capacity" if is_all else "limit"
 
 
+_OF_A_JOB = compile_words(r"\b(?:container|job|pod|worker|replica)\b")
 _OF_A_MACHINE = compile_words(
     r"memory (?:on|of) (?:the |this )?(?:node|machine|host)|total capacity|node running"
     r"|(?:node|machine|host|system) memory"
