@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_iter, tree_map
 from loaderkit.budget.accumulation import node_name, reused_operand
 from loaderkit.budget.allocation_log import Bounds
 from loaderkit.budget.kernel_calls import call_of
+from loaderkit.budget.layouts import LAYOUTS
 from loaderkit.budget.measure import state_of
 
 if TYPE_CHECKING:
@@ -187,6 +188,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.add(tensor)
         if len(real) < len(operands):
             out = self._faked(func, args, kwargs)
+            out = LAYOUTS.corrected(func, args, kwargs, operands, out)
         elif not operands and _makes_floats(func, kwargs):
             with self.fake:
                 out = func(*args, **kwargs)

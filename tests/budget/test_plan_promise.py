@@ -274,3 +274,49 @@ def test_what_a_plan_gives_the_loader_of_a_cache_fits(tmp_path):
     for batch in loader:
         assert batch.num_graphs <= 4
         assert max(measure_step(model, batch, Step()).values()) <= limit
+
+
+class Table(nn.Module):
+    """A table of numbers whose gradients are sparse."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.last = nn.Embedding(50, 4, sparse=True), nn.Linear(4, 1)
+
+    def forward(self, words):
+        return self.last(self.table(words).mean(1))
+
+
+def test_what_torch_refuses_to_do_smaller_is_left_out_of_a_plan():
+    # fused updates of sparse gradients; the plan raised torch's own error
+    data = [torch.zeros(6, dtype=torch.long)] * 8
+
+    plan = plan_batch(Table(), data, "cpu", limit="1 MiB", optimizer="sgd")
+
+    smallest = plan.configurations[1]
+    assert smallest.ok
+    assert smallest.optimizer == "loop"
+    assert "fused" not in {gain.remedy.name for gain in plan.savings}
+
+
+class Probabilities(nn.Module):
+    """Refuses to work in bfloat16."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, rows):
+        if torch.is_autocast_enabled("cpu"):
+            raise RuntimeError("not in bfloat16")
+        return self.inner(rows).sigmoid()
+
+
+def test_a_model_that_refuses_mixed_precision_is_planned_without():
+    plan = plan_batch(
+        Probabilities(), [torch.zeros(4)] * 8, "cpu", limit="1 MiB", batch_size=4
+    )
+
+    assert plan.configurations[1].ok
+    assert plan.configurations[1].precision == "float32"
+    assert "bfloat16 autocast" not in {gain.remedy.name for gain in plan.savings}
