@@ -308,7 +308,8 @@ class Probabilities(nn.Module):
 
     def forward(self, rows):
         if torch.is_autocast_enabled("cpu"):
-            raise RuntimeError("not in bfloat16")
+            msg = "not in bfloat16"
+            raise RuntimeError(msg)
         return self.inner(rows).sigmoid()
 
 
