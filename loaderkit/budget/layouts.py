@@ -53,8 +53,9 @@ class OutputLayouts:
             The same where no operand is channels-last, or nothing else was seen; else
             fakes with other strides.
         """
-        if func.is_view or func._schema.is_mutable:  # noqa: SLF001 -- the way to ask
-            return out
+        returns = func._schema.returns  # noqa: SLF001 -- the way to ask
+        if any(each.alias_info is not None for each in returns):
+            return out  # a view, or an operand that was written to
         if not any(map(is_channels_last, operands)):
             return out
         if not any(each.dim() in _FORMATS for each in tree_iter(out) if _is_fake(each)):

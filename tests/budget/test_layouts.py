@@ -24,6 +24,7 @@ CALLS = {
     "maximum": lambda x: _aten.max_pool2d_with_indices.default(x, [2, 2]),
     "relu": lambda x: _aten.relu.default(x),
     "gelu": lambda x: _aten.gelu.default(x),
+    "rrelu": lambda x: _aten.rrelu_with_noise.default(x, x.clone(), 0.1, 0.3, True),
     "softmax": lambda x: _aten._softmax.default(x, 1, False),
     "pad": lambda x: _aten.reflection_pad2d.default(x, [1, 1, 1, 1]),
     "flip": lambda x: _aten.flip.default(x, [3]),
