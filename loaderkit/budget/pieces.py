@@ -72,6 +72,10 @@ def _cut(value: Any, rows: slice | list[int], total: int) -> Any:
     if _is_pyg_batch(value):
         graphs = [value.get_example(int(i)) for i in np.arange(total)[rows]]
         return type(value).from_data_list(graphs)
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        samples = value.unbind()  # a jagged tensor refuses to be sliced by samples
+        chosen = [samples[int(i)] for i in np.arange(total)[rows]]
+        return torch.nested.as_nested_tensor(chosen, layout=value.layout)
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return value[rows] if value.ndim and len(value) == total else value
     if isinstance(value, dict):

@@ -731,3 +731,19 @@ def test_arrays_beside_a_tensor_are_cut_as_it_is():
 
     batch = torch.ones(10, 3), np.ones((10, 1), np.float32)
     assert MicroBatcher(model, sgd, loss, micro_batch=4).step(batch).pieces == 3
+
+
+def test_jagged_batches_are_cut_by_samples():
+    jagged = torch.nested.nested_tensor(
+        [torch.full((n, 2), float(n)) for n in (1, 3, 2, 4)], layout=torch.jagged
+    )
+    batch = {"clip": jagged, "label": torch.arange(4)}
+
+    piece = cut(batch, 1, 3)
+
+    assert count_samples(batch) == 4
+    assert [each.tolist() for each in piece["clip"].unbind()] == [
+        [[3.0, 3.0]] * 3,
+        [[2.0, 2.0]] * 2,
+    ]
+    assert piece["label"].tolist() == [1, 2]

@@ -10,7 +10,7 @@ from torch import nn
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.utils import to_dense_batch
 
-from loaderkit import build_loader, pack, plan_batch
+from loaderkit import build_loader, estimate_step, pack, plan_batch
 from loaderkit.budget.cost_model import BatchCostModel, budgets, price
 from loaderkit.budget.measure import measure_step
 from loaderkit.budget.samples import Samples, read_samples
@@ -321,3 +321,38 @@ def test_a_model_that_refuses_mixed_precision_is_planned_without():
     assert plan.configurations[1].ok
     assert plan.configurations[1].precision == "float32"
     assert "bfloat16 autocast" not in {gain.remedy.name for gain in plan.savings}
+
+
+class Jagged(nn.Module):
+    """Reads the values of torch's jagged tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 1))
+
+    def forward(self, clip):
+        return self.inner(clip.values() if clip.is_nested else clip)
+
+
+def jagged_batch(samples):
+    clips = [torch.as_tensor(sample["clip"]) for sample in samples]
+    return {"clip": torch.nested.as_nested_tensor(clips, layout=torch.jagged)}
+
+
+@pytest.mark.slow
+def test_jagged_batches_are_planned():
+    # estimates and plans ended in an error of torch's own
+    data = [{"clip": torch.ones(3 + 5 * i % 40, 4)} for i in range(20)]
+    batch = jagged_batch(data[:8])
+
+    found = estimate_step(Jagged(), batch)
+    plan = plan_batch(
+        Jagged(), data, "cpu", limit="100 KiB", batch_size=8, collate_fn=jagged_batch
+    )
+
+    truth = max(measure_step(Jagged(), batch, Step()).values())
+    assert found.low <= truth <= found.high
+    assert found.peak == pytest.approx(truth, rel=0.01)
+    largest = sorted(data, key=lambda sample: -len(sample["clip"]))[: plan.micro_batch]
+    peak = max(measure_step(Jagged(), jagged_batch(largest), Step()).values())
+    assert peak <= 100 * 1024
