@@ -377,18 +377,37 @@ class _Planner:
 
     def _smallest(self, pricing: BatchCostModel) -> BatchConfiguration:
         """One sample a piece, with everything that makes it smaller."""
-        step = self.step.but(checkpoint=bool(blocks_of(self.model)))
-        if step.autocast is None:
-            step = step.but(autocast=torch.bfloat16)
+        for step in self._smaller_steps():
+            tried = self._tried(pricing, step)
+            if tried:
+                best = min(tried, key=lambda each: each.peak)
+                if best.peak > self.limit:
+                    return replace(best, micro_batch=0, accumulation=0)
+                return best
+        # never reached in a plan: the step as it is was priced already
+        return replace(self._of("B (minimum)", pricing, self.limit, 1), micro_batch=0)
+
+    def _smaller_steps(self) -> Iterator[Step]:
+        """Give steps with fewer and fewer remedies: not every model takes all."""
+        blocks = bool(blocks_of(self.model))
+        if self.step.autocast is None:
+            yield self.step.but(checkpoint=blocks, autocast=torch.bfloat16)
+        yield self.step.but(checkpoint=blocks)
+        yield self.step
+
+    def _tried(self, pricing: BatchCostModel, step: Step) -> list[BatchConfiguration]:
+        """Price a step with each optimizer's implementation that torch accepts."""
+        tried = []
         variants = ("loop", "fused") if step.optimizer is not None else ("default",)
-        tried = [
-            self._of("B (minimum)", pricing.under(step.but(variant=v)), self.limit, 1)
-            for v in variants
-        ]
-        best = min(tried, key=lambda each: each.peak)
-        if best.peak > self.limit:
-            return replace(best, micro_batch=0, accumulation=0)
-        return best
+        for variant in variants:
+            smaller = pricing.under(step.but(variant=variant))
+            try:
+                tried.append(self._of("B (minimum)", smaller, self.limit, 1))
+            except RuntimeError:
+                # Torch refuses fused updates of sparse gradients, and some losses and
+                # operators in bfloat16.
+                continue
+        return tried
 
     def _on_cpu(self, balanced: BatchConfiguration) -> BatchConfiguration:
         if self.step.target.kind == "cpu":

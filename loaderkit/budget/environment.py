@@ -60,6 +60,8 @@ class Setting:
     """Whether torch was asked."""
     cpus: int | None = None
     """Processors that this process may use."""
+    has_mkl: bool = True
+    """Whether torch is built with MKL, whose number of threads it takes."""
     shares_device_tensors: bool = False
     """Whether device tensors go to other processes (CUDA IPC)."""
 

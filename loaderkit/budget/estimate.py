@@ -45,8 +45,12 @@ _ROUNDING = 0.001
 _EXACT = 0.005
 """Share of the peak by which an estimate that is called exact may be wrong."""
 _UNSEEN_BYTES = 6 << 10
-"""What Python and torch make beside operators: numbers turned into tensors of 8 bytes,
-and the state of the random numbers that a checkpoint keeps (5 kB)."""
+"""What Python and torch make beside operators, such as numbers turned into tensors of 8
+bytes."""
+_CHECKPOINT_BYTES = 2 * 5056
+"""What a checkpoint makes beside operators: the state of the random numbers (5,056
+bytes on the CPU), which it keeps for the backward pass and reads again there; what it
+read is garbage of a cycle, and stays until Python collects that (measured)."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +245,8 @@ def summarised(log: Log, step: Step) -> StepEstimate:
         kind = step.target.kind
         assumptions.append(f"kernels of {kind} hold no more inside than the CPU's")
     share = _MARGIN if assumptions else _ROUNDING
-    margin = round(highest.total * share) + _UNSEEN_BYTES * (1 + log.checkpoints)
+    margin = round(highest.total * share) + _UNSEEN_BYTES
+    margin += _CHECKPOINT_BYTES * log.checkpoints
     low, high = min(low, highest.total - margin), max(high, highest.total + margin)
     fate = fates_of(log)
     return StepEstimate(

@@ -87,6 +87,9 @@ def fake_batch(fake: FakeTensorMode, batch: Any) -> Any:
 
 
 def _faked(fake: FakeTensorMode, tensor: Any, *, copied: bool = False) -> Any:
+    if tensor.is_nested and tensor.layout is torch.jagged:
+        values = _faked(fake, tensor.values(), copied=copied)
+        return torch.nested.nested_tensor_from_jagged(values, tensor.offsets())
     if not (tensor.is_floating_point() or tensor.is_complex()):
         if tensor.device.type == "meta":
             return torch.zeros(tensor.shape, dtype=tensor.dtype)

@@ -224,14 +224,8 @@ def _make(
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Make one call; give the bytes of its operands and outputs, None if it failed."""
     try:
-        if call.resized or call.nbytes > _CHECKED_BYTES:
-            outputs_bytes = output_bytes(call)
-            # Sizes of ours that do not go together would have some kernels read
-            # beyond their operands: torch's own rules must accept them first.
-            if outputs_bytes is None and call.resized:
-                return None
-            if (outputs_bytes or 0) > 2 * MOST_BYTES:
-                return None
+        if not is_safe_to_make(call):
+            return None
         args, kwargs = invented_arguments(call)
         with record_function(f"{_MARKER}{number}"):
             made = call.func(*args, **kwargs)
@@ -239,6 +233,18 @@ def _make(
         return None
     outputs = [t for t in tree_iter(made) if isinstance(t, torch.Tensor)]
     return call.operand_bytes, tuple(t.numel() * t.itemsize for t in outputs)
+
+
+def is_safe_to_make(call: KernelCall) -> bool:
+    """Tell whether a call goes together and its outputs are small enough."""
+    if not call.resized and call.nbytes <= _CHECKED_BYTES:
+        return True
+    outputs_bytes = output_bytes(call)
+    # Sizes of ours that do not go together would have some kernels read beyond their
+    # operands: torch's own rules must accept them first.
+    if outputs_bytes is None and call.resized:
+        return False
+    return (outputs_bytes or 0) <= 2 * MOST_BYTES
 
 
 def invented_arguments(call: KernelCall) -> Any:

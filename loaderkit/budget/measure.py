@@ -86,13 +86,22 @@ def state_of(optimizer: Any) -> list[Any]:
 def held_bytes(tensors: list[Any]) -> int:
     """Sum the storages behind tensors, each once; those of sparse ones are values."""
     sizes = {}
-    for tensor in tensors:
+    for tensor in parts_of_nested(tensors):
         if tensor.layout is torch.strided:
             storage = tensor.untyped_storage()
             sizes[storage._cdata] = storage.nbytes()
         else:
             sizes[id(tensor)] = tensor.detach()._values().nbytes
     return sum(sizes.values())
+
+
+def parts_of_nested(tensors: list[Any]) -> list[Any]:
+    """Replace torch's jagged tensors by the tensors they are made of."""
+    parts = []
+    for tensor in tensors:
+        is_jagged = tensor.is_nested and tensor.layout is torch.jagged
+        parts += [tensor.values(), tensor.offsets()] if is_jagged else [tensor]
+    return parts
 
 
 def _highest(profiled: Any, base: int) -> dict[str, int]:

@@ -25,6 +25,7 @@ from loaderkit.budget.ranks import (
     unwrapped,
 )
 from loaderkit.budget.step_state import (
+    SpectralVectors,
     StepState,
     add_grads,
     copied_grads,
@@ -297,6 +298,7 @@ class _Pieces:
 
     def _batch(self, batch: Any, whole: float) -> Any:
         start, count, total = 0, count_samples(batch), 0.0
+        vectors = SpectralVectors(self.model)
         failed: BaseException | None = None
         while start < count:
             stop = min(start + (self.size or count), count)
@@ -304,6 +306,7 @@ class _Pieces:
                 _refuse(self.model, independent=self.independent, cause=failed)
             piece = cut(batch, start, stop)
             share = weight_of(piece, self.weigh) / whole if whole else 0.0
+            vectors.restore()
             done = self._attempt(piece, share)
             if isinstance(done, BaseException):
                 if stop - start == 1:

@@ -21,6 +21,7 @@ def count_samples(batch: Any) -> int:
 
     Args:
         batch: A tensor, a PyG batch, or a nest of them; samples along dimension 0.
+            Arrays beside a tensor are cut as it is.
 
     Returns:
         Graphs of the first batch of graphs, else the length of the first tensor.
@@ -71,8 +72,12 @@ def _cut(value: Any, rows: slice | list[int], total: int) -> Any:
     if _is_pyg_batch(value):
         graphs = [value.get_example(int(i)) for i in np.arange(total)[rows]]
         return type(value).from_data_list(graphs)
-    if isinstance(value, torch.Tensor):
-        return value[rows] if value.dim() and len(value) == total else value
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        samples = value.unbind()  # a jagged tensor refuses to be sliced by samples
+        chosen = [samples[int(i)] for i in np.arange(total)[rows]]
+        return torch.nested.as_nested_tensor(chosen, layout=value.layout)
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return value[rows] if value.ndim and len(value) == total else value
     if isinstance(value, dict):
         return {key: _cut(each, rows, total) for key, each in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -91,6 +96,8 @@ def in_float64(value: Any) -> Any:
         return value.clone().apply(in_float64)
     if isinstance(value, torch.Tensor):
         return value.double() if value.is_floating_point() else value
+    if isinstance(value, np.ndarray):
+        return value.astype(np.float64) if value.dtype.kind == "f" else value
     if isinstance(value, dict):
         return {key: in_float64(each) for key, each in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):

@@ -6,6 +6,7 @@ Nothing here imports torch unless it is imported already, so that it can come fi
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
@@ -115,6 +116,7 @@ def read_setting(
         torch_error=error,
         asked_torch=effective is not None or error is not None,
         cpus=_usable_cpus(),
+        has_mkl=_has_mkl(torch),
         shares_device_tensors=shares_device_tensors,
     )
 
@@ -232,6 +234,13 @@ def _usable_cpus() -> int | None:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
+
+
+def _has_mkl(torch: Any) -> bool:
+    """Say whether torch is built with MKL; its builds for x86 are, but macOS's."""
+    if torch is not None:
+        return bool(torch.backends.mkl.is_available())
+    return sys.platform != "darwin" and platform.machine() in {"x86_64", "AMD64"}
 
 
 def _in_use(torch: Any) -> bool:

@@ -29,6 +29,31 @@ class StepState:
             torch.get_device_module(self.device).set_rng_state(numbers)
 
 
+class SpectralVectors:
+    """The vectors of spectral norms before a batch, from which all pieces begin.
+
+    Each forward pass in training takes one step of a power iteration, whatever the
+    data.  The whole batch takes one; pieces would take one each, and divide the weights
+    by another number than the whole (gradients were 30 % off).
+    """
+
+    def __init__(self, model: Any) -> None:
+        # Both of torch's spectral norms keep two vectors, named so, for each weight.
+        buffers = dict(model.named_buffers())
+        self.vectors = [
+            (vector, vector.clone())
+            for name, buffer in buffers.items()
+            if name.endswith("_u") and f"{name[:-1]}v" in buffers
+            for vector in (buffer, buffers[f"{name[:-1]}v"])
+        ]
+
+    def restore(self) -> None:
+        """Put them back."""
+        with torch.no_grad():
+            for vector, old in self.vectors:
+                vector.copy_(old)
+
+
 def random_state(device: torch.device) -> list[torch.Tensor]:
     """Give the state of random numbers: the CPU's, and a device's own."""
     states = [torch.get_rng_state()]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nested._internal.nested_tensor import NestedTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
@@ -18,7 +19,8 @@ from torch.utils._pytree import tree_iter, tree_map
 from loaderkit.budget.accumulation import node_name, reused_operand
 from loaderkit.budget.allocation_log import Bounds
 from loaderkit.budget.kernel_calls import call_of
-from loaderkit.budget.measure import state_of
+from loaderkit.budget.layouts import LAYOUTS
+from loaderkit.budget.measure import parts_of_nested, state_of
 
 if TYPE_CHECKING:
     from loaderkit.budget.allocation_log import Log
@@ -84,6 +86,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def add(self, tensor: Any, owner: str = "") -> list[int]:
         """Log the storages of a tensor, each once; give the numbers of new ones."""
+        if tensor.layout is torch.jagged:
+            parts = parts_of_nested([tensor])
+            return [number for part in parts for number in self.add(part, owner)]
         if tensor.layout is not torch.strided:
             parts = _parts_of_sparse(tensor, self.fake)
             return [number for part in parts for number in self.add(part, owner)]
@@ -147,6 +152,10 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.prim.device.default:  # two of three calls: keep it short
             asked = args[0]
             return asked.fake_device if isinstance(asked, FakeTensor) else asked.device
+        if any(kind is NestedTensor for kind in types):
+            # The class of torch's jagged tensors, which has no public name, then does
+            # the operator with the tensors that it is made of, and these we see.
+            return NotImplemented
         kwargs = kwargs or {}
         backward = self.phase == "backward"
         reused = reused_operand(func, args) if backward else None
@@ -187,6 +196,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.add(tensor)
         if len(real) < len(operands):
             out = self._faked(func, args, kwargs)
+            out = LAYOUTS.corrected(func, args, kwargs, operands, out)
         elif not operands and _makes_floats(func, kwargs):
             with self.fake:
                 out = func(*args, **kwargs)

@@ -8,9 +8,8 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.budget.settings import Environment, check_environment
-from loaderkit.loader.build import build_loader
+from loaderkit.errors import BudgetError
 from loaderkit.memory.host import Host, read_host
-from loaderkit.memory.probes import present_devices, read_device
 from loaderkit.units import format_amount, format_bytes
 
 if TYPE_CHECKING:
@@ -61,8 +60,15 @@ def examine() -> Examination:
 
     Returns:
         The findings; nothing is changed.
+
+    Raises:
+        BudgetError: A setting keeps torch from being imported at all.
     """
+    _refuse_endless_import()
     import torch
+
+    from loaderkit.loader.build import build_loader
+    from loaderkit.memory.probes import present_devices, read_device
 
     environment = check_environment(ask_torch=True)
     devices: dict[str, Mapping[CounterName, int | str]] = {}
@@ -73,6 +79,16 @@ def examine() -> Examination:
     where = next(iter(devices), "cpu")
     plan: LoaderPlan = build_loader(samples, where, batch_size=8).plan
     return Examination(read_host(), _versions(), devices, environment, plan)
+
+
+def _refuse_endless_import() -> None:
+    """Say what would have kept us waiting for ever, while that can still be said."""
+    for finding in check_environment(ask_torch=False).findings:
+        if finding.variable == "GOMP_CPU_AFFINITY" and finding.level == "crash":
+            what = (
+                f"{finding.variable}={finding.value} keeps torch from being imported."
+            )
+            raise BudgetError(what, why=finding.problem, fix=finding.fix)
 
 
 def _versions() -> dict[str, str]:

@@ -2,11 +2,12 @@
 
 Each family is one way in which a batch's bytes depend on its samples: sums of nodes and
 edges, padding to the longest, pools that choose, nodes that hear all others, typed
-graphs, words of different lengths.
+graphs, words of different lengths, ragged fields of dicts; tables with sparse
+gradients, targets of single nodes, and mixed precision.
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,9 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import to_dense_batch
+
+from loaderkit.budget.train_step import Step
+from loaderkit.datasets.dict_batches import collate_samples
 
 
 @dataclass(frozen=True)
@@ -27,10 +31,22 @@ class Planned:
     data: list[Any]
     batch_size: int
     collate_fn: Any = None
-    loss: Any = None
+    """How a list of these samples is joined."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """What ``plan_batch`` is told of the step: loss, optimizer, autocast."""
+    ragged: str | None = None
+    """Of a cache that joins the samples itself; ``collate_fn`` does so for a list."""
+
+    @property
+    def step(self) -> Step:
+        """The step that is told by the options."""
+        return Step(**self.options)
 
     def __str__(self) -> str:
         return self.words
+
+
+SIZES = ("alike", "uniform", "lognormal", "two kinds", "one giant", "equal", "pareto")
 
 
 def draw_plan(seed, family=None):
@@ -39,21 +55,18 @@ def draw_plan(seed, family=None):
     torch.manual_seed(seed)
     name = family or r.choice(sorted(FAMILIES))
     planned = FAMILIES[name](r, sizes_of(r))
-    return Planned(f"{seed}: {name}, {planned.words}", *_fields(planned))
-
-
-def _fields(planned):
-    return (
-        planned.model, planned.data, planned.batch_size, planned.collate_fn,
-        planned.loss,
-    )  # fmt: skip
+    return replace(planned, words=f"{seed}: {name}, {planned.words}")
 
 
 def sizes_of(r):
     """Draw the sizes of samples: alike, spread, heavy in the tail, or of two kinds."""
     count = r.randint(40, 160)
-    kind = r.choice(["alike", "uniform", "lognormal", "two kinds", "one giant"])
-    if kind == "alike":
+    kind = r.choice(SIZES)
+    if kind == "equal":
+        sizes = [r.randint(4, 60)] * count
+    elif kind == "pareto":
+        sizes = [min(500, int(4 * r.paretovariate(1.1))) for _ in range(count)]
+    elif kind == "alike":
         sizes = [r.randint(18, 22) for _ in range(count)]
     elif kind == "uniform":
         sizes = [r.randint(3, 120) for _ in range(count)]
@@ -391,10 +404,118 @@ def recurrence(r, drawn):
     )  # fmt: skip
 
 
+class Atoms(nn.Module):
+    """Nodes that are numbers of a table, whose gradients may be sparse."""
+
+    def __init__(self, count, width, *, sparse):
+        super().__init__()
+        self.table = nn.Embedding(count, width, sparse=sparse)
+        self.inner = g.SAGEConv(width, width)
+        self.last = nn.Linear(width, 1)
+
+    def forward(self, data):
+        hidden = self.inner(self.table(data.z), data.edge_index).relu()
+        return self.last(g.global_add_pool(hidden, data.batch))
+
+
+def atoms(r, drawn):
+    """Regression of a number for each graph, from a table of its nodes."""
+    kind, sizes = drawn
+    data = _graphs(r, sizes)
+    count, sparse = r.choice([100, 20_000]), r.random() < 0.5
+    for graph in data:
+        nodes = graph.num_nodes
+        graph.z, graph.y = torch.randint(0, count, (nodes,)), torch.randn(1)
+        del graph.x
+        graph.num_nodes = nodes
+    model = Atoms(count, r.choice([16, 32]), sparse=sparse)
+    size, optimizer = r.choice([4, 8, 16]), r.choice(["sgd", "adagrad"])
+    options = {"loss": loss_of_graphs, "optimizer": optimizer}
+    words = f"{count} atoms, sparse {sparse}, {optimizer}, {kind}, {size}"
+    return Planned(words, model, data, size, options=options)
+
+
+def loss_of_graphs(out, batch):
+    """Squared differences to the targets of graphs."""
+    return nn.functional.mse_loss(out.squeeze(-1), batch.y)
+
+
+class MarkedNodes(nn.Module):
+    """Predicts what only some of the nodes have: a mask chooses them."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.inner, self.last = g.GCNConv(8, width), nn.Linear(width, 3)
+
+    def forward(self, data):
+        return self.last(self.inner(data.x, data.edge_index).relu()[data.known])
+
+
+def loss_of_marked(out, batch):
+    """Squared differences to the targets of marked nodes."""
+    return nn.functional.smooth_l1_loss(out, batch.y[batch.known])
+
+
+def marked(r, drawn):
+    """Targets for single nodes, chosen by a mask."""
+    kind, sizes = drawn
+    data, share = _graphs(r, sizes), r.choice([0.1, 0.5, 1.0])
+    for graph in data:
+        graph.known = torch.rand(graph.num_nodes) < share
+        graph.known[0] = True
+        graph.y = torch.randn(graph.num_nodes, 3)
+    size = r.choice([4, 8, 16])
+    words = f"{share:.0%} of the nodes, {kind}, {size}"
+    options = {"loss": loss_of_marked, "optimizer": r.choice(["adam", "sgd"])}
+    return Planned(words, MarkedNodes(r.choice([16, 64])), data, size, options=options)
+
+
+def mixed(r, drawn):
+    """Convolutions or attention in mixed precision."""
+    make = r.choice([sums, padding, virtual_nodes])
+    planned = make(r, drawn)
+    options = {"autocast": torch.bfloat16, "optimizer": "adamw"}
+    words = f"{make.__name__}, {planned.words}, bfloat16"
+    return replace(planned, words=words, options=options)
+
+
+class RaggedFields(nn.Module):
+    """Reads one ragged field and a number, however the batch holds the field."""
+
+    def __init__(self, width, *, attention):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, width), nn.Linear(width, 1)
+        self.attention = attention
+
+    def forward(self, clip, label):
+        if isinstance(clip, torch.Tensor):
+            # Plain where all of a list's batch are as long, else torch's jagged.
+            clip = clip.values() if clip.is_nested else clip
+        else:
+            clip = clip.values
+        hidden = self.first(clip)
+        if self.attention and hidden.dim() == 3:
+            hidden = hidden + (hidden @ hidden.transpose(1, 2)).softmax(2) @ hidden
+        out = self.last(hidden.relu())
+        return nn.functional.softplus(out).mean() * label.float().mean()
+
+
+def ragged(r, drawn):
+    """Dicts with a ragged field, in the layout that a cache gives."""
+    kind, sizes = drawn
+    data = [{"clip": torch.randn(n, 4), "label": i % 2} for i, n in enumerate(sizes)]
+    size, layout = r.choice([4, 8, 16]), r.choice(["padded", "packed", "jagged"])
+    attention = r.random() < 0.5
+    model = RaggedFields(r.choice([16, 64]), attention=attention)
+    collate = partial(collate_samples, ragged=layout)
+    words = f"{layout}, attention {attention}, {kind}, {size}"
+    return Planned(words, model, data, size, collate, ragged=layout)
+
+
 FAMILIES = {
     kind.__name__: kind
     for kind in (
         sums, padding, gps, virtual_nodes, all_pairs, pooling, typed, words,
-        translation, recurrence,
+        translation, recurrence, atoms, marked, mixed, ragged,
     )
 }  # fmt: skip

@@ -10,7 +10,7 @@ from torch import nn
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.utils import to_dense_batch
 
-from loaderkit import build_loader, pack, plan_batch
+from loaderkit import build_loader, estimate_step, pack, plan_batch
 from loaderkit.budget.cost_model import BatchCostModel, budgets, price
 from loaderkit.budget.measure import measure_step
 from loaderkit.budget.samples import Samples, read_samples
@@ -274,3 +274,85 @@ def test_what_a_plan_gives_the_loader_of_a_cache_fits(tmp_path):
     for batch in loader:
         assert batch.num_graphs <= 4
         assert max(measure_step(model, batch, Step()).values()) <= limit
+
+
+class Table(nn.Module):
+    """A table of numbers whose gradients are sparse."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.last = nn.Embedding(50, 4, sparse=True), nn.Linear(4, 1)
+
+    def forward(self, words):
+        return self.last(self.table(words).mean(1))
+
+
+def test_what_torch_refuses_to_do_smaller_is_left_out_of_a_plan():
+    # fused updates of sparse gradients; the plan raised torch's own error
+    data = [torch.zeros(6, dtype=torch.long)] * 8
+
+    plan = plan_batch(Table(), data, "cpu", limit="1 MiB", optimizer="sgd")
+
+    smallest = plan.configurations[1]
+    assert smallest.ok
+    assert smallest.optimizer == "loop"
+    assert "fused" not in {gain.remedy.name for gain in plan.savings}
+
+
+class Probabilities(nn.Module):
+    """Refuses to work in bfloat16."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, rows):
+        if torch.is_autocast_enabled("cpu"):
+            msg = "not in bfloat16"
+            raise RuntimeError(msg)
+        return self.inner(rows).sigmoid()
+
+
+def test_a_model_that_refuses_mixed_precision_is_planned_without():
+    plan = plan_batch(
+        Probabilities(), [torch.zeros(4)] * 8, "cpu", limit="1 MiB", batch_size=4
+    )
+
+    assert plan.configurations[1].ok
+    assert plan.configurations[1].precision == "float32"
+    assert "bfloat16 autocast" not in {gain.remedy.name for gain in plan.savings}
+
+
+class Jagged(nn.Module):
+    """Reads the values of torch's jagged tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 1))
+
+    def forward(self, clip):
+        return self.inner(clip.values() if clip.is_nested else clip)
+
+
+def jagged_batch(samples):
+    clips = [torch.as_tensor(sample["clip"]) for sample in samples]
+    return {"clip": torch.nested.as_nested_tensor(clips, layout=torch.jagged)}
+
+
+@pytest.mark.slow
+def test_jagged_batches_are_planned():
+    # estimates and plans ended in an error of torch's own
+    data = [{"clip": torch.ones(3 + 5 * i % 40, 4)} for i in range(20)]
+    batch = jagged_batch(data[:8])
+
+    found = estimate_step(Jagged(), batch)
+    plan = plan_batch(
+        Jagged(), data, "cpu", limit="100 KiB", batch_size=8, collate_fn=jagged_batch
+    )
+
+    truth = max(measure_step(Jagged(), batch, Step()).values())
+    assert found.low <= truth <= found.high
+    assert found.peak == pytest.approx(truth, rel=0.01)
+    largest = sorted(data, key=lambda sample: -len(sample["clip"]))[: plan.micro_batch]
+    peak = max(measure_step(Jagged(), jagged_batch(largest), Step()).values())
+    assert peak <= 100 * 1024

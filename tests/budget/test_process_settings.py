@@ -11,7 +11,18 @@ import pytest
 from torch_settings import clean_environ
 
 from loaderkit.budget.environment import Setting
-from loaderkit.budget.process_settings import judge_process_settings, openmp_threads
+from loaderkit.budget.native_readers import (
+    GLIBC_RANGES,
+    MALLOC_TUNABLES,
+    glibc_setting,
+    hangs_libgomp,
+    mkl_follows_processors,
+    mkl_threads,
+    openmp_binding,
+    openmp_threads,
+    split_tunables,
+)
+from loaderkit.budget.process_settings import judge_process_settings
 
 AFFINITY_LEFT = """
 import ctypes, os, sys
@@ -46,7 +57,15 @@ def judged(environ, **facts):
         ({"CUDA_LAUNCH_BLOCKING": "0"}, {}, []),
         ({"CUDA_LAUNCH_BLOCKING": "1"}, {"backend": "cpu"}, [(19, "useless")]),
         ({"OMP_NUM_THREADS": "4"}, {}, []),
-        ({"OMP_NUM_THREADS": "64"}, {}, [(20, "slow")]),
+        ({"OMP_NUM_THREADS": "64"}, {"has_mkl": False}, [(20, "slow")]),
+        ({"OMP_NUM_THREADS": "64"}, {}, [(20, "useless")]),
+        ({"OMP_NUM_THREADS": "64", "MKL_DYNAMIC": "FALSE"}, {}, [(20, "slow")]),
+        ({"OMP_NUM_THREADS": "4", "MKL_NUM_THREADS": "2"}, {}, [(20, "ignored")]),
+        ({"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}, {}, []),
+        ({"MKL_NUM_THREADS": "all"}, {}, [(20, "slow")]),
+        ({"MKL_NUM_THREADS": " 4"}, {}, [(20, "slow")]),
+        ({"MKL_NUM_THREADS": "0"}, {}, [(20, "ignored")]),
+        ({"MKL_NUM_THREADS": "4"}, {"has_mkl": False}, [(20, "useless")]),
         ({"OMP_NUM_THREADS": "many"}, {}, [(20, "ignored")]),
         (
             {"OMP_NUM_THREADS": "2"},
@@ -55,8 +74,30 @@ def judged(environ, **facts):
         ),
         ({"OMP_PROC_BIND": "true"}, {}, [(20, "slow")]),
         ({"OMP_PROC_BIND": "false"}, {}, []),
+        ({"OMP_PROC_BIND": "yes"}, {}, [(20, "ignored")]),
+        ({"OMP_PROC_BIND": "false", "OMP_PLACES": "cores"}, {}, []),
+        ({"OMP_PLACES": "cores"}, {}, [(20, "slow")]),
+        ({"GOMP_CPU_AFFINITY": "0-1"}, {}, [(20, "slow")]),
+        ({"GOMP_CPU_AFFINITY": "all"}, {}, [(20, "crash")]),
         ({"MALLOC_ARENA_MAX": "2"}, {}, []),
         ({"MALLOC_ARENA_MAX": "two"}, {}, [(20, "ignored")]),
+        ({"MALLOC_ARENA_MAX": "0"}, {}, [(20, "ignored")]),
+        ({"MALLOC_PERTURB_": "256"}, {}, [(20, "ignored")]),
+        ({"MALLOC_TRIM_THRESHOLD_": "128M"}, {}, [(20, "ignored")]),
+        ({"MALLOC_ARENA_MAX": "010"}, {}, [(20, "ignored")]),
+        ({"GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}, {}, []),
+        ({"GLIBC_TUNABLES": "glibc.malloc.arena_maxx=2"}, {}, [(20, "ignored")]),
+        ({"GLIBC_TUNABLES": "glibc.malloc.arena_max=0"}, {}, [(20, "ignored")]),
+        (
+            {"GLIBC_TUNABLES": "glibc.malloc.arena_max=2,glibc.malloc.perturb=1"},
+            {},
+            [(20, "ignored")],
+        ),
+        (
+            {"GLIBC_TUNABLES": "glibc.malloc.arena_max=2", "MALLOC_ARENA_MAX": "4"},
+            {},
+            [(20, "ignored")],
+        ),
         ({"MALLOC_ARENA_MAX": "2"}, {"started_with": {}}, [(20, "ignored")]),
         ({"MALLOC_ARENA_MAX": "2"}, {"platform": "darwin"}, [(20, "useless")]),
         (
@@ -99,21 +140,40 @@ def _ask_openmp(libgomp, **environ):
     return [int(number) for number in done.stdout.split()], done.stderr
 
 
-THREADS_ASKED = """
+ASKED = """
 import ctypes, json, os, sys
-for value in json.load(sys.stdin):
-    # A child for each: the library reads the variable while it is loaded.
+for line in sys.stdin:
+    # A child for each: the library reads its variables while it is loaded.
     read, write = os.pipe()
     if os.fork() == 0:
-        os.environ["OMP_NUM_THREADS"] = value
+        os.environ.update(json.loads(line))
         os.dup2(write, 2)
         library = ctypes.CDLL(sys.argv[1])
-        os.write(2, f"\\n{library.omp_get_max_threads()}".encode())
+        os.write(2, f"\\n{getattr(library, sys.argv[2])()}".encode())
         os._exit(0)
     os.close(write)
     with os.fdopen(read) as pipe:
-        print(json.dumps(pipe.read()))
+        print(json.dumps(pipe.read()), flush=True)
+    os.wait()
 """
+
+
+def ask_library(library, function, environs):
+    """Load a library with variables, and call a function that gives a number.
+
+    Returns:
+        For each what was written to stderr, and the number.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", ASKED, str(library), function],
+        input="".join(json.dumps(each) + "\n" for each in environs),
+        env=clean_environ(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    answers = [json.loads(line).rpartition("\n") for line in done.stdout.splitlines()]
+    return [(complaint, int(number)) for complaint, _, number in answers]
 
 
 def numbers_of_threads(count, seed):
@@ -132,24 +192,17 @@ def numbers_of_threads(count, seed):
 def test_openmp_reads_a_number_of_threads_as_is_said(libgomp):
     values = [*numbers_of_threads(100, seed=1), "3,", "1.5", "4 2", " 3 ", "5,2"]
 
-    done = subprocess.run(
-        [sys.executable, "-c", THREADS_ASKED, str(libgomp)],
-        input=json.dumps(values),
-        env=clean_environ(),
-        capture_output=True,
-        text=True,
-        check=True,
+    answers = ask_library(
+        libgomp, "omp_get_max_threads", [{"OMP_NUM_THREADS": each} for each in values]
     )
 
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
     wrong = []
-    for value, answer in zip(values, answers, strict=True):
-        complaint, _, threads = answer.rpartition("\n")
+    for value, (complaint, threads) in zip(values, answers, strict=True):
         is_ignored, said = "Invalid value" in complaint, openmp_threads(value)
         # It keeps an int of 32 bits, whatever it has read.
-        kept = said is None or (said - int(threads)) % 2**32 == 0
+        kept = said is None or (said - threads) % 2**32 == 0
         if (said is None) != is_ignored or not kept:
-            wrong.append((value, said, answer))
+            wrong.append((value, said, complaint, threads))
     assert wrong == []
 
 
@@ -162,3 +215,154 @@ def test_openmp_ties_the_thread_that_workers_are_forked_from(libgomp):
     (_, _, free), _ = _ask_openmp(libgomp, OMP_PROC_BIND="false")
 
     assert (before, after, free) == (before, 1, before)
+
+
+def test_openmp_binds_threads_as_is_said(libgomp):
+    values = ["true", "TRUE", " false ", "close", "close,spread", "master", "primary"]
+    values += [
+        "yes",
+        "1",
+        "0",
+        "",
+        "false,true",
+        "close,",
+        "\uff54rue",
+        "spread, close",
+    ]
+
+    answers = ask_library(
+        libgomp, "omp_get_proc_bind", [{"OMP_PROC_BIND": each} for each in values]
+    )
+
+    for value, (complaint, kind) in zip(values, answers, strict=True):
+        is_ignored = "Invalid value" in complaint
+        assert openmp_binding(value) == (None if is_ignored else kind > 0), value
+
+
+def test_openmp_ends_reading_affinities_that_are_not_said_to_hang(libgomp):
+    values = ["0", "0-", "-1", "0-1:", " 0", "0 ", "0x0", "+0", "0-0:0", ",0", "0,,0"]
+    values += ["", "9999", "0-0 0", "0\t0"]
+
+    assert not any(map(hangs_libgomp, values))
+    environs = [{"GOMP_CPU_AFFINITY": value} for value in values]
+    answers = ask_library(libgomp, "omp_get_max_threads", environs)
+    assert len(answers) == len(values)
+
+
+@pytest.fixture(scope="module")
+def torch_library():
+    import torch
+
+    found = sorted((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.so"))
+    if not found or not torch.backends.mkl.is_available():
+        pytest.skip("this torch has no MKL")
+    return found[0]
+
+
+GET_NUM_THREADS = "_ZN2at15get_num_threadsEv"
+"""``at::get_num_threads()``, which asks MKL first."""
+
+
+@pytest.mark.slow
+def test_torch_takes_the_threads_that_mkl_is_said_to_read(torch_library):
+    # each takes 0.3 s: the library is large
+    values = ["3", " 3", "+3", "0", "", "3abc", "99999999999", "\uff13", "2147483648"]
+    environs = [
+        {"MKL_NUM_THREADS": value, "MKL_DYNAMIC": "FALSE", "OMP_NUM_THREADS": "5"}
+        for value in values
+    ]
+
+    answers = ask_library(torch_library, GET_NUM_THREADS, environs)
+
+    default = 5
+    for value, (_, threads) in zip(values, answers, strict=True):
+        said = mkl_threads(value)
+        assert threads == (default if said is None else said), value
+
+
+@pytest.mark.slow
+def test_mkl_keeps_to_the_processors_as_is_said(torch_library):
+    cpus = len(os.sched_getaffinity(0))
+    values = ["FALSE", "false", "False", "0", " false"]
+    environs = [
+        {"MKL_NUM_THREADS": str(4 * cpus), "MKL_DYNAMIC": value} for value in values
+    ]
+
+    answers = ask_library(torch_library, GET_NUM_THREADS, environs)
+
+    for value, (_, threads) in zip(values, answers, strict=True):
+        assert (threads <= cpus) is mkl_follows_processors(value), value
+
+
+def loader_of_glibc():
+    if not sys.platform.startswith("linux"):
+        pytest.skip("no glibc here")
+    found = sorted(Path("/lib64").glob("ld-linux*.so.2"))
+    if not found:
+        pytest.skip("no loader of glibc here")
+    return found[0]
+
+
+def tunables_in_effect(**environ):
+    """Ask glibc's loader what it has read."""
+    listed = subprocess.run(
+        [loader_of_glibc(), "--list-tunables"],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    pairs = [line.partition(": ") for line in listed.stdout.splitlines()]
+    return {name: value.partition(" ")[0] for name, _, value in pairs}
+
+
+def glibc_values(count, seed):
+    """Numbers as people write and mistype them."""
+    r = random.Random(seed)
+    texts = ["0", "1", "2", "3", "4", "255", "256", "010", "08", "0x10", "0x", "two"]
+    texts += ["-1", "+2", "1e3", "128M", "64k", "2 ", " 2", "\t2", "2,3", "'2'", ""]
+    texts += ["99999999999999999999", "4294967297", "2147483647", "2147483648", "1_0"]
+    for _ in range(count):
+        yield r.choice(texts) + r.choice(["", "", "", "x", " ", "0"])
+
+
+@pytest.mark.skipif(
+    os.confstr("CS_GNU_LIBC_VERSION") != "glibc 2.36"
+    if hasattr(os, "confstr") and "CS_GNU_LIBC_VERSION" in os.confstr_names
+    else True,
+    reason="measured on glibc 2.36: others are stricter",
+)
+def test_glibc_reads_its_settings_as_is_said():
+    defaults = tunables_in_effect()
+    for value in glibc_values(60, seed=3):
+        seen = tunables_in_effect(**dict.fromkeys(GLIBC_RANGES, value))
+
+        for name, (tunable, _, _) in GLIBC_RANGES.items():
+            number = glibc_setting(name, value)
+            expected = int(defaults[tunable], 0) if number is None else number
+            assert int(seen[tunable], 0) == expected, (name, value)
+
+
+def test_glibc_knows_the_tunables_that_are_said_and_the_variable_wins():
+    assert set(MALLOC_TUNABLES) <= set(tunables_in_effect())
+
+    tunables = "glibc.malloc.arena_max=2:foo:glibc.malloc.perturb=3"
+    seen = tunables_in_effect(GLIBC_TUNABLES=tunables, MALLOC_ARENA_MAX="4")
+
+    told = dict(split_tunables(tunables))
+    assert int(seen["glibc.malloc.arena_max"], 0) == 2
+    assert int(seen["glibc.malloc.perturb"], 0) == int(told["glibc.malloc.perturb"])
+
+
+def test_doctor_says_what_keeps_torch_from_being_imported():
+    done = subprocess.run(
+        [sys.executable, "-m", "loaderkit", "doctor"],
+        env=clean_environ(GOMP_CPU_AFFINITY="all"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode != 0
+    assert "GOMP_CPU_AFFINITY=all keeps torch from being imported" in done.stderr
+    assert "unset GOMP_CPU_AFFINITY" in done.stderr

@@ -11,10 +11,16 @@ import pytest
 from drawn_plans import FAMILIES, draw_plan
 from torch.utils._pytree import tree_iter
 
-from loaderkit import DoesNotFitError, assert_fits, build_loader, pack, plan_batch
+from loaderkit import (
+    DoesNotFitError,
+    assert_fits,
+    build_loader,
+    open_cache,
+    pack,
+    plan_batch,
+)
 from loaderkit.budget.measure import measure_step
 from loaderkit.budget.samples import read_samples
-from loaderkit.budget.train_step import Step
 
 FIRST, END = map(int, os.environ.get("DRAWS", "0:8").split(":"))
 
@@ -28,7 +34,7 @@ def test_no_real_batch_breaks_a_promise(family, seed):
 
     def peak(rows):
         batch = samples.join(list(rows))
-        return max(measure_step(drawn.model, batch, Step()).values())
+        return max(measure_step(drawn.model, batch, drawn.step).values())
 
     def shuffled(size):
         return r.sample(range(total), size)
@@ -42,7 +48,7 @@ def test_no_real_batch_breaks_a_promise(family, seed):
 
     plan = plan_batch(
         drawn.model, drawn.data, "cpu", limit=limit, batch_size=drawn.batch_size,
-        collate_fn=drawn.collate_fn,
+        collate_fn=drawn.collate_fn, **drawn.options,
     )  # fmt: skip
 
     chance, count = plan.chances[1], plan.micro_batch
@@ -63,10 +69,10 @@ def test_no_real_batch_breaks_a_promise(family, seed):
             **plan.configurations[0].budget,
         )  # fmt: skip
         for _, batch in zip(range(5), loader, strict=False):
-            assert max(measure_step(drawn.model, batch, Step()).values()) <= limit
+            assert max(measure_step(drawn.model, batch, drawn.step).values()) <= limit
     for rows, real in zip(batches, peaks, strict=True):
         try:
-            assert_fits(drawn.model, samples.join(rows), limit)
+            assert_fits(drawn.model, samples.join(rows), limit, **drawn.options)
         except DoesNotFitError:
             continue
         assert real <= limit
@@ -84,22 +90,36 @@ def size_of(batch):
 def test_what_a_plan_gives_the_loader_of_a_cache_fits(family, seed, tmp_path):
     drawn, r = draw_plan(seed, family), random.Random(seed)
     dataset = pack(drawn.data, tmp_path / "cache", workers=0)
-    samples = read_samples(dataset, collate=drawn.collate_fn)
-    joined = {"collate_fn": drawn.collate_fn} if drawn.collate_fn else {}
+    collate = drawn.collate_fn
+    if drawn.ragged is not None:  # the cache joins these samples itself
+        dataset = open_cache(tmp_path / "cache", ragged=drawn.ragged)
+        collate = None
+    samples = read_samples(dataset, collate=collate)
+    joined = {"collate_fn": collate} if collate else {}
 
     def peak(batch):
-        return max(measure_step(drawn.model, batch, Step()).values())
+        return max(measure_step(drawn.model, batch, drawn.step).values())
 
     size = min(drawn.batch_size, len(dataset))
     usual = peak(samples.join(r.sample(range(len(dataset)), size)))
     limit = int(usual * r.choice([0.3, 0.7, 1.0, 1.5, 4.0]))
 
     plan = plan_batch(
-        drawn.model, dataset, "cpu", limit=limit, batch_size=drawn.batch_size, **joined
-    )
+        drawn.model, dataset, "cpu", limit=limit, batch_size=drawn.batch_size,
+        **joined, **drawn.options,
+    )  # fmt: skip
 
-    bounds = plan.configurations[0].budget
-    print(f"\n{drawn}, cached: {bounds}, {limit / usual:.1f} of a usual batch", end="")
+    bounds, chance = plan.configurations[0].budget, plan.chances[1]
+    print(
+        f"\n{drawn}, cached: {bounds}, {limit / usual:.1f} of a usual batch, chance "
+        f"{chance.likely:.2f} ({chance.low:.2f} to {chance.high:.2f})",
+        end="",
+    )
+    if chance.high == 0.0:
+        dearest = sorted(range(len(dataset)), key=lambda row: -samples.sizes[row].sum())
+        drawn_rows = [r.sample(range(len(dataset)), size) for _ in range(4)]
+        for rows in (dearest[:size], *drawn_rows):
+            assert peak(samples.join(rows)) <= limit
     if not plan.ok:
         return
     loader = build_loader(
