@@ -43,6 +43,17 @@ def column_names(opened: _Opened) -> frozenset[str]:
     )
 
 
+def field_names(opened: _Opened) -> frozenset[str]:
+    """Name all fields that some sample of a cache has, at any depth."""
+    nests = (
+        nest
+        for variant in opened.structure.variants
+        if isinstance(variant, Nest)
+        for nest in variant.nests()
+    )
+    return frozenset(str(key) for nest in nests for key in nest.keys)
+
+
 def column_rows(opened: _Opened) -> list[tuple[str, str, str]]:
     """Name the columns of a cache with their kinds and dtypes, for people.
 

@@ -19,7 +19,7 @@ PAGES = [
         for file in DOCS.glob(f"{folder}/*.md")
     ),
 ]
-RUNS_ALL_PAGES = "LOADERKIT_RUNS_ALL_PAGES" in os.environ
+RUNS_ALL_PAGES = "RUN_ALL_PAGES" in os.environ
 """Set by ``tox -e docs``: no page may be left out."""
 
 
