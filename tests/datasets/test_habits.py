@@ -694,6 +694,7 @@ def test_summaries_are_pygs(ours, pygs):
     assert_same(found | {"name": ""}, wanted | {"name": ""})
 
 
+@pytest.mark.needs("lightning")
 def test_a_lightning_datamodule_of_pyg_gives_what_it_gives_over_pygs(ours, pygs):
     def batches(dataset):
         module = LightningDataset(
