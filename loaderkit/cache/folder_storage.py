@@ -68,12 +68,15 @@ class FolderStorage:
             return {}
         except OSError as error:
             raise unreadable(self.folder, error) from error
-        statuses = {entry.name: entry.stat(follow_symlinks=False) for entry in entries}
-        return {
-            name: status.st_size
-            for name, status in statuses.items()
-            if stat.S_ISREG(status.st_mode)
-        }
+        sizes = {}
+        for entry in entries:
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue  # another writer has put its file in place meanwhile
+            if stat.S_ISREG(status.st_mode):
+                sizes[entry.name] = status.st_size
+        return sizes
 
     def write_file(self, name: str, file: Path) -> None:
         """Write a file from local disk; see ``Storage``."""

@@ -7,6 +7,7 @@ import copy
 import functools
 import itertools
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex, TypeGuard, overload
@@ -16,6 +17,7 @@ import xxhash
 from torch.utils.data import Dataset
 from typing_extensions import Self, TypeVar
 
+from loaderkit.arguments import suggest_name
 from loaderkit.cache.build import finish_killed_commit
 from loaderkit.cache.download_ahead import StoredRows
 from loaderkit.cache.remote import RemoteCache, locate_cache
@@ -28,6 +30,7 @@ from loaderkit.datasets.columns import (
     check_column,
     column_names,
     column_rows,
+    field_names,
     join_column,
 )
 from loaderkit.datasets.decode import decode
@@ -39,6 +42,7 @@ from loaderkit.datasets.many_samples import read_samples
 from loaderkit.datasets.owned_copy import owned_copy
 from loaderkit.datasets.pack import Packed, PackOptions, has_cache, pack_source
 from loaderkit.datasets.plain import decode_text
+from loaderkit.datasets.ragged import PadValue, check_pad_value, fill_padding
 from loaderkit.datasets.room import check_chunks, page_cache_bytes
 from loaderkit.datasets.rows import is_one, many_rows, one_row
 from loaderkit.datasets.selecting import RowSelection
@@ -57,7 +61,6 @@ if TYPE_CHECKING:
         Collection,
         Iterable,
         Iterator,
-        Mapping,
         Sequence,
     )
 
@@ -113,6 +116,8 @@ class SafeDataset(RowSelection[T], Dataset[T]):
         transform: Called with each sample after it is read; may change it in place.
         ragged: What a batch holds for tensors whose first axes differ: "padded",
             "packed" or "jagged" (see ``loaderkit.datasets.dict_batches``).
+        pad_value: What padded batches hold behind a sample's end: a number, or numbers
+            by field, such as ``{"labels": -100}``; 0 (False) for the others.
         packing: How the cache is packed.
         classes: Classes that samples are made of, beyond PyG's and those that the
             subclass's own module knows.
@@ -124,14 +129,15 @@ class SafeDataset(RowSelection[T], Dataset[T]):
 
     Raises:
         ValueError: ``ragged`` or ``checksums`` is none of the three.
-        OptionError: An option of URLs was given without one.
+        OptionError: An option of URLs was given without one; or ``pad_value`` is no
+            number, or nothing is padded.
     """
 
     _PACKED_WITHOUT: ClassVar[frozenset[str]] = frozenset(
         {
             *("raw", "cache", "transform", "ragged", "packing", "classes", "checksums"),
             *("_rows", "_keys", "_opened", "_generation", "_plain", "gives_unread"),
-            *("follow_batch", "exclude_keys", "largest_column_bytes"),
+            *("follow_batch", "exclude_keys", "largest_column_bytes", "pad_value"),
         }
     )
     """Attributes of ours, which decide nothing about what ``load`` returns."""
@@ -153,6 +159,7 @@ class SafeDataset(RowSelection[T], Dataset[T]):
         *,
         transform: Callable[[Any], Any] | None = None,
         ragged: str = "padded",
+        pad_value: PadValue = 0,
         packing: PackOptions | None = None,
         classes: Iterable[type] = (),
         checksums: Checksums = "once",
@@ -168,7 +175,9 @@ class SafeDataset(RowSelection[T], Dataset[T]):
         self.cache = locate_cache(cache, storage_options, mirror, mirror_bytes)
         """Where the cache is: a folder, or a store; None for no cache."""
         self.transform = transform
+        check_pad_value(pad_value, ragged)
         self.ragged = ragged
+        self.pad_value = pad_value
         self.packing = packing or PackOptions()
         self.classes = ClassRegistry(classes, modules_of(type(self)))
         self.checksums: Checksums = checksums
@@ -229,7 +238,7 @@ class SafeDataset(RowSelection[T], Dataset[T]):
     @overload
     def __getitem__(self, index: SupportsIndex) -> T: ...
     @overload
-    def __getitem__(self, index: str) -> Any: ...
+    def __getitem__(self, index: str | tuple[str, ...]) -> Any: ...
     @overload
     def __getitem__(self, index: Any) -> Self: ...
     def __getitem__(self, index: Any) -> Any:
@@ -347,7 +356,9 @@ class SafeDataset(RowSelection[T], Dataset[T]):
             samples = [self[row] for row in numbers.tolist()]
             with collating():
                 return self._joined(samples)
-        return self._gathered(recipe, cached)
+        batch = self._gathered(recipe, cached)
+        self.fill_padding(batch)
+        return batch
 
     def _gathered(self, recipe: Any, cached: Ints, *options: Any) -> Any:
         """Have a recipe gather rows of the cache; ``options`` are the recipe's own."""
@@ -356,6 +367,33 @@ class SafeDataset(RowSelection[T], Dataset[T]):
                 return recipe.batch(cached, *options)
         except UnlikeShapesError as error:
             raise self._unlike(str(error)) from None
+
+    def fill_padding(self, batch: Any) -> None:
+        """Write ``pad_value`` behind the ends of the samples of a padded batch.
+
+        Args:
+            batch: A batch of these samples, whose padding is written in place.
+
+        Raises:
+            DatasetError: A field cannot hold its number, or there is no such field.
+        """
+        pad_value = self.pad_value
+        if not isinstance(pad_value, Mapping) and pad_value == 0:
+            return
+        names = fill_padding(batch, pad_value)
+        if isinstance(pad_value, Mapping) and not names.issuperset(pad_value):
+            self._check_padded_fields(set(pad_value) - names, names)
+
+    def _check_padded_fields(self, absent: set[str], names: Collection[str]) -> None:
+        """Refuse names that neither this batch nor any sample of the cache has."""
+        known = set(names)
+        if self.cache is not None:
+            known |= field_names(self._open())
+        unknown = sorted(absent - known)
+        if unknown:
+            what = f"pad_value names {unknown[0]!r}, which is no field of the samples."
+            why = f"their fields are {', '.join(sorted(known))}"
+            raise DatasetError(what, why=why, fix=suggest_name(unknown[0], known))
 
     def collate(
         self,
@@ -635,7 +673,8 @@ class SafeDataset(RowSelection[T], Dataset[T]):
 
     def _joins_like(self, other: SafeDataset | None) -> TypeGuard[SafeDataset]:
         """Tell whether another dataset, such as a part of this one, joins as we do."""
-        return type(other) is type(self) and other.ragged == self.ragged
+        alike = type(other) is type(self) and other.ragged == self.ragged
+        return alike and other is not None and other.pad_value == self.pad_value
 
     def _expect_more_of(self, samples: list[Any]) -> None:
         """Have the dataset that gave a list give the next one unread."""
@@ -650,12 +689,18 @@ class SafeDataset(RowSelection[T], Dataset[T]):
         exclude_keys: Collection[str] = (),
     ) -> Any:
         others = functools.partial(collate_samples, ragged=self.ragged)
-        return join(samples, others, follow_batch, exclude_keys)
+        batch = join(samples, others, follow_batch, exclude_keys)
+        self.fill_padding(batch)
+        return batch
 
     def _column(self, opened: _Opened, rows: Ints, name: str) -> Any:
         """Gather a field of rows of the cache, known to be there in all of them."""
         with collating():
-            return join_column(opened, rows, name, self.classes, self.ragged)
+            column = join_column(opened, rows, name, self.classes, self.ragged)
+        is_padded = not isinstance(self.pad_value, Mapping) or name in self.pad_value
+        if is_padded and self.pad_value != 0:
+            fill_padding(column, self.pad_value, name)
+        return column
 
     def _fields_if_open(self) -> frozenset[str]:
         """Name the fields of the samples, where that runs no code of a user's.

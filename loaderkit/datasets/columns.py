@@ -1,28 +1,40 @@
-"""One field of all samples, gathered whole: ``dataset.y``, ``dataset["label"]``."""
+"""One field of all samples, gathered whole: ``dataset.y``, ``dataset["paper"].x``."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.arguments import suggest_name
+from loaderkit.datasets.batches import Recipe
 from loaderkit.datasets.decode import decode
 from loaderkit.datasets.dict_batches import DictRecipe, collate_samples
 from loaderkit.datasets.gathering import Gathering, reader
 from loaderkit.datasets.sizes import occurring, stored_bytes
-from loaderkit.datasets.structure import COUNTER_KINDS, Leaf, Nest, is_graph
-from loaderkit.errors import DatasetError
+from loaderkit.datasets.structure import (
+    COUNTER_KINDS,
+    Leaf,
+    Nest,
+    Structure,
+    is_graph,
+)
+from loaderkit.errors import DatasetError, NoSuchAttributeError
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+    from typing import TypeAlias
 
     import numpy as np
     from numpy.typing import NDArray
 
     from loaderkit.datasets.base import _Opened
     from loaderkit.datasets.classes import ClassRegistry
+    from loaderkit.datasets.graphs import SafeGraphDataset
 
     Ints = NDArray[np.int64]
+    StoreKey: TypeAlias = str | tuple[str, ...] | None
+    """A node type, an edge type, or None for what belongs to the graph as a whole."""
 
 _NAMED = {"dict", "dataclass", "named"}
 """Kinds of nests whose parts have names."""
@@ -36,11 +48,22 @@ def column_names(opened: _Opened) -> frozenset[str]:
 
     Returns:
         Names of a graph's fields, or of a dict's keys, a dataclass's or a named
-        tuple's fields; none of ``HeteroData``, whose fields belong to a type.
+        tuple's fields; of ``HeteroData`` those that belong to no type.
     """
     return frozenset(
         name for variant in opened.structure.variants for name in _fields(variant)
     )
+
+
+def field_names(opened: _Opened) -> frozenset[str]:
+    """Name all fields that some sample of a cache has, at any depth."""
+    nests = (
+        nest
+        for variant in opened.structure.variants
+        if isinstance(variant, Nest)
+        for nest in variant.nests()
+    )
+    return frozenset(str(key) for nest in nests for key in nest.keys)
 
 
 def column_rows(opened: _Opened) -> list[tuple[str, str, str]]:
@@ -59,7 +82,95 @@ def column_rows(opened: _Opened) -> list[tuple[str, str, str]]:
     ]
 
 
-def check_column(opened: _Opened, rows: Ints, name: str, most_bytes: int) -> None:
+class TypeColumns:
+    """The fields of one node or edge type, in all samples: ``dataset["paper"]``.
+
+    ``dataset["paper"].x`` gathers a field whole, as ``dataset.y`` does: what a batch of
+    all samples has there.
+
+    Args:
+        dataset: The dataset.
+        key: The node type, or the edge type (source, relation, target).
+        names: Its fields, in some sample.
+    """
+
+    def __init__(
+        self, dataset: SafeGraphDataset[Any], key: StoreKey, names: list[str]
+    ) -> None:
+        self._dataset, self._key, self._names = dataset, key, names
+
+    def keys(self) -> list[str]:
+        """Name the fields."""
+        return list(self._names)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._dataset.column(name, of_type=self._key)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self._names:
+            what = f"{self._key!r} has no field {name!r}."
+            fix = suggest_name(name, self._names)
+            raise NoSuchAttributeError(
+                what, why=f"its fields are {', '.join(self._names)}", fix=fix
+            )
+        return self[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._names]
+
+    def __repr__(self) -> str:
+        return f"TypeColumns({self._key!r}: {', '.join(self._names)})"
+
+
+def find_type(opened: _Opened, name: str | tuple[str, ...]) -> StoreKey:
+    """Find a node or edge type, named as ``HeteroData`` lets it be named.
+
+    Args:
+        opened: The cache.
+        name: A node type; a relation or (source, target) that one edge type has; or
+            an edge type.
+
+    Returns:
+        The type; None where no sample has it, or several types are named so.
+    """
+    keys = dict.fromkeys(
+        key
+        for variant in opened.structure.variants
+        if is_graph(variant) and isinstance(variant, Nest)
+        for key in variant.keys
+        if key is not None
+    )
+    if name in keys:
+        return name
+    edges = [key for key in keys if isinstance(key, tuple)]
+    if isinstance(name, str):
+        found = [key for key in edges if key[1] == name]
+    else:
+        found = [key for key in edges if (key[0], key[-1]) == tuple(name)]
+    return found[0] if len(found) == 1 else None
+
+
+def fields_of_type(opened: _Opened, key: StoreKey) -> list[str]:
+    """Name the fields that a type has in some sample, in their order."""
+    names = [
+        name for variant in opened.structure.variants for name in _fields(variant, key)
+    ]
+    return list(dict.fromkeys(names))
+
+
+def check_column(
+    opened: _Opened,
+    rows: Ints,
+    name: str,
+    most_bytes: int,
+    key: StoreKey = None,
+) -> None:
     """See that all samples have a field, and that all of it may lie in memory at once.
 
     Args:
@@ -67,6 +178,7 @@ def check_column(opened: _Opened, rows: Ints, name: str, most_bytes: int) -> Non
         rows: Their numbers in it ``[n]``.
         name: The field.
         most_bytes: What may be gathered.
+        key: The type that it belongs to; None for fields of whole samples.
 
     Raises:
         DatasetError: A sample has no such field, or they take more together.
@@ -75,10 +187,17 @@ def check_column(opened: _Opened, rows: Ints, name: str, most_bytes: int) -> Non
     nbytes = 0
     for number in occurring(variants):
         held = rows[variants == number]
-        node = _fields(opened.structure.variants[number]).get(name)
+        variant = opened.structure.variants[number]
+        node = _fields(variant, key).get(name)
         if node is None:
-            raise _no_column(opened, number, name, int(held[0]))
-        nbytes += _joined_bytes(Gathering(opened.store, held), node)
+            raise _no_column(opened, number, name, int(held[0]), key)
+        each = stored_bytes(Gathering(opened.store, held), node)
+        # Fields of graphs lie end to end; of others each is padded to the longest.
+        is_padded = isinstance(node, Leaf) and node.axis is not None
+        if is_padded and not is_graph(variant):
+            nbytes += int(each.max()) * len(each)
+        else:
+            nbytes += int(each.sum())
     if nbytes > most_bytes:
         what = f"Field {name!r} takes {format_bytes(nbytes)} in {len(rows):,} samples."
         why = f"largest_column_bytes is {format_bytes(most_bytes)}: a column is "
@@ -116,39 +235,78 @@ def join_column(
     return collate_samples(values, ragged)
 
 
-def _fields(variant: Leaf | Nest) -> Mapping[str, Leaf | Nest]:
-    """Give the parts of a sample that have names."""
+def join_graph_column(
+    opened: _Opened, rows: Ints, name: str, classes: ClassRegistry, key: StoreKey
+) -> Any:
+    """Gather a field of graphs, and nothing else of them.
+
+    Args:
+        opened: The cache they are in.
+        rows: Their numbers in it ``[n]``, at least one.
+        name: A field that they all have.
+        classes: Where the classes are that it is made of.
+        key: The type that it belongs to; None for fields of the graph itself.
+
+    Returns:
+        What a batch of these graphs has there; None where it cannot be gathered apart:
+        they are built differently, or PyG has to join it.
+    """
+    number = opened.one_variant(rows)
+    if number is None:
+        return None
+    graph = opened.structure.variants[number]
+    assert isinstance(graph, Nest)
+    field = _fields(graph, key)[name]
+    alone = Nest("store", keys=(name,), children=(field,))
+    # PyG makes a store for each type, so the others are there, without fields.
+    stores = tuple(alone if each == key else Nest("store") for each in graph.keys)
+    graph = replace(graph, children=stores)
+    structure = Structure(variants=[graph], columns=opened.structure.columns)
+    recipe = Recipe(opened.store, structure, 0, classes)
+    if recipe.loose:  # PyG joins it, and may ask for the graph's number of nodes
+        return None
+    batch = recipe.batch(rows, (), ())
+    return batch[name] if key is None else batch[key][name]
+
+
+def _fields(variant: Leaf | Nest, key: StoreKey = None) -> Mapping[str, Leaf | Nest]:
+    """Give the parts of a sample, or of one type in it, that have names."""
     if isinstance(variant, Leaf):
         return {}
     if is_graph(variant):
-        if variant.keys != (None,):
+        store = dict(variant.items()).get(key)
+        if not isinstance(store, Nest):
             return {}
-        [store] = variant.children
-        assert isinstance(store, Nest)
         return {str(name): node for name, node in store.items()}
+    if key is not None:
+        return {}
     if variant.kind not in _NAMED:
         return {}
     return {name: node for name, node in variant.items() if isinstance(name, str)}
 
 
-def _joined_bytes(gathering: Gathering, node: Leaf | Nest) -> int:
-    """Count the bytes of a field of all samples; padded, each takes the longest's."""
-    each = stored_bytes(gathering, node)
-    if isinstance(node, Leaf) and node.axis is not None:
-        return int(each.max()) * len(each)
-    return int(each.sum())
-
-
-def _no_column(opened: _Opened, number: int, name: str, row: int) -> DatasetError:
+def _no_column(
+    opened: _Opened, number: int, name: str, row: int, key: StoreKey
+) -> DatasetError:
     variant = opened.structure.variants[number]
-    what = f"Sample {row} of {opened.store.path} has no field {name!r}."
-    names = sorted(_fields(variant))
+    of_type = "" if key is None else f" of {key!r}"
+    what = f"Sample {row} of {opened.store.path} has no field {name!r}{of_type}."
+    types = []
+    if isinstance(variant, Nest) and is_graph(variant):
+        types = [each for each in variant.keys if each is not None]
+    for each in types:
+        if key is None and name in _fields(variant, each):
+            why = f"it is a field of {each!r}"
+            return DatasetError(what, why=why, fix=f"dataset[{each!r}].{name}")
+    names = sorted(_fields(variant, key))
     if names:
         why = f"its fields are {', '.join(names)}"
+        if types and key is None:
+            why += f", and its types are {', '.join(map(repr, types))}"
+            names += [each for each in types if isinstance(each, str)]
         return DatasetError(what, why=why, fix=suggest_name(name, names))
-    if is_graph(variant):
-        fix = f"dataset.batch(range(len(dataset)))[node_type].{name}"
-        why = f"fields of its graphs belong to a type: {list(variant.keys)}"
-        return DatasetError(what, why=why, fix=fix)
+    if types:
+        why = f"fields of its graphs belong to a type: {types}"
+        return DatasetError(what, why=why, fix=f"dataset[{types[0]!r}]")
     why = "its samples are no dicts, and have no fields with names"
     return DatasetError(what, why=why, fix="dataset.batch(range(len(dataset)))")

@@ -12,7 +12,13 @@ from typing_extensions import Self, TypeVar
 
 from loaderkit.datasets.base import SafeDataset, collating
 from loaderkit.datasets.batches import Recipe
-from loaderkit.datasets.columns import column_names
+from loaderkit.datasets.columns import (
+    TypeColumns,
+    check_column,
+    fields_of_type,
+    find_type,
+    join_graph_column,
+)
 from loaderkit.datasets.lazy import LazySamples
 from loaderkit.datasets.room import Room
 from loaderkit.datasets.sizes import GraphSizes, graph_sizes
@@ -30,6 +36,7 @@ if TYPE_CHECKING:
     from loaderkit.cache.remote import RemoteCache
     from loaderkit.cache.shards import Checksums
     from loaderkit.datasets.base import Ints, _Opened
+    from loaderkit.datasets.columns import StoreKey
     from loaderkit.datasets.pack import PackOptions
 
 
@@ -166,6 +173,41 @@ class SafeGraphDataset(SafeDataset[T]):
         self._expect_more_of(samples)
         return self._joined(samples, follow, exclude)
 
+    if not TYPE_CHECKING:  # a type checker knows the one of SafeDataset
+
+        def __getitem__(self, index: Any) -> Any:
+            is_edge_type = isinstance(index, tuple) and _are_names(index)
+            if isinstance(index, str) or is_edge_type:
+                opened, _ = self._sized("columns")
+                key = find_type(opened, index)
+                if key is not None:
+                    return TypeColumns(self, key, fields_of_type(opened, key))
+            return super().__getitem__(index)
+
+    def column(self, name: str, *, of_type: StoreKey = None) -> Any:
+        """Gather one field of all graphs, whole, as the cache has it.
+
+        ``dataset.y`` is the same, as in PyG's datasets, once the cache is open.  Of
+        typed graphs ``dataset["paper"].x`` is ``column("x", of_type="paper")``.
+
+        Args:
+            name: A field that all graphs have.
+            of_type: The node or edge type that it belongs to, for ``HeteroData``; None
+                for fields of the graph itself.
+
+        Returns:
+            What a batch of all samples has there, ``transform`` aside.
+
+        Raises:
+            DatasetError: There is no such field, no cache, or it takes more than
+                ``largest_column_bytes``.
+        """
+        if of_type is None:
+            return super().column(name)
+        opened, rows = self._sized("columns")
+        check_column(opened, rows, name, self.largest_column_bytes, of_type)
+        return self._graph_column(opened, rows, name, of_type)
+
     def sizes(self) -> GraphSizes:
         """Tell how large each sample is, from the cache's offsets alone.
 
@@ -236,11 +278,22 @@ class SafeGraphDataset(SafeDataset[T]):
     def _column(self, opened: _Opened, rows: Ints, name: str) -> Any:
         if not all(is_graph(variant) for variant in opened.structure.variants):
             return super()._column(opened, rows, name)
+        return self._graph_column(opened, rows, name, None)
+
+    def _graph_column(
+        self, opened: _Opened, rows: Ints, name: str, key: StoreKey
+    ) -> Any:
+        """Gather a field of graphs, known to be there in all of them."""
+        with collating():
+            column = join_graph_column(opened, rows, name, self.classes, key)
+        if column is not None:
+            return column
         graphs = copy.copy(self)
         graphs.transform = None
-        others = column_names(opened) - {name}
+        others = opened.graph_fields - {name}
         every = np.arange(len(rows))
-        return graphs.batch(every, follow_batch=(), exclude_keys=others)[name]
+        batch = graphs.batch(every, follow_batch=(), exclude_keys=others)
+        return batch[name] if key is None else batch[key][name]
 
     def _count_values(self, y: torch.Tensor) -> int:
         count = int(torch.unique(y).numel())
@@ -271,6 +324,10 @@ class SafeGraphDataset(SafeDataset[T]):
         if not is_graph(opened.structure.variants[variant]):
             return None  # such as a dict: joined as a SafeDataset joins it
         return Recipe(opened.store, opened.structure, variant, self.classes)
+
+
+def _are_names(index: tuple[Any, ...]) -> bool:
+    return bool(index) and all(isinstance(name, str) for name in index)
 
 
 def _told_nodes(graph: BaseData) -> int:

@@ -51,7 +51,7 @@ def map_samples(
         fix = f'map(function, cache="another folder"), or delete {path}'
         raise StaleCacheError(what, why=error.what, fix=fix) from None
     made = open_cache(path, classes=classes, checksums=source.checksums)
-    made.ragged = source.ragged
+    made.ragged, made.pad_value = source.ragged, source.pad_value
     return made
 
 

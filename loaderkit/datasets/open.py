@@ -48,8 +48,8 @@ def open_cache(
         mirror: Folder on local disk in which the shards of a URL are kept, for all
             processes; None for one in the user's cache folder.
         mirror_bytes: The most it may take, such as "200 GB"; None for all there is.
-        options: ``follow_batch`` and ``exclude_keys`` for graphs, ``ragged`` for
-            others; see ``SafeGraphDataset`` and ``SafeDataset``.
+        options: ``follow_batch`` and ``exclude_keys`` for graphs, ``ragged`` and
+            ``pad_value`` for others; see ``SafeGraphDataset`` and ``SafeDataset``.
 
     Returns:
         A ``SafeGraphDataset`` when the samples are graphs, else a ``SafeDataset``.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 
-from loaderkit.errors import DatasetError
+from loaderkit.errors import DatasetError, OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -16,6 +19,9 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
+Number: TypeAlias = int | float | bool
+PadValue: TypeAlias = Number | Mapping[str, Number]
+"""What stands behind a sample's end in padded batches: of all fields, or by name."""
 T = TypeVar("T")
 B = TypeVar("B", "Padded", "Packed")
 
@@ -43,7 +49,7 @@ class Padded(NamedTuple):
     """Samples side by side, each filled up to the longest."""
 
     values: torch.Tensor
-    """``[B, L, *rest]``; zeros behind a sample's end."""
+    """``[B, L, *rest]``; the dataset's ``pad_value`` (0) behind each end."""
     lengths: torch.Tensor
     """Rows of each sample ``[B]``, int64."""
     mask: torch.Tensor
@@ -123,6 +129,108 @@ def pad(tensors: Sequence[torch.Tensor]) -> Padded:
     lengths = _lengths(tensors)
     mask = mask_of(lengths.numpy(), padded.shape[1])
     return Padded(padded.view(dtype), lengths, mask)
+
+
+def check_pad_value(pad_value: PadValue, ragged: str) -> None:
+    """Refuse what cannot fill up samples.
+
+    Args:
+        pad_value: A number, or numbers by the names of fields.
+        ragged: What batches hold for samples of different lengths.
+
+    Raises:
+        OptionError: It holds something else than numbers, or nothing is padded.
+    """
+    # These come from the user, and types are not checked when a program runs.
+    names: list[object] = []
+    numbers: list[object] = [pad_value]
+    if isinstance(pad_value, Mapping):
+        names, numbers = list(pad_value), list(pad_value.values())
+    are_names = all(isinstance(name, str) for name in names)
+    if not are_names or not all(isinstance(each, int | float) for each in numbers):
+        what = f"pad_value must be a number, or numbers by field, got {pad_value!r}."
+        why = "it is written behind the end of shorter samples"
+        raise OptionError(what, why=why, fix='pad_value={"labels": -100}')
+    if ragged != "padded" and (names or pad_value != 0):
+        what = f"pad_value={pad_value!r} was given beside ragged={ragged!r}."
+        why = "only padded batches have places to fill"
+        raise OptionError(what, why=why, fix='ragged="padded"')
+
+
+def fill_padding(batch: Any, pad_value: PadValue, name: str = "") -> frozenset[str]:
+    """Write a value behind the end of each sample, in place.
+
+    Args:
+        batch: A nest with ``Padded`` values in it.
+        pad_value: A number for all of them, or numbers by the names of fields: the
+            nearest name above a value counts.  Fields that it does not name keep what
+            they have.
+        name: What the nest is called itself.
+
+    Returns:
+        The names of all fields that were met, padded or not.
+
+    Raises:
+        DatasetError: A field's dtype cannot hold its number.
+
+    >>> batch = {"labels": pad([torch.tensor([1]), torch.tensor([2, 3])])}
+    >>> fill_padding(batch, {"labels": -100})
+    frozenset({'labels'})
+    >>> batch["labels"].values
+    tensor([[   1, -100],
+            [   2,    3]])
+    """
+    if isinstance(batch, Padded):
+        number = pad_value.get(name) if isinstance(pad_value, Mapping) else pad_value
+        if number is not None:
+            _fill_behind_ends(batch, number, name)
+        return frozenset()
+    names: set[str] = set()
+    for key, part in _named_parts(batch):
+        if key is not None:
+            names.add(key)
+        names |= fill_padding(part, pad_value, name if key is None else key)
+    return frozenset(names)
+
+
+def _named_parts(batch: Any) -> Iterator[tuple[str | None, Any]]:
+    """Go through what is in a container, with its names; None where it has none."""
+    if isinstance(batch, Mapping):
+        yield from ((str(key), part) for key, part in batch.items())
+    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        yield from vars(batch).items()
+    elif isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        yield from zip(batch._fields, batch, strict=True)
+    elif isinstance(batch, list | tuple):
+        yield from ((None, part) for part in batch)
+
+
+def _fill_behind_ends(padded: Padded, number: Number, name: str) -> None:
+    values, mask = padded.values, padded.mask
+    value = _as_dtype(number, values.dtype, name)
+    bits = _SIGNED.get(values.dtype, values.dtype)
+    axes_behind = (1,) * (values.dim() - mask.dim())
+    behind_end = ~mask.reshape(*mask.shape, *axes_behind)
+    values.view(bits).masked_fill_(behind_end, value.view(bits))
+
+
+def _as_dtype(number: Number, dtype: torch.dtype, name: str) -> torch.Tensor:
+    """Give a number as a tensor ``[]`` of a dtype that can hold it."""
+    if dtype is torch.bool:
+        fits = number in {0, 1}
+    elif dtype.is_floating_point or dtype.is_complex:
+        largest = torch.finfo(dtype).max
+        fits = not math.isfinite(number) or abs(number) <= largest
+    else:
+        bounds = torch.iinfo(dtype)
+        fits = number == number // 1 and bounds.min <= number <= bounds.max
+    if not fits:
+        field = f"field {name!r}" if name else "the samples"
+        what = f"pad_value {number!r} cannot be written into {field}, of {dtype}."
+        why = "a value of that dtype cannot be it"
+        fix = "give numbers by field, such as pad_value={'labels': -100}"
+        raise DatasetError(what, why=why, fix=fix)
+    return torch.tensor(number).to(dtype)
 
 
 def mask_of(lengths: Ints, longest: int) -> torch.Tensor:

@@ -381,11 +381,16 @@ class Fetching(Dataset[Any]):
         bound = getattr(rows, "bound", None)
         try:
             batch = self._made(rows)
-            return batch if bound is None else padded_to(batch, bound)
+            return batch if bound is None else self._padded_to(batch, bound)
         except Exception as error:
             if get_worker_info() is None:
                 raise
             return Failure(error)
+
+    def _padded_to(self, batch: Any, length: int) -> Any:
+        padded = padded_to(batch, length)
+        fill_padding_of(self.dataset, padded)
+        return padded
 
     def _made(self, rows: Sequence[int]) -> Any:
         seed = getattr(rows, "seed", None) if self.seeded else None
@@ -430,6 +435,21 @@ def padded_to(batch: Any, length: int) -> Any:
     if isinstance(batch, list | tuple) and not hasattr(batch, "_fields"):
         return type(batch)(padded_to(each, length) for each in batch)
     return batch
+
+
+def fill_padding_of(dataset: Any, batch: Any) -> None:
+    """Have a dataset that pads with values of its own fill what was padded on.
+
+    Args:
+        dataset: The user's; where it, or what a torch ``Subset`` of it stands on, has a
+            method ``fill_padding(batch)``, it is called.
+        batch: Padded with zeros; changed in place.
+    """
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    fill = getattr(dataset, "fill_padding", None)
+    if fill is not None:
+        fill(batch)
 
 
 class Sending:

@@ -26,6 +26,7 @@ from torch.utils.data import (
 from torch_geometric.data import (
     Batch,
     Data,
+    HeteroData,
     InMemoryDataset,
     OnDiskDataset,
 )
@@ -438,11 +439,78 @@ def test_a_field_is_what_pygs_dataset_gives(ours, pygs, name):
 def test_a_field_of_heterogeneous_graphs_is_asked_of_a_type(tmp_path_factory, samples):
     dataset = pack(samples, tmp_path_factory.mktemp("c") / "c.lk", workers=0)
 
-    with pytest.raises(DatasetError, match=r"belong to a type.*'atom'") as told:
+    with pytest.raises(DatasetError, match="has no field 'x'"):
         dataset.column("x")
 
-    assert "[node_type].x" in told.value.fix
     assert not hasattr(dataset, "x")
+
+
+@pytest.mark.slow
+@given(samples=hetero_graphs(), chosen=st.lists(st.integers(0, 8), min_size=1))
+@settings(max_examples=12)
+def test_a_field_of_a_type_is_that_of_pygs_batch(tmp_path_factory, samples, chosen):
+    dataset = pack(samples, tmp_path_factory.mktemp("c") / "c.lk", workers=0)
+    rows = [row % len(samples) for row in chosen]
+    part = dataset[rows]
+    part.transform = lambda graph: None
+    batch = Batch.from_data_list([owned_copy(samples[row]) for row in rows])
+    for key in samples[0].node_types + samples[0].edge_types:
+        fields = [name for name in samples[0][key] if name not in {"batch", "ptr"}]
+        if not all(name in samples[row][key] for row in rows for name in fields):
+            continue
+        assert set(fields) <= set(part[key].keys())
+        for name in fields:
+            assert_same(part[key][name], batch[key][name], f"{key} {name}")
+
+
+def papers(number):
+    graph = HeteroData()
+    graph["paper"].x = torch.full((number, 2), float(number))
+    graph["author"].x = torch.zeros(number + 1, 3)
+    edges = torch.arange(number).repeat(2, 1)
+    graph["author", "writes", "paper"].edge_index = edges
+    graph.y = torch.tensor([number])
+    return graph
+
+
+@pytest.fixture
+def typed(tmp_path):
+    return pack([papers(2), papers(3)], tmp_path / "typed.lk", workers=0)
+
+
+def test_types_are_named_as_heterogeneous_graphs_have_it(typed):
+    edges = typed["author", "writes", "paper"].edge_index
+
+    assert edges.tolist() == [[0, 1, 3, 4, 5], [0, 1, 2, 3, 4]]
+    assert_same(typed["writes"].edge_index, edges)
+    assert_same(typed["author", "paper"].edge_index, edges)
+    assert typed["paper"].x[:, 0].tolist() == [2, 2, 3, 3, 3]
+    assert typed[1:]["paper"].x.shape == (3, 2)
+    assert typed.y.tolist() == [2, 3]
+    assert dict(typed["paper"])["x"].shape == (5, 2)
+    assert repr(typed["paper"]) == "TypeColumns('paper': x)"
+    assert "x" in dir(typed["paper"])
+
+
+def test_only_the_field_that_is_asked_for_counts_as_bytes(typed):
+    typed.largest_column_bytes = 40  # of papers; authors have 84
+
+    assert typed["paper"].x is not None
+    with pytest.raises(DatasetError, match="largest_column_bytes"):
+        _ = typed["author"].x
+
+
+def test_a_type_or_a_field_of_it_that_is_not_there_is_told(typed):
+    with pytest.raises(DatasetError, match="has no field 'papr'") as told:
+        _ = typed["papr"]
+    assert "paper" in f"{told.value.why} {told.value.fix}"
+    with pytest.raises(DatasetError, match="has no field 'x'") as told:
+        typed.column("x")
+    assert told.value.fix == "dataset['paper'].x"
+    with pytest.raises(AttributeError, match="'paper' has no field 'z'"):
+        _ = typed["paper"].z
+    with pytest.raises(TypeError, match="rows are integers"):
+        _ = typed["author", "reads", "paper"]
 
 
 @pytest.mark.parametrize("ragged", ["padded", "packed", "jagged"])
@@ -626,6 +694,7 @@ def test_summaries_are_pygs(ours, pygs):
     assert_same(found | {"name": ""}, wanted | {"name": ""})
 
 
+@pytest.mark.needs("lightning")
 def test_a_lightning_datamodule_of_pyg_gives_what_it_gives_over_pygs(ours, pygs):
     def batches(dataset):
         module = LightningDataset(

@@ -1,10 +1,20 @@
 """Samples of different lengths, on numbers small enough to see."""
 
+import dataclasses
+
 import pytest
 import torch
 
-from loaderkit.datasets.ragged import jag, join, mask_of, pack_rows, pad
-from loaderkit.errors import DatasetError
+import loaderkit
+from loaderkit.datasets.ragged import (
+    fill_padding,
+    jag,
+    join,
+    mask_of,
+    pack_rows,
+    pad,
+)
+from loaderkit.errors import DatasetError, OptionError
 from loaderkit.testing import assert_same
 
 VALUES, LENGTHS = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([2, 0, 1])
@@ -22,7 +32,9 @@ def test_shorter_samples_are_filled_with_zeros():
 DTYPES = (
     "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 bfloat16 float32"
 )
-DTYPES += " float64 complex64 complex32 float8_e4m3fn float8_e5m2 float8_e8m0fnu"
+DTYPES += " float64 complex64 complex32 float8_e4m3fn float8_e5m2"
+# torch 2.5 has none of them.
+DTYPES += " float8_e8m0fnu" if hasattr(torch, "float8_e8m0fnu") else ""
 
 
 @pytest.mark.parametrize("name", DTYPES.split())
@@ -110,3 +122,113 @@ def test_trainers_move_such_a_batch_to_the_device(make):
         assert type(moved) is type(batch["ids"])
         assert {part.device.type for part in moved} == {"meta"}
     assert find_batch_size(batch) in {2, 5}
+
+
+@pytest.fixture
+def words(tmp_path):
+    samples = [
+        {"tokens": torch.arange(1, n + 1), "labels": torch.arange(n), "n": n}
+        for n in (2, 4, 3)
+    ]
+    loaderkit.pack(samples, tmp_path / "words.lk")
+    return tmp_path / "words.lk"
+
+
+def test_padding_is_what_was_asked_for_field_by_field(words):
+    batch = loaderkit.open_cache(words, pad_value={"labels": -100}).batch([0, 1])
+
+    assert batch["tokens"].values.tolist() == [[1, 2, 0, 0], [1, 2, 3, 4]]
+    assert batch["labels"].values.tolist() == [[0, 1, -100, -100], [0, 1, 2, 3]]
+    assert batch["labels"].lengths.tolist() == [2, 4]
+
+
+@pytest.mark.parametrize("transform", [None, dict], ids=["gathered", "joined"])
+def test_padding_equals_that_of_torch(words, transform):
+    dataset = loaderkit.open_cache(words, pad_value=7, transform=transform)
+
+    batch = dataset.collate(dataset.__getitems__([2, 0, 1]))
+
+    samples = [dataset[row]["labels"] for row in (2, 0, 1)]
+    wanted = torch.nn.utils.rnn.pad_sequence(samples, True, padding_value=7)
+    assert_same(batch["labels"].values, wanted)
+    assert_same(batch["labels"].to_list()[1], samples[1])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_padding_up_to_a_bucket_is_filled_too(words, workers):
+    dataset = loaderkit.open_cache(words, pad_value={"labels": -100})
+    loader = loaderkit.build_loader(
+        torch.utils.data.Subset(dataset, [0, 1, 2]), batch_size=1, bucket_by="tokens",
+        buckets=1, num_workers=workers,
+    )  # fmt: skip
+
+    labels = [batch["labels"].values.tolist() for batch in loader]
+
+    assert [[0, 1, -100, -100]] in labels
+    assert [[0, 1, 2, -100]] in labels
+
+
+def test_a_column_is_padded_like_a_batch(words):
+    dataset = loaderkit.open_cache(words, pad_value={"labels": -100})
+
+    assert dataset["labels"].values[0].tolist() == [0, 1, -100, -100]
+    assert dataset["tokens"].values[0].tolist() == [1, 2, 0, 0]
+
+
+def test_a_field_is_found_in_any_nest():
+    @dataclasses.dataclass
+    class Pair:
+        labels: object
+        others: list
+
+    one, two, three = (pad([VALUES[:1], VALUES[:2]]) for _ in range(3))
+
+    names = fill_padding([Pair(one, [two]), {"a": (three,)}], {"labels": 1, "a": 2})
+
+    assert names == {"labels", "others", "a"}
+    filled = [each.values[0, 1].item() for each in (one, two, three)]
+    assert filled == [1, 0, 2]
+
+
+@pytest.mark.parametrize("name", DTYPES.split())
+def test_padding_of_any_dtype_can_be_filled(name):
+    padded = pad([each.to(getattr(torch, name)) for each in SAMPLES])
+
+    fill_padding(padded, 1)
+
+    assert_same(padded.values[1].clone(), torch.ones(2, 1).to(padded.values.dtype))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "number"),
+    [
+        *((torch.bool, 2), (torch.uint8, -100), (torch.int64, 0.5)),
+        *((torch.float16, 1e9), (torch.int8, float("nan"))),
+    ],
+)
+def test_a_number_that_the_dtype_cannot_hold_is_refused(dtype, number):
+    padded = pad([each.to(dtype) for each in SAMPLES])
+
+    with pytest.raises(DatasetError, match="cannot be written into field 'labels'"):
+        fill_padding({"labels": padded}, number)
+
+
+def test_a_misspelt_field_is_refused_and_one_that_some_samples_lack_is_not(tmp_path):
+    samples = [{"a": torch.ones(1)}, {"a": torch.ones(2), "b": torch.ones(1)}]
+    loaderkit.pack(samples, tmp_path / "cache.lk")
+
+    loaderkit.open_cache(tmp_path / "cache.lk", pad_value={"b": 1}).batch([0, 0])
+
+    dataset = loaderkit.open_cache(tmp_path / "cache.lk", pad_value={"bb": 1})
+    with pytest.raises(DatasetError, match="'bb', which is no field") as told:
+        dataset.batch([0, 0])
+    assert told.value.fix == "did you mean 'b'?"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"pad_value": "0"}, {"pad_value": {1: 0}}, {"pad_value": 1, "ragged": "packed"}],
+)
+def test_what_is_no_padding_is_refused(words, options):
+    with pytest.raises(OptionError, match="pad_value"):
+        loaderkit.open_cache(words, **options)

@@ -92,6 +92,7 @@ def age(path):
     return path
 
 
+@pytest.mark.needs("hdf5plugin")
 def test_mutated_caches_are_read_or_refused(tmp_path):
     figures = strangers.try_in_child(tmp_path, range(1_000))
 
