@@ -187,7 +187,10 @@ class _Search:
             path = name + self._path_below(child)
             where = f"{_place_in(code.co_filename, line)} in {code.co_name}"
             change = mutation_line(
-                code.co_filename, _grown_name(path), code.co_firstlineno
+                code.co_filename,
+                _grown_name(path),
+                code.co_firstlineno,
+                is_local="." not in path,
             )
             yield Holder("local variable", path, where, change)
 
@@ -229,7 +232,10 @@ class _Search:
                 place = _place_in(code.co_filename, code.co_firstlineno)
                 where = f"{place} in {function.__qualname__}"
                 change = mutation_line(
-                    code.co_filename, _grown_name(path), code.co_firstlineno
+                    code.co_filename,
+                    _grown_name(path),
+                    code.co_firstlineno,
+                    is_local="." not in path,
                 )
                 yield Holder("closure", path, where, change)
                 return

@@ -35,12 +35,16 @@ class _MutationLines(NamedTuple):
     """Where a container is made to hold more."""
     setting: dict[str, list[int]]
     """Where a variable is set."""
+    functions: list[range]
+    """Lines of each function."""
 
 
 def mutation_line(
     file: str,
     name: str,
     near: int = 0,
+    *,
+    is_local: bool = False,
 ) -> str:
     """Find where a file's code makes a container grow, or a variable is set.
 
@@ -48,6 +52,8 @@ def mutation_line(
         file: Path of a source file; one without source gives nothing.
         name: A variable or attribute, such as "history".
         near: Of several such lines the nearest to this one is taken.
+        is_local: It is a variable of the function that this line is in, or of one
+            around it: another function may call a variable of its own the same.
 
     Returns:
         "train.py:42"; empty when there is no such line.
@@ -57,7 +63,16 @@ def mutation_line(
     """
     mutations = _mutation_lines(file)
     # A container grows where something is added; a tensor or number where it is set.
-    numbers = mutations.growing.get(name) or mutations.setting.get(name)
+    growing, setting = mutations.growing.get(name, []), mutations.setting.get(name, [])
+    numbers = growing or setting
+    if is_local:
+        around = [lines for lines in mutations.functions if near in lines]
+        for lines in sorted(around, key=len):
+            inside = [number for number in growing if number in lines]
+            inside = inside or [number for number in setting if number in lines]
+            if inside:
+                numbers = inside
+                break
     if not numbers:
         return ""
     nearest = numbers[0]
@@ -70,7 +85,7 @@ def mutation_line(
 @functools.lru_cache(maxsize=8)
 def _mutation_lines(file: str) -> _MutationLines:
     """Map names to the lines that grow them, and to those that set them."""
-    mutations = _MutationLines({}, {})
+    mutations = _MutationLines({}, {}, [])
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
@@ -78,6 +93,11 @@ def _mutation_lines(file: str) -> _MutationLines:
     for node in ast.walk(tree):
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
             _note_assignment(node, mutations)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            # A function's code begins where its decorators do.
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            last = node.end_lineno or node.lineno
+            mutations.functions.append(range(first, last + 1))
         grown = _grown_by(node)
         if grown is not None:
             number = getattr(node, "lineno", 0)

@@ -12,9 +12,11 @@ import collections
 import concurrent.futures
 import ctypes
 import functools
+import io
 import logging
 import mmap
 import multiprocessing
+import pickle
 import re
 import tempfile
 import threading
@@ -358,6 +360,18 @@ def private_maps_of_native_code():
     def step():
         address = libc.mmap(None, 65_536, mmap.PROT_READ | mmap.PROT_WRITE, kind, -1, 0)
         ctypes.memset(address, 1, 65_536)
+
+    return step
+
+
+@leak("native memory", source="Pickler.clear_memo in the standard library's manual")
+def one_pickler_remembers_all_it_wrote():
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file)
+
+    def step():
+        file.seek(0)
+        pickler.dump({"loss": np.zeros(1500)})
 
     return step
 

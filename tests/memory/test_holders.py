@@ -175,6 +175,22 @@ def test_the_nearest_line_that_grows_a_name_is_taken(tmp_path):
     assert mutation_line(str(file), "d") == ""
 
 
+def test_a_local_variable_grows_in_its_own_function_and_not_in_one_beside_it(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(
+        "def first():\n    kept = []\n    return lambda: kept.append(1)\n"
+        "@wrapped\ndef second():\n    kept = table()\n    return lambda: kept[new()]\n"
+        "def third():\n    return lambda: kept\n"
+    )
+
+    lines = [
+        mutation_line(str(file), "kept", near=near, is_local=True) for near in (3, 4, 7)
+    ]
+
+    assert lines == ["train.py:3", "train.py:6", "train.py:6"]
+    assert mutation_line(str(file), "kept", near=9, is_local=True) == "train.py:3"
+
+
 def test_a_file_that_is_no_python_has_no_lines(tmp_path):
     file = tmp_path / "a.py"
     file.write_text("def (")

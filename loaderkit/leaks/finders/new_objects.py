@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaderkit.leaks.census import take_census
 from loaderkit.leaks.finders.items import describe_items
-from loaderkit.leaks.growth import Growth
+from loaderkit.leaks.growth import Growth, explains
 from loaderkit.leaks.retained import retained_bytes
 from loaderkit.leaks.unrooted import is_in_autograd_cycle, may_be_exit_handlers
 from loaderkit.memory.holders import holders_of
@@ -52,7 +52,10 @@ def find_new_objects(evidence: HeapEvidence) -> list[Growth]:
     more_of_type = now.kinds - evidence.before.kinds
     for name, count in more_of_type.most_common(_MOST_TYPES):
         if count >= max(_FEWEST_OBJECTS, 2 * evidence.epochs):
-            return [_growth_of_type(evidence, name, count)]
+            growth = _growth_of_type(evidence, name, count)
+            # Other objects of the type come once: those of a module that is imported.
+            is_cause = explains([growth], evidence.bytes_per_epoch)
+            return [growth] if is_cause else []
     return []
 
 
