@@ -8,7 +8,7 @@ import functools
 import itertools
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex, TypeGuard, overload
 
@@ -136,11 +136,19 @@ class SafeDataset(RowSelection[T], Dataset[T]):
     _PACKED_WITHOUT: ClassVar[frozenset[str]] = frozenset(
         {
             *("raw", "cache", "transform", "ragged", "packing", "classes", "checksums"),
-            *("_rows", "_keys", "_opened", "_generation", "_plain", "gives_unread"),
-            *("follow_batch", "exclude_keys", "largest_column_bytes", "pad_value"),
+            *(
+                "_loaderkit",
+                "gives_unread",
+                "follow_batch",
+                "exclude_keys",
+                "largest_column_bytes",
+                "pad_value",
+            ),
         }
     )
     """Attributes of ours, which decide nothing about what ``load`` returns."""
+    _taken_names: ClassVar[frozenset[str]] = frozenset()
+    """Private names of ours that a user's subclass may not have."""
     _sizes_are_of_graphs: ClassVar[bool] = False
     _shows_fields: ClassVar[bool] = False
     """Whether a field of the samples is an attribute of the dataset, as in PyG."""
@@ -181,11 +189,27 @@ class SafeDataset(RowSelection[T], Dataset[T]):
         self.packing = packing or PackOptions()
         self.classes = ClassRegistry(classes, modules_of(type(self)))
         self.checksums: Checksums = checksums
-        self._generation: str | None = None
-        self._plain = False
-        self._rows: Ints | None = None
-        self._keys: list[Any] | None = None
-        self._opened: _Opened | None = None
+        self._loaderkit = _State()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse a class that would replace what the dataset reads with.
+
+        Raises:
+            DatasetError: It has a private name that is one of ours.
+        """
+        super().__init_subclass__(**options)
+        if _is_own(cls):
+            return
+        cls._taken_names = _private_names(cls)
+        for name in cls._taken_names:
+            owner = next(each for each in cls.__mro__ if name in vars(each))
+            if not _is_own(owner):
+                raise _name_is_taken(owner.__qualname__, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._taken_names:
+            raise _name_is_taken(type(self).__qualname__, name)
+        super().__setattr__(name, value)
 
     def keys(self) -> Sequence[Any]:
         """List the samples: names, paths, numbers, in a stable order.
@@ -228,12 +252,13 @@ class SafeDataset(RowSelection[T], Dataset[T]):
     @property
     def makes_by_load(self) -> bool:
         """Whether the samples are what ``load`` makes of each of ``keys()``."""
-        whole = self._rows is None and self.transform is None
+        whole = self._loaderkit.rows is None and self.transform is None
         has_load = type(self).load is not SafeDataset.load
         return whole and has_load and _is_ours(self.__getitem__)
 
     def __len__(self) -> int:
-        return self._count() if self._rows is None else len(self._rows)
+        rows = self._loaderkit.rows
+        return self._count() if rows is None else len(rows)
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> T: ...
@@ -502,8 +527,8 @@ class SafeDataset(RowSelection[T], Dataset[T]):
             digest.update(repr(KeyedSource(self).fingerprint()).encode())
         else:
             digest.update(str(self._open().store.manifest.generation).encode())
-        if self._rows is not None:
-            digest.update(self._rows.tobytes())
+        if self._loaderkit.rows is not None:
+            digest.update(self._loaderkit.rows.tobytes())
         return digest.hexdigest()
 
     def sizes(self) -> Any:
@@ -557,14 +582,15 @@ class SafeDataset(RowSelection[T], Dataset[T]):
 
         A sample that is read here afterwards maps its shard again.
         """
-        opened = self._opened
+        opened = self._loaderkit.opened
         mirror = None if opened is None else opened.store.mirror
         if opened is not None and mirror is not None and mirror.is_capped:
             opened.store.let_go()
 
     def _select(self, values: Ints) -> Ints:
         """Take the values of this dataset's samples from those of the cache's."""
-        return values if self._rows is None else values[self._rows]
+        rows = self._loaderkit.rows
+        return values if rows is None else values[rows]
 
     def size_counter(self) -> Any:
         """Give what counts the size of samples that a transform made.
@@ -592,7 +618,7 @@ class SafeDataset(RowSelection[T], Dataset[T]):
             rows: Rows ``[n]`` int64 from 0 to ``len(self) - 1``, repeats allowed.
         """
         part = copy.copy(self)
-        part._rows = rows if self._rows is None else self._rows[rows]
+        part._loaderkit = replace(self._loaderkit, rows=self._in_cache(rows))
         return part
 
     def key(self, row: int) -> str:
@@ -610,10 +636,11 @@ class SafeDataset(RowSelection[T], Dataset[T]):
         It opens the generation that is open here, or none: workers must not read a
         cache that was packed in between.
         """
-        generation = self._generation
-        if self._opened is not None:
-            generation = self._opened.store.manifest.generation
-        return {**self.__dict__, "_opened": None, "_generation": generation}
+        opened, generation = self._loaderkit.opened, self._loaderkit.generation
+        if opened is not None:
+            generation = opened.store.manifest.generation
+        state = replace(self._loaderkit, opened=None, generation=generation)
+        return {**self.__dict__, "_loaderkit": state}
 
     def __repr__(self) -> str:
         where = "no cache" if self.cache is None else str(self.cache)
@@ -621,7 +648,7 @@ class SafeDataset(RowSelection[T], Dataset[T]):
 
     def _repr_html_(self) -> str:
         known_only = "samples are counted when it is first read"
-        if self._opened is None and type(self).load is not SafeDataset.load:
+        if self._loaderkit.opened is None and type(self).load is not SafeDataset.load:
             title, rows = f"{type(self).__name__} ({known_only})", []
         else:
             title = repr(self)
@@ -641,7 +668,8 @@ class SafeDataset(RowSelection[T], Dataset[T]):
         return self.load(key)
 
     def _row(self, row: int) -> int:
-        return row if self._rows is None else int(self._rows[row])
+        rows = self._loaderkit.rows
+        return row if rows is None else int(rows[row])
 
     def _numbers(self, rows: Sequence[int] | Ints) -> Ints:
         """Check the rows of a batch."""
@@ -658,7 +686,8 @@ class SafeDataset(RowSelection[T], Dataset[T]):
         return numbers
 
     def _in_cache(self, rows: Ints) -> Ints:
-        return rows if self._rows is None else self._rows[rows]
+        own_rows = self._loaderkit.rows
+        return rows if own_rows is None else own_rows[rows]
 
     def _recipe_of(self, rows: Ints) -> Any:
         """Say how samples are gathered; None where they must be read one by one.
@@ -710,7 +739,7 @@ class SafeDataset(RowSelection[T], Dataset[T]):
         """
         if self.__dict__.get("cache") is None:
             return frozenset()
-        if self._opened is None and type(self).load is not SafeDataset.load:
+        if self._loaderkit.opened is None and type(self).load is not SafeDataset.load:
             return frozenset()
         return column_names(self._open())
 
@@ -725,30 +754,31 @@ class SafeDataset(RowSelection[T], Dataset[T]):
             fix = f'{type(self).__name__}(..., cache="folder")'
             raise DatasetError(text, why=f"{what} are read from a cache", fix=fix)
         opened = self._open()
-        rows = np.arange(len(opened.store)) if self._rows is None else self._rows
-        return opened, rows
+        rows = self._loaderkit.rows
+        return opened, np.arange(len(opened.store)) if rows is None else rows
 
     def _all_keys(self) -> list[Any]:
-        if self._keys is None:
-            self._keys = list(self.keys())
-        return self._keys
+        if self._loaderkit.keys is None:
+            self._loaderkit.keys = list(self.keys())
+        return self._loaderkit.keys
 
     def _recipe(self, opened: _Opened, variant: int) -> Any:
         node = opened.structure.variants[variant]
         return DictRecipe(opened.store, node, self.classes, self.ragged)
 
     def _open(self) -> _Opened:
-        if self._opened is None:
-            if self._generation is None:
+        own = self._loaderkit
+        if own.opened is None:
+            if own.generation is None:
                 self._pack_once()
             store = Store(
                 self._location,
                 checksums=self.checksums,
-                generation=self._generation,
+                generation=own.generation,
                 free_bytes=page_cache_bytes,
             )
-            self._opened = _Opened(store, self.classes, plain=self._plain)
-        return self._opened
+            own.opened = _Opened(store, self.classes, plain=own.plain)
+        return own.opened
 
     @property
     def _location(self) -> CacheLocation:
@@ -818,6 +848,26 @@ class SafeDataset(RowSelection[T], Dataset[T]):
         return DatasetError(what, why=why, fix=fix)
 
 
+@dataclass
+class _State:
+    """What a dataset keeps for itself.
+
+    In one attribute, since subclasses have attributes of their own: a user's
+    ``self._rows`` must not decide which samples there are.
+    """
+
+    rows: Ints | None = None
+    """Numbers in the cache of the dataset's samples ``[n]``; None for all of them."""
+    keys: list[Any] | None = None
+    """What ``keys()`` gave, once it was asked."""
+    opened: _Opened | None = None
+    """The cache, once it is open in this process."""
+    generation: str | None = None
+    """The only generation of the cache that may be opened; None for any."""
+    plain: bool = False
+    """Classes that are not known are read as plain containers."""
+
+
 class _Opened:
     """A cache opened by this process, and the recipes made for it."""
 
@@ -869,6 +919,30 @@ class _Opened:
             self._recipes[variant] = make(self, variant)
         found: R | None = self._recipes[variant]
         return found
+
+
+_PROTOCOLS = frozenset({"_repr_html_"})
+"""Private names that are not ours alone: notebooks ask for this one."""
+
+
+def _private_names(dataset_type: type) -> frozenset[str]:
+    """Name the private methods and class attributes that a class has of ours."""
+    own = [each for each in dataset_type.__mro__ if _is_own(each)]
+    names = {name for each in own for name in vars(each) if name.startswith("_")}
+    return frozenset(
+        name
+        for name in names - _PROTOCOLS
+        if not name.startswith(("__", "_abc_")) and name != "_taken_names"
+    )
+
+
+def _is_own(dataset_type: type) -> bool:
+    return dataset_type.__module__.startswith("loaderkit.")
+
+
+def _name_is_taken(where: str, name: str) -> DatasetError:
+    what = f"{where} has {name!r} of its own, which SafeDataset reads samples with."
+    return DatasetError(what, why="one would replace the other", fix="another name")
 
 
 def _is_ours(method: Callable[..., Any]) -> bool:

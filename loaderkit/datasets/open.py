@@ -75,6 +75,6 @@ def open_cache(
         checksums=checksums,
         **options,
     )
-    made._opened = opened
-    made._plain = plain
+    made._loaderkit.opened = opened
+    made._loaderkit.plain = plain
     return made

@@ -182,8 +182,8 @@ def test_a_class_that_is_not_known_is_named_with_the_argument_to_pass(tmp_path):
     dataset = open_cache(tmp_path / "c.lk")
     from dataclasses import replace
 
-    node = dataset._opened.structure.variants[0]
-    dataset._opened.structure.variants[0] = replace(node, cls="os:system")
+    node = dataset._loaderkit.opened.structure.variants[0]
+    dataset._loaderkit.opened.structure.variants[0] = replace(node, cls="os:system")
 
     with pytest.raises(DatasetError, match="not known here: system of os") as caught:
         dataset[0]

@@ -53,9 +53,7 @@ def find_new_objects(evidence: HeapEvidence) -> list[Growth]:
     for name, count in more_of_type.most_common(_MOST_TYPES):
         if count >= max(_FEWEST_OBJECTS, 2 * evidence.epochs):
             growth = _growth_of_type(evidence, name, count)
-            # Other objects of the type come once: those of a module that is imported.
-            is_cause = explains([growth], evidence.bytes_per_epoch)
-            return [growth] if is_cause else []
+            return [] if growth is None else [growth]
     return []
 
 
@@ -90,7 +88,7 @@ def _growth_of_tensors(
     # Not one that was there before: somebody else may keep tensors that look alike.
     old_ids = set(evidence.before.tensor_ids.tolist())
     tensors = [tensor for tensor in tensors if id(tensor) not in old_ids] or tensors
-    holder = _usual_holder(evidence, tensors)
+    holder = _most_named(_some_holders(evidence, tensors))
     if not holder.held:
         return _growth_without_holder(evidence, tensors, per_epoch, bytes_per_epoch)
     return Growth(
@@ -107,17 +105,29 @@ def _growth_of_type(
     evidence: HeapEvidence,
     name: str,
     count: int,
-) -> Growth:
-    """Say who holds new objects of a type."""
+) -> Growth | None:
+    """Say who holds new objects of a type.
+
+    Which objects are new is not known.  Where those that are asked name a holder each,
+    they were there before: others of the type came once, with an imported module, or
+    native code keeps them.  None then, and where they weigh next to nothing of what
+    grows.
+    """
     objects = [
         item for item in evidence.heap.objects if type(item).__qualname__ == name
     ]
     per_epoch = count / evidence.epochs
     bytes_per_epoch = retained_bytes(objects[-1:]) * count // evidence.epochs
-    holder = _usual_holder(evidence, objects)
+    holders = _some_holders(evidence, objects)
+    if len(holders) > 1 and len({_root_of(holder) for holder in holders}) == len(
+        holders
+    ):
+        return None
+    holder = _most_named(holders)
     if not holder.held:
         return _growth_without_holder(evidence, objects, per_epoch, bytes_per_epoch)
-    return Growth("objects", holder.kind, name, per_epoch, bytes_per_epoch, holder)
+    growth = Growth("objects", holder.kind, name, per_epoch, bytes_per_epoch, holder)
+    return growth if explains([growth], evidence.bytes_per_epoch) else None
 
 
 def _growth_without_holder(
@@ -138,10 +148,13 @@ def _growth_without_holder(
     return Growth("unknown holder", "something", items, per_epoch, bytes_per_epoch)
 
 
-def _usual_holder(evidence: HeapEvidence, objects: list[Any]) -> Holder:
-    """Ask of the first, the middle and the last who holds them; take what two say.
+def _some_holders(evidence: HeapEvidence, objects: list[Any]) -> list[Holder]:
+    """Ask of the first, the middle and the last who holds them.
 
     Of a chain none of these may be near a variable; then the one that is tells.
+
+    Returns:
+        Who holds those that something holds; one that holds nothing if there are none.
     """
     asked = [objects[-1], objects[len(objects) // 2], objects[0]]
     # Of few objects two of these are the same, which must not count twice.
@@ -154,10 +167,14 @@ def _usual_holder(evidence: HeapEvidence, objects: list[Any]) -> Holder:
     if not held:
         closest = closest_to_a_root(objects)
         if closest is None:
-            return holders[0]
+            return holders[:1]
         held = holders_of(closest, most=1, ignore=ignore)
-    roots = [_root_of(holder) for holder in held]
-    return max(held, key=lambda holder: roots.count(_root_of(holder)))
+    return held
+
+
+def _most_named(holders: list[Holder]) -> Holder:
+    roots = [_root_of(holder) for holder in holders]
+    return max(holders, key=lambda holder: roots.count(_root_of(holder)))
 
 
 def _root_of(holder: Holder) -> tuple[str, str]:
