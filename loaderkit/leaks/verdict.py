@@ -342,6 +342,8 @@ def _acquit_bounded_container(evidence: RunEvidence) -> Decision | None:
     main = _heaviest_on_host(evidence)
     if main is None or main.epochs_left is None or main.holder is None:
         return None
+    if not explains([main], host_rate(evidence.counters)):
+        return None  # a small cache fills up beside a leak
     note = f"{main.what} `{main.holder.path}` has a bound, which it nears"
     more_epochs = main.epochs_left + FEWEST_READINGS
     return Decision(NEEDS_MORE, more_epochs, evidence.growths, (note,))
@@ -443,7 +445,10 @@ def _held_back(
     tolerance: float,
 ) -> list[CounterTrend]:
     """Ask of each counter that leaks whether something else explains it for now."""
-    malloc = next((counter for counter in counters if counter.name == "malloc"), None)
+    by_name = {counter.name: counter for counter in counters}
+    malloc, blocks = by_name.get("malloc"), by_name.get("python_blocks")
+    # Python's own allocator maps memory without malloc.
+    python_grows = blocks is not None and blocks.trend.rising
     judged = []
     for counter in counters:
         if counter.name == "device_used" and counter.trend.rising:
@@ -458,6 +463,7 @@ def _held_back(
             counter.name == "anonymous"
             and counter.trend.rising
             and malloc is not None
+            and not python_grows
             and _stands_still(malloc, tolerance)
         ):
             judged.append(_held_back_by_malloc(counter, _most_free(series, counter)))

@@ -24,6 +24,7 @@ import typing
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
 import h5py
 import numpy as np
@@ -372,6 +373,17 @@ def one_pickler_remembers_all_it_wrote():
     def step():
         file.seek(0)
         pickler.dump({"loss": np.zeros(1500)})
+
+    return step
+
+
+@leak("objects", source="xml.etree.ElementTree.iterparse: clear() the root")
+def elements_of_one_tree():
+    root = ElementTree.Element("run")
+
+    def step():
+        for _ in range(40):
+            ElementTree.SubElement(root, "step", {"loss": "x" * 100})
 
     return step
 

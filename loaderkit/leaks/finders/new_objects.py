@@ -53,7 +53,8 @@ def find_new_objects(evidence: HeapEvidence) -> list[Growth]:
     for name, count in more_of_type.most_common(_MOST_TYPES):
         if count >= max(_FEWEST_OBJECTS, 2 * evidence.epochs):
             growth = _growth_of_type(evidence, name, count)
-            return [] if growth is None else [growth]
+            if growth is not None:
+                return [growth]
     return []
 
 
