@@ -20,6 +20,7 @@ from torch_geometric.nn import GCNConv
 from loaderkit import BudgetError, MicroBatcher, oom_guard, transactional_step
 from loaderkit.budget.micro_batch import StepResult
 from loaderkit.budget.pieces import count_samples, cut, weight_of
+from loaderkit.memory.process import malloc_heap
 
 
 @pytest.fixture(autouse=True)
@@ -503,10 +504,11 @@ def test_a_first_update_that_runs_out_is_undone_and_can_be_tried_again():
 def little_address_space(optimizer, more_bytes):
     """Let an optimizer's updates map no more than so much."""
     before = resource.getrlimit(resource.RLIMIT_AS)
+    taken = take_free_heap()
 
     def narrow(*_):
-        taken = psutil.Process().memory_info().vms
-        resource.setrlimit(resource.RLIMIT_AS, (taken + more_bytes, before[1]))
+        mapped = psutil.Process().memory_info().vms
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + more_bytes, before[1]))
 
     hook = optimizer.register_step_pre_hook(narrow)
     try:
@@ -514,10 +516,22 @@ def little_address_space(optimizer, more_bytes):
     finally:
         hook.remove()
         resource.setrlimit(resource.RLIMIT_AS, before)
+        taken.clear()
+
+
+def take_free_heap():
+    """Take what malloc keeps free, which needs no address that is not mapped yet."""
+    block_bytes, taken = 16 << 20, []
+    while True:
+        free_bytes = malloc_heap().free_bytes
+        block = torch.empty(block_bytes, dtype=torch.uint8)
+        if free_bytes - malloc_heap().free_bytes < block_bytes // 2:
+            return taken  # this one was mapped
+        taken.append(block)
 
 
 def wide():
-    """Three layers of 37 MiB each: above 32 MiB, glibc's malloc always maps."""
+    """Three layers of 18 MiB each."""
     layers = [nn.Linear(2200, 2200, bias=False) for _ in range(3)]
     return nn.Sequential(*layers), torch.randn(2, 2200)
 
