@@ -41,9 +41,14 @@ def watch(tmp_path):
 
 @pytest.mark.slow
 def test_a_leaking_script_runs_unchanged_and_its_holder_is_named(watch, tmp_path):
-    done = watch("--html", "page.html", "train.py", "20", "0")
+    # The script keeps what it makes at the pace that the machine allows: beside others,
+    # 20 s may hold too few windows to be sure, and the verdict asks for more.
+    for seconds in ("20", "80"):
+        done = watch("--html", "page.html", "train.py", seconds, "0")
+        if "needs more" not in done.stdout:
+            break
 
-    assert "arguments ['20', '0']" in done.stdout
+    assert f"arguments ['{seconds}', '0']" in done.stdout
     assert "leaking: " in done.stdout
     assert "list `__main__.history` in train.py:10 keeps" in done.stdout
     assert "each window of 500 ms" in done.stdout
@@ -80,7 +85,10 @@ def test_a_running_process_is_looked_at(watch):
         "import time\nkept = []\nwhile True: kept.append('x' * 200_000); time.sleep(.1)"
     )
     with subprocess.Popen([sys.executable, "-c", code]) as child:
-        done = watch("--pid", child.pid, "--seconds", 14)
+        for seconds in (14, 60):
+            done = watch("--pid", child.pid, "--seconds", seconds)
+            if "needs more" not in done.stdout:
+                break
         child.kill()
 
     assert "leaking" in done.stdout
