@@ -199,9 +199,8 @@ def _read_in_order(mapped: _MappedFile, reading: _Reading) -> None:
         begun = time.perf_counter()
         mapped.ask(first, pages)
         mapped.touch(first, pages)
-        mapped.drop(
-            first, pages
-        )  # when memory is full, a page goes for each that comes
+        # When memory is full, a page goes for each one that comes.
+        mapped.drop(first, pages)
         reading.seconds += time.perf_counter() - begun
         reading.pages += pages
 

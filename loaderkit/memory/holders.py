@@ -186,13 +186,7 @@ class _Search:
         for name, code, line in self.variables.get(id(child), ()):
             path = name + self._path_below(child)
             where = f"{_place_in(code.co_filename, line)} in {code.co_name}"
-            change = mutation_line(
-                code.co_filename,
-                _grown_name(path),
-                code.co_firstlineno,
-                is_local="." not in path,
-            )
-            yield Holder("local variable", path, where, change)
+            yield Holder("local variable", path, where, _line_in(code, path))
 
     def _holders_at(self, parent: object) -> Iterator[Holder]:
         """Name the holders that a root is, if it is one."""
@@ -231,13 +225,7 @@ class _Search:
                 path = code.co_freevars[index] + self._path_below(cell)
                 place = _place_in(code.co_filename, code.co_firstlineno)
                 where = f"{place} in {function.__qualname__}"
-                change = mutation_line(
-                    code.co_filename,
-                    _grown_name(path),
-                    code.co_firstlineno,
-                    is_local="." not in path,
-                )
-                yield Holder("closure", path, where, change)
+                yield Holder("closure", path, where, _line_in(code, path))
                 return
 
     def _context_of(self, context: contextvars.Context) -> Iterator[Holder]:
@@ -355,6 +343,16 @@ def _belongs_to_search(parent: object) -> bool:
 def _grown_name(path: str) -> str:
     """Pick the last name of a path: the one whose code grows it."""
     return path.split("[")[0].rsplit(".", 1)[-1]
+
+
+def _line_in(code: types.CodeType, path: str) -> str:
+    """Find where a variable of a function, or an attribute of one, is made to grow."""
+    return mutation_line(
+        code.co_filename,
+        _grown_name(path),
+        code.co_firstlineno,
+        is_local="." not in path,
+    )
 
 
 def _as_name(path: str) -> str:
