@@ -25,10 +25,15 @@ from loaderkit.cache.files import check_digest, load_manifest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from loaderkit.cache.shards import Checksums
+
 ROUNDS = 3
 SAMPLE_FLOATS = 25_000
 """100 kB a sample."""
-CHILD = """
+SAMPLES_A_MEGABYTE = 10
+SETTLING_S = 2.5
+"""A file's checksum is remembered only when the file is two seconds old."""
+FIRST_BATCH_PROGRAM = """
 import sys, time
 import loaderkit
 dataset = loaderkit.open_cache(sys.argv[1], checksums=sys.argv[2])
@@ -43,76 +48,94 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, nargs="+", default=[100, 1000])
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
+
     versions = f"Python {platform.python_version()}, torch {torch.__version__}"
     machine = f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}"
     lines = [f"{versions}, {machine}; medians of {ROUNDS}"]
     for megabytes in options.megabytes:
         with tempfile.TemporaryDirectory() as folder:
+            # What is remembered of checked files lies there: each size starts anew.
             os.environ["XDG_CACHE_HOME"] = str(Path(folder, "home"))
-            lines += _measure(Path(folder, "cache"), megabytes)
+            lines += _measure_cache(Path(folder, "cache"), megabytes)
+
     print("\n".join(lines))
     if options.save:
         (RESULTS / "checksums.txt").write_text("\n".join([*lines, ""]))
 
 
-def _measure(path: Path, megabytes: int) -> list[str]:
+def _measure_cache(path: Path, megabytes: int) -> list[str]:
     samples = [{"x": torch.rand(SAMPLE_FLOATS)} for _ in range(64)]
-    loaderkit.pack(samples * (megabytes * 10 // 64), path, workers=0)
+    repeats = megabytes * SAMPLES_A_MEGABYTE // len(samples)
+    loaderkit.pack(samples * max(1, repeats), path, workers=0)
     files = list(path.glob("*.h5"))
-    size = sum(file.stat().st_size for file in files)
-    time.sleep(2.5)  # a file is remembered when it is two seconds old
+    size_bytes = sum(file.stat().st_size for file in files)
+    time.sleep(SETTLING_S)
 
-    warm = _median(lambda: _hash_all(path))
-    cold = _median(lambda: _hash_all(path), before=lambda: _drop(files))
-    never = _median_of_children(path, "never")
-    always = _median_of_children(path, "always")
-    first = _first_batch_s(path, "once")
-    second = _median_of_children(path, "once")
+    warm_s = _median_seconds(lambda: _hash_all_shards(path))
+    cold_s = _median_seconds(
+        lambda: _hash_all_shards(path),
+        prepare=lambda: _drop_from_page_cache(files),
+    )
+
+    never_s = _median_first_batch_s(path, "never")
+    always_s = _median_first_batch_s(path, "always")
+    # The first reader of all hashes the files; the others trust what it remembered.
+    first_once_s = _first_batch_s(path, "once")
+    second_once_s = _median_first_batch_s(path, "once")
     return [
-        f"{size / 1e6:,.0f} MB in {len(files)} shards",
-        f"  hashing, in page cache      {size / warm / 1e9:8.2f} GB/s",
-        f"  hashing, dropped from it    {size / cold / 1e9:8.2f} GB/s",
-        f"  first batch, never          {never * 1e3:8.1f} ms",
-        f"  first batch, always         {always * 1e3:8.1f} ms",
-        f"  first batch, once: first    {first * 1e3:8.1f} ms",
-        f"  first batch, once: second   {second * 1e3:8.1f} ms",
+        f"{size_bytes / 1e6:,.0f} MB in {len(files)} shards",
+        f"  hashing, in page cache      {size_bytes / warm_s / 1e9:8.2f} GB/s",
+        f"  hashing, dropped from it    {size_bytes / cold_s / 1e9:8.2f} GB/s",
+        f"  first batch, never          {never_s * 1e3:8.1f} ms",
+        f"  first batch, always         {always_s * 1e3:8.1f} ms",
+        f"  first batch, once: first    {first_once_s * 1e3:8.1f} ms",
+        f"  first batch, once: second   {second_once_s * 1e3:8.1f} ms",
     ]
 
 
-def _hash_all(path: Path) -> None:
+def _hash_all_shards(path: Path) -> None:
     for shard in load_manifest(path).shards:
         check_digest(path, shard)
 
 
-def _drop(files: list[Path]) -> None:
+def _drop_from_page_cache(files: list[Path]) -> None:
     """Ask the kernel to forget the files' pages."""
     for file in files:
-        with file.open("rb") as opened:
-            os.fsync(opened.fileno())
-            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        with file.open("rb") as stream:
+            # Pages that are not on the disk yet are not dropped.
+            os.fsync(stream.fileno())
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _median(
-    run: Callable[[], None], before: Callable[[], None] = lambda: None
+def _median_seconds(
+    run: Callable[[], None], prepare: Callable[[], None] = lambda: None
 ) -> float:
-    times = []
+    seconds = []
     for _ in range(ROUNDS):
-        before()
-        started = time.perf_counter()
+        prepare()
+        start = time.perf_counter()
         run()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
 
 
-def _median_of_children(path: Path, checksums: str) -> float:
+def _median_first_batch_s(path: Path, checksums: Checksums) -> float:
     return statistics.median(_first_batch_s(path, checksums) for _ in range(ROUNDS))
 
 
-def _first_batch_s(path: Path, checksums: str) -> float:
+def _first_batch_s(path: Path, checksums: Checksums) -> float:
     """Measure the first batch of 32 samples in a new process."""
-    command = [sys.executable, "-W", "ignore", "-c", CHILD, str(path), checksums]
-    told = subprocess.run(command, capture_output=True, text=True, check=True)
-    return float(told.stdout)
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-c",
+        FIRST_BATCH_PROGRAM,
+        str(path),
+        checksums,
+    ]
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(process.stdout)
 
 
 if __name__ == "__main__":

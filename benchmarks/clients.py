@@ -26,63 +26,73 @@ from torch_geometric.transforms import (
 )
 
 import loaderkit
-from benchmarks.harness import duels, report, scale_and_save
-from benchmarks.workloads import BATCH, InMemory, make
+from benchmarks.harness import compare_in_pairs, parse_scale_and_save, report
+from benchmarks.workloads import BATCH, InMemory, epoch_reader, make_graphs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from torch_geometric.data import Data
+
+    from benchmarks.harness import Row
 
 GRAPHS = {"w1": 4_000, "w2": 400}
 PAIRS = 20
 
 
 def main() -> None:
-    options = scale_and_save(__doc__)
+    options = parse_scale_and_save(__doc__)
     torch.set_num_threads(1)
     rounds = max(4, round(PAIRS * options.scale))
-    rows = []
+
+    rows: list[Row] = []
     for workload, count in GRAPHS.items():
-        graphs = make(workload, max(256, round(count * options.scale)))
-        if workload == "w2":  # it has no places
+        graphs = make_graphs(workload, max(256, round(count * options.scale)))
+        if workload == "w2":
+            # The pockets of W2 have no positions, and Distance needs them.
             for graph in graphs:
                 graph.pos = torch.randn(graph.num_nodes, 3)
-        transform = Compose(
-            [RandomRotate(180), Distance(), NormalizeFeatures(), AddSelfLoops()]
-        )
-        wanted: dict[str, Any] = {"batch_size": BATCH[workload], "shuffle": True}
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "cache.lk")
-            cache = loaderkit.pack(graphs, path)
-            changed = loaderkit.open_cache(path, transform=transform)
-            in_memory = InMemory(graphs)
-            transformed = InMemory(graphs)
-            transformed.transform = transform
-            name = workload.upper()
-            entrants = {
-                f"{name}, PyG's loader": _epoch(DataLoader(cache, **wanted)),
-                "InMemoryDataset": _epoch(DataLoader(in_memory, **wanted)),
-            }
-            rows += duels(entrants, rounds=rounds, clock=time.process_time)
-            ours = loaderkit.build_loader(changed, num_workers=0, **wanted)
-            entrants = {
-                f"{name}, four transforms": _epoch(ours),
-                "InMemoryDataset": _epoch(DataLoader(transformed, **wanted)),
-            }
-            rows += duels(entrants, rounds=rounds, clock=time.process_time)
-            batches = loaderkit.build_loader(
-                cache, num_workers=0, batch_transform=transform, **wanted
-            )
-            entrants = {
-                f"{name}, four transforms of batches": _epoch(batches),
-                "InMemoryDataset": _epoch(DataLoader(transformed, **wanted)),
-            }
-            rows += duels(entrants, rounds=rounds, clock=time.process_time)
+            rows += _compare_clients(workload, graphs, Path(folder, "cache.lk"), rounds)
+
     title = "samples that others join or transform, 0 workers, CPU time"
     report(title, rows, save="clients" if options.save else None)
 
 
-def _epoch(loader: Any) -> Callable[[], int]:
-    return lambda: sum(batch.num_graphs for batch in loader)
+def _compare_clients(
+    workload: str, graphs: list[Data], cache_path: Path, rounds: int
+) -> list[Row]:
+    """Hold three ways to read a cache against PyG's loader over the same graphs."""
+    transform = Compose(
+        [RandomRotate(180), Distance(), NormalizeFeatures(), AddSelfLoops()]
+    )
+    batching: dict[str, Any] = {"batch_size": BATCH[workload], "shuffle": True}
+
+    cache = loaderkit.pack(graphs, cache_path)
+    transformed_cache = loaderkit.open_cache(cache_path, transform=transform)
+    in_memory = InMemory(graphs)
+    transformed_in_memory = InMemory(graphs)
+    transformed_in_memory.transform = transform
+
+    plain_baseline = DataLoader(in_memory, **batching)
+    transformed_baseline = DataLoader(transformed_in_memory, **batching)
+    ours_by_sample = loaderkit.build_loader(
+        transformed_cache, num_workers=0, **batching
+    )
+    ours_by_batch = loaderkit.build_loader(
+        cache, num_workers=0, batch_transform=transform, **batching
+    )
+
+    rows: list[Row] = []
+    for kind, loader, baseline in (
+        ("PyG's loader", DataLoader(cache, **batching), plain_baseline),
+        ("four transforms", ours_by_sample, transformed_baseline),
+        ("four transforms of batches", ours_by_batch, transformed_baseline),
+    ):
+        contestants = {
+            f"{workload.upper()}, {kind}": epoch_reader(loader),
+            "InMemoryDataset": epoch_reader(baseline),
+        }
+        rows += compare_in_pairs(contestants, rounds=rounds, clock=time.process_time)
+    return rows
 
 
 if __name__ == "__main__":

@@ -9,99 +9,143 @@ disk.
 
 from __future__ import annotations
 
-import multiprocessing
+import functools
 import sys
 import tempfile
 import time
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import torch
 
 import loaderkit
-from benchmarks.harness import Row, report, scale_and_save
-from benchmarks.scale import OWN_BYTES, disk_bytes_read, enter_cgroup, leave_cgroup
-from benchmarks.workloads import BATCH, make
+from benchmarks.harness import MIB, Row, parse_scale_and_save, report
+from benchmarks.memory_cgroup import READER_BYTES, disk_bytes_read, run_within
+from benchmarks.workloads import BATCH, count_samples, make_graphs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Shuffle: TypeAlias = bool | Literal["block"]
 
 SAMPLES = {"w1": 400_000, "w2": 4_000}
-ORDERS: dict[str, Any] = {"in order": False, "in blocks": "block", "shuffled": True}
-SECONDS = 6.0
+DISTINCT_GRAPHS = 100
+"""The samples repeat so many graphs: making all of them would take minutes."""
+ORDERS: dict[str, Shuffle] = {"in order": False, "in blocks": "block", "shuffled": True}
+READING_S = 6.0
 """How long epochs after the first are read."""
-MIB = 1 << 20
+MOST_FIRST_EPOCH_S = 3 * READING_S
+
+
+class EpochFigures(NamedTuple):
+    """What is forecast of an epoch, or was measured."""
+
+    samples_per_s: float
+    disk_mib: float
+    """From disk in an epoch."""
+
+
+class Comparison(NamedTuple):
+    """A plan's forecast, and what came of it."""
+
+    forecast: EpochFigures
+    measured: EpochFigures
 
 
 def main() -> None:
-    options = scale_and_save(__doc__)
+    options = parse_scale_and_save(__doc__)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    speeds: list[Row] = []
-    amounts: list[Row] = []
-    for workload, count in SAMPLES.items():
-        few = make(workload, 100)
-        samples = max(1000, round(count * options.scale))
-        source = [few[number % len(few)] for number in range(samples)]
-        with tempfile.TemporaryDirectory() as folder:
-            loaderkit.pack(source, folder + "/cache")
-            files = Path(folder, "cache").glob("*.h5")
-            cache_bytes = sum(file.stat().st_size for file in files)
-            for part, limit in (("all", None), ("a quarter", cache_bytes // 4)):
-                for order, shuffle in ORDERS.items():
-                    said, was = _in_a_child(folder + "/cache", workload, shuffle, limit)
-                    name = f"{workload.upper()} {order}, {part} of it in memory"
-                    speeds += _pair(name, said[0], was[0], "samples/s")
-                    amounts += _pair(name, said[1], was[1], "MiB")
+
+    rate_rows: list[Row] = []
+    disk_rows: list[Row] = []
+    for workload, most_samples in SAMPLES.items():
+        samples = max(1000, round(most_samples * options.scale))
+        for name, comparison in _compare_workload(workload, samples).items():
+            forecast, measured = comparison
+            rate_rows += _pair_of_rows(
+                name, forecast.samples_per_s, measured.samples_per_s, "samples/s"
+            )
+            disk_rows += _pair_of_rows(
+                name, forecast.disk_mib, measured.disk_mib, "MiB"
+            )
+
     save = "forecast" if options.save else None
-    report("samples a second, forecast and read", speeds, save=save)
-    save = f"{save}_bytes" if save else None
-    report("from disk in an epoch, forecast and read", amounts, save=save)
+    report("samples a second, forecast and read", rate_rows, save=save)
+    save = "forecast_bytes" if options.save else None
+    report("from disk in an epoch, forecast and read", disk_rows, save=save)
 
 
-def _pair(name: str, said: float, was: float, unit: str) -> list[Row]:
-    ratio = said / was if was else float(said < 1)
-    return [
-        Row(f"{name}: read", was, was, was, unit, 1.0),
-        Row("the plan's forecast", said, said, said, unit, ratio),
-    ]
+def _compare_workload(workload: str, samples: int) -> dict[str, Comparison]:
+    """Read a workload in each order, with all of it in memory and with a quarter."""
+    distinct = make_graphs(workload, DISTINCT_GRAPHS)
+    graphs = [distinct[number % len(distinct)] for number in range(samples)]
+    comparisons = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "cache")
+        loaderkit.pack(graphs, path)
+        cache_bytes = sum(file.stat().st_size for file in path.glob("*.h5"))
+        quarter_bytes = cache_bytes // 4 + READER_BYTES
+        for part, limit_bytes in (("all", None), ("a quarter", quarter_bytes)):
+            for order, shuffle in ORDERS.items():
+                compare = functools.partial(
+                    _compare_forecast, path, BATCH[workload], shuffle
+                )
+                name = f"{workload.upper()} {order}, {part} of it in memory"
+                comparisons[name] = run_within(limit_bytes, compare)
+    return comparisons
 
 
-def _in_a_child(path: str, *settings: Any) -> Any:
-    ours, theirs = multiprocessing.Pipe(duplex=False)
-    context = multiprocessing.get_context("fork")
-    process = context.Process(target=_read, args=(path, *settings, theirs))
-    process.start()
-    answer = ours.recv()
-    process.join()
-    leave_cgroup(process.pid)
-    return answer
-
-
-def _read(
-    path: str, workload: str, shuffle: Any, limit: int | None, answers: Any
-) -> None:
-    enter_cgroup(None if limit is None else limit + OWN_BYTES)
+def _compare_forecast(path: Path, batch_size: int, shuffle: Shuffle) -> Comparison:
+    """Plan, read for some seconds, and give both figures."""
     dataset = loaderkit.open_cache(path, checksums="never")
     loader = loaderkit.build_loader(
-        dataset, batch_size=BATCH[workload], shuffle=shuffle, num_workers=0,
-        read_ahead=0,
-    )  # fmt: skip
+        dataset, batch_size=batch_size, shuffle=shuffle, num_workers=0, read_ahead=0
+    )
     forecast = loader.plan.reading
+    # A cache was opened, and no code of a user's reads it: both are known.
     assert forecast is not None
-    begun = time.perf_counter()
-    for _ in loader:  # the first epoch fills the page cache
-        if time.perf_counter() - begun > 3 * SECONDS:
-            break
-    before, begun, samples = disk_bytes_read(), time.perf_counter(), 0
-    while time.perf_counter() - begun < SECONDS:
-        for batch in loader:
-            samples += batch.num_graphs
-            if time.perf_counter() - begun >= SECONDS:
-                break
-    seconds = time.perf_counter() - begun
-    of_an_epoch = (disk_bytes_read() - before) * len(dataset) / samples
-    said = (forecast.samples_per_s, forecast.epoch_bytes / MIB)
+    assert forecast.samples_per_s is not None
     print(forecast, file=sys.stderr)
-    answers.send((said, (samples / seconds, of_an_epoch / MIB)))
+
+    # The first epoch fills the page cache; the forecast is of the epochs after it.
+    start = time.perf_counter()
+    for _ in loader:
+        if time.perf_counter() - start > MOST_FIRST_EPOCH_S:
+            break
+
+    disk_bytes_before = disk_bytes_read()
+    start = time.perf_counter()
+    samples = _count_samples_until(loader, start + READING_S)
+    seconds = time.perf_counter() - start
+    disk_bytes_per_sample = (disk_bytes_read() - disk_bytes_before) / samples
+
+    return Comparison(
+        EpochFigures(forecast.samples_per_s, forecast.epoch_bytes / MIB),
+        EpochFigures(samples / seconds, disk_bytes_per_sample * len(dataset) / MIB),
+    )
+
+
+def _count_samples_until(loader: Iterable[object], deadline: float) -> int:
+    """Read epoch after epoch until the clock shows so much."""
+    samples = 0
+    while time.perf_counter() < deadline:
+        for batch in loader:
+            samples += count_samples(batch)
+            if time.perf_counter() >= deadline:
+                break
+    return samples
+
+
+def _pair_of_rows(name: str, forecast: float, measured: float, unit: str) -> list[Row]:
+    # Where nothing came from disk, the forecast is right if it says less than one.
+    is_right = 1.0 if forecast < 1 else 0.0
+    ratio = forecast / measured if measured else is_right
+    return [
+        Row.of_one_value(f"{name}: read", measured, unit, ratio=1.0),
+        Row.of_one_value("the plan's forecast", forecast, unit, ratio=ratio),
+    ]
 
 
 if __name__ == "__main__":

@@ -14,20 +14,25 @@ import re
 import statistics
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from loaderkit.memory.process import children_of
 from loaderkit.memory.release import release
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from typing_extensions import Self
 
+ReadSamples: TypeAlias = Callable[[], int]
+"""A contestant: reads samples when it is called, and returns how many."""
+
 RESULTS = Path(__file__).parent / "results"
-LIBRARIES = (
+MIB = 1 << 20
+_LIBRARIES = (
     "loaderkit",
     "torch",
     "torch-geometric",
@@ -36,10 +41,15 @@ LIBRARIES = (
     "lmdb",
     "litdata",
 )
-
-
-_REST_S = 0.3
-_NEAR = 0.8
+_PAUSE_S = 0.3
+"""Between two contestants: the workers of the one before are still ending.  Chosen."""
+_SAMPLING_INTERVAL_S = 0.02
+_NEAR_BEST = 0.8
+"""From this part of the best rate on, a comparison pair by pair may change the order:
+rates of whole tables move by 10 % and more with the machine."""
+_MEDIAN_BOUND_Z = 0.98
+"""Half of the normal distribution's 1.96: the number of values below the median has a
+standard deviation of half the square root of their count."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +64,41 @@ class Row:
     ratio: float
     """Of the baseline's median; above 1 is better than the baseline."""
 
+    @classmethod
+    def of_values(
+        cls, name: str, values: Sequence[float], unit: str, *, baseline: float
+    ) -> Row:
+        """Summarize what was measured in several turns.
 
-def scale_and_save(description: str | None) -> argparse.Namespace:
+        Args:
+            name: The contestant's.
+            values: One a turn.
+            unit: Of the values.
+            baseline: The median is divided by it.
+
+        Returns:
+            The median with the lowest and the highest value.
+        """
+        median = statistics.median(values)
+        return cls(name, median, min(values), max(values), unit, median / baseline)
+
+    @classmethod
+    def of_one_value(cls, name: str, value: float, unit: str, *, ratio: float) -> Row:
+        """Make the row of what was measured once.
+
+        Args:
+            name: The contestant's.
+            value: What was measured.
+            unit: Of the value.
+            ratio: What to print beside it.
+
+        Returns:
+            A row without a spread.
+        """
+        return cls(name, value, value, value, unit, ratio)
+
+
+def parse_scale_and_save(description: str | None) -> argparse.Namespace:
     """Read the two options that most benchmarks have.
 
     Args:
@@ -70,13 +113,10 @@ def scale_and_save(description: str | None) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def rates(
-    contestants: Mapping[str, Callable[[], int]], *, rounds: int = 5
+def measure_rates(
+    contestants: Mapping[str, ReadSamples], *, rounds: int = 5
 ) -> list[Row]:
     """Measure samples a second, turn by turn; the first contestant is the baseline.
-
-    Each turn has another order, since a contestant finds the heap and the caches as
-    the one before left them, and each rests before it starts.
 
     Args:
         contestants: What to call, by the name to print; each returns the number of
@@ -86,28 +126,20 @@ def rates(
     Returns:
         A row a contestant.
     """
-    found: dict[str, list[float]] = {name: [] for name in contestants}
-    for turn in range(rounds + 1):
-        names = random.Random(turn).sample(list(contestants), len(contestants))
-        for name in names:
-            speed = _rate(contestants[name])
-            if turn:
-                found[name].append(speed)
-    base = statistics.median(next(iter(found.values())))
+    rates: dict[str, list[float]] = {name: [] for name in contestants}
+    for turn, name in _shuffled_turns(contestants, rounds):
+        rate = _samples_per_second(contestants[name])
+        if turn > 0:
+            rates[name].append(rate)
+
+    baseline = statistics.median(next(iter(rates.values())))
     return [
-        Row(
-            n,
-            statistics.median(r),
-            min(r),
-            max(r),
-            "samples/s",
-            statistics.median(r) / base,
-        )
-        for n, r in found.items()
+        Row.of_values(name, values, "samples/s", baseline=baseline)
+        for name, values in rates.items()
     ]
 
 
-def rivals(rows: list[Row]) -> list[str]:
+def rivals_near_best(rows: list[Row]) -> list[str]:
     """Name those that came near the best, the first aside.
 
     Args:
@@ -117,11 +149,11 @@ def rivals(rows: list[Row]) -> list[str]:
         The others within 20 % of the best of them.
     """
     best = max(row.median for row in rows[1:])
-    return [row.name for row in rows[1:] if row.median > _NEAR * best]
+    return [row.name for row in rows[1:] if row.median > _NEAR_BEST * best]
 
 
-def duels(
-    contestants: Mapping[str, Callable[[], int]],
+def compare_in_pairs(
+    contestants: Mapping[str, ReadSamples],
     *,
     rounds: int = 40,
     clock: Callable[[], float] = time.perf_counter,
@@ -141,36 +173,34 @@ def duels(
         A row a rival: the median of the first's rate divided by the rival's, with the
         bounds that hold this median with a chance of 95 %.
     """
-    first, *others = contestants
-    found = []
-    for rival in others:
+    first, *rivals = contestants
+    rows = []
+    for rival in rivals:
         ratios = []
         for turn in range(rounds + 1):
             pair = [first, rival] if turn % 2 else [rival, first]
-            speed = {name: _rate(contestants[name], clock) for name in pair}
-            if turn:
-                ratios.append(speed[first] / speed[rival])
-        ratios.sort()
-        beyond = max(1, round(len(ratios) / 2 - 0.98 * len(ratios) ** 0.5))
-        low, high = ratios[beyond - 1], ratios[-beyond]
-        middle = statistics.median(ratios)
-        found.append(Row(f"{first}, of {rival}", middle, low, high, "x", middle))
-    return found
+            rates = {
+                name: _samples_per_second(contestants[name], clock) for name in pair
+            }
+            # The first pair warms up what both read.
+            if turn > 0:
+                ratios.append(rates[first] / rates[rival])
+        rows.append(_row_of_ratios(f"{first}, of {rival}", ratios))
+    return rows
 
 
-def _rate(
-    run: Callable[[], int], clock: Callable[[], float] = time.perf_counter
-) -> float:
-    """Run a contestant on a machine that is at rest: samples a second."""
-    gc.collect()
-    time.sleep(_REST_S)  # the workers of the one before are still ending
-    start = clock()
-    count = run()
-    return count / (clock() - start)
+def _row_of_ratios(name: str, ratios: list[float]) -> Row:
+    """Give the median with its 95 % bounds, which are order statistics."""
+    ordered = sorted(ratios)
+    half_width = _MEDIAN_BOUND_Z * len(ordered) ** 0.5
+    values_beyond = max(1, round(len(ordered) / 2 - half_width))
+    median = statistics.median(ordered)
+    low, high = ordered[values_beyond - 1], ordered[-values_beyond]
+    return Row(name, median, low, high, "x", median)
 
 
-def peaks(
-    contestants: Mapping[str, Callable[[], int]], *, rounds: int = 3
+def measure_peaks(
+    contestants: Mapping[str, ReadSamples], *, rounds: int = 3
 ) -> list[Row]:
     """Measure the memory that each takes on top, over the tree of processes.
 
@@ -182,31 +212,61 @@ def peaks(
         A row a contestant: the median of the highest sum of PSS without mapped files,
         less what it was before, in MiB.
     """
-    found: dict[str, list[float]] = {name: [] for name in contestants}
-    for turn in range(rounds + 1):
-        names = random.Random(turn).sample(list(contestants), len(contestants))
-        for name in names:
-            gc.collect()
-            release()
-            time.sleep(_REST_S)
-            before = _tree_bytes()
-            with _Peak() as peak:
-                contestants[name]()
-            if turn:
-                found[name].append(max(0, peak.highest - before) / (1 << 20))
-    base = statistics.median(next(iter(found.values()))) or 1
+    peaks: dict[str, list[float]] = {name: [] for name in contestants}
+    for turn, name in _shuffled_turns(contestants, rounds):
+        gc.collect()
+        release()
+        time.sleep(_PAUSE_S)
+
+        bytes_before = _process_tree_bytes()
+        with _PeakSampler() as sampler:
+            contestants[name]()
+        if turn > 0:
+            peaks[name].append(max(0, sampler.peak_bytes - bytes_before) / MIB)
+
+    # A baseline that took nothing at all must not be divided by.
+    baseline = statistics.median(next(iter(peaks.values()))) or 1
     return [
-        Row(n, statistics.median(v), min(v), max(v), "MiB", statistics.median(v) / base)
-        for n, v in found.items()
+        Row.of_values(name, values, "MiB", baseline=baseline)
+        for name, values in peaks.items()
     ]
 
 
-class _Peak:
+def _shuffled_turns(
+    contestants: Mapping[str, ReadSamples], rounds: int
+) -> Iterator[tuple[int, str]]:
+    """Yield turn 0, which is not counted, and the others, with who is next.
+
+    Each turn has another order, since a contestant finds the heap and the caches as the
+    one before left them.
+    """
+    for turn in range(rounds + 1):
+        names = list(contestants)
+        random.Random(turn).shuffle(names)
+        for name in names:
+            yield turn, name
+
+
+def _samples_per_second(
+    read_samples: ReadSamples, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Run a contestant after a collection and a pause."""
+    gc.collect()
+    time.sleep(_PAUSE_S)
+    start = clock()
+    samples = read_samples()
+    return samples / (clock() - start)
+
+
+class _PeakSampler:
     """A thread that looks at the tree of processes, about 30 times a second."""
 
+    def __init__(self) -> None:
+        self.peak_bytes = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample_until_stopped)
+
     def __enter__(self) -> Self:
-        self.highest, self._stop = 0, threading.Event()
-        self._thread = threading.Thread(target=self._look)
         self._thread.start()
         return self
 
@@ -214,21 +274,22 @@ class _Peak:
         self._stop.set()
         self._thread.join()
 
-    def _look(self) -> None:
-        while not self._stop.wait(0.02):
-            self.highest = max(self.highest, _tree_bytes())
+    def _sample_until_stopped(self) -> None:
+        while not self._stop.wait(_SAMPLING_INTERVAL_S):
+            self.peak_bytes = max(self.peak_bytes, _process_tree_bytes())
 
 
-def _tree_bytes() -> int:
+def _process_tree_bytes() -> int:
     """Add up anonymous and shared PSS: a page that two have counts half for each."""
-    total = 0
-    own = os.getpid()
-    for pid in [own, *children_of(own)]:
+    total_bytes = 0
+    own_pid = os.getpid()
+    for pid in [own_pid, *children_of(own_pid)]:
+        # A worker may end between the listing and the reading.
         with contextlib.suppress(OSError):
-            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-            sizes = re.findall(r"Pss_(?:Anon|Shmem):\s+(\d+)", text)
-            total += sum(map(int, sizes)) * 1024
-    return total
+            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            kilobytes = re.findall(r"Pss_(?:Anon|Shmem):\s+(\d+)", rollup)
+            total_bytes += sum(map(int, kilobytes)) * 1024
+    return total_bytes
 
 
 def report(title: str, rows: list[Row], *, save: str | None) -> None:
@@ -239,41 +300,43 @@ def report(title: str, rows: list[Row], *, save: str | None) -> None:
         rows: One a contestant, the baseline first.
         save: Name of the file below ``benchmarks/results``; None keeps nothing.
     """
-    print(f"\n{title}\n{machine()}")
+    print(f"\n{title}\n{describe_machine()}")
     for row in rows:
         print(
             f"{row.name:<44}{row.median:>14,.4g} {row.unit:<10}"
             f"({row.low:,.4g} to {row.high:,.4g}){row.ratio:>9.2f} x"
         )
+
     if save is not None:
         content = {
             "title": title,
-            "machine": machine(),
-            "rows": [asdict(r) for r in rows],
+            "machine": describe_machine(),
+            "rows": [asdict(row) for row in rows],
         }
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / f"{save}.json").write_text(json.dumps(content, indent=1) + "\n")
 
 
-def machine() -> str:
+def describe_machine() -> str:
     """Name the processor, cores, memory and versions."""
     cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        found = re.search(r"model name\s*:\s*(.+)", info.read_text())
-        cpu = found[1] if found else cpu
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
-    versions = ", ".join(f"{name} {_version(name)}" for name in LIBRARIES)
-    python = platform.python_version()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        model_name = re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text())
+        cpu = model_name[1] if model_name else cpu
+
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    versions = ", ".join(f"{name} {_installed_version(name)}" for name in _LIBRARIES)
     return (
         f"{cpu}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}, "
-        f"{memory:.0f} GiB; Python {python}, {versions}"
+        f"{memory_bytes / (1 << 30):.0f} GiB; "
+        f"Python {platform.python_version()}, {versions}"
     )
 
 
-def _version(name: str) -> Any:
+def _installed_version(distribution: str) -> str:
     try:
-        return importlib.metadata.version(name)
+        return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return "absent"
 

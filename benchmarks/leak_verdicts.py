@@ -14,18 +14,38 @@ import sys
 from collections import Counter
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
-from loaderkit import fit_trend
+from loaderkit.leaks.trend import LEAKING, NEEDS_MORE, STEADY, fit_trend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import ModuleType
+
+    from loaderkit.leaks.trend import Verdict
 
 HERE = Path(__file__).parent
 SAVED = HERE / "results" / "soak-leak-series.txt"
-FLOOR = 16 << 10
-LEAKING, STEADY, NEEDS_MORE = "leaking", "steady", "needs more epochs"
+FLOOR_BYTES = 16 << 10
+EPOCHS = 30
 MOST_LOOKS = 6
 """How often a run is continued for as long as the verdict asks for."""
+
+
+class Leak(Protocol):
+    """What ``tests/leaks/series.py`` calls one."""
+
+    def readings(self, seed: int, epochs: int) -> Sequence[float]: ...
+
+
+class LeakKind(NamedTuple):
+    """A row of the table."""
+
+    name: str
+    draw: Callable[[int], Leak]
+    """Gives the leak of a seed."""
 
 
 def main() -> None:
@@ -33,20 +53,20 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=300, help="series a row")
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
-    text = table(options.runs)
-    print(text)
+    table = make_table(options.runs)
+    print(table)
     if options.save:
-        SAVED.write_text(f"{heading()}\n\n{text}\n")
+        SAVED.write_text(f"{make_heading()}\n\n{table}\n")
 
 
-def heading() -> str:
+def make_heading() -> str:
     """Say when and where the figures were made."""
     day = datetime.now(timezone.utc).date()
     versions = f"Python {platform.python_version()}, torch {torch.__version__}"
     return f"{day}, 2 cores, 24 GiB, {versions}"
 
 
-def table(runs: int) -> str:
+def make_table(runs: int) -> str:
     """Make the table.
 
     Args:
@@ -55,57 +75,78 @@ def table(runs: int) -> str:
     Returns:
         Markdown.
     """
-    series = load_series()
+    series = _load_series()
     columns = "leaking | needs more | steady | leaking after the epochs asked for"
-    lines = [f"| {runs} series each, 30 epochs | {columns} |", "|---|---|---|---|---|"]
-    for name, leak in rows(series):
-        first: Counter[str] = Counter()
-        last: Counter[str] = Counter()
-        for seed in range(runs):
-            verdicts = looks(leak(seed), seed)
-            first[verdicts[0]] += 1
-            last[verdicts[-1]] += 1
-        shares = [first[LEAKING], first[NEEDS_MORE], first[STEADY], last[LEAKING]]
-        cells = " | ".join(f"{100 * count / runs:.0f} %" for count in shares)
-        lines.append(f"| {name} | {cells} |")
-    for name in series.LOOKALIKES:
-        found: Counter[str] = Counter(
-            fit_trend(series.lookalike(name, seed), floor=FLOOR).verdict
-            for seed in range(runs)
-        )
-        cells = f"**{found[LEAKING]}** | {found[NEEDS_MORE]} | {found[STEADY]} | "
-        lines.append(f"| look-alike: {name.replace('_', ' ')} (count) | {cells} |")
+    lines = [
+        f"| {runs} series each, {EPOCHS} epochs | {columns} |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [_row_of_leak(kind, runs) for kind in _leak_kinds(series)]
+    lines += [_row_of_lookalike(series, name, runs) for name in series.LOOKALIKES]
     return "\n".join(lines)
 
 
-def rows(series: Any) -> list[tuple[str, Any]]:
-    """Give the leaks by name, each a function of the seed."""
-    leak, rate = series.Leak, 80 << 10
-    noisy = []
+def _row_of_leak(kind: LeakKind, runs: int) -> str:
+    first_verdicts: Counter[Verdict] = Counter()
+    last_verdicts: Counter[Verdict] = Counter()
+    for seed in range(runs):
+        verdicts = _judge_until_decided(kind.draw(seed), seed)
+        first_verdicts[verdicts[0]] += 1
+        last_verdicts[verdicts[-1]] += 1
+
+    counts = [
+        first_verdicts[LEAKING],
+        first_verdicts[NEEDS_MORE],
+        first_verdicts[STEADY],
+        last_verdicts[LEAKING],
+    ]
+    cells = " | ".join(f"{100 * count / runs:.0f} %" for count in counts)
+    return f"| {kind.name} | {cells} |"
+
+
+def _row_of_lookalike(series: Any, name: str, runs: int) -> str:
+    """Count verdicts: a false alarm is so rare that percents would hide it."""
+    verdicts: Counter[Verdict] = Counter()
+    for seed in range(runs):
+        readings = series.lookalike(name, seed)
+        verdicts[fit_trend(readings, floor=FLOOR_BYTES).verdict] += 1
+    cells = f"**{verdicts[LEAKING]}** | {verdicts[NEEDS_MORE]} | {verdicts[STEADY]} | "
+    return f"| look-alike: {name.replace('_', ' ')} (count) | {cells} |"
+
+
+def _leak_kinds(series: Any) -> list[LeakKind]:
+    """List the leaks: lines in noise, steps, falls, and any of them."""
+    rate = 80 << 10
+    kinds = []
     for noise in ("normal", "heavy"):
         for signal in (3, 5, 8, 12, 20):
+            leak = series.Leak(rate, signal=signal, noise=noise)
             name = f"a line, {signal} standard errors, {noise} noise"
-            noisy.append((name, leak(rate, signal=signal, noise=noise)))
-    stairs = [
-        (f"kept every {period} epochs, no noise", leak(rate, period=period))
-        for period in (2, 5, 6, 8, 10)
-    ]
-    falls = [
-        ("one fall by a third, no noise", leak(rate, fall=0.33, fall_at=20)),
-        ("the same, 12 standard errors", leak(rate, fall=0.33, fall_at=20, signal=12)),
-    ]
-    fixed = [
-        (name, lambda _, leak=leak: leak) for name, leak in [*noisy, *stairs, *falls]
-    ]
-    return [*fixed, ("any of these, from 5 standard errors", series.any_leak)]
+            kinds.append(_fixed_kind(name, leak))
+    for period in (2, 5, 6, 8, 10):
+        leak = series.Leak(rate, period=period)
+        kinds.append(_fixed_kind(f"kept every {period} epochs, no noise", leak))
+
+    fall = series.Leak(rate, fall=0.33, fall_at=20)
+    kinds.append(_fixed_kind("one fall by a third, no noise", fall))
+    noisy_fall = series.Leak(rate, fall=0.33, fall_at=20, signal=12)
+    kinds.append(_fixed_kind("the same, 12 standard errors", noisy_fall))
+
+    kinds.append(LeakKind("any of these, from 5 standard errors", series.any_leak))
+    return kinds
 
 
-def looks(leak: Any, seed: int) -> list[str]:
+def _fixed_kind(name: str, leak: Leak) -> LeakKind:
+    """Make the row of one leak, of which each seed draws other noise."""
+    return LeakKind(name, lambda _seed: leak)
+
+
+def _judge_until_decided(leak: Leak, seed: int) -> list[Verdict]:
     """Judge a run, and go on for as long as the verdict asks for."""
-    verdicts: list[str] = []
-    epochs = 30
+    verdicts: list[Verdict] = []
+    epochs = EPOCHS
     while len(verdicts) < MOST_LOOKS:
-        trend = fit_trend(leak.readings(seed, epochs), floor=FLOOR)
+        trend = fit_trend(leak.readings(seed, epochs), floor=FLOOR_BYTES)
         verdicts.append(trend.verdict)
         if trend.verdict != NEEDS_MORE:
             break
@@ -113,13 +154,14 @@ def looks(leak: Any, seed: int) -> list[str]:
     return verdicts
 
 
-def load_series() -> Any:
-    """Import the series that the tests use."""
+def _load_series() -> ModuleType:
+    """Import the series that the tests use; the tests are no package."""
     file = HERE.parent / "tests" / "leaks" / "series.py"
     spec = importlib.util.spec_from_file_location("series", file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    # Its dataclasses look their own module up there.
     sys.modules["series"] = module
     spec.loader.exec_module(module)
     return module

@@ -18,29 +18,40 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from benchmarks.harness import rates, report, scale_and_save
-from loaderkit import build_loader, open_cache, pack, push
+import loaderkit
+from benchmarks.harness import measure_rates, parse_scale_and_save, report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterable, Iterator
 
-_ROWS, _COLUMNS, _BATCH = 64, 16, 64
-_SHARD_BYTES = 8 << 20
-_BUCKET = "benchmark"
+    class ReadEpoch(Protocol):
+        """Reads an epoch, and gives the number of its samples."""
+
+        def __call__(self, *, cold: bool) -> int: ...
+
+
+SAMPLES = 20_000
+SAMPLE_SHAPE = (64, 16)
+"""Of float32: 4 KiB a sample."""
+BATCH = 64
+SHARD_BYTES = 8 << 20
+BUCKET = "benchmark"
+ROUNDS = 3
 
 
 def main() -> None:
     """Run the benchmark."""
-    options = scale_and_save(__doc__)
-    count = max(_BATCH, int(20_000 * options.scale))
-    with _s3_server() as url, tempfile.TemporaryDirectory() as name:
+    options = parse_scale_and_save(__doc__)
+    count = max(BATCH, int(SAMPLES * options.scale))
+    with _run_s3_server() as url, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        # litdata, streaming and s3fs each read other ones of these.
         os.environ |= {
             "AWS_ACCESS_KEY_ID": "testing",
             "AWS_SECRET_ACCESS_KEY": "testing",
@@ -50,11 +61,15 @@ def main() -> None:
             "AWS_ALLOW_HTTP": "true",
             "XDG_CACHE_HOME": str(folder / "home"),
         }
-        contestants = dict(_contestants(folder, count, url))
-        cold = {n: functools.partial(r, cold=True) for n, r in contestants.items()}
-        warm = {n: functools.partial(r, cold=False) for n, r in contestants.items()}
-        for title, runs in (("cold", cold), ("warm", warm)):
-            rows = rates(runs, rounds=3)
+        contestants = _make_contestants(folder, count, url)
+        for title, cold in (("cold", True), ("warm", False)):
+            rows = measure_rates(
+                {
+                    name: functools.partial(read_epoch, cold=cold)
+                    for name, read_epoch in contestants.items()
+                },
+                rounds=ROUNDS,
+            )
             report(
                 f"{count:,} samples of 4 KiB from S3, {title}",
                 rows,
@@ -62,133 +77,156 @@ def main() -> None:
             )
 
 
-def _contestants(
-    folder: Path, count: int, url: str
-) -> Iterator[tuple[str, Callable[..., int]]]:
-    yield "loaderkit", _loaderkit(folder, count, url)
-    for name, make in (("litdata", _litdata), ("streaming", _streaming)):
+def _make_contestants(folder: Path, count: int, url: str) -> dict[str, ReadEpoch]:
+    contestants = {"loaderkit": _write_with_loaderkit(folder, count, url)}
+    for name, write_samples in (
+        ("litdata", _write_with_litdata),
+        ("streaming", _write_with_streaming),
+    ):
         try:
-            yield name, make(folder, count, url)
+            contestants[name] = write_samples(folder, count, url)
         except ImportError as error:
             print(f"{name} is not installed here: {error}")
+    return contestants
 
 
-def _sample(number: int) -> dict[str, Any]:
+def _make_sample(number: int) -> dict[str, Any]:
     generator = np.random.default_rng(number)
-    x = generator.standard_normal((_ROWS, _COLUMNS)).astype(np.float32)
+    x = generator.standard_normal(SAMPLE_SHAPE).astype(np.float32)
     return {"x": x, "y": number}
 
 
-def _count(loader: Any) -> int:
+def _make_tensors(number: int) -> dict[str, Any]:
+    sample = _make_sample(number)
+    return {"x": torch.from_numpy(sample["x"]), "y": number}
+
+
+def _count_samples(loader: Iterable[dict[str, Any]]) -> int:
     return sum(len(batch["y"]) for batch in loader)
 
 
-def _loaderkit(folder: Path, count: int, url: str) -> Callable[..., int]:
-    samples = [_sample(number) for number in range(count)]
-    as_tensors = [{"x": torch.from_numpy(s["x"]), "y": s["y"]} for s in samples]
-    pack(as_tensors, folder / "lk", workers=0, shard_bytes=_SHARD_BYTES)
-    options = {"endpoint_url": url}
-    push(folder / "lk", f"s3://{_BUCKET}/lk", storage_options=options)
+def _write_with_loaderkit(folder: Path, count: int, url: str) -> ReadEpoch:
+    samples = [_make_tensors(number) for number in range(count)]
+    loaderkit.pack(samples, folder / "lk", workers=0, shard_bytes=SHARD_BYTES)
+    remote = f"s3://{BUCKET}/lk"
+    storage_options = {"endpoint_url": url}
+    loaderkit.push(folder / "lk", remote, storage_options=storage_options)
+    mirror = folder / "mirror"
 
-    def read(*, cold: bool) -> int:
+    def read_epoch(*, cold: bool) -> int:
         if cold:
-            shutil.rmtree(folder / "mirror", ignore_errors=True)
-        dataset = open_cache(
-            f"s3://{_BUCKET}/lk", storage_options=options, mirror=folder / "mirror"
+            shutil.rmtree(mirror, ignore_errors=True)
+        dataset = loaderkit.open_cache(
+            remote, storage_options=storage_options, mirror=mirror
         )
-        loader = build_loader(
-            dataset, batch_size=_BATCH, shuffle="block", num_workers=0, seed=0
+        loader = loaderkit.build_loader(
+            dataset, batch_size=BATCH, shuffle="block", num_workers=0, seed=0
         )
-        return _count(loader)
+        return _count_samples(loader)
 
-    return read
+    return read_epoch
 
 
-def _litdata(folder: Path, count: int, url: str) -> Callable[..., int]:
+def _write_with_litdata(folder: Path, count: int, url: str) -> ReadEpoch:
     import litdata
 
     litdata.optimize(
-        fn=_sample,
+        fn=_make_sample,
         inputs=list(range(count)),
         output_dir=str(folder / "litdata"),
-        chunk_bytes=_SHARD_BYTES,
+        chunk_bytes=SHARD_BYTES,
         num_workers=1,
     )
-    _upload(folder / "litdata", "litdata", url)
+    _upload_folder(folder / "litdata", "litdata", url)
+    cache = folder / "litdata-cache"
 
-    def read(*, cold: bool) -> int:
-        cache = folder / "litdata-cache"
+    def read_epoch(*, cold: bool) -> int:
         if cold:
             shutil.rmtree(cache, ignore_errors=True)
         cache.mkdir(exist_ok=True)
         dataset = litdata.StreamingDataset(
-            f"s3://{_BUCKET}/litdata",
+            f"s3://{BUCKET}/litdata",
             cache_dir=str(cache),
             shuffle=True,
             storage_options={"endpoint_url": url},
         )
-        return _count(litdata.StreamingDataLoader(dataset, batch_size=_BATCH))
+        return _count_samples(litdata.StreamingDataLoader(dataset, batch_size=BATCH))
 
-    return read
+    return read_epoch
 
 
-def _streaming(folder: Path, count: int, url: str) -> Callable[..., int]:
+def _write_with_streaming(folder: Path, count: int, url: str) -> ReadEpoch:
     import streaming
 
-    shape = f"ndarray:float32:{_ROWS},{_COLUMNS}"
-    columns = {"x": shape, "y": "int"}
+    rows, columns = SAMPLE_SHAPE
     with streaming.MDSWriter(
-        out=str(folder / "mds"), columns=columns, size_limit=_SHARD_BYTES
+        out=str(folder / "mds"),
+        columns={"x": f"ndarray:float32:{rows},{columns}", "y": "int"},
+        size_limit=SHARD_BYTES,
     ) as writer:
         for number in range(count):
-            writer.write(_sample(number))
-    _upload(folder / "mds", "mds", url)
+            writer.write(_make_sample(number))
+    _upload_folder(folder / "mds", "mds", url)
+    cache = folder / "mds-cache"
 
-    def read(*, cold: bool) -> int:
+    def read_epoch(*, cold: bool) -> int:
         if cold:
-            shutil.rmtree(folder / "mds-cache", ignore_errors=True)
+            shutil.rmtree(cache, ignore_errors=True)
+        # It refuses to open the same remote again in one process otherwise.
         streaming.base.util.clean_stale_shared_memory()
         dataset = streaming.StreamingDataset(
-            remote=f"s3://{_BUCKET}/mds",
-            local=str(folder / "mds-cache"),
+            remote=f"s3://{BUCKET}/mds",
+            local=str(cache),
             shuffle=True,
-            batch_size=_BATCH,
+            batch_size=BATCH,
         )
-        return _count(DataLoader(dataset, batch_size=_BATCH))
+        return _count_samples(DataLoader(dataset, batch_size=BATCH))
 
-    return read
+    return read_epoch
 
 
-def _upload(folder: Path, name: str, url: str) -> None:
+def _upload_folder(folder: Path, name: str, url: str) -> None:
     import s3fs
 
     store = s3fs.S3FileSystem(endpoint_url=url)
-    store.put(f"{folder}/", f"{_BUCKET}/{name}/", recursive=True)
+    store.put(f"{folder}/", f"{BUCKET}/{name}/", recursive=True)
 
 
 @contextlib.contextmanager
-def _s3_server() -> Iterator[str]:
+def _run_s3_server() -> Iterator[str]:
     """Run moto's S3 server in a process of its own, with one bucket."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    # Port 0 is one that is free; moto cannot say which one it would have got.
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     url = f"http://127.0.0.1:{port}"
     try:
-        request = urllib.request.Request(f"{url}/{_BUCKET}", method="PUT")
-        while process.poll() is None:
-            try:
-                urllib.request.urlopen(request, timeout=5).close()
-            except OSError:
-                time.sleep(0.1)
-            else:
-                break
+        _create_bucket(url, process)
         yield url
     finally:
         process.kill()
         process.wait()
+
+
+def _create_bucket(url: str, server: subprocess.Popen[bytes]) -> None:
+    """Make the bucket as soon as the server answers.
+
+    Raises:
+        RuntimeError: The server ended instead.
+    """
+    request = urllib.request.Request(f"{url}/{BUCKET}", method="PUT")
+    while server.poll() is None:
+        try:
+            urllib.request.urlopen(request, timeout=5).close()
+        except OSError:
+            time.sleep(0.1)
+        else:
+            return
+    msg = f"moto's server ended with {server.returncode}: pip install 'moto[server]'"
+    raise RuntimeError(msg)
 
 
 if __name__ == "__main__":

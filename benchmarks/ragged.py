@@ -15,21 +15,24 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 import loaderkit
-from benchmarks.harness import duels, report, scale_and_save
+from benchmarks.harness import compare_in_pairs, parse_scale_and_save, report
+from benchmarks.workloads import epoch_reader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from benchmarks.harness import Row
 
 SAMPLES = 2_000
 BATCH = 32
 PAIRS = 40
 
 FIELDS: dict[str, Callable[[], torch.Tensor]] = {
-    "tokens": lambda: torch.randint(30_000, (_length(5, 100),)),
-    "features": lambda: torch.randn(_length(20, 200), 80),
-    "sound": lambda: torch.randn(_length(4_000, 16_000)),
-    "short features": lambda: torch.randn(_length(5, 30), 80),
-    "short sound": lambda: torch.randn(_length(200, 1_000)),
+    "tokens": lambda: torch.randint(30_000, (_draw_length(5, 100),)),
+    "features": lambda: torch.randn(_draw_length(20, 200), 80),
+    "sound": lambda: torch.randn(_draw_length(4_000, 16_000)),
+    "short features": lambda: torch.randn(_draw_length(5, 30), 80),
+    "short sound": lambda: torch.randn(_draw_length(200, 1_000)),
 }
 CASES = (
     ("tokens",),
@@ -41,47 +44,54 @@ CASES = (
 
 
 def main() -> None:
-    options = scale_and_save(__doc__)
+    options = parse_scale_and_save(__doc__)
     # With two, torch's threads wait for each other on a busy machine: the list takes
     # up to six times as long.
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    rows = []
+
+    rounds = max(4, round(PAIRS * options.scale))
+    rows: list[Row] = []
     for fields in CASES:
-        samples: Any = [_sample(fields, row) for row in range(SAMPLES)]
-        with tempfile.TemporaryDirectory() as folder:
-            cache = loaderkit.pack(samples, Path(folder, "cache.lk"))
-            ours = loaderkit.build_loader(
-                cache, batch_size=BATCH, shuffle=True, num_workers=0
-            )
-            theirs: DataLoader[Any] = DataLoader(
-                samples, batch_size=BATCH, shuffle=True, collate_fn=_pad
-            )
-            name = ", ".join(fields)
-            entrants = {name: _epoch(ours), "list": _epoch(theirs)}
-            rows += duels(entrants, rounds=max(4, round(PAIRS * options.scale)))
+        rows += _compare_with_list(fields, rounds)
     report("ragged dicts, 0 workers", rows, save="ragged" if options.save else None)
 
 
-def _length(low: int, high: int) -> int:
+def _compare_with_list(fields: tuple[str, ...], rounds: int) -> list[Row]:
+    samples: Any = [_make_sample(fields, number) for number in range(SAMPLES)]
+    with tempfile.TemporaryDirectory() as folder:
+        cache = loaderkit.pack(samples, Path(folder, "cache.lk"))
+        from_cache = loaderkit.build_loader(
+            cache, batch_size=BATCH, shuffle=True, num_workers=0
+        )
+        from_list: DataLoader[Any] = DataLoader(
+            samples, batch_size=BATCH, shuffle=True, collate_fn=_pad_samples
+        )
+        contestants = {
+            ", ".join(fields): epoch_reader(from_cache),
+            "list": epoch_reader(from_list),
+        }
+        return compare_in_pairs(contestants, rounds=rounds)
+
+
+def _draw_length(low: int, high: int) -> int:
     return int(torch.randint(low, high, ()))
 
 
-def _sample(fields: tuple[str, ...], row: int) -> dict[str, Any]:
-    return {**{name: FIELDS[name]() for name in fields}, "label": row % 10}
+def _make_sample(fields: tuple[str, ...], number: int) -> dict[str, Any]:
+    sample: dict[str, Any] = {name: FIELDS[name]() for name in fields}
+    sample["label"] = number % 10
+    return sample
 
 
-def _pad(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+def _pad_samples(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Join samples as people do, with the lengths that a model needs for its mask."""
     batch = {"label": torch.tensor([sample["label"] for sample in samples])}
     for name in samples[0].keys() - {"label"}:
         values = [sample[name] for sample in samples]
         batch[name] = pad_sequence(values, batch_first=True)
         batch[f"{name} lengths"] = torch.tensor([len(value) for value in values])
     return batch
-
-
-def _epoch(loader: Any) -> Callable[[], int]:
-    return lambda: sum(len(batch["label"]) for batch in loader)
 
 
 if __name__ == "__main__":

@@ -20,14 +20,26 @@ from torch_geometric.data import Batch, Data, OnDiskDataset
 from torch_geometric.loader import DataLoader as GraphLoader
 
 import loaderkit
-from benchmarks.harness import rates, report
-from benchmarks.workloads import BATCH, COUNTS, InMemory, PtFiles, make, write_files
+from benchmarks.harness import measure_rates, report
+from benchmarks.workloads import (
+    BATCH,
+    COUNTS,
+    InMemory,
+    PtFiles,
+    epoch_reader,
+    make_graphs,
+    write_pt_files,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SLOW = 0.1
+    from benchmarks.harness import ReadSamples
+
+SLOW_SHARE = 0.1
 """Part of an epoch that the slow contestants read a turn."""
+LMDB_MAP_BYTES = 1 << 34
+"""LMDB reserves addresses of this size and no memory; more than any workload has."""
 
 
 def main() -> None:
@@ -38,115 +50,135 @@ def main() -> None:
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    for workload in ("w1", "w2") if options.workload == "all" else (options.workload,):
+
+    workloads = ("w1", "w2") if options.workload == "all" else (options.workload,)
+    for workload in workloads:
         count = int(COUNTS[workload] * options.scale)
+        batch_size = BATCH[workload]
         with tempfile.TemporaryDirectory() as folder:
-            contestants = entrants(make(workload, count), BATCH[workload], Path(folder))
-            rows = rates(contestants, rounds=options.rounds)
-            title = f"{workload}: {count:,} graphs, batch {BATCH[workload]}, 0 workers"
-            report(title, rows, save=f"read_{workload}" if options.save else None)
+            graphs = make_graphs(workload, count)
+            contestants = make_contestants(graphs, batch_size, Path(folder))
+            rows = measure_rates(contestants, rounds=options.rounds)
+        title = f"{workload}: {count:,} graphs, batch {batch_size}, 0 workers"
+        report(title, rows, save=f"read_{workload}" if options.save else None)
 
 
-def entrants(
-    graphs: list[Data], batch: int, folder: Path
-) -> dict[str, Callable[[], int]]:
+def make_contestants(
+    graphs: list[Data], batch_size: int, folder: Path
+) -> dict[str, ReadSamples]:
     """Set up every way to keep the graphs; the first is the baseline."""
-    files = write_files(graphs, folder / "pt")
+    batching: dict[str, Any] = {"batch_size": batch_size, "shuffle": True}
+    contestants: dict[str, ReadSamples] = {}
+
+    for name, in_memory in (
+        ("PyG InMemoryDataset", InMemory(graphs)),
+        ("list[Data]", graphs),
+    ):
+        contestants[name] = epoch_reader(GraphLoader(in_memory, **batching))
+
+    for name, on_disk in _slow_datasets(graphs, folder).items():
+        make_loader = litdata_loader if name == "litdata" else GraphLoader
+        loader = make_loader(on_disk, **batching)
+        contestants[_slow_name(name)] = epoch_reader(loader, share=SLOW_SHARE)
+
     cache = loaderkit.pack(graphs, folder / "cache.lk")
-    packed = loaderkit.pack(graphs, folder / "gzip.lk", compression="gzip")
-    whole = {"PyG InMemoryDataset": InMemory(graphs), "list[Data]": graphs}
-    slow = {
-        "torch.load per item": PtFiles(files),
-        "PyG OnDiskDataset (SQLite)": _sqlite(graphs, folder / "sqlite"),
+    loader = DataLoader(cache, collate_fn=cache.collate, **batching)
+    contestants["loaderkit"] = epoch_reader(loader)
+
+    compressed = loaderkit.pack(graphs, folder / "gzip.lk", compression="gzip")
+    loader = DataLoader(compressed, collate_fn=compressed.collate, **batching)
+    contestants[_slow_name("loaderkit, gzip")] = epoch_reader(loader, share=SLOW_SHARE)
+    return contestants
+
+
+def _slow_name(name: str) -> str:
+    return f"{name}, {SLOW_SHARE:.0%} of an epoch"
+
+
+def _slow_datasets(graphs: list[Data], folder: Path) -> dict[str, Any]:
+    """Write the graphs in every format that is read one graph at a time."""
+    datasets = {
+        "torch.load per item": PtFiles(write_pt_files(graphs, folder / "pt")),
+        "PyG OnDiskDataset (SQLite)": _sqlite_dataset(graphs, folder / "sqlite"),
         "h5py per item": H5Items(graphs, folder / "items.h5"),
     }
-    slow |= _if_installed("lmdb", lambda: LmdbItems(graphs, folder / "lmdb"))
-    slow |= _if_installed("litdata", lambda: litdata_items(graphs, folder / "litdata"))
-    found: dict[str, Callable[[], int]] = {}
-    for name, dataset in whole.items():
-        found[name] = _epoch(GraphLoader(dataset, batch_size=batch, shuffle=True), 1.0)
-    for name, dataset in slow.items():
-        loader = streamed if name == "litdata" else GraphLoader
-        epoch = _epoch(loader(dataset, batch_size=batch, shuffle=True), SLOW)
-        found[f"{name}, {SLOW:.0%} of an epoch"] = epoch
-    for name, ours in (("loaderkit", cache), ("loaderkit, gzip", packed)):
-        loader = DataLoader(
-            ours, batch_size=batch, shuffle=True, collate_fn=ours.collate
-        )
-        slowly = "" if ours is cache else f", {SLOW:.0%} of an epoch"
-        found[name + slowly] = _epoch(loader, 1.0 if ours is cache else SLOW)
-    return found
+    datasets |= _if_installed("lmdb", lambda: LmdbItems(graphs, folder / "lmdb"))
+    datasets |= _if_installed(
+        "litdata", lambda: write_litdata(graphs, folder / "litdata")
+    )
+    return datasets
 
 
-def _if_installed(name: str, make: Callable[[], Any]) -> dict[str, Any]:
-    if importlib.util.find_spec(name):
-        return {name: make()}
-    print(f"{name} takes no part: pip install {name}")
+def _if_installed(package: str, make_dataset: Callable[[], Any]) -> dict[str, Any]:
+    if importlib.util.find_spec(package):
+        return {package: make_dataset()}
+    print(f"{package} takes no part: pip install {package}")
     return {}
 
 
-def _epoch(loader: Any, part: float) -> Callable[[], int]:
-    def read() -> int:
-        count, batches = 0, max(1, int(len(loader) * part))
-        for _, batch in zip(range(batches), loader, strict=False):
-            count += batch.num_graphs
-        return count
+def _sqlite_dataset(graphs: list[Data], folder: Path) -> OnDiskDataset:
+    graph_class = type(graphs[0])
 
-    return read
+    class SqliteGraphs(OnDiskDataset):  # type: ignore[misc]
+        def serialize(self, data: Data) -> dict[str, Any]:
+            fields: dict[str, Any] = data.to_dict()
+            return fields
 
+        def deserialize(self, data: dict[str, Any]) -> Data:
+            return graph_class.from_dict(data)
 
-def _sqlite(graphs: list[Data], folder: Path) -> Any:
-    first = graphs[0].to_dict()
-    schema = {
-        key: {"dtype": value.dtype, "size": [-1, *value.shape[1:]]}
-        if key != "edge_index"
-        else {"dtype": value.dtype, "size": [2, -1]}
-        for key, value in first.items()
-        if isinstance(value, torch.Tensor)
-    }
-    schema |= {key: str for key, value in first.items() if isinstance(value, str)}
-
-    class Rows(OnDiskDataset):  # type: ignore[misc]
-        def serialize(self, data: Data) -> Any:
-            return data.to_dict()
-
-        def deserialize(self, data: Any) -> Any:
-            return type(graphs[0]).from_dict(data)
-
-    dataset = Rows(str(folder), schema=schema)
+    dataset = SqliteGraphs(str(folder), schema=_sqlite_schema(graphs[0]))
     dataset.extend(graphs)
     return dataset
+
+
+def _sqlite_schema(graph: Data) -> dict[str, Any]:
+    """Describe each field with -1 for the dimension in which graphs differ."""
+    schema: dict[str, Any] = {}
+    for name, value in graph.to_dict().items():
+        if isinstance(value, torch.Tensor):
+            shape = [2, -1] if name == "edge_index" else [-1, *value.shape[1:]]
+            schema[name] = {"dtype": value.dtype, "size": shape}
+        elif isinstance(value, str):
+            schema[name] = str
+    return schema
 
 
 class H5Items(Dataset[Any]):
     """One HDF5 dataset a field, read row by row through h5py."""
 
     def __init__(self, graphs: list[Data], path: Path) -> None:
-        self.kind, self.ends = type(graphs[0]), {}
+        self.graph_class = type(graphs[0])
+        self.count = len(graphs)
+        self.row_offsets: dict[str, list[int]] = {}
         with h5py.File(path, "w") as file:
-            for key, value in graphs[0].to_dict().items():
+            for name, value in graphs[0].to_dict().items():
+                values = [graph[name] for graph in graphs]
                 if not isinstance(value, torch.Tensor):
-                    file[key] = [graph[key] for graph in graphs]
+                    file[name] = values
                     continue
-                rows = [g[key].t() if key == "edge_index" else g[key] for g in graphs]
-                file[key] = torch.cat(rows).numpy()
-                ends = torch.tensor([0, *map(len, rows)]).cumsum(0)
-                self.ends[key] = ends.tolist()
-        self.count, self.file = len(graphs), h5py.File(path)
+                if name == "edge_index":
+                    # A graph's edges must be rows, to be one range of the file.
+                    values = [edge_index.t() for edge_index in values]
+                file[name] = torch.cat(values).numpy()
+                lengths = torch.tensor([0, *map(len, values)])
+                self.row_offsets[name] = lengths.cumsum(0).tolist()
+        self.file = h5py.File(path)
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, row: int) -> Any:
-        found = {}
-        for key in self.file:
-            ends = self.ends.get(key)
-            if ends is None:
-                found[key] = self.file[key][row].decode()
-            else:
-                tensor = torch.from_numpy(self.file[key][ends[row] : ends[row + 1]])
-                found[key] = tensor.t() if key == "edge_index" else tensor
-        return self.kind.from_dict(found)
+        fields = {}
+        for name in self.file:
+            offsets = self.row_offsets.get(name)
+            if offsets is None:
+                fields[name] = self.file[name][row].decode()
+                continue
+            start, end = offsets[row], offsets[row + 1]
+            tensor = torch.from_numpy(self.file[name][start:end])
+            fields[name] = tensor.t() if name == "edge_index" else tensor
+        return self.graph_class.from_dict(fields)
 
 
 class LmdbItems(Dataset[Any]):
@@ -155,22 +187,23 @@ class LmdbItems(Dataset[Any]):
     def __init__(self, graphs: list[Data], path: Path) -> None:
         import lmdb
 
-        size = 1 << 34
-        self.store = lmdb.open(str(path), map_size=size, readahead=False, lock=False)
-        with self.store.begin(write=True) as change:
-            for number, graph in enumerate(graphs):
-                change.put(str(number).encode(), pickle.dumps(graph))
         self.count = len(graphs)
+        self.environment = lmdb.open(
+            str(path), map_size=LMDB_MAP_BYTES, readahead=False, lock=False
+        )
+        with self.environment.begin(write=True) as transaction:
+            for number, graph in enumerate(graphs):
+                transaction.put(str(number).encode(), pickle.dumps(graph))
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, row: int) -> Any:
-        with self.store.begin() as view:
-            return pickle.loads(view.get(str(row).encode()) or b"")
+        with self.environment.begin() as transaction:
+            return pickle.loads(transaction.get(str(row).encode()) or b"")
 
 
-def litdata_items(graphs: list[Any], path: Path) -> Any:
+def write_litdata(samples: list[Any], path: Path) -> Path:
     """Write chunks of litdata's own format, a dict of tensors a graph.
 
     Whole graphs it takes apart field by field, and reads at a third of this speed.
@@ -178,28 +211,44 @@ def litdata_items(graphs: list[Any], path: Path) -> Any:
     import litdata
 
     litdata.optimize(
-        fn=_as_dict, inputs=graphs, output_dir=str(path), chunk_bytes="64MB",
-        num_workers=1, verbose=False,
-    )  # fmt: skip
+        fn=_as_dict,
+        inputs=samples,
+        output_dir=str(path),
+        chunk_bytes="64MB",
+        num_workers=1,
+        verbose=False,
+    )
     return path
 
 
 def _as_dict(sample: Data | dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = sample if isinstance(sample, dict) else sample.to_dict()
-    return found
+    if isinstance(sample, dict):
+        return sample
+    fields: dict[str, Any] = sample.to_dict()
+    return fields
 
 
-def streamed(path: Path, *, batch_size: int, shuffle: bool, collate: Any = None) -> Any:
+def litdata_loader(
+    path: Path,
+    *,
+    batch_size: int,
+    shuffle: bool,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+) -> Any:
+    """Open what ``write_litdata`` wrote, with litdata's loader."""
     import litdata
 
     dataset = litdata.StreamingDataset(str(path), shuffle=shuffle)
     return litdata.StreamingDataLoader(
-        dataset, batch_size=batch_size, collate_fn=collate or _from_dicts, num_workers=0
+        dataset,
+        batch_size=batch_size,
+        collate_fn=collate_fn or _batch_from_dicts,
+        num_workers=0,
     )
 
 
-def _from_dicts(found: list[dict[str, Any]]) -> Any:
-    return Batch.from_data_list([Data.from_dict(each) for each in found])
+def _batch_from_dicts(samples: list[dict[str, Any]]) -> Batch:
+    return Batch.from_data_list([Data.from_dict(sample) for sample in samples])
 
 
 if __name__ == "__main__":

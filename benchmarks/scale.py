@@ -11,23 +11,25 @@ root), and takes 1.6 GB of disk.  ``--save`` keeps the tables.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
+import functools
 import os
 import resource
+import statistics
 import tempfile
 import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch_geometric.data import Data
 
 import loaderkit
-from benchmarks.harness import Row, rates, report
-from benchmarks.workloads import BATCH, COUNTS, PtFiles, make
+from benchmarks.harness import Row, measure_rates, report
+from benchmarks.memory_cgroup import READER_BYTES, disk_bytes_read, run_within
+from benchmarks.workloads import BATCH, COUNTS, PtFiles, make_graphs
 from loaderkit.cache.files import load_manifest
 from loaderkit.cache.layout import shard_name
 from loaderkit.cache.manifest import write_manifest
@@ -38,13 +40,23 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from benchmarks.harness import ReadSamples
+
+Order: TypeAlias = Literal["in order", "blocks", "shuffled"]
+
 SHARD_BYTES = {1: 256 << 20, 10: 5_200_000, 60: 480_000, 500: 90_000}
 """Bytes as packed, before they are narrowed, for about so many files of W1."""
-CGROUPS = Path("/sys/fs/cgroup/memory")
-OWN_BYTES = 96 << 20
-"""What a forked reader needs of its own: batches, and what it writes to."""
-SECONDS = 10.0
+MOST_OPEN_FILES = 256
+TINY_SAMPLES = 10**9 // 8_000
+"""Samples of a shard of which 8,000 make 10^9."""
+READING_S = 10.0
 """How long each contestant reads a turn where data exceed memory."""
+POCKETS = 4_000
+DISTINCT_POCKETS = 100
+"""The pockets repeat so many graphs: making all of them would take minutes."""
+BLOCK_ROWS = 64
+WINDOW_ROWS = 1024
+"""As ``shuffle="block"``: blocks are drawn, and rows within a window of them."""
 
 
 def main() -> None:
@@ -55,86 +67,118 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+
     with tempfile.TemporaryDirectory() as folder:
         if options.what == "shards":
-            many_shards(Path(folder), options.rounds, save=options.save)
+            compare_shard_counts(Path(folder), options.rounds, save=options.save)
         elif options.what == "open":
-            many_openings(Path(folder), options.rounds, save=options.save)
+            compare_openings(Path(folder), options.rounds, save=options.save)
         else:
-            larger_than_memory(Path(folder), options.rounds, save=options.save)
+            read_larger_than_memory(Path(folder), options.rounds, save=options.save)
 
 
-def many_shards(folder: Path, rounds: int, *, save: bool) -> None:
+# Batches from many files.
+
+
+def compare_shard_counts(folder: Path, rounds: int, *, save: bool) -> None:
     """Compare batches from one file with those from many."""
-    graphs = make("w1", COUNTS["w1"])
-    contestants: dict[str, Callable[[], int]] = {}
+    graphs = make_graphs("w1", COUNTS["w1"])
+    contestants: dict[str, ReadSamples] = {}
     for shards, shard_bytes in SHARD_BYTES.items():
         path = folder / str(shards)
         dataset = loaderkit.pack(graphs, path, workers=0, shard_bytes=shard_bytes)
         files = len(list(path.glob("*.h5")))
-        contestants[f"{files} shards"] = _shuffled(dataset, BATCH["w1"])
-    rows = rates(contestants, rounds=rounds)
+        contestants[f"{files} shards"] = _shuffled_reader(dataset, BATCH["w1"])
+
+    rows = measure_rates(contestants, rounds=rounds)
     title = f"w1: {len(graphs):,} graphs, batch {BATCH['w1']}, shuffled, 0 workers"
     report(title, rows, save="scale_shards" if save else None)
 
 
-def _shuffled(dataset: Any, batch: int) -> Callable[[], int]:
-    def read() -> int:
+def _shuffled_reader(dataset: Any, batch_size: int) -> ReadSamples:
+    def read_epoch() -> int:
         rows = np.random.default_rng(0).permutation(len(dataset))
-        for start in range(0, len(rows), batch):
-            dataset.batch(rows[start : start + batch])
+        for start in range(0, len(rows), batch_size):
+            dataset.batch(rows[start : start + batch_size])
         return len(rows)
 
-    return read
+    return read_epoch
 
 
-def many_openings(folder: Path, rounds: int, *, save: bool) -> None:
+# Opening many files.
+
+
+class OpeningTimes(NamedTuple):
+    """Of one opening of a cache."""
+
+    open_ms: float
+    """``open_cache``, the length and the first sample."""
+    first_batch_ms: float
+    """And then the first shuffled batch."""
+
+
+def compare_openings(folder: Path, rounds: int, *, save: bool) -> None:
     """Compare opening one file with opening thousands."""
-    graphs = make("w1", COUNTS["w1"])
-    loaderkit.pack(graphs, folder / "some", workers=0, shard_bytes=480_000)
-    tiny = [Data(x=torch.zeros(1, 1)) for _ in range(10**9 // 8_000)]
-    loaderkit.pack(tiny, folder / "large", workers=0)
-    caches = {}
-    for shards in (1, 100, 1_000, 10_000):
-        caches[f"{shards:,} shards"] = folder / str(shards)
-        _repeat(folder / "some", folder / str(shards), shards)
-    caches["8,000 shards of 10^9 samples"] = folder / "billion"
-    _repeat(folder / "large", folder / "billion", 8_000)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-    opened: dict[str, list[float]] = {name: [] for name in caches}
-    first: dict[str, list[float]] = {name: [] for name in caches}
+    caches = _write_caches_of_many_shards(folder)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (MOST_OPEN_FILES, MOST_OPEN_FILES))
+
+    times: dict[str, list[OpeningTimes]] = {name: [] for name in caches}
     generator = np.random.default_rng(0)
     for turn in range(rounds + 1):
         for name, path in caches.items():
-            start = time.perf_counter()
-            dataset = loaderkit.open_cache(path)
-            len(dataset), dataset[0]
-            middle = time.perf_counter()
-            dataset.batch(generator.integers(len(dataset), size=BATCH["w1"]))
-            end = time.perf_counter()
-            del dataset  # its files are unmapped here, not in the next one's time
-            if turn:  # each file is hashed in the first
-                opened[name].append(1000 * (middle - start))
-                first[name].append(1000 * (end - middle))
-    kinds = {"open_cache, len and [0]": opened, "the first shuffled batch": first}
-    for kind, times in kinds.items():
-        base = float(np.median(times["1 shards"]))
-        rows = []
-        for name, each in times.items():
-            median = float(np.median(each))
-            rows.append(Row(name, median, min(each), max(each), "ms", base / median))
-        saved = "scale_open" if times is opened else "scale_open_first_batch"
-        title = f"{kind}, where 256 files may be open"
-        report(title, rows, save=saved if save else None)
+            opening = _time_opening(path, generator)
+            # Each file is hashed in the first turn.
+            if turn > 0:
+                times[name].append(opening)
+
+    open_ms = {
+        name: [opening.open_ms for opening in openings]
+        for name, openings in times.items()
+    }
+    first_batch_ms = {
+        name: [opening.first_batch_ms for opening in openings]
+        for name, openings in times.items()
+    }
+    title = f"where {MOST_OPEN_FILES} files may be open"
+    report(
+        f"open_cache, len and [0], {title}",
+        _rows_of_times(open_ms),
+        save="scale_open" if save else None,
+    )
+    report(
+        f"the first shuffled batch, {title}",
+        _rows_of_times(first_batch_ms),
+        save="scale_open_first_batch" if save else None,
+    )
 
 
-def _repeat(cache: Path, path: Path, count: int) -> None:
+def _write_caches_of_many_shards(folder: Path) -> dict[str, Path]:
+    graphs = make_graphs("w1", COUNTS["w1"])
+    w1_cache = folder / "w1"
+    loaderkit.pack(graphs, w1_cache, workers=0, shard_bytes=SHARD_BYTES[60])
+    tiny_cache = folder / "tiny"
+    tiny_graphs = [Data(x=torch.zeros(1, 1)) for _ in range(TINY_SAMPLES)]
+    loaderkit.pack(tiny_graphs, tiny_cache, workers=0)
+
+    caches = {}
+    for shards in (1, 100, 1_000, 10_000):
+        path = folder / str(shards)
+        _repeat_shards(w1_cache, path, shards)
+        caches[f"{shards:,} shards"] = path
+    path = folder / "billion"
+    _repeat_shards(tiny_cache, path, 8_000)
+    caches["8,000 shards of 10^9 samples"] = path
+    return caches
+
+
+def _repeat_shards(cache: Path, path: Path, count: int) -> None:
     """Make a cache of so many shards, each another name of one of a cache's."""
     path.mkdir()
     manifest = load_manifest(cache)
-    packed, shards = list(manifest.shards), []
+    packed_shards = list(manifest.shards)
+    shards = []
     for number in range(count):
-        shard = packed[number % len(packed)]
+        shard = packed_shards[number % len(packed_shards)]
         name = shard_name(number, shard.xxh3)
         os.link(cache / shard.file, path / name)
         shards.append(replace(shard, file=name))
@@ -142,135 +186,143 @@ def _repeat(cache: Path, path: Path, count: int) -> None:
     (path / "manifest.json").write_text(write_manifest(manifest))
 
 
-def larger_than_memory(folder: Path, rounds: int, *, save: bool) -> None:
+def _time_opening(path: Path, generator: np.random.Generator) -> OpeningTimes:
+    # The dataset is dropped on return: its files are unmapped after the clock is read,
+    # not in the time of the next one.
+    start = time.perf_counter()
+    dataset = loaderkit.open_cache(path)
+    len(dataset)
+    dataset[0]
+    opened = time.perf_counter()
+    dataset.batch(generator.integers(len(dataset), size=BATCH["w1"]))
+    end = time.perf_counter()
+    return OpeningTimes(1000 * (opened - start), 1000 * (end - opened))
+
+
+def _rows_of_times(times_ms: dict[str, list[float]]) -> list[Row]:
+    """Make rows whose ratio says how many times as fast as the first one is."""
+    baseline_ms = statistics.median(next(iter(times_ms.values())))
+    rows = []
+    for name, values in times_ms.items():
+        median_ms = statistics.median(values)
+        low_ms, high_ms = min(values), max(values)
+        ratio = baseline_ms / median_ms
+        rows.append(Row(name, median_ms, low_ms, high_ms, "ms", ratio))
+    return rows
+
+
+# A cache larger than memory.
+
+
+class ReadingFigures(NamedTuple):
+    """Of reading for some seconds."""
+
+    samples_per_s: float
+    disk_bytes_per_sample: float
+
+
+def read_larger_than_memory(folder: Path, rounds: int, *, save: bool) -> None:
     """Read a cache, and files, in a process that can keep a part of them."""
-    few = make("w2", 100)
-    count = 4000
-    source = [few[number % len(few)] for number in range(count)]
+    distinct = make_graphs("w2", DISTINCT_POCKETS)
+    graphs = [distinct[number % len(distinct)] for number in range(POCKETS)]
     cache = folder / "cache"
-    loaderkit.pack(source, cache, workers=0)
+    loaderkit.pack(graphs, cache, workers=0)
     files = folder / "pt"
     files.mkdir()
-    for number in range(count):
-        torch.save(few[number % len(few)], files / f"{number:06}.pt")
+    for number, graph in enumerate(graphs):
+        torch.save(graph, files / f"{number:06}.pt")
+
     cache_bytes = sum(file.stat().st_size for file in cache.glob("*.h5"))
-    limit = cache_bytes // 4 + OWN_BYTES
-    ways = {
-        "torch.load per item, shuffled": (files, "shuffled"),
-        "loaderkit, shuffled": (cache, "shuffled"),
-        "loaderkit, blocks": (cache, "blocks"),
-        "loaderkit, in order": (cache, "in order"),
+    limit_bytes = cache_bytes // 4 + READER_BYTES
+    contestants: dict[str, Callable[[], ReadingFigures]] = {
+        "torch.load per item, shuffled": functools.partial(_read_files, files),
+        "loaderkit, shuffled": functools.partial(_read_cache, cache, "shuffled"),
+        "loaderkit, blocks": functools.partial(_read_cache, cache, "blocks"),
+        "loaderkit, in order": functools.partial(_read_cache, cache, "in order"),
     }
-    speeds: dict[str, list[float]] = {name: [] for name in ways}
-    ratios: dict[str, list[float]] = {name: [] for name in ways}
+    rates: dict[str, list[float]] = {name: [] for name in contestants}
+    read_ratios: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
-        for name, (path, order) in ways.items():
-            speed, read_bytes = _in_a_cgroup(limit, path, order)
-            speeds[name].append(speed)
-            ratios[name].append(read_bytes / (cache_bytes / count))
-    base = float(np.median(speeds["torch.load per item, shuffled"]))
-    title = f"w2 of {cache_bytes >> 20:,} MiB where {limit >> 20:,} MiB may be used"
-    for kind, unit, values in (
-        ("", "samples/s", speeds),
-        (", bytes read for each byte of the samples", "x", ratios),
-    ):
-        rows = [
-            Row(
-                name,
-                float(np.median(each)),
-                min(each),
-                max(each),
-                unit,
-                float(np.median(each)) / (base if not kind else 1),
-            )
-            for name, each in values.items()
-        ]
-        kept = f"scale_memory{'_bytes' if kind else ''}" if save else None
-        report(title + kind, rows, save=kept)
+        for name, read_for_seconds in contestants.items():
+            figures = run_within(limit_bytes, read_for_seconds)
+            rates[name].append(figures.samples_per_s)
+            sample_bytes = cache_bytes / POCKETS
+            read_ratios[name].append(figures.disk_bytes_per_sample / sample_bytes)
 
-
-def _in_a_cgroup(limit: int, path: Path, order: str) -> tuple[float, float]:
-    """Read for some seconds where so many bytes may be used.
-
-    Returns:
-        Samples a second, and bytes that the disk gave for each sample.
-    """
-    ours, theirs = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(
-        target=_read_limited, args=(limit, path, order, theirs)
+    title = (
+        f"w2 of {cache_bytes >> 20:,} MiB where {limit_bytes >> 20:,} MiB may be used"
     )
-    process.start()
-    found: tuple[float, float] = ours.recv()
-    process.join()
-    leave_cgroup(process.pid)
-    return found
+    baseline = statistics.median(next(iter(rates.values())))
+    report(
+        title,
+        [
+            Row.of_values(name, values, "samples/s", baseline=baseline)
+            for name, values in rates.items()
+        ],
+        save="scale_memory" if save else None,
+    )
+    report(
+        f"{title}, bytes read for each byte of the samples",
+        [
+            Row.of_values(name, values, "x", baseline=1)
+            for name, values in read_ratios.items()
+        ],
+        save="scale_memory_bytes" if save else None,
+    )
 
 
-def _read_limited(limit: int, path: Path, order: str, answers: Any) -> None:
-    enter_cgroup(limit)
-    if path.name == "pt":
-        files = PtFiles(path)
-        count = len(files)
+def _read_files(folder: Path) -> ReadingFigures:
+    files = PtFiles(folder)
 
-        def read(rows: NDArray[np.int64]) -> Any:
-            return [files[row] for row in rows.tolist()]
-    else:
-        dataset = loaderkit.open_cache(path, checksums="never")
-        count, read = len(dataset), dataset.batch
-    before, start, samples = disk_bytes_read(), time.perf_counter(), 0
-    for rows in _batches(count, order):
-        read(rows)
+    def load_rows(rows: NDArray[np.int64]) -> None:
+        for row in rows.tolist():
+            files[row]
+
+    return _measure_reading(len(files), load_rows, "shuffled")
+
+
+def _read_cache(path: Path, order: Order) -> ReadingFigures:
+    dataset = loaderkit.open_cache(path, checksums="never")
+    return _measure_reading(len(dataset), dataset.batch, order)
+
+
+def _measure_reading(
+    count: int, read_rows: Callable[[NDArray[np.int64]], object], order: Order
+) -> ReadingFigures:
+    disk_bytes_before = disk_bytes_read()
+    start = time.perf_counter()
+    samples = 0
+    for rows in _endless_batches(count, order):
+        read_rows(rows)
         samples += len(rows)
-        if time.perf_counter() - start > SECONDS:
+        if time.perf_counter() - start > READING_S:
             break
     seconds = time.perf_counter() - start
-    answers.send((samples / seconds, (disk_bytes_read() - before) / samples))
+    disk_bytes = disk_bytes_read() - disk_bytes_before
+    return ReadingFigures(samples / seconds, disk_bytes / samples)
 
 
-def _batches(count: int, order: str) -> Iterator[NDArray[np.int64]]:
-    """Give batches without an end, in an order."""
-    generator, batch = np.random.default_rng(0), BATCH["w2"]
+def _endless_batches(count: int, order: Order) -> Iterator[NDArray[np.int64]]:
+    generator = np.random.default_rng(0)
+    batch_size = BATCH["w2"]
     while True:
         rows = np.arange(count)
         if order == "shuffled":
             rows = generator.permutation(count)
         elif order == "blocks":
-            blocks = np.array_split(rows, count // 64)
-            order_of_blocks = generator.permutation(len(blocks))
-            rows = np.concatenate([blocks[number] for number in order_of_blocks])
-            windows = np.array_split(rows, max(1, count // 1024))
-            rows = np.concatenate([generator.permutation(each) for each in windows])
-        for start in range(0, count - batch + 1, batch):
-            yield rows[start : start + batch]
+            rows = _shuffle_in_blocks(rows, generator)
+        for start in range(0, count - batch_size + 1, batch_size):
+            yield rows[start : start + batch_size]
 
 
-def enter_cgroup(limit: int | None) -> None:
-    """Have this process use so many bytes at most, and begin with no file in memory.
-
-    Args:
-        limit: Bytes, pages of files included; None for no limit.
-    """
-    os.sync()  # pages that wait to be written are not dropped
-    Path("/proc/sys/vm/drop_caches").write_text("1")
-    if limit is None:
-        return
-    group = CGROUPS / f"loaderkit-{os.getpid()}"
-    group.mkdir()
-    (group / "memory.limit_in_bytes").write_text(str(limit))
-    (group / "cgroup.procs").write_text(str(os.getpid()))
-
-
-def leave_cgroup(pid: int | None) -> None:
-    """Remove the group of a process that has ended, if it made one."""
-    group = CGROUPS / f"loaderkit-{pid}"
-    if group.exists():
-        group.rmdir()
-
-
-def disk_bytes_read() -> int:
-    """Count the bytes that this process had the disk read."""
-    lines = Path("/proc/self/io").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("read_bytes")).split()[1])
+def _shuffle_in_blocks(
+    rows: NDArray[np.int64], generator: np.random.Generator
+) -> NDArray[np.int64]:
+    blocks = np.array_split(rows, len(rows) // BLOCK_ROWS)
+    block_order = generator.permutation(len(blocks))
+    drawn = np.concatenate([blocks[number] for number in block_order])
+    windows = np.array_split(drawn, max(1, len(rows) // WINDOW_ROWS))
+    return np.concatenate([generator.permutation(window) for window in windows])
 
 
 if __name__ == "__main__":

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from torch_geometric.data import Data, InMemoryDataset
+
+if TYPE_CHECKING:
+    from collections.abc import Sized
+    from pathlib import Path
+
+    from benchmarks.harness import ReadSamples
 
 COUNTS = {"w1": 20_000, "w2": 2_000, "w3": 10_000}
 BATCH = {"w1": 128, "w2": 16, "w3": 32}
+CLIP_WIDTHS = {"text": 768, "video": 256, "audio": 768}
 
 
-def make(workload: str, count: int) -> list[Data]:
+def make_graphs(workload: str, count: int) -> list[Data]:
     """Make the graphs of a workload, the same every time.
 
     Args:
@@ -25,10 +32,12 @@ def make(workload: str, count: int) -> list[Data]:
         x [n, 64], edge_attr [e, 8], y [1, 512].
     """
     torch.manual_seed(0)
-    return [_molecule(i) if workload == "w1" else _pocket() for i in range(count)]
+    if workload == "w1":
+        return [_make_molecule(number) for number in range(count)]
+    return [_make_pocket() for _ in range(count)]
 
 
-def _molecule(number: int) -> Data:
+def _make_molecule(number: int) -> Data:
     nodes = int(torch.randint(10, 27, ()))
     return Data(
         x=torch.randn(nodes, 11),
@@ -42,7 +51,7 @@ def _molecule(number: int) -> Data:
     )
 
 
-def _pocket() -> Data:
+def _make_pocket() -> Data:
     nodes = int(torch.randint(200, 601, ()))
     return Data(
         x=torch.randn(nodes, 64),
@@ -63,25 +72,26 @@ def make_clips(count: int) -> list[dict[str, Any]]:
         to 50.
     """
     torch.manual_seed(0)
-    found = []
+    clips: list[dict[str, Any]] = []
     for number in range(count):
-        rows = int(torch.randint(10, 51, ()))
-        modes = {"text": 768, "video": 256, "audio": 768}
-        clip = {name: torch.randn(rows, width) for name, width in modes.items()}
-        found.append({**clip, "label": number % 10})
-    return found
+        length = int(torch.randint(10, 51, ()))
+        clip: dict[str, Any] = {
+            name: torch.randn(length, width) for name, width in CLIP_WIDTHS.items()
+        }
+        clip["label"] = number % 10
+        clips.append(clip)
+    return clips
 
 
-def pad_clips(clips: list[dict[str, Any]]) -> dict[str, Any]:
+def pad_clips(clips: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     """Join clips as people do: each mode padded to the longest."""
-    pad = torch.nn.utils.rnn.pad_sequence
-    found: dict[str, Any] = {
-        name: pad([clip[name] for clip in clips], batch_first=True)
-        for name in ("text", "video", "audio")
+    batch = {
+        name: pad_sequence([clip[name] for clip in clips], batch_first=True)
+        for name in CLIP_WIDTHS
     }
-    found["lengths"] = torch.tensor([len(clip["text"]) for clip in clips])
-    found["label"] = torch.tensor([clip["label"] for clip in clips])
-    return found
+    batch["lengths"] = torch.tensor([len(clip["text"]) for clip in clips])
+    batch["label"] = torch.tensor([clip["label"] for clip in clips])
+    return batch
 
 
 class InMemory(InMemoryDataset):  # type: ignore[misc]
@@ -95,8 +105,8 @@ class InMemory(InMemoryDataset):  # type: ignore[misc]
 class PtFiles(torch.utils.data.Dataset[Any]):
     """One ``torch.load`` an item."""
 
-    def __init__(self, folder: str | Path) -> None:
-        self.files = sorted(Path(folder).glob("*.pt"))
+    def __init__(self, folder: Path) -> None:
+        self.files = sorted(folder.glob("*.pt"))
 
     def __len__(self) -> int:
         return len(self.files)
@@ -105,9 +115,41 @@ class PtFiles(torch.utils.data.Dataset[Any]):
         return torch.load(self.files[row], weights_only=False)
 
 
-def write_files(graphs: list[Data], folder: Path) -> Path:
+def write_pt_files(graphs: list[Data], folder: Path) -> Path:
     """Write one ``.pt`` a graph, as people have them."""
     folder.mkdir()
     for number, graph in enumerate(graphs):
         torch.save(graph, folder / f"{number:06}.pt")
     return folder
+
+
+def epoch_reader(loader: Any, *, share: float = 1.0) -> ReadSamples:
+    """Make a contestant of a loader.
+
+    Args:
+        loader: Any loader of graphs, or of dicts with a ``label``.
+        share: Part of the epoch's batches to read; a slow loader needs fewer for the
+            same precision.
+
+    Returns:
+        What reads an epoch, or its start, and counts samples.
+    """
+
+    def read_epoch() -> int:
+        last_batch = max(1, int(len(loader) * share)) if share < 1 else None
+        samples = 0
+        for batch_number, batch in enumerate(loader, 1):
+            samples += count_samples(batch)
+            if batch_number == last_batch:
+                break
+        return samples
+
+    return read_epoch
+
+
+def count_samples(batch: Any) -> int:
+    """Count the graphs of a PyG batch, or the labels of a dict."""
+    if isinstance(batch, dict):
+        labels: Sized = batch["label"]
+        return len(labels)
+    return int(batch.num_graphs)

@@ -7,6 +7,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GATConv
 
 import loaderkit
+from loaderkit.units import format_bytes
 
 
 def pocket(nodes: int) -> Data:
@@ -27,9 +28,11 @@ with tempfile.TemporaryDirectory() as folder:
     chances = ", ".join(f"{k}: {p.likely:.0%}" for k, p in plan.chances.items())
     print(f"before: 32 a batch; out of memory within so many epochs: {chances}")
 
-    bounds = plan.configurations[0].budget
-    loader = loaderkit.build_loader(pockets, "cpu", shuffle=True, seed=0, **bounds)
+    budget = plan.configurations[0].budget
+    loader = loaderkit.build_loader(
+        pockets, "cpu", shuffle=True, seed=0, **budget.loader_options()
+    )
     batches = [(b.num_graphs, b.num_nodes, b.num_edges) for b in loader]
-    worst = loaderkit.format_bytes(int(plan.price(batches).max()))
-    limit = f"max_nodes={bounds['max_nodes']:,}"
+    worst = format_bytes(int(plan.predict_peaks(batches).max()))
+    limit = f"max_nodes={budget.max_nodes:,}"
     print(f"after:  {limit}: {len(batches)} batches, the largest takes {worst}: never")

@@ -27,11 +27,11 @@ lengths = torch.randn(256).mul(0.8).exp().mul(12).long().clamp(1, 200).tolist()
 clips = [{name: torch.zeros(n, w) for name, w in WIDTHS.items()} for n in lengths]
 with tempfile.TemporaryDirectory() as folder:
     cache = loaderkit.pack(clips, f"{folder}/clips.lk")
-    for words, options in (
-        ("before", {"batch_size": 128}),
-        ("after", {"max_tokens": 1000, "bucket_by": "tokens"}),
-    ):
-        loader = loaderkit.build_loader(cache, shuffle=True, seed=0, **options)
+    before = loaderkit.build_loader(cache, shuffle=True, seed=0, batch_size=128)
+    after = loaderkit.build_loader(
+        cache, shuffle=True, seed=0, max_tokens=1000, bucket_by="tokens"
+    )
+    for words, loader in {"before": before, "after": after}.items():
         sizes = (sum(b[name].values.nbytes for name in WIDTHS) for b in loader)
         print(f"{words}: {len(loader)} batches, up to {max(sizes) / 2**20:.0f} MiB")
 try:

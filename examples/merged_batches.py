@@ -4,6 +4,7 @@ import torch
 from torch_geometric.data import Data
 
 import loaderkit
+from loaderkit.units import format_bytes
 
 
 class Series(torch.nn.Module):
@@ -25,7 +26,7 @@ torch.manual_seed(0)
 days = [Data(x=torch.zeros(n, 80, 7)) for n in torch.randint(20, 31, (200,)).tolist()]
 plan = loaderkit.plan_batch(Series(), days, "mps", limit="4 GiB", batch_size=64)
 largest = max(plan.estimate.parts.items(), key=lambda part: part[1])
-needs = loaderkit.format_bytes(plan.estimate.peak)
+needs = format_bytes(plan.estimate.peak)
 print(f"before: 64 graphs need {needs}, mostly {largest[0]}: out of memory")
 print(f"after:  {plan.configurations[0]}")
 for gain in plan.savings:

@@ -3,7 +3,12 @@
 import torch
 
 import loaderkit
-from loaderkit.budget.environment import HIGH, LOW, Setting, judge_environment
+from loaderkit.budget.environment.allocator_settings import (
+    HIGH,
+    LOW,
+    Setting,
+    judge_environment,
+)
 
 for words, variables in (
     ("before", {HIGH: "0.8"}),

@@ -24,6 +24,7 @@ with tempfile.TemporaryDirectory() as folder:
     layer, head = GCNConv(8, 16), torch.nn.Linear(16, 1)
     optimizer = torch.optim.Adam([*layer.parameters(), *head.parameters()], lr=0.01)
     for epoch in range(3):
+        losses = []
         for batch in loader:
             hidden = layer(batch.x, batch.edge_index).relu()
             logits = head(global_mean_pool(hidden, batch.batch)).squeeze(1)
@@ -32,4 +33,5 @@ with tempfile.TemporaryDirectory() as folder:
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        print(f"epoch {epoch}: loss {loss.item():.3f}")
+            losses.append(loss.item())
+        print(f"epoch {epoch}: loss {sum(losses) / len(losses):.3f}")

@@ -3,6 +3,8 @@
 import torch
 
 import loaderkit
+from loaderkit.memory.staged import StageReceipt
+from loaderkit.units import format_bytes
 
 
 class Trainer:
@@ -14,9 +16,9 @@ class Trainer:
         self.optimizer.step()
 
 
-def run(letters: str, trainers: list[Trainer]) -> list[loaderkit.StageReceipt]:
+def run(letters: str, trainers: list[Trainer]) -> list[StageReceipt]:
     """Train some models in stages."""
-    receipts = []
+    receipts: list[StageReceipt] = []
     for letter in letters:
         with (stage := loaderkit.staged(f"model {letter}")):
             model = stage.add(torch.nn.Linear(1000, 1000))
@@ -25,8 +27,7 @@ def run(letters: str, trainers: list[Trainer]) -> list[loaderkit.StageReceipt]:
             if letters == "DEF":
                 trainers.clear()  # the cure: let go of the trainer too
             del model
-        if stage.receipt is not None:
-            receipts.append(stage.receipt)
+        receipts += [stage.receipt] if stage.receipt else []
     return receipts
 
 
@@ -34,7 +35,6 @@ kept: list[Trainer] = []
 for name, receipts in (("before", run("ABC", kept)), ("after", run("DEF", []))):
     back = max(0, sum(receipt.returned_bytes["host"] for receipt in receipts))
     expected = sum(receipt.expected_bytes["host"] for receipt in receipts)
-    sizes = f"{loaderkit.format_bytes(back)} of {loaderkit.format_bytes(expected)}"
-    print(f"{name}: {sizes} came back after three models")
+    print(f"{name}: {format_bytes(back)} of {format_bytes(expected)} came back")
     for survivor in receipts[0].survivors[:1]:
         print(f"  still there: {str(survivor).splitlines()[1].strip()}")

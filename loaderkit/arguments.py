@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import math
 import operator
+import os
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from typing_extensions import ParamSpec
+
 from loaderkit.errors import OptionError
+from loaderkit.habits import KEYWORDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 
 
-def parse_arguments(kind: type[T], given: Mapping[str, Any], caller: str) -> T:
+def parse_arguments(
+    kind: type[T], given: Mapping[str, Any], function: Callable[..., Any]
+) -> T:
     """Make the options of a function.
 
     Args:
         kind: A dataclass.
         given: Its fields by name, as the caller gave them; "auto" leaves one as it is.
-        caller: Name of the function, for the message.
+        function: What was called; its own parameters are offered too.
 
     Returns:
         The options.
@@ -30,17 +41,75 @@ def parse_arguments(kind: type[T], given: Mapping[str, Any], caller: str) -> T:
     Raises:
         OptionError: There is no such option; the message names the nearest, or all.
     """
-    known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
+    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     for name in given:
         if name not in known:
-            what = f"{caller} has no option {name!r}."
-            raise OptionError(what, fix=suggest_name(name, known))
+            own_names = _keywords_of(function)
+            raise refuse_keyword(function.__name__, name, [*own_names, *known])
     set_by_hand = {
         name: value
         for name, value in given.items()
         if not (isinstance(value, str) and value == "auto")
     }
     return kind(**set_by_hand)
+
+
+def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """Have a function answer a keyword that it lacks with the nearest that it has.
+
+    Python says "got an unexpected keyword argument", which leaves users of other
+    libraries to search for the name that it has here.
+
+    Args:
+        function: Or an ``__init__``, which speaks for its class.
+
+    Returns:
+        The function, which raises ``OptionError``, also a ``TypeError``, for such a
+        keyword.
+    """
+    known = _keywords_of(function)
+    caller = function.__qualname__.removesuffix(".__init__")
+
+    @functools.wraps(function)
+    def with_suggestions(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in known:
+                raise refuse_keyword(caller, name, known)
+        return function(*args, **kwargs)
+
+    return with_suggestions
+
+
+def _keywords_of(function: Callable[..., Any]) -> list[str]:
+    """Name what a function takes by name."""
+    return [
+        parameter.name
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind in {parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY}
+    ]
+
+
+def refuse_keyword(caller: str, name: str, known: Iterable[str]) -> OptionError:
+    """Make the error for a keyword that a function does not take.
+
+    Args:
+        caller: The function, or the class whose constructor it is.
+        name: The keyword.
+        known: Those that it takes.
+
+    Returns:
+        The error, to be raised by the caller.
+
+    >>> print(refuse_keyword("pack", "num_workers", ["workers", "overwrite"]))
+    pack has no option 'num_workers'.
+      fix: workers=4
+    """
+    what = f"{caller} has no option {name!r}."
+    hint = KEYWORDS.get(caller, {}).get(name)
+    if hint is not None:
+        return OptionError(what, why=hint.why, fix=hint.fix)
+    own_names = [parameter for parameter in known if parameter != "self"]
+    return OptionError(what, fix=suggest_name(name, own_names))
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str:
@@ -192,6 +261,35 @@ def check_callable(name: str, value: Any, example: str) -> Any:
         why = f"its type, {type(value).__name__}, cannot be called"
         raise OptionError(what, why=why, fix=f"{name}={example}")
     return value
+
+
+def check_cache_path(path: Any) -> None:
+    """Refuse what names no single cache.
+
+    Args:
+        path: What was given as a cache's folder or URL.
+
+    Raises:
+        OptionError: It is no path: several, a dataset, samples ...
+    """
+    if isinstance(path, str | os.PathLike):
+        return
+    what = f"A cache is named by a path or a URL, got {show_value(path)}."
+    why = f"it is a {type(path).__name__}"
+    fix = "open_cache('molecules.lk')"
+    if isinstance(path, Mapping):
+        fix = "{name: open_cache(path) for name, path in paths.items()}"
+    elif isinstance(path, list | tuple) and all(
+        isinstance(part, str | os.PathLike) for part in path
+    ):
+        why = "each cache has a path"
+        fix = "concat(paths, path) to make one cache of them, or open each by itself"
+    elif isinstance(path, list | tuple):
+        fix = "pack(samples, path), then open_cache(path)"
+    elif hasattr(path, "cache"):
+        why = "it is a dataset"
+        fix = "dataset.cache is its path"
+    raise OptionError(what, why=why, fix=fix)
 
 
 def check_names(name: str, value: Any) -> tuple[str, ...]:

@@ -82,7 +82,7 @@ class LeakError(LoaderkitError, RuntimeError):
     """Memory grows from epoch to epoch; ``report`` says what, and who holds it."""
 
     report: Any = None
-    """The :class:`loaderkit.LeakReport`."""
+    """The :class:`loaderkit.leaks.report.LeakReport`."""
 
 
 class LeakWarning(UserWarning):

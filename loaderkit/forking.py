@@ -36,9 +36,20 @@ _FORBIDDEN = (
 )
 """Classes whose objects must not be used after a fork, by the module they are in."""
 _OPAQUE = (
-    str, bytes, bytearray, memoryview, int, float, complex, type, types.ModuleType,
-    types.FunctionType, types.BuiltinFunctionType, range,
-)  # fmt: skip
+    str,
+    bytes,
+    bytearray,
+    memoryview,
+    int,
+    float,
+    complex,
+    range,
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+)
+"""Classes whose objects hold nothing that a fork could break."""
 
 
 _THREADS = (Executor, multiprocessing.pool.Pool)

@@ -6,8 +6,6 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import Subset
-
 from loaderkit.arguments import suggest_name
 from loaderkit.errors import DatasetError, OptionError
 from loaderkit.pyg import is_pyg_data, loaded_pyg
@@ -16,21 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
     from torch_geometric.data.data import BaseData
-
-
-def own_collate(dataset: Any) -> Callable[[Any], Any] | None:
-    """Find the ``collate`` of a dataset that joins its samples in its own way.
-
-    Args:
-        dataset: Any; a subset's samples are joined like those of what it is a part of.
-
-    Returns:
-        A function of a list of samples; None for datasets that are not loaderkit's.
-    """
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
-    # PyG's InMemoryDataset has a ``collate`` too, which does something else.
-    return dataset.collate if hasattr(dataset, "gathers") else None
 
 
 def holds_graphs(sample: object) -> bool:
@@ -151,13 +134,13 @@ def known_keys(samples: Iterable[Any], wanted: Collection[str]) -> set[str]:
     Returns:
         The names found so far: of ``wanted`` all that any graph has.
     """
-    found: set[str] = set()
+    names: set[str] = set()
     for sample in samples:
         for graph in graphs_in(sample):
-            found.update(map(str, graph.keys()))
-        if found.issuperset(wanted):
+            names.update(map(str, graph.keys()))
+        if names.issuperset(wanted):
             break
-    return found
+    return names
 
 
 def _warn_of_unknown_keys(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from loaderkit.pyg import import_pyg, is_pyg_data
 
@@ -50,10 +51,42 @@ def mistaken_for_dataset(given: Any) -> Mistake | None:
     for kind, why, instead in _OTHER_THINGS:
         if isinstance(given, kind):
             return Mistake(what, why, instead)
+    if isinstance(given, Mapping):
+        return _mistaken_mapping(given, what)
+    if isinstance(given, list | tuple) and given and all(map(_is_dataset, given)):
+        why = f"it holds {len(given)} datasets, which would be its samples"
+        instead = "torch.utils.data.ConcatDataset(datasets)"
+        return Mistake(what, why, instead)
     if hasattr(given, "iloc"):
         why = "its rows are not what table[0] gives"
         return Mistake(what, why, 'table.to_dict("records")')
     return None
+
+
+def _mistaken_mapping(given: Mapping[Any, Any], what: str) -> Mistake | None:
+    """Recognise several datasets by name, and columns by name."""
+    if not given or not all(isinstance(name, str) for name in given):
+        return None
+    names = list(given)
+    if all(map(_is_dataset, given.values())):
+        why = f"it holds the datasets {', '.join(names)}"
+        return Mistake(what, why, f"datasets[{names[0]!r}]")
+    columns = list(given.values())
+    if all(isinstance(column, torch.Tensor | np.ndarray) for column in columns):
+        lengths = {len(column) if column.ndim else None for column in columns}
+        if len(lengths) == 1 and None not in lengths:
+            why = "it holds columns, and a dataset has rows"
+            return Mistake(what, why, "torch.utils.data.StackDataset(**columns)")
+    return None
+
+
+def _is_dataset(part: object) -> bool:
+    """Recognise the datasets of torch, and of Hugging Face, which have no base."""
+    if isinstance(part, Dataset):
+        return True
+    return type(part).__module__.partition(".")[0] == "datasets" and hasattr(
+        part, "features"
+    )
 
 
 _OTHER_THINGS: tuple[tuple[type, str, str], ...] = (

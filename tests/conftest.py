@@ -22,7 +22,15 @@ settings.load_profile("house")
 # Which files were hashed is remembered in the user's home; tests have one of their own.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="loaderkit-tests-")
 
+
+def has_cuda():
+    import torch
+
+    return torch.cuda.is_available()
+
+
 CAPABILITIES = {
+    "cuda": has_cuda,
     "accelerate": lambda: importlib.util.find_spec("accelerate") is not None,
     "transformers": lambda: importlib.util.find_spec("transformers") is not None,
     "lightning": lambda: importlib.util.find_spec("lightning") is not None,

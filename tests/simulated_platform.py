@@ -24,23 +24,32 @@ import tqdm.auto  # noqa: F401
 
 LACKS = {
     "windows": {
-        os: "statvfs fstatvfs sched_getaffinity getuid geteuid getgid fork forkpty "
-            "memfd_create MFD_CLOEXEC waitid P_ALL WEXITED WNOWAIT WIFSIGNALED "
-            "WTERMSIG "
-            "getloadavg sysconf posix_fallocate posix_fadvise pread preadv pwrite "
-            "register_at_fork killpg getpgid setpgid setsid mkfifo sendfile "
-            "O_DIRECTORY O_NOFOLLOW O_NONBLOCK O_CLOEXEC uname nice",
-        signal: "SIGKILL SIGBUS SIGHUP SIGUSR1 SIGUSR2 SIGALRM SIGQUIT SIGCHLD "
-                "setitimer alarm sigwait",
-        mmap: "MAP_SHARED MAP_PRIVATE MAP_ANONYMOUS MAP_ANON MAP_POPULATE PROT_READ "
-              "PROT_WRITE PROT_EXEC MADV_RANDOM MADV_WILLNEED MADV_DONTNEED",
+        os: (
+            "statvfs fstatvfs sched_getaffinity getuid geteuid getgid fork "
+            "forkpty memfd_create MFD_CLOEXEC waitid P_ALL WEXITED WNOWAIT "
+            "WIFSIGNALED WTERMSIG getloadavg sysconf posix_fallocate "
+            "posix_fadvise pread preadv pwrite register_at_fork killpg getpgid "
+            "setpgid setsid mkfifo sendfile O_DIRECTORY O_NOFOLLOW O_NONBLOCK "
+            "O_CLOEXEC uname nice"
+        ),
+        signal: (
+            "SIGKILL SIGBUS SIGHUP SIGUSR1 SIGUSR2 SIGALRM SIGQUIT SIGCHLD "
+            "setitimer alarm sigwait"
+        ),
+        mmap: (
+            "MAP_SHARED MAP_PRIVATE MAP_ANONYMOUS MAP_ANON MAP_POPULATE "
+            "PROT_READ PROT_WRITE PROT_EXEC MADV_RANDOM MADV_WILLNEED "
+            "MADV_DONTNEED"
+        ),
     },
     "macos": {
-        os: "sched_getaffinity memfd_create MFD_CLOEXEC waitid P_ALL WEXITED WNOWAIT "
-            "posix_fallocate posix_fadvise preadv",
+        os: (
+            "sched_getaffinity memfd_create MFD_CLOEXEC waitid P_ALL WEXITED "
+            "WNOWAIT posix_fallocate posix_fadvise preadv"
+        ),
         signal: "sigwaitinfo sigtimedwait",
     },
-}  # fmt: skip
+}
 NO_MODULES = {"windows": ("resource", "fcntl", "pwd", "grp", "termios"), "macos": ()}
 NO_FILES = ("/proc", "/sys", "/dev/shm")
 
@@ -73,6 +82,7 @@ def hide_files():
     def without(function):
         def call(path, *arguments, **options):
             text = path if isinstance(path, str) else str(path)
+            # psutil has ways of its own there; here it needs /proc.
             caller = sys._getframe(1).f_globals.get("__name__", "")
             if text.startswith(NO_FILES) and not caller.startswith("psutil"):
                 raise FileNotFoundError(2, "there is no such file here", text)
@@ -116,6 +126,8 @@ take_away(PLATFORM)
 
 import loaderkit  # noqa: E402
 from loaderkit.cli.main import main  # noqa: E402
+from loaderkit.datasets.pack import PackOptions  # noqa: E402
+from loaderkit.memory.cache_cleaner import EpochCacheCleaner  # noqa: E402
 
 
 def make_row(number):
@@ -146,14 +158,14 @@ class Dying(loaderkit.SafeDataset):
 
 def worker_died():
     loader = loaderkit.build_loader(Dying(), batch_size=1, num_workers=1, probe=False)
-    with pytest.raises(loaderkit.LoaderError, match="exit code 3"):
+    with pytest.raises(loaderkit.errors.LoaderError, match="exit code 3"):
         list(loader)
 
 
 def leaking():
-    kept = []
+    tensors = []
     detector = loaderkit.LeakDetector("cpu", on_leak=id)
-    report = detector.run(lambda: kept.append(torch.zeros(200_000)), epochs=10)
+    report = detector.run(lambda: tensors.append(torch.zeros(200_000)), epochs=10)
     assert report.leaking, str(report)
     assert report.growths, str(report)
 
@@ -164,15 +176,15 @@ def staged():
 
 
 def packed(folder):
-    dataset = Rows(cache=folder / "rows.lk", packing=loaderkit.PackOptions(workers=1))
+    dataset = Rows(cache=folder / "rows.lk", packing=PackOptions(workers=1))
     assert [row["y"] for row in dataset] == [*range(40)]
 
 
 def loaded(folder):
     dataset = loaderkit.open_cache(folder / "rows.lk")
     loader = loaderkit.build_loader(dataset, batch_size=8, num_workers=1)
-    found = [batch["y"].tolist() for batch in loader]
-    assert found == [[*range(at, at + 8)] for at in range(0, 40, 8)], found
+    batches = [batch["y"].tolist() for batch in loader]
+    assert batches == [[*range(start, start + 8)] for start in range(0, 40, 8)], batches
 
 
 def loaded_here(folder):
@@ -208,7 +220,7 @@ def steps(folder):
         "detector": leaking,
         "staged": staged,
         "meter": lambda: loaderkit.MemoryMeter("cpu").__enter__().__exit__(*[None] * 3),
-        "hygiene": lambda: loaderkit.EpochCacheCleaner("cpu"),
+        "hygiene": lambda: EpochCacheCleaner("cpu"),
         "estimate": lambda: loaderkit.estimate_step(
             torch.nn.Linear(2, 2), torch.ones(3, 2)
         ),
@@ -229,7 +241,6 @@ def outcome(step):
 
 if __name__ == "__main__":
     assert psutil.Process().pid == os.getpid()
-    there = {}
-    for name, step in steps(Path(sys.argv[2])).items():
-        there[name] = outcome(step)
-    Path(sys.argv[2], "outcomes.json").write_text(json.dumps(there))
+    folder = Path(sys.argv[2])
+    outcomes = {name: outcome(step) for name, step in steps(folder).items()}
+    (folder / "outcomes.json").write_text(json.dumps(outcomes))

@@ -25,8 +25,8 @@ from loaderkit.forking import find_fork_hazard
 class Holder(Dataset):
     """A dataset that holds something."""
 
-    def __init__(self, held):
-        self.held = held
+    def __init__(self, resource):
+        self.held = resource
 
     def __len__(self):
         return 8
@@ -50,13 +50,13 @@ def hdf5_dataset(folder):
     return file["x"]
 
 
-def archive(folder):
+def zip_archive(folder):
     with zipfile.ZipFile(folder / "values.zip", "w") as file:
         file.writestr("x", "1")
     return zipfile.ZipFile(folder / "values.zip")
 
 
-def tape(folder):
+def tar_archive(folder):
     with tarfile.open(folder / "values.tar", "w") as file:
         file.addfile(tarfile.TarInfo("x"))
     return tarfile.open(folder / "values.tar")
@@ -66,24 +66,26 @@ def database(folder):
     return sqlite3.connect(folder / "values.db")
 
 
-def log(folder):
+def log_file(folder):
     return (folder / "log").open("a")
 
 
-def mapped(folder):
+def mapped_file(folder):
     with raw_file(folder) as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-SHARED = [raw_file, hdf5_file, hdf5_dataset, archive, tape, database]
-HARMLESS = [log, mapped, lambda _: io.BytesIO(), lambda _: sys.stderr]
+SHARED = [raw_file, hdf5_file, hdf5_dataset, zip_archive, tar_archive, database]
+HARMLESS = [log_file, mapped_file, lambda _: io.BytesIO(), lambda _: sys.stderr]
 WRAPPED = {
-    "attribute": lambda held: Holder(held),
-    "subset": lambda held: Subset(Holder(held), [0]),
-    "concatenated": lambda held: ConcatDataset([Holder(None), Holder(held)]),
-    "list": lambda held: Holder([1, (held, 2)]),
-    "dict": lambda held: Holder({"files": {3: held}}),
-    "object": lambda held: Holder(SimpleNamespace(reader=SimpleNamespace(file=held))),
+    "attribute": lambda resource: Holder(resource),
+    "subset": lambda resource: Subset(Holder(resource), [0]),
+    "concatenated": lambda resource: ConcatDataset([Holder(None), Holder(resource)]),
+    "list": lambda resource: Holder([1, (resource, 2)]),
+    "dict": lambda resource: Holder({"files": {3: resource}}),
+    "object": lambda resource: Holder(
+        SimpleNamespace(reader=SimpleNamespace(file=resource))
+    ),
 }
 
 
@@ -130,13 +132,13 @@ THREADS = [thread_pool, thread_pool_of_multiprocessing, process_pool, running_th
 @pytest.mark.parametrize("wrapped", WRAPPED)
 @pytest.mark.parametrize("make", THREADS)
 def test_threads_are_found(make, wrapped):
-    held, end = make()
+    resource, end = make()
 
-    found = find_fork_hazard(dataset=WRAPPED[wrapped](held))
+    hazard = find_fork_hazard(dataset=WRAPPED[wrapped](resource))
     end()
 
-    assert found.where.endswith(f"({type(held).__name__})")
-    assert "threads" in found.reason
+    assert hazard.where.endswith(f"({type(resource).__name__})")
+    assert "threads" in hazard.reason
 
 
 def test_a_thread_that_has_ended_or_not_begun_is_no_hazard():
@@ -159,34 +161,34 @@ def test_a_dataset_with_a_pool_is_read_where_its_threads_are(tmp_path, caplog):
 
     assert rows == [int(sample["row"]) for sample in packed] == list(range(40))
     assert loader.num_workers == 0
-    assert "threads of dataset.pool" in loader.plan.reasons["num_workers"]
+    assert "threads of dataset.pool" in loader.plan.num_workers.reason
     assert "threads of source._dataset.pool (ThreadPoolExecutor)" in caplog.text
 
 
-def closed(held):
-    held = held.file if isinstance(held, h5py.Dataset) else held
-    held.close()
+def close_file(resource):
+    resource = resource.file if isinstance(resource, h5py.Dataset) else resource
+    resource.close()
 
 
 @pytest.mark.parametrize("wrapped", WRAPPED)
 @pytest.mark.parametrize("make", SHARED)
 def test_what_is_open_is_found_and_what_is_closed_is_not(tmp_path, make, wrapped):
-    held = make(tmp_path)
-    dataset = WRAPPED[wrapped](held)
+    resource = make(tmp_path)
+    dataset = WRAPPED[wrapped](resource)
 
     assert find_fork_hazard(dataset=dataset).where.startswith("dataset.")
-    closed(held)
+    close_file(resource)
     if make is not database:  # it does not tell
         assert find_fork_hazard(dataset=dataset) is None
 
 
 @pytest.mark.parametrize("make", HARMLESS)
 def test_what_has_no_position_to_share_is_not(tmp_path, make):
-    held = make(tmp_path)
+    resource = make(tmp_path)
 
-    assert find_fork_hazard(dataset=Holder(held)) is None
-    if held is not sys.stderr:
-        held.close()
+    assert find_fork_hazard(dataset=Holder(resource)) is None
+    if resource is not sys.stderr:
+        resource.close()
 
 
 def test_a_cycle_and_many_samples_end():
@@ -218,5 +220,5 @@ def test_by_default_there_are_no_workers_to_share_it(tmp_path, caplog):
         pack(Holder(file), tmp_path / "cache")
 
     assert loader.num_workers == 0
-    assert "position of dataset.held" in loader.plan.reasons["num_workers"]
+    assert "position of dataset.held" in loader.plan.num_workers.reason
     assert "position of source._dataset.held (BufferedReader)" in caplog.text

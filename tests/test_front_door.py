@@ -1,5 +1,6 @@
 """What a user sees on ``import loaderkit``."""
 
+import ast
 import inspect
 import subprocess
 import sys
@@ -12,10 +13,10 @@ from torch_geometric.data import Data
 
 import loaderkit
 from loaderkit import pack
-from loaderkit.budget.assertions import FitOptions
-from loaderkit.budget.batch import PlanOptions
+from loaderkit.budget.batch.assertions import FitOptions
+from loaderkit.budget.batch.plan import PlanOptions
 from loaderkit.budget.keywords import FitKeywords, PlanKeywords
-from loaderkit.datasets.pack import PackKeywords
+from loaderkit.datasets.pack import PackKeywords, PackOptions
 from loaderkit.loader.keywords import LoaderKeywords
 from loaderkit.loader.options import LoaderOptions
 
@@ -25,13 +26,30 @@ def test_every_exported_name_can_be_loaded():
     assert dir(loaderkit) == sorted(loaderkit.__all__)
 
 
-def test_the_table_of_homes_and_the_exports_agree():
-    assert [*sorted(loaderkit._HOME), "__version__"] == loaderkit.__all__
+def test_a_type_checker_reads_the_names_that_a_program_finds():
+    stub = Path(loaderkit.__file__).with_suffix(".pyi")
+    statements = ast.parse(stub.read_text(encoding="utf-8")).body
+
+    imports = [line for line in statements if isinstance(line, ast.ImportFrom)]
+    assert sorted(name.name for line in imports for name in line.names) == dir(
+        loaderkit
+    )
+
+
+def test_the_door_is_narrow():
+    """Results, options and errors are reached through their rooms."""
+    names = [getattr(loaderkit, name) for name in loaderkit.__all__]
+
+    functions_and_classes = [item for item in names if not inspect.ismodule(item)]
+    assert len(functions_and_classes) <= 30
+    assert "LeakReport" not in loaderkit.__all__
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match="no attribute 'nothing'") as raised:
         _ = loaderkit.nothing
+
+    assert "help(loaderkit) lists what there is" in str(raised.value)
 
 
 def test_importing_loaderkit_imports_neither_torch_nor_h5py():
@@ -40,9 +58,9 @@ def test_importing_loaderkit_imports_neither_torch_nor_h5py():
         "print({'torch', 'h5py'} & set(sys.modules))"
     )
 
-    said = subprocess.check_output([sys.executable, "-c", code], text=True)
+    printed = subprocess.check_output([sys.executable, "-c", code], text=True)
 
-    assert said.strip() == "set()"
+    assert printed.strip() == "set()"
 
 
 @pytest.mark.slow
@@ -77,10 +95,19 @@ def test_pyg_is_imported_once_a_sample_is_of_it_and_not_before(tmp_path):
     ],
 )
 def test_type_checkers_know_the_options_that_are_checked(checked, typed):
-    assert {each.name for each in fields(checked)} == set(typed.__annotations__)
+    assert {field.name for field in fields(checked)} == set(typed.__annotations__)
 
 
 def test_type_checkers_know_the_options_of_pack():
     _, _, *options = inspect.signature(loaderkit.pack).parameters
 
     assert options == list(PackKeywords.__annotations__)
+
+
+def test_pack_has_each_of_its_options_with_the_same_default_and_type():
+    parameters = inspect.signature(loaderkit.pack).parameters
+
+    for option in fields(PackOptions):
+        assert parameters[option.name].default == option.default
+        assert parameters[option.name].annotation == option.type
+        assert PackKeywords.__annotations__[option.name].__forward_arg__ == option.type

@@ -26,7 +26,7 @@ def test_pyg_is_imported_by_one_module_and_the_demo_alone():
         if "torch_geometric" in imported_at_run_time(tree_of(file))
     }
 
-    assert importing == {"pyg.py", "demo.py", "molecules.py"}
+    assert importing == {"pyg.py", "molecule_demo.py", "molecules.py"}
 
 
 def test_imports_for_types_alone_are_told_from_others():

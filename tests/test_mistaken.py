@@ -10,14 +10,8 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.loader import DataLoader as GraphLoader
 
-from loaderkit import (
-    LoaderkitError,
-    OptionError,
-    SafeDataset,
-    build_loader,
-    pack,
-    plan_batch,
-)
+from loaderkit import SafeDataset, build_loader, pack, plan_batch
+from loaderkit.errors import LoaderkitError, OptionError
 from loaderkit.mistaken import mistaken_for_dataset
 
 GRAPH = Data(x=torch.ones(2, 3), edge_index=torch.zeros(2, 1, dtype=torch.long))
@@ -34,7 +28,7 @@ MISTAKES = {
     "model": (lambda: MODEL, "it is a model", "dataset"),
     "set": (lambda: {1, 2}, "its order is not fixed", "sorted(samples)"),
     "iterator": (lambda: iter([GRAPH]), "only once", "list(samples)"),
-    "generator": (lambda: (each for each in [1]), "only once", "list(samples)"),
+    "generator": (lambda: (sample for sample in [1]), "only once", "list(samples)"),
     "table": (lambda: pd.DataFrame({"a": [1]}), "its rows are not", 'dict("records")'),
 }
 CALLS = {
@@ -49,30 +43,30 @@ CALLS = {
 def test_what_is_no_dataset_is_named_with_what_to_give(tmp_path, name, call):
     make, why, instead = MISTAKES[name]
 
-    with pytest.raises(LoaderkitError) as told:
+    with pytest.raises(LoaderkitError) as caught:
         CALLS[call](make(), tmp_path / "c.lk")
 
-    assert why in told.value.why
-    assert instead in told.value.fix
-    assert told.value.fix.startswith(f"{call}(")
+    assert why in caught.value.why
+    assert instead in caught.value.fix
+    assert caught.value.fix.startswith(f"{call}(")
 
 
 @pytest.mark.parametrize("call", ["build_loader", "plan_batch"])
 @pytest.mark.parametrize("path", ["data.lk", b"data.lk"])
 def test_a_path_is_no_dataset(tmp_path, path, call):
-    with pytest.raises(OptionError, match="A path is no dataset") as told:
+    with pytest.raises(OptionError, match="A path is no dataset") as caught:
         CALLS[call](path, tmp_path)
 
-    assert "open_cache('data.lk')" in told.value.fix
+    assert "open_cache('data.lk')" in caught.value.fix
 
 
 def test_a_cache_that_is_packed_again_is_opened_instead(tmp_path):
     pack([1, 2], tmp_path / "c.lk", workers=0)
 
-    with pytest.raises(LoaderkitError, match="packed already") as told:
+    with pytest.raises(LoaderkitError, match="packed already") as caught:
         pack(tmp_path / "c.lk", tmp_path / "d.lk")
 
-    assert told.value.fix == f"open_cache({str(tmp_path / 'c.lk')!r})"
+    assert caught.value.fix == f"open_cache({str(tmp_path / 'c.lk')!r})"
 
 
 def test_a_file_and_a_folder_that_is_not_there_are_told_apart(tmp_path):
@@ -84,9 +78,21 @@ def test_a_file_and_a_folder_that_is_not_there_are_told_apart(tmp_path):
         pack(tmp_path / "nowhere", tmp_path / "c.lk")
 
 
-@pytest.mark.parametrize("given", [
-    [1], (1,), np.ones(3), torch.ones(3), TensorDataset(torch.ones(3)), range(3),
-    Subset([1, 2], [0]), collections.deque([1]), {0: 1}, None, 3,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "given",
+    [
+        [1],
+        (1,),
+        range(3),
+        collections.deque([1]),
+        {0: 1},
+        np.ones(3),
+        torch.ones(3),
+        TensorDataset(torch.ones(3)),
+        Subset([1, 2], [0]),
+        None,
+        3,
+    ],
+)
 def test_what_may_be_a_dataset_is_no_mistake(given):
     assert mistaken_for_dataset(given) is None

@@ -45,13 +45,30 @@ class Reading(html.parser.HTMLParser):
             self.shown += data
 
 
-def leak():
-    kept = []
+def leaking_report():
+    retained = []
     detector = LeakDetector("cpu", on_leak=id)
-    return detector.run(lambda: kept.append(torch.zeros(50_000)), epochs=10)
+    return detector.run(lambda: retained.append(torch.zeros(50_000)), epochs=10)
 
 
-def results(folder):
+SHOWN_RESULTS = [
+    "report",
+    "loader",
+    "plan",
+    "estimate",
+    "batch plan",
+    "diagnosis",
+    "dataset",
+    "part",
+]
+CUDA_MESSAGE = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
+    "8.00 GiB of which 1.00 GiB is free."
+)
+
+
+def results_with_words(folder):
+    """Return each result with words that its card must show."""
     path = folder / "a <b>&.lk"
     samples = [{"<i>x": torch.ones(n % 3 + 1, 4), "y": n} for n in range(9)]
     dataset = pack(samples, path, workers=0)
@@ -59,34 +76,32 @@ def results(folder):
     loader = build_loader(dataset, batch_size=4, probe=False)
     rows = [torch.ones(4) for _ in range(20)]
     return {
-        "report": (leak(), "leaking:", "kept"),
+        "report": (leaking_report(), "leaking:", "retained"),
         "loader": (loader, "9 samples", "num_workers"),
         "plan": (loader.plan, "9 samples", "num_workers"),
         "estimate": (estimate_step(model, torch.ones(2, 4)), "Peak:", "parameters"),
         "batch plan": (
             plan_batch(model, rows, "cpu", limit="1 GiB", batch_size=4, epochs=2),
-            "The dearest batch of 4", "A (balanced)",
+            "The worst batch of 4",
+            "A (balanced)",
         ),
         "diagnosis": (
-            diagnose_oom("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a "
-                         "total capacity of 8.00 GiB of which 1.00 GiB is free."),
-            "Out of memory", "2.00 GiB",
+            diagnose_oom(CUDA_MESSAGE),
+            "Out of memory",
+            "2.00 GiB",
         ),
         "dataset": (dataset, "9 samples", "<i>x"),
         "part": (open_cache(path)[:4], "4 samples", "<i>x"),
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
-    return results(tmp_path_factory.mktemp("notebook"))
+    return results_with_words(tmp_path_factory.mktemp("notebook"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [
-    "report", "loader", "plan", "estimate", "batch plan", "diagnosis", "dataset",
-    "part",
-])  # fmt: skip
+@pytest.mark.parametrize("name", SHOWN_RESULTS)
 def test_a_result_shows_its_answer_and_its_numbers_as_whole_html(shown, name):
     result, *words = shown[name]
 
@@ -125,7 +140,7 @@ def test_a_bar_says_its_share_and_stays_in_its_place():
     assert "300.0%" in Reading(page).shown
 
 
-def brightness(colour):
+def relative_luminance(colour):
     """The relative luminance that WCAG defines."""
     parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     linear = [
@@ -134,15 +149,15 @@ def brightness(colour):
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def contrast(one, other):
-    low, high = sorted([brightness(one), brightness(other)])
+def contrast_ratio(colour, other_colour):
+    low, high = sorted([relative_luminance(colour), relative_luminance(other_colour)])
     return (high + 0.05) / (low + 0.05)
 
 
 @pytest.mark.parametrize("paper", ["#ffffff", "#111111"])
 def test_colours_stand_out_on_light_and_on_dark(paper):
-    assert contrast("#000000", "#ffffff") == 21
-    assert min(contrast(colour, paper) for colour in COLOURS.values()) >= 3
+    assert contrast_ratio("#000000", "#ffffff") == 21
+    assert min(contrast_ratio(colour, paper) for colour in COLOURS.values()) >= 3
 
 
 def test_text_takes_the_notebooks_own_colour():

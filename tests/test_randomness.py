@@ -11,11 +11,14 @@ from loaderkit.randomness import Seeded
 
 
 def draw_all():
-    """One number of each kind, and a normal one, which are made in pairs."""
+    """Draw from every generator; normal numbers too, which are drawn in pairs."""
     return (
-        torch.rand(()).item(), random.random(), random.gauss(), np.random.rand(),
+        torch.rand(()).item(),
+        random.random(),
+        random.gauss(),
+        np.random.rand(),
         np.random.randn(),
-    )  # fmt: skip
+    )
 
 
 def seed_all(seed=3):
@@ -24,20 +27,20 @@ def seed_all(seed=3):
     np.random.seed(seed)
 
 
-def training(block, steps=6):
+def numbers_of_training(block, steps=6):
     """Draw between blocks, an odd number of normal numbers every other time."""
     seed_all()
-    found = []
+    numbers = []
     for step in range(steps):
-        found.append(draw_all())
+        numbers.append(draw_all())
         if step % 2:
-            found.append((np.random.randn(), random.gauss()))
+            numbers.append((np.random.randn(), random.gauss()))
         block(step)
-    return found
+    return numbers
 
 
-def undisturbed():
-    return training(lambda _: None)
+def numbers_without_blocks():
+    return numbers_of_training(lambda _: None)
 
 
 @pytest.mark.parametrize("draws", [0, 1, 2, 700])
@@ -47,23 +50,23 @@ def test_what_is_drawn_within_does_not_show_behind(draws):
             for _ in range(draws):
                 draw_all()
 
-    assert training(block) == undisturbed()
+    assert numbers_of_training(block) == numbers_without_blocks()
 
 
 def test_its_twin_that_seeds_without_putting_back_shows():
-    assert training(seed_all) != undisturbed()
+    assert numbers_of_training(seed_all) != numbers_without_blocks()
 
 
 def test_the_same_seed_gives_the_same_numbers_whatever_waits():
-    found = []
+    numbers = []
     seed_all()
     for step in range(4):
         np.random.randn(step)
         random.gauss()
         with Seeded(77):
-            found.append(draw_all())
+            numbers.append(draw_all())
 
-    assert len(set(found)) == 1
+    assert len(set(numbers)) == 1
 
 
 def test_a_training_that_draws_nothing_is_left_as_it_was():
@@ -75,10 +78,10 @@ def test_a_training_that_draws_nothing_is_left_as_it_was():
         with Seeded(step):
             pass
 
-    found = np.random.get_state(legacy=False)
-    assert np.array_equal(found["state"]["key"], expected["state"]["key"])
-    assert found["state"]["pos"] == expected["state"]["pos"]
-    assert found["has_gauss"] == expected["has_gauss"]
+    state = np.random.get_state(legacy=False)
+    assert np.array_equal(state["state"]["key"], expected["state"]["key"])
+    assert state["state"]["pos"] == expected["state"]["pos"]
+    assert state["has_gauss"] == expected["has_gauss"]
 
 
 def test_blocks_within_blocks_put_back_what_each_found():
@@ -91,7 +94,7 @@ def test_blocks_within_blocks_put_back_what_each_found():
         with Seeded(step):
             assert (draw_all(), draw_all()) == (first, second)
 
-    assert training(block) == undisturbed()
+    assert numbers_of_training(block) == numbers_without_blocks()
 
 
 def test_an_error_within_puts_back_too():
@@ -100,7 +103,7 @@ def test_an_error_within_puts_back_too():
             draw_all()
             _ = step / 0
 
-    assert training(block) == undisturbed()
+    assert numbers_of_training(block) == numbers_without_blocks()
 
 
 def test_another_generator_behind_numpys_functions_is_put_back_too():
@@ -109,12 +112,12 @@ def test_another_generator_behind_numpys_functions_is_put_back_too():
         np.random.set_bit_generator(np.random.PCG64(5))
         expected = list(np.random.rand(3))
         np.random.set_bit_generator(np.random.PCG64(5))
-        found = []
+        numbers = []
         for _ in range(3):
-            found.append(np.random.rand())
+            numbers.append(np.random.rand())
             with Seeded(1):
                 np.random.rand()
     finally:
         np.random.set_bit_generator(before)
 
-    assert found == expected
+    assert numbers == expected

@@ -1,15 +1,14 @@
 """Will it fit, what to change, why did it die?
 
-Read in this order.  Why it died: ``oom_patterns`` and ``messages`` (what an error text
-says), ``judge`` (what the numbers mean), ``remedies`` (what can be changed, in order),
-``oom`` (the diagnosis), ``environment`` and ``settings`` (variables that do not do what
-they look like).  Will it fit: ``train_step`` (one training step), ``fake_tensors``,
-``track`` and ``allocation_log`` (the step without float memory; ``tracker``,
-``accumulation`` and ``values`` are its parts), ``kernel_calls`` and ``kernels`` (what
-kernels hold inside), ``measure`` and ``extend`` (small real steps, where tracking is
-not possible), ``allocator`` (what a cache would hold), ``peaks`` and ``estimate`` (the
-peak), ``samples`` and ``surrogate`` (any batch's peak from its sizes), ``cost_model``
-and ``batch`` (the largest that fits), ``savings`` (what each remedy saves),
-``assertions`` (a test that it fits).  Training all the same: ``pieces``,
-``micro_batch`` with ``step_state``, ``comparison`` and ``ranks``.
+One folder a subject; each one's docstring gives its reading order:
+
+    step         the peak of a training step, without its memory
+    batch        the largest batch that fits, and what each remedy saves
+    environment  variables that change what memory and threads do, and those that do not
+    diagnosis    what the text of an out-of-memory error says, and what to do
+    pieces       train all the same: a step in pieces that equals the whole
+
+Beside them: ``remedies`` (what can be changed when memory is short, cheapest first),
+``cutting`` (a batch in pieces of whole samples) and ``keywords`` (the options as a type
+checker sees them).
 """

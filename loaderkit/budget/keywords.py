@@ -30,6 +30,16 @@ class PlanKeywords(StepKeywords, total=False):
     margin: float | None
 
 
+class LoaderBounds(TypedDict, total=False):
+    """The bounds of a ``BatchBudget`` as ``build_loader`` takes them."""
+
+    batch_size: int
+    max_nodes: int
+    max_edges: int
+    max_tokens: int
+    bucket_by: str
+
+
 class FitKeywords(StepKeywords, total=False):
     """Fields of ``FitOptions``, where what each one means is told."""
 

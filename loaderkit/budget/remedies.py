@@ -8,17 +8,34 @@ for the model or the message at hand, or said to be unknown.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Literal
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+Cost = Literal["free", "equal results", "numerics", "quality", "device"]
+"""What a remedy costs: nothing about the training changes; results are equal; they are
+rounded otherwise; the model learns something else; it trains elsewhere."""
+COSTS: tuple[Cost, ...] = ("free", "equal results", "numerics", "quality", "device")
+"""Cheapest first."""
 
-COSTS = ("free", "equal results", "numerics", "quality", "device")
-"""What a remedy costs, cheapest first."""
-
+# Verdicts of a diagnosis against which several remedies help.
 _DEVICE = frozenset({"true shortage", "held by others", "fragmentation", "unclear"})
 _SHORT = frozenset({"true shortage", "unclear"})
 _IMPOSSIBLE = frozenset({"request exceeds device"})
+
+
+@dataclass(frozen=True)
+class StepChange:
+    """A training step with one thing changed; the others stay as they are."""
+
+    half_batch: bool = False
+    """Take half of the batch."""
+    optimizer: Literal["loop", "fused"] | None = None
+    """Another implementation of the optimizer."""
+    autocast: Literal["bfloat16"] | None = None
+    """Type of autocast."""
+    checkpoint: bool = False
+    """Compute the activations of repeated blocks again."""
+    target: Literal["cpu"] | None = None
+    """Another kind of device."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +44,8 @@ class Remedy:
 
     name: str
     """Short, stable."""
-    cost: str
-    """One of :data:`COSTS`."""
+    cost: Cost
+    """What it costs."""
     says: str
     """What to do."""
     code: str
@@ -37,14 +54,15 @@ class Remedy:
     """Verdicts it can help against."""
     backends: frozenset[str] = frozenset()
     """Where it exists; everywhere if empty."""
-    change: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """What the planner estimates again, by option; empty if no estimate shows it."""
+    change: StepChange | None = field(default=None, repr=False)
+    """With what the planner estimates the step again; None if no estimate shows it."""
 
 
 def _on(*names: str) -> frozenset[str]:
     return frozenset(names)
 
 
+# Backends that have memory of their own.
 _CARDS = _on("cuda", "hip", "xpu", "npu", "mps")
 _MPS = _on("mps")
 
@@ -186,7 +204,7 @@ REMEDIES = (
         "split the batch and add gradients up, weighted",
         "loaderkit.MicroBatcher(model, optimizer, loss).step(batch)",
         _DEVICE | _IMPOSSIBLE,
-        change={"batch": "half"},
+        change=StepChange(half_batch=True),
     ),
     Remedy(
         "batches by size",
@@ -201,7 +219,7 @@ REMEDIES = (
         "compute activations again in the backward pass instead of keeping them",
         "torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)",
         _SHORT,
-        change={"checkpoint": True},
+        change=StepChange(checkpoint=True),
     ),
     Remedy(
         "fused optimizer",
@@ -210,7 +228,7 @@ REMEDIES = (
         "torch.optim.AdamW(model.parameters(), fused=True)",
         _SHORT,
         _CARDS | _on("cpu"),
-        {"optimizer": "fused"},
+        StepChange(optimizer="fused"),
     ),
     Remedy(
         "loop optimizer",
@@ -219,7 +237,7 @@ REMEDIES = (
         "torch.optim.AdamW(model.parameters(), foreach=False)",
         _SHORT,
         _CARDS,
-        {"optimizer": "loop"},
+        StepChange(optimizer="loop"),
     ),
     # numerics
     Remedy(
@@ -228,7 +246,7 @@ REMEDIES = (
         "keep activations in half the bytes; parameters and optimizer stay as they are",
         "with torch.autocast(device, torch.bfloat16): ...",
         _SHORT,
-        change={"autocast": "bfloat16"},
+        change=StepChange(autocast="bfloat16"),
     ),
     # quality
     Remedy(
@@ -246,7 +264,7 @@ REMEDIES = (
         'model.to("cpu")',
         _SHORT | _IMPOSSIBLE,
         _CARDS,
-        {"target": "cpu"},
+        StepChange(target="cpu"),
     ),
 )
 """Every remedy; within one cost the likeliest to be enough stands first."""

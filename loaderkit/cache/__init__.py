@@ -6,13 +6,14 @@ collects samples into the columns of a shard; hdf5.py lays a shard out and write
 build.py makes whole caches that survive kill -9.
 
 store.py opens one.  shards.py hashes, maps and watches its files; column_reader.py
-reads a column from all of them as one array, at the places that placement.py, pure,
-finds for them in an address_space.py; gather.py, pure, copies a batch of rows.
-verify.py tells what is in there.
+reads a column from all of them, in column_parts.py whose shards are one array, at the
+addresses that placement.py, pure, chooses in an address_space.py; gather.py, pure,
+copies a batch of rows.  verify.py tells what is in there.
 
 storage.py says what is asked of a place where whole shards live that is not this
 machine: object_store.py is every file system of fsspec, folder_storage.py a slow disk,
 and remote.py opens them by URL.  mirror.py keeps their shards on local disk, leases.py
 says which ones are in use, mirrored_shards.py what this process has mapped, and
-download_ahead.py fetches what is read next.  transfer.py copies whole caches.
+download_ahead.py fetches what is read next.  transfer.py copies whole caches.  Tests of
+any storage are in loaderkit.testing.
 """

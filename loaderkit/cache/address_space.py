@@ -32,7 +32,7 @@ _PROT_NONE = 0
 _MAP_FIXED = 0x10
 """Linux, macOS and the BSDs agree on this number; Python's ``mmap`` has no name for
 it."""
-_USUAL_MOST_MAPPINGS = 65_530
+_DEFAULT_MAX_MAPPINGS = 65_530
 """Linux's default of vm.max_map_count; other systems have no such limit."""
 
 
@@ -48,11 +48,11 @@ def free_mappings() -> int:
         What Linux allows less what the process has; elsewhere Linux's default.
     """
     try:
-        most = int(Path("/proc/sys/vm/max_map_count").read_text())
+        max_mappings = int(Path("/proc/sys/vm/max_map_count").read_text())
         with Path("/proc/self/maps").open("rb") as lines:
-            return most - sum(1 for _ in lines)
+            return max_mappings - sum(1 for _ in lines)
     except (OSError, ValueError):
-        return _USUAL_MOST_MAPPINGS
+        return _DEFAULT_MAX_MAPPINGS
 
 
 class AddressRange:
@@ -162,7 +162,7 @@ def read_at_random(mapped: NDArray[Any]) -> None:
     Args:
         mapped: Contiguous; pages that it only touches are left as they are.
     """
-    _advise(_address(mapped), 1, _last_page(mapped) - 1, mmap.MADV_RANDOM)
+    _advise(_address_of(mapped), 1, _last_page(mapped) - 1, mmap.MADV_RANDOM)
 
 
 class ReadAhead:
@@ -186,18 +186,21 @@ class ReadAhead:
             lengths: Rows of each run ``[B]``; all lie in ``rows``.
         """
         row_bytes = rows.nbytes // len(rows) if len(rows) else 0
-        some = lengths > 0
-        begins = starts[some] * row_bytes
-        first, last = _pages(rows, begins, begins + lengths[some] * row_bytes)
+        has_rows = lengths > 0
+        begins = starts[has_rows] * row_bytes
+        ends = begins + lengths[has_rows] * row_bytes
+        first, last = _pages_of_bytes(rows, begins, ends)
         ranges = list(merged(first, last))
-        address = _address(rows)
         if len(ranges) == 1:
             [(start, stop)] = ranges
+            # One range, right behind that of the batch before: they are in the order of
+            # the file, and as much again will be wanted next.
             if self._read_to <= start <= self._read_to + 1:
                 ahead = min(stop + (stop - start + 1), _last_page(rows))
                 ranges = [(max(start, self._asked_to + 1), ahead)]
                 self._asked_to = ahead
             self._read_to = stop
+        address = _address_of(rows)
         for start, stop in ranges:
             _advise(address, start, stop, mmap.MADV_WILLNEED)
 
@@ -225,17 +228,19 @@ def merged(first: Ints, last: Ints) -> Iterator[tuple[int, int]]:
     yield from zip(starts.tolist(), stops.tolist(), strict=True)
 
 
-def _pages(mapped: NDArray[Any], begins: Ints, ends: Ints) -> tuple[Ints, Ints]:
+def _pages_of_bytes(
+    mapped: NDArray[Any], begins: Ints, ends: Ints
+) -> tuple[Ints, Ints]:
     """Give the first and last page of ranges of bytes, counted from the array's."""
-    in_page = _address(mapped) % mmap.PAGESIZE
+    in_page = _address_of(mapped) % mmap.PAGESIZE
     return (begins + in_page) // mmap.PAGESIZE, (ends + in_page - 1) // mmap.PAGESIZE
 
 
 def _last_page(mapped: NDArray[Any]) -> int:
-    return (_address(mapped) % mmap.PAGESIZE + mapped.nbytes - 1) // mmap.PAGESIZE
+    return (_address_of(mapped) % mmap.PAGESIZE + mapped.nbytes - 1) // mmap.PAGESIZE
 
 
-def _address(mapped: NDArray[Any]) -> int:
+def _address_of(mapped: NDArray[Any]) -> int:
     return int(mapped.__array_interface__["data"][0])
 
 
@@ -263,19 +268,31 @@ def _libc() -> Any:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (
-        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int,
-        # off_t has 64 bits wherever addresses have
-        ctypes.c_int64,
-    )  # fmt: skip
+        ctypes.c_void_p,  # address
+        ctypes.c_size_t,  # bytes
+        ctypes.c_int,  # protection
+        ctypes.c_int,  # flags
+        ctypes.c_int,  # file descriptor
+        ctypes.c_int64,  # first byte: off_t has 64 bits wherever addresses have
+    )
     libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     return libc
 
 
 def _system_mmap(
-    address: int | None, nbytes: int, protection: int, flags: int, descriptor: int,
+    address: int | None,
+    nbytes: int,
+    protection: int,
+    flags: int,
+    descriptor: int,
     file_start: int,
-) -> int:  # fmt: skip
+) -> int:
+    """Call the system's ``mmap``.
+
+    Raises:
+        OSError: It refused.
+    """
     mapped = _libc().mmap(address, nbytes, protection, flags, descriptor, file_start)
     if mapped is None or mapped == ctypes.c_void_p(-1).value:
         number = ctypes.get_errno()

@@ -29,7 +29,9 @@ import xxhash
 from loaderkit.cache.durable import (
     NOT_ALLOWED,
     is_folder,
+    link_or_copy,
     not_written,
+    publish,
     remove,
     sync_folder,
     write_all,
@@ -53,6 +55,7 @@ from loaderkit.cache.layout import (
     Shard,
     is_cache_file_name,
     shard_from,
+    shard_name,
     sources_name,
 )
 from loaderkit.cache.manifest import (
@@ -74,7 +77,8 @@ _LOG = logging.getLogger("loaderkit")
 _PLAN = "plan.json"
 _OBSOLETE = "obsolete.json"
 """Which files the manifest that comes next makes needless, and its generation."""
-_MOST_NOTE_BYTES = 1 << 30
+_MAX_NOTE_BYTES = 1 << 30
+"""What is larger was not written by a build, and would fill the memory.  Chosen."""
 _LOCK = ".lock"
 _SOFT_LOCK = ".lock-soft"
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
@@ -96,7 +100,7 @@ class FinishedShard:
 
 @dataclass
 class Build:
-    """A cache being built; made by ``building``."""
+    """A cache being built; made by ``open_build``."""
 
     path: Path
     plan: Mapping[str, Any] = field(default_factory=dict)
@@ -140,7 +144,7 @@ class Build:
         """
         self.plan = plan
         with writing(self.path):
-            _resume(self)
+            _adopt_or_drop_finished_shards(self)
 
     def add(
         self,
@@ -164,8 +168,8 @@ class Build:
             CacheError: The disk is full or failed; the shards before it stay.
         """
 
-        def note(shard: Shard) -> str:
-            return _note_text(FinishedShard(shard, state, evidence))
+        def make_note(shard: Shard) -> str:
+            return _note_as_json(FinishedShard(shard, state, evidence))
 
         shard = write_shard(
             buffer,
@@ -173,11 +177,44 @@ class Build:
             number=len(self.shards),
             compression=self.plan.get("compression"),
             scratch=self.folder,
-            note=note,
+            make_note=make_note,
         )
         self.shards.add(shard)
         self.state = state
         return shard
+
+    def adopt(self, shard: Shard, folder: Path) -> Shard:
+        """Take a shard of another cache for the next one of this, as it is.
+
+        On one file system both caches then name the same file, by a hard link: files of
+        a cache are never written to, only replaced under their names.
+
+        Args:
+            shard: Its description.
+            folder: The folder of its cache.
+
+        Returns:
+            The description under its new name.
+
+        Raises:
+            CacheError: It cannot be linked or copied; the shards before it stay.
+        """
+        number = len(self.shards)
+        adopted = replace(shard, file=shard_name(number, shard.xxh3))
+        source, target = folder / shard.file, self.path / adopted.file
+        # Its name appears behind the note, so that no shard lies about unknown.
+        write_text(
+            _note_file(self.folder, number),
+            _note_as_json(FinishedShard(adopted, state={}, evidence={})),
+            partial=self.folder / "note.partial",
+        )
+        with writing(target):
+            if not (exists(target) and target.samefile(source)):
+                partial = self.folder / f"{number:05}.partial"
+                link_or_copy(source, partial)
+                publish(partial, target)
+        self.shards.add(adopted)
+        return adopted
 
     def discard_from(self, number: int) -> None:
         """Forget the finished shards from one on; their files are deleted.
@@ -194,7 +231,7 @@ class Build:
             shards.add(finished.shard)
             state = finished.state
         with writing(self.path):
-            _discard(self.path, start=number)
+            _delete_finished_shards(self.path, start=number)
         self.shards, self.state = shards, state
 
     def keep_intact(self) -> None:
@@ -284,12 +321,13 @@ class Build:
 
 
 @contextlib.contextmanager
-def building(path: Path, *, anew: bool) -> Iterator[Build | None]:
+def open_build(path: Path, *, overwrite: bool) -> Iterator[Build | None]:
     """Hold a cache's folder while building it; one process at a time.
 
     Args:
         path: The cache's folder; made if it is not there.
-        anew: Build even though there is a cache; it stays until the new one is whole.
+        overwrite: Build even though there is a cache; it stays until the new one is
+            whole.
 
     Yields:
         The build, to be resumed; None when another process has built the cache while
@@ -298,17 +336,17 @@ def building(path: Path, *, anew: bool) -> Iterator[Build | None]:
     Raises:
         CacheError: The folder cannot be written, or holds something else.
     """
-    _claim(path)
-    with _locked(path):
-        if exists(path / MANIFEST) and not anew:
+    _make_or_check_folder(path)
+    with _folder_lock(path):
+        if exists(path / MANIFEST) and not overwrite:
             _try_to_finish_commit(path)
             yield None
             return
         build = Build(path)
         with writing(path):
             finish_commit(path)
-            _make_folder(build.folder)
-            _remove_unfinished(build.folder)
+            _make_build_folder(build.folder)
+            _remove_unfinished_files(build.folder)
         yield build
 
 
@@ -337,7 +375,7 @@ def finish_commit(path: Path) -> None:
     for name in obsolete.get("files", ()):
         if is_cache_file_name(str(name)) and name not in in_use:
             remove(path / name)
-    _remove_unfinished(folder)
+    _remove_unfinished_files(folder)
     _remove_notes(folder)
     folder.rmdir()
 
@@ -348,9 +386,10 @@ def finish_killed_commit(path: Path) -> None:
     Args:
         path: The cache's folder.
     """
-    # Where the folder is not ours to write to, or somebody packs, it can wait.
-    waiting = (OSError, CacheError, NotImplementedError, filelock.Timeout)
-    with contextlib.suppress(*waiting):
+    # Where the folder is not ours to write to, has no locks, or somebody packs, it can
+    # wait.
+    reasons_to_wait = (OSError, CacheError, NotImplementedError, filelock.Timeout)
+    with contextlib.suppress(*reasons_to_wait):
         if is_folder(path / BUILDING) and exists(path / MANIFEST):
             with filelock.FileLock(path / _LOCK, timeout=0):
                 finish_commit(path)
@@ -364,20 +403,22 @@ def _try_to_finish_commit(path: Path) -> None:
         _LOG.warning("%s: leftovers of packing stay there (%s)", path, error)
 
 
-def _resume(build: Build) -> None:
-    """Take over what an earlier run of the same plan finished; drop the rest."""
-    plan = _read_json(build.folder / _PLAN)
-    if plan == json.loads(json.dumps(build.plan)):
+def _adopt_or_drop_finished_shards(build: Build) -> None:
+    """Take over what an earlier run of the same plan finished; drop the others."""
+    earlier_plan = _read_json(build.folder / _PLAN)
+    numbers = _note_numbers(build.folder)
+    # Compared as it comes back from JSON, which has no tuples.
+    if earlier_plan == json.loads(json.dumps(build.plan)):
         build.keep_intact()
-    elif any(_read_note(build.folder, at) for at in _note_numbers(build.folder)):
+    elif any(_read_note(build.folder, number) for number in numbers):
         _LOG.warning(
             "packing %s starts anew: an unfinished run of other samples or "
             "settings lay there",
             build.path,
         )
-    _discard(build.path, start=len(build.shards))
+    _delete_finished_shards(build.path, start=len(build.shards))
     if not len(build.shards):
-        # Nothing that is left names these any more.
+        # No shard is left that belongs to the plan before.
         _remove_notes(build.folder)
         write_text(
             build.folder / _PLAN,
@@ -416,7 +457,7 @@ def _read_note(folder: Path, number: int) -> FinishedShard | None:
     return None
 
 
-def _discard(path: Path, *, start: int) -> None:
+def _delete_finished_shards(path: Path, *, start: int) -> None:
     """Delete finished shards and their notes, from one on.
 
     Args:
@@ -443,7 +484,7 @@ def _is_note(file: Path) -> bool:
     return file.suffix == ".json" and file.stem.isdecimal()
 
 
-def _note_text(finished: FinishedShard) -> str:
+def _note_as_json(finished: FinishedShard) -> str:
     return json.dumps(asdict(finished))
 
 
@@ -461,7 +502,7 @@ def _read_json(file: Path) -> Any:
             for nothing would throw away what was finished.
     """
     try:
-        return json.loads(read_bounded(file, _MOST_NOTE_BYTES))
+        return json.loads(read_bounded(file, _MAX_NOTE_BYTES))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -470,7 +511,7 @@ def _read_json(file: Path) -> Any:
         return None
 
 
-def _remove_unfinished(folder: Path) -> None:
+def _remove_unfinished_files(folder: Path) -> None:
     """Delete what a killed run was writing."""
     for file in folder.iterdir():
         if file.suffix in {".partial", ".block"}:
@@ -503,7 +544,7 @@ def _files_of_manifest(path: Path) -> set[str]:
     return set() if manifest is None else set(manifest.files)
 
 
-def _make_folder(folder: Path) -> None:
+def _make_build_folder(folder: Path) -> None:
     """Make the folder of a build; refuse a link to somewhere else."""
     if not is_folder(folder):
         try:
@@ -515,34 +556,44 @@ def _make_folder(folder: Path) -> None:
         sync_folder(folder.parent)
 
 
-def _claim(path: Path) -> None:
-    """Make the cache's folder, or see that it is one to pack into."""
+def _make_or_check_folder(path: Path) -> None:
+    """Make the cache's folder, or see that it is one to pack into.
+
+    Raises:
+        CacheError: It cannot be written to, or holds files that are not a cache's.
+    """
     try:
-        _make_folders(path)
+        _make_folder_and_parents(path)
         if not os.access(path, os.W_OK):
-            raise PermissionError(13, "Permission denied")
-        names = {each.name for each in path.iterdir()}
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        names = {entry.name for entry in path.iterdir()}
     except OSError as error:
-        what = f"A cache cannot be packed into {path}: {error.strerror or error}."
-        fix = "choose a cache folder that you may write to"
-        why = "the folder is not writable"
-        if isinstance(error, FileExistsError | NotADirectoryError):
-            why, fix = "a file has that name", "choose another name for the folder"
-        elif error.errno not in NOT_ALLOWED:
-            raise not_written(path, error) from error
-        raise CacheError(what, why=why, fix=fix) from error
+        raise _cannot_pack_into(path, error) from error
+
     if MANIFEST in names:
-        _check_is_ours(path)
+        _check_manifest_is_ours(path)
         return
-    strange = names - {BUILDING, _LOCK, _SOFT_LOCK} - _SYSTEM_NAMES
+    foreign_names = names - {BUILDING, _LOCK, _SOFT_LOCK} - _SYSTEM_NAMES
     if BUILDING in names and not _is_own_build(path / BUILDING):
         what = f"{path / BUILDING} holds files that no packing run has written."
         why = "packing would delete those that are named like its own"
         raise CacheError(what, why=why, fix="name a folder that is new or empty")
-    if strange and BUILDING not in names:
-        what = f"{path} holds {min(strange)!r}, which is not a cache's."
+    if foreign_names and BUILDING not in names:
+        what = f"{path} holds {min(foreign_names)!r}, which is not a cache's."
         why = "packing into it would mix your files with the cache's"
         raise CacheError(what, why=why, fix="name a folder that is new or empty")
+
+
+def _cannot_pack_into(path: Path, error: OSError) -> CacheError:
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        why, fix = "a file has that name", "choose another name for the folder"
+    elif error.errno in NOT_ALLOWED:
+        why = "the folder is not writable"
+        fix = "choose a cache folder that you may write to"
+    else:
+        return not_written(path, error)
+    what = f"A cache cannot be packed into {path}: {error.strerror or error}."
+    return CacheError(what, why=why, fix=fix)
 
 
 def _is_own_build(folder: Path) -> bool:
@@ -553,17 +604,15 @@ def _is_own_build(folder: Path) -> bool:
     """
     if not is_folder(folder):
         return True  # a link or a file, which is refused where it is opened
-    for name, keys in (
-        (_PLAN, {"fingerprint", "samples"}),
-        (_OBSOLETE, {"generation"}),
-    ):
+    keys_by_file = {_PLAN: {"fingerprint", "samples"}, _OBSOLETE: {"generation"}}
+    for name, keys in keys_by_file.items():
         content = _read_json(folder / name)
         if isinstance(content, dict) and keys <= set(content):
             return True
     return all(file.suffix in {".partial", ".block"} for file in folder.iterdir())
 
 
-def _check_is_ours(path: Path) -> None:
+def _check_manifest_is_ours(path: Path) -> None:
     """Refuse to replace a ``manifest.json`` that no cache ever had."""
     file = path / MANIFEST
     with (
@@ -572,8 +621,9 @@ def _check_is_ours(path: Path) -> None:
         open(descriptor, "rb", closefd=False) as raw,
     ):
         start = raw.read(64)
-    shards = any(is_cache_file_name(each.name) for each in path.iterdir())
-    if FORMAT.encode() in start or shards:
+    # A damaged one is known by the shards beside it, and may be replaced.
+    has_shards = any(is_cache_file_name(entry.name) for entry in path.iterdir())
+    if FORMAT.encode() in start or has_shards:
         return
     what = f"{file} is not the manifest of a loaderkit cache."
     why = "packing would replace it, and it may be a file of yours"
@@ -581,7 +631,7 @@ def _check_is_ours(path: Path) -> None:
     raise CacheError(what, why=why, fix=fix)
 
 
-def _make_folders(path: Path) -> None:
+def _make_folder_and_parents(path: Path) -> None:
     """Make the cache's folder and those above it, and see that their names last."""
     missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
     for folder in reversed(missing):
@@ -595,12 +645,12 @@ def _make_folders(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _folder_lock(path: Path) -> Iterator[None]:
     lock: filelock.BaseFileLock = filelock.FileLock(path / _LOCK)
     try:
-        if not _acquired(lock, path):
+        if not _acquire_system_lock(lock, path):
             lock = filelock.SoftFileLock(path / _SOFT_LOCK)
-            _wait_for(lock, path)
+            _wait_for_lock(lock, path)
     except OSError as error:
         raise not_written(Path(lock.lock_file), error) from error
     try:
@@ -613,7 +663,7 @@ def _locked(path: Path) -> Iterator[None]:
             _LOG.warning("the lock of %s could not be let go of: %s", path, error)
 
 
-def _acquired(lock: filelock.BaseFileLock, path: Path) -> bool:
+def _acquire_system_lock(lock: filelock.BaseFileLock, path: Path) -> bool:
     """Take a lock of the system's.
 
     NFS without a lock daemon (ENOLCK), FUSE and object stores (EOPNOTSUPP) know none; a
@@ -634,20 +684,20 @@ def _acquired(lock: filelock.BaseFileLock, path: Path) -> bool:
     for pause_s in (0.0, 0.01, 0.1):
         time.sleep(pause_s)
         try:
-            _wait_for(lock, path)
+            _wait_for_lock(lock, path)
         except NotImplementedError as error:
-            no_locks: Exception = error
+            refusal: Exception = error
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
-            no_locks = error
+            refusal = error
         else:
             return True
-    _LOG.info("%s cannot be locked (%s); %s is used", path, no_locks, _SOFT_LOCK)
+    _LOG.info("%s cannot be locked (%s); %s is used", path, refusal, _SOFT_LOCK)
     return False
 
 
-def _wait_for(lock: filelock.BaseFileLock, path: Path) -> None:
+def _wait_for_lock(lock: filelock.BaseFileLock, path: Path) -> None:
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:

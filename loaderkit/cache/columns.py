@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
+import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -12,22 +13,29 @@ import xxhash
 from loaderkit.cache.layout import Column
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from io import FileIO
     from pathlib import Path
 
     from numpy.typing import NDArray
 
 
+class FileSpan(NamedTuple):
+    """Some consecutive bytes of a file."""
+
+    start: int
+    stop: int
+
+
 @dataclass
-class Run:
-    """The values of one column for some samples, end to end."""
+class BlockColumn:
+    """The values of one column for the samples of a block, end to end."""
 
     dtype: str
     ndim: int
     data: bytearray = field(default_factory=bytearray)
-    span: tuple[int, int] | None = None
-    """From where to where the values lie in the block's file, once set aside."""
+    span: FileSpan | None = None
+    """Where the values lie in the block's file, once spilled."""
     shapes: list[int] = field(default_factory=list)
     """Shape after shape, ``ndim`` numbers each."""
     rows: list[int] = field(default_factory=list)
@@ -48,7 +56,9 @@ class Run:
     @property
     def nbytes(self) -> int:
         """Bytes of the values, wherever they are."""
-        return len(self.data) if self.span is None else self.span[1] - self.span[0]
+        if self.span is None:
+            return len(self.data)
+        return self.span.stop - self.span.start
 
 
 @dataclass
@@ -57,9 +67,10 @@ class Block:
 
     samples: int = 0
     nbytes: int = 0
-    runs: dict[Any, Run] = field(default_factory=dict)
+    columns: dict[Any, BlockColumn] = field(default_factory=dict)
+    """By key: whatever the packer tells columns apart by; see ``renamed``."""
     file: Path | None = None
-    """Where the values wait, when they were set aside."""
+    """Where the values wait, when they were spilled."""
 
     def append(self, values: Mapping[Any, NDArray[Any]]) -> None:
         """Add one sample: its values by column; columns it lacks are left out."""
@@ -74,13 +85,14 @@ class Block:
             values: Its values in those columns.
         """
         for key, value in values.items():
-            run = self.runs.get(key)
-            if run is None:
-                run = self.runs[key] = Run(value.dtype.str, value.ndim)
-            run.append(row, value)
+            column = self.columns.get(key)
+            if column is None:
+                column = BlockColumn(value.dtype.str, value.ndim)
+                self.columns[key] = column
+            column.append(row, value)
             self.nbytes += value.nbytes
 
-    def set_aside(self, file: Path) -> None:
+    def spill(self, file: Path) -> None:
         """Put the values into a file, for another process to take.
 
         480 MiB of blocks take 0.11 s this way, and 1.1 s through a pipe.
@@ -89,10 +101,11 @@ class Block:
             file: A new file; it is removed when the last column was taken.
         """
         with file.open("wb") as raw:
-            for run in self.runs.values():
-                run.span = (raw.tell(), raw.tell() + len(run.data))
-                raw.write(run.data)
-                run.data = bytearray()
+            for column in self.columns.values():
+                start = raw.tell()
+                column.span = FileSpan(start, start + len(column.data))
+                raw.write(column.data)
+                column.data = bytearray()
         self.file = file
 
     def take(self, key: Any, into: NDArray[np.uint8]) -> None:
@@ -103,23 +116,26 @@ class Block:
             into: Where they go ``[bytes]``.
 
         Raises:
-            OSError: The file they were set aside in cannot be read.
+            OSError: The file they were spilled to cannot be read.
         """
-        run = self.runs.pop(key)
-        if run.span is None:
-            into[:] = np.frombuffer(run.data, np.uint8)
+        column = self.columns.pop(key)
+        if column.span is None:
+            into[:] = np.frombuffer(column.data, np.uint8)
         elif self.file is not None:
             with self.file.open("rb", buffering=0) as raw:
-                raw.seek(run.span[0])
+                raw.seek(column.span.start)
                 _read_fully(raw, into.data)
-        if self.file is not None and all(r.span is None for r in self.runs.values()):
+        is_file_needed = any(left.span is not None for left in self.columns.values())
+        if self.file is not None and not is_file_needed:
             self.file.unlink()
             self.file = None
 
     def renamed(self, names: Mapping[Any, str]) -> Block:
         """Give the columns the names they have in the cache."""
-        runs: dict[Any, Run] = {names[key]: run for key, run in self.runs.items()}
-        return Block(self.samples, self.nbytes, runs, self.file)
+        columns: dict[Any, BlockColumn] = {
+            names[key]: column for key, column in self.columns.items()
+        }
+        return Block(self.samples, self.nbytes, columns, self.file)
 
 
 def _read_fully(raw: FileIO, into: memoryview) -> None:
@@ -128,7 +144,7 @@ def _read_fully(raw: FileIO, into: memoryview) -> None:
     while filled < len(into):
         count = raw.readinto(into[filled:])
         if not count:
-            raise OSError(errno.EIO, "What a packing worker set aside was cut short")
+            raise OSError(errno.EIO, "What a packing worker spilled was cut short")
         filled += count
 
 
@@ -157,47 +173,86 @@ class ShardBuffer:
             ``offsets``, ``shapes``, ``rows`` (see layout.py).  A column ``@inc`` or
             ``@variant`` that holds zeros alone is left out: absent means zero.
         """
-        names = sorted({str(name) for _, block in self._blocks for name in block.runs})
-        for name in names:
-            held = [(at, b) for at, b in self._blocks if name in b.runs]
-            runs = [block.runs[name] for _, block in held]
-            starts = [at for at, _ in held]
-            arrays = _arrays(runs, _joined(name, [block for _, block in held]))
-            if "@" not in name:
-                arrays["values"] = narrowed(arrays["values"])
-            pairs = zip(starts, runs, strict=True)
-            rows = np.concatenate([np.array(run.rows, "<i8") + at for at, run in pairs])
-            if len(rows) < self.samples:
-                arrays["rows"] = rows
-            elif name.endswith(("@inc", "@variant")) and not arrays["values"].any():
+        names = {str(name) for _, block in self._blocks for name in block.columns}
+        for name in sorted(names):
+            arrays = self._arrays_of_column(name)
+            is_on_all_samples = "rows" not in arrays
+            if (
+                is_on_all_samples
+                and name.endswith(_ZERO_IF_ABSENT)
+                and not arrays["values"].any()
+            ):
                 continue
             yield name, arrays
 
+    def _arrays_of_column(self, name: str) -> dict[str, NDArray[Any]]:
+        """Take a column out of all blocks that have it."""
+        first_samples = []
+        columns = []
+        blocks = []
+        for first_sample, block in self._blocks:
+            if name in block.columns:
+                first_samples.append(first_sample)
+                columns.append(block.columns[name])
+                blocks.append(block)
 
-def _joined(name: str, blocks: list[Block]) -> NDArray[np.uint8]:
-    """Move a column out of its blocks, end to end."""
-    ends = np.cumsum([0, *(block.runs[name].nbytes for block in blocks)]).tolist()
+        # Which samples have it is noted in the columns, which ``take`` leaves whole.
+        arrays = _arrays_of_parts(columns, _take_from_blocks(name, blocks))
+        if "@" not in name:
+            # Columns that loaderkit counts with keep their int64: a batch sums them up.
+            arrays["values"] = narrowed(arrays["values"])
+        rows_of_blocks = [
+            np.array(column.rows, "<i8") + first_sample
+            for first_sample, column in zip(first_samples, columns, strict=True)
+        ]
+        rows = np.concatenate(rows_of_blocks)
+        if len(rows) < self.samples:
+            arrays["rows"] = rows
+        return arrays
+
+
+_ZERO_IF_ABSENT = ("@inc", "@variant")
+"""Ends of the names of columns that are zero where they are left out."""
+
+
+def _take_from_blocks(name: str, blocks: list[Block]) -> NDArray[np.uint8]:
+    """Move the values of a column out of blocks, end to end."""
+    ends = _exclusive_cumsum([block.columns[name].nbytes for block in blocks]).tolist()
     flat = np.empty(ends[-1], np.uint8)
-    for block, start, stop in zip(blocks, ends, ends[1:], strict=False):
+    for block, (start, stop) in zip(blocks, itertools.pairwise(ends), strict=True):
         block.take(name, flat[start:stop])
     return flat
 
 
-def _arrays(runs: list[Run], values: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
-    flat, ndim = values.view(runs[0].dtype), runs[0].ndim
-    held = sum(len(run.rows) for run in runs)
-    shapes = np.concatenate([np.array(run.shapes, "<i8") for run in runs])
-    shapes = shapes.reshape(held, ndim)
+def _arrays_of_parts(
+    columns: list[BlockColumn], values: NDArray[np.uint8]
+) -> dict[str, NDArray[Any]]:
+    """Lay out a column by how its samples differ in shape (see layout.py).
+
+    Args:
+        columns: What each block has of it.
+        values: The bytes of all of them, end to end.
+
+    Returns:
+        ``values``, and where they are needed ``offsets`` and ``shapes``.
+    """
+    flat, ndim = values.view(columns[0].dtype), columns[0].ndim
+    sample_count = sum(len(column.rows) for column in columns)
+    shapes = np.concatenate([np.array(column.shapes, "<i8") for column in columns])
+    shapes = shapes.reshape(sample_count, ndim)
+
     first = shapes[0]
     if (shapes == first).all():
-        return {"values": flat.reshape(held, *first)}
-    if (shapes[:, 1:] == first[1:]).all() and shapes[:, 1:].all():
-        return {
-            "values": flat.reshape(-1, *first[1:]),
-            "offsets": _ends(shapes[:, 0]),
-        }
-    sizes = shapes.prod(axis=1)
-    return {"values": flat, "offsets": _ends(sizes), "shapes": shapes}
+        return {"values": flat.reshape(sample_count, *first)}
+
+    # Rows without a number in them, such as [3, 0], would not say how many they are.
+    rows_are_alike = (shapes[:, 1:] == first[1:]).all() and shapes[:, 1:].all()
+    if rows_are_alike:
+        offsets = _exclusive_cumsum(shapes[:, 0])
+        return {"values": flat.reshape(-1, *first[1:]), "offsets": offsets}
+
+    offsets = _exclusive_cumsum(shapes.prod(axis=1))
+    return {"values": flat, "offsets": offsets, "shapes": shapes}
 
 
 def narrowed(values: NDArray[Any]) -> NDArray[Any]:
@@ -222,13 +277,20 @@ def narrowed(values: NDArray[Any]) -> NDArray[Any]:
 _NARROWABLE = (np.dtype("<i4"), np.dtype("<i8"))
 
 
-def _ends(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+def _exclusive_cumsum(
+    lengths: NDArray[np.int64] | Sequence[int],
+) -> NDArray[np.int64]:
+    """Sum up lengths, from zero on.
+
+    >>> _exclusive_cumsum([2, 0, 3])
+    array([0, 2, 2, 5])
+    """
     ends = np.zeros(len(lengths) + 1, "<i8")
     np.cumsum(lengths, out=ends[1:])
     return ends
 
 
-class Shelf:
+class ArrayDeduplicator:
     """Arrays of one shard by name, where equal arrays are kept once.
 
     Fields of one graph share their offsets (``x``, ``pos`` and ``z`` all have a row
@@ -238,9 +300,9 @@ class Shelf:
 
     def __init__(self) -> None:
         self.columns: dict[str, Column] = {}
-        self._seen: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._names: dict[_ArrayContent, str] = {}
 
-    def place(
+    def add(
         self, name: str, arrays: Mapping[str, NDArray[Any]]
     ) -> dict[str, NDArray[Any]]:
         """Note a column and return those of its arrays that are new.
@@ -252,27 +314,38 @@ class Shelf:
         Returns:
             The arrays to write, by their name in the shard.
         """
-        parts, fresh = {}, {}
+        name_of_part: dict[str, str] = {}
+        new_arrays: dict[str, NDArray[Any]] = {}
         for part, array in arrays.items():
             digest = xxhash.xxh3_128_digest(np.ascontiguousarray(array).data)
-            key = (array.dtype.str, array.shape, digest)
-            where = self._seen.setdefault(key, f"{name}/{part}")
-            if where == f"{name}/{part}":
-                fresh[where] = array
-            parts[part] = where
-        low, high = _bounds(name, arrays["values"])
+            content = _ArrayContent(array.dtype.str, array.shape, digest)
+            own_name = f"{name}/{part}"
+            array_name = self._names.setdefault(content, own_name)
+            if array_name == own_name:
+                new_arrays[array_name] = array
+            name_of_part[part] = array_name
+
+        low, high = _bounds_of_column(name, arrays["values"])
         self.columns[name] = Column(
-            values=parts["values"],
-            offsets=parts.get("offsets"),
-            shapes=parts.get("shapes"),
-            rows=parts.get("rows"),
+            values=name_of_part["values"],
+            offsets=name_of_part.get("offsets"),
+            shapes=name_of_part.get("shapes"),
+            rows=name_of_part.get("rows"),
             low=low,
             high=high,
         )
-        return fresh
+        return new_arrays
 
 
-def _bounds(name: str, values: NDArray[Any]) -> tuple[int | None, int | None]:
+class _ArrayContent(NamedTuple):
+    """What is equal for arrays that are equal bit for bit."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    digest: bytes
+
+
+def _bounds_of_column(name: str, values: NDArray[Any]) -> tuple[int | None, int | None]:
     """Note between what the numbers lie that a batch's size is computed from.
 
     A reader holds them against this before it makes room for a batch: one flipped bit

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("loaderkit")
 _LOOK_AGAIN_S = 0.2
+"""Batches wake the thread; that another process wants room, it looks for.  Chosen."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +63,10 @@ class DownloadAhead:
         self._changed = threading.Condition()
         self._batch = 0
         self._is_closed = False
-        self._held: dict[int, ShardUse] = {}
-        threading.Thread(target=self._run, name="loaderkit-ahead", daemon=True).start()
+        self._shards_held: dict[int, ShardUse] = {}
+        threading.Thread(
+            target=self._download_in_order, name="loaderkit-ahead", daemon=True
+        ).start()
 
     def advance(self, batch: int) -> None:
         """Say which batch is given next."""
@@ -77,7 +80,7 @@ class DownloadAhead:
             self._is_closed = True
             self._changed.notify_all()
 
-    def _run(self) -> None:
+    def _download_in_order(self) -> None:
         try:
             mirror = Mirror(self._rows.remote, self._rows.generation)
         except CacheError as error:
@@ -87,10 +90,12 @@ class DownloadAhead:
             for use in self._uses:
                 if not self._wait_for_room(mirror, use):
                     return
-                if use.last_batch >= self._batch and not self._download(mirror, use):
+                if use.last_batch < self._batch:
+                    continue  # its last batch came before it did
+                if not self._download_shard(mirror, use):
                     return
             # What was downloaded is held until it was read.
-            while self._held and self._wait(mirror):
+            while self._shards_held and self._wait_for_batch(mirror):
                 pass
         except CacheError as error:
             # Whoever reads the shard gets the error; here it only cost time.
@@ -101,26 +106,27 @@ class DownloadAhead:
     def _wait_for_room(self, mirror: Mirror, use: ShardUse) -> bool:
         """Wait until a shard is within the bound; False when the epoch has ended."""
         sizes = self._rows.shard_bytes
-        while self._held:
-            held_bytes = sum(int(sizes[shard]) for shard in self._held)
+        while self._shards_held:
+            held_bytes = sum(int(sizes[shard]) for shard in self._shards_held)
             if held_bytes + int(sizes[use.shard]) <= self._rows.remote.ahead_bytes:
                 break
-            if not self._wait(mirror):
+            if not self._wait_for_batch(mirror):
                 return False
         return not self._is_closed
 
-    def _download(self, mirror: Mirror, use: ShardUse) -> bool:
+    def _download_shard(self, mirror: Mirror, use: ShardUse) -> bool:
+        """Download a shard and keep it; False when the epoch has ended."""
         while True:
             try:
                 mirror.use(use.shard)
             except NoRoomError:
-                if not self._wait(mirror):
+                if not self._wait_for_batch(mirror):
                     return False
             else:
-                self._held[use.shard] = use
+                self._shards_held[use.shard] = use
                 return True
 
-    def _wait(self, mirror: Mirror) -> bool:
+    def _wait_for_batch(self, mirror: Mirror) -> bool:
         """Wait for the next batch, and let go of what was read.
 
         Returns:
@@ -130,9 +136,9 @@ class DownloadAhead:
             self._changed.wait(_LOOK_AGAIN_S)
             batch, is_closed = self._batch, self._is_closed
         # What is being read is kept by its reader.
-        is_room_wanted = bool(self._held) and mirror.is_room_wanted()
-        for use in list(self._held.values()):
+        is_room_wanted = bool(self._shards_held) and mirror.is_room_wanted()
+        for use in list(self._shards_held.values()):
             if use.last_batch < batch or is_room_wanted:
                 mirror.let_go(use.shard)
-                del self._held[use.shard]
+                del self._shards_held[use.shard]
         return not is_closed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import stat
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_COPY_BYTES = 8 << 20
+"""Copied at a time; chosen: the calls themselves cost nothing beside so many bytes."""
 NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS}
 """What the system answers where a folder is not ours to write to."""
 
@@ -98,6 +101,37 @@ def write_text(file: Path, text: str, *, partial: Path) -> None:
     with writing(file):
         write_file(partial, lambda raw: write_all(raw, text))
         publish(partial, file)
+
+
+_NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS}
+"""What is answered where a file cannot have one more name: another disk, a file system
+without hard links, or one that counts no more of them for a file."""
+
+
+def link_or_copy(file: Path, partial: Path) -> None:
+    """Give a file a second name, or make a copy where it cannot have one.
+
+    Args:
+        file: A file that is on the disk, and is never written to again.
+        partial: The other name; what a killed run left there is removed.
+
+    Raises:
+        OSError: A system call failed; nothing is left of the copy.
+    """
+    remove(partial)
+    try:
+        os.link(file, partial)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+    else:
+        return
+
+    def copy(raw: BinaryIO) -> None:
+        with file.open("rb") as content:
+            shutil.copyfileobj(content, raw, _COPY_BYTES)
+
+    write_file(partial, copy)
 
 
 def publish(partial: Path, file: Path) -> None:

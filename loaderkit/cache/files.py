@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from loaderkit.cache.shard_table import ShardTable
 
 _HASH_BYTES = 1 << 20
-_SIZES_ASKED = 1000
+"""Read at a time: fits the processor's cache, so that it is hashed from there.
+Chosen."""
+_MAX_SIZES_ASKED = 1000
 """Of so many shards a cache is asked for all sizes when it is opened, which takes 3 us
 each, and up to 1 ms on a network's disk.  Of more, only the names are looked for, in
 one listing; each size is looked at when the shard is first read, as always."""
@@ -164,16 +166,16 @@ def load_sources(path: Path, sources: SourceFiles) -> str:
     except OSError as error:
         raise unreadable(file, error) from error
     if xxhash.xxh3_128_hexdigest(content) != sources.xxh3:
-        raise _changed(file)
+        raise _wrong_checksum(file)
     return content.decode("utf-8", "surrogatepass")
 
 
-def read_bounded(file: Path, most: int) -> bytes:
+def read_bounded(file: Path, max_bytes: int) -> bytes:
     """Read a regular file whole.
 
     Args:
         file: Its path.
-        most: Bytes it may have.
+        max_bytes: Bytes it may have.
 
     Returns:
         Its content.
@@ -184,8 +186,8 @@ def read_bounded(file: Path, most: int) -> bytes:
     """
     with opened(file) as descriptor:
         size = os.fstat(descriptor).st_size
-        if size > most:
-            raise wrong_size(file, size, most)
+        if size > max_bytes:
+            raise wrong_size(file, size, max_bytes)
         with open(descriptor, "rb", closefd=False) as stream:
             return stream.read(size)
 
@@ -201,22 +203,23 @@ def check_files(path: Path, shards: ShardTable) -> None:
         DamagedCacheError: A file is missing, no regular file, or cut short.  Where
             there are many, those that were cut short are found when they are read.
     """
-    intact: set[str] = set()
-    if len(shards) > _SIZES_ASKED:
+    present: set[str] = set()
+    if len(shards) > _MAX_SIZES_ASKED:
         # A folder that may be entered but not listed: each file is asked for then.
         with contextlib.suppress(PermissionError):
-            intact = _regular_files(path)
+            present = _regular_files(path)
     folder, sizes = os.fspath(path), shards.bytes.tolist()
     for position, file in enumerate(shards.files):
-        if file in intact:
+        if file in present:
             continue
         # Joined as text: a Path takes ten times as long.
         name = os.path.join(folder, file)  # noqa: PTH118
-        if not _has_size(name, sizes[position]):
+        if not _is_file_of_size(name, sizes[position]):
+            # Looked at again, and told what is wrong with it.
             check_size(path, shards.file(position))
 
 
-def _has_size(file: str, nbytes: int) -> bool:
+def _is_file_of_size(file: str, nbytes: int) -> bool:
     """Tell whether a regular file is there and has so many bytes."""
     try:
         status = os.lstat(file)
@@ -234,7 +237,9 @@ def _regular_files(path: Path) -> set[str]:
     """
     try:
         with os.scandir(path) as entries:
-            return {e.name for e in entries if e.is_file(follow_symlinks=False)}
+            return {
+                entry.name for entry in entries if entry.is_file(follow_symlinks=False)
+            }
     except PermissionError:
         raise
     except OSError as error:
@@ -306,7 +311,7 @@ def check_open_digest(descriptor: int, file: Path, shard: ShardFile) -> FileIden
     if identity.bytes != shard.bytes:
         raise wrong_size(file, identity.bytes, shard.bytes)
     if digest_of(descriptor) != shard.xxh3:
-        raise _changed(file)
+        raise _wrong_checksum(file)
     return identity
 
 
@@ -368,7 +373,7 @@ def wrong_size(file: Path, size: int, packed: int) -> DamagedCacheError:
     return DamagedCacheError(what, why=why, fix=_PACK_AGAIN)
 
 
-def _changed(file: Path) -> DamagedCacheError:
+def _wrong_checksum(file: Path) -> DamagedCacheError:
     what = f"{file} is not the file that was packed."
     why = "its xxh3 checksum differs: bytes were changed on disk or in a copy"
     return DamagedCacheError(what, why=why, fix=_PACK_AGAIN)

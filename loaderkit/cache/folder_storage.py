@@ -10,14 +10,15 @@ import os
 import shutil
 import stat
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
+from urllib.parse import unquote, urlsplit
 
 from loaderkit.cache.durable import publish, remove, sync_folder, write_file, writing
 from loaderkit.cache.files import opened, read_bounded, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 
 class FolderStorage:
@@ -30,6 +31,24 @@ class FolderStorage:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
         self.url = os.fspath(self.folder)
+
+    @classmethod
+    def from_url(
+        cls, url: str, _options: object = None, _patience: object = None
+    ) -> FolderStorage:
+        """Open the folder of a ``file://`` URL.
+
+        A file system has no options, and answers or fails in its own time.
+
+        >>> FolderStorage.from_url("file:///data/my%20cache").url
+        '/data/my cache'
+        """
+        parts = urlsplit(url)
+        # "file://data/cache" has a host by the letter; fsspec takes it for a path.
+        path = unquote(parts.netloc + parts.path)
+        if os.name == "nt":
+            path = path.lstrip("/")  # "/C:/data"
+        return cls(Path(path))
 
     def read_file(self, name: str, most_bytes: int) -> bytes:
         """Read a small file whole; see ``Storage``."""
@@ -48,12 +67,13 @@ class FolderStorage:
             with opened(file) as descriptor:
                 content = bytearray()
                 os.lseek(descriptor, start, os.SEEK_SET)
+                # One call gives 2 GiB at most, and less where a signal comes.
                 while len(content) < stop - start:
-                    piece = os.read(descriptor, stop - start - len(content))
-                    if not piece:
+                    chunk = os.read(descriptor, stop - start - len(content))
+                    if not chunk:
                         msg = f"it ends at byte {start + len(content):,}"
                         raise unreadable(file, OSError(msg))
-                    content += piece
+                    content += chunk
                 return bytes(content)
         except FileNotFoundError:
             raise
@@ -87,7 +107,7 @@ class FolderStorage:
 
         with writing(self.folder / name):
             self.folder.mkdir(parents=True, exist_ok=True)
-            partial = self._partial(name)
+            partial = self._new_partial_file(name)
             write_file(partial, copy)
             publish(partial, self.folder / name)
 
@@ -98,7 +118,8 @@ class FolderStorage:
         def write(target: BinaryIO) -> None:
             target.write(content)
 
-        partial = self._partial(name)
+        partial = self._new_partial_file(name)
+        exists_already = False
         try:
             with writing(file):
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -111,11 +132,10 @@ class FolderStorage:
                     os.link(partial, file)
                 except FileExistsError:
                     exists_already = True
-                else:
-                    exists_already = False
-                    sync_folder(self.folder)
+                sync_folder(self.folder)
         finally:
             remove(partial)
+        # Not from within the block above, which makes a CacheError of every OSError.
         if exists_already:
             raise FileExistsError(file)
 
@@ -124,5 +144,6 @@ class FolderStorage:
         with writing(self.folder / name):
             remove(self.folder / name)
 
-    def _partial(self, name: str) -> Path:
+    def _new_partial_file(self, name: str) -> Path:
+        """Name a file that nobody reads, and that no other writer names."""
         return self.folder / f".{name}-{uuid.uuid4().hex}.partial"

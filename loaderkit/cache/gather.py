@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
+    PartValues = Mapping[int, "Values"]
+    """Rows of the parts of a column, by the number of the part."""
+
 SLICE_BYTES = 16 << 10
 """From this mean run size on, slices beat an index."""
 _CACHED_BYTES = 1 << 20
@@ -54,41 +57,50 @@ class Values(Protocol):
         """Give the rows of a span, without a promise about who owns them."""
 
 
-class Piece:
-    """The runs of a batch that lie in one part of a column.
+class PartRanges:
+    """The rows of a batch that lie in one part of a column, a range for each sample.
 
     A plain class whose index is made when first asked for: in Python 3.11 a
     ``cached_property`` takes a lock, 15 of which cost 20 us a batch.
     """
 
-    __slots__ = ("_index", "lengths", "part", "places", "shards", "starts", "touched")
+    __slots__ = (
+        "_row_index",
+        "lengths",
+        "number",
+        "positions",
+        "shards",
+        "starts",
+        "unique_shards",
+    )
 
     def __init__(
         self,
-        part: int,
+        number: int,
         starts: Ints,
         lengths: Ints,
-        places: Ints | None,
+        positions: Ints | None,
         *,
         shards: Ints,
-        touched: Sequence[int],
-        single: bool,
+        unique_shards: Sequence[int],
+        has_single_rows: bool,
     ) -> None:
-        self.part = part
+        self.number = number
         """Number of the part."""
         self.starts, self.lengths = starts, lengths
-        """First row, and number of rows, of each run."""
-        self.places = places
-        """Which samples of the batch these are; None when they are all, in order."""
+        """First row, and number of rows, of each range ``[k]``."""
+        self.positions = positions
+        """Where its samples stand in the batch ``[k]``; None when they are all of it,
+        in order."""
         self.shards = shards
-        """In which shard each sample is."""
-        self.touched = touched
+        """In which shard each sample is ``[k]``."""
+        self.unique_shards = unique_shards
         """Those shards, each once."""
-        # With one row a run, the starts are the index.
-        self._index: Ints | None = starts if single else None
+        # With one row a range, the starts are the index.
+        self._row_index: Ints | None = starts if has_single_rows else None
 
     def lies_within(self, first_rows: Ints | int, row_counts: Ints | int) -> bool:
-        """Tell whether every run lies in so many rows from a first one on."""
+        """Tell whether every range lies in so many rows from a first one on."""
         if not len(self.starts):
             return True
         if int(self.lengths.min()) < 0:
@@ -97,20 +109,20 @@ class Piece:
         fits = begins + self.lengths <= row_counts
         return int(begins.min()) >= 0 and bool(fits.all())
 
-    def index(self) -> Ints:
-        """Give every row of every run, one after the other."""
-        if self._index is None:
-            self._index = _expand(self.starts, self.lengths)
-        return self._index
+    def row_index(self) -> Ints:
+        """Give every row of every range, one after the other."""
+        if self._row_index is None:
+            self._row_index = _expand_ranges(self.starts, self.lengths)
+        return self._row_index
 
 
-class Runs:
+class RowRanges:
     """Where the rows of a batch lie, for all columns that share their offsets."""
 
-    __slots__ = ("_homes", "ends", "lengths", "pieces", "total")
+    __slots__ = ("_output_rows", "ends", "lengths", "parts", "total")
 
-    def __init__(self, pieces: tuple[Piece, ...], lengths: Ints) -> None:
-        self.pieces = pieces
+    def __init__(self, parts: tuple[PartRanges, ...], lengths: Ints) -> None:
+        self.parts = parts
         self.lengths = lengths
         """Rows of each sample ``[B]``, in the order of the batch."""
         self.ends = np.zeros(len(lengths) + 1, np.int64)
@@ -118,58 +130,73 @@ class Runs:
         np.add.accumulate(lengths, out=self.ends[1:])
         self.total = int(self.ends[-1])
         """Rows in the batch."""
-        self._homes: list[Ints] | None = None
+        self._output_rows: list[Ints] | None = None
 
-    def homes(self, piece: int) -> Ints:
-        """Give the rows of the batch where the index of a piece goes."""
-        if self._homes is None:
-            self._homes = [
-                _expand(self.ends[each.places], each.lengths) for each in self.pieces
+    def output_rows(self, part: int) -> Ints:
+        """Give the rows of the batch to which the rows of a part go.
+
+        Args:
+            part: Which of ``parts``; none of them is all of the batch.
+        """
+        if self._output_rows is None:
+            self._output_rows = [
+                _expand_ranges(self.ends[ranges.positions], ranges.lengths)
+                for ranges in self.parts
             ]
-        home: Ints = self._homes[piece]
-        return home
+        output_rows: Ints = self._output_rows[part]
+        return output_rows
 
 
-def _expand(starts: Ints, lengths: Ints) -> Ints:
+def _expand_ranges(starts: Ints, lengths: Ints) -> Ints:
+    """Give every number of every range, one range after the other.
+
+    >>> _expand_ranges(np.array([5, 0]), np.array([3, 2]))
+    array([5, 6, 7, 0, 1])
+    """
     ends = lengths.cumsum()
+    # Counting up from 0 over all ranges, each begins at a number that is too large by
+    # what came before it.
     index: Ints = (starts - ends + lengths).repeat(lengths)
     index += np.arange(len(index))
     return index
 
 
 def gather(
-    columns: Mapping[int, Values],
-    runs: Runs,
+    values_of_parts: PartValues,
+    ranges: RowRanges,
     out: NDArray[Any],
     add: Ints | None = None,
 ) -> None:
     """Copy the rows of a batch into ``out``, adding each sample's increment.
 
     Args:
-        columns: The parts of the column by their number, each ``[n, *rest]``.
-        runs: Where the rows lie.
-        out: Where they go ``[runs.total, *rest]``; any strides, and a wider integer
+        values_of_parts: The parts of the column by their number, each ``[n, *rest]``.
+        ranges: Where the rows lie.
+        out: Where they go ``[ranges.total, *rest]``; any strides, and a wider integer
             type than the column's where an increment asks for it.
         add: What to add to all rows of a sample ``[B]`` or ``[B, *rest]``; None for
             nothing.
     """
-    if not runs.total or not out.size:
+    if not ranges.total or not out.size:
         return
-    if _by_slices(columns, runs, out):
-        if add is None and out.flags.c_contiguous:
-            _copy_plain_slices(columns, runs, out)
-        else:
-            _copy_slices(columns, runs, out, add)
-        return
-    _take(columns, runs, out, add)
+    if not _are_slices_faster(values_of_parts, ranges, out):
+        _gather_by_index(values_of_parts, ranges, out, add)
+    elif add is not None:
+        _gather_slices_and_add(values_of_parts, ranges, out, add)
+    elif out.flags.c_contiguous:
+        _gather_slices(values_of_parts, ranges, out)
+    else:
+        _gather_slices_in_memory_order(values_of_parts, ranges, out)
 
 
-def gather_padded(columns: Mapping[int, Values], runs: Runs, out: NDArray[Any]) -> None:
+def gather_padded(
+    values_of_parts: PartValues, ranges: RowRanges, out: NDArray[Any]
+) -> None:
     """Copy the rows of a batch side by side, with zeros behind each sample.
 
     Args:
-        columns: The parts of the column by their number, each ``[n, *rest]``.
-        runs: Where the rows lie.
+        values_of_parts: The parts of the column by their number, each ``[n, *rest]``.
+        ranges: Where the rows lie.
         out: Where they go ``[B, L, *rest]``, contiguous; no sample has more than
             ``L`` rows.
     """
@@ -180,119 +207,151 @@ def gather_padded(columns: Mapping[int, Values], runs: Runs, out: NDArray[Any]) 
     is_zeroed = out.nbytes <= _CACHED_BYTES
     if is_zeroed:
         out.fill(0)
-    for values, place, start, length in _spans(columns, runs):
-        begin = place * row_stride
+    for values, position, start, length in _iterate_slices(values_of_parts, ranges):
+        begin = position * row_stride
         end = begin + length
         rows[begin:end] = values[start : start + length]
         if not is_zeroed and length < row_stride:
             rows[end : begin + row_stride] = 0
 
 
-def gather_apart(
-    columns: Mapping[int, Values], runs: Runs, outs: Sequence[NDArray[Any]]
+def gather_separately(
+    values_of_parts: PartValues, ranges: RowRanges, outs: Sequence[NDArray[Any]]
 ) -> None:
     """Copy the rows of each sample of a batch into an array of its own.
 
     Args:
-        columns: The parts of the column by their number, each ``[n, *rest]``.
-        runs: Where the rows lie.
+        values_of_parts: The parts of the column by their number, each ``[n, *rest]``.
+        ranges: Where the rows lie.
         outs: Where those of each sample go ``[B]`` of ``[n, *rest]``; any strides, all
             in the same order, and a wider integer type than the column's if need be.
     """
     if not outs:
         return
     axes = _memory_order(outs[0])
-    for values, place, start, length in _spans(columns, runs):
+    for values, position, start, length in _iterate_slices(values_of_parts, ranges):
         rows = values[start : start + length]
-        outs[place].transpose(axes)[...] = rows.transpose(axes)
+        outs[position].transpose(axes)[...] = rows.transpose(axes)
 
 
-def _by_slices(columns: Mapping[int, Values], runs: Runs, out: NDArray[Any]) -> bool:
-    first: object = columns[runs.pieces[0].part]
-    if not isinstance(first, np.ndarray):
-        return True
-    mean_bytes = out.nbytes // len(runs.lengths)
-    crowded = len(runs.lengths) >= 4 * len(runs.pieces)
-    return mean_bytes >= SLICE_BYTES or not crowded
+def _are_slices_faster(
+    values_of_parts: PartValues, ranges: RowRanges, out: NDArray[Any]
+) -> bool:
+    """Choose between slices and an index, as measured above."""
+    first_values: object = values_of_parts[ranges.parts[0].number]
+    if not isinstance(first_values, np.ndarray):
+        return True  # decompressed on the way, and cannot be indexed
+    mean_bytes = out.nbytes // len(ranges.lengths)
+    # An index costs some numpy calls a part, which few samples do not pay for.
+    has_few_samples_a_part = len(ranges.lengths) < 4 * len(ranges.parts)
+    return mean_bytes >= SLICE_BYTES or has_few_samples_a_part
 
 
-def _take(
-    columns: Mapping[int, Values], runs: Runs, out: NDArray[Any], add: Ints | None
+def _gather_by_index(
+    values_of_parts: PartValues, ranges: RowRanges, out: NDArray[Any], add: Ints | None
 ) -> None:
-    repeated = None
+    addends = None
     if add is not None:
-        repeated = add.repeat(runs.lengths, axis=0)
-        repeated = repeated.reshape(repeated.shape + (1,) * (out.ndim - add.ndim))
-    for number, piece in enumerate(runs.pieces):
-        values: Any = columns[piece.part]
-        alone = piece.places is None
-        if alone and repeated is None and _same_layout(values, out):
-            values.take(piece.index(), axis=0, out=out, mode="clip")
+        # One for each row, with axes of length 1 for those that it lacks.
+        addends = add.repeat(ranges.lengths, axis=0)
+        addends = addends.reshape(addends.shape + (1,) * (out.ndim - add.ndim))
+
+    for number, part in enumerate(ranges.parts):
+        values: Any = values_of_parts[part.number]
+        is_whole_batch = part.positions is None
+        if is_whole_batch and addends is None and _have_same_layout(values, out):
+            # With mode="raise" numpy gathers into a buffer and copies it: twice the
+            # time.  That the rows lie in the column was seen from its offsets.
+            values.take(part.row_index(), axis=0, out=out, mode="clip")
             return
-        rows = values.take(piece.index(), axis=0, mode="clip")
-        home = ... if alone else runs.homes(number)
-        if repeated is not None and alone:
-            axes = _memory_order(out)
-            rows, repeated = rows.transpose(axes), repeated.transpose(axes)
-            np.add(
-                rows, repeated, out.transpose(axes), dtype=out.dtype, casting="unsafe"
-            )
-        elif repeated is not None:
-            out[home] = np.add(rows, repeated[home], dtype=out.dtype, casting="unsafe")
+        rows = values.take(part.row_index(), axis=0, mode="clip")
+        if is_whole_batch:
+            _store_rows(rows, addends, out)
+            return
+        output_rows = ranges.output_rows(number)
+        if addends is None:
+            out[output_rows] = rows
         else:
-            out[home] = rows
+            # unsafe: bytes wrap around, as they do in torch
+            out[output_rows] = np.add(
+                rows, addends[output_rows], dtype=out.dtype, casting="unsafe"
+            )
 
 
-def _same_layout(values: NDArray[Any], out: NDArray[Any]) -> bool:
+def _store_rows(rows: NDArray[Any], addends: Ints | None, out: NDArray[Any]) -> None:
+    """Copy the rows of a whole batch to their place, adding what is to be added."""
+    if addends is None:
+        out[...] = rows
+        return
+    axes = _memory_order(out)
+    np.add(
+        rows.transpose(axes),
+        addends.transpose(axes),
+        out.transpose(axes),
+        dtype=out.dtype,
+        casting="unsafe",
+    )
+
+
+def _have_same_layout(values: NDArray[Any], out: NDArray[Any]) -> bool:
     return values.dtype == out.dtype and out.flags.c_contiguous
 
 
-def _copy_plain_slices(
-    columns: Mapping[int, Values],
-    runs: Runs,
-    out: NDArray[Any],
+def _gather_slices(
+    values_of_parts: PartValues, ranges: RowRanges, out: NDArray[Any]
 ) -> None:
-    begins = runs.ends.tolist()
-    for values, place, start, length in _spans(columns, runs):
-        begin = begins[place]
+    begins = ranges.ends.tolist()
+    for values, position, start, length in _iterate_slices(values_of_parts, ranges):
+        begin = begins[position]
         out[begin : begin + length] = values[start : start + length]
 
 
-def _spans(
-    columns: Mapping[int, Values], runs: Runs
-) -> Iterator[tuple[Values, int, int, int]]:
-    """Give each sample's column, its place in the batch, its first row and its rows."""
-    for piece in runs.pieces:
-        values = columns[piece.part]
-        places = (
-            range(len(runs.lengths)) if piece.places is None else piece.places.tolist()
-        )
-        spans = zip(places, piece.starts.tolist(), piece.lengths.tolist(), strict=True)
-        for place, start, length in spans:
-            yield values, place, start, length
-
-
-def _copy_slices(
-    columns: Mapping[int, Values],
-    runs: Runs,
-    out: NDArray[Any],
-    add: Ints | None,
+def _gather_slices_in_memory_order(
+    values_of_parts: PartValues, ranges: RowRanges, out: NDArray[Any]
 ) -> None:
-    axes, begins = _memory_order(out), runs.ends.tolist()
-    if add is not None:  # one sample's addend, shaped to meet its rows [n, *rest]
-        shape = (len(add), 1, *add.shape[1:], *(1,) * (out.ndim - add.ndim))
-        more = add.reshape(shape).transpose(0, *(axis + 1 for axis in axes))
-    for values, place, start, length in _spans(columns, runs):
-        begin = begins[place]
-        home = out[begin : begin + length].transpose(axes)
+    axes, begins = _memory_order(out), ranges.ends.tolist()
+    for values, position, start, length in _iterate_slices(values_of_parts, ranges):
+        begin = begins[position]
+        target = out[begin : begin + length].transpose(axes)
+        target[...] = values[start : start + length].transpose(axes)
+
+
+def _gather_slices_and_add(
+    values_of_parts: PartValues, ranges: RowRanges, out: NDArray[Any], add: Ints
+) -> None:
+    axes, begins = _memory_order(out), ranges.ends.tolist()
+    # One sample's addend, shaped to meet its rows [n, *rest] in that order.
+    shape = (len(add), 1, *add.shape[1:], *(1,) * (out.ndim - add.ndim))
+    addends = add.reshape(shape).transpose(0, *(axis + 1 for axis in axes))
+
+    for values, position, start, length in _iterate_slices(values_of_parts, ranges):
+        begin = begins[position]
+        target = out[begin : begin + length].transpose(axes)
         rows = values[start : start + length].transpose(axes)
-        if add is not None and rows.dtype == out.dtype:
-            # unsafe: bytes wrap around, as they do in torch
-            np.add(rows, more[place], out=home, casting="unsafe")
-            continue
-        home[...] = rows
-        if add is not None:
-            np.add(home, more[place], out=home, casting="unsafe")
+        if rows.dtype != out.dtype:
+            # Widened first: the sum may not fit what the column is kept in.
+            target[...] = rows
+            rows = target
+        # unsafe: bytes wrap around, as they do in torch
+        np.add(rows, addends[position], out=target, casting="unsafe")
+
+
+def _iterate_slices(
+    values_of_parts: PartValues, ranges: RowRanges
+) -> Iterator[tuple[Values, int, int, int]]:
+    """Give for each sample its part's values, its position, first row and rows.
+
+    Plain tuples of Python numbers: a named tuple costs 0.3 us more a sample, as much as
+    the copy of a small one.
+    """
+    for part in ranges.parts:
+        values = values_of_parts[part.number]
+        positions: Sequence[int] = range(len(ranges.lengths))
+        if part.positions is not None:
+            positions = part.positions.tolist()
+        starts, lengths = part.starts.tolist(), part.lengths.tolist()
+        for position, start, length in zip(positions, starts, lengths, strict=True):
+            yield values, position, start, length
 
 
 def _memory_order(array: NDArray[Any]) -> list[int]:

@@ -19,15 +19,15 @@ import uuid
 import zlib
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import h5py
 import numpy as np
 
-from loaderkit.cache.columns import ShardBuffer, Shelf
+from loaderkit.cache.columns import ArrayDeduplicator, ShardBuffer
 from loaderkit.cache.durable import not_written, publish, remove, write_file, write_text
 from loaderkit.cache.files import digest_of
-from loaderkit.cache.layout import ALIGNMENT, Array, Shard, shard_name
+from loaderkit.cache.layout import ALIGNMENT, Array, Column, Shard, shard_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -38,14 +38,28 @@ if TYPE_CHECKING:
 
 _PLUGINS = {"bitshuffle", "blosc", "blosc2", "bzip2", "lz4", "zstd"}
 """Filters of hdf5plugin that lose nothing, and whose chunks say how large they are."""
-_MOST_RATIO = {"gzip": 1032, "lzf": 88}
+_MAX_RATIO = {"gzip": 1032, "lzf": 88}
 """How many bytes one byte can swell to: as zlib's technical notes say; and 3 bytes of
 lzf repeat at most 264."""
 _CHUNK_BYTES = 128 << 10
 """Uncompressed bytes of a chunk: what reading one sample decompresses at least."""
+_RECENT_CHUNK_BYTES = 1 << 20
+"""Decompressed chunks of a column that are kept: as many as libhdf5 keeps of a
+dataset."""
 
 
-_ALIGNMENTS = ((0, ALIGNMENT), (512, 4096), (1 << 20, 64 << 10))
+class _Alignment(NamedTuple):
+    """Arrays of so many bytes and more begin at multiples of an interval."""
+
+    from_bytes: int
+    interval: int
+
+
+_ALIGNMENTS = (
+    _Alignment(0, ALIGNMENT),
+    _Alignment(512, 4096),
+    _Alignment(1 << 20, 64 << 10),
+)
 """Arrays from a size on begin at multiples of so many bytes of the file: whole pages,
 so that those of many shards can be mapped side by side (placement.py).  64 KiB is the
 page of some ARM machines, 16 KiB Apple's.  What this wastes is a quarter of a shard of
@@ -59,7 +73,7 @@ def write_shard(
     number: int,
     compression: str | None,
     scratch: Path,
-    note: Callable[[Shard], str],
+    make_note: Callable[[Shard], str],
 ) -> Shard:
     """Write the buffered samples as one HDF5 file, durably, under its final name.
 
@@ -69,8 +83,8 @@ def write_shard(
         number: Which shard of the cache it is, from 0.
         compression: A name from ``filters()``; None maps the values instead.
         scratch: A folder of the same disk for what is not finished.
-        note: Makes the text that tells a later run of the shard.  It is on the disk
-            before the shard has its name, so that no shard lies about unknown.
+        make_note: Makes the text that tells a later run of the shard.  It is on the
+            disk before the shard has its name, so that no shard lies about unknown.
 
     Returns:
         The description of the file for the manifest.
@@ -91,8 +105,8 @@ def write_shard(
             arrays=layout.arrays,
             columns=layout.columns,
         )
-        noted = scratch / f"{number:05}.json"
-        write_text(noted, note(shard), partial=scratch / "note.partial")
+        note = scratch / f"{number:05}.json"
+        write_text(note, make_note(shard), partial=scratch / "note.partial")
         publish(partial, file)
     except OSError as error:
         # What went wrong counts, not that it could not be tidied up.
@@ -102,17 +116,31 @@ def write_shard(
     return shard
 
 
+class _PlacedBytes(NamedTuple):
+    """Bytes, and the byte of the file where they start."""
+
+    offset: int
+    content: bytes
+
+
+class _PlacedValues(NamedTuple):
+    """Values of an array, and the byte of the file where they start."""
+
+    offset: int
+    array: NDArray[Any]
+
+
 @dataclass
 class Layout:
     """A shard before it is written: what goes where."""
 
     arrays: dict[str, Array] = field(default_factory=dict)
     """Every array of the shard, as the manifest describes it."""
-    columns: Mapping[str, Any] = field(default_factory=dict)
-    metadata: list[tuple[int, bytes]] = field(default_factory=list)
-    """What libhdf5 wrote: first byte and bytes, the later ones over the earlier."""
-    values: list[tuple[int, NDArray[Any]]] = field(default_factory=list)
-    """Values of the mapped arrays, by the byte where they start."""
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    metadata: list[_PlacedBytes] = field(default_factory=list)
+    """What libhdf5 wrote, the later over the earlier."""
+    values: list[_PlacedValues] = field(default_factory=list)
+    """Values of the mapped arrays."""
     size: int = 0
     """Bytes of the file."""
 
@@ -127,35 +155,39 @@ def lay_out(buffer: ShardBuffer, options: Mapping[str, Any]) -> Layout:
     Returns:
         The layout; it holds the values.
     """
-    layout, shelf, memory = Layout(), Shelf(), _MemoryFile()
+    layout, deduplicator, memory = Layout(), ArrayDeduplicator(), _MemoryFile()
     mapped: dict[str, NDArray[Any]] = {}
     with h5py.File(
         memory, "w", alignment_threshold=1, alignment_interval=ALIGNMENT
     ) as file:
-        for column, parts in buffer.columns():
-            for name, array in shelf.place(column, parts).items():
-                if options and _worth_compressing(name, array):
-                    rows = _chunk_rows(array)
-                    index_name = f"{name}.chunks"
-                    mapped[index_name] = _write_chunks(file, name, array, rows, options)
-                    layout.arrays[name] = Array(
-                        array.dtype.str,
-                        array.shape,
-                        offset=None,
-                        chunk_rows=rows,
-                        chunk_index=index_name,
-                    )
-                else:
+        for column, arrays in buffer.columns():
+            for name, array in deduplicator.add(column, arrays).items():
+                if not options or not _is_worth_compressing(name, array):
                     mapped[name] = array
-    _reserve(memory, mapped)
+                    continue
+                chunk_rows = _rows_of_chunk(array)
+                index_name = f"{name}.chunks"
+                mapped[index_name] = _write_chunks(
+                    file, name, array, chunk_rows, options
+                )
+                layout.arrays[name] = Array(
+                    array.dtype.str,
+                    array.shape,
+                    offset=None,
+                    chunk_rows=chunk_rows,
+                    chunk_index=index_name,
+                )
+
+    # What is mapped gets its place behind all chunks, whose sizes nobody knew before.
+    _reserve_arrays(memory, mapped)
     with h5py.File(memory, "r") as file:
         for name, array in mapped.items():
             # libhdf5 gives no place to an array without values.
             offset = file[name].id.get_offset() if array.size else 0
             layout.arrays[name] = Array(array.dtype.str, array.shape, offset)
             if array.size:
-                layout.values.append((offset, array))
-    layout.columns = shelf.columns
+                layout.values.append(_PlacedValues(offset, array))
+    layout.columns = deduplicator.columns
     layout.metadata, layout.size = memory.writes, memory.size
     return layout
 
@@ -174,22 +206,27 @@ def filters(name: object) -> Mapping[str, Any]:
     """
     if name is None:
         return {}
-    wanted = name.lower() if isinstance(name, str) else ""
-    if wanted in {"gzip", "lzf"}:
-        return {"compression": wanted, "shuffle": True}
+    lower_name = name.lower() if isinstance(name, str) else ""
+    if lower_name in {"gzip", "lzf"}:
+        return {"compression": lower_name, "shuffle": True}
+    plugins = _lossless_plugins()
+    if lower_name in plugins:
+        return dict(plugins[lower_name]())
+    names = ", ".join(["gzip", "lzf", *sorted(plugins)])
+    hint = "" if plugins else ' (more with: pip install "loaderkit[hdf5plugin]")'
+    msg = f"compression must be None or one of {names}{hint}, got {name!r}"
+    raise ValueError(msg)
+
+
+def _lossless_plugins() -> Mapping[str, Any]:
+    """List the filters of hdf5plugin that lose nothing, by name in small letters."""
     try:
+        # Importing it registers its filters with libhdf5: only where one is asked for.
         import hdf5plugin
     except ImportError:
-        known: dict[str, Any] = {}
-    else:
-        found = {each.__name__.lower(): each for each in hdf5plugin.get_filters()}
-        known = {name: found[name] for name in sorted(_PLUGINS & set(found))}
-    if wanted in known:
-        return dict(known[wanted]())
-    names = ", ".join(["gzip", "lzf", *sorted(known)])
-    more = "" if known else ' (more with: pip install "loaderkit[hdf5plugin]")'
-    msg = f"compression must be None or one of {names}{more}, got {name!r}"
-    raise ValueError(msg)
+        return {}
+    plugins = {plugin.__name__.lower(): plugin for plugin in hdf5plugin.get_filters()}
+    return {name: plugins[name] for name in _PLUGINS & set(plugins)}
 
 
 def joined_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -206,7 +243,7 @@ class _MemoryFile(io.RawIOBase):
 
     def __init__(self) -> None:
         super().__init__()
-        self.writes: list[tuple[int, bytes]] = []
+        self.writes: list[_PlacedBytes] = []
         self.size = 0
         self._position = 0
 
@@ -229,7 +266,7 @@ class _MemoryFile(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         content = bytes(data)
-        self.writes.append((self._position, content))
+        self.writes.append(_PlacedBytes(self._position, content))
         self._position += len(content)
         self.size = max(self.size, self._position)
         return len(content)
@@ -255,12 +292,12 @@ def _write_layout(layout: Layout, partial: Path) -> str:
     """Write a laid-out shard to the disk; give its checksum."""
 
     def write(raw: BinaryIO) -> None:
-        for offset, content in layout.metadata:
-            raw.seek(offset)
-            raw.write(content)
-        for offset, array in layout.values:
-            raw.seek(offset)
-            raw.write(np.ascontiguousarray(array).data)
+        for placed in layout.metadata:
+            raw.seek(placed.offset)
+            raw.write(placed.content)
+        for values in layout.values:
+            raw.seek(values.offset)
+            raw.write(np.ascontiguousarray(values.array).data)
         raw.truncate(layout.size)
         raw.flush()
         digests.append(digest_of(raw.fileno()))
@@ -270,55 +307,61 @@ def _write_layout(layout: Layout, partial: Path) -> str:
     return digests[0]
 
 
-def _worth_compressing(name: str, array: NDArray[Any]) -> bool:
+def _is_worth_compressing(name: str, array: NDArray[Any]) -> bool:
     """Keep what every batch looks up (offsets, increments) mapped."""
     column, _, part = name.rpartition("/")
     return part == "values" and "@" not in column and array.size > 0
 
 
-def _chunk_rows(array: NDArray[Any]) -> int:
+def _rows_of_chunk(array: NDArray[Any]) -> int:
     row_bytes = max(1, array.nbytes // array.shape[0])
     return int(min(array.shape[0], max(1, _CHUNK_BYTES // row_bytes)))
 
 
-def _reserve(memory: _MemoryFile, arrays: Mapping[str, NDArray[Any]]) -> None:
+def _reserve_arrays(memory: _MemoryFile, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Give arrays their places in a file, but no values yet."""
-    for from_bytes, alignment in _ALIGNMENTS:
-        sized = {n: a for n, a in arrays.items() if _alignment(a) == alignment}
+    for alignment in _ALIGNMENTS:
         # libhdf5 has one alignment for everything while a file is open, its own notes
         # from that size on too: so they come in small blocks.
         with h5py.File(
             memory,
             "r+",
-            alignment_threshold=max(1, from_bytes),
-            alignment_interval=alignment,
+            alignment_threshold=max(1, alignment.from_bytes),
+            alignment_interval=alignment.interval,
             meta_block_size=256,
         ) as file:
-            for name, array in sized.items():
-                _reserve_array(file, name, array)
+            for name, array in arrays.items():
+                if _alignment_of_array(array) == alignment:
+                    _reserve_array(file, name, array)
 
 
-def _alignment(array: NDArray[Any]) -> int:
-    return next(a for size, a in reversed(_ALIGNMENTS) if array.nbytes >= size)
+def _alignment_of_array(array: NDArray[Any]) -> _Alignment:
+    return next(
+        alignment
+        for alignment in reversed(_ALIGNMENTS)
+        if array.nbytes >= alignment.from_bytes
+    )
 
 
 def _reserve_array(file: h5py.File, name: str, array: NDArray[Any]) -> None:
-    plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    plan.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-    plan.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    plan.set_obj_track_times(False)
-    parents = h5py.h5p.create(h5py.h5p.LINK_CREATE)
-    parents.set_create_intermediate_group(True)
+    creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    # A place now, and no zeros in it: the values are written by ``_write_layout``.
+    creation.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    creation.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    # Equal samples make equal files, whenever they are packed.
+    creation.set_obj_track_times(False)
+    link = h5py.h5p.create(h5py.h5p.LINK_CREATE)
+    link.set_create_intermediate_group(True)
     space = h5py.h5s.create_simple(array.shape)
-    kind = h5py.h5t.py_create(array.dtype, logical=True)
-    h5py.h5d.create(file.id, name.encode(), kind, space, plan, parents)
+    dtype = h5py.h5t.py_create(array.dtype, logical=True)
+    h5py.h5d.create(file.id, name.encode(), dtype, space, creation, link)
 
 
 def _write_chunks(
     file: h5py.File,
     name: str,
     array: NDArray[Any],
-    rows: int,
+    chunk_rows: int,
     options: Mapping[str, Any],
 ) -> NDArray[np.int64]:
     """Compress an array into a file in memory.
@@ -327,16 +370,21 @@ def _write_chunks(
         Where its chunks lie ``[chunks, 3]``, as the manifest's ``chunk_index`` says.
     """
     dataset = file.create_dataset(
-        name, data=array, chunks=(rows, *array.shape[1:]), track_times=False, **options
+        name,
+        data=array,
+        chunks=(chunk_rows, *array.shape[1:]),
+        track_times=False,
+        **options,
     )
-    file.flush()
-    index = np.zeros((-(-array.shape[0] // rows), 3), "<i8")
+    file.flush()  # before that, chunks are in libhdf5's cache and have no place
+    chunk_count = -(-array.shape[0] // chunk_rows)
+    index = np.zeros((chunk_count, 3), "<i8")
 
-    def note(chunk: Any) -> None:
-        place = (chunk.byte_offset, chunk.size, chunk.filter_mask)
-        index[chunk.chunk_offset[0] // rows] = place
+    def note_chunk(chunk: h5py.h5d.StoreInfo) -> None:
+        entry = (chunk.byte_offset, chunk.size, chunk.filter_mask)
+        index[chunk.chunk_offset[0] // chunk_rows] = entry
 
-    dataset.id.chunk_iter(note)
+    dataset.id.chunk_iter(note_chunk)
     return index
 
 
@@ -365,7 +413,7 @@ class ChunkDecoder:
     def __init__(self, chunk: ChunkFormat) -> None:
         self._chunk = chunk
         self._process: int | None = None
-        self._dataset: Any = None
+        self._dataset: h5py.Dataset | None = None
 
     def decode(self, compressed: bytes, filter_mask: int) -> NDArray[Any]:
         """Decompress a chunk.
@@ -381,60 +429,78 @@ class ChunkDecoder:
             OSError: They are not what the filters made, or a filter is missing.
             ValueError: They are not what the filters made.
         """
-        ratio = _MOST_RATIO.get(self._chunk.compression)
+        self._check_ratio(compressed)
+        compression = self._chunk.compression
+        has_shuffle = compression in {"gzip", "lzf"}  # the first filter, where there
+        is_shuffled = has_shuffle and not filter_mask & 0b01
+        compressor_left_out = filter_mask & (0b10 if has_shuffle else 0b01)
+        if compressor_left_out:
+            # What a filter could not make smaller is stored as it is.
+            return _array_of_chunk(compressed, self._chunk, is_shuffled=is_shuffled)
+
+        # gzip and bzip2 are undone here, since libhdf5 takes whatever memory a chunk
+        # swells to.
+        if compression == "gzip":
+            flat = _inflate(compressed, self._chunk.nbytes)
+            return _array_of_chunk(flat, self._chunk, is_shuffled=is_shuffled)
+        if compression == "bzip2":
+            flat = _decompress_bzip2(compressed, self._chunk.nbytes)
+            return _array_of_chunk(flat, self._chunk, is_shuffled=False)
+        if compression == "lzf":
+            # lzf makes room for a whole chunk; libhdf5's shuffle only for what came
+            # out, and then copies from beyond its end.  So that is undone here.
+            flat = self._filter((0,), compressed, 0).tobytes()
+            return _array_of_chunk(flat, self._chunk, is_shuffled=is_shuffled)
+
+        # libhdf5 copies a whole chunk out of what a filter returned, even from beyond
+        # its end: a chunk that says it is smaller ends the process.
+        stated = stated_bytes(compression, compressed)
+        if stated != self._chunk.nbytes:
+            msg = f"it swells to {stated:,} bytes, not {self._chunk.nbytes:,}"
+            raise ValueError(msg)
+        corner = (0,) * len(self._chunk.shape)
+        return self._filter(corner, compressed, filter_mask)
+
+    def _check_ratio(self, compressed: bytes) -> None:
+        """Refuse a chunk that is too small to become what it shall, before it is read.
+
+        Raises:
+            ValueError: It is.
+        """
+        ratio = _MAX_RATIO.get(self._chunk.compression)
         if ratio is not None and self._chunk.nbytes > ratio * len(compressed):
             size = f"{self._chunk.nbytes:,} bytes"
             msg = f"{len(compressed):,} bytes cannot swell to {size}"
             raise ValueError(msg)
-        shuffles = self._chunk.compression in {"gzip", "lzf"}
-        compressor_left_out = filter_mask & (0b10 if shuffles else 0b01)
-        if compressor_left_out or self._chunk.compression == "gzip":
-            # What a filter could not make smaller is stored as it is.  And gzip is
-            # undone here, since libhdf5 takes whatever memory a chunk swells to.
-            flat = compressed
-            if not compressor_left_out:
-                flat = _inflated(compressed, self._chunk.nbytes)
-            shuffled = shuffles and not filter_mask & 0b01
-            return _array_of(flat, self._chunk, shuffled=shuffled)
-        if self._chunk.compression == "bzip2":
-            flat = _bunzipped(compressed, self._chunk.nbytes)
-            return _array_of(flat, self._chunk, shuffled=False)
-        if self._chunk.compression != "lzf":
-            # libhdf5 copies a whole chunk out of what a filter returned, even from
-            # beyond its end: a chunk that says it is smaller ends the process.
-            stated = stated_bytes(self._chunk.compression, compressed)
-            if stated != self._chunk.nbytes:
-                msg = f"it swells to {stated:,} bytes, not {self._chunk.nbytes:,}"
-                raise ValueError(msg)
-        if self._process != os.getpid():
+
+    def _filter(
+        self, corner: tuple[int, ...], compressed: bytes, filter_mask: int
+    ) -> NDArray[Any]:
+        """Have libhdf5 undo the filters of a chunk."""
+        if self._dataset is None or self._process != os.getpid():
             # A handle is never carried over a fork: libhdf5's state is not made for it.
             self._dataset, self._process = self._new_dataset(), os.getpid()
-        if self._chunk.compression == "lzf":
-            # lzf makes room for a whole chunk; libhdf5's shuffle only for what came
-            # out, and then copies from beyond its end.  So that is undone here.
-            self._dataset.id.write_direct_chunk((0,), compressed, 0)
-            shuffled = not filter_mask & 0b01
-            return _array_of(
-                self._dataset[...].tobytes(), self._chunk, shuffled=shuffled
-            )
-        corner = (0,) * len(self._chunk.shape)
         self._dataset.id.write_direct_chunk(corner, compressed, filter_mask)
         decoded: NDArray[Any] = self._dataset[...]
         return decoded
 
-    def _new_dataset(self) -> Any:
+    def _new_dataset(self) -> h5py.Dataset:
         chunk = self._chunk
         # libhdf5 tells files in memory apart by their names alone.
         file = h5py.File(uuid.uuid4().hex, "w", driver="core", backing_store=False)
         if chunk.compression == "lzf":
+            # As bytes, and without a shuffle; see ``decode``.
             size = (chunk.nbytes,)
             return file.create_dataset(
                 "chunk", size, np.uint8, chunks=size, compression="lzf"
             )
         return file.create_dataset(
-            "chunk", chunk.shape, chunk.dtype, chunks=chunk.shape,
+            "chunk",
+            chunk.shape,
+            chunk.dtype,
+            chunks=chunk.shape,
             **filters(chunk.compression),
-        )  # fmt: skip
+        )
 
 
 def stated_bytes(compression: str, compressed: bytes) -> int:
@@ -468,36 +534,42 @@ def _zstd_content_size(frame: bytes) -> int:
     """Read Frame_Content_Size (RFC 8878, 3.1.1.1); 0 where it is left out."""
     if frame[:4] != b"\x28\xb5\x2f\xfd" or len(frame) < 6:
         return 0
+    # magic (4 bytes), descriptor (1), window (0 or 1), dictionary (0 to 4), then size
     descriptor = frame[4]
-    single_segment = bool(descriptor & 0x20)
-    start = 5 + (0 if single_segment else 1) + (0, 1, 2, 4)[descriptor & 3]
-    width = (1 if single_segment else 0, 2, 4, 8)[descriptor >> 6]
-    size = int.from_bytes(frame[start : start + width], "little")
-    return size + 256 if width == 2 else size
+    is_single_segment = bool(descriptor & 0x20)
+    window_bytes = 0 if is_single_segment else 1
+    dictionary_bytes = (0, 1, 2, 4)[descriptor & 0b11]
+    size_bytes = (1 if is_single_segment else 0, 2, 4, 8)[descriptor >> 6]
+    start = 5 + window_bytes + dictionary_bytes
+    size = int.from_bytes(frame[start : start + size_bytes], "little")
+    # A size in two bytes is stored less 256, since smaller ones take one byte.
+    return size + 256 if size_bytes == 2 else size
 
 
-def _bunzipped(compressed: bytes, most: int) -> bytes:
+def _decompress_bzip2(compressed: bytes, max_bytes: int) -> bytes:
     try:
-        return bz2.BZ2Decompressor().decompress(compressed, most + 1)
+        # One byte more than fits tells a chunk that is too large from one that fits.
+        return bz2.BZ2Decompressor().decompress(compressed, max_bytes + 1)
     except OSError as error:
         raise ValueError(str(error)) from None
 
 
-def _inflated(compressed: bytes, most: int) -> bytes:
+def _inflate(compressed: bytes, max_bytes: int) -> bytes:
     try:
-        # One byte more than fits tells a chunk that is too large from one that fits.
-        return zlib.decompressobj().decompress(compressed, most + 1)
+        return zlib.decompressobj().decompress(compressed, max_bytes + 1)
     except zlib.error as error:
         raise ValueError(str(error)) from None
 
 
-def _array_of(flat: bytes, chunk: ChunkFormat, *, shuffled: bool) -> NDArray[Any]:
+def _array_of_chunk(
+    flat: bytes, chunk: ChunkFormat, *, is_shuffled: bool
+) -> NDArray[Any]:
     """See the bytes of a chunk as its values; undo HDF5's shuffle."""
     if len(flat) != chunk.nbytes:
         msg = f"it swells to {len(flat):,} bytes or more, not {chunk.nbytes:,}"
         raise ValueError(msg)
     values = np.frombuffer(flat, np.uint8)
-    if shuffled:
+    if is_shuffled:
         # HDF5 stores the first bytes of all values, then their second bytes, and so on.
         values = values.reshape(chunk.dtype.itemsize, -1).T
     contiguous = np.ascontiguousarray(values).reshape(-1)
@@ -531,34 +603,39 @@ class ChunkedValues:
 
     def __getitem__(self, span: slice) -> NDArray[Any]:
         """Decompress the rows of a span into a new array."""
-        per_sample = max(1, self._rows_per_sample)  # spans begin and end with a sample
-        start, stop = span.start // per_sample, span.stop // per_sample
+        rows_per_sample = max(1, self._rows_per_sample)
+        # Spans begin and end with a sample.
+        start, stop = span.start // rows_per_sample, span.stop // rows_per_sample
         if stop <= start:
             return np.empty((span.stop - span.start, *self.shape[1:]), self.dtype)
+
         rows = np.empty((stop - start, *self._row_shape), self.dtype)
-        first, last = start // self._chunk_rows, (stop - 1) // self._chunk_rows
-        for number in range(first, last + 1):
+        first_chunk, last_chunk = (
+            start // self._chunk_rows,
+            (stop - 1) // self._chunk_rows,
+        )
+        for number in range(first_chunk, last_chunk + 1):
             begin = number * self._chunk_rows
             low, high = max(start, begin), min(stop, begin + self._chunk_rows)
-            chunk = self._chunk(number)
+            chunk = self._recent_or_decoded_chunk(number)
             rows[low - start : high - start] = chunk[low - begin : high - begin]
-        cut: NDArray[Any] = rows.reshape(span.stop - span.start, *self.shape[1:])
-        return cut
+        joined: NDArray[Any] = rows.reshape(span.stop - span.start, *self.shape[1:])
+        return joined
 
-    def _chunk(self, number: int) -> NDArray[Any]:
+    def _recent_or_decoded_chunk(self, number: int) -> NDArray[Any]:
         chunk = self._recent.get(number)
         if chunk is None:
-            chunk = self._decode(number)
-            # As many as libhdf5 itself keeps of a dataset: 1 MiB.
-            while len(self._recent) >= max(1, (1 << 20) // max(1, chunk.nbytes)):
+            chunk = self._decode_chunk(number)
+            max_recent = max(1, _RECENT_CHUNK_BYTES // max(1, chunk.nbytes))
+            while len(self._recent) >= max_recent:
                 self._recent.popitem(last=False)
             self._recent[number] = chunk
         return chunk
 
-    def _decode(self, number: int) -> NDArray[Any]:
+    def _decode_chunk(self, number: int) -> NDArray[Any]:
         offset, size, mask = self._index[number].tolist()
-        inside = offset >= 0 and size > 0 and offset + size <= len(self._mapped)
-        if not inside or not 0 <= mask < 1 << 32:
+        lies_in_file = offset >= 0 and size > 0 and offset + size <= len(self._mapped)
+        if not lies_in_file or not 0 <= mask < 1 << 32:
             raise self._damaged(f"chunk {number} lies outside the file")
         try:
             return self._decoder.decode(

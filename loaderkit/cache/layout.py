@@ -156,7 +156,7 @@ class Shard(ShardFile):
     arrays: Mapping[str, Array]
     columns: Mapping[str, Column]
 
-    def held(self, column: Column) -> int:
+    def samples_with(self, column: Column) -> int:
         """Count the samples of the shard that have the column."""
         if column.rows is None:
             return self.samples
@@ -183,8 +183,14 @@ def shard_from(content: object) -> Shard:
         samples=integer(fields["samples"]),
         bytes=integer(fields["bytes"]),
         xxh3=text(fields["xxh3"]),
-        arrays={k: _array(v) for k, v in record(fields["arrays"]).items()},
-        columns={k: _column(v) for k, v in record(fields["columns"]).items()},
+        arrays={
+            name: _array_from_json(array)
+            for name, array in record(fields["arrays"]).items()
+        },
+        columns={
+            name: _column_from_json(column)
+            for name, column in record(fields["columns"]).items()
+        },
     )
     check_shard(shard)
     return shard
@@ -254,10 +260,13 @@ def _check_chunks(shard: Shard, name: str, array: Array) -> None:
     if not fits or index is None or not array.chunk_rows or not array.shape:
         msg = f"array {name!r} is in chunks, but no index says where they lie"
         raise ValueError(msg)
-    chunks = -(-array.shape[0] // array.chunk_rows)
-    most = MOST_CHUNK_BYTES if array.chunk_rows == 1 else MOST_SHARED_CHUNK_BYTES
-    if index.shape != (chunks, 3) or array.chunk_bytes > most:
-        msg = f"array {name!r} has {chunks:,} chunks, its index {index.shape}"
+    chunk_count = -(-array.shape[0] // array.chunk_rows)
+    max_bytes = MOST_SHARED_CHUNK_BYTES
+    if array.chunk_rows == 1:
+        # A sample that is larger than that has a chunk, and swells to itself.
+        max_bytes = MOST_CHUNK_BYTES
+    if index.shape != (chunk_count, 3) or array.chunk_bytes > max_bytes:
+        msg = f"array {name!r} has {chunk_count:,} chunks, its index {index.shape}"
         raise ValueError(msg)
 
 
@@ -270,34 +279,36 @@ def _check_column(shard: Shard, name: str, column: Column) -> None:
         msg = f"the rows of column {name!r} are no list"
         raise ValueError(msg)
     values = shard.arrays[column.values]
-    if (column.low is None) != (column.high is None) or (
-        column.low is not None and values.dtype[1] not in "iu"
-    ):
+    has_one_bound = (column.low is None) != (column.high is None)
+    has_integers = values.dtype[1] in "iu"
+    if has_one_bound or (column.low is not None and not has_integers):
         msg = f"the bounds of column {name!r} in {shard.file} make no sense"
         raise ValueError(msg)
-    index = [shard.arrays[array] for array in column.arrays[1:]]
-    are_integers = all(a.dtype == "<i8" and a.offset is not None for a in index)
-    if not are_integers or not _fit(shard, column):
+    index_arrays = [shard.arrays[array] for array in column.arrays[1:]]
+    are_mapped_integers = all(
+        array.dtype == "<i8" and array.offset is not None for array in index_arrays
+    )
+    if not are_mapped_integers or not _have_fitting_shapes(shard, column):
         msg = f"the arrays of column {name!r} in {shard.file} do not fit each other"
         raise ValueError(msg)
 
 
-def _fit(shard: Shard, column: Column) -> bool:
+def _have_fitting_shapes(shard: Shard, column: Column) -> bool:
     """Tell whether the shapes of a column's arrays can be those of one column."""
-    held, values = shard.held(column), shard.arrays[column.values]
-    if held > shard.samples or not values.shape:
+    samples, values = shard.samples_with(column), shard.arrays[column.values]
+    if samples > shard.samples or not values.shape:
         return False
     if column.offsets is None:
-        return column.shapes is None and values.shape[0] == held
-    if shard.arrays[column.offsets].shape != (held + 1,):
+        return column.shapes is None and values.shape[0] == samples
+    if shard.arrays[column.offsets].shape != (samples + 1,):
         return False
     if column.shapes is None:
         return True
     shapes = shard.arrays[column.shapes].shape
-    return len(values.shape) == 1 and len(shapes) == 2 and shapes[0] == held
+    return len(values.shape) == 1 and len(shapes) == 2 and shapes[0] == samples
 
 
-def _array(content: object) -> Array:
+def _array_from_json(content: object) -> Array:
     fields = record(content)
     return Array(
         text(fields["dtype"]),
@@ -308,7 +319,7 @@ def _array(content: object) -> Array:
     )
 
 
-def _column(content: object) -> Column:
+def _column_from_json(content: object) -> Column:
     fields = record(content)
     return Column(
         values=text(fields["values"]),

@@ -90,13 +90,13 @@ class Manifest:
 def write_manifest(manifest: Manifest) -> str:
     """Write a manifest as JSON text that carries its own checksum."""
     content = _content_of(manifest)
-    head = {"format": FORMAT, "version": VERSION, "checksum": _checksum(content)}
+    head = {"format": FORMAT, "version": VERSION, "checksum": _checksum_of(content)}
     return f"{json.dumps(head)[:-1]}, {_CONTENT}{content}}}\n"
 
 
 def generation_of(manifest: Manifest) -> str:
     """Name the generation that a manifest will have once it is written."""
-    return _checksum(_content_of(manifest))
+    return _checksum_of(_content_of(manifest))
 
 
 def _content_of(manifest: Manifest) -> str:
@@ -126,12 +126,12 @@ def read_manifest(manifest_text: str, *, where: str) -> Manifest:
         DamagedCacheError: It is not a manifest of ours, or was changed.
     """
     try:
-        outer = json.loads(manifest_text)
+        envelope = json.loads(manifest_text)
     except (ValueError, RecursionError) as error:
-        raise _damaged(where, f"it is not JSON ({error})") from None
-    if not isinstance(outer, dict) or outer.get("format") != FORMAT:
-        raise _damaged(where, f'it has no "format": "{FORMAT}"')
-    version = outer.get("version")
+        raise _damaged_manifest(where, f"it is not JSON ({error})") from None
+    if not isinstance(envelope, dict) or envelope.get("format") != FORMAT:
+        raise _damaged_manifest(where, f'it has no "format": "{FORMAT}"')
+    version = envelope.get("version")
     if version == 1:
         what = f"{where} has format version 1; this loaderkit reads 2 to {VERSION}."
         why = "it was packed before shards were named after their content"
@@ -141,10 +141,12 @@ def read_manifest(manifest_text: str, *, where: str) -> Manifest:
         why = "a newer loaderkit wrote the cache"
         raise CacheVersionError(what, why=why, fix="pip install --upgrade loaderkit")
     if version not in _READ_VERSIONS:
-        raise _damaged(where, f"its version is {version!r}, not 2 to {VERSION}")
-    content, generation = outer.get("content"), str(outer.get("checksum"))
+        raise _damaged_manifest(
+            where, f"its version is {version!r}, not 2 to {VERSION}"
+        )
+    content, generation = envelope.get("content"), str(envelope.get("checksum"))
     if not _has_checksum(manifest_text, content, generation):
-        raise _damaged(where, "its checksum is not that of its content")
+        raise _damaged_manifest(where, "its checksum is not that of its content")
     manifest = manifest_from(content, where=where, version=version)
     return replace(manifest, generation=generation)
 
@@ -157,9 +159,9 @@ def _has_checksum(manifest_text: str, content: object, checksum: str) -> bool:
     """
     # As it was written, it need not be written again: 5 ms for 8,000 shards.
     as_it_stands = manifest_text.partition(_CONTENT)[2].removesuffix("}\n")
-    if _checksum(as_it_stands) == checksum:
+    if _checksum_of(as_it_stands) == checksum:
         return True
-    return _checksum(json.dumps(content, separators=(",", ":"))) == checksum
+    return _checksum_of(json.dumps(content, separators=(",", ":"))) == checksum
 
 
 def manifest_from(content: object, *, where: str, version: int = VERSION) -> Manifest:
@@ -179,20 +181,23 @@ def manifest_from(content: object, *, where: str, version: int = VERSION) -> Man
     try:
         fields = record(content)
         return Manifest(
-            shards=_shards(fields["shards"], version),
+            shards=_shards_from_json(fields["shards"], version),
             structure=record(fields["structure"]),
             fingerprint=record(fields["fingerprint"]),
-            made_with={k: text(v) for k, v in record(fields["made_with"]).items()},
+            made_with={
+                library: text(library_version)
+                for library, library_version in record(fields["made_with"]).items()
+            },
             compression=optional_text(fields["compression"]),
-            sources=_sources(fields["sources"]),
+            sources=_sources_from_json(fields["sources"]),
         )
     except KeyError as error:
-        raise _damaged(where, f"{error} is missing") from None
+        raise _damaged_manifest(where, f"{error} is missing") from None
     except (TypeError, ValueError) as error:
-        raise _damaged(where, str(error)) from None
+        raise _damaged_manifest(where, str(error)) from None
 
 
-def _shards(content: object, version: int) -> ShardTable:
+def _shards_from_json(content: object, version: int) -> ShardTable:
     if version != _VERSION_OF_OBJECTS:
         return ShardTable.from_json(content)
     table = ShardTable.of(shard_from(shard) for shard in list_of_values(content))
@@ -200,7 +205,7 @@ def _shards(content: object, version: int) -> ShardTable:
     return table
 
 
-def _sources(content: object) -> SourceFiles | None:
+def _sources_from_json(content: object) -> SourceFiles | None:
     if content is None:
         return None
     fields = record(content)
@@ -209,17 +214,21 @@ def _sources(content: object) -> SourceFiles | None:
         bytes=integer(fields["bytes"]),
         xxh3=text(fields["xxh3"]),
     )
-    is_ours = sources.file == sources_name(sources.xxh3)
-    if not is_ours or not is_cache_file_name(sources.file) or sources.bytes < 0:
+    is_named_after_content = sources.file == sources_name(sources.xxh3)
+    if (
+        not is_named_after_content
+        or not is_cache_file_name(sources.file)
+        or sources.bytes < 0
+    ):
         msg = f"{sources.file!r} is not the name of a list of sources"
         raise ValueError(msg)
     return sources
 
 
-def _checksum(content: str) -> str:
+def _checksum_of(content: str) -> str:
     return xxhash.xxh3_128_hexdigest(content.encode("utf-8", "surrogatepass"))
 
 
-def _damaged(where: str, why: str) -> DamagedCacheError:
+def _damaged_manifest(where: str, why: str) -> DamagedCacheError:
     what = f"{where} is not the manifest of a loaderkit cache."
     return DamagedCacheError(what, why=why, fix="pack(source, path, overwrite=True)")

@@ -47,11 +47,12 @@ _WORK = ".mirror"
 _LOCK = ".lock"
 _PARTIAL = ".partial"
 _WANTED = ".wanted"
+"""A file that is touched by whoever needs room."""
 _WANTED_S = 1.0
-"""Room is asked for so often, and more, as long as it is wanted."""
+"""Who needs room touches it more often than that.  Chosen."""
 _STEP_BYTES = 32 << 20
 """So much of a shard is asked for at a time, and held in memory."""
-_MORE_ROOM = (
+_HOW_TO_GET_ROOM = (
     "a larger mirror_bytes, fewer workers, or shuffle='block', which needs a few "
     "shards at a time"
 )
@@ -101,8 +102,8 @@ class Mirror:
     @property
     def is_capped(self) -> bool:
         """Whether the whole cache cannot be here at once."""
-        most = self._remote.mirror_bytes
-        return most is not None and most < self.manifest.bytes
+        max_bytes = self._remote.mirror_bytes
+        return max_bytes is not None and max_bytes < self.manifest.bytes
 
     @property
     def patience_s(self) -> float:
@@ -119,11 +120,11 @@ class Mirror:
     def missing(self) -> list[int]:
         """List the shards that are not on local disk."""
         try:
-            here = {file.name for file in self.folder.iterdir()}
+            present = {file.name for file in self.folder.iterdir()}
         except OSError as error:
             raise unreadable(self.folder, error) from error
         names = self.manifest.shards.files
-        return [shard for shard, name in enumerate(names) if name not in here]
+        return [shard for shard, name in enumerate(names) if name not in present]
 
     def check_room_for(self, shards: Sequence[int]) -> None:
         """See that the shards of one batch could be here at once.
@@ -131,15 +132,20 @@ class Mirror:
         Raises:
             NoRoomError: Together they are larger than ``mirror_bytes``.
         """
-        most = self._remote.mirror_bytes
-        if most is None:
+        max_bytes = self._remote.mirror_bytes
+        if max_bytes is None:
             return
         nbytes = int(self.manifest.shards.bytes[list(shards)].sum())
-        if nbytes > most:
-            what = f"A batch reads {len(shards)} shards of {self.storage.url}, "
-            what += f"{format_bytes(nbytes)} together."
-            why = f"mirror_bytes is {format_bytes(most)}, and they are mapped at once"
-            raise NoRoomError(what, why=why, fix=_MORE_ROOM)
+        if nbytes > max_bytes:
+            what = (
+                f"A batch reads {len(shards)} shards of {self.storage.url}, "
+                f"{format_bytes(nbytes)} together."
+            )
+            why = (
+                f"mirror_bytes is {format_bytes(max_bytes)}, and they are mapped at "
+                "once"
+            )
+            raise NoRoomError(what, why=why, fix=_HOW_TO_GET_ROOM)
 
     def use(self, shard: int) -> None:
         """Have a shard on local disk, whole and sound, until it is let go of.
@@ -157,29 +163,39 @@ class Mirror:
             self._make_folders()
             self._copy_manifest()
         with self._whole_folder_locked():
-            if self._is_here(shard):
-                self._take_into_use(shard)
+            if self._use_if_present(shard):
                 return
         described = self.manifest.shards.file(shard)
         with self._locked(self._work / "locks" / f"{described.file}.lock"):
-            for is_last in (False, True):
+            # Twice, since bytes may have been changed on the way and not in the store.
+            for is_last_try in (False, True):
                 with self._whole_folder_locked():
-                    if self._is_here(shard):  # meanwhile, by another process
-                        self._take_into_use(shard)
+                    # Another process may have downloaded it meanwhile.
+                    if self._use_if_present(shard):
                         return
-                    self._reserve(described)
-                if self._download(shard, described):
+                    self._reserve_room(described)
+                if self._download_shard(shard, described):
                     return
-                if is_last:
+                if is_last_try:
                     raise self._wrong_bytes(described)
                 _LOG.warning("%s came with wrong bytes; again", described.file)
+
+    def _use_if_present(self, shard: int) -> bool:
+        """Take a shard into use if it is on local disk; the folder is locked.
+
+        In one go: between the two, another process could delete it to make room.
+        """
+        if not self._is_present(shard):
+            return False
+        self._take_into_use(shard)
+        return True
 
     def let_go(self, shard: int) -> None:
         """Say that this process does not use a shard any more."""
         with self._thread_lock:
             if self.uses(shard):
                 self._own_lease().mark(shard, in_use=False)
-                self._stamp(shard)
+                self._note_use(shard)
             self._used.discard(shard)
 
     def ask_for_room(self) -> None:
@@ -254,7 +270,7 @@ class Mirror:
         except FileNotFoundError:
             raise self._gone(name) from None
 
-    def _is_here(self, shard: int) -> bool:
+    def _is_present(self, shard: int) -> bool:
         described = self.manifest.shards.file(shard)
         try:
             size = (self.folder / described.file).lstat().st_size
@@ -273,7 +289,7 @@ class Mirror:
         with self._thread_lock, writing(self._leases):
             self._own_lease().mark(shard, in_use=True)
             self._used.add(shard)
-            self._stamp(shard)
+            self._note_use(shard)
 
     def _own_lease(self) -> Lease:
         """Give this process's lease: a forked one makes its own of what it inherits."""
@@ -284,55 +300,61 @@ class Mirror:
                 inherited.close()
         return self._lease
 
-    def _stamp(self, shard: int) -> None:
+    def _note_use(self, shard: int) -> None:
         """Note that a shard was used now."""
-        # Of an empty file beside it: the shard's own times tell whether it was changed.
+        # By the time of an empty file beside it: the shard's own times tell whether it
+        # was changed.
         stamp = self._work / f"{self.manifest.shards.files[shard]}.used"
         with contextlib.suppress(OSError):
             stamp.touch()
 
-    def _reserve(self, described: ShardFile) -> None:
+    def _reserve_room(self, described: ShardFile) -> None:
         """Make room for a shard; the folder is locked.
 
         A file that is being downloaded counts as whole: its name says how large it
         will be.
         """
-        partial = self._partial(described)
+        partial = self._partial_file(described)
         if not partial.exists():
-            most = self._remote.mirror_bytes
-            if most is not None:
-                self._make_room(described, most)
+            max_bytes = self._remote.mirror_bytes
+            if max_bytes is not None:
+                self._make_room(described, max_bytes)
             with writing(partial):
                 partial.touch()
 
-    def _make_room(self, described: ShardFile, most: int) -> None:
-        contents = list(_contents(self._root))
-        used = sum(item.bytes for item in contents)
-        if used + described.bytes <= most:
+    def _make_room(self, described: ShardFile, max_bytes: int) -> None:
+        """Delete what is not in use, the least recently used first.
+
+        Raises:
+            NoRoomError: It does not suffice.
+        """
+        mirrored_files = list(_list_files(self._root))
+        used = sum(file.bytes for file in mirrored_files)
+        if used + described.bytes <= max_bytes:
             return
-        for item in _least_recently_used(contents):
-            with writing(item.file):
-                item.delete()
-            used -= item.bytes
-            if used + described.bytes <= most:
+        for file in _deletable_files(mirrored_files):
+            with writing(file.path):
+                file.delete()
+            used -= file.bytes
+            if used + described.bytes <= max_bytes:
                 return
         what = (
             f"The mirror {self._root} has no room for {described.file} "
             f"({format_bytes(described.bytes)}) of {self.storage.url}."
         )
         why = (
-            f"mirror_bytes is {format_bytes(most)}, and {format_bytes(used)} of it are "
-            "in use by this process and others"
+            f"mirror_bytes is {format_bytes(max_bytes)}, and {format_bytes(used)} of "
+            "it are in use by this process and others"
         )
-        raise NoRoomError(what, why=why, fix=_MORE_ROOM)
+        raise NoRoomError(what, why=why, fix=_HOW_TO_GET_ROOM)
 
-    def _download(self, shard: int, described: ShardFile) -> bool:
+    def _download_shard(self, shard: int, described: ShardFile) -> bool:
         """Download what is missing of a shard, and give it its name.
 
         Returns:
             False where the bytes that came are not those that were packed.
         """
-        partial = self._partial(described)
+        partial = self._partial_file(described)
         try:
             with partial.open("a+b") as file:
                 self._download_into(file, described)
@@ -351,20 +373,20 @@ class Mirror:
         return True
 
     def _download_into(self, file: BinaryIO, described: ShardFile) -> None:
-        at = file.seek(0, os.SEEK_END)
-        if at > described.bytes:  # not ours
+        start = file.seek(0, os.SEEK_END)
+        if start > described.bytes:  # not ours
             file.truncate(0)
-            at = 0
-        while at < described.bytes:
-            stop = min(at + _STEP_BYTES, described.bytes)
+            start = 0
+        while start < described.bytes:
+            stop = min(start + _STEP_BYTES, described.bytes)
             try:
-                content = self.storage.read_range(described.file, at, stop)
+                content = self.storage.read_range(described.file, start, stop)
             except FileNotFoundError:
                 raise self._gone(described.file) from None
-            self._write(file, content, described)
-            at = stop
+            self._write_all(file, content, described)
+            start = stop
 
-    def _write(self, file: BinaryIO, content: bytes, described: ShardFile) -> None:
+    def _write_all(self, file: BinaryIO, content: bytes, described: ShardFile) -> None:
         """Write some bytes; where the disk is full, older shards make room."""
         view = memoryview(content)
         while view:
@@ -379,13 +401,13 @@ class Mirror:
 
     def _delete_oldest(self) -> bool:
         with self._whole_folder_locked():
-            for item in _least_recently_used(list(_contents(self._root))):
-                with writing(item.file):
-                    item.delete()
+            for file in _deletable_files(_list_files(self._root)):
+                with writing(file.path):
+                    file.delete()
                 return True
         return False
 
-    def _partial(self, described: ShardFile) -> Path:
+    def _partial_file(self, described: ShardFile) -> Path:
         return self._work / f"{described.file}.{described.bytes}{_PARTIAL}"
 
     def _whole_folder_locked(self) -> contextlib.AbstractContextManager[None]:
@@ -395,6 +417,8 @@ class Mirror:
     def _locked(self, file: Path) -> Iterator[None]:
         lock = filelock.FileLock(file)
         try:
+            # The folder's is held for moments; filelock's own 50 ms would be most of
+            # what taking a shard into use takes.
             lock.acquire(poll_interval=0.02)
         except (OSError, NotImplementedError) as error:
             what = f"The mirror {self._root} cannot be locked: {error}."
@@ -417,9 +441,8 @@ class Mirror:
     def _gone(self, name: str) -> CacheError:
         """Tell a cache that was replaced in the store from one that lost a file."""
         with contextlib.suppress(CacheError):
-            if load_remote_manifest(self.storage).generation != (
-                self.manifest.generation
-            ):
+            generation = load_remote_manifest(self.storage).generation
+            if generation != self.manifest.generation:
                 return self._replaced()
         what = f"{self.storage.url}/{name} is missing."
         fix = f"loaderkit push CACHE {self.storage.url} --overwrite"
@@ -437,26 +460,26 @@ class Mirror:
         return DamagedCacheError(what, why=why, fix=fix)
 
 
-class _Item:
+class _MirroredFile:
     """A file of a mirror that takes room: a shard, or a part of one.
 
     Args:
-        file: Its path.
+        path: Its path.
         nbytes: What it takes; of a part, what the whole will take.
     """
 
-    def __init__(self, file: Path, nbytes: int) -> None:
-        self.file, self.bytes = file, nbytes
-        self.is_partial = file.name.endswith(_PARTIAL)
-        work = file.parent if self.is_partial else file.parent / _WORK
+    def __init__(self, path: Path, nbytes: int) -> None:
+        self.path, self.bytes = path, nbytes
+        self.is_partial = path.name.endswith(_PARTIAL)
+        work = path.parent if self.is_partial else path.parent / _WORK
         self.folder = work.parent
-        name = file.name.split(".h5", 1)[0] + ".h5"
+        name = path.name.split(".h5", 1)[0] + ".h5"
         self.stamp = work / f"{name}.used"
         self.lock_file = work / "locks" / f"{name}.lock"
 
     def used_ns(self) -> int:
         """Say when it was last used."""
-        for file in (self.stamp, self.file):
+        for file in (self.stamp, self.path):
             with contextlib.suppress(OSError):
                 return file.stat().st_mtime_ns
         return 0
@@ -475,37 +498,38 @@ class _Item:
 
     def delete(self) -> None:
         """Delete it."""
-        remove(self.file)
+        remove(self.path)
         if not self.is_partial:
             remove(self.stamp)
 
 
-def _contents(root: Path) -> Iterator[_Item]:
+def _list_files(root: Path) -> Iterator[_MirroredFile]:
     """List what takes room in a mirror, of all caches; the folder is locked."""
     for folder in root.iterdir():
         if not (folder / _WORK).is_dir():
             continue
         for entry in os.scandir(folder):
             if is_cache_file_name(entry.name) and entry.name.endswith(".h5"):
-                yield _Item(folder / entry.name, entry.stat().st_size)
+                yield _MirroredFile(folder / entry.name, entry.stat().st_size)
         for entry in os.scandir(folder / _WORK):
             name, _, nbytes = entry.name.removesuffix(_PARTIAL).rpartition(".")
             if is_cache_file_name(name) and nbytes.isdecimal():
-                yield _Item(folder / _WORK / entry.name, int(nbytes))
+                yield _MirroredFile(folder / _WORK / entry.name, int(nbytes))
 
 
-def _least_recently_used(contents: Iterable[_Item]) -> Iterator[_Item]:
-    """Sort out what may be deleted, the least recently used first."""
+def _deletable_files(files: Iterable[_MirroredFile]) -> Iterator[_MirroredFile]:
+    """Choose what may be deleted, the least recently used first."""
     in_use: dict[Path, set[str]] = {}
-    for item in sorted(contents, key=_Item.used_ns):
-        if item.is_being_downloaded():
+    for file in sorted(files, key=_MirroredFile.used_ns):
+        if file.is_being_downloaded():
             continue
-        if not item.is_partial:
-            if item.folder not in in_use:
-                in_use[item.folder] = _files_in_use(item.folder)
-            if item.file.name in in_use[item.folder]:
+        if not file.is_partial:
+            # Asked for when first needed: each lease of the folder is tried to lock.
+            if file.folder not in in_use:
+                in_use[file.folder] = _files_in_use(file.folder)
+            if file.path.name in in_use[file.folder]:
                 continue
-        yield item
+        yield file
 
 
 def _files_in_use(folder: Path) -> set[str]:

@@ -19,6 +19,7 @@ import os
 import random
 import threading
 import time
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from loaderkit.cache.storage import Patience, without_password
@@ -37,23 +38,49 @@ stream of S3 carries some 80 MB/s (AWS' figure), a network more."""
 _LEAST_PART_BYTES = 128 << 10
 """Parts get smaller after a request that took too long, down to this."""
 _EXTRAS = {
-    "s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "abfs": "azure",
-    "abfss": "azure", "az": "azure", "adl": "azure", "hf": "hf",
-}  # fmt: skip
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gcs",
+    "gcs": "gcs",
+    "abfs": "azure",
+    "abfss": "azure",
+    "az": "azure",
+    "adl": "azure",
+    "hf": "hf",
+}
 """Which extra of loaderkit brings the file system of a protocol."""
 _NEVER_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _PRECONDITION = 401, 403, 404, 412
 _WORTH_ANOTHER_TRY = {408, 409, 425, 429}
 """Statuses below 500 that pass: timeouts, conflicts, too many requests."""
 _CREDENTIAL_ERRORS = {
-    "NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError",
-    "TokenRetrievalError", "UnauthorizedSSOTokenError", "SSOTokenLoadError",
-    "ProfileNotFound", "DefaultCredentialsError", "RefreshError",
-    "ClientAuthenticationError", "GatedRepoError", "LocalTokenNotFoundError",
-}  # fmt: skip
-"""Names of botocore's, google.auth's, azure's and huggingface_hub's errors: their
-libraries are not imported to find out."""
+    # botocore
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "CredentialRetrievalError",
+    "TokenRetrievalError",
+    "UnauthorizedSSOTokenError",
+    "SSOTokenLoadError",
+    "ProfileNotFound",
+    # google.auth
+    "DefaultCredentialsError",
+    "RefreshError",
+    # azure
+    "ClientAuthenticationError",
+    # huggingface_hub
+    "GatedRepoError",
+    "LocalTokenNotFoundError",
+}
+"""Errors by name: their libraries are not imported to find out."""
 _NOT_SUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
+"""What file systems answer that know no ``mode="create"``."""
+_PARTS_AT_ONCE = 8
+"""Chosen: 32 MiB, one step of the mirror, are asked for together."""
+_MAX_ERROR_LETTERS = 300
+"""Of an error's text in a message: some hold a whole page of HTML."""
+_ONE_COMMIT_AT_A_TIME = threading.Lock()
+"""fsspec's memory:// looks whether a file is there and then writes it, so that of two
+threads both could succeed; other processes cannot see its files."""
 
 
 class ObjectStore:
@@ -81,7 +108,7 @@ class ObjectStore:
         self._patience = patience or Patience()
         self._opened: _FileSystem | None = None
         self._part_bytes = _PART_BYTES
-        self._file_system()  # what is wrong with the URL is said at once
+        self._file_system_of_process()  # what is wrong with the URL is said at once
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel as URL and options, never with an open connection."""
@@ -101,21 +128,23 @@ class ObjectStore:
                 raise _cut_short(len(content), size)
             return content
 
-        return self._persist(read, name)
+        return self._with_retries(read, name)
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         """Read some bytes of a file; see ``Storage``."""
-        pieces = []
-        at = start
-        while at < stop:
-            # So many parts at once: a stop that cannot pass in ``request_s`` makes
-            # parts smaller, and so what is asked for again.
-            until = min(stop, at + 8 * self._part_bytes)
-            read = functools.partial(self._read_parts, name, at, until)
-            piece = self._persist(read, name, on_timeout=self._ask_for_less)
-            pieces.append(piece)
-            at += len(piece)
-        return b"".join(pieces)
+        contents = []
+        position = start
+        while position < stop:
+            # Cut by the size of parts as it is now, since what cannot pass in
+            # ``request_s`` makes parts smaller, and so what is asked for again.
+            step_stop = min(stop, position + _PARTS_AT_ONCE * self._part_bytes)
+            read = functools.partial(self._read_parts, name, position, step_stop)
+            content = self._with_retries(
+                read, name, on_timeout=self._ask_for_smaller_parts
+            )
+            contents.append(content)
+            position += len(content)
+        return b"".join(contents)
 
     def sizes(self) -> Mapping[str, int]:
         """List the files with their bytes; see ``Storage``."""
@@ -131,7 +160,7 @@ class ObjectStore:
                 if entry["type"] == "file"
             }
 
-        return self._persist(list_files, "")
+        return self._with_retries(list_files, "")
 
     def write_file(self, name: str, file: Path) -> None:
         """Write a file from local disk; see ``Storage``."""
@@ -142,7 +171,7 @@ class ObjectStore:
             parts = 1 + file.stat().st_size // _PART_BYTES
             system.call("put_file", os.fspath(file), system.path(name), times=parts)
 
-        self._persist(write, name, verb="written")
+        self._with_retries(write, name, verb="written")
 
     def commit(self, name: str, content: bytes, *, replace: bool) -> None:
         """Write the file that makes all others visible; see ``Storage``."""
@@ -157,16 +186,17 @@ class ObjectStore:
                 system.call("pipe_file", path, content)
                 return
             try:
-                # Not every file system knows ``mode``; this is asked of all.
-                if system.call("exists", path):
-                    raise FileExistsError(path)
-                self._create(system, path, content)
+                with _ONE_COMMIT_AT_A_TIME:
+                    # Not every file system knows ``mode``; this is asked of all.
+                    if system.call("exists", path):
+                        raise FileExistsError(path)
+                    self._create_file(system, path, content)
             except FileExistsError:
                 # The answer to an earlier try may have been lost on its way here.
                 if tries == 1 or system.call("cat_file", path) != content:
                     raise
 
-        self._persist(write, name, verb="written")
+        self._with_retries(write, name, verb="written")
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there; see ``Storage``."""
@@ -175,10 +205,18 @@ class ObjectStore:
             with contextlib.suppress(FileNotFoundError):
                 system.call("rm_file", system.path(name))
 
-        self._persist(remove, name, verb="removed")
+        self._with_retries(remove, name, verb="removed")
 
     @staticmethod
-    def _create(system: _FileSystem, path: str, content: bytes) -> None:
+    def _create_file(system: _FileSystem, path: str, content: bytes) -> None:
+        """Write a file that must not be there, as surely as the file system can.
+
+        S3, GCS and Azure refuse to replace one in the same request; others are asked
+        before, and two writers at the same moment could both succeed.
+
+        Raises:
+            FileExistsError: It is there.
+        """
         try:
             system.call("pipe_file", path, content, mode="create")
         except FileExistsError:
@@ -209,10 +247,10 @@ class ObjectStore:
                 raise _cut_short(len(part), last - first)
         return b"".join(parts)
 
-    def _ask_for_less(self) -> None:
+    def _ask_for_smaller_parts(self) -> None:
         self._part_bytes = max(_LEAST_PART_BYTES, self._part_bytes // 4)
 
-    def _persist(
+    def _with_retries(
         self,
         request: Callable[[_FileSystem], T],
         name: str,
@@ -225,7 +263,7 @@ class ObjectStore:
         for number in range(self._patience.tries):
             try:
                 with _NO_FORK_MEANWHILE:
-                    return request(self._file_system())
+                    return request(self._file_system_of_process())
             except CacheError:
                 raise
             except _NEVER_THERE as error:
@@ -235,21 +273,22 @@ class ObjectStore:
                 raise
             except Exception as error:  # noqa: BLE001 -- any library's
                 _check_worth_another_try(where, verb, error)
-                last = error
-            if on_timeout is not None and _is_timeout(last):
+                last_error = error
+            if on_timeout is not None and _is_timeout(last_error):
                 on_timeout()
             if number < len(self._patience.waits_s):
+                # At random, so that ranks which failed together do not come together.
                 pause = self._patience.waits_s[number] * random.uniform(1, 1.5)
                 _LOG.warning(
                     "%s was not %s (%s); trying again in %.1f s",
-                    *(where, verb, _text_of(last), pause),
+                    *(where, verb, _text_of(last_error), pause),
                 )
                 time.sleep(pause)
             # Connections of a server that went away, or credentials of an hour ago.
             self._opened = None
-        raise _gave_up(where, verb, last, self._patience) from last
+        raise _gave_up(where, verb, last_error, self._patience) from last_error
 
-    def _file_system(self) -> _FileSystem:
+    def _file_system_of_process(self) -> _FileSystem:
         opened = self._opened
         if opened is None or opened.process != os.getpid():
             opened = self._opened = _FileSystem(
@@ -294,7 +333,7 @@ class _FileSystem:
                 # The request is cancelled when its time is over.
                 return sync(self._system.loop, coroutine, *args, timeout=seconds, **kw)
         function = functools.partial(getattr(self._system, method), *args, **kw)
-        return _within(seconds, function)
+        return _call_within(seconds, function)
 
 
 def _open_file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
@@ -314,36 +353,35 @@ def _open_file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     except (ValueError, TypeError) as error:
         what = f"{url} cannot be opened: {error}."
         why = "fsspec knows no such file system, or it does not take these options"
-        fix = "a URL such as 's3://bucket/cache', and storage_options={...} as in the "
-        raise OptionError(what, why=why, fix=f"{fix}file system's manual") from error
+        fix = (
+            "a URL such as 's3://bucket/cache', and storage_options={...} as in the "
+            "file system's manual"
+        )
+        raise OptionError(what, why=why, fix=fix) from error
     return system, root
 
 
-def _within(seconds: float, function: Callable[[], T]) -> T:
+def _call_within(seconds: float, function: Callable[[], T]) -> T:
     """Call a function on a thread that nobody waits for any longer than that.
 
     The thread of a call that hangs stays; there is no other way to leave one, and a
     request is given up after a few.
     """
-    outcome: list[tuple[bool, Any]] = []
-    done = threading.Event()
+    outcome: Future[T] = Future()
 
     def call() -> None:
         try:
-            outcome.append((True, function()))
+            outcome.set_result(function())
         except BaseException as error:  # noqa: BLE001 -- raised again by the caller
-            outcome.append((False, error))
-        done.set()
+            outcome.set_exception(error)
 
+    # Not an executor's: Python waits for the threads of those when it ends.
     threading.Thread(target=call, name="loaderkit-storage", daemon=True).start()
-    if not done.wait(seconds):
+    wait([outcome], seconds)
+    if not outcome.done():
         msg = f"no answer within {seconds:g} s"
         raise TimeoutError(msg)
-    [(succeeded, value)] = outcome
-    if not succeeded:
-        raise value
-    result: T = value
-    return result
+    return outcome.result()
 
 
 class _ForkGate:
@@ -422,18 +460,21 @@ def _check_worth_another_try(where: str, verb: str, error: Exception) -> None:
     """
     status = _status_of(error)
     names = {kind.__name__ for kind in type(error).__mro__}
-    refused = isinstance(error, PermissionError) or names & _CREDENTIAL_ERRORS
-    if refused or status in {_UNAUTHORIZED, _FORBIDDEN}:
+    is_refused = isinstance(error, PermissionError) or names & _CREDENTIAL_ERRORS
+    if is_refused or status in {_UNAUTHORIZED, _FORBIDDEN}:
         what = f"{where} could not be {verb}: {_text_of(error)}."
-        why = "the store does not let you in: credentials are missing, expired, or not "
+        why = (
+            "the store does not let you in: credentials are missing, expired, or not "
+            "allowed to do this"
+        )
         fix = "log in again, or pass storage_options={...} with credentials that may"
-        why += "allowed to do this"
         raise CacheError(what, why=why, fix=fix) from error
     if status == _NOT_FOUND:
         raise FileNotFoundError(errno.ENOENT, _text_of(error), where) from error
-    passes = status is None or status >= 500 or status in _WORTH_ANOTHER_TRY
+    may_pass = status is None or status >= 500 or status in _WORTH_ANOTHER_TRY
+    # A file system that lacks a method, or its arguments, lacks them the next time too.
     is_bug = isinstance(error, TypeError | AttributeError | NotImplementedError)
-    if not passes or is_bug:
+    if not may_pass or is_bug:
         what = f"{where} could not be {verb}: {_text_of(error)}."
         why = "the store refuses the request, or its file system cannot do this"
         fix = "check the URL and storage_options"
@@ -458,4 +499,5 @@ def _is_timeout(error: Exception) -> bool:
 def _text_of(error: BaseException) -> str:
     """Say what an error is, on one line; some have no text."""
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+    name = type(error).__name__
+    return f"{name}: {text[:_MAX_ERROR_LETTERS]}" if text else name

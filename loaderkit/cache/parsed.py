@@ -70,7 +70,7 @@ def integers(value: object) -> list[int]:
     # All at once: there are hundreds in each group of shards.
     are_whole = not set(map(type, values)) - {int}
     if not are_whole or (values and max(max(values), ~min(values)) >= 1 << 63):
-        return [integer(each) for each in values]  # which says what is wrong
+        return [integer(number) for number in values]  # which says what is wrong
     return values
 
 

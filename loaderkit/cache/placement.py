@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Bools = NDArray[np.bool_]
 
-_MOST_ALIKE_ROW_BYTES = 16 << 10
+_MAX_ALIKE_ROW_BYTES = 16 << 10
 """Rows up to here are placed so that columns with as many rows a shard lie alike.
 The gap behind a shard is at most a page's number of rows: 64 MiB of addresses."""
-_MOST_BYTES = 1 << 44
+_MAX_BYTES = 1 << 44
 """An eighth of the addresses that a process has on today's systems."""
 
 
@@ -32,7 +32,9 @@ class Window:
     """Which piece of a file is mapped, and to which bytes of the range."""
 
     file_start: int
-    at: int
+    """First byte in the file."""
+    range_start: int
+    """First byte in the range of addresses."""
     nbytes: int
 
 
@@ -79,12 +81,14 @@ def can_be_placed(starts: Ints, counts: Ints, row_bytes: int, page: int) -> Bool
     >>> can_be_placed(starts, counts, row_bytes=44, page=4096)
     array([ True, False])
     """
-    can: Bools = counts > 0
-    can &= starts % page % row_bytes == 0
-    return can
+    can_lie_at_pages: Bools = counts > 0
+    can_lie_at_pages &= starts % page % row_bytes == 0
+    return can_lie_at_pages
 
 
-def place(starts: Ints, counts: Ints, row_bytes: int, page: int) -> Placement | None:
+def place_side_by_side(
+    starts: Ints, counts: Ints, row_bytes: int, page: int
+) -> Placement | None:
     """Find addresses at which the rows of all shards are rows of one array.
 
     Args:
@@ -97,29 +101,30 @@ def place(starts: Ints, counts: Ints, row_bytes: int, page: int) -> Placement | 
         The placement; None where it takes too many addresses.
 
     >>> import numpy as np
-    >>> two = place(np.array([4096, 8192]), np.array([100, 50]), 44, page=4096)
-    >>> two.first_rows.tolist(), two.row_count
+    >>> starts, counts = np.array([4096, 8192]), np.array([100, 50])
+    >>> placement = place_side_by_side(starts, counts, row_bytes=44, page=4096)
+    >>> placement.first_rows.tolist(), placement.row_count
     ([0, 4096], 4146)
-    >>> two.window(1)
-    Window(file_start=8192, at=180224, nbytes=4096)
+    >>> placement.window(1)
+    Window(file_start=8192, range_start=180224, nbytes=4096)
     """
     # So many rows are a whole number of pages.  A page's number of rows always is, so
     # columns of different rows can agree on it; for large rows it would be a waste.
     step = page
-    if row_bytes > _MOST_ALIKE_ROW_BYTES:
+    if row_bytes > _MAX_ALIKE_ROW_BYTES:
         step = page // math.gcd(page, row_bytes)
     # Before anything is added up, which could overflow.
-    if (counts.astype(float) + 2.0 * step).sum() * row_bytes > 2.0 * _MOST_BYTES:
+    if (counts.astype(float) + 2.0 * step).sum() * row_bytes > 2.0 * _MAX_BYTES:
         return None
-    rows_before = starts % page // row_bytes
+    in_page = starts % page
+    rows_before = in_page // row_bytes
     # Each shard begins a whole number of steps behind the one before.
     steps = (rows_before + counts + step - 1) // step
     first_rows = step * (steps.cumsum() - steps) + rows_before
     row_count = int(first_rows[-1] + counts[-1])
     nbytes = round_up(row_count * row_bytes, page)
-    if nbytes > _MOST_BYTES:
+    if nbytes > _MAX_BYTES:
         return None
-    in_page = starts % page
     return Placement(
         first_rows,
         row_count,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
-from urllib.parse import unquote, urlsplit
 
-from loaderkit.arguments import refuse_value
+from loaderkit.arguments import check_cache_path, refuse_value
 from loaderkit.cache.folder_storage import FolderStorage
 from loaderkit.cache.object_store import ObjectStore
 from loaderkit.cache.storage import Patience, is_url, without_password
@@ -17,11 +16,22 @@ from loaderkit.errors import CacheError, OptionError
 from loaderkit.units import parse_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    import os
+    from collections.abc import Callable, Mapping
 
     from loaderkit.cache.storage import Storage
 
-_MOST_AHEAD_BYTES = 4 << 30
+    OpenUrl = Callable[[str, Mapping[str, Any] | None, Patience | None], Storage]
+
+STORAGES: dict[str, OpenUrl] = {
+    "file": FolderStorage.from_url,
+    "local": FolderStorage.from_url,
+}
+"""What opens URLs of a scheme, by the scheme; all others are for fsspec.
+
+A storage of your own is a file like folder_storage.py, and a line here; or, outside of
+this library, ``STORAGES["mine"] = MyStorage`` in a module that workers import too."""
+_MAX_BYTES_AHEAD = 4 << 30
 """Chosen: some 16 shards of the usual size, a minute of a network of 70 MB/s."""
 
 
@@ -67,9 +77,9 @@ class RemoteCache:
     def ahead_bytes(self) -> int:
         """How much may be downloaded before it is needed."""
         if self.mirror_bytes is None:
-            return _MOST_AHEAD_BYTES
+            return _MAX_BYTES_AHEAD
         # The other half is for what is being read.
-        return min(_MOST_AHEAD_BYTES, self.mirror_bytes // 2)
+        return min(_MAX_BYTES_AHEAD, self.mirror_bytes // 2)
 
     def open_storage(self) -> Storage:
         """Open the store; no request is made.
@@ -127,19 +137,19 @@ def locate_cache(
     >>> locate_cache("s3://bucket/molecules", mirror_bytes="2 GB").mirror_bytes
     2000000000
     """
-    given = {
-        "storage_options": storage_options,
-        "mirror": mirror,
-        "mirror_bytes": mirror_bytes,
-    }
     if is_url(path) and isinstance(path, str):
         return RemoteCache(
             path,
             storage_options=dict(storage_options or {}),
             mirror=None if mirror is None else Path(mirror).absolute(),
-            mirror_bytes=_checked_bytes(mirror_bytes),
+            mirror_bytes=_mirror_bytes_from_option(mirror_bytes),
         )
-    for name, value in given.items():
+    options_of_urls = {
+        "storage_options": storage_options,
+        "mirror": mirror,
+        "mirror_bytes": mirror_bytes,
+    }
+    for name, value in options_of_urls.items():
         if value is not None:
             what = f"{name} was given for the cache {path!s}, which is no URL."
             why = "a folder is read where it is"
@@ -147,6 +157,7 @@ def locate_cache(
             raise OptionError(what, why=why, fix=fix)
     if path is None or isinstance(path, RemoteCache):
         return path
+    check_cache_path(path)
     return Path(path).absolute()
 
 
@@ -173,37 +184,28 @@ def open_storage(
         example = "s3://bucket/molecules"
         name = "url"
         raise refuse_value(name, url, "a URL that fsspec knows", example)
-    folder = _folder_of(url)
-    if folder is not None:
-        return FolderStorage(folder)
-    return ObjectStore(url, storage_options, patience)
+    scheme = url.split("://", 1)[0].lower()
+    open_url = STORAGES.get(scheme, ObjectStore)
+    return open_url(url, storage_options, patience)
 
 
-def _checked_bytes(mirror_bytes: object) -> int | None:
-    if mirror_bytes is None:
+def _mirror_bytes_from_option(value: object) -> int | None:
+    """Read the option ``mirror_bytes``.
+
+    Raises:
+        OptionError: It is no number of bytes above zero.
+    """
+    if value is None:
         return None
-    count = -1
-    if isinstance(mirror_bytes, str):
-        try:
-            count = parse_bytes(mirror_bytes)
-        except ValueError:
-            count = -1
-    elif isinstance(mirror_bytes, int) and not isinstance(mirror_bytes, bool):
-        count = mirror_bytes
-    if count < 1:
+    nbytes = None
+    if isinstance(value, str):
+        # A text that cannot be read is refused below, with what can be.
+        with contextlib.suppress(ValueError):
+            nbytes = parse_bytes(value)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        nbytes = value
+    if nbytes is None or nbytes < 1:
         wanted = "a number of bytes, or a text such as '200 GB'"
         name = "mirror_bytes"
-        raise refuse_value(name, mirror_bytes, wanted, "200 GB")
-    return count
-
-
-def _folder_of(url: str) -> Path | None:
-    """Give the folder of a ``file://`` URL; None for others."""
-    if not url.lower().startswith(("file://", "local://")):
-        return None
-    parts = urlsplit(url)
-    # "file://data/cache" has a host by the letter; fsspec takes it for a path.
-    path = unquote(parts.netloc + parts.path)
-    if os.name == "nt":
-        path = path.lstrip("/")
-    return Path(path)
+        raise refuse_value(name, value, wanted, "200 GB")
+    return nbytes

@@ -59,11 +59,12 @@ if TYPE_CHECKING:
 _POSITION, _NUMBER, _SAMPLES, _BYTES, _XXH3_HIGH, _XXH3_LOW = range(6)
 """The first numbers of every shard: where it stands in the cache, the number in its
 name, its samples, its bytes, and the two halves of its checksum."""
-_OF_ALL_SHARDS = 6
+_FIRST_NUMBER_OF_ARRAYS = 6
 _WIDTHS = (0, 1, 2, 4, 8)
+"""Bytes that a stored number may take."""
 _FEW_NAMES = 50
 """So many names are made sooner one by one than by numpy."""
-_MOST_MADE = 1024
+_MAX_RECENT_SHARDS = 1024
 """So many ``Shard`` objects are kept: some 10 MB.  Chosen; making one takes 0.1 ms."""
 
 
@@ -120,28 +121,31 @@ class Schema:
         The place is the offset of an array that is mapped, and ``chunk_rows`` of one
         that is in chunks.
         """
-        starts, start = {}, _OF_ALL_SHARDS
+        first_numbers, number = {}, _FIRST_NUMBER_OF_ARRAYS
         for name, array in self.arrays:
-            starts[name] = start
-            start += array.axes + 1
-        return starts
+            first_numbers[name] = number
+            number += array.axes + 1
+        return first_numbers
 
     @cached_property
     def first_number_of_column(self) -> Mapping[str, int]:
         """Where the bounds of a column begin, ``low`` and then ``high``."""
-        starts, start = {}, _OF_ALL_SHARDS + sum(a.axes + 1 for _, a in self.arrays)
+        first_numbers, number = {}, self._first_number_of_columns
         for name, column in self.columns:
             if column.bounded:
-                starts[name] = start
-                start += 2
-        return starts
+                first_numbers[name] = number
+                number += 2
+        return first_numbers
 
     @cached_property
     def numbers_per_shard(self) -> int:
         """How many numbers a shard has."""
-        in_arrays = sum(array.axes + 1 for _, array in self.arrays)
-        bounded = sum(column.bounded for _, column in self.columns)
-        return _OF_ALL_SHARDS + in_arrays + 2 * bounded
+        bounded_columns = [column for _, column in self.columns if column.bounded]
+        return self._first_number_of_columns + 2 * len(bounded_columns)
+
+    @cached_property
+    def _first_number_of_columns(self) -> int:
+        return _FIRST_NUMBER_OF_ARRAYS + sum(array.axes + 1 for _, array in self.arrays)
 
     @classmethod
     def of(cls, shard: Shard) -> Schema:
@@ -169,8 +173,8 @@ class Schema:
         arrays = record(fields["arrays"]).items()
         columns = record(fields["columns"]).items()
         return cls(
-            tuple((name, _array_schema(array)) for name, array in arrays),
-            tuple((name, _column_schema(column)) for name, column in columns),
+            tuple((name, _array_schema_from_json(array)) for name, array in arrays),
+            tuple((name, _column_schema_from_json(column)) for name, column in columns),
         )
 
 
@@ -213,8 +217,10 @@ class ShardGroup:
             pairs = zip(numbers.tolist(), digits.split("-"), strict=True)
             return [shard_name(number, xxh3) for number, xxh3 in pairs]
         # The same by numpy, since 8,000 calls would take a quarter of opening a cache.
+        # A row of letters each: "00042-0123456789abcdef.h5" and the end of a line.
         letters = np.empty((len(self), 26), np.uint8)
-        letters[:, :5] = ord("0") + numbers[:, None] // 10 ** np.arange(4, -1, -1) % 10
+        powers_of_ten = 10 ** np.arange(4, -1, -1)
+        letters[:, :5] = ord("0") + numbers[:, None] // powers_of_ten % 10
         letters[:, 5:] = np.frombuffer(b"-0123456789abcdef.h5\n", np.uint8)
         hexadecimal = np.frombuffer(digits.encode() + b"-", np.uint8).reshape(-1, 17)
         letters[:, 6:22] = hexadecimal[:, :16]
@@ -225,14 +231,14 @@ class ShardGroup:
         start = self.schema.first_number_of_array[array]
         return self.numbers[start : start + self.schema.array[array].axes]
 
-    def place(self, array: str) -> Ints:
+    def offset_or_chunk_rows(self, array: str) -> Ints:
         """Give an array's offset if it is mapped, else its ``chunk_rows`` ``[k]``."""
         start = self.schema.first_number_of_array[array]
         return self.numbers[start + self.schema.array[array].axes]
 
     def row_size(self, array: str) -> Ints:
         """Count the numbers of a row of an array, up to ``MOST_COUNT`` ``[k]``."""
-        return _product(self.shape(array)[1:], len(self))
+        return _saturating_product(self.shape(array)[1:], len(self))
 
     def by_row_shape(
         self, array: str, leading_axes: int
@@ -252,26 +258,32 @@ class ShardGroup:
             yield tuple(int(size[0]) for size in sizes), np.arange(len(self))
             return
         order = np.lexsort(varying)
-        differs = np.zeros(len(self) - 1, bool)
+        differs_from_next = np.zeros(len(self) - 1, bool)
         for size in varying:
-            differs |= np.diff(size[order]) != 0
-        for rows in np.split(order, differs.nonzero()[0] + 1):
+            differs_from_next |= np.diff(size[order]) != 0
+        for rows in np.split(order, differs_from_next.nonzero()[0] + 1):
             yield tuple(int(size[rows[0]]) for size in sizes), rows
 
     def nbytes(self, array: str) -> Ints:
         """Count the bytes of an array, uncompressed, up to ``MOST_COUNT`` ``[k]``."""
         itemsize = np.dtype(self.schema.array[array].dtype).itemsize
-        return _product([*self.shape(array), np.array([itemsize])], len(self))
+        return _saturating_product(
+            [*self.shape(array), np.array([itemsize])], len(self)
+        )
 
     def chunk_bytes(self, array: str) -> Ints:
         """Count the bytes of a chunk of an array, up to ``MOST_COUNT`` ``[k]``."""
         if self.schema.array[array].chunk_index is None:
             return np.zeros(len(self), np.int64)
         itemsize = np.dtype(self.schema.array[array].dtype).itemsize
-        sizes = [self.place(array), *self.shape(array)[1:], np.array([itemsize])]
-        return _product(sizes, len(self))
+        sizes = [
+            self.offset_or_chunk_rows(array),
+            *self.shape(array)[1:],
+            np.array([itemsize]),
+        ]
+        return _saturating_product(sizes, len(self))
 
-    def held(self, column: str) -> Ints:
+    def samples_with(self, column: str) -> Ints:
         """Count the samples that have a column ``[k]``."""
         rows = self.schema.column[column].rows
         return self.samples if rows is None else self.shape(rows)[0]
@@ -350,46 +362,49 @@ class ShardGroup:
         Its first shard was checked, so names and numbers of axes fit.
         """
         numbers = self.numbers[_NUMBER]
+        # Vectors of equal numbers are looked at once (see ``_are_counts``), so what is
+        # combined here is ``[k]`` or ``[1]``.
         sound: Bools = (numbers >= 0) & (numbers < MOST_SHARDS)
         sound &= _are_counts(self.samples) & _are_counts(self.bytes)
         for name, array in self.schema.arrays:
-            for sizes in (*self.shape(name), self.place(name)):
+            for sizes in (*self.shape(name), self.offset_or_chunk_rows(name)):
                 sound &= _are_counts(sizes)
             # Below, numbers may be of any size, so sums and products are of no meaning
             # where ``sound`` is false already; where it is true they are exact.
             nbytes = self.nbytes(name)
             sound &= nbytes < MOST_COUNT
             if array.chunk_index is None:
-                sound &= self.place(name) % ALIGNMENT == 0
-                sound &= self.place(name) + nbytes <= self.bytes
+                sound &= self.offset_or_chunk_rows(name) % ALIGNMENT == 0
+                sound &= self.offset_or_chunk_rows(name) + nbytes <= self.bytes
             else:
-                sound &= self._have_chunks(name, array.chunk_index)
+                sound &= self._have_indexed_chunks(name, array.chunk_index)
         for name, column in self.schema.columns:
-            sound &= self._fit(name, column)
+            sound &= self._have_fitting_arrays(name, column)
         return sound
 
-    def _have_chunks(self, name: str, index: str) -> Bools:
+    def _have_indexed_chunks(self, name: str, index: str) -> Bools:
         """Tell of which shards the index names all chunks of an array ``[k]``."""
-        chunk_rows = self.place(name)
-        rows = np.maximum(chunk_rows, 1)
-        chunks = -(-self.shape(name)[0] // rows)
-        most = np.where(rows == 1, MOST_CHUNK_BYTES, MOST_SHARED_CHUNK_BYTES)
+        chunk_rows = self.offset_or_chunk_rows(name)
+        divisor = np.maximum(chunk_rows, 1)  # zero is refused below
+        chunk_count = -(-self.shape(name)[0] // divisor)
+        # A chunk of one sample is as large as that is; more share a smaller one.
+        max_bytes = np.where(divisor == 1, MOST_CHUNK_BYTES, MOST_SHARED_CHUNK_BYTES)
         entries, width = self.shape(index)
         fits: Bools = chunk_rows > 0
-        fits &= (entries == chunks) & (width == 3)
-        fits &= self.chunk_bytes(name) <= most
+        fits &= (entries == chunk_count) & (width == 3)
+        fits &= self.chunk_bytes(name) <= max_bytes
         return fits
 
-    def _fit(self, name: str, column: ColumnSchema) -> Bools:
+    def _have_fitting_arrays(self, name: str, column: ColumnSchema) -> Bools:
         """Tell of which shards the arrays of a column fit each other ``[k]``."""
-        held = self.held(name)
-        fits: Bools = held <= self.samples
+        samples = self.samples_with(name)
+        fits: Bools = samples <= self.samples
         if column.offsets is None:
-            fits &= self.shape(column.values)[0] == held
+            fits &= self.shape(column.values)[0] == samples
             return fits
-        fits &= self.shape(column.offsets)[0] == held + 1
+        fits &= self.shape(column.offsets)[0] == samples + 1
         if column.shapes is not None:
-            fits &= self.shape(column.shapes)[0] == held
+            fits &= self.shape(column.shapes)[0] == samples
         return fits
 
     def __eq__(self, other: object) -> bool:
@@ -397,17 +412,21 @@ class ShardGroup:
             return NotImplemented
         if self.schema != other.schema:
             return False
-        pairs = zip(self.numbers, other.numbers, strict=True)
-        return all(np.array_equal(ours, theirs) for ours, theirs in pairs)
+        vectors = zip(self.numbers, other.numbers, strict=True)
+        return all(
+            np.array_equal(vector, counterpart) for vector, counterpart in vectors
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
     def to_json(self) -> dict[str, Any]:
         """Write it as JSON."""
         least, widths, blocks = [], [], []
-        for at, vector in enumerate(self.numbers):
+        for number, vector in enumerate(self.numbers):
             low, width = int(vector.min()), 8
-            if at not in {_XXH3_HIGH, _XXH3_LOW}:
+            # Checksums use all their bits: where they do not, by chance, they are
+            # stored in full all the same, since ``from_json`` counts shards by them.
+            if number not in {_XXH3_HIGH, _XXH3_LOW}:
                 width = _width_of(int(vector.max()) - low)
             if width == 8:
                 low = 0
@@ -415,8 +434,8 @@ class ShardGroup:
             widths.append(width)
             if width:
                 # Differences fit, so bits that are cut off are zeros.
-                stored = (vector - low).astype("<i8").view(np.uint8)
-                blocks.append(stored.reshape(-1, 8)[:, :width].tobytes())
+                differences = (vector - low).astype("<i8").view(np.uint8)
+                blocks.append(differences.reshape(-1, 8)[:, :width].tobytes())
         return {
             "schema": self.schema.to_json(),
             "shards": len(self),
@@ -459,9 +478,9 @@ class ShardGroup:
         # Of a single shard, most numbers are the least; this gives them all at once.
         numbers: list[Ints] = list(np.array(least, np.int64).reshape(-1, 1))
         start = 0
-        for at, (low, width) in enumerate(zip(least, widths, strict=True)):
+        for number, (low, width) in enumerate(zip(least, widths, strict=True)):
             if width or count > 1:
-                numbers[at] = _vector(data, start, count, low, width)
+                numbers[number] = _read_vector(data, start, count, low, width)
             start += count * width
         return cls(schema, numbers)
 
@@ -475,7 +494,7 @@ class ShardTable(Sequence[Shard]):
 
     def __init__(self, groups: Sequence[ShardGroup]) -> None:
         self.groups = tuple(groups)
-        self._made: dict[int, Shard] = {}
+        self._recent_shards: dict[int, Shard] = {}
 
     @classmethod
     def of(cls, shards: Iterable[Shard]) -> ShardTable:
@@ -495,19 +514,19 @@ class ShardTable(Sequence[Shard]):
     def __getitem__(self, position: int | slice) -> Shard | tuple[Shard, ...]:
         """Describe one shard, or some."""
         if isinstance(position, slice):
-            return tuple(self[at] for at in range(len(self))[position])
-        position = range(len(self))[position]
-        shard = self._made.get(position)
+            return tuple(self[number] for number in range(len(self))[position])
+        position = range(len(self))[position]  # from the end, or an IndexError
+        shard = self._recent_shards.get(position)
         if shard is None:
-            if len(self._made) >= _MOST_MADE:
-                self._made.clear()
-            group, row = self._find(position)
-            shard = self._made[position] = group.shard(row)
+            if len(self._recent_shards) >= _MAX_RECENT_SHARDS:
+                self._recent_shards.clear()
+            group, row = self._group_and_row(position)
+            shard = self._recent_shards[position] = group.shard(row)
         return shard
 
     def __iter__(self) -> Iterator[Shard]:
         for position in range(len(self)):
-            group, row = self._find(position)
+            group, row = self._group_and_row(position)
             yield group.shard(row)
 
     def __eq__(self, other: object) -> bool:
@@ -519,7 +538,7 @@ class ShardTable(Sequence[Shard]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel to another process as the manifest has it."""
-        return _table_of, (self.to_json(),)
+        return _table_from_checked_json, (self.to_json(),)
 
     @cached_property
     def samples(self) -> Ints:
@@ -550,7 +569,7 @@ class ShardTable(Sequence[Shard]):
 
     def file(self, position: int) -> ShardFile:
         """Describe the file of a shard, seen from outside."""
-        group, row = self._find(position)
+        group, row = self._group_and_row(position)
         return group.file(row)
 
     def spread(self, numbers_of: Callable[[ShardGroup], Ints]) -> Ints:
@@ -564,12 +583,12 @@ class ShardTable(Sequence[Shard]):
             spread[group.positions] = numbers_of(group)
         return spread
 
-    def _find(self, position: int) -> tuple[ShardGroup, int]:
-        group_of, row_of = self._places
+    def _group_and_row(self, position: int) -> tuple[ShardGroup, int]:
+        group_of, row_of = self._groups_and_rows
         return self.groups[int(group_of[position])], int(row_of[position])
 
     @cached_property
-    def _places(self) -> tuple[Ints, Ints]:
+    def _groups_and_rows(self) -> tuple[Ints, Ints]:
         """Number of the group of each shard, and its row in there ``[n]``."""
         group_of = np.empty(len(self), np.int64)
         row_of = np.empty(len(self), np.int64)
@@ -659,22 +678,23 @@ def _numbers_of(shard: Shard, position: int) -> list[int]:
     high, low = np.frombuffer(bytes.fromhex(shard.xxh3), ">i8").tolist()
     number = int(shard.file.partition("-")[0])
     numbers = [position, number, shard.samples, shard.bytes, high, low]
-    for described in shard.arrays.values():
-        numbers += described.shape
-        place = described.offset
-        numbers.append(described.chunk_rows or 0 if place is None else place)
+    for array in shard.arrays.values():
+        numbers += array.shape
+        # One or the other; a shard that was checked has no chunks of 0 rows.
+        is_mapped = array.offset is not None
+        numbers.append((array.offset if is_mapped else array.chunk_rows) or 0)
     for column in shard.columns.values():
         if column.low is not None and column.high is not None:
             numbers += [column.low, column.high]
     return numbers
 
 
-def _table_of(content: list[Any]) -> ShardTable:
+def _table_from_checked_json(content: list[Any]) -> ShardTable:
     """Read a table that was checked when it was read first."""
     return ShardTable([ShardGroup.from_json(group) for group in content])
 
 
-def _array_schema(content: object) -> ArraySchema:
+def _array_schema_from_json(content: object) -> ArraySchema:
     fields = record(content)
     axes = integer(fields["axes"])
     if not 0 <= axes <= MOST_AXES:
@@ -685,7 +705,7 @@ def _array_schema(content: object) -> ArraySchema:
     )
 
 
-def _column_schema(content: object) -> ColumnSchema:
+def _column_schema_from_json(content: object) -> ColumnSchema:
     fields = record(content)
     return ColumnSchema(
         values=text(fields["values"]),
@@ -702,10 +722,11 @@ def _width_of(span: int) -> int:
     >>> [_width_of(span) for span in (0, 255, 256, 1 << 32, 1 << 63)]
     [0, 1, 2, 8, 8]
     """
+    # Differences of 64 bits may be larger than an int64; 8 bytes hold the numbers.
     return next(width for width in _WIDTHS if span < 1 << 8 * width or width == 8)
 
 
-def _vector(data: bytes, start: int, count: int, low: int, width: int) -> Ints:
+def _read_vector(data: bytes, start: int, count: int, low: int, width: int) -> Ints:
     """Read a vector ``[count]``; equal numbers take no memory."""
     if not width:
         # One number, read again and again; ``np.broadcast_to`` takes 20 times as long.
@@ -725,25 +746,27 @@ def _vector(data: bytes, start: int, count: int, low: int, width: int) -> Ints:
 
 def _are_counts(numbers: Ints) -> Bools:
     """Tell which numbers are counts ``[k]``, or ``[1]`` where they are all one."""
-    numbers = _each_once(numbers)
+    numbers = _without_repeats(numbers)
     return (numbers >= 0) & (numbers < MOST_COUNT)
 
 
-def _each_once(numbers: Ints) -> Ints:
-    """Take one number of those that are all one (see ``_vector``)."""
+def _without_repeats(numbers: Ints) -> Ints:
+    """Take one number of those that are all one (see ``_read_vector``)."""
     return numbers[:1] if numbers.strides == (0,) else numbers
 
 
-def _product(factors: Sequence[Ints], count: int) -> Ints:
+def _saturating_product(factors: Sequence[Ints], count: int) -> Ints:
     """Multiply counts; what is larger than ``MOST_COUNT`` becomes ``MOST_COUNT``.
 
-    >>> _product([np.array([3, 1 << 40, 1 << 40]), np.array([4, 1 << 40, 0])], 3)
+    >>> _saturating_product(
+    ...     [np.array([3, 1 << 40, 1 << 40]), np.array([4, 1 << 40, 0])], 3
+    ... )
     array([                 12, 4611686018427387904,                   0])
     """
     product = np.ones(1, np.int64)
     for factor in factors:
         # Numbers that are no counts are refused elsewhere; here they must not warn.
-        factor = np.maximum(_each_once(factor), 0)
+        factor = np.maximum(_without_repeats(factor), 0)
         fits = product <= MOST_COUNT // np.maximum(factor, 1)
         product = np.where(fits, product * np.where(fits, factor, 0), MOST_COUNT)
     return product if len(product) == count else np.full(count, product[0])

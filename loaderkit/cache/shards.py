@@ -12,7 +12,7 @@ import functools
 import os
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 
@@ -66,7 +66,7 @@ def check_checksums(checksums: object) -> None:
         raise ValueError(msg)
 
 
-_FULLY_CHECKED = 4
+_TIMES_ASKED_A_BATCH = 4
 """So many shards of a batch are asked for their times, in turn; all for their sizes.
 Of an open file the size takes 0.2 us and the times 1 us, of one that was closed 2 us:
 from 500 shards a batch of 128 samples would wait as long for them as for its bytes."""
@@ -103,15 +103,15 @@ class Shards:
         self.path, self.manifest, self._checksums = path, manifest, checksums
         self._mirrored = None if mirror is None else MirroredShards(mirror)
         self._readers: weakref.WeakSet[ClosesShards] = weakref.WeakSet()
-        large = is_available() and manifest.bytes > _SMALL_BYTES
-        self.larger_than_memory = large and manifest.bytes > free_bytes()
+        is_large = is_available() and manifest.bytes > _SMALL_BYTES
+        self.larger_than_memory = is_large and manifest.bytes > free_bytes()
         """True where pages are pushed out again before an epoch ends."""
         self._folder = os.fspath(path)
         record = record_path() if checksums == "once" else None
         self._verified = VerifiedFiles(record)
         self._maps: dict[int, NDArray[np.uint8]] = {}
         self._identities: dict[int, FileIdentity] = {}
-        self._kept_open = KeptOpen(most_kept_open())
+        self._kept_open = KeptOpen(max_kept_open())
         self._checks = 0
         self._numbers: dict[object, int] = {}
 
@@ -132,15 +132,15 @@ class Shards:
             CacheError: One is in a store, and cannot be mirrored.
         """
         if self._mirrored is not None:
-            self._mirrored.prepare(shards, self._close)
+            self._mirrored.prepare(shards, self._close_shard)
         self.check_unchanged(shards)
 
     def let_go(self) -> None:
         """Unmap what is kept in a mirror that is too small: nothing is being read."""
         if self._mirrored is not None:
-            self._mirrored.let_go(self._close)
+            self._mirrored.let_go(self._close_shard)
 
-    def _close(self, shard: int) -> None:
+    def _close_shard(self, shard: int) -> None:
         """Unmap a shard that no batch is being read from."""
         for reader in self._readers:
             reader.close_shard(shard)
@@ -163,7 +163,7 @@ class Shards:
 
     def index_array(self, shard: int, name: str) -> Ints:
         """Map one of a shard's arrays of offsets, shapes or rows."""
-        return self._mapped(shard, self.manifest.shards[shard].arrays[name])
+        return self._map_array(shard, self.manifest.shards[shard].arrays[name])
 
     def values(self, shard: int, name: str, *, joined: bool) -> Values:
         """Open the values of a column in one shard.
@@ -178,7 +178,7 @@ class Shards:
         """
         array = self.manifest.shards[shard].arrays[name]
         if array.offset is not None:
-            mapped = self._mapped(shard, array)
+            mapped = self._map_array(shard, array)
             return mapped.reshape(joined_shape(array.shape)) if joined else mapped
         return ChunkedValues(
             self._whole_file(shard),
@@ -210,7 +210,8 @@ class Shards:
         described = self.manifest.shards.file(shard)
         file = self.path / described.file
         if self._mirrored is not None:
-            self._mirrored.bring(shard, self._close)
+            # It may have gone from the mirror since the batch was prepared for.
+            self._mirrored.bring(shard, self._close_shard)
             self._bring_again_if_changed(shard, file, described)
         try:
             with opened(file) as descriptor:
@@ -231,7 +232,7 @@ class Shards:
             with opened(file) as descriptor:
                 self._verify_if_unknown(shard, descriptor, file, described)
         except (DamagedCacheError, FileNotFoundError):
-            self._mirrored.bring_again(shard, self._close)
+            self._mirrored.bring_again(shard, self._close_shard)
 
     def check_unchanged(self, shards: Sequence[int]) -> None:
         """See that files are still those that were hashed and mapped.
@@ -245,7 +246,8 @@ class Shards:
         Raises:
             DamagedCacheError: One was cut short, or its bytes were changed.
         """
-        stride = max(1, -(-len(shards) // _FULLY_CHECKED))  # no sample is a batch too
+        # At least 1, since a batch may have no sample, and so no shard.
+        stride = max(1, -(-len(shards) // _TIMES_ASKED_A_BATCH))
         self._checks += 1
         in_turn = shards[self._checks % stride :: stride]
         for shard in {*in_turn, *self._kept_open.changed_in_size(shards)}:
@@ -285,12 +287,12 @@ class Shards:
         # Joined as text: a Path takes ten times as long.
         return os.path.join(self._folder, self.manifest.shards.files[shard])  # noqa: PTH118
 
-    def _mapped(self, shard: int, array: Array) -> NDArray[Any]:
+    def _map_array(self, shard: int, array: Array) -> NDArray[Any]:
         if not array.nbytes:
             return np.empty(array.shape, array.dtype)
         start = array.offset or 0
-        piece = self._whole_file(shard)[start : start + array.nbytes]
-        return piece.view(array.dtype).reshape(array.shape)
+        content = self._whole_file(shard)[start : start + array.nbytes]
+        return content.view(array.dtype).reshape(array.shape)
 
     def _whole_file(self, shard: int) -> NDArray[np.uint8]:
         """Give all bytes of a shard, mapped."""
@@ -306,9 +308,13 @@ class Shards:
     ) -> None:
         known = self._identities.get(shard)
         if known is None or identity_of(os.fstat(descriptor)) != known:
-            self._identities[shard] = self._verify(descriptor, file, described)
+            self._identities[shard] = self._verify_open_file(
+                descriptor, file, described
+            )
 
-    def _verify(self, descriptor: int, file: Path, shard: ShardFile) -> FileIdentity:
+    def _verify_open_file(
+        self, descriptor: int, file: Path, shard: ShardFile
+    ) -> FileIdentity:
         identity = identity_of(os.fstat(descriptor))
         if identity.bytes != shard.bytes:
             raise wrong_size(file, identity.bytes, shard.bytes)
@@ -322,27 +328,34 @@ class Shards:
     def _gone(self, file: Path) -> CacheError:
         """Tell a cache that was packed again from one that lost a file."""
         try:
-            now = load_manifest(self.path).generation
+            generation = load_manifest(self.path).generation
         except CacheError:
-            now = ""
-        if not now or now == self.manifest.generation:
+            return missing(file)
+        if generation == self.manifest.generation:
             return missing(file)
         return replaced(self.path)
+
+
+class _OpenFile(NamedTuple):
+    """The file of a shard that is kept open."""
+
+    descriptor: int
+    bytes: int
 
 
 class KeptOpen:
     """Files that stay open, so that their sizes can be asked for at no great cost."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._files: dict[int, tuple[int, int]] = {}
-        """Descriptor and bytes of each shard's file."""
+    def __init__(self, max_files: int) -> None:
+        self._max_files = max_files
+        self._files: dict[int, _OpenFile] = {}
+        """By the number of the shard."""
         self._close = os.close  # gone from ``os`` when the interpreter ends
 
     def get(self, shard: int) -> int | None:
         """Give the descriptor of a shard's file, if it is kept."""
         file = self._files.get(shard)
-        return None if file is None else file[0]
+        return None if file is None else file.descriptor
 
     def keep(self, shard: int, descriptor: int, nbytes: int) -> None:
         """Keep a file open, if there is room for it.
@@ -352,14 +365,16 @@ class KeptOpen:
             descriptor: Its file; the caller closes it, and another one is kept.
             nbytes: Bytes of the file.
         """
-        if shard not in self._files and len(self._files) < self._most:
+        if shard not in self._files and len(self._files) < self._max_files:
             # Where no other file can be opened, this one need not stay open.
             with contextlib.suppress(OSError):
-                self._files[shard] = os.dup(descriptor), nbytes
+                self._files[shard] = _OpenFile(os.dup(descriptor), nbytes)
 
     def changed_in_size(self, shards: Sequence[int]) -> list[int]:
         """List the shards whose files have another size, or are not kept."""
-        # One comprehension, without a call to Python code: 115 shards take 40 us.
+        # One comprehension, without a call to Python code: 115 shards take 40 us.  So
+        # fields are taken by number, and the end of a file is asked for where fstat
+        # would make an object.
         files, seek, end = self._files, os.lseek, os.SEEK_END
         return [
             shard
@@ -371,18 +386,18 @@ class KeptOpen:
         """Close the file of a shard, if it is kept."""
         file = self._files.pop(shard, None)
         if file is not None:
-            self._close(file[0])
+            self._close(file.descriptor)
 
     def __del__(self) -> None:
-        for descriptor, _ in self._files.values():
-            self._close(descriptor)
+        for file in self._files.values():
+            self._close(file.descriptor)
 
 
-_MOST_KEPT_OPEN = 1024
+_MAX_KEPT_OPEN = 1024
 """Chosen, for systems with hardly a limit: files beyond it are looked at by name."""
 
 
-def most_kept_open() -> int:
+def max_kept_open() -> int:
     """Say how many files of a cache may stay open: half of what a process may have."""
     try:
         import resource
@@ -390,8 +405,8 @@ def most_kept_open() -> int:
         return 256
     soft_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if soft_limit == resource.RLIM_INFINITY:
-        return _MOST_KEPT_OPEN
-    return min(soft_limit // 2, _MOST_KEPT_OPEN)
+        return _MAX_KEPT_OPEN
+    return min(soft_limit // 2, _MAX_KEPT_OPEN)
 
 
 def replaced(path: Path) -> StaleCacheError:

@@ -5,7 +5,8 @@ whose names end in their checksum.  Shards are read whole, into a mirror on loca
 (mirror.py), and mapped from there; so a storage needs no more than what is below.
 
 object_store.py is the implementation for every file system of fsspec.  Another one is a
-class with these methods; ``tests/cache/storage_contract.py`` says what they must do.
+class with these methods and a line in ``STORAGES`` of remote.py;
+``loaderkit.testing.StorageContract`` tests that it keeps what is promised here.
 """
 
 from __future__ import annotations

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from loaderkit.cache.column_reader import ABSENT, ColumnReader, Part, lacks_column
+from loaderkit.cache.column_parts import ABSENT, Part, column_is_missing
+from loaderkit.cache.column_reader import ColumnReader
 from loaderkit.cache.files import check_files, load_manifest, load_sources
-from loaderkit.cache.gather import Piece, Runs
+from loaderkit.cache.gather import PartRanges, RowRanges
 from loaderkit.cache.mirror import Mirror
 from loaderkit.cache.remote import RemoteCache
 from loaderkit.cache.shards import Checksums, Shards, check_checksums, replaced
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 _UNLIMITED = 1 << 62
 _OPENING_TRIES = 20
-"""A cache can be replaced while it is opened; not so often in a row."""
+"""A cache can be replaced while it is opened; not so often in a row.  Chosen."""
 
 
 class Store:
@@ -71,7 +72,7 @@ class Store:
         else:
             # Absolute: programs change the current folder (Hydra does).
             self.path = Path(path).absolute()
-            self.manifest = self._load(self.path)
+            self.manifest = self._load_manifest_of_whole_cache(self.path)
         if generation is not None and self.manifest.generation != generation:
             raise replaced(self.path)
         self._shards = Shards(
@@ -80,7 +81,7 @@ class Store:
         self._columns: dict[tuple[str, bool], ColumnReader] = {}
 
     @staticmethod
-    def _load(path: Path) -> Manifest:
+    def _load_manifest_of_whole_cache(path: Path) -> Manifest:
         """Read a manifest whose files are all there.
 
         Between reading a manifest and looking for its files, another process may put a
@@ -114,7 +115,7 @@ class Store:
         return None if sources is None else load_sources(self.path, sources)
 
     @cached_property
-    def firsts(self) -> Ints:
+    def first_samples(self) -> Ints:
         """Number of the first sample of each shard, and of the one behind the last."""
         return np.concatenate([[0], np.cumsum(self.manifest.shards.samples)])
 
@@ -140,9 +141,9 @@ class Store:
         Raises:
             DamagedCacheError: The shard was changed since it was mapped.
         """
-        shard = int(np.searchsorted(self.firsts, sample, side="right")) - 1
+        shard = int(np.searchsorted(self.first_samples, sample, side="right")) - 1
         self._shards.prepare([shard])
-        return shard, sample - int(self.firsts[shard])
+        return shard, sample - int(self.first_samples[shard])
 
     def let_go(self) -> None:
         """Let other processes have the room that shards of a store take here.
@@ -151,27 +152,27 @@ class Store:
         """
         self._shards.let_go()
 
-    def places_at_once(self, samples: Ints) -> Iterator[Ints]:
+    def positions_at_once(self, samples: Ints) -> Iterator[Ints]:
         """Divide many samples into what can be read at once.
 
         Args:
             samples: Sample numbers ``[n]``.
 
         Yields:
-            Places in ``samples``: all of them, or those of one shard after the other
+            Positions in ``samples``: all of them, or those of one shard after the other
             where a mirror cannot hold all shards.
         """
         if self.mirror is None or not self.mirror.is_capped:
             yield np.arange(len(samples))
             return
-        shards = self.firsts.searchsorted(samples, side="right")
+        shards = self.first_samples.searchsorted(samples, side="right")
         order = np.argsort(shards, kind="stable")
         [changes] = np.diff(shards[order]).nonzero()
-        for places in np.split(order, changes + 1):
-            if len(places):
-                yield places
+        for positions in np.split(order, changes + 1):
+            if len(positions):
+                yield positions
 
-    def pick(self, samples: Ints) -> Pick:
+    def select(self, samples: Ints) -> SampleSelection:
         """Choose the samples of a batch.
 
         Args:
@@ -186,54 +187,59 @@ class Store:
         """
         if len(self.manifest.shards) == 1:
             self._shards.prepare([0])
-            return Pick(self, samples, np.zeros(len(samples), np.int64), [0])
-        shards = self.firsts.searchsorted(samples, side="right")
+            shards = np.zeros(len(samples), np.int64)
+            return SampleSelection(self, samples, shards, [0])
+
+        shards = self.first_samples.searchsorted(samples, side="right")
         shards -= 1
-        touched = sorted(set(shards.tolist()))  # 4 us less than np.unique
-        self._shards.prepare(touched)
-        return Pick(self, samples - self.firsts.take(shards), shards, touched)
+        unique_shards = sorted(set(shards.tolist()))  # 4 us less than np.unique
+        self._shards.prepare(unique_shards)
+        in_shards = samples - self.first_samples.take(shards)
+        return SampleSelection(self, in_shards, shards, unique_shards)
 
 
-class Share(NamedTuple):
+class PartSelection(NamedTuple):
     """The samples of a batch that are in one part of a column."""
 
     number: int
     """Number of the part."""
     part: Part
     samples: Ints
-    """Their numbers, each in its shard."""
+    """Their numbers, each in its shard ``[k]``."""
     shards: Ints
-    """Numbers of their shards."""
-    places: Ints | None
-    """Where they stand in the batch; None when they are all of it, in order."""
-    touched: list[int]
+    """Numbers of their shards ``[k]``."""
+    positions: Ints | None
+    """Where they stand in the batch ``[k]``; None when they are all of it, in order."""
+    unique_shards: list[int]
     """The shards among ``shards``, each once."""
 
 
-class Pick:
+class SampleSelection:
     """The samples of one batch, and where their rows lie in each column.
 
     Args:
         store: The cache.
         samples: Sample numbers, each in its shard ``[B]``.
         shards: Numbers of their shards ``[B]``.
-        touched: The shards among them, each once.
+        unique_shards: The shards among them, each once.
     """
 
     def __init__(
-        self, store: Store, samples: Ints, shards: Ints, touched: list[int]
+        self, store: Store, samples: Ints, shards: Ints, unique_shards: list[int]
     ) -> None:
         self.store, self.samples, self.shards = store, samples, shards
-        self.touched = touched
-        self._runs: dict[object, Runs] = {}
-        self._places: dict[int, list[tuple[int, Ints | None]]] = {}
+        self.unique_shards = unique_shards
+        # What columns have in common is looked up once a batch: fields of one graph
+        # share their offsets, and their shards are grouped alike.
+        self._row_ranges: dict[object, RowRanges] = {}
+        self._positions: dict[int, list[tuple[int, Ints | None]]] = {}
 
     def __len__(self) -> int:
         return len(self.samples)
 
-    def shares(
+    def by_part(
         self, column: ColumnReader, *, absent_allowed: bool = False
-    ) -> list[Share]:
+    ) -> list[PartSelection]:
         """Divide the samples among the parts of a column.
 
         Args:
@@ -241,35 +247,35 @@ class Pick:
             absent_allowed: Leave samples out that do not have it.
 
         Returns:
-            A share for each part that the batch touches.
+            The samples of each part that the batch touches.
 
         Raises:
             CacheError: Samples do not have the column, or a file cannot be read.
         """
         grouping = column.grouping
         if grouping.part_of_shard is None:
-            part = column.part(0, self.touched)
-            return [Share(0, part, self.samples, self.shards, None, self.touched)]
-        if grouping.key not in self._places:
+            return [self._all_in_part(column, 0)]
+        if grouping.key not in self._positions:
             parts = grouping.part_of_shard.take(self.shards)
-            self._places[grouping.key] = _split(parts)
-        shares = []
-        for number, places in self._places[grouping.key]:
-            if number == ABSENT:
-                self._absent(column, allowed=absent_allowed)
-                continue
-            if places is None:
-                part = column.part(number, self.touched)
-                return [
-                    Share(number, part, self.samples, self.shards, None, self.touched)
-                ]
-            shards, samples = self.shards.take(places), self.samples.take(places)
-            touched = sorted(set(shards.tolist()))
-            part = column.part(number, touched)
-            shares.append(Share(number, part, samples, shards, places, touched))
-        return shares
+            self._positions[grouping.key] = _positions_by_part(parts)
 
-    def runs(self, column: ColumnReader) -> Runs:
+        selections = []
+        for number, positions in self._positions[grouping.key]:
+            if number == ABSENT:
+                if not absent_allowed:
+                    raise self._column_is_missing(column, grouping.part_of_shard)
+                continue
+            if positions is None:
+                return [self._all_in_part(column, number)]
+            shards, samples = self.shards.take(positions), self.samples.take(positions)
+            unique_shards = sorted(set(shards.tolist()))
+            part = column.part(number, unique_shards)
+            selections.append(
+                PartSelection(number, part, samples, shards, positions, unique_shards)
+            )
+        return selections
+
+    def row_ranges(self, column: ColumnReader) -> RowRanges:
         """Look up the rows of the samples in a column.
 
         Args:
@@ -278,44 +284,58 @@ class Pick:
         Returns:
             The same object for all columns that share their offsets.
         """
-        shares = self.shares(column)
-        key = tuple([share.part.key for share in shares])
-        runs = self._runs.get(key)
-        if runs is None:
-            runs = self._runs[key] = self._find(shares)
-        return runs
+        selections = self.by_part(column)
+        # Rows that lie alike may be in parts of other numbers: a column that the shards
+        # before lack has fewer parts than its neighbour.
+        key = tuple([(part.number, part.part.layout_key) for part in selections])
+        ranges = self._row_ranges.get(key)
+        if ranges is None:
+            ranges = self._row_ranges[key] = self._locate_rows(selections)
+        return ranges
 
-    def _find(self, shares: list[Share]) -> Runs:
-        pieces: list[Piece] = []
-        lengths = np.empty(len(self), np.int64)
-        for share in shares:
-            part = share.part
-            starts, counts = part.find(share.samples, share.shards)
-            pieces.append(
-                Piece(
-                    share.number,
-                    starts,
-                    counts,
-                    share.places,
-                    shards=share.shards,
-                    touched=share.touched,
-                    single=part.has_single_rows,
-                )
+    def _all_in_part(self, column: ColumnReader, number: int) -> PartSelection:
+        part = column.part(number, self.unique_shards)
+        return PartSelection(
+            number, part, self.samples, self.shards, None, self.unique_shards
+        )
+
+    def _locate_rows(self, selections: list[PartSelection]) -> RowRanges:
+        ranges_of_parts: list[PartRanges] = []
+        lengths_in_batch = np.empty(len(self), np.int64)
+        for selection in selections:
+            part = selection.part
+            starts, lengths = part.locate_rows(selection.samples, selection.shards)
+            ranges = PartRanges(
+                selection.number,
+                starts,
+                lengths,
+                selection.positions,
+                shards=selection.shards,
+                unique_shards=selection.unique_shards,
+                has_single_rows=part.has_single_rows,
             )
-            if share.places is None:
-                return Runs((pieces[0],), counts)
-            lengths[share.places] = counts
-        return Runs(tuple(pieces), lengths)
+            if selection.positions is None:
+                return RowRanges((ranges,), lengths)
+            ranges_of_parts.append(ranges)
+            lengths_in_batch[selection.positions] = lengths
+        return RowRanges(tuple(ranges_of_parts), lengths_in_batch)
 
-    def _absent(self, column: ColumnReader, *, allowed: bool) -> list[Share]:
-        if not allowed:
-            shard = self.touched[0]
-            raise lacks_column(self.store.manifest.shards.file(shard).file, column.name)
-        return []
+    def _column_is_missing(
+        self, column: ColumnReader, part_of_shard: Ints
+    ) -> CacheError:
+        without_column = [
+            shard for shard in self.unique_shards if part_of_shard[shard] == ABSENT
+        ]
+        file = self.store.manifest.shards.file(without_column[0]).file
+        return column_is_missing(file, column.name)
 
 
-def _split(parts: Ints) -> list[tuple[int, Ints | None]]:
-    """Say which places of a batch each part has; None for all of them."""
+def _positions_by_part(parts: Ints) -> list[tuple[int, Ints | None]]:
+    """Say which positions of a batch are in each part; None for all of them.
+
+    >>> _positions_by_part(np.array([4, 2, 4]))
+    [(2, array([1])), (4, array([0, 2]))]
+    """
     numbers = sorted(set(parts.tolist()))
     if len(numbers) == 1:
         return [(numbers[0], None)]

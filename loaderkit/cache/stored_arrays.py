@@ -22,11 +22,13 @@ PAGE_BYTES = 4096
 """What the disk gives at least, and the page cache keeps."""
 _STRETCH_PAGES = 2048
 """What is asked for at once to measure reading in order: a batch of large graphs."""
-_PIECES = 128
+_PAGES_AT_RANDOM = 128
 """Pages that are asked for at once to measure reading at random: a batch of small
 graphs has more, one of large graphs fewer."""
 _MEASURE_S = 0.04
 """Each of the two is repeated for so long, or until the files are read once."""
+_MEASURED_FILES = 4
+"""The largest ones.  Chosen: the page cache may have one of them whole."""
 _TRIED_BYTES = 256 << 10
 """So much is compressed to see what compression would bring; it takes 10 ms."""
 
@@ -83,31 +85,36 @@ def stored_arrays(manifest: Manifest, folder: Path, *, free_bytes: int) -> Store
         The sums; nothing is read.
     """
     samples, file_bytes = manifest.samples, manifest.bytes
-    total: dict[str, int] = {}
+    array_bytes: dict[str, int] = {}
     chunk_bytes: dict[str, int] = {}
     for group in manifest.shards.groups:
         for name, array in group.schema.arrays:
-            total[name] = total.get(name, 0) + int(group.nbytes(name).sum())
+            nbytes = int(group.nbytes(name).sum())
+            array_bytes[name] = array_bytes.get(name, 0) + nbytes
             if array.chunk_index is not None:
                 largest = int(group.chunk_bytes(name).max())
                 chunk_bytes[name] = max(chunk_bytes.get(name, 0), largest)
-    unpacked = sum(total.values())
-    share = min(1.0, file_bytes / max(1, unpacked)) if chunk_bytes else 1.0
-    of_a_value = (nbytes / max(1, samples) for nbytes in total.values())
-    read_bytes = tuple(
-        max(value, chunk_bytes.get(name, 0)) * share
-        for name, value in zip(total, of_a_value, strict=True)
-    )
-    largest_first = np.argsort(manifest.shards.bytes)[::-1][:4]
+    stored_share = 1.0
+    if chunk_bytes:
+        unpacked_bytes = sum(array_bytes.values())
+        stored_share = min(1.0, file_bytes / max(1, unpacked_bytes))
+
+    read_bytes = []
+    for name, nbytes in array_bytes.items():
+        value_bytes = nbytes / max(1, samples)
+        # A compressed value is read with its whole chunk.
+        read_bytes.append(max(value_bytes, chunk_bytes.get(name, 0)) * stored_share)
+
     shards = manifest.shards
+    largest_shards = np.argsort(shards.bytes)[::-1][:_MEASURED_FILES].tolist()
     return StoredArrays(
         samples=samples,
         file_bytes=file_bytes,
-        array_bytes=tuple(total.values()),
-        read_bytes=read_bytes,
+        array_bytes=tuple(array_bytes.values()),
+        read_bytes=tuple(read_bytes),
         is_compressed=bool(chunk_bytes),
         free_bytes=free_bytes,
-        files=tuple(folder / shards.file(at).file for at in largest_first.tolist()),
+        files=tuple(folder / shards.file(shard).file for shard in largest_shards),
     )
 
 
@@ -207,24 +214,25 @@ def _read_in_order(mapped: _MappedFile, reading: _Reading) -> None:
 
 def _read_at_random(mapped: _MappedFile, reading: _Reading) -> None:
     order = np.random.default_rng(0).permutation(mapped.pages).tolist()
-    for at in range(0, len(order), _PIECES):
+    for start in range(0, len(order), _PAGES_AT_RANDOM):
         if reading.is_enough:
             return
-        some = order[at : at + _PIECES]
-        for page in some:
+        pages = order[start : start + _PAGES_AT_RANDOM]
+        for page in pages:
             mapped.drop(page, 1)
         begun = time.perf_counter()
-        for page in some:
+        for page in pages:
             mapped.ask(page, 1)
-        for page in some:
+        for page in pages:
             mapped.touch(page, 1)
             mapped.drop(page, 1)
         reading.seconds += time.perf_counter() - begun
-        reading.pages += len(some)
+        reading.pages += len(pages)
 
 
 def _compressed_share(file: Path) -> float:
     with file.open("rb") as stream:
+        # Values: the beginning holds HDF5's notes, and zeros up to a page.
         stream.seek(file.stat().st_size // 2)
-        some = stream.read(_TRIED_BYTES)
-    return len(zlib.compress(some, 1)) / max(1, len(some))
+        content = stream.read(_TRIED_BYTES)
+    return len(zlib.compress(content, 1)) / max(1, len(content))

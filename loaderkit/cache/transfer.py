@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from loaderkit.cache.build import building, finish_commit
+from loaderkit.cache.build import finish_commit, open_build
 from loaderkit.cache.durable import (
     publish,
     remove,
@@ -49,8 +49,9 @@ if TYPE_CHECKING:
     from loaderkit.cache.storage import Storage
 
 _CLAIM = ".writing"
-"""Who replaces the cache at a URL; made as one, so that there is one at a time."""
-_MOST_CLAIM_BYTES = 1 << 16
+"""A file that says who replaces the cache at a URL.  It is committed, which of several
+processes succeeds for one, so that there is one at a time."""
+_MAX_CLAIM_BYTES = 1 << 16
 
 
 class OtherWriterError(CacheError):
@@ -111,17 +112,18 @@ def copy_to_store(folder: Path, storage: Storage, *, overwrite: bool) -> Transfe
     """Copy a cache to a store that is open; see ``push``."""
     manifest = load_manifest(folder)
     check_files(folder, manifest.shards)
-    with _claimed(storage) if overwrite else contextlib.nullcontext():
+    # Without overwriting, the commit itself lets one writer win.
+    with _claim_of(storage) if overwrite else contextlib.nullcontext():
         before = _manifest_before(storage, overwrite=overwrite)
         if before is not None and not overwrite:
-            raise _is_taken(storage)
+            raise _other_was_quicker(storage)
         uploaded = _upload_missing(folder, manifest, storage)
         content = read_bounded(folder / MANIFEST, MOST_MANIFEST_BYTES)
         try:
             storage.commit(MANIFEST, content, replace=overwrite)
         except FileExistsError:
             _remove_unnamed(storage, set(uploaded))
-            raise _is_taken(storage) from None
+            raise _other_was_quicker(storage) from None
         if before is not None:
             for name in set(before.files) - set(manifest.files):
                 storage.remove(name)
@@ -163,14 +165,14 @@ def copy_from_store(storage: Storage, folder: Path) -> Transfer:
     """Copy a cache from a store that is open; see ``pull``."""
     manifest = load_remote_manifest(storage)
     copied: dict[str, int] = {}
-    with building(folder, anew=False) as build:
+    with open_build(folder, overwrite=False) as build:
         if build is None:
             what = f"There is a cache at {folder} already."
             fix = "name another folder, or delete that one"
             raise CacheError(what, why="it would be replaced", fix=fix)
         for file in files_of(manifest):
-            if not _is_whole(folder, file):
-                _download(storage, file, build.folder, folder)
+            if not _was_copied_before(folder, file):
+                _download_file(storage, file, build.folder, folder)
                 copied[file.file] = file.bytes
         text = _read_text(storage, MANIFEST, MOST_MANIFEST_BYTES)
         if read_manifest(text, where=storage.url).generation != manifest.generation:
@@ -192,7 +194,7 @@ def copy_from_store(storage: Storage, folder: Path) -> Transfer:
     )
 
 
-def _download(storage: Storage, file: ShardFile, work: Path, folder: Path) -> None:
+def _download_file(storage: Storage, file: ShardFile, work: Path, folder: Path) -> None:
     """Copy a file out of a store; it gets its name when its bytes are right."""
     partial = work / f"{file.file}.partial"
     digest = xxhash.xxh3_128()
@@ -214,7 +216,7 @@ def _download(storage: Storage, file: ShardFile, work: Path, folder: Path) -> No
     raise DamagedCacheError(what, why=why, fix=fix)
 
 
-def _is_whole(folder: Path, file: ShardFile) -> bool:
+def _was_copied_before(folder: Path, file: ShardFile) -> bool:
     """Tell whether an earlier run has copied a file."""
     try:
         check_digest(folder, file)
@@ -231,18 +233,19 @@ def _upload_missing(
     A name ends in the checksum of its file, so that what has the name and the size is
     the file, or was cut by nobody: a store shows what it has whole.
     """
-    there = storage.sizes()
+    sizes_before = storage.sizes()
     uploaded: dict[str, int] = {}
     for file in files_of(manifest):
-        if there.get(file.file) != file.bytes:
+        if sizes_before.get(file.file) != file.bytes:
             # A damaged file is not passed on.
             check_digest(folder, file)
             storage.write_file(file.file, folder / file.file)
             uploaded[file.file] = file.bytes
     if uploaded:
-        there = storage.sizes()
+        # Another writer that lost removes what its winner does not name.
+        sizes_now = storage.sizes()
         for file in files_of(manifest):
-            if there.get(file.file) != file.bytes:
+            if sizes_now.get(file.file) != file.bytes:
                 what = f"{storage.url}/{file.file} is not there after it was written."
                 why = "another process has removed it, or the store lost it"
                 raise CacheError(what, why=why, fix="run the same again")
@@ -267,18 +270,22 @@ def _remove_unnamed(storage: Storage, names: set[str]) -> None:
 
 
 @contextlib.contextmanager
-def _claimed(storage: Storage) -> Iterator[None]:
+def _claim_of(storage: Storage) -> Iterator[None]:
     """Be the only one who replaces the cache at a URL.
 
     Raises:
         OtherWriterError: Another process is.
     """
-    who = {"host": socket.gethostname(), "process": os.getpid(), "time": time.ctime()}
+    this_writer = {
+        "host": socket.gethostname(),
+        "process": os.getpid(),
+        "time": time.ctime(),
+    }
     try:
-        storage.commit(_CLAIM, json.dumps(who).encode(), replace=False)
+        storage.commit(_CLAIM, json.dumps(this_writer).encode(), replace=False)
     except FileExistsError:
         try:
-            writer = storage.read_file(_CLAIM, _MOST_CLAIM_BYTES).decode()
+            writer = storage.read_file(_CLAIM, _MAX_CLAIM_BYTES).decode()
         except FileNotFoundError:
             writer = "which has ended meanwhile"
         what = f"Another process is replacing the cache at {storage.url} ({writer})."
@@ -291,7 +298,7 @@ def _claimed(storage: Storage) -> Iterator[None]:
         storage.remove(_CLAIM)
 
 
-def _is_taken(storage: Storage) -> OtherWriterError:
+def _other_was_quicker(storage: Storage) -> OtherWriterError:
     what = f"There is a cache at {storage.url} already."
     why = "writing there would replace it; perhaps another process was quicker"
     fix = f"open_cache({storage.url!r}), or overwrite=True (--overwrite) to replace it"

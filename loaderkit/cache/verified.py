@@ -20,7 +20,7 @@ from loaderkit.errors import DamagedCacheError
 if TYPE_CHECKING:
     from loaderkit.cache.files import FileIdentity
 
-_MOST_BYTES = 8 << 20
+_MAX_BYTES = 8 << 20
 """Longer, the file is begun anew: some 80,000 shards, each then hashed once more."""
 _FEW_SEARCHES = 8
 """So many shards are looked for in the record as it stands.  For more, its lines become
@@ -43,7 +43,7 @@ class VerifiedFiles:
         self._bytes_read = 0
 
     def __contains__(self, item: tuple[FileIdentity, str]) -> bool:
-        line = _line(*item)
+        line = _line_of(*item)
         if line in self._known:
             return True
         self._read_on()
@@ -64,7 +64,7 @@ class VerifiedFiles:
         changed_ns = max(identity.mtime_ns, identity.ctime_ns)
         if time.time_ns() - changed_ns < _RACY_NS:
             return
-        line = _line(identity, xxh3)
+        line = _line_of(identity, xxh3)
         self._known.add(line)
         if self._record is None:
             return
@@ -79,7 +79,7 @@ class VerifiedFiles:
                 if not stat.S_ISREG(status.st_mode):
                     self._record = None
                     return
-                if status.st_size > _MOST_BYTES:
+                if status.st_size > _MAX_BYTES:
                     os.ftruncate(descriptor, 0)
                 # One write of a short line to a file opened for appending is whole,
                 # however many processes write at once.  The empty line before it ends
@@ -100,7 +100,7 @@ class VerifiedFiles:
                 size = os.fstat(descriptor).st_size
                 if size < self._bytes_read:
                     self._bytes_read = 0
-                if size > 2 * _MOST_BYTES:
+                if size > 2 * _MAX_BYTES:
                     return  # not ours; it is begun anew
                 os.lseek(descriptor, self._bytes_read, os.SEEK_SET)
                 with open(descriptor, "rb", closefd=False) as file:
@@ -131,5 +131,5 @@ def record_path() -> Path | None:
     return None if folder is None else folder / "verified.txt"
 
 
-def _line(identity: FileIdentity, xxh3: str) -> str:
+def _line_of(identity: FileIdentity, xxh3: str) -> str:
     return " ".join([*map(str, identity), xxh3])

@@ -80,15 +80,19 @@ def verify(
         manifest = load_manifest(folder)
     except CacheError as error:
         return Verification(str(path), 0, 0, (str(error),))
-    wrong = {shard.file: _damage(folder, shard) for shard in manifest.shards}
-    hashed = sum(each.bytes for each in manifest.shards if not wrong[each.file])
+    findings, hashed_bytes = [], 0
+    for shard in manifest.shards:
+        damage = _find_damage_in_folder(folder, shard)
+        if damage:
+            findings.append(damage)
+        else:
+            hashed_bytes += shard.bytes
     if manifest.sources is not None:
         try:
             load_sources(folder, manifest.sources)
         except CacheError as error:
-            wrong[manifest.sources.file] = str(error)
-    findings = tuple(found for found in wrong.values() if found)
-    return Verification(str(path), manifest.samples, hashed, findings)
+            findings.append(str(error))
+    return Verification(str(path), manifest.samples, hashed_bytes, tuple(findings))
 
 
 def _verify_stored(storage: Storage) -> Verification:
@@ -97,17 +101,17 @@ def _verify_stored(storage: Storage) -> Verification:
         sizes = storage.sizes()
     except CacheError as error:
         return Verification(storage.url, 0, 0, (str(error),))
-    findings, hashed = [], 0
+    findings, hashed_bytes = [], 0
     for file in files_of(manifest):
         damage = find_damage(storage, file, sizes.get(file.file))
         if damage:
             findings.append(damage)
         else:
-            hashed += file.bytes
-    return Verification(storage.url, manifest.samples, hashed, tuple(findings))
+            hashed_bytes += file.bytes
+    return Verification(storage.url, manifest.samples, hashed_bytes, tuple(findings))
 
 
-def _damage(folder: Path, shard: Shard) -> str:
+def _find_damage_in_folder(folder: Path, shard: Shard) -> str:
     """Say what is wrong with one shard; "" when nothing is."""
     try:
         check_size(folder, shard)
@@ -127,9 +131,9 @@ def _check_offsets(folder: Path, shard: Shard) -> None:
         array = shard.arrays[column.offsets]
         start = array.offset or 0
         offsets = mapped[start : start + array.nbytes].view("<i8")
-        rows = shard.arrays[column.values].shape[0]
-        steps = np.diff(offsets)
-        if offsets[0] != 0 or offsets[-1] != rows or (len(steps) and steps.min() < 0):
+        row_count = shard.arrays[column.values].shape[0]
+        is_falling = bool((np.diff(offsets) < 0).any())
+        if offsets[0] != 0 or offsets[-1] != row_count or is_falling:
             what = (
                 f"The offsets of column {name!r} in {shard.file} do not fit its values."
             )

@@ -1,143 +1,28 @@
-"""What this machine allows, what torch was told, and what a loader would do."""
+"""``loaderkit doctor``: machine, limits, devices, settings."""
 
 from __future__ import annotations
 
-import sys
-from dataclasses import asdict, dataclass
-from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from loaderkit.budget.settings import Environment, check_environment
-from loaderkit.errors import BudgetError
-from loaderkit.memory.host import Host, read_host
-from loaderkit.units import format_amount, format_bytes
+from loaderkit.cli.command import Command, add_no_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    import argparse
 
-    from loaderkit.loader.plan import LoaderPlan
-    from loaderkit.memory.counters import CounterName
-
-_PACKAGES = ("torch", "torch-geometric", "h5py", "numpy", "loaderkit")
+    from loaderkit.cli.examination import Examination
 
 
-@dataclass(frozen=True)
-class Examination:
-    """Everything a person would ask first."""
+def _run(options: argparse.Namespace) -> Examination:  # noqa: ARG001
+    from loaderkit.cli.examination import examine
 
-    host: Host
-    """Limits of this process."""
-    versions: Mapping[str, str]
-    """Versions by package; "absent" where it is not installed."""
-    devices: Mapping[str, Mapping[CounterName, int | str]]
-    """Readings by device; a text says why there is none."""
-    environment: Environment
-    """Settings, judged."""
-    plan: LoaderPlan
-    """What ``build_loader`` decides here for a plain dataset."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether every setting does what it says."""
-        return self.environment.ok
-
-    def __str__(self) -> str:
-        return "\n".join(_lines(self))
-
-    def to_json(self) -> dict[str, Any]:
-        """Give everything as plain values."""
-        return {
-            "host": asdict(self.host),
-            "versions": dict(self.versions),
-            "devices": {name: dict(values) for name, values in self.devices.items()},
-            "environment": self.environment.to_json(),
-            "plan": str(self.plan),
-        }
+    return examine()
 
 
-def examine() -> Examination:
-    """Look at the machine, the devices, the settings and the plan.
-
-    Returns:
-        The findings; nothing is changed.
-
-    Raises:
-        BudgetError: A setting keeps torch from being imported at all.
-    """
-    _refuse_endless_import()
-    import torch
-
-    from loaderkit.loader.build import build_loader
-    from loaderkit.memory.probes import present_devices, read_device
-
-    environment = check_environment(ask_torch=True)
-    devices: dict[str, Mapping[CounterName, int | str]] = {}
-    for device in present_devices():
-        values, missing = read_device(device, full=True)
-        devices[str(device)] = {**values, **missing}
-    samples = [torch.zeros(1000) for _ in range(64)]
-    where = next(iter(devices), "cpu")
-    plan: LoaderPlan = build_loader(samples, where, batch_size=8).plan
-    return Examination(read_host(), _versions(), devices, environment, plan)
-
-
-def _refuse_endless_import() -> None:
-    """Say what would have kept us waiting for ever, while that can still be said."""
-    for finding in check_environment(ask_torch=False).findings:
-        if finding.variable == "GOMP_CPU_AFFINITY" and finding.level == "crash":
-            what = (
-                f"{finding.variable}={finding.value} keeps torch from being imported."
-            )
-            raise BudgetError(what, why=finding.problem, fix=finding.fix)
-
-
-def _versions() -> dict[str, str]:
-    python = {"python": sys.version.split()[0]}
-    return python | {name: _version(name) for name in _PACKAGES}
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "absent"
-
-
-def _lines(found: Examination) -> Iterator[str]:
-    host = found.host
-    yield "Versions: " + ", ".join(f"{k} {v}" for k, v in found.versions.items())
-    limit = "none" if host.limit_bytes is None else format_bytes(host.limit_bytes)
-    yield f"Processors: {host.cpus} ({host.cpus_from})"
-    yield (
-        f"Memory: {format_bytes(host.available_bytes)} to use ({host.available_from}), "
-        f"cgroup limit {limit}, {_known(host.oom_kills, 'processes')} killed so far, "
-        f"pressure {'unknown' if host.pressure is None else f'{host.pressure:g} %'}"
-    )
-    yield (
-        f"Shared memory: {_known(host.shm_free_bytes, 'bytes')} free of "
-        f"{_known(host.shm_bytes, 'bytes')}"
-    )
-    files = "no limit" if host.files is None else f"{host.files:,}"
-    yield f"Open files: {host.files_open} of {files}"
-    yield f"Mappings: {_known(host.mappings, 'allowed')}"
-    if not found.devices:
-        yield "Devices: none but the CPU"
-    for name, values in found.devices.items():
-        said = [f"{k} {_value(v)}" for k, v in values.items()]
-        yield f"Device {name}: " + ", ".join(said)
-    setting = found.environment.setting
-    in_effect = setting.effective or "none, the defaults"
-    if setting.torch_error is not None:
-        in_effect = f"none: torch raises {setting.torch_error}"
-    yield f"Allocator settings in effect: {in_effect}"
-    yield str(found.environment)
-    yield "A loader of 64 samples of 3.91 KiB, 8 a batch:"
-    yield str(found.plan)
-
-
-def _known(value: int | None, unit: str) -> str:
-    return "unknown" if value is None else format_amount(value, unit)
-
-
-def _value(value: int | str) -> str:
-    return value if isinstance(value, str) else format_bytes(value)
+COMMAND = Command(
+    "doctor",
+    "machine, limits, devices, settings",
+    add_no_arguments,
+    _run,
+    has_page=True,
+    bad_news="a setting does not do what it says",
+)

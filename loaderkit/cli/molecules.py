@@ -25,7 +25,7 @@ def read_molecules() -> list[Data]:
         the molecules that are kept for testing.
     """
     packed = files("loaderkit.cli").joinpath("solubility.json.gz").read_bytes()
-    return [as_graph(each) for each in json.loads(gzip.decompress(packed))]
+    return [as_graph(molecule) for molecule in json.loads(gzip.decompress(packed))]
 
 
 def as_graph(molecule: dict[str, Any]) -> Data:

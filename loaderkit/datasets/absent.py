@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING, Any
 
+from loaderkit.arguments import suggest_name
 from loaderkit.errors import NoSuchAttributeError, OptionError
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ ABSENT: Mapping[str, tuple[str, str]] = {
         ("append", "extend", "multi_insert", "insert"),
         (
             _ROWS,
-            "loaderkit.pack(more, other_path), then dataset + open_cache(other_path)",
+            "loaderkit.extend(dataset, more), which adds them to the cache",
         ),
     ),
     **dict.fromkeys(
@@ -176,6 +177,7 @@ _SKLEARN = "sklearn.model_selection.train_test_split(range(len(dataset)), "
 _SKLEARN += "stratify=dataset.column(name))"
 _NO_FILES = "no file is written for a choice of rows"
 OPTIONS: Mapping[str, tuple[str, str]] = {
+    "random_state": ("it is called as in Hugging Face's datasets", "seed=0"),
     **dict.fromkeys(
         ("batched", "batch_size", "drop_last_batch", "with_rank"),
         (_ONE_SAMPLE, "a function of one sample"),
@@ -235,23 +237,30 @@ def no_such_attribute(
         why, fix = ABSENT[name]
         return NoSuchAttributeError(what, why=why, fix=fix)
     names = sorted(fields)
+    if name in names:
+        why = "the fields of samples are attributes only where the samples are graphs"
+        return NoSuchAttributeError(what, why=why, fix=f"dataset[{name!r}]")
     why = f"the fields of its samples are {', '.join(names)}" if names else ""
     nearest = difflib.get_close_matches(name, [*names, *known], 1)
     fix = f"did you mean {nearest[0]!r}?" if nearest else ""
     return NoSuchAttributeError(what, why=why, fix=fix)
 
 
-def refuse_options(method: str, given: Mapping[str, Any]) -> None:
+def refuse_options(method: str, given: Mapping[str, Any], known: Iterable[str]) -> None:
     """Refuse arguments that only another library's method has.
 
     Args:
         method: The method's name.
         given: Arguments that ours does not take, by name.
+        known: Those that it takes.
 
     Raises:
-        OptionError: There is one; the message says what does the same here.
+        OptionError: There is one; the message says what does the same here, or which
+            arguments there are.
     """
     for name in given:
         what = f"{method} has no option {name!r}."
-        why, fix = OPTIONS.get(name, ("", ""))
-        raise OptionError(what, why=why, fix=fix)
+        if name in OPTIONS:
+            why, fix = OPTIONS[name]
+            raise OptionError(what, why=why, fix=fix)
+        raise OptionError(what, fix=suggest_name(name, known))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
-import itertools
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +14,7 @@ import xxhash
 from torch.utils.data import Dataset
 from typing_extensions import Self, TypeVar
 
-from loaderkit.arguments import suggest_name
+from loaderkit.arguments import suggest_keywords, suggest_name
 from loaderkit.cache.build import finish_killed_commit
 from loaderkit.cache.download_ahead import StoredRows
 from loaderkit.cache.remote import RemoteCache, locate_cache
@@ -26,6 +23,7 @@ from loaderkit.cache.store import Store
 from loaderkit.cache.stored_arrays import StoredArrays, stored_arrays
 from loaderkit.datasets.absent import no_such_attribute
 from loaderkit.datasets.classes import ClassRegistry, modules_of
+from loaderkit.datasets.collate_errors import collating
 from loaderkit.datasets.columns import (
     check_column,
     column_names,
@@ -35,27 +33,32 @@ from loaderkit.datasets.columns import (
 )
 from loaderkit.datasets.decode import decode
 from loaderkit.datasets.dict_batches import RAGGED, DictRecipe, collate_samples
-from loaderkit.datasets.fingerprint import Fingerprint, differences, fingerprint_of
-from loaderkit.datasets.gathering import UnlikeShapesError, reader
+from loaderkit.datasets.freshness import check_fresh
+from loaderkit.datasets.gathering import (
+    UnlikeShapesError,
+    leaf_reader,
+)
 from loaderkit.datasets.lazy import LAST_GIVEN, LazySamples
 from loaderkit.datasets.many_samples import read_samples
+from loaderkit.datasets.opened import OpenedCache
 from loaderkit.datasets.owned_copy import owned_copy
-from loaderkit.datasets.pack import Packed, PackOptions, has_cache, pack_source
+from loaderkit.datasets.pack_options import PackOptions
+from loaderkit.datasets.packing import Packed, has_cache, pack_source
 from loaderkit.datasets.plain import decode_text
 from loaderkit.datasets.ragged import PadValue, check_pad_value, fill_padding
-from loaderkit.datasets.room import check_chunks, page_cache_bytes
+from loaderkit.datasets.room import page_cache_bytes
 from loaderkit.datasets.rows import is_one, many_rows, one_row
 from loaderkit.datasets.selecting import RowSelection
 from loaderkit.datasets.sizes import sample_sizes, size_counter
-from loaderkit.datasets.soundness import check_columns
-from loaderkit.datasets.source_files import SourceFileList
 from loaderkit.datasets.sources import KeyedSource
-from loaderkit.datasets.structure import KEY, VARIANT, Nest, Structure
-from loaderkit.errors import DatasetError, LoaderkitError, OptionError, StaleCacheError
+from loaderkit.datasets.structure import KEY
+from loaderkit.datasets.taken_names import is_own, name_is_taken, private_names_of
+from loaderkit.errors import DatasetError, LoaderkitError, OptionError
 from loaderkit.joining import check_no_keys, join
 from loaderkit.notebook import card
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import (
         Callable,
         Collection,
@@ -72,30 +75,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", default=Any)
 R = TypeVar("R")
-
-_COLLATE_ERRORS = (
-    *(AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError),
-    *(RuntimeError, NotImplementedError, AssertionError, MemoryError),
-)
-"""What torch and PyG say of samples that they cannot join."""
-
-
-@contextlib.contextmanager
-def collating() -> Iterator[None]:
-    """Turn what torch or PyG say of samples that cannot be joined into our error.
-
-    Raises:
-        DatasetError: They could not be joined; it names their error.
-    """
-    try:
-        yield
-    except (LoaderkitError, UnlikeShapesError):
-        raise
-    except _COLLATE_ERRORS as error:
-        what = f"The samples of this batch cannot be joined: {error!r:.300}."
-        why = "torch or PyG cannot join what they hold, or they are built differently"
-        fix = "give them one form in load() or transform, or use a batch size of 1"
-        raise DatasetError(what, why=why, fix=fix) from error
 
 
 class SafeDataset(RowSelection[T], Dataset[T]):
@@ -160,6 +139,7 @@ class SafeDataset(RowSelection[T], Dataset[T]):
     version: str = ""
     """Raise it when samples change in a way that ``load`` does not show."""
 
+    @suggest_keywords
     def __init__(
         self,
         raw: str | os.PathLike[str] | None = None,
@@ -191,6 +171,19 @@ class SafeDataset(RowSelection[T], Dataset[T]):
         self.checksums: Checksums = checksums
         self._loaderkit = _State()
 
+    @classmethod
+    def _over(cls, opened: OpenedCache, *, plain: bool, **options: Any) -> Self:
+        """Make the dataset of a cache that is open, without packing or opening it.
+
+        Args:
+            opened: The cache.
+            plain: As it was opened, for other processes that open it again.
+            options: The constructor's own.
+        """
+        dataset = cls(**options)
+        dataset._loaderkit = replace(dataset._loaderkit, opened=opened, plain=plain)
+        return dataset
+
     def __init_subclass__(cls, **options: Any) -> None:
         """Refuse a class that would replace what the dataset reads with.
 
@@ -198,17 +191,17 @@ class SafeDataset(RowSelection[T], Dataset[T]):
             DatasetError: It has a private name that is one of ours.
         """
         super().__init_subclass__(**options)
-        if _is_own(cls):
+        if is_own(cls):
             return
-        cls._taken_names = _private_names(cls)
+        cls._taken_names = private_names_of(cls)
         for name in cls._taken_names:
-            owner = next(each for each in cls.__mro__ if name in vars(each))
-            if not _is_own(owner):
-                raise _name_is_taken(owner.__qualname__, name)
+            owner = next(base for base in cls.__mro__ if name in vars(base))
+            if not is_own(owner):
+                raise name_is_taken(owner.__qualname__, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._taken_names:
-            raise _name_is_taken(type(self).__qualname__, name)
+            raise name_is_taken(type(self).__qualname__, name)
         super().__setattr__(name, value)
 
     def keys(self) -> Sequence[Any]:
@@ -220,7 +213,7 @@ class SafeDataset(RowSelection[T], Dataset[T]):
         msg = f"{type(self).__name__} must say which samples there are: def keys(self)"
         raise NotImplementedError(msg)
 
-    def load(self, key: Any) -> T:
+    def load(self, key: Any, /) -> T:
         """Make one sample; called once for each key when there is a cache.
 
         Args:
@@ -504,6 +497,7 @@ class SafeDataset(RowSelection[T], Dataset[T]):
             OptionError: An argument is not what it should be.
             StaleCacheError: In the folder is a cache of other samples or other code.
         """
+        # Here, since it opens the new cache as a dataset, maybe of graphs: a subclass.
         from loaderkit.datasets.mapping import map_samples
 
         return map_samples(
@@ -657,14 +651,14 @@ class SafeDataset(RowSelection[T], Dataset[T]):
 
     def _sample(self, row: int) -> Any:
         if self.cache is None:
-            sample = owned_copy(self._loaded(self._all_keys()[row]))
+            sample = owned_copy(self._load_checked(self._all_keys()[row]))
         else:
             opened = self._open()
             variant = opened.structure.variants[opened.variant(row)]
-            sample = decode(variant, reader(opened.store, row), self.classes)
+            sample = decode(variant, leaf_reader(opened.store, row), self.classes)
         return sample if self.transform is None else self.transform(sample)
 
-    def _loaded(self, key: Any) -> Any:
+    def _load_checked(self, key: Any) -> Any:
         return self.load(key)
 
     def _row(self, row: int) -> int:
@@ -722,7 +716,7 @@ class SafeDataset(RowSelection[T], Dataset[T]):
         self.fill_padding(batch)
         return batch
 
-    def _column(self, opened: _Opened, rows: Ints, name: str) -> Any:
+    def _column(self, opened: OpenedCache, rows: Ints, name: str) -> Any:
         """Gather a field of rows of the cache, known to be there in all of them."""
         with collating():
             column = join_column(opened, rows, name, self.classes, self.ragged)
@@ -748,7 +742,7 @@ class SafeDataset(RowSelection[T], Dataset[T]):
             return len(self._all_keys())
         return len(self._open().store)
 
-    def _sized(self, what: str = "sizes") -> tuple[_Opened, Ints]:
+    def _sized(self, what: str = "sizes") -> tuple[OpenedCache, Ints]:
         if self.cache is None:
             text = f"The {what} of the samples are not known."
             fix = f'{type(self).__name__}(..., cache="folder")'
@@ -762,11 +756,11 @@ class SafeDataset(RowSelection[T], Dataset[T]):
             self._loaderkit.keys = list(self.keys())
         return self._loaderkit.keys
 
-    def _recipe(self, opened: _Opened, variant: int) -> Any:
+    def _recipe(self, opened: OpenedCache, variant: int) -> Any:
         node = opened.structure.variants[variant]
         return DictRecipe(opened.store, node, self.classes, self.ragged)
 
-    def _open(self) -> _Opened:
+    def _open(self) -> OpenedCache:
         own = self._loaderkit
         if own.opened is None:
             if own.generation is None:
@@ -777,7 +771,7 @@ class SafeDataset(RowSelection[T], Dataset[T]):
                 generation=own.generation,
                 free_bytes=page_cache_bytes,
             )
-            own.opened = _Opened(store, self.classes, plain=own.plain)
+            own.opened = OpenedCache(store, self.classes, plain=own.plain)
         return own.opened
 
     @property
@@ -787,63 +781,41 @@ class SafeDataset(RowSelection[T], Dataset[T]):
 
     def _pack_once(self) -> None:
         """Pack on first use; refuse a cache that was made from something else."""
-        if type(self).load is SafeDataset.load:
-            return
         location = self._location
+        if type(self).load is SafeDataset.load:
+            self._refuse_to_pack_without_load()
+            return
         is_needed = self.packing.overwrite or not has_cache(location)
         if is_needed and self._pack().is_ours:
             return
         # There is a cache, perhaps since a moment ago, by another process: of what?
         if isinstance(location, Path):
             finish_killed_commit(location)
-        self._check_fresh()
+        check_fresh(self)
+
+    def _refuse_to_pack_without_load(self) -> None:
+        """Tell a subclass that nothing can be packed: there is no cache, and no load.
+
+        Raises:
+            DatasetError: It is so.  ``SafeDataset`` itself opens what is packed, and
+                says elsewhere that there is no cache.
+        """
+        is_subclass = not type(self).__module__.startswith("loaderkit.")
+        if not is_subclass or has_cache(self._location):
+            return
+        name = type(self).__name__
+        what = f"{name} cannot pack the cache {self.cache}: it has no load(key)."
+        why = "keys() names the samples and load(key) makes one; PyG's process() and "
+        why += "get(), or torch's __getitem__, are not called"
+        fix = "def keys(self): return range(100), and def load(self, key): return ..."
+        raise DatasetError(what, why=why, fix=fix)
 
     def _pack(self) -> Packed:
         return pack_source(KeyedSource(self), self._location, self.packing)
 
-    def _check_fresh(self) -> None:
-        store = Store(self._location)
-        manifest = store.manifest
-        packed = Fingerprint.from_json(manifest.fingerprint)
-        raw_is_here = self.raw is None or self.raw.exists()
-        if raw_is_here:
-            now = KeyedSource(self).fingerprint()
-        else:
-            now = self._fingerprint_without_raw(packed)
-        changes = list(differences(packed, now))
-        track = raw_is_here and self.packing.track_files != "none"
-        if not changes and manifest.sources and track:
-            text = store.load_sources() or ""
-            sources = SourceFileList.from_json(text, where=manifest.sources.file)
-            root = "" if self.raw is None else os.path.abspath(self.raw)
-            changes = list(itertools.islice(sources.changed(root), 3))
-        if changes:
-            what = f"The cache {self.cache} is stale: {'; '.join(changes)}."
-            why = f"{type(self).__name__} would make other samples than those in it"
-            fix = (
-                f"{type(self).__name__}(..., packing=PackOptions(overwrite=True)), "
-                f"or delete {self.cache}"
-            )
-            raise StaleCacheError(what, why=why, fix=fix)
-
-    def _fingerprint_without_raw(self, packed: Fingerprint) -> Fingerprint:
-        """Take the fingerprint where the raw data is not: it was packed elsewhere.
-
-        Keys that are read from the raw data cannot be told then, and those of the cache
-        count.  Others, such as numbers or a fixed list, are there all the same.
-        """
-        try:
-            now = KeyedSource(self).fingerprint()
-        except Exception:  # noqa: BLE001 -- keys() looks for files that are not here
-            now = None
-        if now is not None and now.count:
-            return now
-        rest = fingerprint_of(self.load, (), version=str(self.version))
-        return replace(rest, keys=packed.keys, count=packed.count)
-
     def _unlike(self, column: str) -> DatasetError:
         what = f"Field {column!r} has shapes in this batch that cannot be joined."
-        why = "more than one axis differs between the samples"
+        why = "an axis behind the first differs between the samples, or their number"
         fix = "give the samples one shape in load() or transform, or a batch size of 1"
         return DatasetError(what, why=why, fix=fix)
 
@@ -860,89 +832,12 @@ class _State:
     """Numbers in the cache of the dataset's samples ``[n]``; None for all of them."""
     keys: list[Any] | None = None
     """What ``keys()`` gave, once it was asked."""
-    opened: _Opened | None = None
+    opened: OpenedCache | None = None
     """The cache, once it is open in this process."""
     generation: str | None = None
     """The only generation of the cache that may be opened; None for any."""
     plain: bool = False
     """Classes that are not known are read as plain containers."""
-
-
-class _Opened:
-    """A cache opened by this process, and the recipes made for it."""
-
-    def __init__(
-        self, store: Store, classes: ClassRegistry, *, plain: bool = False
-    ) -> None:
-        self.store = store
-        self.structure = Structure.from_json(store.manifest.structure)
-        check_columns(self.structure, store.manifest)
-        check_chunks(store.manifest)
-        if plain:
-            self.structure = self.structure.without_classes(classes.fits)
-        classes.check(self.structure)
-        self._recipes: dict[int, Any] = {}
-
-    @functools.cached_property
-    def graph_fields(self) -> frozenset[str]:
-        """Names of the fields that the graphs of some sample have."""
-        variants = [v for v in self.structure.variants if isinstance(v, Nest)]
-        stores = [n for v in variants for n in v.nests() if n.kind == "store"]
-        return frozenset(str(name) for store in stores for name in store.keys)
-
-    def variant(self, row: int) -> int:
-        """Say how one sample is built."""
-        return int(self.variants(np.array([row]))[0])
-
-    def variants(self, rows: Ints) -> Ints:
-        """Say how each of some samples is built ``[B]``."""
-        from loaderkit.datasets.gathering import Gathering
-
-        if len(self.structure.variants) == 1:
-            return np.zeros(len(rows), np.int64)
-        return Gathering(self.store, rows).numbers(VARIANT)
-
-    def one_variant(self, rows: Ints) -> int | None:
-        """Say how all of some samples are built; None when they differ."""
-        if len(self.structure.variants) == 1:
-            return 0
-        found = self.variants(rows)
-        return int(found[0]) if (found == found[0]).all() else None
-
-    def recipe(
-        self, make: Callable[[_Opened, int], R | None], variant: int | None
-    ) -> R | None:
-        """Give the recipe of a variant, made once."""
-        if variant is None:
-            return None
-        if variant not in self._recipes:
-            self._recipes[variant] = make(self, variant)
-        found: R | None = self._recipes[variant]
-        return found
-
-
-_PROTOCOLS = frozenset({"_repr_html_"})
-"""Private names that are not ours alone: notebooks ask for this one."""
-
-
-def _private_names(dataset_type: type) -> frozenset[str]:
-    """Name the private methods and class attributes that a class has of ours."""
-    own = [each for each in dataset_type.__mro__ if _is_own(each)]
-    names = {name for each in own for name in vars(each) if name.startswith("_")}
-    return frozenset(
-        name
-        for name in names - _PROTOCOLS
-        if not name.startswith(("__", "_abc_")) and name != "_taken_names"
-    )
-
-
-def _is_own(dataset_type: type) -> bool:
-    return dataset_type.__module__.startswith("loaderkit.")
-
-
-def _name_is_taken(where: str, name: str) -> DatasetError:
-    what = f"{where} has {name!r} of its own, which SafeDataset reads samples with."
-    return DatasetError(what, why="one would replace the other", fix="another name")
 
 
 def _is_ours(method: Callable[..., Any]) -> bool:

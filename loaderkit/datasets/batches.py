@@ -11,68 +11,111 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
-from loaderkit.datasets.composites import KINDS
-from loaderkit.datasets.decode import decode, store_of
-from loaderkit.datasets.gathering import (
-    Arena,
-    Gathering,
-    in_worker,
-    leaf_dtype,
-    reader,
+from loaderkit.datasets.arena import Arena, in_worker
+from loaderkit.datasets.decode import decode
+from loaderkit.datasets.gathering import BatchGather, batch_dtype, leaf_reader
+from loaderkit.datasets.kinds import (
+    LEAF_KINDS,
+    NEST_KINDS,
+    ColumnSpec,
+    GraphJoin,
+    Kind,
+    store_of,
 )
-from loaderkit.datasets.structure import LOOSE, Leaf, Nest
+from loaderkit.datasets.structure import INCREMENT_BY_PYG, Leaf, Nest
 from loaderkit.pyg import import_pyg
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
     from numpy.typing import NDArray
 
     from loaderkit.cache.store import Store
     from loaderkit.datasets.classes import ClassRegistry
-    from loaderkit.datasets.structure import Structure
+    from loaderkit.datasets.structure import Node, Structure
 
     Ints = NDArray[np.int64]
-    Collated = tuple[Any, Any, Any]
-    """A field's joined value, its slices and its increments."""
+
+_BOOKKEEPING_TENSORS = 4
+"""Of a field, at most: slices, increments, and ``_batch`` and ``_ptr`` of
+``follow_batch``."""
+_ALIGNMENT_NUMBERS = 9
+"""64 bytes to align a tensor of int64, and the one number that slices have more than
+samples."""
 
 
-class Recipe:
-    """How to gather batches of samples that are all built alike."""
+class JoinedField(NamedTuple):
+    """A field of all samples of a batch.
+
+    Of dicts and lists each member is a dict or list of those of their parts.
+    """
+
+    value: Any
+    slices: Any
+    """Where each sample begins in it ``[B + 1]``."""
+    increments: Any
+    """What was added to each sample ``[B]``; None where nothing can be."""
+
+
+class GraphRecipe:
+    """How to gather batches of graphs that are all built alike.
+
+    Args:
+        store: The cache.
+        structure: How its samples are built.
+        number: The variant that the graphs are.
+        classes: Where their classes are.
+    """
 
     def __init__(
         self, store: Store, structure: Structure, number: int, classes: ClassRegistry
     ) -> None:
         self.store, self.classes = store, classes
-        variant: Any = structure.variants[number]
-        self.variant: Nest = variant
-        kept = store.manifest.shards.column_names
-        self.widths = {
-            name: 2 * raw[3]
-            for name, raw in structure.columns.items()
-            if raw[1] == "inc" and (raw[3] or name in kept)
-        }
-        """Numbers a sample in the columns of increments that are not all zero."""
-        self.loose = {
-            (key, name): node
-            for key, part in variant.items()
-            for name, node in part.items()
-            if name != "ptr" and _is_loose(name, node)
+        graph = structure.variants[number]
+        assert isinstance(graph, Nest)
+        self.graph = graph
+        self.increment_widths: dict[str, int] = {}
+        """Numbers a sample in the columns of increments; 0 for a single one.  Columns
+        that were zero in every sample are not written, and not here."""
+        stored_columns = store.manifest.shards.column_names
+        for column in structure.columns.values():
+            if column.kind is not Kind.INCREMENT:
+                continue
+            # PyG's __inc__ gives a scalar, or a [2, 1] tensor: of an edge_index
+            # between two node types, one number for the sources and one for the
+            # targets.  A pair is added even where it is zero in every sample: it
+            # makes PyG widen the dtype.
+            if column.ndim:
+                self.increment_widths[column.name] = 2
+            elif column.name in stored_columns:
+                self.increment_widths[column.name] = 0
+        self.fields_joined_by_pyg = {
+            (key, name): field
+            for key, store_fields in _stores(graph)
+            for name, field in store_fields.items()
+            if name != "ptr" and _needs_pyg_collate(name, field)
         }
 
     def gathers(self, exclude_keys: Collection[str]) -> bool:
         """Tell whether every field is gathered, or can go through PyG on its own."""
-        loose = [n for (_, name), n in self.loose.items() if name not in exclude_keys]
-        cls = self.classes[str(self.variant.cls)]
+        fields = [
+            field
+            for (_, name), field in self.fields_joined_by_pyg.items()
+            if name not in exclude_keys
+        ]
+        if not fields:
+            return True
+        # A class's own __inc__ may ask for other fields, which are not there then.
+        cls = self.classes[str(self.graph.cls)]
         data = import_pyg().data
-        plain = cls.__inc__ is data.__inc__ and cls.__cat_dim__ is data.__cat_dim__
-        return not loose or (plain and all(_is_composite(node) for node in loose))
+        if cls.__inc__ is not data.__inc__ or cls.__cat_dim__ is not data.__cat_dim__:
+            return False
+        return all(_is_composite(field) for field in fields)
 
     def batch(
         self, rows: Ints, follow_batch: Collection[str], exclude_keys: Collection[str]
@@ -90,176 +133,222 @@ class Recipe:
         Raises:
             UnlikeShapesError: Fields of the samples cannot be joined.
         """
-        gathering = Gathering(self.store, rows)
+        gather = BatchGather(self.store, rows)
         if in_worker():
-            gathering.arena = Arena(self._nbytes(gathering, exclude_keys))
-        out = copy.copy(self._blank)
+            gather.arena = Arena(self._nbytes(gather, exclude_keys))
+        batch = copy.copy(self._blank_batch)
         slice_dict: dict[Any, Any] = {}
         inc_dict: dict[Any, Any] = {}
-        for store, (key, part) in zip(out.stores, self.variant.items(), strict=True):
-            filler = _Filler(self, gathering, key)
-            filler.fill(store, part, follow_batch, exclude_keys)
+        stores = zip(batch.stores, _stores(self.graph), strict=True)
+        for store, (key, fields) in stores:
+            filler = _StoreFiller(self, gather, key)
+            filler.fill(store, fields, follow_batch, exclude_keys)
             if key is None:
                 slice_dict.update(filler.slices)
-                inc_dict.update(filler.incs)
+                inc_dict.update(filler.increments)
             elif filler.slices:
-                slice_dict[key], inc_dict[key] = filler.slices, filler.incs
-        out._num_graphs = len(rows)
-        out._slice_dict = slice_dict
-        out._inc_dict = inc_dict
-        return out
+                slice_dict[key] = filler.slices
+                inc_dict[key] = filler.increments
+        batch._num_graphs = len(rows)
+        batch._slice_dict = slice_dict
+        batch._inc_dict = inc_dict
+        return batch
 
     @functools.cached_property
-    def _blank(self) -> Any:
+    def _blank_batch(self) -> Any:
         """An empty batch of the samples' class, as PyG makes it."""
-        cls = self.classes[str(self.variant.cls)]
-        sample = self.classes.blank(str(self.variant.cls))
-        for key in self.variant.keys:
+        cls = self.classes[str(self.graph.cls)]
+        sample = self.classes.blank(str(self.graph.cls))
+        for key in self.graph.keys:
             store_of(sample, key)
         return import_pyg().batch(_base_cls=cls).stores_as(sample)
 
-    def _nbytes(self, gathering: Gathering, exclude_keys: Collection[str]) -> int:
+    def _nbytes(self, gather: BatchGather, exclude_keys: Collection[str]) -> int:
         """Bytes of all tensors of a batch, each with room to be aligned."""
-        total, bookkeeping = 0, 8 * (len(gathering) + 9)
-        parts: Any = self.variant.children
-        for part in parts:
-            kept = [node for name, node in part.items() if name not in exclude_keys]
-            for leaf in (leaf for node in kept for leaf in _leaves(node)):
-                total += 4 * bookkeeping
-                if leaf.kind == "tensor":
-                    column = self.store.column(leaf.column, stacked=leaf.axis is None)
-                    runs, rest = gathering.layout(column)
-                    numel = math.prod(rest) * runs.total
-                    widened = leaf.inc is not None and leaf.dtype != "int64"
-                    total += numel * (8 if widened else leaf_dtype(leaf).itemsize)
-            if part.nodes:
-                total += 8 * int(gathering.numbers(part.nodes).sum()) + bookkeeping
-        return total
+        bookkeeping_bytes = 8 * (len(gather) + _ALIGNMENT_NUMBERS)
+        nbytes = 0
+        for _, fields in _stores(self.graph):
+            for name, field in fields.items():
+                if name in exclude_keys:
+                    continue
+                for leaf in _gathered_leaves(field):
+                    nbytes += _BOOKKEEPING_TENSORS * bookkeeping_bytes
+                    nbytes += _value_bytes(gather, leaf)
+            if fields.nodes:
+                nodes = int(gather.per_sample(fields.nodes.name).sum())
+                nbytes += 8 * nodes + bookkeeping_bytes
+        return nbytes
 
 
-class _Filler:
+class _StoreFiller:
     """Fills one store of a batch."""
 
-    def __init__(self, recipe: Recipe, gathering: Gathering, key: Any) -> None:
-        self.recipe, self.gathering, self.key = recipe, gathering, key
+    def __init__(self, recipe: GraphRecipe, gather: BatchGather, key: Any) -> None:
+        self.recipe, self.gather, self.key = recipe, gather, key
         self.slices: dict[str, Any] = {}
-        self.incs: dict[str, Any] = {}
+        self.increments: dict[str, Any] = {}
 
     def fill(
         self,
         store: Any,
-        part: Nest,
+        fields: Nest,
         follow_batch: Collection[str],
         exclude_keys: Collection[str],
     ) -> None:
-        if part.nodes:
+        if fields.nodes:
             # A few bytes may stand for many nodes, and ``batch`` has them all.
-            nodes = self.gathering.numbers(part.nodes)
-            self.gathering.room.take(16 * int(nodes.sum()))
-        mapping = store._mapping  # fresh: nothing cached that store[name] = would drop
-        for name, node in part.items():
+            nodes = self.gather.per_sample(fields.nodes.name)
+            self.gather.room.take(16 * int(nodes.sum()))
+        # The store is fresh: it has cached nothing that store[name] = would drop.
+        mapping = store._mapping
+        for name, field in fields.items():
             if name in exclude_keys or name == "ptr":
                 continue
-            if name == "num_nodes":
-                store._num_nodes = self.gathering.tensor(node)[0].tolist()
+            if name == "num_nodes" and isinstance(field, Leaf):
+                store._num_nodes = self.gather.tensor(field.column)[0].tolist()
                 store.num_nodes = sum(store._num_nodes)
                 continue
-            loose = (self.key, name) in self.recipe.loose
-            value, slices, incs = self._alone(name, part) if loose else self._join(node)
-            mapping[name] = value
-            self.slices[name], self.incs[name] = slices, incs
+            if (self.key, name) in self.recipe.fields_joined_by_pyg:
+                joined = self._join_with_pyg(name, fields)
+            else:
+                joined = self._join(field)
+            mapping[name] = joined.value
+            self.slices[name] = joined.slices
+            self.increments[name] = joined.increments
             if name in follow_batch:
-                batch, ptr = _batch_and_ptr(slices)
-                store[f"{name}_batch"], store[f"{name}_ptr"] = batch, ptr
-        if part.nodes:
-            numbers = np.arange(len(nodes)).repeat(nodes)
-            mapping["batch"] = self.gathering.keep(numbers)
-            mapping["ptr"] = self.gathering.keep(self.gathering.sums(part.nodes).copy())
+                batch, ptr = _batch_and_ptr(joined.slices)
+                store[f"{name}_batch"] = batch
+                store[f"{name}_ptr"] = ptr
+        if fields.nodes:
+            graph_of_node = np.arange(len(nodes)).repeat(nodes)
+            mapping["batch"] = self.gather.to_tensor(graph_of_node)
+            ptr = self.gather.exclusive_cumsum(fields.nodes.name)
+            mapping["ptr"] = self.gather.to_tensor(ptr.copy())
 
-    def _join(self, node: Leaf | Nest) -> Collated:
-        if isinstance(node, Leaf):
-            if node.kind == "tensor":
-                return self._tensor(node)
-            if node.kind in {"int", "float", "bool"}:
-                return self._number(node)
-        elif node.kind == "dict":
-            parts = {key: self._join(child) for key, child in node.items()}
-            return tuple({k: p[at] for k, p in parts.items()} for at in range(3))  # type: ignore[return-value]
-        elif _is_tensor_list(node):
-            joined = [self._join(child) for child in node.children]
-            return tuple([part[at] for part in joined] for at in range(3))  # type: ignore[return-value]
-        values = self.gathering.values(node, self.recipe.classes)
-        return values, self.gathering.count_up(), None
+    def _join(self, field: Node) -> JoinedField:
+        if isinstance(field, Leaf):
+            column = field.column
+            how = LEAF_KINDS[column.kind].graph_join(column.dtype)
+            if how is GraphJoin.CONCATENATE:
+                return self._join_tensors(field)
+            if how is GraphJoin.TENSOR_OF_NUMBERS:
+                return self._join_numbers(field)
+        elif field.kind is Kind.DICT:
+            parts = {key: self._join(child) for key, child in field.items()}
+            return JoinedField(
+                {key: part.value for key, part in parts.items()},
+                {key: part.slices for key, part in parts.items()},
+                {key: part.increments for key, part in parts.items()},
+            )
+        elif _is_tensor_list(field):
+            items = [self._join(child) for child in field.children]
+            return JoinedField(
+                [item.value for item in items],
+                [item.slices for item in items],
+                [item.increments for item in items],
+            )
+        values = self.gather.values(field, self.recipe.classes)
+        return JoinedField(values, self.gather.arange(), None)
 
-    def _tensor(self, leaf: Leaf) -> Collated:
-        steps = self._steps(leaf)
-        incs = (
-            self.gathering.zeros() if steps is None else _as_incs(self.gathering, steps)
-        )
-        paired = steps is not None and steps.ndim == 2
-        if steps is None or not (paired or steps[-1]):
-            value, runs = self.gathering.tensor(leaf)
-            return value, self.gathering.slices(runs), incs
-        wider = _widened(leaf_dtype(leaf), paired=paired)
-        if wider.is_floating_point or wider.is_complex:
-            value, runs = self.gathering.tensor(leaf)
-            value = _add_later(value, leaf, incs, torch.from_numpy(runs.lengths))
+    def _join_tensors(self, leaf: Leaf) -> JoinedField:
+        column, gather = leaf.column, self.gather
+        steps = self._increments_of(leaf)
+        if steps is None:
+            value, runs = gather.tensor(column)
+            return JoinedField(value, gather.slices(runs), gather.zeros())
+        increments = _increments_as_pyg(gather, steps)
+        is_pair = steps.ndim == 2
+        if not is_pair and not steps[-1]:
+            # Zeros for all but the last sample, whose own increment nobody needs.
+            value, runs = gather.tensor(column)
+            return JoinedField(value, gather.slices(runs), increments)
+        dtype = _widened(batch_dtype(column), is_pair=is_pair)
+        if dtype.is_floating_point or dtype.is_complex:
+            value, runs = gather.tensor(column)
+            lengths = torch.from_numpy(runs.lengths)
+            value = _add_to_floats(value, column.axis or 0, increments, lengths)
         else:
-            value, runs = self.gathering.tensor(leaf, wider, steps)
-        return value, self.gathering.slices(runs), incs
+            value, runs = gather.tensor(column, dtype, steps)
+        return JoinedField(value, gather.slices(runs), increments)
 
-    def _number(self, leaf: Leaf) -> Collated:
-        value, _ = self.gathering.tensor(leaf)
-        if leaf.kind == "float":
+    def _join_numbers(self, leaf: Leaf) -> JoinedField:
+        gather = self.gather
+        value, _ = gather.tensor(leaf.column)
+        if value.is_floating_point():
+            # PyG makes a tensor of a list of Python's floats.
             value = value.to(torch.get_default_dtype())
-        steps = self._steps(leaf)
-        incs = (
-            self.gathering.zeros() if steps is None else _as_incs(self.gathering, steps)
-        )
-        if steps is not None and steps[-1]:
-            value.add_(incs)
-        return value, self.gathering.count_up(), incs
+        steps = self._increments_of(leaf)
+        if steps is None:
+            return JoinedField(value, gather.arange(), gather.zeros())
+        increments = _increments_as_pyg(gather, steps)
+        if steps[-1]:
+            value.add_(increments)
+        return JoinedField(value, gather.arange(), increments)
 
-    def _steps(self, leaf: Leaf) -> Ints | None:
+    def _increments_of(self, leaf: Leaf) -> Ints | None:
         """Sum up what PyG adds to each sample ``[B]`` or ``[B, 2]``; None for zeros."""
-        width = None if leaf.inc is None else self.recipe.widths.get(leaf.inc)
-        if leaf.inc is None or width is None:
+        if not isinstance(leaf.increment, ColumnSpec):
             return None
-        steps = self.gathering.sums(leaf.inc, width)[:-1]
+        name = leaf.increment.name
+        width = self.recipe.increment_widths.get(name)
+        if width is None:
+            return None
+        steps = self.gather.exclusive_cumsum(name, width)[:-1]
         return steps if width or steps.any() else None
 
-    def _alone(self, name: str, part: Nest) -> Collated:
+    def _join_with_pyg(self, name: str, fields: Nest) -> JoinedField:
         """Let PyG join one field of otherwise empty graphs."""
-        classes, node = self.recipe.classes, dict(part.items())[name]
+        recipe, classes = self.recipe, self.recipe.classes
+        field = dict(fields.items())[name]
         samples = []
-        for at, row in enumerate(self.gathering.rows.tolist()):
-            sample = classes.blank(str(self.recipe.variant.cls))
-            sample[name] = decode(node, reader(self.recipe.store, row), classes)
-            if part.nodes:
-                sample.num_nodes = int(self.gathering.numbers(part.nodes)[at])
+        for position, row in enumerate(self.gather.rows.tolist()):
+            sample = classes.blank(str(recipe.graph.cls))
+            sample[name] = decode(field, leaf_reader(recipe.store, row), classes)
+            if fields.nodes:
+                nodes = self.gather.per_sample(fields.nodes.name)
+                sample.num_nodes = int(nodes[position])
             samples.append(sample)
         batch = import_pyg().batch.from_data_list(samples)
-        return batch[name], batch._slice_dict[name], batch._inc_dict[name]
+        return JoinedField(batch[name], batch._slice_dict[name], batch._inc_dict[name])
+
+
+def _stores(graph: Nest) -> Iterator[tuple[Any, Nest]]:
+    """Go through the stores of a graph."""
+    for key, store in graph.items():
+        assert isinstance(store, Nest)
+        yield key, store
+
+
+def _value_bytes(gather: BatchGather, leaf: Leaf) -> int:
+    """Say how many bytes a field's tensor takes in a batch; numbers are not counted."""
+    column = leaf.column
+    if column.kind is not Kind.TENSOR:
+        return 0
+    is_widened = leaf.increment is not None and column.dtype != "int64"
+    if is_widened:
+        return 8 * gather.count_numbers(column)
+    return gather.total_bytes(column)
 
 
 @functools.lru_cache(maxsize=128)
-def _widened(dtype: torch.dtype, *, paired: bool) -> torch.dtype:
+def _widened(dtype: torch.dtype, *, is_pair: bool) -> torch.dtype:
     """Say what PyG's addition of an int64 number, or of a pair, makes of a dtype."""
-    number = torch.zeros((2, 1) if paired else (), dtype=torch.int64)
-    return torch.result_type(torch.empty((1, 1), dtype=dtype), number)
+    increment = torch.zeros((2, 1) if is_pair else (), dtype=torch.int64)
+    return torch.result_type(torch.empty((1, 1), dtype=dtype), increment)
 
 
-def _as_incs(gathering: Gathering, steps: Ints) -> torch.Tensor:
-    return gathering.keep((steps if steps.ndim == 1 else steps[:, :, None]).copy())
+def _increments_as_pyg(gather: BatchGather, steps: Ints) -> torch.Tensor:
+    """Make PyG's tensor of increments: ``[B]``, or ``[B, 2, 1]`` of pairs."""
+    increments = steps if steps.ndim == 1 else steps[:, :, None]
+    return gather.to_tensor(increments.copy())
 
 
-def _add_later(
-    value: torch.Tensor, leaf: Leaf, incs: torch.Tensor, lengths: torch.Tensor
+def _add_to_floats(
+    value: torch.Tensor, axis: int, increments: torch.Tensor, lengths: torch.Tensor
 ) -> torch.Tensor:
     """Add increments to floats, which PyG does in the wider of the two dtypes."""
-    repeated = torch.repeat_interleave(incs, lengths, dim=0)
-    axis = leaf.axis or 0
-    if incs.dim() > 1:
+    repeated = torch.repeat_interleave(increments, lengths, dim=0)
+    if increments.dim() > 1:
         return value + repeated.squeeze(-1).t()
     shape = [1] * value.dim()
     shape[axis] = -1
@@ -267,49 +356,55 @@ def _add_later(
 
 
 def _batch_and_ptr(slices: Any) -> tuple[Any, Any]:
+    """Make what ``follow_batch`` adds for a field: ``name_batch`` and ``name_ptr``."""
     if isinstance(slices, torch.Tensor) and slices.dim() == 1:
-        repeats = slices[1:] - slices[:-1]
-        numbers = torch.arange(len(repeats))
-        return torch.repeat_interleave(numbers, repeats), slices - slices[:1]
+        lengths = slices[1:] - slices[:-1]
+        batch = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        return batch, slices - slices[:1]
     if isinstance(slices, dict):
-        pairs = {key: _batch_and_ptr(each) for key, each in slices.items()}
-        return {k: p[0] for k, p in pairs.items()}, {k: p[1] for k, p in pairs.items()}
+        pairs = {key: _batch_and_ptr(part) for key, part in slices.items()}
+        batches = {key: batch for key, (batch, _) in pairs.items()}
+        ptrs = {key: ptr for key, (_, ptr) in pairs.items()}
+        return batches, ptrs
     if isinstance(slices, list) and isinstance(slices[0], torch.Tensor):
-        both = [_batch_and_ptr(each) for each in slices]
-        return [b for b, _ in both], [p for _, p in both]
+        items = [_batch_and_ptr(part) for part in slices]
+        return [batch for batch, _ in items], [ptr for _, ptr in items]
     return None, None
 
 
-def _leaves(node: Leaf | Nest) -> list[Leaf]:
-    """List the leaves that are gathered; PyG's own collate makes room for the rest."""
+def _gathered_leaves(node: Node) -> Iterator[Leaf]:
+    """List the leaves that are gathered; PyG makes room for the others itself."""
     if isinstance(node, Leaf):
-        return [node]
-    if _is_composite(node):
-        return []
-    return [leaf for child in node.children for leaf in _leaves(child)]
+        yield node
+    elif not _is_composite(node):
+        for child in node.children:
+            yield from _gathered_leaves(child)
 
 
-def _is_loose(name: str, node: Leaf | Nest) -> bool:
-    """Tell whether a field needs PyG's own collate."""
-    if isinstance(node, Leaf):
-        if name == "num_nodes" and node.kind != "int":
+def _needs_pyg_collate(name: str, field: Node) -> bool:
+    """Tell whether a field is joined by PyG's own collate."""
+    if isinstance(field, Leaf):
+        column = field.column
+        if name == "num_nodes" and column.kind is not Kind.INT:
             return True
-        floats = node.kind == "scalar" and node.dtype == "<f8"
-        return floats or node.kind == "bigint" or node.inc == LOOSE
-    if _is_composite(node) or name == "num_nodes":
+        how = LEAF_KINDS[column.kind].graph_join(column.dtype)
+        return how is GraphJoin.BY_PYG or field.increment == INCREMENT_BY_PYG
+    if _is_composite(field) or name == "num_nodes":
         return True
-    if node.kind == "dict" or _is_tensor_list(node):
-        return any(_is_loose("", child) for child in node.children)
+    if field.kind is Kind.DICT or _is_tensor_list(field):
+        return any(_needs_pyg_collate("", child) for child in field.children)
     return False
 
 
-def _is_composite(node: Leaf | Nest) -> bool:
-    return isinstance(node, Nest) and node.kind in KINDS
+def _is_composite(node: Node) -> bool:
+    return isinstance(node, Nest) and NEST_KINDS[node.kind].is_composite
 
 
-def _is_tensor_list(node: Nest) -> bool:
+def _is_tensor_list(nest: Nest) -> bool:
     """Tell whether PyG joins a list item by item: its first item is a tensor."""
-    if node.kind not in {"list", "tuple", "named"} or not node.children:
+    if not NEST_KINDS[nest.kind].is_sequence or not nest.children:
         return False
-    first = node.children[0]
-    return _is_composite(first) or (isinstance(first, Leaf) and first.kind == "tensor")
+    first = nest.children[0]
+    if isinstance(first, Leaf):
+        return first.column.kind is Kind.TENSOR
+    return _is_composite(first)

@@ -150,7 +150,7 @@ def set_aside(job: PackJob, span: Span) -> Path:
     try:
         for number, encoded in enumerate(span.blocks):
             if encoded.block.nbytes >= _SET_ASIDE_BYTES:
-                encoded.block.set_aside(job.block(f"{span.start}-{number}"))
+                encoded.block.spill(job.block(f"{span.start}-{number}"))
         with file.open("wb") as raw:
             pickle.dump(span, raw, pickle.HIGHEST_PROTOCOL)
     except OSError as error:

@@ -10,23 +10,27 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
-import dataclasses
 import functools
 import importlib
 import sys
 import types
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from loaderkit.datasets.containers import FACTORIES, make_mapping, same_plain
-from loaderkit.datasets.structure import Nest
+from loaderkit.datasets.containers import (
+    FACTORIES,
+    class_name,
+    factory_name,
+    make_mapping,
+    same_plain,
+)
+from loaderkit.datasets.kinds import NEST_KINDS, Kind
 from loaderkit.errors import DamagedCacheError, DatasetError
 from loaderkit.pyg import import_pyg
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from loaderkit.datasets.structure import Structure
+    from loaderkit.datasets.structure import Nest, Structure
 
 _ALWAYS_KNOWN = (
     collections.OrderedDict,
@@ -34,26 +38,6 @@ _ALWAYS_KNOWN = (
     collections.Counter,
 )
 """Beside the graphs of PyG, see ``_class_of_pyg``."""
-
-
-def class_name(cls: type) -> str:
-    """Name a class as a cache does.
-
-    >>> class_name(collections.OrderedDict)
-    'collections:OrderedDict'
-    """
-    return f"{cls.__module__}:{cls.__qualname__}"
-
-
-def mapping_name(name: str, value: Any) -> str:
-    """Name the class of a mapping, and what a ``defaultdict`` makes.
-
-    >>> mapping_name("collections:defaultdict", collections.defaultdict(list))
-    'collections:defaultdict[list]'
-    """
-    if type(value) is collections.defaultdict and value.default_factory is not None:
-        return f"{name}[{value.default_factory.__name__}]"
-    return name
 
 
 def private_names(cls: type, attributes: Mapping[str, Any]) -> list[str]:
@@ -113,6 +97,11 @@ class ClassRegistry:
             self._known[name] = found
         return self._known[name]
 
+    @property
+    def passed(self) -> tuple[type, ...]:
+        """The classes the caller passed."""
+        return self._passed
+
     def and_of_module(self, name: str) -> ClassRegistry:
         """Give these classes and those that one more loaded module knows."""
         return ClassRegistry(self._passed, (*self._modules, name))
@@ -123,20 +112,11 @@ class ClassRegistry:
             cls = self[str(nest.cls)]
         except DatasetError:
             return False
-        if nest.kind == "graph":
-            return issubclass(cls, import_pyg().base_data)
-        if nest.kind == "named":
-            return issubclass(cls, tuple) and getattr(cls, "_fields", None) == nest.keys
-        if nest.kind == "dataclass":
-            return dataclasses.is_dataclass(cls)
-        if "[" in str(nest.cls):
-            known = _factory_name(str(nest.cls)) in FACTORIES
-            return known and cls is collections.defaultdict
-        return issubclass(cls, Mapping)
+        return NEST_KINDS[nest.kind].class_fits(cls, str(nest.cls), nest.keys)
 
     def mapping(self, name: str, pairs: Mapping[Any, Any]) -> Any:
         """Make a mapping of a class, by name, that holds these pairs."""
-        return make_mapping(self[name], pairs, FACTORIES.get(_factory_name(name)))
+        return make_mapping(self[name], pairs, FACTORIES.get(factory_name(name)))
 
     def check(self, structure: Structure) -> None:
         """Refuse samples that are made of classes beyond the known ones.
@@ -148,18 +128,12 @@ class ClassRegistry:
             DatasetError: It names the classes, and the argument to pass.
             DamagedCacheError: A graph has parts that its class does not have.
         """
-        with_class = [
-            nest
-            for variant in structure.variants
-            if isinstance(variant, Nest)
-            for nest in variant.nests()
-            if nest.cls is not None
-        ]
+        with_class = [nest for nest in structure.nests() if nest.cls is not None]
         unfit = {str(nest.cls) for nest in with_class if not self.fits(nest)}
         if unfit:
             raise _unknown(unfit)
         for nest in with_class:
-            if nest.kind == "graph":
+            if nest.kind is Kind.GRAPH:
                 self._check_stores(nest)
 
     def _check_stores(self, graph: Nest) -> None:
@@ -269,10 +243,6 @@ def _named_inside(value: Any, name: str) -> type | None:
     for part in name[len(own) + 1 :].split("."):
         found = vars(found).get(part) if isinstance(found, type) else None
     return found if isinstance(found, type) and class_name(found) == name else None
-
-
-def _factory_name(name: str) -> str:
-    return name.partition("[")[2].removesuffix("]")
 
 
 @functools.cache

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.arguments import suggest_name
-from loaderkit.datasets.batches import Recipe
+from loaderkit.datasets.batches import GraphRecipe
 from loaderkit.datasets.decode import decode
 from loaderkit.datasets.dict_batches import DictRecipe, collate_samples
-from loaderkit.datasets.gathering import Gathering, reader
+from loaderkit.datasets.gathering import BatchGather, leaf_reader
+from loaderkit.datasets.kinds import COUNTER_KINDS, NEST_KINDS, Kind
 from loaderkit.datasets.sizes import occurring, stored_bytes
-from loaderkit.datasets.structure import (
-    COUNTER_KINDS,
-    Leaf,
-    Nest,
-    Structure,
-    is_graph,
-)
+from loaderkit.datasets.structure import Leaf, Nest, Structure, is_graph
 from loaderkit.errors import DatasetError, NoSuchAttributeError
 from loaderkit.units import format_bytes
 
@@ -28,19 +22,16 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from loaderkit.datasets.base import _Opened
     from loaderkit.datasets.classes import ClassRegistry
     from loaderkit.datasets.graphs import SafeGraphDataset
+    from loaderkit.datasets.opened import OpenedCache
 
     Ints = NDArray[np.int64]
     StoreKey: TypeAlias = str | tuple[str, ...] | None
     """A node type, an edge type, or None for what belongs to the graph as a whole."""
 
-_NAMED = {"dict", "dataclass", "named"}
-"""Kinds of nests whose parts have names."""
 
-
-def column_names(opened: _Opened) -> frozenset[str]:
+def column_names(opened: OpenedCache) -> frozenset[str]:
     """Name the fields that some sample of a cache has.
 
     Args:
@@ -55,18 +46,12 @@ def column_names(opened: _Opened) -> frozenset[str]:
     )
 
 
-def field_names(opened: _Opened) -> frozenset[str]:
+def field_names(opened: OpenedCache) -> frozenset[str]:
     """Name all fields that some sample of a cache has, at any depth."""
-    nests = (
-        nest
-        for variant in opened.structure.variants
-        if isinstance(variant, Nest)
-        for nest in variant.nests()
-    )
-    return frozenset(str(key) for nest in nests for key in nest.keys)
+    return frozenset(str(key) for nest in opened.structure.nests() for key in nest.keys)
 
 
-def column_rows(opened: _Opened) -> list[tuple[str, str, str]]:
+def column_rows(opened: OpenedCache) -> list[tuple[str, str, str]]:
     """Name the columns of a cache with their kinds and dtypes, for people.
 
     Args:
@@ -76,9 +61,9 @@ def column_rows(opened: _Opened) -> list[tuple[str, str, str]]:
         Path, kind and dtype of each column that holds values of samples.
     """
     return [
-        (str(path), str(kind), str(dtype))
-        for path, kind, dtype, *_ in opened.structure.columns.values()
-        if kind not in COUNTER_KINDS and "@" not in str(path)
+        (column.path, str(column.kind), column.dtype)
+        for column in opened.structure.columns.values()
+        if column.kind not in COUNTER_KINDS and "@" not in column.path
     ]
 
 
@@ -128,7 +113,7 @@ class TypeColumns:
         return f"TypeColumns({self._key!r}: {', '.join(self._names)})"
 
 
-def find_type(opened: _Opened, name: str | tuple[str, ...]) -> StoreKey:
+def find_type(opened: OpenedCache, name: str | tuple[str, ...]) -> StoreKey:
     """Find a node or edge type, named as ``HeteroData`` lets it be named.
 
     Args:
@@ -142,7 +127,7 @@ def find_type(opened: _Opened, name: str | tuple[str, ...]) -> StoreKey:
     keys = dict.fromkeys(
         key
         for variant in opened.structure.variants
-        if is_graph(variant) and isinstance(variant, Nest)
+        if is_graph(variant)
         for key in variant.keys
         if key is not None
     )
@@ -156,7 +141,7 @@ def find_type(opened: _Opened, name: str | tuple[str, ...]) -> StoreKey:
     return found[0] if len(found) == 1 else None
 
 
-def fields_of_type(opened: _Opened, key: StoreKey) -> list[str]:
+def fields_of_type(opened: OpenedCache, key: StoreKey) -> list[str]:
     """Name the fields that a type has in some sample, in their order."""
     names = [
         name for variant in opened.structure.variants for name in _fields(variant, key)
@@ -165,7 +150,7 @@ def fields_of_type(opened: _Opened, key: StoreKey) -> list[str]:
 
 
 def check_column(
-    opened: _Opened,
+    opened: OpenedCache,
     rows: Ints,
     name: str,
     most_bytes: int,
@@ -191,13 +176,13 @@ def check_column(
         node = _fields(variant, key).get(name)
         if node is None:
             raise _no_column(opened, number, name, int(held[0]), key)
-        each = stored_bytes(Gathering(opened.store, held), node)
+        sample_bytes = stored_bytes(BatchGather(opened.store, held), node)
         # Fields of graphs lie end to end; of others each is padded to the longest.
-        is_padded = isinstance(node, Leaf) and node.axis is not None
+        is_padded = isinstance(node, Leaf) and node.column.axis is not None
         if is_padded and not is_graph(variant):
-            nbytes += int(each.max()) * len(each)
+            nbytes += int(sample_bytes.max()) * len(sample_bytes)
         else:
-            nbytes += int(each.sum())
+            nbytes += int(sample_bytes.sum())
     if nbytes > most_bytes:
         what = f"Field {name!r} takes {format_bytes(nbytes)} in {len(rows):,} samples."
         why = f"largest_column_bytes is {format_bytes(most_bytes)}: a column is "
@@ -207,7 +192,7 @@ def check_column(
 
 
 def join_column(
-    opened: _Opened, rows: Ints, name: str, classes: ClassRegistry, ragged: str
+    opened: OpenedCache, rows: Ints, name: str, classes: ClassRegistry, ragged: str
 ) -> Any:
     """Gather a field of samples that are no graphs.
 
@@ -229,14 +214,14 @@ def join_column(
         [node] = fields.values()
         return DictRecipe(opened.store, node, classes, ragged).batch(rows)
     values = [
-        decode(fields[number], reader(opened.store, row), classes)
+        decode(fields[number], leaf_reader(opened.store, row), classes)
         for row, number in zip(rows.tolist(), numbers.tolist(), strict=True)
     ]
     return collate_samples(values, ragged)
 
 
 def join_graph_column(
-    opened: _Opened, rows: Ints, name: str, classes: ClassRegistry, key: StoreKey
+    opened: OpenedCache, rows: Ints, name: str, classes: ClassRegistry, key: StoreKey
 ) -> Any:
     """Gather a field of graphs, and nothing else of them.
 
@@ -257,13 +242,14 @@ def join_graph_column(
     graph = opened.structure.variants[number]
     assert isinstance(graph, Nest)
     field = _fields(graph, key)[name]
-    alone = Nest("store", keys=(name,), children=(field,))
+    alone = Nest(Kind.STORE, keys=(name,), children=(field,))
     # PyG makes a store for each type, so the others are there, without fields.
-    stores = tuple(alone if each == key else Nest("store") for each in graph.keys)
-    graph = replace(graph, children=stores)
+    stores = tuple(alone if other == key else Nest(Kind.STORE) for other in graph.keys)
+    graph = graph._replace(children=stores)
     structure = Structure(variants=[graph], columns=opened.structure.columns)
-    recipe = Recipe(opened.store, structure, 0, classes)
-    if recipe.loose:  # PyG joins it, and may ask for the graph's number of nodes
+    recipe = GraphRecipe(opened.store, structure, 0, classes)
+    if recipe.fields_joined_by_pyg:
+        # PyG may ask for the graph's number of nodes, which another field tells.
         return None
     batch = recipe.batch(rows, (), ())
     return batch[name] if key is None else batch[key][name]
@@ -280,19 +266,19 @@ def _fields(variant: Leaf | Nest, key: StoreKey = None) -> Mapping[str, Leaf | N
         return {str(name): node for name, node in store.items()}
     if key is not None:
         return {}
-    if variant.kind not in _NAMED:
+    if not NEST_KINDS[variant.kind].has_named_parts:
         return {}
     return {name: node for name, node in variant.items() if isinstance(name, str)}
 
 
 def _no_column(
-    opened: _Opened, number: int, name: str, row: int, key: StoreKey
+    opened: OpenedCache, number: int, name: str, row: int, key: StoreKey
 ) -> DatasetError:
     variant = opened.structure.variants[number]
     of_type = "" if key is None else f" of {key!r}"
     what = f"Sample {row} of {opened.store.path} has no field {name!r}{of_type}."
     types = []
-    if isinstance(variant, Nest) and is_graph(variant):
+    if is_graph(variant):
         types = [each for each in variant.keys if each is not None]
     for each in types:
         if key is None and name in _fields(variant, each):

@@ -9,16 +9,120 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
 FACTORIES: Mapping[str, Callable[[], Any]] = {
     factory.__name__: factory
     for factory in (bool, bytes, complex, dict, float, int, list, set, str, tuple)
 }
 """What a ``defaultdict`` of a cache may call, by name: Python's own types alone."""
+
+
+class UnstorableValueError(Exception):
+    """A cache cannot hold a value; ``encode`` says which one and raises it anew.
+
+    Args:
+        why: What about the value prevents it.
+        fix: What to store instead; "" for the usual advice.
+    """
+
+    def __init__(self, why: str, fix: str = "") -> None:
+        super().__init__(why)
+        self.why, self.fix = why, fix
+
+
+def class_name(cls: type) -> str:
+    """Name a class as a cache does.
+
+    >>> class_name(collections.OrderedDict)
+    'collections:OrderedDict'
+    """
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def stored_class_name(value: object) -> str:
+    """Name the class of a container.
+
+    Raises:
+        UnstorableValueError: No other process can find it.
+    """
+    cls = type(value)
+    if "<locals>" in cls.__qualname__:
+        why = f"{cls.__qualname__} is written inside a function, where nobody finds it"
+        fix = f"move `class {cls.__name__}` to the top of a module (in a notebook: to "
+        fix += "the top of a cell)"
+        raise UnstorableValueError(why, fix)
+    return class_name(cls)
+
+
+def stored_mapping_name(value: Mapping[Any, Any]) -> str | None:
+    """Name the class of a mapping; None for a plain dict.
+
+    Raises:
+        UnstorableValueError: The mapping is more than its pairs.
+    """
+    if type(value) is dict:
+        return None
+    factory = getattr(value, "default_factory", None)
+    is_known = factory is None
+    if factory is not None:
+        is_known = FACTORIES.get(getattr(factory, "__name__", "")) is factory
+    if not is_known or not can_be_made_again(value):
+        why = "its class and its pairs are not all there is to it: attributes, a "
+        why += "factory"
+        fix = "store dict(x), and what else it has by itself"
+        raise UnstorableValueError(why, fix)
+    return mapping_name(stored_class_name(value), value)
+
+
+def mapping_name(name: str, value: Any) -> str:
+    """Name the class of a mapping, and what a ``defaultdict`` makes.
+
+    >>> mapping_name("collections:defaultdict", collections.defaultdict(list))
+    'collections:defaultdict[list]'
+    """
+    if type(value) is collections.defaultdict and value.default_factory is not None:
+        return f"{name}[{value.default_factory.__name__}]"
+    return name
+
+
+def factory_name(name: str) -> str:
+    """Say what a ``defaultdict`` makes, by the name ``mapping_name`` gave it.
+
+    >>> factory_name("collections:defaultdict[list]"), factory_name("a:B")
+    ('list', '')
+    """
+    return name.partition("[")[2].removesuffix("]")
+
+
+def is_mapping_class(cls: type, name: str) -> bool:
+    """Tell whether a class makes mappings, under the name it has in a cache."""
+    if "[" in name:
+        return factory_name(name) in FACTORIES and cls is collections.defaultdict
+    return issubclass(cls, Mapping)
+
+
+def is_named_tuple(value: object) -> bool:
+    """Tell whether a value is a namedtuple, with no attributes beside its fields."""
+    fields = getattr(type(value), "_fields", None)
+    return (
+        isinstance(value, tuple)
+        and type(fields) is tuple
+        and len(fields) == len(value)
+        and not getattr(value, "__dict__", None)
+    )
+
+
+def is_dataclass_value(value: object) -> bool:
+    """Tell whether a value is of a dataclass, and no list or tuple beside that."""
+    return dataclasses.is_dataclass(value) and not isinstance(
+        value, (type, list, tuple)
+    )
+
 
 _PLAIN = (str, bytes, int, float, complex, bool, type(None))
 
@@ -94,6 +198,19 @@ def can_be_made_again(value: Any) -> bool:
 def make_named_tuple(cls: Any, items: Iterable[Any]) -> Any:
     """Make a namedtuple of items that went through its own ``__new__`` already."""
     return tuple.__new__(cls, items)
+
+
+def make_dataclass(cls: Any, attributes: Mapping[str, Any]) -> Any:
+    """Make a dataclass of attributes that went through its own ``__init__`` already.
+
+    Args:
+        cls: The dataclass; a frozen one too.
+        attributes: What ``attribute_names`` lists, by name.
+    """
+    instance = cls.__new__(cls)
+    for name, value in attributes.items():
+        object.__setattr__(instance, name, value)
+    return instance
 
 
 def attribute_names(value: Any) -> tuple[str, ...]:

@@ -13,31 +13,33 @@ Beyond ``default_collate``, a None stays in a list and a dataclass becomes a dat
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
-from loaderkit.datasets.composites import KINDS
+from loaderkit.datasets.arena import Arena, in_worker
 from loaderkit.datasets.containers import (
     attribute_names,
+    make_dataclass,
     make_named_tuple,
     refilled,
 )
-from loaderkit.datasets.gathering import Arena, Gathering, in_worker, leaf_dtype
-from loaderkit.datasets.ragged import Padded, jag, join, mask_of, pack_rows, pad
+from loaderkit.datasets.gathering import BatchGather
+from loaderkit.datasets.kinds import LEAF_KINDS, NEST_KINDS, Container, DictJoin
+from loaderkit.datasets.ragged import Padded, concatenate, jag, mask_of, pack_rows, pad
 from loaderkit.datasets.structure import Leaf, Nest
 from loaderkit.memory.shm_batch import default_collate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from loaderkit.cache.store import Store
     from loaderkit.datasets.classes import ClassRegistry
+    from loaderkit.datasets.structure import Node
 
     Ints = NDArray[np.int64]
 
@@ -46,14 +48,26 @@ END_TO_END = {"packed": pack_rows, "jagged": jag}
 RAGGED = ("padded", *END_TO_END)
 
 
+_ALIGNMENT_NUMBERS = 17
+"""Room to align a field's two tensors, 64 bytes each, and one number more of the
+lengths."""
+
+
 class DictRecipe:
-    """How to gather batches of samples that are all built alike."""
+    """How to gather batches of samples that are all built alike.
+
+    Args:
+        store: The cache.
+        variant: How the samples are built.
+        classes: Where their classes are.
+        ragged: "padded", "packed" or "jagged", for tensors whose first axes differ.
+    """
 
     def __init__(
-        self, store: Store, variant: Leaf | Nest, classes: ClassRegistry, ragged: str
+        self, store: Store, variant: Node, classes: ClassRegistry, ragged: str
     ) -> None:
         self.store, self.classes, self.ragged = store, classes, ragged
-        self.variant = _stacked(store, variant)
+        self.variant = _stack_equal_shapes(store, variant)
 
     def batch(self, rows: Ints) -> Any:
         """Gather one batch.
@@ -67,50 +81,48 @@ class DictRecipe:
         Raises:
             UnlikeShapesError: Fields of the samples cannot be joined.
         """
-        gathering = Gathering(self.store, rows)
+        gather = BatchGather(self.store, rows)
         if in_worker():
-            gathering.arena = Arena(self._nbytes(gathering, self.variant))
-        return self._join(gathering, self.variant)
+            gather.arena = Arena(self._nbytes(gather))
+        return self._join(gather, self.variant)
 
-    def _join(self, gathering: Gathering, node: Leaf | Nest) -> Any:
+    def _join(self, gather: BatchGather, node: Node) -> Any:
         if isinstance(node, Leaf):
-            return self._leaf(gathering, node)
-        if node.kind not in {"dict", "list", "tuple", "named", "dataclass"}:
-            return _collate_plain(gathering.values(node, self.classes))
-        inside = [self._join(gathering, child) for child in node.children]
-        if node.kind in {"list", "tuple", "named"}:
-            # torch leaves text in the tuple that zip(*samples) made of it
-            pairs = zip(node.children, inside, strict=True)
-            inside = [tuple(v) if _is_text(child) else v for child, v in pairs]
-        return _nest(node, inside, self.classes)
+            return self._join_leaf(gather, node)
+        row = NEST_KINDS[node.kind]
+        if not row.is_container:
+            return _collate_plain(gather.values(node, self.classes))
+        parts = [self._join(gather, child) for child in node.children]
+        if row.is_sequence:
+            pairs = zip(node.children, parts, strict=True)
+            parts = [tuple(v) if _stays_in_a_tuple(n) else v for n, v in pairs]
+        make = row.make_batch or row.make
+        return make(Container(node.keys, parts, node.cls), self.classes)
 
-    def _leaf(self, gathering: Gathering, leaf: Leaf) -> Any:
-        if leaf.kind == "str":
-            return gathering.texts(leaf)
-        if leaf.kind in {"bytes", "json", "bigint", "complex"}:
-            return _collate_plain(gathering.values(leaf, self.classes))
-        if leaf.axis is None:
-            return gathering.tensor(leaf)[0]
+    def _join_leaf(self, gather: BatchGather, leaf: Leaf) -> Any:
+        column = leaf.column
+        how = LEAF_KINDS[column.kind].in_dicts
+        if how is DictJoin.TEXTS:
+            return gather.texts(column)
+        if how is DictJoin.BY_TORCH:
+            return _collate_plain(gather.values(leaf, self.classes))
+        if column.axis is None:
+            return gather.tensor(column)[0]
         if self.ragged == "padded":
-            value, runs = gathering.padded(leaf)
+            value, runs = gather.padded(column)
             # A copy: fields whose samples are equally long have the same ``runs``.
-            lengths = gathering.keep(runs.lengths.copy())
+            lengths = gather.to_tensor(runs.lengths.copy())
             return Padded(value, lengths, mask_of(runs.lengths, value.shape[1]))
-        value, runs = gathering.tensor(leaf)
-        return END_TO_END[self.ragged](value, gathering.keep(runs.lengths))
+        value, runs = gather.tensor(column)
+        return END_TO_END[self.ragged](value, gather.to_tensor(runs.lengths))
 
-    def _nbytes(self, gathering: Gathering, node: Leaf | Nest) -> int:
-        if isinstance(node, Nest):
-            if node.kind in KINDS:
-                return 0
-            return sum(self._nbytes(gathering, child) for child in node.children)
-        if node.kind in {"str", "bytes", "json", "bigint", "complex"}:
-            return 0
-        column = self.store.column(node.column, stacked=node.axis is None)
-        runs, rest = gathering.layout(column)
-        return math.prod(rest) * runs.total * leaf_dtype(node).itemsize + 8 * (
-            len(gathering) + 17
-        )
+    def _nbytes(self, gather: BatchGather) -> int:
+        """Bytes of all tensors of a batch, each with room to be aligned."""
+        nbytes = 0
+        for leaf in _gathered_leaves(self.variant):
+            nbytes += gather.total_bytes(leaf.column)
+            nbytes += 8 * (len(gather) + _ALIGNMENT_NUMBERS)
+        return nbytes
 
 
 def collate_samples(samples: Sequence[Any], ragged: str) -> Any:
@@ -128,31 +140,44 @@ def collate_samples(samples: Sequence[Any], ragged: str) -> Any:
     """
     first = samples[0]
     if isinstance(first, torch.Tensor | np.ndarray):
-        tensors = [torch.as_tensor(each) for each in samples]
-        if all(each.shape == tensors[0].shape for each in tensors):
+        tensors = [torch.as_tensor(sample) for sample in samples]
+        if all(tensor.shape == tensors[0].shape for tensor in tensors):
             return default_collate(tensors)
         if ragged == "padded":
             return pad(tensors)
-        return END_TO_END[ragged](*join(tensors))
+        return END_TO_END[ragged](*concatenate(tensors))
     if isinstance(first, Mapping):
-        made = {k: collate_samples([s[k] for s in samples], ragged) for k in first}
-        return made if type(first) is dict else refilled(first, made)
+        batches = {
+            key: collate_samples([sample[key] for sample in samples], ragged)
+            for key in first
+        }
+        return batches if type(first) is dict else refilled(first, batches)
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
-        made = {
+        batches = {
             name: collate_samples([getattr(s, name) for s in samples], ragged)
             for name in attribute_names(first)
         }
-        return _dataclass(type(first), made)
+        return make_dataclass(type(first), batches)
     if isinstance(first, list | tuple) and all(len(s) == len(first) for s in samples):
-        inside = [collate_samples(each, ragged) for each in zip(*samples, strict=True)]
+        items = [collate_samples(item, ragged) for item in zip(*samples, strict=True)]
         if hasattr(first, "_fields"):
-            return make_named_tuple(type(first), inside)
-        return inside
+            return make_named_tuple(type(first), items)
+        return items
     return _collate_plain(samples)
 
 
-def _is_text(node: Leaf | Nest) -> bool:
-    return isinstance(node, Leaf) and node.kind in {"str", "bytes"}
+def _gathered_leaves(node: Node) -> Iterator[Leaf]:
+    """List the leaves that tensors are gathered for."""
+    if isinstance(node, Leaf):
+        if LEAF_KINDS[node.column.kind].in_dicts is DictJoin.TENSOR:
+            yield node
+    elif NEST_KINDS[node.kind].is_container:
+        for child in node.children:
+            yield from _gathered_leaves(child)
+
+
+def _stays_in_a_tuple(node: Node) -> bool:
+    return isinstance(node, Leaf) and LEAF_KINDS[node.column.kind].stays_in_a_tuple
 
 
 def _collate_plain(values: Sequence[Any]) -> Any:
@@ -163,39 +188,25 @@ def _collate_plain(values: Sequence[Any]) -> Any:
         return values
 
 
-def _stacked(store: Store, node: Leaf | Nest) -> Leaf | Nest:
-    """Mark the leaves that have one shape in all shards, so that they are stacked."""
+def _stack_equal_shapes(store: Store, node: Node) -> Node:
+    """Have the leaves that have one shape in all shards stacked."""
     if isinstance(node, Nest):
-        inside = tuple(_stacked(store, child) for child in node.children)
-        return dataclasses.replace(node, children=inside)
-    shapes: set[tuple[int, ...] | None] = set()
+        children = tuple(_stack_equal_shapes(store, child) for child in node.children)
+        return node._replace(children=children)
+    column = node.column
+    if column.row.is_text or not _has_one_shape(store, column.name):
+        return node
+    return node._replace(column=column._replace(axis=None))
+
+
+def _has_one_shape(store: Store, name: str) -> bool:
+    """Tell whether the values of a column have the same shape in all samples."""
+    shapes: set[tuple[int, ...]] = set()
     for group in store.manifest.shards.groups:
-        column = group.schema.column.get(node.column)
-        if column is not None:
-            dense = column.offsets is None
-            by_shape = group.by_row_shape(column.values, 0) if dense else [(None, None)]
-            shapes |= {shape for shape, _ in by_shape}
-    one_shape = len(shapes) == 1 and None not in shapes
-    texts = node.kind in {"str", "bytes", "json", "bigint"}
-    return dataclasses.replace(node, axis=None) if one_shape and not texts else node
-
-
-def _nest(node: Nest, inside: list[Any], classes: ClassRegistry) -> Any:
-    """Make a batch's container: a tuple becomes a list, as with ``default_collate``."""
-    if node.kind in {"list", "tuple"}:
-        return inside
-    if node.kind == "named":
-        return make_named_tuple(classes[str(node.cls)], inside)
-    made = dict(zip(node.keys, inside, strict=True))
-    if node.kind == "dataclass":
-        return _dataclass(classes[str(node.cls)], made)
-    if node.cls is None:
-        return made
-    return classes.mapping(node.cls, made)
-
-
-def _dataclass(cls: Any, fields: Mapping[str, Any]) -> Any:
-    made = cls.__new__(cls)
-    for key, value in fields.items():
-        object.__setattr__(made, key, value)
-    return made
+        column = group.schema.column.get(name)
+        if column is None:
+            continue
+        if column.offsets is not None:
+            return False
+        shapes.update(shape for shape, _ in group.by_row_shape(column.values, 0))
+    return len(shapes) == 1

@@ -35,19 +35,37 @@ if TYPE_CHECKING:
 
 _CONSTANTS = (int, float, complex, str, bytes, bool, type(None))
 _FOLLOWED = (
-    types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType,
-    type, functools.partial, property, functools.cached_property,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    types.ModuleType,
+    type,
+    functools.partial,
+    property,
+    functools.cached_property,
     types.MemberDescriptorType,
-)  # fmt: skip
+)
 """What is code, and followed as such."""
 _FOLLOWED_FROM_WRITTEN = (
-    types.FunctionType, type, types.ModuleType, functools.partial,
-    list, dict, set, tuple, frozenset, np.ndarray, torch.Tensor,
-)  # fmt: skip
+    types.FunctionType,
+    type,
+    types.ModuleType,
+    functools.partial,
+    list,
+    dict,
+    set,
+    tuple,
+    frozenset,
+    np.ndarray,
+    torch.Tensor,
+)
 """What is followed where what was written for something names it."""
 _GENERATORS = (
-    random.Random, np.random.Generator, np.random.RandomState, torch.Generator,
-)  # fmt: skip
+    random.Random,
+    np.random.Generator,
+    np.random.RandomState,
+    torch.Generator,
+)
 """They differ in every process, and say nothing of what a sample is made from."""
 _MOST_DEPTH = 20
 _MOST_ITEMS = 100_000
@@ -90,14 +108,14 @@ class Fingerprint:
             DamagedCacheError: It is something else.
         """
         try:
-            made = cls(**content)
+            fingerprint = cls(**content)
         except TypeError as error:
             what = f"The manifest's fingerprint makes no sense: {error}."
             raise DamagedCacheError(what, fix="pack it again") from None
-        if [type(v) for v in asdict(made).values()] != [str, str, int, str]:
-            what = f"The manifest's fingerprint makes no sense: {made}."
+        if [type(v) for v in asdict(fingerprint).values()] != [str, str, int, str]:
+            what = f"The manifest's fingerprint makes no sense: {fingerprint}."
             raise DamagedCacheError(what, fix="pack it again")
-        return made
+        return fingerprint
 
 
 def fingerprint_of(
@@ -114,9 +132,9 @@ def fingerprint_of(
         A value that is equal in every process while the code and keys are the same.
     """
     digest = xxhash.xxh3_128()
-    for text in _code(load, _Followed()) if _is_users(load) else ():
+    for text in _code_texts(load, _Followed()) if _is_users(load) else ():
         digest.update(text.encode("utf-8", "backslashreplace"))
-    names = [_typed(key) for key in keys]
+    names = [_typed_key_text(key) for key in keys]
     return Fingerprint(digest.hexdigest(), _hash_keys(names), len(names), version)
 
 
@@ -132,7 +150,7 @@ def fingerprint_value(value: object) -> str:
     digest = xxhash.xxh3_128()
     kind = value if hasattr(value, "__qualname__") else type(value)
     digest.update(f"{kind.__module__}:{kind.__qualname__}".encode())
-    for text in _own_value(value, "", _Followed()):
+    for text in _held_texts(value, "", _Followed()):
         digest.update(text.encode("utf-8", "backslashreplace"))
     return digest.hexdigest()
 
@@ -144,16 +162,16 @@ def differences(packed: Fingerprint, now: Fingerprint) -> tuple[str, ...]:
     >>> differences(packed, Fingerprint("b", "m", 4))
     ('load() has changed', '4 keys now, 3 when packed')
     """
-    found = []
+    changes = []
     if packed.version != now.version:
-        found.append(f"version {now.version!r} now, {packed.version!r} when packed")
+        changes.append(f"version {now.version!r} now, {packed.version!r} when packed")
     if packed.load != now.load:
-        found.append("load() has changed")
+        changes.append("load() has changed")
     if packed.count != now.count:
-        found.append(f"{now.count:,} keys now, {packed.count:,} when packed")
+        changes.append(f"{now.count:,} keys now, {packed.count:,} when packed")
     elif packed.keys != now.keys:
-        found.append("as many keys as when packed, but others or in another order")
-    return tuple(found)
+        changes.append("as many keys as when packed, but others or in another order")
+    return tuple(changes)
 
 
 def key_text(key: object) -> str:
@@ -167,7 +185,7 @@ def key_text(key: object) -> str:
     return key.as_posix() if isinstance(key, PurePath) else repr(key)
 
 
-def _typed(key: object) -> str:
+def _typed_key_text(key: object) -> str:
     """Write a key so that 1 and "1" differ."""
     return key_text(key) if isinstance(key, str | PurePath) else f"\1{key!r}"
 
@@ -192,7 +210,7 @@ def paths_named_by(load: Callable[..., Any]) -> list[str | PurePath]:
     """
     followed = _Followed()
     if _is_users(load):
-        collections.deque(_code(load, followed), maxlen=0)
+        collections.deque(_code_texts(load, followed), maxlen=0)
     return followed.paths
 
 
@@ -205,88 +223,98 @@ class _Followed(set[object]):
         """Texts and paths met on the way."""
 
 
-def _code(item: Any, seen: _Followed) -> Iterator[str]:
+def _code_texts(item: Any, seen: _Followed) -> Iterator[str]:
     """Go through a function's code and, each once, what it uses of the user's."""
     owner = getattr(item, "__self__", None)
     function = getattr(item, "__func__", item)
     if isinstance(function, functools.partial):
-        yield from _code(function.func, seen)
-        yield from _values(function.args, seen)
-        yield from _values(function.keywords.values(), seen)
+        yield from _code_texts(function.func, seen)
+        yield from _value_texts(function.args, seen)
+        yield from _value_texts(function.keywords.values(), seen)
         return
     if id(function) in seen or not isinstance(function, types.FunctionType):
         return
     seen.add(id(function))
     if not _is_users(function):
         # Of a library's decorator only what it calls is the user's.
-        yield from _code(_bound(inspect.unwrap(function), owner), seen)
+        yield from _code_texts(_as_method(inspect.unwrap(function), owner), seen)
         return
     wrapped = getattr(function, "__wrapped__", None)
     if isinstance(wrapped, types.FunctionType):
-        yield from _code(_bound(wrapped, owner), seen)
-    yield _text(function)
-    seen.paths += _literals(function.__code__)
-    yield from _values(function.__defaults__ or (), seen)
-    yield from _values((function.__kwdefaults__ or {}).values(), seen)
-    yield from _values([_cell(cell) for cell in function.__closure__ or ()], seen)
+        yield from _code_texts(_as_method(wrapped, owner), seen)
+    yield _source_text(function)
+    seen.paths += _texts_in(function.__code__)
+    yield from _value_texts(function.__defaults__ or (), seen)
+    yield from _value_texts((function.__kwdefaults__ or {}).values(), seen)
+    yield from _value_texts(
+        [_cell_contents(cell) for cell in function.__closure__ or ()], seen
+    )
     module = sys.modules.get(function.__module__ or "")
-    for name in sorted(names := _names(function.__code__)):
+    for name in sorted(names := _names_used_in(function.__code__)):
         if name in function.__globals__:
-            yield from _global(function.__globals__[name], name, names, seen, module)
+            yield from _global_texts(
+                function.__globals__[name], name, names, seen, module
+            )
         if owner is not None:
-            yield from _attribute(owner, name, seen)
+            yield from _attribute_texts(owner, name, seen)
 
 
-def _bound(function: Any, owner: Any) -> Any:
+def _as_method(function: Any, owner: Any) -> Any:
     """Give a function as a method of its owner, if it has one."""
     return function if owner is None else types.MethodType(function, owner)
 
 
-def _global(
+def _global_texts(
     item: Any, name: str, names: AbstractSet[str], seen: _Followed, module: Any
 ) -> Iterator[str]:
     """Follow a global of a module; of a module of the user's, what is named beside."""
     if isinstance(item, types.ModuleType):
         if _is_users_module(item):
             for key in sorted(names & vars(item).keys()):
-                yield from _values([vars(item)[key]], seen, name)
-                yield from _written(vars(item)[key], item, key, seen)
+                yield from _value_texts([vars(item)[key]], seen, name)
+                yield from _initial_value_texts(vars(item)[key], item, key, seen)
     else:
-        yield from _values([item], seen, name)
-        yield from _written(item, module, name, seen)
+        yield from _value_texts([item], seen, name)
+        yield from _initial_value_texts(item, module, name, seen)
 
 
-def _written(item: Any, scope: Any, name: str, seen: _Followed) -> Iterator[str]:
+def _initial_value_texts(
+    item: Any, scope: Any, name: str, seen: _Followed
+) -> Iterator[str]:
     """Follow what was written for a value that may change, and what that names."""
-    if isinstance(item, _FOLLOWED) or _constant(item) is not None:
+    if isinstance(item, _FOLLOWED) or _constant_text(item) is not None:
         return
-    found = find_written(scope, name, _is_users_module)
-    if found is None or (id(found.scope), found.text) in seen:
+    written = find_written(scope, name, _is_users_module)
+    if written is None or (id(written.scope), written.text) in seen:
         return
-    seen.add((id(found.scope), found.text))
-    yield f"{name}: {found.text}"
-    inner = vars(found.scope)
-    module = sys.modules.get(getattr(found.scope, "__module__", ""), found.scope)
-    for used in sorted(found.names):
-        if used in inner:
-            value, where = inner[used], found.scope
+    seen.add((id(written.scope), written.text))
+    yield f"{name}: {written.text}"
+    scope_names = vars(written.scope)
+    module = sys.modules.get(getattr(written.scope, "__module__", ""), written.scope)
+    for used in sorted(written.names):
+        # As Python looks a name up: in the class's body, then in its module.
+        if used in scope_names:
+            value, where = scope_names[used], written.scope
         elif used in vars(module):
             value, where = vars(module)[used], module
         else:
             continue
         # Of what a parser of arguments gives, each argument's default would count.
-        if isinstance(value, _FOLLOWED_FROM_WRITTEN) or _constant(value) is not None:
-            yield from _global(value, used, found.names, seen, where)
+        if (
+            isinstance(value, _FOLLOWED_FROM_WRITTEN)
+            or _constant_text(value) is not None
+        ):
+            yield from _global_texts(value, used, written.names, seen, where)
 
 
-def _attribute(owner: Any, name: str, seen: _Followed) -> Iterator[str]:
+def _attribute_texts(owner: Any, name: str, seen: _Followed) -> Iterator[str]:
     """Follow ``self.name``: methods and constants of all classes, values of self.
 
     All classes, since ``super()`` may ask for any of them.
     """
     kind = owner if isinstance(owner, type) else type(owner)
-    for each in kind.__mro__:
-        member = vars(each).get(name)
+    for base in kind.__mro__:
+        member = vars(base).get(name)
         if isinstance(member, property):
             member = member.fget
         elif isinstance(member, functools.cached_property):
@@ -294,21 +322,21 @@ def _attribute(owner: Any, name: str, seen: _Followed) -> Iterator[str]:
         member = getattr(member, "__func__", member)
         if isinstance(member, types.FunctionType):
             if _is_users(member):
-                yield from _code(types.MethodType(member, owner), seen)
-        elif _is_users(each) and name in vars(each):
-            if (text := _constant(member)) is not None:
-                yield f"{each.__name__}.{name}={text}"
+                yield from _code_texts(types.MethodType(member, owner), seen)
+        elif _is_users(base) and name in vars(base):
+            if (text := _constant_text(member)) is not None:
+                yield f"{base.__name__}.{name}={text}"
             if isinstance(member, str | PurePath):
                 seen.paths.append(member)
-            yield from _written(member, each, name, seen)
+            yield from _initial_value_texts(member, base, name, seen)
     if name not in getattr(kind, "_PACKED_WITHOUT", ()):
-        yield from _own_value(getattr(owner, "__dict__", {}).get(name), name, seen)
+        yield from _held_texts(getattr(owner, "__dict__", {}).get(name), name, seen)
 
 
-def _own_value(value: Any, name: str, seen: _Followed) -> Iterator[str]:
+def _held_texts(value: Any, name: str, seen: _Followed) -> Iterator[str]:
     """Follow a value of ``self``; those that load opens or fills are none of these."""
     if isinstance(value, functools.partial | types.FunctionType | types.MethodType):
-        yield from _code(value, seen)
+        yield from _code_texts(value, seen)
         return
     if value is None or (isinstance(value, str | PurePath) and _is_path(str(value))):
         return  # it is opened later; or the raw data may move
@@ -321,7 +349,7 @@ def _own_value(value: Any, name: str, seen: _Followed) -> Iterator[str]:
     if text is not None:
         yield f"self.{name}={text}"
         for kind in writer.classes:
-            yield from _values(kind.__mro__, seen)
+            yield from _value_texts(kind.__mro__, seen)
 
 
 def _is_path(text: str) -> bool:
@@ -331,16 +359,16 @@ def _is_path(text: str) -> bool:
     return PurePosixPath(text).is_absolute() or PureWindowsPath(text).is_absolute()
 
 
-def _constant(value: Any) -> str | None:
+def _constant_text(value: Any) -> str | None:
     """Write what cannot change while the process runs; None for anything else.
 
     Of lists and dicts of modules and classes only what was written counts: many are
     filled while samples are loaded, and would make a cache stale that is not.
     """
     if isinstance(value, enum.Enum):
-        return f"{type(value).__qualname__}.{value.name}={_constant(value.value)}"
+        return f"{type(value).__qualname__}.{value.name}={_constant_text(value.value)}"
     if type(value) in {tuple, frozenset}:
-        texts = [text for each in value if (text := _constant(each)) is not None]
+        texts = [text for each in value if (text := _constant_text(each)) is not None]
         if len(texts) < len(value):
             return None
         texts = sorted(texts) if type(value) is frozenset else texts
@@ -360,7 +388,7 @@ class _OwnText:
         """Of the objects met, each once and in order: their code makes samples too."""
         self._texts: dict[int, str | None] = {}
         self._items = 0
-        self._kept: list[Any] = []
+        self._met_objects: list[Any] = []
         """What was made while writing: nothing else may get the number of one."""
 
     def write(self, value: Any, depth: int = 0) -> str | None:
@@ -375,40 +403,42 @@ class _OwnText:
             # Where it lies may change; which file it is may not.
             path = PurePath(value)
             return f"path {path.name if path.is_absolute() else path.as_posix()!r}"
-        if (text := _constant(value)) is not None:
+        if (text := _constant_text(value)) is not None:
             return text
         if depth > _MOST_DEPTH or isinstance(value, _GENERATORS):
             return None
         if id(value) not in self._texts:
-            self._kept.append(value)
+            self._met_objects.append(value)
             self._texts[id(value)] = f"{type(value).__name__} that holds itself"
-            self._texts[id(value)] = self._write(value, depth + 1)
+            self._texts[id(value)] = self._write_once(value, depth + 1)
         return self._texts[id(value)]
 
-    def _write(self, value: Any, depth: int) -> str | None:
+    def _write_once(self, value: Any, depth: int) -> str | None:
         name = type(value).__qualname__
         if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
             return f"{value.__module__}.{value.__qualname__}"
         if isinstance(value, torch.Tensor) and value.layout is torch.strided:
             return _array_text(value)
         if isinstance(value, np.ndarray):
-            return _array_text(value) or self._joined(name, value.tolist(), depth)
+            return _array_text(value) or self._container_text(
+                name, value.tolist(), depth
+            )
         if type(value) in {list, tuple}:
-            return self._joined(name, value, depth)
+            return self._container_text(name, value, depth)
         if type(value) in {set, frozenset}:
-            return self._joined(name, value, depth, ordered=False)
+            return self._container_text(name, value, depth, ordered=False)
         if type(value) in {dict, types.MappingProxyType}:
-            return self._joined(name, value.items(), depth, ordered=False)
-        return self._state(value, depth)
+            return self._container_text(name, value.items(), depth, ordered=False)
+        return self._state_text(value, depth)
 
-    def _state(self, value: Any, depth: int) -> str | None:
+    def _state_text(self, value: Any, depth: int) -> str | None:
         """Write any other object by what pickle would make it again from.
 
         Of an object of the user's that cannot be pickled, each attribute by itself: a
         lock or an open file beside a vocabulary says nothing of the vocabulary.
         """
         self.classes[type(value)] = None
-        text = self._reduced(value, depth)
+        text = self._reduced_text(value, depth)
         if text is not None or not _is_users(type(value)):
             return text
         held = getattr(value, "__dict__", {})
@@ -416,7 +446,7 @@ class _OwnText:
         plain = sorted(f"{name}={each}" for name, each in texts if each is not None)
         return f"{type(value).__qualname__}({','.join(plain)})"
 
-    def _reduced(self, value: Any, depth: int) -> str | None:
+    def _reduced_text(self, value: Any, depth: int) -> str | None:
         try:
             reduce = copyreg.dispatch_table.get(type(value))
             reduced: Any = reduce(value) if reduce else value.__reduce_ex__(4)
@@ -426,9 +456,9 @@ class _OwnText:
             return reduced
         # Behind function, arguments and state come iterators over items, or None.
         parts = [list(part) if hasattr(part, "__next__") else part for part in reduced]
-        return self._joined(type(value).__qualname__, parts, depth)
+        return self._container_text(type(value).__qualname__, parts, depth)
 
-    def _joined(
+    def _container_text(
         self, name: str, parts: Collection[Any], depth: int, *, ordered: bool = True
     ) -> str | None:
         """Write what a container holds; a dict's order says nothing of it."""
@@ -461,34 +491,38 @@ def _array_text(value: Any) -> str | None:
     return f"{look}{xxhash.xxh3_128_hexdigest(content.data)}"
 
 
-def _values(items: Iterable[Any], seen: _Followed, name: str = "") -> Iterator[str]:
+def _value_texts(
+    items: Iterable[Any], seen: _Followed, name: str = ""
+) -> Iterator[str]:
+    """Go through values that code names: constants as they are, code followed."""
     for item in items:
         if isinstance(item, str | PurePath):
             seen.paths.append(item)
-        if (text := _constant(item)) is not None:
+        if (text := _constant_text(item)) is not None:
             yield f"{name}={text}"
         elif isinstance(item, tuple):
-            yield from _values(item, seen, name)
+            yield from _value_texts(item, seen, name)
         elif isinstance(item, frozenset):
-            yield from _values(sorted(item, key=repr), seen, name)
+            yield from _value_texts(sorted(item, key=repr), seen, name)
         elif isinstance(item, functools.partial):
-            yield from _code(item, seen)
+            yield from _code_texts(item, seen)
         elif isinstance(item, type) and _is_users(item):
-            yield from _class(item, seen)
+            yield from _class_texts(item, seen)
         elif _is_users(item):
-            yield from _code(item, seen)
+            yield from _code_texts(item, seen)
 
 
-def _class(item: type, seen: _Followed) -> Iterator[str]:
+def _class_texts(item: type, seen: _Followed) -> Iterator[str]:
+    """Go through a class: its methods, its constants, and values written in it."""
     if id(item) not in seen:
         seen.add(id(item))
         for name, member in sorted(vars(item).items()):
             if isinstance(member, types.FunctionType):
-                yield from _code(member, seen)
+                yield from _code_texts(member, seen)
             elif not name.startswith("__"):
-                if (text := _constant(member)) is not None:
+                if (text := _constant_text(member)) is not None:
                     yield f"{name}={text}"
-                yield from _written(member, item, name, seen)
+                yield from _initial_value_texts(member, item, name, seen)
 
 
 def _is_users(item: Any) -> bool:
@@ -508,13 +542,13 @@ def _is_users_module(module: types.ModuleType) -> bool:
     return not is_library_file(file)
 
 
-def _text(function: types.FunctionType) -> str:
+def _source_text(function: types.FunctionType) -> str:
     """Write a function's code without comments, docstring and formatting."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
         # Typed at a prompt: its bytecode, which differs between versions of Python.
-        return f"{sys.version_info[:2]}{_bytecode(function.__code__)}"
+        return f"{sys.version_info[:2]}{_bytecode_text(function.__code__)}"
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list) and body and _is_docstring(body[0]):
@@ -522,11 +556,14 @@ def _text(function: types.FunctionType) -> str:
     return ast.dump(tree)
 
 
-def _bytecode(code: types.CodeType) -> str:
+def _bytecode_text(code: types.CodeType) -> str:
     consts = [
-        _bytecode(each) if isinstance(each, types.CodeType) else repr(each)
-        for each in code.co_consts
-        if not isinstance(each, frozenset)
+        _bytecode_text(constant)
+        if isinstance(constant, types.CodeType)
+        else repr(constant)
+        for constant in code.co_consts
+        # The order of a set of constants differs from process to process.
+        if not isinstance(constant, frozenset)
     ]
     return f"{code.co_code!r}{consts!r}{code.co_names!r}"
 
@@ -536,26 +573,27 @@ def _is_docstring(node: ast.AST) -> bool:
     return plain and isinstance(node.value.value, str)  # type: ignore[attr-defined]
 
 
-def _names(code: types.CodeType) -> set[str]:
-    found = set(code.co_names)
+def _names_used_in(code: types.CodeType) -> set[str]:
+    """Name the globals and attributes that a function uses, and those within it."""
+    names = set(code.co_names)
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
-            found |= _names(const)
-    return found
+            names |= _names_used_in(const)
+    return names
 
 
-def _literals(code: types.CodeType) -> list[str | PurePath]:
+def _texts_in(code: types.CodeType) -> list[str | PurePath]:
     """List the texts in a function, and in those defined within."""
-    found: list[str | PurePath] = []
+    texts: list[str | PurePath] = []
     for const in code.co_consts:
         if isinstance(const, str):
-            found.append(const)
+            texts.append(const)
         elif isinstance(const, types.CodeType):
-            found += _literals(const)
-    return found
+            texts += _texts_in(const)
+    return texts
 
 
-def _cell(cell: types.CellType) -> Any:
+def _cell_contents(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:

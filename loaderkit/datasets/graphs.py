@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from typing_extensions import Self, TypeVar
 
-from loaderkit.datasets.base import SafeDataset, collating
-from loaderkit.datasets.batches import Recipe
+from loaderkit.arguments import suggest_keywords
+from loaderkit.datasets.base import SafeDataset
+from loaderkit.datasets.batches import GraphRecipe
+from loaderkit.datasets.collate_errors import collating
 from loaderkit.datasets.columns import (
     TypeColumns,
     check_column,
@@ -35,9 +37,10 @@ if TYPE_CHECKING:
 
     from loaderkit.cache.remote import RemoteCache
     from loaderkit.cache.shards import Checksums
-    from loaderkit.datasets.base import Ints, _Opened
+    from loaderkit.datasets.base import Ints
     from loaderkit.datasets.columns import StoreKey
-    from loaderkit.datasets.pack import PackOptions
+    from loaderkit.datasets.opened import OpenedCache
+    from loaderkit.datasets.pack_options import PackOptions
 
 
 T = TypeVar("T", default=Any)
@@ -71,6 +74,7 @@ class SafeGraphDataset(SafeDataset[T]):
     _sizes_are_of_graphs = True
     _shows_fields = True
 
+    @suggest_keywords
     def __init__(
         self,
         raw: str | os.PathLike[str] | None = None,
@@ -275,13 +279,13 @@ class SafeGraphDataset(SafeDataset[T]):
             return self._count_values(y)
         return int(y.max()) + 1
 
-    def _column(self, opened: _Opened, rows: Ints, name: str) -> Any:
+    def _column(self, opened: OpenedCache, rows: Ints, name: str) -> Any:
         if not all(is_graph(variant) for variant in opened.structure.variants):
             return super()._column(opened, rows, name)
         return self._graph_column(opened, rows, name, None)
 
     def _graph_column(
-        self, opened: _Opened, rows: Ints, name: str, key: StoreKey
+        self, opened: OpenedCache, rows: Ints, name: str, key: StoreKey
     ) -> Any:
         """Gather a field of graphs, known to be there in all of them."""
         with collating():
@@ -312,7 +316,7 @@ class SafeGraphDataset(SafeDataset[T]):
             raise DatasetError(what, why="features are those of a graph", fix=fix)
         return graph
 
-    def _loaded(self, key: Any) -> Any:
+    def _load_checked(self, key: Any) -> Any:
         graph = self.load(key)
         if is_pyg_data(graph):
             return graph
@@ -320,10 +324,10 @@ class SafeGraphDataset(SafeDataset[T]):
         fix = "return torch_geometric.data.Data, or subclass SafeDataset instead"
         raise DatasetError(what, why="SafeGraphDataset holds PyG graphs", fix=fix)
 
-    def _recipe(self, opened: _Opened, variant: int) -> Any:
+    def _recipe(self, opened: OpenedCache, variant: int) -> Any:
         if not is_graph(opened.structure.variants[variant]):
             return None  # such as a dict: joined as a SafeDataset joins it
-        return Recipe(opened.store, opened.structure, variant, self.classes)
+        return GraphRecipe(opened.store, opened.structure, variant, self.classes)
 
 
 def _are_names(index: tuple[Any, ...]) -> bool:

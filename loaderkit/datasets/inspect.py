@@ -12,7 +12,10 @@ from loaderkit.cache.mirror import load_remote_manifest
 from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.store import Store
 from loaderkit.datasets.open import open_cache
-from loaderkit.datasets.structure import Structure
+from loaderkit.datasets.page import field_sections
+from loaderkit.datasets.structure import Nest, Structure, is_graph
+from loaderkit.pages import charts
+from loaderkit.pages.document import HasPage, Page, Section
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loaderkit.cache.shard_table import ShardTable
+    from loaderkit.datasets.kinds import ColumnSpec
+    from loaderkit.datasets.structure import Node
 
 _BINS = 8
 _BAR = 40
@@ -66,7 +71,7 @@ class Histogram:
 
 
 @dataclass(frozen=True)
-class CacheSummary:
+class CacheSummary(HasPage):
     """What is in a cache."""
 
     path: str
@@ -86,6 +91,34 @@ class CacheSummary:
     def to_json(self) -> dict[str, Any]:
         """Write it for programs."""
         return asdict(self)
+
+    def page(self) -> Page:
+        """Show the fields and how sizes are spread."""
+        head, *_ = str(self).splitlines()
+        made_with = ", ".join(f"{k} {v}" for k, v in self.made_with.items())
+        lead = [f"packed with {made_with}"]
+        if self.variants > 1:
+            lead.append(f"samples are built in {self.variants} different ways")
+        sizes = tuple(
+            Section(
+                f"{histogram.name.capitalize()} of a sample",
+                (
+                    f"{histogram.mean:,.1f} on average",
+                    charts.Histogram(
+                        f"Samples by their {histogram.name}.",
+                        tuple(map(float, histogram.edges)),
+                        histogram.counts,
+                        histogram.name,
+                        histogram.name,
+                    ),
+                ),
+            )
+            for histogram in self.histograms
+        )
+        rows = [
+            (f.name, f.kind, f.dtype, f.shape, f.bytes, f.samples) for f in self.fields
+        ]
+        return Page(head, lead=tuple(lead), sections=(*field_sections(rows), *sizes))
 
     def __str__(self) -> str:
         stored = f"compressed with {self.compression}" if self.compression else "mapped"
@@ -132,8 +165,11 @@ def inspect_cache(
     else:
         manifest = Store(location).manifest
     structure = Structure.from_json(manifest.structure)
-    first: Any = structure.variants[0]
-    name = str(getattr(first, "cls", None) or getattr(first, "kind", ""))
+    first = structure.variants[0]
+    if isinstance(first, Nest):
+        name = first.cls or str(first.kind)
+    else:
+        name = str(first.column.kind)
     return CacheSummary(
         path=str(location),
         samples=manifest.samples,
@@ -161,33 +197,42 @@ def _fields(shards: ShardTable, structure: Structure) -> tuple[Field, ...]:
             fresh = {each for each in named if each is not None} - counted
             sizes[name] += sum(sum(group.nbytes(each).tolist()) for each in fresh)
             counted |= fresh
-            samples[name] += sum(group.held(name).tolist())
+            samples[name] += sum(group.samples_with(name).tolist())
             for shape, _ in group.by_row_shape(column.values, 0):
                 shapes[name].add(shape if column.offsets is None else (None, *shape))
     return tuple(
         Field(
-            name, raw[1], raw[2], _shape(shapes[name], raw), sizes[name], samples[name]
+            name,
+            str(column.kind),
+            column.dtype,
+            _shape(shapes[name], column),
+            sizes[name],
+            samples[name],
         )
-        for name, raw in structure.columns.items()
+        for name, column in structure.columns.items()
         if name in samples and "@" not in name
     )
 
 
-def _shape(shapes: set[tuple[int | None, ...]], raw: tuple[Any, ...]) -> str:
-    if raw[1] in {"str", "bytes", "json", "bigint"}:
+def _shape(shapes: set[tuple[int | None, ...]], column: ColumnSpec) -> str:
+    """Write the shape of a sample's value, "?" where samples differ."""
+    if column.row.is_text:
         return ""
-    lengths = {len(shape) for shape in shapes}
-    if lengths != {raw[3]}:
-        return str(["?"] * raw[3]).replace("'", "")
-    sizes = [{shape[axis] for shape in shapes} for axis in range(raw[3])]
-    known = [str(s.pop()) if len(s) == 1 and None not in s else "?" for s in sizes]
-    if raw[4]:  # the axis along which samples are joined is kept first
-        known.insert(raw[4], known.pop(0))
-    return f"[{', '.join(known)}]"
+    axes = column.ndim
+    if {len(shape) for shape in shapes} != {axes}:
+        return f"[{', '.join('?' * axes)}]"
+    lengths = []
+    for axis in range(axes):
+        axis_lengths = {shape[axis] for shape in shapes}
+        is_known = len(axis_lengths) == 1 and None not in axis_lengths
+        lengths.append(str(axis_lengths.pop()) if is_known else "?")
+    if column.axis:  # the axis along which samples are joined is kept first
+        lengths.insert(column.axis, lengths.pop(0))
+    return f"[{', '.join(lengths)}]"
 
 
-def _histograms(path: Path, first: Any) -> tuple[Histogram, ...]:
-    if getattr(first, "kind", "") != "graph":
+def _histograms(path: Path, first: Node) -> tuple[Histogram, ...]:
+    if not is_graph(first):
         return ()
     # Sizes need no class of the samples' own, and nobody passes one here.
     sizes = open_cache(path, unknown_classes="plain").sizes()

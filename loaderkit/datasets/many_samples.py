@@ -8,14 +8,21 @@ and converting each would; large ones are copied straight to their place.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from loaderkit.cache.gather import SLICE_BYTES
-from loaderkit.datasets.composites import KINDS
-from loaderkit.datasets.decode import make_nest, store_of
-from loaderkit.datasets.gathering import Gathering, UnlikeShapesError
+from loaderkit.datasets.decode import make_nest
+from loaderkit.datasets.gathering import BatchGather, UnlikeShapesError
+from loaderkit.datasets.kinds import (
+    LEAF_KINDS,
+    NEST_KINDS,
+    GraphJoin,
+    Kind,
+    store_of,
+)
 from loaderkit.datasets.structure import Leaf, Nest
 
 if TYPE_CHECKING:
@@ -26,6 +33,8 @@ if TYPE_CHECKING:
 
     from loaderkit.cache.store import Store
     from loaderkit.datasets.classes import ClassRegistry
+    from loaderkit.datasets.kinds import ColumnSpec
+    from loaderkit.datasets.structure import Node
 
     Ints = NDArray[np.int64]
 
@@ -34,7 +43,7 @@ _AT_ONCE = 128
 
 
 def read_samples(
-    store: Store, node: Leaf | Nest, rows: Ints, classes: ClassRegistry
+    store: Store, node: Node, rows: Ints, classes: ClassRegistry
 ) -> list[Any]:
     """Read samples that are all built alike.
 
@@ -52,64 +61,69 @@ def read_samples(
     """
     samples: list[Any] = []
     for start in range(0, len(rows), _AT_ONCE):
-        gathering = Gathering(store, rows[start : start + _AT_ONCE])
-        samples += _Reader(gathering, classes).values(node)
+        gather = BatchGather(store, rows[start : start + _AT_ONCE])
+        samples += _SamplesReader(gather, classes).values(node)
     return samples
 
 
-class _Reader:
-    def __init__(self, gathering: Gathering, classes: ClassRegistry) -> None:
-        self._gathering, self._classes = gathering, classes
+class _SamplesReader:
+    """Reads the parts of some samples, part by part."""
 
-    def values(self, node: Leaf | Nest) -> Sequence[Any]:
+    def __init__(self, gather: BatchGather, classes: ClassRegistry) -> None:
+        self._gather, self._classes = gather, classes
+
+    def values(self, node: Node) -> Sequence[Any]:
         """Read a part of every sample ``[B]``."""
         if isinstance(node, Leaf):
-            return self._leaves(node)
-        if node.kind == "none":
-            return [None] * len(self._gathering)
-        if node.kind == "graph":
+            return self._leaf_values(node)
+        if node.kind is Kind.GRAPH:
             return self._graphs(node)
-        if node.kind in KINDS:
-            return self._gathering.values(node, self._classes)
-        fields = [self.values(child) for child in node.children]
+        if NEST_KINDS[node.kind].is_composite:
+            return self._gather.values(node, self._classes)
+        parts = [self.values(child) for child in node.children]
         return [
-            make_nest(node, [field[at] for field in fields], self._classes)
-            for at in range(len(self._gathering))
+            make_nest(node, [part[position] for part in parts], self._classes)
+            for position in range(len(self._gather))
         ]
 
-    def _leaves(self, leaf: Leaf) -> Sequence[Any]:
-        if leaf.kind in {"int", "float", "bool"}:
-            numbers: list[Any] = self._gathering.tensor(leaf)[0].tolist()
+    def _leaf_values(self, leaf: Leaf) -> Sequence[Any]:
+        column = leaf.column
+        how = LEAF_KINDS[column.kind].in_graphs
+        if how is GraphJoin.TENSOR_OF_NUMBERS:
+            numbers: list[Any] = self._gather.tensor(column)[0].tolist()
             return numbers
-        if leaf.kind != "tensor":
-            return self._gathering.values(leaf, self._classes)
-        try:
-            return self._tensors(leaf)
-        except UnlikeShapesError:  # more than one axis differs
-            return self._gathering.values(leaf, self._classes)
+        if how is GraphJoin.CONCATENATE:
+            # More than one axis may differ: then they are read one by one.
+            with contextlib.suppress(UnlikeShapesError):
+                return self._tensors(column)
+        return self._gather.values(leaf, self._classes)
 
-    def _tensors(self, leaf: Leaf) -> Sequence[torch.Tensor]:
-        if self._gathering.mean_bytes(leaf) >= SLICE_BYTES:
-            return self._gathering.apart(leaf)
-        joined, runs = self._gathering.tensor(leaf)
+    def _tensors(self, column: ColumnSpec) -> Sequence[torch.Tensor]:
+        if self._gather.mean_bytes(column) >= SLICE_BYTES:
+            return self._gather.separate_tensors(column)
+        joined, runs = self._gather.tensor(column)
         # torch's own annotations say that these two return nothing.
         unbind_copy: Any = torch.unbind_copy
         split_copy: Any = torch.split_with_sizes_copy
         tensors: Sequence[torch.Tensor]
-        if leaf.axis is None:
+        if column.axis is None:
             tensors = unbind_copy(joined)
         else:
-            tensors = split_copy(joined, runs.lengths.tolist(), leaf.axis)
+            tensors = split_copy(joined, runs.lengths.tolist(), column.axis)
         return tensors
 
     def _graphs(self, node: Nest) -> list[Any]:
-        graphs = self._classes.blanks(str(node.cls), len(self._gathering))
-        for key, child in node.items():
-            # PyG keeps no field that is None.
-            kept = [pair for pair in child.items() if pair[1].kind != "none"]
-            names = [name for name, _ in kept]
-            fields = zip(*[self.values(field) for _, field in kept], strict=True)
-            for graph, values in zip(graphs, fields, strict=False):
+        graphs = self._classes.blanks(str(node.cls), len(self._gather))
+        for key, store in node.items():
+            assert isinstance(store, Nest)
+            names, parts = [], []
+            for name, field in store.items():
+                # PyG keeps no field that is None.
+                is_none = isinstance(field, Nest) and field.kind is Kind.NONE
+                if not is_none:
+                    names.append(name)
+                    parts.append(self.values(field))
+            for graph, values in zip(graphs, zip(*parts, strict=True), strict=False):
                 # New stores: nothing is cached that store[name] = value would drop.
                 mapping = store_of(graph, key)._mapping
                 mapping.update(zip(names, values, strict=True))

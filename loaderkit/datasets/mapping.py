@@ -14,7 +14,7 @@ from loaderkit.datasets.absent import refuse_options
 from loaderkit.datasets.base import SafeDataset
 from loaderkit.datasets.fingerprint import fingerprint_value
 from loaderkit.datasets.open import open_cache
-from loaderkit.datasets.pack import PackOptions
+from loaderkit.datasets.pack_options import PackOptions
 from loaderkit.errors import DatasetError, OptionError, StaleCacheError
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ def map_samples(
     others: Mapping[str, Any],
 ) -> Any:
     """Pack what a function makes of the samples; see ``SafeDataset.map``."""
-    refuse_options("map", others)
+    known = ("function", "with_indices", "remove_columns", "cache", "workers")
+    refuse_options("map", others, known)
     check_callable("function", function, "lambda sample: ...")
     check_truth("with_indices", with_indices)
     if isinstance(remove_columns, str):
@@ -50,9 +51,10 @@ def map_samples(
         what = f"{path} is a cache of other samples, or of another function's."
         fix = f'map(function, cache="another folder"), or delete {path}'
         raise StaleCacheError(what, why=error.what, fix=fix) from None
-    made = open_cache(path, classes=classes, checksums=source.checksums)
-    made.ragged, made.pad_value = source.ragged, source.pad_value
-    return made
+    options: dict[str, Any] = {}
+    if not mapped.holds_graphs():  # which are joined as PyG joins them
+        options = {"ragged": source.ragged, "pad_value": source.pad_value}
+    return open_cache(path, classes=classes, checksums=source.checksums, **options)
 
 
 class _MappedSamples(SafeDataset[Any]):
@@ -107,6 +109,10 @@ class _MappedSamples(SafeDataset[Any]):
         """Pack, unless that was done, and name the classes that samples are made of."""
         names = self._open().structure.class_names()
         return tuple(self.classes[name] for name in sorted(names))
+
+    def holds_graphs(self) -> bool:
+        """Tell whether the new samples are graphs."""
+        return self._open().holds_graphs
 
 
 def _default_path(source: SafeDataset[Any], mapped: _MappedSamples) -> Path:

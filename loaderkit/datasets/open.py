@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from loaderkit.cache.remote import locate_cache
+from loaderkit.arguments import check_cache_path
+from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.store import Store
-from loaderkit.datasets.base import SafeDataset, _Opened
+from loaderkit.datasets.base import SafeDataset
 from loaderkit.datasets.classes import ClassRegistry
 from loaderkit.datasets.graphs import SafeGraphDataset
+from loaderkit.datasets.opened import OpenedCache
 from loaderkit.datasets.room import page_cache_bytes
-from loaderkit.datasets.structure import is_graph
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Mapping
 
-    from loaderkit.cache.remote import RemoteCache
     from loaderkit.cache.shards import Checksums
 
 
@@ -63,18 +63,19 @@ def open_cache(
     if unknown_classes not in {"refuse", "plain"}:
         msg = f"unknown_classes must be refuse or plain, got {unknown_classes!r}"
         raise ValueError(msg)
+    if not isinstance(path, RemoteCache):
+        check_cache_path(path)
     known, plain = tuple(classes), unknown_classes == "plain"
     location = locate_cache(path, storage_options, mirror, mirror_bytes)
     store = Store(location, checksums=checksums, free_bytes=page_cache_bytes)
-    opened = _Opened(store, ClassRegistry(known), plain=plain)
-    graphs = any(is_graph(variant) for variant in opened.structure.variants)
-    made = (SafeGraphDataset if graphs else SafeDataset)(
+    opened = OpenedCache(store, ClassRegistry(known), plain=plain)
+    dataset_type = SafeGraphDataset if opened.holds_graphs else SafeDataset
+    return dataset_type._over(
+        opened,
+        plain=plain,
         cache=location,
         transform=transform,
         classes=known,
         checksums=checksums,
         **options,
     )
-    made._loaderkit.opened = opened
-    made._loaderkit.plain = plain
-    return made

@@ -13,21 +13,35 @@ import datetime
 import enum
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from loaderkit.datasets.composites import put_together, take_apart
 from loaderkit.datasets.containers import make_named_tuple, refilled
+from loaderkit.datasets.kinds import flatten_composite, unflatten_composite
 from loaderkit.errors import DatasetError
 from loaderkit.pyg import is_pyg_data
 
+if TYPE_CHECKING:
+    from loaderkit.datasets.kinds import Composite
+
 T = TypeVar("T")
 
-_ATOMS = (str, bytes, int, float, complex, type(None), enum.Enum, type, torch.dtype)
-_PLAIN = (
+_ATOM_TYPES = (
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    type(None),
+    enum.Enum,
+    type,
+    torch.dtype,
+)
+"""Cannot be changed in place, so that two samples may have the same one."""
+_PLAIN_TYPES = (
     pathlib.PurePath,
     datetime.date,
     datetime.timedelta,
@@ -35,6 +49,7 @@ _PLAIN = (
     range,
     torch.device,
 )
+"""Hold no memory of tensors, but a subclass may: they are copied deeply."""
 
 
 def owned_copy(sample: T) -> T:
@@ -53,7 +68,7 @@ def owned_copy(sample: T) -> T:
         DatasetError: It holds something that cannot be copied with certainty, a cycle,
             or, inside a DataLoader's worker, a tensor on a device.
     """
-    copied: T = _own(sample, "sample", ())
+    copied: T = _own_value(sample, "sample", ())
     return copied
 
 
@@ -71,99 +86,112 @@ def shares_memory(a: object, b: object) -> bool:
     Raises:
         DatasetError: They hold an object whose memory cannot be known.
     """
-    ours = sorted(_extents(a))
+    ranges_of_a = sorted(_address_ranges(a))
     return any(
         start < stop_b and start_b < stop
-        for start, stop in ours
-        for start_b, stop_b in _extents(b)
+        for start, stop in ranges_of_a
+        for start_b, stop_b in _address_ranges(b)
     )
 
 
-def _own(value: Any, path: str, above: tuple[int, ...]) -> Any:
+def _own_value(value: Any, path: str, enclosing_ids: tuple[int, ...]) -> Any:
     if isinstance(value, torch.Tensor):
         return _own_tensor(value, path)
-    if isinstance(value, _ATOMS):
+    if isinstance(value, _ATOM_TYPES):
         return value
     if isinstance(value, np.ndarray | np.generic):
         if value.dtype.hasobject:
-            raise _refused(path, value, "its elements are Python objects")
+            raise _cannot_copy_error(path, value, "its elements are Python objects")
         if isinstance(value, np.generic):
             return value
         if type(value) is np.ndarray or isinstance(value, np.memmap):
             return np.array(value, copy=True)
         return value.copy()  # a masked array with its mask
-    if id(value) in above:
-        raise _refused(path, value, "it contains itself")
-    return _own_nest(value, path, (*above, id(value)))
+    if id(value) in enclosing_ids:
+        raise _cannot_copy_error(path, value, "it contains itself")
+    return _own_nest(value, path, (*enclosing_ids, id(value)))
 
 
-def _own_nest(value: Any, path: str, above: tuple[int, ...]) -> Any:
+def _own_nest(value: Any, path: str, enclosing_ids: tuple[int, ...]) -> Any:
     if is_pyg_data(value):
-        return _own_graph(value, path, above)
+        return _own_graph(value, path, enclosing_ids)
     for kinds, copier in _COPIERS:
         if isinstance(value, kinds):
-            return copier(value, path, above)
+            return copier(value, path, enclosing_ids)
     if dataclasses.is_dataclass(value):
-        return _own_dataclass(value, path, above)
-    parts = take_apart(value)
-    if parts is None:
-        raise _refused(path, value, "loaderkit does not know what memory it holds")
-    return _own_composite(parts, path)
+        return _own_dataclass(value, path, enclosing_ids)
+    composite = flatten_composite(value)
+    if composite is None:
+        raise _cannot_copy_error(
+            path, value, "loaderkit does not know what memory it holds"
+        )
+    return _own_composite(composite, path)
 
 
-def _own_mapping(value: Any, path: str, above: tuple[int, ...]) -> Any:
-    pairs = {k: _own(v, f"{path}[{k!r}]", above) for k, v in value.items()}
+def _own_mapping(value: Any, path: str, enclosing_ids: tuple[int, ...]) -> Any:
+    pairs = {
+        key: _own_value(item, f"{path}[{key!r}]", enclosing_ids)
+        for key, item in value.items()
+    }
     if type(value) is dict:
         return pairs
     try:
         return refilled(value, pairs)
     except TypeError as error:
-        raise _refused(path, value, str(error)) from None
+        raise _cannot_copy_error(path, value, str(error)) from None
 
 
-def _own_sequence(value: Any, path: str, above: tuple[int, ...]) -> Any:
-    inside = [_own(v, f"{path}[{at}]", above) for at, v in enumerate(value)]
+def _own_sequence(value: Any, path: str, enclosing_ids: tuple[int, ...]) -> Any:
+    items = [
+        _own_value(item, f"{path}[{position}]", enclosing_ids)
+        for position, item in enumerate(value)
+    ]
     if not hasattr(value, "_fields"):
-        return type(value)(inside)
-    made = make_named_tuple(type(value), inside)
+        return type(value)(items)
+    duplicate = make_named_tuple(type(value), items)
     if getattr(value, "__dict__", None):
-        made.__dict__.update(value.__dict__)
-    return made
+        duplicate.__dict__.update(value.__dict__)
+    return duplicate
 
 
-def _own_set(value: Any, path: str, above: tuple[int, ...]) -> Any:
-    return type(value)(_own(each, path, above) for each in value)
+def _own_set(value: Any, path: str, enclosing_ids: tuple[int, ...]) -> Any:
+    return type(value)(_own_value(item, path, enclosing_ids) for item in value)
 
 
-def _own_plain(value: Any, path: str, above: tuple[int, ...]) -> Any:
-    del path, above
+def _own_plain(value: Any, path: str, enclosing_ids: tuple[int, ...]) -> Any:
+    del path, enclosing_ids
     return copy.deepcopy(value)
 
 
-def _own_dataclass(value: Any, path: str, above: tuple[int, ...]) -> Any:
-    made = copy.copy(value)
+def _own_dataclass(value: Any, path: str, enclosing_ids: tuple[int, ...]) -> Any:
+    duplicate = copy.copy(value)
     for field in dataclasses.fields(value):
-        copied = _own(getattr(value, field.name), f"{path}.{field.name}", above)
-        object.__setattr__(made, field.name, copied)
-    return made
+        copied = _own_value(
+            getattr(value, field.name), f"{path}.{field.name}", enclosing_ids
+        )
+        object.__setattr__(duplicate, field.name, copied)
+    return duplicate
 
 
-def _own_graph(data: Any, path: str, above: tuple[int, ...]) -> Any:
-    made = copy.copy(data)
-    for store, copied in zip(data.stores, made.stores, strict=True):
+def _own_graph(data: Any, path: str, enclosing_ids: tuple[int, ...]) -> Any:
+    duplicate = copy.copy(data)
+    for store, copied in zip(data.stores, duplicate.stores, strict=True):
         for key, value in store.items():
-            copied[key] = _own(value, f"{path}[{key!r}]", above)
+            copied[key] = _own_value(value, f"{path}[{key!r}]", enclosing_ids)
+        # What a Batch keeps beside its fields: to_data_list needs it.
         for key in ("_slice_dict", "_inc_dict", "_num_nodes"):
             if key in store.__dict__:
-                copied.__dict__[key] = _own(store.__dict__[key], path, above)
-    return made
+                copied.__dict__[key] = _own_value(
+                    store.__dict__[key], path, enclosing_ids
+                )
+    return duplicate
 
 
 _COPIERS: tuple[tuple[Any, Callable[[Any, str, tuple[int, ...]], Any]], ...] = (
     (Mapping, _own_mapping),
     ((list, tuple), _own_sequence),
     ((set, frozenset), _own_set),
-    (_PLAIN, _own_plain),
+    (_PLAIN_TYPES, _own_plain),
 )
 
 
@@ -177,9 +205,9 @@ def _own_tensor(value: torch.Tensor, path: str) -> Any:
         raise DatasetError(what, why=why, fix=fix)
     if value.is_nested:
         return _own_nested(value.detach())
-    parts = None if _is_plain_tensor(value) else take_apart(value)
-    if parts is not None:
-        return _own_composite(parts, path)
+    composite = None if _is_plain_tensor(value) else flatten_composite(value)
+    if composite is not None:
+        return _own_composite(composite, path)
     return value.detach().clone(memory_format=torch.contiguous_format)
 
 
@@ -196,62 +224,66 @@ def _own_nested(value: Any) -> Any:
     )
 
 
-def _own_composite(parts: dict[str, Any], path: str) -> Any:
-    kind = parts.pop("kind")
-    return put_together(kind, {k: _own(v, f"{path}.{k}", ()) for k, v in parts.items()})
+def _own_composite(composite: Composite, path: str) -> Any:
+    parts = {
+        name: _own_value(part, f"{path}.{name}", ())
+        for name, part in composite.parts.items()
+    }
+    return unflatten_composite(composite.kind, parts)
 
 
-def _extents(value: Any) -> Iterator[tuple[int, int]]:
+def _address_ranges(value: Any) -> Iterator[tuple[int, int]]:
     """List the address ranges of all storages in a nest."""
     if isinstance(value, torch.Tensor):
-        yield from _tensor_extents(value)
+        yield from _tensor_address_ranges(value)
     elif isinstance(value, np.ndarray):
+        # A view holds the whole memory of the array that it was taken of.
         while isinstance(value.base, np.ndarray):
             value = value.base
         if value.nbytes:
             yield np.lib.array_utils.byte_bounds(value)
-    elif not isinstance(value, (*_ATOMS, *_PLAIN, np.generic)):
-        for each in _inside(value):
-            yield from _extents(each)
+    elif not isinstance(value, (*_ATOM_TYPES, *_PLAIN_TYPES, np.generic)):
+        for item in _items_inside(value):
+            yield from _address_ranges(item)
 
 
-def _tensor_extents(value: Any) -> Iterator[tuple[int, int]]:
-    parts = None if _is_plain_tensor(value) else take_apart(value)
-    if parts is not None:
-        yield from _extents(parts)
+def _tensor_address_ranges(value: Any) -> Iterator[tuple[int, int]]:
+    composite = None if _is_plain_tensor(value) else flatten_composite(value)
+    if composite is not None:
+        yield from _address_ranges(composite.parts)
     elif value.is_nested and value.layout is torch.jagged:
-        yield from _extents((value.values(), value.offsets(), value.lengths()))
+        yield from _address_ranges((value.values(), value.offsets(), value.lengths()))
     elif value.is_nested:
-        yield from _extents(value.unbind())
+        yield from _address_ranges(value.unbind())
     elif value.device.type != "meta" and value.untyped_storage().nbytes():
         start = value.untyped_storage().data_ptr()
         yield start, start + value.untyped_storage().nbytes()
 
 
-def _inside(value: Any) -> list[Any]:
+def _items_inside(value: Any) -> list[Any]:
     """List what a nest holds."""
     if is_pyg_data(value):
-        return [each for store in value.stores for each in store.values()]
+        return [item for store in value.stores for item in store.values()]
     if isinstance(value, Mapping):
         return list(value.values())
     if isinstance(value, list | tuple | set | frozenset):
         return list(value)
     if dataclasses.is_dataclass(value):
         return [getattr(value, field.name) for field in dataclasses.fields(value)]
-    parts = take_apart(value)
-    if parts is None:
+    composite = flatten_composite(value)
+    if composite is None:
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         what = f"Whether a {kind} shares memory cannot be told."
         why = "loaderkit does not know what memory it holds"
         raise DatasetError(what, why=why, fix="compare the tensors in it")
-    return list(parts.values())
+    return list(composite.parts.values())
 
 
 def _is_plain_tensor(value: torch.Tensor) -> bool:
     return value.layout is torch.strided and type(value) is torch.Tensor
 
 
-def _refused(path: str, value: object, why: str) -> DatasetError:
+def _cannot_copy_error(path: str, value: object, why: str) -> DatasetError:
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     what = f"{path} is a {kind}, which cannot be copied safely."
     return DatasetError(what, why=why, fix="return it as tensors, or leave it out")

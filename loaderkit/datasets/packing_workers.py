@@ -84,7 +84,7 @@ class SpanReader:
 
     def __init__(self, job: PackJob, workers: int | None) -> None:
         self._job, self._workers = job, workers
-        self._team: _Team | None = None
+        self._team: _WorkerTeam | None = None
 
     def dismiss(self) -> None:
         """Let the processes end by themselves, so that their own clean-up runs."""
@@ -122,7 +122,7 @@ class SpanReader:
         if first is None:
             return
         if self._team is None:
-            self._team = _Team(self._job)
+            self._team = _WorkerTeam(self._job)
             self._team.start(self._workers or min(4, _usable_cpus()))
         yield from self._team.read(itertools.chain([first], tasks))
 
@@ -182,7 +182,7 @@ class _Failure:
         return DatasetError(what, why=why, fix=fix)
 
 
-class _Team:
+class _WorkerTeam:
     """The workers of one packing run."""
 
     def __init__(self, job: PackJob) -> None:
@@ -199,11 +199,11 @@ class _Team:
         except (OSError, EOFError) as error:
             # EOFError: the server that forks for "forkserver" was killed.
             why = "no room for another process, or what starts them was killed"
-            raise _not_started(error, why) from error
+            raise _start_failed(error, why) from error
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             method = context.get_start_method()
             why = f"{method!r} sends the dataset to its processes, pickled"
-            raise _not_started(error, why) from error
+            raise _start_failed(error, why) from error
 
     def read(self, tasks: Iterator[Task]) -> Iterator[Span]:
         """Have spans read; give them in order."""
@@ -213,13 +213,13 @@ class _Team:
                 task = next(tasks, None)
                 if task is None:
                     break
-                self._ask(task)
+                self._send_task(task)
                 in_order.append(task.start)
             if not in_order:
                 return
             while in_order[0] not in self._answers:
-                self._listen()
-            yield self._span(self._answers.pop(in_order.popleft()))
+                self._receive_answers()
+            yield self._take_span(self._answers.pop(in_order.popleft()))
 
     def dismiss(self) -> None:
         """Let the workers end by themselves, so that their own clean-up runs."""
@@ -244,15 +244,16 @@ class _Team:
             worker.tasks.close()
             worker.answers.close()
 
-    def _ask(self, task: Task) -> None:
-        worker = min(self._workers, key=lambda each: len(each.asked))
+    def _send_task(self, task: Task) -> None:
+        """Ask the worker that has the fewest spans before it."""
+        worker = min(self._workers, key=lambda worker: len(worker.asked))
         worker.asked.append(task)
         try:
             worker.tasks.send(task)
         except OSError:
-            raise self._killed(worker) from None
+            raise self._death_of(worker) from None
 
-    def _listen(self) -> None:
+    def _receive_answers(self) -> None:
         """Wait until a worker answers or ends."""
         sentinels = [worker.process.sentinel for worker in self._workers]
         answers = [worker.answers for worker in self._workers]
@@ -268,15 +269,17 @@ class _Team:
                 worker.asked.popleft()
                 self._answers[answer.start] = answer
             if dead and worker.asked:
-                raise self._killed(worker)
+                raise self._death_of(worker)
 
-    def _span(self, answer: _Answer) -> Span:
+    def _take_span(self, answer: _Answer) -> Span:
+        """Read the span that a worker has set aside, or raise what it raised."""
         if answer.error is None:
             return take_up(Path(answer.file))
         failure: _Failure = pickle.loads(answer.error or Path(answer.file).read_bytes())
         raise failure.rebuild()
 
-    def _killed(self, worker: _Worker) -> DatasetError:
+    def _death_of(self, worker: _Worker) -> DatasetError:
+        """Say at which samples a worker ended, and what its exit status suggests."""
         start, stop, _ = worker.asked[0]
         key = self._job.source.key(start)
         worker.process.join(_GRACE_S)
@@ -293,7 +296,7 @@ class _Team:
         return DatasetError(what, why=why, fix=fix)
 
 
-def _not_started(error: Exception, why: str) -> DatasetError:
+def _start_failed(error: Exception, why: str) -> DatasetError:
     what = f"A packing worker could not be started: {type(error).__name__}: {error}"
     fix = "pack with workers=0; finished shards are kept"
     return DatasetError(what, why=why, fix=fix)
@@ -303,7 +306,7 @@ def _start_worker(job: PackJob, context: BaseContext) -> _Worker:
     task_reader, task_writer = context.Pipe(duplex=False)
     answer_reader, answer_writer = context.Pipe(duplex=False)
     arguments = (job, task_reader, answer_writer)
-    process: Any = context.Process(target=_work, args=arguments)  # type: ignore[attr-defined]
+    process: Any = context.Process(target=_run_worker, args=arguments)  # type: ignore[attr-defined]
     try:
         process.start()
     except BaseException:
@@ -316,7 +319,7 @@ def _start_worker(job: PackJob, context: BaseContext) -> _Worker:
     return _Worker(process, task_writer, answer_reader)
 
 
-def _work(
+def _run_worker(
     job: PackJob, tasks: Connection[Any, Any], answers: Connection[Any, Any]
 ) -> None:
     """Read spans until there are no more; runs in a worker."""
@@ -344,10 +347,10 @@ def _next_task(tasks: Connection[Any, Any]) -> Task | None:
 def _answer_with(error: BaseException, start: int, job: PackJob) -> _Answer:
     """Send an error on, with the traceback that pickling would lose."""
     text = traceback.format_exc()
-    without_traceback = _pickled(error)
+    without_traceback = _pickle_or_nothing(error)
     if hasattr(error, "add_note"):  # Python 3.11
         error.add_note("In a packing worker:\n" + text)
-    pickled = _pickled(error)
+    pickled = _pickle_or_nothing(error)
     failure = pickle.dumps(_Failure(text, pickled))
     if len(failure) <= _MOST_MESSAGE_BYTES:
         return _Answer(start, error=failure)
@@ -365,7 +368,7 @@ def _answer_with(error: BaseException, start: int, job: PackJob) -> _Answer:
     return _Answer(start, str(file), error=b"")
 
 
-def _pickled(error: BaseException) -> bytes:
+def _pickle_or_nothing(error: BaseException) -> bytes:
     """Pickle an error; b"" where that cannot be done, or not be undone."""
     try:
         pickled = pickle.dumps(error)

@@ -25,6 +25,19 @@ PadValue: TypeAlias = Number | Mapping[str, Number]
 T = TypeVar("T")
 B = TypeVar("B", "Padded", "Packed")
 
+_FEW_MASK_ITEMS = 16 << 10
+"""A mask of more is written row by row: 32 rows of 16,000 in a fifth of the time that
+comparing takes.  Not by torch, whose threads wait for each other on a busy machine."""
+_FEW_KERNELS = "uint16 uint32 uint64 float8_e4m3fn float8_e4m3fnuz float8_e5m2 "
+_FEW_KERNELS += "float8_e5m2fnuz float8_e8m0fnu complex32"
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_SIGNED = {
+    dtype: _BITS[dtype.itemsize]
+    for name in _FEW_KERNELS.split()
+    if isinstance(dtype := getattr(torch, name, None), torch.dtype)
+}
+"""As what bits values are moved for whose own dtype torch has no indexing."""
+
 
 def _made_of_parts(cls: type[T]) -> type[T]:
     """Let ``cls(parts)`` mean ``cls(*parts)``, as it does for a plain tuple.
@@ -124,7 +137,7 @@ def pad(tensors: Sequence[torch.Tensor]) -> Padded:
     """
     check_alike(tensors)
     dtype = tensors[0].dtype
-    bits = [each.view(_SIGNED.get(dtype, dtype)) for each in tensors]
+    bits = [tensor.view(_SIGNED.get(dtype, dtype)) for tensor in tensors]
     padded = torch.nn.utils.rnn.pad_sequence(bits, batch_first=True)
     lengths = _lengths(tensors)
     mask = mask_of(lengths.numpy(), padded.shape[1])
@@ -147,7 +160,7 @@ def check_pad_value(pad_value: PadValue, ragged: str) -> None:
     if isinstance(pad_value, Mapping):
         names, numbers = list(pad_value), list(pad_value.values())
     are_names = all(isinstance(name, str) for name in names)
-    if not are_names or not all(isinstance(each, int | float) for each in numbers):
+    if not are_names or not all(isinstance(number, int | float) for number in numbers):
         what = f"pad_value must be a number, or numbers by field, got {pad_value!r}."
         why = "it is written behind the end of shorter samples"
         raise OptionError(what, why=why, fix='pad_value={"labels": -100}')
@@ -247,7 +260,7 @@ def mask_of(lengths: Ints, longest: int) -> torch.Tensor:
     tensor([[ True, False],
             [ True,  True]])
     """
-    if len(lengths) * longest <= _FEW_PLACES:
+    if len(lengths) * longest <= _FEW_MASK_ITEMS:
         return torch.from_numpy(np.arange(longest) < lengths[:, None])
     mask = np.zeros((len(lengths), longest), np.bool_)
     for row, length in zip(mask, lengths.tolist(), strict=True):
@@ -281,7 +294,7 @@ def jag(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     return torch.nested.nested_tensor_from_jagged(values, _offsets(lengths))
 
 
-def join(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+def concatenate(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """Put tensors end to end.
 
     Args:
@@ -307,34 +320,22 @@ def check_alike(tensors: Sequence[torch.Tensor]) -> None:
         DatasetError: They differ in dtype, or in more than their first axis.
     """
     first = tensors[0]
-    for at, each in enumerate(tensors):
-        alike = each.shape[1:] == first.shape[1:] and each.dtype is first.dtype
-        if not alike or each.dim() != first.dim() or not first.dim():
+    for position, tensor in enumerate(tensors):
+        same_rows = tensor.dim() == first.dim() and tensor.shape[1:] == first.shape[1:]
+        has_rows = first.dim() > 0
+        if not (has_rows and same_rows and tensor.dtype is first.dtype):
             what = (
-                f"Samples 0 and {at} of a batch cannot be joined: "
-                f"{list(first.shape)} {first.dtype}, {list(each.shape)} {each.dtype}."
+                f"Samples 0 and {position} of a batch cannot be joined: "
+                f"{list(first.shape)} {first.dtype}, "
+                f"{list(tensor.shape)} {tensor.dtype}."
             )
             why = "they may differ in their first axis only"
             fix = "give them one shape and dtype in load() or transform"
             raise DatasetError(what, why=why, fix=fix)
 
 
-_FEW_PLACES = 16 << 10
-"""A mask of more is written row by row: 32 rows of 16,000 in a fifth of the time that
-comparing takes.  Not by torch, whose threads wait for each other on a busy machine."""
-_FEW_KERNELS = "uint16 uint32 uint64 float8_e4m3fn float8_e4m3fnuz float8_e5m2 "
-_FEW_KERNELS += "float8_e5m2fnuz float8_e8m0fnu complex32"
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_SIGNED = {
-    dtype: _BITS[dtype.itemsize]
-    for name in _FEW_KERNELS.split()
-    if isinstance(dtype := getattr(torch, name, None), torch.dtype)
-}
-"""As what bits values are moved for whose own dtype torch has no indexing."""
-
-
 def _lengths(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.tensor([len(each) for each in tensors])
+    return torch.tensor([len(tensor) for tensor in tensors])
 
 
 def _offsets(lengths: torch.Tensor) -> torch.Tensor:

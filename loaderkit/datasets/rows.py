@@ -97,6 +97,11 @@ def _border(border: Any, count: int) -> Any:
 
 
 def _array(index: Any) -> NDArray[Any]:
+    if not hasattr(index, "__len__") and not isinstance(index, Iterable):
+        msg = f"rows are integers, booleans or a slice, got {index!r}"
+        if isinstance(index, float):
+            msg += "; a share of the rows is a slice: [:0.8]"
+        raise TypeError(msg)
     is_array = hasattr(index, "ndim")
     plain = isinstance(index, list | tuple | np.ndarray | Sequence)
     if not plain and isinstance(index, Iterable):

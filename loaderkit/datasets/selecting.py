@@ -105,9 +105,12 @@ class RowSelection(Generic[T]):
         if not check_truth("contiguous", contiguous):
             return self.index_select(slice(number, None, count))
         # The first parts have one row more where the rows do not divide.
-        each, more = divmod(len(self), count)
-        start = each * number + min(number, more)
-        return self.index_select(slice(start, start + each + (number < more)))
+        rows_of_shard, left_over = divmod(len(self), count)
+        start = rows_of_shard * number + min(number, left_over)
+        if number < left_over:
+            # The first shards have a row more, as in Hugging Face's datasets.
+            rows_of_shard += 1
+        return self.index_select(slice(start, start + rows_of_shard))
 
     def shuffle(
         self,
@@ -134,7 +137,7 @@ class RowSelection(Generic[T]):
         Raises:
             OptionError: An argument is not what it should be.
         """
-        refuse_options("shuffle", others)
+        refuse_options("shuffle", others, ("return_perm", "seed", "generator"))
         if type(return_perm) is int:
             what = f"shuffle's first argument is return_perm, as in PyG: {return_perm}."
             why = "Hugging Face's first argument is the seed"
@@ -171,7 +174,8 @@ class RowSelection(Generic[T]):
         Raises:
             OptionError: There are not so many rows, or one part has none.
         """
-        refuse_options("train_test_split", others)
+        known = ("test_size", "train_size", "shuffle", "seed", "generator")
+        refuse_options("train_test_split", others, known)
         train, test = _split_sizes(len(self), train_size, test_size)
         if not check_truth("shuffle", shuffle):
             order = np.arange(len(self))
@@ -200,16 +204,16 @@ class RowSelection(Generic[T]):
         Raises:
             OptionError: An argument is not what it should be.
         """
-        refuse_options("filter", others)
+        refuse_options("filter", others, ("function", "with_indices"))
         check_callable("function", function, "lambda sample: ...")
         check_truth("with_indices", with_indices)
-        kept: list[int] = []
+        chosen_rows: list[int] = []
         for start in range(0, len(self), _READ_TOGETHER):
             rows = range(start, min(start + _READ_TOGETHER, len(self)))
             for row, sample in zip(rows, self.read_together(rows), strict=True):
                 if function(sample, row) if with_indices else function(sample):
-                    kept.append(row)
-        return self.subset(np.array(kept, np.int64))
+                    chosen_rows.append(row)
+        return self.subset(np.array(chosen_rows, np.int64))
 
 
 def _permutation(count: int, seed: int | None, generator: Any) -> Ints:

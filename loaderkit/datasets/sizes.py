@@ -13,19 +13,26 @@ import numpy as np
 import torch
 
 from loaderkit.datasets.containers import attribute_names
-from loaderkit.datasets.gathering import Gathering, leaf_dtype
+from loaderkit.datasets.gathering import BatchGather, batch_dtype
+from loaderkit.datasets.kinds import LEAF_KINDS, NEST_KINDS, Kind, Length
+from loaderkit.datasets.page import size_section
 from loaderkit.datasets.plain import count_items
-from loaderkit.datasets.structure import Leaf, Nest, is_graph
+from loaderkit.datasets.structure import Leaf, Nest, is_graph, leaves_of
 from loaderkit.errors import DatasetError
 from loaderkit.joining import graphs_in
+from loaderkit.pages.document import Page, write_page
 from loaderkit.pyg import is_pyg_data
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from loaderkit.datasets.base import _Opened
+    from loaderkit.datasets.kinds import ColumnSpec
+    from loaderkit.datasets.opened import OpenedCache
+    from loaderkit.datasets.structure import Node
 
     Ints = NDArray[np.int64]
 
@@ -44,6 +51,49 @@ class GraphSizes:
     bytes: Ints
     """Bytes of each sample's values ``[n]``, as they are in a batch."""
 
+    def page(
+        self, *, max_nodes: int | None = None, max_edges: int | None = None
+    ) -> Page:
+        """Show how nodes and edges are spread, with what a batch may hold drawn in.
+
+        Args:
+            max_nodes: As for ``build_loader``.
+            max_edges: As for ``build_loader``.
+
+        Returns:
+            Its title and sections.
+        """
+        return Page(
+            f"Sizes of {len(self.nodes):,} graphs",
+            sections=(
+                size_section(self.nodes, "nodes", most=max_nodes),
+                size_section(self.edges, "edges", most=max_edges),
+                size_section(self.bytes, "bytes"),
+            ),
+        )
+
+    def to_html(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        max_nodes: int | None = None,
+        max_edges: int | None = None,
+    ) -> Path:
+        """Write one page with pictures, which needs no network and no other file.
+
+        Args:
+            path: Of the file; replaced if it is there.
+            max_nodes: What a batch may hold, drawn in.
+            max_edges: The same, of edges.
+
+        Returns:
+            The path.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        return write_page(self.page(max_nodes=max_nodes, max_edges=max_edges), path)
+
 
 @dataclass(frozen=True)
 class SampleSizes:
@@ -56,8 +106,47 @@ class SampleSizes:
     bytes: Ints
     """Bytes of each sample's values ``[n]``, as they are in a batch."""
 
+    def page(self, *, max_tokens: int | None = None) -> Page:
+        """Show how tokens and bytes are spread, with what a batch may hold drawn in.
 
-def graph_sizes(opened: _Opened, rows: Ints) -> GraphSizes:
+        Args:
+            max_tokens: As for ``build_loader``.
+
+        Returns:
+            Its title and sections.
+
+        Raises:
+            DatasetError: There is a limit of tokens, and no field that has a length.
+        """
+        sections = [size_section(self.bytes, "bytes")]
+        if self.tokens is not None:
+            sections.insert(0, size_section(self.tokens, "tokens", most=max_tokens))
+        elif max_tokens is not None:
+            what = f"max_tokens={max_tokens} cannot be drawn: samples have no tokens."
+            why = "tokens are the length of the longest field, and some have none"
+            raise DatasetError(what, why=why, fix="leave max_tokens out")
+        return Page(f"Sizes of {len(self.bytes):,} samples", sections=tuple(sections))
+
+    def to_html(
+        self, path: str | os.PathLike[str], *, max_tokens: int | None = None
+    ) -> Path:
+        """Write one page with pictures, which needs no network and no other file.
+
+        Args:
+            path: Of the file; replaced if it is there.
+            max_tokens: What a batch may hold, drawn in.
+
+        Returns:
+            The path.
+
+        Raises:
+            OSError: The file cannot be written.
+            DatasetError: There is a limit of tokens, and no field that has a length.
+        """
+        return write_page(self.page(max_tokens=max_tokens), path)
+
+
+def graph_sizes(opened: OpenedCache, rows: Ints) -> GraphSizes:
     """Measure graphs without reading them.
 
     Args:
@@ -71,15 +160,15 @@ def graph_sizes(opened: _Opened, rows: Ints) -> GraphSizes:
         DatasetError: A sample is no graph.
     """
     sizes = GraphSizes(*(np.zeros(len(rows), np.int64) for _ in range(3)))
-    for places in opened.store.places_at_once(rows):
-        part = _graph_sizes_at_once(opened, rows[places])
-        sizes.nodes[places] = part.nodes
-        sizes.edges[places] = part.edges
-        sizes.bytes[places] = part.bytes
+    for positions in opened.store.positions_at_once(rows):
+        part = _graph_sizes_at_once(opened, rows[positions])
+        sizes.nodes[positions] = part.nodes
+        sizes.edges[positions] = part.edges
+        sizes.bytes[positions] = part.bytes
     return sizes
 
 
-def _graph_sizes_at_once(opened: _Opened, rows: Ints) -> GraphSizes:
+def _graph_sizes_at_once(opened: OpenedCache, rows: Ints) -> GraphSizes:
     nodes, edges, nbytes = (np.zeros(len(rows), np.int64) for _ in range(3))
     variants = opened.variants(rows)
     for number in occurring(variants):
@@ -90,17 +179,17 @@ def _graph_sizes_at_once(opened: _Opened, rows: Ints) -> GraphSizes:
             why = "the sizes of a SafeGraphDataset are its nodes and edges"
             fix = "pack graphs only; or SafeDataset(cache=path).sizes(), in bytes"
             raise DatasetError(what, why=why, fix=fix)
-        gathering = Gathering(opened.store, rows[at])
-        parts: Any = graph.children
-        for part in parts:
-            if part.nodes:
-                nodes[at] += gathering.numbers(part.nodes)
-            edges[at] += _edges(gathering, part)
-            nbytes[at] += stored_bytes(gathering, part)
+        gather = BatchGather(opened.store, rows[at])
+        for store in graph.children:
+            assert isinstance(store, Nest)
+            if store.nodes:
+                nodes[at] += gather.per_sample(store.nodes.name)
+            edges[at] += _count_edges(gather, store)
+            nbytes[at] += stored_bytes(gather, store)
     return GraphSizes(nodes, edges, nbytes)
 
 
-def sample_sizes(opened: _Opened, rows: Ints) -> SampleSizes:
+def sample_sizes(opened: OpenedCache, rows: Ints) -> SampleSizes:
     """Measure samples that are no graphs, without reading them.
 
     Args:
@@ -114,8 +203,8 @@ def sample_sizes(opened: _Opened, rows: Ints) -> SampleSizes:
     variants = opened.variants(rows)
     for number in occurring(variants):
         at = np.flatnonzero(variants == number)
-        gathering = Gathering(opened.store, rows[at])
-        nbytes[at] = stored_bytes(gathering, opened.structure.variants[number])
+        gather = BatchGather(opened.store, rows[at])
+        nbytes[at] = stored_bytes(gather, opened.structure.variants[number])
     chosen = _token_lengths(opened)
     tokens = np.max([*chosen.values()], axis=0) if chosen else None
     if tokens is None or (tokens == _ABSENT).any():
@@ -127,7 +216,7 @@ _ABSENT = -1
 """In place of the length of a field that a sample does not have."""
 
 
-def _token_lengths(opened: _Opened) -> dict[str, Ints]:
+def _token_lengths(opened: OpenedCache) -> dict[str, Ints]:
     """Find the lengths that count as tokens, for all samples of a cache, by path.
 
     Whether a field's length differs is asked of the whole cache, so that a part of a
@@ -198,7 +287,7 @@ class SizeCounter:
         )
 
 
-def size_counter(opened: _Opened, *, graphs: bool) -> SizeCounter:
+def size_counter(opened: OpenedCache, *, graphs: bool) -> SizeCounter:
     """Make the counter for samples that are made of those in a cache."""
     return SizeCounter(frozenset(() if graphs else _token_lengths(opened)))
 
@@ -239,7 +328,7 @@ def _lengths_in(sample: Any) -> Iterator[tuple[str, int]]:
             yield path, len(field)
 
 
-def _lengths_by_path(opened: _Opened) -> dict[str, Ints]:
+def _lengths_by_path(opened: OpenedCache) -> dict[str, Ints]:
     """Find the length of every field that has one, in each sample ``[n]``.
 
     A field may be kept in several columns: as int64 in some samples, say, and as
@@ -250,91 +339,95 @@ def _lengths_by_path(opened: _Opened) -> dict[str, Ints]:
     lengths: dict[str, Ints] = {}
     for number in occurring(variants):
         at = np.flatnonzero(variants == number)
-        gathering = Gathering(opened.store, at)
-        for path, found in _lengths(
-            gathering, opened, opened.structure.variants[number]
-        ):
+        gather = BatchGather(opened.store, at)
+        variant = opened.structure.variants[number]
+        for path, variant_lengths in _lengths(gather, variant):
             field = lengths.setdefault(path, np.full(count, _ABSENT, np.int64))
-            field[at] = found
+            field[at] = variant_lengths
     return lengths
 
 
-def _lengths(
-    gathering: Gathering, opened: _Opened, node: Leaf | Nest
-) -> Iterator[tuple[str, Ints]]:
+def _lengths(gather: BatchGather, node: Node) -> Iterator[tuple[str, Ints]]:
     """Walk the fields of samples that are built alike."""
-    if not isinstance(node, Leaf):
-        if node.kind == "list" and _is_numbers(node):
+    if isinstance(node, Nest):
+        if node.kind is Kind.LIST and _is_numbers(node):
             # A sample that is a bare list of numbers has no path, and no column.
-            yield "", np.full(len(gathering), len(node.children), np.int64)
-        elif node.kind in {"dict", "list", "tuple", "named", "dataclass"}:
+            yield "", np.full(len(gather), len(node.children), np.int64)
+        elif NEST_KINDS[node.kind].is_container:
             for child in node.children:
-                yield from _lengths(gathering, opened, child)
-    elif node.kind in {"tensor", "array"} and node.ndim:
-        yield opened.structure.columns[node.column][0], _rows(gathering, node)
-    elif node.kind == "json":
-        path = opened.structure.columns[node.column][0]
-        yield path, _list_lengths(opened, node, gathering.rows)
+                yield from _lengths(gather, child)
+        return
+    column = node.column
+    length = LEAF_KINDS[column.kind].length
+    if length is Length.FIRST_AXIS and column.ndim:
+        yield column.path, _first_axes(gather, column)
+    elif length is Length.ITEMS:
+        yield column.path, _list_lengths(gather, column)
 
 
-def _is_numbers(node: Nest) -> bool:
-    kinds = {child.kind for child in node.children}
-    return kinds <= {"int", "float", "bool"}
+def _is_numbers(nest: Nest) -> bool:
+    number_kinds = {Kind.INT, Kind.FLOAT, Kind.BOOL}
+    return all(
+        isinstance(child, Leaf) and child.column.kind in number_kinds
+        for child in nest.children
+    )
 
 
-def _rows(gathering: Gathering, leaf: Leaf) -> Ints:
+def _first_axes(gather: BatchGather, spec: ColumnSpec) -> Ints:
     """Look up the length of a field's first axis in each sample."""
-    column = gathering.store.column(leaf.column)
-    lengths = np.empty(len(gathering), np.int64)
-    for share in gathering.pick.shares(column):
+    column = gather.store.column(spec.name)
+    lengths = np.empty(len(gather), np.int64)
+    for share in gather.selection.by_part(column):
         part, samples = share.part, share.samples
         if part.shapes is None:
-            found = part.find(samples, share.shards)[1]
+            share_lengths = part.locate_rows(samples, share.shards)[1]
         else:  # more than one axis differs: the rows are single numbers
             held = samples if part.rows is None else part.rows.searchsorted(samples)
-            found = part.shapes[held, 0]
-        lengths[... if share.places is None else share.places] = found
+            share_lengths = part.shapes[held, 0]
+        lengths[... if share.positions is None else share.positions] = share_lengths
     return lengths
 
 
-def _list_lengths(opened: _Opened, leaf: Leaf, rows: Ints) -> Ints:
+def _list_lengths(gather: BatchGather, spec: ColumnSpec) -> Ints:
     """Count the items of lists of plain values."""
     lengths: list[int] = []
-    for start in range(0, len(rows), _TEXTS_AT_ONCE):
-        some = Gathering(opened.store, rows[start : start + _TEXTS_AT_ONCE])
-        lengths += [count_items(leaf.column, raw) for raw in some.raw_bytes(leaf)]
+    for start in range(0, len(gather), _TEXTS_AT_ONCE):
+        rows = gather.rows[start : start + _TEXTS_AT_ONCE]
+        texts = BatchGather(gather.store, rows).raw_bytes(spec)
+        lengths += [count_items(spec.name, raw) for raw in texts]
     return np.array(lengths, np.int64)
 
 
-def _edges(gathering: Gathering, part: Any) -> Any:
+def _count_edges(gather: BatchGather, store: Nest) -> Ints | int:
     """Count edges as PyG does: by the first field whose last or first axis is edges."""
-    for name, node in part.items():
-        leaf = node
-        if not isinstance(leaf, Leaf):
-            leaf = dict(node.items()).get("data") if node.kind == "edge_index" else None
-        if leaf is None or leaf.kind != "tensor" or "edge" not in str(name):
+    for name, field in store.items():
+        leaf: Node | None = field
+        is_edge_index = isinstance(field, Nest) and field.kind is Kind.EDGE_INDEX
+        if isinstance(field, Nest):
+            leaf = dict(field.items())["data"] if is_edge_index else None
+        if not isinstance(leaf, Leaf) or "edge" not in str(name):
             continue
-        if leaf.axis is not None:
-            column = gathering.store.column(leaf.column)
-            lengths = gathering.pick.runs(column).lengths
-            if node is leaf or leaf.axis:
-                return lengths
+        spec = leaf.column
+        if spec.kind is not Kind.TENSOR or spec.axis is None:
+            continue
+        # The data of an EdgeIndex is a tensor [2, edges] without a graph's rule, so it
+        # is kept along its first axis, which says nothing of edges.
+        if spec.axis or not is_edge_index:
+            column = gather.store.column(spec.name)
+            return gather.selection.row_ranges(column).lengths
     return 0
 
 
-def stored_bytes(gathering: Gathering, part: Leaf | Nest) -> Ints:
+def stored_bytes(gather: BatchGather, node: Node) -> Ints:
     """Sum up the bytes of samples that are built alike."""
-    total = np.zeros(len(gathering), np.int64)
-    for node in [part] if isinstance(part, Leaf) else part.children:
-        if not isinstance(node, Leaf):
-            total += stored_bytes(gathering, node)
-            continue
-        column = gathering.store.column(node.column, stacked=node.axis is None)
-        text = node.kind in {"str", "bytes", "json", "bigint"}
-        itemsize = 1 if text else leaf_dtype(node).itemsize
-        lengths = gathering.pick.runs(column).lengths
-        for share in gathering.pick.shares(column):
-            in_batch = slice(None) if share.places is None else share.places
+    total = np.zeros(len(gather), np.int64)
+    for leaf in leaves_of(node):
+        spec = leaf.column
+        column = gather.column(spec)
+        itemsize = 1 if spec.row.is_text else batch_dtype(spec).itemsize
+        lengths = gather.selection.row_ranges(column).lengths
+        for share in gather.selection.by_part(column):
+            in_batch = slice(None) if share.positions is None else share.positions
             numel = math.prod(share.part.values.shape[1:])
             total[in_batch] += lengths[in_batch] * numel * itemsize
     return total

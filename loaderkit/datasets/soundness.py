@@ -12,26 +12,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from loaderkit.datasets.dtypes import carrier, torch_dtype
-from loaderkit.datasets.structure import (
-    COUNTER_KINDS,
-    KEY,
-    MOST_VARIANTS,
-    NUMBER_KINDS,
-    TEXT_KINDS,
-    VARIANT,
-    Nest,
-)
+from loaderkit.datasets.kinds import COUNTER_KINDS, LEAF_KINDS, Kind
+from loaderkit.datasets.structure import KEY, VARIANT, leaves_of
 from loaderkit.errors import CacheVersionError, DamagedCacheError
 
 if TYPE_CHECKING:
     from loaderkit.cache.manifest import Manifest
     from loaderkit.cache.shard_table import ColumnSchema, ShardGroup
-    from loaderkit.datasets.structure import Leaf, Structure
+    from loaderkit.datasets.kinds import ColumnSpec
+    from loaderkit.datasets.structure import Structure
 
-_MOST = {"nodes": 1 << 40, "variant": MOST_VARIANTS}
-"""Kinds of counts that decide what is read or made room for, and the largest.  A graph
-of 2**40 nodes takes terabytes; a sum over a batch of these stays below 2**63."""
+_MOST_NODES = 1 << 40
+"""A graph of so many nodes takes terabytes; a sum over a batch of these stays below
+2**63."""
 _MOST_IN_A_ROW = 1 << 40
 _WIDENED = ("<i4", "<i8")
 """Stored in the fewest bytes that hold them (see ``columns.narrowed``)."""
@@ -48,23 +41,25 @@ def check_columns(structure: Structure, manifest: Manifest) -> None:
         DamagedCacheError: A column is missing, or of another dtype or shape.
         CacheVersionError: A dtype is not one of this torch's.
     """
-    dtypes = {name: _stored_dtype(raw) for name, raw in structure.columns.items()}
-    for name, wanted in ((KEY, "str"), (VARIANT, "variant")):
-        if name in structure.columns and structure.columns[name][1] != wanted:
+    dtypes = {name: _stored_dtype(spec) for name, spec in structure.columns.items()}
+    for name, kind in ((KEY, Kind.STR), (VARIANT, Kind.VARIANT)):
+        if name in structure.columns and structure.columns[name].kind is not kind:
             raise _damaged(f"column {name!r} is not what it is always for")
     for group in manifest.shards.groups:
         _check_samples(group)
         for name, column in group.schema.columns:
             if name not in structure.columns:
                 raise _damaged(f"nothing says what column {name!r} is for")
-            _check_column(group, name, column, structure.columns[name], dtypes[name])
-            if structure.columns[name][1] in _MOST:
-                _check_bounds(group, name, column, structure)
+            spec = structure.columns[name]
+            _check_column(group, column, spec, dtypes[name])
+            counter = COUNTER_KINDS.get(spec.kind)
+            if counter is not None and counter.is_bounded:
+                _check_bounds(group, column, spec, structure)
     stored = manifest.shards.column_names
     for variant in structure.variants:
-        for leaf in _leaves(variant):
-            if leaf.column not in stored:
-                raise _damaged(f"column {leaf.column!r} is in no shard")
+        for leaf in leaves_of(variant):
+            if leaf.column.name not in stored:
+                raise _damaged(f"column {leaf.column.name!r} is in no shard")
 
 
 def _check_samples(group: ShardGroup) -> None:
@@ -79,23 +74,24 @@ def _check_samples(group: ShardGroup) -> None:
 
 
 def _check_column(
-    group: ShardGroup,
-    name: str,
-    column: ColumnSchema,
-    raw: tuple[Any, ...],
-    dtype: np.dtype[Any],
+    group: ShardGroup, column: ColumnSchema, spec: ColumnSpec, dtype: np.dtype[Any]
 ) -> None:
-    _, kind, _, ndim, _ = raw
+    name, ndim = spec.name, spec.ndim
+    is_counter = spec.kind in COUNTER_KINDS
     array, sizes = group.schema.array[column.values], group.shape(column.values)
     stored = np.dtype(array.dtype)
-    narrowed = dtype.str in _WIDENED and kind not in COUNTER_KINDS
-    narrowed = narrowed and stored.kind in "iu" and stored.itemsize <= dtype.itemsize
-    if stored != dtype and not narrowed:
+    is_narrowed = (
+        dtype.str in _WIDENED
+        and not is_counter
+        and stored.kind in "iu"
+        and stored.itemsize <= dtype.itemsize
+    )
+    if stored != dtype and not is_narrowed:
         raise _damaged(f"column {name!r} holds {stored} for {dtype}")
     for axes in _axes_of_samples(group, column):
         if axes != ndim:
             raise _damaged(f"column {name!r} has values of {axes} axes, not {ndim}")
-    if kind in COUNTER_KINDS:
+    if is_counter:
         # One number a sample, or a pair of them.
         is_pair = array.axes == 2 and bool((sizes[1] == 2).all())
         whole = ndim == array.axes - 1 and (array.axes == 1 or is_pair)
@@ -105,7 +101,7 @@ def _check_column(
         return
     # Rows without any number can be as many as one likes, without a byte on disk.
     row_size = group.row_size(column.values)
-    wrong = (row_size == 0) & (sizes[0] > group.held(name))
+    wrong = (row_size == 0) & (sizes[0] > group.samples_with(name))
     wrong |= row_size > _MOST_IN_A_ROW
     if wrong.any():
         at = int(wrong.argmax())
@@ -124,18 +120,20 @@ def _axes_of_samples(group: ShardGroup, column: ColumnSchema) -> set[int]:
 
 
 def _check_bounds(
-    group: ShardGroup, name: str, column: ColumnSchema, structure: Structure
+    group: ShardGroup, column: ColumnSchema, spec: ColumnSpec, structure: Structure
 ) -> None:
     """See that counts lie between bounds, and that the bounds can be.
 
     A batch makes room for as many numbers as ``@nodes`` says, and ``@variant`` says by
     which variant a sample is read, so both are held against their bounds when read.
     """
-    kind = structure.columns[name][1]
+    name = spec.name
     is_used = group.nbytes(column.values) > 0
     if not is_used.any():
         return
-    most = len(structure.variants) - 1 if kind == "variant" else _MOST[kind]
+    most = _MOST_NODES
+    if spec.kind is Kind.VARIANT:
+        most = len(structure.variants) - 1
     if not column.bounded:
         raise _damaged(f"nothing says how large the numbers of column {name!r} are")
     low, high = group.low(name), group.high(name)
@@ -146,31 +144,16 @@ def _check_bounds(
         raise _damaged(f"the numbers of column {name!r} are from {bounds}")
 
 
-def _stored_dtype(raw: tuple[Any, ...]) -> np.dtype[Any]:
+def _stored_dtype(spec: ColumnSpec) -> np.dtype[Any]:
     """Say in which dtype the values of a column are kept, before they are narrowed."""
-    _, kind, name, _, _ = raw
-    if kind in TEXT_KINDS:
-        return np.dtype("|u1")
-    if kind in NUMBER_KINDS:
-        return np.dtype(NUMBER_KINDS[kind])
-    if kind in COUNTER_KINDS:
+    if spec.kind in COUNTER_KINDS:
         return np.dtype("<i8")
-    if kind != "tensor":
-        little_endian: np.dtype[Any] = np.dtype(name).newbyteorder("<")
-        return little_endian
     try:
-        dtype = carrier(torch_dtype(name))
+        return LEAF_KINDS[spec.kind].disk_dtype(spec.dtype)
     except (ValueError, KeyError):
-        what = f"The samples hold tensors of dtype {name!r}."
+        what = f"The samples hold tensors of dtype {spec.dtype!r}."
         why = f"torch {torch.__version__} has none of that name"
         raise CacheVersionError(what, why=why, fix="pip install -U torch") from None
-    return torch.empty(0, dtype=dtype).numpy().dtype
-
-
-def _leaves(node: Leaf | Nest) -> list[Leaf]:
-    if not isinstance(node, Nest):
-        return [node]
-    return [leaf for child in node.children for leaf in _leaves(child)]
 
 
 def _damaged(why: str) -> DamagedCacheError:

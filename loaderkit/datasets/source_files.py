@@ -75,7 +75,7 @@ def version_of(path: str, *, hashed: bool = False) -> FileVersion | None:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
             return None
-        digest = _digest(path) if hashed else ""
+        digest = _hash_file(path) if hashed else ""
     except (OSError, ValueError):  # a null byte in a name is a ValueError
         return None
     return FileVersion(status.st_size, status.st_mtime_ns, digest)
@@ -93,7 +93,7 @@ class SourceFileList:
 
     def add(self, path: str, version: FileVersion) -> None:
         """Note a file; the first look at it counts."""
-        self.files.setdefault(self._name(path), version)
+        self.files.setdefault(self._stored_name(path), version)
 
     def update(self, found: Mapping[str, FileVersion]) -> None:
         """Note several files, by path."""
@@ -126,7 +126,7 @@ class SourceFileList:
             if now is None or now == (packed.bytes, packed.mtime_ns, ""):
                 continue
             if packed.xxh3 and now.bytes == packed.bytes:
-                if _digest(path) == packed.xxh3:
+                if _hash_file(path) == packed.xxh3:
                     continue
                 yield f"{path} has another content than when it was packed"
             elif now.bytes != packed.bytes:
@@ -155,7 +155,9 @@ class SourceFileList:
         """
         try:
             files = json.loads(text)["files"]
-            versions = {str(name): _version(raw) for name, raw in files.items()}
+            versions = {
+                str(name): _version_from_json(raw) for name, raw in files.items()
+            }
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             what = f"{where} is not a list of the files that a cache was made from."
             fix = "pack(source, path, overwrite=True)"
@@ -171,7 +173,7 @@ class SourceFileList:
             return False
         return next(files_below(Path(root), ()), None) is not None
 
-    def _name(self, path: str) -> str:
+    def _stored_name(self, path: str) -> str:
         if self.root and path == self.root:
             return "./."
         if self.root and path.startswith(self.root + os.sep):
@@ -227,7 +229,7 @@ class FileTracker:
         mode = how & _ACCESS_MODES
         if mode == os.O_WRONLY or (mode and how & _MAKES_OR_ADDS):
             self._written.add(name)
-        elif name not in self._opened and self._counts(name):
+        elif name not in self._opened and self._is_raw_data(name):
             # Looked at before it is read: a change while it is read must show later.
             self._opened[name] = version_of(name)
             if mode:  # "r+", as numpy maps files: it is read, and may be written to
@@ -242,7 +244,7 @@ class FileTracker:
         if self._mode == "none":
             return {}
         for path in _open_descriptors():
-            if path not in self._open_before and self._counts(path):
+            if path not in self._open_before and self._is_raw_data(path):
                 self._opened.setdefault(path, version_of(path))
         fresh: dict[str, FileVersion] = {}
         for path, version in self._opened.items():
@@ -255,7 +257,7 @@ class FileTracker:
         self._opened = dict.fromkeys(self._reported)
         return fresh
 
-    def _counts(self, path: str) -> bool:
+    def _is_raw_data(self, path: str) -> bool:
         """Tell raw data from code and from the system's own files."""
         others = (*_library_folders(), *self._ignored)
         is_system = path.startswith(_SYSTEM_FOLDERS)
@@ -298,13 +300,13 @@ def files_named_in_code(
     Yields:
         Absolute paths of regular files that are no code.
     """
-    paths = map(PurePath, names)
-    likely = [path for path in paths if path.parent.name or path.suffix]
+    pure_paths = map(PurePath, names)
+    likely = [path for path in pure_paths if path.parent.name or path.suffix]
     folders = [Path(name) for name in names if isinstance(name, PurePath)]
     below = [folder / path for folder in folders for path in likely]
-    for found in files_named_by([*likely, *below], root):
-        if not _is_code(found):
-            yield found
+    for path in files_named_by([*likely, *below], root):
+        if not _is_code(path):
+            yield path
 
 
 def _is_code(path: str) -> bool:
@@ -316,8 +318,8 @@ def _names_in(value: Any) -> Iterator[str | PurePath]:
     if isinstance(value, str | PurePath):
         yield value
     elif isinstance(value, dict | list | tuple | set | frozenset):
-        inside = value.values() if isinstance(value, dict) else value
-        yield from (each for each in inside if isinstance(each, str | PurePath))
+        items = value.values() if isinstance(value, dict) else value
+        yield from (item for item in items if isinstance(item, str | PurePath))
     else:
         # Most attributes are no files; some libraries raise for a name they lack.
         for attribute in ("filename", "name"):
@@ -344,22 +346,22 @@ in a process that packs and asks this list, which is empty but for that time."""
 
 @functools.cache
 def _install_hook() -> None:
-    sys.addaudithook(_hook)
+    sys.addaudithook(_on_audit_event)
 
 
-def _hook(event: str, arguments: tuple[Any, ...]) -> None:
+def _on_audit_event(event: str, arguments: tuple[Any, ...]) -> None:
     if _TRACKERS and event in _EVENTS:
         for path, flags in _EVENTS[event](arguments):
             for tracker in _TRACKERS:
                 tracker.note(path, flags)
 
 
-def _opened(arguments: tuple[Any, ...]) -> Iterator[tuple[object, object]]:
+def _files_opened(arguments: tuple[Any, ...]) -> Iterator[tuple[object, object]]:
     path, _, flags = arguments
     yield path, flags
 
 
-def _connected(arguments: tuple[Any, ...]) -> Iterator[tuple[object, object]]:
+def _databases_connected(arguments: tuple[Any, ...]) -> Iterator[tuple[object, object]]:
     """Name a database; it may be written to."""
     name = arguments[0]
     if isinstance(name, str) and name.startswith("file:"):
@@ -367,7 +369,9 @@ def _connected(arguments: tuple[Any, ...]) -> Iterator[tuple[object, object]]:
     yield name, os.O_RDWR
 
 
-def _called(arguments: tuple[Any, ...]) -> Iterator[tuple[object, object]]:
+def _files_of_program_call(
+    arguments: tuple[Any, ...],
+) -> Iterator[tuple[object, object]]:
     """Name the files among the words that a program is called with."""
     words = arguments[1] if isinstance(arguments[1], list | tuple) else [arguments[1]]
     names = [os.fsdecode(w) for w in words if isinstance(w, str | bytes | os.PathLike)]
@@ -377,9 +381,9 @@ def _called(arguments: tuple[Any, ...]) -> Iterator[tuple[object, object]]:
 
 
 _EVENTS = {
-    "open": _opened,
-    "sqlite3.connect": _connected,
-    "subprocess.Popen": _called,
+    "open": _files_opened,
+    "sqlite3.connect": _databases_connected,
+    "subprocess.Popen": _files_of_program_call,
 }
 """What tells of files, and how."""
 
@@ -423,13 +427,13 @@ def hashed(path: str, version: FileVersion) -> FileVersion:
         the hash of what was read.
     """
     try:
-        digest = _digest(path)
+        digest = _hash_file(path)
     except OSError:
         return version
     return version._replace(xxh3=digest) if version_of(path) == version else version
 
 
-def _digest(path: str) -> str:
+def _hash_file(path: str) -> str:
     digest = xxhash.xxh3_128()
     with Path(path).open("rb") as file:
         while piece := file.read(_HASH_BYTES):
@@ -437,7 +441,7 @@ def _digest(path: str) -> str:
     return digest.hexdigest()
 
 
-def _version(raw: Any) -> FileVersion:
+def _version_from_json(raw: Any) -> FileVersion:
     size, mtime_ns, digest = raw
     if not (isinstance(size, int) and isinstance(mtime_ns, int)):
         raise TypeError(raw)

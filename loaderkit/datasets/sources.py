@@ -86,32 +86,36 @@ def as_source(source: object) -> Source:
     """
     if isinstance(source, str | os.PathLike):
         source = PtFolder(source)
+
     mistake = mistaken_for_dataset(source)
     if mistake is not None:
         fix = f"pack({mistake.instead}, path)"
         raise DatasetError(mistake.what, why=mistake.why, fix=fix)
+
     if isinstance(source, PtFolder | KeyedSource | MapSource):
-        found: Any = source
+        packable: Source = source
     elif isinstance(source, Mapping):
-        raise _unfit(
+        raise _cannot_pack_error(
             source, "a dict names samples", "pack(list(samples.values()), path)"
         )
     elif _makes_by_load(source):
-        found = KeyedSource(source)
+        packable = KeyedSource(source)
     elif isinstance(source, IterableDataset) or not hasattr(source, "__getitem__"):
         why = "samples are read in parallel, by number"
-        raise _unfit(source, why, "pack(list(samples), path), or a map-style dataset")
+        raise _cannot_pack_error(
+            source, why, "pack(list(samples), path), or a map-style dataset"
+        )
     elif not hasattr(source, "__len__"):
-        raise _unfit(source, "it has no length", "give it a __len__")
+        raise _cannot_pack_error(source, "it has no length", "give it a __len__")
     else:
-        found = MapSource(source)
-    if not len(found):
+        packable = MapSource(source)
+
+    if not len(packable):
         what = f"There is nothing to pack: {source!r} has no samples."
         raise DatasetError(
             what, why="a cache holds at least one", fix="give it at least one sample"
         )
-    known: Source = found
-    return known
+    return packable
 
 
 def _makes_by_load(source: Any) -> bool:
@@ -125,6 +129,8 @@ def _makes_by_load(source: Any) -> bool:
 
 
 _MOST_STATE_BYTES = 1 << 28
+"""256 MiB of pickled attributes: chosen.  xxh3 takes them in well under a second, so a
+dataset that keeps more of its samples in memory does not make every start wait."""
 
 
 class _HashSink:
@@ -134,7 +140,7 @@ class _HashSink:
         self.digest = xxhash.xxh3_128()
         self._bytes = 0
 
-    def write(self, data: Any) -> int:
+    def write(self, data: bytes) -> int:
         self.digest.update(data)
         self._bytes += len(data)
         if self._bytes > _MOST_STATE_BYTES:
@@ -163,15 +169,16 @@ class MapSource:
         if pyg is None or not isinstance(dataset, pyg.in_memory_dataset):
             return dataset[row]
         sample = dataset[row]
-        kept = getattr(dataset, "_data_list", None)
-        if kept is not None:
-            kept[dataset.indices()[row]] = None
+        # PyG keeps every graph that was read once: packing would hold them all.
+        cached_graphs = getattr(dataset, "_data_list", None)
+        if cached_graphs is not None:
+            cached_graphs[dataset.indices()[row]] = None
         return copy.copy(sample)
 
     def fingerprint(self) -> Fingerprint:
         """Count the samples: what is in a list cannot be told from its code."""
-        read = getattr(type(self._dataset), "__getitem__", len)
-        return fingerprint_of(read, range(len(self)))
+        read_sample = getattr(type(self._dataset), "__getitem__", len)
+        return fingerprint_of(read_sample, range(len(self)))
 
     def root(self) -> Path | None:
         """Nobody knows."""
@@ -186,8 +193,8 @@ class MapSource:
         dataset = self._dataset
         pyg = loaded_pyg()
         if pyg is not None and isinstance(dataset, pyg.in_memory_dataset):
-            own = type(dataset).get is pyg.in_memory_dataset.get
-            return not own or dataset.transform is not None
+            reads_as_pyg = type(dataset).get is pyg.in_memory_dataset.get
+            return not reads_as_pyg or dataset.transform is not None
         return type(dataset) not in {list, tuple}
 
     def state(self) -> str | None:
@@ -211,7 +218,9 @@ class KeyedSource:
 
     def read(self, row: int) -> Any:
         """Call ``load``."""
-        return getattr(self._dataset, "_loaded", self._dataset.load)(self._keys[row])
+        # A SafeGraphDataset checks what ``load`` returned, and names the key.
+        load = getattr(self._dataset, "_load_checked", self._dataset.load)
+        return load(self._keys[row])
 
     def fingerprint(self) -> Fingerprint:
         """Look at the code of ``load``, the keys and the class's version."""
@@ -247,11 +256,13 @@ class KeyedSource:
 
     def _settings(self) -> dict[str, Any]:
         """Give the attributes that are the user's own."""
-        not_theirs: frozenset[str] = getattr(
+        our_names: frozenset[str] = getattr(
             self._dataset, "_PACKED_WITHOUT", frozenset()
         )
         attributes = getattr(self._dataset, "__dict__", {})
-        return {k: v for k, v in attributes.items() if k not in not_theirs}
+        return {
+            name: value for name, value in attributes.items() if name not in our_names
+        }
 
 
 class PtFolder:
@@ -274,7 +285,16 @@ class PtFolder:
         pattern: str = "*.pt",
         weights_only: bool = True,
     ) -> None:
-        self.path, self.pattern, self.weights_only = Path(path), pattern, weights_only
+        self.path = Path(path)
+        self.pattern = pattern
+        self.weights_only = weights_only
+        self._check_is_folder()
+        self._files = self._matching_files()
+        if _names_pyg(self.path / self._files[0]):
+            # Here, so that packing workers that are forked need not each import it.
+            import_pyg()
+
+    def _check_is_folder(self) -> None:
         if not self.path.is_dir():
             what = f"There is no folder {self.path}."
             why = "a path names a folder of .pt files, one for each sample"
@@ -283,19 +303,21 @@ class PtFolder:
                 what = f"{self.path} is a file, no folder."
                 fix = f"pack(torch.load({str(self.path)!r}), path) for a list in a file"
             raise DatasetError(what, why=why, fix=fix)
-        found = (file.relative_to(self.path) for file in self.path.glob(pattern))
-        self._files: Sequence[str] = sorted(file.as_posix() for file in found)
-        if not self._files:
-            if (self.path / MANIFEST).exists():
-                what = f"{self.path} is a cache: it is packed already."
-                raise DatasetError(what, fix=f"open_cache({str(self.path)!r})")
-            there = sorted(file.name for file in self.path.iterdir())[:3]
-            what = f"No file in {self.path} matches {pattern!r}."
-            why = f"it holds {', '.join(there) or 'nothing'}"
-            raise DatasetError(what, why=why, fix='PtFolder(path, pattern="**/*.pt")')
-        if _names_pyg(self.path / self._files[0]):
-            # Here, so that packing workers that are forked need not each import it.
-            import_pyg()
+
+    def _matching_files(self) -> Sequence[str]:
+        """List the files by their paths below the folder: the same order everywhere."""
+        files = (file.relative_to(self.path) for file in self.path.glob(self.pattern))
+        paths = sorted(file.as_posix() for file in files)
+        if paths:
+            return paths
+
+        if (self.path / MANIFEST).exists():
+            what = f"{self.path} is a cache: it is packed already."
+            raise DatasetError(what, fix=f"open_cache({str(self.path)!r})")
+        other_names = sorted(file.name for file in self.path.iterdir())[:3]
+        what = f"No file in {self.path} matches {self.pattern!r}."
+        why = f"it holds {', '.join(other_names) or 'nothing'}"
+        raise DatasetError(what, why=why, fix='PtFolder(path, pattern="**/*.pt")')
 
     def __len__(self) -> int:
         return len(self._files)
@@ -308,28 +330,15 @@ class PtFolder:
         """Load one file to the CPU."""
         file = self.path / self._files[row]
         try:
-            sample = _load(file, weights_only=self.weights_only)
+            sample = _load_file(file, weights_only=self.weights_only)
         except pickle.UnpicklingError as error:
-            raise _unsafe(file, error) from error
-        if (
-            isinstance(sample, tuple)
-            and len(sample) >= 2
-            and isinstance(sample[1], Mapping)
-        ):
-            what = (
-                f"{file} holds a whole InMemoryDataset (data and slices), not a sample."
-            )
-            fix = "pack the dataset object itself: pack(MyInMemoryDataset(root), path)"
-            raise DatasetError(what, why="PyG saves all graphs in one file", fix=fix)
-        if isinstance(sample, list) and sample and hasattr(sample[0], "stores"):
-            what = f"{file} holds a list of {len(sample):,} graphs, not a sample."
-            fix = f"pack(torch.load({str(file)!r}, weights_only=False), path)"
-            raise DatasetError(what, why="a folder has one sample a file", fix=fix)
+            raise _unreadable_file_error(file, error) from error
+        _refuse_whole_dataset(file, sample)
         return sample
 
     def fingerprint(self) -> Fingerprint:
         """Look at the names of the files."""
-        return fingerprint_of(_load, self._files)
+        return fingerprint_of(_load_file, self._files)
 
     def root(self) -> Path | None:
         """Give the folder."""
@@ -348,6 +357,23 @@ class PtFolder:
         return str(self.weights_only)
 
 
+def _refuse_whole_dataset(file: Path, sample: object) -> None:
+    """Refuse a file that holds many samples, as PyG's InMemoryDataset writes them.
+
+    Raises:
+        DatasetError: It does.
+    """
+    parts = sample if isinstance(sample, tuple) else ()
+    if len(parts) >= 2 and isinstance(parts[1], Mapping):
+        what = f"{file} holds a whole InMemoryDataset (data and slices), not a sample."
+        fix = "pack the dataset object itself: pack(MyInMemoryDataset(root), path)"
+        raise DatasetError(what, why="PyG saves all graphs in one file", fix=fix)
+    if isinstance(sample, list) and sample and hasattr(sample[0], "stores"):
+        what = f"{file} holds a list of {len(sample):,} graphs, not a sample."
+        fix = f"pack(torch.load({str(file)!r}, weights_only=False), path)"
+        raise DatasetError(what, why="a folder has one sample a file", fix=fix)
+
+
 def _names_pyg(file: Path) -> bool:
     """Tell whether a file of ``torch.save`` names classes of PyG; it is not unpickled.
 
@@ -362,37 +388,38 @@ def _names_pyg(file: Path) -> bool:
         return False
 
 
-def _load(file: Path, *, weights_only: bool) -> Any:
+def _load_file(file: Path, *, weights_only: bool) -> Any:
+    """Load a file to the CPU; what torch and PyG write needs no trust."""
     if not weights_only:
         return torch.load(file, map_location="cpu", weights_only=False)
     if loaded_pyg() is None:
         # Only a file that names what is not allowed here may need PyG to be imported.
         with contextlib.suppress(pickle.UnpicklingError):
-            return _load_data(file, _plain_classes())
-    return _load_data(file, [*_plain_classes(), *classes_in_files()])
+            return _load_with_classes(file, _plain_classes())
+    return _load_with_classes(file, [*_plain_classes(), *classes_in_files()])
 
 
-def _load_data(file: Path, allowed: list[Any]) -> Any:
+def _load_with_classes(file: Path, allowed: list[Any]) -> Any:
     with torch.serialization.safe_globals(allowed):
         return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def _plain_classes() -> list[Any]:
     """List what a file may name beside PyG's graphs: data, not code."""
-    core: Any = sys.modules[
-        "numpy._core" if "numpy._core" in sys.modules else "numpy.core"
-    ]
+    # numpy 2 has renamed the module whose functions a pickled array calls.
+    core_name = "numpy._core" if "numpy._core" in sys.modules else "numpy.core"
+    core: Any = sys.modules[core_name]
     numpy = [np.ndarray, np.dtype, core.multiarray._reconstruct, core.multiarray.scalar]
-    numpy += [type(np.dtype(each)) for each in "?bBhHiIlLqQefdFD"]
+    numpy += [type(np.dtype(code)) for code in "?bBhHiIlLqQefdFD"]
     return [*numpy, collections.OrderedDict, collections.defaultdict, set]
 
 
-def _unsafe(file: Path, error: Exception) -> DatasetError:
-    named = re.search(
+def _unreadable_file_error(file: Path, error: Exception) -> DatasetError:
+    forbidden = re.search(
         r"unsupported (?:global: )?GLOBAL (\S+)", str(error), re.IGNORECASE
     )
-    if named:
-        what = f"{file} needs {named[1]}, which could run code when it is read."
+    if forbidden:
+        what = f"{file} needs {forbidden[1]}, which could run code when it is read."
         why = "it is no tensor and none of PyG's classes"
         fix = "if you trust its author: pack(PtFolder(path, weights_only=False), ...)"
         return DatasetError(what, why=why, fix=fix)
@@ -403,6 +430,6 @@ def _unsafe(file: Path, error: Exception) -> DatasetError:
     )
 
 
-def _unfit(source: object, why: str, fix: str) -> DatasetError:
+def _cannot_pack_error(source: object, why: str, fix: str) -> DatasetError:
     what = f"A {type(source).__name__} cannot be packed."
     return DatasetError(what, why=why, fix=fix)

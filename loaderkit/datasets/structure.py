@@ -3,108 +3,79 @@
 Most datasets have one tree for all samples.  Where samples differ (a key is missing,
 None here and a tensor there, another dtype) each way of being built is a *variant*,
 and the column ``@variant`` says which one a sample is; so nothing is ever coerced.
+
+``encode`` makes a tree in which a column is called by its path.  ``Structure`` gives
+columns of one path that differ in kind, dtype or axes names of their own.
 """
 
 from __future__ import annotations
 
 import ast
-import re
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from dataclasses import dataclass, field
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    TypeAlias,
+    TypeGuard,
+)
 
-from loaderkit.cache.layout import DTYPES
+from loaderkit.datasets.kinds import (
+    COUNTER_KINDS,
+    LEAF_KINDS,
+    NEST_KINDS,
+    ClassUse,
+    ColumnSpec,
+    Kind,
+)
 from loaderkit.errors import DamagedCacheError, DatasetError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+
 
 VARIANT = "@variant"
 KEY = "@key"
+VARIANT_COLUMN = ColumnSpec(VARIANT, Kind.VARIANT, "int64", 0, None, VARIANT)
+KEY_COLUMN = ColumnSpec(KEY, Kind.STR, "", 1, 0, KEY)
 MOST_VARIANTS = 4096
 
-LOOSE = "?"
+INCREMENT_BY_PYG: Final = "?"
 """In place of an increment's column: PyG must work it out sample by sample."""
-
-NUMBER_KINDS = {"int": "<i8", "float": "<f8", "complex": "<c16", "bool": "|b1"}
-"""Kinds of single Python numbers, and the dtype of their columns."""
-TEXT_KINDS = {"str", "bytes", "json", "bigint"}
-"""Kinds whose column holds bytes of text ``[L]``."""
-COUNTER_KINDS = {"nodes", "inc", "variant"}
-"""Kinds of columns that loaderkit counts with; int64."""
-_LEAF_KINDS = {"tensor", "array", "scalar", *NUMBER_KINDS, *TEXT_KINDS}
-_CONTAINERS = {"none", "dict", "list", "tuple", "named", "dataclass", "graph", "store"}
-COMPOSITE_PARTS: Mapping[str, frozenset[str]] = {
-    "edge_index": frozenset({"data", "sparse_size", "sort_order", "is_undirected"}),
-    "index": frozenset({"data", "dim_size", "is_sorted"}),
-    "sparse_tensor": frozenset({"row", "col", "value", "sizes"}),
-    "sparse_coo": frozenset({"indices", "values", "size", "coalesced"}),
-    **{
-        f"sparse_{layout}": frozenset({"compressed", "plain", "values", "size"})
-        for layout in ("csr", "csc", "bsr", "bsc")
-    },
-}
-"""Kinds of tensors made of tensors, and what each is made of."""
 _MOST_NDIM = 32
-_DTYPE_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
-class LiteralKey(NamedTuple):
-    """A dict's key as it is written in Python, in a tree."""
+class Leaf(NamedTuple):
+    """One value of a sample, kept in a column of its own.
 
-    text: str
-
-
-def tree_keys(keys: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Make the keys of a dict such that two of different types are never equal.
-
-    Trees are compared, and Python has ``1 == True == 1.0`` and ``0.0 == -0.0``.
-
-    >>> tree_keys(("x", 1, True))
-    ('x', 1, LiteralKey(text='True'))
+    A tuple, as ``Nest`` is: the tree of each sample that is packed is hashed.
     """
-    for key in keys:
-        if type(key) is not str:
-            break
-    else:
-        return keys
-    plain = {str, int, type(None)}
-    return tuple(key if type(key) in plain else LiteralKey(repr(key)) for key in keys)
+
+    column: ColumnSpec
+    increment: ColumnSpec | Literal["?"] | None = None
+    """Column of what PyG adds per sample in a batch; None for nothing, or
+    INCREMENT_BY_PYG."""
 
 
-@dataclass(frozen=True)
-class Leaf:
-    """One value of a sample, kept in a column of its own."""
-
-    column: str
-    kind: str
-    """tensor, array, scalar (numpy's), int, bigint, float, complex, bool, str,
-    bytes, json."""
-    dtype: str
-    """torch's or numpy's name of it, such as "float32"; "" where there is none."""
-    ndim: int
-    axis: int | None = 0
-    """Axis along which samples are joined in a batch; None when they are stacked.
-    The column keeps this axis first."""
-    inc: str | None = None
-    """Column of what PyG adds per sample in a batch; None for nothing, or LOOSE."""
-
-
-@dataclass(frozen=True)
-class Nest:
+class Nest(NamedTuple):
     """A container and what is in it."""
 
-    kind: str
-    """none, dict, list, tuple, named, dataclass, graph, store, or the name of a
-    composite tensor (sparse_coo, edge_index ...)."""
+    kind: Kind
     cls: str | None = None
     """``module:qualname`` of a class to make it from, where a builtin will not do."""
     keys: tuple[Any, ...] = ()
     """Keys, field names or store keys of the children; empty for lists."""
     children: tuple[Leaf | Nest, ...] = ()
-    nodes: str | None = None
+    nodes: ColumnSpec | None = None
     """Column of a store's number of nodes, where PyG can tell it."""
+    written_keys: tuple[str, ...] | None = None
+    """The keys of a dict as Python writes them, where ``==`` does not tell them apart;
+    see ``written_keys_of``."""
 
-    def items(self) -> zip[tuple[Any, Any]]:
+    def items(self) -> zip[tuple[Any, Node]]:
         """Pair the keys with the children."""
         return zip(self.keys, self.children, strict=True)
 
@@ -115,40 +86,81 @@ class Nest:
             if isinstance(child, Nest):
                 yield from child.nests()
 
+    def leaves(self) -> Iterator[Leaf]:
+        """Go through the leaves, at any depth."""
+        for child in self.children:
+            yield from leaves_of(child)
+
+
+Node: TypeAlias = "Leaf | Nest"
+
+
+def leaves_of(node: Node) -> Iterator[Leaf]:
+    """Go through the leaves of a tree: itself, where it is one."""
+    if isinstance(node, Leaf):
+        yield node
+    else:
+        yield from node.leaves()
+
+
+def is_graph(node: Node) -> TypeGuard[Nest]:
+    """Tell whether a sample is a graph, rather than a nest that may hold some."""
+    return isinstance(node, Nest) and node.kind is Kind.GRAPH
+
+
+def written_keys_of(kind: Kind, keys: tuple[Any, ...]) -> tuple[str, ...] | None:
+    """Write the keys of a dict such that two of different types are never equal.
+
+    Trees are compared, and Python has ``1 == True == 1.0`` and ``0.0 == -0.0``.
+
+    Returns:
+        What makes trees of such dicts differ; None where the keys themselves do.
+
+    >>> written_keys_of(Kind.DICT, ("x", 1, True)), written_keys_of(Kind.DICT, ("x",))
+    (("'x'", '1', 'True'), None)
+    """
+    if kind is not Kind.DICT or all(type(key) is str for key in keys):
+        return None
+    return tuple(repr(key) for key in keys)
+
 
 @dataclass
 class Structure:
     """The variants of a cache's samples, in the order they were met."""
 
     variants: list[Leaf | Nest] = field(default_factory=list)
-    columns: dict[str, tuple[Any, ...]] = field(default_factory=dict)
-    """What each column is for, by name: path, kind, dtype, ndim, axis."""
-    _names: dict[Hashable, str] = field(default_factory=dict)
-    _numbers: dict[Hashable, int] = field(default_factory=dict)
+    columns: dict[str, ColumnSpec] = field(default_factory=dict)
+    """What each column is for, by name."""
+    _names: dict[ColumnSpec, str] = field(default_factory=dict)
+    """Names by what ``encode`` says of a column, which is called by its path there."""
+    _numbers: dict[Node, int] = field(default_factory=dict)
+    """Numbers of the variants by the trees that ``encode`` makes."""
 
-    def name(self, raw: tuple[Any, ...]) -> str:
+    def name(self, column: ColumnSpec) -> str:
         """Name a column: its path, and a number where several have that path.
 
         Args:
-            raw: The path, then whatever tells the column from others of that path.
+            column: What is in it, under any name.
 
         Returns:
-            The same name for the same ``raw``.
+            The same name for columns that are alike but for their names.
         """
-        name = self._names.get(raw)
+        column = column._replace(name=column.path)
+        name = self._names.get(column)
         if name is None:
-            name, number = raw[0], 2
+            name, number = column.path, 2
             while name in self.columns:
-                name, number = f"{raw[0]}~{number}", number + 1
-            self._names[raw] = name
-            self.columns[name] = raw
+                name = f"{column.path}~{number}"
+                number += 1
+            self._names[column] = name
+            self.columns[name] = column._replace(name=name)
         return name
 
-    def number(self, tree: tuple[Any, ...], key: str) -> int:
+    def number(self, tree: Node, key: str) -> int:
         """Number the variant that a sample is built like.
 
         Args:
-            tree: The tree as ``encode`` returns it.
+            tree: How it is built, whatever its columns are called.
             key: The sample's key, for the message.
 
         Returns:
@@ -157,6 +169,7 @@ class Structure:
         Raises:
             DatasetError: There are too many variants to be anything but a mistake.
         """
+        tree = _map_columns(tree, _called_by_path)
         number = self._numbers.get(tree)
         if number is None:
             number = self._numbers[tree] = len(self.variants)
@@ -167,14 +180,18 @@ class Structure:
                 why = "probably a dict has ids for keys, so that no two samples agree"
                 fix = "make such a dict a list of keys and a list (or tensor) of values"
                 raise DatasetError(what, why=why, fix=fix)
-            self.variants.append(self._tree(tree))
+            self.variants.append(_map_columns(tree, self._column_of))
         return number
 
     def to_json(self) -> dict[str, Any]:
         """Write it so that ``from_json`` reads the same."""
+        columns = {}
+        for name, column in self.columns.items():
+            path, kind, dtype, ndim, axis, _ = column
+            columns[name] = [path, kind.value, dtype, ndim, axis]
         return {
             "variants": [_to_json(variant) for variant in self.variants],
-            "columns": {name: list(raw) for name, raw in self.columns.items()},
+            "columns": columns,
         }
 
     @classmethod
@@ -192,10 +209,11 @@ class Structure:
         """
         try:
             columns = {
-                _text(name): _column(raw) for name, raw in content["columns"].items()
+                _text(name): _column_from_json(_text(name), row)
+                for name, row in content["columns"].items()
             }
             variants = [
-                _from_json(each, columns) for each in _list(content["variants"])
+                _from_json(variant, columns) for variant in _list(content["variants"])
             ]
             if not 0 < len(variants) <= MOST_VARIANTS:
                 _refuse(f"it has {len(variants):,} variants")
@@ -212,13 +230,16 @@ class Structure:
             what = f"The manifest's structure makes no sense: {error!r:.200}."
             fix = "pack(source, path, overwrite=True)"
             raise DamagedCacheError(what, why="it was changed", fix=fix) from None
-        made = cls(variants, columns, {raw: name for name, raw in columns.items()})
-        made._numbers = {made._raw(each): n for n, each in enumerate(variants)}
-        return made
+        names = {_called_by_path(column): name for name, column in columns.items()}
+        numbers = {
+            _map_columns(variant, _called_by_path): number
+            for number, variant in enumerate(variants)
+        }
+        return cls(variants, columns, names, numbers)
 
     def class_names(self) -> set[str]:
         """Name the classes that samples are made of, ``module:qualname``."""
-        return {nest.cls for nest in self._nests() if nest.cls is not None}
+        return {nest.cls for nest in self.nests() if nest.cls is not None}
 
     def without_classes(self, known: Callable[[Nest], bool]) -> Structure:
         """Put plain containers in the place of classes that are not known.
@@ -233,100 +254,109 @@ class Structure:
         variants = [_without_classes(variant, known) for variant in self.variants]
         return Structure(variants, self.columns)
 
-    def _nests(self) -> Iterator[Nest]:
+    def nests(self) -> Iterator[Nest]:
+        """Go through the containers of all variants."""
         for variant in self.variants:
             if isinstance(variant, Nest):
                 yield from variant.nests()
 
-    def _tree(self, tree: tuple[Any, ...]) -> Leaf | Nest:
-        if tree[0] == "leaf":
-            _, raw, inc = tree
-            named = inc if inc is None or inc == LOOSE else self.name(inc)
-            kind, dtype, ndim, axis = raw[1:]
-            return Leaf(self.name(raw), kind, dtype, ndim, axis, named)
-        kind, cls, keys, children, nodes = tree
-        inside = tuple(self._tree(child) for child in children)
-        keys = tuple(
-            ast.literal_eval(key.text) if isinstance(key, LiteralKey) else key
-            for key in keys
-        )
-        return Nest(
-            kind, cls, keys, inside, None if nodes is None else self.name(nodes)
-        )
-
-    def _raw(self, node: Leaf | Nest) -> tuple[Any, ...]:
-        if isinstance(node, Leaf):
-            inc = node.inc if node.inc in {None, LOOSE} else self.columns[str(node.inc)]
-            return "leaf", self.columns[node.column], inc
-        inside = tuple(self._raw(child) for child in node.children)
-        nodes = None if node.nodes is None else self.columns[node.nodes]
-        keys = tree_keys(node.keys) if node.kind == "dict" else node.keys
-        return node.kind, node.cls, keys, inside, nodes
+    def _column_of(self, column: ColumnSpec) -> ColumnSpec:
+        return self.columns[self.name(column)]
 
 
-def _to_json(node: Leaf | Nest) -> list[Any]:
+def _called_by_path(column: ColumnSpec) -> ColumnSpec:
+    return column._replace(name=column.path)
+
+
+def _map_columns(node: Node, new: Callable[[ColumnSpec], ColumnSpec]) -> Node:
+    """Put other columns in the place of a tree's."""
     if isinstance(node, Leaf):
-        return [
-            "leaf", node.column, node.kind, node.dtype, node.ndim, node.axis, node.inc
-        ]  # fmt: skip
+        increment = node.increment
+        if isinstance(increment, ColumnSpec):
+            increment = new(increment)
+        return Leaf(new(node.column), increment)
+    children = tuple(_map_columns(child, new) for child in node.children)
+    nodes = None if node.nodes is None else new(node.nodes)
+    return node._replace(children=children, nodes=nodes)
+
+
+def _to_json(node: Node) -> list[Any]:
+    if isinstance(node, Leaf):
+        _, kind, dtype, ndim, axis, name = node.column
+        increment = node.increment
+        increment_name = (
+            increment.name if isinstance(increment, ColumnSpec) else increment
+        )
+        return ["leaf", name, kind.value, dtype, ndim, axis, increment_name]
     keys = [repr(key) for key in node.keys]
-    inside = [_to_json(child) for child in node.children]
-    return ["nest", node.kind, node.cls, keys, inside, node.nodes]
+    children = [_to_json(child) for child in node.children]
+    nodes = None if node.nodes is None else node.nodes.name
+    return ["nest", node.kind.value, node.cls, keys, children, nodes]
 
 
-def _from_json(content: Any, columns: Mapping[str, tuple[Any, ...]]) -> Leaf | Nest:
+def _from_json(content: Any, columns: Mapping[str, ColumnSpec]) -> Node:
     """Read a node, trusting nothing: every name is looked up, every number bounded."""
     if _list(content)[0] == "leaf":
-        _, column, kind, dtype, ndim, axis, inc = content
-        leaf = Leaf(_text(column), _text(kind), _text(dtype), ndim, axis, inc)
-        if kind not in _LEAF_KINDS or columns[column][1:] != (kind, dtype, ndim, axis):
-            _refuse(f"column {column!r} is described in two ways")
-        if inc is not None and inc != LOOSE and columns[_text(inc)][1] != "inc":
-            _refuse(f"{inc!r} is no column of increments")
-        return leaf
-    _, kind, cls, keys, inside, nodes = content
+        return _leaf_from_json(content, columns)
+    _, kind, cls, keys, children, nodes = content
+    if _text(kind) not in NEST_KINDS:
+        _refuse(f"{kind!r} is no kind of container")
+    kind = Kind(kind)
+    keys = tuple(ast.literal_eval(_text(key)) for key in _list(keys))
     nest = Nest(
-        _text(kind),
+        kind,
         None if cls is None else _text(cls),
-        tuple(ast.literal_eval(_text(key)) for key in _list(keys)),
-        tuple(_from_json(each, columns) for each in _list(inside)),
-        None if nodes is None else _text(nodes),
+        keys,
+        tuple(_from_json(child, columns) for child in _list(children)),
+        None if nodes is None else columns[_text(nodes)],
+        written_keys_of(kind, keys),
     )
-    _check_nest(nest, columns)
+    _check_nest(nest)
     return nest
 
 
-def is_graph(node: Leaf | Nest) -> TypeGuard[Nest]:
-    """Tell whether a sample is a graph, rather than a nest that may hold some."""
-    return isinstance(node, Nest) and node.kind == "graph"
+def _leaf_from_json(content: list[Any], columns: Mapping[str, ColumnSpec]) -> Leaf:
+    _, name, kind, dtype, ndim, axis, increment_name = content
+    column = columns[_text(name)]
+    is_same = (column.kind, column.dtype, column.ndim, column.axis) == (
+        kind,
+        dtype,
+        ndim,
+        axis,
+    )
+    if _text(kind) not in LEAF_KINDS or not is_same:
+        _refuse(f"column {name!r} is described in two ways")
+    if increment_name is None or increment_name == INCREMENT_BY_PYG:
+        return Leaf(column, increment_name)
+    increment = columns[_text(increment_name)]
+    if increment.kind is not Kind.INCREMENT:
+        _refuse(f"{increment_name!r} is no column of increments")
+    return Leaf(column, increment)
 
 
-def _check_nest(nest: Nest, columns: Mapping[str, tuple[Any, ...]]) -> None:
-    if nest.kind not in _CONTAINERS and nest.kind not in COMPOSITE_PARTS:
-        _refuse(f"{nest.kind!r} is no kind of container")
+def _check_nest(nest: Nest) -> None:
+    kind, row = nest.kind, NEST_KINDS[nest.kind]
     if len(nest.keys) != len(nest.children) or len(set(nest.keys)) < len(nest.keys):
-        _refuse(f"a {nest.kind} has {len(nest.children)} parts, keys {nest.keys}")
-    if nest.kind in COMPOSITE_PARTS and set(nest.keys) != COMPOSITE_PARTS[nest.kind]:
-        _refuse(f"a {nest.kind} has parts {nest.keys}")
-    if (nest.kind in {"named", "dataclass", "graph"}) != (
-        nest.cls is not None and nest.kind != "dict"
-    ):
-        _refuse(f"a {nest.kind} has the class {nest.cls!r}")
+        _refuse(f"a {kind} has {len(nest.children)} parts, keys {nest.keys}")
+    if row.part_names is not None and set(nest.keys) != row.part_names:
+        _refuse(f"a {kind} has parts {nest.keys}")
+    unwanted_class = row.class_use is ClassUse.NEVER and nest.cls is not None
+    lacks_class = row.class_use is ClassUse.ALWAYS and nest.cls is None
+    if unwanted_class or lacks_class:
+        _refuse(f"a {kind} has the class {nest.cls!r}")
     if nest.cls is not None and ":" not in nest.cls:
         _refuse(f"{nest.cls!r} is no class")
-    if nest.nodes is not None and (
-        nest.kind != "store" or columns[nest.nodes][1] != "nodes"
-    ):
-        _refuse(f"{nest.nodes!r} is no column of node counts")
-    if nest.kind in {"named", "dataclass"} and not all(
-        isinstance(key, str) for key in nest.keys
-    ):
-        _refuse(f"the fields of a {nest.kind} are {nest.keys}")
+    if nest.nodes is not None:
+        counts_nodes = nest.nodes.kind is Kind.NODES
+        if kind is not Kind.STORE or not counts_nodes:
+            _refuse(f"{nest.nodes.name!r} is no column of node counts")
+    if row.names_are_text and not all(isinstance(key, str) for key in nest.keys):
+        _refuse(f"the fields of a {kind} are {nest.keys}")
     for child in nest.children:
-        is_store = isinstance(child, Nest) and child.kind == "store"
-        if is_store != (nest.kind == "graph"):
+        is_store = isinstance(child, Nest) and child.kind is Kind.STORE
+        if is_store != (kind is Kind.GRAPH):
             _refuse("a store is outside of a graph, or a graph has another part")
-    if nest.kind == "graph" and not all(_is_store_key(key) for key in nest.keys):
+    if kind is Kind.GRAPH and not all(_is_store_key(key) for key in nest.keys):
         _refuse(f"a graph has the stores {nest.keys}")
 
 
@@ -337,41 +367,38 @@ def _is_store_key(key: object) -> bool:
     return key is None or isinstance(key, str)
 
 
-def _column(raw: Any) -> tuple[Any, ...]:
+def _column_from_json(name: str, row: Any) -> ColumnSpec:
     """Read what a column is for: path, kind, dtype, ndim, axis."""
-    path, kind, dtype, ndim, axis = _list(raw)
-    if _text(kind) not in _LEAF_KINDS | COUNTER_KINDS:
+    path, kind, dtype, ndim, axis = _list(row)
+    if _text(kind) not in LEAF_KINDS and kind not in COUNTER_KINDS:
         _refuse(f"{kind!r} is no kind of value")
     if type(ndim) is not int or not 0 <= ndim <= _MOST_NDIM:
         _refuse(f"a column has {ndim!r} axes")
-    if axis is not None and (
-        type(axis) is not int or not 0 <= axis <= max(ndim - 1, 0)
-    ):
-        _refuse(f"a column of {ndim} axes is joined along axis {axis!r}")
-    fits = {
-        "tensor": _DTYPE_NAME.fullmatch(_text(dtype)) is not None,
-        "array": _text(dtype).replace(">", "<") in DTYPES,
-        "scalar": _text(dtype).replace(">", "<") in DTYPES and ndim == 0,
-        **{number: dtype == own for number, own in NUMBER_KINDS.items()},
-        **dict.fromkeys(TEXT_KINDS, dtype == "" and ndim == 1 and axis == 0),
-        **dict.fromkeys(COUNTER_KINDS, dtype == "int64" and ndim <= 1),
-    }
-    if not fits[kind] or (kind in NUMBER_KINDS and ndim):
+    if axis is not None:
+        is_axis = type(axis) is int and 0 <= axis <= max(ndim - 1, 0)
+        if not is_axis:
+            _refuse(f"a column of {ndim} axes is joined along axis {axis!r}")
+    column = ColumnSpec(_text(path), Kind(kind), _text(dtype), ndim, axis, name)
+    if column.kind in COUNTER_KINDS:
+        fits = dtype == "int64" and ndim <= 1
+    else:
+        fits = column.row.fits(column)
+    if not fits:
         _refuse(f"a column of kind {kind!r} has the dtype {dtype!r} and {ndim} axes")
-    return (_text(path), kind, dtype, ndim, axis)
+    return column
 
 
-def _without_classes(node: Leaf | Nest, known: Callable[[Nest], bool]) -> Leaf | Nest:
+def _without_classes(node: Node, known: Callable[[Nest], bool]) -> Node:
     if isinstance(node, Leaf):
         return node
-    inside = tuple(_without_classes(child, known) for child in node.children)
-    node = replace(node, children=inside)
+    children = tuple(_without_classes(child, known) for child in node.children)
+    node = node._replace(children=children)
     if node.cls is None or known(node):
         return node
-    if node.kind == "graph":
+    if node.kind is Kind.GRAPH:
         name = "data:Data" if node.keys == (None,) else "hetero_data:HeteroData"
-        return replace(node, cls=f"torch_geometric.data.{name}")
-    return replace(node, kind="dict", cls=None)
+        return node._replace(cls=f"torch_geometric.data.{name}")
+    return node._replace(kind=Kind.DICT, cls=None)
 
 
 def _list(value: Any) -> list[Any]:
@@ -386,5 +413,5 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _refuse(why: str) -> None:
+def _refuse(why: str) -> NoReturn:
     raise ValueError(why)

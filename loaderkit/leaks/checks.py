@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from loaderkit.arguments import suggest_keywords
 from loaderkit.errors import LeakError
 from loaderkit.leaks.counter_trend import TOLERANCE
 from loaderkit.leaks.detector import LeakDetector
@@ -20,6 +21,7 @@ FEWEST_EPOCHS = 6
 """One is warm-up, and with fewer than five readings after it nothing is said."""
 
 
+@suggest_keywords
 def assert_no_leak(
     function: Callable[[], Any],
     *,

@@ -8,6 +8,7 @@ import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
+from loaderkit.arguments import suggest_keywords
 from loaderkit.errors import LeakError, LeakWarning
 from loaderkit.leaks.counter_trend import TOLERANCE
 from loaderkit.leaks.investigate import build_report
@@ -64,6 +65,7 @@ class LeakDetector:
         ValueError: An argument is none of these.
     """
 
+    @suggest_keywords
     def __init__(
         self,
         device: str | torch.device | None = None,

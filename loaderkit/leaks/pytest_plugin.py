@@ -175,7 +175,7 @@ def _read_settings(item: pytest.Item) -> tuple[int, dict[str, Any]]:
             message = f"{MARK} got {wrong}; it takes {names}, by name"
             pytest.fail(message, pytrace=False)
         settings |= mark.kwargs
-    epochs = int(settings.pop("epochs", _DEFAULT_EPOCHS))
+    epochs = _read_epochs(settings.pop("epochs", _DEFAULT_EPOCHS))
     if epochs < _FEWEST_EPOCHS:
         pytest.fail(
             f"{MARK} needs at least {_FEWEST_EPOCHS} epochs, got {epochs}: the first "
@@ -185,12 +185,25 @@ def _read_settings(item: pytest.Item) -> tuple[int, dict[str, Any]]:
     return epochs, settings
 
 
+def _read_epochs(value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        message = f"{MARK} needs a whole number of epochs, got {value!r}"
+        pytest.fail(f"{message}, in the marker or as leak_epochs", pytrace=False)
+
+
 def _make_detector(settings: dict[str, Any], on_leak: Any) -> LeakDetector:
     from loaderkit.leaks.detector import LeakDetector
 
     device = settings.get("device")
     sizes = {key: settings[key] for key in ("limit", "tolerance") if key in settings}
-    return LeakDetector(device, on_leak=on_leak, **sizes)
+    try:
+        return LeakDetector(device, on_leak=on_leak, **sizes)
+    except (TypeError, ValueError) as error:
+        # The test is not at fault: what is wrong is a setting, not a line of code.
+        given = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+        pytest.fail(f"{MARK} was given {given}: {error}", pytrace=False)
 
 
 def _keep_verdict(item: pytest.Item, report: LeakReport) -> None:

@@ -7,10 +7,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loaderkit.leaks.page import page_of
+from loaderkit.leaks.page import curves_sections, growth_sections, numbers_section
 from loaderkit.leaks.trend import LEAKING, NEEDS_MORE, STEADY, Verdict
 from loaderkit.leaks.verdict import effects_among
 from loaderkit.notebook import Mood, card
+from loaderkit.pages.charts import Limit
+from loaderkit.pages.document import HasPage, Page
 from loaderkit.units import format_amount, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ _SHOWN_IF_STEADY: frozenset[AnyCounter] = frozenset(
 
 
 @dataclass(frozen=True)
-class LeakReport:
+class LeakReport(HasPage):
     """Does memory grow, what grew, and who holds it."""
 
     verdict: Verdict
@@ -147,18 +149,29 @@ class LeakReport:
             row["text"] = text
         return values | {"bytes_per_epoch": self.bytes_per_epoch, "text": str(self)}
 
-    def to_html(self, path: str | os.PathLike[str]) -> Path:
-        """Write one page with plots, that needs nothing else.
-
-        Args:
-            path: Of the file; replaced if it is there.
-
-        Returns:
-            The path.
-        """
-        file = Path(path)
-        file.write_text(page_of(self), encoding="utf-8")
-        return file
+    def page(self) -> Page:
+        """Show every counter as a curve, what grew, and who holds it."""
+        lead = [self.run]
+        limit = None
+        if self.limit_bytes is not None:
+            limit = Limit(
+                self.limit_bytes,
+                f"{format_bytes(self.limit_bytes)} ({self.limit_from})",
+            )
+        if limit is not None and self.epochs_left is not None:
+            lead.append(
+                f"{limit.label} are used up in about {self.epochs_left:,} {self.plural}"
+            )
+        return Page(
+            self.headline,
+            mood=_MOODS.get(self.verdict, "unsure"),
+            lead=(*lead, *self.notes),
+            sections=(
+                *growth_sections(self.growth_texts, self.sites),
+                *curves_sections(self.counters, period=self.period, limit=limit),
+                numbers_section(self.counters, period=self.period),
+            ),
+        )
 
     def save_json(self, path: str | os.PathLike[str]) -> Path:
         """Write it as JSON.

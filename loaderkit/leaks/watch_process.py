@@ -42,7 +42,7 @@ class WatchResult:
     returncode: int | None
     """Of the script; None of a process that was only looked at."""
     report: dict[str, Any]
-    """A :class:`loaderkit.LeakReport` as plain values."""
+    """A :class:`loaderkit.leaks.report.LeakReport` as plain values."""
     page: str
     """Path of the page with plots; empty when there is none."""
     note: str

@@ -72,9 +72,9 @@ class OrderAgreement:
         """
         self._done = True
         texts = {name: json.dumps(value) for name, value in order.items()}
-        for name, values in _gather(texts).items():
+        for name, values in _gather_texts(texts).items():
             if len(set(values)) > 1:
-                raise _differing(name, values)
+                raise _differing_ranks(name, values)
 
     def _can_ask(self) -> bool:
         """Tell whether the processes of torch.distributed are those that share."""
@@ -87,22 +87,22 @@ class OrderAgreement:
         return known == (self.ranks.rank, self.ranks.world_size)
 
 
-def _gather(texts: Mapping[str, str]) -> dict[str, list[str]]:
+def _gather_texts(texts: Mapping[str, str]) -> dict[str, list[str]]:
     """Ask every rank for its texts; gives those of each name, by rank."""
     group = torch.distributed
     # NCCL needs a device of its own in every process, which may not be chosen yet.
-    own = group.get_backend() != "gloo" and group.is_gloo_available()
-    through = group.new_group(backend="gloo") if own else None
-    found: list[Any] = [None] * group.get_world_size()
+    needs_gloo = group.get_backend() != "gloo" and group.is_gloo_available()
+    through = group.new_group(backend="gloo") if needs_gloo else None
+    texts_by_rank: list[Any] = [None] * group.get_world_size()
     try:
-        group.all_gather_object(found, texts, group=through)
+        group.all_gather_object(texts_by_rank, texts, group=through)
     finally:
         if through is not None:
             group.destroy_process_group(through)
-    return {name: [each.get(name, "") for each in found] for name in texts}
+    return {name: [own.get(name, "") for own in texts_by_rank] for name in texts}
 
 
-def _differing(name: str, values: list[str]) -> LoaderError:
+def _differing_ranks(name: str, values: list[str]) -> LoaderError:
     first = values[0]
     other = next(rank for rank, value in enumerate(values) if value != first)
     shown = [_shortened(value) for value in (first, values[other])]

@@ -5,64 +5,44 @@ from __future__ import annotations
 import multiprocessing
 import os
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    IterableDataset,
-    SequentialSampler,
-    default_convert,
-)
+from torch.utils.data import default_convert
 
 from loaderkit.arguments import parse_arguments, show_value
 from loaderkit.cache.stored_arrays import measure_disk
 from loaderkit.errors import LoaderError, OptionError
 from loaderkit.loader.agreement import OrderAgreement
+from loaderkit.loader.batching import choose_batching
 from loaderkit.loader.collating import JoinThenTransform, OneByOne, collate_of
+from loaderkit.loader.decisions import Decision, batches_per_s
+from loaderkit.loader.description import admit_dataset, describe_dataset, sizes_of
 from loaderkit.loader.downloads import plan_downloads
-from loaderkit.loader.facts import read_facts
-from loaderkit.loader.iterables import IterableRule
 from loaderkit.loader.limits import limit_check_of
 from loaderkit.loader.options import LoaderOptions, check_variables
-from loaderkit.loader.pipes import shares_out, with_shuffle
-from loaderkit.loader.plan import decide, rate
-from loaderkit.loader.planned import LoaderSetup, PlannedLoader
+from loaderkit.loader.plan import decide
+from loaderkit.loader.planned import LoaderSetup, PlannedLoader, ShownBatching
 from loaderkit.loader.ranks import Ranks, read_ranks
+from loaderkit.loader.read_facts import read_facts
 from loaderkit.loader.reading import forecast_reading
-from loaderkit.loader.resumable import EpochBatches, Position, PublicSamplers
-from loaderkit.loader.samplers import (
-    MIXED_SHARDS,
-    BatchRule,
-    bucket_bounds,
-    largest_batch,
-    padding_waste,
-)
-from loaderkit.loader.stateful import length_of
-from loaderkit.loader.subject import (
-    check_dataset,
-    check_graph_fields,
-    sizes_of,
-    stored_arrays_of,
-    stored_rows_of,
-)
-from loaderkit.loader.user_batches import UserBatches, rows_without_drawing
+from loaderkit.loader.resumable import EpochBatches, Position
+from loaderkit.loader.samplers import largest_batch
+from loaderkit.loader.user_batches import UserBatches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    import numpy as np
-    from numpy.typing import NDArray
     from typing_extensions import Unpack
 
+    from loaderkit.loader.batching import Batching
+    from loaderkit.loader.description import DatasetDescription
     from loaderkit.loader.downloads import DownloadPlan
     from loaderkit.loader.facts import Facts
     from loaderkit.loader.keywords import LoaderKeywords
     from loaderkit.loader.plan import LoaderPlan
     from loaderkit.loader.reading import Order, ReadingForecast
-
-    Ints = NDArray[np.int64]
 
 
 def build_loader(
@@ -86,79 +66,32 @@ def build_loader(
             ``TypeError`` and a ``ValueError``.  Or there is no such device.
         LoaderError: What was asked for cannot work here.
     """
-    chosen = parse_arguments(LoaderOptions, options, "build_loader")
-    given_device: object = device
-    if not isinstance(given_device, str | torch.device):
-        what = "device must be a name such as 'cpu' or 'cuda', got "
-        what += f"{show_value(device)}."
-        why = "the options of build_loader are given by name"
-        raise OptionError(
-            what, why=why, fix=f"build_loader(dataset, batch_size={show_value(device)})"
-        )
+    asked = parse_arguments(LoaderOptions, options, build_loader)
+    _check_device_argument(device)
     check_variables(os.environ)
-    check_dataset(dataset, chosen)
-    check_graph_fields(dataset, chosen)
-    if isinstance(chosen.shuffle, bool):
-        dataset = with_shuffle(dataset, shuffle=chosen.shuffle)
-    ranks = read_ranks(chosen.rank, chosen.world_size, os.environ)
-    seed = choose_seed(chosen, ranks)
-    collate = chosen.collate_fn
-    if collate is None and not chosen.batched:
-        collate = default_convert
-    if collate is None:
-        collate = collate_of(dataset, chosen.follow_batch, chosen.exclude_keys)
-    if chosen.batch_transform is not None:
-        collate = JoinThenTransform(collate, chosen.batch_transform)
-    batching = _choose_batching(dataset, chosen, seed.value, ranks)
-    why_no_rows = ""
-    if not batching.iterable and not isinstance(batching.batches, EpochBatches):
-        why_no_rows = "the sampler's rows are not known before it draws them"
-    rows = batching.typical_rows(dataset, chosen)
-    stored = stored_rows_of(dataset)
-    if stored is not None and stored.is_missing.any():
-        rows, why_no_rows = None, "the samples are in a store, and not mirrored yet"
+    dataset = admit_dataset(dataset, asked)
+    ranks = read_ranks(asked.rank, asked.world_size, os.environ)
+    seed = choose_seed(asked, ranks)
+    collate = _choose_collate(dataset, asked)
+
+    reading_collate = collate if asked.batched else OneByOne(collate)
+    description = describe_dataset(dataset, asked, reading_collate)
+    batching = choose_batching(description, asked, seed.value, ranks)
     facts = read_facts(
-        dataset, device, collate=collate if chosen.batched else OneByOne(collate),
-        rows=rows, why_no_rows=why_no_rows,
-        largest_bytes=_largest(dataset, chosen), options=chosen,
-    )  # fmt: skip
-    if chosen.collate_fn is not None or chosen.batch_transform is not None:
-        # The user's code may draw random numbers.
-        facts = replace(facts, quiet=False)
-    plan = decide(
-        facts, chosen, batching=batching.in_words, batches=batching.count(),
-        seed=seed.value, seed_reason=seed.reason,
-    )  # fmt: skip
-    plan = replace(plan, reading=_forecast_reading(dataset, batching, plan, facts))
-    downloads = _plan_downloads(dataset, batching.batches)
-    if downloads is not None:
-        warned = (*plan.warnings, downloads.warning) if downloads.warning else ()
-        plan = replace(plan, downloads=downloads, warnings=warned or plan.warnings)
-    if batching.count() == 0:
-        why = "the sampler gives no rows"
-        if chosen.oversized == "skip":
-            why = "all samples are above the limits, and oversized='skip' leaves out "
-            why += "such samples"
-        if chosen.drop_last:
-            why = "drop_last leaves out all samples"
-        text = f"an epoch has no batches: {why}"
-        plan = replace(plan, warnings=(*plan.warnings, text))
+        description,
+        device,
+        collate=reading_collate,
+        typical=batching.typical_batch(description, asked),
+        largest_bytes=_largest_batch_bytes(description, asked),
+        options=asked,
+    )
+    plan = _make_plan(description, facts, asked, batching, seed)
     for text in plan.warnings:
         warnings.warn(text, RuntimeWarning, stacklevel=2)
-    return _make_loader(dataset, collate, batching, plan, chosen, facts, ranks)
+    return _make_loader(description, collate, batching, plan, asked, ranks)
 
 
-@dataclass(frozen=True)
-class Seed:
-    """What the order and all random numbers of a loader follow from."""
-
-    value: int
-    """The seed."""
-    reason: str
-    """Why this one."""
-
-
-def choose_seed(options: LoaderOptions, ranks: Ranks) -> Seed:
+def choose_seed(options: LoaderOptions, ranks: Ranks) -> Decision[int]:
     """Choose a seed that every rank chooses alike.
 
     Args:
@@ -176,149 +109,91 @@ def choose_seed(options: LoaderOptions, ranks: Ranks) -> Seed:
         if ranks.several:
             reason += "; the same on every rank, which is compared when the first "
             reason += "epoch begins if torch.distributed is initialized then"
-        return Seed(options.seed, reason)
+        return Decision(options.seed, reason)
     if ranks.several and options.generator is None:
         reason = "the same on every rank, as in torch's DistributedSampler; ask for "
-        return Seed(0, f"{reason}another")
+        return Decision(0, f"{reason}another")
     drawn = torch.empty((), dtype=torch.int64).random_(generator=options.generator)
-    return Seed(int(drawn), "order and random numbers follow from it alone")
+    return Decision(int(drawn), "order and random numbers follow from it alone")
 
 
-@dataclass(frozen=True)
-class Batching:
-    """How samples become batches."""
-
-    rule_in_words: str
-    """What every rank, and every run that goes on, must agree on."""
-    in_words: str
-    """The same, with what it comes to here."""
-    batches: EpochBatches | UserBatches | None
-    """The batches of this rank; None for iterable datasets."""
-    iterable: IterableRule | None
-    """The rule of iterable datasets; None for others."""
-    public: PublicSamplers
-    """What the loader shows."""
-
-    def count(self) -> int | None:
-        """Count the batches of an epoch; None where the sampler does not know."""
-        try:
-            return None if self.batches is None else len(self.batches)
-        except (TypeError, ValueError, NotImplementedError):
-            return None  # torch says TypeError, PyG's DynamicBatchSampler ValueError
-
-    def typical_rows(
-        self, dataset: Any, options: LoaderOptions
-    ) -> Sequence[int] | None:
-        """Give the rows of a batch to measure, without moving a sampler."""
-        if isinstance(self.batches, EpochBatches):
-            epoch = self.batches.current()
-            return epoch.batch(len(epoch) // 2) if len(epoch) else None
-        if self.batches is None:
-            return None
-        return rows_without_drawing(self.batches.sampler, dataset, options.most_samples)
-
-
-def _choose_batching(
-    dataset: Any, options: LoaderOptions, seed: int, ranks: Ranks
-) -> Batching:
-    size, each = options.most_samples, _each_in_words(options)
-    shared = f"shared by {ranks.world_size} ranks" if ranks.world_size > 1 else ""
-    mine = f"rank {ranks.rank} of {ranks.world_size}" if ranks.world_size > 1 else ""
-    full = "a last one that is not full is left out" if options.drop_last else ""
-    if isinstance(dataset, IterableDataset):
-        _check_iterable_ranks(dataset, options, ranks)
-        rule = IterableRule(size or 1, options.drop_last, seed % 2**63, ranks)
-        words = _listed(each, "in the dataset's order", full, shared)
-        return Batching(
-            words, _listed(words, mine), None, rule, PublicSamplers(None, None)
-        )
-    if options.sampler is not None or options.batch_sampler is not None:
-        public = _public_of_user(dataset, options)
-        given = options.sampler
-        if given is None:
-            given, each = options.batch_sampler, ""
-        chosen = UserBatches(
-            given, size, drop_last=options.drop_last, seed=seed, ranks=ranks,
-            dataset=dataset,
-        )  # fmt: skip
-        if chosen.shares_itself:
-            shared = shared and f"{shared} by {chosen.name}"
-        words = _listed(f"samples chosen by {chosen.name}", each, full, shared)
-        return Batching(words, _listed(words, mine), chosen, None, public)
-    batches = _batches_of_rule(dataset, options, seed, ranks)
-    # How many samples there are is no part of the rule: a dataset may grow.
-    words = _listed(_rule_in_words(batches.rule, each), full, shared)
-    count = f"{batches.rule.samples:,} samples"
-    outcome = _outcome_in_words(batches)
-    return Batching(
-        words, _listed(count, words, *outcome, mine), batches, None,
-        PublicSamplers.of_rule(dataset, batches, batched=options.batched),
-    )  # fmt: skip
-
-
-def _each_in_words(options: LoaderOptions) -> str:
-    """Say how many samples a batch has, where their number is fixed."""
-    if not options.batched:
-        return "samples one by one, not joined"
-    most = options.most_samples
-    return "" if most is None else f"{most} samples each"
-
-
-def _listed(*parts: str) -> str:
-    return ", ".join(filter(None, parts))
-
-
-def _check_iterable_ranks(dataset: Any, options: LoaderOptions, ranks: Ranks) -> None:
-    if options.rank is not None or ranks.world_size == 1 or shares_out(dataset):
+def _check_device_argument(device: object) -> None:
+    """Refuse what is given in the place of the device: often a batch size."""
+    if isinstance(device, str | torch.device):
         return
-    what = f"An iterable dataset on rank {ranks.rank} of {ranks.world_size}: it is not "
-    what += "known whether it gives every rank its own part."
-    fix = f"rank={ranks.rank}, world_size={ranks.world_size} if it gives every rank "
-    fix += "everything (each then keeps its share), or rank=0, world_size=1 if it "
-    raise LoaderError(what, why=ranks.told_by, fix=f"{fix}shares itself out")
+    got = show_value(device)
+    what = f"device must be a name such as 'cpu' or 'cuda', got {got}."
+    why = "the options of build_loader are given by name"
+    raise OptionError(what, why=why, fix=f"build_loader(dataset, batch_size={got})")
 
 
-def _public_of_user(dataset: Any, options: LoaderOptions) -> PublicSamplers:
-    if options.sampler is None:
-        # torch has one beside a batch_sampler, too, and reads nothing from it.
-        return PublicSamplers(SequentialSampler(dataset), options.batch_sampler)
-    if not options.batched:
-        return PublicSamplers(options.sampler, None)
-    size, drop_last = options.most_samples or 1, options.drop_last
-    return PublicSamplers(
-        options.sampler, BatchSampler(options.sampler, size, drop_last)
+def _choose_collate(dataset: Any, options: LoaderOptions) -> Callable[[Any], Any]:
+    collate = options.collate_fn
+    if collate is None and not options.batched:
+        collate = default_convert
+    if collate is None:
+        collate = collate_of(dataset, options.follow_batch, options.exclude_keys)
+    if options.batch_transform is not None:
+        collate = JoinThenTransform(collate, options.batch_transform)
+    return collate
+
+
+def _largest_batch_bytes(
+    description: DatasetDescription, options: LoaderOptions
+) -> int | None:
+    """Bound the bytes of a batch; None where they cannot be known."""
+    if options.max_bytes is not None:
+        return options.max_bytes
+    if description.is_missing_shards:
+        return None  # sizes are read from all shards: no plan is worth downloading them
+    try:
+        sizes = sizes_of(description.dataset, "bytes")
+    except (LoaderError, ValueError, AttributeError):
+        return None
+    samples = options.most_samples
+    return None if samples is None else largest_batch(sizes, samples)
+
+
+def _make_plan(
+    description: DatasetDescription,
+    facts: Facts,
+    options: LoaderOptions,
+    batching: Batching,
+    seed: Decision[int],
+) -> LoaderPlan:
+    """Decide the settings, and say what epochs read, download or lack."""
+    count = batching.count()
+    plan = decide(facts, options, batching=batching.in_words, batches=count, seed=seed)
+    reading = _forecast_reading(description, batching, plan, facts)
+    downloads = _plan_downloads(description, batching)
+    more_warnings = []
+    if downloads is not None and downloads.warning:
+        more_warnings.append(downloads.warning)
+    if count == 0:
+        more_warnings.append(_no_batches_in_words(options))
+    return replace(
+        plan,
+        reading=reading,
+        downloads=downloads,
+        warnings=(*plan.warnings, *more_warnings),
     )
 
 
-def _batches_of_rule(
-    dataset: Any, options: LoaderOptions, seed: int, ranks: Ranks
-) -> EpochBatches:
-    limits = options.limits
-    needed = {*limits, *([options.bucket_by] if options.bucket_by else [])}
-    rule = BatchRule(
-        samples=len(dataset), batch_size=options.most_samples, limits=limits,
-        sizes={name: sizes_of(dataset, name) for name in sorted(needed)},
-        shuffle=options.shuffle or False, seed=seed % 2**63,
-        drop_last=options.drop_last,
-        oversized=options.oversized, bucket_by=options.bucket_by,
-        buckets=options.buckets, rank=ranks.rank, ranks=ranks.world_size,
-        shard_of_row=_shard_of_row(dataset) if options.shuffle == "block" else None,
-    )  # fmt: skip
-    batches = EpochBatches(rule, dataset=dataset)
-    len(batches)  # an oversized sample is told now, not in the first epoch
-    return batches
-
-
-def _shard_of_row(dataset: Any) -> Ints | None:
-    stored = stored_rows_of(dataset)
-    return None if stored is None else stored.shard_of_row
+def _no_batches_in_words(options: LoaderOptions) -> str:
+    why = "the sampler gives no rows"
+    if options.oversized == "skip":
+        why = "all samples are above the limits, and oversized='skip' leaves out such "
+        why += "samples"
+    if options.drop_last:
+        why = "drop_last leaves out all samples"
+    return f"an epoch has no batches: {why}"
 
 
 def _forecast_reading(
-    dataset: Any, batching: Batching, plan: LoaderPlan, facts: Facts
+    description: DatasetDescription, batching: Batching, plan: LoaderPlan, facts: Facts
 ) -> ReadingForecast | None:
     """Say what epochs read from disk; None where samples are not in a cache on it."""
-    stored, batches = stored_arrays_of(dataset), batching.count()
+    stored, batches = description.stored_arrays, batching.count()
     if stored is None or facts.samples is None or not batches:
         return None
     order: Order = "shuffled"
@@ -332,7 +207,8 @@ def _forecast_reading(
             order = "in order"
     samples_per_s = None
     if facts.measured is not None:
-        samples_per_s = rate(facts, plan.num_workers) * samples / batches
+        rate = batches_per_s(facts, plan.num_workers.value)
+        samples_per_s = rate * samples / batches
     is_larger = stored.file_bytes > stored.free_bytes
     disk = measure_disk(stored.files) if is_larger and facts.measured else None
     return forecast_reading(
@@ -346,10 +222,10 @@ def _forecast_reading(
 
 
 def _plan_downloads(
-    dataset: Any, batches: EpochBatches | UserBatches | None
+    description: DatasetDescription, batching: Batching
 ) -> DownloadPlan | None:
     """Count what epochs download; None where the samples are on local disk."""
-    stored = stored_rows_of(dataset)
+    stored, batches = description.stored_rows, batching.batches
     if stored is None or not isinstance(batches, EpochBatches):
         return None
     rule = batches.rule
@@ -357,100 +233,68 @@ def _plan_downloads(
     return plan_downloads(stored, batches.current(), is_local=is_local)
 
 
-def _largest(dataset: Any, options: LoaderOptions) -> int | None:
-    if options.max_bytes is not None:
-        return options.max_bytes
-    stored = stored_rows_of(dataset)
-    if stored is not None and stored.is_missing.any():
-        return None  # sizes are read from all shards: no plan is worth downloading them
-    try:
-        sizes = sizes_of(dataset, "bytes")
-    except (LoaderError, ValueError, AttributeError):
-        return None
-    most = options.most_samples
-    return None if most is None else largest_batch(sizes, most)
-
-
-def _rule_in_words(rule: BatchRule, each: str) -> str:
-    """Say what does not change from epoch to epoch, or from seed to seed."""
-    most = [f"at most {limit:,} {name}" for name, limit in rule.limits.items()]
-    if not most:
-        most = [each]
-    elif rule.batch_size:
-        most.insert(0, f"at most {rule.batch_size:,} samples")
-    order = {True: "shuffled", False: "in order", "block": "shuffled in blocks"}
-    if rule.shard_of_row is not None:
-        order["block"] = f"shuffled in blocks of {MIXED_SHARDS} shards at a time"
-    parts = [_listed(" and ".join(most), order[rule.shuffle])]
-    if rule.bucket_by:
-        bounds = len(set(bucket_bounds(rule.sizes[rule.bucket_by], rule.buckets)))
-        parts.append(f"{bounds} buckets by {rule.bucket_by}")
-    if rule.limits and rule.oversized != "raise":
-        words = {"alone": "in batches of their own", "skip": "left out"}
-        parts.append(f"larger samples {words[rule.oversized]}")
-    return ", ".join(parts)
-
-
-def _outcome_in_words(batches: EpochBatches) -> list[str]:
-    """Say what the rule comes to in the first epoch."""
-    rule, epoch = batches.rule, batches.current()
-    parts = [f"{len(epoch):,} batches an epoch"]
-    if rule.bucket_by:
-        parts.append(f"{padding_waste(rule):.1%} of padded batches is padding")
-    if epoch.skipped:
-        parts.append(f"{epoch.skipped:,} samples left out")
-    if rule.ranks > 1:
-        parts.append(f"{epoch.repeated} repeated")
-    return parts
-
-
-def _order_is_chosen(
-    options: LoaderOptions, batches: EpochBatches | UserBatches | None
-) -> bool:
+def _order_is_chosen(options: LoaderOptions, batching: Batching) -> bool:
     """Tell whether the order follows from something that may differ between ranks."""
     if options.seed is not None or options.generator is not None:
         return True
+    batches = batching.batches
     return isinstance(batches, UserBatches) and not batches.shares_itself
 
 
 def _make_loader(
-    dataset: Any, collate: Callable[[Any], Any], batching: Batching, plan: LoaderPlan,
-    chosen: LoaderOptions, facts: Facts, ranks: Ranks,
-) -> PlannedLoader:  # fmt: skip
+    description: DatasetDescription,
+    collate: Callable[[Any], Any],
+    batching: Batching,
+    plan: LoaderPlan,
+    options: LoaderOptions,
+    ranks: Ranks,
+) -> PlannedLoader:
     batches, public = batching.batches, batching.public
+    batch_size = options.most_samples if options.batched else None
+    shown = None
+    if batches is not None:
+        shown = ShownBatching(batch_size, options.drop_last, public.sampler)
+    position = Position()
+    if isinstance(batches, EpochBatches):
+        position = batches.position  # which the samplers that are shown stand at, too
+    setup = LoaderSetup(
+        plan=plan,
+        batches=batches,
+        iterable=batching.iterable,
+        position=position,
+        shown=shown,
+        batched=options.batched,
+        batching=batching.rule_in_words,
+        seeded=not description.draws_nothing,
+        seed_asked=options.seed is not None,
+        agreement=OrderAgreement(ranks, chosen=_order_is_chosen(options, batching)),
+        limit_check=limit_check_of(
+            description.dataset, options.limits, options.oversized
+        ),
+        # Ranks that were given parts of their own may have parts of other lengths.
+        stream_length=None if ranks.several else description.samples,
+    )
+
     settings: dict[str, Any] = {
-        "num_workers": plan.num_workers, "pin_memory": plan.pin_memory,
-        "collate_fn": collate, "worker_init_fn": chosen.worker_init_fn,
-        "generator": chosen.generator, "timeout": chosen.timeout,
-    }  # fmt: skip
-    if plan.num_workers:
-        context = multiprocessing.get_context(plan.multiprocessing_context)
-        settings |= {
-            "persistent_workers": plan.persistent_workers,
-            "prefetch_factor": plan.prefetch_factor,
-            "multiprocessing_context": context,
-        }
-        if not plan.in_order:  # torch 2.5 does not know it
+        "num_workers": plan.num_workers.value,
+        "pin_memory": plan.pin_memory.value,
+        "collate_fn": collate,
+        "worker_init_fn": options.worker_init_fn,
+        "generator": options.generator,
+        "timeout": options.timeout,
+    }
+    if plan.num_workers.value:
+        start_method = plan.multiprocessing_context.value
+        context = multiprocessing.get_context(start_method)
+        settings["multiprocessing_context"] = context
+        settings["persistent_workers"] = plan.persistent_workers.value
+        settings["prefetch_factor"] = plan.prefetch_factor.value
+        if not plan.in_order.value:  # torch 2.5 does not know it
             settings["in_order"] = False
-    size = chosen.most_samples if chosen.batched else None
     if batches is None:
-        settings |= {"batch_size": size, "drop_last": chosen.drop_last}
-    elif chosen.batched:
+        settings |= {"batch_size": batch_size, "drop_last": options.drop_last}
+    elif options.batched:
         settings["batch_sampler"] = public.batch_sampler
     else:
         settings |= {"batch_size": None, "sampler": public.sampler}
-    position = Position()
-    if isinstance(batches, EpochBatches):
-        position = batches.position
-    setup = LoaderSetup(
-        plan=plan, batches=batches, iterable=batching.iterable, position=position,
-        batch_size=size, drop_last=chosen.drop_last, sampler=public.sampler,
-        batched=chosen.batched,
-        batching=batching.rule_in_words, seeded=not facts.quiet,
-        seed_asked=chosen.seed is not None,
-        agreement=OrderAgreement(ranks, chosen=_order_is_chosen(chosen, batches)),
-        limit_check=limit_check_of(dataset, chosen.limits, chosen.oversized),
-        # Ranks that were given parts of their own may have parts of other lengths.
-        stream_length=None if ranks.several else length_of(dataset),
-    )  # fmt: skip
-    return PlannedLoader(dataset, setup=setup, **settings)
+    return PlannedLoader(description.dataset, setup=setup, **settings)

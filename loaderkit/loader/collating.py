@@ -6,9 +6,8 @@ import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import Subset
-
-from loaderkit.joining import join, own_collate
+from loaderkit.dataset_protocol import gathers_batches, innermost, own_collate
+from loaderkit.joining import join
 from loaderkit.memory.shm_batch import default_collate
 
 if TYPE_CHECKING:
@@ -26,19 +25,11 @@ def is_gathering(dataset: Any, collate: Collate | None = None) -> bool:
         collate: How its samples are joined; the dataset's own way if None.  Any other
             is a user's, and gets samples.
     """
-    inner = innermost(dataset)
-    if not getattr(inner, "gathers", False):
+    if not gathers_batches(dataset):
         return False
     if isinstance(collate, functools.partial):
         collate = collate.func
-    return collate is None or collate == inner.collate
-
-
-def innermost(dataset: Any) -> Any:
-    """Give what the subsets of subsets are parts of."""
-    while type(dataset) is Subset:  # a subclass of it may change the samples
-        dataset = dataset.dataset
-    return dataset
+    return collate is None or collate == innermost(dataset).collate
 
 
 def collate_of(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from loaderkit.loader.fetching import Failure
+from loaderkit.loader.failures import Failure
 from loaderkit.loader.stateful import is_stateful, read_state
 
 if TYPE_CHECKING:
@@ -92,15 +92,19 @@ class MapBatches(Dataset[Delivery]):
         self.fetching, self.resumption = fetching, resumption
         self.dataset = fetching.dataset
         self.keeps_state = is_stateful(fetching.dataset)
-        self.failure: Failure | None = None
+        self._failure: Failure | None = None
 
     def __len__(self) -> int:
         return len(self.fetching)
 
+    def fail_with(self, failure: Failure) -> None:
+        """Give this in place of every batch: the worker could not begin."""
+        self._failure = failure
+
     def __getitems__(self, rows: Sequence[Any]) -> Delivery:
         """Make a batch."""
-        if self.failure is not None:
-            return Delivery(self.failure, FAILED, worker_number(), None)
+        if self._failure is not None:
+            return Delivery(self._failure, FAILED, worker_number(), None)
         batch = self.fetching.__getitems__(rows)
         state = None
         if self.keeps_state:
@@ -177,7 +181,7 @@ class WorkerStart:
             # worker's batches.
             what = f"worker_init_fn failed in worker {worker}: "
             fix = f"mend it; worker_init_fn({worker}) in this process to step through"
-            stand_in.failure = Failure.about(what, error, fix)
+            stand_in.fail_with(Failure.about(what, error, fix))
             return
         if isinstance(stand_in, MapBatches):
             stand_in.restore(worker)

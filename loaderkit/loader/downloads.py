@@ -97,16 +97,20 @@ def plan_downloads(rows: StoredRows, epoch: Epoch, *, is_local: bool) -> Downloa
     read_bytes = int(rows.shard_bytes[read].sum())
     most = rows.remote.mirror_bytes
     missing = read[rows.is_missing[read]]
-    first = int(rows.shard_bytes[missing].sum())
-    later = 0
+    first_epoch_bytes = int(rows.shard_bytes[missing].sum())
+    later_epoch_bytes = 0
     is_capped = most is not None and most < read_bytes
     if is_capped and most is not None:
-        first = later = _downloaded(shards, epoch.ends, rows.shard_bytes, most)
+        # Both are counted from an empty mirror: what it holds now is soon dropped.
+        later_epoch_bytes = _simulate_downloaded_bytes(
+            shards, epoch.ends, rows.shard_bytes, most
+        )
+        first_epoch_bytes = later_epoch_bytes
     return DownloadPlan(
         url=str(rows.remote),
         read_bytes=read_bytes,
-        first_epoch_bytes=first,
-        later_epoch_bytes=later,
+        first_epoch_bytes=first_epoch_bytes,
+        later_epoch_bytes=later_epoch_bytes,
         most_bytes=most,
         mirror=str(rows.remote.mirror_folder),
         needed_bytes=_needed_bytes(rows.shard_bytes[read]) if is_capped else 0,
@@ -144,31 +148,34 @@ def shard_uses(shard_of_row: Ints, epoch: Epoch, start: int = 0) -> list[ShardUs
     coming = batches >= start
     batches, shards = batches[coming], shard_of_row[epoch.order][coming]
     numbers, firsts = np.unique(shards, return_index=True)
-    backwards = shards[::-1]
-    _, lasts = np.unique(backwards, return_index=True)
-    lasts = len(shards) - 1 - lasts
+    # numpy gives the first place of each number: those from behind are the last ones.
+    _, places_from_behind = np.unique(shards[::-1], return_index=True)
+    lasts = len(shards) - 1 - places_from_behind
     order = np.argsort(firsts)
     return [
-        ShardUse(int(numbers[at]), int(batches[firsts[at]]), int(batches[lasts[at]]))
-        for at in order.tolist()
+        ShardUse(
+            int(numbers[index]), int(batches[firsts[index]]), int(batches[lasts[index]])
+        )
+        for index in order.tolist()
     ]
 
 
-def _downloaded(shards: Ints, ends: Ints, sizes: Ints, most: int) -> int:
+def _simulate_downloaded_bytes(shards: Ints, ends: Ints, sizes: Ints, most: int) -> int:
     """Play an epoch through with a mirror that keeps what was used last."""
-    kept: OrderedDict[int, None] = OrderedDict()
-    kept_bytes = downloaded = 0
+    mirrored: OrderedDict[int, None] = OrderedDict()  # the last used last
+    mirrored_bytes = 0
+    downloaded_bytes = 0
     batches = len(ends) - 1
     simulated = min(batches, _MOST_SIMULATED)
     for batch in range(simulated):
         for shard in set(shards[ends[batch] : ends[batch + 1]].tolist()):
-            if shard in kept:
-                kept.move_to_end(shard)
+            if shard in mirrored:
+                mirrored.move_to_end(shard)
                 continue
-            kept[shard] = None
-            kept_bytes += int(sizes[shard])
-            downloaded += int(sizes[shard])
-            while kept_bytes > most and len(kept) > 1:
-                oldest, _ = kept.popitem(last=False)
-                kept_bytes -= int(sizes[oldest])
-    return downloaded * batches // max(simulated, 1)
+            mirrored[shard] = None
+            mirrored_bytes += int(sizes[shard])
+            downloaded_bytes += int(sizes[shard])
+            while mirrored_bytes > most and len(mirrored) > 1:
+                oldest, _ = mirrored.popitem(last=False)
+                mirrored_bytes -= int(sizes[oldest])
+    return downloaded_bytes * batches // max(simulated, 1)

@@ -11,19 +11,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.cache.download_ahead import DownloadAhead
+from loaderkit.dataset_protocol import ask_stored_rows
 from loaderkit.errors import LoaderError
 from loaderkit.loader.delivery import SKIPPED, Delivery, Resumption
 from loaderkit.loader.downloads import shard_uses
-from loaderkit.loader.fetching import Failure, LocalFailure, names_of
-from loaderkit.loader.prefetch import ReadAhead
+from loaderkit.loader.failures import Failure, LocalFailure
+from loaderkit.loader.read_ahead import ReadAhead
 from loaderkit.loader.resumable import EpochBatches
-from loaderkit.loader.subject import stored_rows_of
-from loaderkit.memory.host import Host, read_host, signal_name
+from loaderkit.loader.sample_names import names_of
+from loaderkit.memory.host import read_host, signal_name
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
     from loaderkit.loader.planned import PlannedLoader
     from loaderkit.loader.resumable import Position
+    from loaderkit.memory.machine import Host
 
 
 class Progress:
@@ -47,14 +49,14 @@ class Progress:
             delivery: The batch.
             numbered: Its number is that of a batch of the epoch.
         """
-        at = self.position
-        if not numbered or delivery.number == at.start:
-            at.start += 1
-            while at.start in at.ahead:
-                at.ahead -= {at.start}
-                at.start += 1
+        position = self.position
+        if numbered and delivery.number != position.start:
+            position.ahead |= {delivery.number}  # out of turn
         else:
-            at.ahead |= {delivery.number}
+            position.start += 1
+            while position.start in position.ahead:
+                position.ahead -= {position.start}
+                position.start += 1
         self._last_worker = delivery.worker
         if delivery.state is not None:
             self._workers[delivery.worker] = delivery.state
@@ -64,15 +66,21 @@ class Progress:
         return Resumption(dict(self._workers), self._last_worker)
 
 
-_EPOCHS: weakref.WeakSet[LoaderEpoch] = weakref.WeakSet()
-"""Running iterations with workers: a signal tells of a death, and not whose it is."""
-
-
 _DEATH = "DataLoader worker (pid"
 """How torch begins its error for a worker that died."""
+_JOIN_S = 0.2
+"""How long a dead worker's exit code is waited for: from the signal to the code takes a
+few milliseconds."""
+_SLOW_JOIN_S = 0.5
+"""The same where no signal told of a death, so that it may still be under way."""
+_SHM_NEARLY_FULL_BYTES = 64 << 20
+"""/dev/shm with less left is what SIGBUS is about.  Chosen: Docker's default size."""
+
+_EPOCHS_WITH_WORKERS: weakref.WeakSet[LoaderEpoch] = weakref.WeakSet()
+"""Running iterations: a signal tells of a death, and not whose worker it was."""
 
 
-class _DeathTeller:
+class _DeathHandler:
     """Stands before torch's handler of SIGCHLD, and says more than it does.
 
     torch raises from that handler, wherever the main thread happens to be: in the
@@ -80,35 +88,35 @@ class _DeathTeller:
     chained as torch chains its own to the one before it.
 
     Args:
-        before: The handler that was there, torch's.
+        torchs_handler: The handler that was there.
     """
 
-    def __init__(self, before: Callable[[int, Any], Any]) -> None:
-        self.before = before
+    def __init__(self, torchs_handler: Callable[[int, Any], Any]) -> None:
+        self.torchs_handler = torchs_handler
 
     def __call__(self, number: int, frame: Any) -> None:
         """Pass the signal on; tell of a worker of ours with the samples' names."""
         try:
-            self.before(number, frame)
+            self.torchs_handler(number, frame)
         except RuntimeError as error:
-            for epoch in list(_EPOCHS):
-                told = epoch.told(error)
-                if told is not None:
-                    raise told from error
+            for epoch in list(_EPOCHS_WITH_WORKERS):
+                death = epoch.explain_death(error)
+                if death is not None:
+                    raise death from error
             raise
 
 
-def tell_of_deaths() -> None:
+def handle_deaths() -> None:
     """Have deaths of workers told wherever the main thread is."""
     if threading.current_thread() is not threading.main_thread():
         return  # signals are the main thread's; torch does not set a handler either
     if not hasattr(signal, "SIGCHLD"):
         return
-    before = signal.getsignal(signal.SIGCHLD)
+    handler = signal.getsignal(signal.SIGCHLD)
     # Only torch's raises, and it is not there before torch has started a worker.
-    if isinstance(before, _DeathTeller) or not callable(before):
+    if isinstance(handler, _DeathHandler) or not callable(handler):
         return
-    signal.signal(signal.SIGCHLD, _DeathTeller(before))
+    signal.signal(signal.SIGCHLD, _DeathHandler(handler))
 
 
 class LoaderEpoch(Iterator[Any]):
@@ -116,7 +124,7 @@ class LoaderEpoch(Iterator[Any]):
 
     Args:
         loader: The loader.
-        inner: torch's own iterator, over deliveries.
+        torch_iterator: torch's own iterator, over deliveries.
         progress: Where it begins; counted up here.
         alone: The iterator is not the one that the loader keeps.
         kills: How often the kernel had killed for memory before; None if unknown.
@@ -125,53 +133,70 @@ class LoaderEpoch(Iterator[Any]):
     def __init__(
         self,
         loader: PlannedLoader,
-        inner: Any,
+        torch_iterator: Any,
         progress: Progress,
         *,
         alone: bool,
         kills: int | None,
     ) -> None:
         self.progress = progress
-        self._inner, self._alone = inner, alone
-        self._dataset, self._chosen = loader.dataset, loader.batches
+        self._torch_iterator = torch_iterator
+        self._alone = alone
+        self._dataset = loader.dataset
+        self._batches = loader.batches
         self._start = replace(progress.position)
-        self._length, self._check_length = loader.__len__, loader.check_length
+        self._loader_length = loader.__len__
+        self._check_length = loader.check_length
         self._kills = kills
-        self._deliveries: Iterator[Delivery] = inner
+        self._deliveries: Iterator[Delivery] = torch_iterator
         downloads = loader.plan.downloads
         self._downloads_ahead = downloads is not None and downloads.ahead_bytes > 0
-        self._ahead: DownloadAhead | None = None
+        self._download_ahead: DownloadAhead | None = None
         self._death: LoaderError | None = None
         if loader.num_workers:
             # As soon as it can tell of a death: workers are at work already.
-            _EPOCHS.add(self)
-            tell_of_deaths()
-        if loader.plan.read_ahead:
-            self._deliveries = ReadAhead(inner, loader.plan.read_ahead)
+            _EPOCHS_WITH_WORKERS.add(self)
+            handle_deaths()
+        depth = loader.plan.read_ahead.value
+        if depth:
+            self._deliveries = ReadAhead(torch_iterator, depth)
 
     def download_ahead(self) -> None:
         """Begin to download what the epoch reads from a store, if it reads from one."""
-        stored = stored_rows_of(self._dataset) if self._downloads_ahead else None
-        if stored is None or not isinstance(self._chosen, EpochBatches):
+        stored = ask_stored_rows(self._dataset) if self._downloads_ahead else None
+        if stored is None or not isinstance(self._batches, EpochBatches):
             return
         if not stored.is_missing.any():
             return
-        epoch = self._chosen.epoch_of(self._start.epoch)
+        epoch = self._batches.epoch_of(self._start.epoch)
         uses = shard_uses(stored.shard_of_row, epoch, self._start.start)
-        self._ahead = DownloadAhead(stored, uses)
+        self._download_ahead = DownloadAhead(stored, uses)
         # A loop that is left early lets go of its iterator, and says no more.
-        weakref.finalize(self, self._ahead.close)
+        weakref.finalize(self, self._download_ahead.close)
 
     def __iter__(self) -> LoaderEpoch:
         return self
 
     def __len__(self) -> int:
-        if isinstance(self._chosen, EpochBatches):
+        if isinstance(self._batches, EpochBatches):
             # The loader itself tells the length of the epoch that comes next.
-            return len(self._chosen.epoch_of(self._start.epoch))
-        return self._length()
+            return len(self._batches.epoch_of(self._start.epoch))
+        return self._loader_length()
 
     def __next__(self) -> Any:
+        delivery = self._next_delivery()
+        if isinstance(delivery.batch, Failure | LocalFailure):
+            raise delivery.batch.rebuilt()
+        is_stream = self._batches is None
+        self.progress.note(delivery, numbered=not is_stream)
+        if self._download_ahead is not None:
+            self._download_ahead.advance(self.progress.position.start)
+        if is_stream:
+            self._check_length(self.progress.position.start)
+        return delivery.batch
+
+    def _next_delivery(self) -> Delivery:
+        """Wait for the next delivery with a batch, or explain why none will come."""
         try:
             delivery = next(self._deliveries)
             while delivery.number == SKIPPED:
@@ -182,103 +207,114 @@ class LoaderEpoch(Iterator[Any]):
             raise
         except RuntimeError as error:
             death = self._death
+            # The signal may have come before, with a death that was raised elsewhere.
             if death is None or (error is not death and error.__cause__ is not death):
-                death = self.told(error)
+                death = self.explain_death(error)
             if death is None:
                 raise
-            self.progress.ended = True
-            self.close()
-            self._inner._shutdown_workers()
+            self._end_after_death()
             # torch's wait raises another error from the one that the signal raised.
             raise death from (death.__cause__ or error)
         except (EOFError, ConnectionError, FileNotFoundError) as error:
             death = self._death or self._death_while_sending()
             if death is None:
                 raise
-            self.progress.ended = True
-            self.close()
-            self._inner._shutdown_workers()
+            self._end_after_death()
             raise death from error
-        if isinstance(delivery.batch, Failure | LocalFailure):
-            raise delivery.batch.rebuilt()
-        self.progress.note(delivery, numbered=self._chosen is not None)
-        if self._ahead is not None:
-            self._ahead.advance(self.progress.position.start)
-        if self._chosen is None:
-            self._check_length(self.progress.position.start)
-        return delivery.batch
+        return delivery
+
+    def _end_after_death(self) -> None:
+        self.progress.ended = True
+        self.close()
+        self._torch_iterator._shutdown_workers()
 
     def close(self) -> None:
         """Let go of threads and workers, but for those the loader keeps."""
-        if self._ahead is not None:
-            self._ahead.close()
+        if self._download_ahead is not None:
+            self._download_ahead.close()
         if isinstance(self._deliveries, ReadAhead):
             self._deliveries.close()
-        if self._alone and hasattr(self._inner, "_shutdown_workers"):
-            self._inner._shutdown_workers()
+        # torch's iterator without workers has none to shut down.
+        if self._alone and hasattr(self._torch_iterator, "_shutdown_workers"):
+            self._torch_iterator._shutdown_workers()
+
+    def _workers(self) -> list[Any]:
+        """Give torch's processes, which it shows to nobody; none without workers."""
+        return list(getattr(self._torch_iterator, "_workers", []))
 
     def _death_while_sending(self) -> LoaderError | None:
         """Explain a batch whose worker died before its tensors were fetched from it.
 
         torch sends a tensor as a name for a descriptor that the worker keeps.
         """
-        for worker in getattr(self._inner, "_workers", []):
+        for worker in self._workers():
             try:
-                worker.join(timeout=0.5)
+                worker.join(timeout=_SLOW_JOIN_S)
             except LoaderError as death:  # the signal came meanwhile
                 return death
             if worker.exitcode is not None:
-                return self.told(RuntimeError(f"{_DEATH} {worker.pid}) exited"))
+                error = RuntimeError(f"{_DEATH} {worker.pid}) exited")
+                return self.explain_death(error)
         return None
 
-    def told(self, error: RuntimeError) -> LoaderError | None:
+    def explain_death(self, error: RuntimeError) -> LoaderError | None:
         """Explain a worker's death; None when it is something else, or not ours.
 
         Called from a signal handler too, so it must not wait for a lock or a queue.
+
+        Args:
+            error: As torch raised it.
         """
         text = str(error)
         if not text.startswith(_DEATH):
             return None  # the user's own error, or ours
-        workers = list(getattr(self._inner, "_workers", []))
-        named, _, _ = text.replace("pid(s)", "pids").partition(")")
-        numbers = re.findall(r"\d+", named)
-        pids = {int(number) for number in numbers}
+        workers = self._workers()
+        pids_in_words, _, _ = text.replace("pid(s)", "pids").partition(")")
+        pids = {int(digits) for digits in re.findall(r"\d+", pids_in_words)}
         if not pids & {worker.pid for worker in workers}:
             return None
         for worker in workers:
-            worker.join(timeout=0.2)
+            worker.join(timeout=_JOIN_S)
         dead = [
             number
             for number, worker in enumerate(workers)
             # One that was interrupted ends with 0, as one that has no more to do.
             if worker.exitcode or (worker.exitcode == 0 and worker.pid in pids)
         ]
+
         host = read_host()
-        codes = [workers[number].exitcode for number in dead]
+        code = workers[dead[0]].exitcode if dead else None
         killed = self._kills is not None and (host.oom_kills or 0) > self._kills
-        why, fix = cause_of(codes[0] if codes else None, host, out_of_memory=killed)
-        batches = self._under_way(dead[0]) if dead else []
-        which = f"Worker {dead[0]}" if dead else "A worker"
-        one = "the batch" if len(batches) == 1 else "one of the batches"
-        what = f"{which} died while it made {one} of {'; or '.join(batches)}."
+        why, fix = cause_of(code, host, out_of_memory=killed)
+        batches = self._batches_under_way(dead[0]) if dead else []
+        who = f"Worker {dead[0]}" if dead else "A worker"
+        which = "the batch" if len(batches) == 1 else "one of the batches"
+        what = f"{who} died while it made {which} of {'; or '.join(batches)}."
         self._death = LoaderError(what, why=why, fix=fix)
         return self._death
 
-    def _under_way(self, worker: int) -> list[str]:
+    def _batches_under_way(self, worker: int) -> list[str]:
         """Name the samples of each batch that was asked of a worker and never came."""
-        tasks = getattr(self._inner, "_task_info", {})
-        own = [n for n, task in tasks.items() if task[0] == worker and len(task) == 1]
-        if not own or not isinstance(self._chosen, EpochBatches):
+        # torch: the batch's index -> (worker,), or (worker, batch) once it came.
+        tasks = getattr(self._torch_iterator, "_task_info", {})
+        indices = [
+            index
+            for index, task in tasks.items()
+            if task[0] == worker and len(task) == 1
+        ]
+        if not indices or not isinstance(self._batches, EpochBatches):
             return ["unknown samples"]
-        epoch = self._chosen.epoch_of(self._start.epoch)
+        epoch = self._batches.epoch_of(self._start.epoch)
         # torch counts the batches that it asked for; some were given before.
-        asked = [
+        numbers = [
             number
             for number in range(self._start.start, len(epoch))
             if number not in self._start.ahead
         ]
-        batches = (epoch.batch(asked[index]) for index in sorted(own))
-        return [names_of(self._dataset, rows) for rows in batches]
+        return [
+            names_of(self._dataset, epoch.batch(numbers[index]))
+            for index in sorted(indices)
+        ]
 
 
 def death_at_start(error: RuntimeError) -> LoaderError | None:
@@ -309,14 +345,14 @@ def cause_of(code: int | None, host: Host, *, out_of_memory: bool) -> tuple[str,
     """
     name = signal_name(-code) if code is not None and code < 0 else ""
     if out_of_memory or name == "SIGKILL":
-        sure = "the kernel killed it, out of memory" if out_of_memory else (
-            "SIGKILL: probably the kernel, out of memory"
-        )  # fmt: skip
+        killer = "SIGKILL: probably the kernel, out of memory"
+        if out_of_memory:
+            killer = "the kernel killed it, out of memory"
         left = f"{format_bytes(host.available_bytes)} are left ({host.available_from})"
-        return f"{sure}; {left}", "num_workers=1 or 0, or a smaller batch"
+        return f"{killer}; {left}", "num_workers=1 or 0, or a smaller batch"
     if name == "SIGBUS":
         free = host.shm_free_bytes
-        if free is not None and free < 64 << 20:
+        if free is not None and free < _SHM_NEARLY_FULL_BYTES:
             why = f"SIGBUS: /dev/shm has {format_bytes(free)} left"
             return why, "docker run --shm-size=2g, or num_workers=0"
         why = "SIGBUS: probably a mapped file was cut while it was read"

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from loaderkit.loader.facts import Facts
+    from loaderkit.memory.machine import Host
 
-PROBE_S = 0.1
-"""The probe stops after so long, but reads one sample at least."""
+Sharing: TypeAlias = Literal["parcel", "torch", "none"]
+"""How batches leave a worker: as one segment, as torch sends them, or not at all."""
+
 FORKED_BYTES = 30 << 20
 """Private memory of an idle forked worker: pages that counting references copies."""
 SPAWNED_BYTES = 250 << 20
 """Private memory of an idle spawned worker: torch and PyG imported again."""
 _FILES_PER_WORKER = 8
-_TENSORS = 24
-"""Tensors of a batch of graphs, its bookkeeping included."""
-_TIGHT = 0.5
+"""Descriptors that the training process holds for a worker: pipes and a sentinel."""
+_TENSORS_PER_BATCH = 24
+"""Tensors of a batch of graphs, its bookkeeping included.  torch sends each as a file
+of its own."""
+_TIGHT_SHARE = 0.5
+"""A limit is warned of once this part of it may be needed.  Chosen: bytes of a batch
+are an estimate, and others need memory too."""
+_FAILS_TIMES = 2
+"""Memory is certain not to do where so many times what is left is needed.  Chosen: the
+need is a bound, which no loader reaches at once."""
 
 
 @dataclass(frozen=True)
@@ -67,92 +76,130 @@ class Forecast:
 
     def warnings(self) -> tuple[str, ...]:
         """Say what may break, and what to do."""
-        found = []
+        texts = []
         for line in self.lines:
-            if line.limit is not None and line.need > _TIGHT * line.limit:
-                text = f"{line.amount(line.need)} of {line.amount(line.limit)} "
-                found.append(
-                    f"{text}{line.name} may be needed ({line.why}): {line.fix}"
-                )
-        return tuple(found)
+            if line.limit is None or line.need <= _TIGHT_SHARE * line.limit:
+                continue
+            amounts = f"{line.amount(line.need)} of {line.amount(line.limit)}"
+            text = f"{amounts} {line.name} may be needed ({line.why}): {line.fix}"
+            texts.append(text)
+        return tuple(texts)
 
     def __str__(self) -> str:
-        parts = ", ".join(f"{k} {format_bytes(v)}" for k, v in self.parts.items())
-        lines = [f"{'memory, at most':<24}{parts}"]
+        parts = ", ".join(
+            f"{name} {format_bytes(nbytes)}" for name, nbytes in self.parts.items()
+        )
         if not self.batch_known:
-            lines[0] += ", and the batches, whose bytes are not known"
-        if self.first is not None:
-            first = self.first
+            parts += ", and the batches, whose bytes are not known"
+        lines = [f"{'memory, at most':<24}{parts}"]
+        first = self.first
+        if first is not None:
             share = f"{first.amount(first.need)} of {first.amount(first.limit or 0)}"
             lines.append(f"{'first limit to break':<24}{first.name}: {share}")
         return "\n".join(lines)
 
 
-def forecast(facts: Facts, chosen: Mapping[str, Any]) -> Forecast:
+def forecast(
+    facts: Facts,
+    *,
+    num_workers: int,
+    read_ahead: int,
+    prefetch_factor: int | None,
+    start_method: str | None,
+    pin_memory: bool,
+    sharing: Sharing,
+) -> Forecast:
     """Add up what a loader takes.
 
     Args:
         facts: What is known; bytes of a batch are the largest there can be, or the
             measured ones.
-        chosen: The settings.
+        num_workers: As it was chosen, and so for the others.
+        read_ahead: Batches that a thread makes ahead.
+        prefetch_factor: Batches that wait for each worker.
+        start_method: How workers start.
+        pin_memory: Batches are page-locked.
+        sharing: How batches leave a worker.
 
     Returns:
         Needs against limits.
     """
-    batch, workers = facts.batch_bytes or 0, chosen["num_workers"]
-    flight = workers * (chosen["prefetch_factor"] or 0)
-    forked = chosen["multiprocessing_context"] == "fork"
+    batch_bytes = facts.batch_bytes or 0
+    in_flight = num_workers * (prefetch_factor or 0)
+    worker_bytes = FORKED_BYTES if start_method == "fork" else SPAWNED_BYTES
     parts = {
-        "this process": batch * (1 + chosen["read_ahead"]),
-        "workers": workers * ((FORKED_BYTES if forked else SPAWNED_BYTES) + batch),
-        "in flight": flight * batch,
-        "page-locked": pinned_bytes(batch, chosen) if chosen["pin_memory"] else 0,
+        "this process": batch_bytes * (1 + read_ahead),
+        "workers": num_workers * (worker_bytes + batch_bytes),
+        "in flight": in_flight * batch_bytes,
+        "page-locked": pinned_bytes(batch_bytes, in_flight) if pin_memory else 0,
     }
-    lines = tuple(_lines(facts, chosen, parts, flight))
-    return Forecast(lines, parts, batch_known=facts.batch_bytes is not None)
+    lines = [_memory_line(facts.host, sum(parts.values()), num_workers)]
+    if num_workers:
+        in_flight_bytes = parts["in flight"]
+        lines += _worker_lines(
+            facts.host, num_workers, in_flight, in_flight_bytes, sharing
+        )
+    return Forecast(tuple(lines), parts, batch_known=facts.batch_bytes is not None)
 
 
-def pinned_bytes(batch_bytes: int, chosen: Mapping[str, Any]) -> int:
+def pinned_bytes(batch_bytes: int, waiting: int) -> int:
     """Count page-locked bytes: torch rounds each block up to a power of two.
 
-    >>> pinned_bytes(5, {"num_workers": 2, "prefetch_factor": 2})
+    Args:
+        batch_bytes: Of the largest batch.
+        waiting: Batches that wait at most; one more is with the loop.
+
+    >>> pinned_bytes(5, waiting=4)
     40
     """
-    rounded = 1 << max(0, batch_bytes - 1).bit_length() if batch_bytes else 0
-    waiting = chosen["num_workers"] * (chosen["prefetch_factor"] or 0)
-    return int(rounded * (waiting + 1))
+    if not batch_bytes:
+        return 0
+    rounded_up = 1 << (batch_bytes - 1).bit_length()
+    return rounded_up * (waiting + 1)
 
 
-def _lines(
-    facts: Facts, chosen: Mapping[str, Any], parts: Mapping[str, int], flight: int
-) -> list[Line]:
-    host, workers = facts.host, chosen["num_workers"]
-    fix = "fewer workers, a smaller prefetch_factor or a smaller batch"
-    need = sum(parts.values())
+def _memory_line(host: Host, need: int, num_workers: int) -> Line:
     left = host.available_bytes // host.local_ranks
-    found = [
-        Line(
-            f"memory ({host.available_from})", need, left, f"{workers} workers", fix,
-            certain=need > 2 * left,
-        )
-    ]  # fmt: skip
-    if not workers:
-        return found
-    parcels = chosen["sharing"] == "parcel"
-    files = workers * _FILES_PER_WORKER + flight * (1 if parcels else _TENSORS)
-    room = None if host.files is None else host.files - host.files_open
-    text = "open files (RLIMIT_NOFILE)"
-    why = f"{workers} workers, {flight} batches in flight"
-    found.append(
-        Line(text, files, room, why, "ulimit -n 4096", in_bytes=False, certain=True)
+    return Line(
+        f"memory ({host.available_from})",
+        need,
+        left,
+        f"{num_workers} workers",
+        "fewer workers, a smaller prefetch_factor or a smaller batch",
+        certain=need > _FAILS_TIMES * left,
     )
-    if not parcels and host.shm_free_bytes is not None:
-        fix = "docker run --shm-size=2g, or fewer workers"
-        found.append(
-            Line("/dev/shm", parts["in flight"], host.shm_free_bytes, why, fix,
-                 certain=True)
-        )  # fmt: skip
-    maps = flight * (0 if parcels else _TENSORS)
-    fix = "sysctl vm.max_map_count=262144"
-    found.append(Line("mappings", maps, host.mappings, why, fix, in_bytes=False))
-    return found
+
+
+def _worker_lines(
+    host: Host, num_workers: int, in_flight: int, in_flight_bytes: int, sharing: Sharing
+) -> Iterator[Line]:
+    """Give the limits that only matter where workers send batches."""
+    why = f"{num_workers} workers, {in_flight} batches in flight"
+    in_segments = sharing == "parcel"
+    files_per_batch = 1 if in_segments else _TENSORS_PER_BATCH
+    yield Line(
+        "open files (RLIMIT_NOFILE)",
+        num_workers * _FILES_PER_WORKER + in_flight * files_per_batch,
+        None if host.files is None else host.files - host.files_open,
+        why,
+        "ulimit -n 4096",
+        in_bytes=False,
+        certain=True,
+    )
+    if not in_segments and host.shm_free_bytes is not None:
+        yield Line(
+            "/dev/shm",
+            in_flight_bytes,
+            host.shm_free_bytes,
+            why,
+            "docker run --shm-size=2g, or fewer workers",
+            certain=True,
+        )
+    yield Line(
+        "mappings",
+        0 if in_segments else in_flight * _TENSORS_PER_BATCH,
+        host.mappings,
+        why,
+        "sysctl vm.max_map_count=262144",
+        in_bytes=False,
+    )

@@ -19,12 +19,8 @@ from loaderkit.loader.delivery import (
     Resumption,
     WorkerState,
 )
-from loaderkit.loader.fetching import (
-    Failure,
-    LocalFailure,
-    name_of_function,
-    transform_batch,
-)
+from loaderkit.loader.failures import Failure, LocalFailure
+from loaderkit.loader.fetching import how_to_join, transform_batch
 from loaderkit.loader.pipes import prepare_pipe
 from loaderkit.loader.ranks import Deal, Ranks, share_length
 from loaderkit.loader.stateful import is_own_iterator, read_state
@@ -40,7 +36,7 @@ if TYPE_CHECKING:
 _MEND_STREAM = "mend the dataset; num_workers=0 to step through"
 
 
-def _rest_of(source: Iterator[Any]) -> Iterator[Any]:
+def _continue_iterating(source: Iterator[Any]) -> Iterator[Any]:
     """Read on without calling ``iter``: a dataset's own would begin anew.
 
     An error does not end it, as it would end a generator.
@@ -48,7 +44,7 @@ def _rest_of(source: Iterator[Any]) -> Iterator[Any]:
     return starmap(next, repeat((source,)))
 
 
-def _failed(error: Exception, worker: int) -> Delivery:
+def _delivery_of_failure(error: Exception, worker: int) -> Delivery:
     """Send an error in place of a batch; torch would send its text alone."""
     alone = get_worker_info() is None
     failure = LocalFailure(error) if alone else Failure(error)
@@ -56,7 +52,7 @@ def _failed(error: Exception, worker: int) -> Delivery:
 
 
 @contextlib.contextmanager
-def _told(what: str, fix: str) -> Iterator[None]:
+def _naming_user_code(what: str, fix: str) -> Iterator[None]:
     """Tell an error of the user's code, its type kept, as for map-style datasets."""
     try:
         yield
@@ -146,10 +142,17 @@ class IterableBatches(IterableDataset[Delivery]):
         epoch: torch.Tensor,
         resumption: Resumption,
     ) -> None:
-        self.dataset, self.collate, self.rule = dataset, collate, rule
-        self.epoch, self.resumption = epoch, resumption
-        self.failure: Failure | None = None
+        self.dataset = dataset
+        self.collate = collate
+        self.rule = rule
+        self.epoch = epoch
+        self.resumption = resumption
+        self._failure: Failure | None = None
         self._resumed_epoch = int(epoch)
+
+    def fail_with(self, failure: Failure) -> None:
+        """Give this in place of every batch: the worker could not begin."""
+        self._failure = failure
 
     def __iter__(self) -> Iterator[Delivery]:
         """Begin the user's dataset at once, as torch does, and give its batches."""
@@ -160,53 +163,54 @@ class IterableBatches(IterableDataset[Delivery]):
         if epoch == self._resumed_epoch:
             state = self.resumption.workers.get(worker, state)
             last_worker = self.resumption.last_worker
-        if self.failure is not None:
-            return iter([Delivery(self.failure, FAILED, worker, None)])
-        begun: list[Delivery] = []
+        if self._failure is not None:
+            return iter([Delivery(self._failure, FAILED, worker, None)])
+        turn_passed_on: list[Delivery] = []
         if worker <= last_worker:
             # torch asks worker 0 first; those who had their turn pass it on.
-            begun = [Delivery(None, SKIPPED, worker, None)]
+            turn_passed_on = [Delivery(None, SKIPPED, worker, None)]
         try:
-            source = self._begin(worker, epoch, state)
+            source = self._begin_dataset(worker, epoch, state)
         except LoaderkitError as error:
             if info is None:
                 raise
-            return iter([_failed(error, worker)])
-        return chain(begun, self._batches(worker, workers, epoch, state, source))
+            return iter([_delivery_of_failure(error, worker)])
+        batches = self._make_batches(worker, workers, epoch, state, source)
+        return chain(turn_passed_on, batches)
 
-    def _begin(self, worker: int, epoch: int, state: WorkerState) -> Any:
+    def _begin_dataset(self, worker: int, epoch: int, state: WorkerState) -> Any:
         """Iterate over the user's dataset, from where a state says."""
         with (
-            _told("The dataset could not begin: ", _MEND_STREAM),
+            _naming_user_code("The dataset could not begin: ", _MEND_STREAM),
             Seeded(mix_seed(self.rule.seed, epoch, -1 - worker)),
         ):
-            source = self._restored(epoch, state)
+            source = self._restore_dataset(epoch, state)
             if state.exhausted:
                 # It gives nothing in this epoch, and begins the next one by itself.
-                return self._iterate(epoch) if state.ended else iter(())
+                return self._begin_iterating(epoch) if state.ended else iter(())
             if state.ended:
                 # What a dataset does behind its last sample, such as counting the
                 # epoch or beginning anew, is not in its state yet.
-                for _ in _rest_of(source):
+                for _ in _continue_iterating(source):
                     pass
-                return self._iterate(epoch)
+                return self._begin_iterating(epoch)
             return source
 
-    def _iterate(self, epoch: int) -> Iterator[Any]:
+    def _begin_iterating(self, epoch: int) -> Iterator[Any]:
         # Other numbers than those of samples (seed) and of joining (seed + 1).
         seed = mix_seed(self.rule.seed + 2, epoch, 0)
         prepare_pipe(self.dataset, get_worker_info(), seed)
         return iter(self.dataset)
 
-    def _restored(self, epoch: int, state: WorkerState) -> Any:
+    def _restore_dataset(self, epoch: int, state: WorkerState) -> Any:
         if state.dataset is not None:
             self.dataset.load_state_dict(state.dataset)
-        source: Any = self._iterate(epoch)
+        source: Any = self._begin_iterating(epoch)
         if state.iterator is not None:
             source.load_state_dict(state.iterator)
         return source
 
-    def _batches(
+    def _make_batches(
         self, worker: int, workers: int, epoch: int, state: WorkerState, source: Any
     ) -> Iterator[Delivery]:
         ranks = self.rule.ranks
@@ -225,19 +229,20 @@ class IterableBatches(IterableDataset[Delivery]):
             unique = (number * workers + worker) * ranks.world_size + ranks.rank
             return Seeded(mix_seed(self.rule.seed + 1, epoch, unique))
 
-        samples = _rest_of(source)
+        samples = _continue_iterating(source)
         if ranks.world_size > 1:
             samples = Deal(samples, ranks, drop_last=self.rule.drop_last)
 
         restored = state.dataset is not None or state.iterator is not None
-        number, size = state.batches if restored else 0, self.rule.batch_size
+        number = state.batches if restored else 0
+        size = self.rule.batch_size
         rows: list[Any] = []
         while True:
             batch, full = None, rows
             failure: LoaderkitError | None = None
             with seeded(number):
                 try:
-                    self._read(samples, size, rows, number)
+                    self._fill_batch(samples, size, rows, number)
                     if not rows or (self.rule.drop_last and len(rows) < size):
                         skips = not (restored or state.exhausted)
                         if skips and number < state.batches:
@@ -249,21 +254,22 @@ class IterableBatches(IterableDataset[Delivery]):
                     if number <= state.batches and not restored:
                         continue  # given before the state was saved; only read on
                     with joining(number):
-                        batch = self._joined(full, number)
+                        batch = self._join_samples(full, number)
                 except LoaderkitError as error:
                     failure = error
             if failure is not None:
                 # The dataset may have more, as torch's DataLoader allows.  Samples
                 # read before the error wait for the rest of their batch.
-                yield _failed(failure, worker)
+                yield _delivery_of_failure(failure, worker)
                 continue
             exhausted = len(full) < size
-            here = self._state(number, source)._replace(exhausted=exhausted)
-            yield Delivery(batch, number, worker, here)
+            state_after = self._worker_state(number, source)
+            state_after = state_after._replace(exhausted=exhausted)
+            yield Delivery(batch, number, worker, state_after)
             if exhausted:
                 return  # not every iterator says twice that it has ended
 
-    def _read(
+    def _fill_batch(
         self, samples: Iterator[Any], size: int, rows: list[Any], number: int
     ) -> None:
         """Fill a batch up; what was read before an error stays in it."""
@@ -276,21 +282,20 @@ class IterableBatches(IterableDataset[Delivery]):
             what = f"The dataset failed after {count:,} samples: "
             raise error_about(what, error, _MEND_STREAM) from error
 
-    def _joined(self, rows: list[Any], number: int) -> Any:
+    def _join_samples(self, rows: list[Any], number: int) -> Any:
         collate, transform = split_transform(self.collate)
         what = f"The samples of batch {number:,} were read, but not joined: "
         named: Any = collate
         if isinstance(collate, OneByOne):
             what = f"Sample {number:,} was read, but not converted: "
             named = collate.convert
-        fix = f"mend {name_of_function(named)}, or the samples; num_workers=0 to "
-        with _told(what, f"{fix}step through"):
+        with _naming_user_code(what, how_to_join(named)):
             batch = collate(rows)
         if transform is None:
             return batch
         return transform_batch(transform, batch, f"batch {number:,}")
 
-    def _state(self, number: int, source: Iterator[Any]) -> WorkerState:
+    def _worker_state(self, number: int, source: Iterator[Any]) -> WorkerState:
         if is_own_iterator(self.dataset):
             return WorkerState(number, None, read_state(source))
         return WorkerState(number, read_state(self.dataset), read_state(source))

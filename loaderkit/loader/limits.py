@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import Subset
-
+from loaderkit.dataset_protocol import ask_size_counter
 from loaderkit.errors import LoaderError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from loaderkit.dataset_protocol import SizeCounter
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ class LimitCheck:
     sample to measure it, as PyG's DynamicBatchSampler does, would take an epoch.
     """
 
-    counter: Any
-    """Of the dataset: its ``totals(samples)`` gives what a batch holds, by name."""
+    counter: SizeCounter
+    """Counts what the samples of a batch hold, by name."""
     limits: Mapping[str, int]
     """The most a batch may hold."""
     oversized: str
@@ -70,13 +71,5 @@ def limit_check_of(
         None where samples are read as they were measured, or whoever wrote the dataset
         says their sizes.
     """
-    changed = False
-    while isinstance(dataset, Subset) and not hasattr(dataset, "sizes"):
-        changed = changed or type(dataset) is not Subset
-        dataset = dataset.dataset
-    if not limits or not callable(getattr(dataset, "size_counter", None)):
-        return None
-    if dataset.reads_cache and not changed:
-        return None
-    counter = dataset.size_counter()
+    counter = ask_size_counter(dataset) if limits else None
     return None if counter is None else LimitCheck(counter, limits, oversized)

@@ -54,11 +54,12 @@ class SettingOverrides:
     """Batches a thread makes ahead of time where there are no workers."""
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value, check = getattr(self, each.name), _CHECKS.get(each.name)
-            may_be_none = each.default is None or each.name in _NONE_MEANS_SOMETHING
+        for option in fields(self):
+            value, check = getattr(self, option.name), _CHECKS.get(option.name)
+            may_be_none = option.default is None or option.name in _NONE_MEANS_SOMETHING
             if check is not None and not (value is None and may_be_none):
-                object.__setattr__(self, each.name, check(each.name, value))
+                # Frozen for everybody else: a checked value replaces the given one.
+                object.__setattr__(self, option.name, check(option.name, value))
         if self.num_workers == 0:
             self.refuse_without_workers("num_workers=0")
 
@@ -169,12 +170,14 @@ class LoaderOptions(SettingOverrides):
 
     def given(self) -> list[str]:
         """Name the options that ask for something else than the default."""
-        names = [
-            each.name for each in fields(self)
-            if getattr(self, each.name) is not each.default
+        names = []
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if value is option.default:
+                continue
             # Nothing equals None; an array would compare its elements.
-            and (each.default is None or getattr(self, each.name) != each.default)
-        ]  # fmt: skip
+            if option.default is None or value != option.default:
+                names.append(option.name)
         if self.shuffle is False:
             names.remove("shuffle")  # the order of a sampler, or a stream, as it is
         return names
@@ -199,10 +202,9 @@ class LoaderOptions(SettingOverrides):
 
     def _check_contradictions(self) -> None:
         if self.batch_sampler is not None:
-            self._refuse_beside(
-                "batch_sampler", "it chooses the samples of whole batches",
-                {"sampler", "batch_size", "drop_last", *_ORDER_OPTIONS},
-            )  # fmt: skip
+            why = "it chooses the samples of whole batches"
+            others = {"sampler", "batch_size", "drop_last", *_ORDER_OPTIONS}
+            self._refuse_beside("batch_sampler", why, others)
         if self.sampler is not None:
             why = "it chooses the samples, in its own order"
             self._refuse_beside("sampler", why, set(_ORDER_OPTIONS))
@@ -233,12 +235,14 @@ class LoaderOptions(SettingOverrides):
                 raise OptionError(what, why=why, fix=f"drop {other}, or {name}")
 
 
-_ORDER_OPTIONS = (
-    "shuffle", "bucket_by", "max_nodes", "max_edges", "max_bytes", "max_tokens",
-)  # fmt: skip
+_ORDER_OPTIONS = ("shuffle", "bucket_by", *(f"max_{name}" for name in SIZES))
 """What decides the order or the ends of batches."""
 _BATCH_OPTIONS = {
-    *("drop_last", "bucket_by", "follow_batch", "exclude_keys", "batch_transform"),
+    "drop_last",
+    "bucket_by",
+    "follow_batch",
+    "exclude_keys",
+    "batch_transform",
 }
 """What says how samples are joined, and what is done with a batch."""
 
@@ -406,6 +410,6 @@ def parse_variable(name: str, text: str) -> Any:
 
 
 _TRUTHS = {
-    "true": True, "yes": True, "on": True, "1": True,
-    "false": False, "no": False, "off": False, "0": False,
-}  # fmt: skip
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0"), False),
+}

@@ -2,84 +2,64 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
 
 from loaderkit.errors import LoaderError
-from loaderkit.loader.forecast import (
-    FORKED_BYTES,
-    SPAWNED_BYTES,
-    Forecast,
-    forecast,
-    pinned_bytes,
+from loaderkit.loader.decisions import (
+    Decision,
+    batches_per_s,
+    choose_in_order,
+    choose_num_workers,
+    choose_persistent_workers,
+    choose_pin_memory,
+    choose_prefetch_factor,
+    choose_read_ahead,
+    choose_sharing,
+    choose_start_method,
 )
-from loaderkit.loader.options import parse_variable
+from loaderkit.loader.forecast import Forecast, forecast
+from loaderkit.loader.page import memory_section, settings_section, waiting_sections
 from loaderkit.notebook import card
-from loaderkit.units import format_bytes, format_seconds
+from loaderkit.pages.document import HasPage, Page
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from loaderkit.loader.downloads import DownloadPlan
     from loaderkit.loader.facts import Facts
+    from loaderkit.loader.forecast import Sharing
     from loaderkit.loader.options import SettingOverrides
     from loaderkit.loader.reading import ReadingForecast
 
-QUEUE_S = 0.0003
-"""What a message between processes costs besides its bytes: locks, wake-ups."""
-_GAIN = 1.3
-"""Workers must promise so much: on 2 cores, 1.9 came to 1.6, and 1.5 to 1.1."""
-_SPAWN_GAIN = 1.6
-"""Spawned ones so much, since each imports torch again."""
-_MORE = 1.1
-"""A worker more must bring so much, or it is not worth its memory."""
-_COPYING = 2e9
-"""Bytes a second from which on making a batch is copying memory, which workers would
-only repeat: W2 in memory is made at 5.7 GB/s, and two workers took it to 0.6 times."""
-_FORK_S, _SPAWN_S = 0.05, 4.0
-"""To start a worker: forked, or spawned (it imports torch again)."""
-_AHEAD_SHARE, _AHEAD_MOST = 0.05, 1 << 30
-"""Batches made ahead take at most this part of the memory that is left, and so much."""
-_PINNED_SHARE = 0.1
-"""Page-locked batches take at most this part of it."""
-_PREFETCH = 2
-_PRESSED = 10.0
-"""Percent of the time waiting for memory from which on there is one worker at most."""
-
-
-SETTINGS = (
-    "num_workers", "read_ahead", "pin_memory", "persistent_workers", "prefetch_factor",
-    "multiprocessing_context", "in_order", "sharing", "seed",
-)  # fmt: skip
-"""Of a plan, in the order in which it prints them."""
-
 
 @dataclass(frozen=True)
-class LoaderPlan:
-    """The settings of a loader, with the reason of each."""
+class LoaderPlan(HasPage):
+    """The settings of a loader, each with its reason.
 
-    num_workers: int
+    ``plan.num_workers.value`` is what the loader does, ``plan.num_workers.reason`` why.
+    """
+
+    num_workers: Decision[int]
     """Processes that make batches; 0 makes them in the training process."""
-    read_ahead: int
+    read_ahead: Decision[int]
     """Without workers: batches a thread makes ahead, once steps take long enough."""
-    pin_memory: bool
+    pin_memory: Decision[bool]
     """Batches are copied to page-locked memory."""
-    persistent_workers: bool
+    persistent_workers: Decision[bool]
     """Workers live from epoch to epoch."""
-    prefetch_factor: int | None
+    prefetch_factor: Decision[int | None]
     """Batches asked of each worker ahead of time; None without workers."""
-    multiprocessing_context: str | None
+    multiprocessing_context: Decision[str | None]
     """How workers start; None without workers."""
-    in_order: bool
+    in_order: Decision[bool]
     """Batches come in the order of their numbers."""
-    sharing: str
+    sharing: Decision[Sharing]
     """How batches leave a worker: "parcel", "torch" or "none"."""
-    seed: int
+    seed: Decision[int]
     """What order and random numbers follow from."""
     batching: str
     """How samples become batches, in words."""
-    reasons: Mapping[str, str]
-    """Why, by the name of the setting."""
     forecast: Forecast
     """Memory against each limit."""
     warnings: tuple[str, ...] = ()
@@ -92,36 +72,70 @@ class LoaderPlan:
     """What epochs read from disk, and how fast; None without a cache on local disk."""
     downloads: DownloadPlan | None = None
     """What epochs take from a store; None where the samples are on local disk."""
+    rates: Mapping[int, float] = field(default_factory=dict)
+    """Batches a second by number of workers; empty where reading was not measured."""
+
+    def settings(self) -> dict[str, Decision[object]]:
+        """Give the decisions by the names of their settings, in the order above."""
+        values = {setting.name: getattr(self, setting.name) for setting in fields(self)}
+        return {
+            name: value for name, value in values.items() if isinstance(value, Decision)
+        }
 
     def _repr_html_(self) -> str:
+        reading = [f"reading: {self.reading}"] if self.reading else []
         return card(
             self.batching,
             mood="unsure" if self.warnings else "plain",
             heads=("setting", "value", "why"),
             rows=[
-                (name, str(getattr(self, name)), self.reasons[name])
-                for name in SETTINGS
+                (name, str(decision.value), decision.reason)
+                for name, decision in self.settings().items()
             ],
             notes=[
-                *(f"warning: {each}" for each in self.warnings),
-                *([f"reading: {self.reading}"] if self.reading else []),
+                *(f"warning: {warning}" for warning in self.warnings),
+                *reading,
                 *str(self.forecast).splitlines(),
             ],
         )
 
+    def page(self) -> Page:
+        """Show the account of memory, how long steps wait, and the settings."""
+        lead = [f"warning: {warning}" for warning in self.warnings]
+        if self.reading is not None:
+            lead.append(f"reading: {self.reading}")
+        if self.downloads is not None:
+            lead.append(f"store: {self.downloads}")
+        settings = [
+            (name, str(decision.value), decision.reason)
+            for name, decision in self.settings().items()
+        ]
+        return Page(
+            self.batching,
+            mood="unsure" if self.warnings else "plain",
+            lead=tuple(lead),
+            sections=(
+                memory_section(self.forecast),
+                *waiting_sections(self.rates, self.num_workers.value),
+                settings_section(settings),
+            ),
+        )
+
     def __str__(self) -> str:
         lines = [f"{'batches':<24}{self.batching}"]
-        for name in SETTINGS:
-            value = str(getattr(self, name))
-            lines.append(f"{name:<24}{value:<11} {self.reasons[name]}")
+        for name, decision in self.settings().items():
+            lines.append(f"{name:<24}{decision.value!s:<11} {decision.reason}")
         if self.probe:
             lines.append(f"{'probe':<24}{self.probe}")
         if self.reading is not None:
             lines.append(f"{'reading':<24}{self.reading}")
         if self.downloads is not None:
             lines.append(f"{'store':<24}{self.downloads}")
-        lines += [f"warning: {each}" for each in self.warnings]
+        lines += [f"warning: {warning}" for warning in self.warnings]
         return "\n".join([*lines, str(self.forecast)])
+
+
+_ANY_SEED = Decision(0, "order and random numbers follow from it alone")
 
 
 def decide(
@@ -130,8 +144,7 @@ def decide(
     *,
     batching: str = "",
     batches: int | None = None,
-    seed: int = 0,
-    seed_reason: str = "order and random numbers follow from it alone",
+    seed: Decision[int] = _ANY_SEED,
 ) -> LoaderPlan:
     """Choose every setting.
 
@@ -141,301 +154,73 @@ def decide(
         batching: How samples become batches, in words.
         batches: Batches of an epoch; None if unknown.
         seed: What the order follows from.
-        seed_reason: Why this one.
 
     Returns:
         The plan.
 
     Raises:
         LoaderError: What was asked for cannot work here.
+        OptionError: An option was given that has no effect without workers.
     """
-    draft = _Draft(facts, overrides, batches)
-    draft.workers()
-    draft.prefetch()
-    draft.context()
-    draft.persistence()
-    draft.pinning()
-    draft.the_rest()
-    draft.note("seed", seed, seed_reason)
-    outlook = forecast(facts, draft.value)
-    _refuse(outlook)
+    workers = choose_num_workers(facts, overrides)
+    if not workers.value:
+        overrides.refuse_without_workers(workers.reason)
+    num_workers = workers.value
+    read_ahead = choose_read_ahead(facts, overrides, num_workers=num_workers)
+    prefetch = choose_prefetch_factor(facts, overrides, num_workers=num_workers)
+    start_method = choose_start_method(facts, overrides, num_workers=num_workers)
+    persistent = choose_persistent_workers(
+        facts,
+        overrides,
+        num_workers=num_workers,
+        start_method=start_method.value,
+        batches=batches,
+    )
+    pin_memory = choose_pin_memory(
+        facts, overrides, num_workers=num_workers, prefetch_factor=prefetch.value
+    )
+    sharing = choose_sharing(facts, num_workers=num_workers)
+
+    outlook = forecast(
+        facts,
+        num_workers=num_workers,
+        read_ahead=read_ahead.value,
+        prefetch_factor=prefetch.value,
+        start_method=start_method.value,
+        pin_memory=pin_memory.value,
+        sharing=sharing.value,
+    )
+    _refuse_certain_failure(outlook)
+    decision_warnings = (workers.warning, read_ahead.warning, pin_memory.warning)
     return LoaderPlan(
-        **draft.value,
+        num_workers=workers,
+        read_ahead=read_ahead,
+        pin_memory=pin_memory,
+        persistent_workers=persistent,
+        prefetch_factor=prefetch,
+        multiprocessing_context=start_method,
+        in_order=choose_in_order(facts, overrides),
+        sharing=sharing,
+        seed=seed,
         batching=batching,
-        reasons=draft.reasons,
         forecast=outlook,
-        warnings=(*draft.warnings, *outlook.warnings()),
+        warnings=(*filter(None, decision_warnings), *outlook.warnings()),
         environment=facts.environment,
         probe=facts.measured.cost_in_words() if facts.measured else "",
+        rates=_rates(facts, num_workers),
     )
 
 
-def rate(facts: Facts, workers: int) -> float:
-    """Predict batches a second, from what was measured.
-
-    Args:
-        facts: With ``measured``.
-        workers: Processes that make batches.
-
-    Returns:
-        The rate that the slowest of three allows: the workers, the training process
-        that unpacks, and the processors all of them share.
-    """
-    found = facts.measured
-    assert found is not None
-    if not workers:
-        return 1 / max(found.fetch_s, 1e-9)
-    make, take = found.fetch_s + found.send_s, found.receive_s + QUEUE_S
-    cpus = max(1, facts.host.cpus // facts.host.local_ranks)
-    return 1 / max(take, make / workers, (make + take) / cpus)
+def _rates(facts: Facts, num_workers: int) -> dict[int, float]:
+    """Give batches a second without workers, with those chosen, and with up to two."""
+    if facts.measured is None:
+        return {}
+    return {
+        count: batches_per_s(facts, count) for count in sorted({0, 1, 2, num_workers})
+    }
 
 
-class _Draft:
-    """Settings chosen so far, each noted with its reason."""
-
-    def __init__(
-        self, facts: Facts, overrides: SettingOverrides, batches: int | None
-    ) -> None:
-        self.facts, self.overrides, self.batches = facts, overrides, batches
-        self.value: dict[str, Any] = {}
-        self.reasons: dict[str, str] = {}
-        self.warnings: list[str] = []
-
-    def note(self, name: str, value: Any, reason: str) -> None:
-        self.value[name], self.reasons[name] = value, reason
-
-    def asked(self, name: str) -> bool:
-        """Note what the caller, or the environment, asked for."""
-        value = getattr(self.overrides, name)
-        if value is not None:
-            self.note(name, value, "you asked for it")
-            return True
-        variable = f"LOADERKIT_{name.upper()}"
-        text = self.facts.environment.get(variable, "")
-        if text:
-            self.note(name, parse_variable(variable, text), f"{variable} asks for it")
-        return bool(text)
-
-    def workers(self) -> None:
-        if self.asked("num_workers"):
-            self._check_workers()
-        else:
-            self._choose_workers()
-        if not self.value["num_workers"]:
-            self.overrides.refuse_without_workers(self.reasons["num_workers"])
-
-    def _choose_workers(self) -> None:
-        facts, needed = self.facts, self.overrides.needs_workers
-        if facts.daemonic:
-            reason = "this process is a daemon, which may not have children"
-            self.note("num_workers", 0, reason)
-        elif self._unsendable():
-            reason = f"workers cannot start: {facts.unpicklable}"
-            self.note("num_workers", 0, reason)
-        elif facts.fork_hazard and self._start_method() == "fork":
-            reason = f"{facts.fork_hazard.reason}; {facts.fork_hazard.fix}"
-            self.note("num_workers", 0, reason)
-        elif facts.iterable:
-            reason = "each worker would iterate over everything again; ask for workers "
-            reason += "if the dataset splits itself by get_worker_info()"
-            self.note("num_workers", 0, reason)
-        elif facts.measured is None:
-            self._unmeasured()
-        else:
-            self._measured()
-        if needed and not self.value["num_workers"] and self._can_start():
-            self.note("num_workers", 1, f"{needed} needs one")
-
-    def _can_start(self) -> bool:
-        """Tell whether there can be workers at all, be they worth it or not."""
-        return not (self.facts.daemonic or self._unsendable()) and self._most() > 0
-
-    def _check_workers(self) -> None:
-        count, cpus = self.value["num_workers"], self.facts.host.cpus
-        if count and self.facts.daemonic:
-            what = f"{count} workers were asked for in a daemonic process."
-            why = "daemonic processes may not have children"
-            raise LoaderError(what, why=why, fix="num_workers=0")
-        if count > cpus:
-            text = f"{count} workers share {cpus} CPUs ({self.facts.host.cpus_from}); "
-            self.warnings.append(text + f"num_workers={cpus} or fewer wastes less")
-
-    def _start_method(self) -> str:
-        return str(self.overrides.multiprocessing_context or self.facts.start_method)
-
-    def _unsendable(self) -> bool:
-        facts, method = self.facts, self._start_method()
-        forks = "fork" in facts.start_methods and not facts.device.started
-        return bool(facts.unpicklable) and method != "fork" and not forks
-
-    def _unmeasured(self) -> None:
-        if self.facts.gathering:
-            reason = "gathering is usually quicker than sending batches (not measured)"
-            self.note("num_workers", 0, reason)
-            return
-        count = min(2, max(0, self.facts.host.cpus - 1) or 1, self._most())
-        because = f": {self.facts.unmeasured}" if self.facts.unmeasured else ""
-        reason = f"more than 2 only when measured to help (not measured{because})"
-        self.note("num_workers", count, reason)
-
-    def _measured(self) -> None:
-        facts, most = self.facts, self._most()
-        found = facts.measured
-        assert found is not None
-        copying = found.batch_bytes / max(found.fetch_s, 1e-9)
-        best = 0 if copying > _COPYING else self._quickest(most)
-        fetch = format_seconds(found.fetch_s)
-        send = format_seconds(found.send_s + found.receive_s + QUEUE_S)
-        costs = f"a batch takes {fetch} to make and {send} to send"
-        if not best:
-            text = f"{costs}: workers would not be quicker"
-            if copying > _COPYING:
-                text = f"{costs}: it is copying memory, at {copying / 1e9:.1f} GB/s, "
-                text += "which workers would only do again"
-            if most < facts.host.cpus:
-                text += f" (at most {most} of them: {self._most_because()})"
-            self.note("num_workers", 0, text)
-            return
-        times = rate(facts, best) / rate(facts, 0)
-        cpus = f"{facts.host.cpus} CPUs by {facts.host.cpus_from}"
-        reason = f"{costs}: {times:.1f} times the rate of none, on {cpus}"
-        self.note("num_workers", best, reason)
-
-    def _quickest(self, most: int) -> int:
-        """Add workers while each brings enough."""
-        best = 0
-        first = _GAIN if self.facts.start_method == "fork" else _SPAWN_GAIN
-        for count in range(1, most + 1):
-            gain = _MORE if best else first
-            if rate(self.facts, count) >= gain * rate(self.facts, best):
-                best = count
-        return best
-
-    def _most(self) -> int:
-        return min(count for count, _ in self._caps())
-
-    def _most_because(self) -> str:
-        return min(self._caps())[1]
-
-    def _caps(self) -> list[tuple[int, str]]:
-        facts = self.facts
-        caps = [(max(1, facts.host.cpus // facts.host.local_ranks), "CPUs")]
-        each = _worker_bytes(facts) + (1 + _PREFETCH) * (self.facts.batch_bytes or 0)
-        caps.append((int(facts.host.available_bytes // 2 // each), "memory"))
-        pressure = facts.host.pressure or 0.0
-        if pressure > _PRESSED:
-            caps.append((1, f"tasks wait for memory {pressure:.0f} % of the time"))
-        cap = facts.environment.get("LOADERKIT_MAX_WORKERS", "")
-        if cap:
-            count = parse_variable("LOADERKIT_MAX_WORKERS", cap)
-            caps.append((count, "LOADERKIT_MAX_WORKERS"))
-        return caps
-
-    def prefetch(self) -> None:
-        workers = self.value["num_workers"]
-        nbytes = self.facts.batch_bytes
-        budget = min(_AHEAD_MOST, int(self.facts.host.available_bytes * _AHEAD_SHARE))
-        fitting = budget // (nbytes * max(1, workers)) if nbytes else _PREFETCH
-        depth = int(max(1, min(_PREFETCH, fitting)))
-        size = "" if nbytes is None else f" of {format_bytes(nbytes)} at most"
-        self._read_ahead(workers, depth, size)
-        if not workers:
-            self.note("prefetch_factor", None, "there are no workers")
-        elif not self.asked("prefetch_factor"):
-            reason = f"{depth * workers} batches{size} wait, of {format_bytes(budget)}"
-            self.note("prefetch_factor", depth, reason)
-
-    def _read_ahead(self, workers: int, depth: int, size: str) -> None:
-        if self.asked("read_ahead"):
-            if self.value["read_ahead"] and not workers and not self.facts.quiet:
-                text = "read_ahead runs your code in a thread: random numbers that it "
-                text += "draws mix with those of the training; num_workers=1, or drop "
-                self.warnings.append(f"{text}read_ahead")
-            return
-        if workers:
-            self.note("read_ahead", 0, "the workers read ahead")
-        elif self.facts.quiet:
-            reason = f"{depth} batches{size} from a thread, once steps take half as "
-            self.note("read_ahead", depth, reason + "long as gathering")
-        else:
-            reason = "a thread's random numbers would mix with those of the training"
-            self.note("read_ahead", 0, reason)
-
-    def context(self) -> None:
-        facts, workers = self.facts, self.value["num_workers"]
-        name = "multiprocessing_context"
-        if not workers:
-            self.note(name, None, "there are no workers")
-            return
-        if self.asked(name):
-            if self.value[name] not in facts.start_methods:
-                msg = f"multiprocessing_context must be one of {facts.start_methods}, "
-                raise ValueError(msg + f"got {self.value[name]!r}")
-        elif facts.start_method != "fork" and facts.unpicklable:
-            self.note(name, "fork", f"cannot be sent: {facts.unpicklable}")
-        else:
-            self.note(name, facts.start_method, "this Python's default")
-        if self.value[name] != "fork" and facts.unpicklable:
-            what = f"The dataset cannot be sent to {self.value[name]}ed workers."
-            fix = "define it in a module rather than in a function or a notebook, or "
-            fix += "num_workers=0"
-            raise LoaderError(what, why=facts.unpicklable, fix=fix)
-
-    def persistence(self) -> None:
-        name, workers = "persistent_workers", self.value["num_workers"]
-        if not workers:
-            self.note(name, False, "there are no workers")
-            return
-        if self.asked(name):
-            return
-        forked = self.value["multiprocessing_context"] == "fork"
-        start_s = workers * (_FORK_S if forked else _SPAWN_S)
-        if self.facts.measured is None or self.batches is None:
-            self.note(name, not forked, f"starting takes {format_seconds(start_s)}")
-            return
-        epoch_s = self.batches / rate(self.facts, workers)
-        short = start_s > 0.01 * epoch_s
-        text = f"an epoch takes {format_seconds(epoch_s)}, starting workers "
-        text += format_seconds(start_s)
-        more = "" if short else "; fresh workers give back what they held"
-        self.note(name, short, text + more)
-
-    def pinning(self) -> None:
-        facts, device = self.facts, self.facts.device
-        asked = self.asked("pin_memory")
-        if not device.pins:
-            if asked and self.value["pin_memory"]:
-                text = f"pin_memory=True is not followed: {device.device} copies from "
-                self.warnings.append(text + "any memory as fast; pin_memory=False")
-            reason = f"{device.device} copies from any memory as fast"
-            self.note("pin_memory", False, reason)
-            return
-        if asked:
-            return
-        need = pinned_bytes(self.facts.batch_bytes or 0, self.value)
-        room = int(facts.host.available_bytes * _PINNED_SHARE)
-        text = f"{format_bytes(need)} page-locked of {format_bytes(room)}"
-        fits = need <= room
-        more = ", copies run beside the computing" if fits else ": too much"
-        self.note("pin_memory", fits, text + more)
-
-    def the_rest(self) -> None:
-        if not self.asked("in_order"):
-            self.note("in_order", True, "the order is the same for any worker count")
-        if not self.value["num_workers"]:
-            self.note("sharing", "none", "batches do not leave this process")
-        elif self.facts.parcels:
-            reason = "one anonymous segment a batch: no /dev/shm, no file a tensor"
-            self.note("sharing", "parcel", reason)
-        else:
-            self.note("sharing", "torch", "this system has no anonymous segments")
-
-
-def _worker_bytes(facts: Facts) -> int:
-    return FORKED_BYTES if facts.start_method == "fork" else SPAWNED_BYTES
-
-
-def _refuse(outlook: Forecast) -> None:
+def _refuse_certain_failure(outlook: Forecast) -> None:
     """Refuse what is certain to fail: the limit breaks before the first step."""
     for line in outlook.lines:
         if line.certain and line.limit is not None and line.need > line.limit:

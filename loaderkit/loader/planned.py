@@ -1,18 +1,24 @@
-"""PlannedLoader: a torch DataLoader with a plan, epochs, and a state to go on from."""
+"""PlannedLoader: a torch DataLoader with a plan, epochs, and a state to go on from.
+
+torch's DataLoader makes batches and sends them; nothing of that is done again here.  A
+``PlannedLoader`` shows torch's attributes as they were asked for, and each iteration
+reads from an inner, ordinary DataLoader, whose dataset is a stand-in: it makes a batch
+of rows, and gives it with what the training process must know to go on behind it (see
+``delivery``).
+"""
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import os
 import weakref
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader
 
-from loaderkit.arguments import check_integer
+from loaderkit.dataset_protocol import let_go_of_shards
 from loaderkit.errors import LoaderError
 from loaderkit.forking import warn_of_fork_hazard
 from loaderkit.loader.collating import OneByOne
@@ -26,12 +32,18 @@ from loaderkit.loader.delivery import (
 from loaderkit.loader.epochs import LoaderEpoch, Progress, death_at_start
 from loaderkit.loader.fetching import Fetching, Sending
 from loaderkit.loader.iterables import IterableBatches, IterableRule, ToldLength
-from loaderkit.loader.resumable import (
-    EpochBatches,
-    IterationBatches,
-    Position,
-    check_epoch,
+from loaderkit.loader.loader_states import (
+    STATE_VERSION,
+    ExpectedState,
+    changed_since_loading,
+    check_given_batches,
+    check_state,
+    check_worker_states,
+    position_of,
+    read_workers,
+    write_workers,
 )
+from loaderkit.loader.resumable import EpochBatches, IterationBatches, Position
 from loaderkit.loader.sampler_epochs import set_sampler_epoch
 from loaderkit.loader.stateful import (
     digest_of,
@@ -40,7 +52,6 @@ from loaderkit.loader.stateful import (
     length_of,
     read_state,
 )
-from loaderkit.loader.subject import let_go_of_shards
 from loaderkit.loader.user_batches import UserBatches
 from loaderkit.memory.host import read_host
 from loaderkit.memory.shm_batch import forget
@@ -53,8 +64,16 @@ if TYPE_CHECKING:
     from loaderkit.loader.limits import LimitCheck
     from loaderkit.loader.plan import LoaderPlan
 
-STATE_VERSION = 6
-"""Of what ``state_dict`` gives."""
+
+class ShownBatching(NamedTuple):
+    """What a loader shows of its batches, under torch's names."""
+
+    batch_size: int | None
+    """As it was asked for."""
+    drop_last: bool
+    """As it was asked for."""
+    sampler: Any
+    """Gives the rows of this rank, one by one."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +88,8 @@ class LoaderSetup:
     """How the samples of an iterable dataset become batches; None for others."""
     position: Position
     """Where the first iteration begins."""
-    batch_size: int | None
-    """As it was asked for."""
-    drop_last: bool
-    """As it was asked for."""
-    sampler: Any
-    """What the loader shows as such."""
+    shown: ShownBatching | None
+    """What is shown of the batches; None shows what torch makes of the settings."""
     batched: bool
     """Samples are joined into batches; else each is given by itself."""
     batching: str
@@ -108,12 +123,6 @@ class PlannedLoader(DataLoader[Any]):
         **settings: As for a DataLoader.
     """
 
-    plan: LoaderPlan
-    """The settings, each with its reason."""
-
-    def _repr_html_(self) -> str | None:
-        return None if self._setup is None else self.plan._repr_html_()
-
     def __init__(
         self,
         dataset: Any,
@@ -121,36 +130,51 @@ class PlannedLoader(DataLoader[Any]):
         setup: LoaderSetup | None = None,
         **settings: Any,
     ) -> None:
-        super().__init__(dataset, *args, **settings)
+        # Before torch's constructor, whose assignments __setattr__ looks at.
         self._setup = setup
+        super().__init__(dataset, *args, **settings)
         if setup is None:
             return
-        self.plan = setup.plan
-        if setup.batches is not None:
-            # torch takes either a batch_sampler or these, and then guards them; here
-            # all of them describe the same batches.
-            vars(self).update(
-                batch_size=setup.batch_size,
-                drop_last=setup.drop_last,
-                sampler=setup.sampler,
-            )
         self._position = setup.position
         self._resumption = Resumption()
         self._progress: Progress | None = None
         # The running iteration is known, not held: a loop that is left frees it.
-        self._live: Callable[[], LoaderEpoch | None] = _no_epoch
+        self._running_epoch: Callable[[], LoaderEpoch | None] = _no_epoch
         self._iteration: IterationBatches | None = None
-        self._order_begun: dict[str, Any] = {}
+        self._order_at_start: dict[str, Any] = {}
         self._told_length: ToldLength | None = None
         self._warned_of_seeds = False
         self._epoch_number = torch.zeros((), dtype=torch.int64)
         self._share_epoch_number()
 
-    def _share_epoch_number(self) -> None:
-        if self.persistent_workers and self._planned().iterable is not None:
-            # Workers that are kept are told of the next epoch by nothing else: torch
-            # sends them no rows, which tell those of map-style datasets.
-            self._epoch_number.share_memory_()  # type: ignore[no-untyped-call]
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; of those that say how rows are chosen, to what is shown.
+
+        torch's constructor takes either a ``batch_sampler`` or the other three, and
+        sets the others to values of its own.  Here all four describe the same batches,
+        and trainers read any of them.  Once it is constructed, torch lets nobody
+        change them.
+        """
+        setup = vars(self).get("_setup")
+        if setup is not None and setup.shown is not None:
+            value = setup.shown._asdict().get(name, value)
+        super().__setattr__(name, value)
+
+    @property
+    def plan(self) -> LoaderPlan:
+        """The settings, each with its reason."""
+        if self._setup is None:
+            msg = "a loader that a trainer built again has no plan"
+            raise AttributeError(msg)
+        return self._setup.plan
+
+    @property
+    def batches(self) -> EpochBatches | UserBatches | None:
+        """What gives the rows of each batch; None for iterable datasets."""
+        return None if self._setup is None else self._setup.batches
+
+    def _repr_html_(self) -> str | None:
+        return None if self._setup is None else self._setup.plan._repr_html_()
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel, or be copied, as what it was built of, without workers.
@@ -158,17 +182,23 @@ class PlannedLoader(DataLoader[Any]):
         A copy begins where this loader's next iteration would: with the next epoch, or
         in the middle of one if a state was loaded.  It moves on by itself.
         """
-        here = {**vars(self), "_iterator": None}
+        attributes = {**vars(self), "_iterator": None}
         if self._setup is None:
-            return here
-        here |= {"_iteration": None, "_progress": None, "_live": _no_epoch}
+            return attributes
+        attributes |= {
+            "_iteration": None,
+            "_progress": None,
+            "_running_epoch": _no_epoch,
+        }
         if self._position.start:
-            here["_state"] = self.state_dict()
-        return here
+            # Samplers of the user's travel as they stand, and workers do not at all:
+            # the copy is brought to the middle of an epoch as another run would be.
+            attributes["_state"] = self.state_dict()
+        return attributes
 
-    def __setstate__(self, here: dict[str, Any]) -> None:
-        state = here.pop("_state", None)
-        vars(self).update(here)
+    def __setstate__(self, attributes: dict[str, Any]) -> None:
+        state = attributes.pop("_state", None)
+        vars(self).update(attributes)
         if self._setup is None:
             return
         self._share_epoch_number()
@@ -177,16 +207,24 @@ class PlannedLoader(DataLoader[Any]):
 
     def __copy__(self) -> PlannedLoader:
         """Make a loader of the same dataset and functions that moves on by itself."""
-        shared = (self.dataset, self.collate_fn, self.worker_init_fn)
-        return copy.deepcopy(self, {id(each): each for each in shared})
+        shared_with_copy = (self.dataset, self.collate_fn, self.worker_init_fn)
+        memo = {id(shared): shared for shared in shared_with_copy}
+        return copy.deepcopy(self, memo)
+
+    def _share_epoch_number(self) -> None:
+        if self.persistent_workers and self._planned().iterable is not None:
+            # Workers that are kept are told of the next epoch by nothing else: torch
+            # sends them no rows, which tell those of map-style datasets.
+            self._epoch_number.share_memory_()  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:
         if self._setup is None:
             return super().__len__()
         batches = self._setup.batches
+        if isinstance(batches, EpochBatches):
+            # Not len(batches), which follows whoever loops over loader.batch_sampler.
+            return len(batches.current())
         if batches is not None:
-            if isinstance(batches, EpochBatches):
-                return len(batches.current())  # len(batches) follows who looks at it
             return len(batches)
         rule = self._setup.iterable
         assert rule is not None
@@ -198,57 +236,6 @@ class PlannedLoader(DataLoader[Any]):
         """Warn where an iterable dataset gives more than ``len(loader)`` said."""
         if self._told_length is not None:
             self._told_length.check(batches, stacklevel=4)
-
-    def __iter__(self) -> Any:
-        if self._setup is None:
-            return super().__iter__()
-        self._setup.agreement.check_ranks(os.environ)
-        self._agree()
-        live = self._live()
-        busy = self.persistent_workers and live is not None and not live.progress.ended
-        order = self._order()
-        if self._position.start and order != self._order_begun:
-            raise _changed_since_loading(self._order_begun, order)
-        here = self._position.advance()
-        self._epoch_number.fill_(here.epoch)
-        self._order_begun = order
-        if self._setup.batches is not None:
-            if busy or self._iteration is None or self._iterator is None:
-                self._iteration = IterationBatches(self._setup.batches, here)
-            else:  # the iterator that is kept asks the one it was made with
-                self._iteration.position = here
-        if self.num_workers:
-            let_go_of_shards(self.dataset)
-        kills = read_host().oom_kills if self.num_workers else None
-        try:
-            inner: Any = self._get_iterator() if busy else super().__iter__()
-            self._progress = Progress(here, self._standing_workers())
-            self._resumption = Resumption()
-            epoch = LoaderEpoch(self, inner, self._progress, alone=busy, kills=kills)
-            # Behind the start of the workers, since it starts a thread.
-            epoch.download_ahead()
-        except RuntimeError as error:
-            death = death_at_start(error)
-            if death is None:
-                raise
-            raise death from error
-        self._live = weakref.ref(epoch)
-        return epoch
-
-    def _agree(self) -> None:
-        """Compare what the order follows from with the other ranks, once."""
-        setup = self._planned()
-        if not setup.agreement.due():
-            return
-        order: dict[str, Any] = {"seed": self.plan.seed, "batches": setup.batching}
-        if isinstance(setup.batches, UserBatches):
-            order["samplers"] = digest_of(setup.batches.sampler)
-        setup.agreement.check(order)
-
-    @property
-    def batches(self) -> EpochBatches | UserBatches | None:
-        """What gives the rows of each batch; None for iterable datasets."""
-        return None if self._setup is None else self._setup.batches
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that comes next.
@@ -263,184 +250,84 @@ class PlannedLoader(DataLoader[Any]):
         self._position.set_epoch(epoch)
         self._progress = None
 
-    def state_dict(self) -> dict[str, Any]:
-        """Say where the current epoch stands: after the batches that were given.
+    def __iter__(self) -> Any:
+        setup = self._setup
+        if setup is None:
+            return super().__iter__()
+        setup.agreement.check_ranks(os.environ)
+        self._compare_order_with_ranks(setup)
 
-        Returns:
-            Plain values, and the states of a dataset, sampler or iterator that has a
-            ``state_dict``; following torchdata's StatefulDataLoader.
-        """
-        setup, at = self._planned(), self._position
-        progress = self._progress
-        running = progress is not None and not progress.ended
-        if progress is not None and running:
-            at = progress.position
-        state: dict[str, Any] = {
-            "version": STATE_VERSION, "seed": self.plan.seed, "epoch": at.epoch,
-            "batches": at.start, "batching": setup.batching,
-            # What the dataset was like as the epoch began: it may have grown since.
-            "order": self._order_begun if running else self._order(),
-        }  # fmt: skip
-        if at.ahead:
-            state["ahead"] = sorted(at.ahead)
-        if isinstance(setup.batches, UserBatches):
-            state["sampler"] = setup.batches.state_after(at, running=running)
-        if self._depends_on_workers:
-            state["num_workers"] = self.num_workers
-            resumption = self._resumption if progress is None else progress.resumption()
-            state |= self._worker_states(resumption, running=at.start > 0)
-        return state
+        # Workers that are kept serve one loop.  A second one beside it gets its own.
+        running = self._running_epoch()
+        is_alone = (
+            self.persistent_workers
+            and running is not None
+            and not running.progress.ended
+        )
+        start = self._begin_epoch(setup, is_alone=is_alone)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another loader, or another run, stood.
+        if self.num_workers:
+            let_go_of_shards(self.dataset)
+        kills_before = read_host().oom_kills if self.num_workers else None
+        try:
+            torch_iterator: Any = (
+                self._get_iterator() if is_alone else super().__iter__()
+            )
+            self._progress = Progress(start, self._workers_at_start())
+            self._resumption = Resumption()
+            epoch = LoaderEpoch(
+                self,
+                torch_iterator,
+                self._progress,
+                alone=is_alone,
+                kills=kills_before,
+            )
+            # Behind the start of the workers, since it starts a thread.
+            epoch.download_ahead()
+        except RuntimeError as error:
+            death = death_at_start(error)
+            if death is None:
+                raise
+            raise death from error
+        self._running_epoch = weakref.ref(epoch)
+        return epoch
+
+    def _begin_epoch(self, setup: LoaderSetup, *, is_alone: bool) -> Position:
+        """Move on to the next epoch.
 
         Args:
-            state: What its ``state_dict`` gave, on any rank.
+            setup: What the loader was built of.
+            is_alone: The iteration does not use the workers that are kept.
 
-        Raises:
-            LoaderError: It is no such state, its batches were made in another way, or
-                something cannot be brought to where it stood.
+        Returns:
+            Where the iteration begins.
         """
-        self._check_state(state)
-        self._adopt_seed(int(state["seed"]))
-        self.close()
-        at = Position(
-            int(state["epoch"]),
-            int(state["batches"]),
-            frozenset(state.get("ahead", ())),
-        )
-        setup = self._planned()
+        order = self._order()
+        if self._position.start and order != self._order_at_start:
+            raise changed_since_loading(self._order_at_start, order)
+        start = self._position.advance()
+        self._epoch_number.fill_(start.epoch)
+        self._order_at_start = order
+        if setup.batches is not None:
+            keeps_iterator = self._iterator is not None and not is_alone
+            if keeps_iterator and self._iteration is not None:
+                # torch's iterator, which is kept, asks the object it was made with.
+                self._iteration.begin_at(start)
+            else:
+                self._iteration = IterationBatches(setup.batches, start)
+        return start
+
+    def _compare_order_with_ranks(self, setup: LoaderSetup) -> None:
+        """Compare what the order follows from with the other ranks, once."""
+        if not setup.agreement.due():
+            return
+        order: dict[str, Any] = {
+            "seed": setup.plan.seed.value,
+            "batches": setup.batching,
+        }
         if isinstance(setup.batches, UserBatches):
-            setup.batches.restore(state["sampler"], at)
-        self._position.go_to(at)  # shared with the samplers, so not replaced
-        self._order_begun = self._order()
-        self._progress, self._resumption = None, Resumption()
-        if "main" in state:
-            dataset: Any = self.dataset
-            dataset.load_state_dict(state["main"])
-        if "workers" in state:
-            workers = {
-                int(each["worker"]): WorkerState(
-                    each["batches"],
-                    each["dataset"],
-                    each["iterator"],
-                    each["exhausted"],
-                    each["ended"],
-                )
-                for each in state["workers"]
-            }
-            self._resumption = Resumption(workers, int(state["last_worker"]))
-
-    def close(self) -> None:
-        """End the workers that are kept between epochs, and a running epoch."""
-        if self._setup is not None:
-            live = self._live()
-            if live is not None:
-                live.close()
-            # An iterator that somebody still holds is over; the next is not beside it.
-            self._live = _no_epoch
-        kept: Any = self._iterator
-        self._iterator = None
-        if kept is not None:
-            kept._shutdown_workers()
-
-    @property
-    def _depends_on_workers(self) -> bool:
-        """Whether each worker goes its own way, so that a state needs all of them."""
-        return self._planned().iterable is not None or is_stateful(self.dataset)
-
-    def _planned(self) -> LoaderSetup:
-        if self._setup is None:
-            what = "A loader that a trainer built again has no state."
-            fix = "keep the loader that build_loader gave, and ask that one"
-            raise LoaderError(what, why="it is a plain DataLoader", fix=fix)
-        return self._setup
-
-    def _standing_workers(self) -> Resumption:
-        """Say how the workers stand as an iteration begins."""
-        if self._progress is None or not self.persistent_workers:
-            return self._turned()
-        # Workers that are kept go on with their datasets, in a new epoch.
-        kept = self._progress.resumption().workers
-        return Resumption(
-            {
-                worker: state._replace(batches=0, ended=True)
-                for worker, state in kept.items()
-            }
-        )
-
-    def _turned(self) -> Resumption:
-        """Say where the workers of the next iteration begin."""
-        if self._planned().iterable is not None:
-            return self._resumption
-        return self._resumption.turned(self.num_workers)
-
-    def _worker_states(
-        self, resumption: Resumption, *, running: bool
-    ) -> dict[str, Any]:
-        """Say how the workers stand, or the dataset here between two epochs."""
-        if not running and not self.persistent_workers:
-            # Fresh workers begin with a copy of the dataset that is here.
-            own = self._main_state()
-            if own is None:
-                return {}
-            if not is_own_iterator(self.dataset):
-                return {"main": own}
-            here = self._progress is not None and not self.num_workers
-            ended = here and self._progress is not None and self._progress.ended
-            begun = WorkerState(iterator=own, exhausted=ended, ended=ended)
-            fresh = dict.fromkeys(range(max(1, self.num_workers)), begun)
-            resumption, running = Resumption(fresh), True
-        workers = [
-            {"worker": worker, **state._asdict()}
-            for worker, state in sorted(resumption.workers.items())
-        ]
-        if not running:  # workers that are kept go on with their datasets
-            workers = [each | {"batches": 0, "ended": True} for each in workers]
-        last = resumption.last_worker if running else Resumption().last_worker
-        return {"workers": workers, "last_worker": last}
-
-    def _main_state(self) -> Any:
-        """Read the state of the dataset in this process."""
-        try:
-            return read_state(self.dataset)
-        except Exception:
-            # An iterable dataset that was not begun here may have no state to tell.
-            # Another run's is as this one then.
-            begun = self._progress is not None and not self.num_workers
-            if begun or self._planned().iterable is None:
-                raise
-            return None
-
-    def _check_state(self, state: Mapping[str, Any]) -> None:
-        setup = self._planned()
-        required = {"version", "seed", "epoch", "batches", "batching", "order"}
-        if isinstance(setup.batches, UserBatches):
-            required.add("sampler")
-        given: set[str] = set(state) if hasattr(state, "keys") else set()
-        if missing := required - given:
-            what = (
-                f"This is no state of a loader: it lacks {', '.join(sorted(missing))}."
-            )
-            fix = "load_state_dict(loader.state_dict())"
-            raise LoaderError(what, why=f"got a {type(state).__name__}", fix=fix)
-        ours: dict[str, Any] = {"version": STATE_VERSION, "batching": setup.batching}
-        ours["order"] = self._order()
-        if setup.seed_asked:
-            ours["seed"] = self.plan.seed
-        for name, value in ours.items():
-            if state[name] != value:
-                theirs, value = _differing_parts(state[name], value)
-                what = f"The state has {name} {theirs!r}, this loader {value!r}."
-                why = "the batches that are missing cannot be told"
-                fix = "build the loader with the same dataset, options and seed"
-                raise LoaderError(what, why=why, fix=fix)
-        for name in ("epoch", "batches"):
-            check_epoch(f"the state's {name}", state[name])
-        check_integer("the state's seed", state["seed"])
-        self._check_keys(state, required)
-        self._check_given(state)
-        self._check_workers(state)
+            order["samplers"] = digest_of(setup.batches.sampler)
+        setup.agreement.check(order)
 
     def _order(self) -> dict[str, Any]:
         """Say what the order follows from that the words do not name.
@@ -455,172 +342,282 @@ class PlannedLoader(DataLoader[Any]):
             return {"samples": length_of(self.dataset)}
         return {"samples": setup.stream_length}
 
-    def _check_keys(self, state: Mapping[str, Any], required: set[str]) -> None:
-        """Refuse what this loader would not look at."""
-        known = {*required, "ahead"}
+    def state_dict(self) -> dict[str, Any]:
+        """Say where the current epoch stands: after the batches that were given.
+
+        Returns:
+            Plain values, and the states of a dataset, sampler or iterator that has a
+            ``state_dict``; following torchdata's StatefulDataLoader.
+        """
+        setup = self._planned()
+        progress = self._progress
+        position = self._position
+        is_running = progress is not None and not progress.ended
+        if progress is not None and is_running:
+            position = progress.position
+
+        state: dict[str, Any] = {
+            "version": STATE_VERSION,
+            "seed": setup.plan.seed.value,
+            "epoch": position.epoch,
+            "batches": position.start,
+            "batching": setup.batching,
+            # What the dataset was like as the epoch began: it may have grown since.
+            "order": self._order_at_start if is_running else self._order(),
+        }
+        if position.ahead:
+            state["ahead"] = sorted(position.ahead)
+        if isinstance(setup.batches, UserBatches):
+            state["sampler"] = setup.batches.state_after(position, running=is_running)
         if self._depends_on_workers:
-            known |= {"num_workers", "workers", "last_worker", "main"}
-        if extra := sorted(map(str, set(state) - known)):
-            what = (
-                f"The state has {', '.join(extra)}, for which this loader has no use."
-            )
-            why = "it is that of another kind of dataset or sampler, or was added to"
-            fix = "load_state_dict(loader.state_dict()) of a loader built alike"
-            raise LoaderError(what, why=why, fix=fix)
+            state["num_workers"] = self.num_workers
+            resumption = self._resumption if progress is None else progress.resumption()
+            is_begun = position.start > 0
+            state |= self._state_of_workers(resumption, is_begun=is_begun)
+        return state
 
-    def _check_given(self, state: Mapping[str, Any]) -> None:
-        """Refuse batches that the epoch does not have."""
-        batches, ahead = int(state["batches"]), state.get("ahead", ())
-        if not isinstance(ahead, list | tuple):
-            wanted = "a list of numbers of batches"
-            raise _wrong_part(ahead, "ahead", wanted)
-        for number in ahead:
-            check_integer("each of the state's ahead", number, least=batches + 1)
-        chosen = self._planned().batches
-        if not isinstance(chosen, EpochBatches):
-            return  # a sampler's are drawn again, and streams tell by ending early
-        count = chosen.count_of(int(state["seed"]), int(state["epoch"]))
-        if max([batches - 1, *ahead]) >= max(count, 1):
-            what = f"The state has {max([batches, *ahead]):,} batches of epoch "
-            what += f"{state['epoch']}, which has {count:,}."
-            fix = "load_state_dict(loader.state_dict())"
-            raise LoaderError(what, why="there is no rest to give", fix=fix)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another loader, or another run, stood.
 
-    def _check_workers(self, state: Mapping[str, Any]) -> None:
-        if not self._depends_on_workers:
-            return
+        Args:
+            state: What its ``state_dict`` gave, on any rank.
+
+        Raises:
+            LoaderError: It is no such state, its batches were made in another way, or
+                something cannot be brought to where it stood.
+        """
+        self._check_state(state)
+        setup = self._adopt_seed(int(state["seed"]))
+        self.close()
+
+        position = position_of(state)
+        if isinstance(setup.batches, UserBatches):
+            setup.batches.restore(state["sampler"], position)
+        self._position.go_to(position)  # shared with the samplers, so not replaced
+        self._order_at_start = self._order()
+        self._progress = None
+        self._resumption = Resumption()
+        if "main" in state:
+            dataset: Any = self.dataset
+            dataset.load_state_dict(state["main"])
         if "workers" in state:
-            _check_worker_states(state)
-        elif state["batches"]:
-            wanted = "a list of how each worker stands"
-            raise _wrong_part(None, "workers", wanted)
-        workers = state.get("num_workers")
-        # No worker and one read the same samples; more split them among themselves.
-        if workers == self.num_workers or {workers, self.num_workers} == {0, 1}:
-            return
-        what = f"The state is that of {workers} workers, this loader has "
-        what += f"{self.num_workers}."
-        why = "each worker reads a part of its own, so what is missing cannot be told"
-        raise LoaderError(what, why=why, fix=f"num_workers={workers}")
+            self._resumption = read_workers(state)
 
-    def _adopt_seed(self, seed: int) -> None:
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        setup = self._planned()
+        num_workers = self.num_workers if self._depends_on_workers else None
+        expected = ExpectedState(
+            batching=setup.batching,
+            order=self._order(),
+            seed=setup.plan.seed.value if setup.seed_asked else None,
+            has_sampler=isinstance(setup.batches, UserBatches),
+            num_workers=num_workers,
+        )
+        check_state(state, expected)
+        if isinstance(setup.batches, EpochBatches):
+            # A user's sampler is drawn again, and streams tell by ending early.
+            count = setup.batches.count_of(int(state["seed"]), int(state["epoch"]))
+            check_given_batches(state, count)
+        if num_workers is not None:
+            check_worker_states(state, num_workers)
+
+    def _adopt_seed(self, seed: int) -> LoaderSetup:
         """Take over another run's seed, where none was asked for."""
         setup = self._planned()
         if setup.batches is not None:
             setup.batches.reseed(seed)
-        iterable = setup.iterable and dataclasses.replace(setup.iterable, seed=seed)
-        self.plan = dataclasses.replace(self.plan, seed=seed)
-        self._setup = dataclasses.replace(setup, plan=self.plan, iterable=iterable)
+        iterable = setup.iterable
+        if iterable is not None:
+            iterable = replace(iterable, seed=seed)
+        plan = replace(setup.plan, seed=replace(setup.plan.seed, value=seed))
+        self._setup = replace(setup, plan=plan, iterable=iterable)
+        return self._setup
+
+    def close(self) -> None:
+        """End the workers that are kept between epochs, and a running epoch."""
+        if self._setup is not None:
+            running = self._running_epoch()
+            if running is not None:
+                running.close()
+            # An iterator that somebody still holds is over; the next is not beside it.
+            self._running_epoch = _no_epoch
+        kept_iterator: Any = self._iterator
+        self._iterator = None
+        if kept_iterator is not None:
+            kept_iterator._shutdown_workers()
+
+    @property
+    def _depends_on_workers(self) -> bool:
+        """Whether each worker goes its own way, so that a state needs all of them."""
+        return self._planned().iterable is not None or is_stateful(self.dataset)
+
+    def _planned(self) -> LoaderSetup:
+        if self._setup is None:
+            what = "A loader that a trainer built again has no state."
+            fix = "keep the loader that build_loader gave, and ask that one"
+            raise LoaderError(what, why="it is a plain DataLoader", fix=fix)
+        return self._setup
+
+    def _workers_at_start(self) -> Resumption:
+        """Say how the workers stand as an iteration begins."""
+        if self._progress is None or not self.persistent_workers:
+            return self._fresh_workers()
+        # Workers that are kept go on with their datasets, in a new epoch.
+        return _at_end_of_epoch(self._progress.resumption())
+
+    def _fresh_workers(self) -> Resumption:
+        """Say where workers that are started for the next iteration begin."""
+        if self._planned().iterable is not None:
+            return self._resumption
+        return self._resumption.turned(self.num_workers)
+
+    def _state_of_workers(
+        self, resumption: Resumption, *, is_begun: bool
+    ) -> dict[str, Any]:
+        """Say how the workers stand, or the dataset here between two epochs.
+
+        Args:
+            resumption: How the workers stand.
+            is_begun: Batches of the epoch were given.
+        """
+        if is_begun:
+            return write_workers(resumption)
+        if self.persistent_workers:
+            # They go on with their datasets.
+            return write_workers(_at_end_of_epoch(resumption))
+
+        # Fresh workers begin with a copy of the dataset that is here.
+        dataset_state = self._read_dataset_state()
+        if dataset_state is None:
+            return {}
+        if not is_own_iterator(self.dataset):
+            return {"main": dataset_state}
+        # Such a dataset is its own iterator, whose state is put back once it was begun.
+        progress = None if self.num_workers else self._progress
+        has_ended = progress is not None and progress.ended
+        stands = WorkerState(
+            iterator=dataset_state, exhausted=has_ended, ended=has_ended
+        )
+        workers = range(max(1, self.num_workers))
+        return write_workers(Resumption(dict.fromkeys(workers, stands)))
+
+    def _read_dataset_state(self) -> Any:
+        """Read the state of the dataset in this process."""
+        try:
+            return read_state(self.dataset)
+        except Exception:
+            # An iterable dataset that was not begun here may have no state to tell.
+            # Another run's is as this one then.
+            begun_here = self._progress is not None and not self.num_workers
+            if begun_here or self._planned().iterable is None:
+                raise
+            return None
 
     def _get_iterator(self) -> Any:
-        """Let torch iterate over an inner loader, which packs batches and says more."""
-        if self._setup is None:
+        """Give torch's iterator over an inner loader.  torch's ``__iter__`` calls this.
+
+        Overridden rather than ``__iter__``, so that torch goes on deciding when the
+        iterator of workers that are kept is used again.
+        """
+        setup = self._setup
+        if setup is None:
             return super()._get_iterator()
-        if self.num_workers and self.plan.multiprocessing_context == "fork":
+        if self.num_workers and setup.plan.multiprocessing_context.value == "fork":
             warn_of_fork_hazard(5, dataset=self.dataset)  # where the loop is
-        sending = None
-        if self.plan.sharing == "parcel":
-            # torch asks a worker for the next batch once its oldest was received; where
-            # workers are asked out of turn, one could be asked for all under way.
-            in_turn = self.plan.in_order and self._setup.iterable is None
-            workers_asked = 1 if in_turn else self.num_workers
-            sending = Sending((self.prefetch_factor or 0) * workers_asked + 2)
-        iterator: Any = self._inner_loader(sending)._get_iterator()
+
+        sending = self._sending(setup)
+        iterator: Any = self._inner_loader(setup, sending)._get_iterator()
         if self.num_workers:
             # An error that is kept (by a notebook, a debugger, pytest) keeps the frames
             # of the loop, and these the iterator: a cycle.  The collector would end the
             # queues before the iterator, which then tells its workers to stop through
             # them in vain, and waits for each for 5 s.
-            kept_open = weakref.finalize(iterator, list, iterator._index_queues)
-            kept_open.atexit = False
+            keep_open = weakref.finalize(iterator, list, iterator._index_queues)
+            keep_open.atexit = False
         if sending is not None:
+            # Segments that were mapped for these workers' batches serve nobody else.
             pids = [worker.pid for worker in iterator._workers]
             weakref.finalize(iterator, forget, pids).atexit = False
         return iterator
 
-    def _inner_loader(self, sending: Sending | None) -> DataLoader[Any]:
+    def _sending(self, setup: LoaderSetup) -> Sending | None:
+        """Make what packs batches in workers; None where torch sends them."""
+        if setup.plan.sharing.value != "parcel":
+            return None
+        # torch asks a worker for the next batch once its oldest was received; where
+        # workers are asked out of turn, one could be asked for all under way.
+        is_in_turn = setup.plan.in_order.value and setup.iterable is None
+        workers_asked = 1 if is_in_turn else self.num_workers
+        # One more is being made, and one is with the loop.
+        return Sending((self.prefetch_factor or 0) * workers_asked + 2)
+
+    def _inner_loader(
+        self, setup: LoaderSetup, sending: Sending | None
+    ) -> DataLoader[Any]:
         """Make the loader that reads: the same settings, over a stand-in."""
-        setup = self._planned()
-        dataset: Any = self._stand_in(setup)
+        stand_in: Any = self._stand_in(setup)
         settings: dict[str, Any] = {"batch_sampler": self._iteration}
         if setup.iterable is not None:
             settings = {"batch_size": None}  # the stand-in gives whole batches
         if self.num_workers:
-            settings |= {
-                "prefetch_factor": self.prefetch_factor,
-                "persistent_workers": self.persistent_workers,
-                "multiprocessing_context": self.multiprocessing_context,
-            }
-            if not self.plan.in_order:  # torch 2.5 does not know it
+            settings["prefetch_factor"] = self.prefetch_factor
+            settings["persistent_workers"] = self.persistent_workers
+            settings["multiprocessing_context"] = self.multiprocessing_context
+            if not setup.plan.in_order.value:  # torch 2.5 does not know it
                 settings["in_order"] = False
-        elif isinstance(dataset, MapBatches):
-            dataset.restore(0)
-        draws = setup.seeded or setup.iterable is not None
-        warns, self._warned_of_seeds = draws and not self._warned_of_seeds, True
-        seed = mix_seed(self.plan.seed, int(self._epoch_number), 0)
+        elif isinstance(stand_in, MapBatches):
+            stand_in.restore(0)
+
+        # Workers read with numbers of ours, so what the user seeds there has no effect.
+        replaces_seeds = setup.seeded or setup.iterable is not None
+        warn_of_seeds = replaces_seeds and not self._warned_of_seeds
+        self._warned_of_seeds = True
+        worker_start = WorkerStart(
+            sending,
+            self.worker_init_fn,
+            setup.plan.multiprocessing_context.value,
+            warn_of_seeds=warn_of_seeds,
+        )
         collate: Any = DeliveryCollate(sending)
+        seed = mix_seed(setup.plan.seed.value, int(self._epoch_number), 0)
         return DataLoader(
-            dataset, num_workers=self.num_workers, pin_memory=self.pin_memory,
-            timeout=self.timeout, collate_fn=collate,
-            worker_init_fn=WorkerStart(
-                sending, self.worker_init_fn, self.plan.multiprocessing_context,
-                warn_of_seeds=warns,
-            ),
-            generator=torch.Generator().manual_seed(seed), **settings,
-        )  # fmt: skip
+            stand_in,
+            num_workers=self.num_workers,
+            pin_memory=self.pin_memory,
+            timeout=self.timeout,
+            collate_fn=collate,
+            worker_init_fn=worker_start,
+            generator=torch.Generator().manual_seed(seed),
+            **settings,
+        )
 
     def _stand_in(self, setup: LoaderSetup) -> MapBatches | IterableBatches:
+        """Make what stands in for the dataset in the inner loader."""
         collate: Any = self.collate_fn
         if not setup.batched:
             collate = OneByOne(collate)
-        if setup.iterable is None:
-            fetching = Fetching(
-                self.dataset, collate, seeded=setup.seeded, limits=setup.limit_check
+        if setup.iterable is not None:
+            return IterableBatches(
+                self.dataset,
+                collate,
+                setup.iterable,
+                self._epoch_number,
+                self._resumption,
             )
-            return MapBatches(fetching, self._turned())
-        return IterableBatches(
-            self.dataset, collate, setup.iterable, self._epoch_number, self._resumption
+        fetching = Fetching(
+            self.dataset, collate, seeded=setup.seeded, limits=setup.limit_check
         )
+        return MapBatches(fetching, self._fresh_workers())
 
 
 def _no_epoch() -> None:
     """Stand in for the running epoch where there is none."""
 
 
-def _differing_parts(theirs: Any, ours: Any) -> tuple[Any, Any]:
-    """Leave out of two tables what is equal in them."""
-    if not isinstance(theirs, dict) or not isinstance(ours, dict):
-        return theirs, ours
-    names = [n for n in {**theirs, **ours} if theirs.get(n) != ours.get(n)]
-    return {n: theirs.get(n) for n in names}, {n: ours.get(n) for n in names}
-
-
-def _changed_since_loading(theirs: Any, ours: Any) -> LoaderError:
-    theirs, ours = _differing_parts(theirs, ours)
-    what = "A state was loaded in the middle of an epoch, and the dataset has changed "
-    what += f"since: from {theirs} to {ours}."
-    why = "the rest of that epoch would be that of another order"
-    fix = "load_state_dict of the dataset as it was, or loader.set_epoch() of another"
-    return LoaderError(what, why=why, fix=f"{fix} epoch")
-
-
-def _wrong_part(value: object, name: str, wanted: str) -> LoaderError:
-    what = f"The state's {name} must be {wanted}, got {value!s:.80}."
-    why = f"its type is {type(value).__name__}"
-    return LoaderError(what, why=why, fix="load_state_dict(loader.state_dict())")
-
-
-def _check_worker_states(state: Mapping[str, Any]) -> None:
-    """Refuse states of workers that cannot be read."""
-    workers, wanted = state["workers"], {"worker", *WorkerState._fields}
-    if not isinstance(workers, list | tuple):
-        asked = "a list of states"
-        raise _wrong_part(workers, "workers", asked)
-    for each in workers:
-        if not isinstance(each, dict) or set(each) != wanted:
-            asked = f"a list of tables of {', '.join(sorted(wanted))}"
-            raise _wrong_part(each, "workers", asked)
-        for name in ("worker", "batches"):
-            check_integer(f"the state's {name} of a worker", each[name], least=0)
-    last = state.get("last_worker")
-    check_integer("the state's last_worker", last, least=-1)
+def _at_end_of_epoch(resumption: Resumption) -> Resumption:
+    """Say how workers stand between two epochs if they go on with their datasets."""
+    workers = {
+        worker: state._replace(batches=0, ended=True)
+        for worker, state in resumption.workers.items()
+    }
+    return Resumption(workers)

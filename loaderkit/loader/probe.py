@@ -17,7 +17,7 @@ import statistics
 import sys
 import time
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,8 +26,9 @@ import torch
 
 from loaderkit.errors import LoaderError, LoaderkitError
 from loaderkit.loader.collating import Join, is_gathering
-from loaderkit.loader.fetching import draws_nothing, fetch
-from loaderkit.loader.forecast import PROBE_S
+from loaderkit.loader.description import reading_draws_nothing
+from loaderkit.loader.facts import PROBE_S, Measured
+from loaderkit.loader.fetching import fetch
 from loaderkit.memory.shm_batch import SegmentRing, SharedBatch, forget
 from loaderkit.randomness import quiet
 from loaderkit.units import format_bytes, format_seconds
@@ -55,35 +56,6 @@ _MOST_COPIED_BYTES = 64 << 20
 """A larger dataset is not copied to be measured."""
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What reading costs here, measured on this machine."""
-
-    samples: int
-    """Samples that were read for it."""
-    sample_bytes: int
-    """Bytes of one sample in a batch, on average."""
-    batch_bytes: int
-    """Bytes of one batch."""
-    fetch_s: float
-    """To read and join one batch."""
-    sample_s: float
-    """To read the very first sample, opening what it needs."""
-    send_s: float
-    """To put a batch into shared memory, in a worker."""
-    receive_s: float
-    """To take it out, in the training process."""
-    probe_s: float = 0.0
-    """What all this measuring took."""
-
-    def cost_in_words(self) -> str:
-        """Say what the probe took, if that was longer than it shall take."""
-        if self.probe_s < 2 * PROBE_S:
-            return ""
-        text = f"took {format_seconds(self.probe_s)}: a sample takes "
-        return f"{text}{format_seconds(self.sample_s)}; probe=False reads none"
-
-
 def probe(dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any]) -> Measured:
     """Measure what a batch costs, and leave dataset and random numbers as they were.
 
@@ -100,7 +72,7 @@ def probe(dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any]) -> M
     """
     # A daemon may not have children: none to measure in, and no workers either.
     alone = multiprocessing.current_process().daemon
-    if draws_nothing(dataset) or alone:
+    if reading_draws_nothing(dataset) or alone:
         return _measure_here(dataset, rows, collate)
     # macOS can fork, but its own libraries may end a process that did.
     if "fork" in multiprocessing.get_all_start_methods() and sys.platform != "darwin":
@@ -124,7 +96,7 @@ def _measure_in_a_fork(
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
         sender.close()
-        answer = _answer_of(process, receiver)
+        answer = _wait_for_answer(process, receiver)
     except OSError as error:
         what = f"no process could be started to measure in: {error}"
         raise _not_measured(what) from error
@@ -138,7 +110,7 @@ def _measure_in_a_fork(
     return replace(answer, probe_s=time.perf_counter() - begun)
 
 
-def _answer_of(process: Any, receiver: Connection[Any, Any]) -> Measured | str:
+def _wait_for_answer(process: Any, receiver: Connection[Any, Any]) -> Measured | str:
     """Wait for what was measured, or the text of an error."""
     if not receiver.poll(_LONGEST_S):
         what = f"no sample was read within {format_seconds(_LONGEST_S)}"
@@ -175,7 +147,7 @@ def _measure_a_copy(
 ) -> Measured:
     """Measure on a copy, as a spawned worker would get it, if it is not large."""
     try:
-        with _Bounded(_MOST_COPIED_BYTES) as file:
+        with _BoundedBuffer(_MOST_COPIED_BYTES) as file:
             pickle.Pickler(file, pickle.HIGHEST_PROTOCOL).dump((dataset, collate))
             dataset, collate = pickle.loads(file.getvalue())
     except _TooLargeError as error:
@@ -199,7 +171,7 @@ class _TooLargeError(Exception):
     """More was written than allowed."""
 
 
-class _Bounded(io.BytesIO):
+class _BoundedBuffer(io.BytesIO):
     """Takes so many bytes and no more."""
 
     def __init__(self, most: int) -> None:
@@ -343,9 +315,12 @@ def _as_list(samples: Any) -> list[Any]:
 
 
 def _read_some(
-    dataset: Any, rows: Sequence[int], samples: list[Any], sample_s: float,
+    dataset: Any,
+    rows: Sequence[int],
+    samples: list[Any],
+    sample_s: float,
     deadline: float,
-) -> tuple[list[Any], list[float], int]:  # fmt: skip
+) -> tuple[list[Any], list[float], int]:
     """Read on, one by one, while there is time.
 
     Returns:

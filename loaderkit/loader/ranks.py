@@ -69,13 +69,13 @@ def read_ranks(
     if rank is not None and world_size is not None:
         # Whoever asks for everything on each process may still be one of several,
         # as under accelerate, which shares out the batches itself.
-        launched = _launched(environment)
+        launched = _count_launched(environment)
         return Ranks(rank, world_size, ASKED, launched)
-    found = _initialized() or launched_ranks(environment)
-    return found or Ranks()
+    ranks = _initialized_ranks() or launched_ranks(environment)
+    return ranks or Ranks()
 
 
-def _initialized() -> Ranks | None:
+def _initialized_ranks() -> Ranks | None:
     group = torch.distributed
     if not (group.is_available() and group.is_initialized()):
         return None
@@ -83,12 +83,12 @@ def _initialized() -> Ranks | None:
     return Ranks(group.get_rank(), size, "torch.distributed", size)
 
 
-def _launched(environment: Mapping[str, str]) -> int:
+def _count_launched(environment: Mapping[str, str]) -> int:
     try:
-        found = _initialized() or launched_ranks(environment)
+        ranks = _initialized_ranks() or launched_ranks(environment)
     except LoaderError:  # unclear, but then the caller has said it
         return 2
-    return 1 if found is None else found.launched
+    return 1 if ranks is None else ranks.launched
 
 
 def launched_ranks(environment: Mapping[str, str]) -> Ranks | None:

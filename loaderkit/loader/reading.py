@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Floats: TypeAlias = NDArray[np.float64]
     Order: TypeAlias = Literal["in order", "shuffled in blocks", "shuffled"]
 
-_WORTH = 1.2
+_WORTHWHILE_SPEEDUP = 1.2
 """Another order is named where it promises so many times the samples a second."""
 _ROUNDS = 30
 """Halvings of an interval: to a billionth of it."""
@@ -59,10 +59,10 @@ class ReadingForecast:
         if self.regime != "larger than memory":
             once = format_bytes(self.first_epoch_bytes)
             text = f"{self.regime}: {files} of {free}; from disk {once} in the first "
-            return f"{text}epoch at most, then nothing{self._speed()}"
+            return f"{text}epoch at most, then nothing{self._speed_in_words()}"
         text = f"larger than memory: {files} of files, {free} for their pages; "
         text += f"from disk {format_bytes(self.epoch_bytes)} an epoch {self.order}"
-        text += self._speed()
+        text += self._speed_in_words()
         if self.disk is not None:
             disk = self.disk
             text += f" (disk: {disk.bytes_per_s / 1e6:,.0f} MB/s in order, "
@@ -70,13 +70,14 @@ class ReadingForecast:
             text += f"{format_seconds(disk.measured_s)})"
         if self.better is not None:
             text += '; shuffle="block" would read '
-            text += f"{format_bytes(self.better.epoch_bytes)}{self.better._speed()}"
+            text += format_bytes(self.better.epoch_bytes)
+            text += self.better._speed_in_words()
         if self.compressed_bytes is not None:
             text += '; pack(compression="gzip") would make some '
             text += f"{format_bytes(self.compressed_bytes)} of them, which fit"
         return text
 
-    def _speed(self) -> str:
+    def _speed_in_words(self) -> str:
         if self.samples_per_s is None:
             return ""
         return f", about {self.samples_per_s:,.0f} samples/s"
@@ -127,16 +128,20 @@ def forecast_reading(
         samples_per_s=samples_per_s,
         disk=disk,
     )
-    asked, better = larger(order), None
+    requested = larger(order)
+
+    better = None
     if order == "shuffled":
         in_blocks = larger("shuffled in blocks")
-        is_faster = _speed_or_bytes(in_blocks) > _WORTH * _speed_or_bytes(asked)
-        better = in_blocks if is_faster else None
-    compressed = None
+        least_speed = _WORTHWHILE_SPEEDUP * _speed_or_bytes(requested)
+        if _speed_or_bytes(in_blocks) > least_speed:
+            better = in_blocks
+
+    compressed_bytes = None
     if disk is not None and not stored.is_compressed:
         nbytes = round(file_bytes * disk.compressed_share)
-        compressed = nbytes if nbytes <= stored.free_bytes else None
-    return replace(asked, better=better, compressed_bytes=compressed)
+        compressed_bytes = nbytes if nbytes <= stored.free_bytes else None
+    return replace(requested, better=better, compressed_bytes=compressed_bytes)
 
 
 def _speed_or_bytes(forecast: ReadingForecast) -> float:
@@ -159,7 +164,9 @@ def _larger_than_memory(
     in_blocks = order == "shuffled in blocks"
     mixed_bytes = MIXED_BLOCKS * BLOCK * stored.file_bytes / max(1, stored.samples)
     if order == "shuffled" or (in_blocks and mixed_bytes > stored.free_bytes):
-        pieces, pages = _missed(stored, samples, share=file_bytes / stored.file_bytes)
+        pieces, pages = _count_disk_reads(
+            stored, samples, share=file_bytes / stored.file_bytes
+        )
         nbytes = pages * PAGE_BYTES
     else:
         nbytes = float(file_bytes)
@@ -194,7 +201,7 @@ def _pieces_read_once(
 
 
 @dataclass(frozen=True)
-class _Pages:
+class _PageGroup:
     """Pages that an epoch touches equally often, each time for another sample.
 
     An epoch takes one unit of time, and a page's samples lie anywhere in it, in a new
@@ -206,13 +213,13 @@ class _Pages:
     touches: float
     """How often an epoch touches each, at least once."""
 
-    def kept(self, epochs: float) -> float:
+    def touched_share(self, epochs: float) -> float:
         """Say which part of them was touched within so much time."""
         in_one_epoch = (1 - min(1.0, epochs)) ** self.touches
         before = _MOMENTS**self.touches
         return 1 - _mean_over_moments(epochs, in_one_epoch, before, self.touches)
 
-    def missed(self, epochs: float) -> float:
+    def missed_share(self, epochs: float) -> float:
         """Say how many touches come later after the one before than this time."""
         others = self.touches - 1
         in_one_epoch = (1 - min(1.0, epochs)) ** others
@@ -241,7 +248,17 @@ def _mean_over_moments(
     return float(chances.mean())
 
 
-def _missed(stored: StoredArrays, samples: int, *, share: float) -> tuple[float, float]:
+class _DiskReads(NamedTuple):
+    """What an epoch reads from disk."""
+
+    pieces: float
+    """Runs of neighbouring pages."""
+    pages: float
+
+
+def _count_disk_reads(
+    stored: StoredArrays, samples: int, *, share: float
+) -> _DiskReads:
     """Count what an epoch in any order reads from disk.
 
     The pages of all arrays share the memory, and those go first that were not used for
@@ -254,30 +271,40 @@ def _missed(stored: StoredArrays, samples: int, *, share: float) -> tuple[float,
         share: Which part of its bytes they are.
 
     Returns:
-        Pieces, each of neighbouring pages, and pages.
+        Pieces and pages.
     """
-    kinds: list[_Pages] = []
+    groups: list[_PageGroup] = []
     pieces_of_a_page: list[float] = []
     for nbytes, value in zip(_disk_bytes(stored), stored.read_bytes, strict=True):
-        pages, value_pages = nbytes * share / PAGE_BYTES, value / PAGE_BYTES
+        pages = nbytes * share / PAGE_BYTES
+        value_pages = value / PAGE_BYTES
         if not pages:
             continue
         if value_pages <= 1:
-            kinds.append(_Pages(pages, touches=1 + samples / pages))
+            groups.append(_PageGroup(pages, touches=1 + samples / pages))
             pieces_of_a_page.append(1.0)
         else:
             # Pages inside a value are its own; those at its ends are a neighbour's too.
-            kinds += [_Pages(samples, 2.0), _Pages(pages - samples, 1.0)]
+            groups += [_PageGroup(samples, 2.0), _PageGroup(pages - samples, 1.0)]
             pieces_of_a_page += [0.5, 0.0]
-    room = stored.free_bytes / PAGE_BYTES
+
+    # The longer pages are kept, the more of them there are: halve the interval of times
+    # until those that were touched within it just fit.
+    free_pages = stored.free_bytes / PAGE_BYTES
     low, high = 0.0, 2.0
     for _ in range(_ROUNDS):
         middle = (low + high) / 2
-        is_room = sum(each.count * each.kept(middle) for each in kinds) <= room
-        low, high = (middle, high) if is_room else (low, middle)
-    missed = [each.count * each.touches * each.missed(low) for each in kinds]
-    pieces = map(operator.mul, missed, pieces_of_a_page)
-    return sum(pieces), sum(missed)
+        kept_pages = sum(group.count * group.touched_share(middle) for group in groups)
+        if kept_pages <= free_pages:
+            low = middle
+        else:
+            high = middle
+
+    missed_pages = [
+        group.count * group.touches * group.missed_share(low) for group in groups
+    ]
+    missed_pieces = map(operator.mul, missed_pages, pieces_of_a_page)
+    return _DiskReads(sum(missed_pieces), sum(missed_pages))
 
 
 def _disk_bytes(stored: StoredArrays) -> list[float]:

@@ -14,9 +14,9 @@ from torch.utils.data import (
 )
 
 from loaderkit.arguments import check_integer
+from loaderkit.loader.description import sizes_of
 from loaderkit.loader.samplers import BatchRule, Epoch, bucket_bounds, make_epoch
 from loaderkit.loader.stateful import digest_of_plain
-from loaderkit.loader.subject import sizes_of
 from loaderkit.randomness import mix_seed
 
 if TYPE_CHECKING:
@@ -150,8 +150,7 @@ class EpochBatches(Sampler[list[int]]):
         self._cached: tuple[int, Epoch] | None = None
         self._bounds: Ints | None = None
         self._facts: dict[str, Any] | None = None
-        self.shown: list[EpochBatches] = []
-        """What the loader shows of these batches; it follows the same seed."""
+        self._followers: list[EpochBatches] = []
 
     def __len__(self) -> int:
         self.follow_dataset()
@@ -171,8 +170,12 @@ class EpochBatches(Sampler[list[int]]):
     def reseed(self, seed: int) -> None:
         """Follow another seed from now on."""
         self.rule, self._cached = replace(self.rule, seed=seed % 2**63), None
-        for batches in self.shown:
-            batches.reseed(seed)
+        for follower in self._followers:
+            follower.reseed(seed)
+
+    def lend_seed_to(self, follower: EpochBatches) -> None:
+        """Have other batches, such as those that a loader shows, follow the seed."""
+        self._followers.append(follower)
 
     def follow_dataset(self) -> None:
         """Take over how many samples the dataset has by now, as torch's samplers do.
@@ -291,9 +294,13 @@ class RankOrder(DistributedSampler[int]):
     def __init__(self, dataset: Any, batches: EpochBatches) -> None:
         rule = batches.rule
         super().__init__(
-            dataset, num_replicas=rule.ranks, rank=rule.rank, seed=rule.seed,
-            shuffle=bool(rule.shuffle), drop_last=rule.drop_last,
-        )  # fmt: skip
+            dataset,
+            num_replicas=rule.ranks,
+            rank=rule.rank,
+            seed=rule.seed,
+            shuffle=bool(rule.shuffle),
+            drop_last=rule.drop_last,
+        )
         self._order = EpochOrder(batches)
 
     def __len__(self) -> int:
@@ -337,7 +344,7 @@ class PublicSamplers:
         if shown.plain:  # torch's samplers give every row; the BatchSampler drops some
             shown = replace(shown, drop_last=False)
         everything = EpochBatches(shown, batches.position, dataset)
-        batches.shown.append(everything)
+        batches.lend_seed_to(everything)
         in_order = SequentialSampler(dataset)
         sampler: Any = in_order
         if rule.ranks > 1:
@@ -364,10 +371,15 @@ class IterationBatches:
     """
 
     def __init__(self, batches: LoaderBatches, position: Position) -> None:
-        self.batches, self.position = batches, position
+        self.batches = batches
+        self._position = position
+
+    def begin_at(self, position: Position) -> None:
+        """Give the batches from another position on, in the next iteration."""
+        self._position = position
 
     def __len__(self) -> int:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[SeededRows]:
-        return self.batches.batches_of(self.position)
+        return self.batches.batches_of(self._position)

@@ -19,8 +19,8 @@ class SamplerEpochs:
     """
 
     def __init__(self, sampler: Any) -> None:
-        inner = getattr(sampler, "sampler", None)
-        parts = {"": sampler, "sampler.": inner}
+        inner_sampler = getattr(sampler, "sampler", None)
+        parts = {"": sampler, "sampler.": inner_sampler}
         self._parts = {
             prefix: part
             for prefix, part in parts.items()
@@ -29,7 +29,7 @@ class SamplerEpochs:
         epochs = [getattr(part, "epoch", None) for part in self._parts.values()]
         # A sampler begins with 0, or some other value that is no epoch.
         self.by_hand = any(isinstance(epoch, int) and epoch > 0 for epoch in epochs)
-        self._last_values = self._read()
+        self._last_values = self._read_epoch_values()
 
     def tell(self, epoch: int) -> None:
         """Tell the epoch, unless somebody else does."""
@@ -42,7 +42,7 @@ class SamplerEpochs:
 
     def look(self) -> bool:
         """Look whether somebody else has set an epoch since, and give that."""
-        changed = bool(self._parts) and self._read() != self._last_values
+        changed = bool(self._parts) and self._read_epoch_values() != self._last_values
         self.by_hand = self.by_hand or changed
         self.note()
         return changed
@@ -50,7 +50,7 @@ class SamplerEpochs:
     def note(self) -> None:
         """Take the values as they are: drawing rows, or we ourselves, changed them."""
         if self._parts:
-            self._last_values = self._read()
+            self._last_values = self._read_epoch_values()
 
     def adopt(self, saved: dict[str, Any], epoch: int, *, by_hand: bool) -> None:
         """Take over what another run's sampler was told.
@@ -73,7 +73,7 @@ class SamplerEpochs:
         self.by_hand = by_hand
         self.note()
 
-    def _read(self) -> list[dict[str, Any]]:
+    def _read_epoch_values(self) -> list[dict[str, Any]]:
         return [_epoch_values(part) for part in self._parts.values()]
 
 
@@ -87,7 +87,7 @@ def _epoch_values(part: Any) -> dict[str, Any]:
 
 def set_sampler_epoch(sampler: Any, epoch: int) -> None:
     """Tell a sampler, and the one within it, which epoch comes next."""
-    each: Any
-    for each in (sampler, getattr(sampler, "sampler", None)):
-        if hasattr(each, "set_epoch"):
-            each.set_epoch(epoch)
+    part: Any
+    for part in (sampler, getattr(sampler, "sampler", None)):
+        if hasattr(part, "set_epoch"):
+            part.set_epoch(epoch)

@@ -7,7 +7,7 @@ every resumed run works out the same batches by itself.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -114,10 +114,9 @@ class Epoch:
 
     def batch(self, number: int) -> list[int]:
         """Give the rows of a batch."""
-        found: list[int] = self.order[
-            self.ends[number] : self.ends[number + 1]
-        ].tolist()
-        return found
+        start, stop = self.ends[number], self.ends[number + 1]
+        rows: list[int] = self.order[start:stop].tolist()
+        return rows
 
 
 def make_epoch(rule: BatchRule, epoch: int) -> Epoch:
@@ -133,21 +132,24 @@ def make_epoch(rule: BatchRule, epoch: int) -> Epoch:
     Raises:
         LoaderError: A sample is larger than a limit, and ``oversized`` is "raise".
     """
-    rows, alone = _fitting(rule)
+    rows, alone = _rows_by_limits(rule)
     skipped = rule.samples - len(rows) - len(alone)
     chance = np.random.Generator(np.random.PCG64([rule.seed, epoch]))
-    order = _ordered(rule, rows, chance)
+    order = _order_rows(rule, rows, chance)
     if rule.plain:
-        return _plain(rule, order, skipped)
+        return _deal_samples_to_ranks(rule, order, skipped)
     if rule.bucket_by is None:
         groups = [order]
     else:
         bucket = bucket_of(rule.sizes[rule.bucket_by], rule.buckets)[order]
         groups = [order[bucket == number] for number in range(rule.buckets)]
-    parts = [(group, _cuts(rule, group)) for group in groups if len(group)]
-    skipped += sum(len(group) - int(cuts[-1]) for group, cuts in parts)
-    parts += [(alone[at : at + 1], np.array([0, 1])) for at in range(len(alone))]
-    return _shared(rule, parts, chance, skipped)
+    parts = [
+        _Group(group, _batch_bounds(rule, group)) for group in groups if len(group)
+    ]
+    skipped += sum(len(part.rows) - int(part.bounds[-1]) for part in parts)
+    # Samples beyond a limit, each a batch of its own.
+    parts += [_Group(np.array([row]), np.array([0, 1])) for row in alone.tolist()]
+    return _deal_batches_to_ranks(rule, parts, chance, skipped)
 
 
 def bucket_of(sizes: Ints, buckets: int) -> Ints:
@@ -195,26 +197,29 @@ def padding_waste(rule: BatchRule) -> float:
     return 1.0 - float(sizes.sum()) / float(padded) if padded else 0.0
 
 
-def _fitting(rule: BatchRule) -> tuple[Ints, Ints]:
+def _rows_by_limits(rule: BatchRule) -> tuple[Ints, Ints]:
     """Give the rows that fit every limit, and those that get a batch of their own."""
     large = np.zeros(rule.samples, bool)
     for name, limit in rule.limits.items():
         large |= rule.sizes[name] > limit
     rows = np.flatnonzero(~large) if large.any() else np.arange(rule.samples)
-    found = np.flatnonzero(large)
-    if not len(found) or rule.oversized == "skip":
-        return rows, found[:0]
+    oversized = np.flatnonzero(large)
+    if not len(oversized) or rule.oversized == "skip":
+        return rows, oversized[:0]
     if rule.oversized == "alone":
-        return rows, found
-    row = int(found[0])
-    name = next(n for n, limit in rule.limits.items() if rule.sizes[n][row] > limit)
+        return rows, oversized
+    row = int(oversized[0])
+    exceeded = (
+        name for name, limit in rule.limits.items() if rule.sizes[name][row] > limit
+    )
+    name = next(exceeded)
     what = f"Sample {row:,} has {rule.sizes[name][row]:,} {name}, above the limit of "
-    what += f"{rule.limits[name]:,}; so have {len(found) - 1:,} more."
+    what += f"{rule.limits[name]:,}; so have {len(oversized) - 1:,} more."
     fix = f"raise max_{name}, or oversized='alone' (a batch of its own) or 'skip'"
     raise LoaderError(what, why="no batch can hold it", fix=fix)
 
 
-def _ordered(rule: BatchRule, rows: Ints, chance: np.random.Generator) -> Ints:
+def _order_rows(rule: BatchRule, rows: Ints, chance: np.random.Generator) -> Ints:
     if not rule.shuffle:
         return rows
     if rule.shuffle is True:
@@ -244,7 +249,7 @@ def _mixed_blocks(rows: Ints, chance: np.random.Generator) -> Ints:
     return np.concatenate(mixed) if mixed else rows
 
 
-def _plain(rule: BatchRule, order: Ints, skipped: int) -> Epoch:
+def _deal_samples_to_ranks(rule: BatchRule, order: Ints, skipped: int) -> Epoch:
     """Batches of one size: ranks take turns, sample by sample."""
     assert rule.rank is not None  # all_ranks() makes one rank of them here
     size, ranks = rule.batch_size or 1, rule.ranks
@@ -266,7 +271,7 @@ def _plain(rule: BatchRule, order: Ints, skipped: int) -> Epoch:
     return Epoch(mine, ends if len(ends) else np.zeros(1, np.int64), skipped, repeated)
 
 
-def _cuts(rule: BatchRule, order: Ints) -> Ints:
+def _batch_bounds(rule: BatchRule, order: Ints) -> Ints:
     """Fill batch after batch until the next sample would break a limit.
 
     Returns:
@@ -279,20 +284,21 @@ def _cuts(rule: BatchRule, order: Ints) -> Ints:
         np.cumsum(rule.sizes[name][order], out=total[1:])
         # A limit above all samples together is none; adding it could overflow int64.
         totals.append((total, min(limit, int(total[-1]))))
-    most, at, ends = rule.batch_size or len(order), 0, [0]
+    most = rule.batch_size or len(order)
+    start, bounds = 0, [0]
     if not totals:
-        ends = [*range(0, len(order), most), len(order)]
-        at = len(order)
-    while at < len(order):
-        stop = min(at + most, len(order))
+        bounds = [*range(0, len(order), most), len(order)]
+        start = len(order)
+    while start < len(order):
+        stop = min(start + most, len(order))
         for total, limit in totals:
-            reach = total.searchsorted(total[at] + limit, side="right") - 1
-            stop = min(stop, int(reach))
-        at = max(stop, at + 1)
-        ends.append(at)
-    if rule.drop_last and not _is_full(rule, order[ends[-2] :]):
-        ends.pop()
-    return np.array(ends)
+            within_limit = total.searchsorted(total[start] + limit, side="right") - 1
+            stop = min(stop, int(within_limit))
+        start = max(stop, start + 1)
+        bounds.append(start)
+    if rule.drop_last and not _is_full(rule, order[bounds[-2] :]):
+        bounds.pop()
+    return np.array(bounds)
 
 
 def _is_full(rule: BatchRule, rows: Ints) -> bool:
@@ -303,35 +309,53 @@ def _is_full(rule: BatchRule, rows: Ints) -> bool:
     return any(totals[name] == limit for name, limit in rule.limits.items())
 
 
-def _shared(
+class _Group(NamedTuple):
+    """Samples that only share batches with each other: a bucket, or all of them."""
+
+    rows: Ints
+    """In their order ``[n]``."""
+    bounds: Ints
+    """Where each batch begins, and the last ends ``[batches + 1]``."""
+
+
+def _deal_batches_to_ranks(
     rule: BatchRule,
-    parts: Sequence[tuple[Ints, Ints]],
+    groups: Sequence[_Group],
     chance: np.random.Generator,
     skipped: int,
 ) -> Epoch:
     """Deal whole batches out to the ranks, equally many to each."""
-    order = np.concatenate([rows for rows, _ in parts] or [np.empty(0, np.int64)])
-    firsts = np.cumsum([0, *(len(rows) for rows, _ in parts)])
-    pairs = zip(firsts, parts, strict=False)
-    starts = np.concatenate([f + cut[:-1] for f, (_, cut) in pairs] or [firsts[:0]])
-    pairs = zip(firsts, parts, strict=False)
-    stops = np.concatenate([f + cut[1:] for f, (_, cut) in pairs] or [firsts[:0]])
-    turn = np.arange(len(starts))
-    if rule.shuffle and len(parts) > 1:
+    no_rows = np.empty(0, np.int64)
+    rows = np.concatenate([no_rows, *(group.rows for group in groups)])
+    offsets = np.cumsum([0, *(len(group.rows) for group in groups)])
+    starts, stops = [no_rows], [no_rows]
+    for offset, group in zip(offsets, groups, strict=False):
+        starts.append(offset + group.bounds[:-1])
+        stops.append(offset + group.bounds[1:])
+    batch_starts, batch_stops = np.concatenate(starts), np.concatenate(stops)
+    batch_sizes = batch_stops - batch_starts
+
+    turn = np.arange(len(batch_sizes))
+    if rule.shuffle and len(groups) > 1:
+        # Else the batches of one bucket would all come before those of the next.
         turn = chance.permutation(turn)
-    uneven, repeated = len(turn) % rule.ranks, 0
+    uneven = len(turn) % rule.ranks
+    repeated = 0
     if uneven and rule.drop_last:
-        skipped += int((stops - starts)[turn[len(turn) - uneven :]].sum())
-        turn = turn[: len(turn) - uneven]
+        turn, dropped = turn[:-uneven], turn[-uneven:]
+        skipped += int(batch_sizes[dropped].sum())
     elif uneven:
         again = np.resize(turn, rule.ranks - uneven)
-        repeated = int((stops - starts)[again].sum())
+        repeated = int(batch_sizes[again].sum())
         turn = np.concatenate([turn, again])
+
     mine = turn if rule.rank is None else turn[rule.rank :: rule.ranks]
-    spans = [order[starts[b] : stops[b]] for b in mine.tolist()]
-    ends = np.cumsum([0, *map(len, spans)])
-    rows = np.concatenate(spans) if spans else order[:0]
-    return Epoch(rows, ends, skipped, repeated)
+    batches = [
+        rows[batch_starts[number] : batch_stops[number]] for number in mine.tolist()
+    ]
+    ends = np.cumsum([0, *map(len, batches)])
+    order = np.concatenate(batches) if batches else rows[:0]
+    return Epoch(order, ends, skipped, repeated)
 
 
 def largest_batch(sizes: Ints, batch_size: int) -> int:

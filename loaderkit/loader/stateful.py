@@ -14,7 +14,7 @@ import random
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import torch
@@ -23,14 +23,24 @@ import xxhash
 from loaderkit.errors import LoaderError
 
 
-def is_stateful(value: object) -> bool:
+class Stateful(Protocol):
+    """What says its state, and takes one, by torchdata's protocol."""
+
+    def state_dict(self) -> Any:
+        """Say the state."""
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Take a state over."""
+
+
+def is_stateful(value: object) -> TypeGuard[Stateful]:
     """Tell whether something says its state, and takes one, by torchdata's protocol."""
     return callable(getattr(value, "state_dict", None)) and callable(
         getattr(value, "load_state_dict", None)
     )
 
 
-def read_state(value: Any) -> Any:
+def read_state(value: object) -> Any:
     """Ask something for its state; None if it has none to tell.
 
     The state is copied, since the owner may go on changing what it gave.
@@ -79,7 +89,7 @@ class SamplerState:
         Raises:
             LoaderError: It is something else.
         """
-        names = {each.name for each in fields(cls)}
+        names = {state_field.name for state_field in fields(cls)}
         texts = ("digest",)
         tables = ("generators", "values", "arrays", "lengths")
         if (
@@ -105,13 +115,13 @@ def read_sampler(sampler: Any, dataset: Any = None) -> SamplerState:
     Returns:
         Its own state, or else its generators, plain values, rows and weights.
     """
-    if (own := stateful_part(sampler)) is not None:
-        return SamplerState(own=read_state(own))
+    if (stateful_sampler := stateful_part(sampler)) is not None:
+        return SamplerState(own=read_state(stateful_sampler))
     generators: dict[str, Any] = {}
     values: dict[str, Any] = {}
     arrays: dict[str, str] = {}
     lengths: dict[str, int] = {}
-    attributes = dict(_attributes(sampler))
+    attributes = dict(_attributes_by_path(sampler))
     for path, value in attributes.items():
         name = path.rpartition(".")[2]
         holder = path.removesuffix(name)
@@ -158,7 +168,7 @@ def digest_of_plain(value: object) -> str | None:
     if not isinstance(value, _PLAIN_NESTS):
         return None
     hashed = xxhash.xxh3_64()  # 10 times as fast as blake2b; nobody forges these
-    return hashed.hexdigest() if _feed(hashed, value, depth=0) else None
+    return hashed.hexdigest() if _hash_nest(hashed, value, depth=0) else None
 
 
 _PLAIN_VALUES = (type(None), bool, int, float, complex, str, bytes, np.generic)
@@ -167,10 +177,10 @@ _DEEPEST = 4
 """Chosen: lists of batches of rows are 2 deep; a list may also hold itself."""
 
 
-def _feed(hashed: Any, value: Any, depth: int) -> bool:
+def _hash_nest(hashed: xxhash.xxh3_64, value: Any, depth: int) -> bool:
     """Hash a nest; False if there is something else in it."""
     if type(value) is list:  # first: there may be 10^5 lists of rows
-        return depth < _DEEPEST and _feed_values(hashed, value, depth)
+        return depth < _DEEPEST and _hash_values(hashed, value, depth)
     if isinstance(value, torch.Tensor):
         try:
             value = value.detach().cpu().numpy()
@@ -182,7 +192,9 @@ def _feed(hashed: Any, value: Any, depth: int) -> bool:
         else:
             hashed.update(f"{value.dtype}{value.shape}".encode())
             if value.nbytes:  # hashed where they lie: 10^7 rows are not copied
-                hashed.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+                hashed.update(
+                    np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+                )
             return True
     if isinstance(value, (range, *_PLAIN_VALUES)):
         hashed.update(f"{value!r},".encode())
@@ -193,34 +205,34 @@ def _feed(hashed: Any, value: Any, depth: int) -> bool:
         value = [*value, *value.values()]
     elif isinstance(value, set | frozenset):
         value = sorted(value, key=repr)  # their order differs from run to run
-    return _feed_values(hashed, list(value), depth)
+    return _hash_values(hashed, list(value), depth)
 
 
 _HASHED_AT_ONCE = 1 << 16
 """Values of a list: 0.5 MiB of them, where 10^7 rows would be 80 MB."""
 
 
-def _feed_values(hashed: Any, values: list[Any], depth: int) -> bool:
+def _hash_values(hashed: xxhash.xxh3_64, values: list[Any], depth: int) -> bool:
     """Hash a list, many values at a time; False if there is something else in it.
 
     10^7 rows take 0.4 s as machine words, and 2.1 s as text.
     """
     hashed.update(f"{len(values)}:".encode())
     for start in range(0, len(values), _HASHED_AT_ONCE):
-        some = values[start : start + _HASHED_AT_ONCE]
+        chunk = values[start : start + _HASHED_AT_ONCE]
         try:
-            words = array("q", some)
+            words = array("q", chunk)
         except (TypeError, OverflowError):
             pass
         else:
             hashed.update(words)
             continue
-        kinds = set(map(type, some))
+        kinds = set(map(type, chunk))
         if kinds == {float}:
-            hashed.update(b"floats" + array("d", some).tobytes())
+            hashed.update(b"floats" + array("d", chunk).tobytes())
         elif kinds <= {int, float, str, bool}:
-            hashed.update(repr(some).encode())
-        elif not all(_feed(hashed, each, depth + 1) for each in some):
+            hashed.update(repr(chunk).encode())
+        elif not all(_hash_nest(hashed, element, depth + 1) for element in chunk):
             return False
     return True
 
@@ -264,43 +276,45 @@ def restore_sampler(
             raise LoaderError(what, fix="give the loader the same sampler")
         part.load_state_dict(copy.deepcopy(state.own))
         return None
-    ours = dict(_attributes(sampler))
-    found = read_sampler(sampler, dataset)
-    _check_rows(found, state)
+
+    attributes = dict(_attributes_by_path(sampler))
+    current = read_sampler(sampler, dataset)
+    _check_same_rows(current, state)
+
     for path, saved in state.generators.items():
-        if not _restore_generator(ours.get(path), saved):
+        if not _restore_generator(attributes.get(path), saved):
             what = f"The state is of a random generator at {path}; this sampler has "
             what += "none there, or one of another kind."
             raise LoaderError(what, fix="give the loader the same sampler")
     for path, saved in state.values.items():
-        if path not in ours or ours[path] != saved:
-            what = (
-                f"The sampler's {path} is {ours.get(path)!r}, the state has {saved!r}."
-            )
+        if path not in attributes or attributes[path] != saved:
+            what = f"The sampler's {path} is {attributes.get(path)!r}, "
+            what += f"the state has {saved!r}."
             why = "other rows would follow"
             fix = "set it before, or give the sampler state_dict() and "
             raise LoaderError(what, why=why, fix=f"{fix}load_state_dict()")
+
     # Its rows were hashed once; of 10^7 that takes half a second.
-    return replace(found, generators={**found.generators, **state.generators})
+    return replace(current, generators={**current.generators, **state.generators})
 
 
-def _check_rows(ours: SamplerState, saved: SamplerState) -> None:
+def _check_same_rows(current: SamplerState, saved: SamplerState) -> None:
     """Refuse a sampler of other rows, weights or lengths."""
     why = "other rows would follow"
     fix = "give the loader the same sampler, or the sampler state_dict() and "
     fix += "load_state_dict()"
     for path, length in saved.lengths.items():
-        if ours.lengths.get(path) != length:
+        if current.lengths.get(path) != length:
             name = "its own" if path == "sampler" else path
-            what = f"The sampler's length ({name}) is {ours.lengths.get(path)}, the "
+            what = f"The sampler's length ({name}) is {current.lengths.get(path)}, the "
             raise LoaderError(f"{what}state has {length}.", why=why, fix=fix)
     for path, digest in saved.arrays.items():
-        if ours.arrays.get(path) != digest:
+        if current.arrays.get(path) != digest:
             what = f"Of the sampler, {path} is not what it was for the state."
             raise LoaderError(what, why=why, fix=fix)
 
 
-def stateful_part(sampler: Any) -> Any:
+def stateful_part(sampler: object) -> Stateful | None:
     """Find the sampler that says its state: this one, or the one it draws from."""
     for part in (sampler, getattr(sampler, "sampler", None)):
         if is_stateful(part):
@@ -308,14 +322,14 @@ def stateful_part(sampler: Any) -> Any:
     return None
 
 
-def _attributes(sampler: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _attributes_by_path(sampler: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Give the attributes of a sampler, and of the one that it draws from."""
     if isinstance(sampler, _PLAIN_NESTS):
         yield f"{prefix}rows", sampler
         return
     for name, value in getattr(sampler, "__dict__", {}).items():
         if name in {"sampler", "batch_sampler"}:
-            yield from _attributes(value, f"{prefix}{name}.")
+            yield from _attributes_by_path(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 
@@ -331,19 +345,18 @@ def _generator_state(value: object) -> Any:
     """Read a random generator, in values that JSON takes; None if it is none."""
     # Those behind the functions of each library are seeded for every batch, and a
     # random.SystemRandom has no state.
-    if isinstance(value, random.SystemRandom) or any(
-        value is each for each in _GLOBAL_GENERATORS
-    ):
+    is_global = any(value is generator for generator in _GLOBAL_GENERATORS)
+    if is_global or isinstance(value, random.SystemRandom):
         return None
     if isinstance(value, torch.Generator):
         return base64.b64encode(value.get_state().numpy().tobytes()).decode()
     if isinstance(value, np.random.RandomState):
-        return {"legacy": _plain(value.get_state(legacy=False))}
+        return {"legacy": _arrays_to_lists(value.get_state(legacy=False))}
     if isinstance(value, random.Random):
         version, words, gauss = value.getstate()
         return [version, list(words), gauss]
     if isinstance(value, np.random.Generator):
-        return _plain(value.bit_generator.state)
+        return _arrays_to_lists(value.bit_generator.state)
     return None
 
 
@@ -358,9 +371,11 @@ def _restore_generator(value: object, state: Any) -> bool:
             value.setstate((version, tuple(words), gauss))
         elif isinstance(value, np.random.RandomState) and isinstance(state, dict):
             pattern = value.get_state(legacy=False)
-            value.set_state(_like(pattern, state["legacy"]))
+            value.set_state(_lists_to_arrays(pattern, state["legacy"]))
         elif isinstance(value, np.random.Generator) and isinstance(state, dict):
-            value.bit_generator.state = _like(value.bit_generator.state, state)
+            value.bit_generator.state = _lists_to_arrays(
+                value.bit_generator.state, state
+            )
         else:
             return False
     except (ValueError, TypeError, LookupError, OverflowError, RuntimeError):
@@ -368,17 +383,20 @@ def _restore_generator(value: object, state: Any) -> bool:
     return True
 
 
-def _plain(state: Any) -> Any:
+def _arrays_to_lists(state: Any) -> Any:
     """Make lists of the arrays in a state of numpy's."""
     if isinstance(state, dict):
-        return {name: _plain(value) for name, value in state.items()}
+        return {name: _arrays_to_lists(value) for name, value in state.items()}
     return state.tolist() if isinstance(state, np.ndarray | np.generic) else state
 
 
-def _like(pattern: Any, state: Any) -> Any:
+def _lists_to_arrays(pattern: Any, state: Any) -> Any:
     """Make arrays of lists again, where a state of numpy's has them."""
     if isinstance(pattern, dict):
-        return {name: _like(pattern[name], value) for name, value in state.items()}
+        return {
+            name: _lists_to_arrays(pattern[name], value)
+            for name, value in state.items()
+        }
     if isinstance(pattern, np.ndarray):
         return np.asarray(state, pattern.dtype)
     return state

@@ -53,23 +53,33 @@ class UserBatches:
     """
 
     def __init__(
-        self, sampler: Iterable[Any], batch_size: int | None, *, drop_last: bool,
-        seed: int, ranks: Ranks, dataset: Any = None,
-    ) -> None:  # fmt: skip
-        self.dataset, self.epochs = dataset, SamplerEpochs(sampler)
-        self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
-        self.seed, self.ranks = seed, ranks
+        self,
+        sampler: Iterable[Any],
+        batch_size: int | None,
+        *,
+        drop_last: bool,
+        seed: int,
+        ranks: Ranks,
+        dataset: Any = None,
+    ) -> None:
+        self.dataset = dataset
+        self.sampler = sampler
+        self.epochs = SamplerEpochs(sampler)
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self.seed = seed
+        self.ranks = ranks
         self.name = type(sampler).__name__
         self.shares_itself = _shares_rows(sampler, ranks)
         self._epoch_start: SamplerState | None = None
         self._drawn_epoch = -1
         self._snapshots: dict[int, SamplerState] = {}
-        self._prepared: tuple[Position, _Draws] | None = None
+        self._prepared: tuple[Position, _SamplerPass] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel without a pass that has begun: iterators cannot be sent."""
-        here = {"_prepared": None, "_epoch_start": None, "_drawn_epoch": -1}
-        return {**vars(self), **here, "_snapshots": {}}
+        no_pass = {"_prepared": None, "_epoch_start": None, "_drawn_epoch": -1}
+        return {**vars(self), **no_pass, "_snapshots": {}}
 
     def __len__(self) -> int:
         count = len(self.sampler)  # type: ignore[arg-type]
@@ -97,25 +107,28 @@ class UserBatches:
         # A sampler may be told another epoch after a state was loaded.
         if prepared is not None and self.epochs.look():
             if at.start and prepared[0] == at:
-                raise self._told_meanwhile(at)
+                raise self._epoch_changed_error(at)
             prepared = None
+
         if prepared is not None and prepared[0] == at:
-            draws = prepared[1]
+            sampler_pass = prepared[1]
         else:
-            draws = self._draws(at.epoch)
-            draws.drop(at.start)
+            sampler_pass = self._begin_pass(at.epoch)
+            sampler_pass.drop(at.start)
         if at.start:
-            self._snapshots[at.start - 1] = draws.snapshot()
-        for rows in draws:
-            number = draws.number - 1
-            self._snapshots[number] = draws.snapshot()
+            self._snapshots[at.start - 1] = sampler_pass.snapshot()
+
+        # Ranks draw other random numbers, although their batches have equal numbers.
+        ranks, rank = self.ranks.world_size, self.ranks.rank
+        for rows in sampler_pass:
+            number = sampler_pass.number - 1
+            self._snapshots[number] = sampler_pass.snapshot()
             if number in at.ahead:
                 continue
-            ranks, rank = self.ranks.world_size, self.ranks.rank
-            yield SeededRows(
-                rows, number, mix_seed(self.seed, at.epoch, number * ranks + rank)
-            )
-        if not draws.number and _is_iterator(self.sampler):
+            seed = mix_seed(self.seed, at.epoch, number * ranks + rank)
+            yield SeededRows(rows, number, seed)
+
+        if not sampler_pass.number and _is_iterator(self.sampler):
             text = f"epoch {at.epoch} has no batches: the {self.name} that chooses the "
             text += "samples is an iterator, which can be read only once; sampler=list("
             text += "...), or an object whose __iter__ begins anew"
@@ -132,14 +145,18 @@ class UserBatches:
         batches = at.start
         if self._prepared is not None:
             return self._prepared[1].snapshot().to_dict()
-        drawn = running and self._drawn_epoch == at.epoch
-        if self._epoch_start is None or not drawn:
+
+        has_begun = running and self._drawn_epoch == at.epoch
+        if self._epoch_start is None or not has_begun:
             # The sampler that takes this state over is told the epoch first, too.
             self.epochs.tell(at.epoch)
             return self.read().to_dict()
         if not batches:
             return self._epoch_start.to_dict()
-        for number in [n for n in self._snapshots if n < batches - 1]:
+
+        # A position only moves forward: earlier states are not asked for again.
+        outdated = [number for number in self._snapshots if number < batches - 1]
+        for number in outdated:
             del self._snapshots[number]
         return self._snapshots[batches - 1].to_dict()
 
@@ -154,26 +171,25 @@ class UserBatches:
             LoaderError: It cannot be brought there.
         """
         saved = SamplerState.from_dict(state)
-        by_hand = saved.epoch_by_hand
-        self.epochs.adopt(dict(saved.values), at.epoch, by_hand=by_hand)
-        stands = restore_sampler(self.sampler, saved, self.dataset)
-        draws = _Draws(self, at.epoch, stands)
+        self.epochs.adopt(dict(saved.values), at.epoch, by_hand=saved.epoch_by_hand)
+        sampler_state = restore_sampler(self.sampler, saved, self.dataset)
+        sampler_pass = _SamplerPass(self, at.epoch, sampler_state)
         if saved.own is not None:
-            draws.number = at.start
+            sampler_pass.number = at.start
         else:
-            draws.drop(at.start)
-            if draws.number < at.start:
+            sampler_pass.drop(at.start)
+            if sampler_pass.number < at.start:
                 what = f"The state has {at.start:,} batches of the {self.name}, which "
-                what += f"gives {draws.number:,} in an epoch."
+                what += f"gives {sampler_pass.number:,} in an epoch."
                 fix = "give the loader the same sampler"
                 raise LoaderError(what, why="there is no rest to give", fix=fix)
             comparable = saved.rank in {None, self.digest_rank}
-            if at.start and comparable and saved.digest != draws.digest:
+            if at.start and comparable and saved.digest != sampler_pass.digest:
                 what = f"The {self.name} gives other batches than those before it."
                 why = "it draws from something that it does not show"
                 fix = "give it state_dict() and load_state_dict(), or a generator"
                 raise LoaderError(what, why=why, fix=fix)
-        self._prepared = (replace(at), draws)
+        self._prepared = (replace(at), sampler_pass)
 
     @property
     def digest_rank(self) -> int | None:
@@ -181,7 +197,7 @@ class UserBatches:
         alone = self.ranks.world_size == 1 or not self.shares_itself
         return None if alone else self.ranks.rank
 
-    def _told_meanwhile(self, at: Position) -> LoaderError:
+    def _epoch_changed_error(self, at: Position) -> LoaderError:
         what = f"The {self.name} was told another epoch after a state was loaded that "
         what += (
             f"stands in the middle of epoch {at.epoch}, behind {at.start:,} batches."
@@ -192,16 +208,16 @@ class UserBatches:
 
     def read(self) -> SamplerState:
         """Read how the sampler stands."""
-        return self._ours(read_sampler(self.sampler, self.dataset))
+        return self._with_loader_facts(read_sampler(self.sampler, self.dataset))
 
-    def _ours(self, state: SamplerState) -> SamplerState:
+    def _with_loader_facts(self, state: SamplerState) -> SamplerState:
         """Add what only the loader knows."""
         by_hand = self.epochs.by_hand
         return replace(state, epoch_by_hand=by_hand, rank=self.digest_rank)
 
-    def _draws(self, epoch: int) -> _Draws:
+    def _begin_pass(self, epoch: int) -> _SamplerPass:
         self.epochs.tell(epoch)
-        return _Draws(self, epoch)
+        return _SamplerPass(self, epoch)
 
     def rows_of_rank(self, hashed: _RowsHash) -> Iterator[Any]:
         """Iterate over the sampler, as far as it concerns this rank.
@@ -210,20 +226,23 @@ class UserBatches:
             hashed: Takes in what the sampler gives.  That is the same on all ranks
                 before it is dealt out, so that a state of one is every rank's.
         """
-        given = _Given(iter(self.sampler), hashed, self)
+        given = _HashedRows(iter(self.sampler), hashed, self)
         if self.shares_itself:
             return given
         return Deal(given, self.ranks, drop_last=self.drop_last)
 
-    def note_epoch_start(self, epoch: int, stands: SamplerState | None) -> None:
+    def note_epoch_start(self, epoch: int, sampler_state: SamplerState | None) -> None:
         """Keep how the sampler stands before anything is drawn from it.
 
         Args:
             epoch: That begins.
-            stands: As it was read just now; None reads it.
+            sampler_state: As it was read just now; None reads it.
         """
         self._drawn_epoch, self._snapshots = epoch, {}
-        self._epoch_start = self.read() if stands is None else self._ours(stands)
+        if sampler_state is None:
+            self._epoch_start = self.read()
+        else:
+            self._epoch_start = self._with_loader_facts(sampler_state)
 
     @property
     def epoch_start(self) -> SamplerState:
@@ -231,7 +250,7 @@ class UserBatches:
         return self._epoch_start or self.read()
 
 
-class _Draws:
+class _SamplerPass:
     """One pass over a user's sampler, batch by batch.
 
     What the sampler draws from the global generators follows from the seed, the epoch
@@ -239,16 +258,20 @@ class _Draws:
     """
 
     def __init__(
-        self, batches: UserBatches, epoch: int, stands: SamplerState | None = None
+        self,
+        batches: UserBatches,
+        epoch: int,
+        sampler_state: SamplerState | None = None,
     ) -> None:
-        self._batches, self._epoch = batches, epoch
+        self._batches = batches
+        self._epoch = epoch
         self._iterator: Iterator[Any] | None = None
         self._hash = _RowsHash()
         self.number = 0
-        batches.note_epoch_start(epoch, stands)
+        batches.note_epoch_start(epoch, sampler_state)
 
     def __iter__(self) -> Iterator[list[Any]]:
-        while (rows := self._next()) is not None:
+        while (rows := self._draw_batch()) is not None:
             yield rows
 
     def drop(self, count: int) -> None:
@@ -268,19 +291,19 @@ class _Draws:
             return self._batches.read()
         return replace(self._batches.epoch_start, digest=self.digest)
 
-    def _next(self) -> list[Any] | None:
+    def _draw_batch(self) -> list[Any] | None:
         self._batches.epochs.look()
         with Seeded(mix_seed(self._batches.seed, self._epoch, -1 - self.number)):
             if self._iterator is None:
                 self._iterator = self._batches.rows_of_rank(self._hash)
-            rows = self._next_rows(self._iterator)
+            rows = self._take_rows(self._iterator)
         self._batches.epochs.note()
         if rows is None:
             return None
         self.number += 1
         return rows
 
-    def _next_rows(self, iterator: Iterator[Any]) -> list[Any] | None:
+    def _take_rows(self, iterator: Iterator[Any]) -> list[Any] | None:
         size = self._batches.batch_size
         if size is None:
             batch: list[Any] | None = next(iterator, None)
@@ -305,14 +328,14 @@ class _RowsHash:
         """Take in a row, or a batch of rows, which its taker may change afterwards."""
         self._rows.append(item)
         if isinstance(item, list) or len(self._rows) == _ROWS_HASHED_AT_ONCE:
-            self._flush()
+            self._hash_pending_rows()
 
     def hexdigest(self) -> str:
         """Give the hash of all so far, however they were taken in."""
-        self._flush()
+        self._hash_pending_rows()
         return self._digest.hexdigest()
 
-    def _flush(self) -> None:
+    def _hash_pending_rows(self) -> None:
         if self._rows:
             self._digest.update(f"{repr(self._rows)[1:-1]}, ".encode())
             self._rows.clear()
@@ -321,7 +344,7 @@ class _RowsHash:
 _ROWS_HASHED_AT_ONCE = 1024
 
 
-class _Given(Iterator[Any]):
+class _HashedRows(Iterator[Any]):
     """What a sampler gives, hashed on the way; whole batches as lists.
 
     Args:
@@ -333,7 +356,9 @@ class _Given(Iterator[Any]):
     def __init__(
         self, items: Iterator[Any], hashed: _RowsHash, batches: UserBatches
     ) -> None:
-        self._items, self._hash, self._batches = items, hashed, batches
+        self._items = items
+        self._hash = hashed
+        self._batches = batches
 
     def __next__(self) -> Any:
         item = next(self._items)
@@ -358,18 +383,19 @@ class _Given(Iterator[Any]):
 
 
 def _is_iterator(sampler: Any) -> bool:
-    within = getattr(sampler, "sampler", None)  # of a BatchSampler
-    return isinstance(sampler, Iterator) or isinstance(within, Iterator)
+    inner_sampler = getattr(sampler, "sampler", None)  # of a BatchSampler
+    return isinstance(sampler, Iterator) or isinstance(inner_sampler, Iterator)
 
 
 def _shares_rows(sampler: Any, ranks: Ranks) -> bool:
     """Tell whether a sampler gives the rows of one rank only, as torch's own does."""
-    for each in (sampler, getattr(sampler, "sampler", None)):
-        size, rank = getattr(each, "num_replicas", None), getattr(each, "rank", None)
+    for part in (sampler, getattr(sampler, "sampler", None)):
+        size = getattr(part, "num_replicas", None)
+        rank = getattr(part, "rank", None)
         if not isinstance(size, int) or not isinstance(rank, int):
             continue
         if (rank, size) != (ranks.rank, ranks.world_size) and ranks.world_size > 1:
-            what = f"The {type(each).__name__} is for rank {rank} of {size}, this is "
+            what = f"The {type(part).__name__} is for rank {rank} of {size}, this is "
             what += f"rank {ranks.rank} of {ranks.world_size}."
             fix = "drop the sampler (ranks are shared out), or rank and world_size"
             raise OptionError(what, why=ranks.told_by, fix=fix)
@@ -391,11 +417,13 @@ def rows_without_drawing(
         Some of its rows, or of the rows that it chooses from; None if it would have to
         be asked for them.
     """
-    if isinstance(sampler, _ROWS):
+    if isinstance(sampler, _ROW_SEQUENCES):
         rows = list(islice(sampler, count or 1))
         if count is None:
             batch = rows[0] if rows else ()
-            has_rows = isinstance(batch, _ROWS) and length_of(batch) is not None
+            has_rows = (
+                isinstance(batch, _ROW_SEQUENCES) and length_of(batch) is not None
+            )
             return list(batch) if has_rows else None
         return rows
     if type(sampler) is BatchSampler:
@@ -403,19 +431,21 @@ def rows_without_drawing(
     if type(sampler) is SubsetRandomSampler:
         return list(islice(sampler.indices, count or 1))
     length = length_of(dataset)
-    if type(sampler) in _OF_ALL_ROWS and length is not None:
-        known: Any = getattr(sampler, "data_source", None)
-        if known is None:
-            known = getattr(sampler, "dataset", None)
-        rows_known = length_of(known)
-        if rows_known is not None and not isinstance(dataset, dict):
-            return list(range(min(count or 1, rows_known, length)))
+    if type(sampler) in _SAMPLERS_OF_ALL_ROWS and length is not None:
+        # RandomSampler and SequentialSampler say "data_source", the distributed one
+        # "dataset".
+        data_source: Any = getattr(sampler, "data_source", None)
+        if data_source is None:
+            data_source = getattr(sampler, "dataset", None)
+        num_rows = length_of(data_source)
+        if num_rows is not None and not isinstance(dataset, dict):
+            return list(range(min(count or 1, num_rows, length)))
     if isinstance(sampler, WeightedRandomSampler):
         drawable = torch.as_tensor(sampler.weights).nonzero().flatten()
         return drawable[: count or 1].tolist()
     return None
 
 
-_ROWS = (list, tuple, range, np.ndarray, torch.Tensor)
-_OF_ALL_ROWS = (SequentialSampler, RandomSampler, DistributedSampler)
+_ROW_SEQUENCES = (list, tuple, range, np.ndarray, torch.Tensor)
+_SAMPLERS_OF_ALL_ROWS = (SequentialSampler, RandomSampler, DistributedSampler)
 """Samplers of torch that choose from all rows of what they were given."""

@@ -32,7 +32,7 @@ def error_about(what: str, error: Exception, fix: str) -> LoaderError:
     frames = traceback.extract_tb(error.__traceback__)
     where = f"raised at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     what += f"{type(error).__name__}: {_text_of(error)}"
-    return _made(Held.of(error), what, where, fix)
+    return _build_error(Held.of(error), what, where, fix)
 
 
 @dataclass(frozen=True)
@@ -59,28 +59,33 @@ class Held:
 
     def sendable(self) -> Held:
         """Leave out what cannot be pickled: the rest shall arrive all the same."""
-        args = self.args if _travels(self.args) else ()
+        args = self.args if _is_picklable(self.args) else ()
         return Held(
             self.users_type,
             args,
-            {name: value for name, value in self.fields.items() if _travels(value)},
-            {name: value for name, value in self.attributes.items() if _travels(value)},
+            _drop_unpicklable(self.fields),
+            _drop_unpicklable(self.attributes),
         )
 
 
 def _slots_of(users: type[Exception]) -> list[str]:
     """Name what instances of a type have besides their ``__dict__``."""
     kinds = (types.MemberDescriptorType, types.GetSetDescriptorType)
-    own = [each for each in users.__mro__ if not issubclass(Exception, each)]
-    return [
-        name
-        for each in own
-        for name, value in vars(each).items()
-        if isinstance(value, kinds) and name not in {"__dict__", "__weakref__"}
-    ]
+    names: list[str] = []
+    for base in users.__mro__:
+        if issubclass(Exception, base):
+            continue  # Exception, BaseException, object: args are read apart
+        for name, value in vars(base).items():
+            if isinstance(value, kinds) and name not in {"__dict__", "__weakref__"}:
+                names.append(name)
+    return names
 
 
-def _travels(value: Any) -> bool:
+def _drop_unpicklable(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if _is_picklable(value)}
+
+
+def _is_picklable(value: object) -> bool:
     try:
         pickle.loads(pickle.dumps(value))
     except Exception:  # noqa: BLE001 -- any class may refuse in any way
@@ -88,46 +93,47 @@ def _travels(value: Any) -> bool:
     return True
 
 
-def _made(held: Held, what: str, why: str, fix: str) -> LoaderError:
+def _build_error(held: Held, what: str, why: str, fix: str) -> LoaderError:
     """Make the error, with what the user's held.
 
     Neither ``__new__`` nor ``__init__`` of the user's class is called: they may want
     other arguments.  Types of C get theirs, since some set fields for good.
     """
     kind = loader_error_like(held.users_type)
-    told = LoaderError(what, why=why, fix=fix)
+    combined = LoaderError(what, why=why, fix=fix)
     if kind is not LoaderError:
         inner = _builtin_base(kind)
         group = getattr(builtins, "BaseExceptionGroup", ())  # Python 3.11
         try:
             arguments = held.args if issubclass(kind, group) else ()
-            told = inner.__new__(kind, *arguments)
+            combined = inner.__new__(kind, *arguments)
         except Exception:  # noqa: BLE001 -- a type of C that wants to be made otherwise
-            return told
-        vars(told).update(what=what, why=why, fix=fix)
-        told.args = held.args
+            return combined
+        vars(combined).update(what=what, why=why, fix=fix)
+        combined.args = held.args
+
     for name, value in held.fields.items():
         with contextlib.suppress(Exception):  # a field that cannot be written
-            setattr(told, name, value)
+            setattr(combined, name, value)
     for name, value in held.attributes.items():
-        vars(told).setdefault(name, value)
-    return told
+        vars(combined).setdefault(name, value)
+    return combined
 
 
 def _builtin_base(kind: type[LoaderError]) -> type[BaseException]:
     """Find the type of C, behind LoaderError and its bases, that makes its objects."""
-    return next(each for each in kind.__mro__[4:] if each.__module__ == "builtins")
+    return next(base for base in kind.__mro__[4:] if base.__module__ == "builtins")
 
 
-def _new(kind: type[LoaderError], *_arguments: Any, **_options: Any) -> Any:
+def _new_error(kind: type[LoaderError], *_arguments: Any, **_options: Any) -> Any:
     return _builtin_base(kind).__new__(kind)
 
 
-def _init(
+def _init_error(
     error: Any, what: str = "", *, why: str = "", fix: str = "", message: str = ""
 ) -> None:
     vars(error).update(what=what or message, why=why, fix=fix)
-    error.args = (_text(error),)
+    error.args = (_message_of(error),)
 
 
 def _text_of(error: Exception) -> str:
@@ -157,10 +163,10 @@ def loader_error_like(users: type[Exception]) -> type[LoaderError]:
         "__module__": LoaderError.__module__,
         "__doc__": LoaderError.__doc__,
         # torch makes it anew of its text alone, by name where there is a "message".
-        "__new__": _new,
-        "__init__": _init,
+        "__new__": _new_error,
+        "__init__": _init_error,
         # Some types show their own attributes; args are the user's.
-        "__str__": _text,
+        "__str__": _message_of,
         "__repr__": _representation,
         "__reduce__": _reduce_loader_error,
         "users_type": users,
@@ -171,14 +177,14 @@ def loader_error_like(users: type[Exception]) -> type[LoaderError]:
         "fix": "",
     }
     # A user's type with a metaclass of its own keeps that.
-    metaclass = _MadeType if type(users) is type else type
+    metaclass = _CombinedType if type(users) is type else type
     try:
         return metaclass("LoaderError", (LoaderError, users), body)
     except Exception:  # noqa: BLE001 -- its __init_subclass__ may raise anything
         return LoaderError
 
 
-class _MadeType(type):
+class _CombinedType(type):
     """The type of the types that are made here.
 
     torch and others send an error as its type and text.  These types are found under
@@ -187,26 +193,28 @@ class _MadeType(type):
     """
 
 
-def _reduce_made_type(kind: Any) -> tuple[Any, ...]:
-    return _made_type_of, (kind.users_type if _travels(kind.users_type) else None,)
+def _reduce_combined_type(kind: Any) -> tuple[Any, ...]:
+    return _combined_type_of, (
+        kind.users_type if _is_picklable(kind.users_type) else None,
+    )
 
 
-def _made_type_of(users: type[Exception] | None) -> type[LoaderError]:
+def _combined_type_of(users: type[Exception] | None) -> type[LoaderError]:
     return LoaderError if users is None else loader_error_like(users)
 
 
-copyreg.pickle(_MadeType, _reduce_made_type)
+copyreg.pickle(_CombinedType, _reduce_combined_type)
 
 
-def _text(error: Any) -> str:
+def _message_of(error: Any) -> str:
     return str(LoaderError(error.what, why=error.why, fix=error.fix))
 
 
 def _representation(error: Any) -> str:
-    return f"LoaderError({_text(error)!r})"
+    return f"LoaderError({_message_of(error)!r})"
 
 
 def _reduce_loader_error(error: Any) -> tuple[Any, ...]:
     """Pickle by the user's type: the class that was made for it has no name."""
     held = replace(Held.of(error), users_type=error.users_type).sendable()
-    return _made, (held, error.what, error.why, error.fix)
+    return _build_error, (held, error.what, error.why, error.fix)

@@ -10,53 +10,20 @@ import contextlib
 import os
 import re
 import signal
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
+
+from loaderkit.memory.machine import Host
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CpuLimit: TypeAlias = Literal["the machine", "affinity", "SLURM", "cgroup quota"]
-MemoryLimit: TypeAlias = Literal["cgroup", "the machine"]
+    from loaderkit.memory.machine import CpuLimit, MemoryLimit
+
 _UNLIMITED = 1 << 60
 """Version 1 writes "no limit" as a number near 2**63."""
-
-
-@dataclass(frozen=True)
-class Host:
-    """The limits of this process, read once."""
-
-    cpus: int
-    """Processors it may keep busy, at least 1."""
-    cpus_from: CpuLimit
-    """Which limit that is."""
-    available_bytes: int
-    """Memory that can still be used before something is killed."""
-    available_from: MemoryLimit
-    """Which limit that is."""
-    limit_bytes: int | None
-    """The cgroup's limit; None where there is none."""
-    used_bytes: int | None
-    """What the cgroup with that limit uses, file pages included; None if unknown."""
-    oom_kills: int | None
-    """Processes of this cgroup the kernel has killed so far; None if unknown."""
-    pressure: float | None
-    """Percent of the last 10 s that tasks waited for memory (PSI); None if unknown."""
-    shm_bytes: int | None
-    """Size of /dev/shm; None where there is none."""
-    shm_free_bytes: int | None
-    """Room left in it."""
-    files: int | None
-    """Open files allowed (RLIMIT_NOFILE, soft); None for no limit."""
-    files_open: int
-    """Open now."""
-    mappings: int | None
-    """Mappings allowed (vm.max_map_count); None if unknown."""
-    local_ranks: int
-    """Processes of one training run on this machine (LOCAL_WORLD_SIZE)."""
 
 
 def signal_name(number: int) -> str:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from loaderkit.memory.counters import COUNTERS
 from loaderkit.memory.reading import MemorySample, device_of, quick_sample
+from loaderkit.memory.timeline_page import timeline_sections
+from loaderkit.pages.document import HasPage, Listing, Page, Section
 from loaderkit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Timeline:
+class Timeline(HasPage):
     """Samples in the order in which they were taken."""
 
     marks: tuple[Mark, ...]
@@ -79,6 +81,18 @@ class Timeline:
         """
         readings = [mark.sample.get(name) for mark in self.marks]
         return max((value for value in readings if value is not None), default=None)
+
+    def page(self) -> Page:
+        """Show memory over time, with the stages named."""
+        duration_s = self.marks[-1].since_s - self.marks[0].since_s if self.marks else 0
+        named = (Section("Marks with a name", (Listing(str(self)),)),)
+        return Page(
+            f"Memory over {format_seconds(duration_s)}, {len(self.marks):,} readings",
+            sections=(
+                *timeline_sections(self.marks, _COUNTERS_SHOWN),
+                *(named if str(self) else ()),
+            ),
+        )
 
     def rows(self) -> list[dict[str, Any]]:
         """Give a row a sample: label, seconds and every counter.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 import torch
 
 from loaderkit.memory.host import available_memory
+from loaderkit.memory.machine import Capability
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -30,22 +31,6 @@ _NO_ANSWER = (*FAILURES, KeyError, TypeError)
 missing key, and an argument that it does not know a TypeError."""
 KINDS = ("cuda", "xpu", "mps")
 """Kinds of devices that have memory of torch's to look at; ROCm's is called cuda."""
-
-
-@dataclass(frozen=True)
-class Capability:
-    """What a device can do for a loader."""
-
-    device: str
-    """As torch writes it, such as "cuda:0"."""
-    pins: bool
-    """Copies from page-locked memory are faster."""
-    asynchronous: bool
-    """Copies can run beside the computing, on a stream of their own."""
-    unified: bool
-    """Its memory is the host's: what a batch takes there is missing here."""
-    started: bool
-    """Its driver is in use by this process, which a forked child must not touch."""
 
 
 @dataclass(frozen=True)

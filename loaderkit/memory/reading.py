@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from loaderkit.memory.counters import CounterName, Readings
-    from loaderkit.memory.host import Host
+    from loaderkit.memory.machine import Host
 
 _GROUPS_SHOWN = 5
 """Kinds of tensors in the text; all of them are in ``tensors``."""

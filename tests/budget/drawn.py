@@ -16,12 +16,25 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 -- as everybody calls it
 from torch_geometric.data import Batch, Data, HeteroData
 
-from loaderkit.budget.train_step import Step
+from loaderkit.budget.step.train_step import Step
 
 ACTIVATIONS = (
-    nn.ReLU, nn.GELU, nn.SiLU, nn.ELU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.PReLU,
-    nn.Softplus, nn.Hardswish, nn.Mish, nn.SELU, nn.RReLU, nn.Softsign, nn.LogSigmoid,
-)  # fmt: skip
+    nn.ReLU,
+    nn.GELU,
+    nn.SiLU,
+    nn.ELU,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.LeakyReLU,
+    nn.PReLU,
+    nn.Softplus,
+    nn.Hardswish,
+    nn.Mish,
+    nn.SELU,
+    nn.RReLU,
+    nn.Softsign,
+    nn.LogSigmoid,
+)
 OPTIMIZERS = {
     "sgd": {},
     "sgd, momentum": {"momentum": 0.9, "nesterov": True},
@@ -38,7 +51,7 @@ OPTIMIZERS = {
     "adamax": {},
     "sgd, maximize": {"maximize": True, "foreach": True},
 }
-_CLASSES = {
+_OPTIMIZER_CLASSES = {
     "sgd": torch.optim.SGD,
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
@@ -51,17 +64,29 @@ _CLASSES = {
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Trained:
+    """What a family draws."""
+
+    description: str
+    model: Any
+    batch: Any
+    loss: Any = None
+    """Of the output and the target; None for the mean of the output."""
+
+
+@dataclass(frozen=True)
+class DrawnStep:
     """A step, and in words what was drawn."""
 
-    words: str
+    description: str
     model: Any
     batch: Any
     step: Step
     threads: int
+    """With which the step is run: some kernels have buffers for each."""
 
     def __str__(self) -> str:
-        return self.words
+        return self.description
 
 
 class Residual(nn.Module):
@@ -185,206 +210,269 @@ class Typed(nn.Module):
 
     def __init__(self, kind, width, aggr):
         super().__init__()
-        relations = [("a", "to", "b"), ("b", "back", "a"), ("a", "in", "a")]
-        self.inner = g.HeteroConv({r: kind((-1, -1), width) for r in relations}, aggr)
+        convolutions = {relation: kind((-1, -1), width) for relation in RELATIONS}
+        self.inner = g.HeteroConv(convolutions, aggr)
         self.last = nn.Linear(width, 1)
 
     def forward(self, data):
         hidden = self.inner(data.x_dict, data.edge_index_dict)
         pooled = [
-            g.global_mean_pool(hidden[t].relu(), data[t].batch) for t in ("a", "b")
+            g.global_mean_pool(hidden[node_type].relu(), data[node_type].batch)
+            for node_type in ("a", "b")
         ]
         return self.last(sum(pooled))
 
 
 def draw_step(seed):
     """Draw a step; the same seed always gives the same."""
-    r = random.Random(seed)
+    rng = random.Random(seed)
     torch.manual_seed(seed)
-    family = r.choice([rows, rows, images, words, graphs, graphs, typed_graphs])
-    spoken, model, batch, loss = family(r)
-    name = r.choice(list(OPTIMIZERS))
-    kind, options = _CLASSES[name.partition(",")[0]], OPTIMIZERS[name]
-    autocast = torch.bfloat16 if r.random() < 0.15 else None
-    checkpoint = r.random() < 0.1
-    if r.random() < 0.2:
-        frozen = list(model.parameters())[: r.randint(1, 2)]
-        if len(frozen) < len(list(model.parameters())):
-            spoken += ", first parameters frozen"
+    draw_trained = rng.choice([rows, rows, images, words, graphs, graphs, typed_graphs])
+    trained = draw_trained(rng)
+    description = f"{seed}: {trained.description}"
+
+    optimizer_name = rng.choice(list(OPTIMIZERS))
+    optimizer_class = _OPTIMIZER_CLASSES[optimizer_name.partition(",")[0]]
+    options = OPTIMIZERS[optimizer_name]
+    autocast = torch.bfloat16 if rng.random() < 0.15 else None
+    checkpoint = rng.random() < 0.1
+
+    if rng.random() < 0.2:
+        parameters = list(trained.model.parameters())
+        frozen = parameters[: rng.randint(1, 2)]
+        # A step without any gradient is none.
+        if len(frozen) < len(parameters):
+            description += ", first parameters frozen"
             for parameter in frozen:
                 parameter.requires_grad = False
+
     step = Step(
-        loss,
-        lambda parameters: kind(parameters, lr=1e-3, **options),
+        trained.loss,
+        lambda parameters: optimizer_class(parameters, lr=1e-3, **options),
         autocast=autocast,
         checkpoint=checkpoint,
     )
-    spoken += f"; {name}"
-    spoken += ", autocast" if autocast else ""
-    spoken += ", checkpoint" if checkpoint else ""
-    return Drawn(f"{seed}: {spoken}", model, batch, step, r.choice([1, 2]))
+    description += f"; {optimizer_name}"
+    description += ", autocast" if autocast else ""
+    description += ", checkpoint" if checkpoint else ""
+    return DrawnStep(
+        description, trained.model, trained.batch, step, rng.choice([1, 2])
+    )
 
 
-def rows(r):
+def rows(rng):
     """Rows of numbers through linear layers, norms, and an operator at the end."""
-    count, width = r.randint(3, 700), r.choice([5, 16, 33, 64, 128])
-    layers, names, now = [], [], width
-    for _ in range(r.randint(1, 5)):
-        kind = r.choice(["linear", "linear", "activation", "norm", "dropout", "skip"])
+    count = rng.randint(3, 700)
+    in_width = rng.choice([5, 16, 33, 64, 128])
+    layers = []
+    names = []
+    width = in_width
+    for _ in range(rng.randint(1, 5)):
+        kind = rng.choice(["linear", "linear", "activation", "norm", "dropout", "skip"])
         if kind == "linear":
-            wider = r.choice([7, 32, 100, 256, 300])
-            layers.append(nn.Linear(now, wider, bias=r.random() < 0.8))
-            now = wider
+            out_width = rng.choice([7, 32, 100, 256, 300])
+            layers.append(nn.Linear(width, out_width, bias=rng.random() < 0.8))
+            width = out_width
         elif kind == "activation":
-            layers.append(r.choice(ACTIVATIONS)())
+            layers.append(rng.choice(ACTIVATIONS)())
         elif kind == "norm":
-            layers.append(
-                r.choice([nn.LayerNorm, nn.BatchNorm1d, nn.RMSNorm, _one_group])(now)
-            )
+            norms = [nn.LayerNorm, nn.BatchNorm1d, nn.RMSNorm, _group_norm]
+            layers.append(rng.choice(norms)(width))
         elif kind == "dropout":
-            layers.append(r.choice([nn.Dropout, nn.AlphaDropout])(r.uniform(0.1, 0.5)))
+            dropout_class = rng.choice([nn.Dropout, nn.AlphaDropout])
+            layers.append(dropout_class(rng.uniform(0.1, 0.5)))
         else:
-            layers.append(Residual(nn.Sequential(nn.Linear(now, now), nn.ReLU())))
-        names.append(_name(layers[-1]))
-    layers.append(nn.Linear(now, 256))
-    model, x = nn.Sequential(*layers), torch.randn(count, width)
-    dtype = r.choice([None] * 6 + [torch.double, torch.bfloat16])
-    if r.random() < 0.5 or dtype is not None:
-        name = r.choice(list(LOSSES))
+            inner = nn.Sequential(nn.Linear(width, width), nn.ReLU())
+            layers.append(Residual(inner))
+        names.append(_class_name(layers[-1]))
+    # The losses and operators of ``generated.py`` are for 256 columns.
+    layers.append(nn.Linear(width, 256))
+    model = nn.Sequential(*layers)
+    x = torch.randn(count, in_width)
+
+    dtype = rng.choice([None] * 6 + [torch.double, torch.bfloat16])
+    if rng.random() < 0.5 or dtype is not None:
+        name = rng.choice(list(LOSSES))
+        loss = LOSSES[name]
         target = torch.randn(count, 256)
-        batch, loss = (x, target), LOSSES[name]
         if dtype is not None:
-            model, batch = model.to(dtype), (x.to(dtype), target.to(dtype))
+            model = model.to(dtype)
+            x, target = x.to(dtype), target.to(dtype)
             names.append(str(dtype))
+        batch = (x, target)
         names.append(f"loss {name}")
     else:
-        name = r.choice(list(OPERATORS))
+        name = rng.choice(list(OPERATORS))
+        loss = None
+        # Some operators fold rows into groups of four.
         count = max(24, count // 4 * 4)
-        batch, loss = torch.randn(count, width), None
+        batch = torch.randn(count, in_width)
         model.append(Apply(OPERATORS[name]))
         names.append(f"operator {name}")
-    return f"{count} rows, {', '.join(names)}", model, batch, loss
+    return Trained(f"{count} rows, {', '.join(names)}", model, batch, loss)
 
 
-def images(r):
+def images(rng):
     """Images through convolutions of all kinds."""
-    count, size, channels = (
-        r.randint(2, 24),
-        r.choice([9, 16, 24, 33]),
-        r.choice([1, 3]),
-    )
-    layers, names, now = [], [], channels
+    count = rng.randint(2, 24)
+    size = rng.choice([9, 16, 24, 33])
+    channels = rng.choice([1, 3])
     batch = torch.randn(count, channels, size, size)
-    for _ in range(r.randint(1, 4)):
-        kind = r.choice(["conv", "conv", "transposed", "pool", "norm", "up", "act"])
-        if kind == "conv":
-            groups = r.choice([1, 1, now])
-            wider = groups * r.choice([4, 8, 16]) if groups == 1 else 2 * now
-            kernel, stride = r.choice([1, 3, 5]), r.choice([1, 1, 2])
-            padding, dilation = r.choice([0, 1, 2]), r.choice([1, 1, 2])
-            with_bias = r.random() < 0.7
-            layers.append(
-                nn.Conv2d(
-                    now, wider, kernel, stride, padding, dilation, groups, with_bias
-                )
-            )
-            now = wider
-        elif kind == "transposed":
-            layers.append(nn.ConvTranspose2d(now, 6, r.choice([2, 3, 4]), 2, 1))
-            now = 6
-        elif kind == "pool":
-            layers.append(r.choice([nn.MaxPool2d, nn.AvgPool2d])(2, ceil_mode=True))
-        elif kind == "norm":
-            layers.append(
-                r.choice([nn.BatchNorm2d, nn.InstanceNorm2d, _one_group])(now)
-            )
-        elif kind == "up":
-            layers.append(nn.Upsample(scale_factor=r.choice([2, 1.5]), mode="bilinear"))
-        else:
-            layers.append(r.choice(ACTIVATIONS)())
-        names.append(_name(layers[-1]))
+
+    layers = []
+    names = []
+    for _ in range(rng.randint(1, 4)):
+        layer, channels = _image_layer(rng, channels)
+        layers.append(layer)
+        names.append(_class_name(layer))
         with torch.no_grad():
-            given = nn.Sequential(*layers)(batch[:2])
-        if min(given.shape[2:]) < 6 or given[0].numel() > 60_000:
+            output = nn.Sequential(*layers)(batch[:2])
+        # Smaller ones would not fit the next kernel, larger ones take minutes.
+        if min(output.shape[2:]) < 6 or output[0].numel() > 60_000:
             break
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(now, 3)]
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 3)]
     model = nn.Sequential(*layers)
+
     # torch's own backward pass ends the process where GroupNorm gets images in
     # channels-last order that need no gradient
-    if r.random() < 0.3 and "GroupNorm" not in names:
+    if rng.random() < 0.3 and "GroupNorm" not in names:
         batch = batch.to(memory_format=torch.channels_last)
         names.append("channels last")
-    return f"{count} images of {size}, {', '.join(names)}", model, batch, None
+    return Trained(f"{count} images of {size}, {', '.join(names)}", model, batch)
 
 
-def words(r):
+def _image_layer(rng, channels):
+    """Draw a layer for so many channels; give it with the channels it gives."""
+    kind = rng.choice(["conv", "conv", "transposed", "pool", "norm", "up", "act"])
+    if kind == "conv":
+        layer = _convolution(rng, channels)
+        return layer, layer.out_channels
+    if kind == "transposed":
+        return nn.ConvTranspose2d(channels, 6, rng.choice([2, 3, 4]), 2, 1), 6
+    if kind == "pool":
+        pool_class = rng.choice([nn.MaxPool2d, nn.AvgPool2d])
+        return pool_class(2, ceil_mode=True), channels
+    if kind == "norm":
+        norms = [nn.BatchNorm2d, nn.InstanceNorm2d, _group_norm]
+        return rng.choice(norms)(channels), channels
+    if kind == "up":
+        factor = rng.choice([2, 1.5])
+        return nn.Upsample(scale_factor=factor, mode="bilinear"), channels
+    return rng.choice(ACTIVATIONS)(), channels
+
+
+def _convolution(rng, channels):
+    groups = rng.choice([1, 1, channels])
+    # Depthwise, each channel has two filters of its own.
+    out_channels = 2 * channels if groups > 1 else rng.choice([4, 8, 16])
+    kernel, stride = rng.choice([1, 3, 5]), rng.choice([1, 1, 2])
+    padding, dilation = rng.choice([0, 1, 2]), rng.choice([1, 1, 2])
+    return nn.Conv2d(
+        channels,
+        out_channels,
+        kernel,
+        stride,
+        padding,
+        dilation,
+        groups,
+        bias=rng.random() < 0.7,
+    )
+
+
+def words(rng):
     """Words through embeddings, attention and recurrence."""
-    count, length = r.randint(1, 20), r.randint(5, 90)
-    vocabulary, width = r.choice([50, 900, 5000]), r.choice([16, 32, 48, 64])
-    table = nn.Embedding(vocabulary, width, padding_idx=r.choice([None, 0]))
-    layers, names = [table], [f"{vocabulary} words"]
-    for _ in range(r.randint(1, 3)):
-        kind = r.choice(
+    count = rng.randint(1, 20)
+    length = rng.randint(5, 90)
+    vocabulary = rng.choice([50, 900, 5000])
+    width = rng.choice([16, 32, 48, 64])
+    embedding = nn.Embedding(vocabulary, width, padding_idx=rng.choice([None, 0]))
+    layers = [embedding]
+    names = [f"{vocabulary} words"]
+    for _ in range(rng.randint(1, 3)):
+        kind = rng.choice(
             ["lstm", "gru", "rnn", "encoder", "attention", "decoder", "conv"]
         )
-        dropout = r.choice([0.0, 0.0, 0.1])
-        if kind in {"lstm", "gru", "rnn"}:
-            made = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}[kind]
-            both = r.random() < 0.3
-            inner = made(
-                width, width // 2 if both else width, r.choice([1, 2]),
-                batch_first=True, bidirectional=both,
-            )  # fmt: skip
-            layers.append(Recurrence(inner))
-        elif kind == "encoder":
-            layers.append(
-                nn.TransformerEncoderLayer(
-                    width, 4, 2 * width, dropout, r.choice([F.relu, F.gelu]),
-                    batch_first=True, norm_first=r.random() < 0.5,
-                )
-            )  # fmt: skip
-        elif kind == "attention":
-            layers.append(
-                SelfAttention(
-                    width, r.choice([1, 4]), weights=r.random() < 0.5,
-                    causal=r.random() < 0.5, dropout=dropout,
-                )
-            )  # fmt: skip
-        elif kind == "decoder":
-            layers.append(Decoder(width, 4, dropout))
-        else:
-            conv = nn.Conv1d(width, width, 3, padding=1)
-            layers.append(Apply(lambda x: x.transpose(1, 2)))
-            layers.append(conv)
-            layers.append(Apply(lambda x: x.transpose(1, 2)))
+        layers.append(_word_layer(rng, kind, width))
         names.append(kind)
+
     head = nn.Linear(width, vocabulary, bias=False)
-    if r.random() < 0.4:
-        head.weight = table.weight
+    if rng.random() < 0.4:
+        head.weight = embedding.weight
         names.append("tied")
     layers.append(head)
+
     tokens = torch.randint(0, vocabulary, (count, length))
-    loss = None
     batch = tokens
-    if r.random() < 0.7:
+    loss = None
+    if rng.random() < 0.7:
         target = tokens.clone()
         target[torch.rand(count, length) < 0.3] = -100
+        # A loss without any target is not a number.
         target[0, 0] = 1
-        batch, names = (tokens, target), [*names, "cross entropy"]
-
-        def loss(out, wanted):
-            return F.cross_entropy(out.flatten(0, 1), wanted.flatten())
-
-    spoken = f"{count} x {length} tokens, {', '.join(names)}"
-    return spoken, nn.Sequential(*layers), batch, loss
+        batch = (tokens, target)
+        loss = _cross_entropy_of_words
+        names.append("cross entropy")
+    description = f"{count} x {length} tokens, {', '.join(names)}"
+    return Trained(description, nn.Sequential(*layers), batch, loss)
 
 
-def some_graphs(r):
+def _word_layer(rng, kind, width):
+    """Draw a layer that gives as many columns as it gets."""
+    dropout = rng.choice([0.0, 0.0, 0.1])
+    if kind in {"lstm", "gru", "rnn"}:
+        recurrent_class = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}[kind]
+        bidirectional = rng.random() < 0.3
+        hidden = width // 2 if bidirectional else width
+        return Recurrence(
+            recurrent_class(
+                width,
+                hidden,
+                rng.choice([1, 2]),
+                batch_first=True,
+                bidirectional=bidirectional,
+            )
+        )
+    if kind == "encoder":
+        return nn.TransformerEncoderLayer(
+            width,
+            4,
+            2 * width,
+            dropout,
+            rng.choice([F.relu, F.gelu]),
+            batch_first=True,
+            norm_first=rng.random() < 0.5,
+        )
+    if kind == "attention":
+        return SelfAttention(
+            width,
+            rng.choice([1, 4]),
+            weights=rng.random() < 0.5,
+            causal=rng.random() < 0.5,
+            dropout=dropout,
+        )
+    if kind == "decoder":
+        return Decoder(width, 4, dropout)
+    return nn.Sequential(
+        Apply(_swap_length_and_width),
+        nn.Conv1d(width, width, 3, padding=1),
+        Apply(_swap_length_and_width),
+    )
+
+
+def _swap_length_and_width(x):
+    return x.transpose(1, 2)
+
+
+def _cross_entropy_of_words(output, target):
+    return F.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+def some_graphs(rng):
     """Draw a batch of graphs of different sizes, some without edges."""
     drawn = []
-    for _ in range(r.randint(2, 24)):
-        nodes = max(2, int(r.lognormvariate(3, 0.7)))
-        edges = int(nodes * r.choice([0, 1, 3, 6, 6]))
+    for _ in range(rng.randint(2, 24)):
+        nodes = max(2, int(rng.lognormvariate(3, 0.7)))
+        edges = int(nodes * rng.choice([0, 1, 3, 6, 6]))
         drawn.append(
             Data(
                 x=torch.randn(nodes, 16),
@@ -393,8 +481,10 @@ def some_graphs(r):
                 y=torch.randn(1),
             )
         )
-    drawn[0].edge_index = torch.randint(0, drawn[0].num_nodes, (2, 40))
-    drawn[0].edge_attr = torch.randn(40, 4)
+    # A batch without any edge is refused by some convolutions.
+    first = drawn[0]
+    first.edge_index = torch.randint(0, first.num_nodes, (2, 40))
+    first.edge_attr = torch.randn(40, 4)
     return Batch.from_data_list(drawn)
 
 
@@ -403,71 +493,71 @@ def _mlp(width, wider):
 
 
 CONVOLUTIONS = {
-    "GCN": lambda i, o, r: Convolve(g.GCNConv(i, o, improved=r.random() < 0.5)),
-    "GCN, weights": lambda i, o, r: Convolve(g.GCNConv(i, o), edges="weights"),
-    "GAT": lambda i, o, r: Convolve(g.GATConv(i, o // 4, heads=4, dropout=0.1)),
-    "GAT, edges": lambda i, o, r: Convolve(
+    "GCN": lambda i, o, rng: Convolve(g.GCNConv(i, o, improved=rng.random() < 0.5)),
+    "GCN, weights": lambda i, o, rng: Convolve(g.GCNConv(i, o), edges="weights"),
+    "GAT": lambda i, o, rng: Convolve(g.GATConv(i, o // 4, heads=4, dropout=0.1)),
+    "GAT, edges": lambda i, o, rng: Convolve(
         g.GATConv(i, o, heads=2, concat=False, edge_dim=4), edges="features"
     ),
-    "GATv2": lambda i, o, r: Convolve(
-        g.GATv2Conv(i, o // 2, heads=2, edge_dim=4, residual=r.random() < 0.5),
+    "GATv2": lambda i, o, rng: Convolve(
+        g.GATv2Conv(i, o // 2, heads=2, edge_dim=4, residual=rng.random() < 0.5),
         edges="features",
     ),
-    "SAGE": lambda i, o, r: Convolve(
+    "SAGE": lambda i, o, rng: Convolve(
         g.SAGEConv(
-            i, o, aggr=r.choice(["mean", "max", "sum"]), project=r.random() < 0.5
+            i, o, aggr=rng.choice(["mean", "max", "sum"]), project=rng.random() < 0.5
         )
     ),
-    "GIN": lambda i, o, r: Convolve(g.GINConv(_mlp(i, o), train_eps=True)),
-    "GINE": lambda i, o, r: Convolve(
+    "GIN": lambda i, o, rng: Convolve(g.GINConv(_mlp(i, o), train_eps=True)),
+    "GINE": lambda i, o, rng: Convolve(
         g.GINEConv(_mlp(i, o), edge_dim=4), edges="features"
     ),
-    "Graph": lambda i, o, r: Convolve(
-        g.GraphConv(i, o, aggr=r.choice(["add", "max"])), edges="weights"
+    "Graph": lambda i, o, rng: Convolve(
+        g.GraphConv(i, o, aggr=rng.choice(["add", "max"])), edges="weights"
     ),
-    "Transformer": lambda i, o, r: Convolve(
-        g.TransformerConv(i, o // 4, heads=4, beta=r.random() < 0.5, edge_dim=4),
+    "Transformer": lambda i, o, rng: Convolve(
+        g.TransformerConv(i, o // 4, heads=4, beta=rng.random() < 0.5, edge_dim=4),
         edges="features",
     ),
-    "PNA": lambda i, o, r: Convolve(
+    "PNA": lambda i, o, rng: Convolve(
         g.PNAConv(
             i,
             o,
-            r.sample(["mean", "max", "min", "std", "sum", "var"], 2),
-            r.sample(["identity", "amplification", "attenuation", "linear"], 2),
+            rng.sample(["mean", "max", "min", "std", "sum", "var"], 2),
+            rng.sample(["identity", "amplification", "attenuation", "linear"], 2),
             torch.ones(90),
-            towers=r.choice([1, 4]),
+            towers=rng.choice([1, 4]),
         )
     ),
-    "TAG": lambda i, o, r: Convolve(g.TAGConv(i, o, K=r.choice([1, 3]))),
-    "Cheb": lambda i, o, r: Convolve(g.ChebConv(i, o, r.choice([2, 3]))),
-    "ARMA": lambda i, o, r: Convolve(g.ARMAConv(i, o, num_stacks=r.choice([1, 2]))),
-    "GEN": lambda i, o, r: Convolve(
-        g.GENConv(i, o, aggr=r.choice(["softmax", "powermean"]))
+    "TAG": lambda i, o, rng: Convolve(g.TAGConv(i, o, K=rng.choice([1, 3]))),
+    "Cheb": lambda i, o, rng: Convolve(g.ChebConv(i, o, rng.choice([2, 3]))),
+    "ARMA": lambda i, o, rng: Convolve(g.ARMAConv(i, o, num_stacks=rng.choice([1, 2]))),
+    "GEN": lambda i, o, rng: Convolve(
+        g.GENConv(i, o, aggr=rng.choice(["softmax", "powermean"]))
     ),
-    "ResGated": lambda i, o, r: Convolve(g.ResGatedGraphConv(i, o)),
-    "Leading": lambda i, o, r: Convolve(g.LEConv(i, o)),
-    "ClusterGCN": lambda i, o, r: Convolve(g.ClusterGCNConv(i, o)),
-    "NN": lambda i, o, r: Convolve(
+    "ResGated": lambda i, o, rng: Convolve(g.ResGatedGraphConv(i, o)),
+    "Leading": lambda i, o, rng: Convolve(g.LEConv(i, o)),
+    "ClusterGCN": lambda i, o, rng: Convolve(g.ClusterGCNConv(i, o)),
+    "NN": lambda i, o, rng: Convolve(
         g.NNConv(i, o, nn.Linear(4, i * o)), edges="features"
     ),
-    "CG": lambda i, o, r: Convolve(g.CGConv(i, 4), edges="features"),
-    "MF": lambda i, o, r: Convolve(g.MFConv(i, o, max_degree=5)),
-    "EG": lambda i, o, r: Convolve(g.EGConv(i, o, num_heads=4, num_bases=2)),
-    "Film": lambda i, o, r: Convolve(g.FiLMConv(i, o)),
-    "General": lambda i, o, r: Convolve(
-        g.GeneralConv(i, o, attention=r.random() < 0.5, heads=2)
+    "CG": lambda i, o, rng: Convolve(g.CGConv(i, 4), edges="features"),
+    "MF": lambda i, o, rng: Convolve(g.MFConv(i, o, max_degree=5)),
+    "EG": lambda i, o, rng: Convolve(g.EGConv(i, o, num_heads=4, num_bases=2)),
+    "Film": lambda i, o, rng: Convolve(g.FiLMConv(i, o)),
+    "General": lambda i, o, rng: Convolve(
+        g.GeneralConv(i, o, attention=rng.random() < 0.5, heads=2)
     ),
-    "SuperGAT": lambda i, o, r: Convolve(g.SuperGATConv(i, o // 2, heads=2)),
-    "Edge": lambda i, o, r: Convolve(g.EdgeConv(_mlp(2 * i, o))),
-    "GatedGraph": lambda i, o, r: Convolve(g.GatedGraphConv(o, 2)),
-    "SSG": lambda i, o, r: Convolve(g.SSGConv(i, o, alpha=0.1, K=2)),
-    "Feast": lambda i, o, r: Convolve(g.FeaStConv(i, o, heads=2)),
-    "Hyper": lambda i, o, r: Convolve(g.SGConv(i, o, K=2)),
-    "Anti": lambda i, o, r: Convolve(g.AntiSymmetricConv(i, num_iters=2)),
-    "MixHop": lambda i, o, r: Convolve(g.MixHopConv(i, o, powers=[0, 1, 2])),
-    "FA": lambda i, o, r: Convolve(_Twice(g.FAConv(i))),
-    "linear": lambda i, o, r: OfNodes(nn.Linear(i, o)),
+    "SuperGAT": lambda i, o, rng: Convolve(g.SuperGATConv(i, o // 2, heads=2)),
+    "Edge": lambda i, o, rng: Convolve(g.EdgeConv(_mlp(2 * i, o))),
+    "GatedGraph": lambda i, o, rng: Convolve(g.GatedGraphConv(o, 2)),
+    "SSG": lambda i, o, rng: Convolve(g.SSGConv(i, o, alpha=0.1, K=2)),
+    "Feast": lambda i, o, rng: Convolve(g.FeaStConv(i, o, heads=2)),
+    "Hyper": lambda i, o, rng: Convolve(g.SGConv(i, o, K=2)),
+    "Anti": lambda i, o, rng: Convolve(g.AntiSymmetricConv(i, num_iters=2)),
+    "MixHop": lambda i, o, rng: Convolve(g.MixHopConv(i, o, powers=[0, 1, 2])),
+    "FA": lambda i, o, rng: Convolve(_Twice(g.FAConv(i))),
+    "linear": lambda i, o, rng: OfNodes(nn.Linear(i, o)),
 }
 NORMS = {
     "BatchNorm": lambda w: OfNodes(g.BatchNorm(w)),
@@ -489,23 +579,27 @@ READOUTS = {
     "median": lambda w: (OfNodes(g.MedianAggregation(), batched=True), w),
     "softmax": lambda w: (OfNodes(g.SoftmaxAggregation(learn=True), batched=True), w),
     "powermean": lambda w: (
-        OfNodes(g.PowerMeanAggregation(learn=True), batched=True), w
+        OfNodes(g.PowerMeanAggregation(learn=True), batched=True),
+        w,
     ),
     "set2set": lambda w: (OfNodes(g.Set2Set(w, 2), batched=True), 2 * w),
     "attention": lambda w: (
-        OfNodes(g.AttentionalAggregation(nn.Linear(w, 1)), batched=True), w
+        OfNodes(g.AttentionalAggregation(nn.Linear(w, 1)), batched=True),
+        w,
     ),
     "several": lambda w: (
-        OfNodes(g.MultiAggregation(["mean", "max", "std"]), batched=True), 3 * w
+        OfNodes(g.MultiAggregation(["mean", "max", "std"]), batched=True),
+        3 * w,
     ),
     "sort": lambda w: (OfNodes(g.SortAggregation(5), batched=True), 5 * w),
     "gru": lambda w: (OfNodes(g.GRUAggregation(w, w), batched=True), w),
     "set transformer": lambda w: (
-        OfNodes(g.SetTransformerAggregation(w, heads=4), batched=True), w
+        OfNodes(g.SetTransformerAggregation(w, heads=4), batched=True),
+        w,
     ),
     "nodes": lambda w: (OfNodes(nn.Identity()), w),
-}  # fmt: skip
-_AS_WIDE = {"CG", "Anti", "FA"}
+}
+_KEEPING_WIDTH = {"CG", "Anti", "FA"}
 """Convolutions whose output is as wide as their input."""
 
 
@@ -520,72 +614,85 @@ class _Twice(nn.Module):
         return self.inner(hidden, hidden, edge_index)
 
 
-def graphs(r):
+def graphs(rng):
     """Graphs through PyG's convolutions, norms and readouts."""
-    batch = some_graphs(r)
-    layers, names, now = [], [], 16
-    for _ in range(r.randint(1, 3)):
-        name, wider = r.choice(list(CONVOLUTIONS)), r.choice([16, 32, 64])
+    batch = some_graphs(rng)
+    layers = []
+    names = []
+    width = batch.num_node_features
+    for _ in range(rng.randint(1, 3)):
+        name = rng.choice(list(CONVOLUTIONS))
+        out_width = rng.choice([16, 32, 64])
         if name == "GatedGraph":
-            wider = max(now, wider)
-        layers.append(CONVOLUTIONS[name](now, wider, r))
-        now = now if name in _AS_WIDE else wider * (3 if name == "MixHop" else 1)
+            # It pads its input to its output, and cannot make it narrower.
+            out_width = max(width, out_width)
+        layers.append(CONVOLUTIONS[name](width, out_width, rng))
         names.append(name)
-        if r.random() < 0.5:
-            name = r.choice(list(NORMS))
-            layers.append(NORMS[name](now))
+        if name == "MixHop":
+            width = 3 * out_width  # one part for each of its three powers
+        elif name not in _KEEPING_WIDTH:
+            width = out_width
+
+        if rng.random() < 0.5:
+            name = rng.choice(list(NORMS))
+            layers.append(NORMS[name](width))
             names.append(name)
-        if r.random() < 0.8:
-            layers.append(OfNodes(r.choice(ACTIVATIONS)()))
-            names.append(_name(layers[-1].inner))
-    name = r.choice(list(READOUTS))
-    readout, wide = READOUTS[name](now)
+        if rng.random() < 0.8:
+            activation = rng.choice(ACTIVATIONS)()
+            layers.append(OfNodes(activation))
+            names.append(_class_name(activation))
+
+    name = rng.choice(list(READOUTS))
+    readout, readout_width = READOUTS[name](width)
     names.append(f"readout {name}")
-    model = OverGraphs(layers, readout, nn.Linear(wide, 1))
-    spoken = f"{batch.num_graphs} graphs of {batch.num_nodes} nodes, {', '.join(names)}"
-    return spoken, model, batch, None
+    model = OverGraphs(layers, readout, nn.Linear(readout_width, 1))
+    size = f"{batch.num_graphs} graphs of {batch.num_nodes} nodes"
+    return Trained(f"{size}, {', '.join(names)}", model, batch)
 
 
-def typed_graph(r):
+RELATIONS = (("a", "to", "b"), ("b", "back", "a"), ("a", "in", "a"))
+
+
+def typed_graph(rng):
     """Draw a graph with two types of nodes, and features of two widths."""
     graph = HeteroData()
-    sizes = {t: max(1, int(r.lognormvariate(2.5, 0.8))) for t in ("a", "b")}
-    graph["a"].x = torch.randn(sizes["a"], 12)
-    graph["b"].x = torch.randn(sizes["b"], 7)
-    for source, name, target in (
-        ("a", "to", "b"),
-        ("b", "back", "a"),
-        ("a", "in", "a"),
-    ):
-        edges = r.randint(1, 5 * sizes[source])
-        graph[source, name, target].edge_index = torch.stack(
-            [
-                torch.randint(0, sizes[source], (edges,)),
-                torch.randint(0, sizes[target], (edges,)),
-            ]
-        )
+    nodes = {node_type: max(1, int(rng.lognormvariate(2.5, 0.8))) for node_type in "ab"}
+    graph["a"].x = torch.randn(nodes["a"], 12)
+    graph["b"].x = torch.randn(nodes["b"], 7)
+    for source, name, target in RELATIONS:
+        edges = rng.randint(1, 5 * nodes[source])
+        sources = torch.randint(0, nodes[source], (edges,))
+        targets = torch.randint(0, nodes[target], (edges,))
+        graph[source, name, target].edge_index = torch.stack([sources, targets])
     return graph
 
 
-def typed_graphs(r):
+def typed_graphs(rng):
     """Typed graphs through ``HeteroConv``."""
-    batch = Batch.from_data_list([typed_graph(r) for _ in range(r.randint(2, 20))])
-    kinds = {"SAGE": g.SAGEConv, "Graph": g.GraphConv, "GAT": _attention_between}
-    name, aggr = r.choice(list(kinds)), r.choice(["sum", "mean", "max"])
-    model = Typed(kinds[name], r.choice([16, 32, 64]), aggr)
-    with torch.no_grad():  # lazy layers take their width from the first batch
+    batch = Batch.from_data_list([typed_graph(rng) for _ in range(rng.randint(2, 20))])
+    convolutions = {
+        "SAGE": g.SAGEConv,
+        "Graph": g.GraphConv,
+        "GAT": _attention_between_types,
+    }
+    name = rng.choice(list(convolutions))
+    aggregation = rng.choice(["sum", "mean", "max"])
+    model = Typed(convolutions[name], rng.choice([16, 32, 64]), aggregation)
+    # Lazy layers take their width from the first batch.
+    with torch.no_grad():
         model(batch)
-    spoken = f"{batch.num_graphs} typed graphs, {name}, {aggr}"
-    return spoken, model, batch, None
+    description = f"{batch.num_graphs} typed graphs, {name}, {aggregation}"
+    return Trained(description, model, batch)
 
 
-def _attention_between(widths, width):
+def _attention_between_types(widths, width):
+    # A node of one type has no edge to itself among those of another.
     return g.GATConv(widths, width, add_self_loops=False)
 
 
-def _one_group(width):
+def _group_norm(width):
     return nn.GroupNorm(1, width)
 
 
-def _name(layer):
+def _class_name(layer):
     return type(layer).__name__

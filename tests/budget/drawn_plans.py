@@ -9,16 +9,16 @@ gradients, targets of single nodes, and mixed precision.
 import random
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch_geometric.nn as g
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.utils import to_dense_batch
 
-from loaderkit.budget.train_step import Step
+from loaderkit.budget.step.train_step import Step
 from loaderkit.datasets.dict_batches import collate_samples
 
 
@@ -51,52 +51,60 @@ SIZES = ("alike", "uniform", "lognormal", "two kinds", "one giant", "equal", "pa
 
 def draw_plan(seed, family=None):
     """Draw a model and a data set; the same seed always gives the same."""
-    r = random.Random(seed)
+    rng = random.Random(seed)
     torch.manual_seed(seed)
-    name = family or r.choice(sorted(FAMILIES))
-    planned = FAMILIES[name](r, sizes_of(r))
+    name = family or rng.choice(sorted(FAMILIES))
+    planned = FAMILIES[name](rng, draw_sizes(rng))
     return replace(planned, words=f"{seed}: {name}, {planned.words}")
 
 
-def sizes_of(r):
+class DrawnSizes(NamedTuple):
+    """Of the samples of a data set."""
+
+    kind: str
+    """One of ``SIZES``."""
+    sizes: list[int]
+
+
+def draw_sizes(rng):
     """Draw the sizes of samples: alike, spread, heavy in the tail, or of two kinds."""
-    count = r.randint(40, 160)
-    kind = r.choice(SIZES)
+    count = rng.randint(40, 160)
+    kind = rng.choice(SIZES)
     if kind == "equal":
-        sizes = [r.randint(4, 60)] * count
+        sizes = [rng.randint(4, 60)] * count
     elif kind == "pareto":
-        sizes = [min(500, int(4 * r.paretovariate(1.1))) for _ in range(count)]
+        sizes = [min(500, int(4 * rng.paretovariate(1.1))) for _ in range(count)]
     elif kind == "alike":
-        sizes = [r.randint(18, 22) for _ in range(count)]
+        sizes = [rng.randint(18, 22) for _ in range(count)]
     elif kind == "uniform":
-        sizes = [r.randint(3, 120) for _ in range(count)]
+        sizes = [rng.randint(3, 120) for _ in range(count)]
     elif kind == "lognormal":
-        spread = r.uniform(0.4, 1.1)
+        spread = rng.uniform(0.4, 1.1)
         sizes = [
-            min(300, max(3, int(r.lognormvariate(3.2, spread)))) for _ in range(count)
+            min(300, max(3, int(rng.lognormvariate(3.2, spread)))) for _ in range(count)
         ]
     elif kind == "two kinds":
         sizes = [
-            r.choice([r.randint(5, 10), r.randint(100, 140)]) for _ in range(count)
+            rng.choice([rng.randint(5, 10), rng.randint(100, 140)])
+            for _ in range(count)
         ]
     else:
-        sizes = [r.randint(10, 20) for _ in range(count)]
-        sizes[r.randrange(count)] = 400
-    return kind, sizes
+        sizes = [rng.randint(10, 20) for _ in range(count)]
+        sizes[rng.randrange(count)] = 400
+    return DrawnSizes(kind, sizes)
 
 
-def _graphs(r, sizes):
-    degree = r.choice([1, 3, 6])
-    varied = r.random() < 0.5
-    made = []
-    for n in sizes:
-        edges = int(n * degree * (r.uniform(0.2, 2.0) if varied else 1))
-        made.append(
-            Data(
-                x=torch.randn(n, 8), edge_index=torch.randint(0, n, (2, max(edges, 1)))
-            )
-        )
-    return made
+def _draw_graphs(rng, sizes):
+    degree = rng.choice([1, 3, 6])
+    is_degree_varied = rng.random() < 0.5
+    graphs = []
+    for nodes in sizes:
+        factor = rng.uniform(0.2, 2.0) if is_degree_varied else 1
+        edges = max(1, int(nodes * degree * factor))
+        x = torch.randn(nodes, 8)
+        edge_index = torch.randint(0, nodes, (2, edges))
+        graphs.append(Data(x=x, edge_index=edge_index))
+    return graphs
 
 
 class Stack(nn.Module):
@@ -157,8 +165,9 @@ class VirtualNode(nn.Module):
 
     def __init__(self, width):
         super().__init__()
-        self.inner = nn.Sequential(nn.Linear(width, 4 * width), nn.ReLU(),
-                                   nn.Linear(4 * width, width))  # fmt: skip
+        self.inner = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, hidden, data):
         heard = self.inner(g.global_add_pool(hidden, data.batch, data.num_graphs))
@@ -204,63 +213,65 @@ CONVOLUTIONS = {
 }
 
 
-def _started(model, sample):
+def _with_widths_set(model, sample):
     """Give lazy layers their width, as the first batch of a training does."""
-    from torch_geometric.data import Batch
-
     with torch.no_grad():
         model(Batch.from_data_list([sample, sample]))
     return model
 
 
-def _stack(r, extra, sizes, words):
-    width = r.choice([16, 32, 64])
-    name = r.choice(sorted(CONVOLUTIONS))
+def _convolution_plan(rng, extra, sizes, words):
+    width = rng.choice([16, 32, 64])
+    name = rng.choice(sorted(CONVOLUTIONS))
     layers = [Convolve(CONVOLUTIONS[name](8, width))]
     layers += [make(width) for make in extra]
-    if r.random() < 0.2:
+    if rng.random() < 0.2:
         layers.append(Convolve(CONVOLUTIONS[name](width, width)))
-    data = _graphs(r, sizes)
-    readout = r.choice([g.global_mean_pool, g.global_max_pool, g.global_add_pool])
-    model = _started(Stack(layers, readout), data[0])
-    size = r.choice([4, 8, 16, 32])
+    data = _draw_graphs(rng, sizes)
+    readout = rng.choice([g.global_mean_pool, g.global_max_pool, g.global_add_pool])
+    model = _with_widths_set(Stack(layers, readout), data[0])
+    size = rng.choice([4, 8, 16, 32])
     return Planned(f"{name} {width}, {words}, {size}", model, data, size)
 
 
-def sums(r, drawn):
+def sums(rng, drawn):
     """Convolutions: bytes follow nodes and edges."""
-    return _stack(r, [], drawn[1], drawn[0])
+    return _convolution_plan(rng, [], drawn.sizes, drawn.kind)
 
 
-def padding(r, drawn):
+def padding(rng, drawn):
     """Attention within each graph, padded to the largest."""
-    weights = r.random() < 0.4
-    return _stack(r, [partial(Dense, weights=weights)], drawn[1], drawn[0])
+    weights = rng.random() < 0.4
+    return _convolution_plan(
+        rng, [partial(Dense, weights=weights)], drawn.sizes, drawn.kind
+    )
 
 
-def gps(r, drawn):
+def gps(rng, drawn):
     """PyG's GPS layers."""
-    return _stack(r, [Global] * r.randint(1, 2), drawn[1], drawn[0])
+    return _convolution_plan(rng, [Global] * rng.randint(1, 2), drawn.sizes, drawn.kind)
 
 
-def virtual_nodes(r, drawn):
+def virtual_nodes(rng, drawn):
     """A node for each graph."""
-    return _stack(r, [VirtualNode], drawn[1], drawn[0])
+    return _convolution_plan(rng, [VirtualNode], drawn.sizes, drawn.kind)
 
 
-def all_pairs(r, drawn):
+def all_pairs(rng, drawn):
     """Quadratic in all nodes of a batch, which no size of one sample tells."""
     kind, sizes = drawn
-    return _stack(r, [Between], [min(n, 60) for n in sizes], kind)
+    return _convolution_plan(rng, [Between], [min(n, 60) for n in sizes], kind)
 
 
-def pooling(r, drawn):
+def pooling(rng, drawn):
     """Pools that choose."""
     kind, sizes = drawn
-    pool = r.choice([g.TopKPooling, g.SAGPooling])
-    model = Choosing(pool, r.choice([16, 32]))
-    size = r.choice([4, 8, 16])
-    return Planned(f"{pool.__name__}, {kind}, {size}", model, _graphs(r, sizes), size)
+    pool = rng.choice([g.TopKPooling, g.SAGPooling])
+    model = Choosing(pool, rng.choice([16, 32]))
+    size = rng.choice([4, 8, 16])
+    return Planned(
+        f"{pool.__name__}, {kind}, {size}", model, _draw_graphs(rng, sizes), size
+    )
 
 
 class Typed(nn.Module):
@@ -280,31 +291,31 @@ class Typed(nn.Module):
         return self.last(sum(pooled))
 
 
-def typed(r, drawn):
+def typed(rng, drawn):
     """Typed graphs whose types do not grow together."""
     kind, sizes = drawn
-    types = ["a", "b", "c"][: r.randint(2, 3)]
-    relations = [(s, f"{s}{t}", t) for s in types for t in types if r.random() < 0.5]
+    types = ["a", "b", "c"][: rng.randint(2, 3)]
+    relations = [(s, f"{s}{t}", t) for s in types for t in types if rng.random() < 0.5]
     relations += [(types[0], "of", t) for t in types]
     data = []
     for n in sizes:
         graph = HeteroData()
-        count = {t: max(1, int(n * r.choice([0.1, 1, 2]))) for t in types}
+        # Types do not grow together, which one number of nodes cannot say.
+        count = {t: max(1, int(n * rng.choice([0.1, 1, 2]))) for t in types}
         for number, t in enumerate(types):
             graph[t].x = torch.randn(count[t], [5, 40, 100][number])
         for s, name, t in relations:
-            edges = max(1, int(count[s] * r.uniform(0.5, 4)))
-            graph[s, name, t].edge_index = torch.stack(
-                [
-                    torch.randint(0, count[s], (edges,)),
-                    torch.randint(0, count[t], (edges,)),
-                ]
-            )
+            edges = max(1, int(count[s] * rng.uniform(0.5, 4)))
+            sources = torch.randint(0, count[s], (edges,))
+            targets = torch.randint(0, count[t], (edges,))
+            graph[s, name, t].edge_index = torch.stack([sources, targets])
         data.append(graph)
-    conv = r.choice(["SAGE", "Graph"])
+    conv = rng.choice(["SAGE", "Graph"])
     kinds = {"SAGE": g.SAGEConv, "Graph": g.GraphConv}
-    model = _started(Typed(kinds[conv], r.choice([16, 32]), relations, types), data[0])
-    size = r.choice([4, 8, 16])
+    model = _with_widths_set(
+        Typed(kinds[conv], rng.choice([16, 32]), relations, types), data[0]
+    )
+    size = rng.choice([4, 8, 16])
     words = f"{conv}, {len(types)} types, {len(relations)} relations, {kind}, {size}"
     return Planned(words, model, data, size)
 
@@ -351,57 +362,56 @@ class Recurrent(nn.Module):
         return self.last(self.inner(self.table(words))[0].mean(0))
 
 
-def _padded(samples):
-    return {
-        key: pad_sequence(
-            [torch.as_tensor(each[key]) for each in samples],
-            batch_first=True,
-            padding_value=-100 if key == "labels" else 0,
-        )
-        for key in samples[0]
-    }
+def _pad_dicts(samples):
+    batch = {}
+    for name in samples[0]:
+        values = [torch.as_tensor(sample[name]) for sample in samples]
+        # -100 is what torch's cross entropy ignores.
+        padding = -100 if name == "labels" else 0
+        batch[name] = pad_sequence(values, batch_first=True, padding_value=padding)
+    return batch
 
 
-def words(r, drawn):
+def words(rng, drawn):
     """Samples that are dicts of words, padded to the longest of the batch."""
     kind, sizes = drawn
     data = []
-    for n in sizes:
-        ids = torch.randint(1, 300, (n,))
-        sample = {
-            "input_ids": ids, "attention_mask": torch.ones(n, dtype=torch.long),
-            "labels": ids,
-        }  # fmt: skip
-        data.append(sample)
-    size = r.choice([4, 8, 16])
-    model = Reader(r.choice([16, 32]))
-    return Planned(f"dicts of words, {kind}, {size}", model, data, size, _padded)
+    for length in sizes:
+        ids = torch.randint(1, 300, (length,))
+        data.append(
+            {
+                "input_ids": ids,
+                "attention_mask": torch.ones(length, dtype=torch.long),
+                "labels": ids,
+            }
+        )
+    size = rng.choice([4, 8, 16])
+    model = Reader(rng.choice([16, 32]))
+    return Planned(f"dicts of words, {kind}, {size}", model, data, size, _pad_dicts)
 
 
-def translation(r, drawn):
+def translation(rng, drawn):
     """Dicts of two sequences that are padded each to its own longest."""
     kind, sizes = drawn
     data = [
         {
             "source": torch.randint(1, 200, (n,)),
-            "target": torch.randint(1, 200, (max(1, int(n * r.uniform(0.2, 2.5))),)),
+            "target": torch.randint(1, 200, (max(1, int(n * rng.uniform(0.2, 2.5))),)),
         }
         for n in sizes
     ]
-    size = r.choice([4, 8])
-    model = Translator(r.choice([16, 32]))
-    return Planned(f"two sequences, {kind}, {size}", model, data, size, _padded)
+    size = rng.choice([4, 8])
+    model = Translator(rng.choice([16, 32]))
+    return Planned(f"two sequences, {kind}, {size}", model, data, size, _pad_dicts)
 
 
-def recurrence(r, drawn):
+def recurrence(rng, drawn):
     """Ragged words through a recurrent layer, as lists of numbers."""
     kind, sizes = drawn
     data = [torch.randint(1, 300, (n,)) for n in sizes]
-    size = r.choice([4, 8, 16])
-    return Planned(
-        f"words, GRU, {kind}, {size}", Recurrent(r.choice([16, 32])), data, size,
-        pad_sequence,
-    )  # fmt: skip
+    size = rng.choice([4, 8, 16])
+    model = Recurrent(rng.choice([16, 32]))
+    return Planned(f"words, GRU, {kind}, {size}", model, data, size, pad_sequence)
 
 
 class Atoms(nn.Module):
@@ -418,18 +428,18 @@ class Atoms(nn.Module):
         return self.last(g.global_add_pool(hidden, data.batch))
 
 
-def atoms(r, drawn):
+def atoms(rng, drawn):
     """Regression of a number for each graph, from a table of its nodes."""
     kind, sizes = drawn
-    data = _graphs(r, sizes)
-    count, sparse = r.choice([100, 20_000]), r.random() < 0.5
+    data = _draw_graphs(rng, sizes)
+    count, sparse = rng.choice([100, 20_000]), rng.random() < 0.5
     for graph in data:
         nodes = graph.num_nodes
         graph.z, graph.y = torch.randint(0, count, (nodes,)), torch.randn(1)
         del graph.x
         graph.num_nodes = nodes
-    model = Atoms(count, r.choice([16, 32]), sparse=sparse)
-    size, optimizer = r.choice([4, 8, 16]), r.choice(["sgd", "adagrad"])
+    model = Atoms(count, rng.choice([16, 32]), sparse=sparse)
+    size, optimizer = rng.choice([4, 8, 16]), rng.choice(["sgd", "adagrad"])
     options = {"loss": loss_of_graphs, "optimizer": optimizer}
     words = f"{count} atoms, sparse {sparse}, {optimizer}, {kind}, {size}"
     return Planned(words, model, data, size, options=options)
@@ -456,24 +466,26 @@ def loss_of_marked(out, batch):
     return nn.functional.smooth_l1_loss(out, batch.y[batch.known])
 
 
-def marked(r, drawn):
+def marked(rng, drawn):
     """Targets for single nodes, chosen by a mask."""
     kind, sizes = drawn
-    data, share = _graphs(r, sizes), r.choice([0.1, 0.5, 1.0])
+    data, share = _draw_graphs(rng, sizes), rng.choice([0.1, 0.5, 1.0])
     for graph in data:
         graph.known = torch.rand(graph.num_nodes) < share
         graph.known[0] = True
         graph.y = torch.randn(graph.num_nodes, 3)
-    size = r.choice([4, 8, 16])
+    size = rng.choice([4, 8, 16])
     words = f"{share:.0%} of the nodes, {kind}, {size}"
-    options = {"loss": loss_of_marked, "optimizer": r.choice(["adam", "sgd"])}
-    return Planned(words, MarkedNodes(r.choice([16, 64])), data, size, options=options)
+    options = {"loss": loss_of_marked, "optimizer": rng.choice(["adam", "sgd"])}
+    return Planned(
+        words, MarkedNodes(rng.choice([16, 64])), data, size, options=options
+    )
 
 
-def mixed(r, drawn):
+def mixed(rng, drawn):
     """Convolutions or attention in mixed precision."""
-    make = r.choice([sums, padding, virtual_nodes])
-    planned = make(r, drawn)
+    make = rng.choice([sums, padding, virtual_nodes])
+    planned = make(rng, drawn)
     options = {"autocast": torch.bfloat16, "optimizer": "adamw"}
     words = f"{make.__name__}, {planned.words}, bfloat16"
     return replace(planned, words=words, options=options)
@@ -500,22 +512,32 @@ class RaggedFields(nn.Module):
         return nn.functional.softplus(out).mean() * label.float().mean()
 
 
-def ragged(r, drawn):
+def ragged(rng, drawn):
     """Dicts with a ragged field, in the layout that a cache gives."""
     kind, sizes = drawn
     data = [{"clip": torch.randn(n, 4), "label": i % 2} for i, n in enumerate(sizes)]
-    size, layout = r.choice([4, 8, 16]), r.choice(["padded", "packed", "jagged"])
-    attention = r.random() < 0.5
-    model = RaggedFields(r.choice([16, 64]), attention=attention)
+    size, layout = rng.choice([4, 8, 16]), rng.choice(["padded", "packed", "jagged"])
+    attention = rng.random() < 0.5
+    model = RaggedFields(rng.choice([16, 64]), attention=attention)
     collate = partial(collate_samples, ragged=layout)
     words = f"{layout}, attention {attention}, {kind}, {size}"
     return Planned(words, model, data, size, collate, ragged=layout)
 
 
-FAMILIES = {
-    kind.__name__: kind
-    for kind in (
-        sums, padding, gps, virtual_nodes, all_pairs, pooling, typed, words,
-        translation, recurrence, atoms, marked, mixed, ragged,
-    )
-}  # fmt: skip
+_FAMILY_FUNCTIONS = (
+    sums,
+    padding,
+    gps,
+    virtual_nodes,
+    all_pairs,
+    pooling,
+    typed,
+    words,
+    translation,
+    recurrence,
+    atoms,
+    marked,
+    mixed,
+    ragged,
+)
+FAMILIES = {family.__name__: family for family in _FAMILY_FUNCTIONS}

@@ -18,7 +18,7 @@ from models import (
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 -- as everybody calls it
 
-from loaderkit.budget.train_step import Step
+from loaderkit.budget.step.train_step import Step
 
 
 class Then(nn.Module):

@@ -2,7 +2,7 @@
 
 import random
 
-from loaderkit.budget.allocator_conf import COMMON_OPTIONS, CUDA_OPTIONS
+from loaderkit.budget.environment.allocator_conf import COMMON_OPTIONS, CUDA_OPTIONS
 
 NAMES = [*COMMON_OPTIONS, *CUDA_OPTIONS, "max_split_size", "foo", "Expandable_Segments"]
 VALUES = [

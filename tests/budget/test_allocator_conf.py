@@ -6,13 +6,13 @@ import pytest
 from generated_settings import generated
 from torch_settings import ask_torch, is_accepted
 
-from loaderkit.budget.allocator_conf import (
+from loaderkit.budget.environment.allocator_conf import (
     COMMON_OPTIONS,
     CUDA_OPTIONS,
     read_allocator_settings,
     split_tokens,
 )
-from loaderkit.budget.environment import (
+from loaderkit.budget.environment.allocator_settings import (
     OLD_NAMES,
     UNIFIED,
     Setting,
@@ -20,7 +20,7 @@ from loaderkit.budget.environment import (
     options_of,
     settings_variable,
 )
-from loaderkit.budget.mend_settings import mended_settings, nearest_option
+from loaderkit.budget.environment.mend_settings import mended_settings, nearest_option
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(
@@ -38,11 +38,11 @@ def judged(settings, backend="cpu"):
 
 def disagreements(settings, accepts):
     """Settings about which a reader and torch disagree."""
-    answers = ask_torch([{UNIFIED: each} for each in settings])
+    answers = ask_torch([{UNIFIED: setting} for setting in settings])
     return [
-        (each, answer)
-        for each, answer in zip(settings, answers, strict=True)
-        if accepts(each) != is_accepted(answer)
+        (setting, answer)
+        for setting, answer in zip(settings, answers, strict=True)
+        if accepts(setting) != is_accepted(answer)
     ]
 
 
@@ -67,17 +67,17 @@ def test_every_finding_agrees_with_torch_and_every_fix_is_accepted():
     settings = generated(60, seed=29)
     fixes = [
         shlex.split(finding.fix.removeprefix("export "))[0].split("=", 1)[1]
-        for each in settings
-        for finding in judged(each)
+        for setting in settings
+        for finding in judged(setting)
         if finding.fix.startswith("export ")
     ]
 
-    answers = ask_torch([{UNIFIED: each} for each in settings])
+    answers = ask_torch([{UNIFIED: setting} for setting in settings])
     fixed = ask_torch([{UNIFIED: fix} for fix in sorted(set(fixes))])
 
-    for each, answer in zip(settings, answers, strict=True):
-        crashes = any(finding.level == "crash" for finding in judged(each))
-        assert crashes is not is_accepted(answer), each
+    for setting, answer in zip(settings, answers, strict=True):
+        crashes = any(finding.level == "crash" for finding in judged(setting))
+        assert crashes is not is_accepted(answer), setting
     assert len(fixed) > 10
     assert all(is_accepted(answer) for answer in fixed)
     left = {finding.number for fix in set(fixes) for finding in judged(fix)}

@@ -7,7 +7,8 @@ import torch
 from models import Attention
 from torch import nn
 
-from loaderkit import DoesNotFitError, assert_fits, estimate_step
+from loaderkit import assert_fits, estimate_step
+from loaderkit.errors import DoesNotFitError
 
 X = torch.zeros(16, 40, 7)
 
@@ -38,19 +39,19 @@ def test_a_peak_that_rises_over_its_snapshot_fails(tmp_path, monkeypatch):
     monkeypatch.setenv("LOADERKIT_UPDATE_SNAPSHOTS", "1")
     assert_fits(Attention(layers=3), X, snapshot=file)
     monkeypatch.delenv("LOADERKIT_UPDATE_SNAPSHOTS")
-    kept = json.loads(file.read_text())
+    peaks = json.loads(file.read_text())
     peak = estimate_step(Attention(layers=3), X).peak
-    assert kept["Attention on cpu"]["peak"] == peak
-    assert set(kept) == {"Attention on cpu", "Linear on cpu"}
+    assert peaks["Attention on cpu"]["peak"] == peak
+    assert set(peaks) == {"Attention on cpu", "Linear on cpu"}
     assert list(tmp_path.iterdir()) == [file]
 
 
 def test_a_rise_below_the_allowed_one_passes(tmp_path):
     file = tmp_path / "memory.json"
     assert_fits(Attention(), X, snapshot=file, name="small")
-    kept = json.loads(file.read_text())
-    kept["small"]["peak"] = round(kept["small"]["peak"] / 1.009)
-    file.write_text(json.dumps(kept))
+    peaks = json.loads(file.read_text())
+    peaks["small"]["peak"] = round(peaks["small"]["peak"] / 1.009)
+    file.write_text(json.dumps(peaks))
 
     assert_fits(Attention(), X, snapshot=file, name="small")
 

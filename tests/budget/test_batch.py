@@ -9,19 +9,18 @@ import torch
 from models import DENSE, GRAPHS, Attention, TwoLayers, graph, perceptron
 from torch_geometric.nn import GATConv, GCNConv
 
-from loaderkit import (
-    BudgetError,
-    DeviceSpec,
-    build_loader,
-    open_cache,
-    pack,
-    plan_batch,
+from loaderkit import build_loader, open_cache, pack, plan_batch
+from loaderkit.budget.batch.cost_model import (
+    BatchBudget,
+    choose_budget,
+    fit_cost_model,
+    probability_of_running_out,
 )
-from loaderkit.budget.cost_model import budgets, price, probability
-from loaderkit.budget.estimate import estimate
-from loaderkit.budget.measure import measure_step
-from loaderkit.budget.samples import read_samples
-from loaderkit.budget.train_step import Step
+from loaderkit.budget.batch.samples import read_samples
+from loaderkit.budget.step.estimate import estimate
+from loaderkit.budget.step.measure import measure_step
+from loaderkit.budget.step.train_step import DeviceSpec, Step
+from loaderkit.errors import BudgetError
 from loaderkit.memory import probes
 
 MIB = 2**20
@@ -50,16 +49,16 @@ def solvable():
     ("model", "data"), [pytest.param(*case[1:], id=case[0]) for case in solvable()]
 )
 def test_the_largest_batch_equals_brute_force(model, data):
-    pricing = price(model, read_samples(data), Step())
-    peaks = [pricing.worst(count) for count in range(1, len(data) + 1)]
+    cost_model = fit_cost_model(model, read_samples(data), Step())
+    peaks = [cost_model.worst_peak(count) for count in range(1, len(data) + 1)]
     smallest, largest = min(peaks), max(peaks)
 
     for share in (0.2, 0.5, 0.8):
         limit = int(smallest + share * (largest - smallest))
         brute = max(n for n, peak in enumerate(peaks, 1) if peak <= limit)
-        assert pricing.largest(limit) == brute
-    assert pricing.largest(smallest - 1) == 0
-    assert pricing.largest(largest) == len(data)
+        assert cost_model.largest_batch(limit) == brute
+    assert cost_model.largest_batch(smallest - 1) == 0
+    assert cost_model.largest_batch(largest) == len(data)
 
 
 @pytest.mark.slow
@@ -67,65 +66,65 @@ def test_the_largest_batch_equals_brute_force(model, data):
 def test_merged_batches_are_priced_within_half_a_percent(name):
     data, model = unequal(200), GRAPHS[name]()
     samples = read_samples(data)
-    pricing = price(model, samples, Step())
+    cost_model = fit_cost_model(model, samples, Step())
     rng = np.random.default_rng(0)
 
     for count in (8, 32, 64):
         rows = rng.choice(200, count, replace=False).tolist()
-        told = pricing.surrogate.price(samples.describe(rows))[0]
-        assert told == pytest.approx(pricing.direct(rows), rel=0.005)
+        predicted = cost_model.predict(rows)[0]
+        assert predicted == pytest.approx(cost_model.track_peak(rows), rel=0.005)
 
 
 @pytest.mark.slow
 def test_the_dearest_batch_is_dearer_than_random_ones():
     data = unequal(60)
     samples = read_samples(data)
-    pricing = price(GRAPHS["GAT"](), samples, Step())
+    cost_model = fit_cost_model(GRAPHS["GAT"](), samples, Step())
     rng = np.random.default_rng(0)
 
-    prices = samples.worst(pricing.surrogate)
+    prices = samples.worst_peaks(cost_model.peak_model)
 
     for count in (1, 7, 20):
         drawn = np.stack([rng.permutation(60)[:count] for _ in range(500)])
-        assert (
-            pricing.surrogate.price(samples.describe(drawn)).max() <= prices[count - 1]
-        )
+        assert cost_model.predict(drawn).max() <= prices[count - 1]
 
 
 @pytest.mark.slow
 def test_the_chance_of_running_out_is_that_of_simulated_epochs():
     data = unequal(300)
     samples = read_samples(data)
-    pricing = price(GRAPHS["GAT"](), samples, Step())
-    epochs = _simulated(pricing, 16, 40_000)
+    cost_model = fit_cost_model(GRAPHS["GAT"](), samples, Step())
+    epochs = _simulated(cost_model, 16, 40_000)
     limit = int(np.quantile(epochs, 0.75))
 
-    one = probability(pricing, 16, limit, seed=1)
-    five = probability(pricing, 16, limit, epochs=5, seed=1)
+    chance = probability_of_running_out(cost_model, 16, limit, seed=1)
+    five = probability_of_running_out(cost_model, 16, limit, epochs=5, seed=1)
 
     rng = np.random.default_rng(9)
     fives = rng.choice(epochs, (100_000, 5)).max(axis=1)
-    assert one.likely == pytest.approx((epochs > limit).mean(), abs=0.02)
+    assert chance.likely == pytest.approx((epochs > limit).mean(), abs=0.02)
     assert five.likely == pytest.approx((fives > limit).mean(), abs=0.02)
     assert five.likely > 0.7  # "it crashed in the 5th epoch"
-    assert one.low < (epochs > limit).mean() < one.high
+    assert chance.low < (epochs > limit).mean() < chance.high
 
 
-def _simulated(pricing, size, rounds):
+def _simulated(cost_model, size, rounds):
     """The dearest batch of each of many shuffled epochs."""
-    rng, total = np.random.default_rng(5), len(pricing.samples)
+    rng, total = np.random.default_rng(5), len(cost_model.samples)
     orders = rng.random((rounds, total)).argsort(axis=1)
     parts = np.split(orders, range(size, total, size), axis=1)
-    prices = [pricing.surrogate.price(pricing.samples.describe(p)) for p in parts]
+    prices = [cost_model.predict(p) for p in parts]
     return np.max(prices, axis=0)
 
 
 @pytest.mark.slow
 def test_a_limit_no_batch_reaches_is_safe_and_one_below_all_is_not():
-    pricing = price(GRAPHS["GCN"](), read_samples(unequal(50)), Step())
+    cost_model = fit_cost_model(GRAPHS["GCN"](), read_samples(unequal(50)), Step())
 
-    assert probability(pricing, 8, 10**12, epochs=1000) == (0.0, 0.0, 0.0)
-    assert probability(pricing, 8, 1).likely == 1.0
+    never = probability_of_running_out(cost_model, 8, 10**12, epochs=1000)
+
+    assert never == (0.0, 0.0, 0.0)
+    assert probability_of_running_out(cost_model, 8, 1).likely == 1.0
 
 
 @pytest.mark.slow
@@ -136,13 +135,14 @@ def test_every_batch_within_the_node_budget_fits(tmp_path):
 
     plan = plan_batch(model, cached, "cpu", limit=limit, batch_size=32)
 
-    bounds = plan.configurations[0].budget
+    budget = plan.configurations[0].budget
+    bounds = budget.loader_options()
     loader = build_loader(
         cached, "cpu", shuffle=True, seed=1, num_workers=0, oversized="alone", **bounds
     )
     sizes = [(b.num_graphs, b.num_nodes, b.num_edges) for b in loader]
-    assert plan.price(sizes).max() <= limit
-    assert max(nodes for _, nodes, _ in sizes) > 0.5 * bounds["max_nodes"]
+    assert plan.predict_peaks(sizes).max() <= limit
+    assert max(nodes for _, nodes, _ in sizes) > 0.5 * budget.max_nodes
 
 
 @pytest.mark.slow
@@ -226,25 +226,26 @@ def test_sequences_are_planned_by_tokens():
         collate_fn=pad,
     )
 
-    pricing = plan.pricing
-    assert pricing.samples.kind == "sequences"
+    cost_model = plan.cost_model
+    assert cost_model.samples.kind == "sequences"
     rows = [7, 1, 3]
-    told = pricing.surrogate.price(pricing.samples.describe(rows))[0]
-    assert told == pytest.approx(pricing.direct(rows), rel=0.005)
+    predicted = cost_model.predict(rows)[0]
+    assert predicted == pytest.approx(cost_model.track_peak(rows), rel=0.005)
     best = plan.configurations[0]
-    assert pricing.worst(best.micro_batch) <= plan.limit
-    assert pricing.worst(best.micro_batch + 1) > plan.limit
+    assert cost_model.worst_peak(best.micro_batch) <= plan.limit
+    assert cost_model.worst_peak(best.micro_batch + 1) > plan.limit
     # the dataset says no sizes, without which a loader takes no buckets
-    assert best.budget == {"batch_size": best.micro_batch}
-    bounds = budgets(
-        replace(pricing, samples=replace(pricing.samples, dataset=Measured())),
+    assert best.budget == BatchBudget(batch_size=best.micro_batch)
+    bounds = choose_budget(
+        replace(cost_model, samples=replace(cost_model.samples, dataset=Measured())),
         plan.limit,
         best.micro_batch,
         12,
     )
-    assert bounds == {"batch_size": best.micro_batch, "bucket_by": "tokens"}
+    assert bounds == BatchBudget(best.micro_batch, bucket_by="tokens")
     for dataset, budget in ((Ragged(), best.budget), (Measured(), bounds)):
-        assert len(build_loader(dataset, "cpu", collate_fn=pad, **budget))
+        options = budget.loader_options()
+        assert len(build_loader(dataset, "cpu", collate_fn=pad, **options))
 
 
 @pytest.mark.slow
@@ -315,9 +316,11 @@ def test_wrong_arguments_are_refused():
 
 
 def test_budgets_of_equal_samples_are_their_number():
-    pricing = price(perceptron(), read_samples(list(torch.randn(8, 784))), Step())
+    cost_model = fit_cost_model(
+        perceptron(), read_samples(list(torch.randn(8, 784))), Step()
+    )
 
-    assert budgets(pricing, 2**30, 5, 8) == {"batch_size": 5}
+    assert choose_budget(cost_model, 2**30, 5, 8) == BatchBudget(batch_size=5)
 
 
 class Clips(torch.nn.Module):
@@ -344,7 +347,7 @@ def test_clips_of_several_modalities_fit_as_planned(tmp_path, ragged):
 
     plan = plan_batch(model, cached, "cpu", limit="500 KiB", batch_size=32)
 
-    bounds = plan.configurations[0].budget
+    bounds = plan.configurations[0].budget.loader_options()
     assert ("max_tokens" in bounds) == (ragged == "packed")
     loader = build_loader(cached, "cpu", shuffle=True, seed=0, num_workers=0, **bounds)
     peaks = [max(measure_step(model, batch, Step()).values()) for batch in loader]

@@ -7,7 +7,8 @@ import torch
 from deviations import DEVIATING, EQUAL, Case, deviation, draw_case
 from torch import nn
 
-from loaderkit import BudgetError, MicroBatcher
+from loaderkit import MicroBatcher
+from loaderkit.errors import BudgetError
 
 SEEDS = (0, 1)
 FLOATS = (torch.float32, torch.bfloat16)
@@ -137,14 +138,16 @@ def test_a_comparison_leaves_gradients_buffers_modes_and_random_numbers():
     )
     twin = copy.deepcopy(model)
     batch, gradients = (torch.randn(12, 6), torch.randn(12, 5)), []
-    for each, verify in ((model, True), (twin, False)):
+    for network, verify in ((model, True), (twin, False)):
         torch.manual_seed(1)
-        sgd = torch.optim.SGD(each.parameters(), 0.0)
+        sgd = torch.optim.SGD(network.parameters(), 0.0)
         trainer = MicroBatcher(
-            each, sgd, nn.functional.mse_loss, micro_batch=4, verify=verify
+            network, sgd, nn.functional.mse_loss, micro_batch=4, verify=verify
         )
         trainer.step(batch)
-        gradients.append([p.grad for p in each.parameters()] + list(each.buffers()))
+        gradients.append(
+            [p.grad for p in network.parameters()] + list(network.buffers())
+        )
         gradients[-1].append(torch.get_rng_state())
 
     assert all(map(torch.equal, *gradients))

@@ -8,8 +8,8 @@ import sys
 import pytest
 from torch_settings import clean_environ
 
-from loaderkit import BudgetError, check_environment, configure_allocator
-from loaderkit.budget.environment import (
+from loaderkit import check_environment, configure_allocator
+from loaderkit.budget.environment.allocator_settings import (
     FALLBACK,
     HIGH,
     LOW,
@@ -19,14 +19,15 @@ from loaderkit.budget.environment import (
     judge_environment,
     options_of,
 )
+from loaderkit.errors import BudgetError, OptionError
 
 CUDA, HIP = OLD_NAMES
 
 
-def found(environ, **facts):
+def findings_of(environ, **facts):
     usual = {"torch_version": (2, 13), "backend": "cuda", "platform": "linux"}
     setting = Setting(environ, **usual | facts)
-    return [(each.number, each.level) for each in judge_environment(setting)]
+    return [(finding.number, finding.level) for finding in judge_environment(setting)]
 
 
 MAC = {"backend": "mps", "platform": "darwin"}
@@ -121,14 +122,14 @@ RIGHT = {
 def test_a_misconfiguration_is_found(name):
     environ, facts, expected = CASES[name]
 
-    assert found(environ, **facts) == expected
+    assert findings_of(environ, **facts) == expected
 
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_setting_is_let_be(name):
     environ, facts = RIGHT[name]
 
-    assert found(environ, **facts) == []
+    assert findings_of(environ, **facts) == []
 
 
 def test_every_fix_is_right():
@@ -140,20 +141,22 @@ def test_every_fix_is_right():
                 words = shlex.split(command.removeprefix("export "))
                 fixed = dict(word.split("=", 1) for word in words)
                 assert not [
-                    each for each in found(fixed, **facts) if each[1] == "crash"
+                    finding
+                    for finding in findings_of(fixed, **facts)
+                    if finding[1] == "crash"
                 ]
 
 
 def test_what_torch_raised_counts_before_what_was_read():
     environ = {UNIFIED: "expandable_segments:Yes"}
 
-    refused = found(
+    refused = findings_of(
         environ, asked_torch=True, torch_error="ValueError: Expected 'True'"
     )
-    newer = found(
+    newer = findings_of(
         {UNIFIED: "x:1"}, backend="cpu", asked_torch=True, torch_error="E: no"
     )
-    allowed = found(environ, asked_torch=True)
+    allowed = findings_of(environ, asked_torch=True)
 
     assert refused == [(5, "crash")]
     assert newer == [(16, "crash"), (14, "ignored")]
@@ -249,6 +252,11 @@ def test_a_clean_process_has_no_misconfiguration(monkeypatch):
 
     assert environment.ok
     assert "every setting does what it says" in str(environment)
+
+
+def test_a_misspelt_argument_is_answered_with_the_nearest():
+    with pytest.raises(OptionError, match="did you mean 'expandable_segments'"):
+        configure_allocator(expandable=True)
 
 
 def test_brackets_hold_an_option_together():

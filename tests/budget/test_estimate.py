@@ -10,13 +10,13 @@ from torch import nn
 from torch_geometric.data import Batch, HeteroData
 from torch_geometric.nn import GCNConv, HeteroConv, SAGEConv
 
-from loaderkit import DeviceSpec, estimate_step
-from loaderkit.budget import allocator
-from loaderkit.budget.estimate import estimate, summarised
-from loaderkit.budget.measure import measure_step
-from loaderkit.budget.peaks import PARTS
-from loaderkit.budget.track import track_step
-from loaderkit.budget.train_step import Step
+from loaderkit import estimate_step
+from loaderkit.budget.step import allocator
+from loaderkit.budget.step.estimate import estimate, summarise
+from loaderkit.budget.step.measure import measure_step
+from loaderkit.budget.step.peaks import PARTS
+from loaderkit.budget.step.track import track_step
+from loaderkit.budget.step.train_step import DeviceSpec, Step
 
 MIB = 2**20
 
@@ -34,11 +34,11 @@ def test_estimates_are_within_a_thousandth_and_never_off_by_two_percent():
     for name, make, batch in cases():
         torch.manual_seed(0)
         model = make()
-        found = estimate(model, batch, Step())
+        estimated = estimate(model, batch, Step())
         truth = max(measure_step(model, batch, Step()).values())
-        errors[name] = abs(found.peak / truth - 1)
-        assert found.low <= truth <= found.high, name
-        assert found.real_bytes < 16 * MIB, name
+        errors[name] = abs(estimated.peak / truth - 1)
+        assert estimated.low <= truth <= estimated.high, name
+        assert estimated.real_bytes < 16 * MIB, name
 
     assert len(errors) >= 20
     assert statistics.median(errors.values()) <= 0.001
@@ -58,9 +58,9 @@ def test_the_implementation_of_an_optimizer_counts(optimizer, variant):
     model, batch = perceptron(), torch.randn(8, 784)
     step = Step(optimizer=optimizer, variant=variant)
 
-    found = estimate(model, batch, step).peak
+    estimated_peak = estimate(model, batch, step).peak
 
-    assert found == pytest.approx(
+    assert estimated_peak == pytest.approx(
         max(measure_step(model, batch, step).values()), rel=1e-3
     )
 
@@ -70,9 +70,9 @@ def test_bfloat16_autocast_is_estimated():
     model, batch = Attention(), torch.randn(32, 40, 7)
     step = Step(autocast=torch.bfloat16)
 
-    found = estimate(model, batch, step).peak
+    estimated_peak = estimate(model, batch, step).peak
 
-    assert found == pytest.approx(
+    assert estimated_peak == pytest.approx(
         max(measure_step(model, batch, step).values()), rel=0.02
     )
 
@@ -82,10 +82,10 @@ def test_checkpointed_blocks_are_estimated():
     model, batch = Attention(layers=4), torch.randn(32, 40, 7)
     step = Step(checkpoint=True)
 
-    found = estimate(model, batch, step).peak
+    estimated_peak = estimate(model, batch, step).peak
 
-    assert found < 0.6 * estimate(model, batch, Step()).peak
-    assert found == pytest.approx(
+    assert estimated_peak < 0.6 * estimate(model, batch, Step()).peak
+    assert estimated_peak == pytest.approx(
         max(measure_step(model, batch, step).values()), rel=0.01
     )
 
@@ -102,44 +102,44 @@ def test_a_checkpoint_drops_what_recurrent_kernels_keep_for_the_backward_pass():
     model, batch = torch.nn.Sequential(Last(), Last()), torch.randn(24, 60, 16)
     step = Step(checkpoint=True)
 
-    found = estimate(model, batch, step)
+    estimated = estimate(model, batch, step)
 
     truth = max(measure_step(model, batch, step).values())
-    assert found.low <= truth <= found.high
-    assert found.peak == pytest.approx(truth, rel=0.01)
+    assert estimated.low <= truth <= estimated.high
+    assert estimated.peak == pytest.approx(truth, rel=0.01)
 
 
 def test_parts_add_up_and_the_cause_is_named():
-    found = estimate_step(perceptron(), torch.randn(4, 784))
+    estimated = estimate_step(perceptron(), torch.randn(4, 784))
 
-    assert sum(found.parts.values()) == found.peak
-    assert set(found.parts) == set(PARTS)
+    assert sum(estimated.parts.values()) == estimated.peak
+    assert set(estimated.parts) == set(PARTS)
     parameters = 4 * (784 * 512 + 512 + 512 * 10 + 10)
-    assert found.parts["parameters"] == parameters
-    assert found.parts["gradients"] == parameters
-    assert found.parts["optimizer state"] >= 2 * parameters
-    assert found.phase == "step"
+    assert estimated.parts["parameters"] == parameters
+    assert estimated.parts["gradients"] == parameters
+    assert estimated.parts["optimizer state"] >= 2 * parameters
+    assert estimated.phase == "step"
 
 
 @pytest.mark.slow
 def test_a_large_batch_peaks_in_activations():
-    found = estimate_step(Attention(), torch.randn(64, 40, 7))
+    estimated = estimate_step(Attention(), torch.randn(64, 40, 7))
 
-    assert found.phase in {"forward", "backward"}
-    assert found.parts["activations"] > found.peak / 2
-    assert next(iter(found.modules)).startswith("encoder.layers")
-    assert "keeps most: encoder.layers" in str(found)
+    assert estimated.phase in {"forward", "backward"}
+    assert estimated.parts["activations"] > estimated.peak / 2
+    assert next(iter(estimated.modules)).startswith("encoder.layers")
+    assert "keeps most: encoder.layers" in str(estimated)
 
 
 def test_the_cost_does_not_depend_on_the_batch():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
-    found = estimate_step(perceptron(), torch.randn(1, 784).expand(10**6, 784))
+    estimated = estimate_step(perceptron(), torch.randn(1, 784).expand(10**6, 784))
 
-    assert found.peak > 10**9
-    assert found.real_bytes < MIB
+    assert estimated.peak > 10**9
+    assert estimated.real_bytes < MIB
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert grown << 10 < found.peak / 4
+    assert grown << 10 < estimated.peak / 4
 
 
 def test_nothing_of_the_model_or_the_random_numbers_changes():
@@ -182,11 +182,11 @@ def test_every_way_to_call_a_model():
 
 def test_optimizers_of_every_form():
     model, x = nn.Linear(64, 64), torch.zeros(4, 64)
-    made = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
     by_name = estimate_step(model, x, optimizer="sgd").peak
     by_class = estimate_step(model, x, optimizer=torch.optim.Adam).peak
-    like = estimate_step(model, x, optimizer=made).parts["optimizer state"]
+    like = estimate_step(model, x, optimizer=optimizer).parts["optimizer state"]
     none = estimate_step(model, x, optimizer=None)
 
     assert by_name < by_class
@@ -204,7 +204,7 @@ def test_kernels_are_those_of_the_target():
 
     assert cuda.peak < cpu.peak / 2  # flash keeps no length x length matrix
     assert mps.peak == pytest.approx(cpu.peak, rel=0.3)
-    assert any("flash" in each for each in cuda.assumptions)
+    assert any("flash" in assumption for assumption in cuda.assumptions)
     assert cuda.reserved >= cuda.peak
     assert cpu.reserved is None
     assert "modelled, not measured" in str(cuda)
@@ -221,14 +221,16 @@ def test_what_cannot_be_known_is_an_interval():
     make, rows = DENSE["mask"]
     model, batch, step = make(), rows(2000), Step(target=DeviceSpec("cuda"))
 
-    found = estimate_step(model, batch, target="cuda")
+    estimated = estimate_step(model, batch, target="cuda")
 
     nothing, everything = (
-        summarised(track_step(model, batch, step, chosen=share), step).peak
+        summarise(track_step(model, batch, step, chosen=share), step).peak
         for share in (0.0, 1.0)
     )
-    assert found.low <= nothing < everything <= found.high
-    assert any("elements as are chosen" in each for each in found.assumptions)
+    assert estimated.low <= nothing < everything <= estimated.high
+    assert any(
+        "elements as are chosen" in assumption for assumption in estimated.assumptions
+    )
 
 
 @pytest.mark.slow
@@ -237,11 +239,11 @@ def test_the_upper_end_covers_what_kernels_take_inside(name):
     make, rows = DENSE[name]
     model, batch = make(), rows(32)
 
-    found = estimate_step(model, batch, target="mps")  # whose kernels are not here
+    estimated = estimate_step(model, batch, target="mps")  # whose kernels are not here
 
     truth = max(measure_step(model, batch, Step()).values())
-    assert found.method == "tracked"
-    assert found.low < truth <= found.high
+    assert estimated.method == "tracked"
+    assert estimated.low < truth <= estimated.high
 
 
 class Stubborn(nn.Module):
@@ -261,20 +263,29 @@ class Stubborn(nn.Module):
 def test_what_cannot_be_tracked_is_measured_small_and_extended():
     model, batch = Stubborn(), torch.randn(4096, 8)
 
-    found = estimate_step(model, batch)
+    estimated = estimate_step(model, batch)
 
     truth = max(measure_step(model, batch, Step()).values())
-    assert found.method == "measured and extended"
-    assert found.peak == pytest.approx(truth, rel=0.05)
-    assert found.low <= truth <= found.high
-    assert "while tracking" in found.assumptions[0]
+    assert estimated.method == "measured and extended"
+    assert estimated.peak == pytest.approx(truth, rel=0.05)
+    assert estimated.low <= truth <= estimated.high
+    assert "while tracking" in estimated.assumptions[0]
+
+
+def test_a_step_measured_small_has_the_phases_of_a_tracked_one():
+    batch = torch.randn(4096, 8)
+
+    tracked = estimate_step(Stubborn().inner, batch)
+    extended = estimate_step(Stubborn(), batch)
+
+    assert list(extended.phases) == list(tracked.phases)
 
 
 def test_without_any_way_a_formula_says_so():
-    found = estimate_step(Stubborn(), torch.randn(1, 8))
+    estimated = estimate_step(Stubborn(), torch.randn(1, 8))
 
-    assert found.method == "formula"
-    assert found.low < found.peak < found.high
+    assert estimated.method == "formula"
+    assert estimated.low < estimated.peak < estimated.high
 
 
 def test_wrong_arguments_are_refused():
@@ -330,6 +341,52 @@ class Typed(nn.Module):
         return self.inner(x_dict, edge_index_dict)
 
 
+@pytest.mark.parametrize("name", ["batch", "data", "graph", "ptr"])
+def test_a_model_of_graphs_may_call_them_as_it_likes(name):
+    class OfGraphs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(32, 4)
+
+    source = f"def forward(self, {name}):\n    return self.linear({name}.x)"
+    namespace = {}
+    exec(source, namespace)
+    OfGraphs.forward = namespace["forward"]
+
+    estimated = estimate_step(OfGraphs(), graphs(4))
+
+    assert estimated.method == "tracked"
+
+
+class OfDicts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+
+    def forward(self, batch):
+        return self.linear(batch["x"])
+
+
+def test_a_model_may_take_a_dict_as_one_argument():
+    estimate_of_dict = estimate_step(OfDicts(), {"x": torch.zeros(16, 8), "id": 1})
+
+    assert estimate_of_dict.method == "tracked"
+
+
+@pytest.mark.parametrize("features", [8, 2_000])
+def test_what_forward_does_not_take_is_told_with_the_way_on(features):
+    """Also of a model too large for small real steps, which has a formula instead."""
+    model = nn.Linear(features, features)
+    x = torch.zeros(4, features)
+
+    with pytest.raises(ValueError, match="pass loss=f, called as f"):
+        estimate_step(model, (x, torch.zeros(4)))
+    with pytest.raises(ValueError, match=r"3 parts .* too many positional arguments"):
+        estimate_step(model, (x, x, x))
+    with pytest.raises(ValueError, match="a batch of a, b does not fit the model"):
+        estimate_step(model, {"a": x, "b": x})
+
+
 def test_typed_graphs_are_estimated():
     def typed(count):
         data = HeteroData()
@@ -340,10 +397,10 @@ def test_typed_graphs_are_estimated():
 
     batch = Batch.from_data_list([typed(50 + i) for i in range(8)])
 
-    found = estimate_step(Typed(), batch).peak
+    estimated_peak = estimate_step(Typed(), batch).peak
 
     truth = max(measure_step(Typed(), batch, Step()).values())
-    assert found == pytest.approx(truth, rel=1e-3)
+    assert estimated_peak == pytest.approx(truth, rel=1e-3)
 
 
 class Scaled(nn.Module):
@@ -373,6 +430,8 @@ def test_a_number_is_given_only_without_assumptions():
     assert not on_a_device.exact
     assert "not in it: mps's own context" in str(on_a_device)
     truth = max(measure_step(Scaled(), x, Step()).values())
-    for found in (here, there):
-        assert any("a scalar's value" in each for each in found.assumptions)
-        assert found.low < truth < found.high
+    for estimated in (here, there):
+        assert any(
+            "a scalar's value" in assumption for assumption in estimated.assumptions
+        )
+        assert estimated.low < truth < estimated.high

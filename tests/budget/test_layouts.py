@@ -8,10 +8,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from loaderkit.budget.estimate import estimate
-from loaderkit.budget.layouts import LAYOUTS, is_channels_last
-from loaderkit.budget.measure import measure_step
-from loaderkit.budget.train_step import Step
+from loaderkit.budget.step.estimate import estimate
+from loaderkit.budget.step.layouts import LAYOUTS, is_channels_last
+from loaderkit.budget.step.measure import measure_step
+from loaderkit.budget.step.train_step import Step
 
 _aten = torch.ops.aten
 CALLS = {
@@ -44,9 +44,11 @@ def disagreements(seed, *, corrected):
         mode = FakeTensorMode()
         fake = mode.from_tensor(real)
         with AsTracked(mode) if corrected else mode:
-            told = call(fake)
-        for one, other in zip(_tensors(told), _tensors(call(real)), strict=True):
-            if one.stride() != other.stride():
+            predicted = call(fake)
+        for predicted_tensor, real_tensor in zip(
+            _tensors(predicted), _tensors(call(real)), strict=True
+        ):
+            if predicted_tensor.stride() != real_tensor.stride():
                 names.append((name, tuple(real.shape)))
     return names
 
@@ -64,8 +66,8 @@ class AsTracked(TorchDispatchMode):
         return LAYOUTS.corrected(func, args, kwargs or {}, [args[0]], out)
 
 
-def _tensors(made):
-    return [made] if isinstance(made, torch.Tensor) else list(made)
+def _tensors(result):
+    return [result] if isinstance(result, torch.Tensor) else list(result)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -74,11 +76,11 @@ def test_outputs_are_in_the_kernels_layout(seed):
 
 
 def test_fakes_alone_are_found_out():
-    found = {
+    differing = {
         name for seed in range(6) for name, _ in disagreements(seed, corrected=False)
     }
 
-    assert {"log_sigmoid", "upsample"} <= found
+    assert {"log_sigmoid", "upsample"} <= differing
 
 
 def test_attention_heads_are_no_image():
@@ -92,9 +94,12 @@ def test_attention_heads_are_no_image():
 
 CHAINS = {
     "log_sigmoid": [nn.BatchNorm2d(3), nn.LogSigmoid(), nn.Conv2d(3, 16, 3, 2, 1)],
-    "one channel": [nn.Conv2d(3, 1, 1), nn.Upsample(scale_factor=1.5, mode="bilinear"),
-                    nn.ConvTranspose2d(1, 6, 4, 2, 1)],
-}  # fmt: skip
+    "one channel": [
+        nn.Conv2d(3, 1, 1),
+        nn.Upsample(scale_factor=1.5, mode="bilinear"),
+        nn.ConvTranspose2d(1, 6, 4, 2, 1),
+    ],
+}
 
 
 @pytest.mark.parametrize("chain", CHAINS)
@@ -103,7 +108,7 @@ def test_a_step_whose_layout_a_fake_gets_wrong_is_estimated(chain):
     model = nn.Sequential(*CHAINS[chain], nn.AdaptiveAvgPool2d(1), nn.Flatten())
     batch = torch.rand(8, 3, 33, 33).to(memory_format=torch.channels_last)
 
-    found = estimate(model, batch, Step())
+    estimated = estimate(model, batch, Step())
 
     truth = max(measure_step(model, batch, Step()).values())
-    assert found.peak == pytest.approx(truth, rel=0.001)
+    assert estimated.peak == pytest.approx(truth, rel=0.001)

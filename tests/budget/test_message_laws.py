@@ -9,12 +9,12 @@ from log_styles import hard_wrap, prefix, quote, styles, units, wrap
 from reported_messages import LATER, LATER_LOOK_ALIKES, LOOK_ALIKES, RAN_OUT
 
 from loaderkit import diagnose_oom
-from loaderkit.budget.amounts import find_amounts, parse_size
-from loaderkit.budget.grammar import find_exhaustion
-from loaderkit.budget.lexicon import phrases
-from loaderkit.budget.log_text import clean_log
-from loaderkit.budget.messages import SIZES, as_fields, read_message
-from loaderkit.budget.oom_patterns import message_patterns
+from loaderkit.budget.diagnosis.amounts import find_amounts, parse_size
+from loaderkit.budget.diagnosis.grammar import find_exhaustion
+from loaderkit.budget.diagnosis.lexicon import phrases
+from loaderkit.budget.diagnosis.log_text import clean_log
+from loaderkit.budget.diagnosis.messages import SIZES, as_fields, read_message
+from loaderkit.budget.diagnosis.oom_patterns import message_patterns
 
 TEXTS = [report.text for report in (*RAN_OUT, *LATER)] + LOOK_ALIKES + LATER_LOOK_ALIKES
 TORCH = (
@@ -167,13 +167,13 @@ def test_a_card_that_others_fill_is_not_fragmented():
 
 
 def test_a_servers_budget_is_a_limit_of_software():
-    found = diagnose_oom(
+    diagnosis = diagnose_oom(
         "ValueError: Free memory on device (67.24/79.25 GiB) on startup is less than "
         "desired GPU memory utilization (0.9, 71.33 GiB)."
     )
 
-    assert found.verdict == "software limit"
-    assert found.shortfall == parse_size("71.33 GiB") - parse_size("67.24 GiB")
+    assert diagnosis.verdict == "software limit"
+    assert diagnosis.shortfall == parse_size("71.33 GiB") - parse_size("67.24 GiB")
 
 
 NUMBERS = st.from_regex(

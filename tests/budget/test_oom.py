@@ -11,17 +11,21 @@ import torch
 from models import Attention
 
 from loaderkit import diagnose_oom, oom_guard, plan_batch
-from loaderkit.budget.judge import VERDICTS, judge
-from loaderkit.budget.messages import Message
-from loaderkit.budget.oom import diagnose
+from loaderkit.budget.diagnosis.diagnose import diagnose
+from loaderkit.budget.diagnosis.judge import VERDICTS, judge
+from loaderkit.budget.diagnosis.messages import Message
 from loaderkit.budget.remedies import COSTS, REMEDIES, remedies_for
 
 GIB = 2**30
 FULL = {"is_oom": True, "backend": "cuda", "kind": "device_oom", "capacity": 40 * GIB}
 
 
-def cuda(**said):
-    return Message(**FULL | {name: int(n * GIB) for name, n in said.items()})
+def advice_by_remedy(diagnosis):
+    return {advice.remedy.name: advice for advice in diagnosis.advice}
+
+
+def cuda(**sizes_gib):
+    return Message(**FULL | {name: int(n * GIB) for name, n in sizes_gib.items()})
 
 
 def test_a_request_larger_than_the_device_is_impossible():
@@ -79,21 +83,21 @@ def test_expandable_segments_are_advised_only_where_they_help():
     message = cuda(requested=4, free=3, allocated=30, reserved_unallocated=2)
     already = "expandable_segments:True"
 
-    advice = {each.remedy.name: each for each in diagnose(message).advice}
-    again = {each.remedy.name for each in diagnose(message, settings=already).advice}
+    advice = advice_by_remedy(diagnose(message))
+    again = advice_by_remedy(diagnose(message, settings=already))
     short = diagnose(cuda(requested=4, free=1, allocated=39, reserved_unallocated=0))
 
     assert advice["expandable segments"].brings == 2 * GIB
     assert advice["expandable segments"].enough
     assert "expandable segments" not in again
-    assert "expandable segments" not in {each.remedy.name for each in short.advice}
+    assert "expandable segments" not in advice_by_remedy(short)
 
 
 def test_advice_stands_cheapest_first():
     for verdict in VERDICTS:
         for backend in ("cuda", "mps", "host", "cpu"):
-            found = remedies_for(verdict, backend)
-            costs = [COSTS.index(remedy.cost) for remedy in found]
+            remedies = remedies_for(verdict, backend)
+            costs = [COSTS.index(remedy.cost) for remedy in remedies]
             assert costs == sorted(costs)
     advised = {verdict for remedy in REMEDIES for verdict in remedy.against}
     assert advised == set(VERDICTS) - {"not memory"}
@@ -116,20 +120,20 @@ def test_the_machine_is_read_from_metals_cap():
         " max allowed: 9.07 GB). Tried to allocate 563.62 MB on private pool."
     )
 
-    found = diagnose_oom(text)
+    diagnosis = diagnose_oom(text)
 
-    assert found.verdict == "held by others"
-    assert any("a machine of 8 GiB" in note for note in found.notes)
+    assert diagnosis.verdict == "held by others"
+    assert any("a machine of 8 GiB" in note for note in diagnosis.notes)
 
 
 def test_a_real_numpy_error_is_read():
     with pytest.raises(MemoryError) as caught:
         np.empty((2**20, 2**20, 8))
 
-    found = diagnose_oom(caught.value)
+    diagnosis = diagnose_oom(caught.value)
 
-    assert (found.kind, found.shape) == ("host_alloc", [2**20, 2**20, 8])
-    assert found.verdict == "host shortage"
+    assert (diagnosis.kind, diagnosis.shape) == ("host_alloc", [2**20, 2**20, 8])
+    assert diagnosis.verdict == "host shortage"
 
 
 def test_a_real_torch_error_is_read():
@@ -143,9 +147,9 @@ def test_the_cause_of_an_error_is_read():
     with pytest.raises(ValueError, match="step 3") as caught:
         _fail_in_step_three()
 
-    found = diagnose_oom(caught.value)
+    diagnosis = diagnose_oom(caught.value)
 
-    assert (found.is_oom, found.kind) == (True, "host_alloc")
+    assert (diagnosis.is_oom, diagnosis.kind) == (True, "host_alloc")
 
 
 def _fail_in_step_three():
@@ -184,17 +188,17 @@ def test_a_killed_worker_is_read():
     with pytest.raises(RuntimeError, match="worker") as caught:
         next(iter(loader))
 
-    found = diagnose_oom(caught.value)
-    assert (found.kind, found.verdict) == ("killed", "killed")
-    assert found.pid
+    diagnosis = diagnose_oom(caught.value)
+    assert (diagnosis.kind, diagnosis.verdict) == ("killed", "killed")
+    assert diagnosis.pid
 
 
 def test_other_errors_are_not_memory():
     for error in (KeyError("memory"), ValueError("out of range"), StopIteration()):
-        found = diagnose_oom(error)
-        assert found.is_oom is False
-        assert found.ok
-        assert str(found).startswith("Not out of memory")
+        diagnosis = diagnose_oom(error)
+        assert diagnosis.is_oom is False
+        assert diagnosis.ok
+        assert str(diagnosis).startswith("Not out of memory")
 
 
 def test_the_guard_adds_the_diagnosis_and_frees_the_frames():
@@ -233,18 +237,18 @@ def _hold_and_fail(freed):
 
 
 def test_the_whole_diagnosis_goes_to_json():
-    found = diagnose_oom("RuntimeError: Invalid buffer size: 9.75 GB")
+    diagnosis = diagnose_oom("RuntimeError: Invalid buffer size: 9.75 GB")
 
-    said = found.to_json()
+    values = diagnosis.to_json()
 
-    assert said["verdict"] == "request exceeds device"
-    assert said["requested"] == 10468982784
-    assert said["advice"][0]["cost"] == "free"
+    assert values["verdict"] == "request exceeds device"
+    assert values["requested"] == 10468982784
+    assert values["advice"][0]["cost"] == "free"
 
 
 def test_without_free_bytes_capacity_and_held_bytes_decide():
-    def xpu(**said):
-        sizes = {name: int(size * GIB) for name, size in said.items()}
+    def xpu(**sizes_gib):
+        sizes = {name: int(size * GIB) for name, size in sizes_gib.items()}
         return Message(**FULL | {"backend": "xpu"} | sizes)
 
     assert judge(xpu(requested=50)) == ("request exceeds device", 10 * GIB)
@@ -268,9 +272,12 @@ def test_a_request_above_metals_cap_is_impossible():
         " max allowed: 4.00 GB). Tried to allocate 6.00 GB on shared pool."
     )
 
-    found = diagnose_oom(text)
+    diagnosis = diagnose_oom(text)
 
-    assert (found.verdict, found.shortfall) == ("request exceeds device", 2 * GIB)
+    assert (diagnosis.verdict, diagnosis.shortfall) == (
+        "request exceeds device",
+        2 * GIB,
+    )
 
 
 def test_old_messages_print_the_difference_as_cached():
@@ -280,20 +287,20 @@ def test_old_messages_print_the_difference_as_cached():
 
 
 def test_a_container_that_counts_sixteen_exbibytes_is_explained():
-    found = diagnose_oom(
+    diagnosis = diagnose_oom(
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
         "8.00 GiB of which 1.00 GiB is free. Process 7 has 17179869184.00 GiB memory "
         "in use. Of the allocated memory 1.00 GiB is allocated by PyTorch, and 0 bytes "
         "is reserved by PyTorch but unallocated."
     )
 
-    assert found.verdict == "held by others"
-    assert any("16 EiB" in note for note in found.notes)
-    assert not any("process 7 holds" in note for note in found.notes)
+    assert diagnosis.verdict == "held by others"
+    assert any("16 EiB" in note for note in diagnosis.notes)
+    assert not any("process 7 holds" in note for note in diagnosis.notes)
 
 
 def test_who_holds_it_is_listed():
-    found = diagnose_oom(
+    diagnosis = diagnose_oom(
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
         "8.00 GiB of which 1.00 GiB is free. Process 7 has 5.00 GiB memory in use. "
         "Including non-PyTorch memory, this process has 2.00 GiB memory in use. Of the "
@@ -301,8 +308,8 @@ def test_who_holds_it_is_listed():
         "PyTorch but unallocated."
     )
 
-    assert found.notes == ["process 7 holds 5.00 GiB"]
-    advice = {each.remedy.name: each for each in found.advice}
+    assert diagnosis.notes == ["process 7 holds 5.00 GiB"]
+    advice = advice_by_remedy(diagnosis)
     assert advice["other processes"].brings == 5 * GIB
 
 
@@ -325,10 +332,10 @@ def test_with_a_plan_each_advice_has_its_bytes():
         "total by PyTorch)"
     )
 
-    found = {each.remedy.name: each for each in diagnose_oom(text, plan=plan).advice}
-    without = {each.remedy.name: each for each in diagnose_oom(text).advice}
+    advice = advice_by_remedy(diagnose_oom(text, plan=plan))
+    without_plan = advice_by_remedy(diagnose_oom(text))
 
     savings = {gain.remedy.name: gain.saves for gain in plan.savings}
-    assert found["micro-batches"].brings == savings["micro-batches"] > 0
-    assert found["checkpointing"].enough == (savings["checkpointing"] >= 3 * 2**20)
-    assert without["checkpointing"].brings is None
+    assert advice["micro-batches"].brings == savings["micro-batches"] > 0
+    assert advice["checkpointing"].enough == (savings["checkpointing"] >= 3 * 2**20)
+    assert without_plan["checkpointing"].brings is None

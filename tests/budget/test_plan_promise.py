@@ -11,11 +11,16 @@ from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.utils import to_dense_batch
 
 from loaderkit import build_loader, estimate_step, pack, plan_batch
-from loaderkit.budget.cost_model import BatchCostModel, budgets, price
-from loaderkit.budget.measure import measure_step
-from loaderkit.budget.samples import Samples, read_samples
-from loaderkit.budget.surrogate import Surrogate
-from loaderkit.budget.train_step import Step
+from loaderkit.budget.batch.cost_model import (
+    BatchBudget,
+    BatchCostModel,
+    choose_budget,
+    fit_cost_model,
+)
+from loaderkit.budget.batch.peak_model import PeakModel
+from loaderkit.budget.batch.samples import Samples, read_samples
+from loaderkit.budget.step.measure import measure_step
+from loaderkit.budget.step.train_step import Step
 
 MIB = 2**20
 
@@ -62,13 +67,13 @@ def test_padding_inside_a_model_is_priced_and_its_promise_kept():
     ]
     peaks = [max(measure_step(model, batch, Step()).values()) for batch in batches]
     sizes = [(b.num_graphs, b.num_nodes, b.num_edges) for b in batches]
-    slack = 1 + plan.pricing.surrogate.error
+    slack = 1 + plan.cost_model.peak_model.error
     assert max(peaks) > limit
     assert plan.chances[1].high > 0.9
-    for told, peak in zip(plan.price(sizes), peaks, strict=True):
-        assert peak <= told * slack
-    budget = plan.configurations[0].budget
-    loader = build_loader(data, "cpu", shuffle=True, seed=0, num_workers=0, **budget)
+    for predicted, peak in zip(plan.predict_peaks(sizes), peaks, strict=True):
+        assert peak <= predicted * slack
+    bounds = plan.configurations[0].budget.loader_options()
+    loader = build_loader(data, "cpu", shuffle=True, seed=0, num_workers=0, **bounds)
     for batch in loader:
         assert max(measure_step(model, batch, Step()).values()) <= limit
 
@@ -89,7 +94,7 @@ def test_a_plan_for_a_list_gives_bounds_that_its_loader_takes():
 
     plan = plan_batch(Nodes(), data, "cpu", limit="1 MiB", batch_size=8)
 
-    bounds = plan.configurations[0].budget
+    bounds = plan.configurations[0].budget.loader_options()
     assert list(bounds) == ["batch_size"]
     assert len(list(build_loader(data, "cpu", num_workers=0, **bounds)))
 
@@ -107,7 +112,7 @@ def test_a_chance_prints_its_ends():
 def lopsided(count):
     """Typed graphs of which each has many nodes of one type only."""
     generator = torch.Generator().manual_seed(0)
-    made = []
+    graphs = []
     for n in torch.randint(3, 90, (count,), generator=generator).tolist():
         few, many = (2, n) if n % 2 else (n, 2)
         graph = HeteroData()
@@ -115,8 +120,8 @@ def lopsided(count):
         ends = torch.stack([torch.arange(n) % few, torch.arange(n) % many])
         graph["a", "to", "b"].edge_index = ends
         graph["b", "back", "a"].edge_index = ends.flip(0)
-        made.append(graph)
-    return made
+        graphs.append(graph)
+    return graphs
 
 
 class Types(nn.Module):
@@ -134,19 +139,17 @@ def test_typed_graphs_are_priced_by_the_nodes_of_each_type():
     data, model = lopsided(30), Types()
     samples = read_samples(data)
 
-    pricing = price(model, samples, Step())
+    cost_model = fit_cost_model(model, samples, Step())
 
-    assert samples.names == (
-        "graphs", "nodes of a", "nodes of b", "edges a to b",
-    )  # fmt: skip
-    assert pricing.surrogate.error < 1e-6
+    assert samples.names == ("graphs", "nodes of a", "nodes of b", "edges a to b")
+    assert cost_model.peak_model.error < 1e-6
     for rows in (range(8), range(8, 30)):
         batch = samples.join(list(rows))
         truth = max(measure_step(model, batch, Step()).values())
-        told = pricing.surrogate.price(samples.describe(list(rows)))[0]
-        assert told == pytest.approx(truth, rel=0.01)
+        predicted = cost_model.predict(list(rows))[0]
+        assert predicted == pytest.approx(truth, rel=0.01)
     with pytest.raises(ValueError, match="graphs, nodes of a, nodes of b"):
-        samples.complete([[8, 100, 200]])
+        samples.with_padding([[8, 100, 200]])
 
 
 class Pairs(nn.Module):
@@ -174,9 +177,9 @@ def test_squares_of_long_sequences_are_seen_though_most_are_short():
     # short ones alone cannot tell places from their squares
     data = ragged([5 + i % 5 for i in range(40)] + [100 + i for i in range(20)])
 
-    pricing = price(Pairs(), read_samples(data, collate=together), Step())
+    cost_model = fit_cost_model(Pairs(), read_samples(data, collate=together), Step())
 
-    assert pricing.surrogate.error < 1e-6
+    assert cost_model.peak_model.error < 1e-6
 
 
 def test_where_sizes_do_not_explain_the_price_the_largest_batch_leaves_room():
@@ -184,11 +187,11 @@ def test_where_sizes_do_not_explain_the_price_the_largest_batch_leaves_room():
     samples = read_samples(data, collate=together)
     model = Pairs(across=True)
 
-    pricing = price(model, samples, Step())
+    cost_model = fit_cost_model(model, samples, Step())
 
-    assert pricing.surrogate.error > 0.05
-    limit = pricing.worst(6)
-    count = pricing.largest(limit)
+    assert cost_model.peak_model.error > 0.05
+    limit = cost_model.worst_peak(6)
+    count = cost_model.largest_batch(limit)
     rows = sorted(range(14), key=lambda row: -len(data[row]))[:count]
     assert count >= 1
     assert max(measure_step(model, samples.join(rows), Step()).values()) <= limit
@@ -212,22 +215,22 @@ def priced_graphs(r, error):
     )
     nodes = np.maximum(nodes, 1)
     edges = (nodes * numpy_random.uniform(0.5, r.uniform(1, 9), len(nodes))).astype(int)
-    costs = [[0, 4000, 50_000], [0, 200, 3000], [16, 400, 2000], [0, 64, 900]]
+    costs = [[0, 4000, 50_000], [0, 200, 3000], [16, 400, 2000], [-90, 64, 900]]
     lines = np.array([[r.choice(cost) for cost in costs] for _ in range(2)], float)
     sizes = np.stack([np.ones(len(nodes)), nodes, edges], axis=1).astype(float)
     samples = Samples(Cached(nodes, edges), "graphs", sizes, join=list)
-    surrogate = Surrogate(samples.names, lines, ("forward", "backward"), error)
-    return BatchCostModel(None, samples, Step(), surrogate)
+    peak_model = PeakModel(samples.names, lines, error)
+    return BatchCostModel(None, samples, Step(), peak_model)
 
 
-def allowed(pricing, bounds, r):
+def allowed(cost_model, bounds, r):
     """The batches of an epoch that a loader within such bounds makes."""
-    rows, batch = list(range(len(pricing.samples))), []
+    rows, batch = list(range(len(cost_model.samples))), []
     r.shuffle(rows)
     for row in sorted(
-        rows, key=lambda row: r.choice([row, pricing.samples.sizes[row, 1]])
+        rows, key=lambda row: r.choice([row, cost_model.samples.sizes[row, 1]])
     ):
-        _, nodes, edges = pricing.samples.sizes[[*batch, row]].sum(axis=0)
+        _, nodes, edges = cost_model.samples.sizes[[*batch, row]].sum(axis=0)
         is_full = nodes > bounds.get("max_nodes", nodes)
         is_full = is_full or edges > bounds.get("max_edges", edges)
         if is_full or len(batch) == bounds["batch_size"]:
@@ -240,23 +243,34 @@ def allowed(pricing, bounds, r):
 @pytest.mark.parametrize("seed", range(60))
 def test_every_batch_that_the_bounds_allow_has_its_price_below_the_limit(seed):
     r = random.Random(seed)
-    pricing, most = priced_graphs(r, error=0.0), r.choice([2, 8, 32])
-    one = pricing.samples.worst(pricing.surrogate)
+    cost_model, most = priced_graphs(r, error=0.0), r.choice([2, 8, 32])
+    worst_peaks = cost_model.samples.worst_peaks(cost_model.peak_model)
     count = r.randint(1, most)
-    limit = int(one[min(count, len(one)) - 1] * r.uniform(1.0, 5.0))
+    limit = int(worst_peaks[min(count, len(worst_peaks)) - 1] * r.uniform(1.0, 5.0))
 
-    bounds = budgets(pricing, limit, count, most)
+    bounds = choose_budget(cost_model, limit, count, most).loader_options()
 
     assert bounds["batch_size"] <= most
-    for batch in allowed(pricing, bounds, r):
+    for batch in allowed(cost_model, bounds, r):
         assert len(batch) > 0  # no sample is beyond the bounds on its own
-        assert pricing.surrogate.price(pricing.samples.describe(batch))[0] <= limit
+        assert cost_model.predict(batch)[0] <= limit
+
+
+def test_typed_graphs_without_edges_are_bounded_by_nodes():
+    sizes = np.array([[1, 3, 9], [1, 8, 2]], float)
+    names = ("graphs", "nodes of a", "nodes of b")
+    dataset = Cached(sizes[:, 1:].sum(axis=1), np.zeros(2))
+    samples = Samples(dataset, "typed graphs", sizes, join=list, columns=names)
+    peak_model = PeakModel(names, np.array([[0.0, 0.0, 10.0, 20.0]]), 0.0)
+    cost_model = BatchCostModel(None, samples, Step(), peak_model)
+
+    assert choose_budget(cost_model, 1000, 2, 2) == BatchBudget(2, max_nodes=50)
 
 
 def test_sizes_that_explain_nothing_give_no_bounds_of_nodes():
-    pricing = priced_graphs(random.Random(0), error=2.0)
+    cost_model = priced_graphs(random.Random(0), error=2.0)
 
-    assert budgets(pricing, 10**12, 3, 8) == {"batch_size": 3}
+    assert choose_budget(cost_model, 10**12, 3, 8) == BatchBudget(batch_size=3)
 
 
 @pytest.mark.slow
@@ -267,7 +281,7 @@ def test_what_a_plan_gives_the_loader_of_a_cache_fits(tmp_path):
 
     plan = plan_batch(model, cached, "cpu", limit=limit, batch_size=4)
 
-    bounds = plan.configurations[0].budget
+    bounds = plan.configurations[0].budget.loader_options()
     assert bounds["max_nodes"] > 0
     assert bounds["batch_size"] == 4
     loader = build_loader(cached, "cpu", shuffle=True, seed=0, num_workers=0, **bounds)
@@ -345,14 +359,14 @@ def test_jagged_batches_are_planned():
     data = [{"clip": torch.ones(3 + 5 * i % 40, 4)} for i in range(20)]
     batch = jagged_batch(data[:8])
 
-    found = estimate_step(Jagged(), batch)
+    estimated = estimate_step(Jagged(), batch)
     plan = plan_batch(
         Jagged(), data, "cpu", limit="100 KiB", batch_size=8, collate_fn=jagged_batch
     )
 
     truth = max(measure_step(Jagged(), batch, Step()).values())
-    assert found.low <= truth <= found.high
-    assert found.peak == pytest.approx(truth, rel=0.01)
+    assert estimated.low <= truth <= estimated.high
+    assert estimated.peak == pytest.approx(truth, rel=0.01)
     largest = sorted(data, key=lambda sample: -len(sample["clip"]))[: plan.micro_batch]
     peak = max(measure_step(Jagged(), jagged_batch(largest), Step()).values())
     assert peak <= 100 * 1024

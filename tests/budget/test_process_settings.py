@@ -6,23 +6,27 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from torch_settings import clean_environ
 
-from loaderkit.budget.environment import Setting
-from loaderkit.budget.native_readers import (
+from loaderkit.budget.environment.allocator_settings import Setting
+from loaderkit.budget.environment.native_readers import (
     GLIBC_RANGES,
     MALLOC_TUNABLES,
+    OPENMP_FORMS,
     glibc_setting,
     hangs_libgomp,
+    is_read_by_libgomp,
     mkl_follows_processors,
     mkl_threads,
     openmp_binding,
     openmp_threads,
     split_tunables,
 )
-from loaderkit.budget.process_settings import judge_process_settings
+from loaderkit.budget.environment.openmp_places import read_places
+from loaderkit.budget.environment.process_settings import judge_process_settings
 
 AFFINITY_LEFT = """
 import ctypes, os, sys
@@ -77,7 +81,27 @@ def judged(environ, **facts):
         ({"OMP_PROC_BIND": "yes"}, {}, [(20, "ignored")]),
         ({"OMP_PROC_BIND": "false", "OMP_PLACES": "cores"}, {}, []),
         ({"OMP_PLACES": "cores"}, {}, [(20, "slow")]),
+        ({"OMP_PLACES": "{0:4}"}, {}, []),
+        ({"OMP_PLACES": "core"}, {}, [(20, "ignored")]),
+        ({"OMP_PLACES": "{7}"}, {}, [(20, "ignored")]),
+        ({"OMP_PLACES": "{7}"}, {"cpu_ids": frozenset({6, 7})}, [(20, "slow")]),
+        ({"OMP_PLACES": "core"}, {"openmp": "libiomp5"}, []),
+        (
+            {"OMP_PLACES": "cores", "GOMP_CPU_AFFINITY": "1"},
+            {},
+            [(20, "ignored"), (20, "slow")],
+        ),
+        ({"OMP_THREAD_LIMIT": "2", "OMP_NUM_THREADS": "4"}, {}, [(20, "slow")]),
+        ({"OMP_THREAD_LIMIT": "2", "OMP_NUM_THREADS": "2"}, {}, []),
+        ({"OMP_THREAD_LIMIT": "0"}, {}, [(20, "ignored")]),
+        ({"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10k"}, {}, []),
+        ({"OMP_WAIT_POLICY": "sleep"}, {}, [(20, "ignored")]),
+        ({"OMP_WAIT_POLCY": "passive"}, {}, [(17, "ignored")]),
+        ({"KMP_BLOCKTIME": "1"}, {}, [(20, "useless")]),
+        ({"KMP_AFFINITY": "granularity=fine"}, {"openmp": "libiomp5"}, []),
         ({"GOMP_CPU_AFFINITY": "0-1"}, {}, [(20, "slow")]),
+        ({"GOMP_CPU_AFFINITY": ""}, {}, [(20, "slow")]),
+        ({"GOMP_CPU_AFFINITY": "1-0"}, {}, [(20, "ignored")]),
         ({"GOMP_CPU_AFFINITY": "all"}, {}, [(20, "crash")]),
         ({"MALLOC_ARENA_MAX": "2"}, {}, []),
         ({"MALLOC_ARENA_MAX": "two"}, {}, [(20, "ignored")]),
@@ -123,10 +147,10 @@ def test_a_variable_is_judged(environ, facts, expected):
 def libgomp():
     import torch
 
-    found = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))
-    if not found:
+    libraries = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))
+    if not libraries:
         pytest.skip("this torch has no OpenMP library of its own")
-    return found[0]
+    return libraries[0]
 
 
 def _ask_openmp(libgomp, **environ):
@@ -149,7 +173,9 @@ for line in sys.stdin:
         os.environ.update(json.loads(line))
         os.dup2(write, 2)
         library = ctypes.CDLL(sys.argv[1])
-        os.write(2, f"\\n{getattr(library, sys.argv[2])()}".encode())
+        number = getattr(library, sys.argv[2])()
+        left = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+        os.write(2, f"\\n{number} {left}".encode())
         os._exit(0)
     os.close(write)
     with os.fdopen(read) as pipe:
@@ -158,22 +184,40 @@ for line in sys.stdin:
 """
 
 
+class Answer(NamedTuple):
+    complaint: str
+    """What the library wrote to stderr."""
+    number: int
+    """What its function gave."""
+    processors_left: int
+    """For the thread that loaded it, and what is forked from it."""
+
+
 def ask_library(library, function, environs):
     """Load a library with variables, and call a function that gives a number.
 
     Returns:
         For each what was written to stderr, and the number.
     """
+    answers = answers_of_library(library, function, environs)
+    return [(answer.complaint, answer.number) for answer in answers]
+
+
+def answers_of_library(library, function, environs):
+    """Load a library with each set of variables, in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-c", ASKED, str(library), function],
-        input="".join(json.dumps(each) + "\n" for each in environs),
+        input="".join(json.dumps(environ) + "\n" for environ in environs),
         env=clean_environ(),
         capture_output=True,
         text=True,
         check=True,
     )
-    answers = [json.loads(line).rpartition("\n") for line in done.stdout.splitlines()]
-    return [(complaint, int(number)) for complaint, _, number in answers]
+    written = [json.loads(line).rpartition("\n") for line in done.stdout.splitlines()]
+    return [
+        Answer(complaint, *map(int, numbers.split()))
+        for complaint, _, numbers in written
+    ]
 
 
 def numbers_of_threads(count, seed):
@@ -193,16 +237,19 @@ def test_openmp_reads_a_number_of_threads_as_is_said(libgomp):
     values = [*numbers_of_threads(100, seed=1), "3,", "1.5", "4 2", " 3 ", "5,2"]
 
     answers = ask_library(
-        libgomp, "omp_get_max_threads", [{"OMP_NUM_THREADS": each} for each in values]
+        libgomp,
+        "omp_get_max_threads",
+        [{"OMP_NUM_THREADS": value} for value in values],
     )
 
     wrong = []
     for value, (complaint, threads) in zip(values, answers, strict=True):
-        is_ignored, said = "Invalid value" in complaint, openmp_threads(value)
+        is_ignored = "Invalid value" in complaint
+        threads_by_rule = openmp_threads(value)
         # It keeps an int of 32 bits, whatever it has read.
-        kept = said is None or (said - threads) % 2**32 == 0
-        if (said is None) != is_ignored or not kept:
-            wrong.append((value, said, complaint, threads))
+        agrees = threads_by_rule is None or (threads_by_rule - threads) % 2**32 == 0
+        if (threads_by_rule is None) != is_ignored or not agrees:
+            wrong.append((value, threads_by_rule, complaint, threads))
     assert wrong == []
 
 
@@ -231,12 +278,166 @@ def test_openmp_binds_threads_as_is_said(libgomp):
     ]
 
     answers = ask_library(
-        libgomp, "omp_get_proc_bind", [{"OMP_PROC_BIND": each} for each in values]
+        libgomp, "omp_get_proc_bind", [{"OMP_PROC_BIND": value} for value in values]
     )
 
     for value, (complaint, kind) in zip(values, answers, strict=True):
         is_ignored = "Invalid value" in complaint
         assert openmp_binding(value) == (None if is_ignored else kind > 0), value
+
+
+def places_as_people_write_them(count, seed):
+    """Values of OMP_PLACES, right ones and mistyped ones."""
+    r = random.Random(seed)
+    numbers = ["0", "1", "0", "1", "2", "9", "+1", "", "63", "64", "-1", " 0 ", "a"]
+    names = ["cores", "threads", "CORES", "core", "all", "numa_domains", ""]
+    counts = ["", "", "(1)", "( 2 )", "(0)", "()", "(a)", "(-1)", "x", " "]
+    intervals = ["", "", "", "", ":2", ":2:1", ":2:-1", ":0", ":4", " ", ":2:"]
+    for _ in range(count):
+        if r.random() < 0.3:
+            yield r.choice(names) + r.choice(counts)
+            continue
+        places = []
+        for _ in range(r.choice([1, 1, 2, 3])):
+            items = [
+                r.choice(["", "", "", "!"]) + r.choice(numbers) + r.choice(intervals)
+                for _ in range(r.choice([1, 1, 2]))
+            ]
+            before = r.choice(["", "", "", "", "!", " "])
+            places.append(f"{before}{{{','.join(items)}}}{r.choice(intervals)}")
+        yield r.choice([",", ",", ",", ";", " "]).join(places)
+
+
+@pytest.mark.needs("proc")
+def test_openmp_ties_threads_to_places_as_is_said(libgomp):
+    usable = frozenset(os.sched_getaffinity(0))
+    values = list(places_as_people_write_them(250, seed=5))
+
+    answers = answers_of_library(
+        libgomp, "omp_get_num_places", [{"OMP_PLACES": value} for value in values]
+    )
+
+    wrong = []
+    for value, answer in zip(values, answers, strict=True):
+        places = read_places(value, usable)
+        is_tied = answer.processors_left < len(usable)
+        is_judged_right = (places is not None) == (answer.number > 0)
+        if places is not None and places.first is not None:
+            is_judged_right &= places.holds_back(usable) == is_tied
+        if not is_judged_right:
+            wrong.append((value, places, answer))
+    assert wrong == []
+    # both kinds are among them
+    assert 20 < sum(answer.number > 0 for answer in answers) < 230
+
+
+@pytest.mark.needs("proc")
+def test_openmp_ties_threads_to_an_affinity_as_doctor_says(libgomp):
+    usable = frozenset(os.sched_getaffinity(0))
+    values = ["", " ", "0", "1", "9", "0-1", "1-0", "0-", "0-9:2", "0-1:0", "+0", "-1"]
+    values += ["1 0", "9 0", "0,1", "0-1:", "0x1", "1,9"]
+    environs = [{"GOMP_CPU_AFFINITY": value} for value in values]
+
+    answers = answers_of_library(libgomp, "omp_get_num_places", environs)
+
+    for environ, answer in zip(environs, answers, strict=True):
+        levels = judged(environ, cpus=len(usable), cpu_ids=usable)
+        is_tied = answer.processors_left < len(usable)
+        assert ((20, "slow") in levels) == is_tied, environ
+
+
+def test_openmp_drops_the_values_that_are_said_to_be_dropped(libgomp):
+    values = [
+        "",
+        "0",
+        "1",
+        "-1",
+        "+2",
+        " 3 ",
+        "1,2",
+        "many",
+        "10k",
+        "10 K",
+        "1e3",
+        "1t",
+    ]
+    values += [
+        "infinite",
+        "Infinity",
+        "infinite0",
+        "true",
+        "FALSE",
+        "yes",
+        "true0",
+        "true ",
+    ]
+    values += [
+        "active",
+        "PASSIVE",
+        "spin",
+        "4M",
+        "4MB",
+        "4 m",
+        "1b",
+        "1g",
+        "0x10",
+        "2.",
+    ]
+    values += ["99999999999999999999", "4294967296", "18446744073709551615", "\uff11"]
+    asked = [(name, value) for name in OPENMP_FORMS for value in values]
+
+    answers = ask_library(
+        libgomp, "omp_get_max_threads", [{name: value} for name, value in asked]
+    )
+
+    wrong = [
+        (name, value, complaint)
+        for (name, value), (complaint, _) in zip(asked, answers, strict=True)
+        if is_read_by_libgomp(name, value) == (f"variable {name}" in complaint)
+    ]
+    assert wrong == []
+
+
+THREADS_THAT_RUN = """
+import os
+import torch
+(torch.ones(2_000_000) * 2).sum()
+print(torch.get_num_threads(), len(os.listdir("/proc/self/task")))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.needs("proc")
+@pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,
+    reason="needs two processors",
+)
+@pytest.mark.usefixtures("libgomp")
+def test_fewer_threads_run_than_torch_tells_under_a_limit():
+    reported, running = zip(
+        *(
+            subprocess.run(
+                [sys.executable, "-c", THREADS_THAT_RUN],
+                env=clean_environ(OMP_NUM_THREADS="2", OMP_THREAD_LIMIT=limit),
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout.split()
+            for limit in ("1", "2")
+        ),
+        strict=True,
+    )
+
+    assert reported == ("2", "2")
+    assert int(running[0]) == int(running[1]) - 1
+
+
+def test_openmp_of_gnu_reads_nothing_of_intels(libgomp):
+    environs = [{"KMP_AFFINITY": "foo"}, {"KMP_BLOCKTIME": "foo"}, {}]
+
+    answers = answers_of_library(libgomp, "omp_get_max_threads", environs)
+
+    assert len(set(answers)) == 1
 
 
 def test_openmp_ends_reading_affinities_that_are_not_said_to_hang(libgomp):
@@ -253,10 +454,10 @@ def test_openmp_ends_reading_affinities_that_are_not_said_to_hang(libgomp):
 def torch_library():
     import torch
 
-    found = sorted((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.so"))
-    if not found or not torch.backends.mkl.is_available():
+    libraries = sorted((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.so"))
+    if not libraries or not torch.backends.mkl.is_available():
         pytest.skip("this torch has no MKL")
-    return found[0]
+    return libraries[0]
 
 
 GET_NUM_THREADS = "_ZN2at15get_num_threadsEv"
@@ -276,8 +477,10 @@ def test_torch_takes_the_threads_that_mkl_is_said_to_read(torch_library):
 
     default = 5
     for value, (_, threads) in zip(values, answers, strict=True):
-        said = mkl_threads(value)
-        assert threads == (default if said is None else said), value
+        threads_by_rule = mkl_threads(value)
+        assert threads == (default if threads_by_rule is None else threads_by_rule), (
+            value
+        )
 
 
 @pytest.mark.slow
@@ -297,10 +500,10 @@ def test_mkl_keeps_to_the_processors_as_is_said(torch_library):
 def loader_of_glibc():
     if not sys.platform.startswith("linux"):
         pytest.skip("no glibc here")
-    found = sorted(Path("/lib64").glob("ld-linux*.so.2"))
-    if not found:
+    libraries = sorted(Path("/lib64").glob("ld-linux*.so.2"))
+    if not libraries:
         pytest.skip("no loader of glibc here")
-    return found[0]
+    return libraries[0]
 
 
 def tunables_in_effect(**environ):
@@ -349,9 +552,10 @@ def test_glibc_knows_the_tunables_that_are_said_and_the_variable_wins():
     tunables = "glibc.malloc.arena_max=2:foo:glibc.malloc.perturb=3"
     seen = tunables_in_effect(GLIBC_TUNABLES=tunables, MALLOC_ARENA_MAX="4")
 
-    told = dict(split_tunables(tunables))
+    tunable_values = dict(split_tunables(tunables))
     assert int(seen["glibc.malloc.arena_max"], 0) == 2
-    assert int(seen["glibc.malloc.perturb"], 0) == int(told["glibc.malloc.perturb"])
+    perturb = tunable_values["glibc.malloc.perturb"]
+    assert int(seen["glibc.malloc.perturb"], 0) == int(perturb)
 
 
 def test_doctor_says_what_keeps_torch_from_being_imported():

@@ -112,13 +112,14 @@ def cold_file(tmp_path):
 
 def resident_pages(mapped):
     """List the pages of a mapped file that are in memory: mincore(2)."""
-    libc, found = ctypes.CDLL(None), (ctypes.c_ubyte * PAGES)()
+    libc = ctypes.CDLL(None)
+    page_states = (ctypes.c_ubyte * PAGES)()
     libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
-    assert libc.mincore(mapped.ctypes.data, mapped.nbytes, found) == 0
-    return [page for page in range(PAGES) if found[page] & 1]
+    assert libc.mincore(mapped.ctypes.data, mapped.nbytes, page_states) == 0
+    return [page for page in range(PAGES) if page_states[page] & 1]
 
 
-def ask(descriptor, *batches):
+def pages_read_ahead(descriptor, *batches):
     """Ask for batches of rows of 512 bytes; say which pages came of it."""
     mapped = map_whole_file(descriptor, PAGES * PAGE)
     read_at_random(mapped)
@@ -134,7 +135,9 @@ def ask(descriptor, *batches):
 def test_only_the_pages_of_a_batch_are_read(cold_file):
     rows = PAGE // 512
 
-    resident = ask(cold_file, [(900 * rows, rows), (40 * rows, 3 * rows), (7, 2)])
+    resident = pages_read_ahead(
+        cold_file, [(900 * rows, rows), (40 * rows, 3 * rows), (7, 2)]
+    )
 
     assert resident == [0, 1, 40, 41, 42, 900]
 
@@ -142,7 +145,7 @@ def test_only_the_pages_of_a_batch_are_read(cold_file):
 def test_of_batches_that_follow_each_other_the_next_is_read_too(cold_file):
     rows = PAGE // 512
 
-    resident = ask(cold_file, [(0, 10 * rows)], [(10 * rows, 10 * rows)])
+    resident = pages_read_ahead(cold_file, [(0, 10 * rows)], [(10 * rows, 10 * rows)])
 
     assert resident[:20] == list(range(20))
     assert resident[-1] <= 29

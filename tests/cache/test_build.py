@@ -5,7 +5,7 @@ import gc
 import numpy as np
 import pytest
 
-from loaderkit.cache.build import building
+from loaderkit.cache.build import open_build
 from loaderkit.cache.columns import Block, ShardBuffer
 from loaderkit.cache.files import load_manifest
 from loaderkit.errors import CacheError
@@ -13,7 +13,7 @@ from loaderkit.errors import CacheError
 PLAN = {"compression": None, "fingerprint": {}, "samples": 9}
 
 
-def add(build, number):
+def add_shard(build, number):
     """Write a shard of a single sample."""
     block, buffer = Block(), ShardBuffer()
     block.append({"x": np.full(3, number)})
@@ -22,12 +22,13 @@ def add(build, number):
     build.add(buffer, state={"last": number}, evidence=evidence)
 
 
+@pytest.mark.slow
 def test_memory_stays_flat_however_many_shards_are_finished(tmp_path):
     counts = {}
-    with building(tmp_path / "c", anew=False) as build:
+    with open_build(tmp_path / "c", overwrite=False) as build:
         build.resume(PLAN)
         for number in range(80):
-            add(build, number)
+            add_shard(build, number)
             counts[number] = len(gc.get_objects())
 
     # Notes of 60 shards more would be dicts of 20 lists each.
@@ -35,30 +36,38 @@ def test_memory_stays_flat_however_many_shards_are_finished(tmp_path):
 
 
 def test_what_is_noted_of_finished_shards_is_read_when_it_is_asked_for(tmp_path):
-    with building(tmp_path / "c", anew=False) as build:
+    with open_build(tmp_path / "c", overwrite=False) as build:
         build.resume(PLAN)
         for number in range(5):
-            add(build, number)
-    with building(tmp_path / "c", anew=False) as build:
+            add_shard(build, number)
+    with open_build(tmp_path / "c", overwrite=False) as build:
         build.resume(PLAN)
         finished = list(build.finished())
 
-        assert [each.state["last"] for each in finished] == [0, 1, 2, 3, 4]
-        assert [each.shard for each in finished] == list(build.shards.table())
+        assert [finished_shard.state["last"] for finished_shard in finished] == [
+            0,
+            1,
+            2,
+            3,
+            4,
+        ]
+        assert [finished_shard.shard for finished_shard in finished] == list(
+            build.shards.table()
+        )
         assert len(finished[3].evidence["files"]) == 20
         assert build.state == {"last": 4}
 
 
 def test_a_build_that_discards_shards_goes_on_behind_those_before(tmp_path):
-    with building(tmp_path / "c", anew=False) as build:
+    with open_build(tmp_path / "c", overwrite=False) as build:
         build.resume(PLAN)
         for number in range(5):
-            add(build, number)
+            add_shard(build, number)
         build.discard_from(2)
 
         assert (len(build.shards), build.shards.samples) == (2, 2)
         assert build.state == {"last": 1}
-        add(build, 7)
+        add_shard(build, 7)
         build.commit(structure={}, fingerprint={}, made_with={})
 
     shards = load_manifest(tmp_path / "c").shards
@@ -68,10 +77,33 @@ def test_a_build_that_discards_shards_goes_on_behind_those_before(tmp_path):
 
 
 def test_a_note_that_something_else_took_away_is_an_error(tmp_path):
-    with building(tmp_path / "c", anew=False) as build:
+    with open_build(tmp_path / "c", overwrite=False) as build:
         build.resume(PLAN)
-        add(build, 0)
+        add_shard(build, 0)
         (build.folder / "00000.json").unlink()
 
         with pytest.raises(CacheError, match=r"00000\.json is gone, or was changed"):
             list(build.finished())
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
+def test_a_finished_shard_that_was_damaged_is_written_again(tmp_path, damage):
+    with open_build(tmp_path / "c", overwrite=False) as build:
+        build.resume(PLAN)
+        for number in range(4):
+            add_shard(build, number)
+        damaged = tmp_path / "c" / list(build.shards.table())[2].file
+    content = bytearray(damaged.read_bytes())
+    if damage == "flipped":
+        content[len(content) // 2] ^= 1
+        damaged.write_bytes(content)
+    elif damage == "cut":
+        damaged.write_bytes(content[:-1])
+    else:
+        damaged.unlink()
+
+    with open_build(tmp_path / "c", overwrite=False) as build:
+        build.resume(PLAN)
+
+        assert len(build.shards) == 2
+        assert build.state == {"last": 1}

@@ -37,34 +37,34 @@ def with_failure(file, failure):
 def test_a_system_call_that_fails_is_told_with_its_fix(tmp_path, number, why, fix):
     failure = OSError(number, os.strerror(number))
 
-    with pytest.raises(CacheError) as told:
+    with pytest.raises(CacheError) as caught:
         with_failure(tmp_path / "c", failure)
 
-    assert told.value.what == (
+    assert caught.value.what == (
         f"{tmp_path / 'c'} could not be written: {os.strerror(number)}."
     )
-    assert why in told.value.why
-    assert told.value.why.endswith("finished shards are kept")
-    assert fix in told.value.fix
-    assert told.value.__cause__ is failure
+    assert why in caught.value.why
+    assert caught.value.why.endswith("finished shards are kept")
+    assert fix in caught.value.fix
+    assert caught.value.__cause__ is failure
 
 
 def test_an_error_without_a_number_is_told_by_its_text(tmp_path):
     failure = OSError("a pipe broke")
 
-    with pytest.raises(CacheError, match="a pipe broke") as told:
+    with pytest.raises(CacheError, match="a pipe broke") as caught:
         with_failure(tmp_path / "c", failure)
 
-    assert told.value.what == f"{tmp_path / 'c'} could not be written: a pipe broke."
+    assert caught.value.what == f"{tmp_path / 'c'} could not be written: a pipe broke."
 
 
 def test_an_error_of_other_code_passes_as_it_is(tmp_path):
     failure = KeyError("x")
 
-    with pytest.raises(KeyError) as told:
+    with pytest.raises(KeyError) as caught:
         with_failure(tmp_path / "c", failure)
 
-    assert told.value is failure
+    assert caught.value is failure
 
 
 @pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt])
@@ -86,10 +86,10 @@ def test_what_went_wrong_counts_and_not_that_tidying_up_failed(tmp_path):
         file.unlink()
         raise OSError(errno.ENOSPC, "full")
 
-    with pytest.raises(OSError, match="full") as told:
+    with pytest.raises(OSError, match="full") as caught:
         write_file(file, gone_and_full)
 
-    assert told.value.errno == errno.ENOSPC
+    assert caught.value.errno == errno.ENOSPC
 
 
 def test_a_link_in_the_place_of_a_file_is_not_written_through(tmp_path):

@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaderkit.cache import column_reader as column_reader_module
+from loaderkit.cache import column_parts as column_parts_module
 from loaderkit.cache import shards as shards_module
 from loaderkit.cache.address_space import is_available
-from loaderkit.cache.build import building
-from loaderkit.cache.column_reader import JoinedPart
+from loaderkit.cache.build import open_build
+from loaderkit.cache.column_parts import JoinedPart
 from loaderkit.cache.columns import Block, ShardBuffer
-from loaderkit.cache.gather import Runs
+from loaderkit.cache.gather import RowRanges
 from loaderkit.cache.store import Store
 from loaderkit.errors import CacheError, DamagedCacheError
 
 
-def write(path, shards, compression=None):
+def write_cache(path, shards, compression=None):
     """Write a cache with these samples in its shards."""
-    with building(path, anew=False) as build:
+    with open_build(path, overwrite=False) as build:
         build.resume({"compression": compression})
         for samples in shards:
             block, buffer = Block(), ShardBuffer()
@@ -35,13 +35,13 @@ def write(path, shards, compression=None):
     return path
 
 
-def batch(store, name, rows, dtype, rest=()):
+def gather_column(store, name, rows, dtype, trailing_shape=()):
     """Gather one column of a batch."""
     column = store.column(name)
-    runs = store.pick(np.asarray(rows, np.int64)).runs(column)
-    out = np.empty((runs.total, *rest), dtype)
-    column.gather(runs, out)
-    return out, runs.lengths.tolist()
+    ranges = store.select(np.asarray(rows, np.int64)).row_ranges(column)
+    out = np.empty((ranges.total, *trailing_shape), dtype)
+    column.gather(ranges, out)
+    return out, ranges.lengths.tolist()
 
 
 DTYPES = st.sampled_from(["<f4", "<i8", "|u1", "<f2"])
@@ -78,20 +78,25 @@ def folders(tmp_path_factory):
 def assert_batches_are_the_samples(folder, case, **options):
     shards, rows, width, dtype = case
     samples = [sample for shard in shards for sample in shard]
-    store = Store(write(folder, shards), **options)
-    for name, kind, rest in (("wide", dtype, (width,)), ("narrow", "<i8", ())):
-        values, lengths = batch(store, name, rows, kind, rest)
+    store = Store(write_cache(folder, shards), **options)
+    for name, kind, trailing_shape in (
+        ("wide", dtype, (width,)),
+        ("narrow", "<i8", ()),
+    ):
+        values, lengths = gather_column(store, name, rows, kind, trailing_shape)
         wanted = [samples[row][name] for row in rows]
-        assert lengths == [len(each) for each in wanted]
+        assert lengths == [len(column) for column in wanted]
         assert np.array_equal(values, np.concatenate(wanted))
 
 
+@pytest.mark.slow
 @given(caches())
 @settings(max_examples=60, deadline=None)
 def test_a_batch_from_any_shards_is_the_samples_end_to_end(folders, case):
     assert_batches_are_the_samples(folders(), case)
 
 
+@pytest.mark.slow
 @given(caches())
 @settings(max_examples=15, deadline=None)
 def test_it_is_so_where_files_cannot_lie_side_by_side(folders, case):
@@ -100,6 +105,7 @@ def test_it_is_so_where_files_cannot_lie_side_by_side(folders, case):
         assert_batches_are_the_samples(folders(), case)
 
 
+@pytest.mark.slow
 @given(caches())
 @settings(max_examples=15, deadline=None)
 def test_it_is_so_where_the_files_are_larger_than_memory(folders, case):
@@ -108,11 +114,12 @@ def test_it_is_so_where_the_files_are_larger_than_memory(folders, case):
         assert_batches_are_the_samples(folders(), case, free_bytes=lambda: 0)
 
 
+@pytest.mark.slow
 @given(caches())
 @settings(max_examples=10, deadline=None)
 def test_it_is_so_where_shards_have_too_many_offsets_to_check_at_once(folders, case):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(column_reader_module, "_CHECKED_AT_ONCE", 0)
+        patch.setattr(column_parts_module, "_MAX_OFFSETS_CHECKED_ON_OPENING", 0)
         assert_batches_are_the_samples(folders(), case)
 
 
@@ -121,9 +128,11 @@ def test_it_is_so_where_shards_have_too_many_offsets_to_check_at_once(folders, c
 def test_offsets_that_lead_outside_their_shard_are_refused(
     tmp_path, monkeypatch, at_once, wrong
 ):
-    monkeypatch.setattr(column_reader_module, "_CHECKED_AT_ONCE", at_once)
+    monkeypatch.setattr(column_parts_module, "_MAX_OFFSETS_CHECKED_ON_OPENING", at_once)
     generator = np.random.default_rng(0)
-    path = write(tmp_path / "c", [list(molecules(80, generator)) for _ in range(3)])
+    path = write_cache(
+        tmp_path / "c", [list(random_molecules(80, generator)) for _ in range(3)]
+    )
     store = Store(path, checksums="never")
     [array] = [
         array
@@ -135,18 +144,18 @@ def test_offsets_that_lead_outside_their_shard_are_refused(
         file.write(np.int64(wrong).tobytes())
 
     with pytest.raises(DamagedCacheError, match="its offsets point outside it"):
-        batch(store, "x", list(range(70, 100)), "<f4", (11,))
+        gather_column(store, "x", list(range(70, 100)), "<f4", (11,))
 
 
 def test_a_planted_wrong_place_is_found(folders, monkeypatch):
     """The law above finds a part that puts its rows elsewhere."""
-    find = JoinedPart.find
+    locate_rows = JoinedPart.locate_rows
 
     def one_too_far(self, samples, shards):
-        starts, lengths = find(self, samples, shards)
+        starts, lengths = locate_rows(self, samples, shards)
         return starts + (shards > 0), lengths
 
-    monkeypatch.setattr(JoinedPart, "find", one_too_far)
+    monkeypatch.setattr(JoinedPart, "locate_rows", one_too_far)
     samples = [
         {"wide": np.full((3, 2), n, "<f4"), "narrow": np.arange(3)} for n in range(9)
     ]
@@ -156,7 +165,7 @@ def test_a_planted_wrong_place_is_found(folders, monkeypatch):
         assert_batches_are_the_samples(folders(), case)
 
 
-def molecules(count, generator):
+def random_molecules(count, generator):
     for _ in range(count):
         nodes = int(generator.integers(5, 30))
         x = generator.random((nodes, 11)).astype("<f4")
@@ -166,36 +175,40 @@ def molecules(count, generator):
 @pytest.mark.skipif(not is_available(), reason="files cannot lie side by side here")
 def test_columns_with_the_same_offsets_are_looked_up_once_whatever_the_shards(tmp_path):
     generator = np.random.default_rng(0)
-    shards = [list(molecules(60, generator)) for _ in range(8)]
-    store = Store(write(tmp_path / "c", shards))
-    pick = store.pick(np.array([470, 3, 120, 121, 3]))
+    shards = [list(random_molecules(60, generator)) for _ in range(8)]
+    store = Store(write_cache(tmp_path / "c", shards))
+    selection = store.select(np.array([470, 3, 120, 121, 3]))
 
-    runs = [pick.runs(store.column(name)) for name in ("x", "pos")]
+    ranges = [selection.row_ranges(store.column(name)) for name in ("x", "pos")]
 
-    assert runs[0] is runs[1]
-    assert isinstance(runs[0], Runs)
-    assert len(runs[0].pieces) == 1
+    assert ranges[0] is ranges[1]
+    assert isinstance(ranges[0], RowRanges)
+    assert len(ranges[0].parts) == 1
 
 
 @pytest.mark.parametrize("cut", [0, 3, 7])
 def test_a_shard_cut_short_between_two_batches_is_an_error(tmp_path, cut):
     generator = np.random.default_rng(0)
-    path = write(tmp_path / "c", [list(molecules(60, generator)) for _ in range(8)])
+    path = write_cache(
+        tmp_path / "c", [list(random_molecules(60, generator)) for _ in range(8)]
+    )
     store, rows = Store(path), list(range(0, 480, 7))
-    batch(store, "x", rows, "<f4", (11,))
+    gather_column(store, "x", rows, "<f4", (11,))
     file = sorted(path.glob("*.h5"))[cut]
 
     os.truncate(file, 4096)
 
     with pytest.raises(DamagedCacheError, match="4,096 bytes"):
-        batch(store, "x", rows, "<f4", (11,))
+        gather_column(store, "x", rows, "<f4", (11,))
 
 
 def test_changed_bytes_are_an_error_after_a_few_batches(tmp_path):
     generator = np.random.default_rng(0)
-    path = write(tmp_path / "c", [list(molecules(60, generator)) for _ in range(20)])
+    path = write_cache(
+        tmp_path / "c", [list(random_molecules(60, generator)) for _ in range(20)]
+    )
     store, rows = Store(path), list(range(0, 1200, 7))
-    batch(store, "x", rows, "<f4", (11,))
+    gather_column(store, "x", rows, "<f4", (11,))
     file = sorted(path.glob("*.h5"))[11]
     content = bytearray(file.read_bytes())
     content[5000] ^= 1
@@ -206,7 +219,7 @@ def test_changed_bytes_are_an_error_after_a_few_batches(tmp_path):
     def read_on():
         # Each batch looks at the times of four files in turn, and at all sizes.
         for _ in range(20):
-            batch(store, "x", rows, "<f4", (11,))
+            gather_column(store, "x", rows, "<f4", (11,))
 
     with pytest.raises(DamagedCacheError, match="checksum"):
         read_on()
@@ -214,22 +227,24 @@ def test_changed_bytes_are_an_error_after_a_few_batches(tmp_path):
 
 def test_shards_that_lack_the_column_are_an_error(tmp_path):
     samples = [{"x": np.ones(3), "y": np.ones(2)}], [{"x": np.ones(3)}]
-    store = Store(write(tmp_path / "c", samples))
-    with pytest.raises(CacheError, match="holds no column 'y'"):
-        store.pick(np.array([0, 1])).runs(store.column("y"))
+    store = Store(write_cache(tmp_path / "c", samples))
+    without_y = store.manifest.shards.files[1]
+    with pytest.raises(CacheError, match=f"{without_y} holds no column 'y'"):
+        store.select(np.array([0, 1])).row_ranges(store.column("y"))
 
 
 @pytest.mark.parametrize("shards", [1, 3])
 def test_no_sample_at_all_is_a_batch_too(tmp_path, shards):
     samples = [[{"x": np.ones(3)}, {"x": np.ones(2), "y": np.ones(1)}]] * shards
-    store = Store(write(tmp_path / "c", samples))
+    store = Store(write_cache(tmp_path / "c", samples))
     for name in ("x", "y"):
-        values, lengths = batch(store, name, np.empty(0, np.int64), "<f8")
+        values, lengths = gather_column(store, name, np.empty(0, np.int64), "<f8")
         assert (len(values), lengths) == (0, [])
 
 
+@pytest.mark.slow
 def test_more_shards_than_files_may_be_open_are_read(tmp_path):
-    write(tmp_path / "c", [[{"x": np.full(4, n)}] for n in range(300)])
+    write_cache(tmp_path / "c", [[{"x": np.full(4, n)}] for n in range(300)])
     script = """if True:
         import resource, sys
         import numpy as np
@@ -238,9 +253,9 @@ def test_more_shards_than_files_may_be_open_are_read(tmp_path):
         store = Store(sys.argv[1])
         column, rows = store.column("x"), np.arange(300)
         for _ in range(2):
-            runs = store.pick(rows).runs(column)
+            ranges = store.select(rows).row_ranges(column)
             out = np.empty(1200, np.int64)
-            column.gather(runs, out)
+            column.gather(ranges, out)
             assert (out == rows.repeat(4)).all()
         for row in rows.tolist():
             assert (column.read(*store.locate(row)) == row).all()
@@ -249,7 +264,9 @@ def test_more_shards_than_files_may_be_open_are_read(tmp_path):
 
 
 def test_where_addresses_are_limited_shards_are_read_one_by_one(tmp_path):
-    write(tmp_path / "c", [[{"x": np.full((2, 1000), n, "<f8")}] for n in range(8)])
+    write_cache(
+        tmp_path / "c", [[{"x": np.full((2, 1000), n, "<f8")}] for n in range(8)]
+    )
     script = """if True:
         import resource, sys
         import numpy as np
@@ -258,10 +275,10 @@ def test_where_addresses_are_limited_shards_are_read_one_by_one(tmp_path):
         resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20),) * 2)
         store = Store(sys.argv[1])
         column = store.column("x")
-        runs = store.pick(np.arange(8)).runs(column)
-        assert len(runs.pieces) == 8
+        ranges = store.select(np.arange(8)).row_ranges(column)
+        assert len(ranges.parts) == 8
         out = np.empty((16, 1000))
-        column.gather(runs, out)
+        column.gather(ranges, out)
         assert (out[:, 0] == np.arange(8).repeat(2)).all()
     """
     subprocess.run([sys.executable, "-c", script, tmp_path / "c"], check=True)
@@ -269,4 +286,4 @@ def test_where_addresses_are_limited_shards_are_read_one_by_one(tmp_path):
 
 def test_files_that_stay_open_are_half_of_those_allowed():
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    assert shards_module.most_kept_open() == min(1024, soft // 2)
+    assert shards_module.max_kept_open() == min(1024, soft // 2)

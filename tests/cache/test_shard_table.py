@@ -36,24 +36,25 @@ from loaderkit.testing import assert_same
 FORK = multiprocessing.get_context("fork")
 
 
+@pytest.mark.slow
 @given(caches())
 @settings(max_examples=60, deadline=None)
 def test_a_table_says_of_each_shard_what_its_object_says(shards):
     table = ShardTable.of(shards)
     read = ShardTable.from_json(json.loads(json.dumps(table.to_json())))
 
-    for each in (table, read, pickle.loads(pickle.dumps(read))):
-        assert list(each) == shards
-        assert [each[number] for number in range(len(shards))] == shards
-        assert each[-1] == shards[-1]
-        assert each == table
-        assert each.files == [shard.file for shard in shards]
-        assert each.samples.tolist() == [shard.samples for shard in shards]
-        assert each.bytes.tolist() == [shard.bytes for shard in shards]
+    for copy in (table, read, pickle.loads(pickle.dumps(read))):
+        assert list(copy) == shards
+        assert [copy[number] for number in range(len(shards))] == shards
+        assert copy[-1] == shards[-1]
+        assert copy == table
+        assert copy.files == [shard.file for shard in shards]
+        assert copy.samples.tolist() == [shard.samples for shard in shards]
+        assert copy.bytes.tolist() == [shard.bytes for shard in shards]
         for number, shard in enumerate(shards):
-            assert vars(each.file(number)).items() <= vars(shard).items()
-            assert list(each[number].arrays) == list(shard.arrays)
-            assert list(each[number].columns) == list(shard.columns)
+            assert vars(copy.file(number)).items() <= vars(shard).items()
+            assert list(copy[number].arrays) == list(shard.arrays)
+            assert list(copy[number].columns) == list(shard.columns)
     for group in read.groups:
         for row, position in enumerate(group.positions.tolist()):
             shard = shards[position]
@@ -61,7 +62,7 @@ def test_a_table_says_of_each_shard_what_its_object_says(shards):
                 assert group.nbytes(name)[row] == array.nbytes
                 assert group.chunk_bytes(name)[row] == array.chunk_bytes
             for name, column in shard.columns.items():
-                assert group.held(name)[row] == shard.held(column)
+                assert group.samples_with(name)[row] == shard.samples_with(column)
 
 
 @given(caches())
@@ -71,14 +72,15 @@ def test_objects_of_version_2_give_the_same_table(shards):
     content |= {"compression": None, "sources": None}
     objects = {**content, "shards": [asdict(shard) for shard in shards]}
 
-    old = read_manifest(strangers.manifest_text(objects), where="here")
-    new = read_manifest(write_manifest(old), where="here")
+    old_cache = read_manifest(strangers.manifest_text(objects), where="here")
+    new = read_manifest(write_manifest(old_cache), where="here")
 
-    assert list(old.shards) == list(new.shards) == shards
-    assert old.shards == new.shards
-    assert new == replace(old, generation=new.generation)
+    assert list(old_cache.shards) == list(new.shards) == shards
+    assert old_cache.shards == new.shards
+    assert new == replace(old_cache, generation=new.generation)
 
 
+@pytest.mark.slow
 @given(changed_tables())
 @settings(max_examples=150, deadline=None)
 def test_a_table_is_refused_where_one_of_its_shards_would_be(groups):
@@ -160,26 +162,26 @@ def test_a_fault_is_found_in_whichever_shard_it_is(fault, at):
     assert str(of_table.value) == str(of_object.value)
 
 
-def changed(group, **values):
+def with_fields(group, **values):
     return [{**group, **values}]
 
 
 ENDLESS = {"dtype": "|u1", "axes": 10**9, "chunk_index": None}
 BOMBS = {
-    "more shards than checksums": lambda g: changed(g, shards=1 << 40),
-    "checksums of no bytes": lambda g: changed(g, widths=[0] * len(g["widths"])),
-    "no shard at all": lambda g: changed(g, shards=0, data=""),
-    "numbers that end early": lambda g: changed(g, data=g["data"][:-4]),
-    "numbers that go on": lambda g: changed(g, data=g["data"] + "AAAA"),
-    "numbers that are none": lambda g: changed(g, data="?" + g["data"][1:]),
-    "numbers of three bytes": lambda g: changed(g, widths=[3, *g["widths"][1:]]),
-    "one number too few": lambda g: changed(g, least=g["least"][1:]),
-    "a least of 65 bits": lambda g: changed(g, least=[1 << 64, *g["least"][1:]]),
-    "true for a number": lambda g: changed(g, shards=True),
-    "a schema of nothing": lambda g: changed(g, schema={}),
+    "more shards than checksums": lambda g: with_fields(g, shards=1 << 40),
+    "checksums of no bytes": lambda g: with_fields(g, widths=[0] * len(g["widths"])),
+    "no shard at all": lambda g: with_fields(g, shards=0, data=""),
+    "numbers that end early": lambda g: with_fields(g, data=g["data"][:-4]),
+    "numbers that go on": lambda g: with_fields(g, data=g["data"] + "AAAA"),
+    "numbers that are none": lambda g: with_fields(g, data="?" + g["data"][1:]),
+    "numbers of three bytes": lambda g: with_fields(g, widths=[3, *g["widths"][1:]]),
+    "one number too few": lambda g: with_fields(g, least=g["least"][1:]),
+    "a least of 65 bits": lambda g: with_fields(g, least=[1 << 64, *g["least"][1:]]),
+    "true for a number": lambda g: with_fields(g, shards=True),
+    "a schema of nothing": lambda g: with_fields(g, schema={}),
     "the same shards twice": lambda g: [g, g],
     "no list": lambda g: g,
-    "an array of 10^9 axes": lambda g: changed(
+    "an array of 10^9 axes": lambda g: with_fields(
         g,
         schema={"arrays": {"x": ENDLESS}, "columns": {}},
     ),
@@ -201,7 +203,7 @@ def test_a_builder_keeps_numbers_and_no_objects():
     for number in range(500):
         builder.add(replace(ONE, file=shard_name(number, ONE.xxh3), samples=9))
 
-    assert sum(type(each) is Shard for each in gc.get_objects()) < 50
+    assert sum(type(copy) is Shard for copy in gc.get_objects()) < 50
     assert (len(builder), builder.samples, builder.nbytes) == (500, 4500, 500 << 20)
     assert builder.table()[499].file == shard_name(499, ONE.xxh3)
 
@@ -209,7 +211,7 @@ def test_a_builder_keeps_numbers_and_no_objects():
 # Caches of many shards
 
 
-def linked(path, folder, count):
+def cache_of_hard_links(path, folder, count):
     """A cache of so many shards, each a name of one of the shards of another."""
     manifest, shards = load_manifest(path), []
     folder.mkdir()
@@ -224,7 +226,7 @@ def linked(path, folder, count):
 
 
 @pytest.fixture(scope="module")
-def packed(tmp_path_factory):
+def packed_cache(tmp_path_factory):
     """A cache of a few shards, of which no two are alike."""
     path = tmp_path_factory.mktemp("packed") / "c"
     samples = [{"x": np.full(n + 1, n), "s": "a" * n} for n in range(12)]
@@ -234,9 +236,11 @@ def packed(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def many(packed, tmp_path_factory):
+def cache_of_many_shards(packed_cache, tmp_path_factory):
     """The same, again and again."""
-    return linked(packed, tmp_path_factory.mktemp("many") / "c", 1500)
+    return cache_of_hard_links(
+        packed_cache, tmp_path_factory.mktemp("many") / "c", 1500
+    )
 
 
 def calls_of(function):
@@ -267,39 +271,44 @@ def calls_of_a_first_batch(path):
 
 
 def test_opening_takes_as_many_steps_whatever_the_number_of_shards(
-    packed, many, tmp_path
+    packed_cache, cache_of_many_shards, tmp_path
 ):
-    more = linked(packed, tmp_path / "more", 3000)
+    more = cache_of_hard_links(packed_cache, tmp_path / "more", 3000)
 
-    assert abs(calls_of_opening(more) - calls_of_opening(many)) < 50
+    assert abs(calls_of_opening(more) - calls_of_opening(cache_of_many_shards)) < 50
 
 
 def test_a_first_batch_takes_as_many_steps_whatever_the_number_of_shards(
-    packed, many, tmp_path
+    packed_cache, cache_of_many_shards, tmp_path
 ):
-    more = linked(packed, tmp_path / "more", 3000)
+    more = cache_of_hard_links(packed_cache, tmp_path / "more", 3000)
 
-    assert abs(calls_of_a_first_batch(more) - calls_of_a_first_batch(many)) < 50
+    assert (
+        abs(calls_of_a_first_batch(more) - calls_of_a_first_batch(cache_of_many_shards))
+        < 50
+    )
 
 
-def test_the_count_of_steps_grows_where_each_shard_is_looked_at(packed, tmp_path):
+def test_the_count_of_steps_grows_where_each_shard_is_looked_at(packed_cache, tmp_path):
     """The law above would find a step for each shard: up to 1,000, sizes are asked."""
-    few, more = (linked(packed, tmp_path / str(n), n) for n in (400, 800))
+    few, more = (
+        cache_of_hard_links(packed_cache, tmp_path / str(n), n) for n in (400, 800)
+    )
 
     assert calls_of_opening(more) - calls_of_opening(few) >= 400
 
 
-def test_an_open_cache_of_many_shards_has_no_object_for_each(many):
+def test_an_open_cache_of_many_shards_has_no_object_for_each(cache_of_many_shards):
     before = len(gc.get_objects())
-    dataset = open_cache(many)
+    dataset = open_cache(cache_of_many_shards)
     dataset[0], dataset.batch([5, 900, 3])
 
     assert len(gc.get_objects()) - before < 1500
 
 
-def test_many_shards_give_the_samples_of_few(packed, many):
-    few, repeated = open_cache(packed), open_cache(many)
-    shards = load_manifest(packed).shards
+def test_many_shards_give_the_samples_of_few(packed_cache, cache_of_many_shards):
+    few, repeated = open_cache(packed_cache), open_cache(cache_of_many_shards)
+    shards = load_manifest(packed_cache).shards
     # Which sample of the few each sample of the many is.
     starts = np.cumsum([0, *shards.samples])
     cycle = [list(range(*pair)) for pair in itertools.pairwise(starts)]
@@ -309,7 +318,7 @@ def test_many_shards_give_the_samples_of_few(packed, many):
     assert len(repeated) == len(wanted)
     assert_same([repeated[r] for r in rows], [few[wanted[r]] for r in rows])
     assert_same(repeated.batch(rows), few.batch([wanted[r] for r in rows]))
-    assert inspect_cache(many).samples == len(wanted)
+    assert inspect_cache(cache_of_many_shards).samples == len(wanted)
 
 
 def read_with_few_open_files(path):
@@ -319,8 +328,8 @@ def read_with_few_open_files(path):
     dataset.batch(range(0, len(dataset), 40))
 
 
-def test_opening_many_shards_needs_few_open_files(many):
-    child = FORK.Process(target=read_with_few_open_files, args=(many,))
+def test_opening_many_shards_needs_few_open_files(cache_of_many_shards):
+    child = FORK.Process(target=read_with_few_open_files, args=(cache_of_many_shards,))
     child.start()
     child.join()
 
@@ -328,9 +337,9 @@ def test_opening_many_shards_needs_few_open_files(many):
 
 
 @pytest.fixture
-def damageable(packed, tmp_path):
+def damageable_cache(packed_cache, tmp_path):
     """Many shards, one of which may be changed."""
-    path = linked(packed, tmp_path / "c", 1200)
+    path = cache_of_hard_links(packed_cache, tmp_path / "c", 1200)
     file = path / load_manifest(path).shards.files[700]
     content = file.read_bytes()
     file.unlink()
@@ -338,8 +347,10 @@ def damageable(packed, tmp_path):
     return path, file
 
 
-def test_one_of_many_files_that_is_gone_is_named_when_the_cache_is_opened(damageable):
-    path, file = damageable
+def test_one_of_many_files_that_is_gone_is_named_when_the_cache_is_opened(
+    damageable_cache,
+):
+    path, file = damageable_cache
     file.unlink()
 
     with pytest.raises(DamagedCacheError, match=f"{file.name} is missing"):
@@ -347,9 +358,9 @@ def test_one_of_many_files_that_is_gone_is_named_when_the_cache_is_opened(damage
 
 
 def test_one_of_many_files_that_is_a_link_is_refused_when_the_cache_is_opened(
-    damageable, tmp_path
+    damageable_cache, tmp_path
 ):
-    path, file = damageable
+    path, file = damageable_cache
     file.rename(tmp_path / "elsewhere.h5")
     file.symlink_to(tmp_path / "elsewhere.h5")
 
@@ -357,8 +368,10 @@ def test_one_of_many_files_that_is_a_link_is_refused_when_the_cache_is_opened(
         open_cache(path)
 
 
-def test_one_of_many_files_that_is_cut_short_is_refused_before_it_is_read(damageable):
-    path, file = damageable
+def test_one_of_many_files_that_is_cut_short_is_refused_before_it_is_read(
+    damageable_cache,
+):
+    path, file = damageable_cache
     os.truncate(file, 100)
     dataset = open_cache(path)
     row = int(load_manifest(path).shards.samples[:700].sum())
@@ -378,7 +391,7 @@ OLD_SAMPLES = [
 
 
 @pytest.fixture
-def old(tmp_path):
+def old_cache(tmp_path):
     path = tmp_path / "old"
     path.mkdir()
     (path / "manifest.json").write_text(OLD_MANIFEST)
@@ -387,22 +400,22 @@ def old(tmp_path):
     return path
 
 
-def test_a_cache_with_a_manifest_of_version_2_opens(old):
-    dataset = open_cache(old)
+def test_a_cache_with_a_manifest_of_version_2_opens(old_cache):
+    dataset = open_cache(old_cache)
 
     assert_same([dataset[0], dataset[1]], OLD_SAMPLES)
-    assert verify(old).ok
+    assert verify(old_cache).ok
     content = json.loads(OLD_MANIFEST)["content"]
-    assert list(load_manifest(old).shards) == [shard_from(content["shards"][0])]
-    assert load_manifest(old).generation == json.loads(OLD_MANIFEST)["checksum"]
+    assert list(load_manifest(old_cache).shards) == [shard_from(content["shards"][0])]
+    assert load_manifest(old_cache).generation == json.loads(OLD_MANIFEST)["checksum"]
 
 
-def test_a_cache_of_version_2_is_replaced_by_one_of_version_4(old):
-    pack([1, 2, 3], old, workers=0, overwrite=True)
+def test_a_cache_of_version_2_is_replaced_by_one_of_version_4(old_cache):
+    pack([1, 2, 3], old_cache, workers=0, overwrite=True)
 
-    assert list(open_cache(old)) == [1, 2, 3]
-    assert json.loads((old / "manifest.json").read_text())["version"] == 4
-    assert len(list(old.glob("*.h5"))) == 1
+    assert list(open_cache(old_cache)) == [1, 2, 3]
+    assert json.loads((old_cache / "manifest.json").read_text())["version"] == 4
+    assert len(list(old_cache.glob("*.h5"))) == 1
 
 
 OLD_MANIFEST = (

@@ -1,18 +1,19 @@
 """Storages: each keeps the contract, and what breaks is tried again or said."""
 
 import os
+import threading
 import time
 from pathlib import Path
 
 import pytest
-from storage_contract import check_one_of_two_commits_wins, check_storage
 from storages import HAS_S3, BreakingProxy, Faults, FileServer, s3_options, s3_server
 
 from loaderkit.cache.folder_storage import FolderStorage
 from loaderkit.cache.object_store import ObjectStore
-from loaderkit.cache.remote import RemoteCache, locate_cache, open_storage
+from loaderkit.cache.remote import STORAGES, RemoteCache, locate_cache, open_storage
 from loaderkit.cache.storage import Patience
 from loaderkit.errors import CacheError, OptionError
+from loaderkit.testing import StorageContract
 
 QUICK = Patience(request_s=2.0, waits_s=(0.01, 0.02, 0.04))
 CONTENT = bytes(range(256)) * 400
@@ -21,11 +22,12 @@ CONTENT = bytes(range(256)) * 400
 @pytest.fixture(scope="module")
 def s3():
     with s3_server() as url:
+        make_bucket(url, "contract")
         yield url
 
 
 @pytest.fixture
-def served(tmp_path):
+def file_server(tmp_path):
     faults = Faults()
     (tmp_path / "served").mkdir()
     (tmp_path / "served" / "a.h5").write_bytes(CONTENT)
@@ -34,27 +36,29 @@ def served(tmp_path):
     server.stop()
 
 
-def test_a_folder_keeps_the_contract(tmp_path):
-    (tmp_path / "local").mkdir()
-    check_storage(FolderStorage(tmp_path / "store"), tmp_path / "local")
-    check_one_of_two_commits_wins(FolderStorage(tmp_path / "store"), tries=20)
+class TestFolder(StorageContract):
+    @pytest.fixture
+    def storage(self, tmp_path):
+        return FolderStorage(tmp_path / "store")
 
 
-def test_fsspecs_memory_keeps_the_contract(tmp_path):
-    check_storage(ObjectStore(f"memory://contract{tmp_path}"), tmp_path)
-
-
-@pytest.mark.needs("s3")
-@pytest.mark.slow
-def test_s3_keeps_the_contract(tmp_path, s3):
-    make_bucket(s3, "contract")
-    store = ObjectStore("s3://contract/cache", s3_options(s3), QUICK)
-    check_storage(store, tmp_path)
-    check_one_of_two_commits_wins(store, tries=3)
+class TestMemoryOfFsspec(StorageContract):
+    @pytest.fixture
+    def storage(self, tmp_path):
+        return ObjectStore(f"memory://contract{tmp_path}", patience=QUICK)
 
 
 @pytest.mark.needs("s3")
 @pytest.mark.slow
+class TestS3(StorageContract):
+    @pytest.fixture
+    def storage(self, s3, tmp_path):
+        # Each try opens the file system anew, which takes s3fs most of a second.
+        patience = Patience(request_s=20.0, waits_s=(0.01,))
+        return ObjectStore(f"s3://contract/{tmp_path.name}", s3_options(s3), patience)
+
+
+@pytest.mark.needs("s3")
 def test_a_bucket_that_is_missing_is_a_file_that_is_missing(s3):
     store = ObjectStore("s3://nowhere/cache", s3_options(s3), QUICK)
     with pytest.raises(FileNotFoundError):
@@ -62,7 +66,6 @@ def test_a_bucket_that_is_missing_is_a_file_that_is_missing(s3):
 
 
 @pytest.mark.needs("s3")
-@pytest.mark.slow
 def test_missing_credentials_are_said_at_once(s3, monkeypatch, tmp_path):
     for name in list(os.environ):
         if name.startswith("AWS_"):
@@ -82,20 +85,20 @@ def test_missing_credentials_are_said_at_once(s3, monkeypatch, tmp_path):
         {"cut": 2},
         {"statuses": [500, 503]},
         {"statuses": [503, 429, 500]},
-        {"stall_s": 3.0},
+        pytest.param({"stall_s": 3.0}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
-def test_what_passes_is_tried_again(served, broken):
-    server, faults = served
+def test_what_passes_is_tried_again(file_server, broken):
+    server, faults = file_server
     store = ObjectStore(server.url, patience=QUICK)
     for name, value in broken.items():
         setattr(faults, name, value)
     assert store.read_range("a.h5", 10, 9_000) == CONTENT[10:9_000]
 
 
-def test_a_server_that_fails_for_good_is_an_error_with_the_url(served):
-    server, faults = served
+def test_a_server_that_fails_for_good_is_an_error_with_the_url(file_server):
+    server, faults = file_server
     faults.statuses = [503] * 99
     store = ObjectStore(server.url, patience=QUICK)
     with pytest.raises(CacheError, match="failed 4 times in a row") as raised:
@@ -104,8 +107,8 @@ def test_a_server_that_fails_for_good_is_an_error_with_the_url(served):
     assert len(faults.statuses) == 99 - QUICK.tries
 
 
-def test_a_store_that_does_not_let_us_in_is_not_asked_again(served):
-    server, faults = served
+def test_a_store_that_does_not_let_us_in_is_not_asked_again(file_server):
+    server, faults = file_server
     faults.forbidden = True
     store = ObjectStore(server.url, patience=Patience(waits_s=(60.0,)))
     with pytest.raises(CacheError, match="credentials"):
@@ -113,8 +116,8 @@ def test_a_store_that_does_not_let_us_in_is_not_asked_again(served):
 
 
 @pytest.mark.parametrize("fault", ["gone", "silent", "broken"])
-def test_a_network_that_breaks_for_a_while_is_waited_for(served, fault):
-    server, _ = served
+def test_a_network_that_breaks_for_a_while_is_waited_for(file_server, fault):
+    server, _ = file_server
     proxy = BreakingProxy(int(server.url.rsplit(":", 1)[1]))
     store = ObjectStore(proxy.url, patience=Patience(1.0, (0.1, 0.3, 0.6, 1.0)))
     assert store.read_range("a.h5", 0, 100) == CONTENT[:100]
@@ -122,8 +125,6 @@ def test_a_network_that_breaks_for_a_while_is_waited_for(served, fault):
     def heal(after_s):
         time.sleep(after_s)
         proxy.is_gone = proxy.is_silent = False
-
-    import threading
 
     proxy.is_gone, proxy.is_silent = fault == "gone", fault == "silent"
     proxy.bytes_until_break = 1_000 if fault == "broken" else None
@@ -136,14 +137,30 @@ def test_a_network_that_breaks_for_a_while_is_waited_for(served, fault):
         proxy.stop()
 
 
-def test_a_network_that_stays_silent_is_no_hang(served):
-    server, _ = served
+def test_a_network_that_stays_silent_is_no_hang(file_server):
+    server, _ = file_server
     proxy = BreakingProxy(int(server.url.rsplit(":", 1)[1]))
     proxy.is_silent = True
     store = ObjectStore(proxy.url, patience=Patience(0.3, (0.01, 0.01)))
     with pytest.raises(CacheError, match="3 times"):
         store.read_range("a.h5", 0, 100)
     proxy.stop()
+
+
+def test_of_two_threads_that_commit_one_succeeds_where_looking_takes_time():
+    import fsspec
+
+    class SlowToLook(fsspec.get_filesystem_class("memory")):
+        protocol = "slow"
+
+        def exists(self, *args, **options):
+            answer = super().exists(*args, **options)
+            time.sleep(0.02)  # another thread may write meanwhile
+            return answer
+
+    fsspec.register_implementation("slow", SlowToLook, clobber=True)
+    store = ObjectStore("slow://commits", patience=QUICK)
+    StorageContract().test_of_several_commits_at_once_one_succeeds(store)
 
 
 def test_a_call_of_a_file_system_without_asyncio_that_hangs_is_left():
@@ -161,8 +178,8 @@ def test_a_call_of_a_file_system_without_asyncio_that_hangs_is_left():
         store.read_range("a.h5", 0, 100)
 
 
-def test_a_process_that_is_forked_reads_with_connections_of_its_own(served):
-    server, _ = served
+def test_a_process_that_is_forked_reads_with_connections_of_its_own(file_server):
+    server, _ = file_server
     store = ObjectStore(server.url, patience=QUICK)
     assert store.read_range("a.h5", 0, 10) == CONTENT[:10]
     child = os.fork()
@@ -204,6 +221,16 @@ def test_secrets_are_not_shown():
     remote = RemoteCache("ftp://me:hush@host/x", {"password": "hush"})
     assert "hush" not in repr(remote.storage_options and str(remote))
     assert "hush" not in str(remote)
+
+
+def test_a_storage_is_registered_by_one_line(monkeypatch):
+    class Mine(FolderStorage):
+        pass
+
+    monkeypatch.setitem(STORAGES, "mine", Mine.from_url)
+
+    assert isinstance(open_storage("mine:///data"), Mine)
+    assert isinstance(RemoteCache("MINE:///data").open_storage(), Mine)
 
 
 def test_a_file_url_is_the_folder(tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from loaderkit import pack, verify
-from loaderkit.cache.build import building
+from loaderkit.cache.build import open_build
 from loaderkit.cache.columns import Block, ShardBuffer, narrowed
 from loaderkit.cache.files import load_manifest
 from loaderkit.cache.layout import Array
@@ -15,15 +15,15 @@ from loaderkit.cache.manifest import read_manifest, write_manifest
 from loaderkit.cache.shard_table import ShardTable
 from loaderkit.cache.store import Store
 from loaderkit.errors import CacheError, DamagedCacheError
-from loaderkit.testing import StoreContract
+from loaderkit.testing import ColumnContract
 
 
-class ColumnsContract(StoreContract):
+class WrittenByBuild(ColumnContract):
     compression = None
 
     def write(self, path, samples):
         plan = {"compression": self.compression}
-        with building(path, anew=False) as build:
+        with open_build(path, overwrite=False) as build:
             build.resume(plan)
             for start in (0, 4):
                 block = Block()
@@ -35,11 +35,11 @@ class ColumnsContract(StoreContract):
             build.commit(structure={}, fingerprint={}, made_with={})
 
 
-class TestMapped(ColumnsContract):
+class TestMapped(WrittenByBuild):
     pass
 
 
-class TestGzip(ColumnsContract):
+class TestGzip(WrittenByBuild):
     compression = "gzip"
 
 
@@ -119,9 +119,11 @@ def test_a_billion_samples_open_without_being_read(tmp_path):
 
     # Hashing would read it, and nobody has.
     store = Store(tmp_path / "c", checksums="never")
-    runs = store.pick(np.array([999_999_999, 3])).runs(store.column("x", stacked=True))
+    ranges = store.select(np.array([999_999_999, 3])).row_ranges(
+        store.column("x", stacked=True)
+    )
     out = np.empty(2, np.int64)
-    store.column("x", stacked=True).gather(runs, out)
+    store.column("x", stacked=True).gather(ranges, out)
 
     assert len(store) == 10**9
     assert out.tolist() == [0, 0]
@@ -134,17 +136,19 @@ def test_verify_names_the_file_that_was_changed(tmp_path):
     file = only_shard(tmp_path / "c")
     file.write_bytes(file.read_bytes()[:-1] + b"!")
 
-    found = verify(tmp_path / "c")
+    verification = verify(tmp_path / "c")
 
-    assert not found.ok
-    assert f"{file.name} is not the file that was packed" in str(found)
+    assert not verification.ok
+    assert f"{file.name} is not the file that was packed" in str(verification)
     assert not verify(tmp_path / "none").ok
 
 
 def test_offsets_that_lead_outside_are_refused_even_where_nothing_is_hashed(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("loaderkit.cache.column_reader._CHECKED_AT_ONCE", 0)
+    monkeypatch.setattr(
+        "loaderkit.cache.column_parts._MAX_OFFSETS_CHECKED_ON_OPENING", 0
+    )
     pack([{"x": "a" * i} for i in range(9)], tmp_path / "c", workers=0)
     store = Store(tmp_path / "c")
     shard = store.manifest.shards[0]
@@ -155,9 +159,9 @@ def test_offsets_that_lead_outside_are_refused_even_where_nothing_is_hashed(
 
     store = Store(tmp_path / "c", checksums="never")
     column = store.column("x")
-    runs = store.pick(np.array([3])).runs(column)
+    ranges = store.select(np.array([3])).row_ranges(column)
 
     with pytest.raises(DamagedCacheError, match="point outside"):
-        column.gather(runs, np.empty(1, np.uint8))
+        column.gather(ranges, np.empty(1, np.uint8))
     with pytest.raises(DamagedCacheError, match="point outside"):
         column.read(0, 3)

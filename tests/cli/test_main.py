@@ -12,7 +12,7 @@ import torch
 from torch_geometric.data import Data
 
 import loaderkit
-from loaderkit.cli.main import _parser, main
+from loaderkit.cli.main import build_parser, main
 from loaderkit.cli.molecules import read_molecules
 
 
@@ -62,10 +62,10 @@ def test_damage_is_status_1(folder, tmp_path, capsys):
 def test_an_error_can_be_read_by_a_program(tmp_path, capsys):
     assert main(["inspect", str(tmp_path), "--json"]) == 1
 
-    said = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
 
-    assert said["error"] == "CacheError"
-    assert said["fix"].startswith("pack(source")
+    assert printed["error"] == "CacheError"
+    assert printed["fix"].startswith("pack(source")
 
 
 def test_a_dataset_is_packed_by_its_name(tmp_path, capsys):
@@ -106,7 +106,7 @@ def test_the_version_is_the_packages(capsys):
 
 def commands():
     [choices] = [
-        a.choices for a in _parser()._actions if a.choices and "pack" in a.choices
+        a.choices for a in build_parser()._actions if a.choices and "pack" in a.choices
     ]
     return choices
 
@@ -116,37 +116,37 @@ def test_every_argument_has_help_and_every_command_json(name):
     actions = commands()[name]._actions
 
     assert [action.dest for action in actions if not action.help] == []
-    assert "--json" in {word for each in actions for word in each.option_strings}
+    assert "--json" in {word for action in actions for word in action.option_strings}
 
 
 def test_the_exit_statuses_are_in_the_help(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
 
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for status in ("  0  done", "  1  bad news", "  2  wrong arguments"):
-        assert status in said
+        assert status in printed
 
 
 def test_completion_is_printed_or_says_what_it_needs(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["--print-completion", "bash"])
 
-    said = capsys.readouterr()
+    printed = capsys.readouterr()
     if importlib.util.find_spec("shtab") is None:
         assert ended.value.code == 2
-        assert "pip install shtab" in said.err
+        assert "pip install shtab" in printed.err
     else:
         assert ended.value.code == 0
-        assert "explain" in said.out
+        assert "explain" in printed.out
 
 
 def test_it_runs_as_a_module():
-    said = subprocess.check_output(
+    printed = subprocess.check_output(
         [sys.executable, "-m", "loaderkit", "--help"], text=True
     )
 
-    assert "demo" in said
+    assert "demo" in printed
 
 
 def test_the_molecules_are_real():
@@ -164,18 +164,20 @@ def test_the_molecules_are_real():
 def test_the_demo_packs_trains_and_compares(tmp_path, capsys, monkeypatch):
     molecules = read_molecules()
     assert len(molecules) == 1282
-    monkeypatch.setattr("loaderkit.cli.demo.read_molecules", lambda: molecules[::8])
+    monkeypatch.setattr(
+        "loaderkit.cli.molecule_demo.read_molecules", lambda: molecules[::8]
+    )
 
     assert main(["demo", "--epochs", "3", "--keep", str(tmp_path / "demo")]) == 0
 
-    said = capsys.readouterr().out
-    assert "161 molecules" in said
-    assert "loaderkit cache" in said
+    printed = capsys.readouterr().out
+    assert "161 molecules" in printed
+    assert "loaderkit cache" in printed
     assert (tmp_path / "demo" / "molecules.lk" / "manifest.json").exists()
 
 
 def test_reading_in_each_way_gives_a_rate(tmp_path):
-    from loaderkit.cli.demo import WAYS, Demo, Reading, measure_way, run_demo
+    from loaderkit.cli.molecule_demo import WAYS, Demo, Reading, measure_way, run_demo
     from loaderkit.datasets.pack import pack
 
     (tmp_path / "raw").mkdir()
@@ -218,9 +220,9 @@ def test_explain_reads_standard_input(monkeypatch, capsys):
 
 def test_doctor_shows_limits_settings_and_the_plan(capsys):
     assert main(["doctor"]) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for line in ("Processors: ", "Memory: ", "Mappings: ", "num_workers "):
-        assert line in said
+        assert line in printed
 
 
 @pytest.mark.slow
@@ -230,8 +232,9 @@ def test_doctor_finds_a_setting_that_torch_rejects():
     child = subprocess.run(
         [sys.executable, "-m", "loaderkit", "doctor", "--json"],
         env={**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:8"},
-        capture_output=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        check=False,
+    )
 
     findings = json.loads(child.stdout)["environment"]["findings"]
     assert child.returncode == 1
@@ -272,8 +275,8 @@ def test_plan_takes_a_model_and_shapes_a_dataset_or_a_cache(tmp_path, folder, ca
     capsys.readouterr()
     asked = ["--batch-size", "4", "--limit", "1GiB", "--json"]
     assert main(["plan", f"{code}:Graphs", str(tmp_path / "c.lk"), *asked]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["configurations"][0]["budget"]["max_nodes"] > 4
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["configurations"][0]["budget"]["max_nodes"] > 4
 
 
 def test_a_plan_that_cannot_be_made_says_why(tmp_path, capsys):

@@ -60,10 +60,10 @@ def test_a_leaking_script_runs_unchanged_and_its_holder_is_named(watch, tmp_path
 def test_a_short_script_keeps_its_status(watch):
     done = watch("--json", "train.py", "1", "3")
 
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["returncode"] == 3
-    assert found["note"] == "the script ended with status 3"
-    assert found["report"]["verdict"] != "leaking"
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["returncode"] == 3
+    assert summary["note"] == "the script ended with status 3"
+    assert summary["report"]["verdict"] != "leaking"
     assert done.returncode == 1
 
 

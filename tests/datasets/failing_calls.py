@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 HEADER = struct.Struct("=8q1024s256s")
+"""``struct control`` of failing_calls.c."""
 LOG_BYTES = 4 << 20
 FOREVER = 1 << 40
 COUNT = 16
@@ -135,18 +136,30 @@ class Runner:
         """
         folder = os.fspath(top or Path(pack.path).parent).encode()
         kinds = f" {fault.kinds} " if fault.kinds else ""
-        header = HEADER.pack(
-            1, fault.action, fault.error, fault.first, fault.last, 0, 0, 0,
-            folder, kinds.encode(),
-        )  # fmt: skip
-        self._control[: HEADER.size] = header
+        is_active, calls, hits, log_length = 1, 0, 0, 0
+        self._control[: HEADER.size] = HEADER.pack(
+            is_active,
+            fault.action,
+            fault.error,
+            fault.first,
+            fault.last,
+            calls,
+            hits,
+            log_length,
+            folder,
+            kinds.encode(),
+        )
         print(json.dumps(asdict(pack)), file=self._process.stdin, flush=True)
         answer = json.loads(self._process.stdout.readline())
-        fields = HEADER.unpack(self._control[: HEADER.size])
+
+        # What the shim counted, and where its log ends.
+        *_, calls, hits, log_length, _, _ = HEADER.unpack(self._control[: HEADER.size])
+        # The first field says whether the shim is active.
         self._control[:8] = bytes(8)
-        log = self._control[HEADER.size : HEADER.size + min(fields[7], LOG_BYTES)]
-        lines = tuple(log.decode(errors="replace").splitlines())
-        return Outcome(answer["status"], answer["text"], fields[5], fields[6], lines)
+        log_end = HEADER.size + min(log_length, LOG_BYTES)
+        log = self._control[HEADER.size : log_end].decode(errors="replace")
+        lines = tuple(log.splitlines())
+        return Outcome(answer["status"], answer["text"], calls, hits, lines)
 
 
 def sample_values(row, factor):
@@ -208,9 +221,13 @@ def run_pack(pack):
         planted = Path(pack.path).parent / "planted"
         planted.write_text("")
     pack_cache(
-        source_of(pack), pack.path, workers=pack.workers, compression=pack.compression,
-        shard_bytes=300_000, overwrite=pack.overwrite,
-    )  # fmt: skip
+        source_of(pack),
+        pack.path,
+        workers=pack.workers,
+        compression=pack.compression,
+        shard_bytes=300_000,
+        overwrite=pack.overwrite,
+    )
 
 
 def serve():
@@ -472,7 +489,10 @@ def unsynced(log, path, top):
     Returns:
         A sentence for each name that was given too early.
     """
-    dirty_files, made, unsynced_names, problems = set(), set(), {}, []
+    dirty_files = set()
+    made_folders = set()
+    unsynced_names = {}
+    problems = []
     for line in log:
         _, kind, names = line.split(" ", 2)
         name, _, to = names.partition(" -> ")
@@ -481,8 +501,9 @@ def unsynced(log, path, top):
         elif kind == "fsync":
             dirty_files.discard(name)
             unsynced_names.pop(name, None)
-        elif kind == "mkdir" and name not in made:  # a second one finds it there
-            made.add(name)
+        # A second mkdir finds the folder there, and changes nothing.
+        elif kind == "mkdir" and name not in made_folders:
+            made_folders.add(name)
             unsynced_names.setdefault(str(Path(name).parent), []).append(name)
         elif kind == "rename":
             if name in dirty_files:
@@ -491,19 +512,21 @@ def unsynced(log, path, top):
             if to == f"{path}/manifest.json":
                 problems += [
                     f"the manifest had its name before {', '.join(waiting)}"
-                    for place, waiting in unsynced_names.items()
-                    if place.startswith(str(top)) and ".building" not in place
+                    for parent, waiting in unsynced_names.items()
+                    if parent.startswith(str(top)) and ".building" not in parent
                 ]
             unsynced_names.setdefault(folder, []).append(to)
-    for place, waiting in unsynced_names.items():
-        if ".building" not in place:
+    for parent, waiting in unsynced_names.items():
+        # What lies there is thrown away by the next run, whatever names it has.
+        if ".building" not in parent:
             problems.append(f"{', '.join(waiting)} may have no name after the run")
     return problems
 
 
 def what_is_seen(path, scenario):
     """Open a cache as a reader would: "old", "new", "nothing", or what else it is."""
-    from loaderkit import CacheError, open_cache, verify
+    from loaderkit import open_cache, verify
+    from loaderkit.errors import CacheError
     from loaderkit.testing import assert_same
 
     try:

@@ -18,7 +18,8 @@ import strangers
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from loaderkit import LoaderkitError, open_cache
+from loaderkit import open_cache
+from loaderkit.errors import LoaderkitError
 
 NUMBERS = 60_000
 SHARD_BYTES = 40 << 20
@@ -144,7 +145,7 @@ def try_in_child(folder, numbers, times):
     """
     spawn = multiprocessing.get_context("spawn")  # glibc reads ALLOCATOR as it starts
     answers, theirs = spawn.Pipe(duplex=False)
-    child = spawn.Process(target=_answer, args=(folder, numbers, times, theirs))
+    child = spawn.Process(target=_send_figures, args=(folder, numbers, times, theirs))
     child.start()
     theirs.close()
     figures = answers.recv()
@@ -152,7 +153,7 @@ def try_in_child(folder, numbers, times):
     return figures
 
 
-def _answer(folder, numbers, times, answers):
+def _send_figures(folder, numbers, times, answers):
     os.environ["XDG_CACHE_HOME"] = str(folder / "home")
     answers.send(_try_mutants(folder, numbers, times))
 

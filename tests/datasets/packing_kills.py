@@ -50,8 +50,10 @@ class Slow:
 
 def pack_slowly(path, kill):
     """Pack; the exit status is 0, 1 for an error of ours, 2 for any other."""
-    from loaderkit import LoaderkitError, pack
+    from loaderkit import pack
+    from loaderkit.errors import LoaderkitError
 
+    # Tracebacks of killed workers are not what is looked at here.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     os.setsid()
     # pytest makes errors of warnings; Python warns when its resource tracker is killed.
@@ -59,9 +61,12 @@ def pack_slowly(path, kill):
     multiprocessing.set_start_method(kill.method, force=True)
     try:
         pack(
-            Slow(0.002), path, workers=kill.workers, shard_bytes=300_000,
+            Slow(0.002),
+            path,
+            workers=kill.workers,
+            shard_bytes=300_000,
             overwrite=True,
-        )  # fmt: skip
+        )
     except LoaderkitError:
         os._exit(1)
     except BaseException as error:  # noqa: BLE001
@@ -82,6 +87,7 @@ def broken_laws(path, kill, wanted):
         How the run ended, and a sentence for each law that it breaks.
     """
     broken = []
+
     run = FORK.Process(target=pack_slowly, args=(path, kill))
     run.start()
     time.sleep(kill.after)
@@ -90,6 +96,7 @@ def broken_laws(path, kill, wanted):
         victim = processes[int(kill.victim * len(processes))]
         with contextlib.suppress(psutil.NoSuchProcess):
             victim.send_signal(kill.signal)
+
     family = Family(run.pid, processes)
     family.wait_while_it_computes(run.is_alive, MOST_IDLE_S)
     if run.exitcode is None:
@@ -101,6 +108,8 @@ def broken_laws(path, kill, wanted):
         broken.append(f"it ended with status {run.exitcode}")
         with contextlib.suppress(FileNotFoundError):
             broken.append((path.parent / "raw-error").read_text())
+
+    # Workers may outlive a killed parent for a moment, until they notice.
     family.wait_while_it_computes(family.living, MOST_ORPHAN_IDLE_S)
     for process in family.living():
         broken.append(f"an orphan lives on: {process.cmdline()}")
@@ -126,13 +135,16 @@ class Family:
 
     def wait_while_it_computes(self, goes_on, most_idle_s):
         """Wait for the end of something, as long as the processes get on with it."""
-        used_s, since = -1.0, time.monotonic()
-        while goes_on() and time.monotonic() - since < most_idle_s:
+        last_cpu_s = -1.0
+        busy_at = time.monotonic()
+        while goes_on() and time.monotonic() - busy_at < most_idle_s:
             time.sleep(0.02)
+            # Those that are known stay known: an orphan has no parent to be found by.
             self._processes.update(family_of(self._pid))
-            now_s = sum(map(cpu_seconds, self._processes))
-            if now_s != used_s:
-                used_s, since = now_s, time.monotonic()
+            cpu_s = sum(map(cpu_seconds, self._processes))
+            if cpu_s != last_cpu_s:
+                last_cpu_s = cpu_s
+                busy_at = time.monotonic()
 
     def living(self):
         """Those that have not ended."""

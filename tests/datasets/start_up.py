@@ -15,6 +15,8 @@ import numpy as np
 import torch
 
 import loaderkit
+from loaderkit.datasets.owned_copy import shares_memory
+from loaderkit.datasets.pack import PackOptions
 from loaderkit.testing import assert_same
 
 SAMPLES = 7
@@ -92,9 +94,7 @@ def use_all_kinds(folder):
         dataset = loaderkit.open_cache(folder / name, classes=known)
         for row, sample in enumerate(samples):
             assert_same(dataset[row], sample)
-            assert not loaderkit.shares_memory(
-                loaderkit.owned_copy(sample), dataset[row]
-            )
+            assert not shares_memory(loaderkit.owned_copy(sample), dataset[row])
         dataset.sizes()
         loaderkit.inspect_cache(folder / name)
         if name not in ALONE:
@@ -102,7 +102,7 @@ def use_all_kinds(folder):
 
     assert len(whole_batches([KINDS["dict"](1)] * SAMPLES, num_workers=0)) == 3
 
-    loaded = Loaded(cache=folder / "all", packing=loaderkit.PackOptions(workers=2))
+    loaded = Loaded(cache=folder / "all", packing=PackOptions(workers=2))
     here = whole_batches(loaded, num_workers=0)
     spawned = {"num_workers": 1, "multiprocessing_context": "spawn"}
     assert_same(whole_batches(loaded, **spawned), here)

@@ -26,10 +26,11 @@ import xxhash
 from torch_geometric import EdgeIndex, Index
 from torch_geometric.data import Data, HeteroData
 
-from loaderkit import LoaderkitError, inspect_cache, open_cache, pack, verify
+from loaderkit import inspect_cache, open_cache, pack, verify
 from loaderkit.cache.files import load_manifest
 from loaderkit.cache.layout import Array, Column, Shard
 from loaderkit.cache.shard_table import ShardGroup, ShardTable
+from loaderkit.errors import LoaderkitError
 from loaderkit.testing import assert_same
 
 ROOM_BYTES = 512 << 20
@@ -199,18 +200,18 @@ def content_with_objects(path):
 
 def content_with_table(content):
     """Say the same with the shards as a table of numbers, as in version 3."""
-    shards = ShardTable.of(_unchecked(**shard) for shard in content["shards"])
+    shards = ShardTable.of(_shard_of_json(**shard) for shard in content["shards"])
     return {**content, "shards": shards.to_json()}
 
 
-def _unchecked(arrays, columns, **fields):
+def _shard_of_json(arrays, columns, **fields):
     """Make a shard of what is said of it, true or not."""
-    made = {
+    shard_arrays = {
         name: Array(**{**array, "shape": tuple(array["shape"])})
         for name, array in arrays.items()
     }
-    named = {name: Column(**column) for name, column in columns.items()}
-    return Shard(**fields, arrays=made, columns=named)
+    shard_columns = {name: Column(**column) for name, column in columns.items()}
+    return Shard(**fields, arrays=shard_arrays, columns=shard_columns)
 
 
 def manifest_text(content, *, checksum=True, version=2):
@@ -255,84 +256,85 @@ class Mutator:
 
     def mutant(self, number):
         """Make the mutant of a number: always the same one."""
-        chance = random.Random(number)
-        seed = self._seeds[chance.randrange(len(self._seeds))]
+        rng = random.Random(number)
+        seed = self._seeds[rng.randrange(len(self._seeds))]
         content, files = seed.content, seed.files
-        version = chance.choice([2, 3, 4])
-        told = chance.random() < 0.85
-        checksums = chance.choice(["never", "always", "once"])
-        what = chance.random()
-        if chance.random() < 0.05:
+        version = rng.choice([2, 3, 4])
+        checksums_fit = rng.random() < 0.85
+        checksums = rng.choice(["never", "always", "once"])
+        draw = rng.random()
+        changes_manifest, changes_shards = draw < 0.62, draw > 0.55
+
+        if rng.random() < 0.05:
             # As it is: what is read must be what was packed.
             if version >= 3:
                 content = content_with_table(content)
             return Mutant(number, seed, content, files, False, "always", version)
-        if version >= 3:
-            if what > 0.55:
-                content, files = _mutated_shards(chance, content, files, told)
-            content = content_with_table(content)
-            if what < 0.62 and chance.random() < 0.5:
-                _mutate_numbers(chance, content["shards"])
-            elif what < 0.62:
-                content = self._mutated_json(chance, content)
-        else:
-            if what < 0.62:
-                content = self._mutated_json(chance, content)
-            if what > 0.55:
-                content, files = _mutated_shards(chance, content, files, told)
-        return Mutant(number, seed, content, files, told, checksums, version)
 
-    def _mutated_json(self, chance, content):
-        for _ in range(chance.choice([1, 1, 1, 2, 3, 5])):
-            where, key = _place(chance, content)
-            other, other_key = _place(chance, content)
-            action = chance.random()
+        if version >= 3:
+            # Shards first: in the table they can no longer be found by their names.
+            if changes_shards:
+                content, files = _mutated_shards(rng, content, files, checksums_fit)
+            content = content_with_table(content)
+            if changes_manifest and rng.random() < 0.5:
+                _mutate_numbers(rng, content["shards"])
+            elif changes_manifest:
+                content = self._mutated_json(rng, content)
+        else:
+            if changes_manifest:
+                content = self._mutated_json(rng, content)
+            if changes_shards:
+                content, files = _mutated_shards(rng, content, files, checksums_fit)
+        return Mutant(number, seed, content, files, checksums_fit, checksums, version)
+
+    def _mutated_json(self, rng, content):
+        for _ in range(rng.choice([1, 1, 1, 2, 3, 5])):
+            parent, key = _choose_entry(rng, content)
+            other_parent, other_key = _choose_entry(rng, content)
+            action = rng.random()
             if action < 0.08:
-                del where[key]
+                del parent[key]
             elif action < 0.18:
-                where[key] = json.loads(json.dumps(other[other_key]))
-            elif action < 0.24 and isinstance(where, list):
-                where.insert(key, json.loads(json.dumps(chance.choice(where))))
-            elif action < 0.32 and isinstance(where, dict):
-                name = chance.choice([*where, *self.texts])
-                where[name] = where[key]
+                parent[key] = json.loads(json.dumps(other_parent[other_key]))
+            elif action < 0.24 and isinstance(parent, list):
+                parent.insert(key, json.loads(json.dumps(rng.choice(parent))))
+            elif action < 0.32 and isinstance(parent, dict):
+                name = rng.choice([*parent, *self.texts])
+                parent[name] = parent[key]
             elif action < 0.42:
-                where[key], other[other_key] = other[other_key], where[key]
+                value = parent[key]
+                parent[key] = other_parent[other_key]
+                other_parent[other_key] = value
+                # One may have been inside the other.
                 if _is_cyclic(content):
                     return {"shards": []}
             else:
-                where[key] = self._other(chance, where[key])
+                parent[key] = self._mutated_value(rng, parent[key])
         return content
 
-    def _other(self, chance, value):
-        if chance.random() < 0.12:
-            return chance.choice(
-                [None, True, False, [], {}, [[]], 0.5, float("nan"), "x"]
-            )
+    def _mutated_value(self, rng, value):
+        if rng.random() < 0.12:
+            return rng.choice([None, True, False, [], {}, [[]], 0.5, float("nan"), "x"])
         if isinstance(value, bool) or value is None:
-            return chance.choice([None, True, False, 0, 1, "x", [0], *self.texts[:5]])
+            return rng.choice([None, True, False, 0, 1, "x", [0], *self.texts[:5]])
         if isinstance(value, int):
-            if chance.random() < 0.5:
-                return chance.choice(INTEGERS)
+            if rng.random() < 0.5:
+                return rng.choice(INTEGERS)
             nearby = [value + 1, value - 1, value * 2, -value, value ^ 64, value + 64]
-            return chance.choice(
-                [*nearby, value // 2, value ^ 1 << chance.randrange(63)]
-            )
+            return rng.choice([*nearby, value // 2, value ^ 1 << rng.randrange(63)])
         if isinstance(value, str):
-            if chance.random() < 0.6 or not value:
-                return chance.choice(self.texts)
-            at = chance.randrange(len(value))
-            letter = chance.choice("x0@/~:.'\x00<>|\ud800")
-            return value[:at] + letter + value[at + chance.randrange(2) :]
+            if rng.random() < 0.6 or not value:
+                return rng.choice(self.texts)
+            position = rng.randrange(len(value))
+            letter = rng.choice("x0@/~:.'\x00<>|\ud800")
+            return value[:position] + letter + value[position + rng.randrange(2) :]
         if isinstance(value, list):
-            if chance.random() < 0.4:
-                return value[: chance.randrange(len(value) + 1)]
-            return chance.choice(
-                [value * 2, value[::-1], [value], {}, [*value, 1 << 40]]
-            )
+            if rng.random() < 0.4:
+                return value[: rng.randrange(len(value) + 1)]
+            return rng.choice([value * 2, value[::-1], [value], {}, [*value, 1 << 40]])
         if isinstance(value, dict):
-            return chance.choice([{}, [], list(value), {"x": value}])
-        return chance.choice([0, 1, -1, "x"])
+            return rng.choice([{}, [], list(value), {"x": value}])
+        return rng.choice([0, 1, -1, "x"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -343,9 +345,10 @@ class Mutant:
     seed: Seed
     content: object
     files: dict
-    told: bool
+    checksums_fit: bool
     """Whether checksums were made to fit what was changed."""
     checksums: str
+    """How the reader is asked to check them."""
     version: int
     """Of the manifest's format."""
 
@@ -355,74 +358,73 @@ class Mutant:
             if name not in self.files:
                 (path / name).unlink()
         for name, content in self.files.items():
-            if before.get(name) is not content if before else True:
+            # A mutant changes one file at most: the others lie there already.
+            if not before or before.get(name) is not content:
                 (path / name).write_bytes(content)
         sound = self.seed.content
         if self.version >= 3:
             sound = content_with_table(sound)
-        told = self.told or self.content == sound
-        text = manifest_text(self.content, checksum=told, version=self.version)
+        checksum = self.checksums_fit or self.content == sound
+        text = manifest_text(self.content, checksum=checksum, version=self.version)
         (path / "manifest.json").write_bytes(text.encode("utf-8", "surrogatepass"))
         return self.files
 
     @property
     def harmless(self):
         """Whether it must be refused or give what the seed gives."""
-        return not self.told and self.checksums != "never"
+        return not self.checksums_fit and self.checksums != "never"
 
 
-def _mutate_numbers(chance, groups):
+def _mutate_numbers(rng, groups):
     """Change some numbers of shards, and write them down as any numbers are."""
-    for _ in range(chance.choice([1, 1, 1, 2, 5])):
-        at = chance.randrange(len(groups))
+    for _ in range(rng.choice([1, 1, 1, 2, 5])):
+        at = rng.randrange(len(groups))
         group = ShardGroup.from_json(groups[at])
         vectors = [np.array(vector) for vector in group.numbers]
-        vector = chance.choice(vectors)
-        row = chance.randrange(len(vector))
+        vector = rng.choice(vectors)
+        row = rng.randrange(len(vector))
         old = int(vector[row])
         nearby = [old + 1, old - 1, old * 2, -old, old ^ 64, old + 64, old // 2]
-        new = chance.choice(INTEGERS if chance.random() < 0.5 else nearby)
+        new = rng.choice(INTEGERS if rng.random() < 0.5 else nearby)
         vector[row] = np.uint64(new % (1 << 64)).astype(np.int64)
         groups[at] = ShardGroup(group.schema, vectors).to_json()
 
 
-def _mutated_shards(chance, content, files, told):
+def _mutated_shards(rng, content, files, checksums_fit):
     files = dict(files)
-    name = chance.choice(sorted(files))
+    name = rng.choice(sorted(files))
     data = bytearray(files[name])
-    for _ in range(chance.choice([1, 1, 2, 8])):
-        action, at = chance.random(), chance.randrange(len(data))
+    for _ in range(rng.choice([1, 1, 2, 8])):
+        action, at = rng.random(), rng.randrange(len(data))
         if action < 0.3:
-            data[at] ^= 1 << chance.randrange(8)
+            data[at] ^= 1 << rng.randrange(8)
         elif action < 0.6:
-            word = chance.choice(INTEGERS) % (1 << 64)
+            word = rng.choice(INTEGERS) % (1 << 64)
             at -= at % 8
             data[at : at + 8] = word.to_bytes(8, "little")[: len(data) - at]
         elif action < 0.7:
-            length = chance.randrange(1, 200)
-            other = chance.randrange(len(data))
+            length = rng.randrange(1, 200)
+            other = rng.randrange(len(data))
             piece = data[other : other + length]
             data[at : at + len(piece)] = piece
             del data[len(files[name]) :]
         elif action < 0.78:
-            length = min(chance.randrange(1, 64), len(data) - at)
-            data[at : at + length] = bytes([chance.choice([0, 1, 127, 255])]) * length
+            length = min(rng.randrange(1, 64), len(data) - at)
+            data[at : at + length] = bytes([rng.choice([0, 1, 127, 255])]) * length
         else:
             # Where it hurts: offsets, counts, rows, the index of the chunks.
-            shard = next((s for s in _shards_of(content) if _names(s, name)), None)
-            arrays = shard["arrays"] if shard else {}
-            arrays = [a for a in arrays.values() if _is_index(a, len(data))]
+            arrays = _index_arrays(content, name, len(data))
             if arrays:
-                array = chance.choice(arrays)
-                number = chance.randrange(int(np.prod(array["shape"])))
-                start = array["offset"] + 8 * number
+                array = rng.choice(arrays)
+                element = rng.randrange(int(np.prod(array["shape"])))
+                start = array["offset"] + 8 * element
                 old = int.from_bytes(data[start : start + 8], "little", signed=True)
-                new = chance.choice([*INTEGERS, old + 1, old - 1, -old, old * 2])
+                new = rng.choice([*INTEGERS, old + 1, old - 1, -old, old * 2])
                 data[start : start + 8] = (new % (1 << 64)).to_bytes(8, "little")
-    if chance.random() < 0.1:
-        cut = chance.randrange(len(data))
-        data = data[:cut] if chance.random() < 0.5 else data + data[cut:]
-    if not told:
+    if rng.random() < 0.1:
+        cut = rng.randrange(len(data))
+        data = data[:cut] if rng.random() < 0.5 else data + data[cut:]
+    if not checksums_fit:
         files[name] = bytes(data)
         return content, files
     digest = xxhash.xxh3_128_hexdigest(bytes(data))
@@ -430,9 +432,18 @@ def _mutated_shards(chance, content, files, told):
     del files[name]
     files[renamed] = bytes(data)
     for shard in _shards_of(content):
-        if _names(shard, name):
-            shard["file"], shard["xxh3"], shard["bytes"] = renamed, digest, len(data)
+        if _is_shard_of_file(shard, name):
+            shard |= {"file": renamed, "xxh3": digest, "bytes": len(data)}
     return content, files
+
+
+def _index_arrays(content, name, size):
+    """List the arrays of a file that hold numbers of 64 bits."""
+    for shard in _shards_of(content):
+        if _is_shard_of_file(shard, name):
+            arrays = shard["arrays"].values()
+            return [array for array in arrays if _is_index(array, size)]
+    return []
 
 
 def _shards_of(content):
@@ -440,11 +451,12 @@ def _shards_of(content):
     return shards if isinstance(shards, list) else []
 
 
-def _names(shard, name):
+def _is_shard_of_file(shard, name):
+    """Whether it still is a shard: its JSON may have been changed before."""
     return (
         isinstance(shard, dict)
         and shard.get("file") == name
-        and (isinstance(shard.get("arrays"), dict))
+        and isinstance(shard.get("arrays"), dict)
     )
 
 
@@ -456,17 +468,20 @@ def _is_index(array, size):
     return array.get("dtype") == "<i8" and 0 < array["offset"] < stop <= size
 
 
-def _place(chance, content):
-    """Choose a value by walking down from the top; rarely one that nothing reads."""
-    where, key = content, chance.choice(["shards", "structure", *content])
-    if key not in where:
-        key = next(iter(where))
-    while isinstance(where[key], dict | list) and where[key] and chance.random() < 0.92:
-        where = where[key]
-        key = chance.choice(
-            list(where) if isinstance(where, dict) else range(len(where))
-        )
-    return where, key
+def _choose_entry(rng, content):
+    """Choose a value by walking down from the top; give its parent and its key there.
+
+    Rarely it is one that nothing reads: "shards" and "structure" have most chances.
+    """
+    parent = content
+    key = rng.choice(["shards", "structure", *content])
+    if key not in parent:
+        key = next(iter(parent))
+    while isinstance(parent[key], dict | list) and parent[key] and rng.random() < 0.92:
+        parent = parent[key]
+        keys = list(parent) if isinstance(parent, dict) else range(len(parent))
+        key = rng.choice(keys)
+    return parent, key
 
 
 def _texts_in(value):
@@ -564,7 +579,7 @@ def try_in_child(folder, numbers, **options):
     spawn = multiprocessing.get_context("spawn")  # torch's threads do not survive fork
     answers, theirs = spawn.Pipe(duplex=False)
     arguments = (folder, numbers, options, theirs)
-    child = spawn.Process(target=_answer, args=arguments)
+    child = spawn.Process(target=_send_figures, args=arguments)
     child.start()
     theirs.close()
     try:
@@ -577,7 +592,7 @@ def try_in_child(folder, numbers, **options):
     return figures
 
 
-def _answer(folder, numbers, options, answers):
+def _send_figures(folder, numbers, options, answers):
     os.environ["XDG_CACHE_HOME"] = str(folder / "home")
     figures = try_mutants(folder, numbers, **options)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
@@ -593,8 +608,8 @@ def wanted_of(path):
 
 
 def _raw_error(path, checksums, *, plain=False):
-    found = read_everything(path, checksums, plain=plain)
-    raise KeyError(found[0])
+    rows, *_ = read_everything(path, checksums, plain=plain)
+    raise KeyError(rows)
 
 
 def _wrong_data(path, checksums, *, plain=False):
@@ -602,13 +617,17 @@ def _wrong_data(path, checksums, *, plain=False):
     return rows, samples[::-1], *rest
 
 
-def _memory(path, checksums, *, plain=False):
-    found = read_everything(path, checksums, plain=plain)
+def _too_much_memory(path, checksums, *, plain=False):
+    answers = read_everything(path, checksums, plain=plain)
     np.ones(ROOM_BYTES, np.uint8)
-    return found
+    return answers
 
 
-PLANTED = {"raw error": _raw_error, "wrong data": _wrong_data, "memory": _memory}
+PLANTED = {
+    "raw error": _raw_error,
+    "wrong data": _wrong_data,
+    "memory": _too_much_memory,
+}
 """Readers with a fault, to see that it is found."""
 
 
@@ -639,7 +658,7 @@ def try_mutants(folder, numbers, names=tuple(SEEDS), most_failures=50, planted=N
             faulthandler.dump_traceback_later(HANG_S, exit=True)
         figures.mutants += 1
         try:
-            _try(mutant, path, wanted[mutant.seed.name], figures, read)
+            _try_mutant(mutant, path, wanted[mutant.seed.name], figures, read)
         except LoaderkitError:
             figures.refused += 1
         except BaseException as error:  # noqa: BLE001
@@ -652,7 +671,7 @@ def try_mutants(folder, numbers, names=tuple(SEEDS), most_failures=50, planted=N
     return figures
 
 
-def _try(mutant, path, wanted, figures, read):
+def _try_mutant(mutant, path, wanted, figures, read):
     # Five more readings take five times as long as one.
     if mutant.number % 25 == 0:
         ask_apart(path, mutant.checksums)
@@ -675,20 +694,29 @@ class Failure:
     number: int
     seed: str
     checksums: str
-    told: bool
+    checksums_fit: bool
     error: str
-    where: str
+    frames: str
+    """The innermost four of loaderkit's."""
 
     @classmethod
     def of(cls, mutant, error):
-        frames = traceback.extract_tb(error.__traceback__)
-        ours = [f for f in frames if "/loaderkit/" in f.filename]
-        where = " < ".join(
-            f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in reversed(ours[-4:])
+        our_frames = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if "/loaderkit/" in frame.filename
+        ]
+        frames = " < ".join(
+            f"{Path(frame.filename).name}:{frame.lineno} {frame.name}"
+            for frame in reversed(our_frames[-4:])
         )
-        told = f"{type(error).__name__}: {str(error)[:200]}"
         return cls(
-            mutant.number, mutant.seed.name, mutant.checksums, mutant.told, told, where
+            mutant.number,
+            mutant.seed.name,
+            mutant.checksums,
+            mutant.checksums_fit,
+            f"{type(error).__name__}: {str(error)[:200]}",
+            frames,
         )
 
 

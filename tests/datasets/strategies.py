@@ -6,9 +6,17 @@ from torch_geometric import EdgeIndex, Index
 from torch_geometric.data import Data, HeteroData
 
 DTYPES = [
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64,
-    torch.int32, torch.int16, torch.uint8, torch.bool, torch.complex64,
-]  # fmt: skip
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+]
 
 
 class Paired(Data):
@@ -27,15 +35,16 @@ class Paired(Data):
 
 def values(dtype, *shape):
     """Random numbers of any dtype, from torch's own generator."""
-    made = torch.randint(-3, 9, shape) if shape else torch.randint(-3, 9, ())
-    return made.to(dtype)
+    return torch.randint(-3, 9, shape).to(dtype)
 
 
-def edges(nodes, count, others=None):
-    if not nodes or not (others or nodes):
+def edges(nodes, count, target_nodes=None):
+    """Random edges; from nodes of one type to those of another where it is given."""
+    if nodes == 0:
         return torch.empty(2, 0, dtype=torch.long)
-    row = torch.randint(nodes, (count,))
-    return torch.stack([row, torch.randint(others or nodes, (count,))])
+    sources = torch.randint(nodes, (count,))
+    targets = torch.randint(target_nodes or nodes, (count,))
+    return torch.stack([sources, targets])
 
 
 # What a field of a graph may be, by name: a function of (number, nodes, dtype).
@@ -83,18 +92,20 @@ def graphs(draw):
     dtype = draw(st.sampled_from(DTYPES))
     sizes = draw(st.lists(st.integers(0, 6), min_size=1, max_size=9))
     torch.manual_seed(draw(st.integers(0, 99)))
-    explicit = draw(st.booleans())
-    found = []
+    explicit_num_nodes = draw(st.booleans())
+    with_edges = draw(st.booleans())
+    graphs = []
     for i, nodes in enumerate(sizes):
         data = Data()
-        if explicit or not {"x", "pos"} & set(names):
+        # PyG infers the number of nodes from x or pos; without them it must be said.
+        if explicit_num_nodes or not {"x", "pos"} & set(names):
             data.num_nodes = nodes
-        if draw(st.booleans()) if i == 0 else "edge_index" in found[0]:
+        if with_edges:
             data.edge_index = edges(nodes, 5 + i)
         for name in names:
             data[name] = FIELDS[name](i, nodes, dtype)
-        found.append(data)
-    return found
+        graphs.append(data)
+    return graphs
 
 
 @st.composite
@@ -102,25 +113,30 @@ def hetero_graphs(draw):
     """A list of ``HeteroData`` with the same stores and fields."""
     sizes = draw(st.lists(st.integers(0, 5), min_size=1, max_size=7))
     dtype = draw(st.sampled_from(DTYPES))
-    only_counted, narrow = draw(st.booleans()), draw(st.booleans())
+    bonds_have_fields = draw(st.booleans())
+    int32_edges = draw(st.booleans())
     torch.manual_seed(draw(st.integers(0, 99)))
-    found = []
+    graphs = []
     for i, nodes in enumerate(sizes):
-        data, others = HeteroData(), nodes % 3 + 1
+        data = HeteroData()
+        bonds = nodes % 3 + 1
         data["atom"].x = values(dtype, nodes, 2)
         data["atom"].node_index = torch.arange(nodes)
-        if only_counted:
-            data["bond"].num_nodes = others
-        else:
-            data["bond"].x = torch.randn(others, 1)
+        if bonds_have_fields:
+            data["bond"].x = torch.randn(bonds, 1)
             data["bond"].tag = f"t{i}"
-        index = edges(nodes, 4 + i, others)
-        data["atom", "in", "bond"].edge_index = index.int() if narrow else index
-        data["bond", "of", "atom"].edge_index = edges(others, i, nodes)
+        else:
+            data["bond"].num_nodes = bonds
+        atoms_in_bonds = edges(nodes, 4 + i, bonds)
+        if int32_edges:
+            atoms_in_bonds = atoms_in_bonds.int()
+        data["atom", "in", "bond"].edge_index = atoms_in_bonds
+        data["bond", "of", "atom"].edge_index = edges(bonds, i, nodes)
         data["bond", "of", "atom"].edge_attr = torch.randn(i if nodes else 0, 2)
-        data.y, data.k = torch.tensor([float(i)]), i
-        found.append(data)
-    return found
+        data.y = torch.tensor([float(i)])
+        data.k = i
+        graphs.append(data)
+    return graphs
 
 
 @st.composite
@@ -129,8 +145,12 @@ def paired_graphs(draw):
     sizes = draw(st.lists(st.integers(1, 5), min_size=1, max_size=7))
     return [
         Paired(
-            x_s=torch.randn(n, 2), edge_index_s=edges(n, 3), x_t=torch.randn(n + 1, 2),
-            edge_index_t=edges(n + 1, n), graph_level=torch.randn(3), num_nodes=n,
+            x_s=torch.randn(nodes, 2),
+            edge_index_s=edges(nodes, 3),
+            x_t=torch.randn(nodes + 1, 2),
+            edge_index_t=edges(nodes + 1, nodes),
+            graph_level=torch.randn(3),
+            num_nodes=nodes,
         )
-        for n in sizes
-    ]  # fmt: skip
+        for nodes in sizes
+    ]

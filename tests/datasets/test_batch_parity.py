@@ -1,5 +1,6 @@
 """A gathered batch is the batch PyG would make, in every attribute."""
 
+import itertools
 import warnings
 
 import pytest
@@ -12,7 +13,8 @@ from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.datasets import FakeDataset, FakeHeteroDataset
 from torch_geometric.loader import DataLoader as GraphDataLoader
 
-from loaderkit import OptionError, SafeGraphDataset, open_cache, owned_copy, pack
+from loaderkit import SafeGraphDataset, open_cache, owned_copy, pack
+from loaderkit.errors import OptionError
 from loaderkit.testing import assert_batch_parity, assert_same
 
 
@@ -50,16 +52,18 @@ def assert_parity(samples, path, rows, follow=(), exclude=(), **options):
         follow, exclude = known.intersection(follow), known.intersection(exclude)
     chosen = [owned_copy(samples[row]) for row in rows]  # a cache keeps no autograd
     wanted = result(lambda: Batch.from_data_list(chosen, list(follow), list(exclude)))
-    found = result(
+    gathered = result(
         lambda: dataset.batch(rows, follow_batch=follow, exclude_keys=exclude)
     )
     if isinstance(wanted, type):
-        assert isinstance(found, type), (
-            f"PyG raises {wanted}, the gathered batch is {found}"
+        assert isinstance(gathered, type), (
+            f"PyG raises {wanted}, the gathered batch is {gathered}"
         )
         return
-    assert_same(found, wanted, "batch")
-    assert_same(result(found.to_data_list), result(wanted.to_data_list), "to_data_list")
+    assert_same(gathered, wanted, "batch")
+    assert_same(
+        result(gathered.to_data_list), result(wanted.to_data_list), "to_data_list"
+    )
 
 
 ROWS = st.lists(st.integers(0, 8), min_size=1, max_size=12)
@@ -88,6 +92,35 @@ def test_a_batch_across_shards_is_the_same(fresh, samples, rows, small):
     rows = [row % len(samples) for row in rows]
 
     assert_parity(samples, fresh(), rows, shard_bytes=small)
+
+
+FIELDS_OF_SHARDS = {
+    "x": torch.arange(6.0).reshape(3, 2),
+    "pos": torch.arange(3.0).reshape(3, 1),
+    "y": torch.tensor([4.0]),
+    "k": 7,
+}
+NAMES_OF_FIELDS = [
+    names
+    for count in range(1, len(FIELDS_OF_SHARDS) + 1)
+    for names in itertools.combinations(FIELDS_OF_SHARDS, count)
+]
+
+
+@pytest.mark.slow
+def test_shards_that_lack_fields_of_each_other_batch_as_with_pyg(fresh):
+    """Rows of one column lie as those of another do, and yet it is in fewer shards."""
+    for first_names, second_names in itertools.product(NAMES_OF_FIELDS, repeat=2):
+        first = Data(num_nodes=3, **{n: FIELDS_OF_SHARDS[n] for n in first_names})
+        second = Data(num_nodes=3, **{n: FIELDS_OF_SHARDS[n] for n in second_names})
+        if "x" in second:
+            # Columns as wide in both shards would be read as one array.
+            second.x = second.x.repeat(1, 2)
+
+        cache = pack([first, second], fresh(), workers=0, shard_bytes=1)
+
+        for row, sample in enumerate([first, second]):
+            assert_same(cache.batch([row, row]), Batch.from_data_list([sample] * 2))
 
 
 @pytest.mark.slow
@@ -156,11 +189,13 @@ def make_samples(count=40):
     torch.manual_seed(0)
     return [
         Data(
-            x=torch.randn(3 + i % 5, 4), edge_index=torch.randint(3, (2, 6 + i % 3)),
-            y=torch.tensor([i]), name=f"g{i}",
+            x=torch.randn(3 + i % 5, 4),
+            edge_index=torch.randint(3, (2, 6 + i % 3)),
+            y=torch.tensor([i]),
+            name=f"g{i}",
         )
         for i in range(count)
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.slow
@@ -169,10 +204,12 @@ def test_workers_give_the_batches_that_the_process_itself_gives(tmp_path, contex
     samples = make_samples()
     dataset = pack(samples, tmp_path / "c.lk")
     loader = DataLoader(
-        dataset, batch_size=8, collate_fn=dataset.collate,
+        dataset,
+        batch_size=8,
+        collate_fn=dataset.collate,
         num_workers=2 if context == "fork" else 1,  # others import PyG in each
         multiprocessing_context=context,
-    )  # fmt: skip
+    )
 
     batches = list(loader)
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from loaderkit import DatasetError
 from loaderkit.datasets.classes import (
     ClassRegistry,
     class_name,
@@ -17,6 +16,7 @@ from loaderkit.datasets.classes import (
     modules_of,
 )
 from loaderkit.datasets.structure import Nest, Structure
+from loaderkit.errors import DatasetError
 
 HERE = (__name__,)
 
@@ -77,10 +77,10 @@ def test_classes_of_the_datasets_own_module_are_found_also_inside_others(cls):
     ],
 )
 def test_what_is_no_class_of_that_name_is_refused_with_the_argument_to_pass(name):
-    with pytest.raises(DatasetError, match="not known here") as told:
+    with pytest.raises(DatasetError, match="not known here") as caught:
         ClassRegistry(modules=HERE)[f"{__name__}:{name}"]
 
-    assert f"classes=[{name}]" in told.value.fix
+    assert f"classes=[{name}]" in caught.value.fix
 
 
 def test_classes_of_modules_that_are_not_loaded_are_not_imported():

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, default_collate
 
-from loaderkit import Packed, Padded, SafeDataset, open_cache, pack, shares_memory
+from loaderkit import SafeDataset, open_cache, pack
+from loaderkit.datasets.owned_copy import shares_memory
+from loaderkit.datasets.ragged import Packed, Padded
 from loaderkit.testing import assert_same
 
 
@@ -185,8 +187,12 @@ def test_ragged_fields_are_padded_as_with_pad_sequence(tmp_path_factory, data):
     """Of any size, dtype and layout on disk; zeros behind what was in memory before."""
     lengths = data.draw(st.lists(st.integers(0, 40), min_size=2, max_size=12))
     dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.int64]))
-    rest = data.draw(st.sampled_from([(), (3,), (2, 3), (900,), (20_000,), (0,)]))
-    samples = [{"x": torch.randint(1, 99, (n, *rest)).to(dtype)} for n in lengths]
+    trailing_shape = data.draw(
+        st.sampled_from([(), (3,), (2, 3), (900,), (20_000,), (0,)])
+    )
+    samples = [
+        {"x": torch.randint(1, 99, (n, *trailing_shape)).to(dtype)} for n in lengths
+    ]
     cache = pack(
         samples,
         tmp_path_factory.mktemp("c") / "c.lk",
@@ -204,6 +210,6 @@ def test_ragged_fields_are_padded_as_with_pad_sequence(tmp_path_factory, data):
         return
     chosen = [samples[row]["x"] for row in rows]
     assert_same(batch.values, pad_sequence(chosen, batch_first=True))
-    assert batch.lengths.tolist() == [len(each) for each in chosen]
+    assert batch.lengths.tolist() == [len(sample) for sample in chosen]
     assert batch.mask.sum(1).tolist() == batch.lengths.tolist()
     assert_same(batch.to_list(), chosen)

@@ -6,18 +6,22 @@ import pytest
 import torch
 from torch_geometric.data import Batch, Data
 
-from loaderkit import DatasetError, open_cache, pack
-from loaderkit.datasets.composites import put_together
+from loaderkit import open_cache, pack
 from loaderkit.datasets.encode import encode
+from loaderkit.datasets.kinds import Kind, unflatten_composite
+from loaderkit.errors import DatasetError
 from loaderkit.testing import assert_same
 
 
 def crossed_csr():
     """A sparse tensor whose one row ends before it begins."""
     return torch.sparse_csr_tensor(
-        torch.tensor([0, 5]), torch.tensor([0]), torch.ones(1), (1, 1),
+        torch.tensor([0, 5]),
+        torch.tensor([0]),
+        torch.ones(1),
+        (1, 1),
         check_invariants=False,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
@@ -32,11 +36,11 @@ def crossed_csr():
 )
 def test_a_sparse_tensor_that_points_outside_itself_is_never_stored(sparse):
     # torch's kernels read where an index says, so it would read beyond its memory.
-    with pytest.raises(DatasetError, match="cannot hold 'adj', a Tensor") as told:
+    with pytest.raises(DatasetError, match="cannot hold 'adj', a Tensor") as caught:
         encode({"adj": sparse()})
 
-    assert told.value.why
-    assert told.value.fix == "mend its indices, or leave it out"
+    assert caught.value.why
+    assert caught.value.fix == "mend its indices, or leave it out"
 
 
 @pytest.mark.parametrize("kind", ["row", "col"])
@@ -47,7 +51,7 @@ def test_a_sparse_tensor_of_torch_sparse_is_not_made_of_indices_outside(kind, wr
     parts[kind] = torch.tensor([0, wrong])
 
     with pytest.raises(ValueError, match="an index lies outside of 3"):
-        put_together("sparse_tensor", parts, checked=True)
+        unflatten_composite(Kind.SPARSE_TENSOR, parts, checked=True)
 
 
 def test_a_nested_tensor_is_refused_with_what_to_store():
@@ -55,19 +59,19 @@ def test_a_nested_tensor_is_refused_with_what_to_store():
         [torch.ones(2), torch.ones(3)], layout=torch.jagged
     )
 
-    with pytest.raises(DatasetError, match="'v', a NestedTensor") as told:
+    with pytest.raises(DatasetError, match="'v', a NestedTensor") as caught:
         encode({"v": value})
 
-    assert told.value.why == "it is nested"
-    assert ".values() and .offsets()" in told.value.fix
+    assert caught.value.why == "it is nested"
+    assert ".values() and .offsets()" in caught.value.fix
 
 
 def test_a_tensor_elsewhere_is_refused_with_how_to_load_it_here():
-    with pytest.raises(DatasetError, match="'v', a Tensor") as told:
+    with pytest.raises(DatasetError, match="'v', a Tensor") as caught:
         encode({"v": torch.ones(2, device="meta")})
 
-    assert told.value.why.startswith("it is on meta;")
-    assert told.value.fix == 'torch.load(..., map_location="cpu")'
+    assert caught.value.why.startswith("it is on meta;")
+    assert caught.value.fix == 'torch.load(..., map_location="cpu")'
 
 
 def test_a_class_that_no_other_process_finds_is_refused_with_where_to_move_it():
@@ -75,11 +79,11 @@ def test_a_class_that_no_other_process_finds_is_refused_with_where_to_move_it():
     class Molecule:
         x: torch.Tensor
 
-    with pytest.raises(DatasetError, match="'m', a Molecule") as told:
+    with pytest.raises(DatasetError, match="'m', a Molecule") as caught:
         encode({"m": Molecule(torch.ones(1))})
 
-    assert "inside a function" in told.value.why
-    assert "move `class Molecule` to the top of a module" in told.value.fix
+    assert "inside a function" in caught.value.why
+    assert "move `class Molecule` to the top of a module" in caught.value.fix
 
 
 def test_a_sample_that_has_no_name_is_refused_as_the_sample():

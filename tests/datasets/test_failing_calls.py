@@ -17,7 +17,8 @@ import pytest
 from failing_calls import FOREVER, Action, Fault, Pack, Runner, broken_laws
 from test_reliability import FORK, in_child
 
-from loaderkit import CacheError, open_cache, pack
+from loaderkit import open_cache, pack
+from loaderkit.errors import CacheError
 
 pytestmark = pytest.mark.needs("cc")
 
@@ -31,8 +32,8 @@ def runner(tmp_path_factory):
 @pytest.fixture(scope="module")
 def scenarios(runner, tmp_path_factory):
     folder = tmp_path_factory.mktemp("scenarios")
-    made = failing_calls.make_scenarios(runner, folder, [(None, False)])
-    return {scenario.name.partition(",")[0]: scenario for scenario in made}
+    scenarios = failing_calls.make_scenarios(runner, folder, [(None, False)])
+    return {scenario.name.partition(",")[0]: scenario for scenario in scenarios}
 
 
 # Where in the run, from 0 to 1: reading what is there, the shards, the last steps.
@@ -178,16 +179,19 @@ def test_an_error_of_another_kind_does_not_lead_to_a_second_lock(runner, tmp_pat
 
 def pack_with_file_limit(path, limit, compression):
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    told = ""
+    message = ""
     try:
         pack(
-            failing_calls.samples(6, 1), path, workers=0, compression=compression,
+            failing_calls.samples(6, 1),
+            path,
+            workers=0,
+            compression=compression,
             shard_bytes=200_000,
-        )  # fmt: skip
+        )
     except CacheError as error:
-        told = str(error)
-    assert re.search(r"could not be written|cannot be packed", told)
-    assert "fix: " in told
+        message = str(error)
+    assert re.search(r"could not be written|cannot be packed", message)
+    assert "fix: " in message
 
 
 @pytest.mark.slow
@@ -197,9 +201,13 @@ def test_a_disk_that_is_full_at_any_size_is_an_error_of_ours(tmp_path, compressi
         path = tmp_path / f"{limit}.lk"
         assert in_child(pack_with_file_limit, path, limit, compression) == 0
         again = pack(
-            failing_calls.samples(6, 1), path, workers=0, overwrite=True,
-            compression=compression, shard_bytes=200_000,
-        )  # fmt: skip
+            failing_calls.samples(6, 1),
+            path,
+            workers=0,
+            overwrite=True,
+            compression=compression,
+            shard_bytes=200_000,
+        )
         assert len(again) == 6
         assert not (path / ".building").exists()
 

@@ -25,14 +25,15 @@ from loaderkit.datasets.fingerprint import Fingerprint, differences, fingerprint
 from loaderkit.errors import DamagedCacheError
 
 
-def made(source, tmp_path, name="load"):
+def imported_from(source, tmp_path, name="load"):
     """Define a function in a module of its own."""
-    made.count = getattr(made, "count", 0) + 1
-    file = tmp_path / f"made{made.count}.py"  # a file of its own: no stale bytecode
+    imported_from.count = getattr(imported_from, "count", 0) + 1
+    # A file of its own: no stale bytecode.
+    file = tmp_path / f"imported{imported_from.count}.py"
     file.write_text(source)
-    spec = __import__("importlib.util").util.spec_from_file_location("made", file)
+    spec = __import__("importlib.util").util.spec_from_file_location("imported", file)
     module = __import__("importlib.util").util.module_from_spec(spec)
-    sys.modules["made"] = module
+    sys.modules["imported"] = module
     __import__("linecache").clearcache()
     spec.loader.exec_module(module)
     return getattr(module, name)
@@ -71,11 +72,11 @@ def load(key, *, more=1):
     ],
 )
 def test_the_code_counts_and_its_looks_do_not(tmp_path, old, new, changed):
-    before = fingerprint_of(made(BASE, tmp_path), ["a"])
+    before = fingerprint_of(imported_from(BASE, tmp_path), ["a"])
 
     if changed is None:
         old, new, changed = "helper(key) * SCALE", "( helper(key)*SCALE )", False
-    after = fingerprint_of(made(BASE.replace(old, new), tmp_path), ["a"])
+    after = fingerprint_of(imported_from(BASE.replace(old, new), tmp_path), ["a"])
 
     assert (before.load != after.load) is changed
 
@@ -90,7 +91,7 @@ class Data:
 
 def test_a_method_that_load_calls_counts(tmp_path):
     def of(source):
-        return fingerprint_of(made(source, tmp_path, "Data")().load, [1]).load
+        return fingerprint_of(imported_from(source, tmp_path, "Data")().load, [1]).load
 
     before = of(METHOD)
 
@@ -122,9 +123,9 @@ def test_it_is_the_same_in_another_process():
         "print(fingerprint_of(json.dumps, ['a', 1, {'b'} and 2]).to_json())"
     )
 
-    said = {subprocess.check_output([sys.executable, "-c", code]) for _ in range(2)}
+    printed = {subprocess.check_output([sys.executable, "-c", code]) for _ in range(2)}
 
-    assert len(said) == 1
+    assert len(printed) == 1
 
 
 def test_keys_count_in_their_order():
@@ -190,13 +191,13 @@ def unused(x): return x
 )
 def test_everything_that_load_reaches_counts(tmp_path, monkeypatch, old, new, changed):
     def of(deep, tools):
-        made.count = getattr(made, "count", 0) + 1
-        folder = tmp_path / f"tools{made.count}"
+        imported_from.count = getattr(imported_from, "count", 0) + 1
+        folder = tmp_path / f"tools{imported_from.count}"
         folder.mkdir()
         (folder / "tools.py").write_text(tools)
         monkeypatch.syspath_prepend(str(folder))
         sys.modules.pop("tools", None)
-        return fingerprint_of(made(deep, tmp_path, "Data")().load, [1]).load
+        return fingerprint_of(imported_from(deep, tmp_path, "Data")().load, [1]).load
 
     before = of(DEEP, TOOLS)
 
@@ -272,25 +273,30 @@ class Drawing:
 
 def layer(weight):
     """A layer as a user trains one before its outputs are cached."""
-    made = torch.nn.Linear(2, 1)
-    torch.nn.init.constant_(made.weight, weight)
-    torch.nn.init.constant_(made.bias, 0.0)
-    return made
+    imported_from = torch.nn.Linear(2, 1)
+    torch.nn.init.constant_(imported_from.weight, weight)
+    torch.nn.init.constant_(imported_from.bias, 0.0)
+    return imported_from
 
 
 def filled_lists(value):
-    made = collections.defaultdict(list)
-    made["a"].append(value)
-    return made
+    imported_from = collections.defaultdict(list)
+    imported_from["a"].append(value)
+    return imported_from
 
 
 PAIRS = {
     "a unit": ("m/s", "km/h"),
     "a name with a slash": ("facebook/esm2", "facebook/esm1"),
-    "a list": ([1, 2], [2, 1]), "a nested list": ([[1], ["a"]], [[1], ["b"]]),
-    "a tuple": ((1, 2), (1, 3)), "a dict": ({"a": 1}, {"a": 2}),
-    "a dict's keys": ({"a": 1}, {"b": 1}), "a set": ({1, 2}, {1, 3}),
-    "bytes": (b"a", b"b"), "complex": (1j, 2j), "an enum": (Mode.FAST, Mode.EXACT),
+    "a list": ([1, 2], [2, 1]),
+    "a nested list": ([[1], ["a"]], [[1], ["b"]]),
+    "a tuple": ((1, 2), (1, 3)),
+    "a dict": ({"a": 1}, {"a": 2}),
+    "a dict's keys": ({"a": 1}, {"b": 1}),
+    "a set": ({1, 2}, {1, 3}),
+    "bytes": (b"a", b"b"),
+    "complex": (1j, 2j),
+    "an enum": (Mode.FAST, Mode.EXACT),
     "a dtype": (torch.float32, torch.float64),
     "numpy's dtype": (np.dtype("f4"), np.dtype("f8")),
     "numpy's number": (np.float32(1), np.float32(2)),
@@ -310,7 +316,8 @@ PAIRS = {
     "a date": (datetime.date(2020, 1, 1), datetime.date(2020, 1, 2)),
     "a decimal": (decimal.Decimal("0.1"), decimal.Decimal("0.2")),
     "a pattern": (re.compile("a+"), re.compile("a*")),
-    "a range": (range(3), range(4)), "a slice": (slice(3), slice(4)),
+    "a range": (range(3), range(4)),
+    "a slice": (slice(3), slice(4)),
     "a relative path": (Path("raw/a"), Path("raw/b")),
     "which file": (Path("/data/a"), [Path("/data/b")]),
     "weights": (layer(1.0), layer(2.0)),
@@ -326,7 +333,7 @@ PAIRS = {
     "another class": (Scaler(1), Slotted(1)),
     "an object beside a lock": (Locked("ab"), Locked("bc")),
     "an object beside a generator": (Drawing([1]), Drawing([2])),
-}  # fmt: skip
+}
 """Values that differ."""
 
 
@@ -345,8 +352,8 @@ def test_a_value_of_self_counts_by_its_content(kind):
     value, other = PAIRS[kind]
 
     packed, now, again = (
-        fingerprint_of(Reader(each).load, [1])
-        for each in (value, other, copy.deepcopy(value))
+        fingerprint_of(Reader(attribute).load, [1])
+        for attribute in (value, other, copy.deepcopy(value))
     )
 
     assert differences(packed, now) == ("load() has changed",)
@@ -373,24 +380,29 @@ class Reader:
         return self.helper(key)
 """
 INSIDE = {
-    "itself": lambda each: each, "a list": lambda each: [each],
-    "a dict": lambda each: {"a": (each,)},
-    "an object": lambda each: types.SimpleNamespace(a=each),
-}  # fmt: skip
+    "itself": lambda reader: reader,
+    "a list": lambda reader: [reader],
+    "a dict": lambda reader: {"a": (reader,)},
+    "an object": lambda reader: types.SimpleNamespace(a=reader),
+}
 
 
 @pytest.mark.parametrize("inside", sorted(INSIDE))
 @pytest.mark.parametrize(
     ("old", "new", "counts"),
     [
-        ("x * 2", "x * 3", True), ("+ self.offset", "- self.offset", True),
-        ("self.offset = 1", "self.offset = 2", True), ("x * 2", "x * 2  # why", False),
+        ("x * 2", "x * 3", True),
+        ("+ self.offset", "- self.offset", True),
+        ("self.offset = 1", "self.offset = 2", True),
+        ("x * 2", "x * 2  # why", False),
     ],
-)  # fmt: skip
+)
 def test_the_code_of_an_object_on_self_counts(inside, old, new, counts, tmp_path):
     texts = (HELPED, HELPED.replace(old, new))
     packed, now = (
-        fingerprint_of(made(text, tmp_path, "Reader")(INSIDE[inside]).load, [1])
+        fingerprint_of(
+            imported_from(text, tmp_path, "Reader")(INSIDE[inside]).load, [1]
+        )
         for text in texts
     )
 
@@ -408,12 +420,21 @@ OPENED = [
 @pytest.mark.parametrize(
     "value",
     [
-        "/data/raw", "C:\\data", None, Path("/data/raw"), *OPENED, [OPENED[1]],
-        np.random.default_rng(), {"seed": OPENED[2]}, torch.Generator(),
+        "/data/raw",
+        "C:\\data",
+        None,
+        Path("/data/raw"),
+        *OPENED,
+        [OPENED[1]],
+        np.random.default_rng(),
+        {"seed": OPENED[2]},
+        torch.Generator(),
     ],
-)  # fmt: skip
+)
 def test_where_data_lies_and_what_is_opened_later_do_not_count(value):
-    packed, now = (fingerprint_of(Reader(each).load, [1]) for each in (value, None))
+    packed, now = (
+        fingerprint_of(Reader(attribute).load, [1]) for attribute in (value, None)
+    )
 
     assert packed == now
 
@@ -466,10 +487,12 @@ def test_a_library_of_another_environment_is_no_code_of_the_users(tmp_path, fold
     (tmp_path / folder).mkdir()
 
     def fingerprint(number):
-        library = made(f"def helper(): return {number}", tmp_path / folder, "helper")
-        sys.modules["their_library"] = sys.modules.pop("made")
+        library = imported_from(
+            f"def helper(): return {number}", tmp_path / folder, "helper"
+        )
+        sys.modules["their_library"] = sys.modules.pop("imported")
         library.__module__ = "their_library"
-        load = made("def load(key): return helper()", tmp_path)
+        load = imported_from("def load(key): return helper()", tmp_path)
         load.__globals__["helper"] = library
         return fingerprint_of(load, ())
 

@@ -20,15 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
-from loaderkit import (
-    CacheError,
-    PackOptions,
-    SafeDataset,
-    StaleCacheError,
-    open_cache,
-    pack,
-    verify,
-)
+from loaderkit import SafeDataset, open_cache, pack, verify
+from loaderkit.datasets.pack import PackOptions
+from loaderkit.errors import CacheError, StaleCacheError
 from loaderkit.testing import assert_same
 
 FORK = multiprocessing.get_context("fork")
@@ -184,21 +178,21 @@ def test_a_run_that_follows_a_killed_one_holds_its_own_samples_alone(
     shards = {name: data for name, data in fresh.items() if name.endswith(".h5")}
     assert shards == {name: ours[name] for name in shards}
     assert len(ours) == len(fresh)
-    told = [record.message for record in caplog.records if "anew" in record.message]
-    assert bool(told) == (second == 2), told
+    messages = [record.message for record in caplog.records if "anew" in record.message]
+    assert bool(messages) == (second == 2), messages
 
 
 def test_the_check_itself_would_see_a_mix(tmp_path, monkeypatch):
     """Twin: believe every finished shard, and the cache holds both."""
-    from loaderkit.datasets.pack import _Packing
+    from loaderkit.datasets.packing_run import PackingRun
 
     options = {"workers": 0, "shard_bytes": SHARD_BYTES}
     killed(pack_list, tmp_path, 1, at=40, **options)
-    monkeypatch.setattr(_Packing, "_difference", lambda *_: "")
+    monkeypatch.setattr(PackingRun, "_difference", lambda *_: "")
 
     pack_list(tmp_path, 2, **options)
 
-    values = {float(each["x"][0]) for each in open_cache(tmp_path / "c.lk")}
+    values = {float(graph["x"][0]) for graph in open_cache(tmp_path / "c.lk")}
     assert values == {1.0, 2.0}
 
 
@@ -236,15 +230,18 @@ def test_an_open_dataset_reads_one_generation_or_says_that_there_is_another(
     assert seen == {1.0, "told"}
     with pytest.raises(StaleCacheError, match="again while this dataset was open"):
         untouched[0]
-    assert {float(each["x"][0]) for each in open_cache(path)} == {2.0}
+    assert {float(graph["x"][0]) for graph in open_cache(path)} == {2.0}
 
 
 def overwrite_again_and_again(path):
     for value in itertools.count(2):
         pack(
             [sample(value, row) for row in range(COUNT)],
-            path, workers=0, shard_bytes=SHARD_BYTES, overwrite=True,
-        )  # fmt: skip
+            path,
+            workers=0,
+            shard_bytes=SHARD_BYTES,
+            overwrite=True,
+        )
 
 
 @pytest.mark.slow
@@ -258,7 +255,7 @@ def test_a_reader_finds_the_old_cache_or_the_new_one_at_every_moment(tmp_path):
         while len(generations) < 20:
             dataset = open_cache(path)
             try:
-                values = {float(each["x"][0]) for each in dataset}
+                values = {float(graph["x"][0]) for graph in dataset}
             except StaleCacheError:
                 continue
             assert len(values) == 1
@@ -270,10 +267,17 @@ def test_a_reader_finds_the_old_cache_or_the_new_one_at_every_moment(tmp_path):
 
 
 NAMES = [
-    "raw.h5", "00000.h5", "results_2024.h5", "notes.txt", "x.partial", "00000.json",
-    "plan.json", "a.block", "00000-0123456789abcdef.h5",
+    "raw.h5",
+    "00000.h5",
+    "results_2024.h5",
+    "notes.txt",
+    "x.partial",
+    "00000.json",
+    "plan.json",
+    "a.block",
+    "00000-0123456789abcdef.h5",
     "sources-0123456789abcdef.json",
-]  # fmt: skip
+]
 
 
 @settings(max_examples=15)
@@ -417,10 +421,16 @@ def write(how, file, value):
 
 
 READERS = [
-    with_open, with_os_open, with_a_thread,
-    with_memmap, with_gzip, with_torch, with_sqlite,
-    with_hdf5, with_hdf5_kept_open,
-]  # fmt: skip
+    with_open,
+    with_os_open,
+    with_a_thread,
+    with_memmap,
+    with_gzip,
+    with_torch,
+    with_sqlite,
+    with_hdf5,
+    with_hdf5_kept_open,
+]
 
 
 class Named(SafeDataset):
@@ -483,8 +493,8 @@ class OpensEarly(SafeDataset):
     def load(self, key):
         if isinstance(self.opened, list):
             return {"v": with_hdf5(self.opened[0])}
-        found = self.opened[key] if isinstance(self.opened, h5py.File) else self.opened
-        return {"v": int(found[()] if found.shape == () else found[0])}
+        values = self.opened[key] if isinstance(self.opened, h5py.File) else self.opened
+        return {"v": int(values[()] if values.shape == () else values[0])}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ import torch
 from torch.utils.data import default_collate
 from torch_geometric.data import Data, HeteroData, InMemoryDataset
 
-from loaderkit import DatasetError, SafeGraphDataset, open_cache, pack
+from loaderkit import SafeGraphDataset, open_cache, pack
+from loaderkit.errors import DatasetError
 from loaderkit.testing import assert_same
 
 
@@ -41,15 +42,15 @@ def test_classes_are_counted_over_both_graphs_of_a_pair(tmp_path):
     assert dataset.num_classes == 9
 
 
-@pytest.mark.parametrize("made", ["a text", torch.ones(2), [1, 2], {}])
-def test_features_of_what_is_no_graph_are_refused_by_its_type(tmp_path, made):
-    dataset = packed(tmp_path, [0], lambda _: made)
+@pytest.mark.parametrize("returned", ["a text", torch.ones(2), [1, 2], {}])
+def test_features_of_what_is_no_graph_are_refused_by_its_type(tmp_path, returned):
+    dataset = packed(tmp_path, [0], lambda _: returned)
 
-    with pytest.raises(DatasetError, match="without a graph") as told:
+    with pytest.raises(DatasetError, match="without a graph") as caught:
         _ = dataset.num_node_features
 
-    assert f"returned a {type(made).__name__} " in told.value.what
-    assert told.value.fix == "ask the dataset that has no transform"
+    assert f"returned a {type(returned).__name__} " in caught.value.what
+    assert caught.value.fix == "ask the dataset that has no transform"
     assert dataset.num_classes == 0
 
 
@@ -62,11 +63,11 @@ def test_two_float_labels_are_two_classes(tmp_path, labels):
 def test_many_float_labels_are_counted_with_a_warning_as_in_pyg(tmp_path):
     dataset = packed(tmp_path, [0.5, 1.5, 2.5, 0.5])
 
-    with pytest.warns(UserWarning, match="counts its 3 unique elements") as told:
+    with pytest.warns(UserWarning, match="counts its 3 unique elements") as caught:
         count = dataset.num_classes
 
     assert count == 3
-    assert told[0].filename == __file__
+    assert caught[0].filename == __file__
 
 
 def test_a_load_that_returns_no_graph_is_refused_with_what_to_return():
@@ -77,10 +78,10 @@ def test_a_load_that_returns_no_graph_is_refused_with_what_to_return():
         def load(self, key):
             return {"x": key}
 
-    with pytest.raises(DatasetError, match=r"load\('a'\) returned a dict") as told:
+    with pytest.raises(DatasetError, match=r"load\('a'\) returned a dict") as caught:
         Tables()[0]
 
-    assert "subclass SafeDataset instead" in told.value.fix
+    assert "subclass SafeDataset instead" in caught.value.fix
 
 
 def test_features_of_a_heterogeneous_graph_are_by_type(tmp_path):

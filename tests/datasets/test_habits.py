@@ -33,17 +33,9 @@ from torch_geometric.data import (
 from torch_geometric.data.lightning import LightningDataset
 from torch_geometric.transforms import Compose, Constant, Distance
 
-from loaderkit import (
-    DatasetError,
-    OptionError,
-    SafeDataset,
-    SafeGraphDataset,
-    StaleCacheError,
-    open_cache,
-    owned_copy,
-    pack,
-)
+from loaderkit import SafeDataset, SafeGraphDataset, open_cache, owned_copy, pack
 from loaderkit.datasets.absent import ABSENT, OPTIONS
+from loaderkit.errors import DatasetError, OptionError, StaleCacheError
 from loaderkit.testing import assert_same
 
 COUNT = 23
@@ -65,8 +57,11 @@ def graph(i):
     return Data(
         x=torch.arange(2.0 * nodes).view(nodes, 2) + i,
         edge_index=torch.arange(2 * (i % 3)).view(2, -1) % nodes,
-        y=torch.tensor([i % 5]), number=i, name=f"g{i}", weight=i / 7,
-    )  # fmt: skip
+        y=torch.tensor([i % 5]),
+        number=i,
+        name=f"g{i}",
+        weight=i / 7,
+    )
 
 
 def row(i):
@@ -113,13 +108,16 @@ def public_names(*kinds):
 
 
 TORCHS = [
-    Subset([1], [0]), ConcatDataset([[1]]), StackDataset([1]),
+    Subset([1], [0]),
+    ConcatDataset([[1]]),
+    StackDataset([1]),
     TensorDataset(torch.zeros(1)),
-]  # fmt: skip
+]
 ELSEWHERE = {
     # of a composition: how it is made of others, and a method that torch misspells
-    "cummulative_sizes", "cumsum",
-}  # fmt: skip
+    "cummulative_sizes",
+    "cumsum",
+}
 HUGGING_FACE = """
 add_column add_elasticsearch_index add_faiss_index add_faiss_index_from_external_arrays
 add_item align_labels_with_mapping batch builder_name cache_files cast cast_column
@@ -146,11 +144,11 @@ def test_every_public_name_works_or_names_the_nearest_thing(ours):
             continue
         assert not hasattr(ours, name)
 
-        with pytest.raises(AttributeError) as told:
+        with pytest.raises(AttributeError) as caught:
             getattr(ours, name)
 
-        assert told.value.why, name
-        assert told.value.fix, name
+        assert caught.value.why, name
+        assert caught.value.fix, name
 
 
 @pytest.mark.needs("datasets")
@@ -177,11 +175,23 @@ def test_an_argument_that_only_hugging_face_has_is_answered(rows, method):
 
     for name in OPTIONS:
         wanted = f"{method} has no option '{name}'"
-        with pytest.raises(OptionError, match=wanted) as told:
+        with pytest.raises(OptionError, match=wanted) as caught:
             getattr(rows, method)(*function, **{name: 1})
 
-        assert told.value.why
-        assert told.value.fix
+        assert caught.value.why
+        assert caught.value.fix
+
+
+def test_an_argument_that_nobody_has_is_answered_with_those_there_are(rows):
+    for method in ("shuffle", "map", "filter", "train_test_split"):
+        function = () if method in {"shuffle", "train_test_split"} else (len,)
+        own = inspect.signature(getattr(SafeDataset, method)).parameters.values()
+        named = [p.name for p in own if p.kind is not p.VAR_KEYWORD]
+
+        with pytest.raises(OptionError) as told:
+            getattr(rows, method)(*function, qqqq=1)
+
+        assert told.value.fix == f"it is one of {', '.join(named[1:])}"
 
 
 def test_what_is_said_to_be_absent_is():
@@ -263,15 +273,15 @@ def by_method(dataset, index):
     seed=st.integers(0, 9),
 )
 def test_rows_are_chosen_and_shuffled_as_in_pyg(ours, pygs, index, choose, seed):
-    found, wanted = choose(ours, index), choose(pygs, index)
-    assert numbers(found) == [int(each) for each in numbers(wanted)]
+    actual, wanted = choose(ours, index), choose(pygs, index)
+    assert numbers(actual) == [int(row_number) for row_number in numbers(wanted)]
 
     torch.manual_seed(seed)
-    shuffled, order = found.shuffle(return_perm=True)
+    shuffled, order = actual.shuffle(return_perm=True)
     torch.manual_seed(seed)
     wanted, wanted_order = wanted.shuffle(return_perm=True)
     assert_same(order, wanted_order)
-    assert numbers(shuffled) == [int(each) for each in numbers(wanted)]
+    assert numbers(shuffled) == [int(row_number) for row_number in numbers(wanted)]
 
 
 @pytest.mark.parametrize("share", [1.5, -2.0, float("nan"), float(COUNT)])
@@ -299,13 +309,21 @@ CHOICES = st.one_of(
     st.tuples(st.just("select"), st.tuples(st.lists(st.integers(0, COUNT - 1)))),
     st.tuples(st.just("take"), st.integers(0, 30).map(lambda n: (n,))),
     st.tuples(st.just("skip"), st.integers(0, 30).map(lambda n: (n,))),
-    st.tuples(st.just("shard"), st.integers(1, 9).flatmap(
-        lambda n: st.tuples(st.just(n), st.integers(0, n - 1), st.booleans()))),
-    st.tuples(st.just("filter"), st.integers(1, 5).map(
-        lambda n: (lambda sample: sample["number"] % n == 0,))),
-    st.tuples(st.just("filter"), st.integers(1, 5).map(
-        lambda n: (lambda sample, row: row % n == 0, True))),
-)  # fmt: skip
+    st.tuples(
+        st.just("shard"),
+        st.integers(1, 9).flatmap(
+            lambda n: st.tuples(st.just(n), st.integers(0, n - 1), st.booleans())
+        ),
+    ),
+    st.tuples(
+        st.just("filter"),
+        st.integers(1, 5).map(lambda n: (lambda sample: sample["number"] % n == 0,)),
+    ),
+    st.tuples(
+        st.just("filter"),
+        st.integers(1, 5).map(lambda n: (lambda sample, row: row % n == 0, True)),
+    ),
+)
 
 
 def error_or(make):
@@ -321,10 +339,10 @@ def error_or(make):
 def test_rows_are_chosen_as_in_hugging_faces_datasets(rows, theirs, choice):
     method, arguments = choice
 
-    found = getattr(rows, method)(*arguments)
+    actual = getattr(rows, method)(*arguments)
     wanted = getattr(theirs, method)(*arguments)
 
-    assert numbers(found) == numbers(wanted)
+    assert numbers(actual) == numbers(wanted)
 
 
 @pytest.mark.needs("datasets")
@@ -337,12 +355,15 @@ def test_rows_are_divided_as_in_hugging_faces_datasets(
         parts = data.train_test_split(test, train, shuffle, seed=seed)
         return {name: numbers(part) for name, part in parts.items()}
 
-    found, wanted = error_or(lambda: divide(rows)), error_or(lambda: divide(theirs))
+    actual, wanted = (
+        error_or(lambda: divide(rows)),
+        error_or(lambda: divide(theirs)),
+    )
 
     if isinstance(wanted, type):
-        assert isinstance(found, type)
+        assert isinstance(actual, type)
     else:
-        assert found == wanted
+        assert actual == wanted
 
 
 @pytest.fixture(scope="module")
@@ -378,9 +399,9 @@ def test_the_splitters_of_sklearn_divide_it_as_they_divide_a_list(rows):
         model_selection.GroupKFold(3): labels,
     }
     for splitter, groups in splitters.items():
-        found = splitter.split(rows, labels, groups)
+        actual = splitter.split(rows, labels, groups)
         for parts, wanted in zip(
-            found, splitter.split(listed, labels, groups), strict=True
+            actual, splitter.split(listed, labels, groups), strict=True
         ):
             assert [numbers(rows[part]) for part in parts] == [
                 part.tolist() for part in wanted
@@ -501,12 +522,12 @@ def test_only_the_field_that_is_asked_for_counts_as_bytes(typed):
 
 
 def test_a_type_or_a_field_of_it_that_is_not_there_is_told(typed):
-    with pytest.raises(DatasetError, match="has no field 'papr'") as told:
+    with pytest.raises(DatasetError, match="has no field 'papr'") as caught:
         _ = typed["papr"]
-    assert "paper" in f"{told.value.why} {told.value.fix}"
-    with pytest.raises(DatasetError, match="has no field 'x'") as told:
+    assert "paper" in f"{caught.value.why} {caught.value.fix}"
+    with pytest.raises(DatasetError, match="has no field 'x'") as caught:
         typed.column("x")
-    assert told.value.fix == "dataset['paper'].x"
+    assert caught.value.fix == "dataset['paper'].x"
     with pytest.raises(AttributeError, match="'paper' has no field 'z'"):
         _ = typed["paper"].z
     with pytest.raises(TypeError, match="rows are integers"):
@@ -522,10 +543,14 @@ def test_a_field_of_dicts_is_what_a_batch_of_all_has(rows, ragged):
         assert_same(list(dataset[name]), list(whole[name]))
 
 
-@pytest.mark.parametrize("make", [
-    lambda i: Clip(torch.arange(i + 1), i), lambda i: Pair(torch.ones(2), i),
-    lambda i: {"label": i} if i % 2 else {"label": i, "more": 1},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda i: Clip(torch.arange(i + 1), i),
+        lambda i: Pair(torch.ones(2), i),
+        lambda i: {"label": i} if i % 2 else {"label": i, "more": 1},
+    ],
+)
 def test_fields_of_other_samples_have_names_too(tmp_path, make):
     dataset = pack([make(i) for i in range(5)], tmp_path / "c.lk", workers=0)
     name = "right" if isinstance(dataset[0], Pair) else "label"
@@ -544,9 +569,9 @@ def test_a_field_that_is_not_in_every_sample_is_refused_by_the_first(tmp_path):
 def test_samples_without_names_have_no_columns(tmp_path):
     dataset = pack([torch.ones(2), torch.ones(2)], tmp_path / "c.lk", workers=0)
 
-    with pytest.raises(DatasetError, match="no fields with names") as told:
+    with pytest.raises(DatasetError, match="no fields with names") as caught:
         _ = dataset["x"]
-    assert told.value.fix == "dataset.batch(range(len(dataset)))"
+    assert caught.value.fix == "dataset.batch(range(len(dataset)))"
 
 
 @pytest.mark.parametrize("lengths", [[1, 1, 1, 1], [1, 9, 1, 1]])
@@ -558,9 +583,9 @@ def test_a_column_is_gathered_up_to_the_stated_bytes(tmp_path, lengths):
     dataset.largest_column_bytes = padded_bytes
     assert dataset.column("a") is not None
     dataset.largest_column_bytes = padded_bytes - 1
-    with pytest.raises(DatasetError, match="largest_column_bytes") as told:
+    with pytest.raises(DatasetError, match="largest_column_bytes") as caught:
         dataset.column("a")
-    assert told.value.fix.endswith(f"largest_column_bytes = {padded_bytes}")
+    assert caught.value.fix.endswith(f"largest_column_bytes = {padded_bytes}")
 
 
 def test_without_a_cache_there_is_no_column():
@@ -600,10 +625,10 @@ def test_map_gives_the_fields_that_hugging_faces_gives(
         return {"number": sample["number"] + 1, "new": [*row, sample["label"]]}
 
     options = {"with_indices": with_indices, "remove_columns": removed}
-    found = rows.map(change, **options, cache=tmp_path / "m.lk")
+    actual = rows.map(change, **options, cache=tmp_path / "m.lk")
     wanted = theirs.map(change, **options)
 
-    for ours, sample in zip(found, wanted, strict=True):
+    for ours, sample in zip(actual, wanted, strict=True):
         ours["ids"] = ours["ids"].tolist()
         assert ours == sample
 
@@ -640,16 +665,16 @@ def test_the_same_map_is_not_called_again_and_another_has_another_folder(rows):
         open_cache(rows.cache, transform=dict).map(noted, workers=0),
     ]
 
-    assert len({each.cache for each in (first, *others)}) == 5
+    assert len({dataset.cache for dataset in (first, *others)}) == 5
 
 
 def test_a_folder_of_another_map_is_refused(rows, tmp_path):
     rows.map(with_length, cache=tmp_path / "m.lk", workers=0)
 
-    with pytest.raises(StaleCacheError, match="another function's") as told:
+    with pytest.raises(StaleCacheError, match="another function's") as caught:
         rows.map(dict, cache=tmp_path / "m.lk")
 
-    assert "another folder" in told.value.fix
+    assert "another folder" in caught.value.fix
 
 
 def test_a_function_that_forgets_to_return_is_told(rows, tmp_path):
@@ -688,10 +713,10 @@ def test_transforms_of_pyg_can_be_mapped(tmp_path):
 
 
 def test_summaries_are_pygs(ours, pygs):
-    found, wanted = vars(ours.get_summary()), vars(pygs.get_summary())
+    actual, wanted = vars(ours.get_summary()), vars(pygs.get_summary())
 
-    assert found["name"] == "SafeGraphDataset"
-    assert_same(found | {"name": ""}, wanted | {"name": ""})
+    assert actual["name"] == "SafeGraphDataset"
+    assert_same(actual | {"name": ""}, wanted | {"name": ""})
 
 
 @pytest.mark.needs("lightning")
@@ -703,9 +728,9 @@ def test_a_lightning_datamodule_of_pyg_gives_what_it_gives_over_pygs(ours, pygs)
         torch.manual_seed(5)
         return [*module.train_dataloader(), *module.val_dataloader()]
 
-    for found, wanted in zip(batches(ours), batches(pygs), strict=True):
-        assert found.number.tolist() == wanted.number.tolist()
-        assert_same(found.edge_index, wanted.edge_index)
+    for actual, wanted in zip(batches(ours), batches(pygs), strict=True):
+        assert actual.number.tolist() == wanted.number.tolist()
+        assert_same(actual.edge_index, wanted.edge_index)
 
 
 def test_datasets_are_added_as_torchs_are(ours):
@@ -717,17 +742,17 @@ def test_datasets_are_added_as_torchs_are(ours):
 
 
 def test_batch_of_a_number_names_the_loader(rows):
-    with pytest.raises(OptionError, match="batch takes the rows") as told:
+    with pytest.raises(OptionError, match="batch takes the rows") as caught:
         rows.batch(32)
 
-    assert told.value.fix.endswith("build_loader(dataset, batch_size=32)")
+    assert caught.value.fix.endswith("build_loader(dataset, batch_size=32)")
 
 
 def test_the_seed_as_first_argument_of_shuffle_is_told(rows):
-    with pytest.raises(OptionError, match="return_perm, as in PyG: 42") as told:
+    with pytest.raises(OptionError, match="return_perm, as in PyG: 42") as caught:
         rows.shuffle(42)
 
-    assert told.value.fix == "shuffle(seed=42)"
+    assert caught.value.fix == "shuffle(seed=42)"
 
 
 def test_a_subset_is_a_dataset_of_the_same_class_and_generic():

@@ -11,17 +11,10 @@ import torch
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 
-from loaderkit import (
-    CacheError,
-    DatasetError,
-    PackOptions,
-    SafeDataset,
-    SafeGraphDataset,
-    open_cache,
-    owned_copy,
-    pack,
-    shares_memory,
-)
+from loaderkit import SafeDataset, SafeGraphDataset, open_cache, owned_copy, pack
+from loaderkit.datasets.owned_copy import shares_memory
+from loaderkit.datasets.pack import PackOptions
+from loaderkit.errors import CacheError, DatasetError
 from loaderkit.testing import assert_same
 
 
@@ -29,19 +22,22 @@ def samples(count=12):
     torch.manual_seed(0)
     return [
         Data(
-            x=torch.randn(i + 1, 3), edge_index=torch.zeros(2, i, dtype=torch.long),
-            y=torch.tensor([i]), tags={"t": [torch.ones(2)]}, name=f"s{i}",
+            x=torch.randn(i + 1, 3),
+            edge_index=torch.zeros(2, i, dtype=torch.long),
+            y=torch.tensor([i]),
+            tags={"t": [torch.ones(2)]},
+            name=f"s{i}",
         )
         for i in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def spoil(value):
     """Change every tensor of a sample or batch in place."""
     for store in value.stores:
-        for each in store.values():
-            if isinstance(each, torch.Tensor):
-                each.fill_(7)
+        for field in store.values():
+            if isinstance(field, torch.Tensor):
+                field.fill_(7)
     value.tags["t"][0].fill_(7)
 
 
@@ -94,14 +90,14 @@ def test_a_transform_that_changes_its_sample_starts_afresh_each_time(tmp_path):
 
 def test_a_kept_item_has_its_own_bytes_and_keeps_no_file_mapped(tmp_path):
     dataset = pack(samples(), tmp_path / "c.lk")
-    kept, batch = dataset[4], dataset.batch([1, 2])
+    sample, batch = dataset[4], dataset.batch([1, 2])
     mapped = re.compile(re.escape(str(tmp_path)))
     assert mapped.search(Path("/proc/self/maps").read_text())
 
     del dataset
 
     assert not mapped.search(Path("/proc/self/maps").read_text())
-    for tensor in (kept.x, kept.edge_index, kept.y, batch.x, batch.y):
+    for tensor in (sample.x, sample.edge_index, sample.y, batch.x, batch.y):
         assert tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
@@ -128,7 +124,7 @@ def test_a_subset_is_rows_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("index", "error", "said"),
+    ("index", "error", "pattern"),
     [
         (12, IndexError, "row 12 was asked of a dataset of 12 samples"),
         (-13, IndexError, "row -13"),
@@ -138,10 +134,10 @@ def test_a_subset_is_rows_alone(tmp_path):
         ([[1, 1], [1, 1]], TypeError, r"shape \[2, 2\]"),
     ],
 )
-def test_rows_that_are_not_there_are_named(tmp_path, index, error, said):
+def test_rows_that_are_not_there_are_named(tmp_path, index, error, pattern):
     dataset = pack(samples(), tmp_path / "c.lk")
 
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=pattern):
         dataset[index]
 
 
@@ -196,7 +192,7 @@ def test_a_class_that_says_nothing_is_told_what_to_write(tmp_path):
         len(Bare())
     with pytest.raises(NotImplementedError, match="def load"):
         Bare().load(1)
-    with pytest.raises(ValueError, match="There is no cache at"):
+    with pytest.raises(DatasetError, match=r"it has no load\(key\)"):
         len(Bare(cache=tmp_path / "none"))
 
 
@@ -218,7 +214,7 @@ def test_what_is_no_graph_is_refused(tmp_path, cached):
 
 class FromRaw(SafeDataset):
     def keys(self):
-        return sorted(each.name for each in self.raw.iterdir())
+        return sorted(file.name for file in self.raw.iterdir())
 
     def load(self, key):
         return {"text": (self.raw / key).read_text()}

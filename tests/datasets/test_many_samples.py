@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Subset
 from torch_geometric.data import Data
 
-from loaderkit import LoaderError, build_loader, open_cache, pack
-from loaderkit.errors import DamagedCacheError
+from loaderkit import build_loader, open_cache, pack
+from loaderkit.errors import DamagedCacheError, LoaderError
 from loaderkit.testing import assert_same
 from tests.datasets.strategies import graphs, hetero_graphs, paired_graphs, values
 
@@ -88,11 +88,11 @@ def test_samples_read_at_once_are_those_read_singly(
     dataset = open_cache(path, classes={type(sample) for sample in samples} - {dict})
     rows = random.Random(seed).choices(range(len(samples)), k=5)
 
-    found = dataset.__getitems__(rows)
+    together = dataset.__getitems__(rows)
 
     singly = [dataset[row] for row in rows]
-    assert_same(list(found), singly)
-    tensors = [tensor for sample in found for tensor in tensors_in(sample)]
+    assert_same(list(together), singly)
+    tensors = [tensor for sample in together for tensor in tensors_in(sample)]
     alone = [tensor for sample in singly for tensor in tensors_in(sample)]
     for tensor, other in zip(tensors, alone, strict=True):
         assert tensor.is_contiguous() == other.is_contiguous()

@@ -12,7 +12,9 @@ import torch
 from torch_geometric import EdgeIndex, Index
 from torch_geometric.data import Batch, Data, HeteroData
 
-from loaderkit import DatasetError, owned_copy, shares_memory
+from loaderkit import owned_copy
+from loaderkit.datasets.owned_copy import shares_memory
+from loaderkit.errors import DatasetError
 from loaderkit.testing import assert_same
 
 
@@ -38,17 +40,33 @@ def hetero():
 
 
 NESTS = [
-    torch.ones(3), torch.tensor(2.0), torch.empty(0, 3), torch.ones(2).bfloat16(),
-    torch.eye(3).to_sparse(), torch.eye(4).to_sparse_csr(),
+    torch.ones(3),
+    torch.tensor(2.0),
+    torch.empty(0, 3),
+    torch.ones(2).bfloat16(),
+    torch.eye(3).to_sparse(),
+    torch.eye(4).to_sparse_csr(),
     torch.eye(4).to_sparse_csc(),
     EdgeIndex([[0, 1], [1, 0]], sparse_size=(2, 2), sort_order="row"),
-    Index([0, 1], dim_size=3), np.ones(3), np.float32(2), {"a": torch.ones(1)},
-    OrderedDict(a=torch.ones(1)), defaultdict(list, a=[torch.ones(1)]),
-    [torch.ones(1), (torch.ones(2), "x")], Pair(torch.ones(1), 2), Item(torch.ones(2)),
-    Data(x=torch.ones(2, 1), name="a", adj=torch.eye(2).to_sparse()), hetero(),
+    Index([0, 1], dim_size=3),
+    np.ones(3),
+    np.float32(2),
+    {"a": torch.ones(1)},
+    OrderedDict(a=torch.ones(1)),
+    defaultdict(list, a=[torch.ones(1)]),
+    [torch.ones(1), (torch.ones(2), "x")],
+    Pair(torch.ones(1), 2),
+    Item(torch.ones(2)),
+    Data(x=torch.ones(2, 1), name="a", adj=torch.eye(2).to_sparse()),
+    hetero(),
     Batch.from_data_list([Data(x=torch.ones(2, 1), num_nodes=2)] * 2),
-    {1, 2}, datetime.date(2026, 1, 1), Color.RED, None, "x", 3,
-]  # fmt: skip
+    {1, 2},
+    datetime.date(2026, 1, 1),
+    Color.RED,
+    None,
+    "x",
+    3,
+]
 
 
 @pytest.mark.parametrize("nest", NESTS, ids=lambda n: type(n).__name__)

@@ -18,7 +18,9 @@ import pytest
 from failing_calls import files_of
 from packing_kills import FORK, Kill, Slow, broken_laws, family_of, pack_slowly
 
-from loaderkit import DatasetError, PackOptions, SafeDataset, open_cache, pack
+from loaderkit import SafeDataset, open_cache, pack
+from loaderkit.datasets.pack import PackOptions
+from loaderkit.errors import DatasetError
 
 
 @pytest.fixture(scope="module")
@@ -168,8 +170,9 @@ def test_a_run_that_is_asked_to_end_leaves_no_process(tmp_path, sent, wanted):
 
     # KeyboardInterrupt is the user's own, and reaches him as it is.
     assert [text for text in broken if "status 2" not in text] in (
-        [], ["KeyboardInterrupt: "],
-    )  # fmt: skip
+        [],
+        ["KeyboardInterrupt: "],
+    )
 
 
 def test_a_stopped_worker_is_waited_for_and_goes_on(tmp_path, wanted):

@@ -8,16 +8,17 @@ import sys
 import pytest
 import torch
 
-from loaderkit import DatasetError, open_cache, pack
+from loaderkit import open_cache, pack
 from loaderkit.datasets import packing_workers
 from loaderkit.datasets.block_readers import PackJob
 from loaderkit.datasets.packing_workers import (
     _MOST_MESSAGE_BYTES,
     _answer_with,
     _Failure,
-    _pickled,
-    _Team,
+    _pickle_or_nothing,
+    _WorkerTeam,
 )
+from loaderkit.errors import DatasetError
 
 needs_notes = pytest.mark.skipif(
     sys.version_info < (3, 11), reason="errors have no notes before Python 3.11"
@@ -65,7 +66,7 @@ def answer_to(error, job):
 def raised_by(answer, job):
     """Take an answer as the packing process does."""
     with pytest.raises(Exception) as caught:  # noqa: PT011 -- any error of a user's
-        _Team(job)._span(answer)
+        _WorkerTeam(job)._take_span(answer)
     return caught.value
 
 
@@ -175,7 +176,7 @@ def test_a_text_of_four_bytes_a_letter_still_fits_one_message(full):
 
 
 def test_what_can_be_pickled_and_made_again_is_sent():
-    again = pickle.loads(_pickled(KeyError("a")))
+    again = pickle.loads(_pickle_or_nothing(KeyError("a")))
 
     assert type(again) is KeyError
     assert again.args == ("a",)
@@ -183,7 +184,7 @@ def test_what_can_be_pickled_and_made_again_is_sent():
 
 @pytest.mark.parametrize("error", [TwoArgumentsError("a.csv", 3), OpenFileError("a")])
 def test_what_would_fail_on_arrival_is_not_sent(error):
-    assert _pickled(error) == b""
+    assert _pickle_or_nothing(error) == b""
 
 
 @pytest.mark.parametrize("pickled", [b"", b"damaged", pickle.dumps("no error")])
@@ -313,15 +314,23 @@ def pack_and_tell(path, workers, sender):
         sender.send(error.what)
 
 
-@pytest.mark.parametrize(("workers", "told"), [(None, 5), (0, 5), (2, "2 packing")])
-def test_a_daemon_packs_without_workers(tmp_path, workers, told):
+def answer_of_daemon(path, workers):
+    """Pack in a daemonic process, which may have no children; return what it sends."""
     fork = multiprocessing.get_context("fork")
     receiver, sender = fork.Pipe(duplex=False)
-    arguments = (tmp_path / "cache", workers, sender)
-    daemon = fork.Process(target=pack_and_tell, args=arguments, daemon=True)
+    daemon = fork.Process(
+        target=pack_and_tell, args=(path, workers, sender), daemon=True
+    )
     daemon.start()
-
     answer = receiver.recv()
     daemon.join()
+    return answer
 
-    assert answer == told or answer.startswith(told)
+
+@pytest.mark.parametrize("workers", [None, 0])
+def test_a_daemon_packs_without_workers(tmp_path, workers):
+    assert answer_of_daemon(tmp_path / "cache", workers) == 5
+
+
+def test_a_daemon_that_is_asked_for_workers_is_an_error(tmp_path):
+    assert answer_of_daemon(tmp_path / "cache", 2).startswith("2 packing")

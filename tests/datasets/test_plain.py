@@ -38,13 +38,20 @@ def texts(draw):
 
 
 PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False)
-    | st.complex_numbers(allow_nan=False) | st.binary(max_size=3) | WORDS,
-    lambda inside: st.lists(inside, max_size=3)
-    | st.lists(inside, max_size=3).map(tuple)
-    | st.dictionaries(WORDS | st.integers(), inside, max_size=2),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.complex_numbers(allow_nan=False)
+    | st.binary(max_size=3)
+    | WORDS,
+    lambda inside: (
+        st.lists(inside, max_size=3)
+        | st.lists(inside, max_size=3).map(tuple)
+        | st.dictionaries(WORDS | st.integers(), inside, max_size=2)
+    ),
     max_leaves=8,
-)  # fmt: skip
+)
 LISTS = texts() | st.lists(PLAIN, max_size=4) | st.lists(PLAIN, max_size=4).map(tuple)
 
 
@@ -78,14 +85,14 @@ def test_texts_are_numbered_in_as_many_bytes_as_that_takes(different):
     damage=st.lists(
         st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=3
     ),
-    kept=st.floats(0, 1),
+    share_left=st.floats(0, 1),
 )
 @settings(max_examples=200)
-def test_damaged_bytes_are_a_value_or_an_error_of_ours(value, damage, kept):
+def test_damaged_bytes_are_a_value_or_an_error_of_ours(value, damage, share_left):
     raw = bytearray(to_bytes(value))
-    for place, byte in damage:
-        raw[int(place * len(raw))] = byte
-    del raw[1 + int(kept * len(raw)) :]
+    for position, byte in damage:
+        raw[int(position * len(raw))] = byte
+    del raw[1 + int(share_left * len(raw)) :]
 
     for read in (from_bytes, count_items):
         try:
@@ -113,15 +120,15 @@ def test_lists_of_texts_batch_as_without_a_cache(tmp_path_factory, fields, seed)
     rows = random.Random(seed).choices(range(len(fields)), k=5)
 
     cached = pack(graphs, folder / "g.lk", workers=0)
-    found = cached.batch(rows)
+    batch = cached.batch(rows)
 
-    assert_same(found, Batch.from_data_list([graphs[row] for row in rows]))
+    assert_same(batch, Batch.from_data_list([graphs[row] for row in rows]))
     assert [written(cached[row].atoms) for row in rows] == [
         written(graphs[row].atoms) for row in rows
     ]
     # A list is new each time: changing one changes no other.
-    if isinstance(found.atoms[0], list):
-        found.atoms[0].append("changed")
+    if isinstance(batch.atoms[0], list):
+        batch.atoms[0].append("changed")
         assert written(cached[rows[0]].atoms) == written(graphs[rows[0]].atoms)
 
     plain = pack(dicts, folder / "d.lk", workers=0)

@@ -7,9 +7,9 @@ import torch
 
 import loaderkit
 from loaderkit.datasets.ragged import (
+    concatenate,
     fill_padding,
     jag,
-    join,
     mask_of,
     pack_rows,
     pad,
@@ -26,7 +26,7 @@ def test_shorter_samples_are_filled_with_zeros():
 
     assert padded.values.squeeze(-1).tolist() == [[1, 2], [0, 0], [3, 0]]
     assert padded.mask.tolist() == [[True, True], [False, False], [True, False]]
-    assert [len(each) for each in padded.to_list()] == [2, 0, 1]
+    assert [len(tensor) for tensor in padded.to_list()] == [2, 0, 1]
 
 
 DTYPES = (
@@ -39,12 +39,12 @@ DTYPES += " float8_e8m0fnu" if hasattr(torch, "float8_e8m0fnu") else ""
 
 @pytest.mark.parametrize("name", DTYPES.split())
 def test_any_dtype_can_be_padded(name):
-    samples = [each.to(getattr(torch, name)) for each in SAMPLES]
+    samples = [tensor.to(getattr(torch, name)) for tensor in SAMPLES]
 
     padded = pad(samples)
 
-    for made, sample in zip(padded.to_list(), samples, strict=True):
-        assert_same(made.clone(), sample.clone())
+    for row, sample in zip(padded.to_list(), samples, strict=True):
+        assert_same(row.clone(), sample.clone())
 
 
 @pytest.mark.parametrize("longest", [9, 20_000])
@@ -69,7 +69,7 @@ def test_packed_samples_say_where_they_begin():
 
 
 def test_jagged_samples_are_one_tensor():
-    assert [each.tolist() for each in jag(VALUES, LENGTHS).unbind()] == [
+    assert [tensor.tolist() for tensor in jag(VALUES, LENGTHS).unbind()] == [
         [[1], [2]],
         [],
         [[3]],
@@ -77,12 +77,12 @@ def test_jagged_samples_are_one_tensor():
 
 
 def test_tensors_are_put_end_to_end():
-    values, lengths = join(SAMPLES)
+    values, lengths = concatenate(SAMPLES)
 
     assert_same((values, lengths), (VALUES, LENGTHS))
 
 
-@pytest.mark.parametrize("join_or_pad", [join, pad])
+@pytest.mark.parametrize("join_or_pad", [concatenate, pad])
 @pytest.mark.parametrize(
     "other",
     [torch.ones(1, 2), torch.ones(1), torch.ones(1, 1).double(), torch.tensor(1.0)],
@@ -94,7 +94,7 @@ def test_tensors_that_differ_in_more_are_named(other, join_or_pad):
         join_or_pad([VALUES, other])
 
 
-@pytest.mark.parametrize("make", [pad, lambda parts: pack_rows(*join(parts))])
+@pytest.mark.parametrize("make", [pad, lambda parts: pack_rows(*concatenate(parts))])
 def test_a_batch_is_moved_whole_and_only_its_values_are_cast(make):
     batch = make([torch.arange(2.0), torch.arange(3.0)])
 
@@ -109,7 +109,7 @@ def test_a_batch_is_moved_whole_and_only_its_values_are_cast(make):
 
 @pytest.mark.needs("accelerate")
 @pytest.mark.needs("lightning")
-@pytest.mark.parametrize("make", [pad, lambda parts: pack_rows(*join(parts))])
+@pytest.mark.parametrize("make", [pad, lambda parts: pack_rows(*concatenate(parts))])
 def test_trainers_move_such_a_batch_to_the_device(make):
     from accelerate.utils import find_batch_size, send_to_device
     from lightning.fabric.utilities.apply_func import move_data_to_device
@@ -158,9 +158,12 @@ def test_padding_equals_that_of_torch(words, transform):
 def test_padding_up_to_a_bucket_is_filled_too(words, workers):
     dataset = loaderkit.open_cache(words, pad_value={"labels": -100})
     loader = loaderkit.build_loader(
-        torch.utils.data.Subset(dataset, [0, 1, 2]), batch_size=1, bucket_by="tokens",
-        buckets=1, num_workers=workers,
-    )  # fmt: skip
+        torch.utils.data.Subset(dataset, [0, 1, 2]),
+        batch_size=1,
+        bucket_by="tokens",
+        buckets=1,
+        num_workers=workers,
+    )
 
     labels = [batch["labels"].values.tolist() for batch in loader]
 
@@ -181,18 +184,20 @@ def test_a_field_is_found_in_any_nest():
         labels: object
         others: list
 
-    one, two, three = (pad([VALUES[:1], VALUES[:2]]) for _ in range(3))
+    first, second, third = (pad([VALUES[:1], VALUES[:2]]) for _ in range(3))
 
-    names = fill_padding([Pair(one, [two]), {"a": (three,)}], {"labels": 1, "a": 2})
+    names = fill_padding(
+        [Pair(first, [second]), {"a": (third,)}], {"labels": 1, "a": 2}
+    )
 
     assert names == {"labels", "others", "a"}
-    filled = [each.values[0, 1].item() for each in (one, two, three)]
+    filled = [tensor.values[0, 1].item() for tensor in (first, second, third)]
     assert filled == [1, 0, 2]
 
 
 @pytest.mark.parametrize("name", DTYPES.split())
 def test_padding_of_any_dtype_can_be_filled(name):
-    padded = pad([each.to(getattr(torch, name)) for each in SAMPLES])
+    padded = pad([tensor.to(getattr(torch, name)) for tensor in SAMPLES])
 
     fill_padding(padded, 1)
 
@@ -207,7 +212,7 @@ def test_padding_of_any_dtype_can_be_filled(name):
     ],
 )
 def test_a_number_that_the_dtype_cannot_hold_is_refused(dtype, number):
-    padded = pad([each.to(dtype) for each in SAMPLES])
+    padded = pad([tensor.to(dtype) for tensor in SAMPLES])
 
     with pytest.raises(DatasetError, match="cannot be written into field 'labels'"):
         fill_padding({"labels": padded}, number)
@@ -220,9 +225,9 @@ def test_a_misspelt_field_is_refused_and_one_that_some_samples_lack_is_not(tmp_p
     loaderkit.open_cache(tmp_path / "cache.lk", pad_value={"b": 1}).batch([0, 0])
 
     dataset = loaderkit.open_cache(tmp_path / "cache.lk", pad_value={"bb": 1})
-    with pytest.raises(DatasetError, match="'bb', which is no field") as told:
+    with pytest.raises(DatasetError, match="'bb', which is no field") as caught:
         dataset.batch([0, 0])
-    assert told.value.fix == "did you mean 'b'?"
+    assert caught.value.fix == "did you mean 'b'?"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from loaderkit import DatasetError, SafeDataset, pack
+from loaderkit import SafeDataset, pack
+from loaderkit.errors import DatasetError
 from loaderkit.testing import assert_same
 
 COUNT = 40
@@ -76,11 +77,11 @@ def test_the_samples_are_the_same_for_every_number_of_workers(tmp_path):
 
 
 def test_its_twin_with_another_seed_differs(tmp_path):
-    one = packed(tmp_path / "1", seed=1, workers=0)
-    two = packed(tmp_path / "2", seed=2, workers=0)
+    first = packed(tmp_path / "1", seed=1, workers=0)
+    second = packed(tmp_path / "2", seed=2, workers=0)
 
     for name in DRAWS:
-        assert repr(one[7][name]) != repr(two[7][name])
+        assert repr(first[7][name]) != repr(second[7][name])
 
 
 @pytest.mark.parametrize("workers", [0, 1])

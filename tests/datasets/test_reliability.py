@@ -15,18 +15,9 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from loaderkit import (
-    CacheError,
-    DatasetError,
-    LoaderkitError,
-    PackOptions,
-    SafeDataset,
-    SafeGraphDataset,
-    StaleCacheError,
-    open_cache,
-    pack,
-    verify,
-)
+from loaderkit import SafeDataset, SafeGraphDataset, open_cache, pack, verify
+from loaderkit.datasets.pack import PackOptions
+from loaderkit.errors import CacheError, DatasetError, LoaderkitError, StaleCacheError
 from loaderkit.testing import assert_same
 
 FORK = multiprocessing.get_context("fork")
@@ -246,13 +237,13 @@ def flip_bytes(source, path, flips, seed, *, hashed):
         content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
         (path / name).write_bytes(content)
         try:
-            found = read_all(path, checksums)
+            values = read_all(path, checksums)
         except LoaderkitError as error:
             refused.append(error)
         else:
             if hashed:
-                assert_same(found[0], wanted[0])
-                assert_same(found[1], wanted[1])
+                assert_same(values[0], wanted[0])
+                assert_same(values[1], wanted[1])
         assert not verify(path).ok
         (path / name).write_bytes(files[name])
     assert verify(path).ok
@@ -436,8 +427,8 @@ def test_a_raw_file_that_is_replaced_while_it_is_packed_makes_the_cache_stale(
 RAW_IS_NO_PATH = [("version", "2", "version"), ("keys", lambda self: range(5), "keys")]
 
 
-@pytest.mark.parametrize(("name", "value", "told"), RAW_IS_NO_PATH)
-def test_a_change_is_told_where_the_raw_data_is_no_path(tmp_path, name, value, told):
+@pytest.mark.parametrize(("name", "value", "pattern"), RAW_IS_NO_PATH)
+def test_a_change_is_told_where_the_raw_data_is_no_path(tmp_path, name, value, pattern):
     class Rows(SafeDataset):
         def keys(self):
             return range(3)
@@ -450,7 +441,7 @@ def test_a_change_is_told_where_the_raw_data_is_no_path(tmp_path, name, value, t
     assert len(Rows("db://table", tmp_path / "c.lk", packing=packing)) == 3
     setattr(Rows, name, value)
 
-    with pytest.raises(StaleCacheError, match=told):
+    with pytest.raises(StaleCacheError, match=pattern):
         len(Rows("db://table", tmp_path / "c.lk", packing=packing))
 
 
@@ -470,6 +461,6 @@ def test_a_cache_is_read_where_its_raw_data_and_keys_are_not(tmp_path):
     len(Files(raw, tmp_path / "c.lk", packing=packing))
     shutil.rmtree(raw)
 
-    found = Files(raw, tmp_path / "c.lk", packing=packing)
+    dataset = Files(raw, tmp_path / "c.lk", packing=packing)
 
-    assert [sample["text"] for sample in found] == ["a", "b"]
+    assert [sample["text"] for sample in dataset] == ["a", "b"]

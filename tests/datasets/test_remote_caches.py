@@ -302,9 +302,9 @@ def test_damage_in_a_store_is_found_and_not_pulled(folder, tmp_path):
     content[-1] ^= 1
     first.write_bytes(content)
     second.unlink()
-    found = verify(url)
-    assert not found.ok
-    assert {f.name in str(found) for f in (first, second)} == {True}
+    verification = verify(url)
+    assert not verification.ok
+    assert {f.name in str(verification) for f in (first, second)} == {True}
     with pytest.raises(CacheError, match="checksum"):
         pull(url, tmp_path / "back")
     with pytest.raises(CacheError, match=r"There is no cache|half"):

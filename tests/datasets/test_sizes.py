@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaderkit import LoaderError, build_loader, pack
+from loaderkit import build_loader, pack
+from loaderkit.errors import LoaderError
 
 SEQUENCES = {
     "tensor": lambda n: torch.arange(n),
@@ -24,9 +25,14 @@ SEQUENCES = {
     "bools": lambda n: [True] * n,
 }
 OTHERS = {
-    "number": 3, "float": 0.5, "text": "ten, letters", "none": None, "bytes": b"1234",
-    "scalar": torch.tensor(3), "numpy scalar": np.float32(2),
-}  # fmt: skip
+    "number": 3,
+    "float": 0.5,
+    "text": "ten, letters",
+    "none": None,
+    "bytes": b"1234",
+    "scalar": torch.tensor(3),
+    "numpy scalar": np.float32(2),
+}
 
 
 @st.composite
@@ -47,18 +53,20 @@ def columns(draw, lengths):
 
 
 def sample_of(fields, row, *, nested):
-    made = {
+    values = {
         name: OTHERS[kind] if sizes is None else SEQUENCES[kind](sizes[row])
         for name, (kind, sizes) in fields.items()
     }
-    return {"inner": made, "number": 1} if nested else made
+    return {"inner": values, "number": 1} if nested else values
 
 
 def longest(fields, count):
     """Count by hand: the longest of the fields whose length differs, or of all."""
     sizes = [sizes for _, sizes in fields.values() if sizes is not None]
-    ragged = [each for each in sizes if len(set(each)) > 1]
-    return [max(each[row] for each in ragged or sizes) for row in range(count)]
+    ragged = [field_sizes for field_sizes in sizes if len(set(field_sizes)) > 1]
+    return [
+        max(field_sizes[row] for field_sizes in ragged or sizes) for row in range(count)
+    ]
 
 
 @settings(max_examples=40)
@@ -130,7 +138,7 @@ def test_what_is_not_known_is_none_and_never_zero(tmp_path, samples):
 
 
 def nbytes(sample):
-    return sum(np.asarray(each).nbytes for each in sample.values())
+    return sum(np.asarray(value).nbytes for value in sample.values())
 
 
 @settings(max_examples=25)

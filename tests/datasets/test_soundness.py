@@ -4,12 +4,8 @@ import pytest
 import strangers
 import torch
 
-from loaderkit import (
-    CacheVersionError,
-    DamagedCacheError,
-    LoaderkitError,
-    open_cache,
-)
+from loaderkit import open_cache
+from loaderkit.errors import CacheVersionError, DamagedCacheError, LoaderkitError
 from loaderkit.testing import assert_same
 
 REMOVED = object()
@@ -19,13 +15,13 @@ REMOVED = object()
 @pytest.fixture(scope="module")
 def seeds(tmp_path_factory):
     """Sound caches by name, each made once and held in memory."""
-    made = {}
+    seeds = {}
 
     def seed_of(name):
-        if name not in made:
+        if name not in seeds:
             folder = tmp_path_factory.mktemp("seeds")
-            made[name] = strangers.Seed.make(name, folder)
-        return made[name]
+            seeds[name] = strangers.Seed.make(name, folder)
+        return seeds[name]
 
     return seed_of
 
@@ -71,7 +67,7 @@ def test_an_unchanged_manifest_written_by_a_stranger_opens(tmp_path, seeds, name
 
 ARRAYS, COLUMNS = "shards 0 arrays", "shards 0 columns"
 KINDS, TREE = "structure columns", "structure variants 0"
-PATHS, CLASS, KEYS, PARTS, NODES = (f"{TREE} {place}" for place in range(1, 6))
+PATHS, CLASS, KEYS, PARTS, NODES = (f"{TREE} {number}" for number in range(1, 6))
 FULL = {"dtype": "|u1", "offset": 64, "chunk_rows": None, "chunk_index": None}
 PLAIN = {"offsets": None, "shapes": None, "rows": None, "low": None, "high": None}
 EDGE = "atom__in__bond.edge_index"
@@ -184,12 +180,12 @@ def test_a_column_that_cannot_be_what_samples_take_it_for_is_refused(
     seed, changes, text = COLUMNS_THAT_CANNOT_BE[name]
     path = write(seeds(seed), tmp_path, changes)
 
-    with pytest.raises(DamagedCacheError) as told:
+    with pytest.raises(DamagedCacheError) as caught:
         open_cache(path, classes=strangers.CLASSES)
 
-    assert told.value.what == "The manifest contradicts itself."
-    assert text in told.value.why
-    assert told.value.fix == "pack(source, path, overwrite=True)"
+    assert caught.value.what == "The manifest contradicts itself."
+    assert text in caught.value.why
+    assert caught.value.fix == "pack(source, path, overwrite=True)"
 
 
 def test_counts_of_no_sample_need_no_bounds_and_are_missed_by_a_batch(tmp_path, seeds):
@@ -212,11 +208,13 @@ def test_a_dtype_of_a_newer_torch_is_told_apart_from_damage(tmp_path, seeds, dty
     changes = {f"{KINDS} tokens 2": dtype, f"{PARTS} 4 3": dtype}
     path = write(seeds("numbers"), tmp_path, changes)
 
-    with pytest.raises(CacheVersionError, match=f"tensors of dtype '{dtype}'") as told:
+    with pytest.raises(
+        CacheVersionError, match=f"tensors of dtype '{dtype}'"
+    ) as caught:
         open_cache(path)
 
-    assert torch.__version__ in told.value.why
-    assert told.value.fix == "pip install -U torch"
+    assert torch.__version__ in caught.value.why
+    assert caught.value.fix == "pip install -U torch"
 
 
 ATOMS = f"{PARTS} 1"
@@ -337,9 +335,9 @@ def test_a_tree_that_no_sample_can_have_is_refused(tmp_path, seeds, name):
     seed, changes, text = TREES_THAT_CANNOT_BE[name]
     path = write(seeds(seed), tmp_path, changes)
 
-    with pytest.raises(DamagedCacheError) as told:
+    with pytest.raises(DamagedCacheError) as caught:
         open_cache(path, classes=strangers.CLASSES)
 
-    assert told.value.what.startswith("The manifest's structure makes no sense: ")
-    assert text in told.value.what
-    assert told.value.fix == "pack(source, path, overwrite=True)"
+    assert caught.value.what.startswith("The manifest's structure makes no sense: ")
+    assert text in caught.value.what
+    assert caught.value.fix == "pack(source, path, overwrite=True)"

@@ -19,18 +19,20 @@ import numpy as np
 import pytest
 import xxhash
 
-from loaderkit import DamagedCacheError, PackOptions, SafeDataset, StaleCacheError
+from loaderkit import SafeDataset
+from loaderkit.datasets.pack import PackOptions
 from loaderkit.datasets.source_files import (
     FileTracker,
     FileVersion,
     SourceFileList,
-    _hook,
     _library_folders,
+    _on_audit_event,
     files_below,
     files_named_by,
     hashed,
     version_of,
 )
+from loaderkit.errors import DamagedCacheError, StaleCacheError
 
 READ, WRITE, APPEND = os.O_RDONLY, os.O_WRONLY | os.O_CREAT, os.O_RDWR | os.O_APPEND
 
@@ -230,8 +232,8 @@ def test_every_tracker_hears_of_opening_and_of_no_other_event(raw):
     other = raw.with_name("other.csv")
     other.touch()
     with tracker() as first, tracker() as second:
-        _hook("open", (str(raw), "r", READ))
-        _hook("os.remove", (str(other), -1))
+        _on_audit_event("open", (str(raw), "r", READ))
+        _on_audit_event("os.remove", (str(other), -1))
 
     assert list(first.new_files()) == list(second.new_files()) == [str(raw)]
 
@@ -249,19 +251,19 @@ def test_a_tracker_that_is_to_note_nothing_notes_nothing(raw):
 )
 def test_a_file_that_stays_open_is_found_without_a_word_from_python(raw):
     # ``os.dup`` stands for a library in C: no event of opening goes with it.
-    kept, deleted = raw.with_name("kept.h5"), raw.with_name("deleted.h5")
-    for file in (kept, deleted):
+    kept_file, deleted_file = raw.with_name("kept.h5"), raw.with_name("deleted.h5")
+    for file in (kept_file, deleted_file):
         file.touch()
     before = os.open(raw, READ)
     files = tracker(all_threads=False)
-    descriptors = [before, os.open(kept, READ), os.open(deleted, READ)]
-    deleted.unlink()
+    descriptors = [before, os.open(kept_file, READ), os.open(deleted_file, READ)]
+    deleted_file.unlink()
 
-    found = files.new_files()
+    recorded = files.new_files()
 
     for descriptor in descriptors:
         os.close(descriptor)
-    assert found == {str(kept): version_of(str(kept))}
+    assert recorded == {str(kept_file): version_of(str(kept_file))}
 
 
 def test_where_the_system_does_not_tell_what_is_open_the_rest_is_noted(
@@ -365,11 +367,11 @@ def test_all_files_below_a_folder_are_listed_but_those_ignored(tmp_path):
         (tmp_path / name).touch()
     (tmp_path / "a/link").symlink_to(tmp_path / "cache")
 
-    found = set(files_below(tmp_path, [str(tmp_path / "cache")]))
+    files = set(files_below(tmp_path, [str(tmp_path / "cache")]))
 
     wanted = {str(tmp_path / name) for name in ("a/1", "a/b/2", "cached/4")}
     # The link itself is no folder to go into, and no regular file either.
-    assert {path for path in found if version_of(path) is not None} == wanted
+    assert {path for path in files if version_of(path) is not None} == wanted
 
 
 def test_a_file_is_all_that_is_below_itself(raw):
@@ -485,10 +487,10 @@ def test_a_list_is_read_back_as_it_was_written(raw):
 def test_a_list_that_is_none_is_refused_by_its_name(content):
     with pytest.raises(
         DamagedCacheError, match=r"^sources\.json is not a list"
-    ) as told:
+    ) as caught:
         SourceFileList.from_json(content, where="sources.json")
 
-    assert told.value.fix == "pack(source, path, overwrite=True)"
+    assert caught.value.fix == "pack(source, path, overwrite=True)"
 
 
 @pytest.mark.parametrize("name", ["weights.pth", "scan.pt", "table.csv", "no_suffix"])

@@ -11,16 +11,10 @@ from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDatas
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData, InMemoryDataset, OnDiskDataset
 
-from loaderkit import (
-    CacheError,
-    DatasetError,
-    PackOptions,
-    PtFolder,
-    SafeDataset,
-    StaleCacheError,
-    pack,
-)
+from loaderkit import PtFolder, SafeDataset, pack
+from loaderkit.datasets.pack import PackOptions
 from loaderkit.datasets.sources import as_source
+from loaderkit.errors import CacheError, DatasetError, StaleCacheError
 from loaderkit.testing import assert_same
 
 
@@ -110,9 +104,9 @@ def test_files_in_folders_below_are_found_by_a_pattern(tmp_path):
 
     with pytest.raises(DatasetError, match="it holds a"):
         PtFolder(tmp_path)
-    found = PtFolder(tmp_path, pattern="**/*.pt")
+    folder = PtFolder(tmp_path, pattern="**/*.pt")
 
-    assert [found.key(row) for row in range(2)] == ["a/00.pt", "a/01.pt"]
+    assert [folder.key(row) for row in range(2)] == ["a/00.pt", "a/01.pt"]
 
 
 class Payload:
@@ -260,8 +254,8 @@ def test_a_cache_that_another_process_packs_meanwhile_is_of_the_same_samples(
     begun.wait()
 
     if kind == "the same":
-        found = pack(source, tmp_path / "c.lk", workers=0)
-        assert_same(list(found), list(source))
+        packed = pack(source, tmp_path / "c.lk", workers=0)
+        assert_same(list(packed), list(source))
     else:
         with pytest.raises(CacheError, match="other samples") as caught:
             pack(source, tmp_path / "c.lk", workers=0)

@@ -23,19 +23,10 @@ import xxhash
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 
-from loaderkit import (
-    CacheError,
-    DamagedCacheError,
-    DatasetError,
-    LoaderkitError,
-    SafeDataset,
-    inspect_cache,
-    open_cache,
-    pack,
-    verify,
-)
+from loaderkit import SafeDataset, inspect_cache, open_cache, pack, verify
 from loaderkit.cache.files import FileIdentity, check_digest, load_manifest
 from loaderkit.cache.verified import VerifiedFiles, record_path
+from loaderkit.errors import CacheError, DamagedCacheError, DatasetError, LoaderkitError
 from loaderkit.testing import assert_same
 
 FORK = multiprocessing.get_context("fork")
@@ -213,13 +204,13 @@ def test_a_class_beyond_the_known_ones_is_refused_and_not_imported(
     path = renamed(packed(tmp_path, SAMPLES[ours]), ours, theirs)
     before = set(sys.modules)
 
-    with pytest.raises(LoaderkitError) as told:
+    with pytest.raises(LoaderkitError) as caught:
         open_cache(path, classes=[Own])[0]
 
     assert set(sys.modules) == before
     if ":" in theirs.strip(":"):
-        assert theirs.rpartition(":")[2] in str(told.value)
-        assert "classes=[" in str(told.value)
+        assert theirs.rpartition(":")[2] in str(caught.value)
+        assert "classes=[" in str(caught.value)
 
 
 @pytest.mark.parametrize("ours", SAMPLES)
@@ -466,7 +457,7 @@ def test_hdf5_is_never_led_to_another_file(tmp_path, make, compression):
     except LoaderkitError:
         samples = []
 
-    assert not any((each["x"] == 42).any() for each in samples)
+    assert not any((sample["x"] == 42).any() for sample in samples)
     assert (tmp_path / "secret.h5").stat().st_atime_ns == 1
 
 
@@ -524,11 +515,11 @@ def test_sparse_indices_outside_the_tensor_are_refused(tmp_path, layout, wrong):
         name = next((n for n in arrays if f"{part}/values" in n), None)
         if name is None:
             continue
-        place = arrays[name]["offset"]
+        offset = arrays[name]["offset"]
 
-        def change(file, place=place):
+        def change(file, offset=offset):
             data = bytearray(file.read_bytes())
-            data[place] = wrong
+            data[offset] = wrong
             file.write_bytes(data)
 
         other = tmp_path / f"{part}.lk"
@@ -754,10 +745,10 @@ def test_a_batch_of_more_nodes_than_memory_is_refused_before_it_is_made(
     path = packed(tmp_path, Data(x=torch.ones(3, 1)))
     dataset = open_cache(nodes_of(path, nodes, nodes))
 
-    with pytest.raises(DatasetError, match="are free") as told:
+    with pytest.raises(DatasetError, match="are free") as caught:
         dataset.batch([0, 1])
 
-    assert "batch_size" in str(told.value)
+    assert "batch_size" in str(caught.value)
 
 
 @pytest.mark.parametrize("nodes", [-1, (1 << 40) + 1, 1 << 62])

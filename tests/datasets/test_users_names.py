@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from loaderkit import DatasetError, SafeDataset, SafeGraphDataset
-from loaderkit.datasets import base
+from loaderkit import SafeDataset, SafeGraphDataset
+from loaderkit.datasets.taken_names import private_names_of
+from loaderkit.errors import DatasetError
 
-OURS = sorted(base._private_names(SafeGraphDataset))
+OURS = sorted(private_names_of(SafeGraphDataset))
 
 
 class Squares(SafeDataset):
@@ -35,7 +36,7 @@ def test_attributes_of_a_subclass_decide_nothing(tmp_path, is_packed):
 @pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize("kind", [SafeDataset, SafeGraphDataset])
 def test_a_private_name_of_ours_is_refused_in_a_subclass(kind, name):
-    if name not in base._private_names(kind):
+    if name not in private_names_of(kind):
         return
     for bases in ((kind,), (type("Mixin", (), {name: 1}), kind)):
         content = {name: lambda self: None} if len(bases) == 1 else {}

@@ -9,18 +9,20 @@ import loaderkit
 @pytest.fixture
 def rows():
     x = torch.randn(40, 8)
-    return [{"x": each, "labels": each.sum()} for each in x]
+    return [{"x": row, "labels": row.sum()} for row in x]
 
 
 class Model(torch.nn.Module):
     def __init__(self, keep):
         super().__init__()
-        self.layer, self.keep, self.kept = torch.nn.Linear(8, 1), keep, []
+        self.layer = torch.nn.Linear(8, 1)
+        self.keep = keep
+        self.retained = []
 
     def forward(self, x, labels):
         loss = (self.layer(x).squeeze(1) - labels).pow(2).mean()
         if self.keep:
-            self.kept.append(torch.randn(5000) + loss.detach())
+            self.retained.append(torch.randn(5000) + loss.detach())
         return {"loss": loss}
 
 
@@ -46,18 +48,23 @@ def test_the_lightning_callback_finds_the_planted_leak_and_no_other(
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 0.01)
 
-    found = []
-    callback = LeakCallback(loaderkit.LeakDetector("cpu", on_leak=found.append))
+    reports = []
+    callback = LeakCallback(loaderkit.LeakDetector("cpu", on_leak=reports.append))
     trainer = lightning.Trainer(
-        max_epochs=12, accelerator="cpu", logger=False, enable_progress_bar=False,
-        enable_checkpointing=False, default_root_dir=tmp_path, callbacks=[callback],
-    )  # fmt: skip
+        max_epochs=12,
+        accelerator="cpu",
+        callbacks=[callback],
+        default_root_dir=tmp_path,
+        logger=False,
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+    )
 
     trainer.fit(Module(), torch.utils.data.DataLoader(rows, batch_size=8))
 
-    assert [report.leaking for report in found] == [True] * keep, callback.report
+    assert [report.leaking for report in reports] == [True] * keep, callback.report
     assert callback.report.epochs == 12
-    assert ("kept" in str(callback.report)) == keep
+    assert ("retained" in str(callback.report)) == keep
 
 
 @pytest.mark.slow
@@ -71,20 +78,26 @@ def test_the_hugging_face_callback_finds_the_planted_leak_and_no_other(
 
     from loaderkit.integrations.transformers import LeakCallback
 
-    found = []
-    detector = loaderkit.LeakDetector("cpu", on_leak=found.append, every=5)
+    reports = []
+    detector = loaderkit.LeakDetector("cpu", on_leak=reports.append, every=5)
     callback = LeakCallback(detector)
     settings = transformers.TrainingArguments(
-        output_dir=tmp_path, num_train_epochs=12, per_device_train_batch_size=8,
-        use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True,
-        logging_strategy="no", dataloader_pin_memory=False,
-    )  # fmt: skip
+        output_dir=tmp_path,
+        num_train_epochs=12,
+        per_device_train_batch_size=8,
+        use_cpu=True,
+        dataloader_pin_memory=False,
+        report_to=[],
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+    )
     trainer = transformers.Trainer(
         Model(keep), settings, train_dataset=rows, callbacks=[callback]
     )
 
     trainer.train()
 
-    assert [report.leaking for report in found] == [True] * keep, callback.report
+    assert [report.leaking for report in reports] == [True] * keep, callback.report
     assert callback.report.epochs == 12
-    assert ("kept" in str(callback.report)) == keep
+    assert ("retained" in str(callback.report)) == keep

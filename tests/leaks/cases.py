@@ -2,7 +2,7 @@
 
 A case is a function that returns ``step``; calling it for ever is the training loop.
 The label says what grows, and what a good report names; ``run_cases.py`` proves each by
-measurement.  corpus.py has more of them.  Only those about graphs import PyG:
+measurement.  leaks_corpus.py has more of them.  Only those about graphs import PyG:
 it doubles the heap, and with it what each of the others would take.
 """
 

@@ -1,6 +1,6 @@
 """Run cases through the public API, each in a forked process of its own; print JSON.
 
-``python run_cases.py [--epochs 30] [--of corpus] [NAME ...]``
+``python run_cases.py [--epochs 30] [--of leaks_corpus] [NAME ...]``
 """
 
 import argparse
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "corpora"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 import loaderkit
@@ -61,7 +62,7 @@ def answer_through(writing, name, case, epochs):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--of", choices=("cases", "corpus"), default="cases")
+    parser.add_argument("--of", choices=("cases", "leaks_corpus"), default="cases")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()

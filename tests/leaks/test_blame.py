@@ -46,6 +46,20 @@ def test_each_pattern_is_known_by_what_is_kept():
     hook.remove()
 
 
+@pytest.mark.parametrize(("numbers", "is_named"), [(1_000, True), (100, False)])
+def test_what_grows_by_less_than_a_fiftieth_of_the_heaviest_is_noise(numbers, is_named):
+    heavy, light = [0], [0]
+    before = take_census(0)
+    for _ in range(8):
+        heavy.append(torch.ones(BIG))
+        light.append(np.ones(numbers))
+
+    named = " ".join(map(str, find_growth(before, 8, most=9)))
+
+    assert "`heavy`" in named
+    assert ("`light`" in named) is is_named
+
+
 def joined_dataset():
     """A dataset that each epoch is joined to what came before."""
     state = {"dataset": torch.utils.data.TensorDataset(torch.ones(4, 8))}
@@ -58,8 +72,8 @@ def joined_dataset():
 
 
 def sparse_matrices():
-    kept = [0]
-    return lambda: kept.append(torch.ones(40, 40).to_sparse()), "kept"
+    retained = [0]
+    return lambda: retained.append(torch.ones(40, 40).to_sparse()), "retained"
 
 
 def numbers_in_an_array():
@@ -112,16 +126,16 @@ def test_tensors_that_were_there_before_are_not_asked_who_holds_new_ones():
 
 
 def test_what_the_detector_remembers_of_its_statistics_is_nobodys_leak():
-    kept = [0.0]
+    retained = [0.0]
     before = take_census(0)
 
     for number in range(1, 41):
         quantile(number, 1e-5 / number)
-        kept.append(float(number))
+        retained.append(float(number))
 
     assert quantile.cache_info().currsize >= 40
     growths = find_growth(before, 40)
-    assert any(growth.holder.path == "kept" for growth in growths)
+    assert any(growth.holder.path == "retained" for growth in growths)
     assert not any("quantile" in growth.holder.path for growth in growths)
 
 
@@ -142,8 +156,8 @@ def test_sockets_are_told_from_files():
 
     assert resource_growth("files", 6.0, before).pattern == "sockets"
     for pair in pairs:
-        for each in pair:
-            each.close()
+        for end in pair:
+            end.close()
 
 
 def test_a_process_that_is_no_worker_is_told_by_its_command():

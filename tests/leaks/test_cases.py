@@ -39,7 +39,7 @@ MORE_EPOCHS = "120"
 """Four times as many, which is more than the undecided cases have asked for."""
 
 
-def judged(folder, *arguments):
+def judge_with_more_epochs(folder, *arguments):
     """Judge the cases; leaks that "need more epochs" get them, and are judged again.
 
     On a busy machine pages come and go beside what a case keeps, and the detector then
@@ -71,7 +71,7 @@ def run_cases(folder, *arguments):
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def wrong(results, names):
+def complaints_about(results, names):
     """List cases with a wrong verdict, and leaks whose cause is not named."""
     complaints = []
     for result in results:
@@ -95,15 +95,15 @@ def test_there_are_enough_cases():
 
 @pytest.mark.slow
 def test_our_cases_are_judged_right_and_their_causes_named(tmp_path):
-    results = judged(tmp_path)
+    results = judge_with_more_epochs(tmp_path)
 
     assert len(results) == len(CASES)
-    assert not wrong(results, lambda name: CASES[name].names)
+    assert not complaints_about(results, lambda name: CASES[name].names)
 
 
 @pytest.mark.slow
 def test_the_corpus_is_judged_right_and_its_causes_named(tmp_path):
-    results = judged(tmp_path, "--of", "corpus")
+    results = judge_with_more_epochs(tmp_path, "--of", "leaks_corpus")
 
     assert len(results) >= 33
-    assert not wrong(results, lambda name: NAMES.get(name, ("`kept`",)))
+    assert not complaints_about(results, lambda name: NAMES.get(name, ("`kept`",)))

@@ -12,24 +12,25 @@ import pytest
 import torch
 
 import loaderkit
-from loaderkit import LeakDetector, LeakError, assert_no_leak
+from loaderkit import LeakDetector, assert_no_leak
+from loaderkit.errors import LeakError
 from loaderkit.leaks.detector import JUDGED_AFTER
 
 SIZE = 30_000  # float32 numbers a step: 117 KiB
 
 
-def leaky():
-    kept = []
-    return lambda: kept.append(torch.randn(SIZE))
+def growing_epoch():
+    retained = []
+    return lambda: retained.append(torch.randn(SIZE))
 
 
-def flat():
+def flat_epoch():
     return lambda: torch.randn(SIZE)
 
 
 @pytest.mark.slow
 def test_epochs_gives_what_the_iterable_gives_and_raises_at_the_end():
-    step, seen = leaky(), []
+    step, seen = growing_epoch(), []
 
     def train():
         for epoch in LeakDetector("cpu").epochs(range(10)):
@@ -43,12 +44,12 @@ def test_epochs_gives_what_the_iterable_gives_and_raises_at_the_end():
     report = caught.value.report
     assert report.leaking
     assert report.bytes_per_epoch == pytest.approx(SIZE * 4, rel=0.1)
-    assert "`kept`" in str(caught.value)
+    assert "`retained`" in str(caught.value)
     assert report.growths[0].holder.line.startswith("test_detector.py:")
 
 
 def test_a_flat_loop_is_steady():
-    report = LeakDetector("cpu").run(flat(), epochs=10)
+    report = LeakDetector("cpu").run(flat_epoch(), epochs=10)
 
     assert report.ok
     assert report.verdict == "steady"
@@ -58,17 +59,17 @@ def test_a_flat_loop_is_steady():
 
 @pytest.mark.slow
 def test_it_warns_if_asked_to():
-    with pytest.warns(loaderkit.LeakWarning, match="leaking"):
-        LeakDetector("cpu", on_leak="warn").run(leaky(), epochs=10)
+    with pytest.warns(loaderkit.errors.LeakWarning, match="leaking"):
+        LeakDetector("cpu", on_leak="warn").run(growing_epoch(), epochs=10)
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        LeakDetector("cpu", on_leak="warn").run(flat(), epochs=10)
+        LeakDetector("cpu", on_leak="warn").run(flat_epoch(), epochs=10)
 
 
 WARNS = """
 import warnings
-from loaderkit import LeakWarning
+from loaderkit.errors import LeakWarning
 def watch():
     warnings.warn("leaking", LeakWarning, stacklevel=2)
 watch()
@@ -90,7 +91,7 @@ def test_the_warning_is_shown_by_a_python_that_was_told_nothing(tmp_path):
 
 @pytest.mark.slow
 def test_a_long_run_is_judged_while_it_runs_and_once():
-    step, reports = leaky(), []
+    step, reports = growing_epoch(), []
     detector = LeakDetector("cpu", on_leak=reports.append)
 
     for _ in detector.epochs(range(40)):
@@ -101,7 +102,7 @@ def test_a_long_run_is_judged_while_it_runs_and_once():
 
 @pytest.mark.slow
 def test_steps_are_put_together_to_epochs():
-    step, detector = leaky(), LeakDetector("cpu", every=5)
+    step, detector = growing_epoch(), LeakDetector("cpu", every=5)
 
     def train():
         with detector:
@@ -117,7 +118,7 @@ def test_steps_are_put_together_to_epochs():
 
 
 def test_an_error_inside_the_block_is_not_replaced_by_a_verdict():
-    step = leaky()
+    step = growing_epoch()
 
     def train():
         with LeakDetector("cpu", every=1) as detector:
@@ -131,7 +132,7 @@ def test_an_error_inside_the_block_is_not_replaced_by_a_verdict():
 
 
 def test_a_decorated_function_is_an_epoch():
-    step, reports = leaky(), []
+    step, reports = growing_epoch(), []
     detector = LeakDetector("cpu", on_leak=reports.append)
 
     @detector
@@ -147,7 +148,9 @@ def test_a_decorated_function_is_an_epoch():
 
 
 def test_the_limit_gives_the_epochs_that_are_left():
-    report = LeakDetector("cpu", limit="1000 GiB", on_leak=id).run(leaky(), epochs=10)
+    report = LeakDetector("cpu", limit="1000 GiB", on_leak=id).run(
+        growing_epoch(), epochs=10
+    )
 
     assert report.limit_from == "the limit that was set"
     left = (1000 * 2**30) / report.bytes_per_epoch
@@ -159,36 +162,38 @@ def test_passing_the_limit_counts_at_once():
     detector = LeakDetector("cpu", limit="1 MiB")
 
     with pytest.raises(LeakError, match="the limit that was set has been passed"):
-        detector.run(flat(), epochs=10)
+        detector.run(flat_epoch(), epochs=10)
 
     assert detector.report().epochs == 1
 
 
 def test_a_tolerance_lets_slow_growth_pass():
-    report = LeakDetector("cpu", tolerance="1 MiB").run(leaky(), epochs=10)
+    report = LeakDetector("cpu", tolerance="1 MiB").run(growing_epoch(), epochs=10)
 
     assert report.ok
 
 
 def test_growth_below_the_tolerance_is_said():
-    kept = []
+    retained = []
 
-    report = LeakDetector("cpu").run(lambda: kept.append(bytearray(4096)), epochs=12)
+    report = LeakDetector("cpu").run(
+        lambda: retained.append(bytearray(4096)), epochs=12
+    )
 
     assert report.ok
     assert report.headline.startswith("steady within the tolerance: 4.0")
-    assert "malloc" in [each.name for each in report.tolerated]
+    assert "malloc" in [counter.name for counter in report.tolerated]
 
 
 def test_its_twin_with_a_smaller_tolerance_is_a_leak():
-    kept = []
+    retained = []
 
     report = LeakDetector("cpu", tolerance="1 KiB", on_leak=id).run(
-        lambda: kept.append(bytearray(4096)), epochs=12
+        lambda: retained.append(bytearray(4096)), epochs=12
     )
 
     assert report.leaking
-    assert "`kept`" in str(report)
+    assert "`retained`" in str(report)
 
 
 @pytest.fixture
@@ -215,7 +220,7 @@ def test_garbage_that_the_collector_will_free_is_no_leak():
     assert "what had grown was garbage" in str(report)
 
 
-class Kept:
+class Node:
     """A node of a cycle."""
 
 
@@ -228,7 +233,7 @@ def test_garbage_that_goes_when_objects_are_counted_is_no_leak():
     # a census had the collector run within what is subtracted as the detector's own
     def epoch():
         for _ in range(10):
-            node = Kept()
+            node = Node()
             node.me, node.load = node, torch.randn(4096)
 
     report = LeakDetector("cpu").run(epoch, epochs=30)
@@ -242,25 +247,26 @@ def test_garbage_from_before_hides_no_leak():
         cycle(SIZE)
     gc.enable()
 
-    report = LeakDetector("cpu", on_leak=id).run(leaky(), epochs=10)
+    report = LeakDetector("cpu", on_leak=id).run(growing_epoch(), epochs=10)
 
     assert report.leaking
-    assert "`kept`" in str(report)
+    assert "`retained`" in str(report)
 
 
 def test_a_leak_beneath_garbage_is_found():
-    kept = []
+    retained = []
 
     def epoch():
         cycle(4 * SIZE)
-        kept.append(torch.randn(SIZE))
+        retained.append(torch.randn(SIZE))
 
     report = LeakDetector("cpu", on_leak=id).run(epoch, epochs=10)
 
     assert report.leaking
-    assert "`kept`" in str(report)
+    assert "`retained`" in str(report)
 
 
+@pytest.mark.slow
 def test_the_same_garbage_is_a_leak_while_the_collector_is_off():
     class Node:
         pass
@@ -323,7 +329,7 @@ def test_its_twin_that_comes_faster_than_any_metric_is_one():
 
 
 def test_a_report_prints_in_25_lines_and_as_json():
-    report = LeakDetector("cpu", on_leak=id).run(leaky(), epochs=10)
+    report = LeakDetector("cpu", on_leak=id).run(growing_epoch(), epochs=10)
 
     values = json.loads(json.dumps(report.to_json()))
 
@@ -337,19 +343,19 @@ def test_an_error_with_its_report_survives_a_pickle():
     import pickle
 
     with pytest.raises(LeakError) as caught:
-        assert_no_leak(leaky())
+        assert_no_leak(growing_epoch())
 
     again = pickle.loads(pickle.dumps(caught.value))
     assert str(again) == str(caught.value)
 
 
 def test_assert_no_leak_gives_the_report_of_a_flat_function():
-    assert assert_no_leak(flat(), device="cpu").verdict == "steady"
+    assert assert_no_leak(flat_epoch(), device="cpu").verdict == "steady"
 
 
 def test_too_few_epochs_are_refused():
     with pytest.raises(ValueError, match="at least 6"):
-        assert_no_leak(flat(), epochs=3)
+        assert_no_leak(flat_epoch(), epochs=3)
 
 
 @pytest.mark.parametrize(
@@ -385,10 +391,10 @@ def test_the_detector_itself_keeps_next_to_nothing():
 
 GROWING_PROGRAM = """
 import sys
-kept = []
+retained = []
 for line in sys.stdin:
-    kept.append(bytearray(400_000))
-    print(len(kept), flush=True)
+    retained.append(bytearray(400_000))
+    print(len(retained), flush=True)
 """
 
 

@@ -61,6 +61,7 @@ def test_what_malloc_kept_free_is_no_leak_when_it_is_used(epochs):
             assert verdict == NEEDS_MORE
 
 
+@pytest.mark.slow
 def test_its_twin_that_maps_memory_is_found_in_the_epochs_that_are_asked_for():
     for seed in range(20):
         run, epochs = Run(seed), 30
@@ -75,7 +76,7 @@ def test_its_twin_that_maps_memory_is_found_in_the_epochs_that_are_asked_for():
         assert private_memory(counters).growth > run.free
 
 
-def readings(epochs, rate, free):
+def readings_beside_malloc(epochs, rate, free):
     times = range(epochs + 1)
     return {
         "malloc": (times, [80.0 * MIB] * len(times)),
@@ -85,8 +86,8 @@ def readings(epochs, rate, free):
 
 
 def test_more_than_malloc_keeps_free_is_a_leak_after_ten_readings():
-    few = judge_counters(readings(7, rate=640 * KIB, free=0.6 * MIB))
-    enough = judge_counters(readings(11, rate=640 * KIB, free=0.6 * MIB))
+    few = judge_counters(readings_beside_malloc(7, rate=640 * KIB, free=0.6 * MIB))
+    enough = judge_counters(readings_beside_malloc(11, rate=640 * KIB, free=0.6 * MIB))
 
     assert overall(few) == (NEEDS_MORE, 3)
     assert private_memory(few).doubt == "too few readings beside malloc"
@@ -94,16 +95,18 @@ def test_more_than_malloc_keeps_free_is_a_leak_after_ten_readings():
 
 
 def test_a_big_mapping_an_epoch_is_a_leak_at_once():
-    counters = judge_counters(readings(7, rate=10 * MIB, free=2 * MIB))
+    counters = judge_counters(readings_beside_malloc(7, rate=10 * MIB, free=2 * MIB))
 
     assert overall(counters) == (LEAKING, 0)
 
 
 def test_it_is_said_how_many_epochs_would_use_up_what_malloc_keeps():
-    counters = judge_counters(readings(30, rate=MIB, free=45 * MIB))
+    counters = judge_counters(readings_beside_malloc(30, rate=MIB, free=45 * MIB))
 
     verdict, more_epochs = overall(counters)
-    later = judge_counters(readings(30 + more_epochs + 2, rate=MIB, free=45 * MIB))
+    later = judge_counters(
+        readings_beside_malloc(30 + more_epochs + 2, rate=MIB, free=45 * MIB)
+    )
     assert verdict == NEEDS_MORE
     assert 10 < more_epochs < 20
     assert "keeps as much free" in private_memory(counters).trend.why
@@ -112,7 +115,7 @@ def test_it_is_said_how_many_epochs_would_use_up_what_malloc_keeps():
 
 def test_a_run_of_seven_epochs_that_once_was_called_a_leak():
     """As it was read in a test of a method that drops its tensor at once."""
-    series = readings(7, rate=117 * KIB, free=4 * MIB)
+    series = readings_beside_malloc(7, rate=117 * KIB, free=4 * MIB)
     series["malloc"] = (range(8), [80 * MIB + 90.0 * epoch for epoch in range(8)])
     series["mappings"] = ([0, 1, 2, 4, 6], [800.0] * 5)
 
@@ -123,7 +126,7 @@ def test_a_run_of_seven_epochs_that_once_was_called_a_leak():
 
 
 def test_where_malloc_grows_too_its_free_memory_excuses_nothing():
-    series = readings(30, rate=MIB, free=100 * MIB)
+    series = readings_beside_malloc(30, rate=MIB, free=100 * MIB)
     series["malloc"] = (range(31), [80.0 * MIB + MIB * epoch for epoch in range(31)])
 
     counters = judge_counters(series)

@@ -13,11 +13,11 @@ import loaderkit.leaks.detector  # noqa: F401
 
 TESTS = """
     import pytest, torch
-    kept = []
+    retained = []
 
     @pytest.mark.leak_free(epochs=8)
     def test_planted(leak_epoch):
-        kept.append(torch.randn(30_000) + leak_epoch)
+        retained.append(torch.randn(30_000) + leak_epoch)
 
     @pytest.mark.leak_free
     def test_flat(tmp_path):
@@ -37,7 +37,7 @@ TESTS = """
 
     def test_own_loop_planted(leak_detector):
         for _ in leak_detector.epochs(range(8)):
-            kept.append(torch.randn(30_000))
+            retained.append(torch.randn(30_000))
 """
 WRONG = """
     import pytest
@@ -60,18 +60,25 @@ WRONG = """
 
     @pytest.mark.leak_free(limit="1 KiB")
     def test_above_its_limit(): pass
+
+    @pytest.mark.leak_free(tolerance="64 kittens")
+    def test_no_size(): pass
+
+    @pytest.mark.leak_free(epochs="many")
+    def test_no_number(): pass
 """
 
 
+@pytest.mark.slow
 def test_planted_leaks_fail_and_their_twins_pass(pytester):
     pytester.makepyfile(TESTS)
-    result = pytester.runpytest("--leak-report=html", "--junitxml=found.xml")
+    result = pytester.runpytest("--leak-report=html", "--junitxml=results.xml")
 
     result.assert_outcomes(passed=3, failed=2)
     result.stdout.fnmatch_lines(
         [
             "leaking: * more each epoch*",
-            "1. list `*.kept` in *.py:6 keeps 1 Tensor * more each epoch*",
+            "1. list `*.retained` in *.py:6 keeps 1 Tensor * more each epoch*",
             "*memory leaks (loaderkit)*",
             "*::test_flat: steady*html]",
             "*::test_planted: leaking*",
@@ -80,11 +87,11 @@ def test_planted_leaks_fail_and_their_twins_pass(pytester):
     pages = sorted(file.name for file in (pytester.path / "leak-reports").iterdir())
     assert len(pages) == 3
     assert pages[0].endswith("test_flat.html")
-    tree = ElementTree.parse(pytester.path / "found.xml")
+    tree = ElementTree.parse(pytester.path / "results.xml")
     values = [
-        json.loads(each.get("value"))
-        for each in tree.iter("property")
-        if each.get("name") == "loaderkit_leak"
+        json.loads(entry.get("value"))
+        for entry in tree.iter("property")
+        if entry.get("name") == "loaderkit_leak"
     ]
     assert [v["verdict"] == "leaking" for v in values] == [True, False, False]
 
@@ -93,7 +100,8 @@ def test_wrong_use_is_told(pytester):
     pytester.makepyfile(WRONG)
     result = pytester.runpytest()
 
-    result.assert_outcomes(failed=6)
+    result.assert_outcomes(failed=8)
+    result.stdout.no_fnmatch_line("*pytest_plugin.py*")  # no line of ours is at fault
     result.stdout.fnmatch_lines(
         [
             "*needs at least 6 epochs, got 3*",
@@ -102,6 +110,8 @@ def test_wrong_use_is_told(pytester):
             "*cannot repeat an async test*",
             "*assert 1 == 2*",
             "*more memory is used than the limit allows*",
+            "*tolerance='64 kittens': a size is a number and a unit*",
+            "*needs a whole number of epochs, got 'many'*",
         ]
     )
 
@@ -111,14 +121,14 @@ def test_the_ini_file_gives_what_the_marker_does_not(pytester):
     pytester.makepyfile(
         """
         import pytest, torch
-        kept = []
+        retained = []
 
         @pytest.mark.leak_free
         def test_within_the_tolerance():
-            kept.append(torch.randn(30_000))
+            retained.append(torch.randn(30_000))
 
         def test_it_ran_seven_times():
-            assert len(kept) == 7
+            assert len(retained) == 7
         """
     )
     result = pytester.runpytest("--leak-report=json", "--leak-report-dir=out")
@@ -128,17 +138,18 @@ def test_the_ini_file_gives_what_the_marker_does_not(pytester):
     assert json.loads(file.read_text())["epochs"] == 7
 
 
+@pytest.mark.slow
 @pytest.mark.needs("xdist")
 def test_verdicts_come_back_from_the_workers_of_xdist(pytester):
     pytester.makepyfile(
         """
         import pytest
 
-        kept = []
+        retained = []
 
         @pytest.mark.leak_free(epochs=12)
         def test_planted():
-            kept.append(bytearray(300_000))
+            retained.append(bytearray(300_000))
         """
     )
     # In a process of its own: xdist's controller starts workers and lets them go.
@@ -164,7 +175,7 @@ def test_the_plugin_imports_neither_torch_nor_h5py():
 UNITTEST = """
     import unittest
     import pytest, torch
-    kept, calls = [], []
+    retained, calls = [], []
 
     class TestOfUnittest(unittest.TestCase):
         def setUp(self):
@@ -172,7 +183,7 @@ UNITTEST = """
 
         @pytest.mark.leak_free
         def test_planted(self):
-            kept.append(torch.randn(30_000))
+            retained.append(torch.randn(30_000))
 
         @pytest.mark.leak_free(epochs=7)
         def test_flat(self):
@@ -195,6 +206,7 @@ UNITTEST = """
 """
 
 
+@pytest.mark.slow
 def test_a_method_of_a_unittest_test_case_is_repeated_too(pytester):
     pytester.makepyfile(UNITTEST)
 
@@ -206,7 +218,7 @@ def test_a_method_of_a_unittest_test_case_is_repeated_too(pytester):
         [
             "leaking: * KiB more each epoch*",
             "*malloc *11[78] KiB  leaking: *",
-            "1. list `*.kept`*",
+            "1. list `*.retained`*",
         ]
     )
     result.stdout.fnmatch_lines(["*AssertionError: 1 != 2"])

@@ -22,11 +22,11 @@ PREFIX = f"loaderkit_test_{os.getpid()}_"
 OLD_FILES = 600
 BESIDE = """
 import os, sys, time
-prefix, kept = sys.argv[1], int(sys.argv[2])
+prefix, newest_files = sys.argv[1], int(sys.argv[2])
 for n in range(100_000):
     open(f"/dev/shm/{prefix}beside_{n}", "wb").write(bytes(50_000))
-    if n >= kept:
-        os.unlink(f"/dev/shm/{prefix}beside_{n - kept}")
+    if n >= newest_files:
+        os.unlink(f"/dev/shm/{prefix}beside_{n - newest_files}")
     time.sleep(0.005)
 """
 
@@ -49,8 +49,8 @@ def old_files():
 @pytest.fixture
 def beside(request):
     """Run another process that makes files there all the time."""
-    kept = getattr(request, "param", 100_000)
-    command = [sys.executable, "-c", BESIDE, PREFIX, str(kept)]
+    newest_files = getattr(request, "param", 100_000)
+    command = [sys.executable, "-c", BESIDE, PREFIX, str(newest_files)]
     with subprocess.Popen(command) as other:
         while not Path(f"/dev/shm/{PREFIX}beside_0").exists():
             time.sleep(0.01)
@@ -79,7 +79,7 @@ def sharing_memory(*, unlink):
 
 def assert_named(report):
     assert report.leaking, str(report)
-    assert [each.name for each in report.leaks] == ["shm_files"]
+    assert [counter.name for counter in report.leaks] == ["shm_files"]
     assert report.bytes_per_epoch == 200_704
     kind = kind_of(f"/dev/shm/{PREFIX}segment_0")
     assert f"files {kind} grows" in str(report)

@@ -35,8 +35,8 @@ class Card:
         """Take memory; who asks is written down if that is on, innermost first."""
         frame, frames = sys._getframe(1), []
         while frame is not None and self.recorded:
-            place = {"filename": frame.f_code.co_filename, "line": frame.f_lineno}
-            frames.append(place)
+            location = {"filename": frame.f_code.co_filename, "line": frame.f_lineno}
+            frames.append(location)
             frame = frame.f_back
         self.blocks.append(
             {"size": size, "state": "active_allocated", "frames": frames}
@@ -58,8 +58,8 @@ class Card:
         return SimpleNamespace(is_integrated=False)
 
     def memory_allocated(self, _):
-        used = [each for each in self.blocks if each["state"] == "active_allocated"]
-        return sum(each["size"] for each in used)
+        used = [block for block in self.blocks if block["state"] == "active_allocated"]
+        return sum(block["size"] for block in used)
 
     memory_reserved = max_memory_allocated = memory_allocated
 
@@ -76,10 +76,10 @@ def card(monkeypatch):
 
 
 def test_the_lines_that_allocate_are_traced_when_asked_for():
-    kept = []
+    retained = []
 
     def epoch():
-        kept.append(bytearray(50_000))
+        retained.append(bytearray(50_000))
 
     report = LeakDetector("cpu", on_leak=id).run(epoch, epochs=8, trace=True)
 
@@ -87,15 +87,15 @@ def test_the_lines_that_allocate_are_traced_when_asked_for():
     assert site.bytes_per_epoch == pytest.approx(50_000, rel=0.1)
     assert site.lines[-1].startswith("test_trace.py:")
     assert "allocations stay each epoch, 48.9 KiB of Python's: " in str(report)
-    assert len(kept) == 8 + 6
+    assert len(retained) == 8 + 6
 
 
 def test_of_a_library_only_the_innermost_line_is_named():
-    kept = []
+    retained = []
 
     def epoch():
         layer = torch.nn.Linear(4, 4)
-        kept.append(torch.nn.Sequential(layer, layer).state_dict())
+        retained.append(torch.nn.Sequential(layer, layer).state_dict())
 
     sites = allocation_sites(epoch)
 

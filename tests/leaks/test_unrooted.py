@@ -70,9 +70,9 @@ def test_the_cause_is_shown_or_not_known(keep, pattern, size):
 
     growths = find_growth(before, EPOCHS, rate=4.0 * size, more_exit_handlers=more)
     alive = [
-        each
-        for each in gc.get_objects()
-        if type(each) is torch.Tensor and each.shape == (size,)
+        value
+        for value in gc.get_objects()
+        if type(value) is torch.Tensor and value.shape == (size,)
     ]
     let_go_of(alive)
 

@@ -25,26 +25,26 @@ MOST_FREED = Collected(grown=30 * MIB, left=0.01 * MIB, epochs=29)
 SOME_LEFT = Collected(grown=30 * MIB, left=5 * MIB, epochs=29)
 
 
-def rising(*names):
+def rising_series(*names):
     values = [100 * MIB + MIB * epoch for epoch in EPOCHS]
     return dict.fromkeys(names, (EPOCHS, values))
 
 
-def flat(*names):
+def flat_series(*names):
     return {name: (EPOCHS, [7.0] * len(EPOCHS)) for name in names}
 
 
-def seen(series, **more):
+def evidence_of(series, **more):
     counters = judge_counters(series)
     return RunEvidence(counters, epochs=30, seconds_per_epoch=1.0, **more)
 
 
 def test_what_is_flat_is_steady():
-    assert decide(seen(flat("malloc", "files"))).verdict == STEADY
+    assert decide(evidence_of(flat_series("malloc", "files"))).verdict == STEADY
 
 
 def test_what_grows_and_is_held_leaks():
-    decision = decide(seen(rising("malloc"), growths=(KEPT,)))
+    decision = decide(evidence_of(rising_series("malloc"), growths=(KEPT,)))
 
     assert decision.verdict == LEAKING
     assert decision.growths == (KEPT,)
@@ -52,7 +52,9 @@ def test_what_grows_and_is_held_leaks():
 
 
 def test_garbage_is_steady_unless_somebody_holds_what_is_left():
-    evidence = seen(rising("malloc"), growths=(KEPT,), collected={"malloc": MOST_FREED})
+    evidence = evidence_of(
+        rising_series("malloc"), growths=(KEPT,), collected={"malloc": MOST_FREED}
+    )
 
     assert decide(evidence).verdict == STEADY
     assert decide(evidence).notes == (
@@ -65,15 +67,17 @@ def test_garbage_is_steady_unless_somebody_holds_what_is_left():
 
 
 def test_garbage_excuses_no_other_counter():
-    series = rising("malloc", "shared")
+    series = rising_series("malloc", "shared")
 
-    decision = decide(seen(series, collected={"malloc": MOST_FREED}, growths=(KEPT,)))
+    decision = decide(
+        evidence_of(series, collected={"malloc": MOST_FREED}, growths=(KEPT,))
+    )
 
     assert decision.verdict == LEAKING
 
 
 def test_a_container_with_a_bound_needs_the_epochs_until_it_is_full():
-    decision = decide(seen(rising("malloc"), growths=(RING,)))
+    decision = decide(evidence_of(rising_series("malloc"), growths=(RING,)))
 
     assert (decision.verdict, decision.more_epochs) == (NEEDS_MORE, 45)
     assert "deque `kept` has a bound" in decision.notes[0]
@@ -81,13 +85,13 @@ def test_a_container_with_a_bound_needs_the_epochs_until_it_is_full():
 
 @pytest.mark.parametrize("other", ["shared", "allocated", WorkerName.of(7)])
 def test_its_bound_excuses_nothing_beside_it(other):
-    decision = decide(seen(rising("malloc", other), growths=(RING,)))
+    decision = decide(evidence_of(rising_series("malloc", other), growths=(RING,)))
 
     assert decision.verdict == LEAKING
 
 
 def test_a_history_of_numbers_is_steady():
-    decision = decide(seen(rising("malloc"), growths=(NUMBERS,)))
+    decision = decide(evidence_of(rising_series("malloc"), growths=(NUMBERS,)))
 
     assert decision.verdict == STEADY
     assert "nothing: it is small" in decision.notes[0]
@@ -102,22 +106,22 @@ def test_a_history_of_numbers_is_steady():
     ],
 )
 def test_its_twins_are_leaks(growths):
-    decision = decide(seen(rising("malloc"), growths=growths))
+    decision = decide(evidence_of(rising_series("malloc"), growths=growths))
 
     assert decision.verdict == LEAKING
     assert decision.growths[0].pattern == "many numbers"
 
 
 def test_passing_the_limit_is_a_leak_whatever_else_was_seen():
-    decision = decide(seen(flat("malloc"), is_over_limit=True))
+    decision = decide(evidence_of(flat_series("malloc"), is_over_limit=True))
 
     assert decision.verdict == LEAKING
     assert decision.notes == ("the limit that was set has been passed",)
 
 
 def test_what_was_left_out_is_said():
-    evidence = seen(
-        flat("malloc"),
+    evidence = evidence_of(
+        flat_series("malloc"),
         foreign_kinds=("d", "a", "c", "b"),
         rarely_read={"mappings": 3, WorkerName.of(7): 2},
     )
@@ -129,7 +133,7 @@ def test_what_was_left_out_is_said():
 
 
 def test_a_leak_whose_objects_were_not_counted_says_so():
-    decision = decide(seen(rising("malloc"), objects_counted=False))
+    decision = decide(evidence_of(rising_series("malloc"), objects_counted=False))
 
     assert decision.verdict == LEAKING
     assert "objects were not counted in time" in decision.notes[0]

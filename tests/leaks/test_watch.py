@@ -44,12 +44,12 @@ def test_growth_below_half_of_the_tolerance_is_not_looked_at():
 @pytest.mark.slow
 def test_our_own_census_does_not_show_in_the_readings():
     detector = LeakDetector("cpu", on_leak=id)
-    kept = deque()
+    retained = deque()
     for _ in detector.epochs(range(34)):
-        kept.append(bytearray(40_000))
+        retained.append(bytearray(40_000))
     malloc = next(c for c in detector.report().counters if c.name == "malloc")
     late = [b - a for a, b in zip(malloc.values[5:], malloc.values[6:], strict=False)]
 
-    assert len(kept) == 34
+    assert len(retained) == 34
     assert detector.report().leaking  # after 30 epochs it was too, with holders
     assert all(abs(step - 40_000) < 20_000 for step in late)

@@ -47,11 +47,9 @@ class Paired(Data):
     """Two graphs in one, as PyG's documentation has it."""
 
     def __inc__(self, key, value, *args, **kwargs):
-        return (
-            self.x.size(0)
-            if key == "edge_index_t"
-            else super().__inc__(key, value, *args, **kwargs)
-        )
+        if key == "edge_index_t":
+            return self.x.size(0)
+        return super().__inc__(key, value, *args, **kwargs)
 
 
 def graph(i: int) -> Data:
@@ -59,8 +57,10 @@ def graph(i: int) -> Data:
     return Data(
         x=torch.arange(3.0 * nodes).view(nodes, 3) + i,
         edge_index=torch.arange(2 * i % 6 + 2).view(1, -1).repeat(2, 1) % nodes,
-        y=torch.tensor([i % 3]), name=f"g{i}", weight=i / 3,
-    )  # fmt: skip
+        y=torch.tensor([i % 3]),
+        name=f"g{i}",
+        weight=i / 3,
+    )
 
 
 def dense_graph(i: int) -> Data:
@@ -69,8 +69,12 @@ def dense_graph(i: int) -> Data:
 
 def paired(i: int) -> Paired:
     base = graph(i)
-    return Paired(x=base.x, edge_index=base.edge_index, y=base.y,
-                  edge_index_t=base.edge_index.clone())  # fmt: skip
+    return Paired(
+        x=base.x,
+        edge_index=base.edge_index,
+        y=base.y,
+        edge_index_t=base.edge_index.clone(),
+    )
 
 
 def hetero(i: int) -> HeteroData:
@@ -122,7 +126,7 @@ COMPOSITIONS = {
     "stacked": twice_stacked,
     "stacked by name": lambda d: StackDataset(a=d, n=list(range(len(d)))),
     "stacked with a list": lambda d: StackDataset(d, list(range(len(d)))),
-}  # fmt: skip
+}
 
 
 def as_it_is(samples):
@@ -137,7 +141,7 @@ def reversed_in_place(samples):
 
 def sorted_by_text(samples):
     samples.sort(key=str)
-    return [str(each) for each in samples]
+    return [str(sample) for sample in samples]
 
 
 def counted(samples):
@@ -146,7 +150,7 @@ def counted(samples):
 
 
 def without_odd(samples):
-    return [each for at, each in enumerate(samples) if at % 2 == 0]
+    return [sample for number, sample in enumerate(samples) if number % 2 == 0]
 
 
 def stacked(samples):
@@ -163,8 +167,8 @@ def transposed(samples):
 
 def padded(samples):
     """As torch's tutorials on text do it."""
-    samples.sort(key=lambda each: len(each["x"]), reverse=True)
-    sequences = [each["x"] for each in samples]
+    samples.sort(key=lambda sample: len(sample["x"]), reverse=True)
+    sequences = [sample["x"] for sample in samples]
     return torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True)
 
 
@@ -192,32 +196,46 @@ def stacked_arrays(samples):
 
 
 COLLATES = [
-    default_collate, as_it_is, reversed_in_place, sorted_by_text, counted, without_odd,
-    stacked, tensor_of, transposed, padded, with_one_spoilt, two_views, first_alone,
-    concatenated_behind, stacked_arrays, pyg.dataloader.Collater(None),
+    default_collate,
+    as_it_is,
+    reversed_in_place,
+    sorted_by_text,
+    counted,
+    without_odd,
+    stacked,
+    tensor_of,
+    transposed,
+    padded,
+    with_one_spoilt,
+    two_views,
+    first_alone,
+    concatenated_behind,
+    stacked_arrays,
+    pyg.dataloader.Collater(None),
     pyg.dataloader.Collater(None, ["x"], ["y"]),
-]  # fmt: skip
+]
 
 
 def torch_loaders(collate):
     return {
-        f"DataLoader({_name(collate)})": functools.partial(
+        f"DataLoader({_function_name(collate)})": functools.partial(
             DataLoader, collate_fn=collate
         ),
-        f"build_loader({_name(collate)})": functools.partial(
+        f"build_loader({_function_name(collate)})": functools.partial(
             build_loader, collate_fn=collate, probe=False, seed=0
         ),
     }
 
 
-def _name(function):
+def _function_name(function):
     return getattr(function, "__name__", type(function).__name__)
 
 
 LOADERS: dict[str, Any] = {}
 for number, collate in enumerate(COLLATES):
-    made = torch_loaders(collate)
-    LOADERS |= {f"{name} {number}": loader for name, loader in made.items()}
+    # Some collate functions are of one class: only the number tells them apart.
+    for name, loader in torch_loaders(collate).items():
+        LOADERS[f"{name} {number}"] = loader
 LOADERS |= {
     "DataLoader": DataLoader,
     "pyg.DataLoader": pyg.DataLoader,

@@ -3,9 +3,9 @@
 import pytest
 from data import Graphs
 
-import loaderkit
+from loaderkit.datasets.pack import PackOptions
 
 
 @pytest.fixture(name="cache")
 def packed(tmp_path):
-    return Graphs(cache=tmp_path / "g.lk", packing=loaderkit.PackOptions(workers=0))
+    return Graphs(cache=tmp_path / "g.lk", packing=PackOptions(workers=0))

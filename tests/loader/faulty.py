@@ -152,7 +152,8 @@ class Resuming:
     """An iterator that goes on after each error."""
 
     def __init__(self, explode):
-        self.explode, self.number = explode, -1
+        self.explode = explode
+        self.number = -1
 
     def __iter__(self):
         return self

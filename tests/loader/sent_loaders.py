@@ -3,7 +3,7 @@
 import torch
 import torch.distributed
 
-from loaderkit import LoaderError
+from loaderkit.errors import LoaderError
 
 COUNT = 20
 

@@ -11,7 +11,8 @@ from torch.utils.data import IterableDataset
 from torch_geometric import transforms
 from torch_geometric.data import Batch, Data
 
-from loaderkit import LoaderError, OptionError, build_loader, pack
+from loaderkit import build_loader, pack
+from loaderkit.errors import LoaderError, OptionError
 from loaderkit.testing import assert_same
 
 DOCS = Path(__file__).parents[2] / "docs" / "loader.md"
@@ -115,9 +116,11 @@ def test_it_is_refused_where_there_are_no_batches():
 def test_one_that_cannot_be_sent_to_a_spawned_worker_is_named():
     with pytest.raises(LoaderError, match="batch_transform"):
         build_loader(
-            TABLES, batch_transform=lambda batch: batch, num_workers=1,
+            TABLES,
+            batch_transform=lambda batch: batch,
+            num_workers=1,
             multiprocessing_context="spawn",
-        )  # fmt: skip
+        )
 
 
 ARGUMENTS = {
@@ -166,10 +169,14 @@ def is_equal_on_batches(name):
         try:
             transform = getattr(transforms, name)(**ARGUMENTS.get(name, {}))
             torch.manual_seed(0)
-            each = Batch.from_data_list([transform(graph.clone()) for graph in graphs])
+            of_graphs = Batch.from_data_list(
+                [transform(graph.clone()) for graph in graphs]
+            )
             torch.manual_seed(0)
             whole = transform(Batch.from_data_list(graphs))
-            assert_same(sorted(whole.to_dict().items()), sorted(each.to_dict().items()))
+            assert_same(
+                sorted(whole.to_dict().items()), sorted(of_graphs.to_dict().items())
+            )
         except Exception:  # noqa: BLE001 -- what a transform refuses is not equal
             return False
     return True
@@ -179,9 +186,10 @@ def test_the_docs_name_the_transforms_of_pyg_that_do_to_a_batch_what_they_do_to_
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         equal = {
-            name for name in transforms.__all__
+            name
+            for name in transforms.__all__
             if name not in OTHER_GRAPHS and is_equal_on_batches(name)
-        }  # fmt: skip
+        }
 
     [row] = re.findall(r"^\| the same for a batch \| (.*) \|", DOCS.read_text(), re.M)
     assert {name.split("(")[0] for name in re.findall(r"`(.*?)`", row)} == equal

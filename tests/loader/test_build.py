@@ -14,7 +14,8 @@ from torch_geometric.data import Batch, InMemoryDataset
 from torch_geometric.loader import DataLoader as GraphLoader
 
 import loaderkit
-from loaderkit import LoaderError, OptionError, build_loader
+from loaderkit import build_loader
+from loaderkit.errors import LoaderError, OptionError
 from loaderkit.testing import assert_same
 
 
@@ -51,9 +52,9 @@ def test_datasets_of_pyg_and_lists_are_joined_as_pyg_does(workers):
 def test_other_samples_are_joined_as_torch_does():
     data = TensorDataset(torch.arange(6), torch.rand(6, 2))
 
-    found = next(iter(build_loader(data, batch_size=4)))
+    batch = next(iter(build_loader(data, batch_size=4)))
 
-    assert_same(found, default_collate([data[n] for n in range(4)]))
+    assert_same(batch, default_collate([data[n] for n in range(4)]))
 
 
 def test_graphs_inside_tuples_are_joined_too():
@@ -69,7 +70,7 @@ def test_a_subset_of_a_cache_is_gathered(cache):
     loader = build_loader(Subset(cache, [5, 3, 1]), batch_size=2)
 
     assert rows_of(loader) == [[5, 3], [1]]
-    assert loader.plan.read_ahead == 2
+    assert loader.plan.read_ahead.value == 2
 
 
 def test_follow_batch_and_exclude_keys_reach_pyg():
@@ -160,6 +161,16 @@ def test_a_dataset_that_does_not_know_its_sizes_is_refused():
         build_loader([graph(1)], max_nodes=10)
 
 
+def test_a_size_that_is_not_known_is_answered_with_those_that_are(tmp_path):
+    rows = [{"x": torch.zeros(n)} for n in (1, 2, 3)]
+    packed = loaderkit.pack(rows, tmp_path / "c")
+
+    with pytest.raises(LoaderError, match="did you mean 'tokens'"):
+        build_loader(packed, batch_size=2, bucket_by="token")
+    with pytest.raises(LoaderError, match="by batch_size or max_bytes or max_tokens"):
+        build_loader(packed, max_nodes=10)
+
+
 def test_an_oversized_sample_is_told_at_once(cache):
     with pytest.raises(LoaderError, match="has 5 nodes, above the limit of 4"):
         build_loader(cache, max_nodes=4)
@@ -183,9 +194,13 @@ def test_whole_batches_can_be_chosen(cache):
 
 @pytest.mark.parametrize(
     "options",
-    [{"sampler": [1], "shuffle": True}, {"batch_sampler": [[1]], "batch_size": 2},
-     {"sampler": [1], "max_nodes": 5}, {"sampler": [1], "batch_sampler": [[1]]}],
-)  # fmt: skip
+    [
+        {"sampler": [1], "shuffle": True},
+        {"batch_sampler": [[1]], "batch_size": 2},
+        {"sampler": [1], "max_nodes": 5},
+        {"sampler": [1], "batch_sampler": [[1]]},
+    ],
+)
 def test_two_rules_for_batches_contradict_each_other(cache, options):
     with pytest.raises(OptionError, match="another rule"):
         build_loader(cache, **options)
@@ -195,7 +210,7 @@ def test_two_rules_for_batches_contradict_each_other(cache, options):
 def test_iterable_datasets_are_read_in_their_order(workers):
     loader = build_loader(Counting(), batch_size=4, num_workers=workers)
 
-    assert [each.tolist() for each in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert [rows.tolist() for rows in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
 def test_an_iterable_dataset_cannot_be_shuffled():
@@ -206,8 +221,8 @@ def test_an_iterable_dataset_cannot_be_shuffled():
 def test_slow_samples_get_workers_and_the_plan_says_why():
     plan = build_loader(Slow(), batch_size=4).plan
 
-    assert plan.num_workers >= 1
-    assert "times the rate of none" in plan.reasons["num_workers"]
+    assert plan.num_workers.value >= 1
+    assert "times the rate of none" in plan.num_workers.reason
 
 
 def test_nothing_is_read_without_the_probe():
@@ -215,7 +230,7 @@ def test_nothing_is_read_without_the_probe():
         def __getitem__(self, row):
             raise AssertionError
 
-    assert build_loader(Silent(), probe=False).plan.num_workers in {1, 2}
+    assert build_loader(Silent(), probe=False).plan.num_workers.value in {1, 2}
 
 
 def test_a_wrong_name_gets_a_hint():
@@ -263,9 +278,14 @@ def test_buckets_leave_few_padded_shapes(tmp_path, workers):
     cache = loaderkit.pack(clips, tmp_path / "c.lk")
 
     loader = build_loader(
-        cache, batch_size=4, bucket_by="tokens", buckets=3, shuffle=True, seed=0,
+        cache,
+        batch_size=4,
+        bucket_by="tokens",
+        buckets=3,
+        shuffle=True,
+        seed=0,
         num_workers=workers,
-    )  # fmt: skip
+    )
     batches = list(loader)
 
     assert len({batch["text"].values.shape[1] for batch in batches}) == 3

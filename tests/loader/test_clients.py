@@ -11,15 +11,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from loaderkit import (
-    DatasetError,
-    OptionError,
-    Padded,
-    SafeGraphDataset,
-    build_loader,
-    open_cache,
-    pack,
-)
+from loaderkit import SafeGraphDataset, build_loader, open_cache, pack
+from loaderkit.datasets.ragged import Padded
+from loaderkit.errors import DatasetError, OptionError
 from loaderkit.testing import assert_same
 
 
@@ -80,8 +74,8 @@ def test_workers_see_it_too(packed):
         batches = clients.wanted(row)
         if batches is not None and number < 6:
             number += 1
-            found = row.epoch(packed[row.samples], num_workers=2)
-            assert_same(found, batches, str(row))
+            batches_of_client = row.epoch(packed[row.samples], num_workers=2)
+            assert_same(batches_of_client, batches, str(row))
     assert number == 6
 
 
@@ -91,9 +85,11 @@ def test_spawned_workers_see_it_too(packed):
     row = clients.Row("dicts", "subset", "DataLoader(counted) 4", "in order")
     spawn = multiprocessing.get_context("spawn")
 
-    found = row.epoch(packed["dicts"], num_workers=1, multiprocessing_context=spawn)
+    batches_of_client = row.epoch(
+        packed["dicts"], num_workers=1, multiprocessing_context=spawn
+    )
 
-    assert_same(found, clients.wanted(row))
+    assert_same(batches_of_client, clients.wanted(row))
 
 
 @pytest.mark.parametrize("kind", ["graphs", "dicts", "tuples", "named"])
@@ -151,8 +147,8 @@ def test_a_loader_of_torchs_gathers_from_its_second_batch_on(packed):
     wanted = [data.batch(rows) for rows in (range(5), range(5, 10), range(10, 14))]
 
     assert_same(list(DataLoader(data, 5, collate_fn=data.collate)), wanted)
-    assert [type(each) is list for each in given] == [True, False, False]
-    assert [each.dataset is data for each in given[1:]] == [True, True]
+    assert [type(samples) is list for samples in given] == [True, False, False]
+    assert [samples.dataset is data for samples in given[1:]] == [True, True]
 
     def wrapped(samples):
         return data.collate(samples), len(samples)
@@ -203,7 +199,7 @@ USES = {
     "unpacking": lambda samples: (lambda *items: items)(*samples),
     "names": lambda samples: [name for name, *_ in [samples]],
     "tuple": tuple,
-    "set of lengths": lambda samples: {len(each) for each in samples},
+    "set of lengths": lambda samples: {len(sample) for sample in samples},
     "reversed": lambda samples: list(reversed(samples)),
     "sorted": lambda samples: sorted(samples, key=str),
     "sum": lambda samples: sum([samples, samples], []),  # noqa: RUF017
@@ -232,7 +228,7 @@ USES = {
     "deleted": lambda samples: (samples.__delitem__(0), samples),
     "set": lambda samples: (samples.__setitem__(0, None), samples),
     "assigned": lambda samples: (samples.__setitem__(slice(0, 1), [1, 2]), samples),
-    "by its type": lambda samples: list(type(samples)(each for each in samples)),
+    "by its type": lambda samples: list(type(samples)(sample for sample in samples)),
     "is a list": lambda samples: isinstance(samples, list),
     "collated": torch.utils.data.default_collate,
 }
@@ -282,7 +278,7 @@ def test_a_transform_returns_whatever_the_loader_joins(packed, result, workers):
 
 
 def without_none(samples):
-    return torch.stack([each.x.sum() for each in samples if each is not None])
+    return torch.stack([sample.x.sum() for sample in samples if sample is not None])
 
 
 def test_a_transform_may_drop_samples_that_the_collate_function_leaves_out(packed):
@@ -294,11 +290,11 @@ def test_a_transform_may_drop_samples_that_the_collate_function_leaves_out(packe
 
     for make in (DataLoader, build_loader):
         options = {} if make is DataLoader else {"probe": False}
-        found = make(
+        batches_of_client = make(
             changed, batch_size=4, collate_fn=without_none, num_workers=0, **options
         )
         wanted = DataLoader(alike, batch_size=4, collate_fn=without_none)
-        assert_same(list(found), list(wanted))
+        assert_same(list(batches_of_client), list(wanted))
 
 
 @pytest.mark.parametrize("name", ["follow_batch", "exclude_keys"])

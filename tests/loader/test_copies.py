@@ -33,10 +33,16 @@ OPTIONS = {
     "one by one": lambda: {"batch_size": None, "shuffle": True},
     "rank 1 of 3": lambda: {"shuffle": True, "rank": 1, "world_size": 3},
     "rank 1 of 2, by size": lambda: {
-        "max_nodes": 9, "shuffle": True, "batch_size": None, "rank": 1, "world_size": 2
+        "max_nodes": 9,
+        "shuffle": True,
+        "batch_size": None,
+        "rank": 1,
+        "world_size": 2,
     },
     "generator": lambda: {
-        "generator": torch.Generator().manual_seed(3), "shuffle": True, "seed": None
+        "generator": torch.Generator().manual_seed(3),
+        "shuffle": True,
+        "seed": None,
     },
     "RandomSampler": lambda: {"sampler": drawn(None)},
     "RandomSampler, own generator": lambda: {
@@ -47,13 +53,13 @@ OPTIONS = {
         "batch_sampler": BatchSampler(SequentialSampler(Rows()), 3, drop_last=False),
         "batch_size": "auto",
     },
-}  # fmt: skip
+}
 WAYS = {
     "pickled": lambda loader: pickle.loads(pickle.dumps(loader)),
     "copied": copy.copy,
     "copied deeply": copy.deepcopy,
 }
-PLACES = ["new", "behind an epoch", "in the middle", "where a state was loaded"]
+MOMENTS = ["new", "behind an epoch", "in the middle", "where a state was loaded"]
 
 
 def built(name, **more):
@@ -61,29 +67,29 @@ def built(name, **more):
     return build_loader(Rows(), **(options | OPTIONS[name]()))
 
 
-def bring(loader, place):
+def bring(loader, moment):
     """Bring a loader to a place; gives what must be held for it."""
-    if place == "behind an epoch":
+    if moment == "behind an epoch":
         list(loader)
-    running = iter(loader) if place in PLACES[2:] else None
+    running = iter(loader) if moment in MOMENTS[2:] else None
     if running is not None:
         next(running)
-    if place == "where a state was loaded":
+    if moment == "where a state was loaded":
         loader.load_state_dict(loader.state_dict())
     return running
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_copy_gives_what_the_loader_gives_and_neither_moves_the_other(name):
-    for way, place in itertools.product(WAYS, PLACES):
+    for way, moment in itertools.product(WAYS, MOMENTS):
         loader, alone = built(name), built(name)
-        running, other = bring(loader, place), bring(alone, place)
+        running, other = bring(loader, moment), bring(alone, moment)
 
         again = WAYS[way](loader)
 
         wanted = epochs(alone)
-        assert epochs(again) == wanted, f"{way}, {place}"
-        assert epochs(loader) == wanted, f"{way}, {place}"
+        assert epochs(again) == wanted, f"{way}, {moment}"
+        assert epochs(loader) == wanted, f"{way}, {moment}"
         del running, other
 
 
@@ -128,9 +134,9 @@ def test_a_loader_sent_to_ranks_is_refused_unless_that_was_asked_for(tmp_path):
 def test_a_look_at_the_samplers_does_not_move_the_loader(name):
     if name == "RandomSampler, own generator":
         pytest.skip("a look draws from the user's generator, as in torch")
-    for place in PLACES:
+    for moment in MOMENTS:
         loader, alone = built(name), built(name)
-        running, other = bring(loader, place), bring(alone, place)
+        running, other = bring(loader, moment), bring(alone, moment)
         length = len(loader)
 
         for sampler in (loader.sampler, loader.batch_sampler):
@@ -140,8 +146,8 @@ def test_a_look_at_the_samplers_does_not_move_the_loader(name):
                 len(sampler)
 
         assert len(loader) == length == len(alone)
-        assert loader.state_dict() == alone.state_dict(), place
-        assert epochs(loader) == epochs(alone), place
+        assert loader.state_dict() == alone.state_dict(), moment
+        assert epochs(loader) == epochs(alone), moment
         del running, other
 
 

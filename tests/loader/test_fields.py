@@ -7,25 +7,29 @@ import pytest
 import torch
 from torch.utils.data import Subset
 
-from loaderkit import OptionError, build_loader, open_cache, pack
+from loaderkit import build_loader, open_cache, pack
+from loaderkit.errors import OptionError
 
 
 def graphs_with(fields):
     """Make graphs; the second has a field that the others lack."""
-    made = [clients.graph(i) for i in range(6)]
+    graphs = [clients.graph(i) for i in range(6)]
     for name in fields:
-        made[1][name] = torch.ones(1)
-    return made
+        graphs[1][name] = torch.ones(1)
+    return graphs
 
 
 def sources(folder, fields=()):
     """Give the same graphs as every kind of dataset whose fields are known."""
     packed = pack(graphs_with(fields), folder / "c.lk", workers=0)
     return {
-        "list": graphs_with(fields), "tuple": tuple(graphs_with(fields)),
+        "list": graphs_with(fields),
+        "tuple": tuple(graphs_with(fields)),
         "part of a list": Subset(graphs_with(fields), [3, 1, 2]),
-        "packed": packed, "part": packed[1:4], "subset": Subset(packed, [0, 1, 4]),
-    }  # fmt: skip
+        "packed": packed,
+        "part": packed[1:4],
+        "subset": Subset(packed, [0, 1, 4]),
+    }
 
 
 @pytest.mark.parametrize("option", ["follow_batch", "exclude_keys"])
@@ -36,9 +40,11 @@ def test_names_of_fields_that_no_graph_has_are_refused(tmp_path, option):
             ("X", "x"),
             ("weight_", "weight"),
         ):
-            with pytest.raises(OptionError, match=f"{option} names '{wrong}'") as told:
+            with pytest.raises(
+                OptionError, match=f"{option} names '{wrong}'"
+            ) as caught:
                 build_loader(data, num_workers=0, **{option: ["y", wrong]})
-            assert near in told.value.fix, kind
+            assert near in caught.value.fix, kind
 
 
 @pytest.mark.parametrize("option", ["follow_batch", "exclude_keys"])

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from loaderkit import LoaderError, build_loader
+from loaderkit import build_loader
+from loaderkit.errors import LoaderError
 
 OPTIONS = st.fixed_dictionaries(
     {}, optional={"batch_size": st.integers(1, 5), "drop_last": st.booleans()}
@@ -49,11 +50,16 @@ def test_samples_that_came_later_keep_to_the_limits_too(ranks):
     data = Sized(range(10))
     loaders = [
         build_loader(
-            data, max_nodes=8, shuffle=True, seed=0, rank=rank, world_size=ranks,
+            data,
+            max_nodes=8,
+            shuffle=True,
+            seed=0,
+            rank=rank,
+            world_size=ranks,
             num_workers=0,
         )
         for rank in range(ranks)
-    ]  # fmt: skip
+    ]
     for loader in loaders:
         list(loader)
     data.extend(range(10, 40))
@@ -79,9 +85,9 @@ def test_an_epoch_that_has_begun_ends_as_it_was():
     alike = build_loader(data[:6], shuffle=True, num_workers=0)
     alike.load_state_dict(state)
 
-    rest = [int(batch) for batch in running]
-    assert sorted(given_rows + rest) == list(range(6))
-    assert [int(batch) for batch in alike] == rest
+    remaining_rows = [int(batch) for batch in running]
+    assert sorted(given_rows + remaining_rows) == list(range(6))
+    assert [int(batch) for batch in alike] == remaining_rows
     with pytest.raises(LoaderError, match=r"'samples': 6\b.*'samples': 9\b"):
         build_loader(data, shuffle=True, num_workers=0).load_state_dict(state)
 
@@ -140,7 +146,9 @@ def warns_of_length(loader, *, asks):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         batches = [torch.as_tensor(batch).tolist() for batch in loader]
-    texts = [str(each.message) for each in caught if "samples" in str(each.message)]
+    texts = [
+        str(warning.message) for warning in caught if "samples" in str(warning.message)
+    ]
     return bool(texts), batches
 
 
@@ -171,9 +179,9 @@ def test_what_every_worker_reads_is_warned_of_and_where_to_look_is_said():
 
 def test_uneven_parts_of_workers_are_no_reason_to_warn():
     # Three and three samples make two batches each; five samples would make two.
-    found, batches = warns_of_length(
+    warnings_given, batches = warns_of_length(
         build_loader(Claims(6, 6), num_workers=2, batch_size=2), asks=True
     )
 
-    assert not found
+    assert not warnings_given
     assert len(batches) == 4

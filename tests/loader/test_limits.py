@@ -9,21 +9,19 @@ import torch
 from torch.utils.data import Subset
 from torch_geometric.data import Batch
 
-from loaderkit import (
-    LoaderError,
-    SafeDataset,
-    SafeGraphDataset,
-    build_loader,
-    open_cache,
-    pack,
-)
+from loaderkit import SafeDataset, SafeGraphDataset, build_loader, open_cache, pack
+from loaderkit.errors import LoaderError
 
 COUNT = 24
 
 
 def clip(i):
-    return {"text": torch.ones(1 + i % 7, 2), "ids": list(range(1 + i % 3)),
-            "image": torch.ones(50, 2), "n": i}  # fmt: skip
+    return {
+        "text": torch.ones(1 + i % 7, 2),
+        "ids": list(range(1 + i % 3)),
+        "image": torch.ones(50, 2),
+        "n": i,
+    }
 
 
 def unchanged(sample):
@@ -55,11 +53,14 @@ def by_name(graph):
 
 
 GRAPH_CHANGES = {
-    "none": unchanged, "fewer nodes": without_all_but_two_nodes,
-    "more nodes": with_more_nodes, "two views": two_views, "by name": by_name,
+    "none": unchanged,
+    "fewer nodes": without_all_but_two_nodes,
+    "more nodes": with_more_nodes,
+    "two views": two_views,
+    "by name": by_name,
     "some with more nodes": functools.partial(with_more_nodes, every=7),
     "more edges": with_more_edges,
-}  # fmt: skip
+}
 
 
 def repeated(sample):
@@ -83,9 +84,13 @@ def longer_list(sample):
 
 
 CLIP_CHANGES = {
-    "none": unchanged, "repeated": repeated, "of one length": of_one_length,
-    "of another name": of_another_name, "cut": cut, "longer list": longer_list,
-}  # fmt: skip
+    "none": unchanged,
+    "repeated": repeated,
+    "of one length": of_one_length,
+    "of another name": of_another_name,
+    "cut": cut,
+    "longer list": longer_list,
+}
 
 
 class OwnReading:
@@ -137,13 +142,13 @@ def totals(samples):
     graphs = []
     stack = list(samples)
     while stack:
-        each = stack.pop()
-        if isinstance(each, (list, tuple)):
-            stack += each
-        elif isinstance(each, dict):
-            stack += each.values()
+        value = stack.pop()
+        if isinstance(value, (list, tuple)):
+            stack += value
+        elif isinstance(value, dict):
+            stack += value.values()
         else:
-            graphs.append(each)
+            graphs.append(value)
     whole = Batch.from_data_list(graphs)
     return {"nodes": whole.num_nodes, "edges": whole.num_edges}
 
@@ -166,12 +171,15 @@ def test_no_batch_of_changed_graphs_is_beyond_its_limit(tmp_path, limit):
 
     for name, change in GRAPH_CHANGES.items():
         for way, data in changed_by(tmp_path / "c.lk", change).items():
-            found = outcome(data, shuffle=True, **{f"max_{limit}": 13})
-            if isinstance(found, LoaderError):
-                assert f"{limit}, above max_{limit}=13: " in found.what, way
+            outcome_of_way = outcome(data, shuffle=True, **{f"max_{limit}": 13})
+            if isinstance(outcome_of_way, LoaderError):
+                assert f"{limit}, above max_{limit}=13: " in outcome_of_way.what, way
                 refused.add(name)
             else:
-                assert all(totals(batch)[limit] <= 13 for batch in found), (name, way)
+                assert all(totals(batch)[limit] <= 13 for batch in outcome_of_way), (
+                    name,
+                    way,
+                )
 
     larger = {"two views", "by name"}
     larger |= {"more nodes", "some with more nodes"} if limit == "nodes" else set()
@@ -185,9 +193,9 @@ def test_no_batch_of_changed_clips_is_beyond_its_limit(tmp_path):
 
     for name, change in CLIP_CHANGES.items():
         for way, data in changed_by(tmp_path / "c.lk", change).items():
-            found = outcome(data, shuffle=True, max_tokens=15)
-            if isinstance(found, LoaderError):
-                assert "tokens, above max_tokens=15: " in found.what, way
+            outcome_of_way = outcome(data, shuffle=True, max_tokens=15)
+            if isinstance(outcome_of_way, LoaderError):
+                assert "tokens, above max_tokens=15: " in outcome_of_way.what, way
                 refused.add(name)
 
     assert refused == set(CLIP_CHANGES) - {"none", "cut"}

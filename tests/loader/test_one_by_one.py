@@ -15,7 +15,8 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from loaderkit import LoaderError, OptionError, build_loader, pack
+from loaderkit import build_loader, pack
+from loaderkit.errors import LoaderError, OptionError
 from loaderkit.testing import assert_same
 
 ALONE = {"batch_size": None, "probe": False}
@@ -83,16 +84,16 @@ def test_a_sampler_may_give_whole_batches_as_keys(workers):
     data = Bulk()
     order = BatchSampler(SequentialSampler(data), 5, drop_last=False)
 
-    found = list(build_loader(data, sampler=order, num_workers=workers, **ALONE))
+    loaded = list(build_loader(data, sampler=order, num_workers=workers, **ALONE))
 
-    assert_same(found, list(DataLoader(data, batch_size=None, sampler=order)))
+    assert_same(loaded, list(DataLoader(data, batch_size=None, sampler=order)))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_stream_is_given_as_it_is(workers):
-    found = list(build_loader(Counting(), num_workers=workers, **ALONE))
+    loaded = list(build_loader(Counting(), num_workers=workers, **ALONE))
 
-    assert_same(found, list(DataLoader(Counting(), batch_size=None)))
+    assert_same(loaded, list(DataLoader(Counting(), batch_size=None)))
 
 
 MAKERS = {
@@ -132,13 +133,13 @@ def test_ranks_share_the_samples_out(stream):
     data = Counting() if stream else list(range(10))
     order = {} if stream else {"shuffle": True}
 
-    found = [
+    loaded = [
         list(build_loader(data, rank=rank, world_size=3, **ALONE, **order))
         for rank in range(3)
     ]
 
-    assert {len(part) for part in found} == {4}
-    assert {int(sample) for part in found for sample in part} == set(range(10))
+    assert {len(part) for part in loaded} == {4}
+    assert {int(sample) for part in loaded for sample in part} == set(range(10))
 
 
 def test_random_numbers_do_not_depend_on_the_workers():
@@ -152,10 +153,14 @@ def test_random_numbers_do_not_depend_on_the_workers():
 
 @pytest.mark.parametrize(
     "options",
-    [{"drop_last": True}, {"bucket_by": "nodes"}, {"follow_batch": ["x"]},
-     {"exclude_keys": ["x"]}],
+    [
+        {"drop_last": True},
+        {"bucket_by": "nodes"},
+        {"follow_batch": ["x"]},
+        {"exclude_keys": ["x"]},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_only_batches_have_is_refused(options):
     with pytest.raises(OptionError, match="batch_size=None was given with") as caught:
         build_loader([1, 2], **ALONE, **options)

@@ -18,7 +18,8 @@ from torch.utils.data import (
 )
 
 import loaderkit
-from loaderkit import LoaderError, LoaderkitError, OptionError, build_loader
+from loaderkit import build_loader
+from loaderkit.errors import LoaderError, LoaderkitError, OptionError
 from loaderkit.loader.options import LoaderOptions, check_variables, parse_variable
 
 pytestmark = pytest.mark.filterwarnings("ignore:. workers share")
@@ -101,10 +102,14 @@ def test_a_wrong_value_is_refused_by_the_options_name(data):
 
 @pytest.mark.parametrize(
     ("name", "value", "fix"),
-    [("batch_size", "32", "batch_size=32"), ("num_workers", 2.0, "num_workers=2"),
-     ("oversized", "skipped", "oversized='skip'"), ("shuffle", 1, "shuffle=True"),
-     ("follow_batch", "x", "follow_batch=['x']")],
-)  # fmt: skip
+    [
+        ("batch_size", "32", "batch_size=32"),
+        ("num_workers", 2.0, "num_workers=2"),
+        ("oversized", "skipped", "oversized='skip'"),
+        ("shuffle", 1, "shuffle=True"),
+        ("follow_batch", "x", "follow_batch=['x']"),
+    ],
+)
 def test_the_fix_is_the_nearest_value(name, value, fix):
     with pytest.raises(OptionError) as caught:
         build_loader(NUMBERS, **{name: value})
@@ -127,9 +132,12 @@ def test_a_misspelt_option_is_refused_with_the_nearest(name, at, letter):
 
 def test_values_of_numpy_are_values():
     loader = build_loader(
-        NUMBERS, batch_size=np.int64(5), drop_last=np.bool_(True), seed=np.uint64(7),
+        NUMBERS,
+        batch_size=np.int64(5),
+        drop_last=np.bool_(True),
+        seed=np.uint64(7),
         num_workers=np.int8(0),
-    )  # fmt: skip
+    )
 
     assert [len(batch) for batch in loader] == [5, 5]
 
@@ -142,13 +150,19 @@ def test_a_context_says_how_workers_start():
         probe=False,
     )
 
-    assert loader.plan.multiprocessing_context == "spawn"
+    assert loader.plan.multiprocessing_context.value == "spawn"
 
 
 NAMES_OF_VARIABLES = [
-    "NUM_WORKERS", "MAX_WORKERS", "PIN_MEMORY", "PREFETCH_FACTOR", "READ_AHEAD",
-    "IN_ORDER", "PERSISTENT_WORKERS", "MULTIPROCESSING_CONTEXT",
-]  # fmt: skip
+    "NUM_WORKERS",
+    "MAX_WORKERS",
+    "PIN_MEMORY",
+    "PREFETCH_FACTOR",
+    "READ_AHEAD",
+    "IN_ORDER",
+    "PERSISTENT_WORKERS",
+    "MULTIPROCESSING_CONTEXT",
+]
 
 
 @given(
@@ -325,10 +339,16 @@ def test_a_contradiction_is_refused(options):
 
 @pytest.mark.parametrize(
     "options",
-    [{"max_nodes": 3}, {"max_bytes": 10}, {"shuffle": True}, {"sampler": [1]},
-     {"batch_sampler": [[1]]}, {"bucket_by": "nodes"}],
+    [
+        {"max_nodes": 3},
+        {"max_bytes": 10},
+        {"shuffle": True},
+        {"sampler": [1]},
+        {"batch_sampler": [[1]]},
+        {"bucket_by": "nodes"},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_an_iterable_dataset_cannot_follow_is_refused(options):
     with pytest.raises(OptionError, match="iterable"):
         build_loader(Counting(), **options)
@@ -336,17 +356,22 @@ def test_what_an_iterable_dataset_cannot_follow_is_refused(options):
 
 @pytest.mark.parametrize(
     "options",
-    [{"prefetch_factor": 3}, {"persistent_workers": True}, {"timeout": 60},
-     {"multiprocessing_context": "fork"}, {"worker_init_fn": print},
-     {"in_order": False}],
+    [
+        {"prefetch_factor": 3},
+        {"persistent_workers": True},
+        {"timeout": 60},
+        {"multiprocessing_context": "fork"},
+        {"worker_init_fn": print},
+        {"in_order": False},
+    ],
     ids=str,
-)  # fmt: skip
+)
 @pytest.mark.parametrize("dataset", [NUMBERS, Counting()], ids=["list", "iterable"])
 def test_what_only_workers_can_follow_gets_a_worker(dataset, options):
     plan = build_loader(dataset, batch_size=4, **options).plan
 
-    assert plan.num_workers >= 1
-    assert next(iter(options)) in plan.reasons["num_workers"]
+    assert plan.num_workers.value >= 1
+    assert next(iter(options)) in plan.num_workers.reason
 
 
 def test_a_variable_that_forbids_workers_contradicts_what_needs_one(monkeypatch):
@@ -396,12 +421,15 @@ def test_sizes_that_do_not_match_the_samples_are_refused():
 SETTINGS = st.fixed_dictionaries(
     {},
     optional={
-        "batch_size": st.integers(1, 5), "drop_last": st.booleans(),
-        "num_workers": st.integers(0, 2), "timeout": st.sampled_from([0, 9.5]),
-        "shuffle": st.booleans(), "prefetch_factor": st.integers(1, 3),
+        "batch_size": st.integers(1, 5),
+        "drop_last": st.booleans(),
+        "num_workers": st.integers(0, 2),
+        "timeout": st.sampled_from([0, 9.5]),
+        "shuffle": st.booleans(),
+        "prefetch_factor": st.integers(1, 3),
         "persistent_workers": st.booleans(),
     },
-)  # fmt: skip
+)
 
 
 @given(SETTINGS)
@@ -454,10 +482,10 @@ class Asked(Slow):
 def test_a_worker_knows_the_users_dataset():
     loader = build_loader(Asked(), batch_size=32, num_workers=1)
 
-    found = torch.cat(list(loader))
+    drawn = torch.cat(list(loader))
 
-    assert found[:, 1].all()
-    assert os.getpid() not in found[:, 0]
+    assert drawn[:, 1].all()
+    assert os.getpid() not in drawn[:, 0]
 
 
 def test_nothing_is_read_here_where_workers_were_asked_for():
@@ -563,14 +591,19 @@ def test_a_size_above_all_samples_gives_one_batch(kind, power):
 
 
 NO_SIZES = {
-    "NaN": [5, float("nan"), 3, 4], "infinity": [1, float("inf"), 1, 1],
-    "fractions": [1.9] * 4, "complex": [1 + 2j, 1, 1, 1], "None": [1, None, 2, 3],
-    "texts": ["1", "2", "3", "4"], "truths": [True] * 4,
+    "NaN": [5, float("nan"), 3, 4],
+    "infinity": [1, float("inf"), 1, 1],
+    "fractions": [1.9] * 4,
+    "complex": [1 + 2j, 1, 1, 1],
+    "None": [1, None, 2, 3],
+    "texts": ["1", "2", "3", "4"],
+    "truths": [True] * 4,
     "beyond int64": np.array([1, 2**63 + 5, 1, 1], np.uint64),
-    "beyond int64 together": [2**60] * 4, "objects": np.array([1, 2, 3, "x"], object),
+    "beyond int64 together": [2**60] * 4,
+    "objects": np.array([1, 2, 3, "x"], object),
     "masked": np.ma.array([1, 9, 1, 1], mask=[0, 1, 0, 0]),
     "tensor": torch.tensor([1.0, float("nan"), 1, 1]),
-}  # fmt: skip
+}
 
 
 class OtherSizes(list):
@@ -601,16 +634,18 @@ def test_whole_numbers_may_be_floats():
 ROWS = {
     "sampler": [[3, 1, 2], np.array([3, 1, 2]), torch.tensor([3, 1, 2]), range(3)],
     "batch_sampler": [
-        [[0, 1], [3, 2]], np.array([[0, 1], [3, 2]]), torch.tensor([[0, 1], [3, 2]]),
+        [[0, 1], [3, 2]],
+        np.array([[0, 1], [3, 2]]),
+        torch.tensor([[0, 1], [3, 2]]),
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_arrays_choose_rows_as_in_torch(name):
     data = list(range(4))
     for rows in ROWS[name]:
-        expected = [each.tolist() for each in DataLoader(data, **{name: rows})]
+        expected = [batch.tolist() for batch in DataLoader(data, **{name: rows})]
         for workers in (0, None):
             loader = build_loader(data, num_workers=workers, **{name: rows})
             assert [batch.tolist() for batch in loader] == expected
@@ -658,10 +693,10 @@ def test_the_probe_ends_no_build():
     assert [batch.item() for batch in loader] == [7, 8]
 
     asked_of_nobody = build_loader(SecondHalf(), sampler=iter([7, 8]))
-    assert "not known before" in asked_of_nobody.plan.reasons["num_workers"]
+    assert "not known before" in asked_of_nobody.plan.num_workers.reason
 
     failing = build_loader(SecondHalf(), sampler=[0])
-    assert "reading failed" in failing.plan.reasons["num_workers"]
+    assert "reading failed" in failing.plan.num_workers.reason
 
 
 @pytest.mark.parametrize("kind", [list, tuple, iter])
@@ -678,7 +713,7 @@ def test_samples_read_together_are_joined_as_in_torch(kind):
 
     batches = list(build_loader(Together(), batch_size=2, num_workers=0))
 
-    assert [each.tolist() for each in batches] == [[[0], [1]], [[2], [3]]]
+    assert [batch.tolist() for batch in batches] == [[[0], [1]], [[2], [3]]]
 
 
 def test_reading_users_code_ahead_in_a_thread_is_warned_of():

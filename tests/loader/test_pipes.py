@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.graph_settings import apply_sharding, apply_shuffle_settings
 
-from loaderkit import LoaderError, OptionError, build_loader
+from loaderkit import build_loader
+from loaderkit.errors import LoaderError, OptionError
 
 
 def doubled(value):
@@ -62,9 +63,13 @@ STAGE_LISTS = st.lists(st.sampled_from(sorted(STAGES)), max_size=4).filter(
 @pytest.mark.filterwarnings("ignore:.shuffle=True. was set")  # torch's own
 @settings(max_examples=12)
 @given(
-    st.integers(0, 30), STAGE_LISTS, st.sampled_from([0, 1, 2]), st.integers(1, 4),
-    st.sampled_from([None, False, True]), st.booleans(),
-)  # fmt: skip
+    st.integers(0, 30),
+    STAGE_LISTS,
+    st.sampled_from([0, 1, 2]),
+    st.integers(1, 4),
+    st.sampled_from([None, False, True]),
+    st.booleans(),
+)
 def test_workers_give_what_torch_gives(samples, stages, workers, size, shuffle, drop):
     options = {"batch_size": size, "num_workers": workers, "drop_last": drop}
     torchs = torchs_rows(samples, stages, shuffle=shuffle, **options)
@@ -85,19 +90,26 @@ def test_workers_give_what_torch_gives(samples, stages, workers, size, shuffle, 
 
 @settings(max_examples=6)
 @given(
-    st.integers(0, 20), st.integers(1, 3), st.sampled_from([0, 2]), st.booleans(),
-)  # fmt: skip
+    st.integers(0, 20),
+    st.integers(1, 3),
+    st.sampled_from([0, 2]),
+    st.booleans(),
+)
 def test_ranks_share_a_pipe_in_equal_steps(samples, ranks, workers, drop):
-    found = []
+    rows_of_ranks = []
     for rank in range(ranks):
         loader = build_loader(
-            pipe_of(samples, ["shuffle", "share"]), rank=rank, world_size=ranks,
-            num_workers=workers, drop_last=drop, probe=False,
-        )  # fmt: skip
-        found.append(rows(loader))
+            pipe_of(samples, ["shuffle", "share"]),
+            rank=rank,
+            world_size=ranks,
+            num_workers=workers,
+            drop_last=drop,
+            probe=False,
+        )
+        rows_of_ranks.append(rows(loader))
 
-    assert len({len(part) for part in found}) == 1
-    given_rows = collections.Counter(itertools.chain(*found))
+    assert len({len(part) for part in rows_of_ranks}) == 1
+    given_rows = collections.Counter(itertools.chain(*rows_of_ranks))
     if not drop:
         assert set(given_rows) == set(range(samples))
         assert sum(given_rows.values()) - samples <= (ranks - 1) * max(1, workers)
@@ -105,13 +117,18 @@ def test_ranks_share_a_pipe_in_equal_steps(samples, ranks, workers, drop):
         assert max(given_rows.values(), default=1) == 1
 
 
-@pytest.mark.parametrize(("workers", "kept"), [(0, False), (2, False), (2, True)])
-def test_each_epoch_has_an_order_of_its_own_that_follows_from_the_seed(workers, kept):
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_each_epoch_has_an_order_of_its_own_that_follows_from_the_seed(
+    workers, persistent
+):
     def make():
         return build_loader(
-            pipe_of(20, ["shuffle", "share"]), seed=3, num_workers=workers,
-            persistent_workers=kept, probe=False,
-        )  # fmt: skip
+            pipe_of(20, ["shuffle", "share"]),
+            seed=3,
+            num_workers=workers,
+            persistent_workers=persistent,
+            probe=False,
+        )
 
     loader, again = make(), make()
     first, second = rows(loader), rows(loader)
@@ -125,9 +142,11 @@ def test_each_epoch_has_an_order_of_its_own_that_follows_from_the_seed(workers, 
 def test_the_rest_of_a_shuffled_pipe_is_equal(workers):
     def make():
         return build_loader(
-            pipe_of(20, ["shuffle", "share"]), num_workers=workers, probe=False,
+            pipe_of(20, ["shuffle", "share"]),
+            num_workers=workers,
+            probe=False,
             batch_size=2,
-        )  # fmt: skip
+        )
 
     loader, fresh = make(), make()
     list(loader)

@@ -7,7 +7,8 @@ import time
 import pytest
 import torch
 
-from loaderkit import LoaderError, build_loader
+from loaderkit import build_loader
+from loaderkit.errors import LoaderError
 from loaderkit.loader import probe
 
 forks = pytest.mark.skipif(sys.platform in {"darwin", "win32"}, reason="no safe fork")
@@ -50,7 +51,7 @@ def readers(folder):
 def test_building_a_loader_opens_nothing_here(folder):
     loader = build_loader(KeepsItsFile(folder), batch_size=10, seed=0)
 
-    assert "a batch takes" in loader.plan.reasons["num_workers"]
+    assert "a batch takes" in loader.plan.num_workers.reason
     assert readers(folder)
     assert os.getpid() not in readers(folder)
     if loader.num_workers:
@@ -67,7 +68,7 @@ def test_a_dataset_in_memory_is_measured_here(monkeypatch):
 
     loader = build_loader(list(torch.arange(100.0)), batch_size=10)
 
-    assert "a batch takes" in loader.plan.reasons["num_workers"]
+    assert "a batch takes" in loader.plan.num_workers.reason
 
 
 class Ends(torch.utils.data.Dataset):
@@ -96,7 +97,7 @@ class Fails(Ends):
 def test_what_cannot_be_read_is_said(dataset, why):
     with pytest.raises(LoaderError, match=why):
         probe.probe(dataset, [0, 1], torch.utils.data.default_collate)
-    assert build_loader(dataset).plan.reasons["num_workers"]
+    assert build_loader(dataset).plan.num_workers.reason
 
 
 @forks
@@ -105,16 +106,18 @@ def test_a_sample_that_takes_too_long_is_given_up(folder, monkeypatch):
 
     loader = build_loader(KeepsItsFile(folder, wait_s=3600))
 
-    reason = loader.plan.reasons["num_workers"]
+    reason = loader.plan.num_workers.reason
     assert "not measured: no sample was read within 300 ms" in reason
 
 
 def test_a_copy_is_measured_where_processes_are_spawned(folder):
     dataset = KeepsItsFile(folder)
 
-    found = probe._measure_a_copy(dataset, range(10), torch.utils.data.default_collate)
+    copying = probe._measure_a_copy(
+        dataset, range(10), torch.utils.data.default_collate
+    )
 
-    assert found.samples
+    assert copying.samples
     assert dataset.opened is None
 
 

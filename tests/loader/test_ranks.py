@@ -21,7 +21,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from loaderkit import LoaderError, build_loader
+from loaderkit import build_loader
+from loaderkit.errors import LoaderError
 from loaderkit.loader.ranks import launched_ranks
 
 ROOT = Path(__file__).parents[2]
@@ -60,10 +61,19 @@ def run_ranks(script, *arguments, ranks=2):
     """Run a script under torchrun; gives what it printed, line by line."""
     run = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}"]
     done = subprocess.run(
-        [*run, "--master_port=0", "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0",
-         str(script), *map(str, arguments)],
-        capture_output=True, text=True, check=False, cwd=ROOT,
-    )  # fmt: skip
+        [
+            *run,
+            "--master_port=0",
+            "--rdzv_backend=c10d",
+            "--rdzv_endpoint=localhost:0",
+            str(script),
+            *map(str, arguments),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
     assert done.returncode == 0, done.stderr[-2500:]
     return [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "["]
 
@@ -74,10 +84,10 @@ def test_torchrun_gives_every_rank_its_share(cache, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
 
-    found = run_ranks(script, cache.cache)
+    ranks_read = run_ranks(script, cache.cache)
 
-    assert len(found) == 6
-    for number, every in enumerate(found):
+    assert len(ranks_read) == 6
+    for number, every in enumerate(ranks_read):
         rows = [row for rank in every for batch in rank for row in batch]
         assert len({len(rank) for rank in every}) == 1
         drops = number == 3
@@ -126,11 +136,11 @@ loaders += [("equal " + way, make(way, 1)) for way in WAYS]
 for way, loader in loaders:
     try:
         rows = [row for _ in range(2) for batch in loader for row in batch.tolist()]
-        found = "read"
-    except loaderkit.LoaderError as error:
-        found = error.what
+        outcome = "read"
+    except loaderkit.errors.LoaderError as error:
+        outcome = error.what
     every = [None] * 2
-    dist.all_gather_object(every, found)
+    dist.all_gather_object(every, outcome)
     if rank == 0:
         print(json.dumps([way, every]))
 dist.destroy_process_group()
@@ -142,16 +152,16 @@ def test_orders_that_differ_between_ranks_are_refused_on_all_of_them(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(DIFFERING)
 
-    found = dict(run_ranks(script))
+    ranks_read = dict(run_ranks(script))
 
-    for way, (first, second) in found.items():
+    for way, (first, second) in ranks_read.items():
         assert first == second, way
         if way.startswith("equal") or way == "alone":
             assert first == "read"
         else:
             assert first.startswith("The ranks have different ")
-    assert "different seed: 0 on rank 0, 1 on rank 1" in found["seed"][0]
-    assert found["early"] == found["seed"]
+    assert "different seed: 0 on rank 0, 1 on rank 1" in ranks_read["seed"][0]
+    assert ranks_read["early"] == ranks_read["seed"]
 
 
 ACCELERATED = """
@@ -190,10 +200,10 @@ def test_accelerate_deals_out_each_sample_once(cache, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(ACCELERATED)
 
-    found = run_ranks(script, cache.cache)
+    ranks_read = run_ranks(script, cache.cache)
 
-    assert len(found) == 6
-    for number, every in enumerate(found):
+    assert len(ranks_read) == 6
+    for number, every in enumerate(ranks_read):
         count = collections.Counter(row for rank in every for b in rank for row in b)
         assert len({len(rank) for rank in every}) == 1
         if number == 4:
@@ -225,28 +235,30 @@ class Stream(IterableDataset):
 OPTIONS = st.fixed_dictionaries(
     {"shuffle": st.sampled_from([False, True, "block"])},
     optional={
-        "batch_size": st.integers(1, 9), "max_nodes": st.integers(9, 30),
-        "bucket_by": st.just("nodes"), "drop_last": st.booleans(),
+        "batch_size": st.integers(1, 9),
+        "max_nodes": st.integers(9, 30),
+        "bucket_by": st.just("nodes"),
+        "drop_last": st.booleans(),
     },
-)  # fmt: skip
+)
 
 
 def rows_of_ranks(make, ranks):
     """Read an epoch on every rank, each with random numbers of its own."""
-    found = []
+    ranks_read = []
     for rank in range(ranks):
         torch.manual_seed(100 + rank)
         loader = make(rank)
         steps, epoch = len(loader), iter(loader)
         assert len(epoch) == steps
-        found.append([batch.tolist() for batch in epoch])
-        assert len(found[-1]) == steps
-    return found
+        ranks_read.append([batch.tolist() for batch in epoch])
+        assert len(ranks_read[-1]) == steps
+    return ranks_read
 
 
-def check_union(found, samples, *, whole, repeats):
-    rows = collections.Counter(row for rank in found for b in rank for row in b)
-    assert len({len(rank) for rank in found}) == 1
+def check_union(ranks_read, samples, *, whole, repeats):
+    rows = collections.Counter(row for rank in ranks_read for b in rank for row in b)
+    assert len({len(rank) for rank in ranks_read}) == 1
     assert set(rows) <= set(range(samples))
     if whole:
         assert set(rows) == set(range(samples))
@@ -274,9 +286,11 @@ def test_ranks_with_other_random_numbers_share_each_sample(samples, ranks, optio
         plan = make(0).plan.batching
         repeats = int(plan.split(" repeated")[0].rsplit(" ", 1)[-1])
     check_union(
-        rows_of_ranks(make, ranks), samples,
-        whole=not options.get("drop_last"), repeats=repeats,
-    )  # fmt: skip
+        rows_of_ranks(make, ranks),
+        samples,
+        whole=not options.get("drop_last"),
+        repeats=repeats,
+    )
 
 
 SAMPLERS = {
@@ -290,9 +304,13 @@ SAMPLERS = {
 
 @pytest.mark.filterwarnings("ignore:an epoch has no batches")
 @given(
-    st.integers(1, 40), st.integers(1, 4), st.sampled_from(sorted(SAMPLERS)),
-    st.integers(1, 5), st.booleans(), st.booleans(),
-)  # fmt: skip
+    st.integers(1, 40),
+    st.integers(1, 4),
+    st.sampled_from(sorted(SAMPLERS)),
+    st.integers(1, 5),
+    st.booleans(),
+    st.booleans(),
+)
 @settings(max_examples=15)
 def test_a_samplers_choice_is_shared_out(samples, ranks, kind, size, batched, drop):
     data = list(range(samples))
@@ -306,17 +324,20 @@ def test_a_samplers_choice_is_shared_out(samples, ranks, kind, size, batched, dr
             data, rank=rank, world_size=ranks, num_workers=0, probe=False, **options
         )
 
-    found = rows_of_ranks(make, ranks)
+    ranks_read = rows_of_ranks(make, ranks)
 
     if batched and drop:  # what the batch sampler leaves out is its own affair
-        assert len({len(rank) for rank in found}) == 1
+        assert len({len(rank) for rank in ranks_read}) == 1
     else:
-        check_union(found, samples, whole=not drop, repeats=ranks * size)
+        check_union(ranks_read, samples, whole=not drop, repeats=ranks * size)
 
 
 @given(
-    st.integers(0, 40), st.integers(1, 4), st.integers(1, 5), st.booleans(),
-)  # fmt: skip
+    st.integers(0, 40),
+    st.integers(1, 4),
+    st.integers(1, 5),
+    st.booleans(),
+)
 @settings(max_examples=15)
 def test_an_iterable_dataset_is_shared_out(samples, ranks, size, drop):
     def make(rank):
@@ -329,9 +350,9 @@ def test_an_iterable_dataset_is_shared_out(samples, ranks, size, drop):
             drop_last=drop,
         )
 
-    found = [[b.tolist() for b in make(rank)] for rank in range(ranks)]
+    ranks_read = [[b.tolist() for b in make(rank)] for rank in range(ranks)]
 
-    check_union(found, samples, whole=not drop, repeats=ranks - 1)
+    check_union(ranks_read, samples, whole=not drop, repeats=ranks - 1)
 
 
 DRAWN_BY = {
@@ -365,14 +386,19 @@ def test_a_stream_draws_the_same_order_on_all_ranks(kind, seed, workers):
         np.random.seed(rank)
         loaders.append(
             build_loader(
-                Shuffled(kind), rank=rank, world_size=3, batch_size=2, seed=seed,
-                num_workers=workers, probe=False,
+                Shuffled(kind),
+                rank=rank,
+                world_size=3,
+                batch_size=2,
+                seed=seed,
+                num_workers=workers,
+                probe=False,
             )
-        )  # fmt: skip
+        )
 
     for _ in range(2):
-        found = [[batch.tolist() for batch in loader] for loader in loaders]
-        check_union(found, 23, whole=True, repeats=2)
+        ranks_read = [[batch.tolist() for batch in loader] for loader in loaders]
+        check_union(ranks_read, 23, whole=True, repeats=2)
 
 
 def test_a_sampler_that_shares_rows_out_itself_is_left_alone():
@@ -428,9 +454,9 @@ def test_a_launchers_variables_share_the_data_out(launcher, monkeypatch):
             monkeypatch.setenv(name, str(value))
         return build_loader(list(range(10)), shuffle=True, batch_size=2)
 
-    found = rows_of_ranks(make, 3)
+    ranks_read = rows_of_ranks(make, 3)
 
-    check_union(found, 10, whole=True, repeats=2)
+    check_union(ranks_read, 10, whole=True, repeats=2)
 
 
 def test_a_launchers_variables_that_do_not_say_enough_are_refused():
@@ -495,8 +521,10 @@ def test_ranks_agree_without_a_word(cache, options):
         build_loader(part, shuffle=True, rank=rank, world_size=4, **options)
         for rank in range(4)
     ]
-    found = [[batch.y.tolist() for batch in loader] for loader in loaders]
+    ranks_read = [[batch.y.tolist() for batch in loader] for loader in loaders]
 
-    assert len({len(each) for each in found}) == 1
-    assert {row for each in found for batch in each for row in batch} == set(range(39))
+    assert len({len(rank_rows) for rank_rows in ranks_read}) == 1
+    assert {
+        row for rank_rows in ranks_read for batch in rank_rows for row in batch
+    } == set(range(39))
     assert "rank 2 of 4" in loaders[2].plan.batching

@@ -22,10 +22,14 @@ def cache_of(values, samples, *, room):
     """Describe a cache whose arrays have so many bytes a sample."""
     sizes = tuple(round(value * samples) for value in values)
     return StoredArrays(
-        samples=samples, file_bytes=sum(sizes), array_bytes=sizes,
-        read_bytes=tuple(map(float, values)), is_compressed=False,
-        free_bytes=round(room * sum(sizes)), files=(),
-    )  # fmt: skip
+        samples=samples,
+        file_bytes=sum(sizes),
+        array_bytes=sizes,
+        read_bytes=tuple(map(float, values)),
+        is_compressed=False,
+        free_bytes=round(room * sum(sizes)),
+        files=(),
+    )
 
 
 def forecast(stored, order="shuffled", *, rate=1e5, disk=DISK, **more):
@@ -62,19 +66,19 @@ def pages_read(values, samples, room_pages, epochs=4):
 def test_shuffled_epochs_read_what_a_cache_of_pages_would_miss(values, samples, room):
     stored = cache_of(values, samples, room=room)
 
-    said = forecast(stored).epoch_bytes / PAGE
+    predicted = forecast(stored).epoch_bytes / PAGE
 
     was = pages_read(values, samples, stored.free_bytes // PAGE)
-    assert said == pytest.approx(was, rel=0.08)
+    assert predicted == pytest.approx(was, rel=0.08)
 
 
 def test_what_fits_memory_is_read_once():
-    said = forecast(cache_of([1000], 1000, room=1.1))
+    predicted = forecast(cache_of([1000], 1000, room=1.1))
 
-    assert said.regime == "fits memory"
-    assert (said.first_epoch_bytes, said.epoch_bytes) == (1_000_000, 0)
-    assert said.samples_per_s == 1e5
-    assert "then nothing, about 100,000 samples/s" in str(said)
+    assert predicted.regime == "fits memory"
+    assert (predicted.first_epoch_bytes, predicted.epoch_bytes) == (1_000_000, 0)
+    assert predicted.samples_per_s == 1e5
+    assert "then nothing, about 100,000 samples/s" in str(predicted)
 
 
 def test_what_fits_only_as_it_is_compressed_is_said():
@@ -110,21 +114,21 @@ def test_blocks_that_do_not_fit_memory_help_nothing():
 
 
 def test_what_would_be_faster_is_named():
-    said = forecast(cache_of([300, 20], 10**6, room=0.3))
+    predicted = forecast(cache_of([300, 20], 10**6, room=0.3))
 
-    assert said.better.samples_per_s > 2 * said.samples_per_s
-    assert said.better.epoch_bytes < said.epoch_bytes / 4
-    assert 'shuffle="block" would read 305 MiB' in str(said)
-    assert said.compressed_bytes is None
+    assert predicted.better.samples_per_s > 2 * predicted.samples_per_s
+    assert predicted.better.epoch_bytes < predicted.epoch_bytes / 4
+    assert 'shuffle="block" would read 305 MiB' in str(predicted)
+    assert predicted.compressed_bytes is None
 
 
 def test_compression_is_named_where_the_files_would_fit():
     stored, disk = cache_of([300], 10**6, room=0.3), replace(DISK, compressed_share=0.2)
 
-    said = forecast(stored, disk=disk)
+    predicted = forecast(stored, disk=disk)
 
-    assert said.compressed_bytes == 60_000_000
-    assert 'pack(compression="gzip")' in str(said)
+    assert predicted.compressed_bytes == 60_000_000
+    assert 'pack(compression="gzip")' in str(predicted)
     packed = replace(stored, is_compressed=True)
     assert forecast(packed, disk=disk).compressed_bytes is None
 
@@ -132,10 +136,10 @@ def test_compression_is_named_where_the_files_would_fit():
 def test_the_disk_and_the_gathering_are_waited_for_in_turn():
     stored = cache_of([40_000], 4000, room=0.2)
 
-    said = forecast(stored, "in order", rate=10_000.0)
+    predicted = forecast(stored, "in order", rate=10_000.0)
 
     disk_s = stored.file_bytes / 1e9 + 250 / 50_000
-    assert said.samples_per_s == pytest.approx(4000 / (0.4 + disk_s))
+    assert predicted.samples_per_s == pytest.approx(4000 / (0.4 + disk_s))
     assert forecast(stored, "in order", disk=None).samples_per_s is None
 
 
@@ -156,9 +160,13 @@ def test_a_loader_of_a_cache_says_its_regime_and_one_of_a_list_does_not(packed):
 
 @pytest.mark.parametrize(
     ("options", "order"),
-    [({}, "in order"), ({"shuffle": "block"}, "shuffled in blocks"),
-     ({"bucket_by": "nodes"}, "shuffled"), ({"sampler": [3, 1]}, "shuffled")],
-)  # fmt: skip
+    [
+        ({}, "in order"),
+        ({"shuffle": "block"}, "shuffled in blocks"),
+        ({"bucket_by": "nodes"}, "shuffled"),
+        ({"sampler": [3, 1]}, "shuffled"),
+    ],
+)
 def test_the_order_is_that_of_the_loader(packed, options, order):
     part = torch.utils.data.Subset(packed, range(20))
     for dataset in (packed, packed[:20], part):

@@ -28,7 +28,8 @@ from torch.utils.data import (
 )
 from torch_geometric.loader import DynamicBatchSampler
 
-from loaderkit import LoaderError, LoaderkitError, build_loader
+from loaderkit import build_loader
+from loaderkit.errors import LoaderError, LoaderkitError
 
 pytestmark = pytest.mark.filterwarnings("ignore:. workers share")
 FORK = multiprocessing.get_context("fork")
@@ -63,7 +64,7 @@ def test_a_seed_that_nobody_chose_is_taken_over(cache):
     second.load_state_dict(first.state_dict())
 
     assert rows_of(second) == [batch.y.tolist() for batch in iterator]
-    assert second.plan.seed == first.plan.seed
+    assert second.plan.seed.value == first.plan.seed.value
 
 
 def test_between_two_epochs_the_next_one_follows(cache):
@@ -81,7 +82,7 @@ def test_between_two_epochs_the_next_one_follows(cache):
 
 def test_random_numbers_of_reading_go_on_too():
     options = {"batch_size": 4, "seed": 3, "num_workers": 0}
-    wanted = [each["drawn"].tolist() for each in build_loader(Noisy(), **options)]
+    wanted = [batch["drawn"].tolist() for batch in build_loader(Noisy(), **options)]
     loader = build_loader(Noisy(), **options)
     iterator = iter(loader)
     next(iterator)
@@ -90,7 +91,7 @@ def test_random_numbers_of_reading_go_on_too():
     again = build_loader(Noisy(), **options)
     again.load_state_dict(state)
 
-    assert [each["drawn"].tolist() for each in again] == wanted[1:]
+    assert [batch["drawn"].tolist() for batch in again] == wanted[1:]
 
 
 def test_a_sampler_of_the_users_is_read_on():
@@ -98,13 +99,13 @@ def test_a_sampler_of_the_users_is_read_on():
         order = RandomSampler(range(10), generator=torch.Generator().manual_seed(1))
         return build_loader(list(range(10)), sampler=order, batch_size=3, seed=0)
 
-    wanted = [each.tolist() for each in loader()]
+    wanted = [batch.tolist() for batch in loader()]
     stopped, again = loader(), loader()
     iterator = iter(stopped)
     next(iterator)
     again.load_state_dict(stopped.state_dict())
 
-    assert [each.tolist() for each in again] == wanted[1:]
+    assert [batch.tolist() for batch in again] == wanted[1:]
 
 
 def test_an_iterable_dataset_is_read_on():
@@ -113,7 +114,7 @@ def test_an_iterable_dataset_is_read_on():
 
     again.load_state_dict(stopped.state_dict())
 
-    assert [each.tolist() for each in again] == [[4, 5, 6, 7], [8, 9]]
+    assert [batch.tolist() for batch in again] == [[4, 5, 6, 7], [8, 9]]
 
 
 @pytest.mark.parametrize("options", [{"seed": 2}, {"seed": 1, "batch_size": 5}])
@@ -155,7 +156,7 @@ def check_rest_is_equal(make, *, epoch, given):
     for _ in itertools.islice(iterator, given):
         pass
     state = json.loads(json.dumps(stopped.state_dict()))
-    rest, after = values_of(iterator), values_of(stopped)
+    remaining, after = values_of(iterator), values_of(stopped)
     torch.manual_seed(given)
 
     again.load_state_dict(state)
@@ -164,9 +165,9 @@ def check_rest_is_equal(make, *, epoch, given):
     for name in set(state) - {"workers", "last_worker"}:  # those are numbered anew
         assert saved[name] == state[name]
     if state["epoch"] == epoch:
-        assert values_of(again) == rest
+        assert values_of(again) == remaining
     else:  # so few batches that they were all given
-        assert not rest
+        assert not remaining
     assert values_of(again) == after
 
 
@@ -248,9 +249,12 @@ SAMPLERS = {
 
 @pytest.mark.slow
 @given(
-    st.sampled_from(sorted(SAMPLERS)), st.booleans(), st.integers(0, 2),
-    st.integers(0, 6), st.integers(1, 7),
-)  # fmt: skip
+    st.sampled_from(sorted(SAMPLERS)),
+    st.booleans(),
+    st.integers(0, 2),
+    st.integers(0, 6),
+    st.integers(1, 7),
+)
 @settings(max_examples=40)
 def test_the_rest_of_a_samplers_choice_is_equal(kind, batched, epoch, given, size):
     data = list(range(40))
@@ -295,10 +299,10 @@ def test_a_sampler_of_graphs_without_length_is_read_on():
     seen = [next(iterator).y.tolist() for _ in range(3)]
 
     again.load_state_dict(loader.state_dict())
-    rest = rows_of(again)
+    remaining = rows_of(again)
 
-    assert rest == [batch.y.tolist() for batch in iterator]
-    assert sorted(row for rows in seen + rest for row in rows) == list(range(30))
+    assert remaining == [batch.y.tolist() for batch in iterator]
+    assert sorted(row for rows in seen + remaining for row in rows) == list(range(30))
 
 
 class Hidden(Cycle):
@@ -327,9 +331,12 @@ class Counted(Cycle):
 
 @pytest.mark.parametrize(
     ("kind", "epoch", "given", "why"),
-    [(Hidden, 0, 2, "gives other batches"), (Counted, 1, 2, "turn is 0, the state has"),
-     (Counted, 1, 0, "turn is 0, the state has 1")],
-)  # fmt: skip
+    [
+        (Hidden, 0, 2, "gives other batches"),
+        (Counted, 1, 2, "turn is 0, the state has"),
+        (Counted, 1, 0, "turn is 0, the state has 1"),
+    ],
+)
 def test_a_sampler_that_cannot_be_brought_back_is_refused(kind, epoch, given, why):
     data = list(range(10))
     stopped, again = (
@@ -382,18 +389,21 @@ class SaysItsState(Split):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("kind", [Split, SaysItsState])
-def test_the_rest_of_an_iterable_dataset_is_equal(kind, workers, kept):
-    if kept and not workers:
+def test_the_rest_of_an_iterable_dataset_is_equal(kind, workers, persistent):
+    if persistent and not workers:
         return
 
     def make():
         return build_loader(
-            kind(), batch_size=3, seed=1, num_workers=workers,
-            persistent_workers=kept or None,
-        )  # fmt: skip
+            kind(),
+            batch_size=3,
+            seed=1,
+            num_workers=workers,
+            persistent_workers=persistent or None,
+        )
 
     for epoch, count in ((0, 4), (1, 2), (1, 0)):
         check_rest_is_equal(make, epoch=epoch, given=count)
@@ -442,16 +452,21 @@ class CountsEpochs(SaysItsState):
 
 
 @pytest.mark.parametrize(
-    ("workers", "kept"), [(0, False), (1, False), (2, False), (2, True)]
+    ("workers", "persistent"), [(0, False), (1, False), (2, False), (2, True)]
 )
 @pytest.mark.parametrize("kind", [OwnIterator, CountsEpochs])
 @pytest.mark.parametrize(("epoch", "given"), [(0, 0), (0, 2), (1, 0), (1, 3)])
-def test_the_rest_of_datasets_with_habits_is_equal(kind, workers, kept, epoch, given):
+def test_the_rest_of_datasets_with_habits_is_equal(
+    kind, workers, persistent, epoch, given
+):
     def make():
         return build_loader(
-            kind(), batch_size=3, seed=1, num_workers=workers,
-            persistent_workers=kept or None,
-        )  # fmt: skip
+            kind(),
+            batch_size=3,
+            seed=1,
+            num_workers=workers,
+            persistent_workers=persistent or None,
+        )
 
     check_rest_is_equal(make, epoch=epoch, given=given)
 
@@ -473,9 +488,9 @@ def test_workers_are_kept_beside_an_iterator_that_a_loaded_state_ended():
     state = loader.state_dict()
 
     loader.load_state_dict(state)
-    rest, after = list(loader), list(loader)
+    remaining, after = list(loader), list(loader)
 
-    assert len(rest) == 39
+    assert len(remaining) == 39
     assert {batch[0, -1].item() for batch in after} == {1}
     loader.close()
 
@@ -525,18 +540,22 @@ class Reader(Dataset):
         self.given = state["given"]
 
 
-@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("given", [0, 5])
-def test_a_datasets_own_state_is_saved_and_restored(workers, kept, given):
-    if kept and not workers:
+def test_a_datasets_own_state_is_saved_and_restored(workers, persistent, given):
+    if persistent and not workers:
         return
 
     def make():
         return build_loader(
-            Reader(), batch_size=3, seed=1, num_workers=workers, shuffle=True,
-            persistent_workers=kept or None,
-        )  # fmt: skip
+            Reader(),
+            batch_size=3,
+            seed=1,
+            num_workers=workers,
+            shuffle=True,
+            persistent_workers=persistent or None,
+        )
 
     check_rest_is_equal(make, epoch=1, given=given)
 
@@ -600,10 +619,16 @@ def test_a_seed_that_nobody_chose_is_taken_over_by_batches_of_any_size(cache):
 
 @pytest.mark.parametrize(
     "state",
-    [None, {}, [], "state", {"version": 2}, {"version": 1, "seed": 1, "epoch": 0,
-     "batches": 0, "batching": ""}],
+    [
+        None,
+        {},
+        [],
+        "state",
+        {"version": 2},
+        {"version": 1, "seed": 1, "epoch": 0, "batches": 0, "batching": ""},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_is_no_state_is_refused(cache, state):
     with pytest.raises(LoaderError, match="state"):
         build_loader(cache, batch_size=3).load_state_dict(state)
@@ -639,10 +664,10 @@ def test_a_killed_run_goes_on(cache, tmp_path, workers):
     last.start()
     last.join()
 
-    found = [log.joinpath(str(n + 1)).read_text() for n in range(len(wanted))]
+    logged = [log.joinpath(str(n + 1)).read_text() for n in range(len(wanted))]
     assert kills
     assert last.exitcode == 0
-    assert found == wanted
+    assert logged == wanted
 
 
 # What the order follows from
@@ -780,9 +805,14 @@ def test_a_legacy_generator_goes_on(epoch, given):
 
 
 BROKEN = {
-    "batches": 100, "ahead": 5, "workers": 3, "main": 1, "extra": 1, "order": 3,
+    "batches": 100,
+    "ahead": 5,
+    "workers": 3,
+    "main": 1,
+    "extra": 1,
+    "order": 3,
     "epoch": 2**63,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -821,9 +851,14 @@ def test_the_state_of_rank_0_is_every_ranks(kind):
         if kind == "distributed":
             sampler = DistributedSampler(TWENTY, 2, rank, seed=4)
         return build_loader(
-            TWENTY, sampler=sampler, batch_size=3, rank=rank, world_size=2,
-            num_workers=0, seed=1,
-        )  # fmt: skip
+            TWENTY,
+            sampler=sampler,
+            batch_size=3,
+            rank=rank,
+            world_size=2,
+            num_workers=0,
+            seed=1,
+        )
 
     first = make(0)
     next(iter(first))
@@ -894,16 +929,16 @@ def test_a_sampler_whose_epoch_was_set_by_hand_goes_on(again_by_hand):
     again.load_state_dict(state)
 
     assert values_of(again) == values_of(iterator)
-    for each in (sampler, other):
-        each.set_epoch(9)
+    for distributed_sampler in (sampler, other):
+        distributed_sampler.set_epoch(9)
     assert values_of(again) == values_of(stopped)
 
 
 def test_another_epoch_set_by_hand_is_refused_in_the_middle_of_one():
     stopped, again = (TOLD["epoch"]() for _ in range(2))
     loaders = [
-        build_loader(TWENTY, sampler=each, batch_size=3, num_workers=0)
-        for each in (stopped, again)
+        build_loader(TWENTY, sampler=sampler_of_run, batch_size=3, num_workers=0)
+        for sampler_of_run in (stopped, again)
     ]
     next(iter(loaders[0]))
     loaders[1].load_state_dict(loaders[0].state_dict())
@@ -926,8 +961,22 @@ def test_a_stream_that_ends_before_the_state_says_so():
     for _ in range(4):
         next(iterator)
     again.load_state_dict(stopped.state_dict())
-    rest = iter(again)
+    remaining = iter(again)
 
     with pytest.raises(LoaderError, match="ended after 3 batches; the state has 4"):
-        next(rest)
-    assert not list(rest)
+        next(remaining)
+    assert not list(remaining)
+
+
+def test_the_state_of_another_number_of_ranks_is_refused_with_the_way_on():
+    rows = list(range(20))
+    options = {"batch_size": 2, "shuffle": True, "seed": 0, "rank": 0}
+    state = build_loader(rows, world_size=2, **options).state_dict()
+    other = build_loader(rows, world_size=4, **options)
+
+    with pytest.raises(LoaderError, match=r"2 ranks.*4 ranks") as told:
+        other.load_state_dict(state)
+
+    assert "number of ranks" in told.value.fix
+    other.set_epoch(state["epoch"] + 1)  # what the message says
+    assert len(list(other)) == 3

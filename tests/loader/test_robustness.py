@@ -18,7 +18,9 @@ import torch
 from data import Doomed, Slow
 from torch.utils.data import IterableDataset
 
-from loaderkit import DevicePrefetcher, LoaderError, build_loader
+from loaderkit import build_loader
+from loaderkit.errors import LoaderError
+from loaderkit.loader.device_prefetch import DevicePrefetcher
 from loaderkit.loader.epochs import cause_of
 from loaderkit.memory.host import read_host
 
@@ -92,10 +94,10 @@ WAYS += [through_a_prefetcher]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_nothing_stays_behind(cache, way, kept):
-    settings = {"batch_size": 2, "num_workers": 2, "persistent_workers": kept}
+def test_nothing_stays_behind(cache, way, persistent):
+    settings = {"batch_size": 2, "num_workers": 2, "persistent_workers": persistent}
     warm = build_loader(cache, **settings)
     next(iter(warm))
     del warm
@@ -114,12 +116,12 @@ def test_what_stays_behind_is_seen(cache):
     before = belongings()
     loader = build_loader(cache, batch_size=2, num_workers=2)
 
-    kept = iter(loader)
-    next(kept)
+    iterator = iter(loader)
+    next(iterator)
 
     assert belongings()["children"] == before["children"] + 2
     assert belongings()["files"] > before["files"]
-    del kept, loader
+    del iterator, loader
     assert settled(before) == {}
 
 
@@ -132,8 +134,9 @@ def seconds_after_an_error_that_is_kept(loader):
         try:
             raise KeyError
         except KeyError as error:
-            kept = error  # in a frame of its own traceback: a cycle with the iterator
-            raise kept from None
+            # In a frame of its own traceback: a cycle with the iterator.
+            stored_error = error
+            raise stored_error from None
 
     with contextlib.suppress(KeyError):
         loop()
@@ -176,11 +179,11 @@ def test_every_batch_can_be_kept(cache):
     before = len(os.listdir("/proc/self/fd"))
     loader = build_loader(cache, batch_size=2, num_workers=1)
 
-    kept = list(loader)
+    batches = list(loader)
 
     del loader
     gc.collect()
-    assert len(kept) == 20
+    assert len(batches) == 20
     assert len(os.listdir("/proc/self/fd")) <= before + 2
 
 
@@ -212,9 +215,12 @@ def test_a_worker_that_dies_is_told_with_its_samples(way, why):
 def test_a_death_is_told_however_often_it_happens():
     """torch's signal handler raises at any line of the main thread."""
     loader = build_loader(
-        Doomed("exit"), batch_size=4, num_workers=2, probe=False,
+        Doomed("exit"),
+        batch_size=4,
+        num_workers=2,
+        probe=False,
         persistent_workers=False,
-    )  # fmt: skip
+    )
 
     for _ in range(20):
         with pytest.raises(LoaderError, match=r"(?s)'sample-12' .*exit code 3"):
@@ -231,15 +237,15 @@ def interruptible():
 
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("data", [Slow(), Endless()], ids=["rows", "stream"])
-@pytest.mark.parametrize("kept", [False, True])
-def test_ctrl_c_reaches_the_loop_and_leaves_no_worker(data, kept):
+@pytest.mark.parametrize("persistent", [False, True])
+def test_ctrl_c_reaches_the_loop_and_leaves_no_worker(data, persistent):
     loader = build_loader(
-        data, batch_size=4, num_workers=1, probe=False, persistent_workers=kept
+        data, batch_size=4, num_workers=1, probe=False, persistent_workers=persistent
     )
     others = psutil.Process().children()  # such as the server of "forkserver"
     running = [iter(loader)]
     next(running[0])
-    workers = [each for each in psutil.Process().children() if each not in others]
+    workers = [child for child in psutil.Process().children() if child not in others]
 
     def interrupted_step():
         signal.raise_signal(signal.SIGINT)
@@ -346,8 +352,9 @@ def test_a_sample_that_fails_is_named(workers):
 
 
 def test_samples_that_do_not_fit_together_are_named():
-    loader = build_loader([torch.ones(2), torch.ones(3)], batch_size=2, num_workers=0,
-                          probe=False)  # fmt: skip
+    loader = build_loader(
+        [torch.ones(2), torch.ones(3)], batch_size=2, num_workers=0, probe=False
+    )
 
     with pytest.raises(LoaderError, match=r"samples row 0, row 1 were read, but"):
         list(loader)
@@ -381,9 +388,13 @@ def test_a_full_dev_shm_is_told_from_a_cut_file():
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_every_start_method_gives_the_same_batches(cache, method):
     loader = build_loader(
-        cache, batch_size=8, num_workers=1, multiprocessing_context=method,
-        shuffle=True, seed=4,
-    )  # fmt: skip
+        cache,
+        batch_size=8,
+        num_workers=1,
+        multiprocessing_context=method,
+        shuffle=True,
+        seed=4,
+    )
     alone = build_loader(cache, batch_size=8, num_workers=0, shuffle=True, seed=4)
 
     assert [b.y.tolist() for b in loader] == [b.y.tolist() for b in alone]
@@ -407,7 +418,7 @@ def test_planning_opens_no_file_for_a_list_of_tensors(method):
     build_loader(tensors, num_workers=1, multiprocessing_context=method)
 
     assert len(os.listdir("/proc/self/fd")) <= before + 2
-    assert not any(each.is_shared() for each in tensors)
+    assert not any(tensor.is_shared() for tensor in tensors)
 
 
 FEW_FILES = """
@@ -418,16 +429,17 @@ from data import Graphs
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
 cache = loaderkit.open_cache({cache!r})
 loader = loaderkit.build_loader(cache, batch_size=2, num_workers=2)
-kept = [batch for _ in range(12) for batch in loader]
-print(len(kept), loader.plan.sharing)
+batches = [batch for _ in range(12) for batch in loader]
+print(len(batches), loader.plan.sharing.value)
 """
 
 
 @pytest.mark.slow
 def test_128_open_files_are_enough_for_any_number_of_batches(cache):
     len(cache)
-    code = FEW_FILES.format(path=[*sys.path[:4], str(Path(__file__).parent)],
-                            cache=str(cache.cache))  # fmt: skip
+    code = FEW_FILES.format(
+        path=[*sys.path[:4], str(Path(__file__).parent)], cache=str(cache.cache)
+    )
 
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
@@ -445,9 +457,9 @@ class Mine(torch.utils.data.Dataset):
     def __len__(self): return 8
     def __getitem__(self, row): return torch.tensor([row])
 loader = loaderkit.build_loader(Mine(), batch_size=4, num_workers=1)
-found = [batch.flatten().tolist() for batch in loader]
-from loaderkit.loader.facts import _in_notebook
-print(found, _in_notebook())
+rows = [batch.flatten().tolist() for batch in loader]
+from loaderkit.loader.read_facts import _in_notebook
+print(rows, _in_notebook())
 '''
 result = shell.run_cell(cell)
 result.raise_error()

@@ -79,9 +79,9 @@ def test_buckets_hold_similar_sizes():
         6, batch_size=3, sizes={"nodes": sizes}, bucket_by="nodes", buckets=2
     )
 
-    found = {frozenset(each) for each in batches(make_epoch(rule, 0))}
+    row_sets = {frozenset(rows) for rows in batches(make_epoch(rule, 0))}
 
-    assert found == {frozenset({0, 2, 4}), frozenset({1, 3, 5})}
+    assert row_sets == {frozenset({0, 2, 4}), frozenset({1, 3, 5})}
     assert bucket_bounds(sizes, 2).tolist() == [3, 9]
 
 
@@ -157,11 +157,11 @@ def test_ranks_share_every_sample_and_take_as_many_steps(case):
 
 @given(st.lists(st.integers(0, 99), min_size=1), st.integers(1, 9))
 def test_every_sample_fits_its_buckets_bound(sizes, buckets):
-    found = np.array(sizes)
+    sizes_array = np.array(sizes)
 
-    bounds = bucket_bounds(found, buckets)
+    bounds = bucket_bounds(sizes_array, buckets)
 
-    assert (found <= bounds[bucket_of(found, buckets)]).all()
+    assert (sizes_array <= bounds[bucket_of(sizes_array, buckets)]).all()
     assert len(set(bounds.tolist())) <= buckets
 
 
@@ -193,9 +193,14 @@ def test_two_batches_never_share_a_seed():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"oversized": "drop"}, {"shuffle": "yes"}, {"rank": 2, "ranks": 2},
-     {"batch_size": 0}, {"buckets": 0}],
-)  # fmt: skip
+    [
+        {"oversized": "drop"},
+        {"shuffle": "yes"},
+        {"rank": 2, "ranks": 2},
+        {"batch_size": 0},
+        {"buckets": 0},
+    ],
+)
 def test_wrong_values_are_refused(wrong):
     with pytest.raises(ValueError, match="must be"):
         BatchRule(3, **wrong)

@@ -120,10 +120,10 @@ def test_a_generator_of_the_sampler_within_a_batch_sampler_is_restored_too():
 def test_a_sampler_without_the_generator_is_refused_with_the_fix():
     state = read_sampler(Drawing(torch_generator(1), None))
 
-    with pytest.raises(LoaderError, match="generator at generator") as told:
+    with pytest.raises(LoaderError, match="generator at generator") as caught:
         restore_sampler(Drawing(None, None), state)
 
-    assert told.value.fix == "give the loader the same sampler"
+    assert caught.value.fix == "give the loader the same sampler"
 
 
 # Plain values
@@ -132,11 +132,11 @@ def test_a_sampler_without_the_generator_is_refused_with_the_fix():
 def test_a_sampler_whose_values_follow_another_plan_is_refused_with_both():
     state = read_sampler(Drawing(None, None, rows=100))
 
-    with pytest.raises(LoaderError, match="rows is 50, the state has 100") as told:
+    with pytest.raises(LoaderError, match="rows is 50, the state has 100") as caught:
         restore_sampler(Drawing(None, None, rows=50), state)
 
-    assert told.value.why == "other rows would follow"
-    assert "load_state_dict()" in told.value.fix
+    assert caught.value.why == "other rows would follow"
+    assert "load_state_dict()" in caught.value.fix
 
 
 def test_a_sampler_that_lacks_a_value_is_refused():
@@ -194,10 +194,10 @@ def test_a_sampler_says_its_own_state_also_from_within_a_batch_sampler():
 def test_a_state_of_its_own_needs_a_sampler_that_takes_one():
     state = read_sampler(Stateful())
 
-    with pytest.raises(LoaderError, match="this SequentialSampler has none") as told:
+    with pytest.raises(LoaderError, match="this SequentialSampler has none") as caught:
         restore_sampler(SequentialSampler(range(3)), state)
 
-    assert told.value.fix == "give the loader the same sampler"
+    assert caught.value.fix == "give the loader the same sampler"
 
 
 @pytest.mark.parametrize("value", [None, [1], SequentialSampler(range(3)), object()])
@@ -284,9 +284,9 @@ def test_a_digest_sees_every_place_of_a_long_list():
     rows = list(range(200_000))
     digest = digest_of_plain(rows)
 
-    for place in (0, 65_535, 65_536, 131_072, 199_999):
+    for position in (0, 65_535, 65_536, 131_072, 199_999):
         changed = rows.copy()
-        changed[place] += 1
+        changed[position] += 1
         assert digest_of_plain(changed) != digest
     assert digest_of_plain(rows[:-1]) != digest
     assert digest_of_plain([rows[:100_000], rows[100_000:]]) != digest

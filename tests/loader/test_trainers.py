@@ -44,9 +44,13 @@ def test_lightning_trains_on_it(cache, tmp_path):
     model = Model()
     loader = build_loader(cache, batch_size=7, shuffle=True, seed=1, num_workers=0)
     trainer = lightning.Trainer(
-        max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False,
-        enable_checkpointing=False, default_root_dir=tmp_path,
-    )  # fmt: skip
+        max_epochs=2,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+        default_root_dir=tmp_path,
+    )
 
     trainer.fit(model, loader)
 
@@ -79,9 +83,14 @@ def test_the_hugging_face_trainer_trains_on_it(tmp_path):
     rows = [{"x": torch.full((3,), float(i)), "row": i} for i in range(40)]
     model = Model()
     settings = transformers.TrainingArguments(
-        output_dir=tmp_path, num_train_epochs=2, use_cpu=True, report_to=[],
-        save_strategy="no", disable_tqdm=True, logging_strategy="no",
-    )  # fmt: skip
+        output_dir=tmp_path,
+        num_train_epochs=2,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        logging_strategy="no",
+    )
 
     Trainer(model, settings, train_dataset=rows).train()
 
@@ -143,10 +152,16 @@ def test_the_hugging_face_trainer_sees_a_packed_dataset_as_a_list(tmp_path, kind
         for data in (rows, packed):
             model = Regression()
             settings = transformers.TrainingArguments(
-                output_dir=tmp_path, max_steps=3, per_device_train_batch_size=4,
-                use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True,
-                logging_strategy="no", seed=3,
-            )  # fmt: skip
+                output_dir=tmp_path,
+                max_steps=3,
+                per_device_train_batch_size=4,
+                use_cpu=True,
+                report_to=[],
+                save_strategy="no",
+                disable_tqdm=True,
+                logging_strategy="no",
+                seed=3,
+            )
             transformers.Trainer(
                 model, settings, train_dataset=data, data_collator=collator
             ).train()
@@ -163,10 +178,15 @@ def test_the_hugging_face_trainer_takes_padded_batches(tmp_path):
     packed = pack(rows, tmp_path / "c.lk", workers=0)
     model = Regression()
     settings = transformers.TrainingArguments(
-        output_dir=tmp_path, num_train_epochs=1, per_device_train_batch_size=4,
-        use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True,
+        output_dir=tmp_path,
+        num_train_epochs=1,
+        per_device_train_batch_size=4,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
         logging_strategy="no",
-    )  # fmt: skip
+    )
 
     transformers.Trainer(
         model, settings, train_dataset=packed, data_collator=packed.collate

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from loaderkit import LoaderError, build_loader, open_cache, pack
+from loaderkit import build_loader, open_cache, pack
+from loaderkit.errors import LoaderError
 from loaderkit.loader.users_errors import loader_error_like
 
 OPTIONS = {"batch_size": 2, "probe": False, "persistent_workers": False}
@@ -52,9 +53,9 @@ def check_cause(error, name):
 
 
 @pytest.mark.parametrize("name", faulty.ERRORS)
-@pytest.mark.parametrize("place", faulty.SAMPLES)
-def test_a_sample_that_fails_is_named_with_the_error_as_its_cause(place, name):
-    make, key = faulty.SAMPLES[place]
+@pytest.mark.parametrize("raised_in", faulty.SAMPLES)
+def test_a_sample_that_fails_is_named_with_the_error_as_its_cause(raised_in, name):
+    make, key = faulty.SAMPLES[raised_in]
     loader = build_loader(make(faulty.ERRORS[name]), num_workers=0, **OPTIONS)
 
     error = raised_by(loader)
@@ -68,15 +69,15 @@ def test_a_sample_that_fails_is_named_with_the_error_as_its_cause(place, name):
 
 
 @pytest.mark.parametrize(
-    ("place", "name"),
+    ("raised_in", "name"),
     [
         *zip(faulty.SAMPLES, faulty.ERRORS, strict=False),
         ("named", "message"),
         ("plain", "chained"),
     ],
 )
-def test_it_arrives_from_a_worker_as_it_does_without(place, name):
-    make, _ = faulty.SAMPLES[place]
+def test_it_arrives_from_a_worker_as_it_does_without(raised_in, name):
+    make, _ = faulty.SAMPLES[raised_in]
     alone, sent = (
         raised_by(build_loader(make(faulty.ERRORS[name]), num_workers=n, **OPTIONS))
         for n in (0, 1)
@@ -90,9 +91,11 @@ def test_it_arrives_from_a_worker_as_it_does_without(place, name):
 
 def test_it_arrives_from_a_spawned_worker():
     loader = build_loader(
-        faulty.Named(faulty.chained), num_workers=1, multiprocessing_context="spawn",
+        faulty.Named(faulty.chained),
+        num_workers=1,
+        multiprocessing_context="spawn",
         **OPTIONS,
-    )  # fmt: skip
+    )
 
     error = raised_by(loader)
 
@@ -118,6 +121,20 @@ def test_a_collate_function_that_fails_is_told_apart_from_a_sample(name, workers
     check_cause(error, name)
 
 
+@pytest.mark.parametrize("samples", [[torch.zeros(2), torch.zeros(3)], [{1}, {2}]])
+def test_samples_that_do_not_join_blame_no_function_that_the_user_never_wrote(samples):
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(samples)
+
+    for dataset in (samples, Stream()):
+        error = raised_by(build_loader(dataset, num_workers=0, **OPTIONS))
+
+        assert "mend" not in error.fix
+        assert "collate_fn" in error.fix
+        assert "loaderkit.pack" in error.fix
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_transform_that_fails_names_the_sample_of_the_cache(tmp_path, workers):
     pack([{"row": row} for row in range(8)], tmp_path / "c.lk", workers=0)
@@ -137,19 +154,19 @@ def test_a_dataset_that_reads_many_at_once_has_them_all_named():
     check(error, "chained")
 
 
-def stream_or_call(place, explode):
+def stream_or_call(raised_in, explode):
     """Make a loader that fails in some place that is not about one sample."""
     call = faulty.FailingCall(explode)
     data, options = faulty.FailingStream(print), {}
-    if place == "stream":
+    if raised_in == "stream":
         data = faulty.FailingStream(explode)
-    elif place == "beginning":
+    elif raised_in == "beginning":
         data = faulty.UnbegunStream(explode)
-    elif place == "collate":
+    elif raised_in == "collate":
         options = {"collate_fn": call}
-    elif place == "init":
+    elif raised_in == "init":
         options = {"worker_init_fn": call}
-    elif place == "init, rows":
+    elif raised_in == "init, rows":
         data, options = faulty.Named(print), {"worker_init_fn": call}
     return data, options
 
@@ -164,35 +181,35 @@ PLACES = {
 OF_STREAMS = [name for name in faulty.ERRORS if name != "stop"]
 
 
-@pytest.mark.parametrize("place", [name for name in PLACES if "init" not in name])
+@pytest.mark.parametrize("raised_in", [name for name in PLACES if "init" not in name])
 @pytest.mark.parametrize("name", OF_STREAMS)
-def test_errors_of_streams_arrive_whole(place, name):
-    data, options = stream_or_call(place, faulty.ERRORS[name])
+def test_errors_of_streams_arrive_whole(raised_in, name):
+    data, options = stream_or_call(raised_in, faulty.ERRORS[name])
 
     error = raised_by(build_loader(data, num_workers=0, **OPTIONS, **options))
 
     assert isinstance(error, LoaderError)
-    assert error.what.startswith(PLACES[place])
+    assert error.what.startswith(PLACES[raised_in])
     assert error.fix
     check(error, name)
     check_cause(error, name)
 
 
 @pytest.mark.parametrize(
-    ("place", "name"),
+    ("raised_in", "name"),
     [
         *(("stream", name) for name in ("message", "strict", "two parts", "holding")),
-        *((place, "message") for place in PLACES if place != "stream"),
+        *((raised_in, "message") for raised_in in PLACES if raised_in != "stream"),
         ("init", "strict"),
     ],
 )
-def test_they_arrive_from_a_worker_too(place, name):
-    data, options = stream_or_call(place, faulty.ERRORS[name])
+def test_they_arrive_from_a_worker_too(raised_in, name):
+    data, options = stream_or_call(raised_in, faulty.ERRORS[name])
 
     error = raised_by(build_loader(data, num_workers=1, **OPTIONS, **options))
 
     assert isinstance(error, LoaderError)
-    assert error.what.startswith(PLACES[place])
+    assert error.what.startswith(PLACES[raised_in])
     check(error, name)
     check_cause(error, name)
 
@@ -356,7 +373,7 @@ def rows_and_errors(loader):
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("failing", [{5}, {0, 1, 7}, {19}])
 def test_a_stream_that_goes_on_loses_no_sample_of_any_rank(failing, ranks, workers):
-    found = [
+    epochs = [
         rows_and_errors(
             build_loader(
                 Falters(failing),
@@ -369,10 +386,12 @@ def test_a_stream_that_goes_on_loses_no_sample_of_any_rank(failing, ranks, worke
         for rank in range(ranks)
     ]
 
-    rows = [rows for rows, _ in found]
-    assert {row for each in rows for row in each} == set(range(20)) - failing
-    assert len({len(each) for each in rows}) == 1
-    assert {errors for _, errors in found} == {len(failing)}
+    rows = [rows for rows, _ in epochs]
+    assert {row for rows_of_epoch in rows for row in rows_of_epoch} == set(
+        range(20)
+    ) - failing
+    assert len({len(rows_of_epoch) for rows_of_epoch in rows}) == 1
+    assert {errors for _, errors in epochs} == {len(failing)}
 
 
 class SlottedError(Exception):
@@ -444,7 +463,7 @@ def test_a_group_is_caught_as_one(workers):
     with pytest.raises(builtins.ExceptionGroup) as caught:
         next(iter(build_loader(Raises(make), num_workers=workers)))
 
-    assert [type(each) for each in caught.value.exceptions] == [ValueError, KeyError]
+    assert [type(error) for error in caught.value.exceptions] == [ValueError, KeyError]
 
 
 class ReadsThroughALoader(Dataset):

@@ -22,7 +22,7 @@ class Owner:
         self.cache = {}
 
 
-def kinds(target):
+def kinds_and_paths(target):
     return {(holder.kind, holder.path) for holder in holders_of(target)}
 
 
@@ -48,29 +48,30 @@ def test_a_way_through_containers_and_attributes():
 
 def test_a_global_and_a_class_attribute():
     target = torch.zeros(1)
-    GLOBAL["kept"] = target
+    GLOBAL["retained"] = target
     Owner.shared.append(target)
 
-    holder_kinds = kinds(target)
+    holder_kinds = kinds_and_paths(target)
 
-    assert any(k == "global" and p.endswith("GLOBAL['kept']") for k, p in holder_kinds)
+    paths_of_globals = [path for kind, path in holder_kinds if kind == "global"]
+    assert any(path.endswith("GLOBAL['retained']") for path in paths_of_globals)
     assert ("class", "Owner.shared[0]") in holder_kinds
     GLOBAL.clear()
     Owner.shared.clear()
 
 
 def test_a_closure_is_named_by_its_variable():
-    def make():
-        kept = []
+    def make_step():
+        retained = []
 
         def step():
-            kept.append(1)
+            retained.append(1)
 
-        return step, kept
+        return step, retained
 
-    step, kept = make()
+    step, retained = make_step()
 
-    assert ("closure", "kept") in kinds(kept)
+    assert ("closure", "retained") in kinds_and_paths(retained)
     assert step
 
 
@@ -109,7 +110,7 @@ def test_a_cycle_that_nothing_else_holds():
 
 
 def object_with(number):
-    return next(each for each in gc.get_objects() if id(each) == number)
+    return next(value for value in gc.get_objects() if id(value) == number)
 
 
 def test_another_threads_variable():
@@ -126,7 +127,7 @@ def test_another_threads_variable():
     thread.start()
     ready.wait()
 
-    assert ("local variable", "mine") in kinds(targets[0])
+    assert ("local variable", "mine") in kinds_and_paths(targets[0])
 
     stop.set()
     thread.join()
@@ -178,17 +179,19 @@ def test_the_nearest_line_that_grows_a_name_is_taken(tmp_path):
 def test_a_local_variable_grows_in_its_own_function_and_not_in_one_beside_it(tmp_path):
     file = tmp_path / "train.py"
     file.write_text(
-        "def first():\n    kept = []\n    return lambda: kept.append(1)\n"
-        "@wrapped\ndef second():\n    kept = table()\n    return lambda: kept[new()]\n"
-        "def third():\n    return lambda: kept\n"
+        "def first():\n    retained = []\n    return lambda: retained.append(1)\n"
+        "@wrapped\ndef second():\n    retained = table()\n"
+        "    return lambda: retained[new()]\n"
+        "def third():\n    return lambda: retained\n"
     )
 
     lines = [
-        mutation_line(str(file), "kept", near=near, is_local=True) for near in (3, 4, 7)
+        mutation_line(str(file), "retained", near=near, is_local=True)
+        for near in (3, 4, 7)
     ]
 
     assert lines == ["train.py:3", "train.py:6", "train.py:6"]
-    assert mutation_line(str(file), "kept", near=9, is_local=True) == "train.py:3"
+    assert mutation_line(str(file), "retained", near=9, is_local=True) == "train.py:3"
 
 
 def test_a_file_that_is_no_python_has_no_lines(tmp_path):

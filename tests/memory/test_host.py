@@ -9,7 +9,7 @@ from loaderkit.memory.host import read_host
 GIB = 1 << 30
 
 
-def machine(root, files):
+def fake_machine(root, files):
     for name, text in files.items():
         file = root / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -19,7 +19,7 @@ def machine(root, files):
 
 
 def test_version_2_gives_quota_limit_pressure_and_kills(tmp_path):
-    root = machine(
+    root = fake_machine(
         tmp_path,
         {
             "proc/self/cgroup": "0::/job/step\n",
@@ -43,7 +43,7 @@ def test_version_2_gives_quota_limit_pressure_and_kills(tmp_path):
 
 
 def test_version_1_beside_version_2(tmp_path):
-    root = machine(
+    root = fake_machine(
         tmp_path,
         {
             "proc/self/cgroup": "4:memory:/api/task\n3:cpu,cpuacct:/api\n0::/\n",
@@ -66,7 +66,7 @@ def test_version_1_beside_version_2(tmp_path):
 
 
 def test_a_path_that_is_not_mounted_here_is_looked_for_above(tmp_path):
-    root = machine(
+    root = fake_machine(
         tmp_path,
         {
             "proc/self/cgroup": "0::/docker/abc\n",
@@ -79,7 +79,7 @@ def test_a_path_that_is_not_mounted_here_is_looked_for_above(tmp_path):
 
 
 def test_without_cgroups_the_machine_is_the_limit(tmp_path):
-    host = read_host(machine(tmp_path, {"proc/sys/vm/max_map_count": "65530\n"}))
+    host = read_host(fake_machine(tmp_path, {"proc/sys/vm/max_map_count": "65530\n"}))
 
     assert host.limit_bytes is None
     assert host.available_from == "the machine"

@@ -17,7 +17,7 @@ from loaderkit.memory.probes import (
 )
 
 
-def module(*, integrated=False, started=False):
+def cuda_module(*, integrated=False, started=False):
     return SimpleNamespace(
         __name__="torch.cuda",
         is_available=lambda: True,
@@ -27,7 +27,7 @@ def module(*, integrated=False, started=False):
 
 
 def test_a_card_with_memory_of_its_own_pins_and_copies_beside():
-    capability = CudaLikeProbe(module()).capability(torch.device("cuda", 0))
+    capability = CudaLikeProbe(cuda_module()).capability(torch.device("cuda", 0))
 
     assert capability.pins
     assert capability.asynchronous
@@ -35,14 +35,18 @@ def test_a_card_with_memory_of_its_own_pins_and_copies_beside():
 
 
 def test_a_card_that_shares_the_hosts_memory_does_not_pin():
-    capability = CudaLikeProbe(module(integrated=True)).capability(torch.device("cuda"))
+    capability = CudaLikeProbe(cuda_module(integrated=True)).capability(
+        torch.device("cuda")
+    )
 
     assert capability.unified
     assert not capability.pins
 
 
 def test_a_driver_in_use_is_seen():
-    capability = CudaLikeProbe(module(started=True)).capability(torch.device("cuda"))
+    capability = CudaLikeProbe(cuda_module(started=True)).capability(
+        torch.device("cuda")
+    )
 
     assert capability.started
 
@@ -74,7 +78,7 @@ def test_a_device_that_is_not_here_is_refused_with_the_fix():
 
 def started_card(**more):
     """A card in use, whose functions answer with what a real one said."""
-    card = module(started=True)
+    card = cuda_module(started=True)
     blocks = [
         {"size": 2 << 20, "state": "active_allocated"},
         {"size": 512 << 10, "state": "inactive"},
@@ -124,7 +128,9 @@ def test_a_card_that_cannot_tell_what_is_free_says_so_and_tells_the_rest():
 
 
 def test_a_card_that_nobody_used_is_not_woken_to_be_asked():
-    values, missing = read_device(torch.device("cuda"), probe=CudaLikeProbe(module()))
+    values, missing = read_device(
+        torch.device("cuda"), probe=CudaLikeProbe(cuda_module())
+    )
 
     assert not values
     assert "has not used" in missing["allocated"]

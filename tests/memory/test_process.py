@@ -18,7 +18,7 @@ from loaderkit.memory.counters import COUNTERS, WorkerName, unit_of, words_of
 MIB = 1 << 20
 
 
-def change(name, before):
+def change_since(name, before):
     return process.quick_counters()[name] - before[name]
 
 
@@ -36,20 +36,20 @@ def test_every_counter_has_words_and_a_unit():
 
 
 def test_memory_that_is_given_out_counts_and_is_gone_when_it_is_freed(before):
-    kept = torch.ones(16 * MIB)  # past 32 MiB malloc asks the kernel for fresh pages
+    tensor = torch.ones(16 * MIB)  # past 32 MiB malloc asks the kernel for fresh pages
 
-    assert change("malloc", before) == pytest.approx(64 * MIB, abs=MIB)
-    assert change("anonymous", before) > 32 * MIB
+    assert change_since("malloc", before) == pytest.approx(64 * MIB, abs=MIB)
+    assert change_since("anonymous", before) > 32 * MIB
 
-    del kept
-    assert change("malloc", before) < MIB
+    del tensor
+    assert change_since("malloc", before) < MIB
 
 
 def test_free_pieces_do_not_count_as_given_out():
-    kept = [bytearray(3000) for _ in range(2000)]
+    blocks = [bytearray(3000) for _ in range(2000)]
     full = process.malloc_heap()
 
-    del kept[::2]
+    del blocks[::2]
 
     holed = process.malloc_heap()
     assert holed.used_bytes < full.used_bytes - 2 * MIB
@@ -60,8 +60,8 @@ def test_shared_memory_counts_apart(before):
     with mmap.mmap(-1, 8 * MIB) as shared:
         shared.write(b"x" * 8 * MIB)
 
-        assert change("shared", before) >= 8 * MIB
-        assert change("malloc", before) < MIB
+        assert change_since("shared", before) >= 8 * MIB
+        assert change_since("malloc", before) < MIB
 
 
 def test_pages_of_a_file_are_no_private_memory(before, tmp_path):
@@ -71,18 +71,18 @@ def test_pages_of_a_file_are_no_private_memory(before, tmp_path):
     mapped = np.memmap(file, mode="r")
 
     assert mapped.sum() > 0
-    assert change("file_backed", before) > 16 * MIB
-    assert change("anonymous", before) < 8 * MIB
+    assert change_since("file_backed", before) > 16 * MIB
+    assert change_since("anonymous", before) < 8 * MIB
 
 
 def test_files_and_sockets_count(before, tmp_path):
     kinds = process.open_files()
     with (tmp_path / "a").open("w"), socket.socket():
-        assert change("files", before) == 2
+        assert change_since("files", before) == 2
         assert process.open_files()["sockets"] == kinds["sockets"] + 1
         assert process.open_files()["regular_files"] == kinds["regular_files"] + 1
 
-    assert change("files", before) == 0
+    assert change_since("files", before) == 0
 
 
 def test_children_count(before):
@@ -91,12 +91,12 @@ def test_children_count(before):
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     child.stdout.readline()
 
-    assert change("children", before) == 1
+    assert change_since("children", before) == 1
     assert child.pid in process.children_of(os.getpid())
     assert "-c" in process.process_name(child.pid).split()
 
     child.communicate(b"\n")
-    assert change("children", before) == 0
+    assert change_since("children", before) == 0
     assert process.process_name(child.pid) == "gone"
     assert process.process_anonymous(child.pid) is None
 
@@ -126,7 +126,7 @@ def test_threads_count():
         stop = threading.Event()
         thread = threading.Thread(target=stop.wait)
         thread.start()
-        with_thread = change("threads", before)
+        with_thread = change_since("threads", before)
         stop.set()
         thread.join()
         queue.put((before["threads"], with_thread))
@@ -152,7 +152,7 @@ def test_mappings_count(tmp_path):
 
 
 def test_a_process_is_seen_from_outside():
-    code = "kept = bytearray(50 << 20); print('ready', flush=True); input()"
+    code = "payload = bytearray(50 << 20); print('ready', flush=True); input()"
     command = [sys.executable, "-c", code]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE

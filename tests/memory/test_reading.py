@@ -74,11 +74,11 @@ def test_a_stage_is_read_before_and_after_and_logged():
     meter = loaderkit.MemoryMeter("cpu", log=lambda mark: lines.append(str(mark)))
 
     with meter.stage("model A"):
-        kept = torch.ones(8 * MIB)
+        tensor = torch.ones(8 * MIB)
 
     before, after = meter.timeline.marks
     grown = after.sample.get("malloc") - before.sample.get("malloc")
-    assert grown == pytest.approx(kept.nbytes, abs=MIB)
+    assert grown == pytest.approx(tensor.nbytes, abs=MIB)
     assert lines[1].startswith("after model A: anonymous")
     assert str(meter.timeline).splitlines() == lines
 

@@ -8,6 +8,7 @@ import torch
 
 import loaderkit
 from loaderkit.memory import cache_cleaner
+from loaderkit.memory.cache_cleaner import EpochCacheCleaner
 from loaderkit.memory.release import CachedBytes, cached_bytes
 
 MIB = 1 << 20
@@ -109,6 +110,7 @@ def train_in_a_stage():
     return stage.receipt
 
 
+@pytest.mark.slow
 def test_a_stage_whose_model_is_gone_gets_its_bytes_back():
     train_in_a_stage()  # the first time, modules are imported and workspaces made
 
@@ -132,6 +134,7 @@ def test_a_model_made_inside_is_added():
     assert receipt.returned_bytes["host"] == pytest.approx(expected, rel=0.01)
 
 
+@pytest.mark.slow
 def test_every_holder_of_a_model_that_stays_is_named():
     class Trainer:
         pass
@@ -159,6 +162,7 @@ def test_every_holder_of_a_model_that_stays_is_named():
     assert errors
 
 
+@pytest.mark.slow
 def test_a_loss_that_keeps_the_parameters_is_named():
     model = torch.nn.Linear(500, 500)
 
@@ -176,8 +180,9 @@ def test_what_cannot_be_watched_is_refused():
         loaderkit.staged("list", [1])
 
 
+@pytest.mark.slow
 def test_hygiene_switches_itself_off_when_it_brings_nothing():
-    keeper = loaderkit.EpochCacheCleaner("cpu")
+    keeper = EpochCacheCleaner("cpu")
 
     for _ in range(10):
         keeper.end_epoch()
@@ -187,11 +192,12 @@ def test_hygiene_switches_itself_off_when_it_brings_nothing():
     assert "switched off" in str(keeper.report)
 
 
+@pytest.mark.slow
 def test_hygiene_that_brings_something_goes_on():
     class Node:
         pass
 
-    keeper = loaderkit.EpochCacheCleaner("cpu", every=2)
+    keeper = EpochCacheCleaner("cpu", every=2)
     for _ in range(8):
         node = Node()
         node.me, node.load = node, torch.ones(24 * MIB)
@@ -203,12 +209,13 @@ def test_hygiene_that_brings_something_goes_on():
     assert keeper.report.returned_bytes > 4 * 64 * MIB
 
 
+@pytest.mark.slow
 def test_hygiene_empties_a_device_only_when_much_lies_unused(monkeypatch):
     answers = iter(
         [CachedBytes(1000 * MIB, 10 * MIB), CachedBytes(1000 * MIB, 500 * MIB)]
     )
     monkeypatch.setattr(cache_cleaner, "cached_bytes", lambda _: next(answers))
-    keeper = loaderkit.EpochCacheCleaner("cpu")
+    keeper = EpochCacheCleaner("cpu")
 
     keeper.end_epoch()
     keeper.end_epoch()
@@ -218,7 +225,7 @@ def test_hygiene_empties_a_device_only_when_much_lies_unused(monkeypatch):
 
 
 def test_freezing_takes_what_exists_out_of_the_collectors_sight():
-    keeper = loaderkit.EpochCacheCleaner("cpu", freeze=True)
+    keeper = EpochCacheCleaner("cpu", freeze=True)
 
     keeper.end_epoch()
 
@@ -228,4 +235,4 @@ def test_freezing_takes_what_exists_out_of_the_collectors_sight():
 
 def test_hygiene_of_no_batches_is_refused():
     with pytest.raises(ValueError, match="from 1, got 0"):
-        loaderkit.EpochCacheCleaner("cpu", every=0)
+        EpochCacheCleaner("cpu", every=0)

@@ -2,6 +2,7 @@
 
 import contextvars
 
+import pytest
 import torch
 
 from loaderkit.memory.holders import holders_of
@@ -11,13 +12,13 @@ STATE = {"head": None}
 CURRENT = contextvars.ContextVar("CURRENT", default=None)
 
 
-def chain(length):
+def hang_chain(length):
     """Hang a chain of lists on a module's variable; return its tensors' numbers."""
     for number in range(length):
         STATE["head"] = [torch.full((), number), STATE["head"]]
 
 
-def links():
+def tensors_of_chain():
     """List the tensors of the chain, without keeping them in a variable."""
     tensors, link = [], STATE["head"]
     while link is not None:
@@ -26,8 +27,9 @@ def links():
     return tensors[::-1]
 
 
+@pytest.mark.slow
 def test_the_newest_link_is_the_nearest_however_long_the_chain():
-    chain(2_000)
+    hang_chain(2_000)
 
     # called from here, a list in a variable would be the shortest way
     close = nearest_through_no_variable()
@@ -37,20 +39,21 @@ def test_the_newest_link_is_the_nearest_however_long_the_chain():
 
 
 def nearest_through_no_variable():
-    return int(closest_to_a_root(links()))
+    return int(closest_to_a_root(tensors_of_chain()))
 
 
 def test_its_twin_the_search_from_an_old_link_does_not_arrive():
-    chain(50)
+    hang_chain(50)
 
     assert kind_of_the_oldest() == "cycle"
     STATE["head"] = None
 
 
 def kind_of_the_oldest():
-    return holders_of(links()[0], most=1)[0].kind
+    return holders_of(tensors_of_chain()[0], most=1)[0].kind
 
 
+@pytest.mark.slow
 def test_what_no_variable_leads_to_is_not_found():
     unreachable = closest_to_a_root([object()])  # the list is no variable's
 

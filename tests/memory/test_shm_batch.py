@@ -14,7 +14,8 @@ import torch
 from sender import send_batches
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from loaderkit import LoaderError, shares_memory
+from loaderkit.datasets.owned_copy import shares_memory
+from loaderkit.errors import LoaderError
 from loaderkit.memory.shm_batch import (
     SegmentRing,
     SharedBatch,
@@ -74,13 +75,13 @@ BATCHES = {
 }
 
 
-def posted(shared_batch):
+def pickled_and_read(shared_batch):
     return pickle.loads(bytes(ForkingPickler.dumps(shared_batch)))
 
 
-def sent(batch):
+def received_batch(batch):
     segments = SegmentRing(1)
-    arrived = posted(SharedBatch(batch, segments))
+    arrived = pickled_and_read(SharedBatch(batch, segments))
     segments.close()
     forget([os.getpid()])
     return arrived
@@ -90,13 +91,13 @@ def sent(batch):
 def test_a_batch_arrives_as_it_was(name):
     batch = BATCHES[name]() if callable(BATCHES[name]) else BATCHES[name]
 
-    assert_same(sent(batch), batch)
+    assert_same(received_batch(batch), batch)
 
 
 def test_one_tensor_in_two_places_stays_one():
     tensor = torch.rand(200, 200)
 
-    left, right = sent([tensor, tensor])
+    left, right = received_batch([tensor, tensor])
 
     assert left is right
 
@@ -104,7 +105,7 @@ def test_one_tensor_in_two_places_stays_one():
 def test_what_arrives_is_owned_and_keeps_no_file_open():
     before = set(os.listdir("/proc/self/fd"))
 
-    arrived = sent({"x": torch.rand(500, 500), "y": torch.rand(3)})
+    arrived = received_batch({"x": torch.rand(500, 500), "y": torch.rand(3)})
 
     assert set(os.listdir("/proc/self/fd")) == before
     assert arrived["y"].untyped_storage().nbytes() == 12
@@ -117,7 +118,7 @@ def test_a_few_segments_are_filled_in_turn():
 
     def passed(number):
         batch = torch.full((200, 200), float(number))
-        return posted(SharedBatch(batch, segments))[0, 0].item()
+        return pickled_and_read(SharedBatch(batch, segments))[0, 0].item()
 
     arrived = [passed(number) for number in range(2)]
     few = len(os.listdir("/proc/self/fd"))
@@ -135,7 +136,7 @@ def test_a_segment_grows_with_its_batches():
 
     for rows in (200, 900, 300):
         batch = torch.rand(rows, 200)
-        assert torch.equal(posted(SharedBatch(batch, segments)), batch)
+        assert torch.equal(pickled_and_read(SharedBatch(batch, segments)), batch)
 
     segments.close()
     forget([os.getpid()])
@@ -147,13 +148,15 @@ def test_a_batch_that_was_overwritten_is_never_given():
     SharedBatch(torch.ones(200, 200), segments)
 
     with pytest.raises(LoaderError, match="overwritten by a later one"):
-        posted(late)
+        pickled_and_read(late)
 
     segments.close()
     forget([os.getpid()])
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize(
+    "method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)]
+)
 def test_batches_pass_between_processes(method):
     context = multiprocessing.get_context(method)
     queue, works = context.Queue(), context.Queue()

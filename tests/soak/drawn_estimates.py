@@ -11,8 +11,8 @@ import pytest
 import torch
 from drawn import draw_step
 
-from loaderkit.budget.estimate import estimate
-from loaderkit.budget.measure import measure_step
+from loaderkit.budget.step.estimate import estimate
+from loaderkit.budget.step.measure import measure_step
 
 FIRST, END = map(int, os.environ.get("DRAWS", "0:300").split(":"))
 ERRORS: list[float] = []

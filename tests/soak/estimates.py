@@ -9,8 +9,8 @@ import pytest
 import torch
 from generated import NAMES, make_step
 
-from loaderkit.budget.estimate import estimate
-from loaderkit.budget.measure import measure_step
+from loaderkit.budget.step.estimate import estimate
+from loaderkit.budget.step.measure import measure_step
 
 ERRORS: dict[str, float] = {}
 

@@ -7,7 +7,7 @@ benchmarks/results/soak-leak-series.txt come from ``benchmarks.leak_verdicts --s
 import pytest
 from series import EPOCHS, KIB, LOOKALIKES, any_leak, lookalike
 
-from loaderkit import fit_trend
+from loaderkit.leaks.trend import fit_trend
 
 FLOOR = 16 * KIB
 LEAKS = 2_000

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "corpora"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "budget"))
 
 from generated_settings import generated
@@ -23,10 +24,10 @@ from reported_messages import (
 )
 from torch_settings import ask_torch, is_accepted
 
-from loaderkit.budget.allocator_conf import read_allocator_settings
-from loaderkit.budget.environment import UNIFIED
-from loaderkit.budget.mend_settings import mended_settings
-from loaderkit.budget.messages import SIZES, as_fields, read_message
+from loaderkit.budget.diagnosis.messages import SIZES, as_fields, read_message
+from loaderkit.budget.environment.allocator_conf import read_allocator_settings
+from loaderkit.budget.environment.allocator_settings import UNIFIED
+from loaderkit.budget.environment.mend_settings import mended_settings
 
 SEEDS = (1, 2, 3)
 EXAMPLES = 1000

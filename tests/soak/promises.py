@@ -11,16 +11,10 @@ import pytest
 from drawn_plans import FAMILIES, draw_plan
 from torch.utils._pytree import tree_iter
 
-from loaderkit import (
-    DoesNotFitError,
-    assert_fits,
-    build_loader,
-    open_cache,
-    pack,
-    plan_batch,
-)
-from loaderkit.budget.measure import measure_step
-from loaderkit.budget.samples import read_samples
+from loaderkit import assert_fits, build_loader, open_cache, pack, plan_batch
+from loaderkit.budget.batch.samples import read_samples
+from loaderkit.budget.step.measure import measure_step
+from loaderkit.errors import DoesNotFitError
 
 FIRST, END = map(int, os.environ.get("DRAWS", "0:8").split(":"))
 
@@ -66,7 +60,7 @@ def test_no_real_batch_breaks_a_promise(family, seed):
         loader = build_loader(
             drawn.data, "cpu", shuffle=True, seed=seed, num_workers=0,
             **({"collate_fn": drawn.collate_fn} if drawn.collate_fn else {}),
-            **plan.configurations[0].budget,
+            **plan.configurations[0].budget.loader_options(),
         )  # fmt: skip
         for _, batch in zip(range(5), loader, strict=False):
             assert max(measure_step(drawn.model, batch, drawn.step).values()) <= limit
@@ -109,7 +103,8 @@ def test_what_a_plan_gives_the_loader_of_a_cache_fits(family, seed, tmp_path):
         **joined, **drawn.options,
     )  # fmt: skip
 
-    bounds, chance = plan.configurations[0].budget, plan.chances[1]
+    bounds = plan.configurations[0].budget.loader_options()
+    chance = plan.chances[1]
     print(
         f"\n{drawn}, cached: {bounds}, {limit / usual:.1f} of a usual batch, chance "
         f"{chance.likely:.2f} ({chance.low:.2f} to {chance.high:.2f})",

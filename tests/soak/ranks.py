@@ -16,7 +16,8 @@ import test_ranks
 import torch
 from torch.utils.data import BatchSampler
 
-from loaderkit import LoaderkitError, build_loader
+from loaderkit import build_loader
+from loaderkit.errors import LoaderkitError
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "soak-ranks.txt"
 SEED = int(os.environ.get("SOAK_SEED", "0"))

@@ -18,7 +18,8 @@ import pytest
 import test_resume
 import torch
 
-from loaderkit import LoaderError, build_loader, pack
+from loaderkit import build_loader, pack
+from loaderkit.errors import LoaderError
 from loaderkit.testing import assert_same
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "soak-resume.txt"

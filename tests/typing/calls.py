@@ -13,6 +13,11 @@ import torch
 from typing_extensions import assert_type
 
 import loaderkit
+from loaderkit.budget.batch.plan import BatchPlan
+from loaderkit.budget.step.estimate import StepEstimate
+from loaderkit.dataset_protocol import CachedSamples
+from loaderkit.leaks.report import LeakReport
+from loaderkit.loader.plan import LoaderPlan
 
 dataset = [torch.zeros(3), torch.ones(3)]
 model = torch.nn.Linear(3, 1)
@@ -28,7 +33,7 @@ def right_options_of_a_loader() -> None:
         num_workers="auto",
         drop_last=True,
     )
-    assert_type(loader.plan, loaderkit.LoaderPlan)
+    assert_type(loader.plan, LoaderPlan)
     loaderkit.build_loader(dataset, torch.device("cpu"), max_nodes=10_000)
     loaderkit.build_loader(dataset, sampler=torch.utils.data.SequentialSampler(dataset))
     loaderkit.build_loader(dataset, batch_sampler=[[0, 1]], collate_fn=list)
@@ -55,11 +60,17 @@ def packed_samples_keep_their_type(folder: str, words: list[dict[str, int]]) -> 
     assert_type(loaderkit.open_cache(folder), loaderkit.SafeDataset[Any])
 
 
+def our_datasets_answer_the_whole_protocol(
+    samples: loaderkit.SafeDataset[Any], graphs: loaderkit.SafeGraphDataset[Any]
+) -> list[CachedSamples]:
+    return [samples, graphs]
+
+
 def right_plans() -> None:
     plan = loaderkit.plan_batch(model, dataset, "cuda", limit="8 GiB", epochs=10)
-    assert_type(plan, loaderkit.BatchPlan)
+    assert_type(plan, BatchPlan)
     estimate = loaderkit.estimate_step(model, dataset[0], optimizer=torch.optim.SGD)
-    assert_type(estimate, loaderkit.StepEstimate)
+    assert_type(estimate, StepEstimate)
     loaderkit.assert_fits(model, dataset[0], "1 GiB", rise=0.02, name="linear")
 
 
@@ -86,7 +97,7 @@ def detectors() -> None:
         pass
 
     detector = loaderkit.LeakDetector("cpu", on_leak="warn")
-    assert_type(detector.run(epoch, epochs=30), loaderkit.LeakReport)
+    assert_type(detector.run(epoch, epochs=30), LeakReport)
 
     @loaderkit.LeakDetector("cpu")
     def train(steps: int) -> float:

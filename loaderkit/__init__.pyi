@@ -1,0 +1,33 @@
+from . import errors as errors
+from . import units as units
+from .budget.batch.assertions import assert_fits as assert_fits
+from .budget.batch.plan import plan_batch as plan_batch
+from .budget.diagnosis.diagnose import diagnose_oom as diagnose_oom
+from .budget.diagnosis.diagnose import oom_guard as oom_guard
+from .budget.environment.settings import check_environment as check_environment
+from .budget.environment.settings import configure_allocator as configure_allocator
+from .budget.pieces.micro_batch import MicroBatcher as MicroBatcher
+from .budget.pieces.micro_batch import transactional_step as transactional_step
+from .budget.step.estimate import estimate_step as estimate_step
+from .cache.transfer import pull as pull
+from .cache.transfer import push as push
+from .cache.verify import verify as verify
+from .datasets.base import SafeDataset as SafeDataset
+from .datasets.concat import concat as concat
+from .datasets.concat import extend as extend
+from .datasets.graphs import SafeGraphDataset as SafeGraphDataset
+from .datasets.inspect import inspect_cache as inspect_cache
+from .datasets.open import open_cache as open_cache
+from .datasets.owned_copy import owned_copy as owned_copy
+from .datasets.pack import pack as pack
+from .datasets.sources import PtFolder as PtFolder
+from .leaks.checks import assert_no_leak as assert_no_leak
+from .leaks.detector import LeakDetector as LeakDetector
+from .loader.build import build_loader as build_loader
+from .memory.holders import holders_of as holders_of
+from .memory.meter import MemoryMeter as MemoryMeter
+from .memory.reading import read_memory as read_memory
+from .memory.release import release as release
+from .memory.staged import staged as staged
+
+__version__: str

@@ -1,0 +1,152 @@
+"""Tests that a step fits, and that its peak does not rise, without the device."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loaderkit.arguments import parse_arguments
+from loaderkit.budget.step.estimate import StepEstimate, estimate_step
+from loaderkit.errors import DoesNotFitError
+from loaderkit.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+    from typing_extensions import Unpack
+
+    from loaderkit.budget.keywords import FitKeywords
+    from loaderkit.budget.step.train_step import DeviceSpec
+
+UPDATE = "LOADERKIT_UPDATE_SNAPSHOTS"
+"""Environment variable: when set, snapshots are written anew instead of compared."""
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """Everything else that can be told to ``assert_fits``."""
+
+    loss: Callable[..., Any] | None = None
+    """As for ``estimate_step``."""
+    optimizer: Any = "adam"
+    """As for ``estimate_step``."""
+    autocast: Any = None
+    """As for ``estimate_step``."""
+    name: str | None = None
+    """The entry in the snapshot file; class of the model and device if None."""
+    rise: float = 0.01
+    """Share by which the peak may rise over the snapshot."""
+
+
+def assert_fits(
+    model: torch.nn.Module,
+    batch: Any,
+    limit: int | str | None = None,
+    *,
+    device: str | DeviceSpec | torch.device = "cpu",
+    snapshot: str | os.PathLike[str] | None = None,
+    **options: Unpack[FitKeywords],
+) -> StepEstimate:
+    """Fail when a training step would not fit, or takes more than it did.
+
+    Args:
+        model: A module on the CPU.
+        batch: The largest one that shall fit, on the CPU.
+        limit: Bytes, or a size such as "8 GiB"; None compares with the snapshot only.
+        device: Where it shall fit; it need not be here.
+        snapshot: A JSON file to keep with the tests; an entry that is missing is
+            written.  Set ``LOADERKIT_UPDATE_SNAPSHOTS=1`` to accept new peaks.
+        **options: Fields of :class:`FitOptions`.
+
+    Returns:
+        The estimate.
+
+    Raises:
+        DoesNotFitError: It takes more than the limit, or more than the snapshot by more
+            than ``rise``; also an ``AssertionError``.
+        ValueError: Neither a limit nor a snapshot was given.
+        TypeError: There is no such option.
+    """
+    if limit is None and snapshot is None:
+        msg = "assert_fits needs limit=, snapshot=, or both"
+        raise ValueError(msg)
+    chosen = parse_arguments(FitOptions, options, assert_fits)
+    step_estimate = estimate_step(
+        model,
+        batch,
+        loss=chosen.loss,
+        optimizer=chosen.optimizer,
+        autocast=chosen.autocast,
+        target=device,
+    )
+    if limit is not None:
+        limit_bytes = parse_bytes(limit) if isinstance(limit, str) else limit
+        _check_limit(step_estimate, limit_bytes)
+    if snapshot is not None:
+        name = chosen.name or f"{type(model).__name__} on {step_estimate.target.kind}"
+        _check_snapshot(step_estimate, Path(snapshot), name, chosen.rise)
+    return step_estimate
+
+
+def _check_limit(step_estimate: StepEstimate, limit_bytes: int) -> None:
+    """Fail if the upper end of an estimate is above a limit."""
+    over_bytes = step_estimate.high - limit_bytes
+    if over_bytes <= 0:
+        return
+    what = (
+        f"A step takes {format_bytes(step_estimate.high)}, "
+        f"{format_bytes(over_bytes)} more than {format_bytes(limit_bytes)}."
+    )
+    parts = step_estimate.parts
+    largest = max(parts, key=lambda part: parts[part])
+    why = f"the peak is in {step_estimate.phase}, mostly {largest}"
+    fix = "loaderkit.plan_batch(model, dataset, device) computes what each remedy saves"
+    raise DoesNotFitError(what, why=why, fix=fix)
+
+
+def _check_snapshot(
+    step_estimate: StepEstimate, file: Path, name: str, rise: float
+) -> None:
+    """Fail if a peak rose over the one in the file; write it where there is none."""
+    snapshots = json.loads(file.read_text()) if file.exists() else {}
+    before = snapshots.get(name)
+    if before is None or os.environ.get(UPDATE):
+        snapshots[name] = {
+            "peak": step_estimate.peak,
+            "phase": step_estimate.phase,
+            "parts": step_estimate.parts,
+        }
+        _write_sorted(snapshots, file)
+        return
+
+    share_more = step_estimate.peak / before["peak"] - 1
+    if share_more <= rise:
+        return
+    what = (
+        f"The peak of {name} rose by {share_more:.1%}, from "
+        f"{format_bytes(before['peak'])} to {format_bytes(step_estimate.peak)}; "
+        f"{rise:.1%} is allowed."
+    )
+    grown_bytes = {
+        part: size - before["parts"].get(part, 0)
+        for part, size in step_estimate.parts.items()
+    }
+    most = max(grown_bytes, key=lambda part: grown_bytes[part])
+    why = (
+        f"{most} grew by {format_bytes(grown_bytes[most])}; "
+        f"the peak is in {step_estimate.phase}"
+    )
+    raise DoesNotFitError(what, why=why, fix=f"{UPDATE}=1 pytest, if that is meant")
+
+
+def _write_sorted(snapshots: dict[str, Any], file: Path) -> None:
+    # Under another name first: a reader sees the old file or the new one, never half,
+    # and of two tests at once the last one's is whole.
+    draft = file.with_name(f"{file.name}.{os.getpid()}")
+    by_name = dict(sorted(snapshots.items()))
+    draft.write_text(json.dumps(by_name, indent=2) + "\n")
+    draft.replace(file)

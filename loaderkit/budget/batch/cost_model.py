@@ -1,0 +1,509 @@
+"""Fits a peak model to a model and a dataset, and solves for the largest batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from loaderkit.budget.batch.peak_model import (
+    PeakModel,
+    fit_peak_model,
+    prediction_error,
+)
+from loaderkit.budget.step.peaks import peaks_of, totals
+from loaderkit.budget.step.track import track_step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from loaderkit.budget.batch.samples import Floats, SampleKind, Samples
+    from loaderkit.budget.keywords import LoaderBounds
+    from loaderkit.budget.step.allocation_log import End
+    from loaderkit.budget.step.train_step import Step
+
+_SAMPLES_OF_STEPS: dict[SampleKind, tuple[int, ...]] = {
+    "samples": (2, 4, 6),
+    "sequences": (2, 3, 4, 5, 6, 8),
+    "graphs": (2, 3, 4, 5, 6, 8),
+    "padded graphs": (2, 3, 4, 5, 6, 7, 8, 9),
+}
+"""Samples of the small steps that a peak model is fitted to: one step more than there
+are unknowns, the last to see the error; never 1 alone, which takes other kernels
+(measured on conv3d)."""
+_COMPARED_SAMPLES = 16
+"""Samples of the batches that a fit is compared with: twice those of its steps.
+Chosen: more would take longer than the fit itself."""
+_LONGEST_OF_STEPS = (1.0, 0.1, 0.5, 1.0, 0.25, 0.75, 0.9, 0.0)
+"""Of a model that pads: the quantile of lengths that the longest sample of each small
+step has.  The largest of all is in two steps: a square that is learnt from short ones
+cannot be extended to a single giant (predictions were a fifth of the peak)."""
+_UNEXPLAINED = 0.05
+"""Error above which graphs, nodes and edges do not explain a model.  Chosen between
+what chance makes of them (self-loops that GCN and GAT replace: up to 0.025 in graphs
+with random edges) and what padding does (0.5 and more).  Beyond it no bound of nodes
+is given either: it would promise a peak for larger batches than were ever tracked."""
+_NEGLIGIBLE_BYTES = 1.0
+"""Bytes for one padded place that count as none; chosen between the rounding of a fit
+and the 4 bytes of a float32."""
+
+_FEWEST_EPOCHS = 200
+"""Epochs that are simulated of a large dataset; chosen: a chance is then known to 7
+points at worst, and its ends say so."""
+_MOST_EPOCHS = 20_000
+"""Of a small one: a chance is then known to 0.7 points at worst (derived: two standard
+errors)."""
+_SAMPLES_DRAWN = 20_000_000
+"""Between the two: the answer is then within a point or two (measured)."""
+_EPOCHS_AT_ONCE = 50
+"""Orders of so many epochs are in memory: 40 MB for 100,000 samples."""
+
+
+@dataclass(frozen=True)
+class BatchCostModel:
+    """What batches of a dataset take: predicted by a peak model, or tracked."""
+
+    model: Any
+    """The module."""
+    samples: Samples
+    """The dataset's sizes."""
+    step: Step
+    """How a step is made."""
+    peak_model: PeakModel
+    """Predicts what a batch takes."""
+    tracked_peaks: dict[tuple[int, ...], int] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    """Batches that were tracked by :meth:`track_peak` so far, and their peaks."""
+
+    def with_step(self, step: Step) -> BatchCostModel:
+        """Track other steps of the same samples; which are worst stays as it was."""
+        return replace(self, step=step, tracked_peaks={})
+
+    def predict(self, rows: Any) -> Floats:
+        """Predict the peak of batches of some rows.
+
+        Args:
+            rows: Rows of the samples ``[batches, samples]``.
+
+        Returns:
+            Bytes ``[batches]``.
+        """
+        return self.peak_model.predict(self.samples.batch_sizes(rows))
+
+    def track_peak(self, rows: list[int]) -> int:
+        """Track the batch of some rows, some 0.1 s: the upper end on a CPU.
+
+        For a device, where it is wide, the likely peak: its margin is for the rest.
+        """
+        key = tuple(rows)
+        if key not in self.tracked_peaks:
+            end: End = "high" if self.step.target.kind == "cpu" else "likely"
+            self.tracked_peaks[key] = self._track(rows, end)
+        return self.tracked_peaks[key]
+
+    def track_likely_peak(self, rows: list[int]) -> int:
+        """Track the batch of some rows, and give the likely peak on any device."""
+        return self._track(rows, "likely")
+
+    def _track(self, rows: list[int], end: End) -> int:
+        log = track_step(self.model, self.samples.join(rows), self.step)
+        return max(totals(peaks_of(log, end)).values())
+
+    def worst_peak(self, count: int) -> int:
+        """Track the worst batch of so many samples, and bound what others take.
+
+        Predictions choose which is the worst.  Where they may be wrong by a factor,
+        another batch may take more than the tracked one: by that factor twice.
+        """
+        tracked = self.track_peak(self.samples.worst_rows(self.peak_model, count))
+        return round(tracked * (1 + self.peak_model.error) ** 2)
+
+    def largest_batch(self, limit: int, most: int | None = None) -> int:
+        """Solve for the most samples of which every batch fits.
+
+        Args:
+            limit: Bytes.
+            most: Samples that are asked for; all there are if None.
+
+        Returns:
+            Samples; 0 when not even every single one fits.
+        """
+        factor = (1 + self.peak_model.error) ** 2
+        predicted = self.samples.worst_peaks(self.peak_model) * factor
+        guess = int(np.searchsorted(predicted, limit, side="right"))
+        most = len(self.samples) if most is None else min(most, len(self.samples))
+
+        def fits(count: int) -> bool:
+            return self.worst_peak(count) <= limit
+
+        return last_that_fits(fits, guess, most)
+
+
+def last_that_fits(fits: Callable[[int], bool], guess: int, most: int) -> int:
+    """Search from a guess in strides that double, then by halves.
+
+    Args:
+        fits: Whether so many fit; if so, fewer do.
+        guess: Where to begin.
+        most: How many there are.
+
+    Returns:
+        The largest number that fits, 0 if not even 1 does.
+
+    >>> last_that_fits(lambda count: count <= 37, guess=20, most=100)
+    37
+    """
+    low, high = 0, most + 1
+    probe = min(max(guess, 1), most)
+    stride = 1
+    while high - low > 1:
+        if fits(probe):
+            low = probe
+            probe += stride
+        else:
+            high = probe
+            probe -= stride
+        stride *= 2
+        if not low < probe < high:
+            probe = (low + high) // 2
+    return low
+
+
+def fit_cost_model(model: Any, samples: Samples, step: Step) -> BatchCostModel:
+    """Track a few small batches of a dataset and fit a peak model to them.
+
+    Args:
+        model: A module on the CPU.
+        samples: The dataset's sizes.
+        step: How a step is made.
+
+    Returns:
+        What any batch takes.
+    """
+    peak_model = _fit(model, samples, step)
+    if samples.kind == "graphs" and peak_model.error > _UNEXPLAINED:
+        # The model may pad inside: to_dense_batch, attention over all nodes.
+        with_padding = _fit(model, samples.padded(), step)
+        # Kernels whose workspace is only known within bounds miss by as much with
+        # either description: padding must explain most of what is left.
+        if with_padding.error < peak_model.error / 2:
+            samples, peak_model = samples.padded(), with_padding
+    return BatchCostModel(model, samples, step, peak_model)
+
+
+def _fit(model: Any, samples: Samples, step: Step) -> PeakModel:
+    """Fit small steps, and compare with larger ones that the fit has not seen."""
+    batches = [
+        _choose_small_batch(samples, count, number)
+        for number, count in enumerate(_samples_of_steps(samples))
+    ]
+    sizes = [samples.batch_sizes(rows) for rows in batches]
+    logs = [track_step(model, samples.join(rows), step) for rows in batches]
+    peak_model = fit_peak_model(samples.names, sizes, logs)
+
+    cost_model = BatchCostModel(model, samples, step, peak_model)
+    errors = [
+        prediction_error(cost_model.predict(rows), [cost_model.track_likely_peak(rows)])
+        for rows in _unseen_batches(samples, peak_model)
+    ]
+    return replace(peak_model, error=max(peak_model.error, *errors))
+
+
+def _samples_of_steps(samples: Samples) -> Sequence[int]:
+    """Give the samples of each of the small steps."""
+    if samples.kind != "typed graphs":
+        return _SAMPLES_OF_STEPS[samples.kind]
+    # One step for each unknown (the names and a constant), and one to see the error.
+    return [2 + number % 7 for number in range(len(samples.names) + 2)]
+
+
+def _unseen_batches(samples: Samples, peak_model: PeakModel) -> list[list[int]]:
+    """Choose batches to compare with, which a fit has not seen.
+
+    Two are drawn at random.  In one the largest sample is beside the smallest, which
+    shows where others are padded to it.  The last is the worst of its size.
+    """
+    count = min(_COMPARED_SAMPLES, len(samples))
+    rng = np.random.default_rng(0)
+    drawn = rng.choice(len(samples), count, replace=False)
+    drawn_half = rng.choice(len(samples), count // 2, replace=False)
+    by_size = np.argsort(samples.sizes.sum(axis=1), kind="stable")
+    unlike = np.append(by_size[: count - 1], by_size[-1])
+    batches = [rows.tolist() for rows in (drawn, drawn_half, unlike) if len(rows)]
+    return [*batches, samples.worst_rows(peak_model, count)]
+
+
+def _choose_small_batch(samples: Samples, count: int, number: int) -> list[int]:
+    """Choose small samples whose sizes point in different directions.
+
+    Args:
+        samples: All of them.
+        count: How many to choose.
+        number: Of the step, 0 for the first: each chooses others.
+
+    Returns:
+        Rows; some twice where the dataset is smaller than the batch.
+    """
+    rng = np.random.default_rng(number)
+    if samples.kind in {"padded graphs", "sequences"}:
+        by_length = np.argsort(samples.sizes[:, 1], kind="stable")
+        longest = round(_LONGEST_OF_STEPS[number] * (len(by_length) - 1))
+        candidates = by_length[: max(longest, count)]
+        chosen = rng.choice(candidates, size=min(count, len(candidates)), replace=False)
+        chosen[-1] = by_length[longest]
+    else:
+        by_size = np.argsort(samples.sizes.sum(axis=1), kind="stable")
+        candidates = by_size[: max(count * 4, len(by_size) // 2)]
+        chosen = rng.choice(candidates, size=min(count, len(candidates)), replace=False)
+    if samples.kind in {"graphs", "padded graphs"} and len(candidates) > count:
+        # Edges for a node differ little between samples drawn at random; without the
+        # extremes, nodes and edges could not be told apart.
+        nodes = np.maximum(samples.sizes[candidates, 1], 1)
+        edges_per_node = samples.sizes[candidates, 2] / nodes
+        is_odd = number % 2
+        extreme = edges_per_node.argmax() if is_odd else edges_per_node.argmin()
+        chosen[0] = candidates[extreme]
+
+    rows = [int(row) for row in dict.fromkeys(chosen.tolist())]
+    distinct = len(rows)
+    while len(rows) < count:
+        rows.append(rows[len(rows) % distinct])
+    return rows
+
+
+class ErrorFactors(NamedTuple):
+    """How wrong predictions may be, as factors of at least 1."""
+
+    too_high: float
+    """How many times too high they may be."""
+    too_low: float
+    """How many times too low."""
+
+
+class Chance(NamedTuple):
+    """How likely some batch exceeds a limit, from 0 to 1."""
+
+    low: float
+    """If every prediction is as much too high as the fit may be."""
+    likely: float
+    """With the predictions as they are."""
+    high: float
+    """If every prediction is as much too low, and the simulation was lucky."""
+
+    def within(self, epochs: int) -> Chance:
+        """Raise one epoch's chance to several, which are independent."""
+        low, likely, high = (1 - (1 - chance) ** epochs for chance in self)
+        return Chance(low, likely, high)
+
+
+def probability_of_running_out(
+    cost_model: BatchCostModel,
+    batch_size: int,
+    limit: int,
+    *,
+    epochs: int = 1,
+    seed: int = 0,
+    errors: ErrorFactors | None = None,
+) -> Chance:
+    """Estimate how likely some batch exceeds a limit within a number of epochs.
+
+    Args:
+        cost_model: What a batch takes.
+        batch_size: Samples of a batch, shuffled, the last one whatever is left.
+        limit: Bytes.
+        epochs: How many.
+        seed: Of the simulated shuffles.
+        errors: How wrong predictions may be; the fit's own error if None.
+
+    Returns:
+        The chance with its ends; exactly 0 where not even the worst batch exceeds.
+    """
+    total = len(cost_model.samples)
+    size = min(batch_size, total)
+    if errors is None:
+        factor = 1 + cost_model.peak_model.error
+        errors = ErrorFactors(factor, factor)
+    limits = np.array([limit * errors.too_high, limit, limit / errors.too_low])
+
+    worst = cost_model.samples.worst_peaks(cost_model.peak_model)[size - 1]
+    if worst <= limits[2] and cost_model.worst_peak(size) <= limit:
+        return Chance(0.0, 0.0, 0.0)
+
+    simulated = int(np.clip(_SAMPLES_DRAWN // total, _FEWEST_EPOCHS, _MOST_EPOCHS))
+    rng = np.random.default_rng(seed)
+    epochs_out = np.zeros(3)
+    for start in range(0, simulated, _EPOCHS_AT_ONCE):
+        count = min(_EPOCHS_AT_ONCE, simulated - start)
+        orders = rng.permuted(np.tile(np.arange(total), (count, 1)), axis=1)
+        peaks = _worst_of_epochs(cost_model, orders, size)
+        epochs_out += (peaks[:, None] > limits).sum(axis=0)
+
+    shares = epochs_out / simulated
+    two_standard_errors = 2 * np.sqrt(shares * (1 - shares) / simulated)
+    # Where none of n epochs ran out, the standard error is 0 and says nothing: the rule
+    # of three gives the upper end of the 95 % interval.
+    rule_of_three = np.where(epochs_out == 0, 3 / simulated, 0.0)
+    spread = two_standard_errors + rule_of_three
+    low = float(max(shares[0] - spread[0], 0.0))
+    high = float(min(shares[2] + spread[2], 1.0))
+    return Chance(low, float(shares[1]), high).within(epochs)
+
+
+def _worst_of_epochs(
+    cost_model: BatchCostModel, orders: NDArray[np.int64], size: int
+) -> Floats:
+    """Predict the worst batch of each shuffled epoch.
+
+    Args:
+        cost_model: What a batch takes.
+        orders: The order of the rows in each ``[epochs, n]``.
+        size: Samples of a batch.
+
+    Returns:
+        Bytes ``[epochs]``.
+    """
+    epochs, total = orders.shape
+    in_whole_batches = total // size * size
+    batches = orders[:, :in_whole_batches].reshape(-1, size)
+    worst: Floats = cost_model.predict(batches).reshape(epochs, -1).max(axis=1)
+    if in_whole_batches < total:
+        last = cost_model.predict(orders[:, in_whole_batches:])
+        worst = np.maximum(worst, last)
+    return worst
+
+
+@dataclass(frozen=True)
+class BatchBudget:
+    """Bounds of a batch within which every one fits; None sets no bound."""
+
+    batch_size: int | None = None
+    """Samples at most."""
+    max_nodes: int | None = None
+    """Nodes at most, of all types."""
+    max_edges: int | None = None
+    """Edges at most, of all relations."""
+    max_tokens: int | None = None
+    """Tokens at most, of sequences end to end."""
+    bucket_by: str | None = None
+    """"tokens" where samples of about one length go together, to pad less."""
+
+    def loader_options(self) -> LoaderBounds:
+        """Give the bounds that are set, as ``build_loader`` takes them.
+
+        >>> BatchBudget(batch_size=8, max_nodes=900).loader_options()
+        {'batch_size': 8, 'max_nodes': 900}
+        """
+        bounds: LoaderBounds = {}
+        if self.batch_size is not None:
+            bounds["batch_size"] = self.batch_size
+        if self.max_nodes is not None:
+            bounds["max_nodes"] = self.max_nodes
+        if self.max_edges is not None:
+            bounds["max_edges"] = self.max_edges
+        if self.max_tokens is not None:
+            bounds["max_tokens"] = self.max_tokens
+        if self.bucket_by is not None:
+            bounds["bucket_by"] = self.bucket_by
+        return bounds
+
+    def __str__(self) -> str:
+        options = self.loader_options().items()
+        return ", ".join(f"{name}={_format_option(value)}" for name, value in options)
+
+
+def _format_option(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else repr(value)
+
+
+def choose_budget(
+    cost_model: BatchCostModel, limit: int, count: int, most: int
+) -> BatchBudget:
+    """Turn a limit into bounds that a loader keeps.
+
+    Args:
+        cost_model: What a batch takes.
+        limit: Bytes.
+        count: Samples of which every batch fits.
+        most: Samples of a batch at most.
+
+    Returns:
+        ``max_nodes`` and ``max_edges`` for graphs, ``max_tokens`` for sequences end to
+        end, each with ``batch_size``, the samples asked for: for more nothing was ever
+        tracked, and each takes bytes of its own.  Only ``batch_size`` for padded ones,
+        for equal samples, where the sizes do not explain the peak, and where a single
+        sample is beyond the bounds though it fits.  Every batch within them fits.
+    """
+    samples, peak_model = cost_model.samples, cost_model.peak_model
+    by_samples = BatchBudget(batch_size=count)
+    if peak_model.error > _UNEXPLAINED:
+        return by_samples
+
+    # Bytes that each line leaves for nodes, edges or tokens, when a batch has as many
+    # samples as it may have.
+    room = limit / (1 + peak_model.error) - peak_model.lines[:, 0]
+    room = room - np.maximum(peak_model.lines[:, 1], 0) * most
+    if samples.kind == "sequences" and samples.dataset_tells("tokens"):
+        if (np.abs(peak_model.lines[:, 3:]) > _NEGLIGIBLE_BYTES).any():
+            # Padded places take bytes too, which no bound of tokens limits.
+            return BatchBudget(batch_size=count, bucket_by="tokens")
+        return _budget_of_tokens(cost_model, room, most) or by_samples
+    is_graphs = samples.kind in {"graphs", "typed graphs"}
+    if is_graphs and samples.dataset_tells("nodes", "edges"):
+        return _budget_of_nodes(cost_model, room, most) or by_samples
+    return by_samples
+
+
+def _budget_of_tokens(
+    cost_model: BatchCostModel, room: Floats, most: int
+) -> BatchBudget | None:
+    samples, lines = cost_model.samples, cost_model.peak_model.lines
+    tokens = _most_that_fits(room, lines[:, 2])
+    if tokens < samples.sizes[:, 1].max():
+        return None
+    return BatchBudget(batch_size=most, max_tokens=tokens)
+
+
+def _budget_of_nodes(
+    cost_model: BatchCostModel, room: Floats, most: int
+) -> BatchBudget | None:
+    samples, lines = cost_model.samples, cost_model.peak_model.lines
+    node_columns = _columns_named("nodes", samples)
+    edge_columns = _columns_named("edges", samples)
+    nodes_of_samples = samples.sizes[:, node_columns].sum(axis=1)
+    edges_of_samples = samples.sizes[:, edge_columns].sum(axis=1)
+    # A loader's bounds are for all nodes and all edges: of typed graphs, each may be of
+    # the type that takes most.  It takes at least 0: a batch may have as many edges as
+    # it may and few nodes, so that a line which falls with each node saves nothing.
+    of_nodes = lines[:, [1 + column for column in node_columns]]
+    of_edges = lines[:, [1 + column for column in edge_columns]]
+    bytes_per_node = of_nodes.max(axis=1, initial=0.0)
+    bytes_per_edge = of_edges.max(axis=1, initial=0.0)
+
+    # Nodes and edges share the room in the ratio that the dataset has.
+    edges_per_node = edges_of_samples.sum() / max(nodes_of_samples.sum(), 1)
+    nodes = _most_that_fits(room, bytes_per_node + edges_per_node * bytes_per_edge)
+    edges = int(nodes * edges_per_node)
+    largest_nodes, largest_edges = nodes_of_samples.max(), edges_of_samples.max()
+    if nodes < max(largest_nodes, 1) or edges < largest_edges:
+        return None
+    # Graphs without edges need no bound of them, and a loader takes none of 0.
+    return BatchBudget(most, max_nodes=nodes, max_edges=edges or None)
+
+
+def _columns_named(word: str, samples: Samples) -> list[int]:
+    """Give the columns of sizes whose name begins with a word."""
+    return [i for i, name in enumerate(samples.names) if name.startswith(word)]
+
+
+def _most_that_fits(room: Floats, bytes_of_one: Floats) -> int:
+    """Divide where one more takes something; 0 where nothing fits."""
+    if (room < 0).any():
+        return 0
+    costs = bytes_of_one > 0
+    if not costs.any():
+        return 0
+    return int((room[costs] / bytes_of_one[costs]).min())

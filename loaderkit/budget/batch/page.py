@@ -1,0 +1,132 @@
+"""A batch plan as a page: what fits, what remedies save, how likely it runs out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from loaderkit.pages.charts import Bar, Bars, Curves, Limit, Series
+from loaderkit.pages.document import Section, Table
+from loaderkit.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from loaderkit.budget.batch.cost_model import Chance
+    from loaderkit.budget.batch.savings import RemedySaving
+
+_MOST_SIZES = 40
+"""Batch sizes that are priced for the curve."""
+
+
+def batch_size_sections(
+    worst_bytes: Callable[[int], int], batch_size: int, limit: Limit, *, samples: int
+) -> tuple[Section, ...]:
+    """Draw what the dearest batch of each size takes.
+
+    Args:
+        worst_bytes: Prices the dearest batch of a number of samples.
+        batch_size: What was asked for.
+        limit: What a step may take.
+        samples: How many there are.
+
+    Returns:
+        A section with one curve, up to twice the batch size that was asked for; none
+        where there is only one size.
+    """
+    largest = min(2 * batch_size, samples)
+    if largest < 2:
+        return ()
+    stride = max(1, largest // _MOST_SIZES)
+    sizes = sorted({1, *range(stride, largest + 1, stride), min(batch_size, samples)})
+    prices = [worst_bytes(size) for size in sizes]
+    readouts = []
+    largest_fitting = 0
+    for index, (size, price) in enumerate(zip(sizes, prices, strict=True)):
+        verdict = "does not fit"
+        if price <= limit.value:
+            verdict = "fits"
+            largest_fitting = index
+        readouts.append(f"{size:,} samples: {format_bytes(price)}, {verdict}")
+    chart = Curves(
+        label="What the dearest batch of each size takes at the peak of its step.",
+        x=tuple(map(float, sizes)),
+        x_name="samples of a batch",
+        x_unit="samples",
+        series=(Series("dearest batch", tuple(map(float, prices)), "blue"),),
+        unit="bytes",
+        readouts=tuple(readouts),
+        first_readout=largest_fitting,
+        limits=(limit,),
+    )
+    return (Section("Batch size against memory", (chart,)),)
+
+
+def remedies_sections(
+    savings: Sequence[RemedySaving], peak: int, limit: Limit
+) -> tuple[Section, ...]:
+    """Draw the peak with each remedy, beside the peak without any.
+
+    Args:
+        savings: What each remedy saves for the dearest batch.
+        peak: Without any.
+        limit: What a step may take.
+
+    Returns:
+        One section; none where no remedy applies.
+    """
+    if not savings:
+        return ()
+    bars = [Bar("as it is", peak, format_bytes(peak), "grey")]
+    for saving in sorted(savings, key=lambda saving: saving.peak):
+        if saving.remedy.cost == "device":
+            continue  # another device has another limit
+        change = f"saves {format_bytes(saving.saves)}"
+        if saving.saves < 0:
+            change = f"costs {format_bytes(-saving.saves)}"
+        bars.append(
+            Bar(
+                saving.remedy.name,
+                saving.peak,
+                f"{format_bytes(saving.peak)}, {change}",
+                "green" if saving.peak <= limit.value else "orange",
+            )
+        )
+    chart = Bars(
+        "The peak of the dearest batch with each remedy alone.", tuple(bars), limit
+    )
+    rows = tuple(
+        (
+            saving.remedy.name,
+            saving.remedy.cost,
+            saving.remedy.says,
+            f"`{saving.remedy.code}`",
+        )
+        for saving in savings
+    )
+    table = Table(("remedy", "costs", "what to do", "to paste"), rows)
+    caption = "Green fits the limit, orange does not."
+    return (Section("What if", (chart, table), caption=caption),)
+
+
+def chances_section(chances: Mapping[int, Chance]) -> Section:
+    """List how likely some batch exceeds the limit.
+
+    Args:
+        chances: By epochs.
+
+    Returns:
+        A section with a table.
+    """
+    rows = tuple(
+        (
+            f"{epochs:,}",
+            f"{chance.likely:.1%}",
+            f"{chance.low:.1%} to {chance.high:.1%}",
+        )
+        for epochs, chance in chances.items()
+    )
+    heads = ("epochs", "out of memory", "interval")
+    return Section(
+        "How likely it runs out of memory",
+        (Table(heads, rows, frozenset({0, 1, 2})),),
+    )

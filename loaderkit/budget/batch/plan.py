@@ -1,0 +1,600 @@
+"""The largest batch that fits, and three ways to train within a limit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from loaderkit.arguments import parse_arguments
+from loaderkit.budget.batch.cost_model import (
+    BatchBudget,
+    BatchCostModel,
+    Chance,
+    ErrorFactors,
+    choose_budget,
+    fit_cost_model,
+    probability_of_running_out,
+)
+from loaderkit.budget.batch.page import (
+    batch_size_sections,
+    chances_section,
+    remedies_sections,
+)
+from loaderkit.budget.batch.peak_model import prediction_error
+from loaderkit.budget.batch.samples import Samples, read_samples
+from loaderkit.budget.batch.savings import (
+    RemedySaving,
+    estimate_savings,
+    explain_peak,
+)
+from loaderkit.budget.step.estimate import StepEstimate, estimate
+from loaderkit.budget.step.page import history_sections
+from loaderkit.budget.step.train_step import (
+    DeviceSpec,
+    OptimizerVariant,
+    Step,
+    StepError,
+    blocks_of,
+    device_spec,
+    dtype_of,
+)
+from loaderkit.errors import BudgetError
+from loaderkit.memory.host import read_host
+from loaderkit.memory.probes import free_bytes
+from loaderkit.notebook import Bar, card
+from loaderkit.pages.charts import Limit
+from loaderkit.pages.document import HasPage, Listing, Page, Section
+from loaderkit.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import ArrayLike
+    from typing_extensions import Unpack
+
+    from loaderkit.budget.batch.samples import Floats
+    from loaderkit.budget.keywords import PlanKeywords
+
+_DEVICE_MARGIN = 0.1
+"""Share of a device's memory that is left free; chosen: the context of CUDA, the
+workspaces of its libraries and fragmentation are not tracked, and take some hundred MB
+of a card of 8 GB or more.  A CPU has none of them."""
+_MOST_SAVINGS_SHOWN = 5
+"""In a notebook's card; all are in the text."""
+_SHOWN_SHARE = 0.01
+"""Of the peak: remedies that save less are named in one line."""
+_SHOWN_ERROR = 0.001
+"""Error of the predictions from which a note tells it: below, it is rounding."""
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """Everything else that can be told to ``plan_batch``."""
+
+    loss: Callable[..., Any] | None = None
+    """As for ``estimate_step``."""
+    optimizer: Any = "adam"
+    """As for ``estimate_step``."""
+    autocast: Any = None
+    """As for ``estimate_step``."""
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    """Joins samples; the dataset's own way, PyG's or torch's if None."""
+    epochs: int = 100
+    """Epochs the run shall survive."""
+    margin: float | None = None
+    """Share of the limit left free; None: 0 on a CPU, 0.1 on devices, for what no
+    estimate sees."""
+
+
+@dataclass(frozen=True)
+class BatchConfiguration:
+    """One way to train."""
+
+    name: str
+    """"A (balanced)", "B (minimum)" or "C (CPU)"."""
+    micro_batch: int
+    """Samples of one piece; every one of that many fits."""
+    accumulation: int
+    """Pieces of a step, so that a step still sees the batch size asked for."""
+    peak: int
+    """Bytes of the worst piece."""
+    limit: int
+    """Bytes it may take, the margin taken off."""
+    device: str
+    """Kind of device."""
+    precision: str
+    """"float32" or the type of autocast."""
+    checkpointing: bool
+    """Whether blocks compute activations again."""
+    optimizer: OptimizerVariant
+    """Its implementation."""
+    budget: BatchBudget = field(default_factory=BatchBudget)
+    """Bounds for the loader; ``budget.loader_options()`` is what ``build_loader``
+    takes."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether a single sample fits."""
+        return self.micro_batch > 0
+
+    def __str__(self) -> str:
+        of_limit = f"{format_bytes(self.peak)} of {format_bytes(self.limit)}"
+        if not self.ok:
+            return f"{self.name:13} nothing fits: one sample takes {of_limit}"
+
+        ways = [self.precision]
+        if self.checkpointing:
+            ways.append("checkpointing")
+        if self.optimizer != "default":
+            ways.append(f"{self.optimizer} optimizer")
+        pieces = f"{self.micro_batch:,} samples x {self.accumulation}"
+        text = f"{self.name:13} {pieces}, {of_limit} on {self.device}, "
+        text += ", ".join(ways)
+        bounds = str(self.budget)
+        return f"{text}; {bounds}" if bounds else text
+
+
+@dataclass(frozen=True)
+class BatchPlan(HasPage):
+    """What fits, what does not, and how likely a run ends out of memory."""
+
+    batch_size: int
+    """Samples of a step that were asked for."""
+    configurations: list[BatchConfiguration]
+    """A (balanced), B (minimum) and C (CPU)."""
+    estimate: StepEstimate
+    """A step with the worst batch of that size."""
+    cause: str
+    """What its peak is made of."""
+    savings: list[RemedySaving]
+    """What each remedy saves for it."""
+    limit: int
+    """Bytes, the margin taken off."""
+    epochs: int
+    """Epochs the run shall survive."""
+    chances: dict[int, Chance]
+    """Probability to run out of memory within so many epochs with ``batch_size``."""
+    notes: list[str] = field(default_factory=list)
+    """What to know about the numbers."""
+    cost_model: BatchCostModel | None = field(default=None, repr=False, compare=False)
+    """What any batch takes; see :meth:`predict_peaks` and :meth:`probability`."""
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples of the balanced configuration."""
+        return self.configurations[0].micro_batch
+
+    @property
+    def ok(self) -> bool:
+        """Whether the balanced configuration fits."""
+        return self.configurations[0].ok
+
+    def predict_peaks(self, sizes: ArrayLike) -> Floats:
+        """Predict what batches take by their sizes.
+
+        Args:
+            sizes: For graphs ``[batches, (graphs, nodes, edges)]``; for sequences
+                ``[batches, (samples, tokens, padded, padded squared)]``: places with
+                padding, and places times the longest.  For a model that pads graphs,
+                each is taken to be as large as the largest of all, unless the places
+                and their squares are given too.
+
+        Returns:
+            Peak bytes ``[batches]``.
+
+        Raises:
+            BudgetError: The plan has no cost model.
+        """
+        cost_model = self._require_cost_model()
+        complete_sizes = cost_model.samples.with_padding(sizes)
+        return cost_model.peak_model.predict(complete_sizes)
+
+    def probability(self, batch_size: int, *, epochs: int = 1, seed: int = 0) -> Chance:
+        """Estimate how likely some batch exceeds the limit.
+
+        Args:
+            batch_size: Samples of a batch, shuffled.
+            epochs: Within so many.
+            seed: Of the simulated shuffles.
+
+        Returns:
+            The chance and its ends, from 0 to 1.
+
+        Raises:
+            BudgetError: The plan has no cost model.
+        """
+        cost_model = self._require_cost_model()
+        size = min(self.batch_size, len(cost_model.samples))
+        return probability_of_running_out(
+            cost_model,
+            batch_size,
+            self.limit,
+            epochs=epochs,
+            seed=seed,
+            errors=_error_factors(cost_model, self.estimate, size),
+        )
+
+    def _require_cost_model(self) -> BatchCostModel:
+        if self.cost_model is None:
+            what = "This plan has no model of what batches take."
+            raise BudgetError(what, fix="plan_batch(model, dataset, device)")
+        return self.cost_model
+
+    def _repr_html_(self) -> str:
+        title, *_ = _lines(self)
+        rows = [
+            (
+                configuration.name,
+                f"{configuration.micro_batch:,} x {configuration.accumulation}",
+                format_bytes(configuration.peak),
+                Bar(configuration.peak / max(configuration.limit, 1)),
+            )
+            for configuration in self.configurations
+        ]
+        worthwhile = [saving for saving in self.savings if saving.saves > 0]
+        saving_notes = [
+            f"{saving.remedy.name}: saves {format_bytes(saving.saves)}"
+            for saving in worthwhile[:_MOST_SAVINGS_SHOWN]
+        ]
+        return card(
+            title,
+            mood="good" if self.ok else "bad",
+            heads=("configuration", "samples x pieces", "peak", "of its limit"),
+            rows=rows,
+            notes=[self.cause, *saving_notes, *self.notes],
+            text=str(self),
+        )
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+    def page(self) -> Page:
+        """Show which batch fits, and what would change that."""
+        dearest, *_ = _lines(self)
+        limit = Limit(self.limit, f"limit: {format_bytes(self.limit)}")
+        batch_sizes: tuple[Section, ...] = ()
+        if self.cost_model is not None:
+            batch_sizes = batch_size_sections(
+                self.cost_model.worst_peak,
+                self.batch_size,
+                limit,
+                samples=len(self.cost_model.samples),
+            )
+        return Page(
+            self._answer(),
+            mood="good" if self.ok else "bad",
+            lead=(dearest, self.cause, *self.notes),
+            sections=(
+                *batch_sizes,
+                *remedies_sections(self.savings, self.estimate.peak, limit),
+                *history_sections(self.estimate.history, limit),
+                chances_section(self.chances),
+                Section("As text", (Listing(str(self)),)),
+            ),
+        )
+
+    def _answer(self) -> str:
+        """Say in a line what fits."""
+        balanced = self.configurations[0]
+        if not balanced.ok:
+            return f"Not even one sample fits {format_bytes(self.limit)}"
+        if balanced.accumulation == 1:
+            return f"Batches of {self.batch_size:,} fit {format_bytes(self.limit)}"
+        return (
+            f"{balanced.micro_batch:,} samples at once fit {format_bytes(self.limit)}: "
+            f"{balanced.accumulation:,} pieces make a step of {self.batch_size:,}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Give everything as plain values."""
+        configurations = [
+            {
+                **asdict(configuration),
+                "budget": configuration.budget.loader_options(),
+            }
+            for configuration in self.configurations
+        ]
+        savings = [
+            {
+                "name": saving.remedy.name,
+                "cost": saving.remedy.cost,
+                "saves": saving.saves,
+                "peak": saving.peak,
+            }
+            for saving in self.savings
+        ]
+        chances = {
+            str(epochs): chance._asdict() for epochs, chance in self.chances.items()
+        }
+        return {
+            "batch_size": self.batch_size,
+            "configurations": configurations,
+            "estimate": self.estimate.to_json(),
+            "cause": self.cause,
+            "savings": savings,
+            "limit": self.limit,
+            "epochs": self.epochs,
+            "chances": chances,
+            "notes": self.notes,
+        }
+
+
+def plan_batch(
+    model: torch.nn.Module,
+    dataset: Any,
+    device: str | DeviceSpec | torch.device,
+    *,
+    limit: int | str | None = None,
+    batch_size: int = 32,
+    **options: Unpack[PlanKeywords],
+) -> BatchPlan:
+    """Find the largest batch that fits, before anything is moved to a device.
+
+    A few tiny steps are tracked with fake floats; what any batch takes is then
+    predicted from its sizes alone, and the answer is checked by tracking the worst
+    batch itself.
+
+    Args:
+        model: A module on the CPU; it is not changed.
+        dataset: Ours, PyG's, a list of graphs, or any other with a length.
+        device: Where it shall train, here or not: "cuda", "mps", "cpu", ...
+        limit: Bytes, or a size such as "8 GiB"; what the device has free if None.
+        batch_size: Samples of a step; accumulation keeps it.
+        **options: Fields of :class:`PlanOptions`: ``loss``, ``optimizer``, ...
+
+    Returns:
+        Configurations, chances and what each remedy saves.
+
+    Raises:
+        ValueError: The batch size, an option or the dataset makes no sense.
+        BudgetError: There is no limit to plan for.
+    """
+    if batch_size < 1:
+        msg = f"batch_size must be at least 1, got {batch_size}"
+        raise StepError(msg)
+    chosen = parse_arguments(PlanOptions, options, plan_batch)
+    spec = device_spec(device)
+    autocast = dtype_of(chosen.autocast)
+    step = Step(chosen.loss, chosen.optimizer, autocast=autocast, target=spec)
+
+    available = _available_bytes(limit, device)
+    default_margin = 0.0 if spec.kind == "cpu" else _DEVICE_MARGIN
+    margin = default_margin if chosen.margin is None else chosen.margin
+    usable_bytes = round(available.amount * (1 - margin))
+
+    samples = read_samples(dataset, collate=chosen.collate_fn)
+    planner = _Planner(model, samples, step, usable_bytes, batch_size)
+    plan = planner.plan(chosen.epochs)
+    limit_note = (
+        f"limit {format_bytes(available.amount)} {available.known_from}, "
+        f"{margin:.0%} of it left free"
+    )
+    return replace(plan, notes=[limit_note, *_notes(plan, samples)])
+
+
+class _AvailableBytes(NamedTuple):
+    """Memory to plan for."""
+
+    amount: int
+    """Bytes, the margin still in."""
+    known_from: str
+    """Who said so, to be printed after the amount."""
+
+
+def _available_bytes(
+    limit: int | str | None, device: str | DeviceSpec | torch.device
+) -> _AvailableBytes:
+    """Find the bytes to plan for: the user's limit, the specification's, what is free.
+
+    Raises:
+        BudgetError: Nobody says.
+    """
+    spec = device_spec(device)
+    if limit is not None:
+        size = parse_bytes(limit) if isinstance(limit, str) else limit
+        if size < 1:
+            msg = f"limit must be positive, got {limit}"
+            raise StepError(msg)
+        return _AvailableBytes(size, "as told")
+    if spec.memory_bytes is not None:
+        return _AvailableBytes(spec.memory_bytes, "of the specification")
+    name = spec.kind if isinstance(device, DeviceSpec) else device
+    free = free_bytes(torch.device(name))
+    if free is None:
+        what = f"There is no {name} here that tells how much memory is free."
+        raise BudgetError(what, fix='plan_batch(..., limit="8 GiB")')
+    return _AvailableBytes(free.amount, f"free now ({free.known_from})")
+
+
+@dataclass(frozen=True)
+class _Planner:
+    """One model, its samples and its limit."""
+
+    model: Any
+    samples: Samples
+    step: Step
+    limit: int
+    """Bytes, the margin taken off."""
+    batch_size: int
+    """Samples of a step that were asked for."""
+
+    def plan(self, epochs: int) -> BatchPlan:
+        cost_model = fit_cost_model(self.model, self.samples, self.step)
+        # Its samples may be those of a model that pads.
+        samples = cost_model.samples
+        size = min(self.batch_size, len(samples))
+        worst_batch = samples.join(samples.worst_rows(cost_model.peak_model, size))
+
+        step_estimate = estimate(self.model, worst_batch, self.step)
+        savings = estimate_savings(self.model, worst_batch, self.step, step_estimate)
+        one_epoch = probability_of_running_out(
+            cost_model,
+            size,
+            self.limit,
+            errors=_error_factors(cost_model, step_estimate, size),
+        )
+        horizons = sorted({1, 5, epochs})
+        balanced = self._largest_configuration("A (balanced)", cost_model, self.limit)
+        return BatchPlan(
+            batch_size=self.batch_size,
+            configurations=[
+                balanced,
+                self._smallest_configuration(cost_model),
+                self._cpu_configuration(balanced),
+            ],
+            estimate=step_estimate,
+            cause=explain_peak(step_estimate, savings),
+            savings=savings,
+            limit=self.limit,
+            epochs=epochs,
+            chances={count: one_epoch.within(count) for count in horizons},
+            cost_model=cost_model,
+        )
+
+    def _largest_configuration(
+        self, name: str, cost_model: BatchCostModel, limit: int
+    ) -> BatchConfiguration:
+        """Choose the largest pieces that fit, and the bounds for the loader."""
+        most = min(self.batch_size, len(self.samples))
+        count = cost_model.largest_batch(limit, most)
+        configuration = self._configuration(name, cost_model, limit, count)
+        if not count:
+            return configuration
+        budget = choose_budget(cost_model, limit, count, most)
+        return replace(configuration, budget=budget)
+
+    def _configuration(
+        self, name: str, cost_model: BatchCostModel, limit: int, count: int
+    ) -> BatchConfiguration:
+        """Describe training in pieces of so many samples; 0 says that nothing fits."""
+        step = cost_model.step
+        return BatchConfiguration(
+            name=name,
+            micro_batch=count,
+            accumulation=math.ceil(self.batch_size / count) if count else 0,
+            peak=cost_model.worst_peak(max(count, 1)),
+            limit=limit,
+            device=step.target.kind,
+            precision=str(step.autocast or torch.float32).removeprefix("torch."),
+            checkpointing=step.checkpoint,
+            optimizer=step.variant,
+        )
+
+    def _smallest_configuration(self, cost_model: BatchCostModel) -> BatchConfiguration:
+        """One sample a piece, with everything that makes it smaller."""
+        for step in self._smaller_steps():
+            configurations = self._with_each_optimizer(cost_model, step)
+            if configurations:
+                smallest = min(configurations, key=lambda each: each.peak)
+                if smallest.peak > self.limit:
+                    return replace(smallest, micro_batch=0, accumulation=0)
+                return smallest
+        # Never reached in a plan: the step as it is was tracked already.
+        as_it_is = self._configuration("B (minimum)", cost_model, self.limit, 1)
+        return replace(as_it_is, micro_batch=0)
+
+    def _smaller_steps(self) -> Iterator[Step]:
+        """Give steps with fewer and fewer remedies: not every model takes all."""
+        has_blocks = bool(blocks_of(self.model))
+        if self.step.autocast is None:
+            yield self.step.but(checkpoint=has_blocks, autocast=torch.bfloat16)
+        yield self.step.but(checkpoint=has_blocks)
+        yield self.step
+
+    def _with_each_optimizer(
+        self, cost_model: BatchCostModel, step: Step
+    ) -> list[BatchConfiguration]:
+        """Track a step with each optimizer's implementation that torch accepts."""
+        variants: tuple[OptimizerVariant, ...] = ("default",)
+        if step.optimizer is not None:
+            variants = ("loop", "fused")
+        configurations = []
+        for variant in variants:
+            smaller = cost_model.with_step(step.but(variant=variant))
+            try:
+                configuration = self._configuration(
+                    "B (minimum)", smaller, self.limit, 1
+                )
+            except RuntimeError:
+                # Torch refuses fused updates of sparse gradients, and some losses and
+                # operators in bfloat16.
+                continue
+            configurations.append(configuration)
+        return configurations
+
+    def _cpu_configuration(self, balanced: BatchConfiguration) -> BatchConfiguration:
+        """The same on the CPU of this machine, with what it has available now."""
+        if self.step.target.kind == "cpu":
+            return replace(balanced, name="C (CPU)")
+        step = self.step.but(target=DeviceSpec("cpu"), variant="default")
+        cost_model = fit_cost_model(self.model, self.samples, step)
+        limit = read_host().available_bytes
+        return self._largest_configuration("C (CPU)", cost_model, limit)
+
+
+def _error_factors(
+    cost_model: BatchCostModel, step_estimate: StepEstimate, size: int
+) -> ErrorFactors:
+    """Say how wrong the predictions for batches of a size may be.
+
+    Args:
+        cost_model: What a batch takes.
+        step_estimate: Of the worst batch of that size.
+        size: Samples.
+
+    Returns:
+        The fit's error, also on that batch, times what the estimate leaves open.
+    """
+    rows = cost_model.samples.worst_rows(cost_model.peak_model, size)
+    error_here = prediction_error(cost_model.predict(rows), [step_estimate.peak])
+    factor = 1 + max(cost_model.peak_model.error, error_here)
+    peak = max(step_estimate.peak, 1)
+    return ErrorFactors(
+        too_high=factor * peak / max(step_estimate.low, 1),
+        too_low=factor * step_estimate.high / peak,
+    )
+
+
+def _notes(plan: BatchPlan, samples: Samples) -> list[str]:
+    notes = []
+    error = 0.0 if plan.cost_model is None else plan.cost_model.peak_model.error
+    if error > _SHOWN_ERROR:
+        notes.append(f"batches are predicted within {error:.1%} of the steps tracked")
+    if samples.partly:
+        notes.append(
+            f"only {len(samples):,} samples were looked at: pack the dataset into a "
+            "cache, whose offsets tell the sizes of all"
+        )
+    if plan.estimate.target.kind != "cpu":
+        notes.append("the device's own context and fragmentation are not in it")
+    notes += [f"assumed: {assumption}" for assumption in plan.estimate.assumptions]
+    return notes
+
+
+def _lines(plan: BatchPlan) -> Iterator[str]:
+    step_estimate = plan.estimate
+    yield (
+        f"The worst batch of {plan.batch_size:,}: {format_bytes(step_estimate.peak)} "
+        f"of {format_bytes(plan.limit)} ({step_estimate.method})"
+    )
+    yield f"  {plan.cause}"
+    for epochs, chance in plan.chances.items():
+        within = "one epoch" if epochs == 1 else f"{epochs} epochs"
+        ends = f" ({chance.low:.1%} to {chance.high:.1%})" if chance.high else ""
+        yield f"  out of memory within {within}: {chance.likely:.1%}{ends}"
+    for configuration in plan.configurations:
+        yield str(configuration)
+
+    least_shown = round(step_estimate.peak * _SHOWN_SHARE)
+    worthwhile = [saving for saving in plan.savings if saving.saves > least_shown]
+    for number, saving in enumerate(worthwhile, 1):
+        yield f"  {number}. {saving}"
+    useless = [saving for saving in plan.savings if saving not in worthwhile]
+    if useless:
+        names = ", ".join(saving.remedy.name for saving in useless)
+        yield f"  saves nothing here: {names}"
+    for note in plan.notes:
+        yield f"  note: {note}"

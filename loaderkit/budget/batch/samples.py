@@ -1,0 +1,365 @@
+"""The sizes of a dataset's samples, and what batches of them are described by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from loaderkit.budget.step.train_step import StepError
+from loaderkit.dataset_protocol import own_collate
+from loaderkit.errors import OptionError
+from loaderkit.joining import join
+from loaderkit.mistaken import mistaken_for_dataset
+from loaderkit.nests import flatten
+from loaderkit.pyg import import_pyg, is_pyg_data
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from loaderkit.budget.batch.peak_model import PeakModel
+
+    Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
+
+SampleKind = Literal["graphs", "typed graphs", "padded graphs", "sequences", "samples"]
+"""What a dataset holds: "padded graphs" are graphs for a model that pads each to the
+largest of its batch; "samples" are all of one size."""
+
+NAMES: dict[SampleKind, tuple[str, ...]] = {
+    "graphs": ("graphs", "nodes", "edges"),
+    "padded graphs": ("graphs", "nodes", "edges", "padded", "padded squared"),
+    "sequences": ("samples", "tokens", "padded", "padded squared"),
+    "samples": ("samples",),
+}
+"""What a batch is described by, for each kind of dataset but "typed graphs", which have
+columns of their own: the nodes of each type, the edges of each relation."""
+_GRAPH_COLUMNS = len(NAMES["graphs"])
+_NODES_COLUMN = 1
+_EDGES_COLUMN = 2
+_TOKENS_COLUMN = 1
+
+_MOST_SAMPLES_READ = 10_000
+"""Of datasets that do not tell sizes; chosen: reading takes some 10 s at 1 ms each, and
+a plan says that it saw no more."""
+_MOST_COLUMNS = 24
+"""Of typed graphs; chosen.  Each takes one more tracked step; with more types than
+that, their nodes and edges are added up, and what that does not explain is in the
+error."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The sizes of all samples, and how they become batches."""
+
+    dataset: Any
+    """Where they come from."""
+    kind: SampleKind
+    """What a batch is described by."""
+    sizes: Floats
+    """Sizes ``[n, names]`` of batches of one sample."""
+    join: Callable[[list[int]], Any]
+    """Makes the batch of some rows."""
+    partly: bool = False
+    """Whether only the first samples were looked at."""
+    columns: tuple[str, ...] = ()
+    """Of typed graphs: what is counted in each column of ``sizes``."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What a batch is described by."""
+        return self.columns or NAMES[self.kind]
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def dataset_tells(self, *names: str) -> bool:
+        """Tell whether a loader can ask the dataset itself for sizes by these names."""
+        return all(_sizes_told(self.dataset, name) is not None for name in names)
+
+    def padded(self) -> Samples:
+        """Give the same samples for a model that pads graphs to the largest."""
+        return replace(self, kind="padded graphs")
+
+    def with_padding(self, sizes: ArrayLike) -> Floats:
+        """Add the padding that sizes leave out, at its most.
+
+        Args:
+            sizes: Sizes of batches ``[batches, names]``; of padded graphs also without
+                the last two.
+
+        Returns:
+            Sizes ``[batches, names]``; each graph as long as the largest of all.
+
+        Raises:
+            ValueError: There are too many or too few columns.
+        """
+        given = np.atleast_2d(np.asarray(sizes, np.float64))
+        if given.shape[-1] == len(self.names):
+            return given
+        if self.kind != "padded graphs" or given.shape[-1] != _GRAPH_COLUMNS:
+            msg = f"sizes must be [batches, ({', '.join(self.names)})], got "
+            msg += f"{list(given.shape)}"
+            raise StepError(msg)
+        graphs, nodes = given[:, 0], given[:, _NODES_COLUMN]
+        longest = np.minimum(self.sizes[:, _NODES_COLUMN].max(), nodes)
+        padded = graphs * longest
+        return np.column_stack([given, padded, padded * longest])
+
+    def batch_sizes(self, rows: ArrayLike) -> Floats:
+        """Give the sizes of batches.
+
+        Args:
+            rows: Rows of the samples ``[batches, samples]``.
+
+        Returns:
+            Sizes ``[batches, names]``.
+        """
+        chosen = self.sizes[np.asarray(rows)]
+        count = chosen.shape[-2]
+        if self.kind == "padded graphs":
+            sums = np.asarray(chosen[..., :_GRAPH_COLUMNS].sum(axis=-2), np.float64)
+            longest = chosen[..., _NODES_COLUMN].max(axis=-1)
+            padding = np.stack([count * longest, count * longest**2], axis=-1)
+            return np.concatenate([sums, padding], axis=-1)
+        if self.kind == "sequences":
+            tokens = chosen[..., _TOKENS_COLUMN].sum(axis=-1)
+            longest = chosen[..., _TOKENS_COLUMN].max(axis=-1)
+            counts = np.full(longest.shape, count, np.float64)
+            columns = [counts, tokens, count * longest, count * longest**2]
+            return np.stack(columns, axis=-1)
+        return np.asarray(chosen.sum(axis=-2), np.float64)
+
+    def worst_peaks(self, peak_model: PeakModel) -> Floats:
+        """Predict the peak of the worst batch of every size.
+
+        Args:
+            peak_model: What a batch takes.
+
+        Returns:
+            Bytes for 1 to ``n`` samples ``[n]``.
+        """
+        counts = np.arange(1, len(self) + 1, dtype=np.float64)
+        if self.kind == "sequences":
+            lengths = np.sort(self.sizes[:, _TOKENS_COLUMN])[::-1]
+            padded = counts * lengths[0]
+            columns = [counts, np.cumsum(lengths), padded, padded * lengths[0]]
+            return peak_model.predict(np.stack(columns, axis=1))
+
+        # The largest sum of one line over k samples is that of its k largest samples:
+        # one sort for each line gives the worst batch of every size.
+        peaks = np.full(len(self), -np.inf)
+        summed = self.sizes.shape[1]
+        for line in peak_model.lines:
+            falling = np.sort(self.sizes @ line[1 : 1 + summed])[::-1]
+            totals = line[0] + np.cumsum(falling)
+            if self.kind == "padded graphs":
+                # As if all were as long as the largest: some batch has that one.
+                longest = self.sizes[:, _NODES_COLUMN].max()
+                padding = line[4] * longest + line[5] * longest**2
+                totals += counts * max(padding, 0.0)
+            np.maximum(peaks, totals, out=peaks)
+        return peaks
+
+    def worst_rows(self, peak_model: PeakModel, count: int) -> list[int]:
+        """Name the samples of the worst batch of so many, by what is predicted."""
+        if self.kind == "sequences":
+            weights = [self.sizes[:, _TOKENS_COLUMN]]
+        else:
+            summed = self.sizes.shape[1]
+            weights = [self.sizes @ line[1 : 1 + summed] for line in peak_model.lines]
+        if self.kind == "padded graphs":
+            nodes = self.sizes[:, _NODES_COLUMN]
+            weights.append(nodes.copy())
+            # The largest is in every candidate: the others are padded to it.
+            for weight in weights:
+                weight[nodes.argmax()] = np.inf
+        batches = np.stack([np.argpartition(-w, count - 1)[:count] for w in weights])
+        peaks = peak_model.predict(self.batch_sizes(batches))
+        return [int(row) for row in batches[int(peaks.argmax())]]
+
+
+def read_samples(
+    dataset: Any, *, collate: Callable[[list[Any]], Any] | None = None
+) -> Samples:
+    """Learn the sizes of all samples: from a cache's offsets, else by reading them.
+
+    Args:
+        dataset: Indexed: ours, PyG's, a list, or any other with a length.
+        collate: Joins samples; PyG's or torch's way if None.
+
+    Returns:
+        Sizes and the way to make batches.
+
+    Raises:
+        OptionError: It is no dataset, but a loader, a path, one graph ...
+        ValueError: The dataset is empty or has no length.
+    """
+    count = _count_checked(dataset)
+
+    def join_rows(rows: list[int]) -> Any:
+        return _join_rows(dataset, rows, collate)
+
+    first = dataset[0]
+    if is_pyg_data(first):
+        if isinstance(first, import_pyg().hetero_data):
+            return _read_typed_graphs(dataset, count, join_rows)
+        return _read_graphs(dataset, count, join_rows)
+
+    lengths = _read_lengths(dataset, count)
+    if lengths.values is None or len(set(lengths.values.tolist())) == 1:
+        return Samples(dataset, "samples", np.ones((count, 1)), join_rows)
+    tokens = lengths.values.astype(np.float64)
+    sizes = np.stack([np.ones(len(tokens)), tokens, tokens, tokens**2], axis=1)
+    return Samples(dataset, "sequences", sizes, join_rows, lengths.partly)
+
+
+def _count_checked(dataset: Any) -> int:
+    """Count the samples; refuse what is no dataset, or an empty one."""
+    mistake = mistaken_for_dataset(dataset)
+    if mistake is not None:
+        fix = f"plan_batch(model, {mistake.instead}, device)"
+        raise OptionError(mistake.what, why=mistake.why, fix=fix)
+    count = len(dataset) if hasattr(dataset, "__len__") else 0
+    if not count:
+        msg = "the dataset is empty, or has no length to plan with: give some of its "
+        msg += "samples as a list"
+        raise StepError(msg)
+    if isinstance(dataset, Mapping) and set(dataset) != set(range(count)):
+        what = f"A {type(dataset).__name__} is no dataset."
+        why = "its keys are not the numbers from 0 on"
+        fix = "plan_batch(model, list(samples.values()), device)"
+        raise OptionError(what, why=why, fix=fix)
+    return count
+
+
+def samples_of_shape(text: str, count: int) -> list[Any]:
+    """Make samples of zeros.
+
+    Args:
+        text: Shape of each argument of the model for one sample, such as
+            ``"80x7"`` or ``"3x32x32,20:int64"``.
+        count: How many.
+
+    Returns:
+        Tensors, or tuples of them for several arguments; they share one memory.
+
+    Raises:
+        ValueError: There is no such type of tensor.
+
+    >>> [tuple(t.shape) for t in samples_of_shape("3x8,5:int64", 2)[0]]
+    [(3, 8), (5,)]
+    """
+    tensors = []
+    for argument in text.split(","):
+        shape, _, dtype_name = argument.partition(":")
+        dtype = getattr(torch, dtype_name or "float32", None)
+        if not isinstance(dtype, torch.dtype):
+            msg = f"{dtype_name!r} is no type of tensor; such as 80x7:int64"
+            raise StepError(msg)
+        sizes = [int(size) for size in shape.split("x")]
+        tensors.append(torch.zeros(sizes, dtype=dtype))
+    sample = tensors[0] if len(tensors) == 1 else tuple(tensors)
+    return [sample] * count
+
+
+def _join_rows(
+    dataset: Any, rows: list[int], collate: Callable[[list[Any]], Any] | None
+) -> Any:
+    """Make a batch as the loader does."""
+    read_many = getattr(dataset, "__getitems__", None)
+    samples = [dataset[row] for row in rows] if read_many is None else read_many(rows)
+    collate = collate or own_collate(dataset)
+    if collate is not None:
+        return collate(samples)
+    return join(samples, default_collate) if isinstance(samples, list) else samples
+
+
+def _read_graphs(
+    dataset: Any, count: int, join_rows: Callable[[list[int]], Any]
+) -> Samples:
+    nodes, edges = _sizes_told(dataset, "nodes"), _sizes_told(dataset, "edges")
+    if nodes is not None and edges is not None:
+        table = np.stack([np.ones(count), nodes, edges], axis=1)
+        return Samples(dataset, "graphs", table.astype(np.float64), join_rows)
+
+    read_count = min(count, _MOST_SAMPLES_READ)
+    graphs = map(dataset.__getitem__, range(read_count))
+    rows = [(1, graph.num_nodes or 0, graph.num_edges) for graph in graphs]
+    table = np.array(rows, np.float64)
+    return Samples(dataset, "graphs", table, join_rows, read_count < count)
+
+
+def _read_typed_graphs(
+    dataset: Any, count: int, join_rows: Callable[[list[int]], Any]
+) -> Samples:
+    """Count the nodes of each type and the edges of each relation."""
+    read_count = min(count, _MOST_SAMPLES_READ)
+    nodes: dict[str, Floats] = {}
+    edges: dict[str, Floats] = {}
+    for row, graph in enumerate(map(dataset.__getitem__, range(read_count))):
+        for node_type in graph.node_types:
+            column = nodes.setdefault(f"nodes of {node_type}", np.zeros(read_count))
+            column[row] = graph[node_type].num_nodes or 0
+        for edge_type in graph.edge_types:
+            name = f"edges {' '.join(edge_type)}"
+            column = edges.setdefault(name, np.zeros(read_count))
+            column[row] = graph[edge_type].num_edges or 0
+
+    # A relation and its reverse have as many edges: one column tells of both.
+    names_by_values: dict[tuple[float, ...], str] = {}
+    for name, values in (nodes | edges).items():
+        names_by_values.setdefault(tuple(values), name)
+
+    ones = np.ones(read_count)
+    is_partial = read_count < count
+    if len(names_by_values) > _MOST_COLUMNS:
+        nodes_in_all = np.sum([np.zeros(read_count), *nodes.values()], axis=0)
+        edges_in_all = np.sum([np.zeros(read_count), *edges.values()], axis=0)
+        sizes = np.stack([ones, nodes_in_all, edges_in_all], axis=1)
+        return Samples(dataset, "graphs", sizes, join_rows, is_partial)
+    sizes = np.stack([ones, *map(np.array, names_by_values)], axis=1)
+    names = ("graphs", *names_by_values.values())
+    return Samples(dataset, "typed graphs", sizes, join_rows, is_partial, names)
+
+
+class _Lengths(NamedTuple):
+    """How long samples are."""
+
+    values: Ints | None
+    """Tokens of each ``[n]``; None where samples have none."""
+    partly: bool
+    """Whether only the first samples were looked at."""
+
+
+def _read_lengths(dataset: Any, count: int) -> _Lengths:
+    """Find the tokens of each sample: the length of its longest tensor."""
+    tokens = _sizes_told(dataset, "tokens")
+    if tokens is not None:
+        values = np.asarray(tokens, np.int64) if np.any(tokens) else None
+        return _Lengths(values, partly=False)
+    read_count = min(count, _MOST_SAMPLES_READ)
+    lengths = [_longest_length(dataset[row]) for row in range(read_count)]
+    return _Lengths(np.array(lengths, np.int64), read_count < count)
+
+
+def _sizes_told(dataset: Any, name: str) -> Any:
+    """Ask a dataset for the sizes of all samples, as a loader does; None if unknown."""
+    can_tell = hasattr(dataset, "sizes") and getattr(dataset, "cache", True) is not None
+    sizes: Any = dataset.sizes() if can_tell else None
+    return sizes.get(name) if hasattr(sizes, "get") else getattr(sizes, name, None)
+
+
+def _longest_length(sample: Any) -> int:
+    lengths = [
+        len(leaf)
+        for leaf in flatten(sample)
+        if isinstance(leaf, (torch.Tensor, np.ndarray)) and leaf.ndim
+    ]
+    return max(lengths, default=0)

@@ -1,0 +1,7 @@
+"""Why did it run out of memory?
+
+Read in this order.  ``log_text`` undoes what a log made of a message, ``messages``
+reads it: by the sharp wordings of ``oom_patterns``, else by ``grammar`` from its words
+(``lexicon``, ``statements``, ``amounts``).  ``judge`` says what the numbers mean,
+``diagnose`` is the front door.
+"""

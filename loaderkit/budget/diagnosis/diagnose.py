@@ -1,0 +1,425 @@
+"""Why did it run out of memory?  Reads a message or an exception, and advises."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import traceback
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from loaderkit.budget.diagnosis.judge import (
+    UNLIMITED,
+    VERDICTS,
+    foreign_bytes,
+    judge,
+    unallocated_bytes,
+)
+from loaderkit.budget.diagnosis.messages import (
+    SIZES,
+    Message,
+    as_fields,
+    read_message,
+    request_of,
+)
+from loaderkit.budget.diagnosis.page import advice_sections, amounts_sections
+from loaderkit.budget.environment.allocator_settings import ALLOCATOR_NAMES
+from loaderkit.budget.remedies import COSTS, Remedy, remedies_for
+from loaderkit.notebook import card
+from loaderkit.pages.document import HasPage, Listing, Page, Section
+from loaderkit.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from loaderkit.budget.batch.plan import BatchPlan
+
+
+_HALF_UPDATED = (
+    "an optimizer's update was running: parameters and its state may be changed in "
+    "part; load both from the last checkpoint before you go on"
+)
+
+
+@dataclass(frozen=True)
+class OomAdvice:
+    """One remedy and what it brings for this message."""
+
+    remedy: Remedy
+    """What to do."""
+    brings: int | None
+    """Bytes at most; None where the message does not say."""
+    enough: bool | None
+    """Whether that covers the shortfall; None: not known."""
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Cheapest first; of the same cost, what is surely enough first."""
+        known = {True: 0, None: 1, False: 2}
+        return COSTS.index(self.remedy.cost), known[self.enough]
+
+    @property
+    def gain(self) -> str:
+        """What it brings, in words."""
+        if self.brings is None:
+            return "unknown how much"
+        text = f"up to {format_bytes(self.brings)}"
+        if self.enough is None:
+            return text
+        return f"{text}, {'enough' if self.enough else 'not enough'}"
+
+    def __str__(self) -> str:
+        return f"{self.remedy.says} ({self.gain})\n       {self.remedy.code}"
+
+
+@dataclass(frozen=True)
+class Diagnosis(HasPage, Message):
+    """Why memory ran out, the numbers, and what to do.  Amounts in bytes."""
+
+    verdict: str = "not memory"
+    """A key of :data:`VERDICTS`."""
+    shortfall: int | None = None
+    """What was missing; None where the text does not say."""
+    advice: list[OomAdvice] = field(default_factory=list)
+    """Cheapest first."""
+    notes: list[str] = field(default_factory=list)
+    """What else the numbers tell."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether memory was not the problem."""
+        return self.is_oom is False
+
+    def __str__(self) -> str:
+        return "\n".join(_lines_of_diagnosis(self))
+
+    def _repr_html_(self) -> str:
+        title, *_ = _lines_of_diagnosis(self)
+        numbers = [tuple(text.rsplit(" ", 2)) for text in _amounts_in_words(self)]
+        rows = [(name, f"{amount} {unit}") for name, amount, unit in numbers]
+        if self.shortfall is not None:
+            rows.append(("short of", format_bytes(self.shortfall)))
+        return card(
+            title,
+            mood="good" if self.ok else "bad",
+            rows=rows,
+            notes=[*self.notes, *map(str, self.advice)],
+            text=str(self),
+        )
+
+    def page(self) -> Page:
+        """Show the amounts of the message side by side, and what to do."""
+        title, *_ = _lines_of_diagnosis(self)
+        amounts = {
+            name.replace("_", " "): getattr(self, name)
+            for name in SIZES
+            if getattr(self, name) is not None
+        }
+        if self.shortfall is not None:
+            amounts["short of"] = self.shortfall
+        where = ", ".join(
+            filter(None, [self.backend or "", *_device_and_process(self)])
+        )
+        return Page(
+            title,
+            mood="good" if self.ok else "bad",
+            lead=((f"where: {where}",) if where else ()) + tuple(self.notes),
+            sections=(
+                *amounts_sections(amounts),
+                *advice_sections(
+                    [(advice.remedy, advice.gain) for advice in self.advice]
+                ),
+                Section("As text", (Listing(str(self)),)),
+            ),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Give every field, with the advice as plain values."""
+        advice = [
+            {
+                "name": entry.remedy.name,
+                "cost": entry.remedy.cost,
+                "says": entry.remedy.says,
+                "code": entry.remedy.code,
+                "brings": entry.brings,
+                "enough": entry.enough,
+            }
+            for entry in self.advice
+        ]
+        return {
+            **as_fields(self),
+            "verdict": self.verdict,
+            "shortfall": self.shortfall,
+            "advice": advice,
+            "notes": self.notes,
+        }
+
+
+def diagnose_oom(
+    error: BaseException | str, *, plan: BatchPlan | None = None
+) -> Diagnosis:
+    """Say why memory ran out, from an exception or any text that reports it.
+
+    Args:
+        error: An exception, whose causes and worker tracebacks are read too, or a
+            text: a message, a traceback, a line of torchrun, Slurm, Docker or the
+            kernel.
+        plan: Of the model that failed; says what each remedy saves for it.
+
+    Returns:
+        Numbers, verdict and advice; ``is_oom`` is False for anything else.
+
+    >>> print(
+    ...     diagnose_oom(
+    ...         "RuntimeError: DataLoader worker (pid 7) is killed by "
+    ...         "signal: Bus error."
+    ...     )
+    ... )
+    Out of memory: /dev/shm is full: batches of workers travel through it.
+      where: host, process 7
+      1. give the container more /dev/shm, or keep fewer batches in flight (...)
+           docker run --shm-size=8g ...; build_loader(..., prefetch_factor=1)
+    """
+    saves = {gain.remedy.name: gain.saves for gain in plan.savings} if plan else {}
+    if isinstance(error, str):
+        return diagnose(read_message(error), saves=saves)
+
+    # Only an exception was raised here, under the settings of this process: a text can
+    # come from any other.
+    settings = ",".join(os.environ.get(name, "") for name in ALLOCATOR_NAMES)
+    diagnosis = diagnose(_surest_message(error), settings=settings, saves=saves)
+
+    if diagnosis.is_oom and _was_in_optimizer_update(error):
+        return replace(diagnosis, notes=[*diagnosis.notes, _HALF_UPDATED])
+    return diagnosis
+
+
+def diagnose(
+    message: Message, *, settings: str = "", saves: Mapping[str, int] | None = None
+) -> Diagnosis:
+    """Judge a message and attach advice.  Pure.
+
+    Args:
+        message: What the text stated.
+        settings: The allocator's settings; what is on already is not advised.
+        saves: Bytes by remedy's name, where a plan computed them.
+
+    Returns:
+        The whole diagnosis.
+    """
+    verdict, shortfall = judge(message)
+    advice = [
+        _advice_for_message(remedy, message, shortfall, saves or {})
+        for remedy in remedies_for(verdict, message.backend)
+        if not _is_already_on(remedy, settings)
+    ]
+    advice.sort(key=lambda entry: entry.rank)
+
+    return Diagnosis(
+        **asdict(message),
+        verdict=verdict,
+        shortfall=shortfall,
+        advice=advice,
+        notes=_notes_on_message(message, verdict),
+    )
+
+
+def _advice_for_message(
+    remedy: Remedy, message: Message, shortfall: int | None, saves: Mapping[str, int]
+) -> OomAdvice:
+    brings = saves.get(remedy.name)
+    if remedy.name == "expandable segments":
+        brings = unallocated_bytes(message)
+    elif remedy.name == "other processes":
+        brings = foreign_bytes(message)
+    elif remedy.name == "graph cache":
+        brings = message.other
+    enough = None if brings is None or shortfall is None else brings >= shortfall
+    return OomAdvice(remedy, brings, enough)
+
+
+def _is_already_on(remedy: Remedy, settings: str) -> bool:
+    if remedy.name != "expandable segments":
+        return False
+    return "expandable_segments:true" in settings.lower()
+
+
+def _notes_on_message(message: Message, verdict: str) -> list[str]:
+    """Say what else the numbers tell."""
+    notes = []
+    if message.backend == "mps" and message.limit and message.kind == "device_limit":
+        notes.append(_guess_mac_from_limit(message.limit))
+    if verdict == "held by others":
+        notes += _holders_of_memory(message)
+    if message.kind in {"device_oom", "device_limit"} and request_of(message) is None:
+        notes.append("the text is cut off: paste all of it for a surer verdict")
+    notes += [f"not understood: {part}" for part in message.unread]
+    if any(taken > UNLIMITED for _, taken in message.procs or ()):
+        notes.append("a process inside a container is counted as 16 EiB: ignore that")
+    return notes
+
+
+def _holders_of_memory(message: Message) -> list[str]:
+    if message.backend == "mps":
+        return ["Metal holds more outside torch's heaps than inside: graphs and others"]
+    listed = [
+        f"process {pid} holds {format_bytes(taken)}"
+        for pid, taken in message.procs or ()
+        if taken < UNLIMITED
+    ]
+    return listed or ["this process's own context and libraries count as others"]
+
+
+def _guess_mac_from_limit(limit: int) -> str:
+    """Read the machine from the cap: 1.7 x a working set of 2/3 to 3/4 of its RAM.
+
+    Large machines give Metal 84 %.  Measured by users: 5.33 of 8, 10.67 of 16, 11.84 of
+    16, 107.52 of 128 GiB.
+
+    >>> _guess_mac_from_limit(int(9.07 * 2**30))
+    'the cap is 1.7 x 5.34 GiB by default: probably a machine of 8 GiB'
+    """
+    working = limit / 1.7
+    sizes = (4, 6, 8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)
+    share = {size: working / (size << 30) for size in sizes}
+    likely = [
+        size
+        for size, part in share.items()
+        if 0.655 <= part <= 0.76 or (size >= 64 and 0.82 <= part <= 0.86)
+    ]
+    named = " or ".join(str(size) for size in likely) or "an unusual number of"
+    machine = f"probably a machine of {named} GiB"
+    return f"the cap is 1.7 x {format_bytes(round(working))} by default: {machine}"
+
+
+def _lines_of_diagnosis(diagnosis: Diagnosis) -> Iterator[str]:
+    headlines = {True: "Out of memory", "maybe": "Perhaps out of memory"}
+    headline = headlines.get(diagnosis.is_oom, "Not out of memory")
+    yield f"{headline}: {VERDICTS[diagnosis.verdict]}."
+
+    location = [diagnosis.backend or "", *_device_and_process(diagnosis)]
+    if any(location):
+        yield "  where: " + ", ".join(filter(None, location))
+
+    amounts = _amounts_in_words(diagnosis)
+    if amounts:
+        yield "  numbers: " + ", ".join(amounts)
+    if diagnosis.shortfall is not None:
+        yield f"  short of: {format_bytes(diagnosis.shortfall)}"
+
+    for note in diagnosis.notes:
+        yield f"  note: {note}"
+    for number, advice in enumerate(diagnosis.advice, 1):
+        yield f"  {number}. {advice}"
+
+
+def _device_and_process(diagnosis: Diagnosis) -> list[str]:
+    """Name device, process and error number; empty where the text names none."""
+    device = "" if diagnosis.device is None else f"device {diagnosis.device}"
+    process = "" if diagnosis.pid is None else f"process {diagnosis.pid}"
+    errno = "" if diagnosis.errno is None else f"errno {diagnosis.errno}"
+    return [device, process, errno]
+
+
+def _amounts_in_words(diagnosis: Diagnosis) -> list[str]:
+    amounts = []
+    for name in SIZES:
+        size_bytes = getattr(diagnosis, name)
+        if size_bytes is not None:
+            label = name.replace("_", " ")
+            amounts.append(f"{label} {format_bytes(size_bytes)}")
+    return amounts
+
+
+def _surest_message(error: BaseException) -> Message:
+    """Read an exception and everything it came from; the surest one counts."""
+    messages = [
+        read_message(_text_of_error(cause)) for cause in _error_and_causes(error)
+    ]
+
+    # is_oom is True, "maybe" or False.  Of equally sure ones the outermost counts, and
+    # that is the first.
+    certain = [message for message in messages if message.is_oom is True]
+    possible = [message for message in messages if message.is_oom]
+    recognised = [message for message in messages if message.kind is not None]
+    return (certain or possible or recognised or messages)[0]
+
+
+def _error_and_causes(error: BaseException) -> Iterator[BaseException]:
+    """Walk an error, its causes, contexts and groups, nearest first."""
+    # Errors are told apart by identity: they need not be hashable, and a cause can lead
+    # back to the error itself.
+    seen_ids: set[int] = set()
+    queue: list[BaseException | None] = [error]
+    while queue:
+        cause = queue.pop(0)
+        if cause is None or id(cause) in seen_ids:
+            continue
+        seen_ids.add(id(cause))
+        yield cause
+
+        group_members = getattr(cause, "exceptions", ())
+        queue += [cause.__cause__, cause.__context__, *group_members]
+
+
+def _was_in_optimizer_update(error: BaseException) -> bool:
+    """Tell whether an optimizer's update was running: torch wraps every ``step``."""
+    for cause in _error_and_causes(error):
+        calls = traceback.extract_tb(cause.__traceback__)
+        for caller, called in itertools.pairwise(calls):
+            wrapper = PurePath(caller.filename).parts[-3:]
+            if wrapper == ("torch", "optim", "optimizer.py") and called.name == "step":
+                return True
+    return False
+
+
+def _text_of_error(error: BaseException) -> str:
+    error_type = type(error)
+    qualified_name = f"{error_type.__module__}.{error_type.__qualname__}"
+    name = qualified_name.removeprefix("builtins.")
+    text = f"{name}: {error}".rstrip(": ")
+
+    if isinstance(error, OSError):
+        # Who called decides what errno 12 and 28 mean.
+        calls = traceback.extract_tb(error.__traceback__)
+        text = " ".join(call.name for call in calls) + "\n" + text
+    return text
+
+
+@contextmanager
+def oom_guard() -> Iterator[None]:
+    """Add the diagnosis to whatever out-of-memory error leaves the block.
+
+    The error itself is raised, with the diagnosis as its note (Python 3.11) and as its
+    attribute ``diagnosis``.  The frames it went through inside the block let go of
+    their tensors, so that what handles it has the memory back.
+
+    Raises:
+        BaseException: What the block raised.
+    """
+    try:
+        yield
+    except BaseException as error:
+        diagnosis = diagnose_oom(error)
+        if diagnosis.is_oom:
+            attach(error, diagnosis)
+        raise
+
+
+def attach(error: BaseException, diagnosis: Diagnosis) -> None:
+    """Give an error its diagnosis, and let go of what its frames hold.
+
+    Args:
+        error: Gets it as its attribute ``diagnosis`` and, from Python 3.11, as a note;
+            every finished frame of it and its causes is cleared.
+        diagnosis: What was diagnosed.
+    """
+    for cause in _error_and_causes(error):
+        traceback.clear_frames(cause.__traceback__)
+
+    error.diagnosis = diagnosis  # type: ignore[attr-defined]
+    if sys.version_info >= (3, 11):
+        error.add_note(str(diagnosis))

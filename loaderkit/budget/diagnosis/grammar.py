@@ -1,0 +1,441 @@
+"""Read a message that no wording knows, from its words alone.  Pure.
+
+A report that memory ran out has a phrase of exhaustion, in a sentence that tells of
+an event, and words that say of which memory.  Advice, code and stories have the phrase
+too: they are told apart by what stands before it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from loaderkit.budget.diagnosis.amounts import SAID, Amount, find_amounts
+from loaderkit.budget.diagnosis.lexicon import (
+    ANY_DEVICE,
+    BUDGET,
+    ENDED,
+    HOST_PLACE,
+    ONE_BLOCK,
+    OTHER_THING,
+    PINNED,
+    PLACES,
+    SHARED,
+    Phrase,
+    compile_words,
+    has_error_mark,
+    is_described,
+    is_negated,
+    phrases,
+    split_names,
+    with_name_parts,
+)
+from loaderkit.budget.diagnosis.statements import find_statements
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LONGEST_SENTENCE = 480
+"""Characters read as one sentence: what is longer is no prose and no message."""
+_BEFORE, _BEHIND = 240, 700
+"""Characters of a message around its phrase: the longest of the corpora has 640."""
+_SENTENCE_END = re.compile(r"(?<!\bvs)(?<!\be\.g)(?<!\bi\.e)[.!?][\"')]?\s|\n|\s[;|]\s")
+_TAKEN_BACK = re.compile(r"is\s+not\s+a\s+failure", re.IGNORECASE)
+"""In the sentence behind: an allocator that tries another way after all."""
+_TRIED_AGAIN = re.compile(
+    r"[,;] (?:will )?(?:try(?:ing)? again|retry(?:ing)?|fall(?:s|ing)? back)\b"
+)
+"""Behind a failed allocation: the program goes on.  After a full stop it would be
+advice to a person."""
+_ALLOCATOR_WORDING = re.compile(
+    r"\b(?:CUDA|HIP|XPU|NPU|MLU|MUSA|HPU|DCU)\s+out\s+of\s+memory", re.IGNORECASE
+)
+_MEMORY_WORD = re.compile(
+    r"mem(?:ory|s)?\b|memory|memalign|\b(?:[mc]|re)alloc\b|\bv?ram\b|\bhbm\b|heap|\bbytes?\b|buffer|tensor|arena",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Exhaustion:
+    """What the words of a text say."""
+
+    kind: str
+    """As :attr:`loaderkit.budget.diagnosis.messages.Message.kind`."""
+    backend: str | None
+    """Where, None where no word says so."""
+    start: int
+    """Where the phrase of exhaustion begins."""
+    end: int
+    """Where it ends."""
+    region: tuple[int, int]
+    """The part of the text that its amounts may stand in."""
+
+
+@dataclass(frozen=True)
+class _Clue:
+    """One phrase of exhaustion and its surroundings."""
+
+    phrase: Phrase
+    start: int
+    end: int
+    text: str
+    is_loose: bool = False
+    """Whether other words stand between those that say it, so that more has to speak
+    for a report."""
+
+    @property
+    def words(self) -> str:
+        return self.text[self.start : self.end]
+
+    def sentence(self) -> tuple[int, int]:
+        """The sentence around the phrase."""
+        begin = max(0, self.start - _BEFORE)
+        for stop in _SENTENCE_END.finditer(self.text, begin, self.start):
+            begin = stop.end()
+        stop_behind = _SENTENCE_END.search(self.text, self.end, self.end + _BEFORE)
+        return begin, stop_behind.start() if stop_behind else self.end + _BEFORE
+
+    def region(self) -> tuple[int, int]:
+        """The sentence and what may still belong to it."""
+        begin, _ = self.sentence()
+        return begin, min(len(self.text), self.end + _BEHIND)
+
+    def surroundings(self) -> str:
+        """The line it stands in and what may still belong to it."""
+        line = self.text.rfind("\n", max(0, self.start - _BEFORE), self.start) + 1
+        if line and self.text.startswith("what():", line):
+            # C++ names the exception in the line before.
+            line = self.text.rfind("\n", max(0, line - _BEFORE), line - 1) + 1
+        _, end = self.region()
+        return self.text[max(line, self.start - _BEFORE, 0) : end]
+
+
+def find_exhaustion(text: str) -> Exhaustion | None:
+    """Find the surest report that memory ran out.
+
+    Args:
+        text: A text without the breaks and prefixes of a log.
+
+    Returns:
+        What it says; None where no sentence is such a report.
+
+    >>> finding = find_exhaustion("fatal: acme failed to allocate 2 GiB of GPU memory")
+    >>> finding.kind, finding.backend
+    ('device_oom', 'cuda')
+    >>> find_exhaustion("If you run out of memory, use a smaller batch.") is None
+    True
+    """
+    return _surest(_clues(text)) or _surest(_loose_clues(text))
+
+
+def _surest(clues: Iterator[_Clue]) -> Exhaustion | None:
+    first = None
+    for clue in clues:
+        finding = _judged(clue)
+        # One that says where is surer than one that only says that it ran out.
+        if finding is not None and finding.kind != "oom":
+            return finding
+        first = first or finding
+    return first
+
+
+def mentions_exhaustion(text: str) -> str | None:
+    """Give the first phrase of exhaustion of a text, whether it reports one or not."""
+    clue = next(_clues(text), None)
+    return None if clue is None else " ".join(clue.words.split())
+
+
+def _clues(text: str) -> Iterator[_Clue]:
+    found = [
+        _Clue(phrase, match.start(), match.end(), text)
+        for phrase, words in phrases().items()
+        for match in words.finditer(text)
+    ]
+    return iter(sorted(found, key=lambda clue: clue.start))
+
+
+def _loose_clues(text: str) -> Iterator[_Clue]:
+    """Find what sentences state in words that no phrase lists."""
+    begin = 0
+    for stop in itertools.chain(_SENTENCE_END.finditer(text), (None,)):
+        end = stop.start() if stop else len(text)
+        for start in range(begin, end, _LONGEST_SENTENCE):
+            yield from _loose_clues_in(text, start, min(end, start + _LONGEST_SENTENCE))
+        begin = stop.end() if stop else end
+
+
+def _loose_clues_in(text: str, start: int, end: int) -> Iterator[_Clue]:
+    found = False
+    for said in find_statements(text, start, end):
+        found = True
+        yield _Clue(said.way, said.start, said.end, text, is_loose=True)
+    if found:
+        return
+    # A name can be the statement: MemoryLimitExceededException
+    words = split_names(text[start:end])
+    if len(words) == end - start and "_" not in text[start:end]:
+        return
+    for said in find_statements(words, 0, len(words)):
+        yield _Clue(said.way, start, end, text, is_loose=True)
+
+
+def _judged(clue: _Clue) -> Exhaustion | None:
+    begin, end = clue.sentence()
+    sentence = clue.text[begin:end]
+    # Of words with others between them, the first can stand before a hedge.
+    told = clue.end if clue.is_loose else clue.start
+    if _CODE_ABOVE.search(clue.text, max(0, begin - _CODE_REACH), begin):
+        return None
+    asked = clue.text[begin : end + 1]
+    if _QUESTION.match(asked) or is_negated(sentence, told - begin):
+        return None
+    if is_described(clue.text, clue.end):
+        return None
+    if _TAKEN_BACK.search(clue.text, clue.end, clue.end + _BEFORE):
+        return None
+    if clue.phrase is Phrase.FAILED and _TRIED_AGAIN.search(sentence, clue.end - begin):
+        return None
+    region = clue.region()
+    amounts = list(find_amounts(clue.text[begin : region[1]]))
+    if not _is_report(clue, sentence, amounts):
+        return None
+    kind, backend = _place(clue, sentence, amounts)
+    return Exhaustion(kind, backend, clue.start, clue.end, region)
+
+
+_CODE_ABOVE = re.compile(r"\b(?:except|raise|throw)\s*\Z")
+"""A line of a program that was broken right before the phrase."""
+_CODE_REACH = 20
+_QUESTION = re.compile(
+    r"\s*(?:is|are|was|were|do|does|did|why|how|what|when|can|could|should|would|has|"
+    r"have|any|anyone)\b[^:?]*\?",
+    re.IGNORECASE,
+)
+
+
+def _is_report(clue: _Clue, sentence: str, amounts: list[Amount]) -> bool:
+    """Whether the sentence tells of an event, and of memory."""
+    if clue.is_loose:
+        return _is_sure_event(clue, sentence, amounts)
+    if clue.phrase is Phrase.FAILED:
+        # A port or a licence can be allocated too.  Of a sentence that names nothing
+        # ("Failed to allocate again.") the ones beside it say what was.
+        asked = any(amount.role == "requested" for amount in amounts)
+        names_nothing = len(sentence.strip()) <= len(clue.words) + _BARE_SENTENCE
+        where = clue.surroundings() if names_nothing else sentence
+        if asked or _MEMORY_WORD.search(with_name_parts(where)):
+            return True
+        # A runtime's status: nrt_load status=4 message="Allocation Failure"
+        is_status = _ALLOCATION_FAILED.search(clue.words) is not None
+        return is_status and place_named(sentence) is not None
+    if clue.phrase is Phrase.EXCEEDED:
+        has_consequence = has_error_mark(sentence) or _ended(clue)
+        if _EXCEEDED_ITS_SHARE.search(sentence) and _is_terse(sentence):
+            has_consequence = True
+        is_refused = has_consequence or ONE_BLOCK.search(sentence) is not None
+        if _is_above_limit(amounts) and OTHER_THING.search(sentence) is None:
+            is_refused = True
+        has_free = any(amount.role in _ROOMS for amount in amounts)
+        return is_refused and (has_free or _MEMORY_WORD.search(sentence) is not None)
+    if clue.phrase is Phrase.KILLED:
+        return (
+            re.search(r"mem|oom|rss|pss|swap|jetsam", sentence, re.IGNORECASE)
+            is not None
+        )
+    placed = (
+        place_named(sentence) is not None or HOST_PLACE.search(sentence) is not None
+    )
+    # An error can be told by its constant alone: RMM_ERROR_OUT_OF_MEMORY.
+    is_error = has_error_mark(with_name_parts(sentence))
+    if placed or amounts or is_error or _ended(clue):
+        return True
+    return _is_headline(clue, sentence)
+
+
+def _is_sure_event(clue: _Clue, sentence: str, amounts: list[Amount]) -> bool:
+    """Whether words that only stand in one sentence can be trusted."""
+    if _WARNED.search(clue.surroundings()):
+        return False
+    if clue.phrase is Phrase.KILLED or _asks_for_more_than_is_free(amounts):
+        return True
+    if OTHER_THING.search(sentence):
+        return False
+    if clue.phrase is Phrase.EXCEEDED and _is_above_limit(amounts):
+        return True
+    if not amounts and _MEMORY.search(sentence) is None:
+        return False  # an array can exceed what an index counts
+    if clue.phrase is Phrase.FAILED:
+        return True
+    if clue.phrase is Phrase.RAN_OUT and (_is_placed(sentence) or _is_terse(sentence)):
+        return True
+    if _ended(clue):
+        return True
+    return has_error_mark(clue.text[max(0, clue.start - _BEFORE) : clue.region()[1]])
+
+
+def _asks_for_more_than_is_free(amounts: list[Amount]) -> bool:
+    """Whether words name a request, and less that is free: nothing else is so told."""
+    requests = [amount.size_bytes for amount in amounts if amount.role == "requested"]
+    rooms = [amount.size_bytes for amount in amounts if amount.role == "free"]
+    return bool(requests and rooms) and max(requests) > max(rooms)
+
+
+def _is_above_limit(amounts: list[Amount]) -> bool:
+    """Whether what was asked for is larger than its limit, which is said last.
+
+    It was refused then, whether it is said or not.  Where words name a limit and a
+    usage, these are compared, in whatever order they stand.
+    """
+    if len(amounts) < 2:
+        return False
+    *parts, last = [amount.size_bytes for amount in amounts]
+    if sum(parts) > last:
+        return True
+    limits = [amount.size_bytes for amount in amounts if amount.role == "limit"]
+    usages = [amount.size_bytes for amount in amounts if amount.role in _USAGES]
+    return bool(limits and usages) and max(usages) > max(limits)
+
+
+_EXCEEDED_ITS_SHARE = compile_words(
+    r"\bexceeded (?:its|their|the) (?:\w{1,12} ){0,2}memory "
+    r"(?:limit|allocation|allowance|budget|quota|share)\b"
+)
+"""In the past, of something's own share: told of an event, and not of a rule."""
+_ROOMS = frozenset({"free", "capacity"})
+"""Roles of amounts that only memory has in such a sentence."""
+_USAGES = frozenset({"in_use", "requested", SAID})
+"""Roles of amounts that have to fit into a limit; a peak is said besides the usage."""
+_TERSE = 90
+"""Characters of a sentence that says one thing; chosen: the gathered reports without a
+name of a device or an error have 30 to 70."""
+_TELLER = re.compile(r"\b(?:I|we|my|our|you|he|she|they|friend)\b|\?", re.IGNORECASE)
+
+
+def _is_terse(sentence: str) -> bool:
+    """Whether a sentence says nothing else, as a program would, and not a person."""
+    return len(sentence.strip()) <= _TERSE and _TELLER.search(sentence) is None
+
+
+def _is_placed(sentence: str) -> bool:
+    return (
+        place_named(sentence) is not None
+        or speaks_of_the_host(sentence)
+        or ANY_DEVICE.search(sentence) is not None
+    )
+
+
+_ALLOCATION_FAILED = re.compile(r"alloc(?:ation)?[\s_]+fail", re.IGNORECASE)
+_MEMORY = re.compile(r"mem(?:ory|s)?\b|\bv?ram\b|\bhbm|heap|bytes", re.IGNORECASE)
+_WARNED = re.compile(r"\bwarn(?:ing)?\b", re.IGNORECASE)
+_BARE_SENTENCE = 12
+"""Characters beside the phrase in a sentence with nothing else, such as "again."."""
+_SUBJECT = re.compile(r"(?!(?:I|We|You|They|It|He|She|This|That)\b)[A-Z]\w*(?: \w+)?$")
+_STORY = re.compile(r"\b(?:ran|runs?|running|goes|going|went)$", re.IGNORECASE)
+
+
+def _is_headline(clue: _Clue, sentence: str) -> bool:
+    """Whether a sentence is "out of memory", with at most a subject: "Prefill ..."."""
+    begin, _ = clue.sentence()
+    before = clue.text[begin : clue.start].strip(" \"'([{<*#-")
+    if not before or before.endswith(":"):
+        return True
+    behind = sentence[clue.end - begin :].strip(" .!\"')]}")
+    is_subject = _SUBJECT.match(before) is not None and not _STORY.search(before)
+    return is_subject and not behind
+
+
+def _ended(clue: _Clue) -> bool:
+    """Whether something of the host was killed, said in the line or the next one."""
+    begin = clue.text.rfind("\n", max(0, clue.start - _BEFORE), clue.start) + 1
+    begin = max(begin, clue.start - _BEFORE, 0)
+    _, end = clue.sentence()
+    return (
+        ENDED.search(clue.text, begin, min(len(clue.text), end + _BEFORE)) is not None
+    )
+
+
+def _place(clue: _Clue, sentence: str, amounts: list[Amount]) -> tuple[str, str | None]:
+    """Decide of which memory it tells: the sentence counts before its surroundings."""
+    resource = _host_resource(clue, sentence, amounts)
+    if resource is not None:
+        return resource, "host"
+    if _HOSTS_MEMORY.search(clue.words):
+        return "host_alloc", "cpu"
+    around = clue.surroundings()
+    backend = place_named(sentence) or _host(sentence)
+    if backend == "cpu" and _DEVICE_MEMORY.search(sentence):
+        backend = None  # "malloc" is a word of devices too
+    # An allocation of the host can fail, and its process end: that is no limit.
+    is_watched = backend is None or (
+        backend == "cpu" and clue.phrase is Phrase.EXCEEDED
+    )
+    if is_watched and clue.phrase is not Phrase.FAILED and _ended(clue):
+        return "killed", "host"
+    subject = clue.text[clue.sentence()[0] : clue.end]
+    is_budget = BUDGET.search(around) is not None
+    if is_budget and (_host(subject) is None or BUDGET.search(subject)):
+        is_allocator = _ALLOCATOR_WORDING.search(sentence) is not None
+        return "device_oom" if is_allocator else "device_limit", "cuda"
+    if backend is None:
+        host = None if _DEVICE_MEMORY.search(sentence) else _host(around)
+        backend = place_named(around) or host
+    if backend == "cpu":
+        return "host_alloc", "cpu"
+    if ONE_BLOCK.search(sentence):
+        return "buffer_too_large", backend
+    if backend is None and ANY_DEVICE.search(sentence) is None:
+        return "oom", None
+    asked = any(amount.role == "requested" for amount in amounts)
+    numbered = asked or _ALLOCATOR_WORDING.search(
+        clue.text[clue.start - 6 : clue.end + 1]
+    )
+    return "device_oom" if numbered else "device_oom_async", backend
+
+
+_DEVICE_MEMORY = re.compile(r"device[\s_-]+mem", re.IGNORECASE)
+_HOSTS_MEMORY = re.compile(r"of[ _]host[ _]?mem|host_mem", re.IGNORECASE)
+
+
+def _host_resource(clue: _Clue, sentence: str, amounts: list[Amount]) -> str | None:
+    """Give the kind where it is no allocation but a limit of the host."""
+    if clue.phrase is Phrase.KILLED and not _is_refusal(clue, amounts):
+        return "killed"
+    if PINNED.search(sentence):
+        return "pinned"
+    return "shm" if SHARED.search(sentence) else None
+
+
+def _is_refusal(clue: _Clue, amounts: list[Amount]) -> bool:
+    """Whether a limit was told to what asked for too much, which goes on living."""
+    is_limit = re.search(r"limit", clue.words, re.IGNORECASE) is not None
+    asked = any(amount.role == "requested" for amount in amounts)
+    return is_limit and asked and not _ended(clue)
+
+
+def place_named(text: str) -> str | None:
+    """Give the device that the words of a text, or parts of its names, speak of.
+
+    >>> place_named("in ggml_backend_vulkan"), place_named("on the host")
+    ('vulkan', None)
+    """
+    text = with_name_parts(text)
+    for place in PLACES:
+        if place.words.search(text):
+            return place.backend
+    return None
+
+
+def speaks_of_the_host(text: str) -> bool:
+    """Whether words, or parts of names, are of the processor's memory.
+
+    >>> speaks_of_the_host("DefaultCPUAllocator: not enough memory")
+    True
+    """
+    return HOST_PLACE.search(with_name_parts(text)) is not None
+
+
+def _host(text: str) -> str | None:
+    return "cpu" if HOST_PLACE.search(text) else None

@@ -1,0 +1,368 @@
+"""The words in which systems say that memory ran out: in which way, of which.  Pure.
+
+``oom_patterns.txt`` has the sharp cases, each with its own numbers.  These are the
+general ones: a phrase of exhaustion, a resource and a backend make a message, whoever
+wrote it.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from enum import Enum
+from importlib import resources
+
+
+class Phrase(Enum):
+    """In which way a text says that memory did not suffice."""
+
+    RAN_OUT = "ran out"
+    """It names memory and that there was none left."""
+    FAILED = "failed"
+    """An allocation failed; whether of memory, other words have to say."""
+    EXCEEDED = "exceeded"
+    """A limit on memory was exceeded."""
+    KILLED = "killed"
+    """A process was ended because of its memory."""
+
+
+def spaced(pattern: str) -> str:
+    r"""Let every blank of a pattern match any white space, line breaks among it.
+
+    >>> spaced("out of ?memory[ ,]")
+    'out\\s+of\\s*memory[\\s,]'
+    """
+    return _UNIT.sub(_any_white_space, pattern)
+
+
+_UNIT = re.compile(r"\\.|\[(?:\\.|[^\]])*\]| ([?*+]?)(?!\{)| (?=\{)", re.DOTALL)
+"""What a pattern is made of, as far as blanks go: escapes, classes, blanks."""
+
+
+def _any_white_space(match: re.Match[str]) -> str:
+    unit = match.group()
+    if unit.startswith("["):
+        return unit.replace(" ", r"\s")
+    if not unit.startswith(" "):
+        return unit
+    if match[1] is None:  # " {2,5}" keeps its count
+        return r"\s"
+    return r"\s*" if match[1] in {"?", "*"} else r"\s+"
+
+
+def compile_words(pattern: str, flags: re.RegexFlag = re.IGNORECASE) -> re.Pattern[str]:
+    """Compile a pattern whose blanks are any white space."""
+    return re.compile(spaced(pattern), flags | re.MULTILINE)
+
+
+def read_table(name: str) -> list[tuple[tuple[str, ...], str]]:
+    """Read a table of patterns: columns of words, a bar, and a pattern.
+
+    Args:
+        name: File beside this one; a row without columns adds alternatives to the
+            one above it.
+
+    Returns:
+        Rows in their order, each with its columns and its pattern.
+    """
+    text = resources.files(__package__).joinpath(name).read_text("utf-8")
+    rows: list[tuple[tuple[str, ...], str]] = []
+    for line in text.splitlines():
+        head, bar, pattern = line.partition("| ")
+        if line.startswith("#") or not bar:
+            continue
+        if head.strip():
+            rows.append((tuple(head.split()), pattern))
+        else:
+            rows[-1] = (rows[-1][0], f"{rows[-1][1]}|{pattern}")
+    return rows
+
+
+_MEMORY = r"(?:v?ram|hbm|memory|mem)\b"
+APOSTROPHE = "['\u2019]"
+"""As typewriters and as printers write it; a piece of a pattern."""
+_PIECES = {
+    "memory": _MEMORY,
+    "what": r"(?:(?!to\b|and\b|or\b)[\w'/.-]{1,30} ){0,5}",
+    "apostrophe": APOSTROPHE,
+}
+
+
+@functools.cache
+def phrases() -> dict[Phrase, re.Pattern[str]]:
+    """Give each way with its phrases, from ``phrases.txt``."""
+    found = {}
+    for (way,), pattern in read_table("phrases.txt"):
+        for name, piece in _PIECES.items():
+            pattern = pattern.replace(f"@{name}@", piece)
+        found[Phrase[way]] = compile_words(pattern)
+    return found
+
+
+_NOT_MEMORY = compile_words(
+    r"out of resources?: ?(?:shared memory|registers)|shared memory, required"
+    r"|static tls|pseudo.?t[er]|\bptys?\b|\bport\b|address already"
+    r"|\bsockets?\b(?! ?#?\d)"  # "socket 0" is a processor's
+    r"|\bdisk\b|no space left|(?<!memory\s)quota|\brate limit|message larger than"
+    r"|file descriptors?"
+    r"|allocate resources|job submit|\bnode configuration|nodes are available"
+    r"|to m?lock (?:\w{1,12} )?memory"
+    r"|memory leak|leaked|free system memory|memory format|tokens? per"
+    r"|out of bounds?|workspace memory to run|limited memory|\brecursion\b"
+    r"|is not a failure|hardware limit|no attribute|cannot import|is not defined"
+    r"|\bdata to\b|\brate (?:was |is )?exceeded|exceeded (?:\w{1,12} ){0,3}rate\b"
+    r"|too many requests|requests per|failed ?scheduling|scale-?up|insufficient cpu"
+    r"|memory.optimi[sz]ed|MDB_MAP_FULL"
+    r"|shared memory banks?|to use tactic|\[GC \(|\bGC pause"
+    r"|walltime|run ?time limit|memory bandwidth|maximum object size"
+    r"|\b[a-z]{1,10}\.\w{1,40} ?\[?\d{1,12}\]? is too low"  # a setting of the kernel
+)
+"""What was short was something else."""
+OTHER_THING = compile_words(
+    r"\b(?:files?|specifications?|requirements?|pending|privileges?|permissions?|contain|pack|packets?|body|payload|upload|messages?|entity|tokens?|rows?|"
+    r"columns?|quota|disk|recursion|index|indices|connections?|time|seconds|minutes|"
+    r"rate|length of|characters|depth|sequence length|context length|int(?:32|64)?|"
+    r"epochs?|steps|address(?!\sspace)|addresses|pointer|segfault|segmentation|lstm|learning)\b"
+)
+"""What else can be too large, too many or used up."""
+_HEDGED = compile_words(
+    r"\b(?:if|when(?!ever)|unless|avoid\w{0,3}|prevent\w{0,3}|in case|may|might|"
+    r"would|could(?! not\b)|can(?! not\b) (?:cause|lead|run|be|happen|occur)|"
+    r"help\w{0,3}|hints?|tips?|how to|handle\w{0,2}|recover\w{0,3}|catch\w{0,3}|"
+    r"except|raise|ensure|whether|should|possibl[ey]|potential\w{0,2}|workaround|"
+    r"test_\w{0,40}|set(?! up)|fix\w{0,3}|feat|setting|until|after an?|such as|"
+    r"sometimes|encountering|account for|perhaps|maybe|number of|probably|"
+    r"that fails?|which fails?|friend|told|adds?|def|class|import|no longer|never|"
+    r"without|reduc\w{1,4}|so that)\b"
+)
+"""Before the phrase, in its sentence: advice, code or a story, not an event."""
+_CODE = compile_words(
+    r"\b(?:except|raise|throw|catch|def|class|import)\b|\btest_\w{0,40}"
+)
+"""Before the phrase: a line of a program, which a traceback shows."""
+_DEFINED = compile_words(
+    r"\bis an? \w{1,20} (?:that|which)\b"
+    r"|\bthe [\w* ]{1,40}\b(?:option|flag|setting|parameter|hook)\b"
+)
+"""In a sentence: documentation of what something is."""
+_OPTION = re.compile(r"(?:^|\s)-[^\s(]*$")
+"""Before the phrase: the beginning of an option of a command, such as Java's."""
+_OUT_OF = compile_words(r"out of")
+_LAST_REASON = compile_words(r"out of memory\W{0,3}\Z")
+_GIVES_REASON = re.compile(r"\w (?:-|\u2013) ?$|\bfailed: ?$")
+"""Before it: what failed for this reason, whatever that was."""
+_DENIED = re.compile(r"\b(?:is|are|was|were) not(?: an?)? $", re.IGNORECASE)
+"""Right before the phrase."""
+_ARGUMENT = re.compile(
+    r"\b(?:\w{1,40}\.)?[a-z]\w{0,40}\((?:\w{1,20}, ?)?[fr]?[\"'][^\"'\n]{0,80}$"
+)
+"""Before the phrase: it is the argument of a function, whose name is no error's."""
+_MOVED = compile_words(
+    r"\b(?:migrat|mov|swapp|pag|cop|read|writt|remov|dropp|stream|tak|kept|keep|load|"
+    r"flush|evict)\w{0,4} (?:\w{1,12} ){0,2}$"
+)
+"""Before "out of memory": what was in it is elsewhere now."""
+_FACT_BEFORE_HEDGE = compile_words(
+    r"occurred|happened|\w{0,40}(?:error|exception|failed|fatal) ?:"
+)
+_ERROR_MARK = compile_words(
+    r"\b\w{0,40}(?:error|exception|failed|failures?|fails|fail|"
+    r"fatal|panic\w{0,4}|abort\w{0,3}|"
+    r"terminat\w{1,4}|killed|evicted|crash\w{0,3}|resource_exhausted)\b"
+    r"|[A-Za-z]\w{0,40}(?:Error|Exception)\b|\bE\d{4,5}\b|\berrno\b|status"
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A backend and the words that give it away."""
+
+    backend: str
+    """As :attr:`loaderkit.budget.diagnosis.messages.Message.backend` names it."""
+    words: re.Pattern[str]
+    """Any of them is enough."""
+
+
+PLACES = (
+    Place(
+        "hip",
+        compile_words(
+            r"\b(?:hip|dcu|rocm|miopen|rocblas|amdgpu)(?![a-z])|(?-i:hip[A-Z_]|HIP_)"
+        ),
+    ),
+    Place(
+        "xpu",
+        compile_words(
+            r"\bxpu\b|level[ _]zero|\bsycl|_sycl|\b(?:UR|ZE|PI)_\w|(?-i:\bze[A-Z]\w)|"
+            r"ipex|SYCL\d|Current platform can NOT allocate memory block"
+        ),
+    ),
+    Place("npu", compile_words(r"\bnpu\b|ascend|\bacl|EL0004|207001|\bGE module")),
+    Place(
+        "tpu", compile_words(r"\btpu(?:\b|_)|\bhbm\d?\b|hbmoom|\bvmem\b.{0,12}capacity")
+    ),
+    Place(
+        "mps",
+        compile_words(
+            r"\bmps\b|\bmetal\b|_metal|kIOGPU|MTL[A-Z]|malloc_or_wait|iogpu|\bmlx\b"
+        ),
+    ),
+    Place(
+        "hpu",
+        compile_words(r"\bhpu\b|habana|synapse|synStatus|PT_(?:DEVMEM|BRIDGE)|gaudi"),
+    ),
+    Place("musa", compile_words(r"\bmusa\b")),
+    Place("mlu", compile_words(r"\bmlu\b|cnrt")),
+    Place(
+        "neuron",
+        compile_words(r"\bneuron|\bnrt_|NRT_RESOURCE|\bTDRV\b|\bND \d{1,3}:NC"),
+    ),
+    Place(
+        "opencl",
+        compile_words(r"opencl|\bcl(?:Enqueue|Create|Build)|\bcl::|\bCL_[A-Z]"),
+    ),
+    Place("dml", compile_words(r"\bdml\b|directml|\bd3d1[12]\b|\bdxgi")),
+    Place(
+        "vulkan", compile_words(r"vulkan|\bvk(?:::|_|\b|Alloc)|ErrorOutOfDeviceMemory")
+    ),
+    Place(
+        "cuda",
+        compile_words(
+            r"(?<![a-z])cuda|\bgpu|vram|\bcu_?(?:blas|dnn|fft|mem|result|stream|ctx|launch|module)|nvidia|tensorrt|\btrt\b"
+            r"|nvinfer|virtualMemoryBuffer|\brmm\b|cupy|\bnccl|gpu_memory_utilization"
+            r"|thrust::"
+        ),
+    ),
+)
+"""Backends; a word that is used for several stands last."""
+HOST_PLACE = compile_words(
+    r"(?<![a-z])cpu|\bhost\b|\bnumpy|\bmalloc\b|memalign|\brealloc\b|array with shape|"
+    r"arrow|opencv|cv::|"
+    r"\bheap\b|java|javascript|\bmmap|\bRAM\b|libgomp|bad_?alloc|duckdb|ggml_aligned|"
+    r"mach_vm|system memory|context's memory pool|out of memory error: |"
+    r"cannot allocate memory|\[?errno 12\]?|panicked|\bruntime: (?:out|cannot alloc)|"
+    r"(?<!outof)MemoryError|"
+    r"\bruntime: virtualalloc|errno=1455|memory resources are available to process|"
+    r"allocate vector|allowed memory size|\bphp\b|virtual memory exhausted|"
+    r"off-heap|direct buffer|GC overhead|\bspark\b"
+)
+"""Words of allocations by the processor."""
+ANY_DEVICE = compile_words(r"\b(?:device|dev|dev_?id|accelerator|graphics card)\b")
+"""Words of a device that is not named."""
+PINNED = compile_words(
+    r"(?<!back\sto\s)pinned|page.?locked|HostAlloc|HostMalloc|host_malloc|HostRegister|pin_memory|"
+    r"pin memory|bytes on (?:the )?host: (?:cuda|hip)"
+)
+SHARED = compile_words(
+    r"/dev/shm|shared storage|object store|plasma|\bshm\b|shm_open|torch_shm|"
+    r"shared memory (?:segment|object|file|\(shm\))"
+)
+BUDGET = compile_words(
+    r"gpu_memory_utilization|gpu memory utilization|mem-fraction|mem_fraction|kv cache|"
+    r"cache blocks|limit set to|per_process_memory_fraction|user-supplied memory"
+)
+"""Software that keeps to a share of the device."""
+ONE_BLOCK = compile_words(
+    r"maximum (?:allowed )?(?:buffer|allocation|block) size|block with size larger|"
+    r"max(?:imum)?[ _]?(?:buffer|memory[ _]?allocation)[ _]?(?:length|size)|"
+    r"buffer maximum|memory allocation limit|"
+    r"max(?:imum)? (?:size of )?(?:\w{1,20} ){0,2}"
+    r"(?:buffer|alloc|block|memory object)\b"
+)
+"""One request is larger than the device gives in one piece."""
+
+
+ENDED = compile_words(
+    r"(?:job|worker|process(?:es)?|container|task|pod|step|unit|executor|function|session|kernel|"
+    r"service|notebook)s?\b[^.\n]{0,100}\b"
+    r"(?:killed|aborted|evicted|terminated|restarted|restarting|held)\b"
+    r"|\b(?:killed|killing|evicting|restarting) (?:this |the |latest |a )?"
+    r"(?:job|worker|process|container|task|pod|step)\b|sending (?:SIG)?(?:TERM|KILL)\b"
+    r"|killed by (?:external |the |a )?(?:signal|kernel|scheduler|system|operating)"
+    r"|\brespawn(?:ed|ing)\b|\benforced\b[^\n]{0,60}limit"
+    r"|being killed|killing (?:latest|largest)"
+    r"|\bprocess (?:exits|exited|exiting|quits|quitting) (?:after|for|because|due)\b"
+)
+"""What a watchdog of the host says that it did for its memory's sake."""
+_NAME_PARTS = re.compile(r"_|(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+
+def split_names(text: str) -> str:
+    """Part names into their words.
+
+    >>> split_names("total_used, MaxAllocSize")
+    'total used, Max Alloc Size'
+    """
+    return _NAME_PARTS.sub(" ", text)
+
+
+def with_name_parts(text: str) -> str:
+    """Add the words that names are made of, since a name says where it belongs.
+
+    >>> with_name_parts("RMM_ERROR in RandintCuda")
+    'RMM_ERROR in RandintCuda RMM ERROR in Randint Cuda'
+    """
+    parts = split_names(text)
+    return text if parts == text else f"{text} {parts}"
+
+
+def is_negated(text: str, start: int) -> bool:
+    """Whether a phrase is advice, code or about something else than memory.
+
+    Args:
+        text: The sentence around it.
+        start: Where the phrase begins.
+
+    >>> text = "To avoid CUDA out of memory errors, lower the batch size."
+    >>> is_negated(text, text.index("out of"))
+    True
+    """
+    before = text[:start]
+    if _LAST_REASON.match(text, start) and _GIVES_REASON.search(before):
+        # "unable to allocate file descriptor table - out of memory"
+        return False
+    if _NOT_MEMORY.search(text) or _DEFINED.search(text):
+        return True
+    if _OPTION.search(before) or _ARGUMENT.search(before):
+        return True
+    if _CODE.search(before) or _DENIED.search(before):
+        return True
+    if _OUT_OF.match(text, start) and _MOVED.search(before):
+        return True
+    hedge = _HEDGED.search(before)
+    if hedge is None:
+        return False
+    return _FACT_BEFORE_HEDGE.search(before[: hedge.start()]) is None
+
+
+_DESCRIBED = compile_words(
+    r"\W{0,3}(?:errors? |exceptions? )?(?:"
+    r"(?:(?:is|are|gets?|will be|can be|may be) (?:not )?|not )"
+    r"(?:returned|thrown|raised|reported) (?:when|if|once|by)\b|"
+    r"(?:is|are) not (?:an? )?out|"
+    r"(?:usually |often |typically )?(?:occurs?|happens?|means?|indicates?)\b)"
+)
+"""Behind the phrase: documentation of what it stands for."""
+
+
+def is_described(text: str, end: int) -> bool:
+    """Whether a wording is spoken of and not reported.
+
+    Args:
+        text: What it stands in.
+        end: Where it ends.
+
+    >>> is_described("OutOfMemoryError is thrown when the heap is full", 16)
+    True
+    """
+    return _DESCRIBED.match(text, end) is not None
+
+
+def has_error_mark(text: str) -> bool:
+    """Whether a text is the report of a failure.
+
+    >>> has_error_mark("fatal: out of memory"), has_error_mark("we ran out of memory")
+    (True, False)
+    """
+    return _ERROR_MARK.search(text) is not None

@@ -1,0 +1,278 @@
+"""A message as its system wrote it, out of what a log made of it.  Pure.
+
+A log colours a message, puts a time and a rank in front of its lines, draws progress
+bars through it, quotes it in JSON and breaks it at the width of a terminal.  Nothing of
+that is part of the message, so all of it is taken away before anything is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from loaderkit.budget.diagnosis.message_words import is_word
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_ESCAPED = re.compile(
+    r"\\{1,4}(?:u([0-9a-fA-F]{4})|x1b|033|([nrt\"'/]))", re.IGNORECASE
+)
+_WHITESPACE = {"n": "\n", "r": "\n", "t": " "}
+_COLOUR = re.compile(
+    r"\x1b\[[0-9;?]{0,20}[A-Za-z]"  # as a terminal gets it
+    r"|\x1b\][^\x07\n]{0,200}\x07"
+    r"|\^\[\[[0-9;]{0,20}m"  # as an editor shows it
+    r"|\[(?:\d{1,2};){0,3}\d{0,2}m\b"  # where the escape character was lost in copying
+)
+_PROGRESS = re.compile(
+    # tqdm: "Epoch 1:  6%|###    | 3787/62565 [04:47<1:10:53, 13.82it/s, loss=0.1]",
+    # with any part cut off; the part before the bar only at the start of a line
+    r"(?:^[^\n|%]{0,60}?:)?[ \t]{0,80}\d{1,3}%\|[^|\n]{0,300}\|?"
+    r"(?: ?[\d.]{1,12}[kMG]?/[\d.?]{1,12}[kMG]?)?"
+    r"(?: ?\[[^\]\n]{0,120}(?:it|s|B|batch)(?:/s|/it)?"
+    r"[^\]\n]{0,120}\])?"
+    r"|[ \t]{0,80}\|? ?\b\d{1,12}/[\d?]{1,12} \[\d\d:\d\d<[^\]\n]{0,120}\]"
+    r"|\b\d{1,12}it \[\d\d:\d\d, [^\]\n]{0,80}\]"
+    # keras and rich: "12/100 [==>.....] - ETA: 1s", bars of box characters
+    r"|\b\d{1,12}/\d{1,12} \[[=>.]{3,200}\](?: - [^\n]{0,120})?"
+    r"|(?:^[\w ]{0,40} )?[━╸╺╴─█▉▊▋▌▍▎▏░▒▓]{3,300}(?: \d{1,3}%)?(?: \d+:\d\d:\d\d)?",
+    re.MULTILINE,
+)
+_LEVEL = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|NOTICE|TRACE)"
+_CLOCK = r"\d{1,2}:\d\d:\d\d(?:[.,:]\d{1,9})?"
+_OPENING = re.compile(
+    r"\{? ?\"(?P<key>[\w.]{1,40})\" ?: ?\""
+    r"|\b(?P<name>\w{0,60}(?:Error|Exception))\((?:b|r)?[\"']|^b['\"]",
+    re.MULTILINE,
+)
+"""Where a quotation begins: a field of JSON, the repr of an exception or of bytes."""
+_PROCESS = r"\((?:[\w.:-]{1,60} ){0,3}(?:pid|ip|rank|node)=[^()\n]{1,120}\)"
+_PREFIX = re.compile(
+    r"[ \t]*(?:"
+    # times
+    rf"[\[(]?\d{{4}}[-/]\d\d[-/]\d\d[T _]{_CLOCK}(?:Z|[+-]\d\d:?\d\d)?[\])]?,?"
+    rf"|[\[(]?{_CLOCK}[\])]?:?(?=[ \t])"
+    r"|(?:time|ts)=\"?\d{4}-\d\d-\d\d[T ][\d:.,]{5,20}(?:Z|[+-]\d\d:?\d\d)?\"?(?=[ \t])"
+    r"|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) {1,2}\d{1,2} "
+    rf"{_CLOCK} [\w.-]{{1,60}} kernel:"
+    r"|\[ {0,6}\d{1,9}\.\d{3,6}\]"
+    rf"|[IWEF]\d{{4}} {_CLOCK} +\d+ [\w./:-]{{1,200}}\]"
+    # levels, and what logging.basicConfig and vLLM put around them
+    rf"|{_LEVEL}:[\w.]{{1,60}}:"
+    rf"|-? ?[\w.]{{1,60}} - {_LEVEL} -"
+    rf"|[|-]? ?\[?{_LEVEL}\]?(?: \d\d-\d\d {_CLOCK}(?: \[[\w./-]{{1,80}}:\d+\])?"
+    r"|(?: \[[\w./-]{1,80}:\d+\])?(?::(?=\s)|[ \t]*[|-](?=\s)))"
+    rf"|\[[\w.]{{1,60}}\]\[{_LEVEL}\](?: -)?"
+    # processes
+    r"|\[(?:rank|default|worker)[ _-]?\d{1,6}\]:?"
+    r"|\[\d{1,5}\]:"
+    r"|\[\d{1,5},\d{1,5}\](?:<std(?:err|out)>)?:?"
+    rf"|{_PROCESS}"
+    r"|\(raylet\)"
+    r"|\d{1,5}:(?=[ \t])"
+    r"|[\w.-]{1,60}[ \t]{1,20}\|(?=[ \t])"
+    # quoted in a reply, by pytest, by a box of rich
+    r"|>(?=[ \t])|E(?=[ \t]{2,})|[│┃╎]|std(?:err|out):(?=[ \t])"
+    r")[ \t]*"
+)
+_LONG_INDENT = re.compile(r"[ \t]{40,}")
+_UNBROKEN = re.compile(r"\S{1000,}")
+"""Data, not words: tensors printed without blanks, encoded files.  The longest word of
+the messages in the tests, a path, has 160 characters."""
+_KEPT_OF_DATA = 300
+_DIGITS = re.compile(r"\d+")
+_MOST_REPETITIONS = 8
+_BLANKS = re.compile(r"[ \t\xa0]{2,}")
+_NEW_RECORD = re.compile(
+    r"Traceback|File \"|[\w.]{1,80}(?:Error|Exception|Warning)\b|Killed\b|Bus error\b"
+)
+"""How a line begins that goes on with no other."""
+_TABLE_ROW = re.compile(r"[A-Za-z][\w ()/-]{0,40}: ?[\d.,]{1,24}(?: ?[KMGT]?i?B)?")
+"""A label and its number: rows of a table are equally wide without being wrapped."""
+_PROCESS_AT_START = re.compile(rf"(?:^|(?<=[\])Z,.\d] )){_PROCESS}", re.MULTILINE)
+_RANK_AT_START = re.compile(r"(?:^|(?<=[\])Z,.\d] ))\d{1,5}:(?=[ \t])", re.MULTILINE)
+_KEPT = "\u2060"
+"""Stands before what is no prefix while prefixes are taken away: no log has it."""
+_MOST_PREFIXES = 6
+"""A line of ray about vLLM on a rank has five."""
+
+
+class _Line(NamedTuple):
+    """A line of a log."""
+
+    width: int
+    """Columns, with its prefixes and its indentation."""
+    words: str
+    """What is left of it."""
+
+
+_CONTRACTION = re.compile("n?['\u2019]t\b")
+_CONSTANT = re.compile(r"[A-Z0-9]+(?:_[A-Z0-9]+){2,}")
+_HYPHEN_OF_A_WORD = re.compile(r"\w-$")
+_LAST_WORD = re.compile(r"[A-Za-z0-9_.,]{1,40}$")
+_FIRST_WORD = re.compile(r"[A-Za-z0-9_.,]{1,40}")
+_AMOUNT = re.compile(r"\d+(?:\.\d+)?[KMGT]?i?B?\b")
+_PART_OF_NUMBER = re.compile(r"\d[.,]?$|[.,]?\d")
+
+
+def clean_log(text: str) -> str:
+    r"""Take away what a log, a terminal or a quotation added to a message.
+
+    Args:
+        text: As it was pasted.
+
+    Returns:
+        The same words, with the breaks between lines that are left.
+
+    >>> clean_log("[rank0]: \x1b[31mCUDA out of\n[rank0]: memory.\x1b[0m")
+    'CUDA out of memory.'
+    >>> clean_log('{"msg": "CUDA out of memory.\\nTried to"}')
+    'CUDA out of memory. Tried to"}'
+    """
+    text = _UNBROKEN.sub(_shortened, _LONG_INDENT.sub(" " * 40, text))
+    text = _ESCAPED.sub(_unescaped, text).replace("\r\n", "\n").replace("\r", "\n")
+    text = _COLOUR.sub("", text)
+    text = _OPENING.sub(_opened, text)
+    for ambiguous in (_PROCESS_AT_START, _RANK_AT_START):
+        # A single "(pid=129)" or "2:" is a part of the message, which wrapping put
+        # there; a prefix is on all lines, and of one line it does no harm.
+        if len(ambiguous.findall(text)) == 1:
+            text = ambiguous.sub(_kept, text)
+    lines = [_cleaned_line(line.rstrip()) for line in text.split("\n")]
+    # A line that held nothing but a progress bar was drawn through the text.
+    return _joined(list(_without_repetitions(line for line in lines if line.words)))
+
+
+def _kept(match: re.Match[str]) -> str:
+    """Mark what is no prefix; before another one it is one, such as a level."""
+    is_prefix = _PREFIX.match(match.string, match.end()) is not None
+    return match.group() if is_prefix else _KEPT + match.group()
+
+
+def _opened(match: re.Match[str]) -> str:
+    """Begin a line with what is quoted; that it is an error stays before it."""
+    if match["name"]:
+        return f"{match['name']}:\n"
+    return "\nerror: " if (match["key"] or "").lower() == "error" else "\n"
+
+
+def _cleaned_line(line: str) -> _Line:
+    # A bar can stand behind a prefix, and a prefix behind a bar.
+    words = _PROGRESS.sub(" ", _without_prefixes(line))
+    words = _without_prefixes(words).replace(_KEPT, "")
+    return _Line(len(line), _BLANKS.sub(" ", words).strip())
+
+
+def _shortened(match: re.Match[str]) -> str:
+    data = match.group()
+    return f"{data[:_KEPT_OF_DATA]} {data[-_KEPT_OF_DATA:]}"
+
+
+def _without_repetitions(lines: Iterable[_Line]) -> Iterator[_Line]:
+    """Leave out lines that differ from earlier ones in their numbers only.
+
+    The messages of eight ranks stay whole; thousands of lines of a training log do not.
+    """
+    seen: Counter[str] = Counter()
+    for line in lines:
+        shape = _DIGITS.sub("0", line.words)
+        seen[shape] += 1
+        if seen[shape] <= _MOST_REPETITIONS:
+            yield line
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    code, letter = match.groups()
+    if code is not None:
+        return chr(int(code, 16))
+    if letter is None:
+        return "\x1b"
+    return _WHITESPACE.get(letter.lower(), letter)
+
+
+def _without_prefixes(line: str) -> str:
+    start = 0
+    for _ in range(_MOST_PREFIXES):
+        match = _PREFIX.match(line, start)
+        if match is None:
+            break
+        start = match.end()
+    return line[start:]
+
+
+def _joined(lines: list[_Line]) -> str:
+    """Join lines: broken words without anything, wrapped lines with a blank.
+
+    A terminal breaks at its last column, whatever stands there, and ``textwrap`` does
+    so to a word that is longer than a line: only at the end of a full line, one that no
+    neighbour is longer than.  Any other wrapped line ends where the next word would not
+    have fitted any more.
+    """
+    pieces = []
+    for number, line in enumerate(lines):
+        pieces.append(line.words)
+        if number + 1 == len(lines):
+            break
+        following = lines[number + 1]
+        if _TABLE_ROW.fullmatch(following.words):
+            pieces.append("\n")
+            continue
+        neighbours = lines[max(0, number - 1) : number + 3]
+        width = max(neighbour.width for neighbour in neighbours)
+        if _HYPHEN_OF_A_WORD.search(line.words) and following.words[0].isalnum():
+            continue  # textwrap breaks "non-PyTorch" behind its hyphen
+        full_neighbours = sum(neighbour.width == width for neighbour in neighbours)
+        if line.width == width and _is_broken_word(
+            line.words, following.words, by_terminal=full_neighbours > 1
+        ):
+            continue
+        pieces.append(" " if _is_wrapped(line, following, width) else "\n")
+    return "".join(pieces)
+
+
+def _is_wrapped(line: _Line, following: _Line, width: int) -> bool:
+    """Whether a line was broken only because the next word did not fit."""
+    if _NEW_RECORD.match(following.words):
+        return False
+    next_word = following.words.split(" ", 1)[0]
+    return line.width + 1 + len(next_word) > width
+
+
+def _is_broken_word(line: str, following: str, *, by_terminal: bool = False) -> bool:
+    """Whether the last word of a line goes on in the next.
+
+    Args:
+        line: What it ends with counts.
+        following: What it begins with counts.
+        by_terminal: Several lines are equally long, so that a terminal probably broke
+            them: half a word is enough, known or not.
+
+    >>> _is_broken_word("out of mem", "ory. 1.6"), _is_broken_word("of", "memory")
+    (True, False)
+    """
+    if line[-1] in "([<" or following[0] in ")]>,;:":
+        return True
+    last, first = _LAST_WORD.search(line), _FIRST_WORD.match(following)
+    if last is None or first is None or not last.group().strip(".,"):
+        return False
+    left, right = last.group(), first.group()
+    ends_clause = left.endswith(",") and not by_terminal
+    if (
+        _PART_OF_NUMBER.search(left)
+        and _PART_OF_NUMBER.match(right)
+        and not ends_clause
+    ):
+        return True  # no message has two numbers next to each other
+    if _CONTRACTION.match(following):
+        return True  # does|n't
+    if "_" in left + right and _CONSTANT.fullmatch((left + right).strip(".,")):
+        return True
+    if not by_terminal and not is_word(left + right):
+        return False
+    if left[-1] == "_" or right[0] == "_":
+        return True
+    # "allocate" before "2.00G": an amount begins no other token than its own.
+    is_left_whole = is_word(left) or _AMOUNT.fullmatch(left) is not None
+    return not (is_left_whole and (is_word(right) or _AMOUNT.match(right)))

@@ -1,0 +1,470 @@
+"""What the text of an out-of-memory error says: its kind and its numbers.  Pure.
+
+``oom_patterns.txt`` lists the wordings of real reports in order of trust; what it does
+not know is read from its words (``grammar.py``), and amounts always are
+(``amounts.py``).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from loaderkit.budget.diagnosis.amounts import (
+    OVERFULL,
+    SIZE,
+    WHOLE,
+    find_amounts,
+    parse_size,
+)
+from loaderkit.budget.diagnosis.grammar import (
+    find_exhaustion,
+    mentions_exhaustion,
+    place_named,
+    speaks_of_the_host,
+)
+from loaderkit.budget.diagnosis.lexicon import HOST_PLACE, compile_words, is_described
+from loaderkit.budget.diagnosis.log_text import clean_log
+from loaderkit.budget.diagnosis.oom_patterns import (
+    MessagePattern,
+    fields_of,
+    message_patterns,
+)
+from loaderkit.units import format_bytes
+
+if TYPE_CHECKING:
+    from loaderkit.budget.diagnosis.amounts import Amount
+    from loaderkit.budget.diagnosis.grammar import Exhaustion
+
+SIZES = (
+    "requested",
+    "free",
+    "allocated",
+    "reserved",
+    "reserved_unallocated",
+    "in_use",
+    "private_pools",
+    "other",
+    "limit",
+    "capacity",
+    "total_vm",
+    "anon_rss",
+)
+"""Fields of a message that are bytes, in the order in which they are printed."""
+_WHOLE = frozenset({"device", "pid", "errno"})
+_LARGE_MAP_BYTES = 64 << 20
+_LONGEST_MESSAGE = 1500
+"""Characters; the longest of the corpora, with torch's advice, has 900."""
+_NEARBY = 300
+_MOST_UNREAD = 3
+_ON_DEVICE = frozenset(
+    {"device_oom", "device_oom_async", "device_limit", "buffer_too_large", "oom"}
+)
+_DEVICE_ROLES = frozenset(SIZES) - {"total_vm", "anon_rss"}
+_READ_ROLES: dict[str, frozenset[str]] = {
+    "device_oom": _DEVICE_ROLES,
+    "device_oom_async": _DEVICE_ROLES,
+    "device_limit": _DEVICE_ROLES,
+    "buffer_too_large": _DEVICE_ROLES,
+    "oom": _DEVICE_ROLES,
+    "host_alloc": frozenset({"requested", "free", "in_use", "limit"}),
+    "killed": frozenset(
+        {"total_vm", "anon_rss", "in_use", "limit", "capacity", "free"}
+    ),
+    **dict.fromkeys(
+        ("map_count", "pinned", "shm", "comm_oom", "library_alloc"),
+        frozenset({"requested"}),
+    ),
+}
+"""The amounts that a message of a kind has; others in it are about something else."""
+_DEVICE = re.compile(r"\b(CUDA|HIP|ROCm|XPU|NPU|MPS)\b", re.IGNORECASE)
+_DEVICE_INDEX = compile_words(
+    r"\b(?:[A-Z]{1,2}PU|MLU|MUSA|DCU) (\d{1,3})(?:;| has|\.|,)|on device (\d{1,3})\b"
+    r"|device ordinal (\d{1,3})\b"
+    r"|\b(?:cuda|xpu|npu|hip|gpu):(\d{1,3})\b|\bGPU=(\d{1,3})\b|\bCUDA(\d{1,3}) buffer"
+    r"|\bdevice\(id:(\d{1,3})\)|\bROCm(\d{1,3}) buffer"
+    r"|\b(?:dev|device|gpu|npu|xpu|card)(?:[ _](?:id|idx|index|ordinal))?"
+    r" ?[:=#]? ?[\[(]?"
+    r"(\d{1,2})\b(?! ?(?:[KMGT]?i?B\b|[KMGT]i?\b|%|\.\d|/))"
+)
+_ANY_PROCESS = compile_words(r"\b(?:pid|process)(?:\(s\))?[ =:]{1,2}(\d{1,9})\b")
+_LOGGED_BY = re.compile(r"\((?:[\w.:-]{1,60} ){0,3}")
+"""Before a process at the start of a line: "(RayTrainWorker pid=2211, ip=10.0.0.3)"."""
+_PROCESS = compile_words(rf"\bProcess (\d{{1,9}}) has ({SIZE}) memory in use")
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one error text states.  Amounts in bytes; None where it states nothing."""
+
+    is_oom: bool | str = False
+    """True, False, or "maybe" when the text alone cannot tell."""
+    backend: str | None = None
+    """"cuda", "hip", "xpu", "npu", "mps", "cpu" (an allocation) or "host" (limits)."""
+    kind: str | None = None
+    """Such as "device_oom", "device_limit", "shm", "killed"; None: not recognised."""
+    device: int | None = None
+    """Index of the device."""
+    pid: int | None = None
+    """Process named by the text."""
+    requested: int | None = None
+    """What was asked for."""
+    capacity: int | None = None
+    """What the whole device has."""
+    free: int | None = None
+    """What nobody had taken."""
+    allocated: int | None = None
+    """In live tensors."""
+    reserved: int | None = None
+    """Held by the allocator, live tensors included (on MPS: its heaps)."""
+    reserved_unallocated: int | None = None
+    """Held by the allocator and not in use."""
+    in_use: int | None = None
+    """Held by this process, its context and other libraries included."""
+    private_pools: int | None = None
+    """Inside graph-private pools."""
+    limit: int | None = None
+    """A cap set by software below the capacity."""
+    other: int | None = None
+    """MPS: held by Metal outside the heaps."""
+    pool: str | None = None
+    """MPS: "private" or "shared"."""
+    procs: list[list[int]] | None = None
+    """Processes on the device, each ``[pid, bytes]``."""
+    shape: list[int] | None = None
+    """Shape of the array that was asked for."""
+    dtype: str | None = None
+    """Its element type."""
+    errno: int | None = None
+    """Number of the system's error."""
+    total_vm: int | None = None
+    """Address space of a killed process."""
+    anon_rss: int | None = None
+    """Private memory of a killed process."""
+    raw: str = field(default="", repr=False)
+    """The text itself."""
+    unread: tuple[str, ...] = ()
+    """Parts of the text that look as if they mattered and were not understood."""
+
+
+_REASON = 200
+"""Characters on either side of a wording in which the system's reason stands."""
+_OTHER_REASON = re.compile(
+    r"permission denied|no such file|not permitted|read-only file", re.IGNORECASE
+)
+
+
+def read_message(text: str) -> Message:
+    """Recognise an error text and take its numbers.
+
+    Args:
+        text: A message, a traceback or a piece of a log; of several messages the
+            surest counts.
+
+    Returns:
+        What it states; ``kind`` is None when nothing is recognised.
+
+    >>> said = read_message("RuntimeError: Invalid buffer size: 19.45 GB")
+    >>> said.kind, said.backend, said.requested
+    ('buffer_too_large', 'mps', 20884278477)
+    >>> read_message("a friend of mine ran out of memory").is_oom
+    False
+    """
+    cleaned = clean_log(text)
+    wording, match = _first_wording(cleaned)
+    if wording is not None and match is not None and wording.is_oom is True:
+        return replace(_read_wording(cleaned, wording, match), raw=text)
+    finding = find_exhaustion(cleaned)
+    if finding is not None and not _explains(wording, match, finding):
+        return replace(_read_finding(cleaned, finding), raw=text)
+    if wording is not None and match is not None:
+        message = _read_wording(cleaned, wording, match)
+        if finding is not None and _confirms(finding, wording, match):
+            message = replace(message, is_oom=True)
+        return replace(message, raw=text)
+    mentioned = mentions_exhaustion(cleaned)
+    unread = () if mentioned is None else (f'"{mentioned}" tells of no event here',)
+    return Message(raw=text, unread=unread)
+
+
+def _first_wording(text: str) -> tuple[MessagePattern | None, re.Match[str] | None]:
+    for wording in message_patterns():
+        match = wording.pattern.search(text)
+        if match is None or _is_of_a_device(wording, text, match):
+            continue
+        if is_described(text, match.end()):
+            continue
+        if not _lacks_permission(wording, text, match):
+            return wording, match
+    return None, None
+
+
+def _is_of_a_device(wording: MessagePattern, text: str, match: re.Match[str]) -> bool:
+    """Whether a wording of programs on the host is used by one of a device here."""
+    if wording.kind != "host_alloc" or speaks_of_the_host(match.group()):
+        return False
+    line = text.rfind("\n", max(0, match.start() - _REASON), match.start()) + 1
+    before = text[max(line, match.start() - _REASON, 0) : match.start()]
+    return place_named(before) is not None and HOST_PLACE.search(before) is None
+
+
+def _lacks_permission(wording: MessagePattern, text: str, match: re.Match[str]) -> bool:
+    """Whether shared memory was refused for another reason than its size."""
+    around = text[max(0, match.start() - _REASON) : match.end() + _REASON]
+    return wording.kind == "shm" and _OTHER_REASON.search(around) is not None
+
+
+def _confirms(
+    finding: Exhaustion, wording: MessagePattern, match: re.Match[str]
+) -> bool:
+    """Whether a kill that may be about memory stands beside words that say it is."""
+    if wording.kind != "killed" or finding.kind not in {"oom", "killed"}:
+        return False
+    begin, end = finding.region
+    return match.start() < end and begin < match.end()
+
+
+def _explains(
+    wording: MessagePattern | None,
+    match: re.Match[str] | None,
+    finding: Exhaustion,
+) -> bool:
+    """Whether a wording that is not sure knows better what a phrase is about."""
+    if wording is None or match is None:
+        return False
+    if wording.is_oom == "maybe" and wording.kind != finding.kind:
+        begin, end = finding.region
+        return match.start() < end and begin < match.end()
+    return match.start() < finding.end and finding.start < match.end()
+
+
+def _read_wording(text: str, wording: MessagePattern, match: re.Match[str]) -> Message:
+    said = fields_of(match)
+    backend = _backend(said.pop("backend", None), wording.backend)
+    values = {name: _value(name, words) for name, words in said.items()}
+    message = Message(
+        is_oom=wording.is_oom, backend=backend, kind=wording.kind, **values
+    )
+    if wording.kind == "device_oom_async":
+        message = _with_request_nearby(message, text, match)
+    elif wording.kind in _READ_ROLES:
+        end = min(
+            _start_of_next(wording, text, match), match.start() + _LONGEST_MESSAGE
+        )
+        message = _with_amounts(message, text[match.start() : end])
+    if message.is_oom is True:
+        line_end = text.find("\n", match.end())
+        message = _with_errno(
+            message, text, match.start(), line_end if line_end >= 0 else len(text)
+        )
+    if message.kind == "killed" and message.pid is None:
+        line = text.rfind("\n", max(0, match.start() - _NEARBY), match.start()) + 1
+        message = replace(message, pid=_process_named(text, line, match.end()))
+    if message.is_oom is True and message.backend is None:
+        around = text[max(0, match.start() - _NEARBY) : match.end() + _NEARBY]
+        message = replace(message, backend=place_named(around))
+    return _corrected(message, text)
+
+
+def _start_of_next(wording: MessagePattern, text: str, match: re.Match[str]) -> int:
+    """Where the same message stands again, such as another rank's."""
+    opening = match.group()[:_OPENING].lower()
+    for again in wording.pattern.finditer(text, match.end()):
+        if again.group()[:_OPENING].lower() == opening:
+            return again.start()
+    return len(text)
+
+
+_OPENING = 10
+"""Characters of a message that tell it from another one with the same meaning."""
+
+
+def _with_request_nearby(message: Message, text: str, match: re.Match[str]) -> Message:
+    """Where a driver's error stands beside an amount that was asked for, take it."""
+    begin = max(0, match.start() - _NEARBY)
+    begin = max(begin, text.rfind("\n", begin, match.start()) + 1)
+    nearby = replace(message, kind="device_oom")
+    nearby = _with_amounts(nearby, text[begin : match.end() + _NEARBY])
+    if nearby.requested is None:
+        return replace(message, device=nearby.device, capacity=nearby.capacity)
+    return nearby
+
+
+def _read_finding(text: str, finding: Exhaustion) -> Message:
+    begin, end = finding.region
+    empty = Message(is_oom=True, backend=finding.backend, kind=finding.kind)
+    message = _with_amounts(empty, text[begin:end])
+    if message.requested is None and "requested" in _READ_ROLES.get(finding.kind, ()):
+        # What was asked for can stand in the line before, with all that belongs to it.
+        line = text.rfind("\n", 0, max(0, begin - 1)) + 1
+        before = _with_amounts(empty, text[max(line, begin - _NEARBY) : begin])
+        if before.requested is not None:
+            message = _completed(message, before)
+    message = _with_errno(message, text, begin, end)
+    return _corrected(message, text[begin:end])
+
+
+def _with_errno(message: Message, text: str, begin: int, end: int) -> Message:
+    """Fill in the number of the system's error; a device has numbers of its own."""
+    if message.backend not in {"host", "cpu"} or message.errno is not None:
+        return message
+    match = _ERRNO.search(text, begin, end)
+    if match is None:
+        return message
+    return replace(message, errno=int(match[match.lastindex or 0]))
+
+
+_ERRNO = compile_words(
+    r"\berrno[ =:]{0,3}(\d{1,4})\b|(?:memory|device|unavailable) \((\d{1,3})\)"
+    r"|os error (\d{1,4})\b|\((\d{1,4})(?:: ?|\) ?)cannot allocate memory"
+)
+
+
+def _completed(message: Message, other: Message) -> Message:
+    """Fill in the amounts that another part of the text states."""
+    missing = [name for name in SIZES if getattr(message, name) is None]
+    return replace(message, **{name: getattr(other, name) for name in missing})
+
+
+def _with_amounts(message: Message, text: str) -> Message:
+    """Fill in the amounts of a message; the first of a role counts."""
+    roles = _READ_ROLES.get(message.kind or "", frozenset())
+    sizes: dict[str, Any] = {}
+    unread = []
+    for amount in sorted(_told_apart(list(find_amounts(text))), key=_trust):
+        field_name = _field_of(amount.role, message.kind, text)
+        if field_name is None:
+            unread.append(f"{format_bytes(amount.size_bytes)} in: {amount.words}")
+        elif field_name in roles and getattr(message, field_name) is None:
+            sizes.setdefault(field_name, amount.size_bytes)
+    if "requested" in roles and message.device is None:
+        device = _DEVICE_INDEX.search(text)
+        if device is not None and message.kind in _ON_DEVICE:
+            message = replace(message, device=int(device[device.lastindex or 0]))
+    if message.kind in {"killed", "shm"} and message.pid is None:
+        message = replace(message, pid=_process_named(text, 0, len(text)))
+    said = ((int(pid), _size(size)) for pid, size in _PROCESS.findall(text))
+    processes = [[pid, size] for pid, size in said if size is not None]
+    return replace(
+        message,
+        procs=processes or None if message.kind in _ON_DEVICE else None,
+        unread=tuple(unread[:_MOST_UNREAD]) if message.kind in _ON_DEVICE else (),
+        **sizes,
+    )
+
+
+def _process_named(text: str, start: int, end: int) -> int | None:
+    """Give the first process that the text names, but for who logged the line."""
+    for process in _ANY_PROCESS.finditer(text, start, end):
+        line = text.rfind("\n", 0, process.start()) + 1
+        if _LOGGED_BY.fullmatch(text, line, process.start()) is None:
+            return int(process[1])
+    return None
+
+
+def _told_apart(amounts: list[Amount]) -> list[Amount]:
+    """Give a role to two amounts that no word tells: what is larger was asked for."""
+    unnamed = [amount for amount in amounts if amount.role is None]
+    is_known = any(amount.role in {"requested", OVERFULL} for amount in amounts)
+    if is_known or len(amounts) != 2 or len(unnamed) != 2:
+        return amounts
+    if unnamed[0].size_bytes <= unnamed[1].size_bytes:
+        return amounts
+    asked, whole = unnamed
+    named = {id(asked): OVERFULL, id(whole): WHOLE}
+    return [
+        replace(amount, role=named.get(id(amount), amount.role)) for amount in amounts
+    ]
+
+
+def _trust(amount: Amount) -> int:
+    """Order amounts; Python sorts stably, so that the first of equals stays first."""
+    if amount.is_part:
+        return 0
+    # What "would be" in use is said where the usage itself is not.
+    return 2 if amount.role == OVERFULL else 1
+
+
+def _field_of(role: str | None, kind: str | None, text: str) -> str | None:
+    """Give the field that an amount of a role belongs to, in a message of a kind."""
+    is_device = kind in _ON_DEVICE
+    if kind == "oom" and _OF_A_JOB.search(text):
+        is_device = False
+    if role == OVERFULL:
+        return "requested" if is_device else "in_use"
+    if role != WHOLE:
+        return role
+    # On the host a whole is the limit of a job, unless it is said to be the machine's.
+    is_all = is_device or _OF_A_MACHINE.search(text) is not None
+    return "capacity" if is_all else "limit"
+
+
+_OF_A_JOB = compile_words(r"\b(?:container|job|pod|worker|replica)\b")
+_OF_A_MACHINE = compile_words(
+    r"memory (?:on|of) (?:the |this )?(?:node|machine|host)|total capacity|node running"
+    r"|(?:node|machine|host|system) memory"
+)
+
+
+def _backend(said: str | None, usual: str | None) -> str | None:
+    if said is None:
+        return usual
+    return {"gpu": "cuda", "rocm": "hip", "level_zero": "xpu"}.get(
+        said.lower(), said.lower()
+    )
+
+
+def _size(text: str) -> int | None:
+    """Read a size; None where what stands in its place is none."""
+    try:
+        return parse_size(text)
+    except ValueError:
+        return None
+
+
+def _value(name: str, text: str) -> Any:
+    if name in SIZES:
+        return _size(text)
+    if name in _WHOLE:
+        return int(text)
+    if name == "shape":
+        return [int(n) for n in re.findall(r"-?\d+", text)]
+    return text.lower() if name == "pool" else text
+
+
+def _corrected(message: Message, text: str) -> Message:
+    """Tell apart what one wording is used for."""
+    if message.backend is None and (named := _DEVICE.search(text)):
+        message = replace(message, backend=_backend(named[1], None))
+    if message.kind == "map_count" and (message.requested or 0) >= _LARGE_MAP_BYTES:
+        return replace(message, kind="host_alloc", backend="cpu")
+    return message
+
+
+def request_of(message: Message) -> int | None:
+    """Give what was asked for, from the shape and element type where need be.
+
+    >>> said = "Unable to allocate array with shape (9681, 9681) and data type float64"
+    >>> request_of(read_message("MemoryError: " + said))
+    749774088
+    """
+    if message.requested is not None or message.shape is None:
+        return message.requested
+    width = _WIDTHS.get((message.dtype or "").removeprefix("torch."))
+    return None if width is None else width * math.prod(message.shape)
+
+
+_WIDTHS = {
+    **dict.fromkeys(("float64", "int64", "uint64", "double", "complex64"), 8),
+    **dict.fromkeys(("float32", "int32", "uint32", "float"), 4),
+    **dict.fromkeys(("float16", "bfloat16", "int16", "uint16", "half"), 2),
+    **dict.fromkeys(("int8", "uint8", "bool"), 1),
+    "complex128": 16,
+}
+
+
+def as_fields(message: Message) -> dict[str, Any]:
+    """Give every field by its name, for a program."""
+    return {f.name: getattr(message, f.name) for f in fields(Message)}

@@ -1,0 +1,65 @@
+"""The wordings of ``oom_patterns.txt``, compiled.  Pure but for reading that file."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from loaderkit.budget.diagnosis.amounts import SIZE
+from loaderkit.budget.diagnosis.lexicon import compile_words, read_table
+
+_PIECES = MappingProxyType(
+    {
+        "size": rf"(?:{SIZE})",
+        # Bounded, so that the time a text takes grows with its length and no faster.
+        "gap": r"(?s:.{0,240}?)",
+        "far": r"(?s:.{0,3000}?)",
+        "gpu": r"(?P<backend>CUDA|HIP|XPU|NPU|MLU|MUSA|HPU)",
+        "intel": r"(?:UR_RESULT_ERROR|PI_ERROR|ZE_RESULT_ERROR)",
+        "torch_file": r"<?/?torch_(?P<pid>\d+)_",
+        "errno": r"(?:(?s:.{0,80}?)\((?P<errno>\d+)\))?",
+        "nccl": (
+            r"(?:[\w.-]{1,60}:(?P<pid>\d+):\d+ \[(?P<device>\d+)\] (?s:.{0,120}?))?"
+            r"NCCL WARN "
+        ),
+    }
+)
+
+
+@dataclass(frozen=True)
+class MessagePattern:
+    """One way to say that memory ran out, or something that looks like it."""
+
+    is_oom: bool | str
+    """True, False or "maybe"."""
+    kind: str
+    """What happened."""
+    backend: str | None
+    """Where, unless the pattern's group ``backend`` says."""
+    pattern: re.Pattern[str]
+    """Its named groups are fields of a message."""
+
+
+@functools.cache
+def message_patterns() -> tuple[MessagePattern, ...]:
+    """Read the table, the surest wording first."""
+    return tuple(_wording(head, text) for head, text in read_table("oom_patterns.txt"))
+
+
+def _wording(head: tuple[str, ...], pattern: str) -> MessagePattern:
+    sure, kind, backend = (None if word == "-" else word for word in head)
+    is_oom = {"yes": True, "no": False}.get(sure or "", "maybe")
+    for name, piece in _PIECES.items():
+        pattern = pattern.replace(f"@{name}@", piece)
+    return MessagePattern(is_oom, kind or "", backend, compile_words(pattern))
+
+
+def fields_of(match: re.Match[str]) -> dict[str, str]:
+    """Give the fields a pattern found; ``errno_2`` is an alternative's ``errno``."""
+    return {
+        re.sub(r"_\d$", "", name): value
+        for name, value in match.groupdict().items()
+        if value is not None
+    }

@@ -1,0 +1,123 @@
+"""Say what a sentence states of memory from its words, wherever they stand.  Pure.
+
+``phrases.txt`` lists how words follow each other where that is sure.  Systems put other
+words between them, turn them round, or use ones of their own, so ``statements.txt``
+lists what words *mean* (something lacks, something is a limit, something was ended) and
+which meanings in one sentence say that memory ran out.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, NamedTuple
+
+from loaderkit.budget.diagnosis.lexicon import (
+    APOSTROPHE,
+    Phrase,
+    compile_words,
+    read_table,
+)
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Iterator
+
+
+_THINGS = ("memory", "block")
+"""Meanings of which every statement has one; first in the table, since most sentences
+have neither."""
+
+
+class Statement(NamedTuple):
+    """A stretch of text that says in some way that memory did not suffice."""
+
+    way: Phrase
+    start: int
+    end: int
+
+
+class _Rule(NamedTuple):
+    way: Phrase
+    width: int
+    """Characters from the first to the last word."""
+    meanings: tuple[tuple[str, ...], ...]
+    """Each is given by any of its names."""
+
+
+@functools.cache
+def _meanings() -> dict[str, re.Pattern[str]]:
+    return {
+        head[1]: compile_words(pattern.replace("@apostrophe@", APOSTROPHE))
+        for head, pattern in read_table("statements.txt")
+        if head[0] == "word"
+    }
+
+
+@functools.cache
+def _rules() -> tuple[_Rule, ...]:
+    return tuple(
+        _Rule(
+            Phrase[head[1]],
+            int(head[2]),
+            tuple(tuple(name.split("/")) for name in needed.split()),
+        )
+        for head, needed in read_table("statements.txt")
+        if head[0] == "state"
+    )
+
+
+def find_statements(text: str, start: int, end: int) -> Iterator[Statement]:
+    """Find what a sentence states of memory.
+
+    Args:
+        text: A text without the breaks and prefixes of a log.
+        start: Where the sentence begins.
+        end: Where it ends.
+
+    Yields:
+        At most one statement of each rule, in the order of the table.
+
+    >>> text = "The app was stopped because it had too little of the phone's memory"
+    >>> [said.way.name for said in find_statements(text, 0, len(text))]
+    ['RAN_OUT', 'KILLED']
+    """
+    spans: dict[str, list[tuple[int, int]]] = {}
+    # What is short comes first: most sentences of a log do not speak of it.
+    for name, words in _meanings().items():
+        if name not in _THINGS and not spans:
+            return
+        found = [match.span() for match in words.finditer(text, start, end)]
+        if found:
+            spans[name] = found
+    for rule in _rules():
+        choices = [
+            sorted(span for name in names for span in spans.get(name, ()))
+            for names in rule.meanings
+        ]
+        span = _narrowest(choices)
+        if span is not None and span[1] - span[0] <= rule.width:
+            yield Statement(rule.way, *span)
+
+
+def _narrowest(choices: list[list[tuple[int, int]]]) -> tuple[int, int] | None:
+    """Find the shortest stretch with one span of each choice, none of them twice.
+
+    Around each span of the first choice the nearest of each other one is taken, so that
+    the time grows with the number of words and not with their combinations.
+    """
+    best = None
+    for begin, end in choices[0]:
+        low, high = begin, end
+        for others in choices[1:]:
+            # "More memory than" is one of them with another one inside.
+            other_words = [other for other in others if other != (begin, end)]
+            if not other_words:
+                break
+            nearest = min(
+                other_words, key=lambda span: max(low - span[1], span[0] - high, 0)
+            )
+            low, high = min(low, nearest[0]), max(high, nearest[1])
+        else:
+            if best is None or high - low < best[1] - best[0]:
+                best = low, high
+    return best

@@ -1,0 +1,324 @@
+"""What torch makes of an allocator's setting: accepts, rejects or ignores it.  Pure.
+
+Follows the reader of torch 2.13 (``c10/core/AllocatorConfig.h``, and for CUDA
+``c10/cuda/CUDAAllocatorConfig.cpp``) token by token, since it is more lenient than it
+looks: any token may stand where a colon or a comma is meant, white space is dropped
+anywhere, and a number ends where its digits do.  The tests compare it with a torch
+process over generated settings.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Literal, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LARGEST = 2**64 - 1
+"""Of ``size_t``."""
+_LARGEST_MB = _LARGEST >> 20
+_DEFAULT_SEGMENT_MB = 20
+MOST_REGISTER_THREADS = 128
+
+
+class Kind(Enum):
+    """What a value has to be."""
+
+    FLAG = "True or False, written so"
+    MEGABYTES = "a number of MiB"
+    SEGMENT = "a number of MiB above 10"
+    SPLIT = "a number of MiB, from the size of a large segment (20) on"
+    RATIO = "a number between 0 and 1"
+    DIVISIONS = "a power of two, or a list such as [256:1,512:2,>:4]"
+    THREADS = f"a power of two up to {MOST_REGISTER_THREADS}"
+    POSITIVE = "a number of MiB above 0"
+    BACKEND = "native or cudaMallocAsync"
+
+
+COMMON_OPTIONS = {
+    "large_segment_size_mb": Kind.SEGMENT,
+    "max_split_size_mb": Kind.SPLIT,
+    "max_non_split_rounding_mb": Kind.SPLIT,
+    "garbage_collection_threshold": Kind.RATIO,
+    "roundup_power2_divisions": Kind.DIVISIONS,
+    "expandable_segments": Kind.FLAG,
+    "pinned_use_background_threads": Kind.FLAG,
+    "pinned_max_round_threshold_mb": Kind.MEGABYTES,
+    "pinned_max_cached_size_mb": Kind.MEGABYTES,
+}
+"""Options of every build."""
+CUDA_OPTIONS = {
+    "backend": Kind.BACKEND,
+    "release_lock_on_cudamalloc": Kind.FLAG,
+    "release_lock_on_hipmalloc": Kind.FLAG,
+    "pinned_use_cuda_host_register": Kind.FLAG,
+    "pinned_use_hip_host_register": Kind.FLAG,
+    "pinned_num_register_threads": Kind.THREADS,
+    "pinned_reserve_segment_size_mb": Kind.POSITIVE,
+    "graph_capture_record_stream_reuse": Kind.FLAG,
+}
+"""Options that builds for CUDA and ROCm read; others skip them."""
+_WORDS = {
+    Kind.FLAG: {"True", "False"},
+    Kind.BACKEND: {"native", "cudaMallocAsync", "hipMallocAsync"},
+}
+
+RejectionCause = Literal["name", "flag", "number", "structure"]
+"""What torch cannot read: the name of an option, a flag, a number, or the order of the
+tokens."""
+
+
+class RejectedSettingError(ValueError):
+    """The reader of torch raises; the text says what it misses."""
+
+    def __init__(self, why: str, *, cause: RejectionCause) -> None:
+        super().__init__(why)
+        self.cause = cause
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option as torch reads it."""
+
+    name: str
+    """As it was written, without white space."""
+    value: str
+    """As it was written, without white space."""
+    is_known: bool
+    """False: torch skips it, whatever its value."""
+    taken: str | None = None
+    """What torch takes the value for, where that is not what was written."""
+
+
+@dataclass(frozen=True)
+class SettingsReading:
+    """What torch makes of one setting."""
+
+    options: tuple[Option, ...] = ()
+    """Those before the first that it rejects."""
+    rejected: RejectedSettingError | None = None
+    """Why torch raises at the first use of the allocator; None: it does not."""
+    warnings: tuple[str, ...] = ()
+    """What it accepts and does not do."""
+
+
+@dataclass
+class _Reader:
+    """The state of torch's reader."""
+
+    tokens: list[str]
+    known: dict[str, Kind]
+    strict: bool
+    """Whether an unknown option is an error, as in builds for CUDA."""
+    segment_mb: int = _DEFAULT_SEGMENT_MB
+    options: list[Option] = field(default_factory=list)
+
+    def token(self, at: int) -> str:
+        if at >= len(self.tokens):
+            why = 'an INTERNAL ASSERT "please report a bug": a value is missing'
+            _reject(why, "structure")
+        return self.tokens[at]
+
+    def read_segment_size(self) -> None:
+        """Look at every token for the size of a segment, the least of other options."""
+        at = 0
+        while at < len(self.tokens):
+            if self.tokens[at] == "large_segment_size_mb":
+                at = self.option(self.tokens[at], at)
+            at += 1
+        self.options.clear()
+
+    def read(self) -> None:
+        """Go over all options, as ``parseArgs`` does."""
+        at = 0
+        while at < len(self.tokens):
+            name = self.tokens[at]
+            if name in self.known:
+                at = self.option(name, at)
+            elif self.strict:
+                why = f"Unrecognized key {name!r} in CUDA allocator config"
+                _reject(why, "name")
+            else:
+                end = self.skip(at)
+                value = "".join(self.tokens[at + 2 : end + 1])
+                self.options.append(Option(name, value, is_known=False))
+                at = end
+            at += 2  # the value, and whatever stands where a comma is meant
+
+    def skip(self, at: int) -> int:
+        """Give the place of the last token of an option that is not read."""
+        at += 2
+        if self.token(at) != "[":
+            return at
+        while at < len(self.tokens) and self.tokens[at] != "]":
+            at += 1
+        self.token(at)
+        return at
+
+    def option(self, name: str, at: int) -> int:
+        kind = self.known[name]
+        value = self.token(at + 2)
+        if kind is Kind.DIVISIONS and value == "[":
+            return self.divisions(name, at + 2)
+        self.options.append(Option(name, value, True, self.checked(name, kind, value)))
+        return at + 2
+
+    def checked(self, name: str, kind: Kind, value: str) -> str | None:
+        """Raise if torch would; give what it takes the value for."""
+        words = _WORDS.get(kind)
+        if words is not None:
+            if value not in words:
+                cause: RejectionCause = "flag" if kind is Kind.FLAG else "number"
+                _reject(f"{name} wants {kind.value}", cause)
+            return None
+        if kind is Kind.RATIO:
+            return self.ratio(name, value)
+        number = _size(name, value)
+        if kind in {Kind.DIVISIONS, Kind.THREADS} and not _is_power_of_two(number):
+            _reject(f"{name} must be a power of two", "number")
+        least, most = self.range_of(kind)
+        if number < least:
+            _reject(f"{name} must be at least {least}", "number")
+        if number > most:
+            _reject(f"{name} must be at most {most}", "number")
+        if kind is Kind.SEGMENT:
+            self.segment_mb = min(number, _LARGEST_MB)
+        return _taken(str(number), value)
+
+    def range_of(self, kind: Kind) -> tuple[int, int]:
+        """Give the smallest and the largest number that torch takes."""
+        if kind is Kind.SPLIT:
+            return self.segment_mb, _LARGEST
+        least = {Kind.SEGMENT: 11, Kind.POSITIVE: 1}.get(kind, 0)
+        return least, MOST_REGISTER_THREADS if kind is Kind.THREADS else _LARGEST
+
+    def ratio(self, name: str, value: str) -> str | None:
+        number, read = _double(name, value)
+        if not 0 < number < 1:
+            _reject(f"{name} lies between 0 and 1", "number")
+        return None if read == value else read
+
+    def divisions(self, name: str, at: int) -> int:
+        """Read ``[256:1,512:2,>:4]``."""
+        begin = at
+        at += 1
+        while at < len(self.tokens) and self.tokens[at] != "]":
+            boundary = self.tokens[at]
+            value = _size(name, self.token(at + 2))
+            if value != 0 and not _is_power_of_two(value):
+                why = f"the divisions of {name} must be powers of two, or 0"
+                _reject(why, "number")
+            if boundary != ">" and not _is_power_of_two(_size(name, boundary)):
+                why = f"the intervals of {name} must be powers of two"
+                _reject(why, "number")
+            at += 2
+            if self.token(at + 1) != "]":
+                at += 1
+            at += 1
+        self.token(at)
+        value_text = "".join(self.tokens[begin : at + 1])
+        self.options.append(Option(name, value_text, is_known=True))
+        return at
+
+
+def read_allocator_settings(settings: str, backend: str = "cuda") -> SettingsReading:
+    """Say what torch makes of a setting.
+
+    Args:
+        settings: Such as ``PYTORCH_ALLOC_CONF`` holds.
+        backend: "cuda" or "hip" read more options and reject unknown ones; every other
+            build skips what it does not know.
+
+    Returns:
+        The options, or why torch raises.
+
+    >>> read_allocator_settings("expandable_segments:yes").rejected
+    RejectedSettingError('expandable_segments wants True or False, written so')
+    >>> read_allocator_settings("max_split_size_mb:64abc").options[0].taken
+    '64'
+    """
+    tokens = split_tokens(settings)
+    reader = _Reader(tokens, COMMON_OPTIONS, strict=False)
+    try:
+        reader.read_segment_size()
+        reader.read()
+        if backend in {"cuda", "hip"}:  # their own reader goes over it again
+            known = COMMON_OPTIONS | CUDA_OPTIONS
+            reader = _Reader(tokens, known, strict=True, segment_mb=reader.segment_mb)
+            reader.read()
+    except RejectedSettingError as error:
+        return SettingsReading(tuple(reader.options), error)
+    return SettingsReading(
+        tuple(reader.options), None, tuple(_warnings(reader.options))
+    )
+
+
+def split_tokens(settings: str) -> list[str]:
+    """Split a setting as torch does: white space counts nowhere.
+
+    >>> split_tokens("a: 1, b:[2,3]")
+    ['a', ':', '1', ',', 'b', ':', '[', '2', ',', '3', ']']
+    """
+    without_blanks = re.sub(r"[ \t\n\v\f\r]", "", settings)
+    return re.findall(r"[,:\[\]]|[^,:\[\]]+", without_blanks)
+
+
+def _reject(why: str, cause: RejectionCause) -> NoReturn:
+    raise RejectedSettingError(why, cause=cause)
+
+
+def _size(name: str, value: str) -> int:
+    """Read as ``std::stoull`` does: a sign, digits, and nothing of what follows."""
+    # C++ knows ASCII digits only; int() and \d would take those of any script.
+    match = re.match(r"([+-]?)(\d+)", value, re.ASCII)
+    if match is None:
+        _reject(f"{name} wants a number, got {value!r}", "number")
+    number = int(match[2])
+    if number > _LARGEST:
+        _reject(f"{name}: {value} is too large", "number")
+    return number if match[1] != "-" else (-number) % (_LARGEST + 1)
+
+
+def _double(name: str, value: str) -> tuple[float, str]:
+    """Read as ``std::stod`` does; give the number and what was read of the text."""
+    match = re.match(
+        r"[+-]?(?:0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)(?:[pP][+-]?\d+)?"
+        r"|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+        r"|[iI][nN][fF](?:[iI][nN][iI][tT][yY])?|[nN][aA][nN](?:\(\w*\))?)",
+        value,
+        re.ASCII,
+    )
+    if match is None:
+        _reject(f"{name} wants a number, got {value!r}", "number")
+    text = match[0]
+    if "x" in text.lower():
+        number = float.fromhex(text)
+    else:
+        number = float(re.sub(r"\(\w*\)", "", text))
+    digits = re.sub(r"[eEpP].*", "", text)
+    is_tiny = abs(number) < 2.2250738585072014e-308 and re.search(r"[1-9]", digits)
+    if is_tiny or (math.isinf(number) and "n" not in text.lower()):
+        _reject(f"{name}: {value} is out of range", "number")
+    return number, text
+
+
+def _taken(number: str, value: str) -> str | None:
+    return None if number == value.lstrip("+0") or number == value else number
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number > 0 and number & (number - 1) == 0
+
+
+def _warnings(options: list[Option]) -> Iterator[str]:
+    seen: dict[str, str] = {}
+    for option in options:
+        if option.name in seen and seen[option.name] != option.value:
+            yield f"{option.name} is set twice: {option.value} counts"
+        seen[option.name] = option.value
+    if seen.get("backend") == "cudaMallocAsync" and len(seen) > 1:
+        yield "backend:cudaMallocAsync ignores the options of torch's own allocator"

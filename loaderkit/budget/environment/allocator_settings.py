@@ -1,0 +1,370 @@
+"""Settings that do not do what they look like: those of torch's allocators.  Pure.
+
+What torch makes of an allocator's setting is in ``allocator_conf.py``, the variables
+of other libraries in ``process_settings.py``.  Sources: torch 2.13
+(``AllocatorConfig.h``, ``MPSAllocator.mm``, ``MPSFallback.mm``) and the measurements
+in ``docs/environment.md``.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from loaderkit.budget.environment.allocator_conf import (
+    COMMON_OPTIONS,
+    CUDA_OPTIONS,
+    read_allocator_settings,
+)
+from loaderkit.budget.environment.mend_settings import mended_settings, nearest_option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from loaderkit.budget.environment.allocator_conf import SettingsReading
+
+HIGH = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
+LOW = "PYTORCH_MPS_LOW_WATERMARK_RATIO"
+FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
+UNIFIED = "PYTORCH_ALLOC_CONF"
+OLD_NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+ALLOCATOR_NAMES = (*OLD_NAMES, UNIFIED)
+DEFAULT_HIGH, DEFAULT_LOW, MAX_RATIO = 1.7, 1.4, 2.0
+"""Of the watermarks, as shares of Metal's recommended working set (torch 2.13,
+``MPSAllocator.h``)."""
+Level = Literal["crash", "ignored", "danger", "slow", "useless"]
+"""What a misconfiguration does."""
+LEVELS: tuple[Level, ...] = ("crash", "ignored", "danger", "slow", "useless")
+"""Worst first."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the settings are judged against."""
+
+    environ: Mapping[str, str]
+    """Variables as they are now."""
+    torch_version: tuple[int, int]
+    """Major and minor."""
+    backend: str
+    """"cuda", "hip", "xpu", "mps" or "cpu"."""
+    platform: str
+    """As ``sys.platform`` writes it."""
+    started_with: Mapping[str, str] | None = None
+    """Variables when the process began; None where they cannot be read."""
+    torch_imported: bool = False
+    """Whether torch was imported already."""
+    effective: str | None = None
+    """The allocator settings torch has read; None if it has read none yet."""
+    torch_error: str | None = None
+    """What torch raised when it was asked to read them; None: nothing, or not asked."""
+    asked_torch: bool = False
+    """Whether torch was asked."""
+    cpus: int | None = None
+    """Processors that this process may use."""
+    cpu_ids: frozenset[int] | None = None
+    """Their numbers, where the system tells them."""
+    openmp: str | None = "libgomp"
+    """The OpenMP that torch brings along: "libgomp" (GNU's), "libomp" (LLVM's),
+    "libiomp5" (Intel's); None where it is not known."""
+    has_mkl: bool = True
+    """Whether torch is built with MKL, whose number of threads it takes."""
+    shares_device_tensors: bool = False
+    """Whether device tensors go to other processes (CUDA IPC)."""
+
+
+@dataclass(frozen=True)
+class EnvironmentFinding:
+    """One setting that does not do what it looks like."""
+
+    number: int
+    """1 to 20, in the order of ``docs/environment.md``."""
+    level: Level
+    """What it does."""
+    variable: str
+    """Its name."""
+    value: str
+    """Its value."""
+    problem: str
+    """What happens, and why."""
+    fix: str
+    """What to set instead."""
+
+    def __str__(self) -> str:
+        head = f"{self.level}: {self.variable}={self.value}"
+        return f"{head}\n  why: {self.problem}\n  fix: {self.fix}"
+
+
+def judge_environment(setting: Setting) -> list[EnvironmentFinding]:
+    """Find the misconfigurations.
+
+    Args:
+        setting: Variables, versions and what torch has read.
+
+    Returns:
+        Findings, the worst first.
+
+    >>> alone = Setting({HIGH: "0.8"}, (2, 13), "mps", "darwin")
+    >>> print(judge_environment(alone)[0])
+    crash: PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.8
+      why: it is below the low watermark, 1.4: the first use of MPS raises "invalid ...
+      fix: export PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.8 PYTORCH_MPS_LOW_WATERMARK_RATI...
+    """
+    findings = [
+        *_watermarks(setting),
+        *_fallback(setting),
+        *_wrong_place(setting),
+        *_overridden_names(setting),
+        *_allocator_options(setting),
+        *_too_late(setting),
+    ]
+    return sorted(findings, key=rank)
+
+
+def rank(finding: EnvironmentFinding) -> tuple[int, int]:
+    """Give the order of findings, the worst first."""
+    return LEVELS.index(finding.level), finding.number
+
+
+def options_of(settings: str) -> dict[str, str]:
+    """Split an allocator setting into its options.
+
+    >>> options_of("expandable_segments:True,roundup_power2_divisions:[256:1,>:4]")
+    {'expandable_segments': 'True', 'roundup_power2_divisions': '[256:1,>:4]'}
+    """
+    parts = re.split(r",(?![^\[]*\])", settings)
+    pairs = [part.partition(":") for part in parts if part.strip()]
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _watermarks(setting: Setting) -> Iterator[EnvironmentFinding]:
+    high, low = _ratio(setting, HIGH), _ratio(setting, LOW)
+    said = setting.environ.get(HIGH, "")
+    top = DEFAULT_HIGH if high is None else high
+    if not 0 <= top <= MAX_RATIO:
+        why = f'the range is 0 to {MAX_RATIO}: the first use of MPS raises "invalid '
+        why += 'high watermark ratio"'
+        fix = f"export {HIGH}=1 {LOW}=0.75"
+        yield EnvironmentFinding(2, "crash", HIGH, said, why, fix)
+        return
+    if high == 0:
+        why = "0 takes the limit away: macOS swaps, then freezes or kills the process"
+        if not re.match(r"\s*[+-]?\.?0", said):
+            why = f"torch reads a text that is no number as 0: {why}"
+        fix = f"unset {HIGH} (the default, {DEFAULT_HIGH}, is above the RAM already)"
+        yield EnvironmentFinding(3, "danger", HIGH, said, why, fix)
+    yield from _low_watermark(setting, low, top)
+
+
+def _low_watermark(
+    setting: Setting, low: float | None, top: float
+) -> Iterator[EnvironmentFinding]:
+    bottom = DEFAULT_LOW if low is None else low
+    if low is not None and low < 0:
+        why = 'it must not be below 0: the first use of MPS raises "invalid low '
+        why += 'watermark ratio"'
+        yield EnvironmentFinding(
+            2, "crash", LOW, setting.environ[LOW], why, f"unset {LOW}"
+        )
+    elif bottom > (top or MAX_RATIO):
+        name = LOW if low is not None else HIGH
+        value = setting.environ.get(name, "")
+        where = "" if low is not None else f", {DEFAULT_LOW}"
+        why = f"it is below the low watermark{where}: the first use of MPS raises "
+        why += '"invalid low watermark ratio"'
+        if name == LOW:
+            why = (
+                f'it is above {HIGH}, {top}: the first use of MPS raises "invalid low '
+            )
+            why += 'watermark ratio"'
+        less = f"{round(top * 0.75, 2):g}"
+        fix = f"export {HIGH}={top:g} {LOW}={less}, or at run time "
+        fix += f"torch.mps.set_per_process_memory_fraction({top:g})"
+        yield EnvironmentFinding(1, "crash", name, value, why, fix)
+
+
+def _ratio(setting: Setting, name: str) -> float | None:
+    """Read a ratio as ``strtod`` does: what begins with no number is 0."""
+    if name not in setting.environ:
+        return None
+    number = re.match(
+        r"\s*[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", setting.environ[name]
+    )
+    return float(number[0]) if number else 0.0
+
+
+def _fallback(setting: Setting) -> Iterator[EnvironmentFinding]:
+    value = setting.environ.get(FALLBACK)
+    if value is None:
+        return
+    if not re.match(r"\s*[+-]?\d", value):
+        why = "torch reads it with std::stoi while it loads: no number, no import"
+        yield EnvironmentFinding(
+            13, "crash", FALLBACK, value, why, f"export {FALLBACK}=1"
+        )
+    elif setting.torch_imported and _was_set_after_start(setting, FALLBACK):
+        why = "torch reads it while it is imported; it was set inside this process, "
+        why += "which counts only if that was before `import torch`"
+        fix = f"{FALLBACK}={value} python train.py"
+        yield EnvironmentFinding(12, "ignored", FALLBACK, value, why, fix)
+    elif setting.platform == "darwin" and value.strip() != "0":
+        why = "it sends operators that MPS lacks to the CPU; it frees no memory and "
+        why += "moves nothing there when memory is short"
+        fix = "keep it for missing operators; for memory see loaderkit.plan_batch"
+        yield EnvironmentFinding(12, "useless", FALLBACK, value, why, fix)
+
+
+def _wrong_place(setting: Setting) -> Iterator[EnvironmentFinding]:
+    if setting.platform == "darwin":
+        return
+    for name in (HIGH, LOW, FALLBACK):
+        if name in setting.environ:
+            why = f"there is no MPS on {setting.platform}: nothing reads it"
+            value = setting.environ[name]
+            yield EnvironmentFinding(12, "useless", name, value, why, f"unset {name}")
+
+
+def settings_variable(setting: Setting) -> str | None:
+    """Give the variable that torch takes its allocator's settings from.
+
+    The older names come first, and count even where they are empty (measured).
+    """
+    known = OLD_NAMES if setting.torch_version < (2, 9) else ALLOCATOR_NAMES
+    return next((name for name in known if name in setting.environ), None)
+
+
+def _overridden_names(setting: Setting) -> Iterator[EnvironmentFinding]:
+    chosen = settings_variable(setting)
+    for name in ALLOCATOR_NAMES:
+        value = setting.environ.get(name)
+        if chosen is None or value is None or name == chosen:
+            continue
+        other = setting.environ[chosen]
+        if options_of(value) != options_of(other):
+            why = f"{chosen}={other} is set too and wins (measured on torch 2.13)"
+            yield EnvironmentFinding(4, "ignored", name, value, why, f"unset {chosen}")
+    new = setting.environ.get(UNIFIED)
+    if new is None:
+        return
+    version = ".".join(map(str, setting.torch_version))
+    old = OLD_NAMES[setting.backend == "hip"]
+    if setting.torch_version < (2, 9):
+        why = f"torch {version} does not know this name"
+    elif setting.torch_version == (2, 9) and setting.backend == "cuda":
+        why = "torch 2.9 ignores this name on CUDA (pytorch issue 183387)"
+    else:
+        return
+    fix = f"export {old}={shlex.quote(new)}"
+    yield EnvironmentFinding(11, "ignored", UNIFIED, new, why, fix)
+
+
+def _allocator_options(setting: Setting) -> Iterator[EnvironmentFinding]:
+    name = settings_variable(setting)
+    value = setting.environ.get(name or "")
+    if name is None or not value:
+        return
+    reading = read_allocator_settings(value, setting.backend)
+    yield from _rejection(name, value, reading, setting)
+    yield from _without_effect(name, value, reading, setting)
+    yield from _combinations(name, value, setting)
+
+
+_NUMBER_OF_CAUSE = {"flag": 5, "structure": 6, "number": 7, "name": 14}
+"""Of the finding, by what the reader of torch misses."""
+
+
+def _rejection(
+    name: str, value: str, reading: SettingsReading, setting: Setting
+) -> Iterator[EnvironmentFinding]:
+    """Say that torch raises; where torch was asked, its answer counts."""
+    number = 16
+    if reading.rejected is not None:
+        number = _NUMBER_OF_CAUSE[reading.rejected.cause]
+    if setting.asked_torch:
+        if setting.torch_error is None:
+            return
+        why = f"the first use of the allocator raises {setting.torch_error}"
+    elif reading.rejected is not None:
+        why = f"the first use of the allocator raises: {reading.rejected}"
+    else:
+        return
+    if reading.rejected is not None and setting.asked_torch:
+        why += f" ({reading.rejected})"
+    yield EnvironmentFinding(
+        number, "crash", name, value, why, _mend(name, value, setting)
+    )
+
+
+def _mend(name: str, value: str, setting: Setting) -> str:
+    mended = mended_settings(value, setting.backend)
+    return f"unset {name}" if mended is None else f"export {name}={shlex.quote(mended)}"
+
+
+def _without_effect(
+    name: str, value: str, reading: SettingsReading, setting: Setting
+) -> Iterator[EnvironmentFinding]:
+    fix = _mend(name, value, setting)
+    for option in reading.options:
+        if option.is_known and option.taken is not None:
+            why = f"torch takes {option.name}:{option.value} for {option.taken}"
+            yield EnvironmentFinding(15, "ignored", name, value, why, fix)
+        elif option.name in CUDA_OPTIONS and not option.is_known:
+            why = f"only builds for CUDA and ROCm read {option.name}"
+            yield EnvironmentFinding(15, "useless", name, value, why, fix)
+        elif not option.is_known:
+            near = nearest_option(option.name)
+            why = f"torch has no option {option.name!r} and skips it"
+            why += f": probably {near} is meant" if near else _known_options(setting)
+            yield EnvironmentFinding(14, "ignored", name, value, why, fix)
+    for warning in reading.warnings:
+        yield EnvironmentFinding(15, "ignored", name, value, warning, fix)
+
+
+def _known_options(setting: Setting) -> str:
+    names = [*COMMON_OPTIONS, *(CUDA_OPTIONS if setting.backend == "cuda" else ())]
+    return f"; it knows {', '.join(names)}"
+
+
+def _combinations(
+    name: str, value: str, setting: Setting
+) -> Iterator[EnvironmentFinding]:
+    options = options_of(value)
+    if options.get("expandable_segments", "").lower() != "true":
+        return
+    others = ",".join(f"{k}:{v}" for k, v in options.items() if "expand" not in k)
+    mended = mended_settings(others, setting.backend)
+    plain = f"export {name}={shlex.quote(mended)}" if mended else f"unset {name}"
+    if "max_split_size_mb" in options:
+        why = "expandable segments are never split by size: max_split_size_mb does "
+        why += "nothing beside them"
+        fix = f"export {name}=expandable_segments:True"
+        yield EnvironmentFinding(8, "useless", name, value, why, fix)
+    if setting.backend == "hip":
+        why = "expandable segments crash on ROCm (pytorch issue 187343)"
+        yield EnvironmentFinding(9, "crash", name, value, why, plain)
+    elif setting.shares_device_tensors:
+        why = "tensors in expandable segments cannot be shared with other processes"
+        yield EnvironmentFinding(9, "crash", name, value, why, plain)
+
+
+def _too_late(setting: Setting) -> Iterator[EnvironmentFinding]:
+    """Compare what torch has read with what the variables say now."""
+    if setting.effective is None:
+        return
+    name = settings_variable(setting)
+    now = setting.environ.get(name or "", "")
+    if name is None or options_of(now) == options_of(setting.effective):
+        return
+    in_effect = setting.effective or "none"
+    why = f"torch has read its settings already: {in_effect} are in effect"
+    fix = f"{name}={now} python train.py, or loaderkit.configure_allocator(...)"
+    yield EnvironmentFinding(10, "ignored", name, now, why, fix)
+
+
+def _was_set_after_start(setting: Setting, name: str) -> bool:
+    """Tell a variable set inside this process from one it was started with."""
+    if setting.started_with is None:
+        return False
+    return setting.started_with.get(name) != setting.environ.get(name)

@@ -1,0 +1,125 @@
+"""Write down what a mistyped setting of torch's allocators was meant to be.  Pure."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from typing import TYPE_CHECKING
+
+from loaderkit.budget.environment.allocator_conf import (
+    COMMON_OPTIONS,
+    CUDA_OPTIONS,
+    MOST_REGISTER_THREADS,
+    Kind,
+    read_allocator_settings,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_EXAMPLES = {
+    Kind.FLAG: "True",
+    Kind.MEGABYTES: "64",
+    Kind.SEGMENT: "20",
+    Kind.SPLIT: "128",
+    Kind.RATIO: "0.8",
+    Kind.DIVISIONS: "4",
+    Kind.THREADS: "8",
+    Kind.POSITIVE: "64",
+    Kind.BACKEND: "native",
+}
+"""A value that torch takes, where nothing of what was written can be kept."""
+
+
+_LIKE = 0.7
+"""Likeness of names from which one is taken for the other misspelt; chosen: options are
+long, and only torch's own stand to choose from."""
+
+
+def nearest_option(name: str) -> str | None:
+    """Give the option that a misspelt name was probably meant to be.
+
+    >>> nearest_option("max_split_size"), nearest_option("colour")
+    ('max_split_size_mb', None)
+    """
+    names = [*COMMON_OPTIONS, *CUDA_OPTIONS]
+    near = difflib.get_close_matches(name.lower().strip("'\""), names, 1, _LIKE)
+    return near[0] if near else None
+
+
+def mended_settings(settings: str, backend: str = "cuda") -> str | None:
+    """Write down what was probably meant, so that torch accepts all of it.
+
+    Args:
+        settings: Any text.
+        backend: As in :func:`read_allocator_settings`.
+
+    Returns:
+        A setting that torch accepts whole; None where nothing of it can be read.
+
+    >>> mended_settings("expandable_segments=true;max_split_size:128")
+    'expandable_segments:True,max_split_size_mb:128'
+    """
+    known = COMMON_OPTIONS | (CUDA_OPTIONS if backend in {"cuda", "hip"} else {})
+    options: dict[str, str] = {}
+    for name, value in _split_leniently(settings):
+        near = name if name in known else nearest_option(name)
+        if near is not None and near in known:
+            options[near] = _mended_value(known[near], value)
+    candidate = ",".join(f"{name}:{value}" for name, value in options.items())
+    if candidate and read_allocator_settings(candidate, backend).rejected is None:
+        return candidate
+    # One option cannot go with another, such as a split below the size of a segment.
+    options.pop("large_segment_size_mb", None)
+    candidate = ",".join(f"{name}:{value}" for name, value in options.items())
+    if candidate and read_allocator_settings(candidate, backend).rejected is None:
+        return candidate
+    return None
+
+
+def _split_leniently(settings: str) -> Iterator[tuple[str, str]]:
+    """Split by any of the separators that people write."""
+    plain = re.sub(r"[\s'\"]", "", settings)
+    for part in re.split(r"[,;&|](?![^\[]*\])", plain):
+        match = re.match(r"([A-Za-z_]\w*)[:=]+(.+)", part)
+        if match is not None:
+            yield match[1], match[2]
+
+
+def _mended_value(kind: Kind, value: str) -> str:
+    if kind is Kind.FLAG:
+        text = value.strip("'\"").lower()
+        return str(
+            text not in {"false", "0", "no", "off", "none", "disable", "disabled"}
+        )
+    if kind is Kind.BACKEND:
+        near = difflib.get_close_matches(value, ("native", "cudaMallocAsync"), 1)
+        return near[0] if near else "native"
+    if kind is Kind.RATIO:
+        return _mended_ratio(value)
+    number = re.match(r"\d{1,9}", value)
+    if kind is Kind.DIVISIONS and value.startswith("["):
+        attempt = f"roundup_power2_divisions:{value}"
+        accepted = read_allocator_settings(attempt).rejected is None
+        return value if accepted else _EXAMPLES[kind]
+    if number is None:
+        return _EXAMPLES[kind]
+    least = {Kind.SPLIT: 20, Kind.SEGMENT: 20, Kind.POSITIVE: 1}.get(kind, 0)
+    mended = max(int(number[0]), least)
+    if kind in {Kind.DIVISIONS, Kind.THREADS}:
+        nearest_exponent = round(math.log2(max(1, mended)))
+        mended = 2**nearest_exponent
+    if kind is Kind.THREADS:
+        mended = min(mended, MOST_REGISTER_THREADS)
+    return str(mended)
+
+
+def _mended_ratio(value: str) -> str:
+    percent = re.match(r"(\d{1,3}(?:\.\d+)?)%?", value)
+    if percent is None:
+        return _EXAMPLES[Kind.RATIO]
+    number = float(percent[1])
+    if 1 < number < 100:
+        number /= 100
+    return f"{number:g}" if 0 < number < 1 else _EXAMPLES[Kind.RATIO]

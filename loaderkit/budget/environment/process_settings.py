@@ -1,0 +1,506 @@
+"""Variables of other libraries that change what memory and threads do.  Pure.
+
+CUDA's runtime, OpenMP, glibc and the allocators that replace glibc's read them once,
+when the process starts or loads them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import TYPE_CHECKING
+
+from loaderkit.budget.environment.allocator_settings import (
+    ALLOCATOR_NAMES,
+    FALLBACK,
+    HIGH,
+    LOW,
+    EnvironmentFinding,
+)
+from loaderkit.budget.environment.native_readers import (
+    GLIBC_RANGES,
+    MALLOC_TUNABLES,
+    OPENMP_FORMS,
+    glibc_number,
+    glibc_setting,
+    hangs_libgomp,
+    is_read_by_libgomp,
+    mkl_follows_processors,
+    mkl_threads,
+    openmp_binding,
+    openmp_threads,
+    split_tunables,
+)
+from loaderkit.budget.environment.openmp_places import read_affinity, read_places
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from loaderkit.budget.environment.allocator_settings import Setting
+
+NO_CACHING = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING")
+BLOCKING = ("CUDA_LAUNCH_BLOCKING", "HIP_LAUNCH_BLOCKING")
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+BINDING = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "OMP_PLACES")
+OTHER_ALLOCATORS = {"MALLOC_CONF": "jemalloc", "MIMALLOC_VERBOSE": "mimalloc"}
+"""Settings of allocators that have to be preloaded, and which."""
+_JUDGED = (*ALLOCATOR_NAMES, HIGH, LOW, FALLBACK, *NO_CACHING, *BLOCKING)
+_JUDGED_ELSEWHERE = (
+    *THREADS,
+    *BINDING,
+    *OPENMP_FORMS,
+    *GLIBC_RANGES,
+    *OTHER_ALLOCATORS,
+)
+_REAL_BUT_NEAR = frozenset(
+    {
+        "PYTORCH_NPU_ALLOC_CONF",
+        "PYTORCH_XPU_ALLOC_CONF",
+        "PYTORCH_MUSA_ALLOC_CONF",
+        "PYTORCH_MLU_ALLOC_CONF",
+        "PYTORCH_HPU_ALLOC_CONF",
+        "PYTORCH_DEBUG_MPS_ALLOCATOR",
+        "OPENBLAS_NUM_THREADS",
+        "NUMEXPR_NUM_THREADS",
+    }
+)
+"""Names that other libraries read, although they look like misspelt ones."""
+_MISSPELT = 17
+_CACHING_OFF = 18
+_BLOCKING_LAUNCHES = 19
+_THREADS_AND_MALLOC = 20
+"""Numbers of the rules, which are the rows of ``docs/environment.md``."""
+_CLOSE = 0.85
+"""Similarity from which a name counts as misspelt.  Chosen between
+PYTORCH_CUDA_ALLOC_CONFIG (0.96), PYTORCH_ALLOCATOR_CONF (0.90) and
+PYTORCH_NVML_BASED_CUDA_CHECK (0.6)."""
+
+
+def judge_process_settings(setting: Setting) -> list[EnvironmentFinding]:
+    """Find variables that are misspelt, without effect, or cost more than they look.
+
+    Args:
+        setting: As read.
+
+    Returns:
+        Findings in the order of their variables.
+
+    >>> from loaderkit.budget.environment.allocator_settings import Setting
+    >>> environ = {"MALLOC_TRIM_THRESHOLD": "0"}
+    >>> print(judge_process_settings(Setting(environ, (2, 13), "cpu", "linux"))[0])
+    ignored: MALLOC_TRIM_THRESHOLD=0
+      why: nothing reads this name: probably MALLOC_TRIM_THRESHOLD_ is meant
+      fix: unset MALLOC_TRIM_THRESHOLD; export MALLOC_TRIM_THRESHOLD_=0
+    """
+    return [
+        *_misspelt(setting),
+        *_no_caching(setting),
+        *_blocking(setting),
+        *_threads(setting),
+        *_binding(setting),
+        *_malloc(setting),
+    ]
+
+
+def _misspelt(setting: Setting) -> Iterator[EnvironmentFinding]:
+    names = [*_JUDGED, *_JUDGED_ELSEWHERE]
+    for name, value in setting.environ.items():
+        if name in names or name in _REAL_BUT_NEAR:
+            continue
+        if not re.match(
+            r"(?:PY)?TORCH_|G?OMP_|MALLOC_|CUDA_LAUNCH|HIP_LAUNCH|MKL_", name.upper()
+        ):
+            continue
+        near = difflib.get_close_matches(name.upper(), names, 1, cutoff=_CLOSE)
+        if near:
+            why = f"nothing reads this name: probably {near[0]} is meant"
+            fix = f"unset {name}; export {near[0]}={value}"
+            yield EnvironmentFinding(_MISSPELT, "ignored", name, value, why, fix)
+
+
+def _no_caching(setting: Setting) -> Iterator[EnvironmentFinding]:
+    for name in NO_CACHING:
+        value = setting.environ.get(name)
+        if value is None:
+            continue
+        if setting.backend not in {"cuda", "hip"}:
+            why = f"this torch is built for {setting.backend}: nothing reads it"
+            yield EnvironmentFinding(
+                _CACHING_OFF, "useless", name, value, why, f"unset {name}"
+            )
+            continue
+        why = (
+            "every tensor asks the driver for its memory and gives it back: steps are "
+            "many times slower, and no other setting of the allocator has an effect"
+        )
+        if value.lower() in {"0", "false", "no", "off", ""}:
+            why = f"torch looks only whether it is set, {value!r} turns it on: {why}"
+        yield EnvironmentFinding(
+            _CACHING_OFF, "slow", name, value, why, f"unset {name}"
+        )
+
+
+def _blocking(setting: Setting) -> Iterator[EnvironmentFinding]:
+    for name in BLOCKING:
+        value = setting.environ.get(name)
+        if value is None or re.fullmatch(r"\s*0*\s*", value, re.ASCII):
+            continue
+        if setting.backend not in {"cuda", "hip"}:
+            why = f"this torch is built for {setting.backend}: nothing reads it"
+            yield EnvironmentFinding(
+                _BLOCKING_LAUNCHES, "useless", name, value, why, f"unset {name}"
+            )
+            continue
+        why = (
+            "every kernel waits for the one before: right for finding an error, slow "
+            "for training; it frees no memory"
+        )
+        yield EnvironmentFinding(
+            _BLOCKING_LAUNCHES, "slow", name, value, why, f"unset {name}"
+        )
+
+
+def _threads(setting: Setting) -> Iterator[EnvironmentFinding]:
+    yield from _openmp_threads(setting)
+    yield from _mkl_threads(setting)
+    yield from _openmp_limit(setting)
+    yield from _openmp_values(setting)
+
+
+def _openmp_threads(setting: Setting) -> Iterator[EnvironmentFinding]:
+    name = "OMP_NUM_THREADS"
+    value = setting.environ.get(name)
+    if value is None:
+        return
+    count = openmp_threads(value)
+    mkl_count = _threads_of_mkl(setting)
+    if count is None:
+        why = "it is no number of threads: OpenMP reports it and takes its default"
+        fix = f"export {name}={setting.cpus or 1}"
+        yield EnvironmentFinding(_THREADS_AND_MALLOC, "ignored", name, value, why, fix)
+    elif setting.torch_imported and _set_after_start(setting, name):
+        why = (
+            "OpenMP reads it while it is loaded, before or with torch; it was set "
+            "inside this process"
+        )
+        fix = f"{name}={value} python train.py, or torch.set_num_threads({count})"
+        yield EnvironmentFinding(_THREADS_AND_MALLOC, "ignored", name, value, why, fix)
+    elif mkl_count is not None and mkl_count != count:
+        why = f"MKL_NUM_THREADS is set too, and torch takes what MKL says: {mkl_count}"
+        yield EnvironmentFinding(
+            _THREADS_AND_MALLOC, "ignored", name, value, why, "unset MKL_NUM_THREADS"
+        )
+    elif mkl_count is None and setting.cpus is not None and count > setting.cpus:
+        yield _more_than_processors(setting, name, value)
+
+
+def _threads_of_mkl(setting: Setting) -> int | None:
+    """Give the number of threads that MKL is told by a variable of its own."""
+    value = setting.environ.get("MKL_NUM_THREADS")
+    return None if value is None or not setting.has_mkl else mkl_threads(value)
+
+
+def _mkl_threads(setting: Setting) -> Iterator[EnvironmentFinding]:
+    name = "MKL_NUM_THREADS"
+    value = setting.environ.get(name)
+    if value is None:
+        return
+    fix = f"export {name}={setting.cpus or 1}"
+    if not setting.has_mkl:
+        why = "this torch is built without MKL: nothing in it reads it"
+        yield EnvironmentFinding(
+            _THREADS_AND_MALLOC, "useless", name, value, why, f"unset {name}"
+        )
+        return
+    count = mkl_threads(value)
+    if count is None:
+        why = "it is no number above 0: MKL takes its default"
+        yield EnvironmentFinding(_THREADS_AND_MALLOC, "ignored", name, value, why, fix)
+    elif str(count) != value.lstrip("0"):
+        why = (
+            f"MKL reads it as {count}: it knows digits and nothing else, and torch "
+            "takes as many threads as MKL (measured)"
+        )
+        yield EnvironmentFinding(_THREADS_AND_MALLOC, "slow", name, value, why, fix)
+    elif setting.cpus is not None and count > setting.cpus:
+        yield _more_than_processors(setting, name, value)
+
+
+def _more_than_processors(
+    setting: Setting, name: str, value: str
+) -> EnvironmentFinding:
+    """Say what more threads than processors do."""
+    fix = f"export {name}={setting.cpus}"
+    dynamic = setting.environ.get("MKL_DYNAMIC")
+    if setting.has_mkl and mkl_follows_processors(dynamic):
+        why = (
+            f"torch keeps to the {setting.cpus} processors of this process, as MKL "
+            "does (measured); other libraries may start all, which wait for each "
+            "other"
+        )
+        return EnvironmentFinding(_THREADS_AND_MALLOC, "useless", name, value, why, fix)
+    why = (
+        f"this process has {setting.cpus} processors: threads wait for each "
+        "other, in each worker of a loader too"
+    )
+    return EnvironmentFinding(_THREADS_AND_MALLOC, "slow", name, value, why, fix)
+
+
+def _binding(setting: Setting) -> Iterator[EnvironmentFinding]:
+    """Report variables that bind threads to processors, and those that are dropped."""
+    yield from _endless_affinity(setting)
+    if setting.openmp != "libgomp":
+        # Other OpenMP libraries follow rules that were not measured.
+        return
+
+    binding = setting.environ.get("OMP_PROC_BIND")
+    is_bound = None if binding is None else openmp_binding(binding)
+    if binding is not None and is_bound is None:
+        why = "it is neither true, false, nor a list of master, close and spread"
+        yield _dropped_by_openmp("OMP_PROC_BIND", binding, why)
+
+    usable = setting.cpu_ids or frozenset(range(setting.cpus or 1))
+    places_value = setting.environ.get("OMP_PLACES")
+    places = None if places_value is None else read_places(places_value, usable)
+    if places_value is not None and places is None:
+        why = (
+            "it is neither threads, cores, sockets, nor a list such as {0},{1} "
+            "of processors that this process may use"
+        )
+        yield _dropped_by_openmp("OMP_PLACES", places_value, why)
+
+    if is_bound is False:
+        # Threads are not bound, whatever the places are.
+        return
+    yield from _affinity(setting, usable, has_places=places is not None)
+    if places_value is not None and places is not None and places.holds_back(usable):
+        yield _binds_threads("OMP_PLACES", places_value)
+    if binding is not None and is_bound and places is None:
+        # Without OMP_PLACES, each processor is a place of its own.
+        yield _binds_threads("OMP_PROC_BIND", binding)
+
+
+def _affinity(
+    setting: Setting, usable: frozenset[int], *, has_places: bool
+) -> Iterator[EnvironmentFinding]:
+    name = "GOMP_CPU_AFFINITY"
+    value = setting.environ.get(name)
+    if value is None or hangs_libgomp(value):
+        return
+    places = read_affinity(value, usable)
+    if places is None:
+        why = "it is no list such as 0-3 whose first processor this process may use"
+        yield _dropped_by_openmp(name, value, why)
+    elif has_places:
+        why = "OMP_PLACES is set too and wins"
+        yield EnvironmentFinding(
+            _THREADS_AND_MALLOC, "ignored", name, value, why, f"unset {name}"
+        )
+    elif places.holds_back(usable):
+        yield _binds_threads(name, value)
+
+
+def _dropped_by_openmp(name: str, value: str, why: str) -> EnvironmentFinding:
+    why += ": OpenMP reports it and drops it"
+    return EnvironmentFinding(
+        _THREADS_AND_MALLOC, "ignored", name, value, why, f"unset {name}"
+    )
+
+
+def _binds_threads(name: str, value: str) -> EnvironmentFinding:
+    why = (
+        "it ties threads to processors; workers of a loader are forked from a "
+        "thread that is tied to one of these places, and all run there"
+    )
+    fix = f"unset {name}, or build_loader(..., num_workers=0)"
+    return EnvironmentFinding(_THREADS_AND_MALLOC, "slow", name, value, why, fix)
+
+
+def _endless_affinity(setting: Setting) -> Iterator[EnvironmentFinding]:
+    name = "GOMP_CPU_AFFINITY"
+    value = setting.environ.get(name)
+    if value is not None and setting.platform == "linux" and hangs_libgomp(value):
+        why = (
+            "libgomp goes on reading what is no number for ever: `import torch` "
+            "does not return (measured)"
+        )
+        yield EnvironmentFinding(
+            _THREADS_AND_MALLOC, "crash", name, value, why, f"unset {name}"
+        )
+
+
+def _openmp_values(setting: Setting) -> Iterator[EnvironmentFinding]:
+    """Say which other variables of OpenMP are dropped, or are of another one."""
+    if setting.openmp != "libgomp":
+        return
+    for name, form in OPENMP_FORMS.items():
+        value = setting.environ.get(name)
+        if value is not None and not is_read_by_libgomp(name, value):
+            why = f"it is not {form.description}"
+            yield _dropped_by_openmp(name, value, why)
+    for name in sorted(setting.environ):
+        if name.startswith("KMP_"):
+            why = (
+                "only the OpenMP of Intel and LLVM reads it, and this torch brings "
+                "GNU's along (measured: nothing changes)"
+            )
+            value = setting.environ[name]
+            yield EnvironmentFinding(
+                _THREADS_AND_MALLOC, "useless", name, value, why, f"unset {name}"
+            )
+
+
+def _openmp_limit(setting: Setting) -> Iterator[EnvironmentFinding]:
+    """Say where fewer threads run than ``torch.get_num_threads()`` tells."""
+    name = "OMP_THREAD_LIMIT"
+    value = setting.environ.get(name)
+    if value is None or not is_read_by_libgomp(name, value):
+        return
+    limit = int(value)
+    requested = openmp_threads(setting.environ.get("OMP_NUM_THREADS", ""))
+    threads = setting.cpus if requested is None else requested
+    if threads is not None and limit < threads:
+        why = (
+            f"at most {limit} threads run at a time, whatever torch.get_num_threads() "
+            f"tells, which is {threads} (measured)"
+        )
+        yield EnvironmentFinding(
+            _THREADS_AND_MALLOC, "slow", name, value, why, f"unset {name}"
+        )
+
+
+def _malloc(setting: Setting) -> Iterator[EnvironmentFinding]:
+    preloaded = setting.environ.get("LD_PRELOAD", "")
+    yield from _glibc(setting, preloaded)
+    for name, allocator in OTHER_ALLOCATORS.items():
+        if name in setting.environ and allocator not in preloaded:
+            value = setting.environ[name]
+            why = f"{allocator} reads it, and is not preloaded"
+            fix = f"LD_PRELOAD=.../lib{allocator}.so {name}={value} python train.py"
+            yield EnvironmentFinding(
+                _THREADS_AND_MALLOC, "useless", name, value, why, fix
+            )
+
+
+def _glibc(setting: Setting, preloaded: str) -> Iterator[EnvironmentFinding]:
+    replaced = re.search(r"jemalloc|tcmalloc|mimalloc", preloaded)
+    tunables = setting.environ.get("GLIBC_TUNABLES", "")
+    tunables_set = {
+        tunable.name
+        for tunable in split_tunables(tunables)
+        if tunable.value is not None
+    }
+    for name in (*GLIBC_RANGES, "GLIBC_TUNABLES"):
+        value = setting.environ.get(name)
+        if value is None:
+            continue
+        if setting.platform != "linux":
+            why = f"only glibc reads it, not {setting.platform}"
+            yield EnvironmentFinding(
+                _THREADS_AND_MALLOC, "useless", name, value, why, f"unset {name}"
+            )
+        elif replaced is not None:
+            why = f"{replaced[0]} is preloaded and serves malloc: only glibc reads it"
+            yield EnvironmentFinding(
+                _THREADS_AND_MALLOC, "useless", name, value, why, f"unset {name}"
+            )
+        elif _set_after_start(setting, name):
+            why = "glibc reads it when the process starts; it was set inside this one"
+            fix = f"{name}={value} python train.py"
+            yield EnvironmentFinding(
+                _THREADS_AND_MALLOC, "ignored", name, value, why, fix
+            )
+        elif name == "GLIBC_TUNABLES":
+            yield from _tunables(value)
+        elif GLIBC_RANGES[name].tunable in tunables_set:
+            tunable = GLIBC_RANGES[name].tunable
+            why = f"GLIBC_TUNABLES sets {tunable} too and wins (measured)"
+            yield EnvironmentFinding(
+                _THREADS_AND_MALLOC, "ignored", name, value, why, f"unset {name}"
+            )
+        else:
+            yield from _glibc_value(name, value)
+
+
+def _glibc_value(name: str, value: str) -> Iterator[EnvironmentFinding]:
+    """Compare what glibc reads with what was written."""
+    taken = glibc_setting(name, value)
+    if glibc_number(value) is None:
+        why = "it is no number: glibc ignores it"
+        yield EnvironmentFinding(
+            _THREADS_AND_MALLOC, "ignored", name, value, why, f"unset {name}"
+        )
+    elif taken is None:
+        limits = GLIBC_RANGES[name]
+        why = f"glibc takes {limits.least} to {limits.most}, and ignores anything else"
+        yield EnvironmentFinding(
+            _THREADS_AND_MALLOC, "ignored", name, value, why, f"unset {name}"
+        )
+    elif not re.fullmatch(r"[ \t]*(?:0[xX][0-9a-fA-F]+|-?\d+)[ \t]*", value, re.ASCII):
+        intended = _with_suffix(value)
+        why = f"glibc knows no suffixes: it reads {taken} (measured on glibc 2.36)"
+        fix = f"export {name}={taken if intended is None else intended}"
+        yield EnvironmentFinding(_THREADS_AND_MALLOC, "ignored", name, value, why, fix)
+    elif re.fullmatch(r"[ \t]*0\d+[ \t]*", value, re.ASCII):
+        why = f"a number that begins with 0 is octal to glibc: it reads {taken}"
+        fix = f"export {name}={value.strip().lstrip('0') or 0}"
+        yield EnvironmentFinding(_THREADS_AND_MALLOC, "ignored", name, value, why, fix)
+
+
+def _with_suffix(value: str) -> int | None:
+    """Read a size such as 128M; None where it is none.
+
+    >>> _with_suffix("128M"), _with_suffix("2x")
+    (134217728, None)
+    """
+    match = re.fullmatch(r"\s*(\d+)\s*([kKmMgG])(?:i?[bB])?\s*", value, re.ASCII)
+    if match is None:
+        return None
+    return int(match[1]) << 10 * (1 + "kmg".index(match[2].lower()))
+
+
+def _tunables(value: str) -> Iterator[EnvironmentFinding]:
+    """Say which parts of ``GLIBC_TUNABLES`` about malloc are not read."""
+    variables = {limits.tunable: name for name, limits in GLIBC_RANGES.items()}
+    for name, number in split_tunables(value):
+        variable = variables.get(name)
+        near = difflib.get_close_matches(name, MALLOC_TUNABLES, 1, cutoff=_CLOSE)
+        about_malloc = "malloc" in name or bool(near)
+        if not about_malloc:
+            # Of the loader, the processor, ...: not about memory.
+            continue
+        if name not in MALLOC_TUNABLES:
+            why = (
+                f"glibc has no tunable {name!r} and skips it"
+                f": probably {near[0]} is meant"
+                if near
+                else ""
+            )
+        elif number is None:
+            why = f"{name} has no value: write {name}=..."
+        elif variable is not None and glibc_setting(variable, number) is None:
+            limits = GLIBC_RANGES[variable]
+            why = (
+                f"{name} takes {limits.least} to {limits.most}: "
+                f"glibc ignores {number!r}"
+            )
+        elif variable is not None and not re.fullmatch(
+            r"[ \t]*(?:0[xX][0-9a-fA-F]+|-?\d+)", number, re.ASCII
+        ):
+            why = (
+                f"glibc reads {glibc_number(number)} of {name}={number}; options are "
+                "parted by colons"
+            )
+        else:
+            continue
+        fix = "GLIBC_TUNABLES=NAME=NUMBER:NAME=NUMBER python train.py"
+        yield EnvironmentFinding(
+            _THREADS_AND_MALLOC, "ignored", "GLIBC_TUNABLES", value, why, fix
+        )
+
+
+def _set_after_start(setting: Setting, name: str) -> bool:
+    """Tell a variable set inside this process from one it was started with."""
+    if setting.started_with is None:
+        return False
+    return setting.started_with.get(name) != setting.environ.get(name)

@@ -1,0 +1,88 @@
+"""An optimizer's update that runs out of memory: undone, or its traces reported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from loaderkit.budget.step.measure import optimizer_state
+from loaderkit.errors import BudgetError
+
+
+class Update:
+    """One update of an optimizer, which is undone if it fails, or reported exactly.
+
+    The first update allocates the optimizer's state, which is what most often does not
+    fit.  That update is undone from a copy of the parameters.  Later updates make no
+    copy, since it would take the memory of the model again at every step.  But every
+    tensor counts the writes to it, so that an error can say which tensors were changed.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+        self.parameters: list[Any] = []
+        for group in optimizer.param_groups:
+            self.parameters += group["params"]
+
+        self.is_first = not optimizer.state
+        self._copies: list[torch.Tensor] = []
+        if self.is_first:
+            # On the CPU, since the device is what may be full.
+            self._copies = [
+                parameter.detach().to("cpu", copy=True) for parameter in self.parameters
+            ]
+        self._state = optimizer_state(optimizer)
+        self._versions = _versions([*self.parameters, *self._state])
+
+    def failed(self) -> BudgetError:
+        """Undo what can be undone, and say what was changed."""
+        name = type(self.optimizer).__name__
+        less = f"torch.optim.{name}(..., foreach=False), or fused=True, takes less"
+        if self.is_first:
+            self._undo()
+            what = f"The first update of {name} ran out of memory, and was undone."
+            return BudgetError(what, why="the optimizer makes its state then", fix=less)
+
+        again = "load model and optimizer from the last checkpoint"
+        if not type(self.optimizer).__module__.startswith("torch.optim"):
+            # Others may write through ``.data``, and such writes are not counted.
+            what = f"An update of {name} ran out of memory half-way."
+            why = "parameters and state may be changed in part"
+            return BudgetError(what, why=why, fix=f"{again}; {less}")
+
+        parameters_changed = self._count_changed(self.parameters)
+        state_changed = self._count_changed(self._state)
+        if not parameters_changed and not state_changed:
+            what = f"An update of {name} ran out of memory before it changed anything."
+            why = "parameters, gradients and state are as before the update"
+            fix = f"free memory and call optimizer.step() again; {less}"
+            return BudgetError(what, why=why, fix=fix)
+
+        what = f"An update of {name} ran out of memory half-way."
+        why = (
+            f"{parameters_changed} of {len(self.parameters)} parameters and "
+            f"{state_changed} of "
+            f"{len(self._state)} tensors of its state were changed"
+        )
+        return BudgetError(what, why=why, fix=f"{again}; {less}")
+
+    def _undo(self) -> None:
+        self.optimizer.state.clear()
+        with torch.no_grad():
+            for parameter, copy in zip(self.parameters, self._copies, strict=True):
+                parameter.copy_(copy)
+
+    def _count_changed(self, tensors: list[Any]) -> int:
+        changed = 0
+        for key, version in _versions(tensors).items():
+            if version != self._versions[key]:
+                changed += 1
+        return changed
+
+
+def _versions(tensors: list[Any]) -> dict[int, int]:
+    """Give the number of writes to each tensor so far, by its ``id``."""
+    # Autograd's check for in-place writes reads ``_version`` too.  There is no public
+    # way to ask for it.
+    return {id(tensor): tensor._version for tensor in tensors}  # noqa: SLF001

@@ -1,0 +1,132 @@
+"""Tells where autograd would work in place, if no dispatch mode were active.
+
+While a mode sees every operator, autograd's own formulas use operators that leave their
+operands alone (``areAnyTensorSubclassLike`` in torch's ``FunctionsManual.cpp`` and
+``input_buffer.cpp``): a new buffer where a training has none.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_aten = torch.ops.aten
+_IN_PLACE = {
+    _aten.add.Tensor: _aten.add_.Tensor,
+    _aten.index_add.default: _aten.index_add_.default,
+    _aten.index_put.default: _aten.index_put_.default,
+    _aten.put.default: _aten.put_.default,
+    _aten.scatter.src: _aten.scatter_.src,
+    _aten.scatter.value: _aten.scatter_.value,
+    _aten.scatter_add.default: _aten.scatter_add_.default,
+}
+"""Operators that stand for their in-place twins in formulas of the backward pass."""
+_CLEARING = (
+    "IndexPutBackward",
+    "PutBackward",
+    "ScatterBackward",
+    "ScatterReduceBackward",
+)
+"""Formulas that clear places of the gradient that came in: in a new buffer, always."""
+
+
+def in_place_of(func: Any) -> Any:
+    """Give the twin of an operator that writes into its first operand."""
+    return _IN_PLACE[func]
+
+
+def reused_operand(func: Any, args: Any, *, real: bool = False) -> torch.Tensor | None:
+    """Find the buffer that autograd, without a mode, would write into.
+
+    Args:
+        func: An operator that runs in the backward pass.
+        args: Its arguments.
+        real: Whether real tensors are asked about, and not fake ones.
+
+    Returns:
+        The first operand, if autograd alone holds it; None if the result is a new one.
+    """
+    # Gradients are enabled where a checkpointed block is computed again, which is no
+    # formula.
+    if func not in _IN_PLACE or torch.is_grad_enabled():
+        return None
+    if func is not _aten.add.Tensor and node_name().startswith(_CLEARING):
+        return None
+    operand = args[0]
+    if isinstance(operand, FakeTensor) is real or not _is_dense(operand):
+        return None
+
+    references, alone = _count_references(operand), references_alone()
+    handles = references.handles
+    if func is _aten.index_put.default:
+        # Converting its list of optional indices holds the operand too.
+        handles -= 1
+    is_alone = handles <= alone.handles and references.storages == alone.storages
+    return operand if is_alone else None
+
+
+def node_name() -> str:
+    """Name the node of autograd that runs; empty outside of a backward pass."""
+    node: Any = torch._C._current_autograd_node()  # noqa: SLF001 -- no public way to ask
+    return "" if node is None else str(node.name())
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Tell whether elements fill the storage without gaps, in any order of the axes."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+class References(NamedTuple):
+    """Who holds a tensor, in C++."""
+
+    handles: int
+    """Of the tensor."""
+    storages: int
+    """Of its storage; each view of it is one."""
+
+
+def _count_references(tensor: torch.Tensor) -> References:
+    storage = tensor.untyped_storage()._cdata  # noqa: SLF001 -- see references_alone
+    return References(
+        tensor._use_count(),  # type: ignore[attr-defined]  # noqa: SLF001
+        torch._C._storage_Use_Count(storage),  # noqa: SLF001
+    )
+
+
+@functools.cache
+def references_alone() -> References:
+    """Count the references to a gradient that autograd alone holds, seen by a mode.
+
+    The number depends on torch's version, so it is looked up; outside of any mode.
+    """
+    seen: list[References] = []
+
+    class CountAtAdds(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func is _aten.add.Tensor:
+                seen.append(_count_references(args[0]))
+            with fake:
+                return func(*args, **(kwargs or {}))
+
+    fake = FakeTensorMode()
+    x = fake.from_tensor(torch.ones(2)).requires_grad_()
+    hidden = x.exp()
+    # Three gradients meet at ``hidden``: they are added twice, and the second time to a
+    # buffer that autograd alone holds.
+    total = hidden.relu().sum() + hidden.sigmoid().sum() + hidden.tanh().sum()
+    with CountAtAdds():  # type: ignore[no-untyped-call]
+        total.backward()  # type: ignore[no-untyped-call]
+    return min(seen)

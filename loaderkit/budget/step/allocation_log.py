@@ -1,0 +1,103 @@
+"""What lived when in a training step.  Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+Phase = Literal["forward", "loss", "backward", "step"]
+"""A phase of a training step."""
+LogPhase: TypeAlias = Literal["base", "zero_grad", Phase, "end"]
+"""The same with what lies around them: before the first step, between two steps and
+after the last."""
+Part = Literal[
+    "parameters",
+    "buffers",
+    "gradients",
+    "optimizer state",
+    "activations",
+    "temporaries",
+    "batch",
+]
+"""What memory is used for."""
+End = Literal["low", "likely", "high"]
+"""Which end of what is not known exactly."""
+
+
+class Bounds(NamedTuple):
+    """Bytes that are not known exactly."""
+
+    low: int
+    likely: int
+    high: int
+
+    @classmethod
+    def exactly(cls, size: int) -> Bounds:
+        """Bytes that are."""
+        return cls(size, size, size)
+
+    def at(self, end: End) -> int:
+        """Give one end."""
+        return int(getattr(self, end))
+
+
+class Event(NamedTuple):
+    """A storage is made or freed."""
+
+    number: int
+    """Of the storage: the position of the event that made it."""
+    change: int
+    """Bytes, negative when it is freed.  What is empty as a fake, such as the workspace
+    of a recurrent kernel, is made and freed with 0 bytes: its size is in
+    ``corrections``."""
+
+
+class Mark(NamedTuple):
+    """A phase begins."""
+
+    position: int
+    """Events so far."""
+    phase: LogPhase
+
+
+@dataclass
+class Log:
+    """What lived when.  Sizes in bytes."""
+
+    events: list[Event] = field(default_factory=list)
+    """Storages that were made and freed, in their order."""
+    marks: list[Mark] = field(default_factory=list)
+    """Where phases begin."""
+    owners: dict[int, Part] = field(default_factory=dict)
+    """What a storage is used for, where that is known when it is made."""
+    modules: dict[int, str] = field(default_factory=dict)
+    """Module that made a storage: its name in ``named_modules`` and its class."""
+    forwards: dict[str, str] = field(default_factory=dict)
+    """By the name in ``modules``: file and line of the ``forward`` that calls it."""
+    assumptions: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """(what was assumed, operator) and how often."""
+    inside: dict[int, Bounds] = field(default_factory=dict)
+    """What a kernel held inside, right after the event at this position."""
+    corrections: dict[int, Bounds] = field(default_factory=dict)
+    """What a storage takes more (or less) than its event says, by its number."""
+    checkpoints: int = 0
+    """Blocks that compute their activations again."""
+    real_bytes: int = 0
+    """Largest sum of real memory the tracking itself took."""
+
+    def holds_inside(self, position: int, more: Bounds) -> None:
+        """Note what a kernel holds; of several at one position the highest counts.
+
+        Args:
+            position: Of the last event before it returned.
+            more: Bytes beside its operands and outputs.
+        """
+        before = self.inside.get(position)
+        if before is not None:
+            more = Bounds(*map(max, zip(before, more, strict=True)))
+        if more.high:
+            self.inside[position] = more

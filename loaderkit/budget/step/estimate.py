@@ -1,0 +1,428 @@
+"""The peak of a training step, without a device and without its memory."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from loaderkit.arguments import suggest_keywords
+from loaderkit.budget.step.allocator import reserved_peak
+from loaderkit.budget.step.extrapolate import measure_points, size_of
+from loaderkit.budget.step.history import history_of
+from loaderkit.budget.step.measure import held_bytes
+from loaderkit.budget.step.page import (
+    history_sections,
+    modules_sections,
+    parts_section,
+)
+from loaderkit.budget.step.peaks import (
+    PARTS,
+    PARTS_ALWAYS_HELD,
+    kept_by_module,
+    parts_at,
+    peaks_of,
+    storage_parts,
+    totals,
+)
+from loaderkit.budget.step.track import has_assumption, track_step
+from loaderkit.budget.step.tracker import ALL_CHOSEN, CHOSEN_NOW, SCALAR
+from loaderkit.budget.step.train_step import (
+    DeviceSpec,
+    Step,
+    StepError,
+    device_spec,
+    dtype_of,
+)
+from loaderkit.nests import flatten_tensors
+from loaderkit.notebook import Bar, card
+from loaderkit.pages.document import HasPage, Listing, Page, Section
+from loaderkit.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import torch
+
+    from loaderkit.budget.step.allocation_log import Log, Part, Phase
+    from loaderkit.budget.step.history import Moment
+
+
+EstimateMethod = Literal["tracked", "measured and extended", "formula"]
+"""A step with fake floats; small real steps, and a line through them; or parameters and
+the outputs of all modules, where not even a small step runs."""
+
+_MARGIN = 0.02
+"""Share of the peak by which an assumption without bounds of its own may be wrong;
+chosen between the errors that were seen, below 1 %, and an interval nobody can use."""
+_ROUNDING = 0.001
+"""The same where nothing was assumed; chosen: what is promised of most models."""
+_EXACT = 0.005
+"""Share of the peak by which an estimate that is called exact may be wrong; chosen:
+less than anybody leaves free."""
+_UNSEEN_BYTES = 6 << 10
+"""What Python and torch make beside operators, such as numbers turned into tensors of 8
+bytes.  Chosen; it counts in steps of 100 kB only."""
+_LEAST_LINE_ERROR = 0.05
+"""Share of the peak by which a line through small real steps may be wrong, however well
+it goes through them; chosen, as the line is not checked at the size it is drawn to."""
+_LINE_ERROR_FACTOR = 4
+"""How many times farther off a line may be at the whole batch than at the last small
+one; chosen."""
+_BENT_LINE_FACTOR = 2.0
+"""Graphs that are unlike the first ones, or attention, bend the line.  Chosen: a factor
+of two either way beyond four times what was measured."""
+_UNBENT_SIZES = 4
+"""How many times the largest measured batch may grow before the line may bend; chosen.
+"""
+_MODULES_SHOWN = 3
+"""In the text; all are in ``modules``."""
+_FORMULA_FACTOR = 4
+"""How many times too low the formula may be; chosen: attention and convolutions keep
+several tensors for each output."""
+_CHECKPOINT_BYTES = 2 * 5056
+"""What a checkpoint makes beside operators: the state of the random numbers (5,056
+bytes on the CPU), which it keeps for the backward pass and reads again there; what it
+read is garbage of a cycle, and stays until Python collects that (measured)."""
+
+
+@dataclass(frozen=True)
+class StepEstimate(HasPage):
+    """Peak bytes of one training step, by part, phase and module."""
+
+    peak: int
+    """Highest sum of live tensors; the device's own context is not in it."""
+    low: int
+    """Lower end; within 0.1 % and 6 kB of ``peak`` when nothing was assumed."""
+    high: int
+    """Upper end."""
+    phase: Phase
+    """The phase in which the peak is."""
+    parts: dict[Part, int]
+    """What is live at the peak, by what it is used for."""
+    phases: dict[Phase, int]
+    """Peak of each phase."""
+    modules: dict[str, int]
+    """Activations kept for the backward pass by the module that made them, largest
+    first."""
+    target: DeviceSpec
+    """The device it is for."""
+    method: EstimateMethod
+    """How it was found: the surest way that worked."""
+    assumptions: list[str] = field(default_factory=list)
+    """What had to be assumed; a number is only exact without any."""
+    reserved: int | None = None
+    """What the target's caching allocator would hold: modelled, not measured; None
+    where it is not modelled."""
+    seconds: float = 0.0
+    """What the estimate took."""
+    real_bytes: int = 0
+    """Memory the estimate itself took for integers."""
+    history: tuple[Moment, ...] = field(default=(), repr=False)
+    """Memory over the step, moment by moment; empty where it was not tracked.  It is
+    not in ``to_json``."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing was assumed, and the peak holds to half a percent.
+
+        What Python makes beside operators is a few kB: much, of a step of 100 kB.
+        """
+        return not self.assumptions and self.high <= self.peak * (1 + _EXACT)
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+    def _repr_html_(self) -> str:
+        title, *_ = _lines(self)
+        return card(
+            title,
+            heads=("part", "bytes", "share of the peak"),
+            rows=[
+                (name, format_bytes(size), Bar(size / max(self.peak, 1)))
+                for name, size in self.parts.items()
+            ],
+            notes=[f"assumed: {assumption}" for assumption in self.assumptions],
+            text=str(self),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Give every field but the history, which is for pictures."""
+        values = asdict(replace(self, history=()))
+        del values["history"]
+        return values
+
+    def page(self) -> Page:
+        """Show memory over the step by part, and what keeps most."""
+        title, *lines = _lines(self)
+        return Page(
+            title,
+            lead=tuple(line.strip() for line in lines if "assumed" in line),
+            sections=(
+                *history_sections(self.history),
+                parts_section(self.parts, self.peak, self.phase),
+                *modules_sections(self.modules),
+                Section("As text", (Listing(str(self)),)),
+            ),
+        )
+
+
+@suggest_keywords
+def estimate_step(
+    model: torch.nn.Module,
+    batch: Any,
+    *,
+    loss: Callable[..., Any] | None = None,
+    optimizer: Any = "adam",
+    autocast: torch.dtype | str | None = None,
+    target: str | DeviceSpec | torch.device = "cpu",
+) -> StepEstimate:
+    """Estimate the peak memory of forward, backward and optimizer step.
+
+    The step runs with fake floats: no device, no float memory, and no arithmetic.
+
+    Args:
+        model: A module on the CPU; it is not changed.
+        batch: What it is called with: a tensor, a tuple of arguments, a dict of them, a
+            graph, or with a loss a pair ``(inputs, target)``.
+        loss: ``loss(output, target)`` for a pair, else ``loss(output, batch)`` or
+            ``loss(output)``; the mean of the outputs if None.
+        optimizer: A name such as "adamw", a class, a callable of the parameters, or an
+            optimizer to be like; None updates nothing.
+        autocast: Such as ``torch.bfloat16``.
+        target: The device it is for, which need not be here.
+
+    Returns:
+        Bytes by part, phase and module, with every assumption.
+
+    Raises:
+        ValueError: The batch, loss or optimizer does not fit the model.
+
+    >>> import torch
+    >>> layer = torch.nn.Linear(100, 100)
+    >>> step = estimate_step(layer, torch.zeros(1000, 100), optimizer="sgd")
+    >>> step.parts["parameters"], step.phase
+    (40400, 'backward')
+    """
+    autocast_dtype = dtype_of(autocast)
+    step = Step(loss, optimizer, autocast=autocast_dtype, target=device_spec(target))
+    return estimate(model, batch, step)
+
+
+def estimate(model: Any, batch: Any, step: Step) -> StepEstimate:
+    """Estimate a step, by the surest way that works.
+
+    Args:
+        model: A module.
+        batch: What it is called with.
+        step: How a step is made.
+
+    Returns:
+        The estimate, which names the way.
+
+    Raises:
+        ValueError: The step is wrong, so that no way works.
+    """
+    started = time.perf_counter()
+    try:
+        step_estimate = _track(model, batch, step)
+    except StepError:
+        raise
+    except Exception as error:  # noqa: BLE001 -- any operator may refuse fake tensors
+        step_estimate = _estimate_without_tracking(model, batch, step, error)
+    return replace(step_estimate, seconds=time.perf_counter() - started)
+
+
+def _track(model: Any, batch: Any, step: Step) -> StepEstimate:
+    """Track a step; a second time with real values where floats decide a shape.
+
+    Without the values, as many elements are chosen as there are: the one end of what
+    may be.  The other end is a step in which masks choose one element.
+    """
+    other_ends: list[Log] = []
+    try:
+        log = track_step(model, batch, step)
+    except StepError:
+        raise
+    except Exception:  # noqa: BLE001 -- such as tolist() of a fake tensor
+        log = track_step(model, batch, step, with_values=True)
+    else:
+        if not has_assumption(log, (ALL_CHOSEN, SCALAR)):
+            return summarise(log, step)
+        other_ends.append(log)
+        log = _track_with_values(model, batch, step) or log
+
+    step_estimate = summarise(log, step)
+    if has_assumption(log, (ALL_CHOSEN, CHOSEN_NOW, SCALAR)):
+        other_ends += _track_with_one_chosen(model, batch, step)
+        others = [summarise(other, step) for other in other_ends]
+        step_estimate = _widen(step_estimate, others)
+    return step_estimate
+
+
+def _track_with_values(model: Any, batch: Any, step: Step) -> Log | None:
+    try:
+        return track_step(model, batch, step, with_values=True)
+    except Exception:  # noqa: BLE001 -- then nothing is known of the values
+        return None
+
+
+def _track_with_one_chosen(model: Any, batch: Any, step: Step) -> list[Log]:
+    """Track with masks that choose nothing but one element."""
+    try:
+        return [track_step(model, batch, step, chosen=0.0)]
+    except Exception:  # noqa: BLE001 -- a model may need more than one element
+        return []
+
+
+def _widen(step_estimate: StepEstimate, others: list[StepEstimate]) -> StepEstimate:
+    """Widen an estimate to what it would be with other values."""
+    low = min([step_estimate.low, *(other.low for other in others)])
+    high = max([step_estimate.high, *(other.high for other in others)])
+    if len(others) < 2:
+        # One end could not be tracked: only what the step always holds is sure.
+        held = sum(step_estimate.parts[name] for name in PARTS_ALWAYS_HELD)
+        low = min(low, held)
+    return replace(step_estimate, low=low, high=high)
+
+
+def summarise(log: Log, step: Step) -> StepEstimate:
+    """Read peak, parts, phases and modules out of a log.  Pure.
+
+    Args:
+        log: What lived when.
+        step: The step it is of.
+
+    Returns:
+        The estimate.
+    """
+    peaks = peaks_of(log)
+    highest = max(peaks.values(), key=lambda peak: peak.total)
+    assumptions = [
+        f"{what}: {operator}, {count} times"
+        for (what, operator), count in log.assumptions.items()
+    ]
+    kind = step.target.kind
+    if kind != "cpu":
+        assumptions.append(f"kernels of {kind} hold no more inside than the CPU's")
+
+    share = _MARGIN if assumptions else _ROUNDING
+    margin = round(highest.total * share) + _UNSEEN_BYTES
+    margin += _CHECKPOINT_BYTES * log.checkpoints
+    lowest_peak = max(totals(peaks_of(log, "low")).values())
+    highest_peak = max(totals(peaks_of(log, "high")).values())
+
+    part_of = storage_parts(log)
+    return StepEstimate(
+        peak=highest.total,
+        low=min(lowest_peak, highest.total - margin),
+        high=max(highest_peak, highest.total + margin),
+        phase=highest.phase,
+        parts=parts_at(log, highest, part_of),
+        phases=totals(peaks),
+        modules=kept_by_module(log, part_of),
+        target=step.target,
+        method="tracked",
+        assumptions=assumptions,
+        reserved=reserved_peak(log.events, kind),
+        real_bytes=log.real_bytes,
+        history=history_of(log, part_of),
+    )
+
+
+class _Interval(NamedTuple):
+    """Bytes."""
+
+    low: int
+    high: int
+
+
+def _estimate_without_tracking(
+    model: Any, batch: Any, step: Step, error: Exception
+) -> StepEstimate:
+    """Extend small real steps; where there are none, use a formula."""
+    first_line = next(iter(str(error).splitlines()), "")
+    why = f"{type(error).__name__} while tracking: {first_line[:120]}"
+    points = measure_points(model, batch, step)
+    if points is None:
+        return _estimate_by_formula(model, batch, step, why)
+
+    phases = points.extended(size_of(batch))
+    peak = max(phases.values())
+    error_share = max(_LEAST_LINE_ERROR, points.error() * _LINE_ERROR_FACTOR)
+    is_far = points.sizes[-1] < size_of(batch) // _UNBENT_SIZES
+    factor = _BENT_LINE_FACTOR if is_far else 1.0
+    # What was measured already is sure, unless the line itself falls below it.
+    measured = max(points.peaks[-1].values())
+    low = max(min(measured, peak), round(peak / factor)) * (1 - error_share)
+    high = peak * (1 + error_share) * factor
+    interval = _Interval(round(low), round(high))
+    return _coarse_estimate(model, step, phases, interval, "measured and extended", why)
+
+
+def _estimate_by_formula(model: Any, batch: Any, step: Step, why: str) -> StepEstimate:
+    """Parameters, gradients, two moments, and the outputs of every module twice."""
+    parameter_bytes = held_bytes(list(model.parameters()))
+    batch_bytes = held_bytes(flatten_tensors(batch))
+    layers = sum(1 for _ in model.modules())
+    # Once forward and once backward; an output is taken to be as large as the batch.
+    peak = 4 * parameter_bytes + 2 * layers * batch_bytes
+    interval = _Interval(parameter_bytes + batch_bytes, _FORMULA_FACTOR * peak)
+    return _coarse_estimate(model, step, {"backward": peak}, interval, "formula", why)
+
+
+def _coarse_estimate(
+    model: Any,
+    step: Step,
+    phases: dict[Phase, int],
+    interval: _Interval,
+    method: EstimateMethod,
+    why: str,
+) -> StepEstimate:
+    """Make an estimate that knows of parameters, and takes the rest for activations."""
+    phase = max(phases, key=lambda name: phases[name])
+    peak = phases[phase]
+    parts: dict[Part, int] = dict.fromkeys(PARTS, 0)
+    parts["parameters"] = min(peak, held_bytes(list(model.parameters())))
+    parts["activations"] = peak - parts["parameters"]
+    return StepEstimate(
+        peak=peak,
+        low=interval.low,
+        high=interval.high,
+        phase=phase,
+        parts=parts,
+        phases=phases,
+        modules={},
+        target=step.target,
+        method=method,
+        assumptions=[why],
+    )
+
+
+def _lines(step_estimate: StepEstimate) -> Iterator[str]:
+    target = step_estimate.target.kind
+    interval = ""
+    if not step_estimate.exact:
+        low, high = step_estimate.low, step_estimate.high
+        interval = f" ({format_bytes(low)} to {format_bytes(high)})"
+    yield (
+        f"Peak: {format_bytes(step_estimate.peak)}{interval} in "
+        f"{step_estimate.phase}, for {target}, {step_estimate.method} in "
+        f"{format_seconds(step_estimate.seconds)}"
+    )
+    for part in PARTS:
+        size = step_estimate.parts[part]
+        share = size / max(step_estimate.peak, 1)
+        yield f"  {part:16} {format_bytes(size):>9} {share:6.1%}"
+    by_size = sorted(step_estimate.phases.items(), key=lambda item: -item[1])
+    order = " > ".join(f"{name} {format_bytes(size)}" for name, size in by_size)
+    yield f"  phases: {order}"
+    for name, size in list(step_estimate.modules.items())[:_MODULES_SHOWN]:
+        yield f"  keeps most: {name} {format_bytes(size)}"
+    if step_estimate.reserved is not None:
+        reserved = format_bytes(step_estimate.reserved)
+        yield f"  held by the caching allocator: {reserved} (modelled, not measured)"
+    for assumption in step_estimate.assumptions:
+        yield f"  assumed: {assumption}"
+    if target != "cpu":
+        yield f"  not in it: {target}'s own context and fragmentation"

@@ -1,0 +1,170 @@
+"""Copies of modules and batches whose floats are fake: shapes without memory."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.parameter import UninitializedParameter
+from torch.overrides import TorchFunctionMode
+
+from loaderkit.budget.step.train_step import StepError
+from loaderkit.nests import map_tensors
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from loaderkit.budget.step.allocation_log import Log
+    from loaderkit.budget.step.train_step import Step
+
+
+class _Attention(NamedTuple):
+    func: Any
+    names: tuple[str, ...]
+    """Of its first arguments."""
+    masks: tuple[str, ...]
+    """Arguments with which a device's flash kernel is not taken."""
+
+
+_ATTENTIONS = (
+    _Attention(
+        functional.scaled_dot_product_attention,
+        ("query", "key", "value", "attn_mask", "dropout_p"),
+        ("attn_mask",),
+    ),
+    _Attention(
+        functional.multi_head_attention_forward,
+        tuple(inspect.signature(functional.multi_head_attention_forward).parameters),
+        ("attn_mask", "key_padding_mask", "need_weights"),
+    ),
+)
+
+
+def fake_model(fake: FakeTensorMode, model: Any) -> Any:
+    """Copy a module with fake floats; integers are copied.
+
+    Args:
+        fake: Makes the fakes.
+        model: The module.
+
+    Returns:
+        The copy, which shares nothing with it.
+
+    Raises:
+        ValueError: A lazy module has no parameters yet.
+    """
+    memo: dict[int, Any] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if isinstance(parameter, UninitializedParameter):
+            msg = f"parameter {name} has no shape yet: call the model once first"
+            raise StepError(msg)
+        if id(parameter) not in memo:
+            values = fake_like(fake, parameter.detach())
+            memo[id(parameter)] = torch.nn.Parameter(
+                values, requires_grad=parameter.requires_grad
+            )
+    for module in model.modules():
+        # A tensor that is a plain attribute is no buffer, and is used all the same.
+        values_held = [*module.buffers(recurse=False), *vars(module).values()]
+        for value in values_held:
+            if isinstance(value, torch.Tensor) and id(value) not in memo:
+                memo[id(value)] = _fake_floats(fake, value, copy_integers=True)
+    # deepcopy takes what is in the memo for copied already.
+    return copy.deepcopy(model, memo)
+
+
+def fake_batch(fake: FakeTensorMode, batch: Any) -> Any:
+    """Copy a batch with fake floats; integers are shared with it."""
+    return map_tensors(lambda tensor: _fake_floats(fake, tensor), batch)
+
+
+def _fake_floats(
+    fake: FakeTensorMode, tensor: Any, *, copy_integers: bool = False
+) -> Any:
+    """Make a fake of floats; give integers as they are, on the CPU.
+
+    Integers decide shapes (edges, lengths), so that they must have values.
+    """
+    if tensor.is_nested and tensor.layout is torch.jagged:
+        values = _fake_floats(fake, tensor.values(), copy_integers=copy_integers)
+        return torch.nested.nested_tensor_from_jagged(values, tensor.offsets())
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        if tensor.device.type == "meta":
+            return torch.zeros(tensor.shape, dtype=tensor.dtype)
+        tensor = tensor.cpu()
+        return tensor.clone() if copy_integers else tensor
+    return fake_like(fake, tensor.detach())
+
+
+def fake_like(fake: FakeTensorMode, tensor: Any) -> Any:
+    """Make a fake tensor on the CPU, wherever the real one is.
+
+    Args:
+        fake: Makes it.
+        tensor: On the CPU, on another device, or on "meta".
+
+    Returns:
+        Its like; fakes of devices that a build of torch lacks end the process.
+    """
+    if tensor.device.type == "cpu" or tensor.layout is not torch.strided:
+        return fake.from_tensor(tensor)
+    with fake:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+
+
+class TargetAttention(TorchFunctionMode):
+    """Chooses the kernel of attention that the target would."""
+
+    def __init__(self, step: Step, log: Log) -> None:
+        super().__init__()
+        self.target_kind = step.target.kind
+        self.log = log
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Run a function; attention with dropout as the target's flash kernel does."""
+        # Both are asked for, since multi_head_attention_forward hides the attention
+        # that it calls from a mode.
+        for attention in _ATTENTIONS:
+            if func is attention.func:
+                named = dict(zip(attention.names, args, strict=False)) | (kwargs or {})
+                return func(**self._without_dropout(named, attention.masks))
+        return func(*args, **(kwargs or {}))
+
+    def _without_dropout(
+        self, named: dict[str, Any], masks: tuple[str, ...]
+    ) -> dict[str, Any]:
+        needs_weights = "need_weights" in masks and named.get("need_weights", True)
+        has_mask = any(named.get(mask) is not None for mask in masks[:2])
+        if not named.get("dropout_p") or needs_weights or has_mask:
+            return named
+        what = f"the flash kernel, as on {self.target_kind}"
+        self.log.assumptions[what, "attention"] += 1
+        # The CPU's flash kernel takes no dropout; its bytes are equal without.
+        return named | {"dropout_p": 0.0}
+
+
+def attention_of(step: Step, log: Log) -> AbstractContextManager[Any]:
+    """Choose the kernel of attention that the target would.
+
+    Args:
+        step: It says the target.
+        log: Gets the assumption, where another kernel stands for it.
+
+    Returns:
+        To be entered around the step.
+    """
+    if step.target.flash:
+        return TargetAttention(step, log)
+    if step.target.kind == "mps":
+        kernel: AbstractContextManager[Any] = sdpa_kernel(SDPBackend.MATH)
+        return kernel
+    return nullcontext()

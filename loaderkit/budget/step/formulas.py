@@ -1,0 +1,197 @@
+"""Tells which formulas of autograd take other storages while a dispatch mode is active.
+
+Some formulas ask whether any mode is active and then avoid working in place or looking
+at values.  A tracked step is under a mode, a training is not.  So the backward pass of
+each kind of call is made twice for real, on small operands, under torch's profiler:
+with a mode that changes nothing, and without.  Where both take the same, so does
+the tracked step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.autograd.profiler import record_function
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_iter, tree_unflatten
+
+from loaderkit.budget.step.accumulation import (
+    in_place_of,
+    references_alone,
+    reused_operand,
+)
+from loaderkit.budget.step.kernel_calls import KernelCall, TensorSpec, smaller_calls
+from loaderkit.budget.step.kernels import (
+    RangeMemory,
+    invented_arguments,
+    memory_by_marker,
+)
+from loaderkit.budget.step.memory_profile import memory_profile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_MARKER = "loaderkit formula "
+_ROUNDING_BYTES = 64
+"""Numbers turned into tensors: the two ways may differ by some of them.  Chosen: eight
+of 8 bytes."""
+_MOST_REMEMBERED = 5_000
+"""Calls; chosen."""
+
+
+class DifferentiatedCall(NamedTuple):
+    """A call of the forward pass, and which of its operands get a gradient."""
+
+    call: KernelCall
+    with_grad: tuple[bool, ...]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What a formula may depend on: which sizes are equal, not what they are."""
+        # A size of one is expanded to others, so it is told apart from them.
+        names: dict[int, int] = {1: 1}
+
+        def pattern(spec: TensorSpec) -> tuple[int, ...]:
+            return tuple(names.setdefault(size, -len(names)) for size in spec.shape)
+
+        def key_of(leaf: Any) -> Any:
+            if isinstance(leaf, TensorSpec):
+                return (pattern(leaf), leaf.dtype)
+            # A switch may choose another formula; a number is a size, or a factor.
+            return leaf if isinstance(leaf, bool) else None
+
+        leaves = tuple(key_of(leaf) for leaf in self.call.leaves)
+        return (self.call.func, leaves, self.with_grad)
+
+
+class Formula(NamedTuple):
+    """How the backward pass of a call compares without a mode."""
+
+    node: str
+    """Autograd's name for it, such as "MulBackward0"."""
+    times: float
+    """What it takes at its highest without a mode, for one byte with one."""
+
+
+class FormulaProbe:
+    """Learns which formulas differ, and remembers it."""
+
+    def __init__(self) -> None:
+        self._formulas: dict[tuple[Any, ...], Formula | None] = {}
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._formulas.clear()
+
+    def different(self, calls: Iterable[DifferentiatedCall]) -> dict[str, float]:
+        """Find formulas that differ.
+
+        Args:
+            calls: Of the forward pass.
+
+        Returns:
+            How many times more (or less) they take without a mode, by autograd's name.
+        """
+        by_key = {differentiated.key: differentiated for differentiated in calls}
+        if len(self._formulas) + len(by_key) > _MOST_REMEMBERED:
+            self._formulas.clear()
+        new_calls = [call for key, call in by_key.items() if key not in self._formulas]
+        if new_calls:
+            formulas = _compare_backward_passes(new_calls)
+            for differentiated, formula in zip(new_calls, formulas, strict=True):
+                self._formulas[differentiated.key] = formula
+        known = [self._formulas[key] for key in by_key]
+        return {f.node: f.times for f in known if f is not None and f.times != 1.0}
+
+
+class _AsTracked(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Changes nothing, but that what a tracker takes for in place is so."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if reused_operand(func, args, real=True) is not None:
+            func = in_place_of(func)
+        return func(*args, **(kwargs or {}))
+
+
+def _compare_backward_passes(calls: list[DifferentiatedCall]) -> list[Formula | None]:
+    """Make the backward passes under one profile."""
+    nodes: dict[int, str] = {}
+    # Looked up here, since it cannot be under a mode.
+    references_alone()
+    with (
+        torch.enable_grad(),
+        torch.random.fork_rng(devices=[]),
+        memory_profile() as profiled,
+    ):
+        for number, differentiated in enumerate(calls):
+            node = _backward_twice(differentiated, number)
+            if node is not None:
+                nodes[number] = node
+    taken = memory_by_marker(profiled, _MARKER)
+    formulas: list[Formula | None] = [None] * len(calls)
+    for number, node in nodes.items():
+        nothing = RangeMemory(0, 0)
+        plain = taken.get(2 * number, nothing).highest
+        under_mode = taken.get(2 * number + 1, nothing).highest
+        is_same = abs(plain - under_mode) <= _ROUNDING_BYTES
+        times = 1.0 if is_same else plain / max(under_mode, 1)
+        formulas[number] = Formula(node, times)
+    return formulas
+
+
+def _backward_twice(differentiated: DifferentiatedCall, number: int) -> str | None:
+    """Name the formula; None if the call or its backward pass cannot be made."""
+    call, with_grad = differentiated
+    best_way = smaller_calls(call)[0]
+    if not best_way:
+        return None
+    if call.crashes_without_gradient and not with_grad[0]:
+        return None
+    small = best_way[0]
+    try:
+        node = _backward(small, with_grad, 2 * number, under_mode=False)
+        _backward(small, with_grad, 2 * number + 1, under_mode=True)
+    except Exception:  # noqa: BLE001 -- values were invented: any operator may refuse
+        return None
+    return node
+
+
+def _backward(
+    call: KernelCall, with_grad: tuple[bool, ...], number: int, *, under_mode: bool
+) -> str | None:
+    values, tree = tree_flatten(invented_arguments(call))
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    operands = [
+        tensor.requires_grad_()
+        for tensor, has_grad in zip(tensors, with_grad, strict=True)
+        if has_grad
+    ]
+    # An operator may work in place, which a leaf refuses; the backward pass of a clone
+    # takes nothing.
+    twins = {id(operand): operand.clone() for operand in operands}
+    arguments = [twins.get(id(value), value) for value in values]
+    args, kwargs = tree_unflatten(arguments, tree)
+    outputs = [
+        t
+        for t in tree_iter(call.func(*args, **kwargs))
+        if isinstance(t, torch.Tensor) and t.requires_grad
+    ]
+    if not outputs or outputs[0].grad_fn is None:
+        return None
+    grads = [torch.ones_like(output) for output in outputs]
+    node = str(outputs[0].grad_fn.name())
+    del args, kwargs, twins
+    if not under_mode:
+        with record_function(f"{_MARKER}{number}"):
+            torch.autograd.grad(outputs, operands, grads, allow_unused=True)
+        return node
+    with record_function(f"{_MARKER}{number}"), _AsTracked():  # type: ignore[no-untyped-call]
+        torch.autograd.grad(outputs, operands, grads, allow_unused=True)
+    return node
+
+
+FORMULAS = FormulaProbe()
+"""What this process has learnt so far."""

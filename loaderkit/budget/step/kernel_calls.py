@@ -1,0 +1,507 @@
+"""Calls of operators without their values, and smaller calls like them.  No memory."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_iter, tree_unflatten
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_WHOLE_BYTES = 256 << 10
+"""Calls up to this size are made as they are; chosen so that a step's calls fit in the
+bound that the documentation states (16 MB) many times over."""
+_WHOLE_OPAQUE_BYTES = 2 << 20
+"""The same for kernels that choose their algorithm by size: shrinking changes it."""
+MOST_BYTES = 3 << 20
+"""What the operands of a call that is made take at most; chosen: with its outputs and
+what it holds inside it stays below the 16 MB of the documentation."""
+_MOST_WAYS = 3
+"""Ways to shrink a call that are tried, one after the other; chosen."""
+_FREE_NUMBER = 104
+"""What stands for a number that is no operand's size, such as the rows of a table."""
+_SMALLEST_SHRUNK = 17
+"""Sizes below stay; chosen: they are kernel widths, heads, or axes of three."""
+_SHRUNK_SIZES = {
+    2: (
+        ((88, 56), (104, 72), (72, 88)),
+        ((280, 152), (248, 184), (328, 136)),
+        ((1112, 64), (1240, 56), (1352, 72)),
+        ((34008, 24), (36008, 24), (38016, 24)),
+    ),
+    3: (
+        ((56, 40, 24), (72, 24, 40), (40, 56, 32)),
+        ((280, 216, 152), (328, 168, 200), (248, 296, 136)),
+        ((1112, 88, 64), (1240, 72, 56), (1352, 104, 72)),
+        ((1112, 1048, 64), (1240, 1352, 56), (1352, 1176, 72)),
+    ),
+    4: (
+        ((28, 20, 24, 18), (20, 28, 18, 24), (36, 24, 20, 26)),
+        ((280, 216, 184, 152), (328, 168, 216, 200), (248, 296, 200, 136)),
+        ((1112, 1048, 88, 64), (1240, 1352, 72, 56), (1352, 1176, 104, 72)),
+    ),
+}
+"""Rows of three ways to replace the sizes of a call, largest first, by how many it has.
+They are even, as heads and groups ask for, and differ in each place, so that what is in
+proportion to one operand is not to another.  The first row that keeps large operands
+above :data:`_PARALLEL_NUMBERS` is taken."""
+_SHRUNK_SPATIAL = (
+    ((24, 16, 12), (16, 24, 10), (32, 12, 16)),
+    ((8, 6, 4), (6, 8, 4), (10, 4, 6)),
+    ((4, 4, 2), (6, 2, 4), (2, 6, 4)),
+    ((3, 4, 2), (2, 2, 4), (1, 6, 4)),
+)
+"""The same for samples and channels of images, whose width and height stay: the first
+of the rows that is small enough."""
+_OPAQUE = ("convolution", "_fft", "mkldnn", "attention")
+"""Kernels whose buffers depend on the algorithm that a library picks by size."""
+_SPATIAL = (
+    "conv",
+    "pool",
+    "upsample",
+    "im2col",
+    "col2im",
+    "grid_sampl",
+    "_pad",
+    "shuffle",
+)
+"""Kernels whose outputs have a width that follows from their operands'."""
+_FREE_NUMBERS = ("new_", "embedding", "scalar", "arange", "full", "fill", "add", "mul")
+"""Kernels with numbers that are no operand's size: any number does."""
+_PLAIN = (
+    "slice_backward",
+    "select_backward",
+    "diagonal_backward",
+    "unfold_backward",
+    "constant_pad_nd",
+    "aten::new_",
+    "aten::zeros",
+    "aten::ones",
+    "aten::full",
+    "aten::empty",
+    "aten::cat",
+    "aten::fill_",
+    "aten::zero_",
+    "expand",
+    "aten::cumsum",
+    "_local_scalar_dense",
+)
+"""Kernels that hold nothing beside their outputs, whatever the operands (as in
+torch's source): they need not be made."""
+_SHORT = (torch.bfloat16, torch.float16)
+"""Types of which products pack their operands, in blocks that depend on the size."""
+_BY_VALUES = ("matrix_exp",)
+"""Kernels that take more or less by what the floats are."""
+_UNSAFE = (
+    "ldl_",
+    "_ctc_loss",
+    "_thnn",
+    "segment",
+    "quantize",
+    "sparse",
+    "nested",
+    "_pack",
+)
+"""Kernels that read positions or sizes out of their operands' values and do not check
+them: with invented values they would fail or read elsewhere."""
+_UNSAFE_POSITIONS = ("lu_", "ormqr", "solve", "multinomial")
+"""The same where some operands are whole numbers, such as pivots."""
+_PARALLEL_NUMBERS = 32768
+"""Elements from which a kernel uses threads (``GRAIN_SIZE`` in torch's source), and
+then often another algorithm: a smaller call stays above if the call is."""
+
+
+class TensorSpec(NamedTuple):
+    """A tensor without its values."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements; what is expanded counts once."""
+        count = 1
+        for size, stride in zip(self.shape, self.stride, strict=True):
+            count *= size if stride or not size else 1
+        return count * self.dtype.itemsize
+
+
+class KernelCall(NamedTuple):
+    """One call of an operator, without values."""
+
+    func: Any
+    leaves: tuple[Any, ...]
+    tree: TreeSpec
+    resized: bool = False
+    """Whether its sizes are ours, and not those of a call that the model makes."""
+    masks: Literal["all", "half"] = "all"
+    """What the masks among its operands choose, when it is made."""
+
+    @property
+    def tensors(self) -> list[TensorSpec]:
+        """Its operands."""
+        return [leaf for leaf in self.leaves if isinstance(leaf, TensorSpec)]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its operands."""
+        return sum(spec.nbytes for spec in self.tensors)
+
+    @property
+    def operand_bytes(self) -> tuple[int, ...]:
+        """Bytes of each operand; then of what is expanded, if it was copied whole."""
+        sizes = [spec.nbytes for spec in self.tensors]
+        copied_sizes = [
+            math.prod(spec.shape) * spec.dtype.itemsize
+            for spec in self.tensors
+            if 0 in spec.stride
+        ]
+        return (*sizes, *copied_sizes)
+
+    @property
+    def spatial(self) -> bool:
+        """Whether width and height of its outputs follow from its operands'."""
+        return any(word in self.func.name() for word in _SPATIAL)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it holds nothing beside its outputs."""
+        return any(word in self.func.name() for word in _PLAIN)
+
+    @property
+    def by_thread_bytes(self) -> int:
+        """What a kernel may hold for each thread, in blocks that depend on the size.
+
+        Attention on the CPU: at most 256 rows by 512 columns of float32, as often again
+        for what is summed up (``FlashAttentionKernel.cpp`` of torch 2.13).
+        """
+        return 1 << 20 if "attention" in self.func.name() else 0
+
+    @property
+    def depends_on_values(self) -> bool:
+        """Whether a call with other floats takes more or less."""
+        return any(word in self.func.name() for word in _BY_VALUES)
+
+    @property
+    def crashes_without_gradient(self) -> bool:
+        """Whether torch's kernel writes to a gradient that is not asked for.
+
+        Group normalisation of images in channels-last order ends the process on the CPU
+        where its input gets no gradient, as in a first layer (torch 2.13).
+        """
+        images = [spec for spec in self.tensors if len(spec.shape) > 2]
+        return "group_norm" in self.func.name() and any(
+            spec.stride[1] == 1 < spec.shape[1] for spec in images
+        )
+
+    @property
+    def opaque(self) -> bool:
+        """Whether a library picks its algorithm by size."""
+        name = self.func.name()
+        if any(word in name for word in _OPAQUE):
+            return True
+        is_product = name.endswith("mm") or "mm." in name or "addmv" in name
+        is_short = any(spec.dtype in _SHORT for spec in self.tensors)
+        return is_product and is_short
+
+
+def call_of(func: Any, args: Any, kwargs: Any) -> KernelCall | None:
+    """Describe a call.
+
+    Args:
+        func: An operator overload of aten.
+        args: Its positional arguments.
+        kwargs: Its named ones.
+
+    Returns:
+        The description, which keeps no tensor alive; None if it cannot be made again:
+        other libraries' operators, sparse tensors, values that decide where is read.
+    """
+    name = func.name()
+    if func.namespace != "aten" or any(word in name for word in _UNSAFE):
+        return None
+    values, tree = tree_flatten((_plain_scalars(func, args), kwargs))
+    if any(word in name for word in _UNSAFE_POSITIONS):
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        if not all(t.is_floating_point() or t.is_complex() for t in tensors):
+            return None
+    leaves: list[Any] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if value.layout is not torch.strided:
+                return None
+            value = TensorSpec(tuple(value.shape), value.stride(), value.dtype)
+        elif isinstance(value, torch.Generator):
+            return None
+        leaves.append(value)
+    call = KernelCall(func, tuple(leaves), tree)
+    if "group_norm_backward" in name and call.crashes_without_gradient:
+        # The first boolean says whether the input gets a gradient.
+        output_mask = [leaf for leaf in leaves if type(leaf) is bool]
+        if not output_mask[0]:
+            return None
+    return call
+
+
+def _plain_scalars(func: Any, args: Any) -> list[Any]:
+    """Turn whole numbers that are no sizes, such as a factor, into floats."""
+    plain = list(args)
+    whole = [i for i in _number_arguments(func) if i < len(args) and _is_int(args[i])]
+    if not whole:
+        return plain
+    tensors = [leaf for leaf in tree_iter(args) if _is_tensor(leaf)]
+    if all(tensor.is_floating_point() for tensor in tensors):
+        for index in whole:
+            plain[index] = float(args[index])
+    return plain
+
+
+@functools.cache
+def _number_arguments(func: Any) -> list[int]:
+    """List the arguments of an operator that may be whole numbers or not."""
+    arguments = func._schema.arguments  # noqa: SLF001 -- the way to ask
+    return [
+        index
+        for index, argument in enumerate(arguments)
+        if "number" in str(argument.type)
+    ]
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _is_int(value: Any) -> bool:
+    # A bool is an int too, for isinstance.
+    return type(value) is int
+
+
+# An optimizer makes the same calls at every step.
+@functools.lru_cache(4096)
+def smaller_calls(
+    call: KernelCall, outputs: tuple[int, ...] = ()
+) -> list[list[KernelCall]]:
+    """Give calls like one, small enough to be made.
+
+    Args:
+        call: The call.
+        outputs: Bytes of its outputs.
+
+    Returns:
+        Ways to shrink it, the best first: itself alone where it is small, else three
+        calls with other sizes.  One empty way where it is not known which go together.
+    """
+    limit = _WHOLE_OPAQUE_BYTES if call.opaque else _WHOLE_BYTES
+    # A number may be the rows of a table of float32 that the kernel makes.
+    numbers = [leaf for leaf in call.leaves if type(leaf) is int and leaf < 1 << 31]
+    table_bytes = 4 * max(numbers, default=0)
+    total_bytes = call.nbytes + sum(outputs)
+    if max(total_bytes, table_bytes) <= limit:
+        return [[call]]
+
+    all_sizes = {size for spec in call.tensors for size in spec.shape}
+    free_sizes = all_sizes - _fixed_sizes(call)
+    sizes = sorted(
+        (size for size in free_sizes if size >= _SMALLEST_SHRUNK), reverse=True
+    )
+    ways = []
+    for replacements in _ways_to_replace(call, sizes):
+        resized = [_resized(call, replaced) for replaced in replacements]
+        calls = [smaller for smaller in resized if smaller is not None]
+        is_complete = len(calls) == len(replacements)
+        if is_complete and all(smaller.nbytes <= MOST_BYTES for smaller in calls):
+            ways.append(calls)
+
+    def serial_operands(way: list[KernelCall]) -> int:
+        return max(_count_turned_serial(call, smaller) for smaller in way)
+
+    ways.sort(key=serial_operands)
+    is_serial = not ways or serial_operands(ways[0]) > 0
+    if is_serial and max(total_bytes, table_bytes) <= MOST_BYTES:
+        # Just above the bound of threads: nothing smaller uses them.
+        ways.insert(0, [call])
+    if call.opaque:
+        ways = _of_fewer_samples(call, sizes, limit) + ways
+    return ways[:_MOST_WAYS] or [[]]
+
+
+def _ways_to_replace(call: KernelCall, sizes: list[int]) -> list[list[dict[int, int]]]:
+    """List rows of replacements for the sizes of a call, largest size first."""
+    if call.spatial:
+        patterns: Sequence[Sequence[tuple[int, ...]]] = _SHRUNK_SPATIAL
+    else:
+        patterns = _SHRUNK_SIZES[min(max(len(sizes), 2), 4)]
+    rows = [[_replacements(sizes, pattern) for pattern in row] for row in patterns]
+    # Then all sizes by the same share, where one is half of another.
+    for first_share in (4, 16, 64):
+        # None may become 0: a call without numbers takes nothing.
+        if min(sizes, default=0) < 4 * first_share:
+            continue
+        shares = (first_share, 2 * first_share, 4 * first_share)
+        rows.append([{size: size // share for size in sizes} for share in shares])
+    return rows
+
+
+def _count_turned_serial(call: KernelCall, smaller: KernelCall) -> int:
+    """Count the operands that are large enough for threads, and not when smaller."""
+    pairs = zip(call.tensors, smaller.tensors, strict=True)
+    return sum(
+        math.prod(spec.shape) >= _PARALLEL_NUMBERS > math.prod(small.shape)
+        for spec, small in pairs
+    )
+
+
+def with_masks(call: KernelCall) -> list[KernelCall]:
+    """Give a call with masks that choose all, and half: some kernels take by that."""
+    if any(spec.dtype == torch.bool for spec in call.tensors):
+        return [call, call._replace(masks="half")]
+    return [call]
+
+
+def _of_fewer_samples(
+    call: KernelCall, sizes: list[int], limit: int
+) -> list[list[KernelCall]]:
+    """Shrink one size only, the first operand's first or the largest."""
+    first_axis = call.tensors[0].shape[:1]
+    has_samples_first = call.spatial or call.by_thread_bytes > 0
+    if has_samples_first and first_axis and first_axis[0] in sizes:
+        shrunk = first_axis[0]
+    else:
+        shrunk = max(sizes, default=0)
+
+    small = shrunk
+    while small > 8:
+        small //= 2
+        replacements = [{shrunk: s} for s in (small, small * 3 // 4, small // 2)]
+        resized = [_resized(call, replaced) for replaced in replacements]
+        calls = [smaller for smaller in resized if smaller is not None]
+        if len(calls) < len(resized):
+            return []
+        largest = max(
+            smaller.nbytes + (output_bytes(smaller) or 0) for smaller in calls
+        )
+        if largest <= limit:
+            return [calls]
+    return []
+
+
+def _fixed_sizes(call: KernelCall) -> set[int]:
+    """Name the sizes that must stay, since others follow from them."""
+    if "mkldnn_rnn" in call.func.name():
+        # Of the weights, one size is 4 gates times another, which is among the numbers;
+        # the kernel reads them without a check.
+        weights = call.tensors[1:5]
+        weight_sizes = {size for spec in weights for size in spec.shape}
+        return weight_sizes | {leaf for leaf in call.leaves if type(leaf) is int}
+    if call.spatial:
+        return {size for spec in call.tensors for size in spec.shape[2:]}
+    return set()
+
+
+def _replacements(sizes: list[int], pattern: tuple[int, ...]) -> dict[int, int]:
+    """Map the largest size to the first of a pattern, and so on; never to a larger."""
+    padded = itertools.chain(pattern, itertools.repeat(pattern[-1]))
+    return {size: min(size, other) for size, other in zip(sizes, padded, strict=False)}
+
+
+def _resized(call: KernelCall, sizes: dict[int, int]) -> KernelCall | None:
+    """Replace sizes wherever they stand: in shapes, and in lists of numbers."""
+    fixed = _fixed_sizes(call)
+    numbers = sizes | _products(call, sizes)
+    has_free_numbers = any(word in call.func.name() for word in _FREE_NUMBERS)
+    leaves: list[Any] = []
+    for leaf in call.leaves:
+        if isinstance(leaf, TensorSpec):
+            leaves.append(_resized_spec(leaf, sizes))
+            continue
+        is_size = type(leaf) is int and _SMALLEST_SHRUNK <= leaf < 1 << 31
+        if not is_size or leaf in fixed:
+            leaves.append(leaf)
+        elif leaf in numbers:
+            leaves.append(numbers[leaf])
+        elif has_free_numbers:
+            leaves.append(_FREE_NUMBER)
+        elif call.spatial:
+            leaves.append(leaf)
+        else:
+            # Some kernels believe such a number, and would read beyond the operands.
+            return None
+    return KernelCall(call.func, tuple(leaves), call.tree, resized=True)
+
+
+def _products(call: KernelCall, sizes: dict[int, int]) -> dict[int, int]:
+    """Map products of neighbouring sizes, such as the pixels of group_norm."""
+    products: dict[int, int] = {}
+    for spec in call.tensors:
+        for start, stop in itertools.combinations(range(len(spec.shape) + 1), 2):
+            axes = spec.shape[start:stop]
+            small = [sizes.get(size, size) for size in axes]
+            products.setdefault(math.prod(axes), math.prod(small))
+    return products
+
+
+def _resized_spec(spec: TensorSpec, sizes: dict[int, int]) -> TensorSpec:
+    """Keep the order of the axes, and gaps between rows as gaps of one element."""
+    shape = tuple(sizes.get(size, size) for size in spec.shape)
+    stride = [0] * len(shape)
+    dense, dense_before = 1, 1
+    for axis in sorted(range(len(shape)), key=lambda a: (spec.stride[a], -a)):
+        if not spec.stride[axis]:
+            continue
+        if spec.stride[axis] > dense_before:
+            dense += 1
+        dense_before = max(spec.stride[axis], 1) * spec.shape[axis]
+        stride[axis] = dense
+        dense *= shape[axis]
+    return TensorSpec(shape, tuple(stride), spec.dtype)
+
+
+def _accepts(call: KernelCall) -> bool:
+    """Ask torch's rules whether operands go together, of a call such as nonzero()."""
+    # Here, since it takes half a second to import, and few steps need it.
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        leaves = [
+            torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype)
+            if isinstance(leaf, TensorSpec)
+            else leaf
+            for leaf in call.leaves
+        ]
+        args, kwargs = tree_unflatten(leaves, call.tree)
+        try:
+            call.func(*args, **kwargs)
+        except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError):
+            return False
+    return True
+
+
+def output_bytes(call: KernelCall) -> int | None:
+    """Ask torch's shape rules what a call would give.
+
+    Returns:
+        Bytes of its outputs, those of its operands where values decide; None where
+        there is no rule, or where it refuses.
+    """
+    if torch.Tag.dynamic_output_shape in call.func.tags:
+        return call.nbytes if _accepts(call) else None
+    leaves = [
+        torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype, device="meta")
+        if isinstance(leaf, TensorSpec)
+        else leaf
+        for leaf in call.leaves
+    ]
+    args, kwargs = tree_unflatten(leaves, call.tree)
+    try:
+        result = call.func(*args, **kwargs)
+    except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError):
+        return None
+    outputs = [leaf for leaf in tree_iter(result) if _is_tensor(leaf)]
+    return sum(int(output.numel() * output.itemsize) for output in outputs)

@@ -1,0 +1,167 @@
+"""The order of axes that kernels give, where torch's rules for fakes say another.
+
+Images in channels-last order stay so in some kernels and not in others, and a fake
+follows rules written apart from the kernels: ``log_sigmoid`` of a channels-last image
+is contiguous for real and channels-last as a fake, ``upsample_bilinear2d`` of one
+channel the other way round.  Every kernel after it then runs another algorithm than the
+one that is tracked: peaks were 10 % too low, and 40 % too high.  So where an operand is
+channels-last, the call is made once for real with small operands, and its outputs tell.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_iter, tree_map
+
+from loaderkit.budget.step.kernel_calls import call_of, smaller_calls
+from loaderkit.budget.step.kernels import invented_arguments, is_safe_to_make
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from loaderkit.budget.step.kernel_calls import KernelCall
+
+_FORMATS = {
+    4: (torch.contiguous_format, torch.channels_last),
+    5: (torch.contiguous_format, torch.channels_last_3d),
+}
+_MOST_REMEMBERED = 10_000
+"""Calls; chosen."""
+
+
+class OutputLayouts:
+    """Learns the layouts of outputs from small real calls, and remembers them."""
+
+    def __init__(self) -> None:
+        self._seen: dict[KernelCall, tuple[torch.memory_format | None, ...]] = {}
+
+    def corrected(
+        self, func: Any, args: Any, kwargs: Any, operands: Sequence[Any], out: Any
+    ) -> Any:
+        """Give the outputs of a fake call in the layout that the kernel gives them.
+
+        Args:
+            func: An operator overload of aten.
+            args: Its positional arguments.
+            kwargs: Its named ones.
+            operands: The tensors among them.
+            out: What the call with fakes gave.
+
+        Returns:
+            The same where no operand is channels-last, or nothing else was seen; else
+            fakes with other strides.
+        """
+        returns = func._schema.returns  # noqa: SLF001 -- the way to ask
+        if any(returned.alias_info is not None for returned in returns):
+            # A view, or an operand that was written to.
+            return out
+        if not any(map(is_channels_last, operands)):
+            return out
+        fakes = [leaf for leaf in tree_iter(out) if _is_fake(leaf)]
+        if not any(fake.dim() in _FORMATS for fake in fakes):
+            return out
+        call = call_of(func, args, kwargs)
+        if call is None:
+            return out
+        formats = iter(self._formats_of(call))
+
+        def restride(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            seen_format = next(formats, None)
+            if seen_format is None or not _is_fake(leaf):
+                return leaf
+            strides = strides_of(leaf.shape, seen_format)
+            if leaf.stride() == strides:
+                return leaf
+            return leaf.new_empty_strided(leaf.shape, strides)
+
+        return tree_map(restride, out)
+
+    def _formats_of(self, call: KernelCall) -> tuple[torch.memory_format | None, ...]:
+        if call not in self._seen:
+            if len(self._seen) > _MOST_REMEMBERED:
+                self._seen.clear()
+            self._seen[call] = _measure_formats(call)
+        return self._seen[call]
+
+
+def is_channels_last(tensor: Any) -> bool:
+    """Tell an image whose strides are those of channels-last, and not contiguous.
+
+    >>> is_channels_last(torch.empty(2, 1, 4, 4).to(memory_format=torch.channels_last))
+    True
+    >>> is_channels_last(torch.empty(2, 1, 4, 4))
+    False
+    """
+    if tensor.dim() not in _FORMATS or tensor.layout is not torch.strided:
+        return False
+    plain, last = _FORMATS[tensor.dim()]
+    strides: tuple[int, ...] = tuple(tensor.stride())
+    return strides == strides_of(tensor.shape, last) != strides_of(tensor.shape, plain)
+
+
+def strides_of(
+    shape: Sequence[int], memory_format: torch.memory_format
+) -> tuple[int, ...]:
+    """Give the strides of a tensor in a layout.
+
+    Args:
+        shape: Sizes ``[N, C, ...]``.
+        memory_format: Contiguous or channels-last.
+
+    Returns:
+        Elements from one to the next, of each axis.
+
+    >>> strides_of((2, 3, 4, 5), torch.channels_last)
+    (60, 1, 15, 3)
+    """
+    axes = [*range(len(shape))]
+    if memory_format is not torch.contiguous_format:
+        axes = [0, *range(2, len(shape)), 1]
+    strides, stride = [0] * len(shape), 1
+    for axis in reversed(axes):
+        strides[axis] = stride
+        stride *= max(int(shape[axis]), 1)
+    return tuple(strides)
+
+
+def _is_fake(leaf: Any) -> bool:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(leaf, FakeTensor)
+
+
+def _measure_formats(call: KernelCall) -> tuple[torch.memory_format | None, ...]:
+    """Make a call once with small operands, and name the layout of each output."""
+    small = next((way[0] for way in smaller_calls(call) if way), None)
+    if small is None or not is_safe_to_make(small):
+        return ()
+    try:
+        args, kwargs = invented_arguments(small)
+        result = small.func(*args, **kwargs)
+    except Exception:  # noqa: BLE001 -- values were invented: any operator may refuse
+        return ()
+    outputs = [leaf for leaf in tree_iter(result) if isinstance(leaf, torch.Tensor)]
+    return tuple(_format_of(output) for output in outputs)
+
+
+def _format_of(tensor: torch.Tensor) -> torch.memory_format | None:
+    """Name the layout of an image; None of anything else, or where it is not told."""
+    if tensor.dim() not in _FORMATS or not math.prod(tensor.shape):
+        return None
+    strides = tuple(tensor.stride())
+    fitting = [
+        memory_format
+        for memory_format in _FORMATS[tensor.dim()]
+        if strides == strides_of(tensor.shape, memory_format)
+    ]
+    # An image of one channel or one pixel fits both.
+    return fitting[0] if len(fitting) == 1 else None
+
+
+LAYOUTS = OutputLayouts()
+"""Of this process: what a kernel gives does not change."""

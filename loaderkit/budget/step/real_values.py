@@ -1,0 +1,137 @@
+"""Real values beside fake tensors, where they decide a shape and are few."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_iter, tree_map
+from torch.utils.weak import WeakTensorKeyDictionary
+
+LIMIT_BYTES = 14 << 20
+"""What the values may take at once; with small integers and the kernels that are tried
+an estimate stays below the 16 MB that the documentation states."""
+_LARGEST_READ_BYTES = 256 << 20
+"""No operator that reads more is computed: it would take long, though no memory.
+Chosen."""
+
+
+class Value(NamedTuple):
+    """What a fake tensor stands for."""
+
+    real: torch.Tensor
+    trained: bool
+    """Whether it depends on parameters or random numbers: the next step has another."""
+
+
+class RealValues:
+    """Computes the values of fake tensors as long as they are few."""
+
+    def __init__(self) -> None:
+        self._values: Any = WeakTensorKeyDictionary()
+        self._given: set[int] = set()
+        self._live: dict[int, Any] = {}
+        self.bytes = self.highest_bytes = 0
+
+    def give(self, fake: Any, real: Any, *, trained: bool) -> None:
+        """Name the value of a tensor of the model or the batch, which is only read."""
+        if real.device.type == "cpu" and isinstance(fake, FakeTensor):
+            self._given.add(_storage_key(real))
+            self._values[fake] = Value(real.detach(), trained)
+
+    def of(self, tensor: Any) -> Value | None:
+        """Give a tensor's value; None if it is not known."""
+        if isinstance(tensor, FakeTensor):
+            value: Value | None = self._values.get(tensor)
+            return value
+        return Value(tensor, trained=False)
+
+    def compute(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Compute an operator's values, if those of its operands are known.
+
+        Args:
+            func: The operator.
+            args: Its arguments, fake ones among them.
+            kwargs: Its named ones.
+            out: What it gave for them.
+        """
+        operands = [t for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)]
+        outputs = [t for t in tree_iter(out) if isinstance(t, FakeTensor)]
+        if not outputs:
+            return
+        is_mutable = func._schema.is_mutable  # noqa: SLF001 -- the way to ask
+        mutated = operands if is_mutable else []
+        if not self._can_compute(func, operands, mutated, outputs):
+            self._forget(mutated)
+            return
+        is_trained = any(value.trained for value in self._values_of(operands))
+        is_trained = is_trained or _draws_random_numbers(func)
+        try:
+            result = func(*tree_map(self._real, args), **tree_map(self._real, kwargs))
+        except Exception:  # noqa: BLE001 -- then the values are not known
+            self._forget(mutated)
+            return
+        reals = [leaf for leaf in tree_iter(result) if isinstance(leaf, torch.Tensor)]
+        fakes = [leaf for leaf in tree_iter(out) if isinstance(leaf, torch.Tensor)]
+        for fake, real in zip(fakes, reals, strict=False):
+            if isinstance(fake, FakeTensor) and fake.shape == real.shape:
+                self._values[fake] = Value(real, is_trained)
+                self._account(real)
+
+    def _can_compute(
+        self,
+        func: Any,
+        operands: list[Any],
+        mutated: list[Any],
+        outputs: list[Any],
+    ) -> bool:
+        """Tell whether all values are known, few, and not the user's to be changed."""
+        if len(self._values_of(operands)) < len(operands):
+            return False
+        read_bytes = sum(t.numel() * t.itemsize for t in operands)
+        made_bytes = 0 if func.is_view else sum(t.numel() * t.itemsize for t in outputs)
+        if read_bytes > _LARGEST_READ_BYTES or self.bytes + made_bytes > LIMIT_BYTES:
+            return False
+        changed_keys = {_storage_key(v.real) for v in self._values_of(mutated)}
+        return changed_keys.isdisjoint(self._given)
+
+    def _values_of(self, tensors: list[Any]) -> list[Value]:
+        """List the values that are known of some tensors."""
+        return [value for value in map(self.of, tensors) if value is not None]
+
+    def _real(self, leaf: Any) -> Any:
+        value = self.of(leaf) if isinstance(leaf, FakeTensor) else None
+        return leaf if value is None else value.real
+
+    def _account(self, real: torch.Tensor) -> None:
+        storage = real.untyped_storage()
+        key, size = _storage_key(real), storage.nbytes()
+        if key in self._live or key in self._given:
+            return
+        self._live[key] = weakref.ref(
+            storage, functools.partial(self._freed, key, size)
+        )
+        self.bytes += size
+        self.highest_bytes = max(self.highest_bytes, self.bytes)
+
+    def _freed(self, key: int, size: int, _ref: Any) -> None:
+        if self._live.pop(key, None) is not None:
+            self.bytes -= size
+
+    def _forget(self, tensors: list[Any]) -> None:
+        """Forget what shares memory with tensors whose change is not known."""
+        changed = {_storage_key(value.real) for value in self._values_of(tensors)}
+        for fake, value in list(self._values.items()):
+            if _storage_key(value.real) in changed:
+                del self._values[fake]
+
+
+def _storage_key(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 -- an identity, never read
+
+
+def _draws_random_numbers(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in func.tags

@@ -1,0 +1,264 @@
+"""Runs a training step whose floats are fake, and logs every byte it would hold.
+
+Only integers and booleans decide shapes; they are small and stay real, so that what
+depends on their values runs truly.  Floats are fake: no memory, no arithmetic.  Where
+floats decide a shape all the same, their values are computed beside, within a bound.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import warnings
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from loaderkit.budget.step.accumulation import references_alone
+from loaderkit.budget.step.allocation_log import Log
+from loaderkit.budget.step.fake_tensors import attention_of, fake_batch, fake_model
+from loaderkit.budget.step.measure import optimizer_state
+from loaderkit.budget.step.real_values import RealValues
+from loaderkit.budget.step.tracker import ReadsValues, Tracker
+from loaderkit.budget.step.train_step import (
+    Step,
+    blocks_of,
+    checkpoint_blocks,
+    make_optimizer,
+    run_step,
+)
+from loaderkit.budget.step.unseen_memory import add_formulas, add_workspaces
+from loaderkit.library_files import is_library_file
+from loaderkit.nests import flatten_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+_KEPT_BYTES = 1 << 10
+"""What a model may keep between steps before a second one is tracked; chosen: as little
+as nobody sees in a peak."""
+
+
+def track_step(
+    model: Any,
+    batch: Any,
+    step: Step,
+    *,
+    chosen: float = 1.0,
+    with_values: bool = False,
+) -> Log:
+    """Run a training step with fake floats, as it is once the training runs.
+
+    Args:
+        model: A module; it is not changed.
+        batch: What it is called with; not changed.
+        step: How a step is made.
+        chosen: Share of elements that a mask of unknown values is taken to choose.
+        with_values: Compute the floats that decide a shape, if they are few.
+
+    Returns:
+        The log; the optimizer has its state from the beginning.
+
+    Raises:
+        ValueError: A lazy module has no parameters yet.
+    """
+    values = RealValues() if with_values else None
+    tracked = _track(model, batch, step, chosen, values, give_state=True)
+    if tracked.is_like_later_steps:
+        return tracked.log
+    values = RealValues() if with_values else None
+    return _track(model, batch, step, chosen, values, give_state=False).log
+
+
+class _TrackedStep(NamedTuple):
+    """A step that was tracked."""
+
+    log: Log
+    is_like_later_steps: bool
+    """False where the optimizer was given its state, and the second step of a training
+    would still differ from this one."""
+
+
+def _track(
+    model: Any,
+    batch: Any,
+    step: Step,
+    chosen: float,
+    values: RealValues | None,
+    *,
+    give_state: bool,
+) -> _TrackedStep:
+    """Track one step where the optimizer can be given its state, else two.
+
+    With a state that was given, the second step may still differ: a parameter without a
+    gradient has no state in a training, and what a model keeps from one step to the
+    next, such as its last output, is there in the second only.
+    """
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    log = Log()
+    twin, twin_batch = fake_model(fake, model), fake_batch(fake, batch)
+    if step.checkpoint:
+        log.checkpoints = len(blocks_of(twin))
+        checkpoint_blocks(twin)
+
+    tracker = Tracker(fake, log, chosen=chosen, values=values)
+    tracker.add_all(twin.parameters(), "parameters")
+    tracker.add_all(twin.buffers(), "buffers")
+    tracker.add_all(flatten_tensors(twin_batch), "batch")
+    if values is not None:
+        _name_model_values(values, twin, model)
+        _name_batch_values(values, twin_batch, batch)
+    optimizer = make_optimizer(twin.parameters(), step)
+    # Adagrad makes its state at once, others in the first step.
+    tracker.add_all(optimizer_state(optimizer), "optimizer state")
+
+    # Looked up here, since it cannot be under a mode.
+    references_alone()
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(_without_torch_logging())
+        stack.enter_context(_function_modes(step, tracker))
+        stack.enter_context(_modules_named(twin, step, tracker))
+        stack.enter_context(tracker)
+        has_state = give_state and _give_state(twin, optimizer, tracker)
+        if not has_state:
+            run_step(twin, twin_batch, optimizer, step, mark=tracker.mark)
+        run_step(twin, twin_batch, optimizer, step, mark=tracker.mark)
+        tracker.label_gradients(twin)
+        tracker.label_state(optimizer)
+
+    with warnings.catch_warnings():
+        # Small calls are made with invented values, of which torch may warn.
+        warnings.simplefilter("ignore")
+        add_workspaces(tracker.calls, log, is_cpu=step.target.kind == "cpu")
+        add_formulas(tracker, log)
+
+    has_unused = any(parameter.grad is None for parameter in twin.parameters())
+    keeps_something = tracker.unowned_bytes() > _KEPT_BYTES
+    differs_later = has_state and (has_unused or keeps_something)
+    return _TrackedStep(log, is_like_later_steps=not differs_later)
+
+
+def _name_model_values(values: RealValues, twin: Any, model: Any) -> None:
+    """Name the values of parameters, which are shared, and of buffers, copied."""
+    for fake, real in zip(twin.parameters(), model.parameters(), strict=True):
+        values.give(fake, real, trained=True)
+    for fake, real in zip(twin.buffers(), model.buffers(), strict=True):
+        if real.device.type == "cpu":
+            # A step may write to a buffer, and the user's must not change.
+            values.give(fake, real.detach().clone(), trained=False)
+
+
+def _name_batch_values(values: RealValues, twin_batch: Any, batch: Any) -> None:
+    fakes, reals = flatten_tensors(twin_batch), flatten_tensors(batch)
+    for fake, real in zip(fakes, reals, strict=True):
+        values.give(fake, real, trained=False)
+
+
+def _give_state(model: Any, optimizer: Any, tracker: Tracker) -> bool:
+    """Let the optimizer make its state, as the first step of a training does.
+
+    Returns:
+        Whether it has one now; if not, a first step must be tracked to make it.
+    """
+    if optimizer is None:
+        return True
+    parameters = list(model.parameters())
+    if not all(parameter.requires_grad for parameter in parameters):
+        return False
+    if any(getattr(module, "sparse", False) for module in model.modules()):
+        # Their gradients are sparse, which cannot be made of zeros.
+        return False
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    tracker.label_state(optimizer)
+    return True
+
+
+@contextmanager
+def _without_torch_logging() -> Iterator[None]:
+    """Keep torch from writing errors of fakes to stderr.
+
+    Where a step cannot be tracked it is measured: that is no error of the user's.
+    """
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+@contextmanager
+def _function_modes(step: Step, tracker: Tracker) -> Iterator[None]:
+    """Choose the target's attention, and answer what reads values."""
+    with attention_of(step, tracker.log), ReadsValues(tracker):
+        yield
+
+
+@contextmanager
+def _modules_named(model: Any, step: Step, tracker: Tracker) -> Iterator[None]:
+    """Tell the tracker which module computes."""
+    path: list[str] = []
+    hooks = []
+    modes_of_backward = ExitStack()
+
+    def enter(name: str, module: Any, _args: Any) -> None:
+        # Autograd runs the backward pass without modes of functions, and with it the
+        # blocks that a checkpoint computes again.
+        if tracker.phase == "backward" and not path:
+            modes_of_backward.enter_context(_function_modes(step, tracker))
+        path.append(_label_of(name, module))
+        tracker.module = path[-1]
+
+    def leave(_module: Any, _args: Any, _out: Any) -> None:
+        path.pop()
+        tracker.module = path[-1] if path else ""
+        if not path:
+            modes_of_backward.close()
+
+    for name, module in model.named_modules():
+        tracker.log.forwards[_label_of(name, module)] = _line_of_forward(model, name)
+        hooks += [
+            module.register_forward_pre_hook(functools.partial(enter, name)),
+            # Always: a checkpoint ends a block early, by an exception.
+            module.register_forward_hook(leave, always_call=True),
+        ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _label_of(name: str, module: Any) -> str:
+    return f"{name} {type(module).__name__}".strip()
+
+
+def _line_of_forward(model: Any, name: str) -> str:
+    """Find the code of the user's own that calls a module.
+
+    It is the ``forward`` of the module itself, or of the nearest one around it, whose
+    class is no library's: nobody changes ``torch.nn.Linear``.
+    """
+    path = name.split(".") if name else []
+    for length in range(len(path), -1, -1):
+        around = model.get_submodule(".".join(path[:length]))
+        code = getattr(type(around).forward, "__code__", None)
+        if code is not None and not is_library_file(code.co_filename):
+            return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
+    return ""
+
+
+def has_assumption(log: Log, assumptions: tuple[str, ...]) -> bool:
+    """Tell whether one of some assumptions was made."""
+    return any(what in assumptions for what, _ in log.assumptions)

@@ -1,0 +1,493 @@
+"""The mode under which a training step's floats are fake and every byte is logged."""
+
+from __future__ import annotations
+
+import functools
+import math
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nested._internal.nested_tensor import NestedTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_map
+
+from loaderkit.budget.step.accumulation import node_name, reused_operand
+from loaderkit.budget.step.allocation_log import Bounds, Event, Mark
+from loaderkit.budget.step.kernel_calls import call_of
+from loaderkit.budget.step.layouts import LAYOUTS
+from loaderkit.budget.step.measure import optimizer_state, parts_of_nested
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from loaderkit.budget.step.allocation_log import Log, LogPhase, Part
+    from loaderkit.budget.step.kernel_calls import KernelCall
+    from loaderkit.budget.step.real_values import RealValues, Value
+
+_aten = torch.ops.aten
+_SMALL_BYTES = 1 << 18
+"""Real floats made of integers stay real up to here: pooling computes sizes so.
+Chosen: thousands of graphs, and a small part of what an estimate may take for real."""
+_INDEXED = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default)
+"""They take masks, whose values decide the shape of the result."""
+_LIKE_VIEWS = (_aten._unsafe_view.default, _aten.detach.default, _aten.alias.default)
+"""Operators that give their operand's storage, and are not called views."""
+_VALUES = ("arange", "scalar_tensor", "linspace")
+"""Operators that make floats of their arguments alone; they are real, since a shape may
+be computed from them."""
+
+# Assumptions, as they are told.
+ALL_CHOSEN = "every element is chosen"
+CHOSEN_NOW = "as many elements as are chosen with the present parameters"
+SCALAR = "a scalar's value"
+SCALAR_NOW = "a scalar's value, with the present parameters"
+
+
+@dataclass(frozen=True)
+class TrackedCall:
+    """One call of an operator, and where it stands in the log."""
+
+    position: int
+    """Of the last event when it returned."""
+    numbers: tuple[int, ...]
+    """Storages that it made."""
+    made: int
+    """Bytes of these."""
+    touched: int
+    """Bytes of all operands and outputs."""
+    outputs: tuple[int, ...]
+    """Bytes of each output."""
+    name: str
+    """Of the operator."""
+    call: KernelCall | None
+    """How to make it again; None if that cannot be."""
+    fake: bool
+    """Whether its outputs were faked, and may take other bytes than the real ones."""
+    with_grad: tuple[bool, ...]
+    """Which operands get a gradient; empty where no backward pass follows."""
+
+
+class MadeByFormula(NamedTuple):
+    """Storages that a formula of autograd made in the backward pass."""
+
+    node: str
+    """Autograd's name of the formula."""
+    numbers: tuple[int, ...]
+    """Of the storages."""
+
+
+class _LiveStorage(NamedTuple):
+    """A storage in the log that is not freed yet."""
+
+    number: int
+    nbytes: int
+    reference: weakref.ref[Any]
+    """Logs that it is freed."""
+
+
+class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Fakes floats and logs the storages that operators make."""
+
+    def __init__(
+        self,
+        fake: FakeTensorMode,
+        log: Log,
+        *,
+        chosen: float = 1.0,
+        values: RealValues | None = None,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.fake, self.log, self.chosen, self.values = fake, log, chosen, values
+        self.live: dict[int, _LiveStorage] = {}
+        """By torch's own address of the storage object, which no other one has while it
+        lives."""
+        self.calls: list[TrackedCall] = []
+        self.made_by_formulas: list[MadeByFormula] = []
+        self.module = ""
+        self.phase: LogPhase = "base"
+        self._module_of_node: dict[int, str] = {}
+        self._real_sizes: dict[int, int] = {}
+        self.real_now = 0
+
+    def mark(self, phase: LogPhase) -> None:
+        """Begin a phase."""
+        self.phase = phase
+        self.log.marks.append(Mark(len(self.log.events), phase))
+
+    def add_all(self, tensors: Iterable[Any], owner: Part) -> None:
+        """Log the storages of tensors and what they are."""
+        for tensor in tensors:
+            self.add(tensor, owner)
+
+    def add(self, tensor: Any, owner: Part | None = None) -> list[int]:
+        """Log the storages of a tensor, each once; give the numbers of new ones."""
+        if tensor.layout is torch.jagged:
+            parts = parts_of_nested([tensor])
+            return [number for part in parts for number in self.add(part, owner)]
+        if tensor.layout is not torch.strided:
+            parts = _parts_of_sparse(tensor, self.fake)
+            return [number for part in parts for number in self.add(part, owner)]
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.live:
+            return []
+        number = len(self.log.events)
+        when_freed = functools.partial(self._log_freed, key, number)
+        self.live[key] = _LiveStorage(number, size, weakref.ref(storage, when_freed))
+        self.log.events.append(Event(number, size))
+        if owner is not None:
+            self.log.owners[number] = owner
+        self.log.modules[number] = self.module or self._module_differentiated()
+        if not isinstance(tensor, FakeTensor):
+            self._real_sizes[number] = size
+            self.real_now += size
+        values = self.values.bytes if self.values is not None else 0
+        self.log.real_bytes = max(self.log.real_bytes, self.real_now + values)
+        return [number]
+
+    def _log_freed(self, key: int, number: int, _ref: Any = None) -> None:
+        storage = self.live.get(key)
+        # Another storage may have the address by now.
+        if storage is not None and storage.number == number:
+            del self.live[key]
+            self.log.events.append(Event(number, -storage.nbytes))
+            self.real_now -= self._real_sizes.pop(number, 0)
+
+    def _note_module_of_node(self) -> None:
+        """Remember which module's operator a node of autograd belongs to.
+
+        Autograd numbers its nodes, and makes that of an operator before it calls the
+        operator: the last number given is that of the node.
+        """
+        if self.module and torch.is_grad_enabled():
+            last_number = torch._C._autograd._get_sequence_nr() - 1
+            self._module_of_node[last_number] = self.module
+
+    def _module_differentiated(self) -> str:
+        """Name the module whose operator autograd differentiates now, if it does."""
+        node: Any = torch._C._current_autograd_node()
+        if node is None:
+            return ""
+        return self._module_of_node.get(node._sequence_nr(), "")
+
+    def unowned_bytes(self) -> int:
+        """Sum what lives and is nothing of the step's own, once all is labelled."""
+        return sum(
+            storage.nbytes
+            for storage in self.live.values()
+            if storage.number not in self.log.owners
+        )
+
+    def label_gradients(self, model: Any) -> None:
+        """Name the storages of gradients."""
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                self._label(parameter.grad, "gradients")
+
+    def label_state(self, optimizer: Any) -> None:
+        """Name the storages of the optimizer's state."""
+        for tensor in optimizer_state(optimizer):
+            self._label(tensor, "optimizer state")
+
+    def _label(self, tensor: Any, owner: Part) -> None:
+        if tensor.layout is not torch.strided:
+            for part in _parts_of_sparse(tensor, self.fake):
+                self._label(part, owner)
+            return
+        storage = self.live.get(tensor.untyped_storage()._cdata)
+        if storage is not None:
+            self.log.owners.setdefault(storage.number, owner)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Run one operator, faked where floats are in it."""
+        # Two of three calls ask for a device: they are answered first.
+        if func is torch.ops.prim.device.default:
+            asked = args[0]
+            return asked.fake_device if isinstance(asked, FakeTensor) else asked.device
+        if any(kind is NestedTensor for kind in types):
+            # The class of torch's jagged tensors, which has no public name, then does
+            # the operator with the tensors that it is made of, and these we see.
+            return NotImplemented
+        kwargs = kwargs or {}
+        self._note_module_of_node()
+        backward = self.phase == "backward"
+        reused = reused_operand(func, args) if backward else None
+        listed_bytes = 0
+        if func in _INDEXED:
+            positions, listed_bytes = self._positions(args[1], func)
+            args = (args[0], positions, *args[2:])
+        # Listed once: what is done at each operator decides how long an estimate takes.
+        operands = _tensors_in((args, kwargs))
+        out = _asked_for(func, args, self._run(func, args, kwargs, operands))
+        if reused is not None:
+            self._log_reused(reused)
+        outputs = _tensors_in(out)
+        numbers = [number for tensor in outputs for number in self.add(tensor)]
+        if listed_bytes:
+            self.log.holds_inside(
+                len(self.log.events) - 1, Bounds.exactly(listed_bytes)
+            )
+        if operands and not (func.is_view or func in _LIKE_VIEWS):
+            call = call_of(func, args, kwargs)
+            self._note_call(func, call, operands, outputs, numbers)
+        if backward and numbers:
+            self.made_by_formulas.append(MadeByFormula(node_name(), tuple(numbers)))
+        return out
+
+    def _log_reused(self, tensor: torch.Tensor) -> None:
+        """Log that a storage is freed: the result that takes its place is a new one."""
+        key = tensor.untyped_storage()._cdata
+        if key in self.live:
+            self._log_freed(key, self.live[key].number)
+
+    def _run(
+        self, func: Any, args: Any, kwargs: Any, operands: list[torch.Tensor]
+    ) -> Any:
+        real = [tensor for tensor in operands if not isinstance(tensor, FakeTensor)]
+        for tensor in real:
+            # Numbers turned into tensors are made by no operator.
+            if not tensor.dim():
+                self.add(tensor)
+
+        if len(real) < len(operands):
+            out = self._run_with_fakes(func, args, kwargs)
+            out = LAYOUTS.corrected(func, args, kwargs, operands, out)
+        elif not operands and _makes_floats(func, kwargs):
+            with self.fake:
+                out = func(*args, **kwargs)
+        else:
+            return tree_map(self._fake_if_large, func(*args, **kwargs))
+
+        # A checkpoint computes its blocks again with gradients enabled; nothing else of
+        # the backward pass decides a shape.
+        is_forward = self.phase in {"forward", "loss"} or torch.is_grad_enabled()
+        if self.values is not None and is_forward:
+            self.values.compute(func, args, kwargs, out)
+        return out
+
+    def _note_call(
+        self,
+        func: Any,
+        call: KernelCall | None,
+        operands: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        numbers: list[int],
+    ) -> None:
+        """Remember a call, so that what its kernel holds inside can be learnt later."""
+        sizes = tuple(output.numel() * output.itemsize for output in outputs)
+        with_grad: tuple[bool, ...] = ()
+        if self.phase in {"forward", "loss"} and torch.is_grad_enabled():
+            with_grad = tuple(t.requires_grad for t in operands)
+        self.calls.append(
+            TrackedCall(
+                position=max(len(self.log.events) - 1, 0),
+                numbers=tuple(numbers),
+                made=sum(self.log.events[number].change for number in numbers),
+                touched=sum(sizes) + sum(t.numel() * t.itemsize for t in operands),
+                outputs=sizes,
+                name=func.name(),
+                call=call,
+                fake=any(isinstance(t, FakeTensor) for t in outputs),
+                with_grad=with_grad,
+            )
+        )
+
+    def _fake_if_large(self, leaf: Any) -> Any:
+        """Fake a real float that is large: its values decide no shape."""
+        if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
+            return leaf
+        large = leaf.untyped_storage().nbytes() > _SMALL_BYTES
+        return self.fake.from_tensor(leaf) if large else leaf
+
+    def _run_with_fakes(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if torch.Tag.data_dependent_output in func.tags or (
+            torch.Tag.dynamic_output_shape in func.tags
+            and func is not _aten.index.Tensor
+        ):
+            return self._from_values(func, args, kwargs)
+        with self.fake:
+            return func(*args, **kwargs)
+
+    def _from_values(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator whose result depends on values, or assume some."""
+        is_scalar = func is _aten._local_scalar_dense.default
+        fakes = [leaf for leaf in tree_iter((args, kwargs)) if _is_fake(leaf)]
+        values = [self.value_of(fake) for fake in fakes]
+        known = [value for value in values if value is not None]
+        if len(known) == len(fakes):
+            is_trained = any(value.trained for value in known)
+            if is_trained:
+                self._assume(SCALAR_NOW if is_scalar else CHOSEN_NOW, func)
+            real = func(*tree_map(self._real, args), **tree_map(self._real, kwargs))
+            as_fake = functools.partial(self._as_fake, is_trained=is_trained)
+            return tree_map(as_fake, real)
+        if is_scalar:
+            self._assume(SCALAR, func)
+            if args[0].dtype == torch.bool:
+                return True
+            return self.chosen if args[0].is_floating_point() else 1
+        return self._with_share_chosen(func, args, kwargs)
+
+    def _as_fake(self, leaf: Any, *, is_trained: bool) -> Any:
+        """Fake a float that was computed for real, and remember its value."""
+        if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
+            return leaf
+        fake = self.fake.from_tensor(leaf)
+        if self.values is not None:
+            self.values.give(fake, leaf, trained=is_trained)
+        return fake
+
+    def _with_share_chosen(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Assume how many elements a mask of unknown values chooses."""
+        if func is _aten.nonzero.default:
+            self._assume(ALL_CHOSEN, func)
+            return self._chosen_positions(args[0].shape)
+        if func is _aten.masked_select.default:
+            shape = np.broadcast_shapes(args[0].shape, args[1].shape)
+            if isinstance(args[1], FakeTensor):
+                self._assume(ALL_CHOSEN, func)
+                count = self._chosen_of(shape)
+            else:
+                count = int(args[1].expand(shape).sum())
+            with self.fake:
+                return args[0].new_empty((count,))
+        if func is _aten._unique2.default:
+            self._assume(ALL_CHOSEN, func)
+            count = self._chosen_of(args[0].shape)
+            positions = torch.arange(args[0].numel()).clamp_(max=count - 1)
+            with self.fake:
+                distinct = args[0].new_empty((count,))
+            return distinct, positions.view(args[0].shape), positions.new_ones(count)
+        with self.fake:
+            return func(*args, **kwargs)
+
+    def _positions(self, indices: Any, func: Any) -> tuple[list[Any], int]:
+        """Turn masks into positions, so that shapes are known; give their bytes too.
+
+        The kernel makes the same list of positions, and gives it back.
+        """
+        positions: list[Any] = []
+        listed_bytes = 0
+        for index in indices:
+            if index is None or index.dtype not in {torch.bool, torch.uint8}:
+                positions.append(index)
+                continue
+            value = self.value_of(index) if isinstance(index, FakeTensor) else None
+            if value is not None and value.trained:
+                self._assume(CHOSEN_NOW, func)
+            if isinstance(index, FakeTensor) and value is None:
+                self._assume(ALL_CHOSEN, func)
+                chosen = self._chosen_positions(index.shape)
+            else:
+                chosen = torch.nonzero(index if value is None else value.real)
+            listed_bytes += chosen.numel() * chosen.itemsize
+            positions.extend(chosen.unbind(1))
+        return positions, listed_bytes
+
+    def _chosen_of(self, shape: Any) -> int:
+        """Count the assumed share of the elements, one at least."""
+        total = int(math.prod(shape))
+        return min(total, max(1, round(self.chosen * total)))
+
+    def _chosen_positions(self, shape: Any) -> torch.Tensor:
+        """List the first of the elements; fake where the list is large itself."""
+        count = self._chosen_of(shape)
+        nbytes = count * len(shape) * torch.int64.itemsize
+        if nbytes > _SMALL_BYTES:
+            with self.fake:
+                return torch.empty((count, len(shape)), dtype=torch.int64)
+        if not shape:
+            return torch.zeros((count, 0), dtype=torch.int64)
+        axes = np.unravel_index(np.arange(count), tuple(shape))
+        columns = [torch.from_numpy(np.ascontiguousarray(axis)) for axis in axes]
+        return torch.stack(columns, 1)
+
+    def value_of(self, tensor: Any) -> Value | None:
+        """Give what a tensor stands for; None if it is not known."""
+        return None if self.values is None else self.values.of(tensor)
+
+    def _real(self, leaf: Any) -> Any:
+        value = self.value_of(leaf) if isinstance(leaf, FakeTensor) else None
+        return leaf if value is None else value.real
+
+    def _assume(self, what: str, func: Any) -> None:
+        self.log.assumptions[what, func.name()] += 1
+
+
+_READS = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__}
+"""Methods that read memory without calling an operator."""
+
+
+class ReadsValues(TorchFunctionMode):
+    """Answers ``tolist`` and ``numpy``, which read memory that a fake tensor lacks."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        super().__init__()
+        self.tracker = tracker
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Run a function, with the real tensor where one is read."""
+        if func in _READS and isinstance(args[0], FakeTensor):
+            value = self.tracker.value_of(args[0])
+            if value is not None:
+                if value.trained:
+                    self.tracker.log.assumptions[CHOSEN_NOW, func.__name__] += 1
+                args = (value.real, *args[1:])
+        return func(*args, **(kwargs or {}))
+
+
+def _tensors_in(nest: Any) -> list[torch.Tensor]:
+    """List tensors of an operator's arguments or outputs; torch's trees take longer."""
+    if isinstance(nest, torch.Tensor):
+        return [nest]
+    if isinstance(nest, dict):
+        nest = nest.values()
+    elif not isinstance(nest, (tuple, list)):
+        return []
+    return [tensor for part in nest for tensor in _tensors_in(part)]
+
+
+def _is_fake(leaf: Any) -> bool:
+    return isinstance(leaf, FakeTensor)
+
+
+def _makes_floats(func: Any, kwargs: Any) -> bool:
+    kind = kwargs.get("dtype") or torch.get_default_dtype()
+    return kind.is_floating_point and not any(n in func.name() for n in _VALUES)
+
+
+def _parts_of_sparse(tensor: Any, fake: FakeTensorMode) -> list[Any]:
+    """List the dense tensors of a sparse one."""
+    with fake:
+        if tensor.layout is torch.sparse_coo:
+            return [tensor._indices(), tensor._values()]
+        if tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
+            return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+
+
+def _asked_for(func: Any, args: Any, out: Any) -> Any:
+    """Leave out gradients that a backward operator was not asked for.
+
+    Its rule for tensors without memory may make them all the same (that of batch
+    normalisation does), where the kernel makes none.
+    """
+    arguments = func._schema.arguments
+    if not isinstance(out, tuple) or not arguments:
+        return out
+    if arguments[-1].name != "output_mask" or len(args) < len(arguments):
+        return out
+    output_mask = args[-1]
+    return tuple(
+        gradient if is_asked else None
+        for gradient, is_asked in zip(out, output_mask, strict=True)
+    )

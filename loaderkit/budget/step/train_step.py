@@ -1,0 +1,414 @@
+"""One training step, the way PyTorch and PyG users write it.
+
+The same step runs with fake floats to be tracked, and for real to be measured.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils.checkpoint import checkpoint
+
+from loaderkit.nests import flatten_tensors
+from loaderkit.pyg import is_pyg_data
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from torch_geometric.data.data import BaseData
+
+    from loaderkit.budget.step.allocation_log import LogPhase
+
+_OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop", "adagrad")
+OptimizerVariant = Literal["default", "loop", "foreach", "fused"]
+"""How an optimizer updates its parameters: one after the other, several at once, in one
+kernel, or as torch chooses for the target."""
+
+
+class StepError(ValueError):
+    """What was passed cannot make a training step, however it is run."""
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """A device that need not be here."""
+
+    kind: str = "cpu"
+    """"cpu", "cuda", "xpu" or "mps"; ROCm counts as cuda."""
+    memory_bytes: int | None = None
+    """What it has; None if unknown."""
+
+    @property
+    def foreach(self) -> bool:
+        """Whether torch's optimizers update all parameters at once by default.
+
+        Source: ``torch/utils/_foreach_utils.py`` of torch 2.13.
+        """
+        return self.kind in {"cuda", "xpu"}
+
+    @property
+    def flash(self) -> bool:
+        """Whether attention with dropout needs no length x length matrix."""
+        return self.kind in {"cuda", "xpu"}
+
+
+def device_spec(target: str | DeviceSpec | torch.device) -> DeviceSpec:
+    """Read a target.
+
+    Args:
+        target: "cpu", "cuda:0", "mps", a device, or a specification.
+
+    Returns:
+        The specification.
+
+    Raises:
+        ValueError: It names no kind of device that is known.
+
+    >>> device_spec("cuda:1").foreach
+    True
+    """
+    if isinstance(target, DeviceSpec):
+        return target
+    kind = str(target).partition(":")[0]
+    if kind not in {"cpu", "cuda", "xpu", "mps"}:
+        msg = f"target must be cpu, cuda, xpu or mps, got {target!r}"
+        raise StepError(msg)
+    return DeviceSpec(kind)
+
+
+def dtype_of(kind: str | torch.dtype | None) -> torch.dtype | None:
+    """Read a type of tensor.
+
+    Args:
+        kind: A type, its name such as "bfloat16", or None for none.
+
+    Returns:
+        The type.
+
+    Raises:
+        ValueError: It is none.
+    """
+    dtype = getattr(torch, kind, None) if isinstance(kind, str) else kind
+    if kind is not None and not isinstance(dtype, torch.dtype):
+        msg = f"autocast must be a type of tensor such as bfloat16, got {kind!r}"
+        raise StepError(msg)
+    return dtype
+
+
+@dataclass(frozen=True)
+class Step:
+    """How one step is made."""
+
+    loss: Callable[..., Any] | None = None
+    """``loss(output, target)`` for a batch ``(inputs, target)``, else ``loss(output,
+    batch)`` or ``loss(output)``; the mean of all float outputs if None."""
+    optimizer: Any = "adam"
+    """A name, a class, a callable of the parameters, or an optimizer to be like."""
+    variant: OptimizerVariant = "default"
+    """Implementation of the optimizer."""
+    autocast: torch.dtype | None = None
+    """Type of autocast; None for none."""
+    target: DeviceSpec = DeviceSpec()
+    """The device it is for."""
+    checkpoint: bool = False
+    """Whether repeated blocks compute their activations again."""
+
+    def but(self, **changes: Any) -> Step:
+        """Give the step with something changed."""
+        return replace(self, **changes)
+
+
+def run_step(
+    model: Any,
+    batch: Any,
+    optimizer: Any,
+    step: Step,
+    *,
+    mark: Callable[[LogPhase], object] | None = None,
+) -> None:
+    """Run one training step.
+
+    Args:
+        model: The module.
+        batch: What it is called with.
+        optimizer: Already made; None makes no update.
+        step: Loss and autocast.
+        mark: Called with the name of each phase at its start, and with "end".
+    """
+    if mark is None:
+        mark = _do_not_mark
+    mark("zero_grad")
+    if optimizer is None:
+        model.zero_grad(set_to_none=True)
+    else:
+        optimizer.zero_grad(set_to_none=True)
+    mark("forward")
+    autocast: Any = nullcontext()
+    if step.autocast is not None:
+        autocast = torch.autocast("cpu", step.autocast)
+    with autocast:
+        output = call_model(model, batch, paired=step.loss is not None)
+        mark("loss")
+        loss = loss_of(output, batch, step.loss)
+    mark("backward")
+    loss.backward()
+    mark("step")
+    if optimizer is not None:
+        optimizer.step()
+    mark("end")
+
+
+def _do_not_mark(_phase: LogPhase) -> None:
+    pass
+
+
+def call_model(model: Any, batch: Any, *, paired: bool) -> Any:
+    """Call a model the way its batch asks for.
+
+    Args:
+        model: The module.
+        batch: A tensor, a tuple of arguments, a dict of them, or a graph.
+        paired: Whether a tuple of two is ``(inputs, target)``.
+
+    Returns:
+        What the model gives.
+
+    Raises:
+        StepError: ``forward`` does not take what the batch holds.
+    """
+    if paired and _is_pair(batch):
+        batch = batch[0]
+    if is_pyg_data(batch):
+        if _takes_fields(model, batch):
+            return model(**_fields_taken(model, batch))
+        return model(batch)
+    if isinstance(batch, PackedSequence):
+        # It is a tuple too, but no tuple of arguments.
+        return model(batch)
+    if isinstance(batch, Mapping):
+        mismatch = _mismatch(model, **batch)
+        if mismatch is None:
+            return model(**batch)
+        msg = f"a batch of {', '.join(map(str, batch))} does not fit the model: "
+        msg += f"{type(model).__name__}.forward has {mismatch}"
+        if _mismatch(model, batch) is not None:
+            raise StepError(msg)
+        try:
+            return model(batch)  # forward(self, batch) takes the dict itself
+        except TypeError as error:
+            raise StepError(f"{msg}, and given the dict itself: {error}") from error
+    if isinstance(batch, (tuple, list)):
+        mismatch = _mismatch(model, *batch)
+        if mismatch is None:
+            return model(*batch)
+        msg = f"a batch of {len(batch)} parts does not fit the model: "
+        msg += f"{type(model).__name__}.forward has {mismatch}"
+        if _is_pair(batch) and not paired:
+            msg += "; for (inputs, target) pass loss=f, called as f(output, target)"
+        raise StepError(msg)
+    return model(batch)
+
+
+def _mismatch(model: Any, *args: Any, **kwargs: Any) -> str | None:
+    """Say why ``forward`` cannot be called so; None where it can, or may be."""
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):
+        return None  # what is written in C may not tell
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        return str(error)
+    return None
+
+
+def _is_pair(batch: Any) -> bool:
+    return isinstance(batch, (tuple, list)) and len(batch) == 2
+
+
+def _parameters_of(model: Any) -> dict[str, inspect.Parameter]:
+    parameters = inspect.signature(model.forward).parameters
+    kinds = {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}
+    return {
+        name: parameter
+        for name, parameter in parameters.items()
+        if parameter.kind not in kinds
+    }
+
+
+_BOOKKEEPING = frozenset({"batch", "ptr"})
+"""Fields that PyG adds to a batch: which graph a node belongs to."""
+
+
+def _takes_fields(model: Any, batch: BaseData) -> bool:
+    """Tell whether a model takes a graph's fields, as PyG's layers do."""
+    needed = [
+        name
+        for name, parameter in _parameters_of(model).items()
+        if parameter.default is inspect.Parameter.empty
+    ]
+    # "forward(self, batch)" is called with the graphs: their bookkeeping alone, which
+    # has the same name, is nothing to train on.
+    if set(needed) <= _BOOKKEEPING:
+        return False
+    return all(_field(batch, name) is not None for name in needed)
+
+
+def _fields_taken(model: Any, batch: BaseData) -> dict[str, Any]:
+    fields = {name: _field(batch, name) for name in _parameters_of(model)}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _field(batch: BaseData, name: str) -> Any:
+    """Give a field; of typed graphs also ``x_dict`` and its like.  None if absent."""
+    value = getattr(batch, name, None)
+    return None if callable(value) else value
+
+
+def loss_of(output: Any, batch: Any, loss: Callable[..., Any] | None) -> Any:
+    """Compute the loss.
+
+    Args:
+        output: What the model gave.
+        batch: What it was called with.
+        loss: See :class:`Step`.
+
+    Returns:
+        A scalar with a gradient.
+
+    Raises:
+        ValueError: Nothing in the output can be trained on.
+    """
+    if loss is not None:
+        if _is_pair(batch):
+            return loss(output, batch[1])
+        return loss(output, batch) if _takes_two(loss) else loss(output)
+    outputs = [tensor for tensor in flatten_tensors(output) if tensor.requires_grad]
+    if not outputs:
+        msg = "the model's output has no float tensor with a gradient: pass loss="
+        raise StepError(msg)
+    total = outputs[0].mean()
+    for tensor in outputs[1:]:
+        total = total + tensor.mean()
+    return total
+
+
+def _takes_two(loss: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(loss).parameters.values()
+    except (TypeError, ValueError):
+        # Built-in functions do not tell; losses of torch take two.
+        return True
+    kinds = {
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    }
+    positional = [p for p in parameters if p.kind in kinds]
+    needed = [p for p in positional if p.default is inspect.Parameter.empty]
+    return len(needed) != 1 or len(positional) > 1
+
+
+def blocks_of(model: Any) -> list[Any]:
+    """List the repeated blocks of a module.
+
+    Args:
+        model: The module.
+
+    Returns:
+        Children with parameters of a ``ModuleList`` or ``Sequential`` that has more
+        than one of their class.
+    """
+    blocks = []
+    for holder in model.modules():
+        if not isinstance(holder, (torch.nn.ModuleList, torch.nn.Sequential)):
+            continue
+        counts = Counter(type(child) for child in holder)
+        for child in holder:
+            has_parameters = any(True for _ in child.parameters())
+            if counts[type(child)] > 1 and has_parameters:
+                blocks.append(child)
+    return blocks
+
+
+def checkpoint_blocks(model: Any) -> None:
+    """Let the repeated blocks of a module compute their activations again.
+
+    Args:
+        model: Changed: its blocks are wrapped in ``torch.utils.checkpoint``.
+    """
+    for block in blocks_of(model):
+        block.forward = functools.partial(
+            checkpoint, block.forward, use_reentrant=False
+        )
+
+
+def make_optimizer(parameters: Iterable[Any], step: Step) -> Any:
+    """Make the optimizer of a step.
+
+    Args:
+        parameters: What it updates.
+        step: Which one, and for which device.
+
+    Returns:
+        The optimizer; None when the step has none.
+
+    Raises:
+        ValueError: It is no optimizer.
+    """
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if step.optimizer is None or not trained:
+        return None
+    optimizer = _new_optimizer(trained, step.optimizer)
+    for group in optimizer.param_groups:
+        _choose_variant(group, step)
+    if _needs_closure(optimizer):
+        name = type(optimizer).__name__
+        msg = f"{name} runs the model several times a step, as often as its values ask "
+        msg += "for: estimate one run with optimizer='sgd'"
+        raise StepError(msg)
+    return optimizer
+
+
+def _needs_closure(optimizer: Any) -> bool:
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is closure.empty
+
+
+def _new_optimizer(parameters: list[Any], optimizer: Any) -> Any:
+    """Make an optimizer by its name, its class, a callable, or like another one."""
+    if isinstance(optimizer, str):
+        classes = {name.lower(): value for name, value in vars(torch.optim).items()}
+        if optimizer.lower() not in _OPTIMIZERS:
+            msg = f"optimizer must be one of {', '.join(_OPTIMIZERS)}, a class, a "
+            msg += f"callable or an optimizer, got {optimizer!r}"
+            raise StepError(msg)
+        return classes[optimizer.lower()](parameters, lr=1e-3)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return type(optimizer)(parameters, **optimizer.defaults)
+    if callable(optimizer):
+        return optimizer(parameters)
+    msg = "optimizer must be a name, a class, a callable or an optimizer"
+    msg += f", got {optimizer!r}"
+    raise StepError(msg)
+
+
+def _choose_variant(group: dict[str, Any], step: Step) -> None:
+    """Pick the implementation the target would, unless the user did."""
+    variant = step.variant
+    if variant == "default":
+        is_chosen_by_user = group.get("foreach") is not None or group.get("fused")
+        if is_chosen_by_user or not step.target.foreach:
+            return
+        variant = "foreach"
+    if "foreach" in group:
+        group["foreach"] = variant == "foreach"
+    if "fused" in group:
+        group["fused"] = variant == "fused"

@@ -1,0 +1,132 @@
+"""Adds to a log what a step with fake floats does not show.
+
+Kernels take buffers that no operator gives (``kernels`` knows them), and some formulas
+of autograd take other storages while they are tracked than in a training (``formulas``
+knows those).  What is only known within bounds widens the interval, and is told.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from loaderkit.budget.step.allocation_log import Bounds
+from loaderkit.budget.step.formulas import FORMULAS, DifferentiatedCall
+from loaderkit.budget.step.kernels import KERNELS, SizedCall
+
+if TYPE_CHECKING:
+    from loaderkit.budget.step.allocation_log import Log
+    from loaderkit.budget.step.kernels import Workspace
+    from loaderkit.budget.step.tracker import TrackedCall, Tracker
+
+_REAL_BYTES = 14 << 20
+"""What values and one call may take for real; derived: below the 16 MB that the
+documentation states, less what Python takes."""
+_RECURRENT_BYTES = 20
+"""What a recurrent kernel keeps for one byte of its output (17 measured on oneDNN)."""
+_OPAQUE_FACTOR = 2
+"""How many times what a kernel touches it may hold inside, where nothing was measured;
+chosen: packed copies of all operands, and of all outputs."""
+_RECURRENT = ("_rnn", "_lstm", "_gru")
+"""Words in the names of operators that keep a workspace for the backward pass."""
+
+
+def add_workspaces(calls: list[TrackedCall], log: Log, *, is_cpu: bool) -> None:
+    """Add what kernels hold inside to a log, as far as small real calls tell.
+
+    Args:
+        calls: Of the step.
+        log: Of the step; changed.
+        is_cpu: Whether the step is for a CPU; else what was measured is an upper end.
+    """
+    sized_calls = {
+        SizedCall(tracked.call, tracked.outputs)
+        for tracked in calls
+        if tracked.call is not None
+    }
+    room = max(_REAL_BYTES - log.real_bytes, 0) if is_cpu else 0
+    workspaces = KERNELS.workspaces(sized_calls, room)
+    for tracked in calls:
+        workspace = None
+        if tracked.call is not None:
+            workspace = workspaces[SizedCall(tracked.call, tracked.outputs)]
+        if workspace is None or not is_cpu:
+            _add_unmeasured(tracked, workspace, log)
+        else:
+            _add_measured(tracked, workspace, log)
+
+
+def _add_measured(tracked: TrackedCall, workspace: Workspace, log: Log) -> None:
+    """Add what a kernel of this CPU takes, as it was measured."""
+    if not workspace.exact:
+        what = "a workspace in proportion to that of smaller calls"
+        log.assumptions[what, tracked.name] += 1
+    log.holds_inside(tracked.position, workspace.held)
+
+    output = workspace.output
+    if output is None or not tracked.fake or not tracked.numbers:
+        return
+    if output != Bounds.exactly(tracked.made):
+        more = Bounds(*(end - tracked.made for end in output))
+        log.corrections.setdefault(_storage_to_correct(tracked, log), more)
+
+
+def _add_unmeasured(
+    tracked: TrackedCall, workspace: Workspace | None, log: Log
+) -> None:
+    """Widen the upper end by what a kernel may take that was not measured."""
+    is_opaque = workspace is None or (tracked.call is not None and tracked.call.opaque)
+    high = 0
+    if is_opaque:
+        what = "no more inside the kernel than twice what it touches"
+        log.assumptions[what, tracked.name] += 1
+        high = _OPAQUE_FACTOR * tracked.touched
+    if workspace is not None:
+        high = max(high, workspace.held.high)
+    log.holds_inside(tracked.position, Bounds(0, 0, high))
+
+    is_recurrent = any(word in tracked.name for word in _RECURRENT)
+    if is_recurrent and tracked.numbers:
+        kept_bytes = _RECURRENT_BYTES * max(tracked.outputs, default=0)
+        number = _storage_to_correct(tracked, log)
+        log.corrections[number] = Bounds(0, 0, kept_bytes)
+
+
+def _storage_to_correct(tracked: TrackedCall, log: Log) -> int:
+    """Choose the output that takes more for real than as a fake.
+
+    It is the one that is empty as a fake: what a recurrent kernel keeps for its
+    backward pass, and a checkpoint drops while the outputs beside it live on.
+    """
+    empty = [number for number in tracked.numbers if not log.events[number].change]
+    return empty[-1] if empty else tracked.numbers[0]
+
+
+def add_formulas(tracker: Tracker, log: Log) -> None:
+    """Widen the interval where autograd takes other storages without a mode."""
+    differentiated = [call for call in tracker.calls if any(call.with_grad)]
+    times_by_node = FORMULAS.different(
+        DifferentiatedCall(tracked.call, tracked.with_grad)
+        for tracked in differentiated
+        if tracked.call is not None
+    )
+    # Of calls that cannot be made for real nothing is known of the formulas.
+    unknown_nodes = tuple(
+        _guess_node(tracked.name) for tracked in differentiated if tracked.call is None
+    )
+    for gradient in tracker.made_by_formulas:
+        times = times_by_node.get(gradient.node, 1.0)
+        is_unknown = bool(unknown_nodes) and gradient.node.startswith(unknown_nodes)
+        if times == 1.0 and not is_unknown:
+            continue
+        what = "a formula of autograd that is not tracked"
+        log.assumptions[what, gradient.node] += 1
+        for number in gradient.numbers:
+            size = log.events[number].change
+            high = round(size * max(times, 1.0))
+            log.corrections[number] = Bounds(-size, 0, high)
+
+
+def _guess_node(name: str) -> str:
+    """Guess autograd's name of an operator's formula, as its code generator does."""
+    words = name.removeprefix("aten::").partition(".")[0].split("_")
+    return "".join(word.capitalize() for word in words) + "Backward"

@@ -1,0 +1,50 @@
+"""``loaderkit explain``: why a process ran out of memory, from what it printed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loaderkit.cli.command import Command, complete_files
+from loaderkit.errors import LoaderkitError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from loaderkit.budget.diagnosis.diagnose import Diagnosis
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    file = parser.add_argument(
+        "file", nargs="?", default="-", help="a text or log; standard input if -"
+    )
+    complete_files(file)
+
+
+def _run(options: argparse.Namespace) -> Diagnosis:
+    from loaderkit.budget.diagnosis.diagnose import diagnose_oom
+
+    return diagnose_oom(_read_text(options.file))
+
+
+def _read_text(file: str) -> str:
+    if file == "-":
+        return sys.stdin.read()
+    try:
+        return Path(file).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        what = f"{file} cannot be read: {error}."
+        fix = "loaderkit explain error.txt, or python train.py 2>&1 | loaderkit explain"
+        raise LoaderkitError(what, fix=fix) from error
+
+
+COMMAND = Command(
+    "explain",
+    "why it ran out of memory, from its message",
+    _add_arguments,
+    _run,
+    has_page=True,
+    # It answers what it was asked also where memory ran out.
+    bad_news=None,
+)

@@ -1,0 +1,93 @@
+"""Where an answer leaves: as text, or as one JSON object."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from loaderkit.errors import LoaderkitError
+
+if TYPE_CHECKING:
+    from loaderkit.cli.command import Answer
+    from loaderkit.pages.document import HasPage
+
+
+def print_answer(answer: Answer, *, as_json: bool) -> None:
+    """Print what a command returns."""
+    print_text(json.dumps(answer.to_json()) if as_json else str(answer))
+
+
+def print_error(error: LoaderkitError, *, as_json: bool) -> None:
+    """Print why a command could not do it.
+
+    A program reads it where it reads answers, a person from standard error.
+    """
+    name = type(error).__name__
+    if as_json:
+        parts = {"what": error.what, "why": error.why, "fix": error.fix}
+        print_text(json.dumps({"error": name, **parts}))
+    else:
+        print(f"{name}: {error}", file=sys.stderr)
+
+
+def write_page_of(answer: HasPage, file: str) -> None:
+    """Write the page of an answer, and say where it is.
+
+    Raises:
+        LoaderkitError: The file cannot be written.
+    """
+    try:
+        page = answer.to_html(file)
+    except OSError as error:
+        what = f"The page cannot be written to {file}: {error.strerror}."
+        raise LoaderkitError(
+            what, fix="--html FILE in a folder that is there"
+        ) from error
+    # Standard output is the answer's alone: programs read it.
+    print(f"page: {page}", file=sys.stderr)
+
+
+def print_text(text: str) -> None:
+    """Print to standard output, whose reader may have gone."""
+    try:
+        print(text)
+    except OSError as error:
+        _ignore_closed_pipe(error)
+    flush_output()
+
+
+def flush_output() -> None:
+    """Write what is still buffered, to a reader who may have gone.
+
+    ``loaderkit inspect data.lk | head -1`` closes the pipe before everything is
+    written.  That is no failure: the exit status stays the command's own, so that
+    ``set -o pipefail`` fails where a cache is damaged, and nowhere else.
+    """
+    if sys.stdout is None:  # it was closed before Python began, as by >&-
+        return
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        _ignore_closed_pipe(error)
+
+
+def show_progress(text: str) -> None:
+    """Show a line that the next one replaces; nothing where nobody looks."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def _ignore_closed_pipe(error: OSError) -> None:
+    """Drop what nobody reads any more; raise what is another failure."""
+    # Windows says EINVAL where the reader of a pipe has gone.
+    closed = error.errno == errno.EPIPE
+    closed_on_windows = os.name == "nt" and error.errno == errno.EINVAL
+    if not closed and not closed_on_windows:
+        raise error
+    # Python flushes standard output once more when it ends, and would complain.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

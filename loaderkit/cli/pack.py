@@ -1,0 +1,85 @@
+"""``loaderkit pack``: make a cache of a folder of files, or of a dataset."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loaderkit.cli.command import (
+    Command,
+    add_storage_options,
+    complete_files,
+    size_in_bytes,
+    storage_options,
+)
+from loaderkit.cli.named_objects import named_dataset
+
+if TYPE_CHECKING:
+    from loaderkit.datasets.inspect import CacheSummary
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    source = parser.add_argument(
+        "source",
+        help="a folder of .pt files, or module:name or file.py:name of a dataset",
+    )
+    complete_files(source)
+    cache = parser.add_argument("cache", help="the cache's folder, or a URL")
+    complete_files(cache)
+    add_storage_options(parser)
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="processes that read samples"
+    )
+    parser.add_argument(
+        "--compression", metavar="NAME", help="gzip, lzf, or a filter of hdf5plugin"
+    )
+    parser.add_argument(
+        "--shard-size",
+        dest="shard_bytes",
+        type=size_in_bytes,
+        default=argparse.SUPPRESS,
+        metavar="SIZE",
+        help="bytes after which a file is finished, such as 256MiB",
+    )
+    parser.add_argument(
+        "--pattern", default="*.pt", metavar="GLOB", help="which files of the folder"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace a cache")
+    parser.add_argument(
+        "--unsafe-pickle", action="store_true", help="let the .pt files run code"
+    )
+
+
+def _run(options: argparse.Namespace) -> CacheSummary:
+    from loaderkit.datasets.inspect import inspect_cache
+    from loaderkit.datasets.pack import PackOptions, pack
+
+    # What the command line does not say has the default that PackOptions gives it.
+    names = {field.name for field in dataclasses.fields(PackOptions)}
+    chosen = {name: value for name, value in vars(options).items() if name in names}
+    pack(
+        _source(options),
+        options.cache,
+        storage_options=storage_options(options),
+        **chosen,
+    )
+    return inspect_cache(options.cache, storage_options=storage_options(options))
+
+
+def _source(options: argparse.Namespace) -> Any:
+    """Give the dataset of that name, or the files of that folder."""
+    from loaderkit.datasets.sources import PtFolder
+
+    # A colon may stand in a folder's name too.
+    if ":" in options.source and not Path(options.source).exists():
+        return named_dataset(options.source)
+    return PtFolder(
+        options.source,
+        pattern=options.pattern,
+        weights_only=not options.unsafe_pickle,
+    )
+
+
+COMMAND = Command("pack", "make a cache", _add_arguments, _run)

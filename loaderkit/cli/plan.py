@@ -1,0 +1,119 @@
+"""``loaderkit plan``: which batch fits, and what to change."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loaderkit.cache.storage import is_url
+from loaderkit.cli.command import (
+    Command,
+    complete_files,
+    positive_integer,
+    size_in_bytes,
+)
+from loaderkit.cli.named_objects import named_dataset, named_object
+from loaderkit.errors import LoaderkitError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from loaderkit.budget.batch.plan import BatchPlan
+
+_SHAPE = r"\d+(x\d+)*(:\w+)?"
+"""Such as 3x32x32:uint8."""
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    model = parser.add_argument(
+        "model", help="module:name or file.py:name of a torch module"
+    )
+    complete_files(model)
+    data = parser.add_argument(
+        "data",
+        help="a cache, module:name or file.py:name of a dataset, or the shape of each "
+        "argument for one sample, such as 80x7 or 3x32x32,20:int64",
+    )
+    complete_files(data)
+    parser.add_argument("--device", default="cpu", help="where it shall train")
+    parser.add_argument(
+        "--limit",
+        type=size_in_bytes,
+        metavar="SIZE",
+        help="such as 8GiB; what is free if none",
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=positive_integer,
+        default=32,
+        metavar="N",
+        help="samples of a step",
+    )
+    parser.add_argument(
+        "--epochs",
+        type=positive_integer,
+        default=100,
+        metavar="N",
+        help="it shall survive",
+    )
+    parser.add_argument(
+        "--optimizer", default="adam", metavar="NAME", help="such as adamw or sgd"
+    )
+    parser.add_argument("--autocast", metavar="DTYPE", help="such as bfloat16")
+    parser.add_argument(
+        "--loss", metavar="NAME", help="module:name or file.py:name of a loss"
+    )
+
+
+def _run(options: argparse.Namespace) -> BatchPlan:
+    from loaderkit.budget.batch.plan import plan_batch
+    from loaderkit.budget.step.train_step import StepError
+
+    loss = None if options.loss is None else named_object(options.loss)
+    try:
+        return plan_batch(
+            _model(options.model),
+            _data(options),
+            options.device,
+            limit=options.limit,
+            batch_size=options.batch_size,
+            epochs=options.epochs,
+            optimizer=options.optimizer,
+            autocast=options.autocast,
+            loss=loss,
+        )
+    except StepError as error:  # an error of the user's own code is shown whole
+        what = f"The plan cannot be made: {error}."
+        fix = "loaderkit plan file.py:Model data.lk --device mps --limit 8GiB"
+        raise LoaderkitError(what, fix=fix) from error
+
+
+def _model(name: str) -> Any:
+    """Find a model; call what makes one."""
+    model = named_object(name)
+    if isinstance(model, type) or not hasattr(model, "parameters"):
+        return model()
+    return model
+
+
+def _data(options: argparse.Namespace) -> Any:
+    """Open a cache, find a dataset, or make samples of the given shapes."""
+    from loaderkit.budget.batch.samples import samples_of_shape
+    from loaderkit.datasets.open import open_cache
+
+    if re.fullmatch(f"{_SHAPE}(,{_SHAPE})*", options.data):
+        return samples_of_shape(options.data, options.batch_size)
+    if is_url(options.data) or Path(options.data).is_dir():
+        return open_cache(options.data)
+    return named_dataset(options.data)
+
+
+COMMAND = Command(
+    "plan",
+    "what batch fits, and what to change",
+    _add_arguments,
+    _run,
+    has_page=True,
+    bad_news="nothing fits",
+)

@@ -1,0 +1,53 @@
+"""``loaderkit watch``: run a script, or look at a running one, and judge its memory."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from loaderkit.cli.command import Command, complete_files, positive_integer
+from loaderkit.cli.output import show_progress
+from loaderkit.errors import LoaderkitError
+
+if TYPE_CHECKING:
+    from loaderkit.leaks.watch_process import WatchResult
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--pid", type=positive_integer, help="look at a running process"
+    )
+    parser.add_argument(
+        "--seconds", type=float, metavar="S", help="how long to look at --pid"
+    )
+    page = parser.add_argument(
+        "--html", default="leak-report.html", metavar="FILE", help="page with plots"
+    )
+    complete_files(page)
+    script = parser.add_argument("script", nargs="?", help="a Python file")
+    complete_files(script)
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="its own arguments")
+
+
+def _run(options: argparse.Namespace) -> WatchResult:
+    from loaderkit.leaks.watch_process import watch_process, watch_script
+
+    if options.pid is not None:
+        return watch_process(options.pid, seconds=options.seconds, live=show_progress)
+    if options.script is None:
+        what = "There is nothing to watch."
+        raise LoaderkitError(what, fix="loaderkit watch train.py, or --pid 1234")
+    result = watch_script(
+        options.script, options.args, page=options.html, live=show_progress
+    )
+    show_progress("")
+    return result
+
+
+COMMAND = Command(
+    "watch",
+    "run a script, or look at one, and judge it",
+    _add_arguments,
+    _run,
+    bad_news="it leaks, or the script failed",
+)

@@ -1,0 +1,243 @@
+"""What a dataset may answer besides giving samples, and the one place that asks it.
+
+torch asks a dataset for its length and its samples.  A dataset of loaderkit answers all
+of ``CachedSamples``.  One of the user's may answer ``sizes()`` and ``key(row)``, and
+any other dataset nothing at all: the functions here then give the answer that costs
+nothing but speed.  Whoever wants to know something of a dataset asks them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from torch.utils.data import Subset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+    from numpy.typing import NDArray
+
+    from loaderkit.cache.download_ahead import StoredRows
+    from loaderkit.cache.stored_arrays import StoredArrays
+
+    Ints = NDArray[np.int64]
+
+
+class SizedSamples(Protocol):
+    """Samples whose sizes are known without reading them."""
+
+    def sizes(self) -> Any:
+        """Give one whole number for each sample ``[n]``, by what is counted.
+
+        Returns:
+            A table, or an object with attributes, of "nodes", "edges", "bytes",
+            "tokens" or names of its own.
+        """
+
+
+class NamedSamples(Protocol):
+    """Samples that have names, which errors tell."""
+
+    def key(self, row: int) -> str:
+        """Name the sample of a row."""
+
+
+class SizeCounter(Protocol):
+    """Counts what samples hold, whatever a transform made of them."""
+
+    def totals(self, samples: Any) -> dict[str, int]:
+        """Add up what a batch of samples holds, by what is counted."""
+
+
+class CachedSamples(SizedSamples, NamedSamples, Protocol):
+    """Samples that may lie in a cache: what the datasets of loaderkit answer."""
+
+    @property
+    def gathers(self) -> bool:
+        """Whether batches come from the cache, with no code of the user's between."""
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether samples come from the cache, with no code of the user's between."""
+
+    @property
+    def transforms_cache(self) -> bool:
+        """Whether samples come from the cache, and then go through ``transform``."""
+
+    @property
+    def transform(self) -> Callable[[Any], Any] | None:
+        """What the user's code does to each sample that was read."""
+
+    def collate(self, samples: Any) -> Any:
+        """Join samples in the dataset's own way; gathers those of ``unread``."""
+
+    def unread(self, rows: Sequence[int]) -> Any:
+        """Name samples to ``collate``, which gathers them without reading each."""
+
+    def read_untransformed(self, rows: Sequence[int]) -> list[Any] | None:
+        """Read samples at once; None where they are to be read one by one."""
+
+    def fill_padding(self, batch: Any) -> None:
+        """Write the padding of the dataset into what was padded on with zeros."""
+
+    def size_counter(self) -> SizeCounter | None:
+        """Give what counts transformed samples; None where that is not known."""
+
+    def graph_fields(self) -> frozenset[str] | None:
+        """Name the fields of the graphs in the samples; None where not known."""
+
+    def stored_rows(self) -> StoredRows | None:
+        """Say in which shards of a store the samples are; None if on this machine."""
+
+    def stored_arrays(self) -> StoredArrays | None:
+        """Say how many bytes the cache has on local disk; None without one there."""
+
+    def let_go_of_shards(self) -> None:
+        """Leave the room that shards of a store take to workers."""
+
+
+@runtime_checkable
+class PaddedValues(Protocol):
+    """A field of a batch whose samples were filled up to the longest."""
+
+    values: torch.Tensor
+    """``[B, L, *rest]``."""
+    lengths: torch.Tensor
+    """Rows of each sample ``[B]``."""
+    mask: torch.Tensor
+    """True where ``values`` holds a sample's row ``[B, L]``."""
+
+    def _replace(self, *, values: torch.Tensor, mask: torch.Tensor) -> Any: ...
+
+
+def innermost(dataset: Any) -> Any:
+    """Give what the subsets of subsets are parts of."""
+    while type(dataset) is Subset:  # a subclass of it may change the samples
+        dataset = dataset.dataset
+    return dataset
+
+
+def as_cached(dataset: Any) -> CachedSamples | None:
+    """Take a dataset as one of loaderkit's; None where it is another."""
+    return dataset if hasattr(dataset, "gathers") else None
+
+
+def gathers_batches(dataset: Any) -> bool:
+    """Tell whether a dataset, or what subsets are parts of, gathers its batches."""
+    # Asked for each batch, so with one look rather than through as_cached.
+    return bool(getattr(innermost(dataset), "gathers", False))
+
+
+def own_collate(dataset: Any) -> Callable[[Any], Any] | None:
+    """Find the ``collate`` of a dataset that joins its samples in its own way.
+
+    Args:
+        dataset: Any; a subset's samples are joined like those of what it is a part of.
+
+    Returns:
+        A function of a list of samples; None for datasets that are not loaderkit's.
+        PyG's InMemoryDataset has a ``collate`` too, which does something else.
+    """
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    cached = as_cached(dataset)
+    return None if cached is None else cached.collate
+
+
+class AskedSizes(NamedTuple):
+    """What a dataset says of its samples' sizes."""
+
+    sizes: Any
+    """As ``sizes()`` gave them; None where there is no such method."""
+    dataset: Any
+    """The dataset that was asked."""
+    rows: Ints | None
+    """Those of its rows that the subset has; None for all of them."""
+
+
+def ask_sizes(dataset: Any) -> AskedSizes:
+    """Ask a dataset, or what it is a subset of, for its samples' sizes.
+
+    Args:
+        dataset: Any; a subset of any class that has no ``sizes`` of its own, too.
+    """
+    rows = None
+    while isinstance(dataset, Subset) and not hasattr(dataset, "sizes"):
+        rows = _rows_of(dataset, rows)
+        dataset = dataset.dataset
+    sizes = dataset.sizes() if hasattr(dataset, "sizes") else None
+    return AskedSizes(sizes, dataset, rows)
+
+
+def ask_size_counter(dataset: Any) -> SizeCounter | None:
+    """Ask for what counts samples whose sizes in the cache no longer hold.
+
+    Returns:
+        None where samples are read as they were measured, or whoever wrote the dataset
+        says their sizes.
+    """
+    is_changed = False
+    while isinstance(dataset, Subset) and not hasattr(dataset, "sizes"):
+        is_changed = is_changed or type(dataset) is not Subset
+        dataset = dataset.dataset
+    cached = as_cached(dataset)
+    if cached is None or (cached.reads_cache and not is_changed):
+        return None
+    return cached.size_counter()
+
+
+def ask_graph_fields(dataset: Any) -> frozenset[str] | None:
+    """Ask for the fields of the graphs in the samples; None where not known."""
+    cached = as_cached(innermost(dataset))
+    return None if cached is None else cached.graph_fields()
+
+
+def ask_stored_rows(dataset: Any) -> StoredRows | None:
+    """Ask in which shards of a store the samples are.
+
+    Returns:
+        Where they are; None where they are on this machine, or it does not say.
+    """
+    rows = None
+    while type(dataset) is Subset:
+        rows = _rows_of(dataset, rows)
+        dataset = dataset.dataset
+    cached = as_cached(dataset)
+    stored = None if cached is None else cached.stored_rows()
+    if stored is None or rows is None:
+        return stored
+    return replace(stored, shard_of_row=stored.shard_of_row[rows])
+
+
+def ask_stored_arrays(dataset: Any) -> StoredArrays | None:
+    """Ask how many bytes the cache has on local disk; None without one there."""
+    cached = as_cached(innermost(dataset))
+    return None if cached is None else cached.stored_arrays()
+
+
+def let_go_of_shards(dataset: Any) -> None:
+    """Have a dataset leave room to workers, if it holds what they may need."""
+    cached = as_cached(innermost(dataset))
+    if cached is not None:
+        cached.let_go_of_shards()
+
+
+def fill_padding(dataset: Any, batch: Any) -> None:
+    """Have a dataset that pads with values of its own fill what was padded on.
+
+    Args:
+        dataset: What the samples are of.
+        batch: Padded with zeros; changed in place.
+    """
+    cached = as_cached(innermost(dataset))
+    if cached is not None:
+        cached.fill_padding(batch)
+
+
+def _rows_of(subset: Subset[Any], rows: Ints | None) -> Ints:
+    """Look up which rows of what a subset is a part of its rows are."""
+    indices = np.asarray(subset.indices, np.int64)
+    return indices if rows is None else indices[rows]

@@ -1,0 +1,127 @@
+"""Sizes of samples, and what is in a cache, as pages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loaderkit.pages.charts import Bar, Bars, Histogram, Limit
+from loaderkit.pages.document import Section, Table
+from loaderkit.units import format_amount, format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from loaderkit.pages.document import Block
+
+_MOST_BINS = 40
+"""Chosen: a bin is some 20 pixels wide on a laptop, 8 on a telephone."""
+
+
+def size_section(sizes: NDArray[Any], name: str, *, most: int | None = None) -> Section:
+    """Draw how a size is spread over the samples, and what a batch may hold.
+
+    Args:
+        sizes: One for each sample ``[n]``.
+        name: What is measured: "nodes", "edges", "tokens" or "bytes".
+        most: What a batch may hold of it; drawn as a line.
+
+    Returns:
+        A section with a histogram, and with a sentence where there is a limit.
+    """
+    amounts = _describe(sizes, name)
+    blocks: list[Block] = [amounts]
+    limits: tuple[Limit, ...] = ()
+    if most is not None:
+        limits = (Limit(most, f"a batch: {format_amount(most, name)}"),)
+        blocks.append(_describe_batches(sizes, name, most))
+    if len(sizes):
+        counts, edges = histogram_of(sizes)
+        blocks.append(
+            Histogram(
+                f"Samples by their {name}.", edges, counts, name, name, limits=limits
+            )
+        )
+    return Section(f"{name.capitalize()} of a sample", tuple(blocks))
+
+
+def histogram_of(
+    sizes: NDArray[Any], most_bins: int = _MOST_BINS
+) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Count integers in bins of whole numbers.
+
+    Args:
+        sizes: Not empty ``[n]``.
+        most_bins: As many bins as that, or fewer.
+
+    Returns:
+        Counts ``[bins]``, and the edges ``[bins + 1]``; the last one is not in a bin.
+
+    >>> histogram_of(np.array([1, 2, 2, 3]))
+    ((1, 2, 1), (1.0, 2.0, 3.0, 4.0))
+    """
+    low, high = int(sizes.min()), int(sizes.max()) + 1
+    bins = min(most_bins, high - low)
+    edges = np.unique(np.linspace(low, high, bins + 1).round())
+    counts, _ = np.histogram(sizes, bins=edges)
+    return tuple(counts.tolist()), tuple(edges.tolist())
+
+
+def field_sections(
+    rows: Sequence[tuple[str, str, str, str, int, int]],
+) -> tuple[Section, ...]:
+    """List the fields of a cache, and draw what each takes.
+
+    Args:
+        rows: Name, kind, dtype, shape, bytes and samples of each.
+
+    Returns:
+        One section; none where there is no field.
+    """
+    if not rows:
+        return ()
+    bars = tuple(
+        Bar(name, nbytes, format_bytes(nbytes))
+        for name, _, _, _, nbytes, _ in sorted(rows, key=lambda row: -row[4])
+    )
+    table = Table(
+        ("field", "kind", "dtype", "shape of a sample", "bytes", "samples"),
+        tuple(
+            (name, kind, dtype, shape, format_bytes(nbytes), f"{samples:,}")
+            for name, kind, dtype, shape, nbytes, samples in rows
+        ),
+        frozenset({4, 5}),
+    )
+    chart = Bars("Bytes of each field in all shards, uncompressed.", bars)
+    return (Section("Fields", (chart, table)),)
+
+
+def _describe(sizes: NDArray[Any], name: str) -> str:
+    if not len(sizes):
+        return "There is no sample."
+    # "higher": one of the sizes, and no number between two of them
+    middle, high = np.percentile(sizes, [50, 99], method="higher")
+    texts = [
+        format_amount(value, name)
+        for value in (sizes.min(), middle, high, sizes.max(), sizes.sum())
+    ]
+    smallest, median, most_samples, largest, total = texts
+    return (
+        f"{len(sizes):,} samples hold {total}: the smallest {smallest}, half of them "
+        f"at most {median}, 99 % at most {most_samples}, the largest {largest}."
+    )
+
+
+def _describe_batches(sizes: NDArray[Any], name: str, most: int) -> str:
+    too_large = int((sizes > most).sum())
+    limit = format_amount(most, name)
+    if not len(sizes) or not sizes.mean():
+        return f"A batch may hold {limit}."
+    average = int(most // sizes.mean())
+    text = f"A batch of at most {limit} holds {average:,} samples of average size"
+    if too_large:
+        return f"{text}; {too_large:,} samples are larger than that alone."
+    return f"{text}; no sample is larger than that alone."

@@ -1,0 +1,238 @@
+"""Names that other libraries give to what we have under another, or elsewhere.  Pure.
+
+Users of torch, PyG, Hugging Face, Lightning and sklearn reach for the names they know.
+Where a function of ours has no such keyword, or the front door no such name, the error
+says what to use.  ``datasets/absent.py`` is the same for attributes of datasets.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Hint(NamedTuple):
+    """What to use in place of a name that is not here."""
+
+    fix: str
+    """As code."""
+    why: str = ""
+    """Why it is not here; empty where it is, under another name."""
+
+
+def _hints(names: str, hint: Hint) -> dict[str, Hint]:
+    """Give several names the same hint."""
+    return dict.fromkeys(names.split(), hint)
+
+
+_OF_DATASET = "a dataset knows how its own fields are joined"
+_OF_SAMPLES = "what is done to each sample is the dataset's"
+_OF_LOADER = "batches are the loader's"
+_MAPPED = "a cache is mapped from disk, and the kernel keeps in memory what is used"
+_MADE_BY_LOAD = "keys() names the samples and load(key) makes one, once"
+_OPTIONS_FROM = "from loaderkit.datasets.pack import PackOptions"
+_NO_SPLITS = "a cache has rows and no splits"
+_JOINED_BY_PYG = "graphs are joined as PyG joins them, without padding"
+
+_BUILD_LOADER: Mapping[str, Hint] = {
+    **_hints(
+        "ragged pad_value padding pad_token_id",
+        Hint(
+            'build_loader(open_cache(path, ragged="padded", pad_value=0))', _OF_DATASET
+        ),
+    ),
+    **_hints(
+        "transform transforms pre_transform",
+        Hint("open_cache(path, transform=f), or batch_transform=f", _OF_SAMPLES),
+    ),
+    **_hints(
+        "bs batch per_device_train_batch_size per_device_eval_batch_size "
+        "train_batch_size samples_per_batch",
+        Hint("batch_size=32"),
+    ),
+    **_hints(
+        "workers n_workers nworkers num_proc n_jobs num_threads "
+        "dataloader_num_workers max_workers",
+        Hint("num_workers=2, or leave it to the plan"),
+    ),
+    **_hints("random_state rng random_seed manual_seed data_seed", Hint("seed=0")),
+    **_hints("collate collator data_collator collate_function", Hint("collate_fn=f")),
+    **_hints("num_replicas world num_ranks num_shards", Hint("world_size=2, rank=0")),
+    **_hints("local_rank global_rank shard_id shard_index", Hint("rank=0")),
+    "pin_memory_device": Hint('build_loader(dataset, "cuda", pin_memory=True)'),
+    **_hints("max_num mode max_num_nodes num_nodes max_atoms", Hint("max_nodes=1000")),
+    **_hints("max_num_edges num_edges", Hint("max_edges=10_000")),
+    **_hints("token_budget max_num_tokens max_length", Hint("max_tokens=10_000")),
+    **_hints("skip_too_big", Hint('oversized="skip"')),
+    **_hints("group_by_length length_column_name", Hint('bucket_by="tokens"')),
+    **_hints("dataloader_drop_last", Hint("drop_last=True")),
+    **_hints("dataloader_prefetch_factor prefetch", Hint("prefetch_factor=2")),
+    **_hints(
+        "epochs num_epochs num_train_epochs",
+        Hint("for epoch in range(2): for batch in loader", "a loader is one epoch"),
+    ),
+    **_hints(
+        "num_steps max_steps",
+        Hint("itertools.islice(loader, 100)", "a loader is one epoch"),
+    ),
+    **_hints(
+        "stratify weights class_weights",
+        Hint("sampler=torch.utils.data.WeightedRandomSampler(weights, len(weights))"),
+    ),
+    "split": Hint('dataset.train_test_split(0.1)["train"]', _NO_SPLITS),
+    **_hints(
+        "num_neighbors input_nodes",
+        Hint(
+            "torch_geometric.loader.NeighborLoader(graph, ...)",
+            "it samples from one graph; this loader joins many",
+        ),
+    ),
+}
+
+_PACK: Mapping[str, Hint] = {
+    **_hints(
+        "num_workers n_workers num_proc n_jobs processes max_workers", Hint("workers=4")
+    ),
+    **_hints(
+        "force force_reload reload rebuild replace exist_ok redownload mode",
+        Hint("overwrite=True"),
+    ),
+    **_hints("compress codec compression_opts", Hint('compression="gzip"')),
+    **_hints(
+        "max_shard_size shard_size chunk_bytes chunk_size num_shards size_limit",
+        Hint("shard_bytes=256 << 20"),
+    ),
+    **_hints(
+        "root save_to output_dir out folder cache cache_dir dataset_path name file",
+        Hint("pack(samples, path)"),
+    ),
+    **_hints(
+        "transform pre_transform fn function",
+        Hint("pack(dataset, path).map(function, cache=another_path)", _OF_SAMPLES),
+    ),
+    **_hints(
+        "pre_filter filter", Hint("pack(dataset.filter(f), path), or leave keys out")
+    ),
+    **_hints("batch_size shuffle collate_fn", Hint("build_loader(...)", _OF_LOADER)),
+    "map_size": Hint("drop it", "a cache grows as it must"),
+    **_hints("weights_only", Hint("pack(PtFolder(path, weights_only=False), ...)")),
+    **_hints("pattern glob", Hint('pack(PtFolder(path, pattern="*.pt"), ...)')),
+}
+
+_DATASET: Mapping[str, Hint] = {
+    **_hints(
+        "root path cache_dir processed_dir save_to folder dir name",
+        Hint("cache=path; raw=folder for what load() reads"),
+    ),
+    **_hints("raw_dir data_dir data_files", Hint("raw=folder")),
+    **_hints(
+        "pre_transform pre_filter",
+        Hint("do it in load(key), or leave the key out of keys()", _MADE_BY_LOAD),
+    ),
+    **_hints(
+        "force_reload force rebuild overwrite",
+        Hint(f"packing=PackOptions(overwrite=True), {_OPTIONS_FROM}"),
+    ),
+    **_hints(
+        "num_workers workers num_proc n_jobs",
+        Hint(f"packing=PackOptions(workers=4), {_OPTIONS_FROM}"),
+    ),
+    **_hints(
+        "compression shard_bytes track_files",
+        Hint(f"packing=PackOptions(...), {_OPTIONS_FROM}"),
+    ),
+    **_hints(
+        "batch_size shuffle drop_last collate_fn seed sampler pin_memory",
+        Hint("build_loader(dataset, batch_size=32, shuffle=True)", _OF_LOADER),
+    ),
+    **_hints("split train", Hint("dataset.train_test_split(0.1)", _NO_SPLITS)),
+    **_hints(
+        "in_memory keep_in_memory mmap mmap_mode memory_map streaming lazy preload "
+        "readonly lock",
+        Hint("drop it", _MAPPED),
+    ),
+    **_hints("target_transform", Hint("transform=f of the whole sample")),
+    "log": Hint("drop it", "the bar is shown where a person looks"),
+    **_hints("follow_batch exclude_keys", Hint("drop it", "the samples are no graphs")),
+    **_hints("columns features", Hint("transform=lambda sample: ...", _OF_SAMPLES)),
+    **_hints("samples data data_list dataset", Hint("loaderkit.pack(samples, path)")),
+}
+
+_GRAPH_DATASET: Mapping[str, Hint] = {
+    **{
+        name: hint
+        for name, hint in _DATASET.items()
+        if name not in {"follow_batch", "exclude_keys"}
+    },
+    **_hints("ragged pad_value", Hint("drop it", _JOINED_BY_PYG)),
+}
+
+_GROWTH: Mapping[str, Hint] = {
+    **_hints("threshold max_growth atol", Hint("tolerance=16384, or limit='1MiB'")),
+    **_hints("function_args args kwargs", Hint("lambda: function(1, 2)")),
+    **_hints("runs times iterations repeat n", Hint("epochs=8")),
+}
+
+_DETECTOR: Mapping[str, Hint] = {
+    **_hints("threshold max_growth atol", Hint("tolerance=16384, or limit='1MiB'")),
+    **_hints("warmup_epochs skip burn_in", Hint("warmup=2")),
+    **_hints("action on_failure raise_error", Hint('on_leak="warn"')),
+    **_hints("interval frequency every_n_steps steps", Hint("every=100")),
+}
+
+_STEP: Mapping[str, Hint] = {
+    **_hints("criterion loss_fn loss_function objective", Hint("loss=f")),
+    **_hints("optim optimiser opt", Hint('optimizer="adam"')),
+    **_hints(
+        "amp precision dtype mixed_precision bf16 fp16", Hint('autocast="bfloat16"')
+    ),
+    **_hints("data dataloader loader train_dataset", Hint("the second argument")),
+}
+
+_LIMIT = _hints("memory budget memory_limit max_memory", Hint("limit='8GiB'"))
+
+KEYWORDS: Mapping[str, Mapping[str, Hint]] = {
+    "build_loader": _BUILD_LOADER,
+    "pack": _PACK,
+    "extend": {
+        name: hint
+        for name, hint in _PACK.items()
+        if hint.fix.startswith(("workers", "shard_bytes"))
+    },
+    "open_cache": _DATASET,
+    "SafeDataset": _DATASET,
+    "SafeGraphDataset": _GRAPH_DATASET,
+    "LeakDetector": _DETECTOR,
+    "assert_no_leak": _GROWTH,
+    "estimate_step": {**_STEP, "device": Hint('target="cuda"')},
+    "plan_batch": {**_STEP, **_LIMIT, "target": Hint("device, the third argument")},
+    "assert_fits": {**_STEP, **_LIMIT},
+}
+"""By function or class, by keyword."""
+
+DOOR: Mapping[str, Hint] = {
+    **_hints(
+        "DataLoader Loader dataloader DenseDataLoader DataListLoader load_dataloader",
+        Hint("loaderkit.build_loader(dataset, batch_size=32)"),
+    ),
+    **_hints(
+        "Dataset InMemoryDataset OnDiskDataset MapDataset",
+        Hint("loaderkit.SafeDataset, or SafeGraphDataset for graphs"),
+    ),
+    **_hints(
+        "load open load_dataset load_from_disk read from_disk Cache",
+        Hint("loaderkit.open_cache(path)"),
+    ),
+    **_hints(
+        "save save_to_disk write optimize create_cache convert",
+        Hint("loaderkit.pack(samples, path)"),
+    ),
+    **_hints("upload push_to_hub", Hint("loaderkit.push(path, url)")),
+    **_hints("download snapshot_download", Hint("loaderkit.pull(url, path)")),
+    **_hints("find_leak detect_leaks MemoryTracker", Hint("loaderkit.LeakDetector()")),
+    **_hints("empty_cache gc clear_memory", Hint("loaderkit.release()")),
+    **_hints("concatenate merge", Hint("loaderkit.concat(caches, path)")),
+}
+"""Names at the front door, ``loaderkit.NAME``."""

@@ -1,0 +1,460 @@
+"""Each setting of a loader, chosen from facts and what was asked for.  Pure.
+
+A function here takes all that its setting follows from, and gives the setting with its
+reason.  What depends on another setting takes that one's value, so the order of the
+calls in ``plan`` is the only one there is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from loaderkit.errors import LoaderError
+from loaderkit.loader.forecast import FORKED_BYTES, SPAWNED_BYTES, pinned_bytes
+from loaderkit.loader.options import parse_variable
+from loaderkit.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from loaderkit.loader.facts import Facts, Measured
+    from loaderkit.loader.forecast import Sharing
+    from loaderkit.loader.options import SettingOverrides
+
+T_co = TypeVar("T_co", covariant=True)
+
+QUEUE_S = 0.0003
+"""What a message between processes costs besides its bytes: locks, wake-ups."""
+
+_FORKED_GAIN = 1.3
+"""Workers must promise so much: on 2 cores, 1.9 came to 1.6, and 1.5 to 1.1."""
+_SPAWNED_GAIN = 1.6
+"""Spawned ones so much, since each imports torch again.  Chosen."""
+_GAIN_OF_ONE_MORE = 1.1
+"""A worker more must bring so much, or it is not worth its memory.  Chosen."""
+_COPYING_BYTES_PER_S = 2e9
+"""From here on making a batch is copying memory, which workers would only repeat: W2 in
+memory is made at 5.7 GB/s, and two workers took it to 0.6 times."""
+_MOST_UNMEASURED = 2
+"""Workers at most where nothing was measured.  Chosen: one hides the time of reading,
+and a second rarely harms."""
+_MEMORY_SHARE = 2
+"""Workers take at most one part in so many of the memory that is left.  Chosen: the
+training has the other half."""
+_MOST_PRESSURE = 10.0
+"""Percent of the time waiting for memory from which on there is one worker at most."""
+
+_FORK_S = 0.05
+"""To start a forked worker."""
+_SPAWN_S = 4.0
+"""To start a spawned worker, which imports torch again."""
+_STARTING_SHARE = 0.01
+"""Workers are kept where starting them takes more of an epoch than this.  Chosen."""
+
+_BATCHES_AHEAD = 2
+"""Batches asked of a worker, or of a thread, ahead of time; torch's default."""
+_AHEAD_SHARE = 0.05
+"""Batches made ahead take at most this part of the memory that is left.  Chosen."""
+_MOST_AHEAD_BYTES = 1 << 30
+"""And at most so many bytes."""
+_PINNED_SHARE = 0.1
+"""Page-locked batches take at most this part of the memory that is left.  Chosen: no
+other process can have it back."""
+
+
+@dataclass(frozen=True)
+class Decision(Generic[T_co]):
+    """A setting, and why it is as it is."""
+
+    value: T_co
+    """What the loader does."""
+    reason: str
+    """Why."""
+    warning: str = ""
+    """What may break by it, with the fix; empty when nothing does."""
+
+
+def choose_num_workers(facts: Facts, overrides: SettingOverrides) -> Decision[int]:
+    """Choose how many processes make batches; 0 makes them in this one.
+
+    Args:
+        facts: What is known.
+        overrides: What the caller asked for.
+
+    Returns:
+        The number; where an option is given that means nothing without workers, at
+        least one if that can start.
+
+    Raises:
+        LoaderError: Workers were asked for in a process that may not have children.
+    """
+    requested = _requested(overrides.num_workers, "LOADERKIT_NUM_WORKERS", facts)
+    if requested is not None:
+        return _check_requested_workers(requested, facts)
+    decision = _number_that_pays(facts, overrides)
+    if decision.value or not overrides.needs_workers:
+        return decision
+    may_start = not facts.daemonic and not _is_unsendable(facts, overrides)
+    if may_start and _lowest_cap(facts).workers > 0:
+        return Decision(1, f"{overrides.needs_workers} needs one")
+    return decision
+
+
+def choose_read_ahead(
+    facts: Facts, overrides: SettingOverrides, *, num_workers: int
+) -> Decision[int]:
+    """Choose how many batches a thread makes ahead where there are no workers.
+
+    Args:
+        facts: What is known.
+        overrides: What the caller asked for.
+        num_workers: As it was chosen.
+    """
+    requested = _requested(overrides.read_ahead, "LOADERKIT_READ_AHEAD", facts)
+    if requested is not None:
+        if not requested.value or num_workers or facts.draws_nothing:
+            return requested
+        warning = "read_ahead runs your code in a thread: random numbers that it draws "
+        warning += "mix with those of the training; num_workers=1, or drop read_ahead"
+        return Decision(requested.value, requested.reason, warning)
+    if num_workers:
+        return Decision(0, "the workers read ahead")
+    if not facts.draws_nothing:
+        reason = "a thread's random numbers would mix with those of the training"
+        return Decision(0, reason)
+    batches = _batches_ahead(facts, num_workers)
+    reason = f"{batches} batches{_largest_batch_in_words(facts)} from a thread, once "
+    return Decision(batches, f"{reason}steps take half as long as gathering")
+
+
+def choose_prefetch_factor(
+    facts: Facts, overrides: SettingOverrides, *, num_workers: int
+) -> Decision[int | None]:
+    """Choose how many batches are asked of each worker ahead of time.
+
+    Args:
+        facts: What is known.
+        overrides: What the caller asked for.
+        num_workers: As it was chosen.
+    """
+    if not num_workers:
+        return Decision(None, "there are no workers")
+    variable = "LOADERKIT_PREFETCH_FACTOR"
+    requested = _requested(overrides.prefetch_factor, variable, facts)
+    if requested is not None:
+        return requested
+    batches = _batches_ahead(facts, num_workers)
+    size = _largest_batch_in_words(facts)
+    room = format_bytes(_bytes_ahead(facts))
+    return Decision(batches, f"{batches * num_workers} batches{size} wait, of {room}")
+
+
+def choose_start_method(
+    facts: Facts, overrides: SettingOverrides, *, num_workers: int
+) -> Decision[str | None]:
+    """Choose how workers start: torch's ``multiprocessing_context``.
+
+    Args:
+        facts: What is known.
+        overrides: What the caller asked for.
+        num_workers: As it was chosen.
+
+    Raises:
+        LoaderError: The dataset cannot be sent to workers that start so.
+        ValueError: This system has no such method.
+    """
+    if not num_workers:
+        return Decision(None, "there are no workers")
+    asked = overrides.multiprocessing_context
+    asked_name = None if asked is None else str(asked)
+    variable = "LOADERKIT_MULTIPROCESSING_CONTEXT"
+    decision = _requested(asked_name, variable, facts)
+    if decision is not None and decision.value not in facts.start_methods:
+        msg = f"multiprocessing_context must be one of {facts.start_methods}, "
+        raise ValueError(msg + f"got {decision.value!r}")
+    if decision is None:
+        decision = Decision(facts.start_method, "this Python's default")
+        if facts.start_method != "fork" and facts.unpicklable:
+            decision = Decision("fork", f"cannot be sent: {facts.unpicklable}")
+    if decision.value != "fork" and facts.unpicklable:
+        what = f"The dataset cannot be sent to {decision.value}ed workers."
+        fix = "define it in a module rather than in a function or a notebook, or "
+        raise LoaderError(what, why=facts.unpicklable, fix=f"{fix}num_workers=0")
+    return decision
+
+
+def choose_persistent_workers(
+    facts: Facts,
+    overrides: SettingOverrides,
+    *,
+    num_workers: int,
+    start_method: str | None,
+    batches: int | None,
+) -> Decision[bool]:
+    """Choose whether workers live from epoch to epoch.
+
+    Args:
+        facts: What is known.
+        overrides: What the caller asked for.
+        num_workers: As it was chosen.
+        start_method: As it was chosen.
+        batches: Batches of an epoch; None if unknown.
+    """
+    if not num_workers:
+        return Decision(False, "there are no workers")
+    variable = "LOADERKIT_PERSISTENT_WORKERS"
+    requested = _requested(overrides.persistent_workers, variable, facts)
+    if requested is not None:
+        return requested
+    is_forked = start_method == "fork"
+    starting_s = num_workers * (_FORK_S if is_forked else _SPAWN_S)
+    if facts.measured is None or batches is None:
+        reason = f"starting takes {format_seconds(starting_s)}"
+        return Decision(not is_forked, reason)
+    epoch_s = batches / batches_per_s(facts, num_workers)
+    reason = f"an epoch takes {format_seconds(epoch_s)}, starting workers "
+    reason += format_seconds(starting_s)
+    if starting_s > _STARTING_SHARE * epoch_s:
+        return Decision(True, reason)
+    return Decision(False, f"{reason}; fresh workers give back what they held")
+
+
+def choose_pin_memory(
+    facts: Facts,
+    overrides: SettingOverrides,
+    *,
+    num_workers: int,
+    prefetch_factor: int | None,
+) -> Decision[bool]:
+    """Choose whether batches are copied to page-locked memory.
+
+    Args:
+        facts: What is known.
+        overrides: What the caller asked for; not followed where it has no use.
+        num_workers: As it was chosen.
+        prefetch_factor: As it was chosen.
+    """
+    device = facts.device
+    requested = _requested(overrides.pin_memory, "LOADERKIT_PIN_MEMORY", facts)
+    if not device.pins:
+        reason = f"{device.device} copies from any memory as fast"
+        if requested is None or not requested.value:
+            return Decision(False, reason)
+        return Decision(
+            False,
+            reason,
+            f"pin_memory=True is not followed: {reason}; pin_memory=False",
+        )
+    if requested is not None:
+        return requested
+    waiting = num_workers * (prefetch_factor or 0)
+    needed_bytes = pinned_bytes(facts.batch_bytes or 0, waiting)
+    room_bytes = int(facts.host.available_bytes * _PINNED_SHARE)
+    reason = f"{format_bytes(needed_bytes)} page-locked of {format_bytes(room_bytes)}"
+    if needed_bytes > room_bytes:
+        return Decision(False, f"{reason}: too much")
+    return Decision(True, f"{reason}, copies run beside the computing")
+
+
+def choose_in_order(facts: Facts, overrides: SettingOverrides) -> Decision[bool]:
+    """Choose whether batches come in the order of their numbers.
+
+    Args:
+        facts: What is known.
+        overrides: What the caller asked for.
+    """
+    requested = _requested(overrides.in_order, "LOADERKIT_IN_ORDER", facts)
+    if requested is not None:
+        return requested
+    return Decision(True, "the order is the same for any worker count")
+
+
+def choose_sharing(facts: Facts, *, num_workers: int) -> Decision[Sharing]:
+    """Choose how batches leave a worker.
+
+    Args:
+        facts: What is known.
+        num_workers: As it was chosen.
+    """
+    if not num_workers:
+        return Decision("none", "batches do not leave this process")
+    if facts.parcels:
+        reason = "one anonymous segment a batch: no /dev/shm, no file a tensor"
+        return Decision("parcel", reason)
+    return Decision("torch", "this system has no anonymous segments")
+
+
+def batches_per_s(facts: Facts, num_workers: int) -> float:
+    """Predict batches a second, from what was measured.
+
+    Args:
+        facts: With ``measured``.
+        num_workers: Processes that make batches.
+
+    Returns:
+        The rate that the slowest of three allows: the workers, the training process
+        that unpacks, and the processors all of them share.
+    """
+    measured = facts.measured
+    assert measured is not None
+    if not num_workers:
+        return 1 / max(measured.fetch_s, 1e-9)
+    making_s = measured.fetch_s + measured.send_s
+    taking_s = measured.receive_s + QUEUE_S
+    cpus = max(1, facts.host.cpus // facts.host.local_ranks)
+    return 1 / max(taking_s, making_s / num_workers, (making_s + taking_s) / cpus)
+
+
+def _requested(asked: Any, variable: str, facts: Facts) -> Decision[Any] | None:
+    """Take what the caller, or else the environment, asks for.
+
+    Args:
+        asked: By the caller; None leaves it to the variable, and then to the plan.
+        variable: Of the environment.
+        facts: With the environment.
+    """
+    if asked is not None:
+        return Decision(asked, "you asked for it")
+    text = facts.environment.get(variable, "")
+    if text:
+        return Decision(parse_variable(variable, text), f"{variable} asks for it")
+    return None
+
+
+def _check_requested_workers(requested: Decision[int], facts: Facts) -> Decision[int]:
+    count, cpus = requested.value, facts.host.cpus
+    if count and facts.daemonic:
+        what = f"{count} workers were asked for in a daemonic process."
+        why = "daemonic processes may not have children"
+        raise LoaderError(what, why=why, fix="num_workers=0")
+    if count <= cpus:
+        return requested
+    warning = f"{count} workers share {cpus} CPUs ({facts.host.cpus_from}); "
+    warning += f"num_workers={cpus} or fewer wastes less"
+    return Decision(count, requested.reason, warning)
+
+
+def _number_that_pays(facts: Facts, overrides: SettingOverrides) -> Decision[int]:
+    """Choose the number of workers where nobody asks for one."""
+    if facts.daemonic:
+        return Decision(0, "this process is a daemon, which may not have children")
+    if _is_unsendable(facts, overrides):
+        return Decision(0, f"workers cannot start: {facts.unpicklable}")
+    hazard = facts.fork_hazard
+    if hazard is not None and _wanted_start_method(facts, overrides) == "fork":
+        return Decision(0, f"{hazard.reason}; {hazard.fix}")
+    if facts.iterable:
+        reason = "each worker would iterate over everything again; ask for workers if "
+        return Decision(0, f"{reason}the dataset splits itself by get_worker_info()")
+    if facts.measured is None:
+        return _number_without_measuring(facts)
+    return _number_by_measuring(facts, facts.measured)
+
+
+def _number_without_measuring(facts: Facts) -> Decision[int]:
+    if facts.gathering:
+        reason = "gathering is usually quicker than sending batches (not measured)"
+        return Decision(0, reason)
+    # One processor is left to the training, unless there is only one.
+    beside_training = max(1, facts.host.cpus - 1)
+    count = min(_MOST_UNMEASURED, beside_training, _lowest_cap(facts).workers)
+    because = f": {facts.unmeasured}" if facts.unmeasured else ""
+    reason = f"more than 2 only when measured to help (not measured{because})"
+    return Decision(count, reason)
+
+
+def _number_by_measuring(facts: Facts, measured: Measured) -> Decision[int]:
+    making = format_seconds(measured.fetch_s)
+    sending = format_seconds(measured.send_s + measured.receive_s + QUEUE_S)
+    costs = f"a batch takes {making} to make and {sending} to send"
+
+    bytes_per_s = measured.batch_bytes / max(measured.fetch_s, 1e-9)
+    is_copying = bytes_per_s > _COPYING_BYTES_PER_S
+    cap = _lowest_cap(facts)
+    count = 0 if is_copying else _quickest_number(facts, cap.workers)
+    if count:
+        gain = batches_per_s(facts, count) / batches_per_s(facts, 0)
+        cpus = f"{facts.host.cpus} CPUs by {facts.host.cpus_from}"
+        reason = f"{costs}: {gain:.1f} times the rate of none, on {cpus}"
+        return Decision(count, reason)
+
+    reason = f"{costs}: workers would not be quicker"
+    if is_copying:
+        reason = f"{costs}: it is copying memory, at {bytes_per_s / 1e9:.1f} GB/s, "
+        reason += "which workers would only do again"
+    if cap.workers < facts.host.cpus:
+        reason += f" (at most {cap.workers} of them: {cap.reason})"
+    return Decision(0, reason)
+
+
+def _quickest_number(facts: Facts, most: int) -> int:
+    """Add workers while each brings enough."""
+    first_gain = _FORKED_GAIN if facts.start_method == "fork" else _SPAWNED_GAIN
+    best = 0
+    for count in range(1, most + 1):
+        gain = _GAIN_OF_ONE_MORE if best else first_gain
+        if batches_per_s(facts, count) >= gain * batches_per_s(facts, best):
+            best = count
+    return best
+
+
+class _WorkerCap(NamedTuple):
+    """Something of which there is enough for so many workers."""
+
+    workers: int
+    reason: str
+
+
+def _lowest_cap(facts: Facts) -> _WorkerCap:
+    """Say how many workers there can be at most, and what runs out first."""
+    host = facts.host
+    caps = [_WorkerCap(max(1, host.cpus // host.local_ranks), "CPUs")]
+
+    idle_bytes = FORKED_BYTES if facts.start_method == "fork" else SPAWNED_BYTES
+    # The batch that is being made, and those that wait.
+    batch_bytes = (1 + _BATCHES_AHEAD) * (facts.batch_bytes or 0)
+    room_bytes = host.available_bytes // _MEMORY_SHARE
+    caps.append(_WorkerCap(int(room_bytes // (idle_bytes + batch_bytes)), "memory"))
+
+    pressure = host.pressure or 0.0
+    if pressure > _MOST_PRESSURE:
+        reason = f"tasks wait for memory {pressure:.0f} % of the time"
+        caps.append(_WorkerCap(1, reason))
+
+    variable = "LOADERKIT_MAX_WORKERS"
+    text = facts.environment.get(variable, "")
+    if text:
+        caps.append(_WorkerCap(parse_variable(variable, text), variable))
+    return min(caps)
+
+
+def _wanted_start_method(facts: Facts, overrides: SettingOverrides) -> str:
+    return str(overrides.multiprocessing_context or facts.start_method)
+
+
+def _is_unsendable(facts: Facts, overrides: SettingOverrides) -> bool:
+    """Tell whether no worker can start, since the dataset cannot be sent to one.
+
+    A fork needs no sending, but does not survive a device that has been used.
+    """
+    if not facts.unpicklable or _wanted_start_method(facts, overrides) == "fork":
+        return False
+    return "fork" not in facts.start_methods or facts.device.started
+
+
+def _batches_ahead(facts: Facts, num_workers: int) -> int:
+    """Count the batches that a worker, or a thread, may make ahead: at least one."""
+    if not facts.batch_bytes:
+        return _BATCHES_AHEAD
+    fitting = _bytes_ahead(facts) // (facts.batch_bytes * max(1, num_workers))
+    return max(1, min(_BATCHES_AHEAD, fitting))
+
+
+def _bytes_ahead(facts: Facts) -> int:
+    """Say how much memory batches that are made ahead may take."""
+    return min(_MOST_AHEAD_BYTES, int(facts.host.available_bytes * _AHEAD_SHARE))
+
+
+def _largest_batch_in_words(facts: Facts) -> str:
+    if facts.batch_bytes is None:
+        return ""
+    return f" of {format_bytes(facts.batch_bytes)} at most"

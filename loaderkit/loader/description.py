@@ -1,0 +1,368 @@
+"""A dataset at the door: refused if it is none, then asked once, and described.
+
+What is refused here would fail later, or read nonsense.  What may change while a loader
+lives (how many samples there are, their sizes, a state) is asked again as each epoch
+begins; all else is in the description.
+"""
+
+from __future__ import annotations
+
+import difflib
+import multiprocessing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch.utils.data import IterableDataset, TensorDataset
+
+from loaderkit.dataset_protocol import (
+    ask_graph_fields,
+    ask_sizes,
+    ask_stored_arrays,
+    ask_stored_rows,
+    innermost,
+)
+from loaderkit.errors import LoaderError, OptionError
+from loaderkit.forking import ForkHazard, find_fork_hazard
+from loaderkit.joining import check_known_keys, known_keys
+from loaderkit.loader.collating import is_gathering, split_transform
+from loaderkit.loader.options import SIZES
+from loaderkit.loader.pipes import as_sent, is_pipe, shares_out, with_shuffle
+from loaderkit.loader.stateful import is_stateful
+from loaderkit.memory.shm_batch import check_pickles
+from loaderkit.mistaken import mistaken_for_dataset
+from loaderkit.pyg import loaded_pyg
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from loaderkit.cache.download_ahead import StoredRows
+    from loaderkit.cache.stored_arrays import StoredArrays
+    from loaderkit.loader.options import LoaderOptions
+
+    Ints = NDArray[np.int64]
+
+_MOST_IN_ALL = 2.0**61
+"""Sums of sizes must fit int64, a limit added to them, too."""
+
+
+@dataclass(frozen=True, eq=False)
+class DatasetDescription:
+    """What a dataset is like, asked once."""
+
+    dataset: Any
+    """What is read."""
+    samples: int | None
+    """How many it has; None where it does not say."""
+    iterable: bool
+    """It is iterated rather than indexed."""
+    shares_itself_out: bool
+    """It gives each rank a part by itself: a pipe with a ``sharding_filter``."""
+    gathering: bool
+    """Batches come from a cache, finished, and no code of the user's runs."""
+    draws_nothing: bool
+    """Making a batch draws no random numbers: no code of the user's runs."""
+    stateful: bool
+    """It has a ``state_dict``, which each worker's copy changes by itself."""
+    unpicklable: str
+    """Why it cannot be sent to a spawned worker; empty when it can, or need not."""
+    fork_hazard: ForkHazard | None
+    """What it holds that does not survive a fork."""
+    stored_rows: StoredRows | None
+    """In which shards of a store its samples are; None if on this machine."""
+    stored_arrays: StoredArrays | None
+    """What its cache takes on local disk; None without one there."""
+
+    @property
+    def is_missing_shards(self) -> bool:
+        """Whether some of its shards would have to be downloaded first."""
+        return self.stored_rows is not None and bool(self.stored_rows.is_missing.any())
+
+
+def admit_dataset(dataset: Any, options: LoaderOptions) -> Any:
+    """Refuse what is no dataset, or not one for these options.
+
+    Args:
+        dataset: What was given as one.
+        options: What was asked for.
+
+    Returns:
+        The dataset; a pipe with its shufflers set.
+
+    Raises:
+        OptionError: It is no dataset, or an option makes no sense for it.
+        LoaderError: It cannot be read so, or is empty.
+    """
+    check_dataset(dataset, options)
+    check_graph_fields(dataset, options)
+    if isinstance(options.shuffle, bool):
+        return with_shuffle(dataset, shuffle=options.shuffle)
+    return dataset
+
+
+def describe_dataset(
+    dataset: Any, options: LoaderOptions, collate: Callable[[Any], Any]
+) -> DatasetDescription:
+    """Ask a dataset all that is decided once.
+
+    Args:
+        dataset: Admitted.
+        options: What was asked for.
+        collate: How its samples are joined.
+
+    Returns:
+        The description; no sample is read for it.
+    """
+    joined_by_user = options.collate_fn is not None
+    changed_by_user = options.batch_transform is not None
+    users_code_makes_batches = joined_by_user or changed_by_user
+    method = options.multiprocessing_context or multiprocessing.get_start_method()
+    unpicklable = ""
+    if method != "fork":
+        unpicklable = why_unpicklable(_sent_to_workers(dataset, collate))
+    return DatasetDescription(
+        dataset=dataset,
+        samples=_length(dataset),
+        iterable=isinstance(dataset, IterableDataset),
+        shares_itself_out=shares_out(dataset),
+        gathering=is_gathering(dataset, collate),
+        draws_nothing=reading_draws_nothing(dataset) and not users_code_makes_batches,
+        stateful=is_stateful(dataset),
+        unpicklable=unpicklable,
+        fork_hazard=find_fork_hazard(dataset=dataset),
+        stored_rows=ask_stored_rows(dataset),
+        stored_arrays=ask_stored_arrays(dataset),
+    )
+
+
+def check_dataset(dataset: Any, options: LoaderOptions) -> None:
+    """Refuse what is no dataset.
+
+    Args:
+        dataset: What was given as one.
+        options: What was asked for; a sampler may choose keys of any kind.
+
+    Raises:
+        OptionError: It is a path, a graph, a loader or the like.
+        LoaderError: It is a dataset that cannot be read so, or is empty.
+    """
+    if isinstance(dataset, IterableDataset):
+        _check_iterable_options(options, pipe=is_pipe(dataset))
+        return
+    _refuse_other_things(dataset)
+    if not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__getitems__"):
+        why = "samples are read by their number: dataset[0]"
+        raise _no_dataset(dataset, why, "an IterableDataset, or list(samples)")
+    if options.sampler is not None or options.batch_sampler is not None:
+        return
+
+    if isinstance(dataset, Mapping) and set(dataset) != set(range(len(dataset))):
+        fix = "list(samples.values()), or sampler=list(samples)"
+        raise _no_dataset(dataset, "its keys are not the numbers from 0 on", fix)
+    try:
+        samples = len(dataset)
+    except TypeError as error:
+        fix = "give it __len__, a sampler, or make it an IterableDataset"
+        raise _no_dataset(dataset, f"it has no length: {error}", fix) from error
+    if not samples:
+        what = "The dataset has no samples."
+        raise LoaderError(what, why="len(dataset) is 0", fix="look at its source")
+
+
+def check_graph_fields(dataset: Any, options: LoaderOptions) -> None:
+    """Refuse names of fields that no graph has, where that is known before reading.
+
+    Code of the user's, such as a transform, may add fields: of names that are not in a
+    batch then, joining warns.
+
+    Args:
+        dataset: What is read.
+        options: What was asked for.
+
+    Raises:
+        OptionError: ``follow_batch`` or ``exclude_keys`` would do nothing.
+    """
+    follow, exclude = options.follow_batch or (), options.exclude_keys or ()
+    if not follow and not exclude:
+        return
+    known = ask_graph_fields(dataset)
+    if isinstance(innermost(dataset), list | tuple):
+        # Samples that lie in memory: looking at them costs nothing.
+        samples = (dataset[row] for row in range(len(dataset)))
+        known = frozenset(known_keys(samples, {*follow, *exclude}))
+    if known:  # samples without a graph are refused where they are joined
+        check_known_keys(follow, exclude, known)
+
+
+def sizes_of(dataset: Any, name: str) -> Ints:
+    """Ask a dataset how large its samples are, without reading one.
+
+    Args:
+        dataset: With a method ``sizes()`` whose result has them by name.
+        name: "nodes", "edges", "bytes" or "tokens".
+
+    Returns:
+        A number for each sample ``[n]`` int64.
+
+    Raises:
+        LoaderError: It does not know, or what it says cannot be.
+    """
+    asked = ask_sizes(dataset)
+    table = asked.sizes
+    has_get = hasattr(table, "get")
+    sizes = table.get(name) if has_get else getattr(table, name, None)
+    if sizes is None:
+        raise _unknown_sizes(name, asked.dataset, table)
+
+    whole = _whole_numbers(name, sizes)
+    samples = len(asked.dataset)
+    if whole.shape != (samples,) or (whole < 0).any():
+        smallest = whole.min() if whole.size else None
+        what = f"sizes() says {name} of shape {whole.shape}, the smallest {smallest}, "
+        what += f"for {samples} samples."
+        fix = "one number for each sample, at least 0"
+        raise LoaderError(what, why="they decide what fits a batch", fix=fix)
+    numbers: Ints = whole.astype(np.int64)
+    if asked.rows is not None:
+        numbers = numbers[asked.rows]
+    total = float(numbers.sum(dtype=np.float64))
+    if total >= _MOST_IN_ALL:
+        what = f"sizes() says {total:.3g} {name} in all."
+        why = "batches are cut where sums of them reach a limit, in int64"
+        raise LoaderError(what, why=why, fix="count in larger units, or mend sizes()")
+    return numbers
+
+
+def reading_draws_nothing(dataset: Any) -> bool:
+    """Tell whether reading a sample draws no random numbers: no user's code runs."""
+    inner = innermost(dataset)
+    pyg = loaded_pyg()
+    if pyg is not None and isinstance(inner, pyg.in_memory_dataset):
+        # A subclass that does not call its parent's constructor has no such attribute.
+        transform: Any = getattr(inner, "transform", None)
+        return transform is None
+    lies_in_memory = isinstance(inner, list | tuple | TensorDataset)
+    return lies_in_memory or is_gathering(inner)
+
+
+def why_unpicklable(parts: Mapping[str, Any]) -> str:
+    """Find what keeps objects from travelling to a spawned worker.
+
+    Args:
+        parts: Objects by name.
+
+    Returns:
+        The path of the part that cannot be pickled, and why; empty when all can.
+    """
+    for name, part in parts.items():
+        reason = _why_part_unpicklable(name, part)
+        if reason:
+            return reason
+    return ""
+
+
+def _why_part_unpicklable(name: str, part: Any) -> str:
+    try:
+        check_pickles(part)
+    except Exception as error:  # noqa: BLE001 - any class may refuse in any way
+        attributes = getattr(part, "__dict__", {})
+        inside = {f"{name}.{key}": attributes[key] for key in attributes}
+        return why_unpicklable(inside) or f"{name}: {type(error).__name__}: {error}"
+    return ""
+
+
+def _sent_to_workers(dataset: Any, collate: Callable[[Any], Any]) -> Mapping[str, Any]:
+    """Name what a spawned worker gets as the caller named it."""
+    join, transform = split_transform(collate)
+    return {
+        "dataset": as_sent(dataset),
+        "collate_fn": join,
+        "batch_transform": transform,
+    }
+
+
+def _length(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except TypeError:
+        return None
+
+
+def _no_dataset(dataset: object, why: str, fix: str) -> OptionError:
+    what = f"A {type(dataset).__name__} is no dataset to build a loader of."
+    return OptionError(what, why=why, fix=fix)
+
+
+def _refuse_other_things(dataset: Any) -> None:
+    """Refuse things that have rows of some kind, but not samples."""
+    mistake = mistaken_for_dataset(dataset)
+    if mistake is None:
+        return
+    fix = f"build_loader({mistake.instead})"
+    if isinstance(dataset, Iterator):
+        fix += ", or an IterableDataset that makes a new one each epoch"
+    raise OptionError(mistake.what, why=mistake.why, fix=fix)
+
+
+def _check_iterable_options(options: LoaderOptions, *, pipe: bool) -> None:
+    meaningless = {"sampler", "batch_sampler", "shuffle", "bucket_by", "oversized"}
+    meaningless |= {f"max_{name}" for name in options.limits}
+    if pipe and options.shuffle is True:
+        meaningless.remove("shuffle")  # a pipe has shufflers of its own, or gets one
+    for name in options.given():
+        if name in meaningless:
+            what = f"{name} was given for an iterable dataset."
+            why = "its samples come one by one, in its own order, and their sizes are "
+            why += "not known before"
+            fix = "batch_size=..., or pack(list(dataset), path): a map-style dataset"
+            raise OptionError(what, why=why, fix=fix)
+
+
+def _unknown_sizes(name: str, dataset: object, table: object) -> LoaderError:
+    what = f"The {name} of the samples are not known."
+    why = f"a {type(dataset).__name__} does not say them"
+    fix = "loaderkit.pack(dataset, path), or give it sizes() -> {name: array}"
+    if table is not None:
+        known = _names_in(table)
+        why = f"its sizes() says nothing of {name}: some sample has no such number"
+        limits = ["batch_size", *(f"max_{size}" for size in known)]
+        nearest = difflib.get_close_matches(name, known, 1)
+        fix = f"limit by {' or '.join(limits)}, or give it sizes() -> {{name: array}}"
+        if nearest:
+            fix = f"did you mean {nearest[0]!r}?"
+    return LoaderError(what, why=why, fix=fix)
+
+
+def _names_in(table: object) -> list[str]:
+    """Name the sizes that a dataset does say."""
+    if isinstance(table, Mapping):
+        return [str(name) for name in table]
+    return [name for name in SIZES if getattr(table, name, None) is not None]
+
+
+def _whole_numbers(name: str, sizes: Any) -> NDArray[Any]:
+    """Take whole numbers; casting others would make sizes of what is none.
+
+    NaN becomes the smallest integer, 1.9 becomes 1, and behind a mask lies anything.
+    """
+    array = np.asarray(sizes)
+    fault = ""
+    if isinstance(sizes, np.ma.MaskedArray) and np.ma.is_masked(sizes):
+        fault = "masked values"
+    elif array.dtype.kind == "f":
+        if not np.isfinite(array).all():
+            fault = "NaN or infinity"
+        elif (array != np.floor(array)).any():
+            fault = "fractions"
+    elif array.dtype.kind not in "iu" and array.size:
+        fault = f"values of type {array.dtype}"
+    if not fault and array.size and float(array.max()) >= _MOST_IN_ALL:
+        fault = f"{array.max():.3g}"  # uint64 and floats may not fit int64
+    if fault:
+        what = f"sizes() says {name} with {fault} among them."
+        fix = "one whole number for each sample, at least 0"
+        raise LoaderError(what, why="they decide what fits a batch", fix=fix)
+    return array

@@ -1,0 +1,144 @@
+"""Batches moved to the device ahead of time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loaderkit.memory.probes import read_capability
+from loaderkit.nests import flatten_tensors, map_leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class DevicePrefetcher:
+    """Gives a loader's batches on the device, the next one copied while one computes.
+
+    On devices with streams (CUDA, ROCm, XPU) the copy runs beside the computing, from
+    page-locked memory; elsewhere each batch is moved when it is asked for.
+
+    Args:
+        loader: Any iterable of batches: tensors, PyG data, or nests of these.
+        device: Where they go.
+
+    Raises:
+        ValueError: There is no such device.
+    """
+
+    def __init__(self, loader: Any, device: str | torch.device) -> None:
+        self.loader = loader
+        self.capability = read_capability(device)
+        self.device = torch.device(device)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached for missing attributes only.  These three are missing while a copy is
+        # made or unpickled; looking for them on self.loader would come back here.
+        if name in {"loader", "device", "capability"}:
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        host_batches = iter(self.loader)
+        if not self.capability.asynchronous:
+            return (move(batch, self.device) for batch in host_batches)
+        device_module = torch.get_device_module(self.device.type)
+        return copy_beside_compute(host_batches, self.device, device_module)
+
+
+def page_locked(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor to page-locked memory, from which a device copies by itself.
+
+    torch takes that memory from blocks that it keeps, and gives none out again before
+    the copy from it is done (its caching host allocator records an event for each copy
+    with ``non_blocking=True``).  So nothing has to be kept here until then, and after
+    a few batches nothing is page-locked anew.
+
+    Args:
+        tensor: On the host; given back as it is where it is page-locked already, as
+            from a loader with ``pin_memory=True``, or has no values.
+    """
+    if not tensor.numel() or tensor.is_pinned():
+        return tensor
+    return tensor.pin_memory()
+
+
+_NO_BATCH = object()
+"""Stands for the end; a batch may be None."""
+
+
+def copy_beside_compute(
+    host_batches: Iterator[Any],
+    device: torch.device,
+    device_module: Any,
+    page_lock: Callable[[torch.Tensor], torch.Tensor] = page_locked,
+) -> Iterator[Any]:
+    """Copy each batch on a stream of its own, one ahead.
+
+    Args:
+        host_batches: On the host.
+        device: Where they go.
+        device_module: torch's module of that kind of device, such as ``torch.cuda``.
+        page_lock: Copies a tensor to page-locked memory.
+
+    Yields:
+        The batches, on the device; the current stream waits for each.
+    """
+    copy_stream = device_module.Stream(device)
+
+    def copy_next() -> Any:
+        host_batch = next(host_batches, _NO_BATCH)
+        if host_batch is _NO_BATCH:
+            return _NO_BATCH
+        with device_module.stream(copy_stream):
+            return move(host_batch, device, page_lock=page_lock)
+
+    next_batch = copy_next()
+    while next_batch is not _NO_BATCH:
+        batch = next_batch
+        # Asked for each time: the training may have changed streams meanwhile.
+        compute_stream = device_module.current_stream(device)
+        compute_stream.wait_stream(copy_stream)
+        for tensor in flatten_tensors(batch):
+            # It was allocated on the copying stream.  Its memory is kept until the
+            # stream that computes is done with it.
+            tensor.record_stream(compute_stream)
+        # The next copy starts before this batch is given, so that it runs beside the
+        # step.
+        next_batch = copy_next()
+        yield batch
+
+
+def move(
+    batch: Any,
+    device: torch.device,
+    *,
+    page_lock: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> Any:
+    """Move every tensor of a batch to a device.
+
+    Args:
+        batch: A nest of tensors, or of objects with ``to``; it is not changed.
+        device: Where they go.
+        page_lock: Copies a tensor to page-locked memory; then the host does not wait
+            for the copy to the device.  None copies from where the tensors are.
+
+    Returns:
+        The same nest, its tensors on the device.
+    """
+
+    def move_leaf(leaf: Any) -> Any:
+        if not callable(getattr(leaf, "to", None)):
+            return leaf
+        # What is no tensor, such as a SparseTensor, knows how to move itself; a sparse
+        # tensor is several tensors, which cannot be page-locked as one.
+        is_dense = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
+        if page_lock is None or not is_dense:
+            return leaf.to(device)
+        return page_lock(leaf).to(device, non_blocking=True)
+
+    return map_leaves(move_leaf, batch)

@@ -1,0 +1,104 @@
+"""Errors on their way from where batches are made to the loop."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+
+from loaderkit.errors import LoaderError, LoaderkitError
+from loaderkit.loader.users_errors import error_about
+
+
+class WorkerTraceback(Exception):  # noqa: N818 -- a text that stands where errors do
+    """The traceback of an error in a worker, shown as the error's cause.
+
+    A traceback cannot be sent between processes; ``multiprocessing.Pool`` and
+    ``concurrent.futures`` show theirs in this way too.
+    """
+
+    def __str__(self) -> str:
+        return f"in a worker of the loader:\n\n{self.args[0]}"
+
+
+class Failure:
+    """An error of a worker, sent in place of the batch that could not be made.
+
+    torch would send its text alone, and raise another error with that text.
+
+    Args:
+        error: As it was raised; what caused it goes along.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self.traceback = "".join(traceback.format_exception(error))
+        self.error = _pickle_error(error)
+        if not self.error:
+            # A local class, say, cannot be sent.
+            self.error = _pickle_error(self._without_its_type(error))
+        self.cause = b""
+        if error.__cause__ is not None:
+            self.cause = _pickle_error(error.__cause__)
+
+    @classmethod
+    def about(cls, what: str, error: Exception, fix: str) -> Failure:
+        """Tell an error of the user's code that is not about a sample.
+
+        Args:
+            what: What could not be done, to be followed by the error.
+            error: As the user's code raised it; one of ours says all that itself.
+            fix: What to do.
+        """
+        if isinstance(error, LoaderkitError):
+            return cls(error)
+        loader_error = error_about(what, error, fix)
+        loader_error.__cause__ = error
+        return cls(loader_error)
+
+    def _without_its_type(self, error: Exception) -> LoaderError:
+        """Say the same in an error that can be sent."""
+        if isinstance(error, LoaderkitError):
+            return LoaderError(error.what, why=error.why, fix=error.fix)
+        return LoaderError(self.traceback)
+
+    def rebuilt(self) -> Exception:
+        """Make the error again, in the process that trains."""
+        error: Exception = pickle.loads(self.error)
+        cause: BaseException = WorkerTraceback(self.traceback)
+        if self.cause:
+            users_error: BaseException = pickle.loads(self.cause)
+            # As ``raise ... from`` sets it: the class may guard its attributes.
+            BaseException.__setattr__(users_error, "__cause__", cause)
+            cause = users_error
+        error.__cause__ = cause
+        return error
+
+
+class LocalFailure:
+    """An error of a stream in this process, on its way to the loop.
+
+    A generator that raised it would end with it, but the stream may have more.
+
+    Args:
+        error: As it was raised.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def rebuilt(self) -> Exception:
+        """Give the error."""
+        return self.error
+
+
+def _pickle_error(error: BaseException) -> bytes:
+    """Pickle an error; nothing where it cannot be built again from that."""
+    try:
+        pickled = pickle.dumps(error)
+        rebuilt = pickle.loads(pickled)
+    except Exception:  # noqa: BLE001 -- its class is the user's, and may raise anything
+        return b""
+    if not isinstance(rebuilt, BaseException):
+        return b""
+    # A __reduce__ of the user's may make something else of it; its traceback does not.
+    is_same = type(rebuilt) is type(error) or str(rebuilt) == str(error)
+    return pickled if is_same else b""

@@ -1,0 +1,219 @@
+"""What ``state_dict`` of a loader gives: written, checked and read again.  Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from loaderkit.arguments import check_integer
+from loaderkit.errors import LoaderError
+from loaderkit.loader.delivery import Resumption, WorkerState
+from loaderkit.loader.resumable import Position, check_epoch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+STATE_VERSION = 6
+"""Of what ``state_dict`` gives."""
+_ALWAYS_THERE = {"version", "seed", "epoch", "batches", "batching", "order"}
+_TAKE_OWN_STATE = "load_state_dict(loader.state_dict())"
+
+
+@dataclass(frozen=True)
+class ExpectedState:
+    """What a state must say so that a loader can go on from it."""
+
+    batching: str
+    """How samples become batches, in words."""
+    order: Mapping[str, Any]
+    """What the order follows from that the words do not name."""
+    seed: int | None
+    """The seed that was asked for; None takes over another run's."""
+    has_sampler: bool
+    """A sampler of the user's chooses the batches, and its state belongs to it."""
+    num_workers: int | None
+    """How many workers go their own ways; None where none has a state of its own."""
+
+    @property
+    def required(self) -> set[str]:
+        """Names that a state must have."""
+        return _ALWAYS_THERE | {"sampler"} if self.has_sampler else _ALWAYS_THERE
+
+
+def check_state(state: Mapping[str, Any], expected: ExpectedState) -> None:
+    """Refuse a state from which a loader cannot go on.
+
+    Args:
+        state: As it was given to ``load_state_dict``.
+        expected: What the loader is like.
+
+    Raises:
+        LoaderError: It is no state of a loader, or that of another kind of loader.
+        OptionError: One of its numbers is none.
+    """
+    given_names: set[str] = set(state) if hasattr(state, "keys") else set()
+    missing = expected.required - given_names
+    if missing:
+        what = f"This is no state of a loader: it lacks {', '.join(sorted(missing))}."
+        why = f"got a {type(state).__name__}"
+        raise LoaderError(what, why=why, fix=_TAKE_OWN_STATE)
+
+    _check_same("version", state["version"], STATE_VERSION)
+    _check_same("batching", state["batching"], expected.batching)
+    _check_same("order", state["order"], expected.order)
+    if expected.seed is not None:
+        _check_same("seed", state["seed"], expected.seed)
+
+    for name in ("epoch", "batches"):
+        check_epoch(f"the state's {name}", state[name])
+    check_integer("the state's seed", state["seed"])
+    _check_no_other_names(state, expected)
+
+    ahead = state.get("ahead", ())
+    if not isinstance(ahead, list | tuple):
+        raise _wrong_part(ahead, "ahead", "a list of numbers of batches")
+    for number in ahead:
+        least = int(state["batches"]) + 1
+        check_integer("each of the state's ahead", number, least=least)
+
+
+def check_given_batches(state: Mapping[str, Any], count: int) -> None:
+    """Refuse batches that the epoch does not have.
+
+    Args:
+        state: That ``check_state`` let pass.
+        count: Batches of its epoch.
+
+    Raises:
+        LoaderError: It has as many as the epoch, or more.
+    """
+    batches, ahead = int(state["batches"]), state.get("ahead", ())
+    if max([batches - 1, *ahead]) < max(count, 1):
+        return
+    what = f"The state has {max([batches, *ahead]):,} batches of epoch "
+    what += f"{state['epoch']}, which has {count:,}."
+    raise LoaderError(what, why="there is no rest to give", fix=_TAKE_OWN_STATE)
+
+
+def check_worker_states(state: Mapping[str, Any], num_workers: int) -> None:
+    """Refuse states of workers that cannot be read, or are of other workers.
+
+    Args:
+        state: That ``check_state`` let pass.
+        num_workers: How many this loader has.
+
+    Raises:
+        LoaderError: They are not there, are malformed, or of another number of workers.
+    """
+    if "workers" in state:
+        _check_each_worker(state)
+    elif state["batches"]:
+        raise _wrong_part(None, "workers", "a list of how each worker stands")
+
+    theirs = state.get("num_workers")
+    # No worker and one read the same samples; more split them among themselves.
+    if theirs == num_workers or {theirs, num_workers} == {0, 1}:
+        return
+    what = f"The state is that of {theirs} workers, this loader has {num_workers}."
+    why = "each worker reads a part of its own, so what is missing cannot be told"
+    raise LoaderError(what, why=why, fix=f"num_workers={theirs}")
+
+
+def position_of(state: Mapping[str, Any]) -> Position:
+    """Read where a state's loader stood."""
+    ahead = frozenset(state.get("ahead", ()))
+    return Position(int(state["epoch"]), int(state["batches"]), ahead)
+
+
+def write_workers(resumption: Resumption) -> dict[str, Any]:
+    """Write how workers stand, as plain values but for their datasets' own states."""
+    workers = [
+        {"worker": worker, **state._asdict()}
+        for worker, state in sorted(resumption.workers.items())
+    ]
+    return {"workers": workers, "last_worker": resumption.last_worker}
+
+
+def read_workers(state: Mapping[str, Any]) -> Resumption:
+    """Read what ``write_workers`` wrote."""
+    workers = {}
+    for saved in state["workers"]:
+        values = {name: saved[name] for name in WorkerState._fields}
+        workers[int(saved["worker"])] = WorkerState(**values)
+    return Resumption(workers, int(state["last_worker"]))
+
+
+def changed_since_loading(
+    order_then: Mapping[str, Any], order_now: Mapping[str, Any]
+) -> LoaderError:
+    """Say that the dataset changed between loading a state and going on from it.
+
+    Args:
+        order_then: What the order followed from as the state was loaded.
+        order_now: What it follows from now.
+
+    Returns:
+        The error to raise.
+    """
+    then, now = _differing_parts(order_then, order_now)
+    what = "A state was loaded in the middle of an epoch, and the dataset has changed "
+    what += f"since: from {then} to {now}."
+    why = "the rest of that epoch would be that of another order"
+    fix = "load_state_dict of the dataset as it was, or loader.set_epoch() of another "
+    return LoaderError(what, why=why, fix=f"{fix}epoch")
+
+
+def _check_same(name: str, theirs: Any, ours: Any) -> None:
+    if theirs == ours:
+        return
+    theirs, ours = _differing_parts(theirs, ours)
+    what = f"The state has {name} {theirs!r}, this loader {ours!r}."
+    why = "the batches that are missing cannot be told"
+    fix = "build the loader with the same dataset, options, seed and number of ranks; "
+    fix += "with others, begin an epoch: loader.set_epoch(state['epoch'] + 1)"
+    raise LoaderError(what, why=why, fix=fix)
+
+
+def _check_no_other_names(state: Mapping[str, Any], expected: ExpectedState) -> None:
+    """Refuse what this loader would not look at."""
+    known = {*expected.required, "ahead"}
+    if expected.num_workers is not None:
+        known |= {"num_workers", "workers", "last_worker", "main"}
+    unknown = sorted(map(str, set(state) - known))
+    if unknown:
+        what = f"The state has {', '.join(unknown)}, for which this loader has no use."
+        why = "it is that of another kind of dataset or sampler, or was added to"
+        fix = "load_state_dict(loader.state_dict()) of a loader built alike"
+        raise LoaderError(what, why=why, fix=fix)
+
+
+def _check_each_worker(state: Mapping[str, Any]) -> None:
+    workers = state["workers"]
+    if not isinstance(workers, list | tuple):
+        raise _wrong_part(workers, "workers", "a list of states")
+    names = {"worker", *WorkerState._fields}
+    for worker in workers:
+        if not isinstance(worker, dict) or set(worker) != names:
+            wanted = f"a list of tables of {', '.join(sorted(names))}"
+            raise _wrong_part(worker, "workers", wanted)
+        for name in ("worker", "batches"):
+            check_integer(f"the state's {name} of a worker", worker[name], least=0)
+    last = state.get("last_worker")
+    check_integer("the state's last_worker", last, least=-1)
+
+
+def _differing_parts(theirs: Any, ours: Any) -> tuple[Any, Any]:
+    """Leave out of two tables what is equal in them."""
+    if not isinstance(theirs, dict) or not isinstance(ours, dict):
+        return theirs, ours
+    names = [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
+    return (
+        {name: theirs.get(name) for name in names},
+        {name: ours.get(name) for name in names},
+    )
+
+
+def _wrong_part(value: object, name: str, wanted: str) -> LoaderError:
+    what = f"The state's {name} must be {wanted}, got {value!s:.80}."
+    why = f"its type is {type(value).__name__}"
+    return LoaderError(what, why=why, fix=_TAKE_OWN_STATE)

@@ -1,0 +1,138 @@
+"""Read what a loader's plan follows from: the machine, the device, the dataset."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from loaderkit.errors import LoaderkitError, OptionError
+from loaderkit.loader.facts import Facts
+from loaderkit.loader.probe import probe
+from loaderkit.memory.host import read_host
+from loaderkit.memory.probes import read_capability
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+
+    from loaderkit.loader.description import DatasetDescription
+    from loaderkit.loader.facts import Measured
+    from loaderkit.loader.options import LoaderOptions
+
+
+@dataclass(frozen=True)
+class TypicalBatch:
+    """Rows of a batch to measure."""
+
+    rows: Sequence[int] | None
+    """None measures nothing."""
+    why_none: str = ""
+    """Why there are none, for the plan."""
+
+
+def read_facts(
+    description: DatasetDescription,
+    device: str | torch.device,
+    *,
+    collate: Callable[[Any], Any],
+    typical: TypicalBatch,
+    largest_bytes: int | None = None,
+    options: LoaderOptions,
+) -> Facts:
+    """Read everything a plan follows from.
+
+    Args:
+        description: Of what will be loaded.
+        device: Where batches go.
+        collate: How samples are joined.
+        typical: What is measured.
+        largest_bytes: Bound of a batch's bytes, where the samples' sizes are known.
+        options: What was asked for.
+
+    Returns:
+        The facts.
+
+    Raises:
+        OptionError: There is no such device.
+    """
+    try:
+        capability = read_capability(device)
+    except ValueError as error:
+        what = f"device cannot be {device!r}: {error}."
+        raise OptionError(what, fix="device='cpu'") from error
+    measurement = _measure_typical_batch(description, collate, typical, options)
+    return Facts(
+        host=read_host(),
+        device=capability,
+        samples=description.samples,
+        iterable=description.iterable,
+        gathering=description.gathering,
+        draws_nothing=description.draws_nothing,
+        largest_bytes=largest_bytes,
+        measured=measurement.measured,
+        unmeasured=measurement.why_none,
+        start_method=multiprocessing.get_start_method(),
+        start_methods=tuple(multiprocessing.get_all_start_methods()),
+        unpicklable=description.unpicklable,
+        fork_hazard=description.fork_hazard,
+        parcels=sys.platform == "linux" and hasattr(os, "memfd_create"),
+        daemonic=bool(multiprocessing.current_process().daemon),
+        notebook=_in_notebook(),
+        under_pytest="PYTEST_CURRENT_TEST" in os.environ,
+        environment={
+            name: text
+            for name, text in os.environ.items()
+            if name.startswith("LOADERKIT_")
+        },
+    )
+
+
+@dataclass(frozen=True)
+class _Measurement:
+    """What reading costs, or why that is not known."""
+
+    measured: Measured | None
+    why_none: str = ""
+
+
+def _measure_typical_batch(
+    description: DatasetDescription,
+    collate: Callable[[Any], Any],
+    typical: TypicalBatch,
+    options: LoaderOptions,
+) -> _Measurement:
+    if not typical.rows:
+        return _Measurement(None, typical.why_none)
+    hazard = description.fork_hazard
+    if hazard is not None:
+        why = f"reading was not measured in a forked process: {hazard.reason}"
+        return _Measurement(None, why)
+    if not _is_worth_probing(description, options):
+        return _Measurement(None)
+    try:
+        return _Measurement(probe(description.dataset, typical.rows, collate))
+    except LoaderkitError as error:
+        # The loop tells it, should it read that sample; reading on may go well.
+        return _Measurement(None, error.what)
+
+
+def _is_worth_probing(description: DatasetDescription, options: LoaderOptions) -> bool:
+    """Tell whether the plan depends on what reading costs, and reading is harmless."""
+    if not options.probe:
+        return False
+    if description.gathering:
+        return True
+    # The user's code runs in this process only where the number of workers depends on
+    # it: a dataset may wait for workers, count its calls, or be made for them alone.
+    asked = options.num_workers is not None or os.environ.get("LOADERKIT_NUM_WORKERS")
+    return not asked and not description.stateful
+
+
+def _in_notebook() -> bool:
+    shell = sys.modules.get("IPython")
+    getter = getattr(shell, "get_ipython", None)
+    return getter is not None and getter() is not None

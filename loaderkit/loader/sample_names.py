@@ -1,0 +1,68 @@
+"""What samples and functions are called in messages."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from torch.utils.data import ConcatDataset, Subset
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MOST_NAMED = 8
+"""Samples of a batch that are named: what fits a few lines."""
+
+
+class SourceRow(NamedTuple):
+    """Where a sample comes from."""
+
+    dataset: Any
+    """What subsets and chains are made of."""
+    row: Any
+    """Its row there."""
+
+
+def names_of(dataset: Any, rows: Sequence[int]) -> str:
+    """Name the samples of a batch, the first 8 of them."""
+    names = ", ".join(name_of(dataset, row) for row in rows[:_MOST_NAMED])
+    unnamed = len(rows) - _MOST_NAMED
+    return f"{names} and {unnamed:,} more" if unnamed > 0 else names
+
+
+def name_of(dataset: Any, row: Any) -> str:
+    """Name a sample by its key, where the dataset knows one.
+
+    Args:
+        dataset: What is read.
+        row: An integer, or whatever the user's sampler gives to the user's dataset.
+    """
+    name = f"row {row:,}" if isinstance(row, int | np.integer) else f"row {row!r}"
+    with contextlib.suppress(Exception):  # a name must not hide the error it is for
+        source = source_row(dataset, row)
+        if isinstance(source.row, int | np.integer):
+            name = f"row {source.row:,}"
+        return f"{source.dataset.key(source.row)!r} ({name})"
+    return name
+
+
+def source_row(dataset: Any, row: Any) -> SourceRow:
+    """Look up where a row of a subset, or of datasets in a chain, comes from."""
+    while True:
+        if isinstance(dataset, Subset):
+            row = int(dataset.indices[row])
+            dataset = dataset.dataset
+        elif isinstance(dataset, ConcatDataset):
+            number = bisect.bisect_right(dataset.cumulative_sizes, row)
+            row -= dataset.cumulative_sizes[number - 1] if number else 0
+            dataset = dataset.datasets[number]
+        else:
+            return SourceRow(dataset, row)
+
+
+def name_of_function(function: Any) -> str:
+    """Name a function, or the class of something that can be called."""
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return str(name)

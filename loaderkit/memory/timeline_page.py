@@ -1,0 +1,123 @@
+"""A meter's marks as a page: memory over time, with the stages named.  Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from loaderkit.memory.counters import COUNTERS
+from loaderkit.pages.charts import COLOURS, Band, Curves, Series
+from loaderkit.pages.document import Section
+from loaderkit.units import format_amount, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from loaderkit.memory.counters import CounterName, Unit
+    from loaderkit.memory.meter import Mark
+
+_MOST_POINTS = 500
+"""Chosen: two pixels a point.  Of a longer run each stretch shows its highest point."""
+
+
+def timeline_sections(
+    marks: Sequence[Mark], main_counters: Sequence[CounterName]
+) -> tuple[Section, ...]:
+    """Draw the counters over time.
+
+    Args:
+        marks: In their order.
+        main_counters: Those of bytes that share one picture; the others that moved
+            have one each.
+
+    Returns:
+        Sections; none where there are fewer than two marks.
+    """
+    if len(marks) < 2:
+        return ()
+    # A counter that was not read every time has no curve: a line would invent readings.
+    read = [
+        name for name in COUNTERS if all(name in mark.sample.values for mark in marks)
+    ]
+    together = [name for name in main_counters if name in read][: len(COLOURS)]
+    moving = [
+        name
+        for name in read
+        if name not in together and len({m.sample.values[name] for m in marks}) > 1
+    ]
+    bands = _stages(marks)
+    sections = []
+    if together:
+        sections.append(
+            Section("Memory over time", (_curves(marks, together, "bytes", bands),))
+        )
+    if moving:
+        charts = [_curves(marks, [name], COUNTERS[name].unit, ()) for name in moving]
+        sections.append(Section("What else moved", tuple(charts), side_by_side=True))
+    return tuple(sections)
+
+
+def _curves(
+    marks: Sequence[Mark],
+    names: Sequence[CounterName],
+    unit: Unit,
+    bands: Sequence[Band],
+) -> Curves:
+    shown = _thinned(marks, names[0])
+    series = tuple(
+        Series(
+            name,
+            tuple(float(mark.sample.values[name]) for mark in shown),
+            colour,
+        )
+        for name, colour in zip(names, COLOURS, strict=False)
+    )
+    highest = max(
+        range(len(shown)), key=lambda index: shown[index].sample.values[names[0]]
+    )
+    words = "; ".join(f"`{name}`: {COUNTERS[name].words}" for name in names)
+    return Curves(
+        label=words,
+        x=tuple(mark.since_s for mark in shown),
+        x_name="time since the meter was made",
+        x_unit="s",
+        series=series,
+        unit=unit,
+        readouts=tuple(_readout(mark, names) for mark in shown),
+        first_readout=highest,
+        bands=tuple(bands),
+    )
+
+
+def _thinned(marks: Sequence[Mark], name: CounterName) -> list[Mark]:
+    """Keep the highest mark of each stretch, and every mark that has a label."""
+    marks_a_stretch = -(-len(marks) // _MOST_POINTS)
+    if marks_a_stretch == 1:
+        return list(marks)
+    kept = []
+    for start in range(0, len(marks), marks_a_stretch):
+        stretch = marks[start : start + marks_a_stretch]
+        highest = max(stretch, key=lambda mark: mark.sample.values[name])
+        kept += [mark for mark in stretch if mark.label or mark is highest]
+    return kept
+
+
+def _stages(marks: Sequence[Mark]) -> list[Band]:
+    """Find the stages: what lies between "before x" and the next "after x"."""
+    begun: dict[str, float] = {}
+    bands = []
+    for mark in marks:
+        moment, _, stage = mark.label.partition(" ")
+        if moment == "before":
+            begun[stage] = mark.since_s
+        elif moment == "after" and stage in begun:
+            bands.append(Band(begun.pop(stage), mark.since_s, stage))
+    return bands
+
+
+def _readout(mark: Mark, names: Sequence[CounterName]) -> str:
+    amounts = ", ".join(
+        f"{name} {format_amount(mark.sample.values[name], COUNTERS[name].unit)}"
+        for name in names
+    )
+    label = f"{mark.label}, " if mark.label else ""
+    return f"{label}{format_seconds(mark.since_s)}\n{amounts}"

@@ -1,0 +1,263 @@
+"""Samples and batches as nests: what is inside, and the same nest of other values.
+
+A nest is a container of containers, at the bottom of which are leaves.  Containers are
+
+    dicts and other mappings, lists, tuples, named tuples, dataclasses
+    graphs of PyG and batches of them, whose stores hold their fields
+    ``PackedSequence``, which holds its data and its two permutations
+
+and everything else is a leaf: tensors, arrays, numbers, texts, None, objects of
+classes that are not known here.  Every room that copies, moves, cuts or counts a batch
+walks it by these functions, so that all of them agree on what is in it.  torch's own
+trees do not enter mappings other than ``dict`` (the batches of Hugging Face are such),
+nor dataclasses, nor graphs.
+
+A container is rebuilt as its own class, by the least that its class must allow: where
+that is possible it is copied and filled again, since a constructor may take other
+arguments than the parts, or compute something from them a second time.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch.nn.utils.rnn import PackedSequence
+
+from loaderkit.pyg import is_pyg_data
+
+T = TypeVar("T")
+IsLeaf = Callable[[Any], bool]
+"""Tells of a container whether it is to be taken as a leaf."""
+
+
+def flatten(nest: Any, is_leaf: IsLeaf | None = None) -> list[Any]:
+    """List the leaves of a nest, in the order of its containers.
+
+    Args:
+        nest: Any value; one that is no container is its own leaf.
+        is_leaf: Tells which containers not to enter; all are entered if None.
+
+    Returns:
+        The leaves; these are the objects in the nest, not copies.
+
+    >>> flatten({"x": [1, 2], "name": "a"})
+    [1, 2, 'a']
+    >>> flatten({"x": [1, 2], "name": "a"}, is_leaf=lambda part: isinstance(part, list))
+    [[1, 2], 'a']
+    """
+    return list(_leaves(nest, is_leaf))
+
+
+def flatten_tensors(nest: Any) -> list[torch.Tensor]:
+    """List the tensors of a nest, in the order of its containers.
+
+    Args:
+        nest: As for :func:`flatten`.
+
+    Returns:
+        The tensors; one that is in the nest twice is listed twice.
+    """
+    return [leaf for leaf in _leaves(nest, None) if isinstance(leaf, torch.Tensor)]
+
+
+def map_leaves(
+    change: Callable[[Any], Any], nest: T, is_leaf: IsLeaf | None = None
+) -> T:
+    """Make a nest again with every leaf changed.
+
+    Args:
+        change: Gives what takes a leaf's place.
+        nest: It is not changed.
+        is_leaf: As for :func:`flatten`.
+
+    Returns:
+        A new nest of the same classes.
+
+    >>> map_leaves(lambda leaf: leaf * 2, {"x": (1, 2), "name": "a"})
+    {'x': (2, 4), 'name': 'aa'}
+    """
+    kind = _kind_of(nest, is_leaf)
+    if kind is None:
+        changed: T = change(nest)
+        return changed
+    parts = [map_leaves(change, part, is_leaf) for part in kind.parts(nest)]
+    refilled: T = kind.refill(nest, parts)
+    return refilled
+
+
+def map_tensors(change: Callable[[torch.Tensor], Any], nest: T) -> T:
+    """Make a nest again with every tensor changed.
+
+    Args:
+        change: Gives what takes a tensor's place.
+        nest: It is not changed.
+
+    Returns:
+        A new nest of the same classes; leaves that are no tensors are the same objects.
+    """
+
+    def change_tensor(leaf: Any) -> Any:
+        return change(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+    return map_leaves(change_tensor, nest)
+
+
+def rebuild(like: T, leaves: Iterable[Any], is_leaf: IsLeaf | None = None) -> T:
+    """Make a nest of other leaves: what :func:`flatten` takes apart, put together.
+
+    Args:
+        like: The nest whose containers are made again; it is not changed.
+        leaves: As many as it has, in the order of :func:`flatten`.
+        is_leaf: As it was given to :func:`flatten`.
+
+    Returns:
+        A new nest of the same classes.
+
+    Raises:
+        ValueError: There are more or fewer leaves than the nest has.
+
+    >>> rebuild({"x": [1, 2], "name": "a"}, [3, 4, "b"])
+    {'x': [3, 4], 'name': 'b'}
+    """
+    leaves = list(leaves)
+    count = sum(1 for _ in _leaves(like, is_leaf))
+    if len(leaves) != count:
+        msg = f"a nest with {count} leaves cannot be rebuilt of {len(leaves)}"
+        raise ValueError(msg)
+    next_leaf = iter(leaves)
+    return map_leaves(lambda _: next(next_leaf), like, is_leaf)
+
+
+def _leaves(nest: Any, is_leaf: IsLeaf | None) -> Iterator[Any]:
+    kind = _kind_of(nest, is_leaf)
+    if kind is None:
+        yield nest
+    else:
+        for part in kind.parts(nest):
+            yield from _leaves(part, is_leaf)
+
+
+class _Kind(NamedTuple):
+    """A kind of container."""
+
+    matches: Callable[[Any], bool]
+    """Tells whether a value is one."""
+    parts: Callable[[Any], list[Any]]
+    """Lists what is in it."""
+    refill: Callable[[Any, list[Any]], Any]
+    """Makes a new one like it, with other parts in the order of ``parts``."""
+
+
+def _kind_of(value: Any, is_leaf: IsLeaf | None) -> _Kind | None:
+    """Find what kind of container a value is; None for a leaf."""
+    # Most values are tensors, and asking eight questions of each would take longer.
+    if isinstance(value, torch.Tensor):
+        return None
+    if is_leaf is not None and is_leaf(value):
+        return None
+    for kind in _KINDS:
+        if kind.matches(value):
+            return kind
+    return None
+
+
+def _graph_parts(graph: Any) -> list[Any]:
+    return [value for store in graph.stores for value in store.values()]
+
+
+def _refill_graph(graph: Any, parts: list[Any]) -> Any:
+    # Not PyG's ``apply``: it hands every leaf to the function, keeps the old value if
+    # that raises anything at all, and makes lists of tuples.
+    copied = copy.copy(graph)
+    next_part = iter(parts)
+    for store in copied.stores:
+        for name in list(store.keys()):
+            store[name] = next(next_part)
+    return copied
+
+
+def _packed_parts(packed: PackedSequence) -> list[Any]:
+    # ``batch_sizes`` is no part: torch wants it on the CPU, wherever the data is.
+    return [packed.data, packed.sorted_indices, packed.unsorted_indices]
+
+
+def _refill_packed(packed: PackedSequence, parts: list[Any]) -> PackedSequence:
+    data, sorted_indices, unsorted_indices = parts
+    return type(packed)(data, packed.batch_sizes, sorted_indices, unsorted_indices)
+
+
+def _refill_mapping(mapping: Any, parts: list[Any]) -> Any:
+    items = dict(zip(mapping, parts, strict=True))
+    if type(mapping) is dict:
+        return items
+    if not isinstance(mapping, MutableMapping):
+        return type(mapping)(items)
+    # One by one: ``ModelOutput`` of transformers refuses ``update``.
+    copied = copy.copy(mapping)
+    for key, part in items.items():
+        copied[key] = part
+    return copied
+
+
+def _is_named_tuple(value: object) -> bool:
+    return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
+def _refill_named_tuple(value: Any, parts: list[Any]) -> Any:
+    # ``_make`` takes the parts whatever the class's own ``__new__`` takes.
+    return type(value)._make(parts)
+
+
+def _refill_list(values: list[Any], parts: list[Any]) -> list[Any]:
+    if type(values) is list:
+        return parts
+    copied = copy.copy(values)
+    copied[:] = parts
+    return copied
+
+
+def _refill_tuple(values: tuple[Any, ...], parts: list[Any]) -> tuple[Any, ...]:
+    return type(values)(parts)
+
+
+def _is_dataclass(value: object) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _dataclass_parts(value: Any) -> list[Any]:
+    return [getattr(value, field.name) for field in dataclasses.fields(value)]
+
+
+def _refill_dataclass(value: Any, parts: list[Any]) -> Any:
+    # Not ``dataclasses.replace``: it runs ``__post_init__`` again, which may scale or
+    # shift what it has already scaled, and it cannot give an ``InitVar``.
+    copied = copy.copy(value)
+    for field, part in zip(dataclasses.fields(value), parts, strict=True):
+        # As the __init__ of a frozen dataclass does; nobody else has the copy yet.
+        object.__setattr__(copied, field.name, part)
+    return copied
+
+
+_KINDS = (
+    _Kind(is_pyg_data, _graph_parts, _refill_graph),
+    # Before named tuples, of which it is one.
+    _Kind(
+        lambda value: isinstance(value, PackedSequence), _packed_parts, _refill_packed
+    ),
+    # Before dataclasses: a ``ModelOutput`` is both, and its items follow no attribute
+    # that is set past its own ``__setattr__``.
+    _Kind(
+        lambda value: isinstance(value, Mapping),
+        lambda mapping: list(mapping.values()),
+        _refill_mapping,
+    ),
+    _Kind(_is_named_tuple, list, _refill_named_tuple),
+    _Kind(lambda value: isinstance(value, list), list, _refill_list),
+    _Kind(lambda value: isinstance(value, tuple), list, _refill_tuple),
+    _Kind(_is_dataclass, _dataclass_parts, _refill_dataclass),
+)
+"""In the order in which they are asked; a new container is a row."""

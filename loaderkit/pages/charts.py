@@ -1,0 +1,427 @@
+"""Pictures for a page: curves, stacked areas, histograms and bars.  Pure.
+
+Lines and areas are SVG that stretches with its frame.  Words are HTML that is placed in
+per cent, so that they keep their size.  ``readout.js`` moves the cursor of a chart and
+shows the readout of where it is; the first readout is there without it too.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from loaderkit.pages.scales import scale_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from loaderkit.pages.scales import Scale
+
+Colour: TypeAlias = Literal[
+    "blue", "orange", "green", "purple", "teal", "brown", "grey", "red"
+]
+"""Each has a shade for light and one for dark paper, in ``page.css``."""
+COLOURS: tuple[Colour, ...] = (
+    "blue",
+    "orange",
+    "green",
+    "purple",
+    "teal",
+    "brown",
+    "grey",
+)
+"""In the order in which series take them; red is kept for limits and what is wrong."""
+_VIEW = 1000
+"""Width and height of a plot in the units of its SVG, whatever size it is shown in."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve, or one layer of a stack."""
+
+    name: str
+    """What the legend calls it."""
+    values: tuple[float, ...]
+    """One for each x of its chart ``[n]``."""
+    colour: Colour
+    """Of the line or the area."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A line that must not be crossed."""
+
+    value: float
+    """In the unit of the axis that it crosses."""
+    label: str
+    """What it is the limit of."""
+
+
+@dataclass(frozen=True)
+class Band:
+    """A stretch of the x axis that has a name."""
+
+    start: float
+    """First x."""
+    end: float
+    """Last x."""
+    label: str
+    """Written at its top."""
+    shaded: bool = False
+    """Drawn grey, because it does not count."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A dashed straight line, such as a trend."""
+
+    start: tuple[float, float]
+    """x and y."""
+    end: tuple[float, float]
+    """x and y."""
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Values over an x axis: lines, or layers stacked on each other."""
+
+    label: str
+    """What it shows, in a sentence, for those who cannot see it."""
+    x: tuple[float, ...]
+    """Where the values are, rising ``[n]``."""
+    x_name: str
+    """Name of the x axis."""
+    series: tuple[Series, ...]
+    """From the bottom up where they are stacked."""
+    unit: str
+    """Of the values: "bytes", or the plural of what is counted."""
+    readouts: tuple[str, ...]
+    """What is said of each x ``[n]``."""
+    first_readout: int = -1
+    """Which one is shown at first, such as that of the peak."""
+    x_unit: str = ""
+    """Of the x axis."""
+    stacked: bool = False
+    """Areas that add up, from 0; each value holds until the next x."""
+    bands: tuple[Band, ...] = ()
+    """Named stretches of the x axis."""
+    limits: tuple[Limit, ...] = ()
+    """Lines across; they are always in the picture."""
+    trend: Segment | None = None
+    """Drawn dashed."""
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How often a size occurs."""
+
+    label: str
+    """What it shows, in a sentence."""
+    edges: tuple[float, ...]
+    """Where the bins begin, and where the last one ends ``[n + 1]``."""
+    counts: tuple[int, ...]
+    """How many are in each bin ``[n]``."""
+    x_name: str
+    """What is measured."""
+    x_unit: str = ""
+    """Of what is measured."""
+    y_name: str = "samples"
+    """What is counted."""
+    limits: tuple[Limit, ...] = ()
+    """Sizes that are drawn as lines."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One row of bars."""
+
+    name: str
+    """What it is of."""
+    value: float
+    """How long it is."""
+    text: str
+    """The value with its unit, and what else belongs beside it."""
+    colour: Colour = "blue"
+    """Of the bar."""
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Values side by side, each with its name and its amount."""
+
+    label: str
+    """What they show, in a sentence."""
+    bars: tuple[Bar, ...]
+    """From top to bottom."""
+    limit: Limit | None = None
+    """A mark across all of them."""
+
+
+Chart: TypeAlias = Curves | Histogram | Bars
+
+
+def chart_html(chart: Chart) -> str:
+    """Draw a chart.
+
+    Args:
+        chart: What it shows.
+
+    Returns:
+        HTML; every text in it is escaped.
+    """
+    if isinstance(chart, Curves):
+        return _curves_html(chart)
+    if isinstance(chart, Histogram):
+        return _histogram_html(chart)
+    return _bars_html(chart)
+
+
+def _curves_html(chart: Curves) -> str:
+    x_scale = scale_of(chart.x[0], chart.x[-1], chart.x_unit)
+    y_scale = _scale_of_values(chart)
+    shapes = [_shaded_html(band, x_scale) for band in chart.bands if band.shaded]
+    if chart.stacked:
+        shapes += _areas_html(chart, x_scale, y_scale)
+    else:
+        for series in chart.series:
+            points = [
+                _point(x_scale.share(x), y_scale.share(value))
+                for x, value in zip(chart.x, series.values, strict=True)
+            ]
+            line = (
+                f'<polyline class="line {series.colour}" points="{" ".join(points)}"/>'
+            )
+            shapes.append(line)
+    if chart.trend is not None:
+        shapes.append(_trend_html(chart.trend, x_scale, y_scale))
+    labels = [_band_label(band, x_scale) for band in chart.bands]
+    for limit in chart.limits:
+        height = y_scale.share(limit.value)
+        shapes.append(_line_html("limit", (0, height), (1, height)))
+        place = f"bottom: {height:.2%}"
+        labels.append(
+            f'<span class="limit-label" style="{place}">{_text(limit.label)}</span>'
+        )
+    frame = _frame_html(
+        chart.label,
+        x_scale,
+        y_scale,
+        "".join(shapes),
+        "".join(labels),
+        x_name=chart.x_name,
+        positions=[x_scale.share(x) for x in chart.x],
+        readouts=chart.readouts,
+        first=chart.first_readout % len(chart.x),
+    )
+    legend = _legend_html(chart.series) if len(chart.series) > 1 else ""
+    return f"{legend}{frame}"
+
+
+def _scale_of_values(chart: Curves) -> Scale:
+    """Make the y axis, with room for every curve and every limit."""
+    if chart.stacked:
+        layers = (series.values for series in chart.series)
+        tops = [sum(values) for values in zip(*layers, strict=True)]
+        high = max([*tops, *(limit.value for limit in chart.limits)])
+        return scale_of(0, high * 1.04, chart.unit)
+    values = [value for series in chart.series for value in series.values]
+    values += [limit.value for limit in chart.limits]
+    return scale_of(min(values), max(values), chart.unit, padded=True)
+
+
+def _areas_html(chart: Curves, x_scale: Scale, y_scale: Scale) -> list[str]:
+    """Draw layers as stairs: a value holds until the next one."""
+    areas = []
+    floor = [0.0] * len(chart.x)
+    for series in chart.series:
+        top = [low + value for low, value in zip(floor, series.values, strict=True)]
+        there = _stairs(chart.x, top, x_scale, y_scale)
+        back = _stairs(chart.x, floor, x_scale, y_scale)[::-1]
+        outline = " ".join([*there, *back])
+        areas.append(f'<polygon class="area {series.colour}" points="{outline}"/>')
+        floor = top
+    return areas
+
+
+def _stairs(
+    x: Sequence[float], values: Sequence[float], x_scale: Scale, y_scale: Scale
+) -> list[str]:
+    points = []
+    for index, value in enumerate(values):
+        height = y_scale.share(value)
+        points.append(_point(x_scale.share(x[index]), height))
+        if index + 1 < len(x):
+            points.append(_point(x_scale.share(x[index + 1]), height))
+    return points
+
+
+def _histogram_html(chart: Histogram) -> str:
+    limits = [limit.value for limit in chart.limits]
+    low = min([chart.edges[0], *limits])
+    high = max([chart.edges[-1], *limits])
+    x_scale = scale_of(low, high, chart.x_unit)
+    y_scale = scale_of(0, max(chart.counts) * 1.04)
+    shapes, readouts, positions = [], [], []
+    for start, end, count in zip(
+        chart.edges, chart.edges[1:], chart.counts, strict=False
+    ):
+        left, right = x_scale.share(start), x_scale.share(end)
+        top = y_scale.share(count)
+        shapes.append(
+            f'<rect class="area blue" x="{left * _VIEW:.1f}" '
+            f'y="{(1 - top) * _VIEW:.1f}" width="{(right - left) * _VIEW:.1f}" '
+            f'height="{top * _VIEW:.1f}"/>'
+        )
+        positions.append((left + right) / 2)
+        readouts.append(
+            f"{start:,.0f} to {end:,.0f} {chart.x_name}: {count:,} {chart.y_name}"
+        )
+    labels = []
+    for limit in chart.limits:
+        share = x_scale.share(limit.value)
+        shapes.append(_line_html("limit", (share, 0), (share, 1)))
+        side = "right" if share > 0.5 else "left"
+        place = f"right: {1 - share:.2%}" if share > 0.5 else f"left: {share:.2%}"
+        labels.append(
+            f'<span class="limit-label at-{side}" style="{place}; bottom: 100%">'
+            f"{_text(limit.label)}</span>"
+        )
+    return _frame_html(
+        chart.label,
+        x_scale,
+        y_scale,
+        "".join(shapes),
+        "".join(labels),
+        x_name=chart.x_name,
+        positions=positions,
+        readouts=readouts,
+        first=max(range(len(chart.counts)), key=chart.counts.__getitem__),
+    )
+
+
+def _bars_html(chart: Bars) -> str:
+    longest = max((bar.value for bar in chart.bars), default=0)
+    if chart.limit is not None:
+        longest = max(longest, chart.limit.value)
+    scale = scale_of(0, longest or 1)
+    mark = ""
+    if chart.limit is not None:
+        place = f"left: {scale.share(chart.limit.value):.2%}"
+        mark = f'<span class="mark" style="{place}"></span>'
+    rows = [_bar_html(bar, scale, mark) for bar in chart.bars]
+    below = ""
+    if chart.limit is not None:
+        key = '<span class="key limit-key"></span>'
+        below = f'<p class="soft">{key}{_text(chart.limit.label)}</p>'
+    label = html.escape(chart.label, quote=True)
+    return f'<ul class="bars" aria-label="{label}">{"".join(rows)}</ul>{below}'
+
+
+def _bar_html(bar: Bar, scale: Scale, mark: str) -> str:
+    fill = ""
+    if bar.value > 0:
+        width = f"width: {scale.share(bar.value):.2%}"
+        fill = f'<span class="fill {bar.colour}" style="{width}"></span>'
+    return (
+        f'<li><span class="name">{_text(bar.name)}</span>'
+        f'<span class="track">{fill}{mark}</span>'
+        f'<span class="amount">{_text(bar.text)}</span></li>'
+    )
+
+
+def _frame_html(
+    label: str,
+    x_scale: Scale,
+    y_scale: Scale,
+    shapes: str,
+    labels: str,
+    *,
+    x_name: str,
+    positions: Sequence[float],
+    readouts: Sequence[str],
+    first: int,
+) -> str:
+    """Put axes around shapes, and the readouts where the script finds them."""
+    grid = "".join(
+        _line_html(
+            "grid", (0, y_scale.share(tick.value)), (1, y_scale.share(tick.value))
+        )
+        for tick in y_scale.ticks
+    )
+    y_labels = "".join(
+        f'<span class="y" style="bottom: {y_scale.share(tick.value):.2%}">'
+        f"{_text(tick.label)}</span>"
+        for tick in y_scale.ticks
+    )
+    x_labels = "".join(
+        f'<span class="x" style="left: {x_scale.share(tick.value):.2%}">'
+        f"{_text(tick.label)}</span>"
+        for tick in x_scale.ticks
+    )
+    data = {
+        "at": [round(position, 4) for position in positions],
+        "says": list(readouts),
+        "first": first,
+    }
+    # A text of the user's must not end the script element that it is in.
+    encoded = json.dumps(data).replace("<", "\\u003c")
+    name = html.escape(label, quote=True)
+    cursor = f'<span class="cursor" style="left: {positions[first]:.2%}"></span>'
+    return (
+        f'<div class="plot" tabindex="0" role="group" aria-roledescription="chart" '
+        f'aria-label="{name}">'
+        f'<svg viewBox="0 0 {_VIEW} {_VIEW}" preserveAspectRatio="none" '
+        f'aria-hidden="true">{grid}{shapes}</svg>'
+        f"{y_labels}{x_labels}{labels}{cursor}"
+        f'<script type="application/json">{encoded}</script></div>'
+        f'<p class="axis">{_text(x_name)}</p>'
+        f'<output aria-live="polite">{_text(readouts[first])}</output>'
+    )
+
+
+def _shaded_html(band: Band, x_scale: Scale) -> str:
+    left, right = x_scale.share(band.start), x_scale.share(band.end)
+    return (
+        f'<rect class="shaded" x="{left * _VIEW:.1f}" y="0" '
+        f'width="{(right - left) * _VIEW:.1f}" height="{_VIEW}"/>'
+    )
+
+
+def _band_label(band: Band, x_scale: Scale) -> str:
+    left, right = x_scale.share(band.start), x_scale.share(band.end)
+    place = f"left: {left:.2%}; width: {right - left:.2%}"
+    return (
+        f'<span class="band" style="{place}" title="{html.escape(band.label)}">'
+        f"{_text(band.label)}</span>"
+    )
+
+
+def _trend_html(trend: Segment, x_scale: Scale, y_scale: Scale) -> str:
+    ends = [
+        (x_scale.share(x), y_scale.share(value))
+        for x, value in (trend.start, trend.end)
+    ]
+    return _line_html("trend", ends[0], ends[1])
+
+
+def _line_html(kind: str, start: tuple[float, float], end: tuple[float, float]) -> str:
+    """Draw from one place to another, in shares of the plot's width and height."""
+    return f'<polyline class="{kind}" points="{_point(*start)} {_point(*end)}"/>'
+
+
+def _point(x_share: float, y_share: float) -> str:
+    return f"{x_share * _VIEW:.1f},{(1 - y_share) * _VIEW:.1f}"
+
+
+def _legend_html(series: Sequence[Series]) -> str:
+    keys = "".join(
+        f'<li><span class="key {each.colour}"></span>{_text(each.name)}</li>'
+        for each in series
+    )
+    return f'<ul class="legend">{keys}</ul>'
+
+
+def _text(text: str) -> str:
+    return html.escape(text, quote=False)

@@ -1,0 +1,35 @@
+// Moves the cursor of a chart with the pointer or the arrow keys, and says what is there.
+for (const plot of document.querySelectorAll(".plot")) {
+  const data = JSON.parse(plot.querySelector("script").textContent);
+  const cursor = plot.querySelector(".cursor");
+  const output = plot.parentElement.querySelector("output");
+  let index = data.first;
+
+  const show = (next) => {
+    index = Math.min(Math.max(next, 0), data.at.length - 1);
+    cursor.style.left = 100 * data.at[index] + "%";
+    output.textContent = data.says[index];
+  };
+
+  plot.addEventListener("pointermove", (event) => {
+    const box = plot.getBoundingClientRect();
+    const share = (event.clientX - box.left) / box.width;
+    let nearest = 0;
+    for (let i = 1; i < data.at.length; i++) {
+      if (Math.abs(data.at[i] - share) < Math.abs(data.at[nearest] - share)) nearest = i;
+    }
+    show(nearest);
+  });
+
+  plot.addEventListener("keydown", (event) => {
+    const page = Math.max(1, Math.round(data.at.length / 20));
+    const next = {
+      ArrowLeft: index - 1, ArrowRight: index + 1,
+      PageUp: index - page, PageDown: index + page,
+      Home: 0, End: data.at.length - 1, Escape: data.first,
+    }[event.key];
+    if (next === undefined) return;
+    event.preventDefault();
+    show(next);
+  });
+}

@@ -1,0 +1,45 @@
+"""What users of many systems pasted when memory ran out, and what only looks like it.
+
+``reported_messages.json`` was collected from public reports after the wordings were
+written, and read by hand.  A row states what its text states; a field that it does not
+name is not checked.  While the grammar was written, every other row of "ran out" and
+"look-alike" was not looked at; the other groups, "later" and "third" to the last, and
+their look-alikes, were gathered after that, each when the one before was mended.  From
+"seventh" on, a part is written down from memory of what systems print (docs/budget.md).
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Report:
+    """One text and what it states."""
+
+    group: str
+    text: str
+    kind: str | list[str] | None = None  # of several any is right
+    backend: str | None = None
+    is_oom: bool | str = False
+    states: dict[str, Any] = field(default_factory=dict)
+
+
+_ROWS = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+REPORTS = [Report(**row) for row in _ROWS]
+RAN_OUT = [report for report in REPORTS if report.group == "ran out"]
+_LATER_GROUPS = {
+    "later",
+    *("third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"),
+    *("eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth"),
+    *("sixteenth", "seventeenth", "eighteenth", "nineteenth"),
+    *("twentieth", "twentyfirst"),
+}
+LATER = [report for report in REPORTS if report.group in _LATER_GROUPS]
+LOOK_ALIKES = [report.text for report in REPORTS if report.group == "look-alike"]
+LATER_LOOK_ALIKES = [
+    report.text
+    for report in REPORTS
+    if report.group.removesuffix(" look-alike") in _LATER_GROUPS - {report.group}
+]

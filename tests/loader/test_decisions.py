@@ -1,0 +1,295 @@
+"""Each setting by its own: what it follows from, to the number, and what it says."""
+
+import dataclasses
+import itertools
+
+import pytest
+from test_plan import CPU, CUDA, GIB, MIB, SLOW, facts
+
+from loaderkit.forking import ForkHazard
+from loaderkit.loader.decisions import (
+    batches_per_s,
+    choose_in_order,
+    choose_num_workers,
+    choose_persistent_workers,
+    choose_pin_memory,
+    choose_prefetch_factor,
+    choose_read_ahead,
+    choose_sharing,
+    choose_start_method,
+)
+from loaderkit.loader.forecast import FORKED_BYTES, SPAWNED_BYTES
+from loaderkit.loader.options import SettingOverrides
+
+NOTHING_ASKED = SettingOverrides()
+
+
+def asked(**overrides):
+    return SettingOverrides(**overrides)
+
+
+def every_decision(known, overrides=NOTHING_ASKED):
+    """Choose each setting behind the one that it follows from."""
+    workers = choose_num_workers(known, overrides)
+    number = {"num_workers": workers.value}
+    prefetch = choose_prefetch_factor(known, overrides, **number)
+    start_method = choose_start_method(known, overrides, **number)
+    return {
+        "num_workers": workers,
+        "read_ahead": choose_read_ahead(known, overrides, **number),
+        "prefetch_factor": prefetch,
+        "multiprocessing_context": start_method,
+        "persistent_workers": choose_persistent_workers(
+            known, overrides, **number, start_method=start_method.value, batches=100
+        ),
+        "pin_memory": choose_pin_memory(
+            known, overrides, **number, prefetch_factor=prefetch.value
+        ),
+        "in_order": choose_in_order(known, overrides),
+        "sharing": choose_sharing(known, **number),
+    }
+
+
+@pytest.mark.parametrize("device", [CPU, CUDA])
+@pytest.mark.parametrize("measured", [None, SLOW])
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_every_setting_has_a_value_of_its_type_and_a_reason(
+    device, measured, start_method
+):
+    kinds = {
+        "num_workers": int,
+        "read_ahead": int,
+        "prefetch_factor": int | None,
+        "multiprocessing_context": str | None,
+        "persistent_workers": bool,
+        "pin_memory": bool,
+        "in_order": bool,
+        "sharing": str,
+    }
+    for daemonic in (False, True):
+        known = facts(
+            device=device,
+            measured=measured,
+            start_method=start_method,
+            daemonic=daemonic,
+        )
+        for name, decision in every_decision(known).items():
+            assert isinstance(decision.value, kinds[name]), name
+            assert type(decision.value) is not bool or kinds[name] is bool, name
+            assert isinstance(decision.reason, str), name
+            assert len(decision.reason) > 10, name
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("num_workers", "3", 3),
+        ("read_ahead", "1", 1),
+        ("prefetch_factor", "7", 7),
+        ("multiprocessing_context", "spawn", "spawn"),
+        ("persistent_workers", "1", True),
+        ("persistent_workers", "0", False),
+        ("pin_memory", "0", False),
+        ("in_order", "0", False),
+    ],
+)
+def test_each_variable_of_the_environment_is_followed_and_named(name, text, value):
+    variable = f"LOADERKIT_{name.upper()}"
+    known = facts(device=CUDA, start_method="fork", environment={variable: text})
+    if name == "read_ahead":
+        known = dataclasses.replace(known, daemonic=True)
+
+    decision = every_decision(known)[name]
+
+    assert decision.value == value
+    assert decision.reason == f"{variable} asks for it"
+
+
+def test_what_is_asked_for_in_code_wins_over_the_environment():
+    known = facts(environment={"LOADERKIT_NUM_WORKERS": "3"})
+
+    decision = choose_num_workers(known, asked(num_workers=1))
+
+    assert (decision.value, decision.reason) == (1, "you asked for it")
+
+
+def test_workers_take_at_most_half_of_the_memory_that_is_left():
+    """A worker holds the batch it makes and two that wait, and its own pages."""
+    for start_method, own_bytes in (("fork", FORKED_BYTES), ("spawn", SPAWNED_BYTES)):
+        worker_bytes = own_bytes + 3 * SLOW.batch_bytes
+        for count in (3, 5):
+            known = facts(
+                host={"available_bytes": 2 * count * worker_bytes},
+                start_method=start_method,
+            )
+            less = facts(
+                host={"available_bytes": 2 * count * worker_bytes - 2},
+                start_method=start_method,
+            )
+
+            assert choose_num_workers(known, NOTHING_ASKED).value == count
+            assert choose_num_workers(less, NOTHING_ASKED).value == count - 1
+
+
+def test_pressure_allows_one_worker_from_ten_percent_on():
+    numbers = [
+        choose_num_workers(
+            facts(host={"pressure": pressure}, measured=None), NOTHING_ASKED
+        ).value
+        for pressure in (10.0, 10.1)
+    ]
+
+    assert numbers == [2, 1]
+
+
+def test_the_rate_is_that_of_what_is_slowest():
+    """Making takes 204 ms with sending, and taking 4.3 ms with waking up."""
+    taking_s = 0.0043
+    for cpus, workers in itertools.product((1, 2, 100), (1, 2, 60)):
+        known = facts(host={"cpus": cpus})
+        slowest_s = max(taking_s, 0.204 / workers, (0.204 + taking_s) / cpus)
+
+        assert batches_per_s(known, workers) == pytest.approx(1 / slowest_s)
+    assert batches_per_s(facts(), 0) == pytest.approx(5)
+
+
+def test_ranks_have_a_whole_number_of_processors_each():
+    three_of_eight = facts(host={"cpus": 8, "local_ranks": 3})
+    two = facts(host={"cpus": 2})
+
+    assert batches_per_s(three_of_eight, 2) == batches_per_s(two, 2)
+    many = facts(host={"cpus": 1, "local_ranks": 8})
+    assert batches_per_s(many, 2) == batches_per_s(facts(host={"cpus": 1}), 2)
+
+
+@pytest.mark.parametrize(("method", "start_s"), [("fork", 0.05), ("spawn", 4.0)])
+@pytest.mark.parametrize("workers", [1, 4])
+def test_workers_are_kept_where_starting_them_takes_a_hundredth_of_an_epoch(
+    method, start_s, workers
+):
+    known = facts()
+    rate = batches_per_s(known, workers)
+    batches = round(100 * workers * start_s * rate)
+
+    decisions = [
+        choose_persistent_workers(
+            known, NOTHING_ASKED, num_workers=workers, start_method=method, batches=n
+        )
+        for n in (batches - 1, batches + 1)
+    ]
+
+    assert [decision.value for decision in decisions] == [True, False]
+    for decision in decisions:
+        assert decision.reason.startswith("an epoch takes")
+        assert "starting workers" in decision.reason
+
+
+@pytest.mark.parametrize("known", [facts(measured=None), facts()])
+def test_forked_workers_of_an_unknown_epoch_end_with_it(known):
+    batches = None if known.measured else 10
+    for method, is_kept in (("fork", False), ("spawn", True)):
+        decision = choose_persistent_workers(
+            known, NOTHING_ASKED, num_workers=2, start_method=method, batches=batches
+        )
+
+        assert decision.value is is_kept
+        assert (
+            decision.reason == f"starting takes {'100 ms' if not is_kept else '8.00 s'}"
+        )
+
+
+def test_page_locked_batches_take_at_most_a_tenth_of_the_memory():
+    """One for each that waits and one in use, each rounded up to a power of two."""
+    batch_bytes = 32 * MIB
+    assert SLOW.batch_bytes == batch_bytes
+    needed_bytes = (2 * 3 + 1) * batch_bytes
+    for available_bytes, is_pinned in (
+        (10 * needed_bytes + 10, True),
+        (10 * needed_bytes - 10, False),
+    ):
+        decision = choose_pin_memory(
+            facts(device=CUDA, host={"available_bytes": available_bytes}),
+            NOTHING_ASKED,
+            num_workers=2,
+            prefetch_factor=3,
+        )
+
+        assert decision.value is is_pinned
+        assert decision.reason.startswith("224 MiB page-locked of 224 MiB")
+
+
+def test_batches_ahead_take_a_twentieth_of_the_memory_and_a_gibibyte_at_most():
+    factors = [
+        choose_prefetch_factor(
+            facts(host={"available_bytes": available_bytes}, largest_bytes=largest),
+            NOTHING_ASKED,
+            num_workers=2,
+        ).value
+        for available_bytes, largest in (
+            (20 * 4 * 100 * MIB + 20, 100 * MIB),
+            (20 * 4 * 100 * MIB - 20, 100 * MIB),
+            (1000 * GIB, GIB // 4),
+            (1000 * GIB, GIB // 4 + 1),
+            (1 * GIB, 9 * GIB),
+        )
+    ]
+
+    assert factors == [2, 1, 2, 1, 1]
+
+
+def test_what_cannot_be_sent_is_forked_where_that_can_be():
+    known = facts(unpicklable="a lambda", start_method="spawn")
+
+    assert choose_num_workers(known, NOTHING_ASKED).value > 0
+    decision = choose_start_method(known, NOTHING_ASKED, num_workers=1)
+    assert (decision.value, decision.reason) == ("fork", "cannot be sent: a lambda")
+
+    started = dataclasses.replace(known, device=CUDA)
+    nowhere = dataclasses.replace(known, start_methods=("spawn",))
+    for alone in (started, nowhere):
+        decision = choose_num_workers(alone, NOTHING_ASKED)
+        assert decision.value == 0
+        assert decision.reason == "workers cannot start: a lambda"
+
+
+def test_what_does_not_survive_a_fork_is_read_here_unless_workers_are_spawned():
+    hazard = ForkHazard("dataset.file (BufferedReader)", is_file=True)
+    known = facts(fork_hazard=hazard)
+
+    forked = choose_num_workers(known, NOTHING_ASKED)
+    spawned = choose_num_workers(known, asked(multiprocessing_context="spawn"))
+
+    assert forked.value == 0
+    assert forked.reason == f"{hazard.reason}; {hazard.fix}"
+    assert spawned.value > 0
+
+
+def test_an_option_that_needs_a_worker_has_one_where_one_can_start():
+    needs_one = asked(prefetch_factor=3)
+    quick = facts(gathering=True, measured=None)
+
+    decision = choose_num_workers(quick, needs_one)
+
+    assert (decision.value, decision.reason) == (1, "prefetch_factor needs one")
+    for nowhere in (
+        facts(gathering=True, measured=None, daemonic=True),
+        facts(gathering=True, measured=None, host={"available_bytes": 0}),
+    ):
+        assert choose_num_workers(nowhere, needs_one).value == 0
+
+
+def test_why_nothing_was_measured_is_told():
+    known = facts(measured=None, unmeasured="there are no rows")
+
+    reason = choose_num_workers(known, NOTHING_ASKED).reason
+
+    assert reason.endswith("(not measured: there are no rows)")
+
+
+def test_batches_leave_workers_as_this_system_can():
+    sharing = [
+        choose_sharing(facts(parcels=parcels), num_workers=number).value
+        for number, parcels in ((0, True), (1, True), (1, False))
+    ]
+
+    assert sharing == ["none", "parcel", "torch"]

@@ -1,0 +1,51 @@
+"""A page in headless Chromium: what it shows, and what its script does."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+
+QUIET = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+OUTER = """<!doctype html><title></title><body>
+<iframe style="width: {width}px; height: 900px; border: 0" srcdoc="{page}"></iframe>
+<script>
+addEventListener("load", () => {{
+  const frame = document.querySelector("iframe");
+  const answer = ((window, document) => {question})(
+    frame.contentWindow, frame.contentDocument);
+  window.document.title = JSON.stringify(answer);
+}});
+</script></body>"""
+"""A window of Chromium is never narrower than 500 pixels; a frame in it can be."""
+
+
+def ask_browser(page, folder, question, *, width=800, dark=False):
+    """Open a page and run a function's body in it; what it returns as plain values."""
+    file = folder / "asked.html"
+    escaped = html.escape(page, quote=True)
+    outer = OUTER.format(width=width, page=escaped, question=question)
+    file.write_text(outer, encoding="utf-8")
+    command = [
+        shutil.which("chromium"),
+        *QUIET,
+        "--dump-dom",
+        f"--blink-settings=preferredColorScheme={0 if dark else 1}",
+        f"--user-data-dir={folder / 'profile'}",
+        "--window-size=1600,900",
+        file.as_uri(),
+    ]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    title = re.search(r"<title>(.*?)</title>", shown.stdout, re.DOTALL)[1]
+    return json.loads(html.unescape(title))

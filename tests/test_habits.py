@@ -1,0 +1,300 @@
+"""Names and things from other libraries work, or are answered with what we have."""
+
+import inspect
+import re
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data
+import torch_geometric.loader
+from torch.utils.data import TensorDataset
+
+import loaderkit
+from loaderkit import (
+    LeakDetector,
+    SafeDataset,
+    SafeGraphDataset,
+    assert_fits,
+    assert_no_leak,
+    build_loader,
+    estimate_step,
+    extend,
+    inspect_cache,
+    open_cache,
+    pack,
+    plan_batch,
+    verify,
+)
+from loaderkit.budget.batch.assertions import FitOptions
+from loaderkit.budget.batch.plan import PlanOptions
+from loaderkit.errors import DatasetError, LoaderkitError, OptionError
+from loaderkit.front_door import defining_module
+from loaderkit.habits import DOOR, KEYWORDS
+from loaderkit.loader.options import LoaderOptions
+
+MODEL = torch.nn.Linear(1, 1)
+SAMPLES = [torch.ones(1)] * 4
+CALLS = {
+    "build_loader": (build_loader, (SAMPLES,), LoaderOptions),
+    "pack": (pack, (SAMPLES, "never.lk"), None),
+    "extend": (extend, ("never.lk", SAMPLES), None),
+    "SafeDataset": (SafeDataset, (), None),
+    "SafeGraphDataset": (SafeGraphDataset, (), None),
+    "LeakDetector": (LeakDetector, (), None),
+    "assert_no_leak": (assert_no_leak, (list,), None),
+    "estimate_step": (estimate_step, (MODEL, torch.ones(1, 1)), None),
+    "plan_batch": (plan_batch, (MODEL, SAMPLES, "cpu"), PlanOptions),
+    "assert_fits": (assert_fits, (MODEL, torch.ones(1, 1), "1GiB"), FitOptions),
+}
+"""Each with arguments that it takes, and the class of its options if it has one."""
+
+
+def keywords_of(name):
+    function, _, options = CALLS[name]
+    names = set(inspect.signature(function).parameters) - {"options"}
+    if options is not None:
+        names |= set(inspect.signature(options).parameters)
+    return names
+
+
+def error_of_keyword(name, keyword):
+    """Call a function with a keyword that it lacks, and give its answer."""
+    function, arguments, _ = CALLS[name]
+    with pytest.raises(OptionError) as raised:
+        function(*arguments, **{keyword: 3})
+    return raised.value
+
+
+# ---- keywords
+
+
+def calls_with_keywords(names_of):
+    return [(name, keyword) for name in CALLS for keyword in sorted(names_of(name))]
+
+
+@pytest.mark.parametrize(
+    ("name", "keyword"), calls_with_keywords(lambda name: KEYWORDS[name])
+)
+def test_a_keyword_of_another_library_is_answered(name, keyword):
+    answer = error_of_keyword(name, keyword)
+
+    assert keyword not in keywords_of(name), "a hint that nobody would ever read"
+    assert answer.what == f"{name} has no option {keyword!r}."
+    assert answer.fix
+    advised = re.match(r"(\w+)=", answer.fix)
+    if advised:
+        assert advised[1] in keywords_of(name)
+
+
+def long_keywords_of(name):
+    """Of shorter ones, a letter less leaves too little to be recognised."""
+    return {keyword for keyword in keywords_of(name) if len(keyword) >= 5}
+
+
+@pytest.mark.parametrize(("name", "keyword"), calls_with_keywords(long_keywords_of))
+def test_a_misspelt_keyword_is_answered_with_the_nearest(name, keyword):
+    misspelt = keyword[:2] + keyword[3:]  # as in "bach_size"
+
+    assert repr(keyword) in error_of_keyword(name, misspelt).fix
+
+
+LOADERS_ELSEWHERE = [
+    torch.utils.data.DataLoader,
+    torch.utils.data.DistributedSampler,
+    torch_geometric.loader.DataLoader,
+    torch_geometric.loader.DynamicBatchSampler,
+    torch_geometric.loader.DataListLoader,
+]
+
+
+@pytest.mark.parametrize(
+    "loader", LOADERS_ELSEWHERE, ids=lambda loader: loader.__name__
+)
+def test_every_keyword_of_other_loaders_is_taken_or_answered_by_name(loader):
+    parameters = inspect.signature(loader).parameters.values()
+    keywords = {
+        parameter.name
+        for parameter in parameters
+        if parameter.kind is not parameter.VAR_KEYWORD
+    }
+
+    for keyword in keywords - keywords_of("build_loader"):
+        assert not error_of_keyword("build_loader", keyword).fix.startswith(
+            "it is one of"
+        ), keyword
+
+
+# ---- things
+
+
+THINGS = {
+    "named datasets": (
+        {"train": TensorDataset(torch.ones(3)), "test": TensorDataset(torch.ones(2))},
+        "it holds the datasets train, test",
+        "datasets['train']",
+    ),
+    "several datasets": (
+        [TensorDataset(torch.ones(3)), TensorDataset(torch.ones(2))],
+        "it holds 2 datasets",
+        "ConcatDataset(datasets)",
+    ),
+    "columns": (
+        {"x": torch.ones(5, 2), "y": np.ones(5)},
+        "it holds columns",
+        "StackDataset(**columns)",
+    ),
+}
+TAKING_DATASETS = {
+    "build_loader": lambda given, _: build_loader(given, probe=False),
+    "pack": lambda given, path: pack(given, path, workers=0),
+    "plan_batch": lambda given, _: plan_batch(MODEL, given, "cpu", limit="1GiB"),
+}
+
+
+@pytest.mark.parametrize("name", THINGS)
+@pytest.mark.parametrize("call", TAKING_DATASETS)
+def test_several_datasets_and_columns_are_answered_with_one_dataset(
+    tmp_path, name, call
+):
+    given, why, instead = THINGS[name]
+
+    with pytest.raises(LoaderkitError) as raised:
+        TAKING_DATASETS[call](given, tmp_path / "c.lk")
+
+    assert why in raised.value.why
+    assert instead in raised.value.fix
+
+
+def test_the_advice_on_columns_and_several_datasets_works(tmp_path):
+    columns, datasets = THINGS["columns"][0], THINGS["several datasets"][0]
+
+    rows = pack(torch.utils.data.StackDataset(**columns), tmp_path / "a.lk", workers=0)
+    both = pack(torch.utils.data.ConcatDataset(datasets), tmp_path / "b.lk", workers=0)
+
+    assert (len(rows), sorted(rows[0])) == (5, ["x", "y"])
+    assert len(both) == 5
+
+
+def test_a_dataset_dict_of_hugging_face_is_answered_with_one_of_its_datasets():
+    datasets = pytest.importorskip("datasets")
+    part = datasets.Dataset.from_dict({"a": [1, 2]})
+
+    for kind, dataset in [
+        (datasets.DatasetDict, part),
+        (datasets.IterableDatasetDict, part.to_iterable_dataset()),
+    ]:
+        with pytest.raises(OptionError, match="no dataset") as raised:
+            build_loader(kind({"train": dataset}))
+        assert raised.value.fix == "build_loader(datasets['train'])"
+
+
+def test_samples_that_are_lists_or_tensors_are_samples():
+    assert len(build_loader([[1, 2], [3, 4]], probe=False)) == 2
+    assert len(build_loader([torch.ones(2)] * 3, probe=False)) == 3
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    path = tmp_path_factory.mktemp("habits") / "rows.lk"
+    return pack([{"label": i % 2} for i in range(4)], path, workers=0)
+
+
+TAKING_PATHS = {
+    "open_cache": open_cache,
+    "inspect_cache": inspect_cache,
+    "verify": verify,
+    "SafeDataset": lambda path: SafeDataset(cache=path),
+    "pack": lambda path: pack(SAMPLES, path),
+}
+
+
+@pytest.mark.parametrize("call", TAKING_PATHS)
+def test_what_is_no_path_is_answered(dataset, call):
+    answers = {}
+    for name, given in {
+        "paths": ["a.lk", "b.lk"],
+        "named paths": {"train": "a.lk"},
+        "samples": SAMPLES,
+        "dataset": dataset,
+        "number": 3,
+    }.items():
+        with pytest.raises(OptionError, match="named by a path or a URL") as raised:
+            TAKING_PATHS[call](given)
+        answers[name] = raised.value.fix
+
+    assert answers["paths"].startswith("concat(paths, path)")
+    assert "open_cache(path) for name, path" in answers["named paths"]
+    assert answers["samples"].startswith("pack(samples, path)")
+    assert answers["dataset"] == "dataset.cache is its path"
+
+
+def test_no_path_at_all_is_answered():
+    with pytest.raises(OptionError, match="named by a path or a URL, got None"):
+        open_cache(None)
+
+
+def test_one_path_is_no_list_of_caches():
+    with pytest.raises(OptionError, match="takes a list of caches"):
+        loaderkit.concat("a.lk", "b.lk")
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [
+        {"get": lambda self, i: i, "len": lambda self: 3},
+        {"process": lambda self: None},
+        {"keys": lambda self: range(3)},
+    ],
+)
+def test_a_class_written_for_another_library_is_told_what_it_lacks(tmp_path, methods):
+    kind = type("Molecules", (SafeGraphDataset,), methods)
+
+    with pytest.raises(DatasetError, match="Molecules cannot pack the cache") as raised:
+        len(kind(cache=tmp_path / "c.lk"))
+
+    assert "def load(self, key)" in raised.value.fix
+
+
+def test_a_subclass_without_load_opens_what_is_packed(dataset):
+    kind = type("Rows", (SafeDataset,), {})
+
+    assert kind(cache=dataset.cache)[3] == {"label": 1}
+
+
+def test_a_field_of_samples_that_are_no_graphs_is_asked_by_its_name(dataset):
+    with pytest.raises(AttributeError, match="dataset\\['label'\\]"):
+        _ = dataset.label
+
+
+def test_a_share_that_is_no_slice_is_answered(dataset):
+    with pytest.raises(TypeError, match=r"a share of the rows is a slice: \[:0.8\]"):
+        dataset[0.8]
+
+
+# ---- the front door
+
+
+@pytest.mark.parametrize("name", DOOR)
+def test_a_name_of_another_library_is_answered_at_the_door(name):
+    with pytest.raises(AttributeError) as raised:
+        getattr(loaderkit, name)
+
+    advised = re.match(r"loaderkit\.(\w+)", DOOR[name].fix)
+    assert advised[1] in loaderkit.__all__
+    assert DOOR[name].fix in str(raised.value)
+
+
+def test_what_is_in_a_room_is_told_with_its_module():
+    with pytest.raises(AttributeError) as raised:
+        _ = loaderkit.LeakReport
+
+    assert "from loaderkit.leaks.report import LeakReport" in str(raised.value)
+    assert defining_module("_OfSomebody") is None
+
+
+@pytest.mark.slow
+def test_a_misspelt_name_of_the_door_is_answered_with_the_nearest():
+    for name in sorted(set(loaderkit.__all__) - {"__version__"}):
+        with pytest.raises(AttributeError, match=f"did you mean {name!r}"):
+            getattr(loaderkit, name[:2] + name[3:])
