@@ -26,10 +26,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     complete_files(folder)
 
 
-def _run(options: argparse.Namespace) -> Demo:
+def _run_demo(options: argparse.Namespace) -> Demo:
     from loaderkit.cli.molecule_demo import run_demo
 
     return run_demo(epochs=options.epochs, keep=options.keep)
 
 
-COMMAND = Command("demo", "real molecules, end to end", _add_arguments, _run)
+COMMAND = Command("demo", "real molecules, end to end", _add_arguments, _run_demo)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from loaderkit.cli.examination import Examination
 
 
-def _run(options: argparse.Namespace) -> Examination:  # noqa: ARG001
+def _run_doctor(options: argparse.Namespace) -> Examination:  # noqa: ARG001
     from loaderkit.cli.examination import examine
 
     return examine()
@@ -22,7 +22,7 @@ COMMAND = Command(
     "doctor",
     "machine, limits, devices, settings",
     add_no_arguments,
-    _run,
+    _run_doctor,
     has_page=True,
     bad_news="a setting does not do what it says",
 )

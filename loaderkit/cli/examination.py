@@ -50,7 +50,7 @@ class Examination(HasPage):
         return self.environment.ok
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        return "\n".join(_report_lines(self))
 
     def page(self) -> Page:
         """Show the settings, the limits, the devices and what a loader would do."""
@@ -107,7 +107,7 @@ def examine() -> Examination:
     samples = [torch.zeros(1000) for _ in range(64)]
     first_device = next(iter(devices), "cpu")
     plan: LoaderPlan = build_loader(samples, first_device, batch_size=8).plan
-    return Examination(read_host(), _versions(), devices, environment, plan)
+    return Examination(read_host(), _package_versions(), devices, environment, plan)
 
 
 def _refuse_endless_import() -> None:
@@ -120,41 +120,43 @@ def _refuse_endless_import() -> None:
             raise BudgetError(what, why=finding.problem, fix=finding.fix)
 
 
-def _versions() -> dict[str, str]:
+def _package_versions() -> dict[str, str]:
     python = {"python": sys.version.split()[0]}
-    return python | {name: _version(name) for name in _PACKAGES}
+    return python | {name: _installed_version(name) for name in _PACKAGES}
 
 
-def _version(package: str) -> str:
+def _installed_version(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "absent"
 
 
-def _lines(examination: Examination) -> Iterator[str]:
+def _report_lines(examination: Examination) -> Iterator[str]:
     host = examination.host
     yield "Versions: " + ", ".join(
         f"{package} {version}" for package, version in examination.versions.items()
     )
     limit = "none" if host.limit_bytes is None else format_bytes(host.limit_bytes)
     yield f"Processors: {host.cpus} ({host.cpus_from})"
+    kills = _amount_or_unknown(host.oom_kills, "processes")
+    pressure = "unknown" if host.pressure is None else f"{host.pressure:g} %"
     yield (
         f"Memory: {format_bytes(host.available_bytes)} to use ({host.available_from}), "
-        f"cgroup limit {limit}, {_known(host.oom_kills, 'processes')} killed so far, "
-        f"pressure {'unknown' if host.pressure is None else f'{host.pressure:g} %'}"
+        f"cgroup limit {limit}, {kills} killed so far, "
+        f"pressure {pressure}"
     )
     yield (
-        f"Shared memory: {_known(host.shm_free_bytes, 'bytes')} free of "
-        f"{_known(host.shm_bytes, 'bytes')}"
+        f"Shared memory: {_amount_or_unknown(host.shm_free_bytes, 'bytes')} free of "
+        f"{_amount_or_unknown(host.shm_bytes, 'bytes')}"
     )
     files = "no limit" if host.files is None else f"{host.files:,}"
     yield f"Open files: {host.files_open} of {files}"
-    yield f"Mappings: {_known(host.mappings, 'allowed')}"
+    yield f"Mappings: {_amount_or_unknown(host.mappings, 'allowed')}"
     if not examination.devices:
         yield "Devices: none but the CPU"
     for device, values in examination.devices.items():
-        readings = [f"{name} {_reading(value)}" for name, value in values.items()]
+        readings = [f"{name} {_reading_text(value)}" for name, value in values.items()]
         yield f"Device {device}: " + ", ".join(readings)
     setting = examination.environment.setting
     in_effect = setting.effective or "none, the defaults"
@@ -166,9 +168,9 @@ def _lines(examination: Examination) -> Iterator[str]:
     yield str(examination.plan)
 
 
-def _known(value: int | None, unit: str) -> str:
+def _amount_or_unknown(value: int | None, unit: str) -> str:
     return "unknown" if value is None else format_amount(value, unit)
 
 
-def _reading(value: int | str) -> str:
+def _reading_text(value: int | str) -> str:
     return value if isinstance(value, str) else format_bytes(value)

@@ -22,7 +22,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     complete_files(file)
 
 
-def _run(options: argparse.Namespace) -> Diagnosis:
+def _run_explain(options: argparse.Namespace) -> Diagnosis:
     from loaderkit.budget.diagnosis.diagnose import diagnose_oom
 
     return diagnose_oom(_read_text(options.file))
@@ -43,7 +43,7 @@ COMMAND = Command(
     "explain",
     "why it ran out of memory, from its message",
     _add_arguments,
-    _run,
+    _run_explain,
     has_page=True,
     # It answers what it was asked also where memory ran out.
     bad_news=None,

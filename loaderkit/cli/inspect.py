@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from loaderkit.datasets.inspect import CacheSummary
 
 
-def _run(options: argparse.Namespace) -> CacheSummary:
+def _run_inspect(options: argparse.Namespace) -> CacheSummary:
     from loaderkit.datasets.inspect import inspect_cache
 
     return inspect_cache(options.cache, storage_options=storage_options(options))
 
 
 COMMAND = Command(
-    "inspect", "what is in a cache", add_cache_argument, _run, has_page=True
+    "inspect", "what is in a cache", add_cache_argument, _run_inspect, has_page=True
 )

@@ -49,7 +49,9 @@ def named_object(text: str) -> Any:
             reaches its user whole.
     """
     where, _, name = text.rpartition(":")
-    module = _run_file(text, Path(where)) if where.endswith(".py") else _import(text)
+    module = (
+        _run_file(text, Path(where)) if where.endswith(".py") else _import_module(text)
+    )
     if not hasattr(module, name):
         public_names = [known for known in vars(module) if not known.startswith("_")]
         raise _nothing_called(
@@ -58,7 +60,7 @@ def named_object(text: str) -> Any:
     return getattr(module, name)
 
 
-def _import(text: str) -> ModuleType:
+def _import_module(text: str) -> ModuleType:
     """Import the module of ``module:name``, which may lie in the current folder."""
     where, _, _ = text.rpartition(":")
     # "python -m loaderkit" looks there, and the installed command does not.

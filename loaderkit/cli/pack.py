@@ -52,7 +52,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _run(options: argparse.Namespace) -> CacheSummary:
+def _run_pack(options: argparse.Namespace) -> CacheSummary:
     from loaderkit.datasets.inspect import inspect_cache
     from loaderkit.datasets.pack import PackOptions, pack
 
@@ -60,7 +60,7 @@ def _run(options: argparse.Namespace) -> CacheSummary:
     names = {field.name for field in dataclasses.fields(PackOptions)}
     chosen = {name: value for name, value in vars(options).items() if name in names}
     pack(
-        _source(options),
+        _open_source(options),
         options.cache,
         storage_options=storage_options(options),
         **chosen,
@@ -68,7 +68,7 @@ def _run(options: argparse.Namespace) -> CacheSummary:
     return inspect_cache(options.cache, storage_options=storage_options(options))
 
 
-def _source(options: argparse.Namespace) -> Any:
+def _open_source(options: argparse.Namespace) -> Any:
     """Give the dataset of that name, or the files of that folder."""
     from loaderkit.datasets.sources import PtFolder
 
@@ -82,4 +82,4 @@ def _source(options: argparse.Namespace) -> Any:
     )
 
 
-COMMAND = Command("pack", "make a cache", _add_arguments, _run)
+COMMAND = Command("pack", "make a cache", _add_arguments, _run_pack)

@@ -66,15 +66,15 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _run(options: argparse.Namespace) -> BatchPlan:
+def _run_plan(options: argparse.Namespace) -> BatchPlan:
     from loaderkit.budget.batch.plan import plan_batch
     from loaderkit.budget.step.train_step import StepError
 
     loss = None if options.loss is None else named_object(options.loss)
     try:
         return plan_batch(
-            _model(options.model),
-            _data(options),
+            _build_model(options.model),
+            _open_data(options),
             options.device,
             limit=options.limit,
             batch_size=options.batch_size,
@@ -89,7 +89,7 @@ def _run(options: argparse.Namespace) -> BatchPlan:
         raise LoaderkitError(what, fix=fix) from error
 
 
-def _model(name: str) -> Any:
+def _build_model(name: str) -> Any:
     """Find a model; call what makes one."""
     model = named_object(name)
     if isinstance(model, type) or not hasattr(model, "parameters"):
@@ -97,7 +97,7 @@ def _model(name: str) -> Any:
     return model
 
 
-def _data(options: argparse.Namespace) -> Any:
+def _open_data(options: argparse.Namespace) -> Any:
     """Open a cache, find a dataset, or make samples of the given shapes."""
     from loaderkit.budget.batch.samples import samples_of_shape
     from loaderkit.datasets.open import open_cache
@@ -113,7 +113,7 @@ COMMAND = Command(
     "plan",
     "what batch fits, and what to change",
     _add_arguments,
-    _run,
+    _run_plan,
     has_page=True,
     bad_news="nothing fits",
 )

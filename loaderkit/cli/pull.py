@@ -24,10 +24,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_storage_options(parser)
 
 
-def _run(options: argparse.Namespace) -> Transfer:
+def _run_pull(options: argparse.Namespace) -> Transfer:
     from loaderkit.cache.transfer import pull
 
     return pull(options.url, options.cache, storage_options=storage_options(options))
 
 
-COMMAND = Command("pull", "copy a cache from a store", _add_arguments, _run)
+COMMAND = Command("pull", "copy a cache from a store", _add_arguments, _run_pull)

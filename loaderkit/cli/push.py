@@ -27,7 +27,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_storage_options(parser)
 
 
-def _run(options: argparse.Namespace) -> Transfer:
+def _run_push(options: argparse.Namespace) -> Transfer:
     from loaderkit.cache.transfer import push
 
     return push(
@@ -38,4 +38,4 @@ def _run(options: argparse.Namespace) -> Transfer:
     )
 
 
-COMMAND = Command("push", "copy a cache to a store", _add_arguments, _run)
+COMMAND = Command("push", "copy a cache to a store", _add_arguments, _run_push)

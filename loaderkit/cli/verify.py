@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from loaderkit.cache.verify import Verification
 
 
-def _run(options: argparse.Namespace) -> Verification:
+def _run_verify(options: argparse.Namespace) -> Verification:
     from loaderkit.cache.verify import verify
 
     return verify(options.cache, storage_options=storage_options(options))
@@ -22,6 +22,6 @@ COMMAND = Command(
     "verify",
     "hash a cache again",
     add_cache_argument,
-    _run,
+    _run_verify,
     bad_news="the cache is damaged",
 )

@@ -29,7 +29,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("args", nargs=argparse.REMAINDER, help="its own arguments")
 
 
-def _run(options: argparse.Namespace) -> WatchResult:
+def _run_watch(options: argparse.Namespace) -> WatchResult:
     from loaderkit.leaks.watch_process import watch_process, watch_script
 
     if options.pid is not None:
@@ -48,6 +48,6 @@ COMMAND = Command(
     "watch",
     "run a script, or look at one, and judge it",
     _add_arguments,
-    _run,
+    _run_watch,
     bad_news="it leaks, or the script failed",
 )

@@ -9,6 +9,8 @@ from lightning.pytorch import Callback
 from loaderkit.leaks.detector import LeakDetector
 
 if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
     from loaderkit.leaks.report import LeakReport
 
 
@@ -29,7 +31,7 @@ class LeakCallback(Callback):  # type: ignore[misc]
         """The verdict so far."""
         return self.detector.report()
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Take the first reading."""
         self.detector.start()
 
@@ -38,11 +40,11 @@ class LeakCallback(Callback):  # type: ignore[misc]
         if self.detector.every is not None:
             self.detector.step()
 
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Take the reading of an epoch."""
         if self.detector.every is None:
             self.detector.end_epoch()
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Judge."""
         self.detector.finish()

@@ -187,7 +187,7 @@ def _curves_html(chart: Curves) -> str:
     else:
         for series in chart.series:
             points = [
-                _point(x_scale.share(x), y_scale.share(value))
+                _svg_point(x_scale.share(x), y_scale.share(value))
                 for x, value in zip(chart.x, series.values, strict=True)
             ]
             line = (
@@ -200,9 +200,10 @@ def _curves_html(chart: Curves) -> str:
     for limit in chart.limits:
         height = y_scale.share(limit.value)
         shapes.append(_line_html("limit", (0, height), (1, height)))
-        place = f"bottom: {height:.2%}"
+        css_position = f"bottom: {height:.2%}"
         labels.append(
-            f'<span class="limit-label" style="{place}">{_text(limit.label)}</span>'
+            f'<span class="limit-label" style="{css_position}">'
+            f"{_escape_text(limit.label)}</span>"
         )
     frame = _frame_html(
         chart.label,
@@ -237,23 +238,23 @@ def _areas_html(chart: Curves, x_scale: Scale, y_scale: Scale) -> list[str]:
     floor = [0.0] * len(chart.x)
     for series in chart.series:
         top = [low + value for low, value in zip(floor, series.values, strict=True)]
-        there = _stairs(chart.x, top, x_scale, y_scale)
-        back = _stairs(chart.x, floor, x_scale, y_scale)[::-1]
-        outline = " ".join([*there, *back])
+        upper_edge = _stair_points(chart.x, top, x_scale, y_scale)
+        lower_edge = _stair_points(chart.x, floor, x_scale, y_scale)[::-1]
+        outline = " ".join([*upper_edge, *lower_edge])
         areas.append(f'<polygon class="area {series.colour}" points="{outline}"/>')
         floor = top
     return areas
 
 
-def _stairs(
+def _stair_points(
     x: Sequence[float], values: Sequence[float], x_scale: Scale, y_scale: Scale
 ) -> list[str]:
     points = []
     for index, value in enumerate(values):
         height = y_scale.share(value)
-        points.append(_point(x_scale.share(x[index]), height))
+        points.append(_svg_point(x_scale.share(x[index]), height))
         if index + 1 < len(x):
-            points.append(_point(x_scale.share(x[index + 1]), height))
+            points.append(_svg_point(x_scale.share(x[index + 1]), height))
     return points
 
 
@@ -283,10 +284,12 @@ def _histogram_html(chart: Histogram) -> str:
         share = x_scale.share(limit.value)
         shapes.append(_line_html("limit", (share, 0), (share, 1)))
         side = "right" if share > 0.5 else "left"
-        place = f"right: {1 - share:.2%}" if share > 0.5 else f"left: {share:.2%}"
+        css_position = (
+            f"right: {1 - share:.2%}" if share > 0.5 else f"left: {share:.2%}"
+        )
         labels.append(
-            f'<span class="limit-label at-{side}" style="{place}; bottom: 100%">'
-            f"{_text(limit.label)}</span>"
+            f'<span class="limit-label at-{side}" style="{css_position}; bottom: 100%">'
+            f"{_escape_text(limit.label)}</span>"
         )
     return _frame_html(
         chart.label,
@@ -308,13 +311,13 @@ def _bars_html(chart: Bars) -> str:
     scale = scale_of(0, longest or 1)
     mark = ""
     if chart.limit is not None:
-        place = f"left: {scale.share(chart.limit.value):.2%}"
-        mark = f'<span class="mark" style="{place}"></span>'
+        css_position = f"left: {scale.share(chart.limit.value):.2%}"
+        mark = f'<span class="mark" style="{css_position}"></span>'
     rows = [_bar_html(bar, scale, mark) for bar in chart.bars]
     below = ""
     if chart.limit is not None:
         key = '<span class="key limit-key"></span>'
-        below = f'<p class="soft">{key}{_text(chart.limit.label)}</p>'
+        below = f'<p class="soft">{key}{_escape_text(chart.limit.label)}</p>'
     label = html.escape(chart.label, quote=True)
     return f'<ul class="bars" aria-label="{label}">{"".join(rows)}</ul>{below}'
 
@@ -325,9 +328,9 @@ def _bar_html(bar: Bar, scale: Scale, mark: str) -> str:
         width = f"width: {scale.share(bar.value):.2%}"
         fill = f'<span class="fill {bar.colour}" style="{width}"></span>'
     return (
-        f'<li><span class="name">{_text(bar.name)}</span>'
+        f'<li><span class="name">{_escape_text(bar.name)}</span>'
         f'<span class="track">{fill}{mark}</span>'
-        f'<span class="amount">{_text(bar.text)}</span></li>'
+        f'<span class="amount">{_escape_text(bar.text)}</span></li>'
     )
 
 
@@ -352,12 +355,12 @@ def _frame_html(
     )
     y_labels = "".join(
         f'<span class="y" style="bottom: {y_scale.share(tick.value):.2%}">'
-        f"{_text(tick.label)}</span>"
+        f"{_escape_text(tick.label)}</span>"
         for tick in y_scale.ticks
     )
     x_labels = "".join(
         f'<span class="x" style="left: {x_scale.share(tick.value):.2%}">'
-        f"{_text(tick.label)}</span>"
+        f"{_escape_text(tick.label)}</span>"
         for tick in x_scale.ticks
     )
     data = {
@@ -376,8 +379,8 @@ def _frame_html(
         f'aria-hidden="true">{grid}{shapes}</svg>'
         f"{y_labels}{x_labels}{labels}{cursor}"
         f'<script type="application/json">{encoded}</script></div>'
-        f'<p class="axis">{_text(x_name)}</p>'
-        f'<output aria-live="polite">{_text(readouts[first])}</output>'
+        f'<p class="axis">{_escape_text(x_name)}</p>'
+        f'<output aria-live="polite">{_escape_text(readouts[first])}</output>'
     )
 
 
@@ -391,10 +394,10 @@ def _shaded_html(band: Band, x_scale: Scale) -> str:
 
 def _band_label(band: Band, x_scale: Scale) -> str:
     left, right = x_scale.share(band.start), x_scale.share(band.end)
-    place = f"left: {left:.2%}; width: {right - left:.2%}"
+    css_position = f"left: {left:.2%}; width: {right - left:.2%}"
     return (
-        f'<span class="band" style="{place}" title="{html.escape(band.label)}">'
-        f"{_text(band.label)}</span>"
+        f'<span class="band" style="{css_position}" title="{html.escape(band.label)}">'
+        f"{_escape_text(band.label)}</span>"
     )
 
 
@@ -407,21 +410,23 @@ def _trend_html(trend: Segment, x_scale: Scale, y_scale: Scale) -> str:
 
 
 def _line_html(kind: str, start: tuple[float, float], end: tuple[float, float]) -> str:
-    """Draw from one place to another, in shares of the plot's width and height."""
-    return f'<polyline class="{kind}" points="{_point(*start)} {_point(*end)}"/>'
+    """Draw from one point to another, in shares of the plot's width and height."""
+    return (
+        f'<polyline class="{kind}" points="{_svg_point(*start)} {_svg_point(*end)}"/>'
+    )
 
 
-def _point(x_share: float, y_share: float) -> str:
+def _svg_point(x_share: float, y_share: float) -> str:
     return f"{x_share * _VIEW:.1f},{(1 - y_share) * _VIEW:.1f}"
 
 
 def _legend_html(series: Sequence[Series]) -> str:
     keys = "".join(
-        f'<li><span class="key {each.colour}"></span>{_text(each.name)}</li>'
-        for each in series
+        f'<li><span class="key {layer.colour}"></span>{_escape_text(layer.name)}</li>'
+        for layer in series
     )
     return f'<ul class="legend">{keys}</ul>'
 
 
-def _text(text: str) -> str:
+def _escape_text(text: str) -> str:
     return html.escape(text, quote=False)

@@ -149,7 +149,7 @@ def page_html(page: Page, provenance: Provenance) -> str:
             f"<title>{title}</title>",
             f"<style>{_file_text('page.css')}</style></head>",
             f'<body><header class="{page.mood}"><h1>{badge}{title}</h1>',
-            *(_paragraph(sentence) for sentence in page.lead),
+            *(_paragraph_html(sentence) for sentence in page.lead),
             "</header><main>",
             *(_section_html(section) for section in page.sections),
             "</main>",
@@ -166,7 +166,7 @@ def _section_html(section: Section) -> str:
     layout = "side" if section.side_by_side else "stack"
     caption = ""
     if section.caption:
-        caption = f'<p class="soft">{_inline(section.caption)}</p>'
+        caption = f'<p class="soft">{_inline_html(section.caption)}</p>'
     return (
         f"<section><h2>{html.escape(section.heading)}</h2>{caption}"
         f'<div class="{layout}">{"".join(blocks)}</div></section>'
@@ -175,7 +175,7 @@ def _section_html(section: Section) -> str:
 
 def _block_html(block: Block) -> str:
     if isinstance(block, str):
-        return _paragraph(block)
+        return _paragraph_html(block)
     if isinstance(block, Table):
         return _table_html(block)
     if isinstance(block, Listing):
@@ -188,7 +188,7 @@ def _block_html(block: Block) -> str:
 
 
 def _caption_html(chart: Curves | Histogram | Bars) -> str:
-    return f"<figcaption>{_inline(chart.label)}</figcaption>"
+    return f"<figcaption>{_inline_html(chart.label)}</figcaption>"
 
 
 def _table_html(table: Table) -> str:
@@ -203,7 +203,7 @@ def _table_html(table: Table) -> str:
 def _row_html(row: Sequence[str], table: Table) -> str:
     cells = "".join(
         f'<td{_number_class(column, table)} data-head="{html.escape(head)}">'
-        f"{_inline(text)}</td>"
+        f"{_inline_html(text)}</td>"
         for column, (head, text) in enumerate(zip(table.heads, row, strict=True))
     )
     return f"<tr>{cells}</tr>"
@@ -213,11 +213,11 @@ def _number_class(column: int, table: Table) -> str:
     return ' class="number"' if column in table.numbers else ""
 
 
-def _paragraph(text: str) -> str:
-    return f"<p>{_inline(text)}</p>"
+def _paragraph_html(text: str) -> str:
+    return f"<p>{_inline_html(text)}</p>"
 
 
-def _inline(text: str) -> str:
+def _inline_html(text: str) -> str:
     """Escape a text, and set what is in backticks in a type of fixed width."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
 
