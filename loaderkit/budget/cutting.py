@@ -136,10 +136,12 @@ def _has_one_value_per_sample(value: Any, total: int) -> bool:
     is_plain_sequence = isinstance(value, (list, tuple)) and not _is_named_tuple(value)
     if not is_plain_sequence or len(value) != total:
         return False
-    return not any(isinstance(item, torch.Tensor) or _holds(item) for item in value)
+    return not any(
+        isinstance(item, torch.Tensor) or _is_container(item) for item in value
+    )
 
 
-def _holds(value: Any) -> bool:
+def _is_container(value: Any) -> bool:
     return isinstance(value, (Mapping, tuple, list)) or is_pyg_data(value)
 
 

@@ -102,14 +102,14 @@ class BatchCostModel:
         key = tuple(rows)
         if key not in self.tracked_peaks:
             end: End = "high" if self.step.target.kind == "cpu" else "likely"
-            self.tracked_peaks[key] = self._track(rows, end)
+            self.tracked_peaks[key] = self._track_batch(rows, end)
         return self.tracked_peaks[key]
 
     def track_likely_peak(self, rows: list[int]) -> int:
         """Track the batch of some rows, and give the likely peak on any device."""
-        return self._track(rows, "likely")
+        return self._track_batch(rows, "likely")
 
-    def _track(self, rows: list[int], end: End) -> int:
+    def _track_batch(self, rows: list[int], end: End) -> int:
         log = track_step(self.model, self.samples.join(rows), self.step)
         return max(totals(peaks_of(log, end)).values())
 
@@ -184,10 +184,10 @@ def fit_cost_model(model: Any, samples: Samples, step: Step) -> BatchCostModel:
     Returns:
         What any batch takes.
     """
-    peak_model = _fit(model, samples, step)
+    peak_model = _fit_small_steps(model, samples, step)
     if samples.kind == "graphs" and peak_model.error > _UNEXPLAINED:
         # The model may pad inside: to_dense_batch, attention over all nodes.
-        with_padding = _fit(model, samples.padded(), step)
+        with_padding = _fit_small_steps(model, samples.padded(), step)
         # Kernels whose workspace is only known within bounds miss by as much with
         # either description: padding must explain most of what is left.
         if with_padding.error < peak_model.error / 2:
@@ -195,7 +195,7 @@ def fit_cost_model(model: Any, samples: Samples, step: Step) -> BatchCostModel:
     return BatchCostModel(model, samples, step, peak_model)
 
 
-def _fit(model: Any, samples: Samples, step: Step) -> PeakModel:
+def _fit_small_steps(model: Any, samples: Samples, step: Step) -> PeakModel:
     """Fit small steps, and compare with larger ones that the fit has not seen."""
     batches = [
         _choose_small_batch(samples, count, number)

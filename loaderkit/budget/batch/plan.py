@@ -224,7 +224,7 @@ class BatchPlan(HasPage):
         return self.cost_model
 
     def _repr_html_(self) -> str:
-        title, *_ = _lines(self)
+        title, *_ = _plan_lines(self)
         rows = [
             (
                 configuration.name,
@@ -249,11 +249,11 @@ class BatchPlan(HasPage):
         )
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        return "\n".join(_plan_lines(self))
 
     def page(self) -> Page:
         """Show which batch fits, and what would change that."""
-        dearest, *_ = _lines(self)
+        dearest, *_ = _plan_lines(self)
         limit = Limit(self.limit, f"limit: {format_bytes(self.limit)}")
         batch_sizes: tuple[Section, ...] = ()
         if self.cost_model is not None:
@@ -264,7 +264,7 @@ class BatchPlan(HasPage):
                 samples=len(self.cost_model.samples),
             )
         return Page(
-            self._answer(),
+            self._answer_in_a_line(),
             mood="good" if self.ok else "bad",
             lead=(dearest, self.cause, *self.notes),
             sections=(
@@ -276,7 +276,7 @@ class BatchPlan(HasPage):
             ),
         )
 
-    def _answer(self) -> str:
+    def _answer_in_a_line(self) -> str:
         """Say in a line what fits."""
         balanced = self.configurations[0]
         if not balanced.ok:
@@ -372,7 +372,7 @@ def plan_batch(
         f"limit {format_bytes(available.amount)} {available.known_from}, "
         f"{margin:.0%} of it left free"
     )
-    return replace(plan, notes=[limit_note, *_notes(plan, samples)])
+    return replace(plan, notes=[limit_note, *_plan_notes(plan, samples)])
 
 
 class _AvailableBytes(NamedTuple):
@@ -460,13 +460,13 @@ class _Planner:
         """Choose the largest pieces that fit, and the bounds for the loader."""
         most = min(self.batch_size, len(self.samples))
         count = cost_model.largest_batch(limit, most)
-        configuration = self._configuration(name, cost_model, limit, count)
+        configuration = self._make_configuration(name, cost_model, limit, count)
         if not count:
             return configuration
         budget = choose_budget(cost_model, limit, count, most)
         return replace(configuration, budget=budget)
 
-    def _configuration(
+    def _make_configuration(
         self, name: str, cost_model: BatchCostModel, limit: int, count: int
     ) -> BatchConfiguration:
         """Describe training in pieces of so many samples; 0 says that nothing fits."""
@@ -493,7 +493,7 @@ class _Planner:
                     return replace(smallest, micro_batch=0, accumulation=0)
                 return smallest
         # Never reached in a plan: the step as it is was tracked already.
-        as_it_is = self._configuration("B (minimum)", cost_model, self.limit, 1)
+        as_it_is = self._make_configuration("B (minimum)", cost_model, self.limit, 1)
         return replace(as_it_is, micro_batch=0)
 
     def _smaller_steps(self) -> Iterator[Step]:
@@ -515,7 +515,7 @@ class _Planner:
         for variant in variants:
             smaller = cost_model.with_step(step.but(variant=variant))
             try:
-                configuration = self._configuration(
+                configuration = self._make_configuration(
                     "B (minimum)", smaller, self.limit, 1
                 )
             except RuntimeError:
@@ -558,7 +558,7 @@ def _error_factors(
     )
 
 
-def _notes(plan: BatchPlan, samples: Samples) -> list[str]:
+def _plan_notes(plan: BatchPlan, samples: Samples) -> list[str]:
     notes = []
     error = 0.0 if plan.cost_model is None else plan.cost_model.peak_model.error
     if error > _SHOWN_ERROR:
@@ -574,7 +574,7 @@ def _notes(plan: BatchPlan, samples: Samples) -> list[str]:
     return notes
 
 
-def _lines(plan: BatchPlan) -> Iterator[str]:
+def _plan_lines(plan: BatchPlan) -> Iterator[str]:
     step_estimate = plan.estimate
     yield (
         f"The worst batch of {plan.batch_size:,}: {format_bytes(step_estimate.peak)} "

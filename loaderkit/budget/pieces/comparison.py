@@ -133,19 +133,19 @@ class Comparison:
         """Compare one part; False if the gradient of the whole is not finite."""
         _stop_dropout(self.model)
         numbers_before = random_state(self._state.device)
-        whole = self._gradient([part])
+        whole = self._gradient_of([part])
         numbers_after = random_state(self._state.device)
         if not all(map(torch.equal, numbers_before, numbers_after)):
             # Pieces would draw other numbers.  What is left is the same in evaluation,
             # but for what a module does in training only.
             self.model.eval()
-            whole = self._gradient([part])
+            whole = self._gradient_of([part])
         if not (whole.is_finite and any(whole.summed_norms)):
             return False
         pieces = self._gradient_of_pieces(part)
         if not pieces.is_finite:
             raise _infinite_error()
-        share = self._deviation(whole, pieces)
+        share = self._relative_deviation(whole, pieces)
         if share and not self._is_rounding(part):
             raise _deviation_error(share, self.weigh)
         return True
@@ -166,7 +166,7 @@ class Comparison:
         except Exception:  # noqa: BLE001 -- such as weights of float32 in the loss
             return False
 
-    def _deviation(self, whole: _Gradient, pieces: _Gradient) -> float:
+    def _relative_deviation(self, whole: _Gradient, pieces: _Gradient) -> float:
         """Give the share by which the gradients differ; 0 if rounding explains it."""
         norm = math.hypot(*(float(value.norm()) for value in whole.values))
         largest = 0.0
@@ -182,12 +182,12 @@ class Comparison:
                 difference = norm
             size = float(of_whole.norm()) + _LOCAL * norm
             summed = max(whole.summed_norms[number], pieces.summed_norms[number])
-            tolerance = _TOLERANCE * size + self._rounding(parameter) * summed
+            tolerance = _TOLERANCE * size + self._rounding_error(parameter) * summed
             if difference > tolerance:
                 largest = max(largest, difference / size)
         return largest
 
-    def _rounding(self, parameter: torch.Tensor) -> float:
+    def _rounding_error(self, parameter: torch.Tensor) -> float:
         """Give the share of what is summed up that rounding may take or add."""
         dtype = self.autocast or parameter.dtype
         is_short = torch.finfo(dtype).bits < 32
@@ -204,15 +204,15 @@ class Comparison:
             with warnings.catch_warnings():
                 # Torch warns of a statistic of one sample.
                 warnings.simplefilter("ignore")
-                return self._gradient(_cut_off(part, 1, count))
+                return self._gradient_of(_cut_off(part, 1, count))
         except Exception as error:
             if isinstance(error, MemoryError) or diagnose_oom(error).is_oom:
                 raise
             if count < 4:
                 raise _single_error(error) from error
-        return self._gradient(_cut_off(part, 2, count))
+        return self._gradient_of(_cut_off(part, 2, count))
 
-    def _gradient(self, pieces: list[Any]) -> _Gradient:
+    def _gradient_of(self, pieces: list[Any]) -> _Gradient:
         weights = [weight_of(piece, self.weigh) for piece in pieces]
         total = sum(weights)
         sums = [torch.zeros(0, dtype=torch.float64)] * len(self.parameters)
@@ -225,7 +225,7 @@ class Comparison:
             for number, parameter in enumerate(self.parameters):
                 if parameter.grad is None:
                     continue
-                grad = _dense(parameter.grad)
+                grad = _as_dense(parameter.grad)
                 sum_before = sums[number]
                 sums[number] = sum_before + grad if sum_before.numel() else grad
                 norms[number] += float(grad.norm())
@@ -254,7 +254,7 @@ def _stop_dropout(model: Any) -> None:
             module.eval()
 
 
-def _dense(grad: torch.Tensor) -> torch.Tensor:
+def _as_dense(grad: torch.Tensor) -> torch.Tensor:
     grad = grad.detach()
     grad = grad.to_dense() if grad.layout is not torch.strided else grad
     return grad.to("cpu").double()

@@ -127,7 +127,7 @@ class MicroBatcher:
             RuntimeError: A single sample runs out of memory: the original error, with
                 the diagnosis as a note; gradients are as before the step.
         """
-        return self._steps([batch])
+        return self._run_steps([batch])
 
     def windows(self, batches: Iterable[Any], size: int) -> Iterator[StepResult]:
         """Train on several batches a step; the last window counts, however short.
@@ -149,21 +149,25 @@ class MicroBatcher:
         for batch in batches:
             window.append(batch)
             if len(window) == size:
-                yield self._steps(window)
+                yield self._run_steps(window)
                 window = []
         if window:
-            yield self._steps(window)
+            yield self._run_steps(window)
 
-    def _steps(self, window: list[Any]) -> StepResult:
+    def _run_steps(self, window: list[Any]) -> StepResult:
         """Make one step of all batches of a window."""
         self.optimizer.zero_grad(set_to_none=True)
         pieces = _Pieces(
-            self.model, self._backward, self.micro_batch, self.weigh, self.independent
+            self.model,
+            self._backward_of_piece,
+            self.micro_batch,
+            self.weigh,
+            self.independent,
         )
         # What the wrapper of DistributedDataParallel sends is sent here, once a step,
         # in an order that all ranks keep however often one of them tries again.
         broadcast_buffers(self.model)
-        result = agreed(self.model, lambda: self._run(pieces, window))
+        result = agreed(self.model, lambda: self._run_pieces(pieces, window))
         average_gradients(self.model)
         if result.retries:
             self.micro_batch = pieces.size
@@ -172,10 +176,10 @@ class MicroBatcher:
             self.scaler.unscale_(self.optimizer)
         if self.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
-        agreed(self.model, self._update)
+        agreed(self.model, self._update_parameters)
         return result
 
-    def _run(self, pieces: _Pieces, window: list[Any]) -> StepResult:
+    def _run_pieces(self, pieces: _Pieces, window: list[Any]) -> StepResult:
         """Compute the gradients; now and then, compare pieces with the whole."""
         result = pieces.run(window)
         if self.verify and result.pieces > 1:
@@ -184,12 +188,12 @@ class MicroBatcher:
                 # What deviates may be rare: a class with a weight, a text that is cut.
                 # So the 1st, 2nd, 4th, 8th ... step in pieces is compared; where memory
                 # ran out over it, the next one.
-                was_compared = self._compare(window, pieces.size)
+                was_compared = self._compare_with_whole(window, pieces.size)
                 factor = 2 if was_compared else 1
                 self._compare_at = factor * self._steps_in_pieces
         return result
 
-    def _compare(self, window: list[Any], size: int | None) -> bool:
+    def _compare_with_whole(self, window: list[Any], size: int | None) -> bool:
         """Compare pieces with the whole; tell whether that could be done.
 
         Raises:
@@ -213,7 +217,7 @@ class MicroBatcher:
         rounded = Comparison(self.model, self._backward_of, self.weigh, self.autocast)
         return rounded.run(batch, most)
 
-    def _update(self) -> None:
+    def _update_parameters(self) -> None:
         """Let the optimizer update; undo that, or say what it changed, if it fails."""
         update = Update(self.optimizer)
         try:
@@ -227,7 +231,7 @@ class MicroBatcher:
                 raise
             raise update.failed() from error
 
-    def _backward(self, piece: Any, share: float) -> torch.Tensor:
+    def _backward_of_piece(self, piece: Any, share: float) -> torch.Tensor:
         return self._backward_of(self.model, piece, share)
 
     def _backward_of(
@@ -347,7 +351,7 @@ class _Pieces:
             piece = cut(batch, start, stop)
             share = weight_of(piece, self.weigh) / weight if weight else 0.0
             vectors.restore()
-            attempt = self._attempt(piece, share)
+            attempt = self._attempt_step(piece, share)
             if attempt.error is not None:
                 if samples == 1:
                     raise attempt.error
@@ -366,7 +370,7 @@ class _Pieces:
             start = stop
         return loss
 
-    def _attempt(self, piece: Any, share: float) -> _Attempt:
+    def _attempt_step(self, piece: Any, share: float) -> _Attempt:
         """Compute one piece; leave nothing behind if it runs out of memory."""
         grads_so_far = take_grads(self.parameters)
         state = StepState(self.model)

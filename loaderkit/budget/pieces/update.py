@@ -33,14 +33,14 @@ class Update:
                 parameter.detach().to("cpu", copy=True) for parameter in self.parameters
             ]
         self._state = optimizer_state(optimizer)
-        self._versions = _versions([*self.parameters, *self._state])
+        self._tensor_versions = _tensor_versions([*self.parameters, *self._state])
 
     def failed(self) -> BudgetError:
         """Undo what can be undone, and say what was changed."""
         name = type(self.optimizer).__name__
         less = f"torch.optim.{name}(..., foreach=False), or fused=True, takes less"
         if self.is_first:
-            self._undo()
+            self._undo_update()
             what = f"The first update of {name} ran out of memory, and was undone."
             return BudgetError(what, why="the optimizer makes its state then", fix=less)
 
@@ -67,7 +67,7 @@ class Update:
         )
         return BudgetError(what, why=why, fix=f"{again}; {less}")
 
-    def _undo(self) -> None:
+    def _undo_update(self) -> None:
         self.optimizer.state.clear()
         with torch.no_grad():
             for parameter, copy in zip(self.parameters, self._copies, strict=True):
@@ -75,13 +75,13 @@ class Update:
 
     def _count_changed(self, tensors: list[Any]) -> int:
         changed = 0
-        for key, version in _versions(tensors).items():
-            if version != self._versions[key]:
+        for key, version in _tensor_versions(tensors).items():
+            if version != self._tensor_versions[key]:
                 changed += 1
         return changed
 
 
-def _versions(tensors: list[Any]) -> dict[int, int]:
+def _tensor_versions(tensors: list[Any]) -> dict[int, int]:
     """Give the number of writes to each tensor so far, by its ``id``."""
     # Autograd's check for in-place writes reads ``_version`` too.  There is no public
     # way to ask for it.

@@ -8,11 +8,18 @@ operands alone (``areAnyTensorSubclassLike`` in torch's ``FunctionsManual.cpp`` 
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch._ops import OpOverload
+
+    from loaderkit.budget.step.kernel_calls import Args, Kwargs
 
 _aten = torch.ops.aten
 _IN_PLACE = {
@@ -34,12 +41,14 @@ _CLEARING = (
 """Formulas that clear places of the gradient that came in: in a new buffer, always."""
 
 
-def in_place_of(func: Any) -> Any:
+def in_place_of(func: OpOverload) -> Any:
     """Give the twin of an operator that writes into its first operand."""
     return _IN_PLACE[func]
 
 
-def reused_operand(func: Any, args: Any, *, real: bool = False) -> torch.Tensor | None:
+def reused_operand(
+    func: OpOverload, args: Args, *, real: bool = False
+) -> torch.Tensor | None:
     """Find the buffer that autograd, without a mode, would write into.
 
     Args:
@@ -114,7 +123,11 @@ def references_alone() -> References:
 
     class CountAtAdds(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            self,
+            func: OpOverload,
+            types: Sequence[type],
+            args: Args = (),
+            kwargs: Kwargs | None = None,
         ) -> Any:
             if func is _aten.add.Tensor:
                 seen.append(_count_references(args[0]))

@@ -67,11 +67,11 @@ class CachingAllocator:
             self.reserved += block.size
             self.highest = max(self.highest, self.reserved)
         block.free = False
-        self._split(block, size)
+        self._split_block(block, size)
         self.allocated += block.size
         return block
 
-    def _split(self, block: _Block, size: int) -> None:
+    def _split_block(self, block: _Block, size: int) -> None:
         left_over = block.size - size
         # What is left of a large block stays with it up to a small block's size.
         least = _ROUND if block.small else _SMALL + 1
@@ -82,14 +82,14 @@ class CachingAllocator:
         if block.after is not None:
             block.after.before = other
         block.after = other
-        self._put(other)
+        self._put_back(other)
 
     def free(self, block: _Block) -> None:
         """Give a block back and join it with free neighbours."""
         self.allocated -= block.size
         for other in (block.before, block.after):
             if other is not None and other.free:
-                self._take(other)
+                self._take_block(other)
                 block.size += other.size
                 if other is block.before:
                     block.before = other.before
@@ -99,14 +99,14 @@ class CachingAllocator:
                     block.after = other.after
                     if other.after is not None:
                         other.after.before = block
-        self._put(block)
+        self._put_back(block)
 
-    def _put(self, block: _Block) -> None:
+    def _put_back(self, block: _Block) -> None:
         block.free = True
         entry = _FreeBlock(block.size, id(block), block)
         bisect.insort(self._pools[block.small], entry, key=_pool_order)
 
-    def _take(self, block: _Block) -> None:
+    def _take_block(self, block: _Block) -> None:
         pool = self._pools[block.small]
         position = (block.size, id(block))
         pool.pop(bisect.bisect_left(pool, position, key=_pool_order))

@@ -131,10 +131,10 @@ class StepEstimate(HasPage):
         return not self.assumptions and self.high <= self.peak * (1 + _EXACT)
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        return "\n".join(_text_lines(self))
 
     def _repr_html_(self) -> str:
-        title, *_ = _lines(self)
+        title, *_ = _text_lines(self)
         return card(
             title,
             heads=("part", "bytes", "share of the peak"),
@@ -154,7 +154,7 @@ class StepEstimate(HasPage):
 
     def page(self) -> Page:
         """Show memory over the step by part, and what keeps most."""
-        title, *lines = _lines(self)
+        title, *lines = _text_lines(self)
         return Page(
             title,
             lead=tuple(line.strip() for line in lines if "assumed" in line),
@@ -209,7 +209,7 @@ def estimate_step(
     return estimate(model, batch, step)
 
 
-def estimate(model: Any, batch: Any, step: Step) -> StepEstimate:
+def estimate(model: torch.nn.Module, batch: Any, step: Step) -> StepEstimate:
     """Estimate a step, by the surest way that works.
 
     Args:
@@ -225,7 +225,7 @@ def estimate(model: Any, batch: Any, step: Step) -> StepEstimate:
     """
     started = time.perf_counter()
     try:
-        step_estimate = _track(model, batch, step)
+        step_estimate = _estimate_by_tracking(model, batch, step)
     except StepError:
         raise
     except Exception as error:  # noqa: BLE001 -- any operator may refuse fake tensors
@@ -233,7 +233,9 @@ def estimate(model: Any, batch: Any, step: Step) -> StepEstimate:
     return replace(step_estimate, seconds=time.perf_counter() - started)
 
 
-def _track(model: Any, batch: Any, step: Step) -> StepEstimate:
+def _estimate_by_tracking(
+    model: torch.nn.Module, batch: Any, step: Step
+) -> StepEstimate:
     """Track a step; a second time with real values where floats decide a shape.
 
     Without the values, as many elements are chosen as there are: the one end of what
@@ -256,18 +258,18 @@ def _track(model: Any, batch: Any, step: Step) -> StepEstimate:
     if has_assumption(log, (ALL_CHOSEN, CHOSEN_NOW, SCALAR)):
         other_ends += _track_with_one_chosen(model, batch, step)
         others = [summarise(other, step) for other in other_ends]
-        step_estimate = _widen(step_estimate, others)
+        step_estimate = _widen_interval(step_estimate, others)
     return step_estimate
 
 
-def _track_with_values(model: Any, batch: Any, step: Step) -> Log | None:
+def _track_with_values(model: torch.nn.Module, batch: Any, step: Step) -> Log | None:
     try:
         return track_step(model, batch, step, with_values=True)
     except Exception:  # noqa: BLE001 -- then nothing is known of the values
         return None
 
 
-def _track_with_one_chosen(model: Any, batch: Any, step: Step) -> list[Log]:
+def _track_with_one_chosen(model: torch.nn.Module, batch: Any, step: Step) -> list[Log]:
     """Track with masks that choose nothing but one element."""
     try:
         return [track_step(model, batch, step, chosen=0.0)]
@@ -275,7 +277,9 @@ def _track_with_one_chosen(model: Any, batch: Any, step: Step) -> list[Log]:
         return []
 
 
-def _widen(step_estimate: StepEstimate, others: list[StepEstimate]) -> StepEstimate:
+def _widen_interval(
+    step_estimate: StepEstimate, others: list[StepEstimate]
+) -> StepEstimate:
     """Widen an estimate to what it would be with other values."""
     low = min([step_estimate.low, *(other.low for other in others)])
     high = max([step_estimate.high, *(other.high for other in others)])
@@ -338,7 +342,7 @@ class _Interval(NamedTuple):
 
 
 def _estimate_without_tracking(
-    model: Any, batch: Any, step: Step, error: Exception
+    model: torch.nn.Module, batch: Any, step: Step, error: Exception
 ) -> StepEstimate:
     """Extend small real steps; where there are none, use a formula."""
     first_line = next(iter(str(error).splitlines()), "")
@@ -360,7 +364,9 @@ def _estimate_without_tracking(
     return _coarse_estimate(model, step, phases, interval, "measured and extended", why)
 
 
-def _estimate_by_formula(model: Any, batch: Any, step: Step, why: str) -> StepEstimate:
+def _estimate_by_formula(
+    model: torch.nn.Module, batch: Any, step: Step, why: str
+) -> StepEstimate:
     """Parameters, gradients, two moments, and the outputs of every module twice."""
     parameter_bytes = held_bytes(list(model.parameters()))
     batch_bytes = held_bytes(flatten_tensors(batch))
@@ -372,7 +378,7 @@ def _estimate_by_formula(model: Any, batch: Any, step: Step, why: str) -> StepEs
 
 
 def _coarse_estimate(
-    model: Any,
+    model: torch.nn.Module,
     step: Step,
     phases: dict[Phase, int],
     interval: _Interval,
@@ -399,7 +405,7 @@ def _coarse_estimate(
     )
 
 
-def _lines(step_estimate: StepEstimate) -> Iterator[str]:
+def _text_lines(step_estimate: StepEstimate) -> Iterator[str]:
     target = step_estimate.target.kind
     interval = ""
     if not step_estimate.exact:

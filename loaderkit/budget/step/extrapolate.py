@@ -9,6 +9,8 @@ from loaderkit.budget.step.measure import copied, held_bytes, measure_step
 from loaderkit.nests import flatten_tensors
 
 if TYPE_CHECKING:
+    import torch
+
     from loaderkit.budget.step.allocation_log import Phase
     from loaderkit.budget.step.train_step import Step
 
@@ -52,7 +54,7 @@ class Points(NamedTuple):
         return abs(expected / max(self.peaks[-1].values()) - 1)
 
 
-def measure_points(model: Any, batch: Any, step: Step) -> Points | None:
+def measure_points(model: torch.nn.Module, batch: Any, step: Step) -> Points | None:
     """Run three small steps of growing size for real.
 
     Args:
@@ -68,21 +70,21 @@ def measure_points(model: Any, batch: Any, step: Step) -> Points | None:
     model_bytes = held_bytes([*model.parameters(), *model.buffers()])
     if total < _FEWEST_SAMPLES or _COPIES * model_bytes > REAL_BYTES // 2:
         return None
-    room = REAL_BYTES - _COPIES * model_bytes
+    usable_bytes = REAL_BYTES - _COPIES * model_bytes
     # Never one sample: it takes other kernels (measured on conv3d).
     count = 2
     sizes: list[int] = []
     peaks: list[dict[Phase, int]] = []
     while True:
         small = copied(cut(batch, 0, count))
-        if not sizes and size_of(small) * _BYTES_FOR_BATCH_BYTE > room:
+        if not sizes and size_of(small) * _BYTES_FOR_BATCH_BYTE > usable_bytes:
             return None
         phases = measure_step(model, small, step)
         sizes.append(size_of(small))
         peaks.append(phases)
         # The next batch takes twice as much, at most: stop before the room is used up.
         next_bytes = 2 * (max(phases.values()) - model_bytes)
-        if count == total or next_bytes > room:
+        if count == total or next_bytes > usable_bytes:
             break
         count = min(2 * count, total)
     if len(sizes) < 2:

@@ -47,7 +47,7 @@ _ATTENTIONS = (
 )
 
 
-def fake_model(fake: FakeTensorMode, model: Any) -> Any:
+def fake_model(fake: FakeTensorMode, model: torch.nn.Module) -> Any:
     """Copy a module with fake floats; integers are copied.
 
     Args:
@@ -103,7 +103,7 @@ def _fake_floats(
     return fake_like(fake, tensor.detach())
 
 
-def fake_like(fake: FakeTensorMode, tensor: Any) -> Any:
+def fake_like(fake: FakeTensorMode, tensor: torch.Tensor) -> Any:
     """Make a fake tensor on the CPU, wherever the real one is.
 
     Args:

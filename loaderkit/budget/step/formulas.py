@@ -9,6 +9,7 @@ the tracked step.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -24,13 +25,18 @@ from loaderkit.budget.step.accumulation import (
 from loaderkit.budget.step.kernel_calls import KernelCall, TensorSpec, smaller_calls
 from loaderkit.budget.step.kernels import (
     RangeMemory,
-    invented_arguments,
+    invent_arguments,
     memory_by_marker,
 )
 from loaderkit.budget.step.memory_profile import memory_profile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+    from contextlib import AbstractContextManager
+
+    from torch._ops import OpOverload
+
+    from loaderkit.budget.step.kernel_calls import Args, Kwargs
 
 _MARKER = "loaderkit formula "
 _ROUNDING_BYTES = 64
@@ -55,7 +61,7 @@ class DifferentiatedCall(NamedTuple):
         def pattern(spec: TensorSpec) -> tuple[int, ...]:
             return tuple(names.setdefault(size, -len(names)) for size in spec.shape)
 
-        def key_of(leaf: Any) -> Any:
+        def key_of(leaf: object) -> Any:
             if isinstance(leaf, TensorSpec):
                 return (pattern(leaf), leaf.dtype)
             # A switch may choose another formula; a number is a size, or a factor.
@@ -109,7 +115,11 @@ class _AsTracked(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Changes nothing, but that what a tracker takes for in place is so."""
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: Args = (),
+        kwargs: Kwargs | None = None,
     ) -> Any:
         if reused_operand(func, args, real=True) is not None:
             func = in_place_of(func)
@@ -152,17 +162,28 @@ def _backward_twice(differentiated: DifferentiatedCall, number: int) -> str | No
         return None
     small = best_way[0]
     try:
-        node = _backward(small, with_grad, 2 * number, under_mode=False)
-        _backward(small, with_grad, 2 * number + 1, under_mode=True)
+        node = _run_backward_pass(small, with_grad, 2 * number, under_mode=False)
+        _run_backward_pass(small, with_grad, 2 * number + 1, under_mode=True)
     except Exception:  # noqa: BLE001 -- values were invented: any operator may refuse
         return None
     return node
 
 
-def _backward(
+def _run_backward_pass(
     call: KernelCall, with_grad: tuple[bool, ...], number: int, *, under_mode: bool
 ) -> str | None:
-    values, tree = tree_flatten(invented_arguments(call))
+    """Run a small call and its backward pass, the latter in a numbered range.
+
+    Args:
+        call: Small enough to be made.
+        with_grad: Which of its operands get a gradient.
+        number: Of the range in the profile.
+        under_mode: Whether the backward pass runs as it is tracked.
+
+    Returns:
+        Autograd's name of the formula; None where no output has a gradient.
+    """
+    values, tree = tree_flatten(invent_arguments(call))
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     operands = [
         tensor.requires_grad_()
@@ -171,24 +192,25 @@ def _backward(
     ]
     # An operator may work in place, which a leaf refuses; the backward pass of a clone
     # takes nothing.
-    twins = {id(operand): operand.clone() for operand in operands}
-    arguments = [twins.get(id(value), value) for value in values]
+    clones = {id(operand): operand.clone() for operand in operands}
+    arguments = [clones.get(id(value), value) for value in values]
     args, kwargs = tree_unflatten(arguments, tree)
-    outputs = [
-        t
-        for t in tree_iter(call.func(*args, **kwargs))
-        if isinstance(t, torch.Tensor) and t.requires_grad
-    ]
+
+    outputs = []
+    for leaf in tree_iter(call.func(*args, **kwargs)):
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+            outputs.append(leaf)
     if not outputs or outputs[0].grad_fn is None:
         return None
     grads = [torch.ones_like(output) for output in outputs]
     node = str(outputs[0].grad_fn.name())
-    del args, kwargs, twins
-    if not under_mode:
-        with record_function(f"{_MARKER}{number}"):
-            torch.autograd.grad(outputs, operands, grads, allow_unused=True)
-        return node
-    with record_function(f"{_MARKER}{number}"), _AsTracked():  # type: ignore[no-untyped-call]
+
+    # As in a training, nobody but autograd holds the operands.
+    del args, kwargs, arguments, clones
+    mode: AbstractContextManager[object] = nullcontext()
+    if under_mode:
+        mode = _AsTracked()  # type: ignore[no-untyped-call]
+    with record_function(f"{_MARKER}{number}"), mode:
         torch.autograd.grad(outputs, operands, grads, allow_unused=True)
     return node
 

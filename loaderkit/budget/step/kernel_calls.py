@@ -13,6 +13,14 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_iter, tree_unflatte
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import TypeAlias
+
+    from torch._ops import OpOverload
+
+    Args: TypeAlias = tuple[Any, ...]
+    """Positional arguments of an operator, as a dispatch mode gets them."""
+    Kwargs: TypeAlias = dict[str, Any]
+    """Its named arguments."""
 
 _WHOLE_BYTES = 256 << 10
 """Calls up to this size are made as they are; chosen so that a step's calls fit in the
@@ -117,6 +125,16 @@ _PARALLEL_NUMBERS = 32768
 then often another algorithm: a smaller call stays above if the call is."""
 
 
+def operator_name(func: OpOverload) -> str:
+    """Give the full name of an operator.
+
+    >>> operator_name(torch.ops.aten.add.Tensor)
+    'aten::add.Tensor'
+    """
+    # Torch has no types for this method.
+    return str(func.name())  # type: ignore[no-untyped-call]
+
+
 class TensorSpec(NamedTuple):
     """A tensor without its values."""
 
@@ -136,7 +154,7 @@ class TensorSpec(NamedTuple):
 class KernelCall(NamedTuple):
     """One call of an operator, without values."""
 
-    func: Any
+    func: OpOverload
     leaves: tuple[Any, ...]
     tree: TreeSpec
     resized: bool = False
@@ -168,12 +186,12 @@ class KernelCall(NamedTuple):
     @property
     def spatial(self) -> bool:
         """Whether width and height of its outputs follow from its operands'."""
-        return any(word in self.func.name() for word in _SPATIAL)
+        return any(word in operator_name(self.func) for word in _SPATIAL)
 
     @property
     def plain(self) -> bool:
         """Whether it holds nothing beside its outputs."""
-        return any(word in self.func.name() for word in _PLAIN)
+        return any(word in operator_name(self.func) for word in _PLAIN)
 
     @property
     def by_thread_bytes(self) -> int:
@@ -182,12 +200,12 @@ class KernelCall(NamedTuple):
         Attention on the CPU: at most 256 rows by 512 columns of float32, as often again
         for what is summed up (``FlashAttentionKernel.cpp`` of torch 2.13).
         """
-        return 1 << 20 if "attention" in self.func.name() else 0
+        return 1 << 20 if "attention" in operator_name(self.func) else 0
 
     @property
     def depends_on_values(self) -> bool:
         """Whether a call with other floats takes more or less."""
-        return any(word in self.func.name() for word in _BY_VALUES)
+        return any(word in operator_name(self.func) for word in _BY_VALUES)
 
     @property
     def crashes_without_gradient(self) -> bool:
@@ -197,14 +215,14 @@ class KernelCall(NamedTuple):
         where its input gets no gradient, as in a first layer (torch 2.13).
         """
         images = [spec for spec in self.tensors if len(spec.shape) > 2]
-        return "group_norm" in self.func.name() and any(
+        return "group_norm" in operator_name(self.func) and any(
             spec.stride[1] == 1 < spec.shape[1] for spec in images
         )
 
     @property
     def opaque(self) -> bool:
         """Whether a library picks its algorithm by size."""
-        name = self.func.name()
+        name = operator_name(self.func)
         if any(word in name for word in _OPAQUE):
             return True
         is_product = name.endswith("mm") or "mm." in name or "addmv" in name
@@ -212,7 +230,7 @@ class KernelCall(NamedTuple):
         return is_product and is_short
 
 
-def call_of(func: Any, args: Any, kwargs: Any) -> KernelCall | None:
+def call_of(func: OpOverload, args: Args, kwargs: Kwargs) -> KernelCall | None:
     """Describe a call.
 
     Args:
@@ -224,7 +242,7 @@ def call_of(func: Any, args: Any, kwargs: Any) -> KernelCall | None:
         The description, which keeps no tensor alive; None if it cannot be made again:
         other libraries' operators, sparse tensors, values that decide where is read.
     """
-    name = func.name()
+    name = operator_name(func)
     if func.namespace != "aten" or any(word in name for word in _UNSAFE):
         return None
     values, tree = tree_flatten((_plain_scalars(func, args), kwargs))
@@ -250,7 +268,7 @@ def call_of(func: Any, args: Any, kwargs: Any) -> KernelCall | None:
     return call
 
 
-def _plain_scalars(func: Any, args: Any) -> list[Any]:
+def _plain_scalars(func: OpOverload, args: Args) -> list[Any]:
     """Turn whole numbers that are no sizes, such as a factor, into floats."""
     plain = list(args)
     whole = [i for i in _number_arguments(func) if i < len(args) and _is_int(args[i])]
@@ -264,7 +282,7 @@ def _plain_scalars(func: Any, args: Any) -> list[Any]:
 
 
 @functools.cache
-def _number_arguments(func: Any) -> list[int]:
+def _number_arguments(func: OpOverload) -> list[int]:
     """List the arguments of an operator that may be whole numbers or not."""
     arguments = func._schema.arguments  # noqa: SLF001 -- the way to ask
     return [
@@ -274,11 +292,11 @@ def _number_arguments(func: Any) -> list[int]:
     ]
 
 
-def _is_tensor(value: Any) -> bool:
+def _is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _is_int(value: Any) -> bool:
+def _is_int(value: object) -> bool:
     # A bool is an int too, for isinstance.
     return type(value) is int
 
@@ -313,7 +331,7 @@ def smaller_calls(
     )
     ways = []
     for replacements in _ways_to_replace(call, sizes):
-        resized = [_resized(call, replaced) for replaced in replacements]
+        resized = [_resize_call(call, replaced) for replaced in replacements]
         calls = [smaller for smaller in resized if smaller is not None]
         is_complete = len(calls) == len(replacements)
         if is_complete and all(smaller.nbytes <= MOST_BYTES for smaller in calls):
@@ -338,7 +356,7 @@ def _ways_to_replace(call: KernelCall, sizes: list[int]) -> list[list[dict[int, 
         patterns: Sequence[Sequence[tuple[int, ...]]] = _SHRUNK_SPATIAL
     else:
         patterns = _SHRUNK_SIZES[min(max(len(sizes), 2), 4)]
-    rows = [[_replacements(sizes, pattern) for pattern in row] for row in patterns]
+    rows = [[_replace_by_rank(sizes, pattern) for pattern in row] for row in patterns]
     # Then all sizes by the same share, where one is half of another.
     for first_share in (4, 16, 64):
         # None may become 0: a call without numbers takes nothing.
@@ -380,7 +398,7 @@ def _of_fewer_samples(
     while small > 8:
         small //= 2
         replacements = [{shrunk: s} for s in (small, small * 3 // 4, small // 2)]
-        resized = [_resized(call, replaced) for replaced in replacements]
+        resized = [_resize_call(call, replaced) for replaced in replacements]
         calls = [smaller for smaller in resized if smaller is not None]
         if len(calls) < len(resized):
             return []
@@ -394,7 +412,7 @@ def _of_fewer_samples(
 
 def _fixed_sizes(call: KernelCall) -> set[int]:
     """Name the sizes that must stay, since others follow from them."""
-    if "mkldnn_rnn" in call.func.name():
+    if "mkldnn_rnn" in operator_name(call.func):
         # Of the weights, one size is 4 gates times another, which is among the numbers;
         # the kernel reads them without a check.
         weights = call.tensors[1:5]
@@ -405,21 +423,21 @@ def _fixed_sizes(call: KernelCall) -> set[int]:
     return set()
 
 
-def _replacements(sizes: list[int], pattern: tuple[int, ...]) -> dict[int, int]:
+def _replace_by_rank(sizes: list[int], pattern: tuple[int, ...]) -> dict[int, int]:
     """Map the largest size to the first of a pattern, and so on; never to a larger."""
     padded = itertools.chain(pattern, itertools.repeat(pattern[-1]))
     return {size: min(size, other) for size, other in zip(sizes, padded, strict=False)}
 
 
-def _resized(call: KernelCall, sizes: dict[int, int]) -> KernelCall | None:
+def _resize_call(call: KernelCall, sizes: dict[int, int]) -> KernelCall | None:
     """Replace sizes wherever they stand: in shapes, and in lists of numbers."""
     fixed = _fixed_sizes(call)
-    numbers = sizes | _products(call, sizes)
-    has_free_numbers = any(word in call.func.name() for word in _FREE_NUMBERS)
+    numbers = sizes | _products_of_axes(call, sizes)
+    has_free_numbers = any(word in operator_name(call.func) for word in _FREE_NUMBERS)
     leaves: list[Any] = []
     for leaf in call.leaves:
         if isinstance(leaf, TensorSpec):
-            leaves.append(_resized_spec(leaf, sizes))
+            leaves.append(_resize_spec(leaf, sizes))
             continue
         is_size = type(leaf) is int and _SMALLEST_SHRUNK <= leaf < 1 << 31
         if not is_size or leaf in fixed:
@@ -436,7 +454,7 @@ def _resized(call: KernelCall, sizes: dict[int, int]) -> KernelCall | None:
     return KernelCall(call.func, tuple(leaves), call.tree, resized=True)
 
 
-def _products(call: KernelCall, sizes: dict[int, int]) -> dict[int, int]:
+def _products_of_axes(call: KernelCall, sizes: dict[int, int]) -> dict[int, int]:
     """Map products of neighbouring sizes, such as the pixels of group_norm."""
     products: dict[int, int] = {}
     for spec in call.tensors:
@@ -447,7 +465,7 @@ def _products(call: KernelCall, sizes: dict[int, int]) -> dict[int, int]:
     return products
 
 
-def _resized_spec(spec: TensorSpec, sizes: dict[int, int]) -> TensorSpec:
+def _resize_spec(spec: TensorSpec, sizes: dict[int, int]) -> TensorSpec:
     """Keep the order of the axes, and gaps between rows as gaps of one element."""
     shape = tuple(sizes.get(size, size) for size in spec.shape)
     stride = [0] * len(shape)
@@ -463,7 +481,7 @@ def _resized_spec(spec: TensorSpec, sizes: dict[int, int]) -> TensorSpec:
     return TensorSpec(shape, tuple(stride), spec.dtype)
 
 
-def _accepts(call: KernelCall) -> bool:
+def _shape_rules_accept(call: KernelCall) -> bool:
     """Ask torch's rules whether operands go together, of a call such as nonzero()."""
     # Here, since it takes half a second to import, and few steps need it.
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -491,7 +509,7 @@ def output_bytes(call: KernelCall) -> int | None:
         there is no rule, or where it refuses.
     """
     if torch.Tag.dynamic_output_shape in call.func.tags:
-        return call.nbytes if _accepts(call) else None
+        return call.nbytes if _shape_rules_accept(call) else None
     leaves = [
         torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype, device="meta")
         if isinstance(leaf, TensorSpec)

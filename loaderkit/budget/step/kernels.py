@@ -23,6 +23,7 @@ from loaderkit.budget.step.kernel_calls import (
     MOST_BYTES,
     KernelCall,
     TensorSpec,
+    operator_name,
     output_bytes,
     smaller_calls,
     with_masks,
@@ -105,13 +106,13 @@ class KernelProbe:
         self._measured.clear()
 
     def workspaces(
-        self, calls: Iterable[SizedCall], room: int = 0
+        self, calls: Iterable[SizedCall], probe_limit_bytes: int = 0
     ) -> dict[SizedCall, Workspace | None]:
         """Find what calls take.
 
         Args:
             calls: Each with the bytes of the outputs it was tracked with.
-            room: Bytes that a call may take which is made at its own size, where
+            probe_limit_bytes: What a call may take that is made at its own size, where
                 smaller ones leave a doubt.
 
         Returns:
@@ -131,7 +132,7 @@ class KernelProbe:
         # profile has a cost of its own, however many calls are in it.
         while pending:
             first_ways = [call for _, ways in pending for call in ways[0]]
-            self._measure(first_ways)
+            self._measure_new_calls(first_ways)
             failed = []
             for sized, ways in pending:
                 workspaces[sized] = self._workspace_from(sized, ways[0])
@@ -142,23 +143,23 @@ class KernelProbe:
         doubtful = [
             sized
             for sized, workspace in workspaces.items()
-            if _can_be_made_whole(sized, workspace, room)
+            if _can_run_whole(sized, workspace, probe_limit_bytes)
         ]
-        self._measure(sized.call for sized in doubtful)
+        self._measure_new_calls(sized.call for sized in doubtful)
         for sized in doubtful:
             whole = self._workspace_from(sized, [sized.call])
             workspaces[sized] = whole or workspaces[sized]
         return workspaces
 
     def _workspace_from(
-        self, sized: SizedCall, made_calls: list[KernelCall]
+        self, sized: SizedCall, finished_calls: list[KernelCall]
     ) -> Workspace | None:
         """Scale up what calls took that were made; None where one failed."""
         threads = torch.get_num_threads()
-        is_whole = made_calls == [sized.call]
+        is_whole = finished_calls == [sized.call]
         # Once for each choice of masks: all of a kind belong to one line.
         workspaces = []
-        for calls in zip(*map(with_masks, made_calls), strict=True):
+        for calls in zip(*map(with_masks, finished_calls), strict=True):
             measured = [self._measured[threads, call] for call in calls]
             succeeded = [memory for memory in measured if memory is not None]
             if succeeded and len(succeeded) == len(measured):
@@ -175,7 +176,7 @@ class KernelProbe:
             return Workspace(held, workspace.output, exact=False)
         return workspace
 
-    def _measure(self, calls: Iterable[KernelCall]) -> None:
+    def _measure_new_calls(self, calls: Iterable[KernelCall]) -> None:
         """Make calls that were not made before, with each choice of masks."""
         threads = torch.get_num_threads()
         variants = [variant for call in calls for variant in with_masks(call)]
@@ -195,19 +196,19 @@ class KernelProbe:
             }
             self._measured.clear()
             self._measured.update(known)
-        for call, memory in zip(new_calls, _make_and_profile(new_calls), strict=True):
+        for call, memory in zip(new_calls, _run_and_profile(new_calls), strict=True):
             self._measured[threads, call] = memory
 
 
-def _can_be_made_whole(
-    sized: SizedCall, workspace: Workspace | None, room: int
+def _can_run_whole(
+    sized: SizedCall, workspace: Workspace | None, probe_limit_bytes: int
 ) -> bool:
     """Tell whether a call in doubt can be made at its own size."""
     if workspace is None or workspace.exact:
         return False
     output_bytes = workspace.output
     taken = sum(sized.outputs) if output_bytes is None else output_bytes.high
-    return sized.call.nbytes + taken + workspace.held.high <= room
+    return sized.call.nbytes + taken + workspace.held.high <= probe_limit_bytes
 
 
 def _join_masks(workspaces: list[Workspace]) -> Workspace:
@@ -224,16 +225,16 @@ def _join_masks(workspaces: list[Workspace]) -> Workspace:
     return Workspace(Bounds(0, likely, high), with_all.output, exact=False)
 
 
-class _MadeCall(NamedTuple):
+class _FinishedCall(NamedTuple):
     """What a call has, now that it was made.  Bytes."""
 
     operands: tuple[int, ...]
     outputs: tuple[int, ...]
 
 
-def _make_and_profile(calls: Sequence[KernelCall]) -> list[_CallMemory | None]:
+def _run_and_profile(calls: Sequence[KernelCall]) -> list[_CallMemory | None]:
     """Make calls under one profile and read what each took; None where it failed."""
-    made_calls: dict[int, _MadeCall] = {}
+    finished_calls: dict[int, _FinishedCall] = {}
     with (
         # Without gradients, recurrent kernels keep nothing for a backward pass.
         torch.enable_grad(),
@@ -241,16 +242,16 @@ def _make_and_profile(calls: Sequence[KernelCall]) -> list[_CallMemory | None]:
         memory_profile() as profiled,
     ):
         for number, call in enumerate(calls):
-            made_call = _make(call, number)
-            if made_call is not None:
-                made_calls[number] = made_call
+            finished_call = _run_call(call, number)
+            if finished_call is not None:
+                finished_calls[number] = finished_call
 
     memory_of_ranges = memory_by_marker(profiled, _MARKER)
     measured: list[_CallMemory | None] = [None] * len(calls)
-    for number, made_call in made_calls.items():
+    for number, finished_call in finished_calls.items():
         taken = memory_of_ranges.get(number, RangeMemory(0, 0))
         measured[number] = _CallMemory(
-            made_call.operands, made_call.outputs, taken.highest, taken.last
+            finished_call.operands, finished_call.outputs, taken.highest, taken.last
         )
     return measured
 
@@ -291,22 +292,22 @@ def memory_by_marker(profiled: Any, marker: str) -> dict[int, RangeMemory]:
     return memory
 
 
-def _make(call: KernelCall, number: int) -> _MadeCall | None:
+def _run_call(call: KernelCall, number: int) -> _FinishedCall | None:
     """Make one call; None if it failed."""
     try:
-        if not is_safe_to_make(call):
+        if not is_safe_to_run(call):
             return None
-        args, kwargs = invented_arguments(call)
+        args, kwargs = invent_arguments(call)
         with record_function(f"{_MARKER}{number}"):
             result = call.func(*args, **kwargs)
     except Exception:  # noqa: BLE001 -- values were invented: any operator may refuse
         return None
     outputs = [leaf for leaf in tree_iter(result) if isinstance(leaf, torch.Tensor)]
     output_sizes = tuple(output.numel() * output.itemsize for output in outputs)
-    return _MadeCall(call.operand_bytes, output_sizes)
+    return _FinishedCall(call.operand_bytes, output_sizes)
 
 
-def is_safe_to_make(call: KernelCall) -> bool:
+def is_safe_to_run(call: KernelCall) -> bool:
     """Tell whether a call goes together and its outputs are small enough."""
     if not call.resized and call.nbytes <= _CHECKED_BYTES:
         return True
@@ -318,13 +319,13 @@ def is_safe_to_make(call: KernelCall) -> bool:
     return (outputs_bytes or 0) <= 2 * MOST_BYTES
 
 
-def invented_arguments(call: KernelCall) -> Any:
+def invent_arguments(call: KernelCall) -> Any:
     """Make the arguments of a call, positional and named, with invented values."""
     leaves = [
-        _invented(leaf, call.masks) if isinstance(leaf, TensorSpec) else leaf
+        _invent_tensor(leaf, call.masks) if isinstance(leaf, TensorSpec) else leaf
         for leaf in call.leaves
     ]
-    if "mkldnn_rnn_layer_backward" in call.func.name():
+    if "mkldnn_rnn_layer_backward" in operator_name(call.func):
         leaves[-1] = _packed_by_forward(leaves)
     return tree_unflatten(leaves, call.tree)
 
@@ -345,7 +346,7 @@ def _packed_by_forward(leaves: list[Any]) -> Any:
     return outputs[3]
 
 
-def _invented(spec: TensorSpec, masks: str) -> torch.Tensor:
+def _invent_tensor(spec: TensorSpec, masks: str) -> torch.Tensor:
     """Make a tensor: positions are 0, floats in (0, 1), masks choose all or half."""
     span = 1 + sum(
         (size - 1) * stride
@@ -391,7 +392,7 @@ def _scale_up(sized: SizedCall, measured: list[_CallMemory]) -> Workspace:
 
     extended = table.extend(held_amounts)
     if extended is not None and outputs is not None:
-        bounds = _around(extended)
+        bounds = _bounds_around(extended)
         bounds = bounds._replace(high=bounds.high + thread_bytes)
         return Workspace(bounds, outputs, exact=False)
 
@@ -514,10 +515,10 @@ def _output_bounds(
     if by_rule is not None and not sized.call.opaque:
         return Bounds.exactly(by_rule)
     extended = table.extend(retained_amounts)
-    return None if extended is None else _around(extended)
+    return None if extended is None else _bounds_around(extended)
 
 
-def _around(amount: int) -> Bounds:
+def _bounds_around(amount: int) -> Bounds:
     """Give an interval around what was scaled up.
 
     Libraries round up and choose by size.  Chosen: conv1d to conv3d and LSTM at full

@@ -17,12 +17,14 @@ import torch
 from torch.utils._pytree import tree_iter, tree_map
 
 from loaderkit.budget.step.kernel_calls import call_of, smaller_calls
-from loaderkit.budget.step.kernels import invented_arguments, is_safe_to_make
+from loaderkit.budget.step.kernels import invent_arguments, is_safe_to_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from loaderkit.budget.step.kernel_calls import KernelCall
+    from torch._ops import OpOverload
+
+    from loaderkit.budget.step.kernel_calls import Args, KernelCall, Kwargs
 
 _FORMATS = {
     4: (torch.contiguous_format, torch.channels_last),
@@ -39,7 +41,12 @@ class OutputLayouts:
         self._seen: dict[KernelCall, tuple[torch.memory_format | None, ...]] = {}
 
     def corrected(
-        self, func: Any, args: Any, kwargs: Any, operands: Sequence[Any], out: Any
+        self,
+        func: OpOverload,
+        args: Args,
+        kwargs: Kwargs,
+        operands: Sequence[Any],
+        out: Any,
     ) -> Any:
         """Give the outputs of a fake call in the layout that the kernel gives them.
 
@@ -68,7 +75,7 @@ class OutputLayouts:
             return out
         formats = iter(self._formats_of(call))
 
-        def restride(leaf: Any) -> Any:
+        def restride(leaf: object) -> Any:
             if not isinstance(leaf, torch.Tensor):
                 return leaf
             seen_format = next(formats, None)
@@ -89,7 +96,7 @@ class OutputLayouts:
         return self._seen[call]
 
 
-def is_channels_last(tensor: Any) -> bool:
+def is_channels_last(tensor: torch.Tensor) -> bool:
     """Tell an image whose strides are those of channels-last, and not contiguous.
 
     >>> is_channels_last(torch.empty(2, 1, 4, 4).to(memory_format=torch.channels_last))
@@ -129,7 +136,7 @@ def strides_of(
     return tuple(strides)
 
 
-def _is_fake(leaf: Any) -> bool:
+def _is_fake(leaf: object) -> bool:
     from torch._subclasses.fake_tensor import FakeTensor
 
     return isinstance(leaf, FakeTensor)
@@ -138,10 +145,10 @@ def _is_fake(leaf: Any) -> bool:
 def _measure_formats(call: KernelCall) -> tuple[torch.memory_format | None, ...]:
     """Make a call once with small operands, and name the layout of each output."""
     small = next((way[0] for way in smaller_calls(call) if way), None)
-    if small is None or not is_safe_to_make(small):
+    if small is None or not is_safe_to_run(small):
         return ()
     try:
-        args, kwargs = invented_arguments(small)
+        args, kwargs = invent_arguments(small)
         result = small.func(*args, **kwargs)
     except Exception:  # noqa: BLE001 -- values were invented: any operator may refuse
         return ()

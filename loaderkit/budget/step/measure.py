@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _PHASE = "loaderkit: "
 
 
-def measure_step(model: Any, batch: Any, step: Step) -> dict[Phase, int]:
+def measure_step(model: torch.nn.Module, batch: Any, step: Step) -> dict[Phase, int]:
     """Run two training steps on the CPU and find the peak of each phase.
 
     Args:
@@ -62,7 +62,7 @@ def measure_step(model: Any, batch: Any, step: Step) -> dict[Phase, int]:
     return _peaks_by_phase(profiled, base_bytes)
 
 
-def _copy_module(model: Any) -> Any:
+def _copy_module(model: torch.nn.Module) -> Any:
     """Copy a module; deepcopy would make the parameters of a scripted one no leaves."""
     if not isinstance(model, torch.jit.ScriptModule):
         return copy.deepcopy(model)
@@ -87,13 +87,13 @@ class _PhaseRanges:
             self._open_range.__enter__()
 
 
-def optimizer_state(optimizer: Any) -> list[Any]:
+def optimizer_state(optimizer: torch.optim.Optimizer | None) -> list[Any]:
     """List the tensors of an optimizer's state."""
     # Its keys are parameters: only the values are state.
     return flatten_tensors(list(getattr(optimizer, "state", {}).values()))
 
 
-def held_bytes(tensors: list[Any]) -> int:
+def held_bytes(tensors: list[torch.Tensor]) -> int:
     """Sum the storages behind tensors, each once; those of sparse ones are values."""
     bytes_by_storage = {}
     for tensor in parts_of_nested(tensors):
@@ -106,7 +106,7 @@ def held_bytes(tensors: list[Any]) -> int:
     return sum(bytes_by_storage.values())
 
 
-def parts_of_nested(tensors: list[Any]) -> list[Any]:
+def parts_of_nested(tensors: list[Any]) -> list[torch.Tensor]:
     """Replace torch's jagged tensors by the tensors they are made of."""
     parts = []
     for tensor in tensors:

@@ -54,7 +54,7 @@ def history_sections(
         x_name="allocations and releases of the step, in their order (no time)",
         series=tuple(layer for layer in series if any(layer.values)),
         unit="bytes",
-        readouts=tuple(_readout(moment) for moment in history),
+        readouts=tuple(_readout_text(moment) for moment in history),
         first_readout=peak,
         stacked=True,
         bands=tuple(_phase_bands(history)),
@@ -134,7 +134,7 @@ def _phase_bands(history: Sequence[Moment]) -> list[Band]:
     ]
 
 
-def _readout(moment: Moment) -> str:
+def _readout_text(moment: Moment) -> str:
     """Say what was live at a moment, and which module computed."""
     doing: str = moment.phase
     if moment.module:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch._ops import OpOverload
+
+    from loaderkit.budget.step.kernel_calls import Args, Kwargs
 
 LIMIT_BYTES = 14 << 20
 """What the values may take at once; with small integers and the kernels that are tried
@@ -36,20 +43,20 @@ class RealValues:
         self._live: dict[int, Any] = {}
         self.bytes = self.highest_bytes = 0
 
-    def give(self, fake: Any, real: Any, *, trained: bool) -> None:
+    def name_value(self, fake: Any, real: Any, *, trained: bool) -> None:
         """Name the value of a tensor of the model or the batch, which is only read."""
         if real.device.type == "cpu" and isinstance(fake, FakeTensor):
             self._given.add(_storage_key(real))
             self._values[fake] = Value(real.detach(), trained)
 
-    def of(self, tensor: Any) -> Value | None:
+    def of(self, tensor: torch.Tensor) -> Value | None:
         """Give a tensor's value; None if it is not known."""
         if isinstance(tensor, FakeTensor):
             value: Value | None = self._values.get(tensor)
             return value
         return Value(tensor, trained=False)
 
-    def compute(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    def compute(self, func: OpOverload, args: Args, kwargs: Kwargs, out: Any) -> None:
         """Compute an operator's values, if those of its operands are known.
 
         Args:
@@ -65,28 +72,30 @@ class RealValues:
         is_mutable = func._schema.is_mutable  # noqa: SLF001 -- the way to ask
         mutated = operands if is_mutable else []
         if not self._can_compute(func, operands, mutated, outputs):
-            self._forget(mutated)
+            self._forget_values(mutated)
             return
         is_trained = any(value.trained for value in self._values_of(operands))
         is_trained = is_trained or _draws_random_numbers(func)
         try:
-            result = func(*tree_map(self._real, args), **tree_map(self._real, kwargs))
+            result = func(
+                *tree_map(self._real_value, args), **tree_map(self._real_value, kwargs)
+            )
         except Exception:  # noqa: BLE001 -- then the values are not known
-            self._forget(mutated)
+            self._forget_values(mutated)
             return
         reals = [leaf for leaf in tree_iter(result) if isinstance(leaf, torch.Tensor)]
         fakes = [leaf for leaf in tree_iter(out) if isinstance(leaf, torch.Tensor)]
         for fake, real in zip(fakes, reals, strict=False):
             if isinstance(fake, FakeTensor) and fake.shape == real.shape:
                 self._values[fake] = Value(real, is_trained)
-                self._account(real)
+                self._count_storage(real)
 
     def _can_compute(
         self,
-        func: Any,
-        operands: list[Any],
-        mutated: list[Any],
-        outputs: list[Any],
+        func: OpOverload,
+        operands: list[torch.Tensor],
+        mutated: list[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
     ) -> bool:
         """Tell whether all values are known, few, and not the user's to be changed."""
         if len(self._values_of(operands)) < len(operands):
@@ -98,30 +107,30 @@ class RealValues:
         changed_keys = {_storage_key(v.real) for v in self._values_of(mutated)}
         return changed_keys.isdisjoint(self._given)
 
-    def _values_of(self, tensors: list[Any]) -> list[Value]:
+    def _values_of(self, tensors: list[torch.Tensor]) -> list[Value]:
         """List the values that are known of some tensors."""
         return [value for value in map(self.of, tensors) if value is not None]
 
-    def _real(self, leaf: Any) -> Any:
+    def _real_value(self, leaf: object) -> Any:
         value = self.of(leaf) if isinstance(leaf, FakeTensor) else None
         return leaf if value is None else value.real
 
-    def _account(self, real: torch.Tensor) -> None:
+    def _count_storage(self, real: torch.Tensor) -> None:
         storage = real.untyped_storage()
         key, size = _storage_key(real), storage.nbytes()
         if key in self._live or key in self._given:
             return
         self._live[key] = weakref.ref(
-            storage, functools.partial(self._freed, key, size)
+            storage, functools.partial(self._on_storage_freed, key, size)
         )
         self.bytes += size
         self.highest_bytes = max(self.highest_bytes, self.bytes)
 
-    def _freed(self, key: int, size: int, _ref: Any) -> None:
+    def _on_storage_freed(self, key: int, size: int, _ref: Any) -> None:
         if self._live.pop(key, None) is not None:
             self.bytes -= size
 
-    def _forget(self, tensors: list[Any]) -> None:
+    def _forget_values(self, tensors: list[torch.Tensor]) -> None:
         """Forget what shares memory with tensors whose change is not known."""
         changed = {_storage_key(value.real) for value in self._values_of(tensors)}
         for fake, value in list(self._values.items()):
@@ -133,5 +142,5 @@ def _storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 -- an identity, never read
 
 
-def _draws_random_numbers(func: Any) -> bool:
+def _draws_random_numbers(func: OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags

@@ -44,7 +44,7 @@ as nobody sees in a peak."""
 
 
 def track_step(
-    model: Any,
+    model: torch.nn.Module,
     batch: Any,
     step: Step,
     *,
@@ -67,11 +67,11 @@ def track_step(
         ValueError: A lazy module has no parameters yet.
     """
     values = RealValues() if with_values else None
-    tracked = _track(model, batch, step, chosen, values, give_state=True)
+    tracked = _track_once(model, batch, step, chosen, values, give_state=True)
     if tracked.is_like_later_steps:
         return tracked.log
     values = RealValues() if with_values else None
-    return _track(model, batch, step, chosen, values, give_state=False).log
+    return _track_once(model, batch, step, chosen, values, give_state=False).log
 
 
 class _TrackedStep(NamedTuple):
@@ -83,8 +83,8 @@ class _TrackedStep(NamedTuple):
     would still differ from this one."""
 
 
-def _track(
-    model: Any,
+def _track_once(
+    model: torch.nn.Module,
     batch: Any,
     step: Step,
     chosen: float,
@@ -145,23 +145,27 @@ def _track(
     return _TrackedStep(log, is_like_later_steps=not differs_later)
 
 
-def _name_model_values(values: RealValues, twin: Any, model: Any) -> None:
+def _name_model_values(
+    values: RealValues, twin: torch.nn.Module, model: torch.nn.Module
+) -> None:
     """Name the values of parameters, which are shared, and of buffers, copied."""
     for fake, real in zip(twin.parameters(), model.parameters(), strict=True):
-        values.give(fake, real, trained=True)
-    for fake, real in zip(twin.buffers(), model.buffers(), strict=True):
-        if real.device.type == "cpu":
+        values.name_value(fake, real, trained=True)
+    for fake_buffer, buffer in zip(twin.buffers(), model.buffers(), strict=True):
+        if buffer.device.type == "cpu":
             # A step may write to a buffer, and the user's must not change.
-            values.give(fake, real.detach().clone(), trained=False)
+            values.name_value(fake_buffer, buffer.detach().clone(), trained=False)
 
 
 def _name_batch_values(values: RealValues, twin_batch: Any, batch: Any) -> None:
     fakes, reals = flatten_tensors(twin_batch), flatten_tensors(batch)
     for fake, real in zip(fakes, reals, strict=True):
-        values.give(fake, real, trained=False)
+        values.name_value(fake, real, trained=False)
 
 
-def _give_state(model: Any, optimizer: Any, tracker: Tracker) -> bool:
+def _give_state(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, tracker: Tracker
+) -> bool:
     """Let the optimizer make its state, as the first step of a training does.
 
     Returns:
@@ -206,13 +210,15 @@ def _function_modes(step: Step, tracker: Tracker) -> Iterator[None]:
 
 
 @contextmanager
-def _modules_named(model: Any, step: Step, tracker: Tracker) -> Iterator[None]:
+def _modules_named(
+    model: torch.nn.Module, step: Step, tracker: Tracker
+) -> Iterator[None]:
     """Tell the tracker which module computes."""
     path: list[str] = []
     hooks = []
     modes_of_backward = ExitStack()
 
-    def enter(name: str, module: Any, _args: Any) -> None:
+    def enter(name: str, module: torch.nn.Module, _args: Any) -> None:
         # Autograd runs the backward pass without modes of functions, and with it the
         # blocks that a checkpoint computes again.
         if tracker.phase == "backward" and not path:
@@ -220,7 +226,7 @@ def _modules_named(model: Any, step: Step, tracker: Tracker) -> Iterator[None]:
         path.append(_label_of(name, module))
         tracker.module = path[-1]
 
-    def leave(_module: Any, _args: Any, _out: Any) -> None:
+    def leave(_module: torch.nn.Module, _args: Any, _out: Any) -> None:
         path.pop()
         tracker.module = path[-1] if path else ""
         if not path:
@@ -240,11 +246,11 @@ def _modules_named(model: Any, step: Step, tracker: Tracker) -> Iterator[None]:
             hook.remove()
 
 
-def _label_of(name: str, module: Any) -> str:
+def _label_of(name: str, module: torch.nn.Module) -> str:
     return f"{name} {type(module).__name__}".strip()
 
 
-def _line_of_forward(model: Any, name: str) -> str:
+def _line_of_forward(model: torch.nn.Module, name: str) -> str:
     """Find the code of the user's own that calls a module.
 
     It is the ``forward`` of the module itself, or of the nearest one around it, whose

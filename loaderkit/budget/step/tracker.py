@@ -18,15 +18,17 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from loaderkit.budget.step.accumulation import node_name, reused_operand
 from loaderkit.budget.step.allocation_log import Bounds, Event, Mark
-from loaderkit.budget.step.kernel_calls import call_of
+from loaderkit.budget.step.kernel_calls import call_of, operator_name
 from loaderkit.budget.step.layouts import LAYOUTS
 from loaderkit.budget.step.measure import optimizer_state, parts_of_nested
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
+    from torch._ops import OpOverload
 
     from loaderkit.budget.step.allocation_log import Log, LogPhase, Part
-    from loaderkit.budget.step.kernel_calls import KernelCall
+    from loaderkit.budget.step.kernel_calls import Args, KernelCall, Kwargs
     from loaderkit.budget.step.real_values import RealValues, Value
 
 _aten = torch.ops.aten
@@ -56,9 +58,9 @@ class TrackedCall:
     """Of the last event when it returned."""
     numbers: tuple[int, ...]
     """Storages that it made."""
-    made: int
+    made_bytes: int
     """Bytes of these."""
-    touched: int
+    touched_bytes: int
     """Bytes of all operands and outputs."""
     outputs: tuple[int, ...]
     """Bytes of each output."""
@@ -112,19 +114,19 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.phase: LogPhase = "base"
         self._module_of_node: dict[int, str] = {}
         self._real_sizes: dict[int, int] = {}
-        self.real_now = 0
+        self.real_bytes_live = 0
 
     def mark(self, phase: LogPhase) -> None:
         """Begin a phase."""
         self.phase = phase
         self.log.marks.append(Mark(len(self.log.events), phase))
 
-    def add_all(self, tensors: Iterable[Any], owner: Part) -> None:
+    def add_all(self, tensors: Iterable[torch.Tensor], owner: Part) -> None:
         """Log the storages of tensors and what they are."""
         for tensor in tensors:
             self.add(tensor, owner)
 
-    def add(self, tensor: Any, owner: Part | None = None) -> list[int]:
+    def add(self, tensor: torch.Tensor, owner: Part | None = None) -> list[int]:
         """Log the storages of a tensor, each once; give the numbers of new ones."""
         if tensor.layout is torch.jagged:
             parts = parts_of_nested([tensor])
@@ -145,9 +147,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.log.modules[number] = self.module or self._module_differentiated()
         if not isinstance(tensor, FakeTensor):
             self._real_sizes[number] = size
-            self.real_now += size
+            self.real_bytes_live += size
         values = self.values.bytes if self.values is not None else 0
-        self.log.real_bytes = max(self.log.real_bytes, self.real_now + values)
+        self.log.real_bytes = max(self.log.real_bytes, self.real_bytes_live + values)
         return [number]
 
     def _log_freed(self, key: int, number: int, _ref: Any = None) -> None:
@@ -156,7 +158,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if storage is not None and storage.number == number:
             del self.live[key]
             self.log.events.append(Event(number, -storage.nbytes))
-            self.real_now -= self._real_sizes.pop(number, 0)
+            self.real_bytes_live -= self._real_sizes.pop(number, 0)
 
     def _note_module_of_node(self) -> None:
         """Remember which module's operator a node of autograd belongs to.
@@ -183,28 +185,32 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if storage.number not in self.log.owners
         )
 
-    def label_gradients(self, model: Any) -> None:
+    def label_gradients(self, model: torch.nn.Module) -> None:
         """Name the storages of gradients."""
         for parameter in model.parameters():
             if parameter.grad is not None:
-                self._label(parameter.grad, "gradients")
+                self._label_storage(parameter.grad, "gradients")
 
-    def label_state(self, optimizer: Any) -> None:
+    def label_state(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Name the storages of the optimizer's state."""
         for tensor in optimizer_state(optimizer):
-            self._label(tensor, "optimizer state")
+            self._label_storage(tensor, "optimizer state")
 
-    def _label(self, tensor: Any, owner: Part) -> None:
+    def _label_storage(self, tensor: torch.Tensor, owner: Part) -> None:
         if tensor.layout is not torch.strided:
             for part in _parts_of_sparse(tensor, self.fake):
-                self._label(part, owner)
+                self._label_storage(part, owner)
             return
         storage = self.live.get(tensor.untyped_storage()._cdata)
         if storage is not None:
             self.log.owners.setdefault(storage.number, owner)
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: Args = (),
+        kwargs: Kwargs | None = None,
     ) -> Any:
         """Run one operator, faked where floats are in it."""
         # Two of three calls ask for a device: they are answered first.
@@ -221,11 +227,13 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         reused = reused_operand(func, args) if backward else None
         listed_bytes = 0
         if func in _INDEXED:
-            positions, listed_bytes = self._positions(args[1], func)
+            positions, listed_bytes = self._positions_of_masks(args[1], func)
             args = (args[0], positions, *args[2:])
         # Listed once: what is done at each operator decides how long an estimate takes.
         operands = _tensors_in((args, kwargs))
-        out = _asked_for(func, args, self._run(func, args, kwargs, operands))
+        out = _without_unasked_gradients(
+            func, args, self._run_operator(func, args, kwargs, operands)
+        )
         if reused is not None:
             self._log_reused(reused)
         outputs = _tensors_in(out)
@@ -247,8 +255,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if key in self.live:
             self._log_freed(key, self.live[key].number)
 
-    def _run(
-        self, func: Any, args: Any, kwargs: Any, operands: list[torch.Tensor]
+    def _run_operator(
+        self, func: OpOverload, args: Args, kwargs: Kwargs, operands: list[torch.Tensor]
     ) -> Any:
         real = [tensor for tensor in operands if not isinstance(tensor, FakeTensor)]
         for tensor in real:
@@ -274,7 +282,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _note_call(
         self,
-        func: Any,
+        func: OpOverload,
         call: KernelCall | None,
         operands: list[torch.Tensor],
         outputs: list[torch.Tensor],
@@ -282,6 +290,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         """Remember a call, so that what its kernel holds inside can be learnt later."""
         sizes = tuple(output.numel() * output.itemsize for output in outputs)
+        operand_bytes = sum(tensor.numel() * tensor.itemsize for tensor in operands)
         with_grad: tuple[bool, ...] = ()
         if self.phase in {"forward", "loss"} and torch.is_grad_enabled():
             with_grad = tuple(t.requires_grad for t in operands)
@@ -289,24 +298,25 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             TrackedCall(
                 position=max(len(self.log.events) - 1, 0),
                 numbers=tuple(numbers),
-                made=sum(self.log.events[number].change for number in numbers),
-                touched=sum(sizes) + sum(t.numel() * t.itemsize for t in operands),
+                made_bytes=sum(self.log.events[number].change for number in numbers),
+                touched_bytes=sum(sizes)
+                + sum(t.numel() * t.itemsize for t in operands),
                 outputs=sizes,
-                name=func.name(),
+                name=operator_name(func),
                 call=call,
                 fake=any(isinstance(t, FakeTensor) for t in outputs),
                 with_grad=with_grad,
             )
         )
 
-    def _fake_if_large(self, leaf: Any) -> Any:
+    def _fake_if_large(self, leaf: object) -> Any:
         """Fake a real float that is large: its values decide no shape."""
         if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
             return leaf
         large = leaf.untyped_storage().nbytes() > _SMALL_BYTES
         return self.fake.from_tensor(leaf) if large else leaf
 
-    def _run_with_fakes(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _run_with_fakes(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         if torch.Tag.data_dependent_output in func.tags or (
             torch.Tag.dynamic_output_shape in func.tags
             and func is not _aten.index.Tensor
@@ -315,7 +325,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with self.fake:
             return func(*args, **kwargs)
 
-    def _from_values(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _from_values(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """Run an operator whose result depends on values, or assume some."""
         is_scalar = func is _aten._local_scalar_dense.default
         fakes = [leaf for leaf in tree_iter((args, kwargs)) if _is_fake(leaf)]
@@ -324,42 +334,44 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if len(known) == len(fakes):
             is_trained = any(value.trained for value in known)
             if is_trained:
-                self._assume(SCALAR_NOW if is_scalar else CHOSEN_NOW, func)
-            real = func(*tree_map(self._real, args), **tree_map(self._real, kwargs))
+                self._note_assumption(SCALAR_NOW if is_scalar else CHOSEN_NOW, func)
+            real = func(
+                *tree_map(self._real_value, args), **tree_map(self._real_value, kwargs)
+            )
             as_fake = functools.partial(self._as_fake, is_trained=is_trained)
             return tree_map(as_fake, real)
         if is_scalar:
-            self._assume(SCALAR, func)
+            self._note_assumption(SCALAR, func)
             if args[0].dtype == torch.bool:
                 return True
             return self.chosen if args[0].is_floating_point() else 1
         return self._with_share_chosen(func, args, kwargs)
 
-    def _as_fake(self, leaf: Any, *, is_trained: bool) -> Any:
+    def _as_fake(self, leaf: object, *, is_trained: bool) -> Any:
         """Fake a float that was computed for real, and remember its value."""
         if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
             return leaf
         fake = self.fake.from_tensor(leaf)
         if self.values is not None:
-            self.values.give(fake, leaf, trained=is_trained)
+            self.values.name_value(fake, leaf, trained=is_trained)
         return fake
 
-    def _with_share_chosen(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _with_share_chosen(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """Assume how many elements a mask of unknown values chooses."""
         if func is _aten.nonzero.default:
-            self._assume(ALL_CHOSEN, func)
+            self._note_assumption(ALL_CHOSEN, func)
             return self._chosen_positions(args[0].shape)
         if func is _aten.masked_select.default:
             shape = np.broadcast_shapes(args[0].shape, args[1].shape)
             if isinstance(args[1], FakeTensor):
-                self._assume(ALL_CHOSEN, func)
+                self._note_assumption(ALL_CHOSEN, func)
                 count = self._chosen_of(shape)
             else:
                 count = int(args[1].expand(shape).sum())
             with self.fake:
                 return args[0].new_empty((count,))
         if func is _aten._unique2.default:
-            self._assume(ALL_CHOSEN, func)
+            self._note_assumption(ALL_CHOSEN, func)
             count = self._chosen_of(args[0].shape)
             positions = torch.arange(args[0].numel()).clamp_(max=count - 1)
             with self.fake:
@@ -368,12 +380,14 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with self.fake:
             return func(*args, **kwargs)
 
-    def _positions(self, indices: Any, func: Any) -> tuple[list[Any], int]:
+    def _positions_of_masks(
+        self, indices: Any, func: OpOverload
+    ) -> tuple[list[Any], int]:
         """Turn masks into positions, so that shapes are known; give their bytes too.
 
         The kernel makes the same list of positions, and gives it back.
         """
-        positions: list[Any] = []
+        positions: list[torch.Tensor | None] = []
         listed_bytes = 0
         for index in indices:
             if index is None or index.dtype not in {torch.bool, torch.uint8}:
@@ -381,9 +395,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 continue
             value = self.value_of(index) if isinstance(index, FakeTensor) else None
             if value is not None and value.trained:
-                self._assume(CHOSEN_NOW, func)
+                self._note_assumption(CHOSEN_NOW, func)
             if isinstance(index, FakeTensor) and value is None:
-                self._assume(ALL_CHOSEN, func)
+                self._note_assumption(ALL_CHOSEN, func)
                 chosen = self._chosen_positions(index.shape)
             else:
                 chosen = torch.nonzero(index if value is None else value.real)
@@ -409,16 +423,16 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         columns = [torch.from_numpy(np.ascontiguousarray(axis)) for axis in axes]
         return torch.stack(columns, 1)
 
-    def value_of(self, tensor: Any) -> Value | None:
+    def value_of(self, tensor: torch.Tensor) -> Value | None:
         """Give what a tensor stands for; None if it is not known."""
         return None if self.values is None else self.values.of(tensor)
 
-    def _real(self, leaf: Any) -> Any:
+    def _real_value(self, leaf: object) -> Any:
         value = self.value_of(leaf) if isinstance(leaf, FakeTensor) else None
         return leaf if value is None else value.real
 
-    def _assume(self, what: str, func: Any) -> None:
-        self.log.assumptions[what, func.name()] += 1
+    def _note_assumption(self, what: str, func: OpOverload) -> None:
+        self.log.assumptions[what, operator_name(func)] += 1
 
 
 _READS = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__}
@@ -433,7 +447,11 @@ class ReadsValues(TorchFunctionMode):
         self.tracker = tracker
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Args = (),
+        kwargs: Kwargs | None = None,
     ) -> Any:
         """Run a function, with the real tensor where one is read."""
         if func in _READS and isinstance(args[0], FakeTensor):
@@ -456,16 +474,16 @@ def _tensors_in(nest: Any) -> list[torch.Tensor]:
     return [tensor for part in nest for tensor in _tensors_in(part)]
 
 
-def _is_fake(leaf: Any) -> bool:
+def _is_fake(leaf: object) -> bool:
     return isinstance(leaf, FakeTensor)
 
 
-def _makes_floats(func: Any, kwargs: Any) -> bool:
+def _makes_floats(func: OpOverload, kwargs: Kwargs) -> bool:
     kind = kwargs.get("dtype") or torch.get_default_dtype()
-    return kind.is_floating_point and not any(n in func.name() for n in _VALUES)
+    return kind.is_floating_point and not any(n in operator_name(func) for n in _VALUES)
 
 
-def _parts_of_sparse(tensor: Any, fake: FakeTensorMode) -> list[Any]:
+def _parts_of_sparse(tensor: torch.Tensor, fake: FakeTensorMode) -> list[Any]:
     """List the dense tensors of a sparse one."""
     with fake:
         if tensor.layout is torch.sparse_coo:
@@ -475,7 +493,7 @@ def _parts_of_sparse(tensor: Any, fake: FakeTensorMode) -> list[Any]:
         return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
 
 
-def _asked_for(func: Any, args: Any, out: Any) -> Any:
+def _without_unasked_gradients(func: OpOverload, args: Args, out: Any) -> Any:
     """Leave out gradients that a backward operator was not asked for.
 
     Its rule for tensors without memory may make them all the same (that of batch

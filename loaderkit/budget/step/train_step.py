@@ -194,19 +194,19 @@ def call_model(model: Any, batch: Any, *, paired: bool) -> Any:
         # It is a tuple too, but no tuple of arguments.
         return model(batch)
     if isinstance(batch, Mapping):
-        mismatch = _mismatch(model, **batch)
+        mismatch = _signature_mismatch(model, **batch)
         if mismatch is None:
             return model(**batch)
         msg = f"a batch of {', '.join(map(str, batch))} does not fit the model: "
         msg += f"{type(model).__name__}.forward has {mismatch}"
-        if _mismatch(model, batch) is not None:
+        if _signature_mismatch(model, batch) is not None:
             raise StepError(msg)
         try:
             return model(batch)  # forward(self, batch) takes the dict itself
         except TypeError as error:
             raise StepError(f"{msg}, and given the dict itself: {error}") from error
     if isinstance(batch, (tuple, list)):
-        mismatch = _mismatch(model, *batch)
+        mismatch = _signature_mismatch(model, *batch)
         if mismatch is None:
             return model(*batch)
         msg = f"a batch of {len(batch)} parts does not fit the model: "
@@ -217,7 +217,7 @@ def call_model(model: Any, batch: Any, *, paired: bool) -> Any:
     return model(batch)
 
 
-def _mismatch(model: Any, *args: Any, **kwargs: Any) -> str | None:
+def _signature_mismatch(model: Any, *args: Any, **kwargs: Any) -> str | None:
     """Say why ``forward`` cannot be called so; None where it can, or may be."""
     try:
         signature = inspect.signature(model.forward)
@@ -259,15 +259,15 @@ def _takes_fields(model: Any, batch: BaseData) -> bool:
     # has the same name, is nothing to train on.
     if set(needed) <= _BOOKKEEPING:
         return False
-    return all(_field(batch, name) is not None for name in needed)
+    return all(_field_of_graph(batch, name) is not None for name in needed)
 
 
 def _fields_taken(model: Any, batch: BaseData) -> dict[str, Any]:
-    fields = {name: _field(batch, name) for name in _parameters_of(model)}
+    fields = {name: _field_of_graph(batch, name) for name in _parameters_of(model)}
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _field(batch: BaseData, name: str) -> Any:
+def _field_of_graph(batch: BaseData, name: str) -> Any:
     """Give a field; of typed graphs also ``x_dict`` and its like.  None if absent."""
     value = getattr(batch, name, None)
     return None if callable(value) else value

@@ -43,8 +43,8 @@ def add_workspaces(calls: list[TrackedCall], log: Log, *, is_cpu: bool) -> None:
         for tracked in calls
         if tracked.call is not None
     }
-    room = max(_REAL_BYTES - log.real_bytes, 0) if is_cpu else 0
-    workspaces = KERNELS.workspaces(sized_calls, room)
+    probe_limit_bytes = max(_REAL_BYTES - log.real_bytes, 0) if is_cpu else 0
+    workspaces = KERNELS.workspaces(sized_calls, probe_limit_bytes)
     for tracked in calls:
         workspace = None
         if tracked.call is not None:
@@ -65,8 +65,8 @@ def _add_measured(tracked: TrackedCall, workspace: Workspace, log: Log) -> None:
     output = workspace.output
     if output is None or not tracked.fake or not tracked.numbers:
         return
-    if output != Bounds.exactly(tracked.made):
-        more = Bounds(*(end - tracked.made for end in output))
+    if output != Bounds.exactly(tracked.made_bytes):
+        more = Bounds(*(end - tracked.made_bytes for end in output))
         log.corrections.setdefault(_storage_to_correct(tracked, log), more)
 
 
@@ -79,7 +79,7 @@ def _add_unmeasured(
     if is_opaque:
         what = "no more inside the kernel than twice what it touches"
         log.assumptions[what, tracked.name] += 1
-        high = _OPAQUE_FACTOR * tracked.touched
+        high = _OPAQUE_FACTOR * tracked.touched_bytes
     if workspace is not None:
         high = max(high, workspace.held.high)
     log.holds_inside(tracked.position, Bounds(0, 0, high))
