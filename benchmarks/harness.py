@@ -218,8 +218,8 @@ def measure_peaks(
         release()
         time.sleep(_PAUSE_S)
 
-        bytes_before = _process_tree_bytes()
-        with _PeakSampler() as sampler:
+        bytes_before = process_tree_bytes()
+        with PeakSampler() as sampler:
             contestants[name]()
         if turn > 0:
             peaks[name].append(max(0, sampler.peak_bytes - bytes_before) / MIB)
@@ -258,7 +258,7 @@ def _samples_per_second(
     return samples / (clock() - start)
 
 
-class _PeakSampler:
+class PeakSampler:
     """A thread that looks at the tree of processes, about 30 times a second."""
 
     def __init__(self) -> None:
@@ -276,10 +276,10 @@ class _PeakSampler:
 
     def _sample_until_stopped(self) -> None:
         while not self._stop.wait(_SAMPLING_INTERVAL_S):
-            self.peak_bytes = max(self.peak_bytes, _process_tree_bytes())
+            self.peak_bytes = max(self.peak_bytes, process_tree_bytes())
 
 
-def _process_tree_bytes() -> int:
+def process_tree_bytes() -> int:
     """Add up anonymous and shared PSS: a page that two have counts half for each."""
     total_bytes = 0
     own_pid = os.getpid()

@@ -1,195 +1,345 @@
 """Samples a second from an S3 server on this machine, against litdata and streaming.
 
-Each contestant writes the same samples to the server in its own format, in files of
-about one size, and reads shuffled epochs through a DataLoader without workers: cold,
-with an empty folder on local disk, and warm, with what the epoch before left there.
+Run it with ``python -m benchmarks.object_store [--scale 0.1] [--save]``.  Each
+contestant writes the same samples to moto's server in its own format, in files of about
+one size, and reads shuffled epochs of them in a process of its own: one that is cold,
+from opening to the last batch with an empty folder on local disk, and three that are
+warm, with what the first one left there.  The server shares the processors with them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
+import multiprocessing
 import os
-import shutil
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
+from torch_geometric.data import Batch, Data
 
 import loaderkit
-from benchmarks.harness import measure_rates, parse_scale_and_save, report
+from benchmarks.harness import (
+    MIB,
+    PeakSampler,
+    Row,
+    parse_scale_and_save,
+    process_tree_bytes,
+    report,
+)
+from benchmarks.workloads import BATCH, COUNTS, count_samples, make_graphs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    class ReadEpoch(Protocol):
-        """Reads an epoch, and gives the number of its samples."""
-
-        def __call__(self, *, cold: bool) -> int: ...
-
-
-SAMPLES = 20_000
-SAMPLE_SHAPE = (64, 16)
-"""Of float32: 4 KiB a sample."""
-BATCH = 64
-SHARD_BYTES = 8 << 20
 BUCKET = "benchmark"
-ROUNDS = 3
+CAPTIONED_IMAGES = 10_000
+IMAGE_SHAPE = (3, 64, 64)
+SHARD_BYTES = 8 << 20
+TURNS = 3
+WARM_EPOCHS = 3
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one process measured."""
+
+    cold: float
+    """Samples a second of the first epoch, opening the dataset included."""
+    warm: float
+    """Samples a second of the epochs after it, the median."""
+    peak_bytes: int
+    """Anonymous and shared memory of the process and its workers, at most, above what
+    the process had once everything was imported."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A library that keeps samples in a bucket."""
+
+    write: Callable[[list[Any], Path], None]
+    """Writes samples to a folder, whose files are then uploaded."""
+    open_loader: Callable[[str, Path, int, int], Iterable[Any]]
+    """Makes a loader of URL, folder on local disk, batch size and number of workers."""
 
 
 def main() -> None:
-    """Run the benchmark."""
     options = parse_scale_and_save(__doc__)
-    count = max(BATCH, int(SAMPLES * options.scale))
-    with _run_s3_server() as url, tempfile.TemporaryDirectory() as name:
+    formats = dict(_installed_formats())
+    with _run_s3_server() as endpoint_url, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         # litdata, streaming and s3fs each read other ones of these.
         os.environ |= {
             "AWS_ACCESS_KEY_ID": "testing",
             "AWS_SECRET_ACCESS_KEY": "testing",
             "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_ENDPOINT_URL": url,
-            "S3_ENDPOINT_URL": url,
+            "AWS_ENDPOINT_URL": endpoint_url,
+            "S3_ENDPOINT_URL": endpoint_url,
             "AWS_ALLOW_HTTP": "true",
             "XDG_CACHE_HOME": str(folder / "home"),
         }
-        contestants = _make_contestants(folder, count, url)
-        for title, cold in (("cold", True), ("warm", False)):
-            rows = measure_rates(
-                {
-                    name: functools.partial(read_epoch, cold=cold)
-                    for name, read_epoch in contestants.items()
-                },
-                rounds=ROUNDS,
-            )
-            report(
-                f"{count:,} samples of 4 KiB from S3, {title}",
-                rows,
-                save=f"object_store_{title}" if options.save else None,
-            )
+        for workload in ("w1", "w2", "images"):
+            samples = _make_samples(workload, options.scale)
+            for format_name, data_format in formats.items():
+                written = folder / workload / format_name
+                data_format.write(samples, written)
+                _upload_folder(written, f"{workload}/{format_name}", endpoint_url)
+            for workers in (0, 2):
+                readings = _measure_in_turn(formats, workload, workers)
+                _report_readings(
+                    readings, workload, len(samples), workers, save=options.save
+                )
 
 
-def _make_contestants(folder: Path, count: int, url: str) -> dict[str, ReadEpoch]:
-    contestants = {"loaderkit": _write_with_loaderkit(folder, count, url)}
-    for name, write_samples in (
-        ("litdata", _write_with_litdata),
-        ("streaming", _write_with_streaming),
+def _make_samples(workload: str, scale: float) -> list[Any]:
+    if workload in COUNTS:
+        count = max(2 * BATCH[workload], round(COUNTS[workload] * scale))
+        return make_graphs(workload, count)
+    generator = torch.Generator().manual_seed(0)
+    return [
+        {
+            "image": torch.randint(
+                256, IMAGE_SHAPE, dtype=torch.uint8, generator=generator
+            ),
+            "text": f"a picture of the number {number} among others of its kind",
+            "label": number,
+        }
+        for number in range(max(128, round(CAPTIONED_IMAGES * scale)))
+    ]
+
+
+def _measure_in_turn(
+    formats: dict[str, Format], workload: str, workers: int
+) -> dict[str, list[Reading]]:
+    """Let each library read in new processes, turn about."""
+    readings: dict[str, list[Reading]] = {name: [] for name in formats}
+    for turn in range(TURNS):
+        names = list(formats)
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            with tempfile.TemporaryDirectory() as local_folder:
+                # A pool's workers may not have children; this process may.
+                spawn = multiprocessing.get_context("spawn")
+                receiver, sender = spawn.Pipe(duplex=False)
+                process = spawn.Process(
+                    target=_read_epochs,
+                    args=(sender, name, workload, local_folder, workers),
+                )
+                process.start()
+                sender.close()
+                readings[name].append(receiver.recv())
+                process.join()
+    return readings
+
+
+def _read_epochs(
+    sender: Any, name: str, workload: str, local_folder: str, workers: int
+) -> None:
+    """Read one cold epoch and some warm ones, and send the Reading."""
+    torch.set_num_threads(1)
+    # A process that was spawned would spawn its workers too.
+    multiprocessing.set_start_method("fork", force=True)
+    formats = dict(_installed_formats())
+    bytes_before = process_tree_bytes()
+    epoch_s = []
+    with PeakSampler() as sampler:
+        start = time.perf_counter()
+        loader = formats[name].open_loader(
+            f"s3://{BUCKET}/{workload}/{name}",
+            Path(local_folder, "mirror"),
+            BATCH.get(workload, 64),
+            workers,
+        )
+        for _ in range(1 + WARM_EPOCHS):
+            samples = sum(count_samples(batch) for batch in loader)
+            end = time.perf_counter()
+            epoch_s.append(end - start)
+            start = end
+    sender.send(
+        Reading(
+            cold=samples / epoch_s[0],
+            warm=samples / statistics.median(epoch_s[1:]),
+            peak_bytes=sampler.peak_bytes - bytes_before,
+        )
+    )
+
+
+def _report_readings(
+    readings: dict[str, list[Reading]],
+    workload: str,
+    count: int,
+    workers: int,
+    *,
+    save: bool,
+) -> None:
+    measures: dict[str, tuple[str, Callable[[Reading], float]]] = {
+        "cold": ("samples/s", lambda reading: reading.cold),
+        "warm": ("samples/s", lambda reading: reading.warm),
+        "memory": ("MiB", lambda reading: reading.peak_bytes / MIB),
+    }
+    for measure, (unit, value_of) in measures.items():
+        values = {
+            name: [value_of(reading) for reading in turns]
+            for name, turns in readings.items()
+        }
+        baseline = statistics.median(values["loaderkit"])
+        rows = [
+            Row.of_values(name, turns, unit, baseline=baseline)
+            for name, turns in values.items()
+        ]
+        title = f"{workload}, {count:,} samples from S3, {workers} workers, {measure}"
+        result = f"object_store_{workload}_{measure}_{workers}_workers"
+        report(title, rows, save=result if save else None)
+
+
+def _installed_formats() -> Iterator[tuple[str, Format]]:
+    # The others import their clients of S3 when they are imported; fsspec waits for the
+    # first URL, and would be measured with it.
+    import s3fs  # noqa: F401
+
+    yield "loaderkit", Format(_pack, _open_loaderkit)
+    for name, data_format in (
+        ("litdata", Format(_write_litdata, _open_litdata)),
+        ("streaming", Format(_write_mds, _open_mds)),
     ):
         try:
-            contestants[name] = write_samples(folder, count, url)
+            __import__(name)
         except ImportError as error:
-            print(f"{name} is not installed here: {error}")
-    return contestants
+            print(f"{name} takes no part: {error}")
+        else:
+            yield name, data_format
 
 
-def _make_sample(number: int) -> dict[str, Any]:
-    generator = np.random.default_rng(number)
-    x = generator.standard_normal(SAMPLE_SHAPE).astype(np.float32)
-    return {"x": x, "y": number}
+def _pack(samples: list[Any], folder: Path) -> None:
+    folder.parent.mkdir(exist_ok=True)
+    loaderkit.pack(samples, folder, workers=0, shard_bytes=SHARD_BYTES)
 
 
-def _make_tensors(number: int) -> dict[str, Any]:
-    sample = _make_sample(number)
-    return {"x": torch.from_numpy(sample["x"]), "y": number}
+def _open_loaderkit(
+    url: str, local_folder: Path, batch_size: int, workers: int
+) -> Iterable[Any]:
+    options = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"]}
+    dataset = loaderkit.open_cache(url, storage_options=options, mirror=local_folder)
+    return loaderkit.build_loader(
+        dataset, batch_size=batch_size, shuffle="block", num_workers=workers, seed=0
+    )
 
 
-def _count_samples(loader: Iterable[dict[str, Any]]) -> int:
-    return sum(len(batch["y"]) for batch in loader)
-
-
-def _write_with_loaderkit(folder: Path, count: int, url: str) -> ReadEpoch:
-    samples = [_make_tensors(number) for number in range(count)]
-    loaderkit.pack(samples, folder / "lk", workers=0, shard_bytes=SHARD_BYTES)
-    remote = f"s3://{BUCKET}/lk"
-    storage_options = {"endpoint_url": url}
-    loaderkit.push(folder / "lk", remote, storage_options=storage_options)
-    mirror = folder / "mirror"
-
-    def read_epoch(*, cold: bool) -> int:
-        if cold:
-            shutil.rmtree(mirror, ignore_errors=True)
-        dataset = loaderkit.open_cache(
-            remote, storage_options=storage_options, mirror=mirror
-        )
-        loader = loaderkit.build_loader(
-            dataset, batch_size=BATCH, shuffle="block", num_workers=0, seed=0
-        )
-        return _count_samples(loader)
-
-    return read_epoch
-
-
-def _write_with_litdata(folder: Path, count: int, url: str) -> ReadEpoch:
+def _write_litdata(samples: list[Any], folder: Path) -> None:
     import litdata
 
     litdata.optimize(
-        fn=_make_sample,
-        inputs=list(range(count)),
-        output_dir=str(folder / "litdata"),
+        fn=_as_dict,
+        inputs=samples,
+        output_dir=str(folder),
         chunk_bytes=SHARD_BYTES,
         num_workers=1,
+        verbose=False,
     )
-    _upload_folder(folder / "litdata", "litdata", url)
-    cache = folder / "litdata-cache"
-
-    def read_epoch(*, cold: bool) -> int:
-        if cold:
-            shutil.rmtree(cache, ignore_errors=True)
-        cache.mkdir(exist_ok=True)
-        dataset = litdata.StreamingDataset(
-            f"s3://{BUCKET}/litdata",
-            cache_dir=str(cache),
-            shuffle=True,
-            storage_options={"endpoint_url": url},
-        )
-        return _count_samples(litdata.StreamingDataLoader(dataset, batch_size=BATCH))
-
-    return read_epoch
 
 
-def _write_with_streaming(folder: Path, count: int, url: str) -> ReadEpoch:
+def _as_dict(sample: Data | dict[str, Any]) -> dict[str, Any]:
+    # Whole graphs are taken apart field by field, and read at a third of this speed.
+    fields: dict[str, Any] = sample if isinstance(sample, dict) else sample.to_dict()
+    return fields
+
+
+def _open_litdata(
+    url: str, local_folder: Path, batch_size: int, workers: int
+) -> Iterable[Any]:
+    import litdata
+
+    local_folder.mkdir()
+    dataset = litdata.StreamingDataset(
+        url,
+        cache_dir=str(local_folder),
+        shuffle=True,
+        storage_options={"endpoint_url": os.environ["AWS_ENDPOINT_URL"]},
+    )
+    loader: Iterable[Any] = litdata.StreamingDataLoader(
+        dataset,
+        batch_size=batch_size,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        collate_fn=_join_dicts,
+    )
+    return loader
+
+
+def _write_mds(samples: list[Any], folder: Path) -> None:
     import streaming
 
-    rows, columns = SAMPLE_SHAPE
+    encodings = {torch.Tensor: "ndarray", str: "str", int: "int"}
+    columns = {
+        name: encodings[type(value)] for name, value in _as_dict(samples[0]).items()
+    }
     with streaming.MDSWriter(
-        out=str(folder / "mds"),
-        columns={"x": f"ndarray:float32:{rows},{columns}", "y": "int"},
-        size_limit=SHARD_BYTES,
+        out=str(folder), columns=columns, size_limit=SHARD_BYTES
     ) as writer:
-        for number in range(count):
-            writer.write(_make_sample(number))
-    _upload_folder(folder / "mds", "mds", url)
-    cache = folder / "mds-cache"
-
-    def read_epoch(*, cold: bool) -> int:
-        if cold:
-            shutil.rmtree(cache, ignore_errors=True)
-        # It refuses to open the same remote again in one process otherwise.
-        streaming.base.util.clean_stale_shared_memory()
-        dataset = streaming.StreamingDataset(
-            remote=f"s3://{BUCKET}/mds",
-            local=str(cache),
-            shuffle=True,
-            batch_size=BATCH,
-        )
-        return _count_samples(DataLoader(dataset, batch_size=BATCH))
-
-    return read_epoch
+        for sample in samples:
+            writer.write(
+                {
+                    name: value.numpy() if isinstance(value, torch.Tensor) else value
+                    for name, value in _as_dict(sample).items()
+                }
+            )
 
 
-def _upload_folder(folder: Path, name: str, url: str) -> None:
+def _open_mds(
+    url: str, local_folder: Path, batch_size: int, workers: int
+) -> Iterable[Any]:
+    import streaming
+
+    # It keeps names in shared memory that a process before may have left.
+    streaming.base.util.clean_stale_shared_memory()
+    dataset = streaming.StreamingDataset(
+        remote=url, local=str(local_folder), shuffle=True, batch_size=batch_size
+    )
+    return DataLoader(
+        dataset,
+        batch_size=batch_size,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        collate_fn=_join_arrays,
+    )
+
+
+def _join_arrays(samples: list[dict[str, Any]]) -> Any:
+    """Join what streaming gives: arrays, which may not be writable."""
+    return _join_dicts(
+        [
+            {
+                name: torch.from_numpy(value.copy())
+                if isinstance(value, np.ndarray)
+                else value
+                for name, value in sample.items()
+            }
+            for sample in samples
+        ]
+    )
+
+
+def _join_dicts(samples: list[dict[str, Any]]) -> Any:
+    """Join graphs as PyG does, and images with their texts as torch does."""
+    if "edge_index" in samples[0]:
+        return Batch.from_data_list([Data.from_dict(sample) for sample in samples])
+    return torch.utils.data.default_collate(samples)
+
+
+def _upload_folder(folder: Path, key: str, endpoint_url: str) -> None:
     import s3fs
 
-    store = s3fs.S3FileSystem(endpoint_url=url)
-    store.put(f"{folder}/", f"{BUCKET}/{name}/", recursive=True)
+    store = s3fs.S3FileSystem(endpoint_url=endpoint_url)
+    store.put(f"{folder}/", f"{BUCKET}/{key}/", recursive=True)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ where whole shards live, ``ColumnContract`` for a way to keep columns.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import multiprocessing
 import pickle
 import threading
@@ -459,16 +460,17 @@ _SAMPLES = 6
 class _CacheIn(RemoteCache):
     """A cache in a storage that ``open_storage`` need not know."""
 
-    storage: Storage | None = None
+    opened: Storage | None = None
 
-    def open_storage(self) -> Storage:
+    @functools.cached_property
+    def storage(self) -> Storage:
         """Give the storage."""
-        assert self.storage is not None
-        return self.storage
+        assert self.opened is not None
+        return self.opened
 
 
 def _open_mirrored(storage: Storage, mirror: Path) -> Store:
-    return Store(_CacheIn(storage.url, mirror=mirror, storage=storage))
+    return Store(_CacheIn(storage.url, mirror=mirror, opened=storage))
 
 
 def _small_cache(folder: Path, *, first: int) -> Path:

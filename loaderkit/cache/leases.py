@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ import filelock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import BinaryIO
 
 _LOCK, _BYTES = ".lock", ".shards"
 
@@ -37,6 +39,11 @@ class Lease:
         self._lock = filelock.FileLock(folder / f"{name}{_LOCK}")
         self._lock.acquire()
         self._file = self._bytes_file.open("w+b", buffering=0)
+        # Also when nobody closes it, and when Python ends while it is in use: __del__
+        # could come when the modules that it needs are gone.
+        self._let_go = weakref.finalize(
+            self, _remove_lease, self.process, self._file, self._bytes_file, self._lock
+        )
         for shard in shards:
             self.mark(shard, in_use=True)
 
@@ -50,13 +57,19 @@ class Lease:
 
         In a forked process this closes what was copied, and its parent's lease stays.
         """
-        self._file.close()
-        if os.getpid() != self.process:
-            return
-        with contextlib.suppress(OSError):
-            self._bytes_file.unlink(missing_ok=True)
-            self._lock.release()
-            Path(self._lock.lock_file).unlink(missing_ok=True)
+        self._let_go()
+
+
+def _remove_lease(
+    process: int, file: BinaryIO, bytes_file: Path, lock: filelock.BaseFileLock
+) -> None:
+    file.close()
+    if os.getpid() != process:
+        return
+    with contextlib.suppress(OSError):
+        bytes_file.unlink(missing_ok=True)
+        lock.release()
+        Path(lock.lock_file).unlink(missing_ok=True)
 
 
 def shards_in_use(folder: Path) -> set[int]:

@@ -28,6 +28,7 @@ from loaderkit.cache.durable import not_written, publish, remove, write_text, wr
 from loaderkit.cache.files import digest_of, find_manifest, load_sources, unreadable
 from loaderkit.cache.layout import MANIFEST, is_cache_file_name
 from loaderkit.cache.leases import Lease, shards_in_use
+from loaderkit.cache.lock_files import hold_lock_file
 from loaderkit.cache.manifest import MOST_MANIFEST_BYTES, read_manifest
 from loaderkit.errors import CacheError, DamagedCacheError, StaleCacheError
 from loaderkit.units import format_bytes
@@ -79,7 +80,6 @@ class Mirror:
     def __init__(self, remote: RemoteCache, generation: str | None = None) -> None:
         self._remote = remote
         self._root = remote.mirror_folder
-        self._storage: Storage | None = None
         self.manifest = self._load_manifest(generation)
         self.folder = self._root / self.manifest.generation
         self._work = self.folder / _WORK
@@ -94,10 +94,8 @@ class Mirror:
 
     @property
     def storage(self) -> Storage:
-        """The store, opened when it is first needed."""
-        if self._storage is None:
-            self._storage = self._remote.open_storage()
-        return self._storage
+        """The store, which all mirrors of this cache in this process share."""
+        return self._remote.storage
 
     @property
     def is_capped(self) -> bool:
@@ -222,10 +220,6 @@ class Mirror:
             self._lease.close()
             self._lease = None
         self._used.clear()
-
-    def __del__(self) -> None:
-        if getattr(self, "_lease", None) is not None:
-            self.close()
 
     def load_sources(self) -> str | None:
         """Read the list of the files that the cache was made from; None without one."""
@@ -415,20 +409,15 @@ class Mirror:
 
     @contextlib.contextmanager
     def _locked(self, file: Path) -> Iterator[None]:
-        lock = filelock.FileLock(file)
-        try:
-            # The folder's is held for moments; filelock's own 50 ms would be most of
-            # what taking a shard into use takes.
-            lock.acquire(poll_interval=0.02)
-        except (OSError, NotImplementedError) as error:
-            what = f"The mirror {self._root} cannot be locked: {error}."
-            why = "its file system has no locks, or it is not yours to write to"
-            fix = "mirror='/a/folder/on/local/disk'"
-            raise CacheError(what, why=why, fix=fix) from error
-        try:
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(hold_lock_file(file))
+            except (OSError, NotImplementedError) as error:
+                what = f"The mirror {self._root} cannot be locked: {error}."
+                why = "its file system has no locks, or it is not yours to write to"
+                fix = "mirror='/a/folder/on/local/disk'"
+                raise CacheError(what, why=why, fix=fix) from error
             yield
-        finally:
-            lock.release()
 
     def _disk_full(self, described: ShardFile, error: OSError) -> CacheError:
         if error.errno not in _NO_SPACE:

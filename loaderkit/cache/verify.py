@@ -74,7 +74,7 @@ def verify(
     """
     location = locate_cache(path, storage_options)
     if isinstance(location, RemoteCache):
-        return _verify_stored(location.open_storage())
+        return _verify_stored(location.storage)
     folder = Path(path)
     try:
         manifest = load_manifest(folder)

@@ -161,7 +161,7 @@ def inspect_cache(
     """
     location = locate_cache(path, storage_options)
     if isinstance(location, RemoteCache):
-        manifest = load_remote_manifest(location.open_storage())
+        manifest = load_remote_manifest(location.storage)
     else:
         manifest = Store(location).manifest
     structure = Structure.from_json(manifest.structure)

@@ -62,7 +62,7 @@ def has_cache(location: CacheLocation) -> bool:
         CacheError: The store does not answer.
     """
     if isinstance(location, RemoteCache):
-        return find_remote_manifest(location.open_storage()) is not None
+        return find_remote_manifest(location.storage) is not None
     return exists(location / MANIFEST)
 
 
@@ -99,7 +99,7 @@ def pack_source(
 
 def _pack_to_store(source: Source, remote: RemoteCache, options: PackOptions) -> Packed:
     """Pack into a folder on local disk, and copy that to the store when it is whole."""
-    storage = remote.open_storage()
+    storage = remote.storage
     digest = xxhash.xxh3_64_hexdigest(remote.url.encode())
     staging = remote.mirror_folder / "packing" / digest
     lock = staging.with_suffix(".lock")

@@ -230,7 +230,7 @@ def test_a_storage_is_registered_by_one_line(monkeypatch):
     monkeypatch.setitem(STORAGES, "mine", Mine.from_url)
 
     assert isinstance(open_storage("mine:///data"), Mine)
-    assert isinstance(RemoteCache("MINE:///data").open_storage(), Mine)
+    assert isinstance(RemoteCache("MINE:///data").storage, Mine)
 
 
 def test_a_file_url_is_the_folder(tmp_path):

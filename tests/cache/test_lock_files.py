@@ -1,0 +1,81 @@
+"""A lock file is held by one thread of one process at a time."""
+
+import multiprocessing
+import threading
+
+import pytest
+
+from loaderkit.cache.lock_files import hold_lock_file
+
+
+def test_one_thread_holds_the_file_at_a_time(tmp_path):
+    file = tmp_path / "lock"
+    holders, most_at_once = [], []
+
+    def hold_it_often():
+        for _ in range(50):
+            with hold_lock_file(file):
+                holders.append(threading.get_ident())
+                most_at_once.append(len(holders))
+                holders.pop()
+
+    threads = [threading.Thread(target=hold_it_often) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert most_at_once == [1] * 200
+
+
+def _add_one(lock_file, counter_file):
+    for _ in range(50):
+        with hold_lock_file(lock_file):
+            count = int(counter_file.read_text())
+            counter_file.write_text(str(count + 1))
+
+
+def test_one_process_holds_the_file_at_a_time(tmp_path):
+    counter = tmp_path / "counter"
+    counter.write_text("0")
+    fork = multiprocessing.get_context("fork")
+
+    arguments = (tmp_path / "lock", counter)
+    processes = [fork.Process(target=_add_one, args=arguments) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+
+    assert counter.read_text() == "150"
+
+
+# Python 3.12 warns of what is tested here.
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_process_forked_while_a_thread_holds_the_file_gets_it_later(tmp_path):
+    """A copy of the thread's lock would never be let go of in the new process."""
+    file = tmp_path / "lock"
+    is_held, may_go = threading.Event(), threading.Event()
+
+    def hold_it():
+        with hold_lock_file(file):
+            is_held.set()
+            may_go.wait()
+
+    holder = threading.Thread(target=hold_it)
+    holder.start()
+    is_held.wait()
+    got_it = tmp_path / "got-it"
+
+    def take_it():
+        with hold_lock_file(file):
+            got_it.touch()
+
+    process = multiprocessing.get_context("fork").Process(target=take_it)
+    process.start()
+    may_go.set()
+    holder.join()
+    process.join()
+
+    assert process.exitcode == 0
+    assert got_it.exists()
