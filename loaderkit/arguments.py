@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from typing_extensions import ParamSpec
 
 from loaderkit.errors import OptionError
-from loaderkit.habits import KEYWORDS
+from loaderkit.habits import DEVICES, KEYWORDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -123,6 +123,19 @@ def suggest_name(name: str, known: Iterable[str]) -> str:
     if nearest:
         return f"did you mean {nearest[0]!r}?"
     return f"it is one of {', '.join(names)}"
+
+
+def suggest_device(device: object) -> str:
+    """Name the device of torch's that was probably meant.
+
+    >>> suggest_device("gpu:1"), suggest_device("cdua")
+    ('cuda:1', 'cuda')
+    """
+    kind, colon, index = str(device).lower().partition(":")
+    if kind in DEVICES:
+        return f"{DEVICES[kind]}{colon}{index}"
+    nearest = difflib.get_close_matches(kind, ("cuda", "mps", "xpu", "cpu"), 1)
+    return f"{nearest[0]}{colon}{index}" if nearest else "cpu"
 
 
 def refuse_value(name: str, value: object, wanted: str, example: object) -> OptionError:

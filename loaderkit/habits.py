@@ -212,6 +212,14 @@ KEYWORDS: Mapping[str, Mapping[str, Hint]] = {
 }
 """By function or class, by keyword."""
 
+DEVICES: Mapping[str, str] = {
+    **dict.fromkeys(("gpu", "gpus", "nvidia", "rocm", "amd"), "cuda"),
+    **dict.fromkeys(("metal", "apple", "mac", "macos"), "mps"),
+    **dict.fromkeys(("intel", "sycl"), "xpu"),
+    **dict.fromkeys(("host", "ram"), "cpu"),
+}
+"""What Lightning, Keras and makers call devices, and torch calls by another name."""
+
 DOOR: Mapping[str, Hint] = {
     **_hints(
         "DataLoader Loader dataloader DenseDataLoader DataListLoader load_dataloader",

@@ -150,7 +150,8 @@ def _warn_of_unknown_keys(
     known = known_keys(samples, {*follow_batch, *exclude_keys})
     for option, name in _unknown(follow_batch, exclude_keys, known):
         text = f"{option} names {name!r}, a field that no graph of this batch has: "
-        warnings.warn(text + suggest_name(name, sorted(known)), stacklevel=3)
+        # Told from this line, whoever joins: Python then shows each text once.
+        warnings.warn(text + suggest_name(name, sorted(known)), stacklevel=1)
 
 
 def _unknown(

@@ -63,6 +63,38 @@ def mistaken_for_dataset(given: Any) -> Mistake | None:
     return None
 
 
+def mistaken_for_batch(given: Any) -> Mistake | None:
+    """Recognise what is no batch, although batches come from it.
+
+    Args:
+        given: What a caller was given as a batch.
+
+    Returns:
+        What it is, and what was probably meant; None where it may be a batch.
+    """
+    name = type(given).__name__
+    what = f"A {name} is no batch."
+    if given is None:
+        return Mistake("None is no batch.", "nothing was given", "next(iter(loader))")
+    if isinstance(given, str | bytes | os.PathLike):
+        path = os.fsdecode(given)
+        instead = f"loaderkit.open_cache({path!r}).batch(range(32))"
+        return Mistake(f"A path is no batch: {given!r}.", "it was not read", instead)
+    if isinstance(given, type):
+        what = f"{given.__name__} is a class, not a batch."
+        return Mistake(what, "it was not called", f"{given.__name__}(...)")
+    if isinstance(given, torch.nn.Module):
+        return Mistake(what, "it is a model, which comes first", "batch")
+    if isinstance(given, DataLoader):
+        return Mistake(what, "it gives batches", "next(iter(loader))")
+    if isinstance(given, Iterator):
+        return Mistake(what, "it gives batches", "next(batches)")
+    if _is_dataset(given):
+        instead = "next(iter(loaderkit.build_loader(dataset, batch_size=32)))"
+        return Mistake(what, "it has samples, which a loader joins", instead)
+    return None
+
+
 def _mistaken_mapping(given: Mapping[Any, Any], what: str) -> Mistake | None:
     """Recognise several datasets by name, and columns by name."""
     if not given or not all(isinstance(name, str) for name in given):

@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 import loaderkit
 from loaderkit import (
     LeakDetector,
+    MemoryMeter,
     SafeDataset,
     SafeGraphDataset,
     assert_fits,
@@ -30,7 +31,7 @@ from loaderkit.budget.batch.assertions import FitOptions
 from loaderkit.budget.batch.plan import PlanOptions
 from loaderkit.errors import DatasetError, LoaderkitError, OptionError
 from loaderkit.front_door import defining_module
-from loaderkit.habits import DOOR, KEYWORDS
+from loaderkit.habits import DEVICES, DOOR, KEYWORDS
 from loaderkit.loader.options import LoaderOptions
 
 MODEL = torch.nn.Linear(1, 1)
@@ -298,3 +299,28 @@ def test_a_misspelt_name_of_the_door_is_answered_with_the_nearest():
     for name in sorted(set(loaderkit.__all__) - {"__version__"}):
         with pytest.raises(AttributeError, match=f"did you mean {name!r}"):
             getattr(loaderkit, name[:2] + name[3:])
+
+
+# ---- devices
+
+TAKE_A_DEVICE = {
+    "build_loader": lambda device: build_loader(SAMPLES, device, batch_size=2),
+    "estimate_step": lambda d: estimate_step(MODEL, torch.ones(1, 1), target=d),
+    "plan_batch": lambda device: plan_batch(MODEL, SAMPLES, device, limit="1GiB"),
+    "assert_fits": lambda device: assert_fits(
+        MODEL, torch.ones(1, 1), "1GiB", device=device
+    ),
+    "LeakDetector": LeakDetector,
+    "MemoryMeter": MemoryMeter,
+}
+
+
+@pytest.mark.parametrize("call", TAKE_A_DEVICE)
+@pytest.mark.parametrize("name", [*DEVICES, "GPU", "cdua"])
+def test_a_device_by_another_name_is_answered_with_torchs(name, call):
+    with pytest.raises(ValueError, match=re.escape(repr(name))) as raised:
+        TAKE_A_DEVICE[call](name)
+
+    [*_, meant] = re.findall(r"'(\w+)'", str(raised.value))
+    assert meant == DEVICES.get(name.lower(), "cuda")
+    assert torch.device(meant).type == meant

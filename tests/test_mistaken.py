@@ -10,9 +10,16 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.loader import DataLoader as GraphLoader
 
-from loaderkit import SafeDataset, build_loader, pack, plan_batch
+from loaderkit import (
+    SafeDataset,
+    assert_fits,
+    build_loader,
+    estimate_step,
+    pack,
+    plan_batch,
+)
 from loaderkit.errors import LoaderkitError, OptionError
-from loaderkit.mistaken import mistaken_for_dataset
+from loaderkit.mistaken import mistaken_for_batch, mistaken_for_dataset
 
 GRAPH = Data(x=torch.ones(2, 3), edge_index=torch.zeros(2, 1, dtype=torch.long))
 MODEL = torch.nn.Linear(3, 2)
@@ -96,3 +103,39 @@ def test_a_file_and_a_folder_that_is_not_there_are_told_apart(tmp_path):
 )
 def test_what_may_be_a_dataset_is_no_mistake(given):
     assert mistaken_for_dataset(given) is None
+
+
+NO_BATCHES = {
+    "loader": (lambda: DataLoader(TensorDataset(torch.ones(2, 3))), "next(iter("),
+    "our loader": (lambda: build_loader([1, 2], probe=False), "next(iter(loader))"),
+    "loader under way": (lambda: iter(DataLoader([1])), "next(batches)"),
+    "dataset": (lambda: TensorDataset(torch.ones(2, 3)), "build_loader(dataset"),
+    "class": (lambda: TensorDataset, "TensorDataset(...)"),
+    "model": (lambda: MODEL, "batch"),
+    "path": (lambda: "data.lk", "open_cache('data.lk').batch("),
+    "nothing": (lambda: None, "next(iter(loader))"),
+}
+
+
+@pytest.mark.parametrize("name", NO_BATCHES)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda given: estimate_step(MODEL, given),
+        lambda given: assert_fits(MODEL, given, "1GiB"),
+    ],
+)
+def test_what_is_no_batch_is_named_with_what_to_give(name, call):
+    make, instead = NO_BATCHES[name]
+
+    with pytest.raises(OptionError, match=r"no batch|not a batch") as caught:
+        call(make())
+
+    assert instead in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "given", [torch.ones(3), (torch.ones(1), 2), {"x": torch.ones(1)}, [1], GRAPH]
+)
+def test_what_may_be_a_batch_is_no_mistake(given):
+    assert mistaken_for_batch(given) is None

@@ -21,7 +21,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=float, metavar="S", help="how long to look at --pid"
     )
     page = parser.add_argument(
-        "--html", default="leak-report.html", metavar="FILE", help="page with plots"
+        "--html", metavar="FILE", help="write a page with pictures too"
     )
     complete_files(page)
     script = parser.add_argument("script", nargs="?", help="a Python file")
@@ -33,10 +33,21 @@ def _run_watch(options: argparse.Namespace) -> WatchResult:
     from loaderkit.leaks.watch_process import watch_process, watch_script
 
     if options.pid is not None:
-        return watch_process(options.pid, seconds=options.seconds, live=show_progress)
+        if options.script is not None:
+            what = f"Either {options.script} is run, or process {options.pid} watched."
+            raise LoaderkitError(what, fix="leave one of the two out")
+        return watch_process(
+            options.pid,
+            seconds=options.seconds,
+            page=options.html,
+            live=show_progress,
+        )
     if options.script is None:
         what = "There is nothing to watch."
         raise LoaderkitError(what, fix="loaderkit watch train.py, or --pid 1234")
+    if options.seconds is not None:
+        what = "--seconds is for --pid: a script is watched until it ends."
+        raise LoaderkitError(what, fix="leave --seconds out")
     result = watch_script(
         options.script, options.args, page=options.html, live=show_progress
     )

@@ -58,6 +58,14 @@ ABSENT: Mapping[str, tuple[str, str]] = {
         "dataset.column(name) for one field, dataset.batch(rows) for all of some rows",
     ),
     "slices": ("no object holds all samples", "dataset.sizes()"),
+    # People reach for these two in spite of the underscore, which PyG advises.
+    **dict.fromkeys(
+        ("_data", "_data_list"),
+        (
+            "no object holds all samples",
+            "dataset.column(name) for one field, dataset.batch(rows) for some rows",
+        ),
+    ),
     **dict.fromkeys(
         ("to", "cpu", "cuda"),
         (_ON_DISK, "build_loader(dataset, device), or batch.to(device)"),

@@ -21,7 +21,7 @@ from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.shards import Checksums, check_checksums
 from loaderkit.cache.store import Store
 from loaderkit.cache.stored_arrays import StoredArrays, stored_arrays
-from loaderkit.datasets.absent import no_such_attribute
+from loaderkit.datasets.absent import ABSENT, no_such_attribute
 from loaderkit.datasets.classes import ClassRegistry, modules_of
 from loaderkit.datasets.collate_errors import collating
 from loaderkit.datasets.columns import (
@@ -270,7 +270,8 @@ class SafeDataset(RowSelection[T], Dataset[T]):
 
         def __getattr__(self, name: str) -> Any:
             is_private = name.startswith("_")
-            if is_private or hasattr(type(self), name):
+            is_known_elsewhere = name in ABSENT
+            if (is_private and not is_known_elsewhere) or hasattr(type(self), name):
                 # Also a property that raised an AttributeError of its own: again.
                 return object.__getattribute__(self, name)
             if self._shows_fields and name in self._fields_if_open():

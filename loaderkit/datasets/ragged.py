@@ -68,6 +68,9 @@ class Padded(NamedTuple):
     mask: torch.Tensor
     """True where ``values`` holds a sample's row ``[B, L]``."""
 
+    def __repr__(self) -> str:
+        return _shapes_of(self)
+
     def to(self, *args: Any, **kwargs: Any) -> Padded:
         """Move to a device, and cast the values, as ``torch.Tensor.to`` does."""
         return _moved(self, *args, **kwargs)
@@ -91,6 +94,9 @@ class Packed(NamedTuple):
     offsets: torch.Tensor
     """Where each sample begins, and the last ends ``[B + 1]``, int64."""
 
+    def __repr__(self) -> str:
+        return _shapes_of(self)
+
     def to(self, *args: Any, **kwargs: Any) -> Packed:
         """Move to a device, and cast the values, as ``torch.Tensor.to`` does."""
         return _moved(self, *args, **kwargs)
@@ -103,6 +109,19 @@ class Packed(NamedTuple):
         """Give the samples back, as views ``[offsets[i + 1] - offsets[i], *rest]``."""
         lengths = (self.offsets[1:] - self.offsets[:-1]).tolist()
         return list(torch.split(self.values, lengths))
+
+
+def _shapes_of(batch: Padded | Packed) -> str:
+    """Write a batch as PyG writes graphs: the shapes, and what the values are.
+
+    >>> _shapes_of(pad([torch.tensor([1]), torch.tensor([2, 3])]))
+    'Padded(values=[2, 2] int64, lengths=[2], mask=[2, 2])'
+    """
+    dtype = str(batch.values.dtype).removeprefix("torch.")
+    place = "" if batch.values.device.type == "cpu" else f" on {batch.values.device}"
+    shapes = [f"{name}={list(part.shape)}" for name, part in batch._asdict().items()]
+    shapes[0] += f" {dtype}{place}"
+    return f"{type(batch).__name__}({', '.join(shapes)})"
 
 
 def _moved(batch: B, *args: Any, **kwargs: Any) -> B:

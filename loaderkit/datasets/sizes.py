@@ -22,6 +22,7 @@ from loaderkit.errors import DatasetError
 from loaderkit.joining import graphs_in
 from loaderkit.pages.document import Page, write_page
 from loaderkit.pyg import is_pyg_data
+from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
     import os
@@ -50,6 +51,10 @@ class GraphSizes:
     """Edges of each sample ``[n]``, of all types together."""
     bytes: Ints
     """Bytes of each sample's values ``[n]``, as they are in a batch."""
+
+    def __repr__(self) -> str:
+        columns = {"nodes": self.nodes, "edges": self.edges}
+        return _spread_of(self, columns, self.bytes)
 
     def page(
         self, *, max_nodes: int | None = None, max_edges: int | None = None
@@ -106,6 +111,10 @@ class SampleSizes:
     bytes: Ints
     """Bytes of each sample's values ``[n]``, as they are in a batch."""
 
+    def __repr__(self) -> str:
+        columns = {} if self.tokens is None else {"tokens": self.tokens}
+        return _spread_of(self, columns, self.bytes)
+
     def page(self, *, max_tokens: int | None = None) -> Page:
         """Show how tokens and bytes are spread, with what a batch may hold drawn in.
 
@@ -144,6 +153,19 @@ class SampleSizes:
             DatasetError: There is a limit of tokens, and no field that has a length.
         """
         return write_page(self.page(max_tokens=max_tokens), path)
+
+
+def _spread_of(sizes: object, columns: Mapping[str, Ints], sample_bytes: Ints) -> str:
+    """Write sizes by their least, middle and most."""
+    count = len(sample_bytes)
+    parts = [f"{count:,} samples"]
+    if count:
+        for name, numbers in columns.items():
+            low, middle, high = numbers.min(), np.median(numbers), numbers.max()
+            parts.append(f"{name} {low:,} to {high:,} (median {middle:,.0f})")
+        low, high = int(sample_bytes.min()), int(sample_bytes.max())
+        parts.append(f"{format_bytes(low)} to {format_bytes(high)} each")
+    return f"{type(sizes).__name__}({', '.join(parts)})"
 
 
 def graph_sizes(opened: OpenedCache, rows: Ints) -> GraphSizes:

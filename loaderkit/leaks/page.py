@@ -74,7 +74,7 @@ def curves_sections(
         "The axis of a counter begins where its readings do, not at 0."
     )
     if still:
-        caption += f" The same in all epochs, and not drawn: {', '.join(still)}."
+        caption += f" The same all the time, and not drawn: {', '.join(still)}."
     heading = f"Counters, {period} by {period}"
     return (Section(heading, tuple(charts), caption=caption, side_by_side=True),)
 
@@ -89,9 +89,28 @@ def numbers_section(counters: Sequence[CounterTrend], *, period: str) -> Section
     Returns:
         A section with a table.
     """
-    rows = tuple(_table_row(counter) for counter in worst_first(counters))
+    rows = tuple(_table_row(counter, period) for counter in worst_first(counters))
     heads = ("counter", "first", "last", f"each {period}", "noise", "verdict")
     return Section("Numbers", (Table(heads, rows, frozenset({1, 2, 3, 4})),))
+
+
+def verdict_in_words(verdict: Verdict, period: str) -> str:
+    """Write a verdict where windows of time stand for epochs.
+
+    >>> verdict_in_words(NEEDS_MORE, "window of 500 ms")
+    'needs more windows of 500 ms'
+    """
+    return verdict.replace("epochs", plural_of(period))
+
+
+def plural_of(period: str) -> str:
+    """Write more than one of what is called an epoch.
+
+    >>> plural_of("epoch"), plural_of("window of 500 ms")
+    ('epochs', 'windows of 500 ms')
+    """
+    noun, _, attribute = period.partition(" ")
+    return f"{noun}s {attribute}".strip()
 
 
 def worst_first(counters: Sequence[CounterTrend]) -> list[CounterTrend]:
@@ -116,7 +135,8 @@ def _curve_of(counter: CounterTrend, period: str, limit: Limit | None) -> Curves
     warmup = Band(counter.epochs[0], first_judged, "", shaded=True)
     return Curves(
         label=(
-            f"`{counter.name}`, {counter.words}: {trend.verdict}, {rate} each {period}"
+            f"`{counter.name}`, {counter.words}: "
+            f"{verdict_in_words(trend.verdict, period)}, {rate} each {period}"
         ),
         x=counter.epochs,
         x_name=period,
@@ -143,8 +163,9 @@ def _limits_near(counter: CounterTrend, limit: Limit | None) -> tuple[Limit, ...
     return (limit,) if limit.value < high + _NEAR_LIMIT * (high - low) else ()
 
 
-def _table_row(counter: CounterTrend) -> tuple[str, ...]:
+def _table_row(counter: CounterTrend, period: str) -> tuple[str, ...]:
     trend = counter.trend
     amounts = (counter.start, counter.values[-1], trend.per_epoch, trend.noise)
     texts = [format_amount(amount, counter.unit, short=True) for amount in amounts]
-    return (counter.name, *texts, f"{trend.verdict}: {trend.why}")
+    verdict = verdict_in_words(trend.verdict, period)
+    return (counter.name, *texts, f"{verdict}: {trend.why}")

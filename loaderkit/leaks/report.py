@@ -7,7 +7,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loaderkit.leaks.page import curves_sections, growth_sections, numbers_section
+from loaderkit.leaks.page import (
+    curves_sections,
+    growth_sections,
+    numbers_section,
+    plural_of,
+    verdict_in_words,
+)
 from loaderkit.leaks.trend import LEAKING, NEEDS_MORE, STEADY, Verdict
 from loaderkit.leaks.verdict import effects_among
 from loaderkit.notebook import Mood, card
@@ -212,9 +218,7 @@ class LeakReport(HasPage):
     @property
     def plural(self) -> str:
         """More than one of what is called an epoch."""
-        # "window of 500 ms" becomes "windows of 500 ms".
-        noun, _, attribute = self.period.partition(" ")
-        return f"{noun}s {attribute}".strip()
+        return plural_of(self.period)
 
     @property
     def run(self) -> str:
@@ -254,7 +258,7 @@ class LeakReport(HasPage):
         ]
         shown = rows[:_MOST_ROWS]
         lines = [f"  {'counter':<14}{'first':>12}{'last':>12}{'each':>14}  verdict"]
-        lines += [_table_line(counter) for counter in shown]
+        lines += [_table_line(counter, self.period) for counter in shown]
         hidden_count = len(self.counters) - len(shown)
         if hidden_count:
             are_steady = all(
@@ -267,12 +271,13 @@ class LeakReport(HasPage):
         return lines
 
 
-def _table_line(counter: CounterTrend) -> str:
+def _table_line(counter: CounterTrend, period: str) -> str:
     first = format_amount(counter.start, counter.unit, short=True)
     last = format_amount(counter.values[-1], counter.unit, short=True)
     rate = format_amount(counter.trend.per_epoch, counter.unit, short=True)
-    verdict = f"{counter.trend.verdict}: {counter.trend.why}"
-    return f"  {counter.name:<14}{first:>12}{last:>12}{rate:>14}  {verdict}"
+    verdict = verdict_in_words(counter.trend.verdict, period)
+    start = f"  {counter.name:<14}{first:>12}{last:>12}{rate:>14}"
+    return f"{start}  {verdict}: {counter.trend.why}"
 
 
 def _by_size(counter: CounterTrend) -> tuple[bool, float]:

@@ -276,7 +276,7 @@ def _decide(
         and not emptied_for
     )
     if steps_go_on or climbs_on or line_goes_on:
-        return _Decision(LEAKING, "it grows as much in the last epochs as before")
+        return _Decision(LEAKING, "it grows as much at the end as before")
 
     # A ramp that stopped late counts here only: it is weak evidence that growth has
     # ended, but any evidence of that keeps a line from being called a leak above.

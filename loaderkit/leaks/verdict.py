@@ -305,7 +305,7 @@ def _decide_growth(evidence: RunEvidence) -> Decision:
             return decision
     notes = []
     if not evidence.growths and not evidence.objects_counted:
-        notes.append("objects were not counted in time: more epochs tell who holds it")
+        notes.append("objects were not counted in time: a longer run tells who has it")
     growths = tuple(map(_many_not_few_numbers, evidence.growths))
     return Decision(LEAKING, growths=growths, notes=tuple(notes))
 
@@ -390,7 +390,7 @@ def _notes_on_left_out(evidence: RunEvidence) -> list[str]:
     for name, count in evidence.rarely_read.items():
         if not isinstance(name, WorkerName):
             notes.append(
-                f"{name} was read after {count} of {evidence.epochs} epochs only: too "
+                f"{name} was read after {count} of {evidence.epochs} only: too "
                 "seldom to be judged"
             )
     return notes

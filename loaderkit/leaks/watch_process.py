@@ -115,15 +115,15 @@ class _Ending(NamedTuple):
     returncode: int
     note: str
     """Why it ended, where that is known."""
-    page: str
-    """Path of the HTML report."""
+    page: str | None
+    """Path of the HTML report; None for none."""
 
 
 def watch_script(
     script: str,
     arguments: Sequence[str],
     *,
-    page: str,
+    page: str | None = None,
     live: Callable[[str], object],
 ) -> WatchResult:
     """Run a script and watch it, from inside and outside.
@@ -131,7 +131,7 @@ def watch_script(
     Args:
         script: Path of a Python file; it runs unchanged, as ``__main__``.
         arguments: Its own.
-        page: Where to write the HTML report.
+        page: Where to write the HTML report; None for none.
         live: Called once a second with a line to show.
 
     Returns:
@@ -164,6 +164,7 @@ def watch_process(
     pid: int,
     *,
     seconds: float | None,
+    page: str | None = None,
     live: Callable[[str], object],
 ) -> WatchResult:
     """Look at a running process until it ends, or for some time, or until Ctrl-C.
@@ -171,6 +172,7 @@ def watch_process(
     Args:
         pid: Its number.
         seconds: How long; until it ends if None.
+        page: Where to write the HTML report; None for none.
         live: Called once a second with a line to show.
 
     Returns:
@@ -185,7 +187,9 @@ def watch_process(
         raise LoaderkitError(what, fix="pgrep -f train.py")
     with contextlib.suppress(KeyboardInterrupt):
         _follow_process(monitor, live, seconds)
-    return WatchResult(None, monitor.report().to_json(), "", "")
+    report = monitor.report()
+    written = "" if page is None else str(report.to_html(page).resolve())
+    return WatchResult(None, report.to_json(), written, "")
 
 
 def _follow_child(
@@ -239,15 +243,17 @@ def _result_of(
     ending: _Ending,
 ) -> WatchResult:
     """Take the report that was written inside the script, else the one from outside."""
-    page = str(Path(ending.page).resolve())
+    page = "" if ending.page is None else str(Path(ending.page).resolve())
     file = folder / "report.json"
     if file.exists():
         report = json.loads(file.read_text(encoding="utf-8"))
-        shutil.copyfile(folder / "report.html", page)
+        if page:
+            shutil.copyfile(folder / "report.html", page)
         return WatchResult(ending.returncode, report, page, ending.note)
     # It was killed before its first verdict, or never imported torch.
     outside_report = monitor.report()
-    outside_report.to_html(page)
+    if page:
+        outside_report.to_html(page)
     return WatchResult(ending.returncode, outside_report.to_json(), page, ending.note)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from loaderkit.dataset_protocol import (
     ask_graph_fields,
@@ -167,9 +167,31 @@ def check_dataset(dataset: Any, options: LoaderOptions) -> None:
     except TypeError as error:
         fix = "give it __len__, a sampler, or make it an IterableDataset"
         raise _no_dataset(dataset, f"it has no length: {error}", fix) from error
+    _check_subset_rows(dataset)
     if not samples:
         what = "The dataset has no samples."
         raise LoaderError(what, why="len(dataset) is 0", fix="look at its source")
+
+
+def _check_subset_rows(dataset: Any) -> None:
+    """Refuse a subset of rows that what it is a part of does not have.
+
+    Its class may take other numbers than these, as one that repeats its samples does;
+    so only what is known to have no more rows is asked.
+    """
+    while isinstance(dataset, Subset):
+        whole: Any = dataset.dataset
+        indices = np.asarray(dataset.indices)
+        has_known_rows = isinstance(whole, list | tuple | TensorDataset | Subset)
+        if (has_known_rows or is_gathering(whole)) and indices.dtype.kind in "iu":
+            samples = len(whole)
+            missing = indices[(indices >= samples) | (indices < -samples)]
+            if missing.size:
+                what = f"A Subset names row {missing.flat[0]} of {samples:,} samples."
+                why = f"{missing.size:,} of its {indices.size:,} indices are not there"
+                fix = f"Subset(dataset, indices) with indices from 0 to {samples - 1}"
+                raise OptionError(what, why=why, fix=fix)
+        dataset = whole
 
 
 def check_graph_fields(dataset: Any, options: LoaderOptions) -> None:

@@ -41,8 +41,8 @@ class DownloadPlan:
     mirror: str
     """Its folder."""
     ahead_bytes: int
-    """How much is downloaded before it is needed; 0 where the order is not known, or
-    needs all shards at once."""
+    """How much is downloaded before it is needed at most; 0 where the order is not
+    known, or needs all shards at once."""
 
     needed_bytes: int
     """What the mirror has to hold so that no process waits for another's shards."""
@@ -72,7 +72,7 @@ class DownloadPlan:
             most = format_bytes(self.most_bytes)
         ahead = "nothing is downloaded ahead"
         if self.ahead_bytes:
-            ahead = f"{format_bytes(self.ahead_bytes)} are downloaded ahead"
+            ahead = f"up to {format_bytes(self.ahead_bytes)} are downloaded ahead"
         return (
             f"{self.url}: {format_bytes(self.first_epoch_bytes)} are downloaded in the "
             f"first epoch, {format_bytes(self.later_epoch_bytes)} in each other, of "
@@ -106,6 +106,10 @@ def plan_downloads(rows: StoredRows, epoch: Epoch, *, is_local: bool) -> Downloa
             shards, epoch.ends, rows.shard_bytes, most
         )
         first_epoch_bytes = later_epoch_bytes
+    ahead_bytes = 0
+    if is_local or not is_capped:
+        # No more can be ahead than an epoch reads at all.
+        ahead_bytes = min(rows.remote.ahead_bytes, read_bytes)
     return DownloadPlan(
         url=str(rows.remote),
         read_bytes=read_bytes,
@@ -114,7 +118,7 @@ def plan_downloads(rows: StoredRows, epoch: Epoch, *, is_local: bool) -> Downloa
         most_bytes=most,
         mirror=str(rows.remote.mirror_folder),
         needed_bytes=_needed_bytes(rows.shard_bytes[read]) if is_capped else 0,
-        ahead_bytes=rows.remote.ahead_bytes if is_local or not is_capped else 0,
+        ahead_bytes=ahead_bytes,
     )
 
 

@@ -123,8 +123,11 @@ class LoaderPlan(HasPage):
 
     def __str__(self) -> str:
         lines = [f"{'batches':<24}{self.batching}"]
+        values = {name: str(each.value) for name, each in self.settings().items()}
+        # A seed may have 19 digits, and the reasons stay below each other.
+        width = max(11, *map(len, values.values()))
         for name, decision in self.settings().items():
-            lines.append(f"{name:<24}{decision.value!s:<11} {decision.reason}")
+            lines.append(f"{name:<24}{values[name]:<{width}} {decision.reason}")
         if self.probe:
             lines.append(f"{'probe':<24}{self.probe}")
         if self.reading is not None:

@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from loaderkit.arguments import suggest_device
 from loaderkit.errors import LoaderkitError, OptionError
 from loaderkit.loader.facts import Facts
 from loaderkit.loader.probe import probe
@@ -63,7 +64,10 @@ def read_facts(
         capability = read_capability(device)
     except ValueError as error:
         what = f"device cannot be {device!r}: {error}."
-        raise OptionError(what, fix="device='cpu'") from error
+        nearest = suggest_device(device)
+        is_known = nearest.partition(":")[0] == str(device).partition(":")[0]
+        fix = f"device={'cpu' if is_known else nearest!r}"
+        raise OptionError(what, fix=fix) from error
     measurement = _measure_typical_batch(description, collate, typical, options)
     return Facts(
         host=read_host(),

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 
+from loaderkit.arguments import suggest_device
+from loaderkit.errors import OptionError
 from loaderkit.memory import process
 from loaderkit.memory.counters import COUNTERS
 from loaderkit.memory.host import read_host
@@ -161,10 +163,17 @@ def device_of(device: str | torch.device | None) -> torch.device:
 
     Returns:
         The device; the CPU on a machine without another.
+
+    Raises:
+        OptionError: torch knows no such device.
     """
     if device is None:
         return next(iter(present_devices()), torch.device("cpu"))
-    return torch.device(device)
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        what = f"device cannot be {device!r}: torch has no device of that name."
+        raise OptionError(what, fix=f"device={suggest_device(device)!r}") from error
 
 
 def _machine_counters(host: Host) -> Readings:

@@ -147,6 +147,16 @@ def test_every_fix_is_right():
                 ]
 
 
+@pytest.mark.parametrize("platform", ["linux", "win32"])
+@pytest.mark.parametrize("value", ["0.0", "0.8", "3", "-1", "x", "", "1.4", "1"])
+def test_where_there_is_no_mps_its_variables_do_nothing_at_all(value, platform):
+    for name in (HIGH, LOW, FALLBACK):
+        [finding] = judge_environment(
+            Setting({name: value}, (2, 13), "cuda", platform, torch_imported=True)
+        )
+        assert (finding.level, finding.fix) == ("useless", f"unset {name}")
+
+
 def test_what_torch_raised_counts_before_what_was_read():
     environ = {UNIFIED: "expandable_segments:Yes"}
 

@@ -76,26 +76,32 @@ def test_a_script_that_is_killed_is_reported_from_outside(watch, tmp_path):
     done = watch("killed.py")
 
     assert "somebody killed the script (SIGKILL)" in done.stdout
+    assert not list(tmp_path.glob("*.html"))  # nobody asked for a page
     assert "needs more seconds" in done.stdout
 
 
 @pytest.mark.slow
-def test_a_running_process_is_looked_at(watch):
+def test_a_running_process_is_looked_at(watch, tmp_path):
     code = (
         "import time\nkept = []\nwhile True: kept.append('x' * 200_000); time.sleep(.1)"
     )
     with subprocess.Popen([sys.executable, "-c", code]) as child:
         for seconds in (14, 60):
-            done = watch("--pid", child.pid, "--seconds", seconds)
+            page = ("--html", "pid.html")
+            done = watch("--pid", child.pid, "--seconds", seconds, *page)
             if "needs more" not in done.stdout:
                 break
         child.kill()
 
     assert "leaking" in done.stdout
     assert "anonymous" in done.stdout
+    assert "epoch" not in done.stdout  # it has seconds
+    assert "second by second" in (tmp_path / "pid.html").read_text()
 
 
 def test_what_is_not_there_is_told(watch):
     assert "There is no script 'none.py'" in watch("none.py").stderr
     assert "Process 999999999 is not there" in watch("--pid", 999999999).stderr
     assert "There is nothing to watch" in watch().stderr
+    assert "--seconds is for --pid" in watch("--seconds", 3, "train.py").stderr
+    assert "leave one of the two out" in watch("--pid", 1, "train.py").stderr

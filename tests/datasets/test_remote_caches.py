@@ -152,6 +152,7 @@ def test_blocks_go_shard_by_shard_so_that_a_small_mirror_downloads_each_once(
         taken = sum(f.stat().st_size for f in (tmp_path / "m").rglob("*.h5"))
         assert taken <= most
     text = str(loader.plan)
+    assert 0 < loader.plan.downloads.ahead_bytes <= loader.plan.downloads.read_bytes
     assert "are downloaded in the first epoch" in text
     assert f"{server.url}" in text
     server.stop()

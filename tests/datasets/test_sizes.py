@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch_geometric.data import Data
 
 from loaderkit import build_loader, pack
 from loaderkit.errors import LoaderError
@@ -154,3 +155,18 @@ def test_bytes_are_those_of_the_tensors(tmp_path_factory, data):
     dataset = pack(samples, path, workers=0, shard_bytes=data.draw(st.integers(8, 90)))
 
     assert dataset.sizes().bytes.tolist() == [nbytes(sample) for sample in samples]
+
+
+def test_sizes_are_shown_by_their_spread(tmp_path):
+    graphs = [
+        Data(x=torch.ones(n, 1), edge_index=torch.ones(2, 3).long()) for n in (2, 9, 4)
+    ]
+    clips = [{"tokens": torch.arange(n)} for n in (1, 5, 3)]
+
+    assert repr(pack(graphs, tmp_path / "g.lk", workers=0).sizes()) == (
+        "GraphSizes(3 samples, nodes 2 to 9 (median 4), edges 3 to 3 (median 3), "
+        "56 B to 84 B each)"
+    )
+    assert repr(pack(clips, tmp_path / "c.lk", workers=0).sizes()) == (
+        "SampleSizes(3 samples, tokens 1 to 5 (median 3), 8 B to 40 B each)"
+    )

@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    Dataset,
     IterableDataset,
+    Subset,
+    TensorDataset,
     WeightedRandomSampler,
 )
 
@@ -251,6 +254,36 @@ def test_a_batch_size_in_place_of_the_device_is_refused():
 def test_a_value_that_cannot_be_shown_is_refused_by_its_type(name):
     with pytest.raises(OptionError, match=f"(?s){name}.*Mute"):
         build_loader(NUMBERS, **{name: Mute()})
+
+
+@given(st.lists(st.integers(-15, 15), min_size=1, max_size=6), st.booleans())
+def test_a_subset_is_refused_exactly_where_torch_cannot_read_it(indices, is_tensor):
+    whole = TensorDataset(torch.arange(12)) if is_tensor else NUMBERS
+    subset = Subset(Subset(whole, range(12)[::-1]), indices)
+    try:
+        samples = [subset[row] for row in range(len(subset))]
+    except IndexError:
+        samples = None
+
+    if samples is not None:
+        assert len(build_loader(subset, batch_size=1, probe=False)) == len(samples)
+        return
+    with pytest.raises(OptionError, match="A Subset names row") as caught:
+        build_loader(subset, batch_size=1, probe=False)
+    assert any(f"row {index} of 12" in str(caught.value) for index in indices)
+
+
+def test_a_dataset_that_repeats_its_samples_has_more_rows_than_its_length():
+    class Repeated(Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, row):
+            return row % 4
+
+    repeated = Subset(Repeated(), [0, 7])
+
+    assert len(build_loader(repeated, batch_size=1, probe=False)) == 2
 
 
 @pytest.mark.parametrize("device", ["x", "", "cuda:x", "auto", Mute(), None])

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from loaderkit.errors import LoaderError, OptionError
-from loaderkit.loader.decisions import batches_per_s
+from loaderkit.loader.decisions import Decision, batches_per_s
 from loaderkit.loader.facts import Facts, Measured
 from loaderkit.loader.options import SettingOverrides
 from loaderkit.loader.plan import decide
@@ -257,6 +257,18 @@ def test_the_plan_prints_every_setting_with_a_reason():
         )
     assert "first limit to break" in text
     assert "MiB" in text
+
+
+@pytest.mark.parametrize("seed", [0, 2**31, 2**62])
+def test_the_reasons_of_a_plan_stand_below_each_other(seed):
+    decided = decide(facts(), SettingOverrides(), seed=Decision(seed, "of the order"))
+    settings = decided.settings()
+
+    lines = [line for line in str(decided).split("\n") if line.split()[0] in settings]
+
+    reasons = [decision.reason for decision in settings.values()]
+    assert len(lines) == len(reasons)
+    assert len({line.index(why) for line, why in zip(lines, reasons, strict=True)}) == 1
 
 
 def test_the_rate_has_three_limits():

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from loaderkit.arguments import show_value
 from loaderkit.budget.diagnosis.judge import (
     UNLIMITED,
     VERDICTS,
@@ -28,6 +29,7 @@ from loaderkit.budget.diagnosis.messages import (
 from loaderkit.budget.diagnosis.page import advice_sections, amounts_sections
 from loaderkit.budget.environment.allocator_settings import ALLOCATOR_NAMES
 from loaderkit.budget.remedies import COSTS, Remedy, remedies_for
+from loaderkit.errors import OptionError
 from loaderkit.notebook import card
 from loaderkit.pages.document import HasPage, Listing, Page, Section
 from loaderkit.units import format_bytes
@@ -172,6 +174,9 @@ def diagnose_oom(
     Returns:
         Numbers, verdict and advice; ``is_oom`` is False for anything else.
 
+    Raises:
+        OptionError: It is neither an error nor a text.
+
     >>> print(
     ...     diagnose_oom(
     ...         "RuntimeError: DataLoader worker (pid 7) is killed by "
@@ -186,6 +191,8 @@ def diagnose_oom(
     saves = {gain.remedy.name: gain.saves for gain in plan.savings} if plan else {}
     if isinstance(error, str):
         return diagnose(read_message(error), saves=saves)
+    if not isinstance(error, BaseException):
+        raise _neither_error_nor_text(error)
 
     # Only an exception was raised here, under the settings of this process: a text can
     # come from any other.
@@ -195,6 +202,28 @@ def diagnose_oom(
     if diagnosis.is_oom and _was_in_optimizer_update(error):
         return replace(diagnosis, notes=[*diagnosis.notes, _HALF_UPDATED])
     return diagnosis
+
+
+def _neither_error_nor_text(given: object) -> OptionError:
+    """Say what to give in place of what is often at hand where an error was caught."""
+    what = f"diagnose_oom takes an error or a text, got {show_value(given)}."
+    why = f"its type is {type(given).__name__}"
+    fix = "except Exception as error: print(diagnose_oom(error))"
+    if given is None:
+        why = "it is None: no error is being handled here, or this one has no cause"
+    elif isinstance(given, type):
+        why = "it is a class of errors, not the error that was raised"
+    elif isinstance(given, bytes | bytearray):
+        fix = "diagnose_oom(text.decode(errors='replace'))"
+    elif isinstance(given, os.PathLike):
+        fix = "diagnose_oom(path.read_text(errors='replace'))"
+    elif isinstance(given, tuple) and any(
+        isinstance(part, BaseException) for part in given
+    ):
+        fix = "diagnose_oom(sys.exc_info()[1])"
+    elif isinstance(given, list | tuple):
+        fix = "diagnose_oom('\\n'.join(lines))"
+    return OptionError(what, why=why, fix=fix)
 
 
 def diagnose(

@@ -112,10 +112,12 @@ def judge_environment(setting: Setting) -> list[EnvironmentFinding]:
       why: it is below the low watermark, 1.4: the first use of MPS raises "invalid ...
       fix: export PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.8 PYTORCH_MPS_LOW_WATERMARK_RATI...
     """
+    # Where there is no MPS, its variables are read by nobody: they cannot do harm too.
+    of_mps = [*_watermarks(setting), *_fallback(setting)]
+    if setting.platform != "darwin":
+        of_mps = list(_wrong_place(setting))
     findings = [
-        *_watermarks(setting),
-        *_fallback(setting),
-        *_wrong_place(setting),
+        *of_mps,
         *_overridden_names(setting),
         *_allocator_options(setting),
         *_too_late(setting),
@@ -209,7 +211,7 @@ def _fallback(setting: Setting) -> Iterator[EnvironmentFinding]:
         why += "which counts only if that was before `import torch`"
         fix = f"{FALLBACK}={value} python train.py"
         yield EnvironmentFinding(12, "ignored", FALLBACK, value, why, fix)
-    elif setting.platform == "darwin" and value.strip() != "0":
+    elif value.strip() != "0":
         why = "it sends operators that MPS lacks to the CPU; it frees no memory and "
         why += "moves nothing there when memory is short"
         fix = "keep it for missing operators; for memory see loaderkit.plan_batch"
@@ -217,8 +219,6 @@ def _fallback(setting: Setting) -> Iterator[EnvironmentFinding]:
 
 
 def _wrong_place(setting: Setting) -> Iterator[EnvironmentFinding]:
-    if setting.platform == "darwin":
-        return
     for name in (HIGH, LOW, FALLBACK):
         if name in setting.environ:
             why = f"there is no MPS on {setting.platform}: nothing reads it"

@@ -34,6 +34,8 @@ from loaderkit.budget.step.train_step import (
     device_spec,
     dtype_of,
 )
+from loaderkit.errors import OptionError
+from loaderkit.mistaken import mistaken_for_batch
 from loaderkit.nests import flatten_tensors
 from loaderkit.notebook import Bar, card
 from loaderkit.pages.document import HasPage, Listing, Page, Section
@@ -197,6 +199,7 @@ def estimate_step(
 
     Raises:
         ValueError: The batch, loss or optimizer does not fit the model.
+        OptionError: It is no batch, but a loader, a dataset or the like.
 
     >>> import torch
     >>> layer = torch.nn.Linear(100, 100)
@@ -204,6 +207,9 @@ def estimate_step(
     >>> step.parts["parameters"], step.phase
     (40400, 'backward')
     """
+    mistake = mistaken_for_batch(batch)
+    if mistake is not None:
+        raise OptionError(mistake.what, why=mistake.why, fix=mistake.instead)
     autocast_dtype = dtype_of(autocast)
     step = Step(loss, optimizer, autocast=autocast_dtype, target=device_spec(target))
     return estimate(model, batch, step)

@@ -17,6 +17,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.checkpoint import checkpoint
 
+from loaderkit.arguments import suggest_device
 from loaderkit.nests import flatten_tensors
 from loaderkit.pyg import is_pyg_data
 
@@ -79,7 +80,8 @@ def device_spec(target: str | DeviceSpec | torch.device) -> DeviceSpec:
         return target
     kind = str(target).partition(":")[0]
     if kind not in {"cpu", "cuda", "xpu", "mps"}:
-        msg = f"target must be cpu, cuda, xpu or mps, got {target!r}"
+        msg = f"target must be cpu, cuda, xpu or mps, got {target!r}: "
+        msg += f"did you mean {suggest_device(target)!r}?"
         raise StepError(msg)
     return DeviceSpec(kind)
 
