@@ -125,6 +125,12 @@ def test_a_misconfiguration_is_found(name):
     assert findings_of(environ, **facts) == expected
 
 
+@pytest.mark.parametrize("value", ["0", "0.8", "5", "-1", "true", ""])
+def test_of_a_variable_of_another_system_only_that_nothing_reads_it_is_said(value):
+    for name in (HIGH, LOW, FALLBACK):
+        assert findings_of({name: value}) == [(12, "useless")]
+
+
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_setting_is_let_be(name):
     environ, facts = RIGHT[name]

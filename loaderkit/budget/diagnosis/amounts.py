@@ -96,7 +96,7 @@ class _Roles(NamedTuple):
 
 
 @functools.cache
-def _roles() -> _Roles:
+def _role_patterns() -> _Roles:
     roles = _Roles({}, {})
     for (side, role), pattern in read_table("amount_roles.txt"):
         if side == "word":
@@ -173,7 +173,10 @@ def _plain_number(digits: str) -> str:
     Raises:
         ValueError: It is no number, such as a time or a version.
 
-    >>> [_plain_number(said) for said in ("1900,00", "25,600,000", "1,024.5", "3,5")]
+    >>> [
+    ...     _plain_number(digits)
+    ...     for digits in ("1900,00", "25,600,000", "1,024.5", "3,5")
+    ... ]
     ['1900.00', '25600000', '1024.5', '3.5']
     >>> _plain_number("25.600.000"), _plain_number("25.600,5")
     ('25600000', '25600.5')
@@ -224,44 +227,44 @@ def find_amounts(text: str) -> Iterator[Amount]:
 
 
 def _amounts_of(match: re.Match[str], text: str, previous_end: int) -> Iterator[Amount]:
-    said = match.groupdict()
+    groups = match.groupdict()
     around = text[max(0, match.start() - 40) : match.end() + 40]
     words = " ".join(around.split())
     before = text[max(previous_end, match.start() - _CONTEXT) : match.start()]
     behind = text[match.end() : match.end() + _CONTEXT]
-    if said.get("bare") is not None:
+    if groups.get("bare") is not None:
         label = before + text[match.start() : match.start("bare")]
-        role = _role(label, "") or "requested"
-        yield Amount(role, parse_size(said["bare"]), match.start(), words)
-    elif said.get("labelled") is not None:
+        role = _role_of_amount(label, "") or "requested"
+        yield Amount(role, parse_size(groups["bare"]), match.start(), words)
+    elif groups.get("labelled") is not None:
         before = text[max(previous_end, match.start()) : match.start("labelled")]
-        size = parse_size(said["labelled"])
-        yield Amount(_role(before, ""), size, match.start(), words)
-    elif said.get("listed") is not None:
+        size = parse_size(groups["labelled"])
+        yield Amount(_role_of_amount(before, ""), size, match.start(), words)
+    elif groups.get("listed") is not None:
         label = text[match.start() : match.start("listed")]
-        size = parse_size(said["listed"])
-        yield Amount(_role(label, ""), size, match.start(), words)
-    elif said.get("argument") is not None:
-        size = parse_size(said["argument"])
+        size = parse_size(groups["listed"])
+        yield Amount(_role_of_amount(label, ""), size, match.start(), words)
+    elif groups.get("argument") is not None:
+        size = parse_size(groups["argument"])
         yield Amount("requested", size, match.start(), words)
-    elif said.get("described") is not None:
-        size = parse_size(f"{said['described']} {said['described_unit']}")
-        described_role = _role("", f" {said['adjective']}")
+    elif groups.get("described") is not None:
+        size = parse_size(f"{groups['described']} {groups['described_unit']}")
+        described_role = _role_of_amount("", f" {groups['adjective']}")
         yield Amount(described_role, size, match.start(), words)
-    elif said.get("plain") is not None:
-        size = parse_size(said["plain"])
+    elif groups.get("plain") is not None:
+        size = parse_size(groups["plain"])
         plain_role = None
         if not _is_name_or_count(size, before):
-            plain_role = _role(before, behind)
+            plain_role = _role_of_amount(before, behind)
         if plain_role is not None:
             yield Amount(plain_role, size, match.start(), words)
-    elif said.get("more") is not None or said.get("more_size") is not None:
-        yield from _comparison(match, text, words)
-    elif said.get("part") is not None:
-        yield from _fraction(match, text, words)
+    elif groups.get("more") is not None or groups.get("more_size") is not None:
+        yield from _amounts_of_comparison(match, text, words)
+    elif groups.get("part") is not None:
+        yield from _amounts_of_fraction(match, text, words)
     else:
-        size = parse_size(said["exact"] or said["size"])
-        yield Amount(_role(before, behind), size, match.start(), words)
+        size = parse_size(groups["exact"] or groups["size"])
+        yield Amount(_role_of_amount(before, behind), size, match.start(), words)
 
 
 def _is_name_or_count(number: int, before: str) -> bool:
@@ -281,36 +284,40 @@ _USED = compile_words(r"used|usage|using|was\b|in use")
 _ASKED = compile_words(r"\balloc|request|\bacquire|\breserve")
 
 
-def _fraction(match: re.Match[str], text: str, words: str) -> Iterator[Amount]:
+def _amounts_of_fraction(
+    match: re.Match[str], text: str, words: str
+) -> Iterator[Amount]:
     """Read "(67.24/79.25 GiB)": a part of the whole, free, used or asked for."""
-    whole = parse_size(match["whole"])
+    whole_bytes = parse_size(match["whole"])
     unit = match["part_unit"] or match["whole"].lstrip("0123456789. ")
-    if match["part_unit"] is None and _is_rounding(match["part"], whole):
+    if match["part_unit"] is None and _is_rounding(match["part"], whole_bytes):
         # "[1984585910/1.8gb]" is one amount, twice
         before = text[max(0, match.start() - _CONTEXT) : match.start()]
         behind = text[match.end() : match.end() + _CONTEXT]
         size = int(match["part"])
-        yield Amount(_role(before, behind), size, match.start(), words)
+        yield Amount(_role_of_amount(before, behind), size, match.start(), words)
         return
-    part = parse_size(f"{match['part']} {unit}")
+    part_bytes = parse_size(f"{match['part']} {unit}")
     before = text[max(0, match.start() - _CONTEXT) : match.start()]
     role = "in_use"
-    if _last(_FREE, before) > _last(_USED, before):
+    if _last_position(_FREE, before) > _last_position(_USED, before):
         role = "free"
-    elif part > whole:
+    elif part_bytes > whole_bytes:
         role = OVERFULL
-    yield Amount(role, part, match.start(), words, is_part=True)
-    yield Amount(WHOLE, whole, match.start(), words)
+    yield Amount(role, part_bytes, match.start(), words, is_part=True)
+    yield Amount(WHOLE, whole_bytes, match.start(), words)
 
 
 def _is_rounding(digits: str, rounded_bytes: int) -> bool:
     """Whether a whole number is what another, rounded one says in bytes."""
     if not digits.isdigit():
         return False
+    # "1.8gb" stands for anything up to 3 % away, "2gb" for more: chosen well above both
+    # and below the next fraction that is told so, a tenth of a device in use.
     return abs(int(digits) - rounded_bytes) <= 0.1 * rounded_bytes
 
 
-def _last(words: re.Pattern[str], text: str) -> int:
+def _last_position(words: re.Pattern[str], text: str) -> int:
     """Where the last of some words stands, -1 where none does."""
     return max((match.start() for match in words.finditer(text)), default=-1)
 
@@ -318,7 +325,9 @@ def _last(words: re.Pattern[str], text: str) -> int:
 _SLURM = re.compile("slurm", re.IGNORECASE)
 
 
-def _comparison(match: re.Match[str], text: str, words: str) -> Iterator[Amount]:
+def _amounts_of_comparison(
+    match: re.Match[str], text: str, words: str
+) -> Iterator[Amount]:
     """Read "exceeded memory limit (4213032 > 4194304)"."""
     # Slurm counts in KiB, without saying so.
     unit = 1 << 10 if _SLURM.search(text) else 1
@@ -333,11 +342,11 @@ def _comparison(match: re.Match[str], text: str, words: str) -> Iterator[Amount]
     yield Amount("free" if is_request else "limit", less, start, words)
 
 
-def _role(before: str, behind: str) -> str | None:
+def _role_of_amount(before: str, behind: str) -> str | None:
     """Decide what an amount is; a label with a colon before it is never in doubt."""
     labels = [
         (role, match)
-        for role, words in _roles().before.items()
+        for role, words in _role_patterns().before.items()
         if (match := words.search(before))
     ]
     labelled = [
@@ -349,7 +358,7 @@ def _role(before: str, behind: str) -> str | None:
         return max(labelled)[1]
     if any(role == SAID for role, _ in labels):
         return SAID
-    for role, words in _roles().behind.items():
+    for role, words in _role_patterns().behind.items():
         match_behind = words.match(behind)
         # Behind a comma stands what the next number is, if words before this one fit.
         if match_behind and not (labels and match_behind["apart"]):

@@ -128,13 +128,13 @@ def find_exhaustion(text: str) -> Exhaustion | None:
     >>> find_exhaustion("If you run out of memory, use a smaller batch.") is None
     True
     """
-    return _surest(_clues(text)) or _surest(_loose_clues(text))
+    return _surest_report(_phrase_clues(text)) or _surest_report(_loose_clues(text))
 
 
-def _surest(clues: Iterator[_Clue]) -> Exhaustion | None:
+def _surest_report(clues: Iterator[_Clue]) -> Exhaustion | None:
     first = None
     for clue in clues:
-        finding = _judged(clue)
+        finding = _report_of_clue(clue)
         # One that says where is surer than one that only says that it ran out.
         if finding is not None and finding.kind != "oom":
             return finding
@@ -144,17 +144,16 @@ def _surest(clues: Iterator[_Clue]) -> Exhaustion | None:
 
 def mentions_exhaustion(text: str) -> str | None:
     """Give the first phrase of exhaustion of a text, whether it reports one or not."""
-    clue = next(_clues(text), None)
+    clue = next(_phrase_clues(text), None)
     return None if clue is None else " ".join(clue.words.split())
 
 
-def _clues(text: str) -> Iterator[_Clue]:
-    found = [
-        _Clue(phrase, match.start(), match.end(), text)
-        for phrase, words in phrases().items()
-        for match in words.finditer(text)
-    ]
-    return iter(sorted(found, key=lambda clue: clue.start))
+def _phrase_clues(text: str) -> Iterator[_Clue]:
+    clues: list[_Clue] = []
+    for phrase, words in phrases().items():
+        matches = words.finditer(text)
+        clues += [_Clue(phrase, *match.span(), text) for match in matches]
+    return iter(sorted(clues, key=lambda clue: clue.start))
 
 
 def _loose_clues(text: str) -> Iterator[_Clue]:
@@ -168,29 +167,32 @@ def _loose_clues(text: str) -> Iterator[_Clue]:
 
 
 def _loose_clues_in(text: str, start: int, end: int) -> Iterator[_Clue]:
-    found = False
-    for said in find_statements(text, start, end):
-        found = True
-        yield _Clue(said.way, said.start, said.end, text, is_loose=True)
-    if found:
+    has_statement = False
+    for statement in find_statements(text, start, end):
+        has_statement = True
+        yield _Clue(statement.way, statement.start, statement.end, text, is_loose=True)
+    if has_statement:
         return
+
     # A name can be the statement: MemoryLimitExceededException
     words = split_names(text[start:end])
-    if len(words) == end - start and "_" not in text[start:end]:
+    has_names = len(words) != end - start or "_" in text[start:end]
+    if not has_names:
         return
-    for said in find_statements(words, 0, len(words)):
-        yield _Clue(said.way, start, end, text, is_loose=True)
+    for statement in find_statements(words, 0, len(words)):
+        # Positions among the parts of names are none in the text.
+        yield _Clue(statement.way, start, end, text, is_loose=True)
 
 
-def _judged(clue: _Clue) -> Exhaustion | None:
+def _report_of_clue(clue: _Clue) -> Exhaustion | None:
     begin, end = clue.sentence()
     sentence = clue.text[begin:end]
     # Of words with others between them, the first can stand before a hedge.
-    told = clue.end if clue.is_loose else clue.start
+    hedges_end = clue.end if clue.is_loose else clue.start
     if _CODE_ABOVE.search(clue.text, max(0, begin - _CODE_REACH), begin):
         return None
     asked = clue.text[begin : end + 1]
-    if _QUESTION.match(asked) or is_negated(sentence, told - begin):
+    if _QUESTION.match(asked) or is_negated(sentence, hedges_end - begin):
         return None
     if is_described(clue.text, clue.end):
         return None
@@ -202,7 +204,7 @@ def _judged(clue: _Clue) -> Exhaustion | None:
     amounts = list(find_amounts(clue.text[begin : region[1]]))
     if not _is_report(clue, sentence, amounts):
         return None
-    kind, backend = _place(clue, sentence, amounts)
+    kind, backend = _kind_and_backend(clue, sentence, amounts)
     return Exhaustion(kind, backend, clue.start, clue.end, region)
 
 
@@ -232,13 +234,13 @@ def _is_report(clue: _Clue, sentence: str, amounts: list[Amount]) -> bool:
         is_status = _ALLOCATION_FAILED.search(clue.words) is not None
         return is_status and place_named(sentence) is not None
     if clue.phrase is Phrase.EXCEEDED:
-        has_consequence = has_error_mark(sentence) or _ended(clue)
+        has_consequence = has_error_mark(sentence) or _process_was_ended(clue)
         if _EXCEEDED_ITS_SHARE.search(sentence) and _is_terse(sentence):
             has_consequence = True
         is_refused = has_consequence or ONE_BLOCK.search(sentence) is not None
         if _is_above_limit(amounts) and OTHER_THING.search(sentence) is None:
             is_refused = True
-        has_free = any(amount.role in _ROOMS for amount in amounts)
+        has_free = any(amount.role in _ROLES_OF_MEMORY for amount in amounts)
         return is_refused and (has_free or _MEMORY_WORD.search(sentence) is not None)
     if clue.phrase is Phrase.KILLED:
         return (
@@ -250,7 +252,7 @@ def _is_report(clue: _Clue, sentence: str, amounts: list[Amount]) -> bool:
     )
     # An error can be told by its constant alone: RMM_ERROR_OUT_OF_MEMORY.
     is_error = has_error_mark(with_name_parts(sentence))
-    if placed or amounts or is_error or _ended(clue):
+    if placed or amounts or is_error or _process_was_ended(clue):
         return True
     return _is_headline(clue, sentence)
 
@@ -271,7 +273,7 @@ def _is_sure_event(clue: _Clue, sentence: str, amounts: list[Amount]) -> bool:
         return True
     if clue.phrase is Phrase.RAN_OUT and (_is_placed(sentence) or _is_terse(sentence)):
         return True
-    if _ended(clue):
+    if _process_was_ended(clue):
         return True
     return has_error_mark(clue.text[max(0, clue.start - _BEFORE) : clue.region()[1]])
 
@@ -279,8 +281,10 @@ def _is_sure_event(clue: _Clue, sentence: str, amounts: list[Amount]) -> bool:
 def _asks_for_more_than_is_free(amounts: list[Amount]) -> bool:
     """Whether words name a request, and less that is free: nothing else is so told."""
     requests = [amount.size_bytes for amount in amounts if amount.role == "requested"]
-    rooms = [amount.size_bytes for amount in amounts if amount.role == "free"]
-    return bool(requests and rooms) and max(requests) > max(rooms)
+    free_sizes = [amount.size_bytes for amount in amounts if amount.role == "free"]
+    if not requests or not free_sizes:
+        return False
+    return max(requests) > max(free_sizes)
 
 
 def _is_above_limit(amounts: list[Amount]) -> bool:
@@ -295,8 +299,10 @@ def _is_above_limit(amounts: list[Amount]) -> bool:
     if sum(parts) > last:
         return True
     limits = [amount.size_bytes for amount in amounts if amount.role == "limit"]
-    usages = [amount.size_bytes for amount in amounts if amount.role in _USAGES]
-    return bool(limits and usages) and max(usages) > max(limits)
+    usages = [amount.size_bytes for amount in amounts if amount.role in _ROLES_OF_USAGE]
+    if not limits or not usages:
+        return False
+    return max(usages) > max(limits)
 
 
 _EXCEEDED_ITS_SHARE = compile_words(
@@ -304,9 +310,9 @@ _EXCEEDED_ITS_SHARE = compile_words(
     r"(?:limit|allocation|allowance|budget|quota|share)\b"
 )
 """In the past, of something's own share: told of an event, and not of a rule."""
-_ROOMS = frozenset({"free", "capacity"})
+_ROLES_OF_MEMORY = frozenset({"free", "capacity"})
 """Roles of amounts that only memory has in such a sentence."""
-_USAGES = frozenset({"in_use", "requested", SAID})
+_ROLES_OF_USAGE = frozenset({"in_use", "requested", SAID})
 """Roles of amounts that have to fit into a limit; a peak is said besides the usage."""
 _TERSE = 90
 """Characters of a sentence that says one thing; chosen: the gathered reports without a
@@ -347,7 +353,7 @@ def _is_headline(clue: _Clue, sentence: str) -> bool:
     return is_subject and not behind
 
 
-def _ended(clue: _Clue) -> bool:
+def _process_was_ended(clue: _Clue) -> bool:
     """Whether something of the host was killed, said in the line or the next one."""
     begin = clue.text.rfind("\n", max(0, clue.start - _BEFORE), clue.start) + 1
     begin = max(begin, clue.start - _BEFORE, 0)
@@ -357,7 +363,9 @@ def _ended(clue: _Clue) -> bool:
     )
 
 
-def _place(clue: _Clue, sentence: str, amounts: list[Amount]) -> tuple[str, str | None]:
+def _kind_and_backend(
+    clue: _Clue, sentence: str, amounts: list[Amount]
+) -> tuple[str, str | None]:
     """Decide of which memory it tells: the sentence counts before its surroundings."""
     resource = _host_resource(clue, sentence, amounts)
     if resource is not None:
@@ -365,22 +373,22 @@ def _place(clue: _Clue, sentence: str, amounts: list[Amount]) -> tuple[str, str 
     if _HOSTS_MEMORY.search(clue.words):
         return "host_alloc", "cpu"
     around = clue.surroundings()
-    backend = place_named(sentence) or _host(sentence)
+    backend = place_named(sentence) or _host_backend(sentence)
     if backend == "cpu" and _DEVICE_MEMORY.search(sentence):
         backend = None  # "malloc" is a word of devices too
     # An allocation of the host can fail, and its process end: that is no limit.
     is_watched = backend is None or (
         backend == "cpu" and clue.phrase is Phrase.EXCEEDED
     )
-    if is_watched and clue.phrase is not Phrase.FAILED and _ended(clue):
+    if is_watched and clue.phrase is not Phrase.FAILED and _process_was_ended(clue):
         return "killed", "host"
     subject = clue.text[clue.sentence()[0] : clue.end]
     is_budget = BUDGET.search(around) is not None
-    if is_budget and (_host(subject) is None or BUDGET.search(subject)):
+    if is_budget and (_host_backend(subject) is None or BUDGET.search(subject)):
         is_allocator = _ALLOCATOR_WORDING.search(sentence) is not None
         return "device_oom" if is_allocator else "device_limit", "cuda"
     if backend is None:
-        host = None if _DEVICE_MEMORY.search(sentence) else _host(around)
+        host = None if _DEVICE_MEMORY.search(sentence) else _host_backend(around)
         backend = place_named(around) or host
     if backend == "cpu":
         return "host_alloc", "cpu"
@@ -412,7 +420,7 @@ def _is_refusal(clue: _Clue, amounts: list[Amount]) -> bool:
     """Whether a limit was told to what asked for too much, which goes on living."""
     is_limit = re.search(r"limit", clue.words, re.IGNORECASE) is not None
     asked = any(amount.role == "requested" for amount in amounts)
-    return is_limit and asked and not _ended(clue)
+    return is_limit and asked and not _process_was_ended(clue)
 
 
 def place_named(text: str) -> str | None:
@@ -437,5 +445,5 @@ def speaks_of_the_host(text: str) -> bool:
     return HOST_PLACE.search(with_name_parts(text)) is not None
 
 
-def _host(text: str) -> str | None:
+def _host_backend(text: str) -> str | None:
     return "cpu" if HOST_PLACE.search(text) else None

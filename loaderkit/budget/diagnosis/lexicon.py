@@ -92,12 +92,12 @@ _PIECES = {
 @functools.cache
 def phrases() -> dict[Phrase, re.Pattern[str]]:
     """Give each way with its phrases, from ``phrases.txt``."""
-    found = {}
+    patterns = {}
     for (way,), pattern in read_table("phrases.txt"):
         for name, piece in _PIECES.items():
             pattern = pattern.replace(f"@{name}@", piece)
-        found[Phrase[way]] = compile_words(pattern)
-    return found
+        patterns[Phrase[way]] = compile_words(pattern)
+    return patterns
 
 
 _NOT_MEMORY = compile_words(

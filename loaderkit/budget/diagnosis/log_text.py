@@ -131,41 +131,43 @@ def clean_log(text: str) -> str:
     >>> clean_log('{"msg": "CUDA out of memory.\\nTried to"}')
     'CUDA out of memory. Tried to"}'
     """
-    text = _UNBROKEN.sub(_shortened, _LONG_INDENT.sub(" " * 40, text))
-    text = _ESCAPED.sub(_unescaped, text).replace("\r\n", "\n").replace("\r", "\n")
+    text = _UNBROKEN.sub(_shorten_data, _LONG_INDENT.sub(" " * 40, text))
+    text = (
+        _ESCAPED.sub(_unescape_sequence, text).replace("\r\n", "\n").replace("\r", "\n")
+    )
     text = _COLOUR.sub("", text)
-    text = _OPENING.sub(_opened, text)
+    text = _OPENING.sub(_start_line_of_quotation, text)
     for ambiguous in (_PROCESS_AT_START, _RANK_AT_START):
         # A single "(pid=129)" or "2:" is a part of the message, which wrapping put
         # there; a prefix is on all lines, and of one line it does no harm.
         if len(ambiguous.findall(text)) == 1:
-            text = ambiguous.sub(_kept, text)
-    lines = [_cleaned_line(line.rstrip()) for line in text.split("\n")]
+            text = ambiguous.sub(_mark_as_message, text)
+    lines = [_clean_line(line.rstrip()) for line in text.split("\n")]
     # A line that held nothing but a progress bar was drawn through the text.
-    return _joined(list(_without_repetitions(line for line in lines if line.words)))
+    return _join_lines(list(_without_repetitions(line for line in lines if line.words)))
 
 
-def _kept(match: re.Match[str]) -> str:
+def _mark_as_message(match: re.Match[str]) -> str:
     """Mark what is no prefix; before another one it is one, such as a level."""
     is_prefix = _PREFIX.match(match.string, match.end()) is not None
     return match.group() if is_prefix else _KEPT + match.group()
 
 
-def _opened(match: re.Match[str]) -> str:
+def _start_line_of_quotation(match: re.Match[str]) -> str:
     """Begin a line with what is quoted; that it is an error stays before it."""
     if match["name"]:
         return f"{match['name']}:\n"
     return "\nerror: " if (match["key"] or "").lower() == "error" else "\n"
 
 
-def _cleaned_line(line: str) -> _Line:
+def _clean_line(line: str) -> _Line:
     # A bar can stand behind a prefix, and a prefix behind a bar.
     words = _PROGRESS.sub(" ", _without_prefixes(line))
     words = _without_prefixes(words).replace(_KEPT, "")
     return _Line(len(line), _BLANKS.sub(" ", words).strip())
 
 
-def _shortened(match: re.Match[str]) -> str:
+def _shorten_data(match: re.Match[str]) -> str:
     data = match.group()
     return f"{data[:_KEPT_OF_DATA]} {data[-_KEPT_OF_DATA:]}"
 
@@ -183,7 +185,7 @@ def _without_repetitions(lines: Iterable[_Line]) -> Iterator[_Line]:
             yield line
 
 
-def _unescaped(match: re.Match[str]) -> str:
+def _unescape_sequence(match: re.Match[str]) -> str:
     code, letter = match.groups()
     if code is not None:
         return chr(int(code, 16))
@@ -202,7 +204,7 @@ def _without_prefixes(line: str) -> str:
     return line[start:]
 
 
-def _joined(lines: list[_Line]) -> str:
+def _join_lines(lines: list[_Line]) -> str:
     """Join lines: broken words without anything, wrapped lines with a blank.
 
     A terminal breaks at its last column, whatever stands there, and ``textwrap`` does

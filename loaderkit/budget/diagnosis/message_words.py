@@ -27,20 +27,20 @@ def is_word(token: str) -> bool:
     [True, True, False, True]
     """
     token = token.strip(".,").rsplit(".", 1)[-1]
-    if token.lower() in _words() or token.isdigit():
+    if token.lower() in _known_words() or token.isdigit():
         return True
     parts = _PARTS.findall(token)
     if len(parts) < 2 or "".join(parts) != token.replace("_", ""):
         return False
-    return all(part.isdigit() or part.lower() in _words() for part in parts)
+    return all(part.isdigit() or part.lower() in _known_words() for part in parts)
 
 
 @functools.cache
-def _words() -> frozenset[str]:
+def _known_words() -> frozenset[str]:
     folder = resources.files(__package__)
     words = set(folder.joinpath("words.txt").read_text("utf-8").lower().split())
     for name in _TABLES:
         text = re.sub(r"\\.", " ", folder.joinpath(name).read_text("utf-8"))
-        found = re.findall(r"[A-Za-z]+", text)
-        words |= {word.lower() for word in found if len(word) >= _SHORTEST}
+        letters = re.findall(r"[A-Za-z]+", text)
+        words |= {word.lower() for word in letters if len(word) >= _SHORTEST}
     return frozenset(words)

@@ -53,12 +53,16 @@ SIZES = (
     "anon_rss",
 )
 """Fields of a message that are bytes, in the order in which they are printed."""
-_WHOLE = frozenset({"device", "pid", "errno"})
+_WHOLE_NUMBERS = frozenset({"device", "pid", "errno"})
 _LARGE_MAP_BYTES = 64 << 20
+"""A mapping above it failed for its size, one below it for the number of mappings.
+Chosen between a shared tensor of a batch and the weights of a model."""
 _LONGEST_MESSAGE = 1500
 """Characters; the longest of the corpora, with torch's advice, has 900."""
 _NEARBY = 300
+"""Characters around a wording in which another system names a device or an amount."""
 _MOST_UNREAD = 3
+"""Amounts printed as not understood: more would bury the diagnosis."""
 _ON_DEVICE = frozenset(
     {"device_oom", "device_oom_async", "device_limit", "buffer_too_large", "oom"}
 )
@@ -166,30 +170,38 @@ def read_message(text: str) -> Message:
     Returns:
         What it states; ``kind`` is None when nothing is recognised.
 
-    >>> said = read_message("RuntimeError: Invalid buffer size: 19.45 GB")
-    >>> said.kind, said.backend, said.requested
+    >>> message = read_message("RuntimeError: Invalid buffer size: 19.45 GB")
+    >>> message.kind, message.backend, message.requested
     ('buffer_too_large', 'mps', 20884278477)
     >>> read_message("a friend of mine ran out of memory").is_oom
     False
     """
     cleaned = clean_log(text)
-    wording, match = _first_wording(cleaned)
+
+    # A sure wording knows more than its words say: which number is which, and why.
+    wording, match = _first_pattern_match(cleaned)
     if wording is not None and match is not None and wording.is_oom is True:
-        return replace(_read_wording(cleaned, wording, match), raw=text)
+        return replace(_read_pattern_match(cleaned, wording, match), raw=text)
+
+    # Of one that is not sure, and of none, the words decide.
     finding = find_exhaustion(cleaned)
-    if finding is not None and not _explains(wording, match, finding):
+    if finding is not None and not _pattern_knows_better(wording, match, finding):
         return replace(_read_finding(cleaned, finding), raw=text)
     if wording is not None and match is not None:
-        message = _read_wording(cleaned, wording, match)
-        if finding is not None and _confirms(finding, wording, match):
+        message = _read_pattern_match(cleaned, wording, match)
+        if finding is not None and _confirms_pattern(finding, wording, match):
             message = replace(message, is_oom=True)
         return replace(message, raw=text)
+
+    # Nothing is reported: say which words only look like it.
     mentioned = mentions_exhaustion(cleaned)
     unread = () if mentioned is None else (f'"{mentioned}" tells of no event here',)
     return Message(raw=text, unread=unread)
 
 
-def _first_wording(text: str) -> tuple[MessagePattern | None, re.Match[str] | None]:
+def _first_pattern_match(
+    text: str,
+) -> tuple[MessagePattern | None, re.Match[str] | None]:
     for wording in message_patterns():
         match = wording.pattern.search(text)
         if match is None or _is_of_a_device(wording, text, match):
@@ -216,7 +228,7 @@ def _lacks_permission(wording: MessagePattern, text: str, match: re.Match[str]) 
     return wording.kind == "shm" and _OTHER_REASON.search(around) is not None
 
 
-def _confirms(
+def _confirms_pattern(
     finding: Exhaustion, wording: MessagePattern, match: re.Match[str]
 ) -> bool:
     """Whether a kill that may be about memory stands beside words that say it is."""
@@ -226,7 +238,7 @@ def _confirms(
     return match.start() < end and begin < match.end()
 
 
-def _explains(
+def _pattern_knows_better(
     wording: MessagePattern | None,
     match: re.Match[str] | None,
     finding: Exhaustion,
@@ -240,10 +252,12 @@ def _explains(
     return match.start() < finding.end and finding.start < match.end()
 
 
-def _read_wording(text: str, wording: MessagePattern, match: re.Match[str]) -> Message:
-    said = fields_of(match)
-    backend = _backend(said.pop("backend", None), wording.backend)
-    values = {name: _value(name, words) for name, words in said.items()}
+def _read_pattern_match(
+    text: str, wording: MessagePattern, match: re.Match[str]
+) -> Message:
+    groups = fields_of(match)
+    backend = _backend_named(groups.pop("backend", None), wording.backend)
+    values = {name: _field_value(name, words) for name, words in groups.items()}
     message = Message(
         is_oom=wording.is_oom, backend=backend, kind=wording.kind, **values
     )
@@ -265,7 +279,7 @@ def _read_wording(text: str, wording: MessagePattern, match: re.Match[str]) -> M
     if message.is_oom is True and message.backend is None:
         around = text[max(0, match.start() - _NEARBY) : match.end() + _NEARBY]
         message = replace(message, backend=place_named(around))
-    return _corrected(message, text)
+    return _correct_kind_and_backend(message, text)
 
 
 def _start_of_next(wording: MessagePattern, text: str, match: re.Match[str]) -> int:
@@ -301,9 +315,9 @@ def _read_finding(text: str, finding: Exhaustion) -> Message:
         line = text.rfind("\n", 0, max(0, begin - 1)) + 1
         before = _with_amounts(empty, text[max(line, begin - _NEARBY) : begin])
         if before.requested is not None:
-            message = _completed(message, before)
+            message = _fill_missing_sizes(message, before)
     message = _with_errno(message, text, begin, end)
-    return _corrected(message, text[begin:end])
+    return _correct_kind_and_backend(message, text[begin:end])
 
 
 def _with_errno(message: Message, text: str, begin: int, end: int) -> Message:
@@ -322,7 +336,7 @@ _ERRNO = compile_words(
 )
 
 
-def _completed(message: Message, other: Message) -> Message:
+def _fill_missing_sizes(message: Message, other: Message) -> Message:
     """Fill in the amounts that another part of the text states."""
     missing = [name for name in SIZES if getattr(message, name) is None]
     return replace(message, **{name: getattr(other, name) for name in missing})
@@ -333,8 +347,10 @@ def _with_amounts(message: Message, text: str) -> Message:
     roles = _READ_ROLES.get(message.kind or "", frozenset())
     sizes: dict[str, Any] = {}
     unread = []
-    for amount in sorted(_told_apart(list(find_amounts(text))), key=_trust):
-        field_name = _field_of(amount.role, message.kind, text)
+    for amount in sorted(
+        _tell_unnamed_apart(list(find_amounts(text))), key=_trust_order
+    ):
+        field_name = _field_of_role(amount.role, message.kind, text)
         if field_name is None:
             unread.append(f"{format_bytes(amount.size_bytes)} in: {amount.words}")
         elif field_name in roles and getattr(message, field_name) is None:
@@ -345,14 +361,24 @@ def _with_amounts(message: Message, text: str) -> Message:
             message = replace(message, device=int(device[device.lastindex or 0]))
     if message.kind in {"killed", "shm"} and message.pid is None:
         message = replace(message, pid=_process_named(text, 0, len(text)))
-    said = ((int(pid), _size(size)) for pid, size in _PROCESS.findall(text))
-    processes = [[pid, size] for pid, size in said if size is not None]
+    if message.kind not in _ON_DEVICE:
+        return replace(message, procs=None, unread=(), **sizes)
     return replace(
         message,
-        procs=processes or None if message.kind in _ON_DEVICE else None,
-        unread=tuple(unread[:_MOST_UNREAD]) if message.kind in _ON_DEVICE else (),
+        procs=_processes_named(text) or None,
+        unread=tuple(unread[:_MOST_UNREAD]),
         **sizes,
     )
+
+
+def _processes_named(text: str) -> list[list[int]]:
+    """Give each process on a device with what it holds, ``[pid, bytes]``."""
+    processes = []
+    for pid, size_text in _PROCESS.findall(text):
+        size_bytes = _size_or_none(size_text)
+        if size_bytes is not None:
+            processes.append([int(pid), size_bytes])
+    return processes
 
 
 def _process_named(text: str, start: int, end: int) -> int | None:
@@ -364,7 +390,7 @@ def _process_named(text: str, start: int, end: int) -> int | None:
     return None
 
 
-def _told_apart(amounts: list[Amount]) -> list[Amount]:
+def _tell_unnamed_apart(amounts: list[Amount]) -> list[Amount]:
     """Give a role to two amounts that no word tells: what is larger was asked for."""
     unnamed = [amount for amount in amounts if amount.role is None]
     is_known = any(amount.role in {"requested", OVERFULL} for amount in amounts)
@@ -379,7 +405,7 @@ def _told_apart(amounts: list[Amount]) -> list[Amount]:
     ]
 
 
-def _trust(amount: Amount) -> int:
+def _trust_order(amount: Amount) -> int:
     """Order amounts; Python sorts stably, so that the first of equals stays first."""
     if amount.is_part:
         return 0
@@ -387,7 +413,7 @@ def _trust(amount: Amount) -> int:
     return 2 if amount.role == OVERFULL else 1
 
 
-def _field_of(role: str | None, kind: str | None, text: str) -> str | None:
+def _field_of_role(role: str | None, kind: str | None, text: str) -> str | None:
     """Give the field that an amount of a role belongs to, in a message of a kind."""
     is_device = kind in _ON_DEVICE
     if kind == "oom" and _OF_A_JOB.search(text):
@@ -408,7 +434,7 @@ _OF_A_MACHINE = compile_words(
 )
 
 
-def _backend(said: str | None, usual: str | None) -> str | None:
+def _backend_named(said: str | None, usual: str | None) -> str | None:
     if said is None:
         return usual
     return {"gpu": "cuda", "rocm": "hip", "level_zero": "xpu"}.get(
@@ -416,7 +442,7 @@ def _backend(said: str | None, usual: str | None) -> str | None:
     )
 
 
-def _size(text: str) -> int | None:
+def _size_or_none(text: str) -> int | None:
     """Read a size; None where what stands in its place is none."""
     try:
         return parse_size(text)
@@ -424,20 +450,20 @@ def _size(text: str) -> int | None:
         return None
 
 
-def _value(name: str, text: str) -> Any:
+def _field_value(name: str, text: str) -> Any:
     if name in SIZES:
-        return _size(text)
-    if name in _WHOLE:
+        return _size_or_none(text)
+    if name in _WHOLE_NUMBERS:
         return int(text)
     if name == "shape":
         return [int(n) for n in re.findall(r"-?\d+", text)]
     return text.lower() if name == "pool" else text
 
 
-def _corrected(message: Message, text: str) -> Message:
+def _correct_kind_and_backend(message: Message, text: str) -> Message:
     """Tell apart what one wording is used for."""
     if message.backend is None and (named := _DEVICE.search(text)):
-        message = replace(message, backend=_backend(named[1], None))
+        message = replace(message, backend=_backend_named(named[1], None))
     if message.kind == "map_count" and (message.requested or 0) >= _LARGE_MAP_BYTES:
         return replace(message, kind="host_alloc", backend="cpu")
     return message

@@ -45,10 +45,12 @@ class MessagePattern:
 @functools.cache
 def message_patterns() -> tuple[MessagePattern, ...]:
     """Read the table, the surest wording first."""
-    return tuple(_wording(head, text) for head, text in read_table("oom_patterns.txt"))
+    return tuple(
+        _compile_row(head, text) for head, text in read_table("oom_patterns.txt")
+    )
 
 
-def _wording(head: tuple[str, ...], pattern: str) -> MessagePattern:
+def _compile_row(head: tuple[str, ...], pattern: str) -> MessagePattern:
     sure, kind, backend = (None if word == "-" else word for word in head)
     is_oom = {"yes": True, "no": False}.get(sure or "", "maybe")
     for name, piece in _PIECES.items():

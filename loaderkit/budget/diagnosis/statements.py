@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-_THINGS = ("memory", "block")
+_SUBJECTS = ("memory", "block")
 """Meanings of which every statement has one; first in the table, since most sentences
 have neither."""
 
@@ -33,11 +33,16 @@ class Statement(NamedTuple):
 
     way: Phrase
     start: int
+    """Where its first word begins, in characters of the text."""
     end: int
+    """Where its last word ends."""
 
 
 class _Rule(NamedTuple):
+    """One row "state" of the table."""
+
     way: Phrase
+    """What it says."""
     width: int
     """Characters from the first to the last word."""
     meanings: tuple[tuple[str, ...], ...]
@@ -45,7 +50,7 @@ class _Rule(NamedTuple):
 
 
 @functools.cache
-def _meanings() -> dict[str, re.Pattern[str]]:
+def _meaning_patterns() -> dict[str, re.Pattern[str]]:
     return {
         head[1]: compile_words(pattern.replace("@apostrophe@", APOSTROPHE))
         for head, pattern in read_table("statements.txt")
@@ -54,7 +59,7 @@ def _meanings() -> dict[str, re.Pattern[str]]:
 
 
 @functools.cache
-def _rules() -> tuple[_Rule, ...]:
+def _statement_rules() -> tuple[_Rule, ...]:
     return tuple(
         _Rule(
             Phrase[head[1]],
@@ -78,28 +83,29 @@ def find_statements(text: str, start: int, end: int) -> Iterator[Statement]:
         At most one statement of each rule, in the order of the table.
 
     >>> text = "The app was stopped because it had too little of the phone's memory"
-    >>> [said.way.name for said in find_statements(text, 0, len(text))]
+    >>> [statement.way.name for statement in find_statements(text, 0, len(text))]
     ['RAN_OUT', 'KILLED']
     """
     spans: dict[str, list[tuple[int, int]]] = {}
     # What is short comes first: most sentences of a log do not speak of it.
-    for name, words in _meanings().items():
-        if name not in _THINGS and not spans:
+    for name, words in _meaning_patterns().items():
+        if name not in _SUBJECTS and not spans:
             return
-        found = [match.span() for match in words.finditer(text, start, end)]
-        if found:
-            spans[name] = found
-    for rule in _rules():
+        matches = [match.span() for match in words.finditer(text, start, end)]
+        if matches:
+            spans[name] = matches
+
+    for rule in _statement_rules():
         choices = [
             sorted(span for name in names for span in spans.get(name, ()))
             for names in rule.meanings
         ]
-        span = _narrowest(choices)
+        span = _narrowest_span(choices)
         if span is not None and span[1] - span[0] <= rule.width:
             yield Statement(rule.way, *span)
 
 
-def _narrowest(choices: list[list[tuple[int, int]]]) -> tuple[int, int] | None:
+def _narrowest_span(choices: list[list[tuple[int, int]]]) -> tuple[int, int] | None:
     """Find the shortest stretch with one span of each choice, none of them twice.
 
     Around each span of the first choice the nearest of each other one is taken, so that
@@ -118,6 +124,7 @@ def _narrowest(choices: list[list[tuple[int, int]]]) -> tuple[int, int] | None:
             )
             low, high = min(low, nearest[0]), max(high, nearest[1])
         else:
-            if best is None or high - low < best[1] - best[0]:
+            is_shorter = best is None or high - low < best[1] - best[0]
+            if is_shorter:
                 best = low, high
     return best

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Literal, NoReturn
@@ -107,122 +108,140 @@ class SettingsReading:
 
 
 @dataclass
-class _Reader:
-    """The state of torch's reader."""
+class _AllocatorConfigParser:
+    """Goes over the tokens of a setting as torch's ``ConfigTokenizer`` is gone over.
+
+    It changes while it reads: the options before the first rejected one stay in
+    ``options``, and the size of a segment read earlier bounds the sizes read later.
+    Each method takes the position of a token and gives that of the last one it read.
+    """
 
     tokens: list[str]
-    known: dict[str, Kind]
+    known_options: dict[str, Kind]
     strict: bool
     """Whether an unknown option is an error, as in builds for CUDA."""
     segment_mb: int = _DEFAULT_SEGMENT_MB
     options: list[Option] = field(default_factory=list)
 
-    def token(self, at: int) -> str:
-        if at >= len(self.tokens):
+    def token_at(self, position: int) -> str:
+        if position >= len(self.tokens):
             why = 'an INTERNAL ASSERT "please report a bug": a value is missing'
-            _reject(why, "structure")
-        return self.tokens[at]
+            _reject_setting(why, "structure")
+        return self.tokens[position]
 
     def read_segment_size(self) -> None:
         """Look at every token for the size of a segment, the least of other options."""
-        at = 0
-        while at < len(self.tokens):
-            if self.tokens[at] == "large_segment_size_mb":
-                at = self.option(self.tokens[at], at)
-            at += 1
+        position = 0
+        while position < len(self.tokens):
+            name = self.tokens[position]
+            if name == "large_segment_size_mb":
+                position = self.read_option(name, position)
+            position += 1
+        # They are read again, in their order, with all others.
         self.options.clear()
 
-    def read(self) -> None:
+    def read_options(self) -> None:
         """Go over all options, as ``parseArgs`` does."""
-        at = 0
-        while at < len(self.tokens):
-            name = self.tokens[at]
-            if name in self.known:
-                at = self.option(name, at)
+        position = 0
+        while position < len(self.tokens):
+            name = self.tokens[position]
+            if name in self.known_options:
+                position = self.read_option(name, position)
             elif self.strict:
                 why = f"Unrecognized key {name!r} in CUDA allocator config"
-                _reject(why, "name")
+                _reject_setting(why, "name")
             else:
-                end = self.skip(at)
-                value = "".join(self.tokens[at + 2 : end + 1])
-                self.options.append(Option(name, value, is_known=False))
-                at = end
-            at += 2  # the value, and whatever stands where a comma is meant
+                position = self.skip_option(name, position)
+            position += 2  # the value, and whatever stands where a comma is meant
 
-    def skip(self, at: int) -> int:
-        """Give the place of the last token of an option that is not read."""
-        at += 2
-        if self.token(at) != "[":
-            return at
-        while at < len(self.tokens) and self.tokens[at] != "]":
-            at += 1
-        self.token(at)
-        return at
+    def skip_option(self, name: str, position: int) -> int:
+        """Note an option that this build does not read."""
+        # torch checks neither the colon nor, for these, the value.
+        first_of_value = position + 2
+        end = first_of_value
+        if self.token_at(end) == "[":
+            while end < len(self.tokens) and self.tokens[end] != "]":
+                end += 1
+            self.token_at(end)
+        value = "".join(self.tokens[first_of_value : end + 1])
+        self.options.append(Option(name, value, is_known=False))
+        return end
 
-    def option(self, name: str, at: int) -> int:
-        kind = self.known[name]
-        value = self.token(at + 2)
+    def read_option(self, name: str, position: int) -> int:
+        """Read an option that this build knows."""
+        kind = self.known_options[name]
+        value_position = position + 2
+        value = self.token_at(value_position)
         if kind is Kind.DIVISIONS and value == "[":
-            return self.divisions(name, at + 2)
-        self.options.append(Option(name, value, True, self.checked(name, kind, value)))
-        return at + 2
+            return self.read_divisions(name, value_position)
+        taken = self.check_value(name, kind, value)
+        self.options.append(Option(name, value, is_known=True, taken=taken))
+        return value_position
 
-    def checked(self, name: str, kind: Kind, value: str) -> str | None:
+    def check_value(self, name: str, kind: Kind, value: str) -> str | None:
         """Raise if torch would; give what it takes the value for."""
         words = _WORDS.get(kind)
         if words is not None:
             if value not in words:
                 cause: RejectionCause = "flag" if kind is Kind.FLAG else "number"
-                _reject(f"{name} wants {kind.value}", cause)
+                _reject_setting(f"{name} wants {kind.value}", cause)
             return None
         if kind is Kind.RATIO:
-            return self.ratio(name, value)
-        number = _size(name, value)
+            return self.check_ratio(name, value)
+
+        number = _read_unsigned(name, value)
         if kind in {Kind.DIVISIONS, Kind.THREADS} and not _is_power_of_two(number):
-            _reject(f"{name} must be a power of two", "number")
-        least, most = self.range_of(kind)
+            _reject_setting(f"{name} must be a power of two", "number")
+        least, most = self.allowed_range(kind)
         if number < least:
-            _reject(f"{name} must be at least {least}", "number")
+            _reject_setting(f"{name} must be at least {least}", "number")
         if number > most:
-            _reject(f"{name} must be at most {most}", "number")
+            _reject_setting(f"{name} must be at most {most}", "number")
         if kind is Kind.SEGMENT:
             self.segment_mb = min(number, _LARGEST_MB)
-        return _taken(str(number), value)
+        return _value_if_changed(str(number), value)
 
-    def range_of(self, kind: Kind) -> tuple[int, int]:
+    def allowed_range(self, kind: Kind) -> tuple[int, int]:
         """Give the smallest and the largest number that torch takes."""
         if kind is Kind.SPLIT:
             return self.segment_mb, _LARGEST
-        least = {Kind.SEGMENT: 11, Kind.POSITIVE: 1}.get(kind, 0)
-        return least, MOST_REGISTER_THREADS if kind is Kind.THREADS else _LARGEST
+        if kind is Kind.SEGMENT:
+            return 11, _LARGEST  # larger than a small segment, 10 MiB
+        if kind is Kind.POSITIVE:
+            return 1, _LARGEST
+        if kind is Kind.THREADS:
+            return 0, MOST_REGISTER_THREADS
+        return 0, _LARGEST
 
-    def ratio(self, name: str, value: str) -> str | None:
-        number, read = _double(name, value)
+    def check_ratio(self, name: str, value: str) -> str | None:
+        """Check a number between 0 and 1, both excluded."""
+        number, text_read = _read_double(name, value)
         if not 0 < number < 1:
-            _reject(f"{name} lies between 0 and 1", "number")
-        return None if read == value else read
+            _reject_setting(f"{name} lies between 0 and 1", "number")
+        return None if text_read == value else text_read
 
-    def divisions(self, name: str, at: int) -> int:
+    def read_divisions(self, name: str, position: int) -> int:
         """Read ``[256:1,512:2,>:4]``."""
-        begin = at
-        at += 1
-        while at < len(self.tokens) and self.tokens[at] != "]":
-            boundary = self.tokens[at]
-            value = _size(name, self.token(at + 2))
-            if value != 0 and not _is_power_of_two(value):
+        begin = position
+        position += 1
+        while position < len(self.tokens) and self.tokens[position] != "]":
+            boundary = self.tokens[position]
+            divisions = _read_unsigned(name, self.token_at(position + 2))
+            if divisions != 0 and not _is_power_of_two(divisions):
                 why = f"the divisions of {name} must be powers of two, or 0"
-                _reject(why, "number")
-            if boundary != ">" and not _is_power_of_two(_size(name, boundary)):
+                _reject_setting(why, "number")
+            if boundary != ">" and not _is_power_of_two(_read_unsigned(name, boundary)):
                 why = f"the intervals of {name} must be powers of two"
-                _reject(why, "number")
-            at += 2
-            if self.token(at + 1) != "]":
-                at += 1
-            at += 1
-        self.token(at)
-        value_text = "".join(self.tokens[begin : at + 1])
-        self.options.append(Option(name, value_text, is_known=True))
-        return at
+                _reject_setting(why, "number")
+            position += 2
+            # Behind a value stands the end of the list or, unchecked, a comma.
+            if self.token_at(position + 1) != "]":
+                position += 1
+            position += 1
+        self.token_at(position)
+        value = "".join(self.tokens[begin : position + 1])
+        self.options.append(Option(name, value, is_known=True))
+        return position
 
 
 def read_allocator_settings(settings: str, backend: str = "cuda") -> SettingsReading:
@@ -242,18 +261,20 @@ def read_allocator_settings(settings: str, backend: str = "cuda") -> SettingsRea
     '64'
     """
     tokens = split_tokens(settings)
-    reader = _Reader(tokens, COMMON_OPTIONS, strict=False)
+    parser = _AllocatorConfigParser(tokens, COMMON_OPTIONS, strict=False)
     try:
-        reader.read_segment_size()
-        reader.read()
+        parser.read_segment_size()
+        parser.read_options()
         if backend in {"cuda", "hip"}:  # their own reader goes over it again
             known = COMMON_OPTIONS | CUDA_OPTIONS
-            reader = _Reader(tokens, known, strict=True, segment_mb=reader.segment_mb)
-            reader.read()
+            parser = _AllocatorConfigParser(
+                tokens, known, strict=True, segment_mb=parser.segment_mb
+            )
+            parser.read_options()
     except RejectedSettingError as error:
-        return SettingsReading(tuple(reader.options), error)
+        return SettingsReading(tuple(parser.options), error)
     return SettingsReading(
-        tuple(reader.options), None, tuple(_warnings(reader.options))
+        tuple(parser.options), None, tuple(_warnings_of_options(parser.options))
     )
 
 
@@ -267,23 +288,23 @@ def split_tokens(settings: str) -> list[str]:
     return re.findall(r"[,:\[\]]|[^,:\[\]]+", without_blanks)
 
 
-def _reject(why: str, cause: RejectionCause) -> NoReturn:
+def _reject_setting(why: str, cause: RejectionCause) -> NoReturn:
     raise RejectedSettingError(why, cause=cause)
 
 
-def _size(name: str, value: str) -> int:
+def _read_unsigned(name: str, value: str) -> int:
     """Read as ``std::stoull`` does: a sign, digits, and nothing of what follows."""
     # C++ knows ASCII digits only; int() and \d would take those of any script.
     match = re.match(r"([+-]?)(\d+)", value, re.ASCII)
     if match is None:
-        _reject(f"{name} wants a number, got {value!r}", "number")
+        _reject_setting(f"{name} wants a number, got {value!r}", "number")
     number = int(match[2])
     if number > _LARGEST:
-        _reject(f"{name}: {value} is too large", "number")
+        _reject_setting(f"{name}: {value} is too large", "number")
     return number if match[1] != "-" else (-number) % (_LARGEST + 1)
 
 
-def _double(name: str, value: str) -> tuple[float, str]:
+def _read_double(name: str, value: str) -> tuple[float, str]:
     """Read as ``std::stod`` does; give the number and what was read of the text."""
     match = re.match(
         r"[+-]?(?:0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)(?:[pP][+-]?\d+)?"
@@ -293,20 +314,21 @@ def _double(name: str, value: str) -> tuple[float, str]:
         re.ASCII,
     )
     if match is None:
-        _reject(f"{name} wants a number, got {value!r}", "number")
+        _reject_setting(f"{name} wants a number, got {value!r}", "number")
     text = match[0]
     if "x" in text.lower():
         number = float.fromhex(text)
     else:
         number = float(re.sub(r"\(\w*\)", "", text))
     digits = re.sub(r"[eEpP].*", "", text)
-    is_tiny = abs(number) < 2.2250738585072014e-308 and re.search(r"[1-9]", digits)
+    # strtod reports a denormal number as out of range too (glibc), but no zero.
+    is_tiny = abs(number) < sys.float_info.min and re.search(r"[1-9]", digits)
     if is_tiny or (math.isinf(number) and "n" not in text.lower()):
-        _reject(f"{name}: {value} is out of range", "number")
+        _reject_setting(f"{name}: {value} is out of range", "number")
     return number, text
 
 
-def _taken(number: str, value: str) -> str | None:
+def _value_if_changed(number: str, value: str) -> str | None:
     return None if number == value.lstrip("+0") or number == value else number
 
 
@@ -314,7 +336,7 @@ def _is_power_of_two(number: int) -> bool:
     return number > 0 and number & (number - 1) == 0
 
 
-def _warnings(options: list[Option]) -> Iterator[str]:
+def _warnings_of_options(options: list[Option]) -> Iterator[str]:
     seen: dict[str, str] = {}
     for option in options:
         if option.name in seen and seen[option.name] != option.value:

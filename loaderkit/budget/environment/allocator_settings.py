@@ -112,12 +112,8 @@ def judge_environment(setting: Setting) -> list[EnvironmentFinding]:
       why: it is below the low watermark, 1.4: the first use of MPS raises "invalid ...
       fix: export PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.8 PYTORCH_MPS_LOW_WATERMARK_RATI...
     """
-    # Where there is no MPS, its variables are read by nobody: they cannot do harm too.
-    of_mps = [*_watermarks(setting), *_fallback(setting)]
-    if setting.platform != "darwin":
-        of_mps = list(_wrong_place(setting))
     findings = [
-        *of_mps,
+        *_mps_variables(setting),
         *_overridden_names(setting),
         *_allocator_options(setting),
         *_too_late(setting),
@@ -141,22 +137,40 @@ def options_of(settings: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def _watermarks(setting: Setting) -> Iterator[EnvironmentFinding]:
-    high, low = _ratio(setting, HIGH), _ratio(setting, LOW)
-    said = setting.environ.get(HIGH, "")
+def _mps_variables(setting: Setting) -> Iterator[EnvironmentFinding]:
+    """Judge the variables of MPS, each once.
+
+    Builds for other systems have none of the code that reads them, so that no value is
+    wrong there: torch 2.13 on Linux imports with a fall-back of "abc" (measured).
+    """
+    if setting.platform == "darwin":
+        yield from _invalid_watermarks(setting)
+        yield from _judge_fallback(setting)
+        return
+    for name in (HIGH, LOW, FALLBACK):
+        value = setting.environ.get(name)
+        if value is None:
+            continue
+        why = f"there is no MPS on {setting.platform}: nothing reads it"
+        yield EnvironmentFinding(12, "useless", name, value, why, f"unset {name}")
+
+
+def _invalid_watermarks(setting: Setting) -> Iterator[EnvironmentFinding]:
+    high, low = _read_ratio(setting, HIGH), _read_ratio(setting, LOW)
+    value = setting.environ.get(HIGH, "")
     top = DEFAULT_HIGH if high is None else high
     if not 0 <= top <= MAX_RATIO:
         why = f'the range is 0 to {MAX_RATIO}: the first use of MPS raises "invalid '
         why += 'high watermark ratio"'
         fix = f"export {HIGH}=1 {LOW}=0.75"
-        yield EnvironmentFinding(2, "crash", HIGH, said, why, fix)
+        yield EnvironmentFinding(2, "crash", HIGH, value, why, fix)
         return
     if high == 0:
         why = "0 takes the limit away: macOS swaps, then freezes or kills the process"
-        if not re.match(r"\s*[+-]?\.?0", said):
+        if not re.match(r"\s*[+-]?\.?0", value):
             why = f"torch reads a text that is no number as 0: {why}"
         fix = f"unset {HIGH} (the default, {DEFAULT_HIGH}, is above the RAM already)"
-        yield EnvironmentFinding(3, "danger", HIGH, said, why, fix)
+        yield EnvironmentFinding(3, "danger", HIGH, value, why, fix)
     yield from _low_watermark(setting, low, top)
 
 
@@ -187,7 +201,7 @@ def _low_watermark(
         yield EnvironmentFinding(1, "crash", name, value, why, fix)
 
 
-def _ratio(setting: Setting, name: str) -> float | None:
+def _read_ratio(setting: Setting, name: str) -> float | None:
     """Read a ratio as ``strtod`` does: what begins with no number is 0."""
     if name not in setting.environ:
         return None
@@ -197,7 +211,7 @@ def _ratio(setting: Setting, name: str) -> float | None:
     return float(number[0]) if number else 0.0
 
 
-def _fallback(setting: Setting) -> Iterator[EnvironmentFinding]:
+def _judge_fallback(setting: Setting) -> Iterator[EnvironmentFinding]:
     value = setting.environ.get(FALLBACK)
     if value is None:
         return
@@ -216,14 +230,6 @@ def _fallback(setting: Setting) -> Iterator[EnvironmentFinding]:
         why += "moves nothing there when memory is short"
         fix = "keep it for missing operators; for memory see loaderkit.plan_batch"
         yield EnvironmentFinding(12, "useless", FALLBACK, value, why, fix)
-
-
-def _wrong_place(setting: Setting) -> Iterator[EnvironmentFinding]:
-    for name in (HIGH, LOW, FALLBACK):
-        if name in setting.environ:
-            why = f"there is no MPS on {setting.platform}: nothing reads it"
-            value = setting.environ[name]
-            yield EnvironmentFinding(12, "useless", name, value, why, f"unset {name}")
 
 
 def settings_variable(setting: Setting) -> str | None:
@@ -266,16 +272,16 @@ def _allocator_options(setting: Setting) -> Iterator[EnvironmentFinding]:
     if name is None or not value:
         return
     reading = read_allocator_settings(value, setting.backend)
-    yield from _rejection(name, value, reading, setting)
+    yield from _rejected_by_torch(name, value, reading, setting)
     yield from _without_effect(name, value, reading, setting)
-    yield from _combinations(name, value, setting)
+    yield from _conflicting_options(name, value, setting)
 
 
 _NUMBER_OF_CAUSE = {"flag": 5, "structure": 6, "number": 7, "name": 14}
 """Of the finding, by what the reader of torch misses."""
 
 
-def _rejection(
+def _rejected_by_torch(
     name: str, value: str, reading: SettingsReading, setting: Setting
 ) -> Iterator[EnvironmentFinding]:
     """Say that torch raises; where torch was asked, its answer counts."""
@@ -293,11 +299,11 @@ def _rejection(
     if reading.rejected is not None and setting.asked_torch:
         why += f" ({reading.rejected})"
     yield EnvironmentFinding(
-        number, "crash", name, value, why, _mend(name, value, setting)
+        number, "crash", name, value, why, _mending_command(name, value, setting)
     )
 
 
-def _mend(name: str, value: str, setting: Setting) -> str:
+def _mending_command(name: str, value: str, setting: Setting) -> str:
     mended = mended_settings(value, setting.backend)
     return f"unset {name}" if mended is None else f"export {name}={shlex.quote(mended)}"
 
@@ -305,7 +311,7 @@ def _mend(name: str, value: str, setting: Setting) -> str:
 def _without_effect(
     name: str, value: str, reading: SettingsReading, setting: Setting
 ) -> Iterator[EnvironmentFinding]:
-    fix = _mend(name, value, setting)
+    fix = _mending_command(name, value, setting)
     for option in reading.options:
         if option.is_known and option.taken is not None:
             why = f"torch takes {option.name}:{option.value} for {option.taken}"
@@ -327,7 +333,7 @@ def _known_options(setting: Setting) -> str:
     return f"; it knows {', '.join(names)}"
 
 
-def _combinations(
+def _conflicting_options(
     name: str, value: str, setting: Setting
 ) -> Iterator[EnvironmentFinding]:
     options = options_of(value)

@@ -138,15 +138,15 @@ def _explicit_places(value: str, in_range: range) -> list[frozenset[int]]:
         match = _PLACE.match(value, position)
         if match is None:
             raise _InvalidPlacesError
-        place = _processors(match["items"], in_range)
-        length = _length(match["length"], most=_MOST_PLACES)
+        place = _read_processors(match["items"], in_range)
+        length = _read_length(match["length"], most=_MOST_PLACES)
         if match["removed"]:
             if length != 1 or place not in places:
                 raise _InvalidPlacesError
             places.remove(place)
         else:
-            stride = 1 if match["stride"] is None else _number(match["stride"])
-            places.extend(_shifted(place, length, stride, in_range))
+            stride = 1 if match["stride"] is None else _read_number(match["stride"])
+            places.extend(_repeat_place(place, length, stride, in_range))
         position = match.end()
         if position == len(value):
             return places
@@ -155,16 +155,16 @@ def _explicit_places(value: str, in_range: range) -> list[frozenset[int]]:
         position += 1
 
 
-def _processors(items: str, in_range: range) -> frozenset[int]:
+def _read_processors(items: str, in_range: range) -> frozenset[int]:
     processors: set[int] = set()
     removed = []
     for text in items.split(","):
         match = _ITEM.fullmatch(text)
         if match is None:
             raise _InvalidPlacesError
-        first = _number(match["first"])
-        length = _length(match["length"])
-        stride = 1 if match["stride"] is None else _number(match["stride"])
+        first = _read_number(match["first"])
+        length = _read_length(match["length"])
+        stride = 1 if match["stride"] is None else _read_number(match["stride"])
         if match["removed"]:
             if length != 1:
                 raise _InvalidPlacesError
@@ -182,7 +182,7 @@ def _processors(items: str, in_range: range) -> frozenset[int]:
     return frozenset(processors)
 
 
-def _shifted(
+def _repeat_place(
     place: frozenset[int], length: int, stride: int, in_range: range
 ) -> Iterator[frozenset[int]]:
     """Repeat a place, each time ``stride`` processors further.
@@ -198,14 +198,14 @@ def _shifted(
         yield numbers
 
 
-def _length(text: str | None, most: int = 2**63) -> int:
+def _read_length(text: str | None, most: int = 2**63) -> int:
     if text is None:
         return 1
-    length = _number(text)
+    length = _read_number(text)
     if not 0 < length <= most:
         raise _InvalidPlacesError
     return length
 
 
-def _number(text: str) -> int:
+def _read_number(text: str) -> int:
     return int(text) if text.strip("+-") else 0

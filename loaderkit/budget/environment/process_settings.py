@@ -93,16 +93,16 @@ def judge_process_settings(setting: Setting) -> list[EnvironmentFinding]:
       fix: unset MALLOC_TRIM_THRESHOLD; export MALLOC_TRIM_THRESHOLD_=0
     """
     return [
-        *_misspelt(setting),
+        *_misspelt_names(setting),
         *_no_caching(setting),
-        *_blocking(setting),
-        *_threads(setting),
-        *_binding(setting),
-        *_malloc(setting),
+        *_blocking_launches(setting),
+        *_thread_counts(setting),
+        *_thread_binding(setting),
+        *_malloc_settings(setting),
     ]
 
 
-def _misspelt(setting: Setting) -> Iterator[EnvironmentFinding]:
+def _misspelt_names(setting: Setting) -> Iterator[EnvironmentFinding]:
     names = [*_JUDGED, *_JUDGED_ELSEWHERE]
     for name, value in setting.environ.items():
         if name in names or name in _REAL_BUT_NEAR:
@@ -140,7 +140,7 @@ def _no_caching(setting: Setting) -> Iterator[EnvironmentFinding]:
         )
 
 
-def _blocking(setting: Setting) -> Iterator[EnvironmentFinding]:
+def _blocking_launches(setting: Setting) -> Iterator[EnvironmentFinding]:
     for name in BLOCKING:
         value = setting.environ.get(name)
         if value is None or re.fullmatch(r"\s*0*\s*", value, re.ASCII):
@@ -160,7 +160,7 @@ def _blocking(setting: Setting) -> Iterator[EnvironmentFinding]:
         )
 
 
-def _threads(setting: Setting) -> Iterator[EnvironmentFinding]:
+def _thread_counts(setting: Setting) -> Iterator[EnvironmentFinding]:
     yield from _openmp_threads(setting)
     yield from _mkl_threads(setting)
     yield from _openmp_limit(setting)
@@ -246,7 +246,7 @@ def _more_than_processors(
     return EnvironmentFinding(_THREADS_AND_MALLOC, "slow", name, value, why, fix)
 
 
-def _binding(setting: Setting) -> Iterator[EnvironmentFinding]:
+def _thread_binding(setting: Setting) -> Iterator[EnvironmentFinding]:
     """Report variables that bind threads to processors, and those that are dropped."""
     yield from _endless_affinity(setting)
     if setting.openmp != "libgomp":
@@ -272,7 +272,7 @@ def _binding(setting: Setting) -> Iterator[EnvironmentFinding]:
     if is_bound is False:
         # Threads are not bound, whatever the places are.
         return
-    yield from _affinity(setting, usable, has_places=places is not None)
+    yield from _judge_affinity(setting, usable, has_places=places is not None)
     if places_value is not None and places is not None and places.holds_back(usable):
         yield _binds_threads("OMP_PLACES", places_value)
     if binding is not None and is_bound and places is None:
@@ -280,7 +280,7 @@ def _binding(setting: Setting) -> Iterator[EnvironmentFinding]:
         yield _binds_threads("OMP_PROC_BIND", binding)
 
 
-def _affinity(
+def _judge_affinity(
     setting: Setting, usable: frozenset[int], *, has_places: bool
 ) -> Iterator[EnvironmentFinding]:
     name = "GOMP_CPU_AFFINITY"
@@ -369,9 +369,9 @@ def _openmp_limit(setting: Setting) -> Iterator[EnvironmentFinding]:
         )
 
 
-def _malloc(setting: Setting) -> Iterator[EnvironmentFinding]:
+def _malloc_settings(setting: Setting) -> Iterator[EnvironmentFinding]:
     preloaded = setting.environ.get("LD_PRELOAD", "")
-    yield from _glibc(setting, preloaded)
+    yield from _glibc_settings(setting, preloaded)
     for name, allocator in OTHER_ALLOCATORS.items():
         if name in setting.environ and allocator not in preloaded:
             value = setting.environ[name]
@@ -382,7 +382,7 @@ def _malloc(setting: Setting) -> Iterator[EnvironmentFinding]:
             )
 
 
-def _glibc(setting: Setting, preloaded: str) -> Iterator[EnvironmentFinding]:
+def _glibc_settings(setting: Setting, preloaded: str) -> Iterator[EnvironmentFinding]:
     replaced = re.search(r"jemalloc|tcmalloc|mimalloc", preloaded)
     tunables = setting.environ.get("GLIBC_TUNABLES", "")
     tunables_set = {
@@ -411,7 +411,7 @@ def _glibc(setting: Setting, preloaded: str) -> Iterator[EnvironmentFinding]:
                 _THREADS_AND_MALLOC, "ignored", name, value, why, fix
             )
         elif name == "GLIBC_TUNABLES":
-            yield from _tunables(value)
+            yield from _glibc_tunables(value)
         elif GLIBC_RANGES[name].tunable in tunables_set:
             tunable = GLIBC_RANGES[name].tunable
             why = f"GLIBC_TUNABLES sets {tunable} too and wins (measured)"
@@ -459,7 +459,7 @@ def _with_suffix(value: str) -> int | None:
     return int(match[1]) << 10 * (1 + "kmg".index(match[2].lower()))
 
 
-def _tunables(value: str) -> Iterator[EnvironmentFinding]:
+def _glibc_tunables(value: str) -> Iterator[EnvironmentFinding]:
     """Say which parts of ``GLIBC_TUNABLES`` about malloc are not read."""
     variables = {limits.tunable: name for name, limits in GLIBC_RANGES.items()}
     for name, number in split_tunables(value):

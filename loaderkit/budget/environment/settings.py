@@ -120,7 +120,7 @@ def read_setting(
     return Setting(
         environ=dict(os.environ),
         torch_version=_torch_version(),
-        backend=_backend(torch),
+        backend=_current_backend(torch),
         platform=sys.platform,
         started_with=_started_with(),
         torch_imported=torch is not None,
@@ -188,7 +188,7 @@ def _refuse_invalid(options: dict[str, str], fraction: float | None) -> None:
     """Refuse before anything is set what torch would refuse at its first use."""
     settings = _join_options(options)
     setting = Setting(
-        {UNIFIED: settings}, _torch_version(), _backend(None), sys.platform
+        {UNIFIED: settings}, _torch_version(), _current_backend(None), sys.platform
     )
     for finding in judge_environment(setting):
         if finding.level == "crash":
@@ -305,7 +305,7 @@ def _has_used_accelerator(torch: Any) -> bool:
     return bool(torch.cuda.is_initialized())
 
 
-def _backend(torch: Any) -> str:
+def _current_backend(torch: Any) -> str:
     """Say for which kind of device this torch was built, without importing it."""
     if torch is not None:
         if torch.version.hip:
