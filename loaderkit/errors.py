@@ -71,7 +71,7 @@ class DatasetError(LoaderkitError, ValueError):
 
 
 class NoSuchAttributeError(DatasetError, AttributeError):
-    """A dataset has no attribute of that name; the message says what to use."""
+    """A dataset or a loader has no such attribute; the message says what to use."""
 
 
 class LoaderError(LoaderkitError, RuntimeError):

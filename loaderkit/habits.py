@@ -220,6 +220,25 @@ DEVICES: Mapping[str, str] = {
 }
 """What Lightning, Keras and makers call devices, and torch calls by another name."""
 
+LOADER: Mapping[str, Hint] = {
+    **_hints(
+        "to cuda mps cpu device",
+        Hint("build_loader(dataset, device), then batch.to(device)"),
+    ),
+    **_hints("next get_batch sample_batch batch", Hint("next(iter(loader))")),
+    **_hints("reset restart rewind", Hint("iter(loader)", "each iter() is an epoch")),
+    **_hints("num_batches steps_per_epoch n_batches", Hint("len(loader)")),
+    **_hints("num_samples n size", Hint("len(loader.dataset)")),
+    **_hints("save checkpoint get_state", Hint("loader.state_dict()")),
+    **_hints("load restore set_state", Hint("loader.load_state_dict(state)")),
+    **_hints(
+        "shuffle seed", Hint("build_loader(dataset, shuffle=True, seed=0)", _OF_LOADER)
+    ),
+    **_hints("map transform", Hint("build_loader(dataset, batch_transform=f)")),
+    "collate": Hint("loader.collate_fn"),
+}
+"""Attributes of a loader."""
+
 DOOR: Mapping[str, Hint] = {
     **_hints(
         "DataLoader Loader dataloader DenseDataLoader DataListLoader load_dataloader",

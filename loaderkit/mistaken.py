@@ -84,7 +84,7 @@ def mistaken_for_batch(given: Any) -> Mistake | None:
         what = f"{given.__name__} is a class, not a batch."
         return Mistake(what, "it was not called", f"{given.__name__}(...)")
     if isinstance(given, torch.nn.Module):
-        return Mistake(what, "it is a model, which comes first", "batch")
+        return Mistake(what, "it is a model, which comes first", "(model, batch)")
     if isinstance(given, DataLoader):
         return Mistake(what, "it gives batches", "next(iter(loader))")
     if isinstance(given, Iterator):
@@ -93,6 +93,35 @@ def mistaken_for_batch(given: Any) -> Mistake | None:
         instead = "next(iter(loaderkit.build_loader(dataset, batch_size=32)))"
         return Mistake(what, "it has samples, which a loader joins", instead)
     return None
+
+
+def mistaken_for_model(given: Any) -> Mistake | None:
+    """Recognise what is no model.
+
+    Args:
+        given: What a caller was given as a model.
+
+    Returns:
+        What it is, and what was probably meant; None where it is a module.
+    """
+    if isinstance(given, torch.nn.Module):
+        return None
+    name = type(given).__name__
+    what = f"A {name} is no model."
+    if given is None:
+        return Mistake("None is no model.", "nothing was given", "torch.nn.Module()")
+    if isinstance(given, type):
+        what = f"{given.__name__} is a class, not a model."
+        return Mistake(what, "it was not called", f"{given.__name__}(...)")
+    if isinstance(given, torch.optim.Optimizer):
+        return Mistake(what, "it is an optimizer", "optimizer=optimizer")
+    values = list(given.values()) if isinstance(given, Mapping) else []
+    if values and all(isinstance(value, torch.Tensor) for value in values):
+        return Mistake(what, "it holds tensors", "model, after load_state_dict(state)")
+    if callable(given) and not isinstance(given, Dataset):
+        why = "its parameters are not known"
+        return Mistake(what, why, "a torch.nn.Module that calls it in forward")
+    return Mistake(what, "the model comes first", "(model, batch or dataset)")
 
 
 def _mistaken_mapping(given: Mapping[Any, Any], what: str) -> Mistake | None:

@@ -29,9 +29,14 @@ from loaderkit import (
 )
 from loaderkit.budget.batch.assertions import FitOptions
 from loaderkit.budget.batch.plan import PlanOptions
-from loaderkit.errors import DatasetError, LoaderkitError, OptionError
+from loaderkit.errors import (
+    DatasetError,
+    LoaderkitError,
+    NoSuchAttributeError,
+    OptionError,
+)
 from loaderkit.front_door import defining_module
-from loaderkit.habits import DEVICES, DOOR, KEYWORDS
+from loaderkit.habits import DEVICES, DOOR, KEYWORDS, LOADER
 from loaderkit.loader.options import LoaderOptions
 
 MODEL = torch.nn.Linear(1, 1)
@@ -324,3 +329,19 @@ def test_a_device_by_another_name_is_answered_with_torchs(name, call):
     [*_, meant] = re.findall(r"'(\w+)'", str(raised.value))
     assert meant == DEVICES.get(name.lower(), "cuda")
     assert torch.device(meant).type == meant
+
+
+# ---- attributes of loaders
+
+
+def test_an_attribute_of_other_loaders_is_answered_and_shadows_none():
+    loader = build_loader(SAMPLES, batch_size=2)
+
+    for name in LOADER:
+        assert not hasattr(torch.utils.data.DataLoader(SAMPLES), name)
+        with pytest.raises(NoSuchAttributeError, match="fix: ") as raised:
+            getattr(loader, name)
+        assert isinstance(raised.value, AttributeError)
+        assert not hasattr(loader, name)  # as trainers ask
+    with pytest.raises(AttributeError, match="no attribute 'anything'"):
+        _ = loader.anything

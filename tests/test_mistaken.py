@@ -11,8 +11,10 @@ from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.loader import DataLoader as GraphLoader
 
 from loaderkit import (
+    LeakDetector,
     SafeDataset,
     assert_fits,
+    assert_no_leak,
     build_loader,
     estimate_step,
     pack,
@@ -139,3 +141,39 @@ def test_what_is_no_batch_is_named_with_what_to_give(name, call):
 )
 def test_what_may_be_a_batch_is_no_mistake(given):
     assert mistaken_for_batch(given) is None
+
+
+NO_MODELS = {
+    "class": (lambda: torch.nn.Linear, "Linear(...)"),
+    "nothing": (lambda: None, "Module"),
+    "function": (lambda: torch.sin, "torch.nn.Module"),
+    "weights": (lambda: MODEL.state_dict(), "load_state_dict"),
+    "batch": (lambda: torch.ones(1, 3), "(model, batch"),
+    "dataset": (lambda: TensorDataset(torch.ones(2, 3)), "(model, batch or dataset)"),
+    "optimizer": (lambda: torch.optim.SGD(MODEL.parameters()), "optimizer="),
+}
+
+
+@pytest.mark.parametrize("name", NO_MODELS)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda given: estimate_step(given, torch.ones(1, 3)),
+        lambda given: assert_fits(given, torch.ones(1, 3), "1GiB"),
+        lambda given: plan_batch(given, [torch.ones(3)] * 4, "cpu", limit="1GiB"),
+    ],
+)
+def test_what_is_no_model_is_named_with_what_to_give(name, call):
+    make, instead = NO_MODELS[name]
+
+    with pytest.raises(OptionError, match=r"no model|not a model") as caught:
+        call(make())
+
+    assert instead in caught.value.fix
+
+
+@pytest.mark.parametrize("given", [None, 3, "train", [print]])
+def test_what_is_no_function_of_an_epoch_is_told(given):
+    for call in (assert_no_leak, LeakDetector("cpu").run):
+        with pytest.raises(OptionError, match="function must be a function"):
+            call(given)

@@ -57,6 +57,7 @@ ABSENT: Mapping[str, tuple[str, str]] = {
         "no object holds all samples",
         "dataset.column(name) for one field, dataset.batch(rows) for all of some rows",
     ),
+    "num_graphs": ("a dataset has rows; batches have graphs", "len(dataset)"),
     "slices": ("no object holds all samples", "dataset.sizes()"),
     # People reach for these two in spite of the underscore, which PyG advises.
     **dict.fromkeys(

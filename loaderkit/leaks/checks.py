@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from loaderkit.arguments import suggest_keywords
+from loaderkit.arguments import check_callable, suggest_keywords
 from loaderkit.errors import LeakError
 from loaderkit.leaks.counter_trend import TOLERANCE
 from loaderkit.leaks.detector import LeakDetector
@@ -46,7 +46,9 @@ def assert_no_leak(
     Raises:
         LeakError: Memory grows; the message says what and who holds it.
         ValueError: Fewer than 6 epochs cannot tell.
+        OptionError: It is no function, but perhaps what one returned.
     """
+    check_callable("function", function, "lambda: train_one_epoch()")
     if epochs < FEWEST_EPOCHS:
         msg = f"epochs must be at least {FEWEST_EPOCHS} to tell growth from warm-up, "
         msg += f"got {epochs}"

@@ -8,7 +8,7 @@ import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-from loaderkit.arguments import suggest_keywords
+from loaderkit.arguments import check_callable, suggest_keywords
 from loaderkit.errors import LeakError, LeakWarning
 from loaderkit.leaks.counter_trend import TOLERANCE
 from loaderkit.leaks.investigate import build_report
@@ -187,6 +187,7 @@ class LeakDetector:
         Raises:
             LeakError: Memory grows, and ``on_leak`` is "raise".
         """
+        check_callable("function", function, "lambda: train_one_epoch()")
         self.start()
         for _ in range(epochs):
             function()

@@ -19,8 +19,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from loaderkit.dataset_protocol import let_go_of_shards
-from loaderkit.errors import LoaderError
+from loaderkit.errors import LoaderError, NoSuchAttributeError
 from loaderkit.forking import warn_of_fork_hazard
+from loaderkit.habits import LOADER
 from loaderkit.loader.collating import OneByOne
 from loaderkit.loader.delivery import (
     DeliveryCollate,
@@ -159,6 +160,17 @@ class PlannedLoader(DataLoader[Any]):
         if setup is not None and setup.shown is not None:
             value = setup.shown._asdict().get(name, value)
         super().__setattr__(name, value)
+
+    if not TYPE_CHECKING:  # a type checker shall go on to find misspelt names
+
+        def __getattr__(self, name: str) -> Any:
+            """Answer an attribute that other loaders have with what there is here."""
+            hint = LOADER.get(name)
+            if hint is None or hasattr(type(self), name):
+                # Also a property that raised an AttributeError of its own: again.
+                return object.__getattribute__(self, name)
+            what = f"A loader has no attribute {name!r}."
+            raise NoSuchAttributeError(what, why=hint.why, fix=hint.fix)
 
     @property
     def plan(self) -> LoaderPlan:

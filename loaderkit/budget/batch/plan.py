@@ -41,9 +41,10 @@ from loaderkit.budget.step.train_step import (
     device_spec,
     dtype_of,
 )
-from loaderkit.errors import BudgetError
+from loaderkit.errors import BudgetError, OptionError
 from loaderkit.memory.host import read_host
 from loaderkit.memory.probes import free_bytes
+from loaderkit.mistaken import mistaken_for_model
 from loaderkit.notebook import Bar, card
 from loaderkit.pages.charts import Limit
 from loaderkit.pages.document import HasPage, Listing, Page, Section
@@ -352,6 +353,9 @@ def plan_batch(
         ValueError: The batch size, an option or the dataset makes no sense.
         BudgetError: There is no limit to plan for.
     """
+    mistake = mistaken_for_model(model)
+    if mistake is not None:
+        raise OptionError(mistake.what, why=mistake.why, fix=mistake.instead)
     if batch_size < 1:
         msg = f"batch_size must be at least 1, got {batch_size}"
         raise StepError(msg)

@@ -35,7 +35,7 @@ from loaderkit.budget.step.train_step import (
     dtype_of,
 )
 from loaderkit.errors import OptionError
-from loaderkit.mistaken import mistaken_for_batch
+from loaderkit.mistaken import mistaken_for_batch, mistaken_for_model
 from loaderkit.nests import flatten_tensors
 from loaderkit.notebook import Bar, card
 from loaderkit.pages.document import HasPage, Listing, Page, Section
@@ -199,7 +199,7 @@ def estimate_step(
 
     Raises:
         ValueError: The batch, loss or optimizer does not fit the model.
-        OptionError: It is no batch, but a loader, a dataset or the like.
+        OptionError: It is no model, or no batch but a loader, a dataset or the like.
 
     >>> import torch
     >>> layer = torch.nn.Linear(100, 100)
@@ -207,7 +207,7 @@ def estimate_step(
     >>> step.parts["parameters"], step.phase
     (40400, 'backward')
     """
-    mistake = mistaken_for_batch(batch)
+    mistake = mistaken_for_model(model) or mistaken_for_batch(batch)
     if mistake is not None:
         raise OptionError(mistake.what, why=mistake.why, fix=mistake.instead)
     autocast_dtype = dtype_of(autocast)
