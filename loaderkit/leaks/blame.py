@@ -19,18 +19,26 @@ from loaderkit.leaks.finders.left_shared_memory import find_left_shared_memory
 from loaderkit.leaks.finders.new_objects import find_new_objects
 from loaderkit.leaks.finders.resources import find_resources
 from loaderkit.leaks.finders.unattributed import find_unattributed
-from loaderkit.leaks.growth import Growth, explains
+from loaderkit.leaks.growth import Growth, explains, is_held
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from loaderkit.leaks.census import Census
 
-_LEAST_SHARE_OF_HEAVIEST = 0.02
+_LEAST_SHARE_OF_HEAVIEST = 0.05
 _LEAST_SHARE_OF_RATE = 0.01
 """What weighs less beside the heaviest growth, or the growth of the process, is noise:
 a log that gets a line an epoch.  Both chosen."""
+_EXPLAINED_BY_HELD = 0.5
+"""Of what grew, from which on what has no known holder is not named beside it."""
 _MOST_NAMED = 5
+_OWN_ROOMS = ("loaderkit.leaks.", "loaderkit.memory.")
+"""What modules of the detector and its searches hold, such as caches, is subtracted
+from the readings, so it never explains a growth."""
+
+
+_WEAK_REFERENCES = ("ReferenceType", "weakref", "KeyedRef", "WeakMethod")
 
 
 class _ObjectRow(NamedTuple):
@@ -60,6 +68,8 @@ def find_growth(
     ignore: Sequence[object] = (),
     rate: float = 0.0,
     more_exit_handlers: float = 0.0,
+    other_censuses: Sequence[Census] = (),
+    collects_by_itself: bool = True,
 ) -> list[Growth]:
     """Compare what is alive with a census.
 
@@ -70,6 +80,8 @@ def find_growth(
         ignore: Containers that grow because we watch.
         rate: Bytes an epoch by which memory grows, to know a single array that grows.
         more_exit_handlers: How many functions more atexit knows each epoch.
+        other_censuses: More of them: what gets longer must be shorter in each.
+        collects_by_itself: Python's collector is on.
 
     Returns:
         What grew, the heaviest first; empty when no Python object did.
@@ -86,16 +98,42 @@ def find_growth(
         ignored_ids=ignored_ids,
         bytes_per_epoch=rate,
         more_exit_handlers=more_exit_handlers,
+        other_censuses=tuple(other_censuses),
+        collects_by_itself=collects_by_itself,
     )
     growths: list[Growth] = []
     for find, only_if_unexplained in OBJECT_FINDERS:
-        is_explained = bool(growths) and explains(growths, rate)
+        held = [growth for growth in growths if is_held(growth)]
+        is_explained = bool(held) and explains(held, rate)
         if not (only_if_unexplained and is_explained):
-            growths = find(evidence) + growths
+            new_growths = [item for item in find(evidence) if not _is_ours(item)]
+            growths = new_growths + growths
+    growths = _without_effects(growths, rate)
     heaviest = max((growth.bytes_per_epoch for growth in growths), default=0)
     least = max(_LEAST_SHARE_OF_HEAVIEST * heaviest, _LEAST_SHARE_OF_RATE * rate)
     heavy = [growth for growth in growths if growth.bytes_per_epoch >= least]
     return [_bounded_by_rate(growth, rate) for growth in heavy[:most]]
+
+
+def _is_ours(growth: Growth) -> bool:
+    return growth.holder is not None and growth.holder.path.startswith(_OWN_ROOMS)
+
+
+def _without_effects(growths: list[Growth], rate: float) -> list[Growth]:
+    """Leave out what only follows from a growth whose holder is known.
+
+    What a known holder explains is not said again of something without a holder, such
+    as the dict in which Python lists a class's subclasses. Weak references keep
+    nothing, so their containers grow because what they refer to is kept.
+    """
+    keeping = [
+        growth for growth in growths if not growth.items.startswith(_WEAK_REFERENCES)
+    ]
+    held = [growth for growth in keeping if is_held(growth)]
+    if not held or not explains(held, rate):
+        return growths
+    held_bytes = sum(growth.bytes_per_epoch for growth in held)
+    return held if held_bytes >= _EXPLAINED_BY_HELD * rate else keeping
 
 
 def find_causes(evidence: CounterEvidence) -> list[Growth]:
@@ -108,13 +146,13 @@ def find_causes(evidence: CounterEvidence) -> list[Growth]:
         At most five growths, causes before effects.
     """
     for find in COUNTER_FINDERS:
-        evidence = replace(evidence, found=(*evidence.found, *find(evidence)))
-    return list(evidence.found[:_MOST_NAMED])
+        evidence = replace(evidence, named=(*evidence.named, *find(evidence)))
+    return list(evidence.named[:_MOST_NAMED])
 
 
 def _find_other_objects(evidence: CounterEvidence) -> list[Growth]:
     """Give the objects that grow, without those named as a resource already."""
-    patterns = {growth.pattern for growth in evidence.found}
+    patterns = {growth.pattern for growth in evidence.named}
     return [growth for growth in evidence.objects if growth.pattern not in patterns]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import itertools
 import sys
 from array import array
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from loaderkit.leaks.retained import text_buffer_bytes
 from loaderkit.memory.frames import running_locals
 from loaderkit.memory.root_search import chunks_of_referents
 from loaderkit.memory.tensors import (
@@ -20,6 +22,7 @@ from loaderkit.memory.tensors import (
     describe,
     graph_nodes,
     is_a,
+    objects_in_array,
     objects_of,
     tensors_in,
 )
@@ -32,10 +35,12 @@ if TYPE_CHECKING:
     from loaderkit.leaks.trace import Blocks
     from loaderkit.memory.tensors import Look
 
-_LARGE_BYTES = 16 << 10
+LARGE_BYTES = 16 << 10
 """Bytes from which a single array, tensor or text is looked at."""
 _TEXTS = (bytes, bytearray, str)
-_ARRAYS = (np.ndarray, torch.Tensor, array)
+_ARRAYS = (np.ndarray, torch.Tensor, array, io.BytesIO, io.StringIO)
+_BUFFERS = (bytearray, array, io.BytesIO, io.StringIO)
+"""What grows in place and keeps its ``id``."""
 CONTAINERS = (list, dict, set, deque)
 
 
@@ -56,7 +61,9 @@ class Census:
     tensor_ids: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """``id`` of each tensor."""
     sizes: frozenset[int] = frozenset()
-    """Sizes of single arrays, tensors and texts, from 16 KiB on."""
+    """Sizes of single arrays, tensors, buffers and texts, from 16 KiB on."""
+    buffers: dict[int, int] = field(default_factory=dict)
+    """Size of each of these that can grow in place, by ``id``."""
     graph_nodes: int = 0
     """Nodes of the largest autograd graph that is kept."""
     blocks: Blocks = field(default_factory=dict)
@@ -89,12 +96,14 @@ class Heap:
     dicts: list[dict[Any, Any]]
     """Dictionaries of arrays, numbers and texts: the collector lists none."""
     large: list[Any]
-    """Single arrays, tensors and texts of 16 KiB or more."""
+    """Single arrays, tensors, buffers and texts of 16 KiB or more."""
+    object_arrays: list[Any]
+    """Arrays of Python objects: what is in them the collector does not see."""
 
     @property
     def lists(self) -> list[list[Any]]:
         """Its own lists, which hold everything and are nobody's leak."""
-        return [self.objects, self.dicts, self.large]
+        return [self.objects, self.dicts, self.large, self.object_arrays]
 
     def select(self, is_wanted: Callable[[type], bool]) -> list[Any]:
         """Pick objects and dictionaries by type."""
@@ -110,18 +119,23 @@ def look_at_heap() -> Heap:
     objects = gc.get_objects()
     dicts: dict[int, dict[Any, Any]] = {}
     large: dict[int, Any] = {}
+    object_arrays: dict[int, Any] = {}
+    # They stand in cells of the function below, among what the collector lists.
+    own_ids = {id(dicts), id(large), id(object_arrays)}
     is_looked_at, is_dict = TypeTest(_is_looked_at), TypeTest(_is_dict)
     is_text, is_array = TypeTest(_is_text), TypeTest(_is_array)
 
     def note_large(candidates: list[Any]) -> None:
         texts = objects_of(candidates, is_text)
         # In C: there are a million texts.
-        is_large = map(_LARGE_BYTES.__le__, map(len, texts))
+        is_large = map(LARGE_BYTES.__le__, map(len, texts))
         for text in itertools.compress(texts, is_large):
             large[id(text)] = text
         for array_like in objects_of(candidates, is_array):
-            if size_of(array_like) >= _LARGE_BYTES:
+            if size_of(array_like) >= LARGE_BYTES:
                 large[id(array_like)] = array_like
+            if is_a(array_like, np.ndarray) and array_like.dtype == object:
+                object_arrays[id(array_like)] = array_like
 
     # What functions that run hold in variables is among no object's referents.
     chunks = itertools.chain([list(running_locals())], chunks_of_referents(objects))
@@ -132,10 +146,16 @@ def look_at_heap() -> Heap:
         note_large(chosen)
         # The collector does not list a dict that holds no container.
         untracked = itertools.filterfalse(gc.is_tracked, objects_of(chosen, is_dict))
-        new = {id(item): item for item in untracked if id(item) not in dicts}
+        new = {id(item): item for item in untracked if id(item) not in own_ids}
+        new = {number: item for number, item in new.items() if number not in dicts}
         dicts.update(new)
         note_large(list(itertools.chain.from_iterable(map(dict.values, new.values()))))
-    return Heap(objects, list(dicts.values()), list(large.values()))
+    return Heap(
+        objects,
+        list(dicts.values()),
+        list(large.values()),
+        list(object_arrays.values()),
+    )
 
 
 def _is_looked_at(kind: type) -> bool:
@@ -171,7 +191,7 @@ def take_census(epoch: int, heap: Heap | None = None) -> Census:
     heap = look_at_heap() if heap is None else heap
     containers = containers_in(heap)
     ids = np.fromiter(map(id, containers), np.int64, len(containers))
-    lengths = np.fromiter(map(len, containers), np.int64, len(containers))
+    lengths = np.fromiter(map(item_count, containers), np.int64, len(containers))
     order = np.argsort(ids)
     # Most containers are empty; what an empty one gets later is found all the same.
     order = order[lengths[order] > 0]
@@ -184,6 +204,9 @@ def take_census(epoch: int, heap: Heap | None = None) -> Census:
         tensors=_group_tensors(tensors),
         tensor_ids=np.fromiter(map(id, tensors), np.int64, len(tensors)),
         sizes=frozenset(map(size_of, heap.large)),
+        buffers={
+            id(item): size_of(item) for item in heap.large if is_a(item, _BUFFERS)
+        },
         graph_nodes=max(map(graph_nodes, _likely_sums(tensors)), default=0),
     )
 
@@ -198,15 +221,30 @@ def _count_types(heap: Heap) -> Counter[str]:
 
 
 def containers_in(heap: Heap) -> list[Any]:
-    """Pick lists, dicts, sets and deques whose length is plain to ask for.
+    """Pick lists, dicts, sets and deques whose length is plain to ask for, and arrays.
 
     Args:
         heap: Where to look.
 
     Returns:
-        The containers; none of a class that has a ``__len__`` of its own.
+        The containers, arrays of Python objects last; none of a class that has a
+        ``__len__`` of its own.
     """
-    return heap.select(_is_container)
+    return heap.select(_is_container) + heap.object_arrays
+
+
+def item_count(container: Any) -> int:
+    """Count the items of a container; of an array of objects those that are set.
+
+    Args:
+        container: From :func:`containers_in`.
+
+    Returns:
+        Items; None and numbers in an array do not count.
+    """
+    if is_a(container, np.ndarray):
+        return len(objects_in_array(container))
+    return len(container)
 
 
 def _is_container(kind: type) -> bool:
@@ -228,6 +266,8 @@ def size_of(item: Any) -> int:
         return describe(item).storage_bytes
     if is_a(item, np.ndarray):
         return int(item.nbytes)
+    if is_a(item, io.StringIO):
+        return text_buffer_bytes(item)
     return sys.getsizeof(item)
 
 

@@ -14,7 +14,7 @@ from loaderkit.leaks.counter_trend import TOLERANCE
 from loaderkit.leaks.investigate import build_report
 from loaderkit.leaks.trace import allocation_sites
 from loaderkit.leaks.verdict import judge_counters
-from loaderkit.leaks.watch import EpochRecorder, collector_paused
+from loaderkit.leaks.watch import EpochRecorder
 from loaderkit.memory.reading import device_of
 from loaderkit.units import parse_bytes
 
@@ -126,18 +126,12 @@ class LeakDetector:
             LeakError: Memory grows, and ``on_leak`` is "raise".
         """
         self.start()
-        watch = self._running()
-        watch.end_epoch()
-        if self._has_reported:
-            return
-        is_due = watch.epoch >= self._next_check
-        if is_due:
-            longer = round(watch.epoch * _CHECK_GROWTH)
-            self._next_check = max(watch.epoch + 1, longer)
-        # A glance, then a verdict without holders, and only then the whole report.
-        is_suspected = is_due and watch.might_leak() and self._is_suspected()
-        if self._is_over_limit() or is_suspected:
-            self._tell(self.report())
+        # What we make must not start the collector: what it then frees of the user's
+        # would go between two of our readings, and not be known as garbage.
+        with self._started_recorder().collector_paused():
+            report = self._report_if_due()
+        if report is not None:
+            self._raise_or_warn(report)
 
     def step(self) -> None:
         """Say that a step has ended; ``every`` of them make an epoch.
@@ -162,7 +156,7 @@ class LeakDetector:
         """
         report = self.report()
         if not self._has_reported:
-            self._tell(report)
+            self._raise_or_warn(report)
         return report
 
     def run(
@@ -205,9 +199,11 @@ class LeakDetector:
             The report; with holders when something leaks, which takes a second.
         """
         self.start()
-        watch = self._running()
+        watch = self._started_recorder()
         if self._report is None or self._report.epochs < watch.epoch:
-            with watch.own_memory():
+            # Paused first: a collection just before the first reading of what judging
+            # takes would hide that what had grown was garbage.
+            with watch.collector_paused(), watch.own_memory():
                 self._report = build_report(
                     watch,
                     warmup=self.warmup,
@@ -217,7 +213,7 @@ class LeakDetector:
                 has_leak = any(
                     counter.trend.rising for counter in self._report.counters
                 )
-                if has_leak and gc.isenabled():
+                if has_leak and watch.collects_by_itself:
                     # The search for holders leaves cycles.  Freed later they would be
                     # taken for garbage of the user's.
                     gc.collect()
@@ -248,16 +244,30 @@ class LeakDetector:
 
         return watched
 
-    def _running(self) -> EpochRecorder:
+    def _started_recorder(self) -> EpochRecorder:
         if self._watch is None:
             msg = "call start() first"
             raise RuntimeError(msg)
         return self._watch
 
+    def _report_if_due(self) -> LeakReport | None:
+        """Take an epoch's reading; give a report where there may be a leak to tell."""
+        watch = self._started_recorder()
+        watch.end_epoch()
+        if self._has_reported:
+            return None
+        is_due = watch.epoch >= self._next_check
+        if is_due:
+            longer = round(watch.epoch * _CHECK_GROWTH)
+            self._next_check = max(watch.epoch + 1, longer)
+        # A glance, then a verdict without holders, and only then the whole report.
+        is_suspected = is_due and watch.might_leak() and self._is_suspected()
+        return self.report() if self._is_over_limit() or is_suspected else None
+
     def _is_suspected(self) -> bool:
-        watch = self._running()
+        watch = self._started_recorder()
         # What it keeps is subtracted: the first verdict loads modules.
-        with collector_paused(), watch.own_memory():
+        with watch.collector_paused(), watch.own_memory():
             counters = judge_counters(
                 watch.series(), tolerance=self.tolerance, warmup=self.warmup
             )
@@ -266,9 +276,9 @@ class LeakDetector:
     def _is_over_limit(self) -> bool:
         if self.limit is None:
             return False
-        return self._running().used_bytes() > self.limit
+        return self._started_recorder().used_bytes() > self.limit
 
-    def _tell(self, report: LeakReport) -> None:
+    def _raise_or_warn(self, report: LeakReport) -> None:
         if report.ok:
             return
         self._has_reported = True

@@ -81,6 +81,18 @@ class Growth:
         return f"{subject}: {PATTERNS[self.pattern].words}. Fix: {self.fix}"
 
 
+def is_held(growth: Growth) -> bool:
+    """Tell whether a growth leads to a variable that can be changed.
+
+    Args:
+        growth: Any.
+
+    Returns:
+        False where the holder is not known.
+    """
+    return growth.holder is not None and growth.holder.held
+
+
 def explains(growths: Iterable[Growth], bytes_per_epoch: float) -> bool:
     """Tell whether what was named makes up a tenth of the growth.
 

@@ -29,9 +29,8 @@ from loaderkit.leaks.verdict import (
     overall,
     rising_trends,
 )
-from loaderkit.leaks.watch import collector_paused
 from loaderkit.memory.counters import WorkerName
-from loaderkit.memory.host import read_host
+from loaderkit.memory.host import available_memory
 from loaderkit.memory.probes import read_device
 
 if TYPE_CHECKING:
@@ -110,12 +109,11 @@ def _gather_evidence(
     limit: int | None,
 ) -> RunEvidence:
     """See what a verdict follows from; what takes long only where a counter leaks."""
-    collects_by_itself = gc.isenabled()
     collected: Mapping[AnyCounter, Collected] = {}
-    with collector_paused():
+    with watch.collector_paused():
         counters = _judge_own_counters(watch, warmup, tolerance)
         is_leaking = overall(counters)[0] == LEAKING
-        if collects_by_itself and is_leaking:
+        if watch.collects_by_itself and is_leaking:
             collected = _left_after_collecting(watch, counters)
     growths = _find_growths(watch, counters) if is_leaking else []
     return RunEvidence(
@@ -184,8 +182,10 @@ def _find_growths(
             ignore=watch.own_objects(),
             rate=host_rate(counters),
             more_exit_handlers=handlers / watch.epoch,
+            other_censuses=[other for other in watch.censuses if other is not census],
+            collects_by_itself=watch.collects_by_itself,
         )
-        if not gc.isenabled():
+        if not watch.collects_by_itself:
             collected = _left_after_collecting(watch, counters)
             if is_garbage(counters, collected):
                 objects = [_as_cycle(growth) for growth in objects]
@@ -274,6 +274,6 @@ def _memory_limit(watch: EpochRecorder, limit: int | None) -> tuple[int | None, 
     if watch.last("allocated") is not None:
         values = read_device(watch.device).values
         return values.get("device_limit"), "memory of the device"
-    host = read_host()
-    limit_bytes = host.available_bytes + round(watch.used_bytes())
-    return limit_bytes, f"free on {host.available_from}, and used"
+    available_bytes, available_from = available_memory()
+    limit_bytes = available_bytes + round(watch.used_bytes())
+    return limit_bytes, f"free on {available_from}, and used"

@@ -64,11 +64,11 @@ def curves_sections(
     Returns:
         One section; none where no counter moved.
     """
-    moving = [counter for counter in counters if _moves(counter)]
+    moving = [counter for counter in counters if _has_moved(counter)]
     if not moving:
         return ()
     charts = [_curve_of(counter, period, limit) for counter in worst_first(moving)]
-    still = [counter.name for counter in counters if not _moves(counter)]
+    still = [counter.name for counter in counters if not _has_moved(counter)]
     caption = (
         "Grey: warm-up, which is left out. Dashed: the trend. Dotted red: a limit. "
         "The axis of a counter begins where its readings do, not at 0."
@@ -118,7 +118,7 @@ def worst_first(counters: Sequence[CounterTrend]) -> list[CounterTrend]:
     return sorted(counters, key=lambda counter: _ORDER[counter.trend.verdict])
 
 
-def _moves(counter: CounterTrend) -> bool:
+def _has_moved(counter: CounterTrend) -> bool:
     return len(set(counter.values)) > 1
 
 

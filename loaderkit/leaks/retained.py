@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import mmap
 import sys
 import types
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from loaderkit.memory.tensors import describe, graph_of, is_a
+from loaderkit.memory.tensors import describe, graph_of, is_a, objects_in_array
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,11 +27,13 @@ _NODE_BYTES = 200
 _NOT_ENTERED = (type, types.ModuleType, types.CodeType, types.BuiltinFunctionType)
 
 
-def retained_bytes(items: Sequence[Any]) -> int:
+def retained_bytes(items: Sequence[Any], container: object = None) -> int:
     """Weigh items of a container, each with what it alone keeps.
 
     Args:
         items: A sample, such as the last eight of a list.
+        container: Where they are, which is not entered: a traceback leads to the list
+            that its function appends to, and from there to all other items.
 
     Returns:
         Bytes of one item, on average.  What some share counts once, what all share not
@@ -38,7 +41,7 @@ def retained_bytes(items: Sequence[Any]) -> int:
     """
     if not items:
         return 0
-    pieces_of_items = [dict(_pieces_below(item)) for item in items]
+    pieces_of_items = [dict(_pieces_below(item, container)) for item in items]
     sizes = {key: size for pieces in pieces_of_items for key, size in pieces.items()}
     if len(items) > 1:
         common = set.intersection(*(set(pieces) for pieces in pieces_of_items))
@@ -46,10 +49,14 @@ def retained_bytes(items: Sequence[Any]) -> int:
     return sum(sizes.values()) // len(items)
 
 
-def _pieces_below(item: object) -> Iterator[tuple[int, int]]:
+def _pieces_below(item: object, container: object) -> Iterator[tuple[int, int]]:
     """Yield what an item keeps: a key for each piece of memory, and its bytes."""
     objects: list[object] = [item]
-    seen_ids = {id(item)}
+    if is_a(item, tuple):
+        # A key with its value, or a row: what stands in it is entered, classes too,
+        # which further down are what they always are, and not kept by the item.
+        objects += item
+    seen_ids = {id(container), *map(id, objects)}
     # The list grows while it is gone through; it keeps what it holds alive, so that no
     # number is given twice.
     for current in objects:
@@ -76,10 +83,27 @@ def _pieces_of(item: object) -> Iterator[tuple[int, int]]:
             base = base.base
         if base is not item:
             yield id(base), int(base.nbytes)
+    elif is_a(item, io.StringIO):
+        yield id(item) + 1, text_buffer_bytes(item)
     elif type(item) is mmap.mmap:  # a subclass may have a __len__ of its own
         with contextlib.suppress(ValueError):  # it is closed
             # The number after the object's own stands for what it maps.
             yield id(item) + 1, len(item)
+
+
+def text_buffer_bytes(text: io.StringIO) -> int:
+    """Weigh what was written to a text buffer, which ``sys.getsizeof`` leaves out.
+
+    Args:
+        text: Any.
+
+    Returns:
+        Characters up to where it stands: what it has after that is not seen, since
+        ``getvalue()`` would copy it; 0 of a closed one.
+    """
+    with contextlib.suppress(ValueError):  # it is closed
+        return io.StringIO.tell(text)  # a subclass may have a tell of its own
+    return 0
 
 
 def _graph_pieces(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
@@ -117,4 +141,14 @@ def _kept_by(item: object) -> Sequence[Any]:
         return [*(item.__closure__ or ()), *(item.__defaults__ or ())]
     if is_a(item, torch.Tensor) and item.grad_fn is not None:
         return []
+    if is_a(item, types.FrameType):
+        # A frame keeps its variables. Its caller's frame leads to all that runs, this
+        # search included, and with it to every item.
+        referents = gc.get_referents(item)
+        return [value for value in referents if not is_a(value, types.FrameType)]
+    if is_a(item, np.ndarray):
+        # Arrays are none of the objects that the collector enters. What stands in one
+        # of objects is kept by it, as is the tensor or buffer that another one shows.
+        base = [] if item.base is None else [item.base]
+        return [*base, *objects_in_array(item)]
     return gc.get_referents(item)

@@ -96,7 +96,7 @@ def allocation_sites(
         if begins_here:
             tracemalloc.stop()
     on_device = device_sites(blocks, traced_device, epochs=epochs, most=most)
-    return on_device + _heaviest(_host_sites(before, after, epochs), most)
+    return on_device + _heaviest_sites(_host_sites(before, after, epochs), most)
 
 
 def live_blocks(device: torch.device) -> Blocks:
@@ -150,7 +150,7 @@ def device_sites(
                 memory=f"on {device}",
             )
             sites.append(site)
-    return _heaviest(sites, most)
+    return _heaviest_sites(sites, most)
 
 
 def _host_sites(
@@ -170,7 +170,7 @@ def _host_sites(
     return sites
 
 
-def _heaviest(sites: list[Site], most: int) -> tuple[Site, ...]:
+def _heaviest_sites(sites: list[Site], most: int) -> tuple[Site, ...]:
     return tuple(sorted(sites, key=lambda site: -site.bytes_per_epoch)[:most])
 
 

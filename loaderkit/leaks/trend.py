@@ -215,7 +215,7 @@ def fit_trend(
     detectable = floor / 2 + quantile(count - 2, ALPHA) * error
     noise = _residual_deviation(times, values, slope)
 
-    decision = _decide(times, values, slope, floor)
+    decision = _choose_verdict(times, values, slope, floor)
     if sawtooth is not None:
         # What is left after each fall says how fast it grows beneath the saw.
         slope = sawtooth.slope
@@ -238,7 +238,7 @@ def fit_trend(
     )
 
 
-def _decide(
+def _choose_verdict(
     times: list[float],
     values: list[float],
     slope: float,

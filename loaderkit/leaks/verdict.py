@@ -431,7 +431,7 @@ def _judge_worker(
     counter = _judge_counter(name, series, floor, warmup)
     if counter.trend.verdict == STEADY:
         return counter
-    return _doubted(
+    return _with_doubt(
         counter,
         "still starting up",
         why="it is still starting up: what it imports is no leak",
@@ -452,7 +452,7 @@ def _held_back(
     judged = []
     for counter in counters:
         if counter.name == "device_used" and counter.trend.rising:
-            doubted = _doubted(
+            doubted = _with_doubt(
                 counter,
                 "maybe another process",
                 why="it grows outside of torch's allocator, or by another process",
@@ -500,7 +500,7 @@ def _held_back_by_malloc(anonymous: CounterTrend, most_free: float) -> CounterTr
     if growth <= most_free:
         epochs_left = (most_free - growth) / anonymous.trend.per_epoch
         most_epochs = _MOST_LONGER * anonymous.judged_epochs
-        return _doubted(
+        return _with_doubt(
             anonymous,
             "fits into what malloc keeps",
             why="malloc stands still, and keeps as much free as pages became more",
@@ -510,7 +510,7 @@ def _held_back_by_malloc(anonymous: CounterTrend, most_free: float) -> CounterTr
         )
     is_big = growth >= _BIG_BYTES and growth > _BIG_TIMES_FREE * most_free
     if anonymous.judged_readings < ENOUGH_READINGS and not is_big:
-        return _doubted(
+        return _with_doubt(
             anonymous,
             "too few readings beside malloc",
             why="malloc stands still, and too few readings say that pages do not",
@@ -523,7 +523,7 @@ def _missing_readings(counter: CounterTrend) -> int:
     return max(3, ENOUGH_READINGS - counter.judged_readings)
 
 
-def _doubted(
+def _with_doubt(
     counter: CounterTrend,
     doubt: Doubt,
     *,

@@ -40,6 +40,9 @@ _HELPERS = (b"multiprocessing.resource_tracker",)
 """Not the fork server: workers that it forks have its command line."""
 _WORKERS_FREE_S = 0.0005
 """What reading all of them may take every epoch; each takes 0.05 ms."""
+_SLOW_SHARE = 0.0005
+"""Of the time, for what takes long.  A tenth of what watching may cost in all: where
+epochs take 0.2 s, mappings are then read in the sparse epochs alone."""
 _SUSPICIOUS_BLOCKS = 128
 """Growth an epoch that is looked into; half of what would be called a leak."""
 _SUSPICIOUS_OTHERS = 0.25
@@ -51,22 +54,6 @@ _FORGOTTEN_AFTER = 8
 read seldom may live on."""
 _FEWEST_READINGS = 5
 """Of such a worker: with fewer nothing could be said of it."""
-
-
-@contextlib.contextmanager
-def collector_paused() -> Iterator[None]:
-    """Keep Python's collector from running by itself.
-
-    What we make would have it run, and what it frees of the user's garbage would be
-    subtracted from the readings as if it had been ours.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 class EpochRecorder:
@@ -103,10 +90,17 @@ class EpochRecorder:
         """What censuses and verdicts keep, by the counter in which it shows."""
         self._started_pids: set[int] = set()
         """Child processes that no longer import what they need."""
-        self._throttle = Throttle()
+        self._throttle = Throttle(max_share=_SLOW_SHARE)
+        self._virtual_pages: int | None = None
+        self._mapping_count: int | None = None
+        """Mappings when the address space had so many pages."""
         self._workers_throttle = Throttle(free_s=_WORKERS_FREE_S)
         self._own_s = 0.0
         """Seconds that the readings took."""
+        self.collects_by_itself = gc.isenabled()
+        """Whether Python's collector runs by itself, as the user has set it."""
+        self._pauses = 0
+        """How many ``with collector_paused()`` are entered now."""
 
     def start(self) -> None:
         """Take the reading before the first epoch.
@@ -116,14 +110,14 @@ class EpochRecorder:
         """
         self.files = kinds_of("files")
         self.outside_counts = count_outside()
-        self._record(self._read_counters())
+        self._record_readings(self._read_counters())
         self.begun = self._ended = time.monotonic()
 
     def end_epoch(self) -> None:
         """Take the reading after an epoch; up to 1 ms, or 0.4 s when memory grows."""
         begun = time.monotonic()
         self.epoch += 1
-        self._record(self._read_counters())
+        self._record_readings(self._read_counters())
         last_census = self.censuses[-1].epoch if self.censuses else 1
         if self.epoch >= 2 * last_census and self._keeps_growing():
             self.count_objects()
@@ -140,13 +134,30 @@ class EpochRecorder:
         Garbage from before the run goes first, and is subtracted too: else what the
         collector frees at the end could not be told from what grew.
         """
-        collects_by_itself = gc.isenabled()
-        with collector_paused(), self.own_memory():
-            if not self.censuses and collects_by_itself:
+        with self.collector_paused(), self.own_memory():
+            if not self.censuses and self.collects_by_itself:
                 gc.collect()
                 self.collected_epoch = self.epoch
             self.censuses = [*self.censuses[-1:], take_census(self.epoch)]
             self.censuses[-1].blocks = self.recorded_blocks()
+
+    @contextlib.contextmanager
+    def collector_paused(self) -> Iterator[None]:
+        """Keep Python's collector from running by itself; may be entered again within.
+
+        What we make would have it run, and what it frees of the user's garbage would be
+        subtracted from the readings as if it had been ours.
+        """
+        if not self._pauses:
+            self.collects_by_itself = gc.isenabled()
+        self._pauses += 1
+        gc.disable()
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            if self.collects_by_itself and not self._pauses:
+                gc.enable()
 
     @contextlib.contextmanager
     def own_memory(self) -> Iterator[None]:
@@ -246,7 +257,9 @@ class EpochRecorder:
         if is_sparse_epoch or self._throttle.due:
             with self._throttle:
                 readings.update(self._read_slow_counters())
-        if is_sparse_epoch or self._workers_throttle.due:
+        # To list children is a walk over all threads: only where there is one.
+        has_children = readings.get("children", 1) > 0
+        if has_children and (is_sparse_epoch or self._workers_throttle.due):
             with self._workers_throttle:
                 readings.update(self._read_workers())
         return readings
@@ -254,9 +267,14 @@ class EpochRecorder:
     def _read_slow_counters(self) -> dict[AnyCounter, int]:
         """Count mappings, and ask the device's driver: milliseconds each."""
         readings: dict[AnyCounter, int] = {}
-        mapping_count = process.mappings()
-        if mapping_count is not None:
-            readings["mappings"] = mapping_count
+        pages = process.virtual_pages()
+        if pages is None or pages != self._virtual_pages:
+            # The kernel walks its tables to count them. What is mapped and kept makes
+            # the address space larger: while that stands still, so does their number.
+            self._virtual_pages = pages
+            self._mapping_count = process.mappings()
+        if self._mapping_count is not None:
+            readings["mappings"] = self._mapping_count
         device_used = read_device_used(self.device)
         if device_used is not None:
             readings["device_used"] = device_used
@@ -293,7 +311,7 @@ class EpochRecorder:
             return True
         return self.epoch % (2 if self.epoch <= 8 else 4) == 0
 
-    def _record(self, readings: dict[AnyCounter, int]) -> None:
+    def _record_readings(self, readings: dict[AnyCounter, int]) -> None:
         for name, value in readings.items():
             if not (is_judged(name) or name in _EVIDENCE):
                 continue

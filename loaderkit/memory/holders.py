@@ -13,7 +13,7 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from loaderkit.library_files import is_own_file
+from loaderkit.library_files import is_library_file, is_own_file
 from loaderkit.memory.frames import local_ids, running_frames
 from loaderkit.memory.holder import Holder
 from loaderkit.memory.source import mutation_line
@@ -186,7 +186,8 @@ class _Search:
         for name, code, line in self.variables.get(id(child), ()):
             path = name + self._path_below(child)
             where = f"{_place_in(code.co_filename, line)} in {code.co_name}"
-            yield Holder("local variable", path, where, _line_in(code, path))
+            line_of_growth = self._line_in(code, child, path)
+            yield Holder("local variable", path, where, line_of_growth)
 
     def _holders_at(self, parent: object) -> Iterator[Holder]:
         """Name the holders that a root is, if it is one."""
@@ -201,12 +202,14 @@ class _Search:
     def _global_of(self, module_globals: object, module: str) -> Holder:
         name = _as_name(self._path_below(module_globals))
         file = _file_of_module(module)
-        change = mutation_line(file, _grown_name(name))
+        change = "" if not file else mutation_line(file, _grown_name(name))
+        if "." in name:
+            change = self._line_of_attribute(module_globals)
         return Holder("global", f"{module}.{name}".lstrip("."), "", change)
 
     def _class_of(self, owner: type) -> Iterator[Holder]:
         path = f"{owner.__qualname__}{self._path_below(owner)}"
-        change = mutation_line(_file_of_module(owner.__module__), _grown_name(path))
+        change = self._line_of_attribute(owner)
         yield Holder("class", path, f"module {owner.__module__}", change)
 
     def _closure_of(self, cell: types.CellType) -> Iterator[Holder]:
@@ -225,7 +228,7 @@ class _Search:
                 path = code.co_freevars[index] + self._path_below(cell)
                 place = _place_in(code.co_filename, code.co_firstlineno)
                 where = f"{place} in {function.__qualname__}"
-                yield Holder("closure", path, where, _line_in(code, path))
+                yield Holder("closure", path, where, self._line_in(code, cell, path))
                 return
 
     def _context_of(self, context: contextvars.Context) -> Iterator[Holder]:
@@ -257,6 +260,43 @@ class _Search:
         (types.FrameType, _traceback_of),
         (contextvars.Context, _context_of),
     )
+
+    def _line_in(self, code: types.CodeType, start: object, path: str) -> str:
+        """Find where a variable of a function, or an attribute of one, grows."""
+        return mutation_line(
+            code.co_filename, _grown_name(path), code.co_firstlineno, is_local=True
+        ) or self._line_of_attribute(start)
+
+    def _line_of_attribute(self, start: object) -> str:
+        """Find where the class of the user's that has an attribute makes it grow."""
+        owner, name = self._last_attribute_below(start)
+        if owner is None:
+            return ""
+        for kind in (owner if is_a(owner, type) else type(owner)).__mro__:
+            file = _file_of_module(kind.__module__)
+            if file and not is_library_file(file):
+                line = mutation_line(file, f".{name}", class_name=kind.__name__)
+                if line:
+                    return line
+        return ""
+
+    def _last_attribute_below(self, start: object) -> tuple[Any, str]:
+        """Give the last attribute on the way, before any index, and whose it is."""
+        owner: Any = None
+        last: tuple[Any, str] = (None, "")
+        current, step = start, self.steps.get(id(start))
+        while step is not None:
+            in_dictionary = re.fullmatch(r"\['(\w+)'\]", step.label)
+            if owner is not None and in_dictionary:
+                last = owner, in_dictionary[1]
+            elif step.label.startswith("[") and current is not start:
+                break
+            elif step.label.startswith(".") and len(step.label) > 1:
+                last = current, step.label[1:]
+            # An attribute comes as two steps, as below.
+            owner = current if step.label == "." else None
+            current, step = step.child, self.steps.get(id(step.child))
+        return last
 
     def _path_below(self, start: object) -> str:
         """Write the way from a root down to the target."""
@@ -341,18 +381,9 @@ def _belongs_to_search(parent: object) -> bool:
 
 
 def _grown_name(path: str) -> str:
-    """Pick the last name of a path: the one whose code grows it."""
-    return path.split("[")[0].rsplit(".", 1)[-1]
-
-
-def _line_in(code: types.CodeType, path: str) -> str:
-    """Find where a variable of a function, or an attribute of one, is made to grow."""
-    return mutation_line(
-        code.co_filename,
-        _grown_name(path),
-        code.co_firstlineno,
-        is_local="." not in path,
-    )
+    """Pick the last name of a path, with its dot: the one whose code grows it."""
+    owner, dot, name = path.split("[")[0].rpartition(".")
+    return dot + name if owner else name
 
 
 def _as_name(path: str) -> str:

@@ -15,21 +15,29 @@ _GROWING_METHODS = {
     "appendleft",
     "extend",
     "insert",
+    "frombytes",
+    "fromlist",
     "put",
     "register_backward_hook",
     "register_forward_hook",
     "register_forward_pre_hook",
     "register_full_backward_hook",
     "register_hook",
+    "register_module",
+    "register_parameter",
     "setdefault",
     "update",
+    "write",
+    "writelines",
 }
 """Methods that make what they are called on hold more: containers, and modules, tensors
 and optimizers of torch."""
+_GROWING_FUNCTIONS = {"heappush", "insort", "insort_left", "insort_right"}
+"""Functions that make their first argument hold more."""
 
 
 class _MutationLines(NamedTuple):
-    """Line numbers of a file, by the name of a variable or attribute."""
+    """Line numbers of a file, by the name of a variable or (``.name``) an attribute."""
 
     growing: dict[str, list[int]]
     """Where a container is made to hold more."""
@@ -37,6 +45,8 @@ class _MutationLines(NamedTuple):
     """Where a variable is set."""
     functions: list[range]
     """Lines of each function."""
+    classes: dict[str, list[range]]
+    """Lines of the classes of a name."""
 
 
 def mutation_line(
@@ -45,15 +55,17 @@ def mutation_line(
     near: int = 0,
     *,
     is_local: bool = False,
+    class_name: str = "",
 ) -> str:
     """Find where a file's code makes a container grow, or a variable is set.
 
     Args:
         file: Path of a source file; one without source gives nothing.
-        name: A variable or attribute, such as "history".
+        name: A variable such as "history", or an attribute such as ".history".
         near: Of several such lines the nearest to this one is taken.
-        is_local: It is a variable of the function that this line is in, or of one
-            around it: another function may call a variable of its own the same.
+        is_local: Only lines count of the function that this line is in, or of one
+            around it: another function may call something of its own the same.
+        class_name: Only lines of a class count.
 
     Returns:
         "train.py:42"; empty when there is no such line.
@@ -65,14 +77,11 @@ def mutation_line(
     # A container grows where something is added; a tensor or number where it is set.
     growing, setting = mutations.growing.get(name, []), mutations.setting.get(name, [])
     numbers = growing or setting
-    if is_local:
-        around = [lines for lines in mutations.functions if near in lines]
-        for lines in sorted(around, key=len):
-            inside = [number for number in growing if number in lines]
-            inside = inside or [number for number in setting if number in lines]
-            if inside:
-                numbers = inside
-                break
+    if is_local or class_name:
+        ranges = mutations.classes.get(class_name, [])
+        if is_local:
+            ranges = [lines for lines in mutations.functions if near in lines]
+        numbers = _inside_first(sorted(ranges, key=len), growing, setting)
     if not numbers:
         return ""
     nearest = numbers[0]
@@ -81,11 +90,23 @@ def mutation_line(
     return f"{Path(file).name}:{nearest}"
 
 
+def _inside_first(
+    ranges: list[range], growing: list[int], setting: list[int]
+) -> list[int]:
+    """Pick the lines within the first range that has any; those that grow first."""
+    for lines in ranges:
+        for numbers in (growing, setting):
+            inside = [number for number in numbers if number in lines]
+            if inside:
+                return inside
+    return []
+
+
 # Holders of one report lie in a few files, which are then parsed once.
 @functools.lru_cache(maxsize=8)
 def _mutation_lines(file: str) -> _MutationLines:
     """Map names to the lines that grow them, and to those that set them."""
-    mutations = _MutationLines({}, {}, [])
+    mutations = _MutationLines({}, {}, [], {})
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
@@ -93,11 +114,14 @@ def _mutation_lines(file: str) -> _MutationLines:
     for node in ast.walk(tree):
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
             _note_assignment(node, mutations)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             # A function's code begins where its decorators do.
             first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-            last = node.end_lineno or node.lineno
-            mutations.functions.append(range(first, last + 1))
+            lines = range(first, (node.end_lineno or node.lineno) + 1)
+            if isinstance(node, ast.ClassDef):
+                mutations.classes.setdefault(node.name, []).append(lines)
+            else:
+                mutations.functions.append(lines)
         grown = _grown_by(node)
         if grown is not None:
             number = getattr(node, "lineno", 0)
@@ -109,8 +133,14 @@ def _grown_by(node: ast.AST) -> ast.AST | None:
     """Give what a call or ``+=`` makes grow; None of any other code."""
     if isinstance(node, ast.AugAssign):
         return node.target
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        return node.func.value if node.func.attr in _GROWING_METHODS else None
+    if not isinstance(node, ast.Call):
+        return None
+    called = node.func
+    called_name = getattr(called, "attr", getattr(called, "id", ""))
+    if called_name in _GROWING_FUNCTIONS and node.args:
+        return node.args[0]
+    if isinstance(called, ast.Attribute) and called_name in _GROWING_METHODS:
+        return called.value
     return None
 
 
@@ -126,9 +156,9 @@ def _note_assignment(
 
 
 def _base_name(node: ast.AST) -> str:
-    """Name what is grown: ``self.a["b"]`` is "a"."""
+    """Name what is grown: ``self.a["b"]`` is ".a"."""
     while isinstance(node, ast.Subscript):
         node = node.value
     if isinstance(node, ast.Attribute):
-        return node.attr
+        return f".{node.attr}"
     return node.id if isinstance(node, ast.Name) else ""

@@ -16,6 +16,7 @@ from loaderkit.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    import numpy as np
     from typing_extensions import TypeIs
 
 T = TypeVar("T")
@@ -145,6 +146,24 @@ def objects_of(objects: Sequence[Any], is_wanted: Callable[[type], bool]) -> lis
     """
     test = is_wanted if isinstance(is_wanted, TypeTest) else TypeTest(is_wanted)
     return list(itertools.compress(objects, map(test.__getitem__, map(type, objects))))
+
+
+_PLAIN_TYPES = (type(None), bool, int, float)
+
+
+def objects_in_array(array: np.ndarray[Any, Any]) -> list[Any]:
+    """List what stands in an array of Python objects, in order, without plain numbers.
+
+    Args:
+        array: Of any dtype.
+
+    Returns:
+        The objects that are no number and not None; none of an array of numbers.
+    """
+    if array.dtype != object:
+        return []
+    items: list[Any] = array.ravel().tolist()
+    return objects_of(items, lambda kind: kind not in _PLAIN_TYPES)
 
 
 class TypeTest(dict[type, bool]):

@@ -20,6 +20,7 @@ import pickle
 import re
 import tempfile
 import threading
+import types
 import typing
 import weakref
 from dataclasses import dataclass
@@ -434,7 +435,47 @@ def cached_method_keeps_self():
     return lambda: Sample().total()
 
 
+@leak("buffer", source="a BytesIO or StringIO that is written to and never emptied")
+def a_buffer_of_text_grows():
+    buffer = io.StringIO()
+    return lambda: buffer.write("loss 0.125\n" * 800)
+
+
+@leak("table", source="pandas and numpy columns of dtype=object")
+def an_array_of_objects_fills():
+    table, state = np.empty(10_000, dtype=object), {"row": 0}
+
+    def step():
+        table[state["row"]] = torch.randn(1500)
+        state["row"] += 1
+
+    return step
+
+
+@leak("infos", source="sys.exc_info() kept: the frame leads back to the list")
+def tracebacks_kept():
+    infos = []
+
+    def step():
+        try:
+            pad = torch.randn(1500)
+            raise KeyError(len(pad))
+        except KeyError as error:
+            infos.append(error.__traceback__)
+
+    return step
+
+
 # ---- look-alikes
+
+
+@calm("few objects with much memory: the collector runs once in 70 epochs")
+def garbage_that_the_collector_has_not_reached():
+    def step():
+        node = types.SimpleNamespace(load=np.ones(500))
+        node.me = node
+
+    return step
 
 
 @calm("pytorch#25340, pytorch#5569: cycles that the collector frees, now and then")

@@ -11,14 +11,17 @@ import pytest
 import torch
 
 from loaderkit.leaks.blame import find_growth
-from loaderkit.leaks.census import take_census
+from loaderkit.leaks.census import Census, Heap, take_census
 from loaderkit.leaks.finders.child_processes import describe_worker
+from loaderkit.leaks.finders.evidence import HeapEvidence
+from loaderkit.leaks.finders.growing_array import find_growing_array
 from loaderkit.leaks.finders.resources import kinds_of, resource_growth
 from loaderkit.leaks.retained import retained_bytes
 from loaderkit.leaks.students_t import quantile
 from loaderkit.memory.process import malloc_heap
 
 BIG = 20_000
+NO_IDS = np.zeros(0, np.int64)
 
 
 @pytest.mark.slow
@@ -47,7 +50,7 @@ def test_each_pattern_is_known_by_what_is_kept():
 
 
 @pytest.mark.parametrize(("numbers", "is_named"), [(1_000, True), (100, False)])
-def test_what_grows_by_less_than_a_fiftieth_of_the_heaviest_is_noise(numbers, is_named):
+def test_what_grows_by_a_hundredth_of_the_heaviest_is_noise(numbers, is_named):
     heavy, light = [0], [0]
     before = take_census(0)
     for _ in range(8):
@@ -58,6 +61,41 @@ def test_what_grows_by_less_than_a_fiftieth_of_the_heaviest_is_noise(numbers, is
 
     assert "`heavy`" in named
     assert ("`light`" in named) is is_named
+
+
+KIB = 1024
+
+
+def named_as_longer(size, sizes_in_censuses):
+    """Ask of an array of a size whether it is what 16 KiB an epoch went into."""
+    array_now = np.zeros(size, np.uint8)
+    censuses = [
+        Census(epoch, NO_IDS, NO_IDS, Counter(), sizes=frozenset(sizes))
+        for epoch, sizes in zip((16, 8), sizes_in_censuses, strict=True)
+    ]
+    evidence = HeapEvidence(
+        heap=Heap([], [], [array_now], []),
+        before=censuses[0],
+        epochs=14,
+        ignored_ids=frozenset(),
+        bytes_per_epoch=16 * KIB,
+        other_censuses=(censuses[1],),
+    )
+    return bool(find_growing_array(evidence))
+
+
+def test_a_batch_of_another_size_is_no_array_that_gets_longer():
+    draw = np.random.default_rng(0)
+    batch_sizes = draw.integers(100 * KIB, 4_000 * KIB, (400, 9)).tolist()
+
+    alarms = sum(
+        named_as_longer(sizes[0], (sizes[1:5], sizes[5:])) for sizes in batch_sizes
+    )
+
+    assert alarms <= 0.03 * len(batch_sizes)
+    # Its twins: an array from nothing, and one that was large when the run began.
+    assert named_as_longer(480 * KIB, ([256 * KIB], [128 * KIB]))
+    assert named_as_longer(2_480 * KIB, ([2_256 * KIB], [2_128 * KIB]))
 
 
 def joined_dataset():

@@ -172,7 +172,7 @@ def test_the_nearest_line_that_grows_a_name_is_taken(tmp_path):
     assert mutation_line(str(file), "a", near=5) == "train.py:5"
     assert mutation_line(str(file), "a") == "train.py:2"
     assert mutation_line(str(file), "b") == "train.py:3"
-    assert mutation_line(str(file), "c") == "train.py:4"
+    assert mutation_line(str(file), ".c") == "train.py:4"
     assert mutation_line(str(file), "d") == ""
 
 
@@ -191,7 +191,25 @@ def test_a_local_variable_grows_in_its_own_function_and_not_in_one_beside_it(tmp
     ]
 
     assert lines == ["train.py:3", "train.py:6", "train.py:6"]
-    assert mutation_line(str(file), "retained", near=9, is_local=True) == "train.py:3"
+    assert mutation_line(str(file), "retained", near=9, is_local=True) == ""
+
+
+def test_an_attribute_grows_in_its_own_class_and_not_in_one_beside_it(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(
+        "class First:\n    def add(self):\n        self.rows.append(1)\n"
+        "class Second:\n    def add(self):\n        self.rows.append(2)\n"
+        "class Third:\n    rows = []\n"
+        "heapq.heappush(best, 1)\n"
+    )
+
+    lines = [
+        mutation_line(str(file), ".rows", class_name=name)
+        for name in ("First", "Second", "Third")
+    ]
+
+    assert lines == ["train.py:3", "train.py:6", ""]
+    assert mutation_line(str(file), "best") == "train.py:9"
 
 
 def test_a_file_that_is_no_python_has_no_lines(tmp_path):

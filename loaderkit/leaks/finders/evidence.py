@@ -33,6 +33,10 @@ class HeapEvidence:
     """By which memory of the host grows; 0 when unknown."""
     more_exit_handlers: float = 0.0
     """How many functions more atexit knows each epoch."""
+    other_censuses: tuple[Census, ...] = ()
+    """Taken before or after ``before``, and before now."""
+    collects_by_itself: bool = True
+    """Python's collector is on; else garbage stays, and is to be seen as such."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class CounterEvidence:
     """Open files when the run began, by kind."""
     shared_files: SharedFiles
     """Files in /dev/shm."""
-    found: tuple[Growth, ...] = ()
+    named: tuple[Growth, ...] = ()
     """What the finders before this one have named."""
 
 

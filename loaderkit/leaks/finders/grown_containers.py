@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from loaderkit.leaks.census import containers_in
+from loaderkit.leaks.census import containers_in, item_count
+from loaderkit.leaks.finders.array_holder import holder_of_array
 from loaderkit.leaks.finders.items import (
     describe_items,
     newest_of,
@@ -24,6 +25,7 @@ from loaderkit.memory.tensors import is_a
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from loaderkit.leaks.census import Heap
     from loaderkit.leaks.finders.evidence import HeapEvidence
 
 _EPOCHS_AN_ITEM = 12
@@ -35,7 +37,6 @@ _MOST_WEIGHED = 300
 """Containers that are weighed, those that grew by the most items."""
 _MOST_NAMED = 6
 """Containers whose holders are looked for, the heaviest."""
-_OWN_ROOM = "loaderkit.leaks."
 
 
 class _GrownContainer(NamedTuple):
@@ -61,16 +62,15 @@ def find_grown_containers(evidence: HeapEvidence) -> list[Growth]:
     """
     grown = _grown_containers(evidence)
     grown.sort(key=lambda row: -row.more_items)
-    weighed = [_weigh(row, evidence.epochs) for row in grown[:_MOST_WEIGHED]]
+    weighed = [_weigh_growth(row, evidence.epochs) for row in grown[:_MOST_WEIGHED]]
     weighed.sort(key=lambda row: -row.bytes_per_epoch)
     # What this search keeps would be found to hold the containers, too.
     ignore = [grown, weighed, *evidence.heap.lists]
-    growths = [
-        _name_growth(row, ignore)
+    return [
+        _name_growth(row, ignore, evidence.heap)
         for row in weighed[:_MOST_NAMED]
         if row.bytes_per_epoch > 0
     ]
-    return [growth for growth in growths if not _is_of_this_room(growth)]
 
 
 def _grown_containers(evidence: HeapEvidence) -> list[_GrownContainer]:
@@ -82,7 +82,7 @@ def _grown_containers(evidence: HeapEvidence) -> list[_GrownContainer]:
     fewest = max(_FEWEST_ITEMS, evidence.epochs / _EPOCHS_AN_ITEM)
     containers = containers_in(evidence.heap)
     ids = np.fromiter(map(id, containers), np.int64, len(containers))
-    lengths = np.fromiter(map(len, containers), np.int64, len(containers))
+    lengths = np.fromiter(map(item_count, containers), np.int64, len(containers))
     more_items = lengths - evidence.before.lengths_of(ids)
     return [
         _GrownContainer(containers[index], int(more_items[index]))
@@ -91,10 +91,10 @@ def _grown_containers(evidence: HeapEvidence) -> list[_GrownContainer]:
     ]
 
 
-def _weigh(grown: _GrownContainer, epochs: int) -> _WeighedContainer:
+def _weigh_growth(grown: _GrownContainer, epochs: int) -> _WeighedContainer:
     container, more_items = grown
     newest = newest_of(container)
-    item_bytes = retained_bytes(with_keys(container, newest))
+    item_bytes = retained_bytes(with_keys(container, newest), container)
     return _WeighedContainer(
         container=container,
         newest=newest,
@@ -103,12 +103,27 @@ def _weigh(grown: _GrownContainer, epochs: int) -> _WeighedContainer:
     )
 
 
-def _name_growth(weighed: _WeighedContainer, ignore: Sequence[Any]) -> Growth:
+def _name_growth(
+    weighed: _WeighedContainer,
+    ignore: Sequence[Any],
+    heap: Heap,
+) -> Growth:
     """Say who holds a container, and what it keeps."""
     container, newest, items_per_epoch, bytes_per_epoch = weighed
     holder = holders_of(container, most=1, ignore=[*ignore, weighed, newest])[0]
+    if is_a(container, np.ndarray) and not holder.held:
+        holder = holder_of_array(container, heap)
     epochs_left = _epochs_until_full(container, items_per_epoch)
     is_bounded = epochs_left is not None
+    if not holder.held:
+        # Its type is no variable's name, and nothing shows who keeps it.
+        return Growth(
+            pattern="unknown holder",
+            what=f"a {type(container).__name__}",
+            items=describe_items(newest),
+            per_epoch=items_per_epoch,
+            bytes_per_epoch=bytes_per_epoch,
+        )
     return Growth(
         pattern="bounded" if is_bounded else pattern_of(container, newest, holder),
         what=type(container).__name__,
@@ -131,11 +146,3 @@ def _epochs_until_full(container: Any, items_per_epoch: float) -> int | None:
     free_items = bound - len(container)
     # Rounded up, by the floor of what is negative.
     return max(1, -int(-free_items // max(items_per_epoch, 1e-9)))
-
-
-def _is_of_this_room(growth: Growth) -> bool:
-    """Whether a module of the detector holds it, such as a cache of its statistics.
-
-    What judging takes is subtracted from the readings, so it never explains a growth.
-    """
-    return growth.holder is not None and growth.holder.path.startswith(_OWN_ROOM)

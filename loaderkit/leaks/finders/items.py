@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from loaderkit.memory.tensors import describe, is_a, tensors_below
+from loaderkit.leaks.census import item_count
+from loaderkit.memory.tensors import (
+    describe,
+    is_a,
+    objects_in_array,
+    tensors_below,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -55,13 +61,13 @@ def newest_of(container: Any) -> list[Any]:
     """Pick the items that came last.
 
     Args:
-        container: A list, dict, set or deque.
+        container: A list, dict, set, deque or array of objects.
 
     Returns:
         At most six; values of a dict, any of a set.
     """
     with contextlib.suppress(RuntimeError):  # another thread changes it meanwhile
-        return _sample_from_end(_from_end(container), len(container))
+        return _sample_from_end(_from_end(container), item_count(container))
     return []
 
 
@@ -139,6 +145,8 @@ def _from_end(container: Any) -> Iterator[Any]:
         container = container.values()
     if is_a(container, (set, frozenset)):
         return iter(container)  # a set does not know which item is new
+    if is_a(container, np.ndarray):
+        return iter(reversed(objects_in_array(container)))
     return iter(reversed(container))
 
 

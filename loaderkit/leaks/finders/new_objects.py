@@ -7,16 +7,24 @@ leads to at all.
 from __future__ import annotations
 
 import gc
+import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.leaks.census import take_census
+from loaderkit.leaks.finders.array_holder import holder_of_array
 from loaderkit.leaks.finders.items import describe_items
 from loaderkit.leaks.growth import Growth, explains
-from loaderkit.leaks.retained import retained_bytes
+from loaderkit.leaks.retained import MOST_NODES, retained_bytes, saved_tensors
 from loaderkit.leaks.unrooted import is_in_autograd_cycle, may_be_exit_handlers
 from loaderkit.memory.holders import holders_of
 from loaderkit.memory.root_search import closest_to_a_root
-from loaderkit.memory.tensors import describe, tensors_in
+from loaderkit.memory.tensors import (
+    describe,
+    graph_of,
+    objects_in_array,
+    tensors_in,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +40,8 @@ _FEWEST_OBJECTS = 8
 types."""
 _MOST_TYPES = 3
 """Types that are looked at, those of which most came."""
+_MOST_GRAPHS = 20
+"""Tensors, the newest, in whose autograd graphs saved tensors are looked for."""
 _MOST_ASKED = 6
 """Objects without a holder among which a cycle through autograd is looked for."""
 
@@ -140,7 +150,7 @@ def _growth_without_holder(
     """Name what keeps objects that no variable leads to, where that can be shown."""
     items = describe_items(objects[-1:])
     newest = objects[-_MOST_ASKED:]
-    if gc.isenabled():
+    if evidence.collects_by_itself:
         gc.collect()  # the search for holders leaves cycles that refer to them
     if any(is_in_autograd_cycle(tensor) for tensor in tensors_in(newest)):
         return Growth("autograd cycle", "a cycle", items, per_epoch, bytes_per_epoch)
@@ -166,11 +176,52 @@ def _some_holders(evidence: HeapEvidence, objects: list[Any]) -> list[Holder]:
     ]
     held = [holder for holder in holders if holder.held]
     if not held:
+        held = _holders_of_arrays_with(evidence, asked)
+    if not held:
+        held = _holders_of_graphs_with(evidence, asked)
+    if not held:
         closest = closest_to_a_root(objects)
         if closest is None:
             return holders[:1]
         held = holders_of(closest, most=1, ignore=ignore)
     return held
+
+
+def _holders_of_arrays_with(evidence: HeapEvidence, objects: list[Any]) -> list[Holder]:
+    """Ask who holds the arrays of Python objects in which objects stand.
+
+    The collector does not enter arrays, so that no search upwards comes past them.
+    """
+    wanted_ids = set(map(id, objects))
+    holders = [
+        holder_of_array(array, evidence.heap)
+        for array in evidence.heap.object_arrays
+        if not wanted_ids.isdisjoint(map(id, objects_in_array(array)))
+    ]
+    return [holder for holder in holders if holder.held]
+
+
+def _holders_of_graphs_with(evidence: HeapEvidence, objects: list[Any]) -> list[Holder]:
+    """Ask who holds the newest autograd graphs that have saved tensors for backward.
+
+    Their nodes are objects of C++: no search upwards comes past them either.
+    """
+    wanted = {describe(tensor).storage_key for tensor in tensors_in(objects)}
+    with_graph = [
+        tensor
+        for tensor in tensors_in(evidence.heap.objects)
+        if tensor.grad_fn is not None
+    ]
+    for tensor in with_graph[: -_MOST_GRAPHS - 1 : -1]:
+        saved = itertools.chain.from_iterable(
+            map(saved_tensors, graph_of(tensor, MOST_NODES))
+        )
+        if any(describe(kept).storage_key in wanted for kept in saved):
+            ignore = [with_graph, *evidence.heap.lists]
+            holder = holders_of(tensor, most=1, ignore=ignore)[0]
+            if holder.held:
+                return [replace(holder, through_graph=True)]
+    return []
 
 
 def _most_named(holders: list[Holder]) -> Holder:

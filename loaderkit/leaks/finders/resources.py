@@ -39,7 +39,9 @@ def find_resources(evidence: CounterEvidence) -> list[Growth]:
         before = evidence.files_before if name == "files" else Counter[str]()
         growth = resource_growth(name, evidence.leaking[name].per_epoch, before)
         keepers = [
-            kept.holder for kept in evidence.objects if kept.pattern == growth.pattern
+            other.holder
+            for other in evidence.objects
+            if other.pattern == growth.pattern
         ]
         growths.append(replace(growth, holder=keepers[0] if keepers else None))
     return growths
@@ -99,8 +101,8 @@ def _describe_thread(thread: threading.Thread) -> str:
     code = getattr(target, "__code__", None)
     if target is None or code is None:
         return f"thread {re.sub('[0-9]+', 'N', thread.name)}"
-    place = f"{Path(code.co_filename).name}:{code.co_firstlineno}"
-    return f"thread of {target.__qualname__} ({place})"
+    location = f"{Path(code.co_filename).name}:{code.co_firstlineno}"
+    return f"thread of {target.__qualname__} ({location})"
 
 
 def _list_children() -> Iterable[str]:

@@ -64,10 +64,10 @@ def find_unattributed(evidence: CounterEvidence) -> list[Growth]:
 
 def _is_explained(evidence: CounterEvidence) -> bool:
     """Tell whether what was named makes up a tenth of the growth, or is no memory."""
-    if any(growth.pattern in _NO_MEMORY for growth in evidence.found):
+    if any(growth.pattern in _NO_MEMORY for growth in evidence.named):
         return True
     counters: tuple[CounterName, ...] = ("malloc", "anonymous", "shared")
     for name in counters:
         if name in evidence.leaking:
-            return explains(evidence.found, evidence.leaking[name].per_epoch)
+            return explains(evidence.named, evidence.leaking[name].per_epoch)
     return False

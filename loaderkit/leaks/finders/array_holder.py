@@ -1,0 +1,37 @@
+"""Who holds an array, which Python's collector neither lists nor enters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from loaderkit.memory.holders import holders_of, label_of
+
+if TYPE_CHECKING:
+    from loaderkit.leaks.census import Heap
+    from loaderkit.memory.holder import Holder
+
+
+def holder_of_array(array: Any, heap: Heap) -> Holder:
+    """Find who holds an array, also where a dictionary of arrays does.
+
+    Args:
+        array: Or a buffer, tensor or text.
+        heap: What is alive; its lists do not count as holders.
+
+    Returns:
+        The nearest holder; one that holds nothing if no variable leads to it.
+    """
+    ignore = heap.lists  # they refer to it because of this search
+    holder = holders_of(array, most=1, ignore=ignore)[0]
+    if holder.held:
+        return holder
+    # The collector lists no dictionary that holds nothing but arrays, numbers and
+    # texts, so that a search from the array upwards ends before it.
+    for outer in heap.dicts:
+        if any(value is array for value in outer.values()):
+            outer_holder = holders_of(outer, most=1, ignore=ignore)[0]
+            if outer_holder.held:
+                label = label_of(outer, array) or ""
+                return replace(outer_holder, path=outer_holder.path + label)
+    return holder
