@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from fresh_process import in_fresh_process
 from models import TwoLayers, graphs
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -538,12 +539,14 @@ def take_free_heap():
 
 
 def wide():
-    """Three layers of 18 MiB each."""
-    layers = [nn.Linear(2200, 2200, bias=False) for _ in range(3)]
-    return nn.Sequential(*layers), torch.randn(2, 2200)
+    """Three layers of 37 MiB each."""
+    options = {"bias": False, "dtype": torch.float64}
+    layers = [nn.Linear(2200, 2200, **options) for _ in range(3)]
+    return nn.Sequential(*layers), torch.randn(2, 2200, dtype=torch.float64)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of mappings")
+@in_fresh_process
 def test_an_update_that_runs_out_half_way_says_what_it_changed():
     model, batch = wide()
     trainer = MicroBatcher(model, torch.optim.Adam(model.parameters(), foreach=True))
@@ -565,6 +568,7 @@ def test_an_update_that_runs_out_half_way_says_what_it_changed():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of mappings")
+@in_fresh_process
 def test_an_update_that_runs_out_before_it_changed_anything_can_be_called_again():
     model, batch = wide()
     sgd = torch.optim.SGD(
@@ -587,6 +591,7 @@ def test_an_update_that_runs_out_before_it_changed_anything_can_be_called_again(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of mappings")
+@in_fresh_process
 def test_a_guard_around_an_update_says_that_it_may_be_half_done():
     model, batch = wide()
     adam = torch.optim.Adam(model.parameters(), foreach=True)
@@ -595,7 +600,7 @@ def test_a_guard_around_an_update_says_that_it_may_be_half_done():
 
     with (
         pytest.raises(RuntimeError) as caught,
-        # One temporary of 18 MiB and not the second of three.
+        # Not one temporary of 37 MiB.
         little_address_space(adam, 24 * 2**20),
         oom_guard(),
     ):

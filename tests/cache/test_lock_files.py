@@ -3,8 +3,6 @@
 import multiprocessing
 import threading
 
-import pytest
-
 from loaderkit.cache.lock_files import hold_lock_file
 
 
@@ -50,8 +48,6 @@ def test_one_process_holds_the_file_at_a_time(tmp_path):
     assert counter.read_text() == "150"
 
 
-# Python 3.12 warns of what is tested here.
-@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_a_process_forked_while_a_thread_holds_the_file_gets_it_later(tmp_path):
     """A copy of the thread's lock would never be let go of in the new process."""
     file = tmp_path / "lock"

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from fresh_process import in_fresh_process
 from page_blocks import read_page, run_page
 
 import loaderkit
@@ -20,6 +21,8 @@ PAGES = [
         for file in DOCS.glob(f"{folder}/*.md")
     ),
 ]
+LEAK_VERDICT = re.compile(r"LeakDetector\(|LeakCallback\(|assert_no_leak\(")
+"""What earlier tests leave behind in a process is in its verdict, too."""
 RUNS_ALL_PAGES = "RUN_ALL_PAGES" in os.environ
 """Set by ``tox -e docs``: no page may be left out."""
 
@@ -42,7 +45,15 @@ def test_every_block_of_a_page_runs_and_prints_what_is_shown(
         pytest.skip(f"this machine lacks {', '.join(page.missing_modules())}")
     monkeypatch.setenv("COLUMNS", "80")
 
-    run_page(page, tmp_path)
+    if any(LEAK_VERDICT.search(block.text) for block in page.blocks):
+        run_page_in_fresh_process(file, tmp_path)
+    else:
+        run_page(page, tmp_path)
+
+
+@in_fresh_process
+def run_page_in_fresh_process(file, folder):
+    run_page(read_page(file), folder)
 
 
 def test_a_page_of_each_kind_has_blocks_that_run():
