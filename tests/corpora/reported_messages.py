@@ -34,7 +34,7 @@ _LATER_GROUPS = {
     *("third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"),
     *("eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth"),
     *("sixteenth", "seventeenth", "eighteenth", "nineteenth"),
-    *("twentieth", "twentyfirst"),
+    *("twentieth", "twentyfirst", "twentysecond", "twentythird"),
 }
 LATER = [report for report in REPORTS if report.group in _LATER_GROUPS]
 LOOK_ALIKES = [report.text for report in REPORTS if report.group == "look-alike"]

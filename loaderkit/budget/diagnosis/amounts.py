@@ -59,6 +59,7 @@ _PLAIN = compile_words(
 """A long number without a unit, and not of something else, such as tokens.  It is in
 bytes where the words beside it say what of memory it is."""
 _OF_A_NAME = compile_words(
+    r"\bshape\W{0,3}(?:\d{1,12}, ?){0,5}$|"
     r"\b(?:[pugt]?id|port|seed|step|epoch|line|node|job|task|worker|process|"
     r"(?:\w{0,40}_)?(?:pages|count|tokens|rows|blocks|ids))\W{0,3}$"
 )

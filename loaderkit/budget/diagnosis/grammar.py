@@ -26,9 +26,11 @@ from loaderkit.budget.diagnosis.lexicon import (
     Phrase,
     compile_words,
     has_error_mark,
+    is_denied,
     is_described,
     is_negated,
     phrases,
+    position_before_split,
     split_names,
     with_name_parts,
 )
@@ -180,8 +182,9 @@ def _loose_clues_in(text: str, start: int, end: int) -> Iterator[_Clue]:
     if not has_names:
         return
     for statement in find_statements(words, 0, len(words)):
-        # Positions among the parts of names are none in the text.
-        yield _Clue(statement.way, start, end, text, is_loose=True)
+        first = start + position_before_split(text[start:end], statement.start)
+        last = start + position_before_split(text[start:end], statement.end)
+        yield _Clue(statement.way, first, last, text, is_loose=True)
 
 
 def _report_of_clue(clue: _Clue) -> Exhaustion | None:
@@ -196,6 +199,10 @@ def _report_of_clue(clue: _Clue) -> Exhaustion | None:
         return None
     if is_described(clue.text, clue.end):
         return None
+    if is_denied(clue.text, clue.start):
+        return None
+    if _POSSIBLE.search(clue.words) or _ANNOUNCED.match(clue.text, clue.start):
+        return None
     if _TAKEN_BACK.search(clue.text, clue.end, clue.end + _BEFORE):
         return None
     if clue.phrase is Phrase.FAILED and _TRIED_AGAIN.search(sentence, clue.end - begin):
@@ -208,9 +215,17 @@ def _report_of_clue(clue: _Clue) -> Exhaustion | None:
     return Exhaustion(kind, backend, clue.start, clue.end, region)
 
 
-_CODE_ABOVE = re.compile(r"\b(?:except|raise|throw)\s*\Z")
+_POSSIBLE = compile_words(
+    r"\b(?:may|might|can|could|would|should) (?:\w{1,10} )?(?:fail|exceed|run)\b"
+)
+"""Within a phrase: what can happen, as documentation says it."""
+_ANNOUNCED = compile_words(r"(?:attempting|trying) to [^\n]{1,80}\.\.\.\s*$")
+"""A phrase in a line that ends in dots: what a program is about to do."""
+_CODE_ABOVE = re.compile(
+    r"\b(?:except|raises?|throws?)\s+(?:an?\s+)?(?:[\w.]{0,40}(?:Error|Exception):)?\s*\Z"
+)
 """A line of a program that was broken right before the phrase."""
-_CODE_REACH = 20
+_CODE_REACH = 80
 _QUESTION = re.compile(
     r"\s*(?:is|are|was|were|do|does|did|why|how|what|when|can|could|should|would|has|"
     r"have|any|anyone)\b[^:?]*\?",
@@ -234,6 +249,8 @@ def _is_report(clue: _Clue, sentence: str, amounts: list[Amount]) -> bool:
         is_status = _ALLOCATION_FAILED.search(clue.words) is not None
         return is_status and place_named(sentence) is not None
     if clue.phrase is Phrase.EXCEEDED:
+        if _WARNING_LEVEL.search(sentence):
+            return False
         has_consequence = has_error_mark(sentence) or _process_was_ended(clue)
         if _EXCEEDED_ITS_SHARE.search(sentence) and _is_terse(sentence):
             has_consequence = True
@@ -266,6 +283,8 @@ def _is_sure_event(clue: _Clue, sentence: str, amounts: list[Amount]) -> bool:
     if OTHER_THING.search(sentence):
         return False
     if clue.phrase is Phrase.EXCEEDED and _is_above_limit(amounts):
+        return True
+    if clue.phrase is Phrase.EXCEEDED and ONE_BLOCK.search(sentence):
         return True
     if not amounts and _MEMORY.search(sentence) is None:
         return False  # an array can exceed what an index counts
@@ -333,9 +352,11 @@ def _is_placed(sentence: str) -> bool:
     )
 
 
-_ALLOCATION_FAILED = re.compile(r"alloc(?:ation)?[\s_]+fail", re.IGNORECASE)
+_ALLOCATION_FAILED = re.compile(r"alloc(?:ation)?[\s_]+(?:fail|error)", re.IGNORECASE)
 _MEMORY = re.compile(r"mem(?:ory|s)?\b|\bv?ram\b|\bhbm|heap|bytes", re.IGNORECASE)
 _WARNED = re.compile(r"\bwarn(?:ing)?\b", re.IGNORECASE)
+_WARNING_LEVEL = compile_words(r"\bwarning (?:threshold|level|limit)\b")
+"""What was exceeded is only where a watchdog begins to warn."""
 _BARE_SENTENCE = 12
 """Characters beside the phrase in a sentence with nothing else, such as "again."."""
 _SUBJECT = re.compile(r"(?!(?:I|We|You|They|It|He|She|This|That)\b)[A-Z]\w*(?: \w+)?$")

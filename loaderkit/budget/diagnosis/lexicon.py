@@ -134,7 +134,10 @@ _HEDGED = compile_words(
     r"test_\w{0,40}|set(?! up)|fix\w{0,3}|feat|setting|until|after an?|such as|"
     r"sometimes|encountering|account for|perhaps|maybe|number of|probably|"
     r"that fails?|which fails?|friend|told|adds?|def|class|import|no longer|never|"
-    r"without|reduc\w{1,4}|so that)\b"
+    r"without|reduc\w{1,4}|so that|raises|throws|suggests|"
+    r"(?:relates|refers) to|"
+    r"(?:report|log|print|show|indicate)"
+    r"(?= (?:the |an? )?(?:free|how|when|memory)\b))\b"
 )
 """Before the phrase, in its sentence: advice, code or a story, not an event."""
 _CODE = compile_words(
@@ -148,6 +151,8 @@ _DEFINED = compile_words(
 """In a sentence: documentation of what something is."""
 _OPTION = re.compile(r"(?:^|\s)-[^\s(]*$")
 """Before the phrase: the beginning of an option of a command, such as Java's."""
+_OPTION_EXCEEDED = compile_words(r"\bexceed\w{0,3} -[^\s(]*$")
+"""An option is named because its value was exceeded."""
 _OUT_OF = compile_words(r"out of")
 _LAST_REASON = compile_words(r"out of memory\W{0,3}\Z")
 _GIVES_REASON = re.compile(r"\w (?:-|\u2013) ?$|\bfailed: ?$")
@@ -155,7 +160,8 @@ _GIVES_REASON = re.compile(r"\w (?:-|\u2013) ?$|\bfailed: ?$")
 _DENIED = re.compile(r"\b(?:is|are|was|were) not(?: an?)? $", re.IGNORECASE)
 """Right before the phrase."""
 _ARGUMENT = re.compile(
-    r"\b(?:\w{1,40}\.)?[a-z]\w{0,40}\((?:\w{1,20}, ?)?[fr]?[\"'][^\"'\n]{0,80}$"
+    r"(?:\b(?:\w{1,40}\.)?[a-z]\w{0,40}|->\w{1,40})"
+    r"\((?:\w{1,20}, ?)?[fr]?[\"'][^\"'\n]{0,80}$"
 )
 """Before the phrase: it is the argument of a function, whose name is no error's."""
 _MOVED = compile_words(
@@ -200,7 +206,11 @@ PLACES = (
     ),
     Place("npu", compile_words(r"\bnpu\b|ascend|\bacl|EL0004|207001|\bGE module")),
     Place(
-        "tpu", compile_words(r"\btpu(?:\b|_)|\bhbm\d?\b|hbmoom|\bvmem\b.{0,12}capacity")
+        "tpu",
+        compile_words(
+            r"\btpu(?:\b|_)|\bhbm\d?\b|hbmoom|\bvmem\b.{0,12}capacity"
+            r"|memory space [hsv]\w{1,3}\b"
+        ),
     ),
     Place(
         "mps",
@@ -265,8 +275,8 @@ BUDGET = compile_words(
 """Software that keeps to a share of the device."""
 ONE_BLOCK = compile_words(
     r"maximum (?:allowed )?(?:buffer|allocation|block) size|block with size larger|"
-    r"max(?:imum)?[ _]?(?:buffer|memory[ _]?allocation)[ _]?(?:length|size)|"
-    r"buffer maximum|memory allocation limit|"
+    r"max(?:imum)?[ _]?(?:buffer|mem(?:ory)?[ _]?alloc(?:ation)?)[ _]?(?:length|size)|"
+    r"buffer maximum|buffer size limit|memory allocation limit|"
     r"max(?:imum)? (?:size of )?(?:\w{1,20} ){0,2}"
     r"(?:buffer|alloc|block|memory object)\b"
 )
@@ -281,7 +291,7 @@ ENDED = compile_words(
     r"(?:job|worker|process|container|task|pod|step)\b|sending (?:SIG)?(?:TERM|KILL)\b"
     r"|killed by (?:external |the |a )?(?:signal|kernel|scheduler|system|operating)"
     r"|\brespawn(?:ed|ing)\b|\benforced\b[^\n]{0,60}limit"
-    r"|being killed|killing (?:latest|largest)"
+    r"|^\W{0,3}killed (?:due to|because|for)\b|being killed|killing (?:latest|largest)"
     r"|\bprocess (?:exits|exited|exiting|quits|quitting) (?:after|for|because|due)\b"
 )
 """What a watchdog of the host says that it did for its memory's sake."""
@@ -295,6 +305,25 @@ def split_names(text: str) -> str:
     'total used, Max Alloc Size'
     """
     return _NAME_PARTS.sub(" ", text)
+
+
+def position_before_split(text: str, position: int) -> int:
+    """Give where in a text stands what stands at a place of its split names.
+
+    Args:
+        text: With its names whole.
+        position: In :func:`split_names` of it.
+
+    >>> position_before_split("the maxAllocSize", len("the max Alloc"))
+    12
+    """
+    inserted = 0
+    for boundary in _NAME_PARTS.finditer(text):
+        if boundary.start() + inserted >= position:
+            break
+        # An underscore becomes a blank; between two letters a blank comes in.
+        inserted += boundary.start() == boundary.end()
+    return position - inserted
 
 
 def with_name_parts(text: str) -> str:
@@ -324,7 +353,9 @@ def is_negated(text: str, start: int) -> bool:
         return False
     if _NOT_MEMORY.search(text) or _DEFINED.search(text):
         return True
-    if _OPTION.search(before) or _ARGUMENT.search(before):
+    if _OPTION.search(before) and _OPTION_EXCEEDED.search(before) is None:
+        return True
+    if _ARGUMENT.search(before):
         return True
     if _CODE.search(before) or _DENIED.search(before):
         return True
@@ -334,6 +365,15 @@ def is_negated(text: str, start: int) -> bool:
     if hedge is None:
         return False
     return _FACT_BEFORE_HEDGE.search(before[: hedge.start()]) is None
+
+
+def is_denied(text: str, start: int) -> bool:
+    """Whether the words right before a phrase say that it is not so.
+
+    >>> is_denied("it is not a lack of memory", len("it is not a "))
+    True
+    """
+    return _DENIED.search(text[max(0, start - 20) : start]) is not None
 
 
 _DESCRIBED = compile_words(
