@@ -69,7 +69,7 @@ from loaderkit.cache.shard_table import ShardTableBuilder
 from loaderkit.errors import CacheError, CacheVersionError, DamagedCacheError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from loaderkit.cache.columns import ShardBuffer
 
@@ -98,6 +98,55 @@ class FinishedShard:
     """What shows that the source still holds its samples; JSON, for the builder."""
 
 
+@dataclass(frozen=True)
+class ShardWriter:
+    """Writes single shards of a build, from any process that sees its folder.
+
+    Two that write the same samples under one number leave the same file and note: each
+    file gets its name when it is whole, by one rename.
+    """
+
+    path: Path
+    """The cache's folder."""
+    compression: str | None
+
+    def write(
+        self,
+        number: int,
+        buffer: ShardBuffer,
+        *,
+        state: Mapping[str, Any],
+        evidence: Mapping[str, Any],
+    ) -> Shard:
+        """Write a shard and its note, durably.
+
+        Args:
+            number: Which shard of the cache it is, from 0.
+            buffer: Its samples.
+            state: What the builder had learned when it was finished; JSON.
+            evidence: What a later run holds against the source, to see that the shard
+                is still one of its; JSON.
+
+        Returns:
+            The shard's description.
+
+        Raises:
+            CacheError: The disk is full or failed; nothing is left of the shard.
+        """
+
+        def make_note(shard: Shard) -> str:
+            return _note_as_json(FinishedShard(shard, state, evidence))
+
+        return write_shard(
+            buffer,
+            self.path,
+            number=number,
+            compression=self.compression,
+            scratch=self.path / BUILDING,
+            make_note=make_note,
+        )
+
+
 @dataclass
 class Build:
     """A cache being built; made by ``open_build``."""
@@ -116,6 +165,11 @@ class Build:
         """Where unfinished work waits."""
         return self.path / BUILDING
 
+    @property
+    def writer(self) -> ShardWriter:
+        """What writes its shards; it may be sent to another process."""
+        return ShardWriter(self.path, self.plan.get("compression"))
+
     def finished(self) -> Iterator[FinishedShard]:
         """Read what is noted of the finished shards, one after the other.
 
@@ -126,12 +180,26 @@ class Build:
             CacheError: A note cannot be read, or is not the one that was written.
         """
         for number in range(len(self.shards)):
-            finished = _read_note(self.folder, number)
-            if finished is None:
-                what = f"{_note_file(self.folder, number)} is gone, or was changed."
-                why = "something else than this run has written to the folder"
-                raise CacheError(what, why=why, fix="run the same again")
-            yield finished
+            yield self.read_note(number)
+
+    def read_note(self, number: int) -> FinishedShard:
+        """Read what is noted of a finished shard.
+
+        Args:
+            number: Which shard of the cache it is, from 0.
+
+        Returns:
+            The shard and what was known when it was finished.
+
+        Raises:
+            CacheError: The note cannot be read, or is not the one that was written.
+        """
+        finished = _read_note(self.folder, number)
+        if finished is None:
+            what = f"{_note_file(self.folder, number)} is gone, or was changed."
+            why = "something else than this run has written to the folder"
+            raise CacheError(what, why=why, fix="run the same again")
+        return finished
 
     def resume(self, plan: Mapping[str, Any]) -> None:
         """Take over what an earlier run of the same plan finished; drop the rest.
@@ -145,6 +213,42 @@ class Build:
         self.plan = plan
         with writing(self.path):
             _adopt_or_drop_finished_shards(self)
+
+    def resume_in_any_order(self, plan: Mapping[str, Any]) -> list[int]:
+        """Take over every shard that an earlier run of the same plan finished.
+
+        Shards that are written in any order are read back by ``read_note`` and become
+        the cache's by ``take_in``.
+
+        Args:
+            plan: What decides the bytes of the cache, as JSON.
+
+        Returns:
+            Their numbers, in order; the others' files are deleted.
+
+        Raises:
+            CacheError: A file cannot be read, written or deleted.
+        """
+        self.plan = plan
+        with writing(self.path):
+            return _keep_intact_or_drop(self)
+
+    def discard(self, numbers: Iterable[int]) -> None:
+        """Delete finished shards and what is noted of them.
+
+        Args:
+            numbers: Which ones; none that ``take_in`` was given.
+
+        Raises:
+            CacheError: A file cannot be deleted.
+        """
+        with writing(self.path):
+            _delete_shards(self.path, numbers)
+
+    def take_in(self, finished: FinishedShard) -> None:
+        """Make a finished shard the next one of the cache."""
+        self.shards.add(finished.shard)
+        self.state = finished.state
 
     def add(
         self,
@@ -167,18 +271,8 @@ class Build:
         Raises:
             CacheError: The disk is full or failed; the shards before it stay.
         """
-
-        def make_note(shard: Shard) -> str:
-            return _note_as_json(FinishedShard(shard, state, evidence))
-
-        shard = write_shard(
-            buffer,
-            self.path,
-            number=len(self.shards),
-            compression=self.plan.get("compression"),
-            scratch=self.folder,
-            make_note=make_note,
-        )
+        number = len(self.shards)
+        shard = self.writer.write(number, buffer, state=state, evidence=evidence)
         self.shards.add(shard)
         self.state = state
         return shard
@@ -241,16 +335,9 @@ class Build:
             CacheError: A file cannot be read, which says nothing of what it holds.
         """
         for number in itertools.count():
-            finished = _read_note(self.folder, number)
-            if finished is None:
+            if not _is_intact(self, number):
                 return
-            try:
-                check_size(self.path, finished.shard)
-                check_digest(self.path, finished.shard)
-            except DamagedCacheError:
-                return
-            self.shards.add(finished.shard)
-            self.state = finished.state
+            self.take_in(self.read_note(number))
 
     def commit(
         self,
@@ -405,26 +492,66 @@ def _try_to_finish_commit(path: Path) -> None:
 
 def _adopt_or_drop_finished_shards(build: Build) -> None:
     """Take over what an earlier run of the same plan finished; drop the others."""
-    earlier_plan = _read_json(build.folder / _PLAN)
+    if _has_plan_of(build):
+        build.keep_intact()
+    _delete_finished_shards(build.path, start=len(build.shards))
+    if not len(build.shards):
+        _write_plan(build)
+
+
+def _keep_intact_or_drop(build: Build) -> list[int]:
+    """Keep what an earlier run of the same plan finished, in any order."""
     numbers = _note_numbers(build.folder)
+    intact: list[int] = []
+    if _has_plan_of(build):
+        intact = [number for number in numbers if _is_intact(build, number)]
+    _delete_shards(build.path, set(numbers) - set(intact))
+    if not intact:
+        _write_plan(build)
+    return intact
+
+
+def _has_plan_of(build: Build) -> bool:
+    """Tell whether the shards that lie there are of the same plan; warn if not."""
+    earlier_plan = _read_json(build.folder / _PLAN)
     # Compared as it comes back from JSON, which has no tuples.
     if earlier_plan == json.loads(json.dumps(build.plan)):
-        build.keep_intact()
-    elif any(_read_note(build.folder, number) for number in numbers):
+        return True
+    numbers = _note_numbers(build.folder)
+    if any(_read_note(build.folder, number) for number in numbers):
         _LOG.warning(
             "packing %s starts anew: an unfinished run of other samples or "
             "settings lay there",
             build.path,
         )
-    _delete_finished_shards(build.path, start=len(build.shards))
-    if not len(build.shards):
-        # No shard is left that belongs to the plan before.
-        _remove_notes(build.folder)
-        write_text(
-            build.folder / _PLAN,
-            json.dumps(build.plan),
-            partial=build.folder / "note.partial",
-        )
+    return False
+
+
+def _write_plan(build: Build) -> None:
+    """Write the plan, where no shard is left that belongs to the one before."""
+    _remove_notes(build.folder)
+    write_text(
+        build.folder / _PLAN,
+        json.dumps(build.plan),
+        partial=build.folder / "note.partial",
+    )
+
+
+def _is_intact(build: Build, number: int) -> bool:
+    """Tell whether a shard's file is as it was written.
+
+    Raises:
+        CacheError: It cannot be read, which says nothing of what it holds.
+    """
+    finished = _read_note(build.folder, number)
+    if finished is None:
+        return False
+    try:
+        check_size(build.path, finished.shard)
+        check_digest(build.path, finished.shard)
+    except DamagedCacheError:
+        return False
+    return True
 
 
 def _note_file(folder: Path, number: int) -> Path:
@@ -468,10 +595,15 @@ def _delete_finished_shards(path: Path, *, start: int) -> None:
         CacheError: The manifest that stands there, if any, cannot be read.
         OSError: A file cannot be deleted.
     """
+    numbers = _note_numbers(path / BUILDING)
+    _delete_shards(path, (number for number in numbers if number >= start))
+
+
+def _delete_shards(path: Path, numbers: Iterable[int]) -> None:
     in_use = _files_of_manifest(path)
-    for number in _note_numbers(path / BUILDING):
+    for number in numbers:
         # A note behind a damaged one is read too, since its shard has to be deleted.
-        finished = _read_note(path / BUILDING, number) if number >= start else None
+        finished = _read_note(path / BUILDING, number)
         if finished is None:
             continue
         # A shard of the same bytes has the same name, and may be the cache's.

@@ -92,7 +92,9 @@ def write_shard(
     Raises:
         CacheError: A system call failed, such as on a full disk; nothing is left.
     """
-    partial = scratch / f"{number:05}.partial"
+    # Several processes may be writing shards there, even this one.
+    own_name = f"{number:05}-{uuid.uuid4().hex}"
+    partial = scratch / f"{own_name}.partial"
     try:
         layout = lay_out(buffer, filters(compression))
         digest = _write_layout(layout, partial)
@@ -106,7 +108,8 @@ def write_shard(
             columns=layout.columns,
         )
         note = scratch / f"{number:05}.json"
-        write_text(note, make_note(shard), partial=scratch / "note.partial")
+        note_partial = scratch / f"{own_name}-note.partial"
+        write_text(note, make_note(shard), partial=note_partial)
         publish(partial, file)
     except OSError as error:
         # What went wrong counts, not that it could not be tidied up.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from loaderkit.datasets.sources import Source
 
-BLOCK_BYTES = 4 << 20
-"""A worker hands over samples when it holds about so many bytes of them."""
 _SMALL_BYTES = 4 << 10
 """Values below this are joined before they are hashed: copying them costs less."""
 _SET_ASIDE_BYTES = 64 << 10
@@ -103,6 +101,8 @@ class Task(NamedTuple):
     """The row behind the last."""
     digests_only: bool = False
     """Read them for their hashes, and keep nothing else of them."""
+    skips_failing: bool = False
+    """Leave out samples that cannot be read: whoever packs them says so."""
 
 
 def read_span(job: PackJob, task: Task, tracker: FileTracker) -> Span:
@@ -127,7 +127,11 @@ def read_span(job: PackJob, task: Task, tracker: FileTracker) -> Span:
             if blocks[-1].block.nbytes >= job.limit:
                 blocks.append(EncodedBlock())
                 seen = {}
-            encode_one(job, row, blocks[-1], seen)
+            try:
+                encode_one(job, row, blocks[-1], seen)
+            except DatasetError:
+                if not task.skips_failing:
+                    raise
             if task.digests_only:
                 blocks[-1].block = Block()
     return Span(task.start, blocks, tracker.new_files())

@@ -17,7 +17,8 @@ from loaderkit.randomness import quiet
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Executor
 
     from torch.utils.data import Dataset
     from typing_extensions import Unpack
@@ -38,6 +39,7 @@ class PackKeywords(TypedDict, total=False):
     shard_bytes: int
     overwrite: bool
     track_files: TrackFiles
+    executor: Executor | Callable[[], Executor] | None
     storage_options: Mapping[str, Any] | None
     mirror: str | os.PathLike[str] | None
     mirror_bytes: int | str | None
@@ -71,6 +73,7 @@ def pack(
     shard_bytes: int = PackOptions.shard_bytes,
     overwrite: bool = PackOptions.overwrite,
     track_files: TrackFiles = PackOptions.track_files,
+    executor: Executor | Callable[[], Executor] | None = PackOptions.executor,
     storage_options: Mapping[str, Any] | None = None,
     mirror: str | os.PathLike[str] | None = None,
     mirror_bytes: int | str | None = None,
@@ -95,6 +98,10 @@ def pack(
             whole.
         track_files: How the files that samples are made from are known again: "stat",
             "hash" or "none".
+        executor: Who packs the shards in place of ``workers``: any executor with the
+            methods of ``concurrent.futures.Executor`` (processes, threads, loky, dask,
+            MPI), whose workers see the folder.  Or a function that makes one: then a
+            pool that broke is replaced.  The bytes are the same whoever packs.
         storage_options: What fsspec makes the file system of a URL with.
         mirror: Folder on local disk in which the shards of a URL are kept.
         mirror_bytes: The most it may take, such as "200 GB"; None for all there is.
@@ -107,7 +114,9 @@ def pack(
         DatasetError: A sample cannot be read or stored; the message names it.
         OptionError: An option cannot have this value; also a ``ValueError``.
     """
-    options = PackOptions(workers, compression, shard_bytes, overwrite, track_files)
+    options = PackOptions(
+        workers, compression, shard_bytes, overwrite, track_files, executor
+    )
     location = locate_cache(path, storage_options, mirror, mirror_bytes)
     if not overwrite and has_cache(location):
         what = f"There is a cache at {location} already."

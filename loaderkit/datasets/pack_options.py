@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-from loaderkit.arguments import check_choice, check_integer, check_truth
+from loaderkit.arguments import (
+    check_choice,
+    check_integer,
+    check_truth,
+    refuse_value,
+)
 from loaderkit.cache.hdf5 import filters
 from loaderkit.datasets.source_files import TrackFiles
+from loaderkit.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Executor
 
 _MOST_WORKERS = 4096
 """More packing workers are a mistake: the first thousand of a million took minutes to
@@ -30,6 +40,9 @@ class PackOptions:
     """How the files that samples are made from are known again when the cache is
     opened: "stat" by size and time of change, "hash" by their content too (for data
     that is copied without its times), "none" not at all."""
+    executor: Executor | Callable[[], Executor] | None = None
+    """Who packs the shards, in place of workers on this machine; or what makes it, so
+    that a pool that broke is replaced."""
 
     def __post_init__(self) -> None:
         filters(self.compression)
@@ -38,3 +51,21 @@ class PackOptions:
         check_integer("shard_bytes", self.shard_bytes, least=1)
         if self.workers is not None:
             check_integer("workers", self.workers, least=0, most=_MOST_WORKERS)
+        self._check_executor()
+
+    def _check_executor(self) -> None:
+        executor: Any = self.executor
+        if executor is None:
+            return
+        if not hasattr(executor, "submit") and not callable(executor):
+            name, wanted = "executor", "an executor, or a function that makes one"
+            raise refuse_value(name, executor, wanted, None)
+        if self.workers is not None:
+            what = f"workers={self.workers} and an executor were given."
+            why = "workers are processes of this machine; an executor has its own"
+            fix = "leave workers out, and say it where the executor is made"
+            raise OptionError(what, why=why, fix=fix)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel without the executor, which is this process's: its workers pack."""
+        return {**self.__dict__, "executor": None}

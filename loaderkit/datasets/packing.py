@@ -22,7 +22,7 @@ from typing import (
 import filelock
 import xxhash
 
-from loaderkit.cache.build import open_build
+from loaderkit.cache.build import ShardWriter, open_build
 from loaderkit.cache.durable import not_written, writing
 from loaderkit.cache.files import exists
 from loaderkit.cache.layout import BUILDING, MANIFEST
@@ -30,7 +30,6 @@ from loaderkit.cache.mirror import find_remote_manifest
 from loaderkit.cache.remote import RemoteCache
 from loaderkit.cache.transfer import OtherWriterError, copy_to_store
 from loaderkit.datasets.block_readers import (
-    BLOCK_BYTES,
     PackJob,
     Span,
     Task,
@@ -38,8 +37,11 @@ from loaderkit.datasets.block_readers import (
     seed_of,
 )
 from loaderkit.datasets.classes import loaded_classes
-from loaderkit.datasets.packing_run import PackingRun
+from loaderkit.datasets.packing_executors import ExecutorTeam
+from loaderkit.datasets.packing_run import PackingRun, root_file
+from loaderkit.datasets.packing_tasks import CommonPart, shared_with_tasks
 from loaderkit.datasets.packing_workers import reading
+from loaderkit.datasets.shard_plan import BLOCK_BYTES
 from loaderkit.datasets.structure import Structure
 from loaderkit.errors import DatasetError
 from loaderkit.forking import find_fork_hazard, warn_of_fork_hazard
@@ -144,7 +146,19 @@ def _pack_to_folder(source: Source, path: Path, options: PackOptions) -> Packed:
                 return Packed(_classes_of(_read_here(job)), is_ours=False)
             stack.callback(job.clear)
             reader = stack.enter_context(reading(job, options.workers))
-            run = PackingRun(job, reader, build, options)
+            team = None
+            if options.executor is not None:
+                common = CommonPart(
+                    job,
+                    ShardWriter(path, options.compression),
+                    source.state(),
+                    root_file(source, options),
+                )
+                file = job.block("common")
+                stack.enter_context(shared_with_tasks(common, file))
+                team = ExecutorTeam(options.executor, file, source)
+                stack.callback(team.stop)
+            run = PackingRun(job, reader, team, build, options)
             structure = run.pack(fingerprint)
             build.commit(
                 structure=structure,
@@ -166,7 +180,7 @@ def _with_possible_workers(
     Raises:
         DatasetError: They were asked for where they cannot be.
     """
-    if options.workers == 0:
+    if options.workers == 0 or options.executor is not None:
         return options
     if multiprocessing.current_process().daemon:
         if options.workers is None:

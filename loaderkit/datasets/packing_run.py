@@ -16,18 +16,14 @@ from typing import (
     Any,
 )
 
-import numpy as np
 from tqdm import auto, std
 
-from loaderkit.cache.columns import ShardBuffer
 from loaderkit.cache.layout import SHARD_FORMAT
-from loaderkit.datasets.block_readers import (
-    BLOCK_BYTES,
-    EncodedBlock,
-    PackJob,
-    content_digest,
-)
+from loaderkit.datasets.block_readers import PackJob, Task, content_digest
 from loaderkit.datasets.classes import import_classes
+from loaderkit.datasets.packing_tasks import Look, ShardTask, look_of
+from loaderkit.datasets.shard_filling import ShardFiller, take_over
+from loaderkit.datasets.shard_plan import ShardPlan, rows_to_look_at
 from loaderkit.datasets.source_files import (
     FileVersion,
     SourceFileList,
@@ -36,17 +32,18 @@ from loaderkit.datasets.source_files import (
     version_of,
 )
 from loaderkit.datasets.structure import KEY_COLUMN, VARIANT_COLUMN, Structure
+from loaderkit.errors import CacheError, DatasetError
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
-
-    from numpy.typing import NDArray
 
     from loaderkit.cache.build import Build, FinishedShard
     from loaderkit.datasets.pack_options import PackOptions
+    from loaderkit.datasets.packing_executors import ExecutorTeam
     from loaderkit.datasets.packing_workers import SpanReader
+    from loaderkit.datasets.sources import Source
 
 _MOST_LOOKED_AT = 100_000
 """Raw files that are looked at before they are read; 200 bytes each."""
@@ -54,27 +51,38 @@ _LOG = logging.getLogger("loaderkit")
 
 
 class PackingRun:
-    """One run of packing: where it stands between two shards."""
+    """One run of packing: what is known of its shards.
+
+    Args:
+        job: What is read.
+        reader: Reads it for this process, which then writes the shards.
+        team: Writes the shards, if an executor does; ``common`` is what it knows.
+        build: The cache's folder.
+        options: How.
+    """
 
     def __init__(
-        self, job: PackJob, reader: SpanReader, build: Build, options: PackOptions
+        self,
+        job: PackJob,
+        reader: SpanReader,
+        team: ExecutorTeam | None,
+        build: Build,
+        options: PackOptions,
     ) -> None:
-        self.source, self.reader = job.source, reader
+        self.source, self.reader, self.team = job.source, reader, team
         self.build, self.options = build, options
-        self.block_samples = 1
-        """Samples that a worker reads at a time."""
         self.structure = Structure()
-        self.buffer = ShardBuffer()
         self._versions = self._look_at_files()
         root = self.source.root()
         self.sources = SourceFileList("" if root is None else os.path.abspath(root))
         self._state = self.source.state()
-        self._digests: list[bytes] = []
+        self._xxh3: dict[int, str] = {}
+        """Of each finished shard, by its number."""
         self._files: dict[str, FileVersion] = {}
         """Files noted since the last shard was finished."""
-        if self.sources.root in self._versions:
-            # A single raw file, whatever library reads it.
-            self._files[self.sources.root] = self._versions[self.sources.root]
+        self._looked_at_files: dict[int, dict[str, FileVersion]] = {}
+        """Files that were opened for a look at a sample, by its row."""
+        self._files.update(root_file(self.source, options))
 
     def _look_at_files(self) -> dict[str, FileVersion]:
         """Look at raw files before they are read: one may be replaced meanwhile."""
@@ -97,58 +105,167 @@ class PackingRun:
         Returns:
             How columns make up a sample.
         """
-        first = self._first_sample()
-        self.block_samples = _block_samples(first, len(self.source), self.options)
-        plan = {
+        total = len(self.source)
+        look = self._look(rows_to_look_at(total))
+        import_classes(look.structure)
+        self.plan = ShardPlan.of(total, look.sizes, self.options.shard_bytes)
+        description = {
             "format": SHARD_FORMAT,
             "fingerprint": fingerprint,
-            "samples": len(self.source),
-            "block_samples": self.block_samples,
+            "samples": total,
+            "shard_samples": self.plan.shard_samples,
             "compression": self.options.compression,
             "shard_bytes": self.options.shard_bytes,
         }
-        self.build.resume(plan)
-        self._keep_shards_of_unchanged_samples()
-        if not self.build.shards.samples:
-            self._add(first)
-        start = self.build.shards.samples + self.buffer.samples
-        total = len(self.source)
-        with _bar(start, total, self.build.path) as bar:
-            for encoded in self._read(start, total):
-                self._add(encoded)
-                bar.update(len(encoded.which))
-                bar.set_postfix_str(format_bytes(self._bytes()), refresh=False)
-        if self.buffer.samples:
-            self._finish_shard()
+        intact = self.build.resume_in_any_order(description)
+        self._keep_shards_of_unchanged_samples(intact)
+        missing = [
+            number
+            for number in range(self.plan.shard_count)
+            if number not in self._xxh3
+        ]
+        done = total - sum(len(self.plan.rows_of(number)) for number in missing)
+        with _bar(done, total, self.build.path) as bar:
+            self._write(missing, look.structure, bar)
+            self._write_misnumbered(look.structure, bar)
         return self.structure.to_json()
 
-    def _first_sample(self) -> EncodedBlock:
-        """Read the first sample, and import what the user's code imported for it."""
-        [first] = self._read(0, 1)
-        structure = Structure()
-        for tree in first.trees:
-            structure.number(tree, first.keys[0])
-        import_classes(structure)
-        return first
+    def _look(self, rows: list[int]) -> Look:
+        """Look at the sizes of some samples, and at how they are built."""
+        if self.team is not None:
+            look = self.team.look(rows)
+        else:
+            tasks = [Task(row, row + 1, skips_failing=row > 0) for row in rows]
+            spans = list(self.reader.read(tasks))
+            self._looked_at_files = {span.start: span.files for span in spans}
+            look = look_of(spans)
+        # Every shard has these two columns, whoever meets its other columns first.
+        look.structure.name(VARIANT_COLUMN)
+        look.structure.name(KEY_COLUMN)
+        return look
 
-    def _keep_shards_of_unchanged_samples(self) -> None:
+    def _keep_shards_of_unchanged_samples(self, intact: list[int]) -> None:
         """Go on with a killed run's shards whose samples are still the source's."""
-        start = 0
-        for number, finished in enumerate(self.build.finished()):
-            reason = self._difference(finished, start)
+        for position, number in enumerate(intact):
+            finished = self.build.read_note(number)
+            reason = self._difference(finished, self.plan.rows_of(number).start)
             if reason:
                 _LOG.warning(
                     "packing %s: finished shards (%d) are packed anew, since %s",
                     self.build.path,
-                    len(self.build.shards) - number,
+                    len(intact) - position,
                     reason,
                 )
-                self.build.discard_from(number)
-                break
+                # A file that one shard's samples were read from may have stayed open
+                # for those behind it, which have no note of it.
+                self.build.discard(intact[position:])
+                return
             self.sources.update(_files_of(finished))
-            start += finished.shard.samples
-        if len(self.build.shards):
-            self.structure = Structure.from_json(self.build.state)
+            self._xxh3[number] = finished.shard.xxh3
+
+    def _write(self, numbers: list[int], structure: Structure, bar: _Bar) -> None:
+        """Have shards written.
+
+        Args:
+            numbers: Which ones, in order.
+            structure: What is known of how their samples are built.
+            bar: Told of samples.
+        """
+        if self.team is None:
+            self._write_here(numbers, Structure.from_json(structure.to_json()), bar)
+            return
+        content = structure.to_json()
+        common = self.team.common
+        tasks = (ShardTask(common, self.plan, number, content) for number in numbers)
+        for written in self.team.write(tasks):
+            self._xxh3[written.number] = written.xxh3
+            bar.update(written.samples)
+
+    def _write_here(self, numbers: list[int], structure: Structure, bar: _Bar) -> None:
+        """Write shards in this process, in order, from blocks that workers read."""
+        blocks = (
+            Task(*block) for number in numbers for block in self.plan.blocks_of(number)
+        )
+        spans = self.reader.read(blocks)
+        wanted = set(numbers)
+        for number in range(max(numbers, default=-1) + 1):
+            if number not in wanted:
+                # It is numbered behind what these samples add.
+                learned = Structure.from_json(self.build.read_note(number).state)
+                take_over(structure, learned, f"of shard {number}")
+                continue
+
+            filler = ShardFiller(structure)
+            rows = self.plan.rows_of(number)
+            for row in [row for row in self._looked_at_files if row in rows]:
+                filler.files.update(self._looked_at_files.pop(row))
+            for _ in self.plan.blocks_of(number):
+                span = next(spans)
+                self._files.update(span.files)
+                for encoded in span.blocks:
+                    filler.add(encoded)
+                    bar.update(len(encoded.which))
+                bar.set_postfix_str(format_bytes(filler.nbytes), refresh=False)
+            filler.files.update(self._files)
+            shard = filler.write(number, self.build.writer, self._state)
+            self._files = {}
+            self._xxh3[number] = shard.xxh3
+
+    def _write_misnumbered(self, look: Structure, bar: _Bar) -> None:
+        """Make all shards those of one cache; write some again where that takes it.
+
+        Whoever writes a shard does not know what those in front of it add to the
+        structure.  Where two of them add different variants, or columns of one path,
+        the later has numbered its own too low, and is written once more: with the
+        numbers of the whole, which a single process would have given them.
+
+        Args:
+            look: What was known when the first shard was begun.
+            bar: Told of samples.
+        """
+        misnumbered = self._merge_structures(look)
+        if misnumbered:
+            _LOG.info("packing %s: %d shards again", self.build.path, len(misnumbered))
+            self.build.discard(misnumbered)
+            bar.update(-sum(len(self.plan.rows_of(number)) for number in misnumbered))
+            self._write(misnumbered, self.structure, bar)
+            misnumbered = self._merge_structures(look)
+        if misnumbered:
+            first = self.plan.rows_of(misnumbered[0])
+            what = f"Samples {first.start:,} to {first.stop - 1:,} were not the same "
+            what += "when they were read again."
+            why = "load() builds a sample in another way each time"
+            raise DatasetError(what, why=why, fix="pack with one worker, workers=0")
+        for number in range(self.plan.shard_count):
+            finished = self.build.read_note(number)
+            if finished.shard.xxh3 != self._xxh3[number]:
+                what = (
+                    f"Shard {number} in {self.build.path} is not the one of this run."
+                )
+                why = "a task of a run that was killed has ended only now"
+                raise CacheError(what, why=why, fix="run the same again")
+            self.sources.update(_files_of(finished))
+            self.build.take_in(finished)
+
+    def _merge_structures(self, look: Structure) -> list[int]:
+        """Number what all shards know of how samples are built.
+
+        Returns:
+            The shards that have other numbers, or names.
+        """
+        self.structure = Structure.from_json(look.to_json())
+        misnumbered = []
+        known: Mapping[str, Any] = {}
+        for number in range(self.plan.shard_count):
+            learned = self.build.read_note(number).state
+            if learned == known:
+                continue
+            part = Structure.from_json(learned)
+            if take_over(self.structure, part, f"of shard {number}"):
+                known = learned
+            else:
+                misnumbered.append(number)
+        return misnumbered
 
     def list_sources(self) -> str | None:
         """Write down which files samples were made from; None where none is known."""
@@ -166,15 +283,6 @@ class PackingRun:
                 known = hashed(path, version) if by_hash else version
                 self.sources.add(path, known)
         return self.sources.to_json() if self.sources.files else None
-
-    def _read(
-        self, start: int, stop: int, *, digests_only: bool = False
-    ) -> Iterator[EncodedBlock]:
-        """Read samples, noting the files that are opened for them."""
-        spans = _spans(start, stop, self.block_samples)
-        for span in self.reader.read(spans, digests_only=digests_only):
-            self._files.update(span.files)
-            yield from span.blocks
 
     def _difference(self, finished: FinishedShard, start: int) -> str:
         """Say how the source differs from what a shard was made of; "" if it does not.
@@ -201,65 +309,35 @@ class PackingRun:
 
     def _digests_of(self, start: int, stop: int) -> list[bytes]:
         """Read samples again for their hashes alone."""
-        blocks = self._read(start, stop, digests_only=True)
-        return [digest for encoded in blocks for digest in encoded.digests]
+        if self.team is not None:
+            return self.team.digests(range(start, stop))
+        digests: list[bytes] = []
+        step = self.plan.block_samples
+        blocks = (
+            Task(first, min(stop, first + step), digests_only=True)
+            for first in range(start, stop, step)
+        )
+        for span in self.reader.read(blocks):
+            self._files.update(span.files)
+            for encoded in span.blocks:
+                digests += encoded.digests
+        return digests
 
-    def _bytes(self) -> int:
-        return self.buffer.nbytes + self.build.shards.nbytes
 
-    def _add(self, encoded: EncodedBlock) -> None:
-        first_keys: dict[int, str] = {}
-        for row, tree in enumerate(encoded.which):
-            first_keys.setdefault(tree, encoded.keys[row])
-        numbers = [
-            self.structure.number(tree, first_keys[at])
-            for at, tree in enumerate(encoded.trees)
-        ]
-        block = encoded.block
-        for row, tree in enumerate(encoded.which):
-            values: dict[Hashable, NDArray[Any]] = {}
-            values[VARIANT_COLUMN] = np.array(numbers[tree], "<i8")
-            key = encoded.keys[row].encode("utf-8", "surrogatepass")
-            values[KEY_COLUMN] = np.frombuffer(key, np.uint8)
-            block.annotate(row, values)
-        names = {column: self.structure.name(column) for column in block.columns}
-        self.buffer.append(block.renamed(names))
-        self._digests += encoded.digests
-        if self.buffer.nbytes >= self.options.shard_bytes:
-            self._finish_shard()
-
-    def _finish_shard(self) -> None:
-        evidence = {
-            "content": content_digest(self._digests),
-            "first": self._digests[0].hex(),
-            "last": self._digests[-1].hex(),
-            "state": self._state,
-            "files": self._files,
-        }
-        self.build.add(self.buffer, state=self.structure.to_json(), evidence=evidence)
-        self.sources.update(self._files)
-        self.buffer = ShardBuffer()
-        self._digests, self._files = [], {}
+def root_file(source: Source, options: PackOptions) -> dict[str, FileVersion]:
+    """Look at the raw data where it is a single file, whatever library reads it."""
+    root = source.root()
+    if options.track_files == "none" or root is None or not root.is_file():
+        return {}
+    path = os.path.abspath(root)
+    version = version_of(path)
+    return {} if version is None else {path: version}
 
 
 def _files_of(finished: FinishedShard) -> dict[str, FileVersion]:
     """Read the files noted with a shard."""
     files = finished.evidence.get("files") or {}
     return {path: FileVersion(*version) for path, version in files.items()}
-
-
-def _block_samples(first: EncodedBlock, count: int, options: PackOptions) -> int:
-    """Choose how many samples a worker takes at a time, from the first one's size."""
-    fitting = min(BLOCK_BYTES, options.shard_bytes) // max(1, first.block.nbytes)
-    return max(1, min(fitting, 512, -(-count // 16)))
-
-
-def _spans(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
-    """Cut rows into spans whose ends do not depend on where a run goes on."""
-    while start < stop:
-        end = min(stop, (start // step + 1) * step)
-        yield start, end
-        start = end
 
 
 _IN_TERMINAL = auto.notebook_tqdm is std.tqdm

@@ -96,14 +96,11 @@ class SpanReader:
         if self._team is not None:
             self._team.stop()
 
-    def read(
-        self, spans: Iterable[tuple[int, int]], *, digests_only: bool = False
-    ) -> Iterator[Span]:
+    def read(self, tasks: Iterable[Task]) -> Iterator[Span]:
         """Read spans, several at a time, and give them in order.
 
         Args:
-            spans: First row and the row behind the last, in order.
-            digests_only: Read samples for their hashes, and keep nothing else of them.
+            tasks: Which ones, in order.
 
         Yields:
             Each span; the next call comes behind the last.
@@ -112,7 +109,7 @@ class SpanReader:
             DatasetError: A sample cannot be read or stored, or a worker was killed.
             CacheError: What was read cannot be set aside.
         """
-        tasks = (Task(start, stop, digests_only) for start, stop in spans)
+        tasks = iter(tasks)
         if self._workers == 0:
             yield from self._read_here(tasks)
             return
@@ -160,13 +157,21 @@ class _Answer:
 
 
 @dataclass(frozen=True)
-class _Failure:
+class Failure:
     """An error of a worker, on its way."""
 
     text: str
     """Its traceback."""
     pickled: bytes = b""
     """The error itself; empty where it cannot be pickled."""
+
+    @classmethod
+    def of(cls, error: BaseException, where: str) -> Failure:
+        """Take up an error that is being handled, with the traceback as its note."""
+        text = traceback.format_exc()
+        if hasattr(error, "add_note"):  # Python 3.11
+            error.add_note(f"{where}:\n{text}")
+        return cls(text, _pickle_or_nothing(error))
 
     def rebuild(self) -> BaseException:
         """Make the error anew, or one that holds its traceback."""
@@ -275,12 +280,12 @@ class _WorkerTeam:
         """Read the span that a worker has set aside, or raise what it raised."""
         if answer.error is None:
             return take_up(Path(answer.file))
-        failure: _Failure = pickle.loads(answer.error or Path(answer.file).read_bytes())
+        failure: Failure = pickle.loads(answer.error or Path(answer.file).read_bytes())
         raise failure.rebuild()
 
     def _death_of(self, worker: _Worker) -> DatasetError:
         """Say at which samples a worker ended, and what its exit status suggests."""
-        start, stop, _ = worker.asked[0]
+        start, stop = worker.asked[0][:2]
         key = self._job.source.key(start)
         worker.process.join(_GRACE_S)
         status = worker.process.exitcode
@@ -348,10 +353,7 @@ def _answer_with(error: BaseException, start: int, job: PackJob) -> _Answer:
     """Send an error on, with the traceback that pickling would lose."""
     text = traceback.format_exc()
     without_traceback = _pickle_or_nothing(error)
-    if hasattr(error, "add_note"):  # Python 3.11
-        error.add_note("In a packing worker:\n" + text)
-    pickled = _pickle_or_nothing(error)
-    failure = pickle.dumps(_Failure(text, pickled))
+    failure = pickle.dumps(Failure.of(error, "In a packing worker"))
     if len(failure) <= _MOST_MESSAGE_BYTES:
         return _Answer(start, error=failure)
     file = job.block(f"{start}-error")
@@ -360,10 +362,10 @@ def _answer_with(error: BaseException, start: int, job: PackJob) -> _Answer:
     except OSError:
         # No room for a long error: without its traceback, or else the end of that,
         # where the cause stands.
-        short = pickle.dumps(_Failure("", without_traceback))
+        short = pickle.dumps(Failure("", without_traceback))
         if not without_traceback or len(short) > _MOST_MESSAGE_BYTES:
             end = "... " + text[-_MOST_MESSAGE_BYTES // 8 :]
-            short = pickle.dumps(_Failure(end))
+            short = pickle.dumps(Failure(end))
         return _Answer(start, error=short)
     return _Answer(start, str(file), error=b"")
 
