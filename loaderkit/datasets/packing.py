@@ -1,9 +1,12 @@
 """Pack a source of samples: in parallel, in order, to a folder or to a store.
 
-Worker processes read samples and take them apart; this process puts the columns
-together and writes the shards.  What goes into which shard depends on the samples
-alone, so the bytes on disk are the same whatever the number of workers, and also after
-a run that was killed and started again (see ``packing_run``).
+What goes into which shard depends on the samples alone (``shard_plan``), so the bytes
+on disk are the same whoever packs, and also after a run that was killed and started
+again (see ``packing_run``).
+
+On one machine worker processes read samples and take them apart, and this process puts
+the columns together and writes the shards: so several read even for a single shard.  On
+an executor each task reads the samples of a shard and writes it (``packing_tasks``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One run of packing: blocks of samples become shards, or are known from before.
+"""One run of packing: its shards are written, in any order, or known from before.
 
 A run that was killed is gone on with where its samples are shown to be the same: the
 files they were made from are as they were, and so are code, keys and settings; or else

@@ -1,0 +1,302 @@
+"""Whoever packs a cache, its bytes are the same; and who is lost costs one span.
+
+The oracle is packing without any process or thread: ``workers=0``.
+"""
+
+import os
+import random
+import signal
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from failing_calls import files_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loaderkit import SafeDataset, open_cache, pack
+from loaderkit.datasets.pack import PackOptions
+from loaderkit.datasets.shard_plan import ShardPlan, rows_to_look_at
+from loaderkit.errors import DatasetError, OptionError
+
+
+class Drawn(torch.utils.data.Dataset):
+    """Samples with random numbers, of which a few are built in ways of their own."""
+
+    def __init__(self, seed, count, rarity):
+        self.seed, self.count, self.rarity = seed, count, rarity
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, row):
+        chance = random.Random(self.seed * 100_003 + row)
+        sample = {
+            "x": torch.full((chance.randrange(1, 9),), row),
+            "noise": torch.rand(2),
+            "numpy": np.random.standard_normal(2),
+            "python": random.random(),
+        }
+        way = chance.randrange(self.rarity)
+        if way == 0:
+            sample["only here"] = torch.ones(2)
+        elif way == 1:
+            sample["a text"] = f"of sample {row}"
+        elif way == 2:
+            # Another dtype under the same path: a column with a number in its name.
+            sample["x"] = torch.rand(3)
+        elif way == 3:
+            sample["x"] = [row, None]
+        return sample
+
+
+@contextmanager
+def processes(count):
+    with ProcessPoolExecutor(count) as executor:
+        yield executor
+
+
+@contextmanager
+def threads(count):
+    with ThreadPoolExecutor(count) as executor:
+        yield executor
+
+
+class Backwards(Executor):
+    """Runs tasks here when they are asked for, the last that was given first, twice."""
+
+    def submit(self, function, /, *arguments):
+        future = Future()
+        function(*arguments)
+        future.set_result(function(*arguments))
+        return future
+
+
+@contextmanager
+def twice(_):
+    yield Backwards()
+
+
+def packed_files(source, path, **options):
+    torch.manual_seed(3)
+    pack(source, path, **options)
+    assert not (path / ".building").exists()
+    return files_of(path)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    count=st.integers(1, 400),
+    rarity=st.sampled_from([4, 20, 200]),
+    shard_bytes=st.sampled_from([1, 300, 3_000, 1 << 20]),
+    make=st.sampled_from([processes, threads, twice]),
+    workers=st.integers(1, 3),
+)
+@pytest.mark.slow
+def test_the_bytes_are_the_same_whoever_packs(
+    tmp_path_factory, seed, count, rarity, shard_bytes, make, workers
+):
+    path = tmp_path_factory.mktemp("packed")
+    if shard_bytes == 1:
+        count = min(count, 40)
+    source = Drawn(seed, count, rarity)
+    wanted = packed_files(source, path / "here", workers=0, shard_bytes=shard_bytes)
+
+    with make(workers) as executor:
+        packed = packed_files(
+            source, path / "there", executor=executor, shard_bytes=shard_bytes
+        )
+
+    assert packed == wanted
+
+
+def test_shards_that_numbered_their_variants_too_low_are_written_again(
+    tmp_path, caplog
+):
+    """Twin: without that, the law above would hold of nothing."""
+    source = Drawn(seed=1, count=400, rarity=40)
+    wanted = packed_files(source, tmp_path / "here", workers=0, shard_bytes=3_000)
+
+    with caplog.at_level("INFO", "loaderkit"), threads(2) as executor:
+        packed = packed_files(
+            source, tmp_path / "there", executor=executor, shard_bytes=3_000
+        )
+
+    assert "shards again" in caplog.text
+    assert packed == wanted
+    assert [str(sample) for sample in open_cache(tmp_path / "there")] == [
+        str(sample) for sample in open_cache(tmp_path / "here")
+    ]
+
+
+# Errors and deaths
+
+
+class Fails(SafeDataset):
+    """Fails at some samples; they are mended by a file."""
+
+    def __init__(self, folder, failing=(), deaths=None, **options):
+        super().__init__(**options)
+        self.folder, self.failing, self.deaths = folder, failing, deaths or {}
+
+    def keys(self):
+        return [f"molecule {number}" for number in range(400)]
+
+    def load(self, key):
+        number = int(key.split()[1])
+        if number in self.failing and not (self.folder / "mended").exists():
+            msg = f"{key} has no atoms"
+            raise ValueError(msg)
+        return {"x": torch.full((20,), number)}
+
+
+@pytest.mark.parametrize("make", [processes, threads])
+def test_an_error_reaches_the_caller_with_its_key_and_the_others_are_packed(
+    tmp_path, make
+):
+    with make(2) as executor:
+        packing = PackOptions(executor=executor, shard_bytes=2_000)
+        dataset = Fails(tmp_path, (130, 250), cache=tmp_path / "c.lk", packing=packing)
+
+        with pytest.raises(DatasetError, match=r"molecule 130.*has no atoms") as caught:
+            len(dataset)
+        finished = {file.name for file in (tmp_path / "c.lk").glob("*.h5")}
+        (tmp_path / "mended").touch()
+        assert [int(sample["x"][0]) for sample in dataset] == list(range(400))
+
+    shards = {file.name for file in (tmp_path / "c.lk").glob("*.h5")}
+    assert finished < shards
+    assert len(finished) == len(shards) - 2
+    assert "ValueError" in str(caught.value)
+    if hasattr(caught.value, "__notes__"):
+        assert "1 more shards could not be packed" in "".join(caught.value.__notes__)
+
+
+class Kills(Fails):
+    """Kills the process that reads some sample, so many times."""
+
+    def load(self, key):
+        number = int(key.split()[1])
+        if number in self.deaths:
+            with (self.folder / f"died at {number}").open("a") as file:
+                file.write("x")
+            if (self.folder / f"died at {number}").stat().st_size <= self.deaths[
+                number
+            ]:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().load(key)
+
+
+def kills(folder, deaths, executor):
+    packing = PackOptions(executor=executor, shard_bytes=2_000)
+    return Kills(folder, deaths=deaths, cache=folder / "c.lk", packing=packing)
+
+
+def test_a_span_whose_worker_is_lost_is_given_out_again(tmp_path):
+    dataset = kills(tmp_path, {130: 2, 250: 1}, lambda: ProcessPoolExecutor(2))
+
+    assert [int(sample["x"][0]) for sample in dataset] == list(range(400))
+
+
+def test_a_span_that_costs_each_worker_is_named_and_the_others_are_packed(tmp_path):
+    dataset = kills(tmp_path, {250: 99}, lambda: ProcessPoolExecutor(2))
+
+    with pytest.raises(DatasetError, match="lost a worker") as caught:
+        len(dataset)
+
+    assert "from 'molecule 24" in caught.value.what
+    shards = len(list((tmp_path / "c.lk").glob("*.h5")))
+    dataset.deaths = {}
+    len(dataset)
+    assert len(list((tmp_path / "c.lk").glob("*.h5"))) == shards + 1
+
+
+def test_a_pool_that_broke_and_cannot_be_replaced_is_told_of(tmp_path):
+    lost = pytest.raises(DatasetError, match="lost a worker")
+    with processes(2) as executor, lost as caught:
+        len(kills(tmp_path, {130: 1}, executor))
+
+    assert "executor=lambda" in caught.value.fix
+    assert [int(s["x"][0]) for s in kills(tmp_path, {}, None)] == list(range(400))
+
+
+def test_the_users_executor_goes_on_and_one_that_was_made_does_not(tmp_path):
+    made = []
+
+    def make():
+        made.append(ProcessPoolExecutor(1))
+        return made[-1]
+
+    with threads(1) as executor:
+        pack(list(range(9)), tmp_path / "a.lk", executor=executor)
+        assert executor.submit(abs, -1).result() == 1
+    pack(list(range(9)), tmp_path / "b.lk", executor=make)
+
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        made[0].submit(abs, -1)
+
+
+class Unsendable(torch.utils.data.Dataset):
+    def __init__(self):
+        self.numbers = (number for number in range(3))
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, row):
+        return torch.tensor(row)
+
+
+def test_a_dataset_that_cannot_be_pickled_is_packed_by_threads_alone(tmp_path):
+    with threads(1) as executor:
+        assert len(pack(Unsendable(), tmp_path / "a.lk", executor=executor)) == 3
+    refused = pytest.raises(DatasetError, match="cannot be sent")
+    with processes(1) as executor, refused as caught:
+        pack(Unsendable(), tmp_path / "b.lk", executor=executor)
+
+    assert "threads" in caught.value.fix
+
+
+def test_workers_and_an_executor_exclude_each_other(tmp_path):
+    with threads(1) as executor, pytest.raises(OptionError, match="workers=2"):
+        pack([1], tmp_path / "c.lk", workers=2, executor=executor)
+    with pytest.raises(ValueError, match="executor must be"):
+        pack([1], tmp_path / "c.lk", executor="dask")
+
+
+# What goes into which shard
+
+
+@given(
+    samples=st.integers(1, 10**9),
+    sizes=st.lists(st.integers(0, 10**9), min_size=1, max_size=32),
+    shard_bytes=st.integers(1, 1 << 40),
+)
+def test_a_plan_cuts_all_samples_into_shards_and_blocks_without_a_gap(
+    samples, sizes, shard_bytes
+):
+    plan = ShardPlan.of(samples, sizes, shard_bytes)
+
+    assert plan.rows_of(0).start == 0
+    assert plan.rows_of(plan.shard_count - 1).stop == samples
+    for shard in {0, plan.shard_count // 2, plan.shard_count - 1}:
+        rows = plan.rows_of(shard)
+        assert 0 < len(rows) <= plan.shard_samples
+        if len(rows) < 10**5:
+            blocks = list(plan.blocks_of(shard))
+            assert [row for block in blocks for row in range(*block)] == list(rows)
+        mean = max(1, sum(sizes) / len(sizes))
+        assert len(rows) * mean < shard_bytes + 2 * mean + len(rows)
+
+
+@given(samples=st.integers(1, 10**12))
+def test_the_rows_that_are_looked_at_are_some_of_each_part(samples):
+    rows = rows_to_look_at(samples)
+
+    assert rows[0] == 0
+    assert rows == sorted(set(rows))
+    assert rows[-1] < samples
+    assert len(rows) <= max(1, samples // 32)

@@ -1,0 +1,164 @@
+"""Packing on real engines; ``tox -e engines`` installs them."""
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "datasets"))
+from failing_calls import files_of
+from test_packing_executors import Drawn
+
+from loaderkit import pack
+
+SHARD_BYTES = 3_000
+SOURCE = Drawn(seed=1, count=2_000, rarity=400)
+
+
+def pack_drawn(path, **options):
+    torch.manual_seed(3)
+    pack(SOURCE, path, shard_bytes=SHARD_BYTES, **options)
+    return files_of(path)
+
+
+@pytest.fixture(scope="module")
+def wanted(tmp_path_factory):
+    return pack_drawn(tmp_path_factory.mktemp("wanted") / "c.lk", workers=0)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_dask_whose_worker_processes_are_killed(tmp_path, wanted):
+    distributed = pytest.importorskip("distributed")
+    with (
+        distributed.LocalCluster(
+            n_workers=3, threads_per_worker=2, dashboard_address=None
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        assert pack_drawn(tmp_path / "a.lk", executor=client.get_executor()) == wanted
+
+        kills, ended = [], threading.Event()
+
+        def kill_workers():
+            chance = random.Random(0)
+            while not ended.wait(chance.uniform(0.2, 1.0)) and len(kills) < 10:
+                workers = [
+                    process
+                    for process in psutil.Process().children(recursive=True)
+                    if "spawn_main" in " ".join(process.cmdline())
+                ]
+                with contextlib.suppress(psutil.NoSuchProcess, IndexError):
+                    victim = chance.choice(workers)
+                    victim.kill()
+                    kills.append(victim.pid)
+
+        killer = threading.Thread(target=kill_workers)
+        killer.start()
+        try:
+            packed = pack_drawn(tmp_path / "b.lk", executor=client.get_executor())
+        finally:
+            ended.set()
+            killer.join()
+    print(f"{len(kills)} worker processes were killed")
+    assert packed == wanted
+    assert kills
+
+
+def test_loky(tmp_path, wanted):
+    loky = pytest.importorskip("loky")
+
+    def make():
+        return loky.get_reusable_executor(2)
+
+    assert pack_drawn(tmp_path / "a.lk", executor=make()) == wanted
+    assert pack_drawn(tmp_path / "b.lk", executor=make) == wanted
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_ray(tmp_path, wanted):
+    ray = pytest.importorskip("ray")
+    from loaderkit.integrations.ray import RayExecutor
+
+    folders = [str(Path(__file__).parents[1] / "datasets"), *sys.path]
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(folders)}},
+    )
+    try:
+        assert pack_drawn(tmp_path / "c.lk", executor=RayExecutor()) == wanted
+    finally:
+        ray.shutdown()
+
+
+MPI = """
+import sys
+
+import torch
+from failing_calls import files_of
+from mpi4py.futures import MPIPoolExecutor
+from test_packing_executors import Drawn
+
+from loaderkit import pack
+
+if __name__ == "__main__":
+    torch.manual_seed(3)
+    with MPIPoolExecutor() as executor:
+        source = Drawn(seed=1, count=2_000, rarity=400)
+        pack(source, sys.argv[1], shard_bytes=3_000, executor=executor)
+"""
+
+
+def run_mpi(tmp_path):
+    """Start the packing script on three processes of OpenMPI."""
+    script = tmp_path / "script.py"
+    script.write_text(MPI)
+    mpiexec = ["mpiexec", "--allow-run-as-root", "--oversubscribe", "-n", "3"]
+    command = [*mpiexec, sys.executable, "-m", "mpi4py.futures", script]
+    root = Path(__file__).parents[2]
+    folders = [str(root), str(root / "tests" / "datasets")]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+    return subprocess.Popen([*command, tmp_path / "c.lk"], env=variables)
+
+
+needs_mpi = pytest.mark.skipif(
+    shutil.which("mpiexec") is None, reason="needs mpiexec, of openmpi-bin"
+)
+
+
+@needs_mpi
+def test_mpi(tmp_path, wanted):
+    pytest.importorskip("mpi4py")
+
+    assert run_mpi(tmp_path).wait() == 0
+
+    assert files_of(tmp_path / "c.lk") == wanted
+
+
+@needs_mpi
+def test_mpi_whose_process_is_killed_goes_on_when_it_is_started_again(tmp_path, wanted):
+    pytest.importorskip("mpi4py")
+    run = run_mpi(tmp_path)
+    while len(list((tmp_path / "c.lk").glob("*.h5"))) < 3 and run.poll() is None:
+        time.sleep(0.01)
+    workers = [
+        process
+        for process in psutil.Process(run.pid).children(recursive=True)
+        if "mpi4py.futures" in " ".join(process.cmdline())
+    ]
+    os.kill(workers[-1].pid, signal.SIGKILL)
+    assert run.wait() != 0
+
+    assert run_mpi(tmp_path).wait() == 0
+
+    assert files_of(tmp_path / "c.lk") == wanted
