@@ -21,7 +21,7 @@ class RayExecutor(Executor):
         self._ray = importlib.import_module("ray")
         self._options = options
 
-    def submit(  # type: ignore[override]
+    def submit(
         self, call: Callable[..., Any], /, *args: Any, **keywords: Any
     ) -> Future[Any]:
         """Start a call; a worker that is lost is an error of the future."""
