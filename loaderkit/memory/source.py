@@ -47,6 +47,10 @@ class _MutationLines(NamedTuple):
     """Lines of each function."""
     classes: dict[str, list[range]]
     """Lines of the classes of a name."""
+    parameters: dict[str, list[int]]
+    """Where a function takes an argument of a name."""
+    globals: dict[str, list[int]]
+    """Where a function says that a name is the module's."""
 
 
 def mutation_line(
@@ -76,7 +80,7 @@ def mutation_line(
     mutations = _mutation_lines(file)
     # A container grows where something is added; a tensor or number where it is set.
     growing, setting = mutations.growing.get(name, []), mutations.setting.get(name, [])
-    numbers = growing or setting
+    numbers = _outside_of_locals(growing, name, mutations) or setting
     if is_local or class_name:
         ranges = mutations.classes.get(class_name, [])
         if is_local:
@@ -88,6 +92,22 @@ def mutation_line(
     if near:
         nearest = min(numbers, key=lambda number: abs(number - near))
     return f"{Path(file).name}:{nearest}"
+
+
+def _outside_of_locals(
+    growing: list[int], name: str, mutations: _MutationLines
+) -> list[int]:
+    """Leave out lines of functions that have a variable of their own by this name."""
+    setting = mutations.setting.get(name, []) + mutations.parameters.get(name, [])
+    has_own = [
+        lines
+        for lines in mutations.functions
+        if any(number in lines for number in setting)
+        and not any(number in lines for number in mutations.globals.get(name, []))
+    ]
+    return [
+        number for number in growing if all(number not in lines for lines in has_own)
+    ]
 
 
 def _inside_first(
@@ -106,7 +126,7 @@ def _inside_first(
 @functools.lru_cache(maxsize=8)
 def _mutation_lines(file: str) -> _MutationLines:
     """Map names to the lines that grow them, and to those that set them."""
-    mutations = _MutationLines({}, {}, [], {})
+    mutations = _MutationLines({}, {}, [], {}, {}, {})
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
@@ -122,6 +142,11 @@ def _mutation_lines(file: str) -> _MutationLines:
                 mutations.classes.setdefault(node.name, []).append(lines)
             else:
                 mutations.functions.append(lines)
+        if isinstance(node, ast.arg):
+            mutations.parameters.setdefault(node.arg, []).append(node.lineno)
+        if isinstance(node, ast.Global):
+            for name in node.names:
+                mutations.globals.setdefault(name, []).append(node.lineno)
         grown = _grown_by(node)
         if grown is not None:
             number = getattr(node, "lineno", 0)

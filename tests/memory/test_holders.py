@@ -194,6 +194,25 @@ def test_a_local_variable_grows_in_its_own_function_and_not_in_one_beside_it(tmp
     assert mutation_line(str(file), "retained", near=9, is_local=True) == ""
 
 
+def test_a_global_does_not_grow_where_a_function_has_its_own_of_the_same_name(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(
+        "rows = []\n"
+        "def other():\n    rows = []\n    rows.append(1)\n"
+        "def third(rows):\n    rows.append(1)\n"
+        "def step():\n    rows.append(2)\n"
+    )
+
+    assert mutation_line(str(file), "rows") == "train.py:8"
+
+    file = tmp_path / "with_global.py"
+    file.write_text(
+        "def step():\n    global rows\n    rows = rows or []\n    rows.append(2)\n"
+    )
+
+    assert mutation_line(str(file), "rows") == "with_global.py:4"
+
+
 def test_an_attribute_grows_in_its_own_class_and_not_in_one_beside_it(tmp_path):
     file = tmp_path / "train.py"
     file.write_text(
