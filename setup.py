@@ -1,6 +1,6 @@
 """What setup.cfg cannot say: where the project lives, which is known when it is built.
 
-``LOADERKIT_URL=https://host/owner/loaderkit python -m build`` makes the links of the
+``PROJECT_URL=https://host/owner/loaderkit python -m build`` makes the links of the
 README absolute, as an index shows them, and adds the project's addresses.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from setuptools import setup
 
 readme = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
-url = os.environ.get("LOADERKIT_URL", "").rstrip("/")
+url = os.environ.get("PROJECT_URL", "").rstrip("/")
 addresses = {}
 if url:
     files = f"{url}/blob/main"

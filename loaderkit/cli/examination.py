@@ -57,7 +57,9 @@ class Examination(HasPage):
         title = "Every setting does what it says"
         if not self.ok:
             count = len(self.environment.findings)
-            title = f"{count} setting(s) do not do what they look like"
+            title = f"{count} settings do not do what they look like"
+            if count == 1:
+                title = "A setting does not do what it looks like"
         return Page(
             title,
             mood="good" if self.ok else "bad",

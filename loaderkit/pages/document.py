@@ -29,6 +29,10 @@ _MOOD_WORDS: dict[Mood, str] = {
 }
 """What the colour of a title says, for those who do not see it."""
 
+_MOST_UNBROKEN = 24
+"""Letters of a word that a table does not break, where there is room for columns: the
+longest name of a setting is ``multiprocessing_context``, of 23."""
+
 
 @dataclass(frozen=True)
 class Table:
@@ -193,7 +197,7 @@ def _caption_html(chart: Curves | Histogram | Bars) -> str:
 
 def _table_html(table: Table) -> str:
     heads = "".join(
-        f"<th{_number_class(column, table)}>{html.escape(head)}</th>"
+        f"<th{_cell_class(column, head, table)}>{html.escape(head)}</th>"
         for column, head in enumerate(table.heads)
     )
     rows = "".join(_row_html(row, table) for row in table.rows)
@@ -202,15 +206,18 @@ def _table_html(table: Table) -> str:
 
 def _row_html(row: Sequence[str], table: Table) -> str:
     cells = "".join(
-        f'<td{_number_class(column, table)} data-head="{html.escape(head)}">'
+        f'<td{_cell_class(column, text, table)} data-head="{html.escape(head)}">'
         f"{_inline_html(text)}</td>"
         for column, (head, text) in enumerate(zip(table.heads, row, strict=True))
     )
     return f"<tr>{cells}</tr>"
 
 
-def _number_class(column: int, table: Table) -> str:
-    return ' class="number"' if column in table.numbers else ""
+def _cell_class(column: int, text: str, table: Table) -> str:
+    if column in table.numbers:
+        return ' class="number"'
+    longest = max(map(len, text.split()), default=0)
+    return ' class="words"' if longest <= _MOST_UNBROKEN else ""
 
 
 def _paragraph_html(text: str) -> str:

@@ -220,3 +220,30 @@ def test_the_names_of_settings_are_not_broken_to_make_room_for_words(tmp_path, w
     )
 
     assert lines == [1] * len(names)
+
+
+@pytest.mark.slow
+@pytest.mark.needs("chromium")
+@pytest.mark.parametrize("width", [700, 800, 1400])
+def test_no_cell_of_short_words_is_broken_inside_a_word(tmp_path, width):
+    """The cells of a plan's remedies, and of doctor's settings."""
+    code = "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`"
+    row = ("equal results", code, "why it is so, in some words " * 6, "device")
+    table = Table(("costs", "setting", "why", "numerics"), [row] * 2)
+    question = """[...document.querySelectorAll("td.words")].map(cell => {
+      const text = cell.firstChild, range = document.createRange();
+      return [...text.data.matchAll(/\\S+/g)].map(word => {
+        range.setStart(text, word.index);
+        range.setEnd(text, word.index + word[0].length);
+        return range.getClientRects().length; }); }).flat()"""
+
+    lines = ask_browser(
+        page_html(Page("t", sections=(Section("s", (table,)),)), MADE),
+        tmp_path,
+        question,
+        width=width,
+        dark=False,
+    )
+
+    assert len(lines) == 2 * (2 + 42 + 1)
+    assert set(lines) == {1}
