@@ -1,7 +1,7 @@
 """Estimates of steps drawn by a grammar, against the profiler.
 
 ``DRAWS=1000:1100 pytest tests/soak/drawn_estimates.py -s`` prints a line for each seed
-from 1000 to 1099, and a summary at the end.
+from 1000 to 1099 and for each family of ``drawn_storage.py``, and a summary at the end.
 """
 
 import os
@@ -10,6 +10,7 @@ import statistics
 import pytest
 import torch
 from drawn import draw_step
+from drawn_storage import FAMILIES, draw_storage_step
 
 from loaderkit.budget.step.estimate import estimate
 from loaderkit.budget.step.measure import measure_step
@@ -20,9 +21,10 @@ CALLED_EXACT: list[float] = []
 
 
 @pytest.mark.parametrize("seed", range(FIRST, END))
-def test_the_profilers_peak_is_in_the_interval(seed):
+@pytest.mark.parametrize("family", ["layers", *FAMILIES])
+def test_the_profilers_peak_is_in_the_interval(family, seed):
     before = torch.get_num_threads()
-    drawn = draw_step(seed)
+    drawn = draw_step(seed) if family == "layers" else draw_storage_step(seed, family)
     torch.set_num_threads(drawn.threads)
     try:
         try:

@@ -84,6 +84,10 @@ class Log:
     """What a kernel held inside, right after the event at this position."""
     corrections: dict[int, Bounds] = field(default_factory=dict)
     """What a storage takes more (or less) than its event says, by its number."""
+    sparse_bytes: int = 0
+    """Sparse gradients that are made, and sparse tensors that operators read.  What is
+    made of them is not tracked: a fake sparse tensor forgets how many elements it has.
+    """
     checkpoints: int = 0
     """Blocks that compute their activations again."""
     real_bytes: int = 0

@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from loaderkit.arguments import suggest_keywords
 from loaderkit.budget.step.allocator import reserved_peak
-from loaderkit.budget.step.extrapolate import measure_points, size_of
+from loaderkit.budget.step.extrapolate import (
+    REAL_BYTES,
+    Points,
+    measure_points,
+    measure_whole,
+    size_of,
+)
 from loaderkit.budget.step.history import history_of
-from loaderkit.budget.step.measure import held_bytes
+from loaderkit.budget.step.measure import held_bytes, measure_step
 from loaderkit.budget.step.page import (
     history_sections,
     modules_sections,
@@ -25,6 +31,7 @@ from loaderkit.budget.step.peaks import (
     storage_parts,
     totals,
 )
+from loaderkit.budget.step.step_errors import error_of_step, find_error_without_memory
 from loaderkit.budget.step.track import has_assumption, track_step
 from loaderkit.budget.step.tracker import ALL_CHOSEN, CHOSEN_NOW, SCALAR
 from loaderkit.budget.step.train_step import (
@@ -77,6 +84,9 @@ of two either way beyond four times what was measured."""
 _UNBENT_SIZES = 4
 """How many times the largest measured batch may grow before the line may bend; chosen.
 """
+_SPARSE_COPIES = 6
+"""What is made of a sparse gradient, at most, for one byte of it; chosen: tables under
+SGD, SparseAdam and Adagrad took up to 3 (coalesced, squared, and the update itself)."""
 _MODULES_SHOWN = 3
 """In the text; all are in ``modules``."""
 _FORMULA_FACTOR = 4
@@ -198,7 +208,8 @@ def estimate_step(
         Bytes by part, phase and module, with every assumption.
 
     Raises:
-        ValueError: The batch, loss or optimizer does not fit the model.
+        StepError: The batch, loss or optimizer does not fit the model; an error of the
+            model's own is its cause.
         OptionError: It is no model, or no batch but a loader, a dataset or the like.
 
     >>> import torch
@@ -255,17 +266,65 @@ def _estimate_by_tracking(
     except Exception:  # noqa: BLE001 -- such as tolist() of a fake tensor
         log = track_step(model, batch, step, with_values=True)
     else:
+        step_estimate = summarise(log, step)
+        if _can_be_measured_instead(log, step_estimate):
+            return _measure_sparse(model, batch, step, step_estimate)
         if not has_assumption(log, (ALL_CHOSEN, SCALAR)):
-            return summarise(log, step)
+            return step_estimate
         other_ends.append(log)
         log = _track_with_values(model, batch, step) or log
 
     step_estimate = summarise(log, step)
+    if _can_be_measured_instead(log, step_estimate):
+        return _measure_sparse(model, batch, step, step_estimate)
     if has_assumption(log, (ALL_CHOSEN, CHOSEN_NOW, SCALAR)):
         other_ends += _track_with_one_chosen(model, batch, step)
         others = [summarise(other, step) for other in other_ends]
         step_estimate = _widen_interval(step_estimate, others)
     return step_estimate
+
+
+def _can_be_measured_instead(log: Log, step_estimate: StepEstimate) -> bool:
+    """Tell whether a step with sparse tensors is small enough to be run for real."""
+    is_cpu = step_estimate.target.kind == "cpu"
+    return is_cpu and log.sparse_bytes > 0 and step_estimate.high <= REAL_BYTES
+
+
+def _measure_sparse(
+    model: torch.nn.Module, batch: Any, step: Step, step_estimate: StepEstimate
+) -> StepEstimate:
+    """Replace the bytes of a tracked step by those of a real one.
+
+    Raises:
+        StepError: It does not run.
+    """
+    try:
+        phases = measure_step(model, batch, step)
+    except NotImplementedError:
+        # A model on "meta" has shapes only.
+        return step_estimate
+    except Exception as error:
+        raise error_of_step(error) from error
+    phase = max(phases, key=lambda name: phases[name])
+    peak = phases[phase]
+    margin = round(_MARGIN * peak) + _UNSEEN_BYTES
+
+    parts = dict.fromkeys(PARTS, 0)
+    for part in PARTS_ALWAYS_HELD:
+        parts[part] = step_estimate.parts[part]
+    parts["temporaries"] = max(peak - sum(parts.values()), 0)
+    return replace(
+        step_estimate,
+        peak=peak,
+        low=peak - margin,
+        high=peak + margin,
+        phase=phase,
+        phases=phases,
+        parts=parts,
+        method="measured and extended",
+        assumptions=["what is made of sparse tensors: the step was run for real"],
+        history=(),
+    )
 
 
 def _track_with_values(model: torch.nn.Module, batch: Any, step: Step) -> Log | None:
@@ -322,11 +381,18 @@ def summarise(log: Log, step: Step) -> StepEstimate:
     lowest_peak = max(totals(peaks_of(log, "low")).values())
     highest_peak = max(totals(peaks_of(log, "high")).values())
 
+    low = min(lowest_peak, highest.total - margin)
+    high = max(highest_peak, highest.total + margin)
+    if log.sparse_bytes:
+        assumptions.append("no more of sparse tensors than some copies of each")
+        low = max(low - log.sparse_bytes, 0)
+        high += _SPARSE_COPIES * log.sparse_bytes
+
     part_of = storage_parts(log)
     return StepEstimate(
         peak=highest.total,
-        low=min(lowest_peak, highest.total - margin),
-        high=max(highest_peak, highest.total + margin),
+        low=low,
+        high=high,
         phase=highest.phase,
         parts=parts_at(log, highest, part_of),
         phases=totals(peaks),
@@ -350,11 +416,21 @@ class _Interval(NamedTuple):
 def _estimate_without_tracking(
     model: torch.nn.Module, batch: Any, step: Step, error: Exception
 ) -> StepEstimate:
-    """Extend small real steps; where there are none, use a formula."""
+    """Extend small real steps; where there are none, use a formula.
+
+    Raises:
+        StepError: The step does not run, whatever its tensors are.
+    """
     first_line = next(iter(str(error).splitlines()), "")
     why = f"{type(error).__name__} while tracking: {first_line[:120]}"
-    points = measure_points(model, batch, step)
+    points = _measure_points_if_cut(model, batch, step)
     if points is None:
+        whole = _measure_whole_or_raise(model, batch, step)
+        if whole is not None:
+            return _estimate_as_measured(model, step, whole, why)
+        own_error = find_error_without_memory(model, batch, step)
+        if own_error is not None:
+            raise error_of_step(own_error) from own_error
         return _estimate_by_formula(model, batch, step, why)
 
     phases = points.extended(size_of(batch))
@@ -370,6 +446,42 @@ def _estimate_without_tracking(
     return _coarse_estimate(model, step, phases, interval, "measured and extended", why)
 
 
+def _measure_points_if_cut(
+    model: torch.nn.Module, batch: Any, step: Step
+) -> Points | None:
+    """Measure parts of a batch; None where they are no batches by themselves."""
+    try:
+        return measure_points(model, batch, step)
+    except Exception:  # noqa: BLE001 -- whether the whole runs is asked next
+        return None
+
+
+def _measure_whole_or_raise(
+    model: torch.nn.Module, batch: Any, step: Step
+) -> dict[Phase, int] | None:
+    """Measure the step itself if it is small.
+
+    Raises:
+        StepError: It does not run.
+    """
+    try:
+        return measure_whole(model, batch, step)
+    except Exception as error:
+        raise error_of_step(error) from error
+
+
+def _estimate_as_measured(
+    model: torch.nn.Module, step: Step, phases: dict[Phase, int], why: str
+) -> StepEstimate:
+    """Give what the step itself took when it was run."""
+    peak = max(phases.values())
+    # Other kernels, of another device, may take other bytes.
+    margin = round(peak * (_MARGIN if step.target.kind == "cpu" else 1.0))
+    margin += _UNSEEN_BYTES
+    interval = _Interval(max(peak - margin, 0), peak + margin)
+    return _coarse_estimate(model, step, phases, interval, "measured and extended", why)
+
+
 def _estimate_by_formula(
     model: torch.nn.Module, batch: Any, step: Step, why: str
 ) -> StepEstimate:
@@ -377,9 +489,11 @@ def _estimate_by_formula(
     parameter_bytes = held_bytes(list(model.parameters()))
     batch_bytes = held_bytes(flatten_tensors(batch))
     layers = sum(1 for _ in model.modules())
+    buffer_bytes = held_bytes(list(model.buffers()))
     # Once forward and once backward; an output is taken to be as large as the batch.
-    peak = 4 * parameter_bytes + 2 * layers * batch_bytes
-    interval = _Interval(parameter_bytes + batch_bytes, _FORMULA_FACTOR * peak)
+    peak = 4 * parameter_bytes + buffer_bytes + 2 * layers * batch_bytes
+    held = parameter_bytes + buffer_bytes + batch_bytes
+    interval = _Interval(held, _FORMULA_FACTOR * peak)
     return _coarse_estimate(model, step, {"backward": peak}, interval, "formula", why)
 
 

@@ -68,9 +68,9 @@ def measure_points(model: torch.nn.Module, batch: Any, step: Step) -> Points | N
     """
     total = count_samples(batch)
     model_bytes = held_bytes([*model.parameters(), *model.buffers()])
-    if total < _FEWEST_SAMPLES or _COPIES * model_bytes > REAL_BYTES // 2:
+    usable_bytes = _bytes_for_activations(model)
+    if total < _FEWEST_SAMPLES or usable_bytes is None:
         return None
-    usable_bytes = REAL_BYTES - _COPIES * model_bytes
     # Never one sample: it takes other kernels (measured on conv3d).
     count = 2
     sizes: list[int] = []
@@ -90,6 +90,37 @@ def measure_points(model: torch.nn.Module, batch: Any, step: Step) -> Points | N
     if len(sizes) < 2:
         return None
     return Points(tuple(sizes), tuple(peaks))
+
+
+def measure_whole(
+    model: torch.nn.Module, batch: Any, step: Step
+) -> dict[Phase, int] | None:
+    """Run the step itself for real, if it is small.
+
+    Args:
+        model: A module on the CPU; a copy is trained.
+        batch: What it is called with.
+        step: How a step is made.
+
+    Returns:
+        Bytes by phase; None when model or batch are too large for
+        :data:`REAL_BYTES`.
+    """
+    usable_bytes = _bytes_for_activations(model)
+    if usable_bytes is None or size_of(batch) * _BYTES_FOR_BATCH_BYTE > usable_bytes:
+        return None
+    return measure_step(model, batch, step)
+
+
+def _bytes_for_activations(model: torch.nn.Module) -> int | None:
+    """Tell what a real step may take beside the model; None where it cannot be made."""
+    tensors = [*model.parameters(), *model.buffers()]
+    if any(tensor.device.type != "cpu" for tensor in tensors):
+        return None
+    copies_bytes = _COPIES * held_bytes(tensors)
+    if copies_bytes > REAL_BYTES // 2:
+        return None
+    return REAL_BYTES - copies_bytes
 
 
 def size_of(batch: Any) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from contextlib import nullcontext
+import logging
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from loaderkit.budget.step.train_step import StepError
 from loaderkit.nests import map_tensors
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -117,6 +119,21 @@ def fake_like(fake: FakeTensorMode, tensor: torch.Tensor) -> Any:
         return fake.from_tensor(tensor)
     with fake:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+
+
+@contextmanager
+def without_torch_logging() -> Iterator[None]:
+    """Keep torch from writing errors of fakes to stderr.
+
+    Where a step cannot be tracked it is measured: that is no error of the user's.
+    """
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 class TargetAttention(TorchFunctionMode):

@@ -196,9 +196,11 @@ def _run_backward_pass(
     arguments = [clones.get(id(value), value) for value in values]
     args, kwargs = tree_unflatten(arguments, tree)
 
-    leaves = tree_iter(call.func(*args, **kwargs))
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    outputs = [tensor for tensor in tensors if tensor.requires_grad]
+    outputs = [
+        leaf
+        for leaf in tree_iter(call.func(*args, **kwargs))
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+    ]
     if not outputs or outputs[0].grad_fn is None:
         return None
     grads = [torch.ones_like(output) for output in outputs]

@@ -29,6 +29,7 @@ from loaderkit.budget.step.kernel_calls import (
     with_masks,
 )
 from loaderkit.budget.step.memory_profile import memory_profile
+from loaderkit.budget.step.step_errors import refuses_types
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -101,9 +102,29 @@ class KernelProbe:
         # By the number of threads too: each may have a buffer of its own.
         self._measured: dict[tuple[int, KernelCall], _CallMemory | None] = {}
 
+        self._type_errors: dict[KernelCall, Exception] = {}
+        """Of calls that refuse the types of their operands."""
+
     def clear(self) -> None:
         """Forget everything."""
         self._measured.clear()
+        self._type_errors.clear()
+
+    def type_error(self, sized: SizedCall) -> Exception | None:
+        """Give the error with which a kernel refused the types of its operands.
+
+        Args:
+            sized: A call that was asked about.
+
+        Returns:
+            What a small call of the same types raised; None where types are not what it
+            was refused for.
+        """
+        for calls in smaller_calls(sized.call, sized.outputs):
+            for call in calls:
+                if call in self._type_errors:
+                    return self._type_errors[call]
+        return None
 
     def workspaces(
         self, calls: Iterable[SizedCall], probe_limit_bytes: int = 0
@@ -196,8 +217,15 @@ class KernelProbe:
             }
             self._measured.clear()
             self._measured.update(known)
-        for call, memory in zip(new_calls, _run_and_profile(new_calls), strict=True):
-            self._measured[threads, call] = memory
+        results = _run_and_profile(new_calls)
+        for call, result in zip(new_calls, results, strict=True):
+            if isinstance(result, Exception):
+                self._measured[threads, call] = None
+                if refuses_types(result):
+                    # Its frames would keep the operands alive.
+                    self._type_errors[call] = result.with_traceback(None)
+            else:
+                self._measured[threads, call] = result
 
 
 def _can_run_whole(
@@ -232,8 +260,15 @@ class _FinishedCall(NamedTuple):
     outputs: tuple[int, ...]
 
 
-def _run_and_profile(calls: Sequence[KernelCall]) -> list[_CallMemory | None]:
-    """Make calls under one profile and read what each took; None where it failed."""
+def _run_and_profile(
+    calls: Sequence[KernelCall],
+) -> list[_CallMemory | Exception | None]:
+    """Make calls under one profile and read what each took.
+
+    Returns:
+        For each call its memory, or its error; None where it was not made.
+    """
+    results: list[_CallMemory | Exception | None] = [None] * len(calls)
     finished_calls: dict[int, _FinishedCall] = {}
     with (
         # Without gradients, recurrent kernels keep nothing for a backward pass.
@@ -242,18 +277,19 @@ def _run_and_profile(calls: Sequence[KernelCall]) -> list[_CallMemory | None]:
         memory_profile() as profiled,
     ):
         for number, call in enumerate(calls):
-            finished_call = _run_call(call, number)
-            if finished_call is not None:
-                finished_calls[number] = finished_call
+            result = _run_call(call, number)
+            if isinstance(result, _FinishedCall):
+                finished_calls[number] = result
+            else:
+                results[number] = result
 
     memory_of_ranges = memory_by_marker(profiled, _MARKER)
-    measured: list[_CallMemory | None] = [None] * len(calls)
     for number, finished_call in finished_calls.items():
         taken = memory_of_ranges.get(number, RangeMemory(0, 0))
-        measured[number] = _CallMemory(
+        results[number] = _CallMemory(
             finished_call.operands, finished_call.outputs, taken.highest, taken.last
         )
-    return measured
+    return results
 
 
 class RangeMemory(NamedTuple):
@@ -292,16 +328,16 @@ def memory_by_marker(profiled: Any, marker: str) -> dict[int, RangeMemory]:
     return memory
 
 
-def _run_call(call: KernelCall, number: int) -> _FinishedCall | None:
-    """Make one call; None if it failed."""
+def _run_call(call: KernelCall, number: int) -> _FinishedCall | Exception | None:
+    """Make one call; give its error if it failed, None if it is not safe to try."""
     try:
         if not is_safe_to_run(call):
             return None
         args, kwargs = invent_arguments(call)
         with record_function(f"{_MARKER}{number}"):
             result = call.func(*args, **kwargs)
-    except Exception:  # noqa: BLE001 -- values were invented: any operator may refuse
-        return None
+    except Exception as error:  # noqa: BLE001 -- values were invented
+        return error
     outputs = [leaf for leaf in tree_iter(result) if isinstance(leaf, torch.Tensor)]
     output_sizes = tuple(output.numel() * output.itemsize for output in outputs)
     return _FinishedCall(call.operand_bytes, output_sizes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import warnings
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,8 @@ from loaderkit.budget.step.train_step import (
 from loaderkit.nests import flatten_tensors, map_tensors
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from loaderkit.budget.step.allocation_log import LogPhase, Phase
 
 _PHASE = "loaderkit: "
@@ -65,7 +68,9 @@ def measure_step(model: torch.nn.Module, batch: Any, step: Step) -> dict[Phase, 
 def _copy_module(model: torch.nn.Module) -> Any:
     """Copy a module; deepcopy would make the parameters of a scripted one no leaves."""
     if not isinstance(model, torch.jit.ScriptModule):
-        return copy.deepcopy(model)
+        # Torch cannot copy compressed sparse tensors so.
+        copies = {id(sparse): sparse.clone() for sparse in sparse_tensors_of(model)}
+        return copy.deepcopy(model, copies)
     buffer = io.BytesIO()
     torch.jit.save(model, buffer)
     buffer.seek(0)
@@ -93,17 +98,55 @@ def optimizer_state(optimizer: torch.optim.Optimizer | None) -> list[Any]:
     return flatten_tensors(list(getattr(optimizer, "state", {}).values()))
 
 
-def held_bytes(tensors: list[torch.Tensor]) -> int:
-    """Sum the storages behind tensors, each once; those of sparse ones are values."""
+def held_bytes(tensors: list[Any]) -> int:
+    """Sum the storages behind tensors, each once; sparse ones have two or three."""
     bytes_by_storage = {}
     for tensor in parts_of_nested(tensors):
-        if tensor.layout is torch.strided:
-            storage = tensor.untyped_storage()
+        parts = [tensor]
+        if not has_one_storage(tensor):
+            parts = parts_of_sparse(tensor.detach())
+        for part in parts:
+            storage = part.untyped_storage()
             # An identity of the storage, which views of it have too; never read.
             bytes_by_storage[storage._cdata] = storage.nbytes()
-        else:
-            bytes_by_storage[id(tensor)] = tensor.detach()._values().nbytes
     return sum(bytes_by_storage.values())
+
+
+def has_one_storage(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is dense: sparse ones are made of several others."""
+    return tensor.layout in {torch.strided, torch.jagged}
+
+
+def sparse_tensors_of(model: torch.nn.Module) -> list[torch.Tensor]:
+    """List the sparse tensors among a module's buffers and plain attributes."""
+    values: list[object] = []
+    for module in model.modules():
+        values += [*module.buffers(recurse=False), *vars(module).values()]
+    return [
+        value
+        for value in values
+        if isinstance(value, torch.Tensor) and not has_one_storage(value)
+    ]
+
+
+def parts_of_sparse(
+    tensor: Any, mode: AbstractContextManager[object] | None = None
+) -> list[torch.Tensor]:
+    """List the dense tensors that a sparse one is made of.
+
+    Args:
+        tensor: Of any sparse layout.
+        mode: Of fake tensors, if it is one.
+
+    Returns:
+        Indices first, then values.
+    """
+    with mode or nullcontext():
+        if tensor.layout is torch.sparse_coo:
+            return [tensor._indices(), tensor._values()]
+        if tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
+            return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
 
 
 def parts_of_nested(tensors: list[Any]) -> list[torch.Tensor]:

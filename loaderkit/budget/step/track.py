@@ -8,7 +8,6 @@ floats decide a shape all the same, their values are computed beside, within a b
 from __future__ import annotations
 
 import functools
-import logging
 import warnings
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,8 +18,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from loaderkit.budget.step.accumulation import references_alone
 from loaderkit.budget.step.allocation_log import Log
-from loaderkit.budget.step.fake_tensors import attention_of, fake_batch, fake_model
-from loaderkit.budget.step.measure import optimizer_state
+from loaderkit.budget.step.fake_tensors import (
+    attention_of,
+    fake_batch,
+    fake_model,
+    without_torch_logging,
+)
+from loaderkit.budget.step.measure import (
+    has_one_storage,
+    held_bytes,
+    optimizer_state,
+    sparse_tensors_of,
+)
 from loaderkit.budget.step.real_values import RealValues
 from loaderkit.budget.step.tracker import ReadsValues, Tracker
 from loaderkit.budget.step.train_step import (
@@ -109,6 +118,11 @@ def _track_once(
     tracker.add_all(twin.parameters(), "parameters")
     tracker.add_all(twin.buffers(), "buffers")
     tracker.add_all(flatten_tensors(twin_batch), "batch")
+    sparse = [t for t in flatten_tensors(batch) if not has_one_storage(t)]
+    log.sparse_bytes = held_bytes([*sparse, *sparse_tensors_of(model)])
+    # Their fakes are empty: what they hold is read from the user's own.
+    tracker.add_all(sparse, "batch")
+    tracker.add_all(sparse_tensors_of(model), "buffers")
     if values is not None:
         _name_model_values(values, twin, model)
         _name_batch_values(values, twin_batch, batch)
@@ -122,7 +136,7 @@ def _track_once(
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(torch.random.fork_rng(devices=[]))
-        stack.enter_context(_without_torch_logging())
+        stack.enter_context(without_torch_logging())
         stack.enter_context(_function_modes(step, tracker))
         stack.enter_context(_modules_named(twin, step, tracker))
         stack.enter_context(tracker)
@@ -185,21 +199,6 @@ def _give_state(
     optimizer.zero_grad(set_to_none=True)
     tracker.label_state(optimizer)
     return True
-
-
-@contextmanager
-def _without_torch_logging() -> Iterator[None]:
-    """Keep torch from writing errors of fakes to stderr.
-
-    Where a step cannot be tracked it is measured: that is no error of the user's.
-    """
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before = logger.disabled
-    logger.disabled = True
-    try:
-        yield
-    finally:
-        logger.disabled = before
 
 
 @contextmanager

@@ -20,7 +20,12 @@ from loaderkit.budget.step.accumulation import node_name, reused_operand
 from loaderkit.budget.step.allocation_log import Bounds, Event, Mark
 from loaderkit.budget.step.kernel_calls import call_of, operator_name
 from loaderkit.budget.step.layouts import LAYOUTS
-from loaderkit.budget.step.measure import optimizer_state, parts_of_nested
+from loaderkit.budget.step.measure import (
+    has_one_storage,
+    optimizer_state,
+    parts_of_nested,
+    parts_of_sparse,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -111,6 +116,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.calls: list[TrackedCall] = []
         self.made_by_formulas: list[MadeByFormula] = []
         self.module = ""
+        self.function: object = None
+        """Of torch's, that the user's code calls now."""
         self.phase: LogPhase = "base"
         self._module_of_node: dict[int, str] = {}
         self._real_sizes: dict[int, int] = {}
@@ -131,8 +138,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if tensor.layout is torch.jagged:
             parts = parts_of_nested([tensor])
             return [number for part in parts for number in self.add(part, owner)]
-        if tensor.layout is not torch.strided:
-            parts = _parts_of_sparse(tensor, self.fake)
+        if not has_one_storage(tensor):
+            parts = self._parts_of_sparse(tensor)
             return [number for part in parts for number in self.add(part, owner)]
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
@@ -151,6 +158,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         values = self.values.bytes if self.values is not None else 0
         self.log.real_bytes = max(self.log.real_bytes, self.real_bytes_live + values)
         return [number]
+
+    def _parts_of_sparse(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        return parts_of_sparse(tensor, self.fake if _is_fake(tensor) else None)
 
     def _log_freed(self, key: int, number: int, _ref: Any = None) -> None:
         storage = self.live.get(key)
@@ -197,8 +207,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._label_storage(tensor, "optimizer state")
 
     def _label_storage(self, tensor: torch.Tensor, owner: Part) -> None:
-        if tensor.layout is not torch.strided:
-            for part in _parts_of_sparse(tensor, self.fake):
+        if not has_one_storage(tensor):
+            for part in self._parts_of_sparse(tensor):
                 self._label_storage(part, owner)
             return
         storage = self.live.get(tensor.untyped_storage()._cdata)
@@ -225,6 +235,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._note_module_of_node()
         backward = self.phase == "backward"
         reused = reused_operand(func, args) if backward else None
+        if self.function in _ADDING_IN_PLACE and func is _aten.add.Tensor:
+            reused = args[0]
         listed_bytes = 0
         if func in _INDEXED:
             positions, listed_bytes = self._positions_of_masks(args[1], func)
@@ -237,6 +249,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if reused is not None:
             self._log_reused(reused)
         outputs = _tensors_in(out)
+        self.log.sparse_bytes += _sparse_bytes(func, args, operands, outputs)
         numbers = [number for tensor in outputs for number in self.add(tensor)]
         if listed_bytes:
             self.log.holds_inside(
@@ -298,8 +311,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 position=max(len(self.log.events) - 1, 0),
                 numbers=tuple(numbers),
                 made_bytes=sum(self.log.events[number].change for number in numbers),
-                touched_bytes=sum(sizes)
-                + sum(t.numel() * t.itemsize for t in operands),
+                touched_bytes=sum(sizes) + operand_bytes,
                 outputs=sizes,
                 name=operator_name(func),
                 call=call,
@@ -438,8 +450,17 @@ _READS = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__}
 """Methods that read memory without calling an operator."""
 
 
+_ADDING_IN_PLACE = {torch.nn.functional.linear}
+"""Functions that add their bias to a product of their own: in place, except to what is
+no plain tensor (``isTensorSubclassLike`` in torch's ``Linear.cpp``).  That of rows that
+do not lie one after the other: others are a single product with the bias."""
+
+
 class ReadsValues(TorchFunctionMode):
-    """Answers ``tolist`` and ``numpy``, which read memory that a fake tensor lacks."""
+    """Answers ``tolist`` and ``numpy``, which read memory that a fake tensor lacks.
+
+    It also tells the tracker which function of torch's runs.
+    """
 
     def __init__(self, tracker: Tracker) -> None:
         super().__init__()
@@ -459,7 +480,11 @@ class ReadsValues(TorchFunctionMode):
                 if value.trained:
                     self.tracker.log.assumptions[CHOSEN_NOW, func.__name__] += 1
                 args = (value.real, *args[1:])
-        return func(*args, **(kwargs or {}))
+        outer, self.tracker.function = self.tracker.function, func
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.tracker.function = outer
 
 
 def _tensors_in(nest: Any) -> list[torch.Tensor]:
@@ -482,14 +507,43 @@ def _makes_floats(func: OpOverload, kwargs: Kwargs) -> bool:
     return kind.is_floating_point and not any(n in operator_name(func) for n in _VALUES)
 
 
-def _parts_of_sparse(tensor: torch.Tensor, fake: FakeTensorMode) -> list[Any]:
-    """List the dense tensors of a sparse one."""
-    with fake:
-        if tensor.layout is torch.sparse_coo:
-            return [tensor._indices(), tensor._values()]
-        if tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
-            return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+_SPARSE_ARGUMENTS = {
+    _aten.embedding.default: 4,
+    _aten._embedding_bag.default: 5,
+}
+"""Operators with sparse gradients, and which argument asks for them."""
+
+
+def _sparse_bytes(
+    func: OpOverload,
+    args: Args,
+    operands: list[torch.Tensor],
+    outputs: list[torch.Tensor],
+) -> int:
+    """Tell what the sparse tensors that a call makes take, at most.
+
+    Args:
+        func: The operator.
+        args: Its positional arguments.
+        operands: The tensors among all arguments.
+        outputs: What it gave.
+
+    Returns:
+        Bytes: of a table's sparse gradient a row and an index for each word, of what is
+        made of dense operands an index for each axis of each element.
+    """
+    position = _SPARSE_ARGUMENTS.get(func)
+    if position is not None and len(args) > position and args[position]:
+        table, words = args[:2]
+        row_bytes = math.prod(table.shape[1:]) * table.itemsize
+        return int(words.numel() * (row_bytes + torch.int64.itemsize))
+    if all(has_one_storage(output) for output in outputs):
+        return 0
+    return sum(
+        operand.numel() * (operand.itemsize + operand.dim() * torch.int64.itemsize)
+        for operand in operands
+        if has_one_storage(operand)
+    )
 
 
 def _without_unasked_gradients(func: OpOverload, args: Args, out: Any) -> Any:

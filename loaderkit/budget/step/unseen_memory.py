@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from loaderkit.budget.step.allocation_log import Bounds
 from loaderkit.budget.step.formulas import FORMULAS, DifferentiatedCall
 from loaderkit.budget.step.kernels import KERNELS, SizedCall
+from loaderkit.budget.step.step_errors import error_of_step
 
 if TYPE_CHECKING:
     from loaderkit.budget.step.allocation_log import Log
@@ -37,6 +38,9 @@ def add_workspaces(calls: list[TrackedCall], log: Log, *, is_cpu: bool) -> None:
         calls: Of the step.
         log: Of the step; changed.
         is_cpu: Whether the step is for a CPU; else what was measured is an upper end.
+
+    Raises:
+        StepError: A kernel refuses the types of its operands.
     """
     sized_calls = {
         SizedCall(tracked.call, tracked.outputs)
@@ -49,6 +53,14 @@ def add_workspaces(calls: list[TrackedCall], log: Log, *, is_cpu: bool) -> None:
         workspace = None
         if tracked.call is not None:
             workspace = workspaces[SizedCall(tracked.call, tracked.outputs)]
+            # Rules for fake tensors do not look at all types; the kernel does.  In a
+            # backward pass they may give another type than the kernel, which the next
+            # one then refuses: that of a layer norm does, of short inputs.
+            if workspace is None and any(tracked.with_grad):
+                sized = SizedCall(tracked.call, tracked.outputs)
+                type_error = KERNELS.type_error(sized)
+                if type_error is not None:
+                    raise error_of_step(type_error) from type_error
         if workspace is None or not is_cpu:
             _add_unmeasured(tracked, workspace, log)
         else:
