@@ -41,8 +41,6 @@ BATCHES = {
     "whole numbers": (linear, rows.long()),
     "masks": (linear, rows > 0),
     "an array": (linear, rows.numpy()),
-    "a text": (linear, "rows"),
-    "nothing": (linear, None),
     "three rows": (linear, [torch.randn(4)] * 3),
     "channels": (lambda: nn.Conv2d(3, 4, 3), torch.randn(8, 5, 9, 9)),
     "images of another type": (lambda: nn.Conv2d(3, 4, 3), images.double()),

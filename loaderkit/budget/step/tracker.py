@@ -303,6 +303,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         """Remember a call, so that what its kernel holds inside can be learnt later."""
         sizes = tuple(output.numel() * output.itemsize for output in outputs)
+        operand_bytes = sum(tensor.numel() * tensor.itemsize for tensor in operands)
         with_grad: tuple[bool, ...] = ()
         if self.phase in {"forward", "loss"} and torch.is_grad_enabled():
             with_grad = tuple(t.requires_grad for t in operands)
