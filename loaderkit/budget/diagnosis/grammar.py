@@ -254,6 +254,8 @@ def _is_report(clue: _Clue, sentence: str, amounts: list[Amount]) -> bool:
         has_consequence = has_error_mark(sentence) or _process_was_ended(clue)
         if _EXCEEDED_ITS_SHARE.search(sentence) and _is_terse(sentence):
             has_consequence = True
+        if _EXCEEDED_AN_AMOUNT.search(sentence):
+            has_consequence = True
         is_refused = has_consequence or ONE_BLOCK.search(sentence) is not None
         if _is_above_limit(amounts) and OTHER_THING.search(sentence) is None:
             is_refused = True
@@ -329,6 +331,10 @@ _EXCEEDED_ITS_SHARE = compile_words(
     r"(?:limit|allocation|allowance|budget|quota|share)\b"
 )
 """In the past, of something's own share: told of an event, and not of a rule."""
+_EXCEEDED_AN_AMOUNT = compile_words(
+    r"\bexceeded (?:[\w-]{1,20} ){0,4}memory limit of \d[\d.]{0,12} ?[KMGT]?i?B\b"
+)
+"""In the past, of a limit that has an amount: nobody tells a rule so."""
 _ROLES_OF_MEMORY = frozenset({"free", "capacity"})
 """Roles of amounts that only memory has in such a sentence."""
 _ROLES_OF_USAGE = frozenset({"in_use", "requested", SAID})

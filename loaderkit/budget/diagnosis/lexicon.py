@@ -160,7 +160,7 @@ _GIVES_REASON = re.compile(r"\w (?:-|\u2013) ?$|\bfailed: ?$")
 _DENIED = re.compile(r"\b(?:is|are|was|were) not(?: an?)? $", re.IGNORECASE)
 """Right before the phrase."""
 _ARGUMENT = re.compile(
-    r"(?:\b(?:\w{1,40}\.)?[a-z]\w{0,40}|->\w{1,40})"
+    r"(?:\b(?:\w{1,40}\.)?[a-z]\w{0,40}|- ?>? ?\w{1,40})"
     r"\((?:\w{1,20}, ?)?[fr]?[\"'][^\"'\n]{0,80}$"
 )
 """Before the phrase: it is the argument of a function, whose name is no error's."""
@@ -291,7 +291,8 @@ ENDED = compile_words(
     r"(?:job|worker|process|container|task|pod|step)\b|sending (?:SIG)?(?:TERM|KILL)\b"
     r"|killed by (?:external |the |a )?(?:signal|kernel|scheduler|system|operating)"
     r"|\brespawn(?:ed|ing)\b|\benforced\b[^\n]{0,60}limit"
-    r"|^\W{0,3}killed (?:due to|because|for)\b|being killed|killing (?:latest|largest)"
+    r"|\bkilled (?:due to|for) (?:consuming|using|exceeding)\b"
+    r"|being killed|killing (?:latest|largest)"
     r"|\bprocess (?:exits|exited|exiting|quits|quitting) (?:after|for|because|due)\b"
 )
 """What a watchdog of the host says that it did for its memory's sake."""
@@ -377,6 +378,7 @@ def is_denied(text: str, start: int) -> bool:
 
 
 _DESCRIBED = compile_words(
+    r"\W{0,3}(?:errors?|exceptions?) (?:messages?|if)\b|"
     r"\W{0,3}(?:errors? |exceptions? )?(?:"
     r"(?:(?:is|are|gets?|will be|can be|may be) (?:not )?|not )"
     r"(?:returned|thrown|raised|reported) (?:when|if|once|by)\b|"
