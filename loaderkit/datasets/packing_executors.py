@@ -1,7 +1,7 @@
 """Hand the tasks of a packing run to an executor, and bear the loss of its workers.
 
 An executor is whatever has the methods of ``concurrent.futures.Executor``: pools of
-threads or processes, loky, dask, MPI, Ray or Slurm behind an adapter.  What a sample
+threads or processes, loky, dask, MPI, and others behind an adapter.  What a sample
 raises comes back as a task's result, so an error of a future is the executor's own: a
 worker was lost.  Its span is given out again.
 """
