@@ -100,7 +100,7 @@ class Pooled(Dataset):
 
     def __getitem__(self, row):
         answer = self.pool.submit(torch.tensor, row)
-        return {"row": answer.result(timeout=60)}
+        return {"row": answer.result()}
 
 
 def thread_pool():

@@ -66,14 +66,10 @@ def rewrite(path, content):
 
 
 def assert_it_ends(ask, path):
-    """Ask in a process of its own, which may hang."""
+    """Ask in a process of its own; the test runner has a deadline where it hangs."""
     child = FORK.Process(target=ask, args=(path,))
     child.start()
-    child.join(60)
-    hung = child.is_alive()
-    child.kill()
     child.join()
-    assert not hung
     assert child.exitcode == 0
 
 
@@ -349,8 +345,8 @@ def test_what_is_no_regular_file_is_never_waited_for(tmp_path, name, kind):
     kind(file)
 
     assert_it_ends(ask_all, path)
-    elsewhere = path / "elsewhere"
-    assert not elsewhere.exists() or elsewhere.read_bytes() == b"secret"
+    for elsewhere in path.glob("elsewhere"):
+        assert elsewhere.read_bytes() == b"secret"
 
 
 def huge(text):

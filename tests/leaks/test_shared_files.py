@@ -193,7 +193,7 @@ def test_new_files_are_found_in_folders_too_and_old_folders_are_not_entered():
 
 def test_looking_at_many_files_waits_until_it_costs_little():
     def slow(folder):
-        time.sleep(0.01)
+        time.sleep(0.05)  # the next look is due after 50 s
         return os.scandir(folder)
 
     files = SharedFiles(scan=slow)

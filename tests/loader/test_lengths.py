@@ -166,7 +166,7 @@ def test_more_batches_than_were_said_are_warned_of(says, has, options, asks):
     assert len(ours) == len(torchs)
     assert warns == (asks and len(batches) > len(ours))
     # torch compares batches with samples: it may not notice.
-    assert warns or not torch_warns
+    assert warns >= torch_warns
 
 
 def test_what_every_worker_reads_is_warned_of_and_where_to_look_is_said():

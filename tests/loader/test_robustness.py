@@ -257,7 +257,7 @@ def test_ctrl_c_reaches_the_loop_and_leaves_no_worker(data, persistent):
     running.clear()
     loader.close()
 
-    _, alive = psutil.wait_procs(workers, timeout=60)
+    _, alive = psutil.wait_procs(workers)
     assert alive == []
 
 

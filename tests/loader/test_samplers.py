@@ -1,6 +1,6 @@
 """Which samples make up which batch, on numbers small enough to see."""
 
-import time
+import sys
 
 import numpy as np
 import pytest
@@ -100,7 +100,7 @@ def test_blocks_keep_neighbours_close_and_still_mix():
 
     assert sorted(order.tolist()) == list(range(100_000))
     assert len(set((order[:8192] // 1024).tolist())) == 8
-    assert order[0] != 0 or order[1] != 1
+    assert order[:2].tolist() != [0, 1]
 
 
 LIMITS = st.fixed_dictionaries(
@@ -151,8 +151,8 @@ def test_ranks_share_every_sample_and_take_as_many_steps(case):
     for epoch in epochs:
         for batch in batches(epoch):
             assert len(batch) <= (size or case["count"])
-            total = sizes[batch].sum()
-            assert limit is None or total <= limit or len(batch) == 1
+            if limit is not None and len(batch) > 1:
+                assert sizes[batch].sum() <= limit
 
 
 @given(st.lists(st.integers(0, 99), min_size=1), st.integers(1, 9))
@@ -206,14 +206,22 @@ def test_wrong_values_are_refused(wrong):
         BatchRule(3, **wrong)
 
 
-def test_a_million_samples_take_no_time_to_speak_of():
-    """No gate on speed: it would take minutes if samples were looped over in Python."""
+def test_the_samples_of_an_epoch_are_not_looped_over_in_python():
     sizes = np.random.default_rng(0).integers(1, 40, 10**6)
     rule = BatchRule(
         10**6, limits={"nodes": 2000}, sizes={"nodes": sizes}, shuffle=True
     )
-    start = time.perf_counter()
+    calls = 0
 
-    make_epoch(rule, 0)
+    def count_calls(*_):
+        nonlocal calls
+        calls += 1
 
-    assert time.perf_counter() - start < 30
+    sys.setprofile(count_calls)
+    try:
+        make_epoch(rule, 0)
+    finally:
+        sys.setprofile(None)
+
+    # Of the 10,000 batches some 14 calls each are made; of samples it would be a million.
+    assert calls < 500_000
