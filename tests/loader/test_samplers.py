@@ -223,5 +223,5 @@ def test_the_samples_of_an_epoch_are_not_looped_over_in_python():
     finally:
         sys.setprofile(None)
 
-    # Of the 10,000 batches some 14 calls each are made; of samples it would be a million.
+    # Some 14 calls for each of 10,000 batches; there are a million samples.
     assert calls < 500_000
