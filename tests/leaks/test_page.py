@@ -34,7 +34,7 @@ def test_only_what_moved_has_a_plot(tmp_path):
     page = page_of(leaking_report(), tmp_path)
 
     assert page.count("<svg") == 2
-    assert "The same in all epochs, and not drawn: files." in page
+    assert "The same all the time, and not drawn: files." in page
 
 
 def test_what_came_from_the_run_is_escaped(tmp_path):
