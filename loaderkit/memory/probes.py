@@ -29,8 +29,6 @@ FAILURES = (RuntimeError, AssertionError, AttributeError, NotImplementedError)
 _NO_ANSWER = (*FAILURES, KeyError, TypeError)
 """The same for a counter: a statistic that this version of torch does not keep is a
 missing key, and an argument that it does not know a TypeError."""
-KINDS = ("cuda", "xpu", "mps")
-"""Kinds of devices that have memory of torch's to look at; ROCm's is called cuda."""
 
 
 @dataclass(frozen=True)
@@ -342,6 +340,14 @@ class CpuProbe(NoBlockHistory):
         """It keeps nothing that torch could give back."""
 
 
+PROBES: dict[str, Callable[[], Probe]] = {
+    "cuda": lambda: CudaLikeProbe(torch.get_device_module("cuda")),
+    "xpu": lambda: CudaLikeProbe(torch.get_device_module("xpu")),
+    "mps": MpsProbe,
+}
+"""Devices that have memory of torch's to look at; ROCm's is called cuda."""
+
+
 def probe_of(device: torch.device) -> Probe:
     """Find the probe of a device.
 
@@ -352,11 +358,8 @@ def probe_of(device: torch.device) -> Probe:
         Its probe; kinds that nobody tried here are taken for plain processors, which
         pin nothing and copy when asked.
     """
-    if device.type == "mps":
-        return MpsProbe()
-    if device.type in {"cuda", "xpu"}:
-        return CudaLikeProbe(torch.get_device_module(device.type))
-    return CpuProbe()
+    make_probe = PROBES.get(device.type, CpuProbe)
+    return make_probe()
 
 
 def read_capability(device: str | torch.device) -> Capability:
@@ -390,7 +393,7 @@ def present_devices() -> list[torch.device]:
     Returns:
         The current device of each kind; empty on a machine without any.
     """
-    devices = [torch.device(kind) for kind in KINDS]
+    devices = [torch.device(kind) for kind in PROBES]
     return [device for device in devices if _is_available(probe_of(device))]
 
 

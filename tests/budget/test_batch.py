@@ -17,9 +17,10 @@ from loaderkit.budget.batch.cost_model import (
     probability_of_running_out,
 )
 from loaderkit.budget.batch.samples import read_samples
+from loaderkit.budget.step.devices import DeviceSpec
 from loaderkit.budget.step.estimate import estimate
 from loaderkit.budget.step.measure import measure_step
-from loaderkit.budget.step.train_step import DeviceSpec, Step
+from loaderkit.budget.step.train_step import Step
 from loaderkit.errors import BudgetError
 from loaderkit.memory import probes
 

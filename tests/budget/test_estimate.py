@@ -12,11 +12,12 @@ from torch_geometric.nn import GCNConv, HeteroConv, SAGEConv
 
 from loaderkit import estimate_step
 from loaderkit.budget.step import allocator
+from loaderkit.budget.step.devices import DeviceSpec
 from loaderkit.budget.step.estimate import estimate, summarise
 from loaderkit.budget.step.measure import measure_step
 from loaderkit.budget.step.peaks import PARTS
 from loaderkit.budget.step.track import track_step
-from loaderkit.budget.step.train_step import DeviceSpec, Step
+from loaderkit.budget.step.train_step import Step
 
 MIB = 2**20
 

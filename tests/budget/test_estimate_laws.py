@@ -13,12 +13,13 @@ from torch import nn
 from loaderkit import estimate_step
 from loaderkit.budget.step import kernels, tracker
 from loaderkit.budget.step.allocation_log import Bounds
+from loaderkit.budget.step.devices import DeviceSpec
 from loaderkit.budget.step.estimate import estimate, summarise
 from loaderkit.budget.step.kernel_calls import call_of
 from loaderkit.budget.step.kernels import KERNELS, Workspace
 from loaderkit.budget.step.measure import measure_step
 from loaderkit.budget.step.track import track_step
-from loaderkit.budget.step.train_step import DeviceSpec, Step, StepError
+from loaderkit.budget.step.train_step import Step, StepError
 
 MIB = 2**20
 QUICK = (

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from loaderkit.budget.keywords import FitKeywords
-    from loaderkit.budget.step.train_step import DeviceSpec
+    from loaderkit.budget.step.devices import DeviceSpec
 
 UPDATE = "LOADERKIT_UPDATE_SNAPSHOTS"
 """Environment variable: when set, snapshots are written anew instead of compared."""

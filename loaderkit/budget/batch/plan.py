@@ -30,10 +30,10 @@ from loaderkit.budget.batch.savings import (
     estimate_savings,
     explain_peak,
 )
+from loaderkit.budget.step.devices import DeviceSpec
 from loaderkit.budget.step.estimate import StepEstimate, estimate
 from loaderkit.budget.step.page import history_sections
 from loaderkit.budget.step.train_step import (
-    DeviceSpec,
     OptimizerVariant,
     Step,
     StepError,

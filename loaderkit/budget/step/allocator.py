@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from loaderkit.budget.step.devices import TRAITS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -130,7 +132,7 @@ def reserved_peak(events: Iterable[tuple[int, int]], kind: str) -> int | None:
 
     Args:
         events: (number of a storage, bytes), negative when it is freed.
-        kind: Kind of device.
+        kind: Kind of device, a key of ``TRAITS``.
 
     Returns:
         The most that is held; None where no allocator is modelled.
@@ -138,7 +140,7 @@ def reserved_peak(events: Iterable[tuple[int, int]], kind: str) -> int | None:
     >>> reserved_peak([(0, 3 << 20), (1, 5 << 20), (0, -3 << 20)], "cuda") >> 20
     20
     """
-    if kind not in {"cuda", "xpu"}:
+    if not TRAITS[kind].caching_allocator:
         return None
     allocator, blocks = CachingAllocator(), {}
     for number, size in events:

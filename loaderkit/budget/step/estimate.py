@@ -35,7 +35,6 @@ from loaderkit.budget.step.step_errors import error_of_step, find_error_without_
 from loaderkit.budget.step.track import has_assumption, track_step
 from loaderkit.budget.step.tracker import ALL_CHOSEN, CHOSEN_NOW, SCALAR
 from loaderkit.budget.step.train_step import (
-    DeviceSpec,
     Step,
     StepError,
     device_spec,
@@ -49,6 +48,7 @@ from loaderkit.pages.document import HasPage, Listing, Page, Section
 from loaderkit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from loaderkit.budget.step.devices import DeviceSpec
     from collections.abc import Callable, Iterator
 
     import torch

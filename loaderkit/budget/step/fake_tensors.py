@@ -179,9 +179,10 @@ def attention_of(step: Step, log: Log) -> AbstractContextManager[Any]:
     Returns:
         To be entered around the step.
     """
-    if step.target.flash:
+    attention = step.target.traits.attention
+    if attention == "flash":
         return TargetAttention(step, log)
-    if step.target.kind == "mps":
+    if attention == "math":
         kernel: AbstractContextManager[Any] = sdpa_kernel(SDPBackend.MATH)
         return kernel
     return nullcontext()

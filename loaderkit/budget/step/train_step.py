@@ -10,7 +10,7 @@ import inspect
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.checkpoint import checkpoint
 
 from loaderkit.arguments import suggest_device
+from loaderkit.budget.step.devices import TRAITS, DeviceSpec
 from loaderkit.nests import flatten_tensors
 from loaderkit.pyg import is_pyg_data
 
@@ -38,29 +39,6 @@ class StepError(ValueError):
     """What was passed cannot make a training step, however it is run."""
 
 
-@dataclass(frozen=True)
-class DeviceSpec:
-    """A device that need not be here."""
-
-    kind: str = "cpu"
-    """"cpu", "cuda", "xpu" or "mps"; ROCm counts as cuda."""
-    memory_bytes: int | None = None
-    """What it has; None if unknown."""
-
-    @property
-    def foreach(self) -> bool:
-        """Whether torch's optimizers update all parameters at once by default.
-
-        Source: ``torch/utils/_foreach_utils.py`` of torch 2.13.
-        """
-        return self.kind in {"cuda", "xpu"}
-
-    @property
-    def flash(self) -> bool:
-        """Whether attention with dropout needs no length x length matrix."""
-        return self.kind in {"cuda", "xpu"}
-
-
 def device_spec(target: str | DeviceSpec | torch.device) -> DeviceSpec:
     """Read a target.
 
@@ -73,14 +51,14 @@ def device_spec(target: str | DeviceSpec | torch.device) -> DeviceSpec:
     Raises:
         ValueError: It names no kind of device that is known.
 
-    >>> device_spec("cuda:1").foreach
-    True
+    >>> device_spec("cuda:1")
+    DeviceSpec(kind='cuda', memory_bytes=None)
     """
     if isinstance(target, DeviceSpec):
         return target
     kind = str(target).partition(":")[0]
-    if kind not in {"cpu", "cuda", "xpu", "mps"}:
-        msg = f"target must be cpu, cuda, xpu or mps, got {target!r}: "
+    if kind not in TRAITS:
+        msg = f"target must be {', '.join(TRAITS)}, got {target!r}: "
         msg += f"did you mean {suggest_device(target)!r}?"
         raise StepError(msg)
     return DeviceSpec(kind)
@@ -118,7 +96,7 @@ class Step:
     """Implementation of the optimizer."""
     autocast: torch.dtype | None = None
     """Type of autocast; None for none."""
-    target: DeviceSpec = DeviceSpec()
+    target: DeviceSpec = field(default_factory=DeviceSpec)
     """The device it is for."""
     checkpoint: bool = False
     """Whether repeated blocks compute their activations again."""
@@ -407,7 +385,7 @@ def _choose_variant(group: dict[str, Any], step: Step) -> None:
     variant = step.variant
     if variant == "default":
         is_chosen_by_user = group.get("foreach") is not None or group.get("fused")
-        if is_chosen_by_user or not step.target.foreach:
+        if is_chosen_by_user or not step.target.traits.foreach_optimizers:
             return
         variant = "foreach"
     if "foreach" in group:
