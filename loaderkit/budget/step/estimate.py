@@ -48,12 +48,12 @@ from loaderkit.pages.document import HasPage, Listing, Page, Section
 from loaderkit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from loaderkit.budget.step.devices import DeviceSpec
     from collections.abc import Callable, Iterator
 
     import torch
 
     from loaderkit.budget.step.allocation_log import Log, Part, Phase
+    from loaderkit.budget.step.devices import DeviceSpec
     from loaderkit.budget.step.history import Moment
 
 
