@@ -106,14 +106,20 @@ class PackingRun:
             How columns make up a sample.
         """
         total = len(self.source)
-        look = self._look(rows_to_look_at(total))
+        rows = rows_to_look_at(total)
+        look = self._look(rows)
         import_classes(look.structure)
-        self.plan = ShardPlan.of(total, look.sizes, self.options.shard_bytes)
+        sizes = look.sizes
+        if len(sizes) < len(rows):
+            # Some could not be read.  Which part each size is of does not matter: the
+            # run will fail at them.
+            sizes = [-(-sum(sizes) // len(sizes))]
+        self.plan = ShardPlan.of(total, sizes, self.options.shard_bytes)
         description = {
             "format": SHARD_FORMAT,
             "fingerprint": fingerprint,
             "samples": total,
-            "shard_samples": self.plan.shard_samples,
+            "part_bytes": list(self.plan.part_bytes),
             "compression": self.options.compression,
             "shard_bytes": self.options.shard_bytes,
         }

@@ -18,6 +18,9 @@ _MOST_LOOKED_AT = 32
 as far as their mean is off by 18 % as a rule, and shards are larger or smaller so."""
 _LOOKED_AT_OF = 32
 """One sample in so many is looked at, since it is read twice: 3 % more reading."""
+_LEAST_LOOKED_AT, _LEAST_LOOKED_AT_OF = 8, 4
+"""Of fewer than 256 samples up to 8 are looked at, one in 4: a first one that is small
+must not stand for a hundred large ones, which would be one shard, held in memory."""
 BLOCK_BYTES = 4 << 20
 """A worker hands over samples when it holds about so many bytes of them."""
 _MOST_BLOCK_SAMPLES = 512
@@ -34,10 +37,11 @@ def rows_to_look_at(samples: int) -> list[int]:
     Returns:
         Their rows, in order.
 
-    >>> rows_to_look_at(20), len(rows_to_look_at(10**6))
-    ([0], 32)
+    >>> rows_to_look_at(5), len(rows_to_look_at(100)), len(rows_to_look_at(10**6))
+    ([0], 8, 32)
     """
-    parts = max(1, min(_MOST_LOOKED_AT, samples // _LOOKED_AT_OF))
+    few = min(_LEAST_LOOKED_AT, samples // _LEAST_LOOKED_AT_OF)
+    parts = max(1, few, min(_MOST_LOOKED_AT, samples // _LOOKED_AT_OF))
     # Not the same place in each part: sizes may repeat in step with the parts.
     places = random.Random(0)
     rows = [0]
@@ -49,11 +53,18 @@ def rows_to_look_at(samples: int) -> list[int]:
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """How a source's samples are cut into shards, and these into blocks."""
+    """How a source's samples are cut into shards, and these into blocks.
+
+    The samples that were looked at stand each for one of as many equal parts of the
+    source.  So a source that is sorted by size has shards of about one size, and many
+    more samples in its first than in its last.
+    """
 
     samples: int
-    shard_samples: int
-    """Samples of each shard but the last."""
+    part_bytes: tuple[int, ...]
+    """Bytes of a sample in each equal part of the source, at most ``shard_bytes``."""
+    shard_count: int
+    """How many shards there are."""
     block_samples: int
     """Samples that are read at a time."""
 
@@ -63,36 +74,56 @@ class ShardPlan:
 
         Args:
             samples: How many there are.
-            sizes: Bytes of the samples that were looked at ``[k]``.
+            sizes: Bytes of a sample in each equal part of the source ``[parts]``.
             shard_bytes: Bytes that a shard should have.
 
         Returns:
-            The plan; its shards differ by less than one sample in a shard.
+            The plan.  Each shard has at least one sample.
 
-        >>> plan = ShardPlan.of(1000, sizes=[90, 110], shard_bytes=30_000)
-        >>> plan.shard_samples, plan.shard_count, plan.rows_of(3)
-        (250, 4, range(750, 1000))
+        >>> plan = ShardPlan.of(1000, sizes=[50, 150], shard_bytes=30_000)
+        >>> [plan.rows_of(shard) for shard in range(plan.shard_count)]
+        [range(0, 500), range(500, 666), range(666, 833), range(833, 1000)]
         """
-        mean_bytes = max(1, -(-sum(sizes) // len(sizes)))
-        most_samples = max(1, -(-shard_bytes // mean_bytes))
-        shard_count = -(-samples // most_samples)
-        shard_samples = -(-samples // shard_count)
-        fitting = min(BLOCK_BYTES, shard_bytes) // mean_bytes
+        # A sample that is larger than a shard has one of its own, however large it is.
+        part_bytes = tuple(min(max(1, size), shard_bytes) for size in sizes)
+        total_bytes = _bytes_of_parts(samples, part_bytes)
+        # The second keeps a shard from being smaller than one of the largest samples.
+        shard_count = max(
+            1, min(-(-total_bytes // shard_bytes), total_bytes // max(part_bytes))
+        )
+        mean_bytes = -(-sum(sizes) // len(sizes))
+        fitting = min(BLOCK_BYTES, shard_bytes) // max(1, mean_bytes)
         block_samples = min(fitting, _MOST_BLOCK_SAMPLES, -(-samples // _LEAST_BLOCKS))
-        return cls(samples, shard_samples, max(1, min(block_samples, shard_samples)))
-
-    @property
-    def shard_count(self) -> int:
-        """How many shards there are."""
-        return -(-self.samples // self.shard_samples)
+        return cls(samples, part_bytes, shard_count, max(1, block_samples))
 
     def rows_of(self, shard: int) -> range:
         """Say which samples a shard has."""
-        start = shard * self.shard_samples
-        return range(start, min(self.samples, start + self.shard_samples))
+        return range(self._first_row(shard), self._first_row(shard + 1))
+
+    def _first_row(self, shard: int) -> int:
+        """Find the row before which lie ``shard`` of ``shard_count`` of all bytes."""
+        parts = len(self.part_bytes)
+        total_bytes = _bytes_of_parts(self.samples, self.part_bytes)
+        bytes_before = total_bytes * shard // self.shard_count
+        for part, sample_bytes in enumerate(self.part_bytes):
+            start = self.samples * part // parts
+            stop = self.samples * (part + 1) // parts
+            if bytes_before < (stop - start) * sample_bytes:
+                return start + bytes_before // sample_bytes
+            bytes_before -= (stop - start) * sample_bytes
+        return self.samples
 
     def blocks_of(self, shard: int) -> Iterator[tuple[int, int]]:
         """Cut a shard into blocks: first row, and the row behind the last."""
         rows = self.rows_of(shard)
         for start in rows[:: self.block_samples]:
             yield start, min(rows.stop, start + self.block_samples)
+
+
+def _bytes_of_parts(samples: int, part_bytes: Sequence[int]) -> int:
+    """Add up the bytes of a source, of whose equal parts the samples' size is known."""
+    parts = len(part_bytes)
+    return sum(
+        (samples * (part + 1) // parts - samples * part // parts) * sample_bytes
+        for part, sample_bytes in enumerate(part_bytes)
+    )

@@ -230,7 +230,7 @@ def packed_cache(tmp_path_factory):
     """A cache of a few shards, of which no two are alike."""
     path = tmp_path_factory.mktemp("packed") / "c"
     samples = [{"x": np.full(n + 1, n), "s": "a" * n} for n in range(12)]
-    pack(samples, path, workers=0, shard_bytes=250)
+    pack(samples, path, workers=0, shard_bytes=150)
     assert len(load_manifest(path).shards) >= 3
     return path
 

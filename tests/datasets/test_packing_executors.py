@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaderkit import SafeDataset, open_cache, pack
+from loaderkit.cache.files import load_manifest
 from loaderkit.datasets.pack import PackOptions
 from loaderkit.datasets.shard_plan import ShardPlan, rows_to_look_at
 from loaderkit.errors import DatasetError, OptionError
@@ -284,12 +285,48 @@ def test_a_plan_cuts_all_samples_into_shards_and_blocks_without_a_gap(
     assert plan.rows_of(plan.shard_count - 1).stop == samples
     for shard in {0, plan.shard_count // 2, plan.shard_count - 1}:
         rows = plan.rows_of(shard)
-        assert 0 < len(rows) <= plan.shard_samples
+        assert rows.stop == plan.rows_of(shard + 1).start
+        assert len(rows) > 0
         if len(rows) < 10**5:
             blocks = list(plan.blocks_of(shard))
             assert [row for block in blocks for row in range(*block)] == list(rows)
-        mean = max(1, sum(sizes) / len(sizes))
-        assert len(rows) * mean < shard_bytes + 2 * mean + len(rows)
+
+
+@given(
+    samples=st.integers(1, 500),
+    sizes=st.lists(st.integers(1, 10**4), min_size=1, max_size=32),
+    shard_bytes=st.integers(1, 10**6),
+)
+def test_shards_are_as_large_as_they_may_be_however_a_source_is_sorted(
+    samples, sizes, shard_bytes
+):
+    plan = ShardPlan.of(samples, sizes, shard_bytes)
+
+    parts = len(sizes)
+    part_of_row = [
+        part
+        for part in range(parts)
+        for _ in range(samples * part // parts, samples * (part + 1) // parts)
+    ]
+    expected_bytes = [min(sizes[part], shard_bytes) for part in part_of_row]
+    for shard in range(plan.shard_count):
+        rows = plan.rows_of(shard)
+        total_bytes = sum(expected_bytes[row] for row in rows)
+        assert total_bytes <= max(shard_bytes, 2 * max(expected_bytes)) + max(
+            expected_bytes
+        )
+
+
+def test_a_source_that_is_sorted_by_size_has_shards_of_one_size(tmp_path):
+    """A shard is held in memory until it is written."""
+    samples = [{"x": np.zeros(row * row // 16)} for row in range(400)]
+    total_bytes = sum(sample["x"].nbytes for sample in samples)
+
+    pack(samples, tmp_path / "c.lk", workers=0, shard_bytes=total_bytes // 10)
+
+    shards = load_manifest(tmp_path / "c.lk").shards
+    assert 9 <= len(shards) <= 12
+    assert max(shards.bytes) < 1.3 * total_bytes / 10
 
 
 @given(samples=st.integers(1, 10**12))
@@ -299,4 +336,5 @@ def test_the_rows_that_are_looked_at_are_some_of_each_part(samples):
     assert rows[0] == 0
     assert rows == sorted(set(rows))
     assert rows[-1] < samples
-    assert len(rows) <= max(1, samples // 32)
+    assert len(rows) <= max(1, samples // 4)
+    assert len(rows) <= 8 or len(rows) <= samples // 32

@@ -9,7 +9,13 @@ from loaderkit.budget.cutting import count_samples, cut
 from loaderkit.budget.remedies import REMEDIES, Remedy
 from loaderkit.budget.step.estimate import estimate
 from loaderkit.budget.step.measure import copied
-from loaderkit.budget.step.train_step import Step, blocks_of, device_spec, dtype_of
+from loaderkit.budget.step.train_step import (
+    Step,
+    StepError,
+    blocks_of,
+    device_spec,
+    dtype_of,
+)
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -63,7 +69,7 @@ def estimate_savings(
             continue
         try:
             with_remedy = estimate(model, remedied.batch, remedied.step)
-        except RuntimeError:
+        except (RuntimeError, StepError):
             # Torch refuses a fused update of sparse gradients, a loss in bfloat16 ...
             continue
         if with_remedy.method == "formula" != base.method:
