@@ -85,8 +85,9 @@ _UNBENT_SIZES = 4
 """How many times the largest measured batch may grow before the line may bend; chosen.
 """
 _SPARSE_COPIES = 6
-"""What is made of a sparse gradient, at most, for one byte of it; chosen: tables under
-SGD, SparseAdam and Adagrad took up to 3 (coalesced, squared, and the update itself)."""
+"""What is made of a sparse gradient, at most, for one byte of it; chosen: beyond what
+is tracked, tables took nothing under SGD, 2 under Adagrad and 3.5 under SparseAdam
+(coalesced, squared, and the update itself)."""
 _MODULES_SHOWN = 3
 """In the text; all are in ``modules``."""
 _FORMULA_FACTOR = 4

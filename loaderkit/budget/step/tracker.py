@@ -66,7 +66,7 @@ class TrackedCall:
     made_bytes: int
     """Bytes of these."""
     touched_bytes: int
-    """Bytes of all operands and outputs."""
+    """Bytes of all operands and outputs that are not sparse."""
     outputs: tuple[int, ...]
     """Bytes of each output."""
     name: str
@@ -122,11 +122,22 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._module_of_node: dict[int, str] = {}
         self._real_sizes: dict[int, int] = {}
         self.real_bytes_live = 0
+        self._sparse_bytes_of_step = 0
+        self._most_sparse_bytes_of_a_step = 0
 
     def mark(self, phase: LogPhase) -> None:
         """Begin a phase."""
         self.phase = phase
+        if phase == "zero_grad":
+            self._sparse_bytes_of_step = 0
         self.log.marks.append(Mark(len(self.log.events), phase))
+
+    def _add_sparse_bytes(self, nbytes: int) -> None:
+        """Add what sparse tensors of this step take, where no step before took it."""
+        self._sparse_bytes_of_step += nbytes
+        more = max(0, self._sparse_bytes_of_step - self._most_sparse_bytes_of_a_step)
+        self._most_sparse_bytes_of_a_step += more
+        self.log.sparse_bytes += more
 
     def add_all(self, tensors: Iterable[torch.Tensor], owner: Part) -> None:
         """Log the storages of tensors and what they are."""
@@ -249,7 +260,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if reused is not None:
             self._log_reused(reused)
         outputs = _tensors_in(out)
-        self.log.sparse_bytes += _sparse_bytes(func, args, operands, outputs)
+        self._add_sparse_bytes(_sparse_bytes(func, args, operands, outputs))
         numbers = [number for tensor in outputs for number in self.add(tensor)]
         if listed_bytes:
             self.log.holds_inside(
@@ -303,7 +314,6 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         """Remember a call, so that what its kernel holds inside can be learnt later."""
         sizes = tuple(output.numel() * output.itemsize for output in outputs)
-        operand_bytes = sum(tensor.numel() * tensor.itemsize for tensor in operands)
         with_grad: tuple[bool, ...] = ()
         if self.phase in {"forward", "loss"} and torch.is_grad_enabled():
             with_grad = tuple(t.requires_grad for t in operands)
@@ -312,7 +322,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 position=max(len(self.log.events) - 1, 0),
                 numbers=tuple(numbers),
                 made_bytes=sum(self.log.events[number].change for number in numbers),
-                touched_bytes=sum(sizes) + operand_bytes,
+                touched_bytes=_touched_bytes(operands, outputs),
                 outputs=sizes,
                 name=operator_name(func),
                 call=call,
@@ -531,7 +541,8 @@ def _sparse_bytes(
 
     Returns:
         Bytes: of a table's sparse gradient a row and an index for each word, of what is
-        made of dense operands an index for each axis of each element.
+        made of indices and values theirs, of what is made of a dense operand an index
+        for each axis of each element.
     """
     position = _SPARSE_ARGUMENTS.get(func)
     if position is not None and len(args) > position and args[position]:
@@ -540,11 +551,37 @@ def _sparse_bytes(
         return int(words.numel() * (row_bytes + torch.int64.itemsize))
     if all(has_one_storage(output) for output in outputs):
         return 0
+    if not all(has_one_storage(operand) for operand in operands):
+        # What a sparse operand makes has its elements, which were counted with it.
+        return 0
+    if "sparse" in operator_name(func) and len(operands) > 1:
+        # Made of indices and values, which are no more than they are.
+        return sum(operand.nbytes for operand in operands)
     return sum(
         operand.numel() * (operand.itemsize + operand.dim() * torch.int64.itemsize)
         for operand in operands
         if has_one_storage(operand)
     )
+
+
+def _touched_bytes(operands: list[torch.Tensor], outputs: list[torch.Tensor]) -> int:
+    """Add up the bytes of dense operands and outputs.
+
+    A sparse operand is not as large as its shape says; see ``_sparse_bytes``.  What it
+    is added to in place, such as a table, is only written where it has elements.
+    """
+    dense_operands = [tensor for tensor in operands if has_one_storage(tensor)]
+    dense_outputs = [tensor for tensor in outputs if has_one_storage(tensor)]
+    touched = [*dense_operands, *dense_outputs]
+    if len(dense_operands) < len(operands):
+        read = {tensor.untyped_storage()._cdata for tensor in dense_operands}
+        written = {tensor.untyped_storage()._cdata for tensor in dense_outputs}
+        touched = [
+            tensor
+            for tensor in touched
+            if tensor.untyped_storage()._cdata not in read & written
+        ]
+    return sum(tensor.numel() * tensor.itemsize for tensor in touched)
 
 
 def _without_unasked_gradients(func: OpOverload, args: Args, out: Any) -> Any:
