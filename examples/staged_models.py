@@ -27,7 +27,7 @@ def run(letters: str, trainers: list[Trainer]) -> list[StageReceipt]:
             if letters == "DEF":
                 trainers.clear()  # the cure: let go of the trainer too
             del model
-        receipts += [stage.receipt] if stage.receipt else []
+        receipts.append(stage.receipt)
     return receipts
 
 

@@ -217,6 +217,7 @@ DEVICES: Mapping[str, str] = {
     **dict.fromkeys(("metal", "apple", "mac", "macos"), "mps"),
     **dict.fromkeys(("intel", "sycl"), "xpu"),
     **dict.fromkeys(("host", "ram"), "cpu"),
+    "hip": "cuda",  # torch takes the name, and has nothing behind it
 }
 """What Lightning, Keras and makers call devices, and torch calls by another name."""
 

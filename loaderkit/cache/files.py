@@ -412,5 +412,12 @@ def _no_cache(path: Path) -> CacheError:
         why = "a packing run was stopped before it ended; what it finished is kept"
         return CacheError(f"{path} is half packed.", why=why, fix="run the same again")
     what = f"There is no cache at {path}."
-    why = f"the folder has no {MANIFEST}" if exists(path) else "there is no such folder"
-    return CacheError(what, why=why, fix=f"pack(source, {str(path)!r})")
+    fix = f"pack(source, {str(path)!r})"
+    if not exists(path):
+        return CacheError(what, why="there is no such folder", fix=fix)
+    if path.is_dir():
+        return CacheError(what, why=f"the folder has no {MANIFEST}", fix=fix)
+    why = "it is a file, and a cache is a folder"
+    if path.name == MANIFEST:
+        return CacheError(what, why=why, fix=f"open_cache({str(path.parent)!r})")
+    return CacheError(what, why=why, fix=f"pack(source, {f'{path}.lk'!r})")

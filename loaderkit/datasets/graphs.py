@@ -235,7 +235,10 @@ class SafeGraphDataset(SafeDataset[T]):
         return copy.copy(self) if idx is None else self.index_select(idx)
 
     def get_summary(self) -> Any:
-        """Summarise nodes and edges of the graphs: PyG's ``Summary``."""
+        """Summarise nodes and edges of the graphs: PyG's ``Summary``.
+
+        Its fields can be read as they are; to print it takes the ``tabulate`` library.
+        """
         return import_pyg().summary.from_dataset(self)
 
     def print_summary(self, fmt: str = "psql") -> None:
@@ -243,8 +246,19 @@ class SafeGraphDataset(SafeDataset[T]):
 
         Args:
             fmt: A table format of the ``tabulate`` library, which this needs.
+
+        Raises:
+            DatasetError: That library is not installed.
         """
-        print(self.get_summary().format(fmt=fmt))  # noqa: T201 -- its purpose
+        summary = self.get_summary()
+        try:
+            table = summary.format(fmt=fmt)
+        except ModuleNotFoundError as error:
+            what = f"The summary cannot be printed: {error}."
+            why = "PyG formats its tables with tabulate"
+            fix = "pip install tabulate; the fields of get_summary() do without"
+            raise DatasetError(what, why=why, fix=fix) from error
+        print(table)  # noqa: T201 -- its purpose
 
     @property
     def num_node_features(self) -> Any:

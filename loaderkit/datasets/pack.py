@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, overload
 
 from loaderkit.arguments import suggest_keywords
 from loaderkit.cache.remote import locate_cache
@@ -25,10 +25,24 @@ if TYPE_CHECKING:
 
     from loaderkit.cache.remote import CacheLocation
     from loaderkit.datasets.base import SafeDataset
+    from loaderkit.datasets.graphs import SafeGraphDataset
     from loaderkit.datasets.source_files import TrackFiles
     from loaderkit.datasets.sources import Source
 
 T = TypeVar("T")
+G = TypeVar("G", bound="Graph")
+
+
+# PyG has no types of its own: mypy skips it, and pyright reads its source.  Named in an
+# overload, its classes would be Any to mypy, and Any takes samples of every kind.
+class Graph(Protocol):
+    """What a type checker tells PyG's ``Data`` and ``HeteroData`` by."""
+
+    def __inc__(self, key: str, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """By how much a batch raises a field's numbers, from graph to graph."""
+
+    def __cat_dim__(self, key: str, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Along which dimension a batch joins a field."""
 
 
 class PackKeywords(TypedDict, total=False):
@@ -45,14 +59,18 @@ class PackKeywords(TypedDict, total=False):
     mirror_bytes: int | str | None
 
 
-# PyG has no types that a checker sees: graphs are told from other samples only when a
-# program runs, and SafeGraphDataset is a SafeDataset.
 @overload
 def pack(
     source: str | os.PathLike[str],
     path: str | os.PathLike[str],
     **options: Unpack[PackKeywords],
 ) -> SafeDataset[Any]: ...
+@overload
+def pack(
+    source: Sequence[G] | Dataset[G],
+    path: str | os.PathLike[str],
+    **options: Unpack[PackKeywords],
+) -> SafeGraphDataset[G]: ...
 @overload
 def pack(
     source: Sequence[T] | Dataset[T],

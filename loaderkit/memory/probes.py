@@ -380,11 +380,27 @@ def read_capability(device: str | torch.device) -> Capability:
         msg = f"device must be one of torch's, such as 'cuda' or 'cpu', got {device!r}"
         raise ValueError(msg) from error
     probe = probe_of(torch_device)
-    if not probe.available():
+    if not probe.available() or not _makes_tensors(torch_device):
         msg = f"there is no device {device!r} here; pass device='cpu', or install the "
         msg += f"build of torch for it (this one is {torch.__version__})"
         raise ValueError(msg)
     return probe.capability(torch_device)
+
+
+def _makes_tensors(device: torch.device) -> bool:
+    """Tell whether this build of torch has tensors on a kind of device.
+
+    torch names many kinds ("hip", "vulkan", "fpga") for which a build has no code.
+    Only a tensor tells them apart; the kinds with a probe are not asked, since a first
+    tensor would start a driver.
+    """
+    if device.type in PROBES:
+        return True
+    try:
+        torch.empty(0, device=device)
+    except (NotImplementedError, RuntimeError, AssertionError, ImportError):
+        return False
+    return True
 
 
 def present_devices() -> list[torch.device]:

@@ -13,6 +13,7 @@ import torch
 
 from loaderkit.arguments import suggest_device
 from loaderkit.errors import OptionError
+from loaderkit.habits import DEVICES
 from loaderkit.memory import process
 from loaderkit.memory.counters import COUNTERS
 from loaderkit.memory.host import read_host
@@ -170,10 +171,17 @@ def device_of(device: str | torch.device | None) -> torch.device:
     if device is None:
         return next(iter(present_devices()), torch.device("cpu"))
     try:
-        return torch.device(device)
+        chosen = torch.device(device)
     except RuntimeError as error:
-        what = f"device cannot be {device!r}: torch has no device of that name."
-        raise OptionError(what, fix=f"device={suggest_device(device)!r}") from error
+        raise _no_such_device(device) from error
+    if chosen.type in DEVICES:
+        raise _no_such_device(device)
+    return chosen
+
+
+def _no_such_device(device: str | torch.device) -> OptionError:
+    what = f"device cannot be {str(device)!r}: torch has no device of that name."
+    return OptionError(what, fix=f"device={suggest_device(device)!r}")
 
 
 def _machine_counters(host: Host) -> Readings:

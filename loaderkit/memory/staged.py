@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import weakref
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from loaderkit.errors import OptionError
 from loaderkit.memory import process
 from loaderkit.memory.holders import holders_of
 from loaderkit.memory.probes import present_devices, read_device
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from loaderkit.memory.holder import Holder
+
+T = TypeVar("T")
 
 _MOST_TENSORS_NAMED = 3
 """Tensors that outlived their object and are named one by one."""
@@ -76,11 +79,11 @@ class StageReceipt:
 
 
 class Stage:
-    """A block; ``receipt`` is there when it has ended.  See :func:`staged`."""
+    """A block.  See :func:`staged`."""
 
     def __init__(self, name: str, objects: tuple[Any, ...]) -> None:
         self.name = name
-        self.receipt: StageReceipt | None = None
+        self._receipt: StageReceipt | None = None
         self._named: list[tuple[weakref.ref[Any], str]] = []
         """The objects, with the name of their type."""
         self._tensors: list[weakref.ref[torch.Tensor]] = []
@@ -90,7 +93,20 @@ class Stage:
         for item in objects:
             self._watch(item)
 
-    def add(self, item: Any) -> Any:
+    @property
+    def receipt(self) -> StageReceipt:
+        """What came back, and what survived.
+
+        Raises:
+            OptionError: The block has not ended.
+        """
+        if self._receipt is None:
+            what = f"Stage {self.name!r} has no receipt yet."
+            fix = "read stage.receipt after the with block"
+            raise OptionError(what, why="its block has not ended", fix=fix)
+        return self._receipt
+
+    def add(self, item: T) -> T:
         """Name one more object, made inside the block.
 
         Args:
@@ -118,7 +134,7 @@ class Stage:
             device: size - bytes_after.get(device, 0)
             for device, size in self._bytes_before.items()
         }
-        self.receipt = StageReceipt(
+        self._receipt = StageReceipt(
             name=self.name,
             expected_bytes=self._expected_bytes,
             returned_bytes=returned_bytes,

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loaderkit import pack, verify
+from loaderkit import open_cache, pack, verify
 from loaderkit.cache.build import open_build
 from loaderkit.cache.columns import Block, ShardBuffer, narrowed
 from loaderkit.cache.files import load_manifest
@@ -85,6 +85,23 @@ def test_a_cache_that_is_not_there_says_how_to_make_one(tmp_path):
         Store(tmp_path / "none")
     with pytest.raises(CacheError, match=r"no manifest\.json"):
         Store(tmp_path)
+
+
+def test_a_file_in_the_place_of_a_cache_is_called_one(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import loaderkit")
+
+    with pytest.raises(CacheError, match="it is a file, and a cache is a folder"):
+        open_cache(script)
+
+
+def test_the_manifest_of_a_cache_leads_to_its_folder(tmp_path):
+    folder = pack([1, 2], tmp_path / "ones.lk").cache
+
+    with pytest.raises(CacheError) as raised:
+        open_cache(folder / "manifest.json")
+
+    assert f"fix: open_cache({str(folder)!r})" in str(raised.value)
 
 
 def test_a_shard_that_is_gone_is_named(tmp_path):

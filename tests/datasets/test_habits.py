@@ -7,6 +7,7 @@ on Hugging Face's ``Dataset`` where that is installed.
 import inspect
 import warnings
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -720,6 +721,12 @@ def test_summaries_are_pygs(ours, pygs):
 
     assert actual["name"] == "SafeGraphDataset"
     assert_same(actual | {"name": ""}, wanted | {"name": ""})
+
+
+@pytest.mark.skipif(find_spec("tabulate") is not None, reason="tabulate is installed")
+def test_a_summary_that_cannot_be_printed_says_what_to_install(ours):
+    with pytest.raises(DatasetError, match="fix: pip install tabulate"):
+        ours.print_summary()
 
 
 @pytest.mark.needs("lightning")

@@ -70,6 +70,19 @@ def test_what_is_no_device_is_refused(device):
         read_capability(device)
 
 
+@pytest.mark.parametrize(
+    "device", ["cpu", "meta", "hip", "vulkan", "xla", "fpga", "maia", "ve", "lazy"]
+)
+def test_a_kind_of_device_is_here_when_torch_makes_a_tensor_on_it(device):
+    try:
+        torch.empty(0, device=device)
+    except NotImplementedError:  # torch knows the name, and has no code for it
+        with pytest.raises(ValueError, match=f"there is no device '{device}' here"):
+            read_capability(device)
+    else:
+        assert read_capability(device).device == device
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 def test_a_device_that_is_not_here_is_refused_with_the_fix():
     with pytest.raises(ValueError, match="device='cpu'"):

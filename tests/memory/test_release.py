@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import loaderkit
+from loaderkit.errors import OptionError
 from loaderkit.memory import cache_cleaner
 from loaderkit.memory.cache_cleaner import EpochCacheCleaner
 from loaderkit.memory.release import CachedBytes, cached_bytes
@@ -121,6 +122,15 @@ def test_a_stage_whose_model_is_gone_gets_its_bytes_back():
     assert expected == (1000 * 1000 + 1000) * 4
     assert receipt.returned_bytes["host"] == pytest.approx(expected, rel=0.01)
     assert str(receipt).startswith("stage 'model A': 3.82 MiB of 3.82 MiB came back")
+
+
+def test_a_stage_has_no_receipt_before_its_end():
+    stage = loaderkit.staged("early")
+
+    with pytest.raises(OptionError, match=r"read stage\.receipt after"), stage:
+        _ = stage.receipt
+
+    assert stage.receipt.ok
 
 
 def test_a_model_made_inside_is_added():

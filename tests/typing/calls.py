@@ -19,6 +19,14 @@ from loaderkit.dataset_protocol import CachedSamples
 from loaderkit.leaks.report import LeakReport
 from loaderkit.loader.plan import LoaderPlan
 
+
+class GraphLike:
+    """With the methods of PyG's ``Data``, which mypy does not see."""
+
+    def __inc__(self, key: str, value: Any, *args: Any, **kwargs: Any) -> Any: ...
+    def __cat_dim__(self, key: str, value: Any, *args: Any, **kwargs: Any) -> Any: ...
+
+
 dataset = [torch.zeros(3), torch.ones(3)]
 model = torch.nn.Linear(3, 1)
 
@@ -58,6 +66,13 @@ def packed_samples_keep_their_type(folder: str, words: list[dict[str, int]]) -> 
     assert_type(dicts[0], dict[str, int])
     assert_type(loaderkit.pack(folder, "cache"), loaderkit.SafeDataset[Any])
     assert_type(loaderkit.open_cache(folder), loaderkit.SafeDataset[Any])
+
+
+def packed_graphs_have_the_attributes_of_pygs_datasets(graphs: list[GraphLike]) -> None:
+    packed = loaderkit.pack(graphs, "cache")
+    assert_type(packed, loaderkit.SafeGraphDataset[GraphLike])
+    assert_type(packed.num_classes, int)
+    _ = loaderkit.pack(dataset, "cache").num_classes  # type: ignore[attr-defined]
 
 
 def our_datasets_answer_the_whole_protocol(
