@@ -3,7 +3,7 @@
 import pytest
 import torch
 from drawn import draw_step
-from drawn_storage import draw_storage_step
+from drawn_storage import DenseAndSparse, draw_storage_step
 from generated import LOSSES, OPERATORS, Near, Then, make_step
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -406,3 +406,34 @@ def test_sparse_gradients_of_a_large_table_are_in_the_interval():
     assert estimated.method == "tracked"
     assert estimated.low <= truth <= estimated.high
     assert any("sparse" in assumption for assumption in estimated.assumptions)
+
+
+class LargeTable(nn.Module):
+    """A table with sparse gradients that is too large for small real steps."""
+
+    def __init__(self, rows, columns):
+        super().__init__()
+        self.table = nn.Embedding(rows, columns, sparse=True)
+        self.last = nn.Linear(columns, 1)
+
+    def forward(self, words):
+        return self.last(self.table(words).mean(1))
+
+
+def sparse_adam(parameters):
+    table, *others = parameters
+    return DenseAndSparse([table], others)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", sparse_adam])
+@pytest.mark.parametrize(("rows", "columns"), [(50_000, 64), (100_000, 32)])
+def test_the_interval_of_a_large_sparse_table_says_something(rows, columns, optimizer):
+    model, words = LargeTable(rows, columns), torch.randint(rows, (64, 50))
+    truth = max(measure_step(model, words, Step(None, optimizer)).values())
+
+    estimated = estimate_step(model, words, optimizer=optimizer)
+
+    assert estimated.low <= truth <= estimated.high
+    assert estimated.high <= 3 * truth
+    assert estimated.low >= truth / 2
