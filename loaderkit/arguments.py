@@ -104,12 +104,12 @@ def refuse_keyword(caller: str, name: str, known: Iterable[str]) -> OptionError:
     pack has no option 'num_workers'.
       fix: workers=4
     """
-    what = f"{caller} has no option {name!r}."
+    message = f"{caller} has no option {name!r}."
     hint = KEYWORDS.get(caller, {}).get(name)
     if hint is not None:
-        return OptionError(what, why=hint.why, fix=hint.fix)
+        return OptionError(message, why=hint.why, fix=hint.fix)
     own_names = [parameter for parameter in known if parameter != "self"]
-    return OptionError(what, fix=suggest_name(name, own_names))
+    return OptionError(message, fix=suggest_name(name, own_names))
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str:
@@ -151,9 +151,11 @@ def refuse_value(name: str, value: object, wanted: str, example: object) -> Opti
         The error, to be raised by the caller.
     """
     shown = show_value(value)
-    what = f"{name} must be {wanted}, got {shown}."
+    message = f"{name} must be {wanted}, got {shown}."
     why = "" if type(value) is type(example) else f"its type is {type(value).__name__}"
-    return OptionError(what, why=why or "it is out of range", fix=f"{name}={example!r}")
+    return OptionError(
+        message, why=why or "it is out of range", fix=f"{name}={example!r}"
+    )
 
 
 def show_value(value: object) -> str:
@@ -270,9 +272,9 @@ def check_callable(name: str, value: Any, example: str) -> Any:
         OptionError: It cannot be.
     """
     if not callable(value):
-        what = f"{name} must be a function, got {show_value(value)}."
+        message = f"{name} must be a function, got {show_value(value)}."
         why = f"its type, {type(value).__name__}, cannot be called"
-        raise OptionError(what, why=why, fix=f"{name}={example}")
+        raise OptionError(message, why=why, fix=f"{name}={example}")
     return value
 
 
@@ -287,7 +289,7 @@ def check_cache_path(path: Any) -> None:
     """
     if isinstance(path, str | os.PathLike):
         return
-    what = f"A cache is named by a path or a URL, got {show_value(path)}."
+    message = f"A cache is named by a path or a URL, got {show_value(path)}."
     why = f"it is a {type(path).__name__}"
     fix = "open_cache('molecules.lk')"
     if isinstance(path, Mapping):
@@ -302,7 +304,7 @@ def check_cache_path(path: Any) -> None:
     elif hasattr(path, "cache"):
         why = "it is a dataset"
         fix = "dataset.cache is its path"
-    raise OptionError(what, why=why, fix=fix)
+    raise OptionError(message, why=why, fix=fix)
 
 
 def check_names(name: str, value: Any) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ def no_such_name(name: str, public_names: Iterable[str]) -> AttributeError:
       why: errors, results and options are in the rooms, not at the door
       fix: from loaderkit.leaks.report import LeakReport
     """
-    what = f"module 'loaderkit' has no attribute {name!r}."
+    message = f"module 'loaderkit' has no attribute {name!r}."
     why, fix = "", "help(loaderkit) lists what there is"
     if name in DOOR:
         fix = DOOR[name].fix
@@ -39,7 +39,7 @@ def no_such_name(name: str, public_names: Iterable[str]) -> AttributeError:
         fix = f"from {module} import {name}"
     elif nearest := difflib.get_close_matches(name, public_names, 1):
         fix = f"did you mean {nearest[0]!r}?"
-    parts = [what, why and f"  why: {why}", f"  fix: {fix}"]
+    parts = [message, why and f"  why: {why}", f"  fix: {fix}"]
     return AttributeError("\n".join(filter(None, parts)), name=name)
 
 

@@ -96,9 +96,11 @@ def check_no_keys(
     given = {"follow_batch": follow_batch, "exclude_keys": exclude_keys}
     for name, keys in given.items():
         if keys:
-            what = f"{name}={list(keys)} was given for samples without a graph: {kind}."
+            message = (
+                f"{name}={list(keys)} was given for samples without a graph: {kind}."
+            )
             why = "both name fields of PyG's graphs; nothing else is joined by them"
-            raise DatasetError(what, why=why, fix=f"drop {name}")
+            raise DatasetError(message, why=why, fix=f"drop {name}")
 
 
 def check_known_keys(
@@ -119,9 +121,9 @@ def check_known_keys(
     if known is None:
         return
     for option, name in _unknown(follow_batch, exclude_keys, known):
-        what = f"{option} names {name!r}, a field that no graph of the dataset has."
+        message = f"{option} names {name!r}, a field that no graph of the dataset has."
         fix = suggest_name(name, sorted(known)) if known else f"drop {option}"
-        raise OptionError(what, why="it would do nothing", fix=fix)
+        raise OptionError(message, why="it would do nothing", fix=fix)
 
 
 def known_keys(samples: Iterable[Any], wanted: Collection[str]) -> set[str]:

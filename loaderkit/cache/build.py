@@ -196,9 +196,9 @@ class Build:
         """
         finished = _read_note(self.folder, number)
         if finished is None:
-            what = f"{_note_file(self.folder, number)} is gone, or was changed."
+            message = f"{_note_file(self.folder, number)} is gone, or was changed."
             why = "something else than this run has written to the folder"
-            raise CacheError(what, why=why, fix="run the same again")
+            raise CacheError(message, why=why, fix="run the same again")
         return finished
 
     def resume(self, plan: Mapping[str, Any]) -> None:
@@ -682,9 +682,9 @@ def _make_build_folder(folder: Path) -> None:
         try:
             folder.mkdir()
         except FileExistsError:
-            what = f"{folder} is not a folder."
+            message = f"{folder} is not a folder."
             why = "packing keeps its unfinished work there, and follows no link"
-            raise CacheError(what, why=why, fix=f"rm {folder}") from None
+            raise CacheError(message, why=why, fix=f"rm {folder}") from None
         sync_folder(folder.parent)
 
 
@@ -707,13 +707,13 @@ def _make_or_check_folder(path: Path) -> None:
         return
     foreign_names = names - {BUILDING, _LOCK, _SOFT_LOCK} - _SYSTEM_NAMES
     if BUILDING in names and not _is_own_build(path / BUILDING):
-        what = f"{path / BUILDING} holds files that no packing run has written."
+        message = f"{path / BUILDING} holds files that no packing run has written."
         why = "packing would delete those that are named like its own"
-        raise CacheError(what, why=why, fix="name a folder that is new or empty")
+        raise CacheError(message, why=why, fix="name a folder that is new or empty")
     if foreign_names and BUILDING not in names:
-        what = f"{path} holds {min(foreign_names)!r}, which is not a cache's."
+        message = f"{path} holds {min(foreign_names)!r}, which is not a cache's."
         why = "packing into it would mix your files with the cache's"
-        raise CacheError(what, why=why, fix="name a folder that is new or empty")
+        raise CacheError(message, why=why, fix="name a folder that is new or empty")
 
 
 def _cannot_pack_into(path: Path, error: OSError) -> CacheError:
@@ -724,8 +724,8 @@ def _cannot_pack_into(path: Path, error: OSError) -> CacheError:
         fix = "choose a cache folder that you may write to"
     else:
         return not_written(path, error)
-    what = f"A cache cannot be packed into {path}: {error.strerror or error}."
-    return CacheError(what, why=why, fix=fix)
+    message = f"A cache cannot be packed into {path}: {error.strerror or error}."
+    return CacheError(message, why=why, fix=fix)
 
 
 def _is_own_build(folder: Path) -> bool:
@@ -757,10 +757,10 @@ def _check_manifest_is_ours(path: Path) -> None:
     has_shards = any(is_cache_file_name(entry.name) for entry in path.iterdir())
     if FORMAT.encode() in start or has_shards:
         return
-    what = f"{file} is not the manifest of a loaderkit cache."
+    message = f"{file} is not the manifest of a loaderkit cache."
     why = "packing would replace it, and it may be a file of yours"
     fix = f"name another folder, or delete {file} yourself"
-    raise CacheError(what, why=why, fix=fix)
+    raise CacheError(message, why=why, fix=fix)
 
 
 def _make_folder_and_parents(path: Path) -> None:

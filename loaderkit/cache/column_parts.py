@@ -407,8 +407,8 @@ def damaged_offsets(shards: Shards, shard: int, name: str) -> DamagedCacheError:
 
 def column_is_missing(file: str, name: str) -> CacheError:
     """Say that a column was asked of samples that do not have it."""
-    what = f"{file} holds no column {name!r}."
-    return CacheError(what, why="none of its samples has it")
+    message = f"{file} holds no column {name!r}."
+    return CacheError(message, why="none of its samples has it")
 
 
 def _by_shard(numbers: Ints, values: Ints, shard_count: int) -> Ints:

@@ -47,7 +47,7 @@ def not_written(file: Path, error: OSError) -> CacheError:
      '  why: the disk, or your share of it, is full; finished shards are kept',
      '  fix: free the space (or choose another folder) and run the same again']
     """
-    what = f"{file} could not be written: {error.strerror or error}."
+    message = f"{file} could not be written: {error.strerror or error}."
     if error.errno in _NO_SPACE:
         why = "the disk, or your share of it, is full; finished shards are kept"
         fix = "free the space (or choose another folder) and run the same again"
@@ -57,7 +57,7 @@ def not_written(file: Path, error: OSError) -> CacheError:
     else:
         why = "the disk or the network file system failed; finished shards are kept"
         fix = "run the same again; if it fails again, choose another disk"
-    return CacheError(what, why=why, fix=fix)
+    return CacheError(message, why=why, fix=fix)
 
 
 def write_file(partial: Path, write: Callable[[BinaryIO], None]) -> None:

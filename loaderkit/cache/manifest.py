@@ -133,13 +133,17 @@ def read_manifest(manifest_text: str, *, where: str) -> Manifest:
         raise _damaged_manifest(where, f'it has no "format": "{FORMAT}"')
     version = envelope.get("version")
     if version == 1:
-        what = f"{where} has format version 1; this loaderkit reads 2 to {VERSION}."
+        message = f"{where} has format version 1; this loaderkit reads 2 to {VERSION}."
         why = "it was packed before shards were named after their content"
-        raise CacheVersionError(what, why=why, fix="pack(source, path, overwrite=True)")
+        raise CacheVersionError(
+            message, why=why, fix="pack(source, path, overwrite=True)"
+        )
     if isinstance(version, int) and version > VERSION:
-        what = f"{where} has format version {version}; this loaderkit reads {VERSION}."
+        message = (
+            f"{where} has format version {version}; this loaderkit reads {VERSION}."
+        )
         why = "a newer loaderkit wrote the cache"
-        raise CacheVersionError(what, why=why, fix="pip install --upgrade loaderkit")
+        raise CacheVersionError(message, why=why, fix="pip install --upgrade loaderkit")
     if version not in _READ_VERSIONS:
         raise _damaged_manifest(
             where, f"its version is {version!r}, not 2 to {VERSION}"
@@ -230,5 +234,5 @@ def _checksum_of(content: str) -> str:
 
 
 def _damaged_manifest(where: str, why: str) -> DamagedCacheError:
-    what = f"{where} is not the manifest of a loaderkit cache."
-    return DamagedCacheError(what, why=why, fix="pack(source, path, overwrite=True)")
+    message = f"{where} is not the manifest of a loaderkit cache."
+    return DamagedCacheError(message, why=why, fix="pack(source, path, overwrite=True)")

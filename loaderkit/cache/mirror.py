@@ -135,7 +135,7 @@ class Mirror:
             return
         nbytes = int(self.manifest.shards.bytes[list(shards)].sum())
         if nbytes > max_bytes:
-            what = (
+            message = (
                 f"A batch reads {len(shards)} shards of {self.storage.url}, "
                 f"{format_bytes(nbytes)} together."
             )
@@ -143,7 +143,7 @@ class Mirror:
                 f"mirror_bytes is {format_bytes(max_bytes)}, and they are mapped at "
                 "once"
             )
-            raise NoRoomError(what, why=why, fix=_HOW_TO_GET_ROOM)
+            raise NoRoomError(message, why=why, fix=_HOW_TO_GET_ROOM)
 
     def use(self, shard: int) -> None:
         """Have a shard on local disk, whole and sound, until it is let go of.
@@ -332,7 +332,7 @@ class Mirror:
             used -= file.bytes
             if used + described.bytes <= max_bytes:
                 return
-        what = (
+        message = (
             f"The mirror {self._root} has no room for {described.file} "
             f"({format_bytes(described.bytes)}) of {self.storage.url}."
         )
@@ -340,7 +340,7 @@ class Mirror:
             f"mirror_bytes is {format_bytes(max_bytes)}, and {format_bytes(used)} of "
             "it are in use by this process and others"
         )
-        raise NoRoomError(what, why=why, fix=_HOW_TO_GET_ROOM)
+        raise NoRoomError(message, why=why, fix=_HOW_TO_GET_ROOM)
 
     def _download_shard(self, shard: int, described: ShardFile) -> bool:
         """Download what is missing of a shard, and give it its name.
@@ -413,19 +413,21 @@ class Mirror:
             try:
                 held.enter_context(hold_lock_file(file))
             except (OSError, NotImplementedError) as error:
-                what = f"The mirror {self._root} cannot be locked: {error}."
+                message = f"The mirror {self._root} cannot be locked: {error}."
                 why = "its file system has no locks, or it is not yours to write to"
                 fix = "mirror='/a/folder/on/local/disk'"
-                raise CacheError(what, why=why, fix=fix) from error
+                raise CacheError(message, why=why, fix=fix) from error
             yield
 
     def _disk_full(self, described: ShardFile, error: OSError) -> CacheError:
         if error.errno not in _NO_SPACE:
             return not_written(self.folder / described.file, error)
-        what = f"{self.folder / described.file} could not be written: {error.strerror}."
+        message = (
+            f"{self.folder / described.file} could not be written: {error.strerror}."
+        )
         why = "the disk of the mirror is full, and every shard in it is in use"
         fix = "free some space, or mirror='/a/larger/disk', mirror_bytes='100 GB'"
-        return NoRoomError(what, why=f"{why}; {self.storage.url}", fix=fix)
+        return NoRoomError(message, why=f"{why}; {self.storage.url}", fix=fix)
 
     def _gone(self, name: str) -> CacheError:
         """Tell a cache that was replaced in the store from one that lost a file."""
@@ -433,20 +435,22 @@ class Mirror:
             generation = load_remote_manifest(self.storage).generation
             if generation != self.manifest.generation:
                 return self._replaced()
-        what = f"{self.storage.url}/{name} is missing."
+        message = f"{self.storage.url}/{name} is missing."
         fix = f"loaderkit push CACHE {self.storage.url} --overwrite"
-        return DamagedCacheError(what, why="the manifest there names it", fix=fix)
+        return DamagedCacheError(message, why="the manifest there names it", fix=fix)
 
     def _replaced(self) -> StaleCacheError:
-        what = f"The cache {self.storage.url} was replaced while a dataset was open."
+        message = f"The cache {self.storage.url} was replaced while a dataset was open."
         why = "a dataset reads one cache from beginning to end, never old and new mixed"
-        return StaleCacheError(what, why=why, fix="open it again: open_cache(url)")
+        return StaleCacheError(message, why=why, fix="open it again: open_cache(url)")
 
     def _wrong_bytes(self, described: ShardFile) -> DamagedCacheError:
-        what = f"{self.storage.url}/{described.file} is not the file that was packed."
+        message = (
+            f"{self.storage.url}/{described.file} is not the file that was packed."
+        )
         why = "its xxh3 checksum differs, twice: bytes were changed in the store"
         fix = f"loaderkit push CACHE {self.storage.url} --overwrite"
-        return DamagedCacheError(what, why=why, fix=fix)
+        return DamagedCacheError(message, why=why, fix=fix)
 
 
 class _MirroredFile:
@@ -545,10 +549,10 @@ def load_remote_manifest(storage: Storage) -> Manifest:
     """
     manifest = find_remote_manifest(storage)
     if manifest is None:
-        what = f"There is no cache at {storage.url}."
+        message = f"There is no cache at {storage.url}."
         why = f"the store, or its bucket, has no {MANIFEST} there"
         fix = f"loaderkit push CACHE {storage.url}, or pack(source, {storage.url!r})"
-        raise CacheError(what, why=why, fix=fix)
+        raise CacheError(message, why=why, fix=fix)
     return manifest
 
 
@@ -567,7 +571,9 @@ def find_remote_manifest(storage: Storage) -> Manifest | None:
     try:
         text = content.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError as error:
-        what = f"{where} is not the manifest of a loaderkit cache."
+        message = f"{where} is not the manifest of a loaderkit cache."
         fix = f"loaderkit push CACHE {storage.url} --overwrite"
-        raise DamagedCacheError(what, why=f"it is no text ({error})", fix=fix) from None
+        raise DamagedCacheError(
+            message, why=f"it is no text ({error})", fix=fix
+        ) from None
     return read_manifest(text, where=where)

@@ -120,9 +120,9 @@ class ObjectStore:
         def read(system: _FileSystem) -> bytes:
             size = int(system.call("info", system.path(name))["size"])
             if size > most_bytes:
-                what = f"{self.url}/{name} has {size:,} bytes, not {most_bytes:,}."
+                message = f"{self.url}/{name} has {size:,} bytes, not {most_bytes:,}."
                 why = "it is larger than such a file of a cache can be"
-                raise DamagedCacheError(what, why=why, fix="push the cache again")
+                raise DamagedCacheError(message, why=why, fix="push the cache again")
             content: bytes = system.call("cat_file", system.path(name))
             if len(content) != size:
                 raise _cut_short(len(content), size)
@@ -346,18 +346,20 @@ def _open_file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
             url, **{"use_listings_cache": False, "skip_instance_cache": True, **options}
         )
     except ImportError as error:
-        what = f"{url} cannot be read: {error}."
+        message = f"{url} cannot be read: {error}."
         extra = _EXTRAS.get(protocol)
         fix = f"pip install 'loaderkit[{extra}]'" if extra else "install that library"
-        raise CacheError(what, why="its library is not installed", fix=fix) from error
+        raise CacheError(
+            message, why="its library is not installed", fix=fix
+        ) from error
     except (ValueError, TypeError) as error:
-        what = f"{url} cannot be opened: {error}."
+        message = f"{url} cannot be opened: {error}."
         why = "fsspec knows no such file system, or it does not take these options"
         fix = (
             "a URL such as 's3://bucket/cache', and storage_options={...} as in the "
             "file system's manual"
         )
-        raise OptionError(what, why=why, fix=fix) from error
+        raise OptionError(message, why=why, fix=fix) from error
     return system, root
 
 
@@ -462,30 +464,30 @@ def _check_worth_another_try(where: str, verb: str, error: Exception) -> None:
     names = {kind.__name__ for kind in type(error).__mro__}
     is_refused = isinstance(error, PermissionError) or names & _CREDENTIAL_ERRORS
     if is_refused or status in {_UNAUTHORIZED, _FORBIDDEN}:
-        what = f"{where} could not be {verb}: {_text_of(error)}."
+        message = f"{where} could not be {verb}: {_text_of(error)}."
         why = (
             "the store does not let you in: credentials are missing, expired, or not "
             "allowed to do this"
         )
         fix = "log in again, or pass storage_options={...} with credentials that may"
-        raise CacheError(what, why=why, fix=fix) from error
+        raise CacheError(message, why=why, fix=fix) from error
     if status == _NOT_FOUND:
         raise FileNotFoundError(errno.ENOENT, _text_of(error), where) from error
     may_pass = status is None or status >= 500 or status in _WORTH_ANOTHER_TRY
     # A file system that lacks a method, or its arguments, lacks them the next time too.
     is_bug = isinstance(error, TypeError | AttributeError | NotImplementedError)
     if not may_pass or is_bug:
-        what = f"{where} could not be {verb}: {_text_of(error)}."
+        message = f"{where} could not be {verb}: {_text_of(error)}."
         why = "the store refuses the request, or its file system cannot do this"
         fix = "check the URL and storage_options"
-        raise CacheError(what, why=why, fix=fix) from error
+        raise CacheError(message, why=why, fix=fix) from error
 
 
 def _gave_up(where: str, verb: str, error: Exception, patience: Patience) -> CacheError:
-    what = f"{where} could not be {verb}: {_text_of(error)}."
+    message = f"{where} could not be {verb}: {_text_of(error)}."
     why = f"the store failed {patience.tries} times in a row; what was read is kept"
     fix = "check the network and the store, and run the same again: it goes on there"
-    return CacheError(what, why=why, fix=fix)
+    return CacheError(message, why=why, fix=fix)
 
 
 def _cut_short(count: int, wanted: int) -> OSError:

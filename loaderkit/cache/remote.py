@@ -69,9 +69,9 @@ class RemoteCache:
             return self.mirror
         folder = user_cache_folder()
         if folder is None:
-            what = f"There is no folder to mirror {self} to."
+            message = f"There is no folder to mirror {self} to."
             why = "this user has no home directory"
-            raise CacheError(what, why=why, fix="mirror='/local/disk/mirror'")
+            raise CacheError(message, why=why, fix="mirror='/local/disk/mirror'")
         return folder / "mirror"
 
     @property
@@ -161,10 +161,10 @@ def locate_cache(
     }
     for name, value in options_of_urls.items():
         if value is not None:
-            what = f"{name} was given for the cache {path!s}, which is no URL."
+            message = f"{name} was given for the cache {path!s}, which is no URL."
             why = "a folder is read where it is"
             fix = f"leave out {name}; for a slow disk, name it 'file:///...'"
-            raise OptionError(what, why=why, fix=fix)
+            raise OptionError(message, why=why, fix=fix)
     if path is None or isinstance(path, RemoteCache):
         return path
     check_cache_path(path)

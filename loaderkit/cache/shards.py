@@ -258,9 +258,9 @@ class Shards:
     def damaged(self, shard: int, column: str, why: str) -> DamagedCacheError:
         """Say that a column's bytes contradict each other."""
         file = self.path / self.manifest.shards.file(shard).file
-        what = f"Column {column!r} of {file} is damaged: {why}."
+        message = f"Column {column!r} of {file} is damaged: {why}."
         fix = "loaderkit verify CACHE, then pack it again"
-        return DamagedCacheError(what, why="the file was changed on disk", fix=fix)
+        return DamagedCacheError(message, why="the file was changed on disk", fix=fix)
 
     def _check_identity(self, shard: int, known: FileIdentity) -> None:
         descriptor = self._kept_open.get(shard)
@@ -411,6 +411,6 @@ def max_kept_open() -> int:
 
 def replaced(path: Path) -> StaleCacheError:
     """Say that a cache was packed again under an open dataset."""
-    what = f"The cache {path} was packed again while this dataset was open."
+    message = f"The cache {path} was packed again while this dataset was open."
     why = "a dataset reads one cache from beginning to end, never old and new together"
-    return StaleCacheError(what, why=why, fix="open it again: open_cache(path)")
+    return StaleCacheError(message, why=why, fix="open it again: open_cache(path)")

@@ -96,9 +96,9 @@ class Store:
                     raise
             else:
                 return manifest
-        what = f"The cache {path} is packed again and again while it is opened."
+        message = f"The cache {path} is packed again and again while it is opened."
         fix = "wait until the process that packs it has ended"
-        raise CacheError(what, why="its files change faster than they open", fix=fix)
+        raise CacheError(message, why="its files change faster than they open", fix=fix)
 
     def __len__(self) -> int:
         return self.manifest.samples

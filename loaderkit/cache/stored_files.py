@@ -55,10 +55,10 @@ def read_in_steps(storage: Storage, file: ShardFile) -> Iterator[bytes]:
         try:
             yield storage.read_range(file.file, start, stop)
         except FileNotFoundError:
-            what = f"{storage.url}/{file.file} is missing."
+            message = f"{storage.url}/{file.file} is missing."
             fix = f"loaderkit push CACHE {storage.url} --overwrite"
             why = "the manifest there names it"
-            raise DamagedCacheError(what, why=why, fix=fix) from None
+            raise DamagedCacheError(message, why=why, fix=fix) from None
 
 
 def find_damage(storage: Storage, file: ShardFile, nbytes: int | None) -> str:

@@ -167,18 +167,18 @@ def copy_from_store(storage: Storage, folder: Path) -> Transfer:
     copied: dict[str, int] = {}
     with open_build(folder, overwrite=False) as build:
         if build is None:
-            what = f"There is a cache at {folder} already."
+            message = f"There is a cache at {folder} already."
             fix = "name another folder, or delete that one"
-            raise CacheError(what, why="it would be replaced", fix=fix)
+            raise CacheError(message, why="it would be replaced", fix=fix)
         for file in files_of(manifest):
             if not _was_copied_before(folder, file):
                 _download_file(storage, file, build.folder, folder)
                 copied[file.file] = file.bytes
         text = _read_text(storage, MANIFEST, MOST_MANIFEST_BYTES)
         if read_manifest(text, where=storage.url).generation != manifest.generation:
-            what = f"The cache {storage.url} was replaced while it was copied."
+            message = f"The cache {storage.url} was replaced while it was copied."
             why = "what was copied is of the cache before"
-            raise CacheError(what, why=why, fix="run the same again")
+            raise CacheError(message, why=why, fix="run the same again")
         with writing(folder):
             sync_folder(folder)
         write_text(
@@ -210,10 +210,10 @@ def _download_file(storage: Storage, file: ShardFile, work: Path, folder: Path) 
             publish(partial, folder / file.file)
             return
         remove(partial)
-    what = f"{storage.url}/{file.file} is not the file that was packed."
+    message = f"{storage.url}/{file.file} is not the file that was packed."
     why = "its xxh3 checksum differs: bytes were changed in the store or on the way"
     fix = f"loaderkit verify {storage.url}"
-    raise DamagedCacheError(what, why=why, fix=fix)
+    raise DamagedCacheError(message, why=why, fix=fix)
 
 
 def _was_copied_before(folder: Path, file: ShardFile) -> bool:
@@ -246,9 +246,11 @@ def _upload_missing(
         sizes_now = storage.sizes()
         for file in files_of(manifest):
             if sizes_now.get(file.file) != file.bytes:
-                what = f"{storage.url}/{file.file} is not there after it was written."
+                message = (
+                    f"{storage.url}/{file.file} is not there after it was written."
+                )
                 why = "another process has removed it, or the store lost it"
-                raise CacheError(what, why=why, fix="run the same again")
+                raise CacheError(message, why=why, fix="run the same again")
     return uploaded
 
 
@@ -288,10 +290,10 @@ def _claim_of(storage: Storage) -> Iterator[None]:
             writer = storage.read_file(_CLAIM, _MAX_CLAIM_BYTES).decode()
         except FileNotFoundError:
             writer = "which has ended meanwhile"
-        what = f"Another process is replacing the cache at {storage.url} ({writer})."
+        message = f"Another process is replacing the cache at {storage.url} ({writer})."
         why = "of two at once one would delete the other's files"
         fix = f"wait for it; if it was killed, delete {storage.url}/{_CLAIM}"
-        raise OtherWriterError(what, why=why, fix=fix) from None
+        raise OtherWriterError(message, why=why, fix=fix) from None
     try:
         yield
     finally:
@@ -299,15 +301,15 @@ def _claim_of(storage: Storage) -> Iterator[None]:
 
 
 def _other_was_quicker(storage: Storage) -> OtherWriterError:
-    what = f"There is a cache at {storage.url} already."
+    message = f"There is a cache at {storage.url} already."
     why = "writing there would replace it; perhaps another process was quicker"
     fix = f"open_cache({storage.url!r}), or overwrite=True (--overwrite) to replace it"
-    return OtherWriterError(what, why=why, fix=fix)
+    return OtherWriterError(message, why=why, fix=fix)
 
 
 def _read_text(storage: Storage, name: str, most_bytes: int) -> str:
     try:
         return storage.read_file(name, most_bytes).decode("utf-8", "surrogatepass")
     except FileNotFoundError:
-        what = f"The cache {storage.url} was removed while it was copied."
-        raise CacheError(what, fix="name another URL") from None
+        message = f"The cache {storage.url} was removed while it was copied."
+        raise CacheError(message, fix="name another URL") from None

@@ -134,7 +134,7 @@ def _check_offsets(folder: Path, shard: Shard) -> None:
         row_count = shard.arrays[column.values].shape[0]
         is_falling = bool((np.diff(offsets) < 0).any())
         if offsets[0] != 0 or offsets[-1] != row_count or is_falling:
-            what = (
+            message = (
                 f"The offsets of column {name!r} in {shard.file} do not fit its values."
             )
-            raise CacheError(what, why="it was packed wrongly", fix="pack it again")
+            raise CacheError(message, why="it was packed wrongly", fix="pack it again")

@@ -116,10 +116,10 @@ def _refuse_endless_import() -> None:
     """Say what would have kept us waiting for ever, while that can still be said."""
     for finding in check_environment(ask_torch=False).findings:
         if finding.variable == "GOMP_CPU_AFFINITY" and finding.level == "crash":
-            what = (
+            message = (
                 f"{finding.variable}={finding.value} keeps torch from being imported."
             )
-            raise BudgetError(what, why=finding.problem, fix=finding.fix)
+            raise BudgetError(message, why=finding.problem, fix=finding.fix)
 
 
 def _package_versions() -> dict[str, str]:

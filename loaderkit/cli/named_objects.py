@@ -99,5 +99,5 @@ def _find_modules_in(folder: Path) -> None:
 def _nothing_called(
     text: str, reason: str, fix: str = "check the name"
 ) -> LoaderkitError:
-    what = f"There is nothing called {text!r}: {reason}."
-    return LoaderkitError(what, why=_WHY, fix=fix)
+    message = f"There is nothing called {text!r}: {reason}."
+    return LoaderkitError(message, why=_WHY, fix=fix)

@@ -42,9 +42,9 @@ def write_page_of(answer: HasPage, file: str) -> None:
     try:
         page = answer.to_html(file)
     except OSError as error:
-        what = f"The page cannot be written to {file}: {error.strerror}."
+        message = f"The page cannot be written to {file}: {error.strerror}."
         raise LoaderkitError(
-            what, fix="--html FILE in a folder that is there"
+            message, fix="--html FILE in a folder that is there"
         ) from error
     # Standard output is the answer's alone: programs read it.
     print(f"page: {page}", file=sys.stderr)

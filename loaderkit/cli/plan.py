@@ -84,9 +84,9 @@ def _run_plan(options: argparse.Namespace) -> BatchPlan:
             loss=loss,
         )
     except StepError as error:  # an error of the user's own code is shown whole
-        what = f"The plan cannot be made: {error}."
+        message = f"The plan cannot be made: {error}."
         fix = "loaderkit plan file.py:Model data.lk --device mps --limit 8GiB"
-        raise LoaderkitError(what, fix=fix) from error
+        raise LoaderkitError(message, fix=fix) from error
 
 
 def _build_model(name: str) -> Any:

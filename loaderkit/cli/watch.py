@@ -34,8 +34,10 @@ def _run_watch(options: argparse.Namespace) -> WatchResult:
 
     if options.pid is not None:
         if options.script is not None:
-            what = f"Either {options.script} is run, or process {options.pid} watched."
-            raise LoaderkitError(what, fix="leave one of the two out")
+            message = (
+                f"Either {options.script} is run, or process {options.pid} watched."
+            )
+            raise LoaderkitError(message, fix="leave one of the two out")
         return watch_process(
             options.pid,
             seconds=options.seconds,
@@ -43,11 +45,11 @@ def _run_watch(options: argparse.Namespace) -> WatchResult:
             live=show_progress,
         )
     if options.script is None:
-        what = "There is nothing to watch."
-        raise LoaderkitError(what, fix="loaderkit watch train.py, or --pid 1234")
+        message = "There is nothing to watch."
+        raise LoaderkitError(message, fix="loaderkit watch train.py, or --pid 1234")
     if options.seconds is not None:
-        what = "--seconds is for --pid: a script is watched until it ends."
-        raise LoaderkitError(what, fix="leave --seconds out")
+        message = "--seconds is for --pid: a script is watched until it ends."
+        raise LoaderkitError(message, fix="leave --seconds out")
     result = watch_script(
         options.script, options.args, page=options.html, live=show_progress
     )

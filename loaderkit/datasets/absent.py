@@ -241,18 +241,18 @@ def no_such_attribute(
       why: a dataset has rows
       fix: len(dataset)
     """
-    what = f"{kind} has no attribute {name!r}."
+    message = f"{kind} has no attribute {name!r}."
     if name in ABSENT:
         why, fix = ABSENT[name]
-        return NoSuchAttributeError(what, why=why, fix=fix)
+        return NoSuchAttributeError(message, why=why, fix=fix)
     names = sorted(fields)
     if name in names:
         why = "the fields of samples are attributes only where the samples are graphs"
-        return NoSuchAttributeError(what, why=why, fix=f"dataset[{name!r}]")
+        return NoSuchAttributeError(message, why=why, fix=f"dataset[{name!r}]")
     why = f"the fields of its samples are {', '.join(names)}" if names else ""
     nearest = difflib.get_close_matches(name, [*names, *known], 1)
     fix = f"did you mean {nearest[0]!r}?" if nearest else ""
-    return NoSuchAttributeError(what, why=why, fix=fix)
+    return NoSuchAttributeError(message, why=why, fix=fix)
 
 
 def refuse_options(method: str, given: Mapping[str, Any], known: Iterable[str]) -> None:
@@ -268,8 +268,8 @@ def refuse_options(method: str, given: Mapping[str, Any], known: Iterable[str]) 
             arguments there are.
     """
     for name in given:
-        what = f"{method} has no option {name!r}."
+        message = f"{method} has no option {name!r}."
         if name in OPTIONS:
             why, fix = OPTIONS[name]
-            raise OptionError(what, why=why, fix=fix)
-        raise OptionError(what, fix=suggest_name(name, known))
+            raise OptionError(message, why=why, fix=fix)
+        raise OptionError(message, fix=suggest_name(name, known))

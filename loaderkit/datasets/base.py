@@ -410,9 +410,11 @@ class SafeDataset(RowSelection[T], Dataset[T]):
             known |= field_names(self._open())
         unknown = sorted(absent - known)
         if unknown:
-            what = f"pad_value names {unknown[0]!r}, which is no field of the samples."
+            message = (
+                f"pad_value names {unknown[0]!r}, which is no field of the samples."
+            )
             why = f"their fields are {', '.join(sorted(known))}"
-            raise DatasetError(what, why=why, fix=suggest_name(unknown[0], known))
+            raise DatasetError(message, why=why, fix=suggest_name(unknown[0], known))
 
     def collate(
         self,
@@ -669,11 +671,11 @@ class SafeDataset(RowSelection[T], Dataset[T]):
     def _numbers(self, rows: Sequence[int] | Ints) -> Ints:
         """Check the rows of a batch."""
         if is_one(rows):
-            what = f"batch takes the rows of one batch, got {rows}."
+            message = f"batch takes the rows of one batch, got {rows}."
             fix = (
                 f"dataset.batch([{rows}]), or build_loader(dataset, batch_size={rows})"
             )
-            raise OptionError(what, why="it is one number", fix=fix)
+            raise OptionError(message, why="it is one number", fix=fix)
         numbers = many_rows(rows, len(self))
         if not len(numbers):
             msg = "a batch needs at least one row, got none"
@@ -805,20 +807,20 @@ class SafeDataset(RowSelection[T], Dataset[T]):
         if not is_subclass or has_cache(self._location):
             return
         name = type(self).__name__
-        what = f"{name} cannot pack the cache {self.cache}: it has no load(key)."
+        message = f"{name} cannot pack the cache {self.cache}: it has no load(key)."
         why = "keys() names the samples and load(key) makes one; PyG's process() and "
         why += "get(), or torch's __getitem__, are not called"
         fix = "def keys(self): return range(100), and def load(self, key): return ..."
-        raise DatasetError(what, why=why, fix=fix)
+        raise DatasetError(message, why=why, fix=fix)
 
     def _pack(self) -> Packed:
         return pack_source(KeyedSource(self), self._location, self.packing)
 
     def _unlike(self, column: str) -> DatasetError:
-        what = f"Field {column!r} has shapes in this batch that cannot be joined."
+        message = f"Field {column!r} has shapes in this batch that cannot be joined."
         why = "an axis behind the first differs between the samples, or their number"
         fix = "give the samples one shape in load() or transform, or a batch size of 1"
-        return DatasetError(what, why=why, fix=fix)
+        return DatasetError(message, why=why, fix=fix)
 
 
 @dataclass

@@ -217,8 +217,8 @@ def encode_one(
     try:
         tree, values = encode(read_sample(source, row, job.seed))
     except DatasetError as error:
-        what = f"Sample {key!r} (row {row:,} of {len(source):,}): {error.what}"
-        raise DatasetError(what, why=error.why, fix=error.fix) from error
+        message = f"Sample {key!r} (row {row:,} of {len(source):,}): {error.what}"
+        raise DatasetError(message, why=error.why, fix=error.fix) from error
     except LoaderkitError:
         raise
     except (Exception, SystemExit) as error:
@@ -262,12 +262,12 @@ def _encoded(text: str) -> bytes:
 def _not_loaded(source: Source, row: int, error: BaseException) -> DatasetError:
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown"
-    what = (
+    message = (
         f"Sample {source.key(row)!r} (row {row:,} of {len(source):,}) could not be "
         f"loaded: {type(error).__name__}: {_text_of(error)}"
     )
     fix = "mend or leave out this sample and run again; finished shards are kept"
-    return DatasetError(what, why=f"raised at {where}", fix=fix)
+    return DatasetError(message, why=f"raised at {where}", fix=fix)
 
 
 def _text_of(error: BaseException) -> str:

@@ -141,11 +141,11 @@ class ClassRegistry:
         pyg = import_pyg()
         homogeneous = issubclass(self[str(graph.cls)], (pyg.data, pyg.temporal_data))
         if homogeneous and graph.keys != (None,):
-            what = (
+            message = (
                 f"The manifest gives {graph.cls} the node and edge types {graph.keys}."
             )
             fix = "pack(source, path, overwrite=True)"
-            raise DamagedCacheError(what, why="it was changed", fix=fix)
+            raise DamagedCacheError(message, why="it was changed", fix=fix)
 
     def blank(self, name: str) -> Any:
         """Make an empty graph of a class, even one whose constructor asks for more."""
@@ -292,7 +292,7 @@ def _unknown(names: set[str]) -> DatasetError:
     where = ", ".join(
         f"{n.rpartition(':')[2]} of {n.partition(':')[0]}" for n in listed
     )
-    what = f"The samples are made of classes that are not known here: {where}."
+    message = f"The samples are made of classes that are not known here: {where}."
     why = (
         "a cache may come from a stranger, so a name in it neither imports nor calls "
         "anything"
@@ -301,4 +301,4 @@ def _unknown(names: set[str]) -> DatasetError:
         f"import them and pass classes=[{', '.join(short)}] to open_cache or to your "
         'dataset, or open_cache(path, unknown_classes="plain") for dicts and Data'
     )
-    return DatasetError(what, why=why, fix=fix)
+    return DatasetError(message, why=why, fix=fix)

@@ -30,7 +30,7 @@ def collating() -> Iterator[None]:
     except (LoaderkitError, UnlikeShapesError):
         raise
     except _COLLATE_ERRORS as error:
-        what = f"The samples of this batch cannot be joined: {error!r:.300}."
+        message = f"The samples of this batch cannot be joined: {error!r:.300}."
         why = "torch or PyG cannot join what they hold, or they are built differently"
         fix = "give them one form in load() or transform, or use a batch size of 1"
-        raise DatasetError(what, why=why, fix=fix) from error
+        raise DatasetError(message, why=why, fix=fix) from error

@@ -93,10 +93,10 @@ class TypeColumns:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._names:
-            what = f"{self._key!r} has no field {name!r}."
+            message = f"{self._key!r} has no field {name!r}."
             fix = suggest_name(name, self._names)
             raise NoSuchAttributeError(
-                what, why=f"its fields are {', '.join(self._names)}", fix=fix
+                message, why=f"its fields are {', '.join(self._names)}", fix=fix
             )
         return self[name]
 
@@ -184,11 +184,13 @@ def check_column(
         else:
             nbytes += int(sample_bytes.sum())
     if nbytes > most_bytes:
-        what = f"Field {name!r} takes {format_bytes(nbytes)} in {len(rows):,} samples."
+        message = (
+            f"Field {name!r} takes {format_bytes(nbytes)} in {len(rows):,} samples."
+        )
         why = f"largest_column_bytes is {format_bytes(most_bytes)}: a column is "
         why += "gathered whole"
         fix = "dataset[:1000].column(name), or dataset.largest_column_bytes = "
-        raise DatasetError(what, why=why, fix=f"{fix}{nbytes}")
+        raise DatasetError(message, why=why, fix=f"{fix}{nbytes}")
 
 
 def join_column(
@@ -276,23 +278,23 @@ def _no_column(
 ) -> DatasetError:
     variant = opened.structure.variants[number]
     of_type = "" if key is None else f" of {key!r}"
-    what = f"Sample {row} of {opened.store.path} has no field {name!r}{of_type}."
+    message = f"Sample {row} of {opened.store.path} has no field {name!r}{of_type}."
     types = []
     if is_graph(variant):
         types = [each for each in variant.keys if each is not None]
     for each in types:
         if key is None and name in _fields(variant, each):
             why = f"it is a field of {each!r}"
-            return DatasetError(what, why=why, fix=f"dataset[{each!r}].{name}")
+            return DatasetError(message, why=why, fix=f"dataset[{each!r}].{name}")
     names = sorted(_fields(variant, key))
     if names:
         why = f"its fields are {', '.join(names)}"
         if types and key is None:
             why += f", and its types are {', '.join(map(repr, types))}"
             names += [each for each in types if isinstance(each, str)]
-        return DatasetError(what, why=why, fix=suggest_name(name, names))
+        return DatasetError(message, why=why, fix=suggest_name(name, names))
     if types:
         why = f"fields of its graphs belong to a type: {types}"
-        return DatasetError(what, why=why, fix=f"dataset[{types[0]!r}]")
+        return DatasetError(message, why=why, fix=f"dataset[{types[0]!r}]")
     why = "its samples are no dicts, and have no fields with names"
-    return DatasetError(what, why=why, fix="dataset.batch(range(len(dataset)))")
+    return DatasetError(message, why=why, fix="dataset.batch(range(len(dataset)))")

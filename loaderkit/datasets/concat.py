@@ -90,21 +90,21 @@ def concat(
         4
     """
     if isinstance(caches, str | os.PathLike):
-        what = f"concat takes a list of caches, got {caches!r}."
+        message = f"concat takes a list of caches, got {caches!r}."
         fix = 'concat(["day1.lk", "day2.lk"], "both.lk")'
-        raise OptionError(what, why="it is one path", fix=fix)
+        raise OptionError(message, why="it is one path", fix=fix)
     originals = list(caches)
     if not originals:
-        what = "There are no caches to concatenate."
+        message = "There are no caches to concatenate."
         fix = 'concat(["day1.lk", "day2.lk"], "both.lk")'
-        raise DatasetError(what, why="the list is empty", fix=fix)
+        raise DatasetError(message, why="the list is empty", fix=fix)
     parts = [_open_part(cache) for cache in originals]
 
     target = _local_folder(path)
     if not overwrite and exists(target / MANIFEST):
-        what = f"There is a cache at {target} already."
+        message = f"There is a cache at {target} already."
         fix = "concat(..., overwrite=True) to replace it, or extend() to add to it"
-        raise CacheError(what, why="concatenating would replace it", fix=fix)
+        raise CacheError(message, why="concatenating would replace it", fix=fix)
 
     _write_merged(_merge_structures(parts), target, overwrite=overwrite)
     return open_cache(target, classes=[*_passed_classes(originals), *classes])
@@ -181,23 +181,27 @@ def _open_part(cache: SafeDataset[Any] | str | os.PathLike[str]) -> Store:
     if not isinstance(cache, SafeDataset):
         return Store(_local_folder(cache))
     if cache.cache is None:
-        what = f"{type(cache).__name__} has no cache: its samples are loaded each time."
-        raise OptionError(what, fix="pack(dataset, path), and give that path")
+        message = (
+            f"{type(cache).__name__} has no cache: its samples are loaded each time."
+        )
+        raise OptionError(message, fix="pack(dataset, path), and give that path")
     store = Store(_local_folder(cache.cache))
     is_whole = cache.reads_cache and len(cache) == len(store)
     if not is_whole:
-        what = f"This {type(cache).__name__} is not the whole of its cache as it is."
+        message = f"This {type(cache).__name__} is not the whole of its cache as it is."
         why = "it has a transform, samples were chosen, or it reads in its own way"
-        raise OptionError(what, why=why, fix="pack(dataset, path), and give that path")
+        raise OptionError(
+            message, why=why, fix="pack(dataset, path), and give that path"
+        )
     return store
 
 
 def _local_folder(cache: str | os.PathLike[str] | RemoteCache) -> Path:
     location = locate_cache(cache)
     if isinstance(location, RemoteCache):
-        what = f"{location} is in an object store; caches are joined on local disk."
+        message = f"{location} is in an object store; caches are joined on local disk."
         fix = f"loaderkit.pull({str(location)!r}, folder), then push() the result"
-        raise OptionError(what, fix=fix)
+        raise OptionError(message, fix=fix)
     return location.absolute()
 
 
@@ -279,9 +283,9 @@ def _write_merged(merged: _Merged, path: Path, *, overwrite: bool) -> None:
     }
     with open_build(path, overwrite=overwrite) as build:
         if build is None:
-            what = f"Another process has packed a cache into {path} meanwhile."
+            message = f"Another process has packed a cache into {path} meanwhile."
             fix = "choose another folder, or concat(..., overwrite=True) to replace it"
-            raise CacheError(what, fix=fix)
+            raise CacheError(message, fix=fix)
 
         build.resume(plan)
         finished_shards = len(build.shards)

@@ -133,9 +133,9 @@ class _Encoder:
 
     def graph(self, graph: Any) -> Nest:
         if isinstance(graph, import_pyg().batch) or not hasattr(graph, "stores"):
-            what = f"The sample is a {type(graph).__name__}, which is not one graph."
+            message = f"The sample is a {type(graph).__name__}, which is not one graph."
             fix = "pack batch.to_data_list(), or Data and HeteroData objects"
-            raise DatasetError(what, why="a cache holds samples", fix=fix)
+            raise DatasetError(message, why="a cache holds samples", fix=fix)
         stores = graph.stores
         _check_private("", graph, vars(graph))
         keys = tuple(store._key for store in stores)
@@ -369,7 +369,7 @@ def _check_private(path: str, graph: Any, attributes: dict[str, Any]) -> None:
 
 
 def _refused(path: str, value: object, why: str, fix: str = "") -> DatasetError:
-    what = f"A cache cannot hold {path or 'the sample'!r}, a {type(value).__name__}."
+    message = f"A cache cannot hold {path or 'the sample'!r}, a {type(value).__name__}."
     return DatasetError(
-        what, why=why, fix=fix or "return it as tensors, or leave it out"
+        message, why=why, fix=fix or "return it as tensors, or leave it out"
     )

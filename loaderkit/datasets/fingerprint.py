@@ -110,11 +110,11 @@ class Fingerprint:
         try:
             fingerprint = cls(**content)
         except TypeError as error:
-            what = f"The manifest's fingerprint makes no sense: {error}."
-            raise DamagedCacheError(what, fix="pack it again") from None
+            message = f"The manifest's fingerprint makes no sense: {error}."
+            raise DamagedCacheError(message, fix="pack it again") from None
         if [type(v) for v in asdict(fingerprint).values()] != [str, str, int, str]:
-            what = f"The manifest's fingerprint makes no sense: {fingerprint}."
-            raise DamagedCacheError(what, fix="pack it again")
+            message = f"The manifest's fingerprint makes no sense: {fingerprint}."
+            raise DamagedCacheError(message, fix="pack it again")
         return fingerprint
 
 

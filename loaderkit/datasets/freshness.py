@@ -48,11 +48,11 @@ def check_fresh(dataset: SafeDataset[Any]) -> None:
         changes = list(itertools.islice(sources.changed(root), _CHANGES_TOLD))
     if changes:
         name = type(dataset).__name__
-        what = f"The cache {dataset.cache} is stale: {'; '.join(changes)}."
+        message = f"The cache {dataset.cache} is stale: {'; '.join(changes)}."
         why = f"{name} would make other samples than those in it"
         fix = f"{name}(..., packing=PackOptions(overwrite=True)), or delete "
         fix += str(dataset.cache)
-        raise StaleCacheError(what, why=why, fix=fix)
+        raise StaleCacheError(message, why=why, fix=fix)
 
 
 def _fingerprint_without_raw(

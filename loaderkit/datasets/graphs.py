@@ -325,18 +325,20 @@ class SafeGraphDataset(SafeDataset[T]):
     def _first_graph(self) -> Any:
         graph = next(graphs_in(self[0]), None)
         if graph is None:
-            what = f"The transform returned a {type(self[0]).__name__} without a graph."
+            message = (
+                f"The transform returned a {type(self[0]).__name__} without a graph."
+            )
             fix = "ask the dataset that has no transform"
-            raise DatasetError(what, why="features are those of a graph", fix=fix)
+            raise DatasetError(message, why="features are those of a graph", fix=fix)
         return graph
 
     def _load_checked(self, key: Any) -> Any:
         graph = self.load(key)
         if is_pyg_data(graph):
             return graph
-        what = f"load({key!r}) returned a {type(graph).__name__}, not a graph."
+        message = f"load({key!r}) returned a {type(graph).__name__}, not a graph."
         fix = "return torch_geometric.data.Data, or subclass SafeDataset instead"
-        raise DatasetError(what, why="SafeGraphDataset holds PyG graphs", fix=fix)
+        raise DatasetError(message, why="SafeGraphDataset holds PyG graphs", fix=fix)
 
     def _recipe(self, opened: OpenedCache, variant: int) -> Any:
         if not is_graph(opened.structure.variants[variant]):

@@ -638,9 +638,9 @@ def _composite_kind(
         try:
             return unflatten(parts, checked=True)
         except ImportError as error:
-            what = f"The sample holds a {kind}, which cannot be made here."
+            message = f"The sample holds a {kind}, which cannot be made here."
             fix = "install what it names, or pack the samples without it"
-            raise DatasetError(what, why=str(error), fix=fix) from None
+            raise DatasetError(message, why=str(error), fix=fix) from None
         except CONTRADICTIONS as error:
             raise damaged(f"its parts make no {kind}: {error}") from None
 

@@ -98,11 +98,11 @@ class UnreadSample:
     """Stands where a sample was not read; refuses all that could be done with it."""
 
     def _refuse(self, *_: object) -> NoReturn:
-        what = "A batch's samples were looked at past the list that holds them."
+        message = "A batch's samples were looked at past the list that holds them."
         why = "this list is filled by its methods, and C code read it without calling "
         why += "one; so it is where collate of this dataset joined the batch before"
         fix = "collate_fn=lambda samples: f(list(samples))"
-        raise DatasetError(what, why=why, fix=fix)
+        raise DatasetError(message, why=why, fix=fix)
 
     __getattr__ = __getitem__ = __iter__ = __len__ = __contains__ = __call__ = _refuse
     __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __bool__ = _refuse

@@ -48,9 +48,9 @@ def map_samples(
     try:
         classes = mapped.classes_of_samples()
     except StaleCacheError as error:
-        what = f"{path} is a cache of other samples, or of another function's."
+        message = f"{path} is a cache of other samples, or of another function's."
         fix = f'map(function, cache="another folder"), or delete {path}'
-        raise StaleCacheError(what, why=error.what, fix=fix) from None
+        raise StaleCacheError(message, why=error.what, fix=fix) from None
     options: dict[str, Any] = {}
     if not mapped.holds_graphs():  # which are joined as PyG joins them
         options = {"ragged": source.ragged, "pad_value": source.pad_value}
@@ -97,9 +97,9 @@ class _MappedSamples(SafeDataset[Any]):
             self.function(sample, row) if self.with_indices else self.function(sample)
         )
         if made is None:
-            what = f"The function returned None for sample {row}."
+            message = f"The function returned None for sample {row}."
             fix = "return sample at the end of the function"
-            raise DatasetError(what, why="map packs what it returns", fix=fix)
+            raise DatasetError(message, why="map packs what it returns", fix=fix)
         if not isinstance(sample, Mapping) or not isinstance(made, Mapping):
             return made
         fields = {**sample, **made}
@@ -118,11 +118,11 @@ class _MappedSamples(SafeDataset[Any]):
 def _default_path(source: SafeDataset[Any], mapped: _MappedSamples) -> Path:
     """Name a folder beside the source's by what makes the samples."""
     if not isinstance(source.cache, Path):
-        what = "map does not know where to pack the new samples."
+        message = "map does not know where to pack the new samples."
         why = "the dataset has no cache to put them beside"
         if source.cache is not None:
             why = "beside the dataset's own they would go into its store"
-        raise OptionError(what, why=why, fix='dataset.map(function, cache="folder")')
+        raise OptionError(message, why=why, fix='dataset.map(function, cache="folder")')
     name = getattr(mapped.function, "__name__", type(mapped.function).__name__)
     word = name if name.isidentifier() else "map"
     return source.cache.with_name(f"{source.cache.name}-{word}-{mapped.version[:8]}")

@@ -197,12 +197,12 @@ _COPIERS: tuple[tuple[Any, Callable[[Any, str, tuple[int, ...]], Any]], ...] = (
 
 def _own_tensor(value: torch.Tensor, path: str) -> Any:
     if value.device.type not in {"cpu", "meta"} and get_worker_info() is not None:
-        what = f"{path} is on {value.device} inside a DataLoader worker."
+        message = f"{path} is on {value.device} inside a DataLoader worker."
         why = "a worker that touches a device takes memory there, or fails after a fork"
         fix = (
             'load to the CPU: torch.load(file, map_location="cpu"); move whole batches'
         )
-        raise DatasetError(what, why=why, fix=fix)
+        raise DatasetError(message, why=why, fix=fix)
     if value.is_nested:
         return _own_nested(value.detach())
     composite = None if _is_plain_tensor(value) else flatten_composite(value)
@@ -273,9 +273,9 @@ def _items_inside(value: Any) -> list[Any]:
     composite = flatten_composite(value)
     if composite is None:
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        what = f"Whether a {kind} shares memory cannot be told."
+        message = f"Whether a {kind} shares memory cannot be told."
         why = "loaderkit does not know what memory it holds"
-        raise DatasetError(what, why=why, fix="compare the tensors in it")
+        raise DatasetError(message, why=why, fix="compare the tensors in it")
     return list(composite.parts.values())
 
 
@@ -285,5 +285,5 @@ def _is_plain_tensor(value: torch.Tensor) -> bool:
 
 def _cannot_copy_error(path: str, value: object, why: str) -> DatasetError:
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    what = f"{path} is a {kind}, which cannot be copied safely."
-    return DatasetError(what, why=why, fix="return it as tensors, or leave it out")
+    message = f"{path} is a {kind}, which cannot be copied safely."
+    return DatasetError(message, why=why, fix="return it as tensors, or leave it out")

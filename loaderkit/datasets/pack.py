@@ -137,11 +137,11 @@ def pack(
     )
     location = locate_cache(path, storage_options, mirror, mirror_bytes)
     if not overwrite and has_cache(location):
-        what = f"There is a cache at {location} already."
+        message = f"There is a cache at {location} already."
         fix = (
             f"open_cache({str(location)!r}), or pack(..., overwrite=True) to replace it"
         )
-        raise CacheError(what, why="packing again would replace it", fix=fix)
+        raise CacheError(message, why="packing again would replace it", fix=fix)
     samples = as_source(source)
     packed = pack_source(samples, location, options)
     cache = open_cache(location, classes=packed.classes)
@@ -163,9 +163,9 @@ def _check_samples(cache: Any, source: Source, path: CacheLocation) -> None:
             for row in range(len(source))
         )
     if not same:
-        what = f"Another process has packed other samples into {path} meanwhile."
+        message = f"Another process has packed other samples into {path} meanwhile."
         fix = "choose another folder, or pack(..., overwrite=True) to replace it"
-        raise CacheError(what, why="a cache holds samples of one source", fix=fix)
+        raise CacheError(message, why="a cache holds samples of one source", fix=fix)
 
 
 def _is_same(sample: object, other: object) -> bool:

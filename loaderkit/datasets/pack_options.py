@@ -61,10 +61,10 @@ class PackOptions:
             name, wanted = "executor", "an executor, or a function that makes one"
             raise refuse_value(name, executor, wanted, None)
         if self.workers is not None:
-            what = f"workers={self.workers} and an executor were given."
+            message = f"workers={self.workers} and an executor were given."
             why = "workers are processes of this machine; an executor has its own"
             fix = "leave workers out, and say it where the executor is made"
-            raise OptionError(what, why=why, fix=fix)
+            raise OptionError(message, why=why, fix=fix)
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel without the executor, which is this process's: its workers pack."""

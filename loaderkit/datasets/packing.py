@@ -188,10 +188,12 @@ def _with_possible_workers(
     if multiprocessing.current_process().daemon:
         if options.workers is None:
             return replace(options, workers=0)
-        what = f"{options.workers} packing workers were asked for in a daemonic process"
-        what += ", such as a worker of a DataLoader."
+        message = (
+            f"{options.workers} packing workers were asked for in a daemonic process"
+        )
+        message += ", such as a worker of a DataLoader."
         fix = "workers=0, or pack in the process that starts this one"
-        raise DatasetError(what, why="it may not have children", fix=fix)
+        raise DatasetError(message, why="it may not have children", fix=fix)
     if multiprocessing.get_start_method() != "fork":
         return options
     if options.workers is not None:

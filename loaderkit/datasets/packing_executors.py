@@ -180,7 +180,7 @@ class ExecutorTeam:
     def _lost(self, rows: range, error: BaseException) -> DatasetError:
         """Say with which samples a worker was lost."""
         key = self._source.key(rows.start)
-        what = (
+        message = (
             f"The executor lost a worker while it packed samples {rows.start:,} to "
             f"{rows.stop - 1:,}, from {key!r} on: {type(error).__name__}: {error}"
         )
@@ -189,7 +189,7 @@ class ExecutorTeam:
         fix = "run the same again: finished shards are kept"
         if self._make is None:
             fix += "; executor=lambda: ... makes a new one where one broke"
-        return DatasetError(what, why=why, fix=fix)
+        return DatasetError(message, why=why, fix=fix)
 
 
 class _Outstanding(NamedTuple):

@@ -238,18 +238,20 @@ class PackingRun:
             misnumbered = self._merge_structures(look)
         if misnumbered:
             first = self.plan.rows_of(misnumbered[0])
-            what = f"Samples {first.start:,} to {first.stop - 1:,} were not the same "
-            what += "when they were read again."
+            message = (
+                f"Samples {first.start:,} to {first.stop - 1:,} were not the same "
+            )
+            message += "when they were read again."
             why = "load() builds a sample in another way each time"
-            raise DatasetError(what, why=why, fix="pack with one worker, workers=0")
+            raise DatasetError(message, why=why, fix="pack with one worker, workers=0")
         for number in range(self.plan.shard_count):
             finished = self.build.read_note(number)
             if finished.shard.xxh3 != self._xxh3[number]:
-                what = (
+                message = (
                     f"Shard {number} in {self.build.path} is not the one of this run."
                 )
                 why = "a task of a run that was killed has ended only now"
-                raise CacheError(what, why=why, fix="run the same again")
+                raise CacheError(message, why=why, fix="run the same again")
             self.sources.update(_files_of(finished))
             self.build.take_in(finished)
 

@@ -240,13 +240,13 @@ def _unpickled(file: Path, pid: int) -> CommonPart:  # noqa: ARG001 -- the cache
     try:
         content = file.read_bytes()
     except FileNotFoundError as error:
-        what = f"A worker of the executor does not see {file}."
+        message = f"A worker of the executor does not see {file}."
         why = "its machine has another disk there, or the packing process has ended"
         fix = "pack to a folder of a file system that all machines share"
-        raise DatasetError(what, why=why, fix=fix) from error
+        raise DatasetError(message, why=why, fix=fix) from error
     common: CommonPart | str = pickle.loads(content)
     if isinstance(common, str):
-        what = f"The dataset cannot be sent to the executor's workers: {common}"
+        message = f"The dataset cannot be sent to the executor's workers: {common}"
         fix = "open files and connections when a sample is first read, or use threads"
-        raise DatasetError(what, why="it is sent pickled", fix=fix)
+        raise DatasetError(message, why="it is sent pickled", fix=fix)
     return common

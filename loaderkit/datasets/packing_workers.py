@@ -183,8 +183,8 @@ class Failure:
             return error
         why = "the error itself could not be sent to this process"
         fix = "pack with workers=0 to have it raised here; finished shards are kept"
-        what = f"A packing worker failed.\n{self.text}"
-        return DatasetError(what, why=why, fix=fix)
+        message = f"A packing worker failed.\n{self.text}"
+        return DatasetError(message, why=why, fix=fix)
 
 
 class _WorkerTeam:
@@ -290,7 +290,7 @@ class _WorkerTeam:
         worker.process.join(_GRACE_S)
         status = worker.process.exitcode
         ended = "ended" if status is not None and status >= 0 else "was killed"
-        what = (
+        message = (
             f"A packing worker {ended} while it read samples {start:,} to "
             f"{stop - 1:,}, from {key!r} on (exit status {status})."
         )
@@ -298,13 +298,13 @@ class _WorkerTeam:
         if ended == "ended":
             why = "load(), or a library that it calls, ends the process (os._exit)"
         fix = "pack with workers=1 (or 0 to see the crash); finished shards are kept"
-        return DatasetError(what, why=why, fix=fix)
+        return DatasetError(message, why=why, fix=fix)
 
 
 def _start_failed(error: Exception, why: str) -> DatasetError:
-    what = f"A packing worker could not be started: {type(error).__name__}: {error}"
+    message = f"A packing worker could not be started: {type(error).__name__}: {error}"
     fix = "pack with workers=0; finished shards are kept"
-    return DatasetError(what, why=why, fix=fix)
+    return DatasetError(message, why=why, fix=fix)
 
 
 def _start_worker(job: PackJob, context: BaseContext) -> _Worker:

@@ -224,8 +224,10 @@ def decode_text(column: str, raw: bytes) -> str:
 
 def damaged(why: str) -> DamagedCacheError:
     """Make the error for bytes that are no sample."""
-    what = "A sample of the cache cannot be put together."
-    return DamagedCacheError(what, why=why, fix="loaderkit verify CACHE; pack it again")
+    message = "A sample of the cache cannot be put together."
+    return DamagedCacheError(
+        message, why=why, fix="loaderkit verify CACHE; pack it again"
+    )
 
 
 def _texts_to_bytes(items: list[str] | tuple[str, ...]) -> bytes | None:

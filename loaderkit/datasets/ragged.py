@@ -180,13 +180,13 @@ def check_pad_value(pad_value: PadValue, ragged: str) -> None:
         names, numbers = list(pad_value), list(pad_value.values())
     are_names = all(isinstance(name, str) for name in names)
     if not are_names or not all(isinstance(number, int | float) for number in numbers):
-        what = f"pad_value must be a number, or numbers by field, got {pad_value!r}."
+        message = f"pad_value must be a number, or numbers by field, got {pad_value!r}."
         why = "it is written behind the end of shorter samples"
-        raise OptionError(what, why=why, fix='pad_value={"labels": -100}')
+        raise OptionError(message, why=why, fix='pad_value={"labels": -100}')
     if ragged != "padded" and (names or pad_value != 0):
-        what = f"pad_value={pad_value!r} was given beside ragged={ragged!r}."
+        message = f"pad_value={pad_value!r} was given beside ragged={ragged!r}."
         why = "only padded batches have places to fill"
-        raise OptionError(what, why=why, fix='ragged="padded"')
+        raise OptionError(message, why=why, fix='ragged="padded"')
 
 
 def fill_padding(batch: Any, pad_value: PadValue, name: str = "") -> frozenset[str]:
@@ -258,10 +258,10 @@ def _as_dtype(number: Number, dtype: torch.dtype, name: str) -> torch.Tensor:
         fits = number == number // 1 and bounds.min <= number <= bounds.max
     if not fits:
         field = f"field {name!r}" if name else "the samples"
-        what = f"pad_value {number!r} cannot be written into {field}, of {dtype}."
+        message = f"pad_value {number!r} cannot be written into {field}, of {dtype}."
         why = "a value of that dtype cannot be it"
         fix = "give numbers by field, such as pad_value={'labels': -100}"
-        raise DatasetError(what, why=why, fix=fix)
+        raise DatasetError(message, why=why, fix=fix)
     return torch.tensor(number).to(dtype)
 
 
@@ -343,14 +343,14 @@ def check_alike(tensors: Sequence[torch.Tensor]) -> None:
         same_rows = tensor.dim() == first.dim() and tensor.shape[1:] == first.shape[1:]
         has_rows = first.dim() > 0
         if not (has_rows and same_rows and tensor.dtype is first.dtype):
-            what = (
+            message = (
                 f"Samples 0 and {position} of a batch cannot be joined: "
                 f"{list(first.shape)} {first.dtype}, "
                 f"{list(tensor.shape)} {tensor.dtype}."
             )
             why = "they may differ in their first axis only"
             fix = "give them one shape and dtype in load() or transform"
-            raise DatasetError(what, why=why, fix=fix)
+            raise DatasetError(message, why=why, fix=fix)
 
 
 def _lengths(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

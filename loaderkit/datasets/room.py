@@ -61,13 +61,13 @@ def check_room(nbytes: int, who: str) -> None:
     """
     free_bytes, limit = free_memory()
     if nbytes > free_bytes:
-        what = (
+        message = (
             f"{who} takes {format_bytes(nbytes)} more, and {format_bytes(free_bytes)} "
             f"are free ({limit})."
         )
         why = "the samples are too large for one batch, or the cache is damaged"
         fix = "a smaller batch_size; or loaderkit verify CACHE, and pack it again"
-        raise DatasetError(what, why=why, fix=fix)
+        raise DatasetError(message, why=why, fix=fix)
 
 
 def check_chunks(manifest: Manifest) -> None:

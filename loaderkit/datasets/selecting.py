@@ -139,9 +139,11 @@ class RowSelection(Generic[T]):
         """
         refuse_options("shuffle", others, ("return_perm", "seed", "generator"))
         if type(return_perm) is int:
-            what = f"shuffle's first argument is return_perm, as in PyG: {return_perm}."
+            message = (
+                f"shuffle's first argument is return_perm, as in PyG: {return_perm}."
+            )
             why = "Hugging Face's first argument is the seed"
-            raise OptionError(what, why=why, fix=f"shuffle(seed={return_perm})")
+            raise OptionError(message, why=why, fix=f"shuffle(seed={return_perm})")
         check_truth("return_perm", return_perm)
         order = _permutation(len(self), seed, generator)
         shuffled = self.subset(order)
@@ -219,16 +221,16 @@ class RowSelection(Generic[T]):
 def _permutation(count: int, seed: int | None, generator: Any) -> Ints:
     """Draw an order of rows, as the library whose arguments were given draws it."""
     if seed is not None and generator is not None:
-        what = "seed and generator were both given."
-        raise OptionError(what, why="one of them gives the order", fix="drop one")
+        message = "seed and generator were both given."
+        raise OptionError(message, why="one of them gives the order", fix="drop one")
     if seed is not None:
         generator = np.random.default_rng(check_integer("seed", seed, least=0))
     if generator is None or isinstance(generator, torch.Generator):
         return torch.randperm(count, generator=generator).numpy()
     if isinstance(generator, np.random.Generator):
         return generator.permutation(count)
-    what = f"generator must be numpy's or torch's, got {show_value(generator)}."
-    raise OptionError(what, fix="generator=np.random.default_rng(0)")
+    message = f"generator must be numpy's or torch's, got {show_value(generator)}."
+    raise OptionError(message, fix="generator=np.random.default_rng(0)")
 
 
 def _split_sizes(
@@ -249,9 +251,9 @@ def _split_sizes(
     shares = [size for size in (train_size, test_size) if isinstance(size, float)]
     # Shares of more than the whole are a mistake, also where rounding makes them fit.
     if min(train, test) < 1 or train + test > count or sum(shares) > 1:
-        what = f"{count} samples cannot be divided into {train} and {test}."
+        message = f"{count} samples cannot be divided into {train} and {test}."
         why = f"train_size={train_size}, test_size={test_size}"
-        raise OptionError(what, why=why, fix="train_test_split(test_size=0.25)")
+        raise OptionError(message, why=why, fix="train_test_split(test_size=0.25)")
     return train, test
 
 

@@ -131,9 +131,11 @@ class SampleSizes:
         if self.tokens is not None:
             sections.insert(0, size_section(self.tokens, "tokens", most=max_tokens))
         elif max_tokens is not None:
-            what = f"max_tokens={max_tokens} cannot be drawn: samples have no tokens."
+            message = (
+                f"max_tokens={max_tokens} cannot be drawn: samples have no tokens."
+            )
             why = "tokens are the length of the longest field, and some have none"
-            raise DatasetError(what, why=why, fix="leave max_tokens out")
+            raise DatasetError(message, why=why, fix="leave max_tokens out")
         return Page(f"Sizes of {len(self.bytes):,} samples", sections=tuple(sections))
 
     def to_html(
@@ -197,10 +199,10 @@ def _graph_sizes_at_once(opened: OpenedCache, rows: Ints) -> GraphSizes:
         at = np.flatnonzero(variants == number)
         graph = opened.structure.variants[number]
         if not is_graph(graph):
-            what = f"Sample {rows[at[0]]} of {opened.store.path} is no graph."
+            message = f"Sample {rows[at[0]]} of {opened.store.path} is no graph."
             why = "the sizes of a SafeGraphDataset are its nodes and edges"
             fix = "pack graphs only; or SafeDataset(cache=path).sizes(), in bytes"
-            raise DatasetError(what, why=why, fix=fix)
+            raise DatasetError(message, why=why, fix=fix)
         gather = BatchGather(opened.store, rows[at])
         for store in graph.children:
             assert isinstance(store, Nest)

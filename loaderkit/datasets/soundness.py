@@ -151,11 +151,11 @@ def _stored_dtype(spec: ColumnSpec) -> np.dtype[Any]:
     try:
         return LEAF_KINDS[spec.kind].disk_dtype(spec.dtype)
     except (ValueError, KeyError):
-        what = f"The samples hold tensors of dtype {spec.dtype!r}."
+        message = f"The samples hold tensors of dtype {spec.dtype!r}."
         why = f"torch {torch.__version__} has none of that name"
-        raise CacheVersionError(what, why=why, fix="pip install -U torch") from None
+        raise CacheVersionError(message, why=why, fix="pip install -U torch") from None
 
 
 def _damaged(why: str) -> DamagedCacheError:
-    what = "The manifest contradicts itself."
-    return DamagedCacheError(what, why=why, fix="pack(source, path, overwrite=True)")
+    message = "The manifest contradicts itself."
+    return DamagedCacheError(message, why=why, fix="pack(source, path, overwrite=True)")

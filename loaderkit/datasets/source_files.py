@@ -159,9 +159,9 @@ class SourceFileList:
                 str(name): _version_from_json(raw) for name, raw in files.items()
             }
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            what = f"{where} is not a list of the files that a cache was made from."
+            message = f"{where} is not a list of the files that a cache was made from."
             fix = "pack(source, path, overwrite=True)"
-            raise DamagedCacheError(what, why="it was changed", fix=fix) from None
+            raise DamagedCacheError(message, why="it was changed", fix=fix) from None
         return cls(files=versions)
 
     def _holds_others_only(self, root: str) -> bool:

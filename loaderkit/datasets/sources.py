@@ -111,9 +111,9 @@ def as_source(source: object) -> Source:
         packable = MapSource(source)
 
     if not len(packable):
-        what = f"There is nothing to pack: {source!r} has no samples."
+        message = f"There is nothing to pack: {source!r} has no samples."
         raise DatasetError(
-            what, why="a cache holds at least one", fix="give it at least one sample"
+            message, why="a cache holds at least one", fix="give it at least one sample"
         )
     return packable
 
@@ -296,13 +296,13 @@ class PtFolder:
 
     def _check_is_folder(self) -> None:
         if not self.path.is_dir():
-            what = f"There is no folder {self.path}."
+            message = f"There is no folder {self.path}."
             why = "a path names a folder of .pt files, one for each sample"
             fix = f"its whole path; a relative one begins at {Path.cwd()}"
             if self.path.is_file():
-                what = f"{self.path} is a file, no folder."
+                message = f"{self.path} is a file, no folder."
                 fix = f"pack(torch.load({str(self.path)!r}), path) for a list in a file"
-            raise DatasetError(what, why=why, fix=fix)
+            raise DatasetError(message, why=why, fix=fix)
 
     def _matching_files(self) -> Sequence[str]:
         """List the files by their paths below the folder: the same order everywhere."""
@@ -312,12 +312,12 @@ class PtFolder:
             return paths
 
         if (self.path / MANIFEST).exists():
-            what = f"{self.path} is a cache: it is packed already."
-            raise DatasetError(what, fix=f"open_cache({str(self.path)!r})")
+            message = f"{self.path} is a cache: it is packed already."
+            raise DatasetError(message, fix=f"open_cache({str(self.path)!r})")
         other_names = sorted(file.name for file in self.path.iterdir())[:3]
-        what = f"No file in {self.path} matches {self.pattern!r}."
+        message = f"No file in {self.path} matches {self.pattern!r}."
         why = f"it holds {', '.join(other_names) or 'nothing'}"
-        raise DatasetError(what, why=why, fix='PtFolder(path, pattern="**/*.pt")')
+        raise DatasetError(message, why=why, fix='PtFolder(path, pattern="**/*.pt")')
 
     def __len__(self) -> int:
         return len(self._files)
@@ -365,13 +365,15 @@ def _refuse_whole_dataset(file: Path, sample: object) -> None:
     """
     parts = sample if isinstance(sample, tuple) else ()
     if len(parts) >= 2 and isinstance(parts[1], Mapping):
-        what = f"{file} holds a whole InMemoryDataset (data and slices), not a sample."
+        message = (
+            f"{file} holds a whole InMemoryDataset (data and slices), not a sample."
+        )
         fix = "pack the dataset object itself: pack(MyInMemoryDataset(root), path)"
-        raise DatasetError(what, why="PyG saves all graphs in one file", fix=fix)
+        raise DatasetError(message, why="PyG saves all graphs in one file", fix=fix)
     if isinstance(sample, list) and sample and hasattr(sample[0], "stores"):
-        what = f"{file} holds a list of {len(sample):,} graphs, not a sample."
+        message = f"{file} holds a list of {len(sample):,} graphs, not a sample."
         fix = f"pack(torch.load({str(file)!r}, weights_only=False), path)"
-        raise DatasetError(what, why="a folder has one sample a file", fix=fix)
+        raise DatasetError(message, why="a folder has one sample a file", fix=fix)
 
 
 def _names_pyg(file: Path) -> bool:
@@ -419,17 +421,17 @@ def _unreadable_file_error(file: Path, error: Exception) -> DatasetError:
         r"unsupported (?:global: )?GLOBAL (\S+)", str(error), re.IGNORECASE
     )
     if forbidden:
-        what = f"{file} needs {forbidden[1]}, which could run code when it is read."
+        message = f"{file} needs {forbidden[1]}, which could run code when it is read."
         why = "it is no tensor and none of PyG's classes"
         fix = "if you trust its author: pack(PtFolder(path, weights_only=False), ...)"
-        return DatasetError(what, why=why, fix=fix)
-    what = f"{file} is no file that torch.save wrote, or a damaged one."
+        return DatasetError(message, why=why, fix=fix)
+    message = f"{file} is no file that torch.save wrote, or a damaged one."
     why = str(error).splitlines()[0]
     return DatasetError(
-        what, why=why, fix="write it again, or take it out of the folder"
+        message, why=why, fix="write it again, or take it out of the folder"
     )
 
 
 def _cannot_pack_error(source: object, why: str, fix: str) -> DatasetError:
-    what = f"A {type(source).__name__} cannot be packed."
-    return DatasetError(what, why=why, fix=fix)
+    message = f"A {type(source).__name__} cannot be packed."
+    return DatasetError(message, why=why, fix=fix)

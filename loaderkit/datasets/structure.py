@@ -174,12 +174,12 @@ class Structure:
         if number is None:
             number = self._numbers[tree] = len(self.variants)
             if number >= MOST_VARIANTS:
-                what = (
+                message = (
                     f"Sample {key!r} is the {number + 1:,}th that is built differently."
                 )
                 why = "probably a dict has ids for keys, so that no two samples agree"
                 fix = "make such a dict a list of keys and a list (or tensor) of values"
-                raise DatasetError(what, why=why, fix=fix)
+                raise DatasetError(message, why=why, fix=fix)
             self.variants.append(_map_columns(tree, self._column_of))
         return number
 
@@ -227,9 +227,9 @@ class Structure:
             MemoryError,  # what ast.literal_eval says of a nest too deep for it
             RecursionError,
         ) as error:
-            what = f"The manifest's structure makes no sense: {error!r:.200}."
+            message = f"The manifest's structure makes no sense: {error!r:.200}."
             fix = "pack(source, path, overwrite=True)"
-            raise DamagedCacheError(what, why="it was changed", fix=fix) from None
+            raise DamagedCacheError(message, why="it was changed", fix=fix) from None
         names = {_called_by_path(column): name for name, column in columns.items()}
         numbers = {
             _map_columns(variant, _called_by_path): number

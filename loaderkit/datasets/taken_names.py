@@ -32,5 +32,5 @@ def is_own(dataset_type: type) -> bool:
 
 def name_is_taken(where: str, name: str) -> DatasetError:
     """Make the error for a name that is taken, and say which class has it too."""
-    what = f"{where} has {name!r} of its own, which SafeDataset reads samples with."
-    return DatasetError(what, why="one would replace the other", fix="another name")
+    message = f"{where} has {name!r} of its own, which SafeDataset reads samples with."
+    return DatasetError(message, why="one would replace the other", fix="another name")

@@ -141,8 +141,8 @@ def watch_script(
         LoaderkitError: There is no such file.
     """
     if not Path(script).is_file():
-        what = f"There is no script {script!r}."
-        raise LoaderkitError(what, fix="loaderkit watch train.py --epochs 10")
+        message = f"There is no script {script!r}."
+        raise LoaderkitError(message, fix="loaderkit watch train.py --epochs 10")
     kills_before = read_host().oom_kills
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "loaderkit.leaks.watch_child", folder, script]
@@ -183,8 +183,8 @@ def watch_process(
     """
     monitor = ProcessMonitor(pid)
     if not monitor.read():
-        what = f"Process {pid} is not there, or is somebody else's."
-        raise LoaderkitError(what, fix="pgrep -f train.py")
+        message = f"Process {pid} is not there, or is somebody else's."
+        raise LoaderkitError(message, fix="pgrep -f train.py")
     with contextlib.suppress(KeyboardInterrupt):
         _follow_process(monitor, live, seconds)
     report = monitor.report()

@@ -52,14 +52,14 @@ class OrderAgreement:
         here = read_ranks(None, None, environment)
         if (here.rank, here.world_size) == (self.ranks.rank, self.ranks.world_size):
             return
-        what = f"The loader was built for rank {self.ranks.rank} of "
-        what += f"{self.ranks.world_size}, and this is rank {here.rank} of "
-        what += f"{here.world_size}."
+        message = f"The loader was built for rank {self.ranks.rank} of "
+        message += f"{self.ranks.world_size}, and this is rank {here.rank} of "
+        message += f"{here.world_size}."
         why = "it was built before torch.distributed was initialized, or in another "
         why += "process: some samples would come twice, others never"
         fix = "build_loader() in each process, after init_process_group; or "
         fix += f"rank={self.ranks.rank}, world_size={self.ranks.world_size} to mean it"
-        raise LoaderError(what, why=why, fix=fix)
+        raise LoaderError(message, why=why, fix=fix)
 
     def check(self, order: Mapping[str, Any]) -> None:
         """Compare with the other ranks, once.
@@ -106,11 +106,13 @@ def _differing_ranks(name: str, values: list[str]) -> LoaderError:
     first = values[0]
     other = next(rank for rank, value in enumerate(values) if value != first)
     shown = [_shortened(value) for value in (first, values[other])]
-    what = f"The ranks have different {name}: {shown[0]} on rank 0, {shown[1]} on rank "
-    what += f"{other}."
+    message = (
+        f"The ranks have different {name}: {shown[0]} on rank 0, {shown[1]} on rank "
+    )
+    message += f"{other}."
     why = "each would take its part of another order: some samples twice, others never"
     fix = f"the same {name} on every rank; random numbers drawn while reading differ "
-    return LoaderError(what, why=why, fix=f"{fix}between ranks anyway")
+    return LoaderError(message, why=why, fix=f"{fix}between ranks anyway")
 
 
 def _shortened(value: str) -> str:

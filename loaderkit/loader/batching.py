@@ -206,11 +206,13 @@ def _check_iterable_ranks(
     is_told = options.rank is not None or description.shares_itself_out
     if is_told or ranks.world_size == 1:
         return
-    what = f"An iterable dataset on rank {ranks.rank} of {ranks.world_size}: it is not "
-    what += "known whether it gives every rank its own part."
+    message = (
+        f"An iterable dataset on rank {ranks.rank} of {ranks.world_size}: it is not "
+    )
+    message += "known whether it gives every rank its own part."
     fix = f"rank={ranks.rank}, world_size={ranks.world_size} if it gives every rank "
     fix += "everything (each then keeps its share), or rank=0, world_size=1 if it "
-    raise LoaderError(what, why=ranks.told_by, fix=f"{fix}shares itself out")
+    raise LoaderError(message, why=ranks.told_by, fix=f"{fix}shares itself out")
 
 
 def _public_samplers_of_user(

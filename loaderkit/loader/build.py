@@ -122,9 +122,9 @@ def _check_device_argument(device: object) -> None:
     if isinstance(device, str | torch.device):
         return
     got = show_value(device)
-    what = f"device must be a name such as 'cpu' or 'cuda', got {got}."
+    message = f"device must be a name such as 'cpu' or 'cuda', got {got}."
     why = "the options of build_loader are given by name"
-    raise OptionError(what, why=why, fix=f"build_loader(dataset, batch_size={got})")
+    raise OptionError(message, why=why, fix=f"build_loader(dataset, batch_size={got})")
 
 
 def _choose_collate(dataset: Any, options: LoaderOptions) -> Callable[[Any], Any]:

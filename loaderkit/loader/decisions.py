@@ -176,9 +176,9 @@ def choose_start_method(
         if facts.start_method != "fork" and facts.unpicklable:
             decision = Decision("fork", f"cannot be sent: {facts.unpicklable}")
     if decision.value != "fork" and facts.unpicklable:
-        what = f"The dataset cannot be sent to {decision.value}ed workers."
+        message = f"The dataset cannot be sent to {decision.value}ed workers."
         fix = "define it in a module rather than in a function or a notebook, or "
-        raise LoaderError(what, why=facts.unpicklable, fix=f"{fix}num_workers=0")
+        raise LoaderError(message, why=facts.unpicklable, fix=f"{fix}num_workers=0")
     return decision
 
 
@@ -323,9 +323,9 @@ def _requested(asked: Any, variable: str, facts: Facts) -> Decision[Any] | None:
 def _check_requested_workers(requested: Decision[int], facts: Facts) -> Decision[int]:
     count, cpus = requested.value, facts.host.cpus
     if count and facts.daemonic:
-        what = f"{count} workers were asked for in a daemonic process."
+        message = f"{count} workers were asked for in a daemonic process."
         why = "daemonic processes may not have children"
-        raise LoaderError(what, why=why, fix="num_workers=0")
+        raise LoaderError(message, why=why, fix="num_workers=0")
     if count <= cpus:
         return requested
     warning = f"{count} workers share {cpus} CPUs ({facts.host.cpus_from}); "

@@ -169,8 +169,8 @@ def check_dataset(dataset: Any, options: LoaderOptions) -> None:
         raise _no_dataset(dataset, f"it has no length: {error}", fix) from error
     _check_subset_rows(dataset)
     if not samples:
-        what = "The dataset has no samples."
-        raise LoaderError(what, why="len(dataset) is 0", fix="look at its source")
+        message = "The dataset has no samples."
+        raise LoaderError(message, why="len(dataset) is 0", fix="look at its source")
 
 
 def _check_subset_rows(dataset: Any) -> None:
@@ -187,10 +187,12 @@ def _check_subset_rows(dataset: Any) -> None:
             samples = len(whole)
             missing = indices[(indices >= samples) | (indices < -samples)]
             if missing.size:
-                what = f"A Subset names row {missing.flat[0]} of {samples:,} samples."
+                message = (
+                    f"A Subset names row {missing.flat[0]} of {samples:,} samples."
+                )
                 why = f"{missing.size:,} of its {indices.size:,} indices are not there"
                 fix = f"Subset(dataset, indices) with indices from 0 to {samples - 1}"
-                raise OptionError(what, why=why, fix=fix)
+                raise OptionError(message, why=why, fix=fix)
         dataset = whole
 
 
@@ -243,18 +245,22 @@ def sizes_of(dataset: Any, name: str) -> Ints:
     samples = len(asked.dataset)
     if whole.shape != (samples,) or (whole < 0).any():
         smallest = whole.min() if whole.size else None
-        what = f"sizes() says {name} of shape {whole.shape}, the smallest {smallest}, "
-        what += f"for {samples} samples."
+        message = (
+            f"sizes() says {name} of shape {whole.shape}, the smallest {smallest}, "
+        )
+        message += f"for {samples} samples."
         fix = "one number for each sample, at least 0"
-        raise LoaderError(what, why="they decide what fits a batch", fix=fix)
+        raise LoaderError(message, why="they decide what fits a batch", fix=fix)
     numbers: Ints = whole.astype(np.int64)
     if asked.rows is not None:
         numbers = numbers[asked.rows]
     total = float(numbers.sum(dtype=np.float64))
     if total >= _MOST_IN_ALL:
-        what = f"sizes() says {total:.3g} {name} in all."
+        message = f"sizes() says {total:.3g} {name} in all."
         why = "batches are cut where sums of them reach a limit, in int64"
-        raise LoaderError(what, why=why, fix="count in larger units, or mend sizes()")
+        raise LoaderError(
+            message, why=why, fix="count in larger units, or mend sizes()"
+        )
     return numbers
 
 
@@ -314,8 +320,8 @@ def _length(dataset: Any) -> int | None:
 
 
 def _no_dataset(dataset: object, why: str, fix: str) -> OptionError:
-    what = f"A {type(dataset).__name__} is no dataset to build a loader of."
-    return OptionError(what, why=why, fix=fix)
+    message = f"A {type(dataset).__name__} is no dataset to build a loader of."
+    return OptionError(message, why=why, fix=fix)
 
 
 def _refuse_other_things(dataset: Any) -> None:
@@ -336,15 +342,15 @@ def _check_iterable_options(options: LoaderOptions, *, pipe: bool) -> None:
         meaningless.remove("shuffle")  # a pipe has shufflers of its own, or gets one
     for name in options.given():
         if name in meaningless:
-            what = f"{name} was given for an iterable dataset."
+            message = f"{name} was given for an iterable dataset."
             why = "its samples come one by one, in its own order, and their sizes are "
             why += "not known before"
             fix = "batch_size=..., or pack(list(dataset), path): a map-style dataset"
-            raise OptionError(what, why=why, fix=fix)
+            raise OptionError(message, why=why, fix=fix)
 
 
 def _unknown_sizes(name: str, dataset: object, table: object) -> LoaderError:
-    what = f"The {name} of the samples are not known."
+    message = f"The {name} of the samples are not known."
     why = f"a {type(dataset).__name__} does not say them"
     fix = "loaderkit.pack(dataset, path), or give it sizes() -> {name: array}"
     if table is not None:
@@ -355,7 +361,7 @@ def _unknown_sizes(name: str, dataset: object, table: object) -> LoaderError:
         fix = f"limit by {' or '.join(limits)}, or give it sizes() -> {{name: array}}"
         if nearest:
             fix = f"did you mean {nearest[0]!r}?"
-    return LoaderError(what, why=why, fix=fix)
+    return LoaderError(message, why=why, fix=fix)
 
 
 def _names_in(table: object) -> list[str]:
@@ -384,7 +390,7 @@ def _whole_numbers(name: str, sizes: Any) -> NDArray[Any]:
     if not fault and array.size and float(array.max()) >= _MOST_IN_ALL:
         fault = f"{array.max():.3g}"  # uint64 and floats may not fit int64
     if fault:
-        what = f"sizes() says {name} with {fault} among them."
+        message = f"sizes() says {name} with {fault} among them."
         fix = "one whole number for each sample, at least 0"
-        raise LoaderError(what, why="they decide what fits a batch", fix=fix)
+        raise LoaderError(message, why="they decide what fits a batch", fix=fix)
     return array

@@ -289,8 +289,8 @@ class LoaderEpoch(Iterator[Any]):
         batches = self._batches_under_way(dead[0]) if dead else []
         who = f"Worker {dead[0]}" if dead else "A worker"
         which = "the batch" if len(batches) == 1 else "one of the batches"
-        what = f"{who} died while it made {which} of {'; or '.join(batches)}."
-        self._death = LoaderError(what, why=why, fix=fix)
+        message = f"{who} died while it made {which} of {'; or '.join(batches)}."
+        self._death = LoaderError(message, why=why, fix=fix)
         return self._death
 
     def _batches_under_way(self, worker: int) -> list[str]:
@@ -328,8 +328,8 @@ def death_at_start(error: RuntimeError) -> LoaderError | None:
     """
     if not str(error).startswith(_DEATH):
         return None
-    what = "A worker died as the epoch began."
-    return LoaderError(what, why=str(error), fix="num_workers=0 shows where")
+    message = "A worker died as the epoch began."
+    return LoaderError(message, why=str(error), fix="num_workers=0 shows where")
 
 
 def cause_of(code: int | None, host: Host, *, out_of_memory: bool) -> tuple[str, str]:

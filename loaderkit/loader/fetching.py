@@ -121,15 +121,15 @@ def transform_batch(
     except LoaderkitError:
         raise
     except Exception as error:
-        what = f"Joined, but not transformed: {which_batch}: "
+        message = f"Joined, but not transformed: {which_batch}: "
         fix = f"mend {name} for a whole batch, or call it sample by sample, as "
         fix += "transform= of the dataset; num_workers=0 to step through"
-        raise error_about(what, error, fix) from error
+        raise error_about(message, error, fix) from error
     if transformed is None:
-        what = f"batch_transform {name} returned None for {which_batch}."
+        message = f"batch_transform {name} returned None for {which_batch}."
         why = "what it returns is the batch that the loop gets"
         fix = "return the batch, also one that was changed in place"
-        raise LoaderError(what, why=why, fix=fix)
+        raise LoaderError(message, why=why, fix=fix)
     return transformed
 
 
@@ -305,11 +305,11 @@ def _pad_field(field: PaddedValues, length: int) -> Any:
     if missing == 0:
         return field
     if missing < 0:
-        what = f"A padded batch has {longest:,} rows, its bucket {length:,}."
+        message = f"A padded batch has {longest:,} rows, its bucket {length:,}."
         why = "buckets follow from sizes(), and a transform probably made samples "
         why += "longer; batches would have other shapes than those of the buckets"
         fix = "do that in load() or before pack(), or drop bucket_by"
-        raise LoaderError(what, why=why, fix=fix)
+        raise LoaderError(message, why=why, fix=fix)
     padding = field.values.new_zeros(samples, missing, *rest)
     no_rows = field.mask.new_zeros(samples, missing)
     return field._replace(

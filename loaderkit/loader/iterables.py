@@ -63,9 +63,9 @@ def _naming_user_code(what: str, fix: str) -> Iterator[None]:
 
 
 def _ended_early(number: int, given: int) -> LoaderError:
-    what = f"The dataset ended after {number:,} batches; the state has {given:,}."
+    message = f"The dataset ended after {number:,} batches; the state has {given:,}."
     fix = "read the dataset that the state is of, or begin the epoch anew"
-    return LoaderError(what, why="it has fewer samples than it had then", fix=fix)
+    return LoaderError(message, why="it has fewer samples than it had then", fix=fix)
 
 
 @dataclass(frozen=True)

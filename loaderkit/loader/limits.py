@@ -48,13 +48,15 @@ class LimitCheck:
         for name, limit in self.limits.items():
             if totals.get(name, 0) <= limit:
                 continue
-            what = f"A batch has {totals[name]:,} {name}, above max_{name}={limit:,}: "
-            what += f"{names}."
+            message = (
+                f"A batch has {totals[name]:,} {name}, above max_{name}={limit:,}: "
+            )
+            message += f"{names}."
             why = "batches follow from the sizes in the cache, and a transform or a "
             why += "__getitem__ made these samples larger"
             fix = "do that in load() or before pack(), or give the dataset sizes() -> "
             fix += f"{{{name!r}: array}} of what it returns"
-            raise LoaderError(what, why=why, fix=fix)
+            raise LoaderError(message, why=why, fix=fix)
 
 
 def limit_check_of(

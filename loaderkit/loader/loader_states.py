@@ -54,9 +54,11 @@ def check_state(state: Mapping[str, Any], expected: ExpectedState) -> None:
     given_names: set[str] = set(state) if hasattr(state, "keys") else set()
     missing = expected.required - given_names
     if missing:
-        what = f"This is no state of a loader: it lacks {', '.join(sorted(missing))}."
+        message = (
+            f"This is no state of a loader: it lacks {', '.join(sorted(missing))}."
+        )
         why = f"got a {type(state).__name__}"
-        raise LoaderError(what, why=why, fix=_TAKE_OWN_STATE)
+        raise LoaderError(message, why=why, fix=_TAKE_OWN_STATE)
 
     _check_same("version", state["version"], STATE_VERSION)
     _check_same("batching", state["batching"], expected.batching)
@@ -90,9 +92,9 @@ def check_given_batches(state: Mapping[str, Any], count: int) -> None:
     batches, ahead = int(state["batches"]), state.get("ahead", ())
     if max([batches - 1, *ahead]) < max(count, 1):
         return
-    what = f"The state has {max([batches, *ahead]):,} batches of epoch "
-    what += f"{state['epoch']}, which has {count:,}."
-    raise LoaderError(what, why="there is no rest to give", fix=_TAKE_OWN_STATE)
+    message = f"The state has {max([batches, *ahead]):,} batches of epoch "
+    message += f"{state['epoch']}, which has {count:,}."
+    raise LoaderError(message, why="there is no rest to give", fix=_TAKE_OWN_STATE)
 
 
 def check_worker_states(state: Mapping[str, Any], num_workers: int) -> None:
@@ -114,9 +116,9 @@ def check_worker_states(state: Mapping[str, Any], num_workers: int) -> None:
     # No worker and one read the same samples; more split them among themselves.
     if theirs == num_workers or {theirs, num_workers} == {0, 1}:
         return
-    what = f"The state is that of {theirs} workers, this loader has {num_workers}."
+    message = f"The state is that of {theirs} workers, this loader has {num_workers}."
     why = "each worker reads a part of its own, so what is missing cannot be told"
-    raise LoaderError(what, why=why, fix=f"num_workers={theirs}")
+    raise LoaderError(message, why=why, fix=f"num_workers={theirs}")
 
 
 def position_of(state: Mapping[str, Any]) -> Position:
@@ -156,22 +158,24 @@ def changed_since_loading(
         The error to raise.
     """
     then, now = _differing_parts(order_then, order_now)
-    what = "A state was loaded in the middle of an epoch, and the dataset has changed "
-    what += f"since: from {then} to {now}."
+    message = (
+        "A state was loaded in the middle of an epoch, and the dataset has changed "
+    )
+    message += f"since: from {then} to {now}."
     why = "the rest of that epoch would be that of another order"
     fix = "load_state_dict of the dataset as it was, or loader.set_epoch() of another "
-    return LoaderError(what, why=why, fix=f"{fix}epoch")
+    return LoaderError(message, why=why, fix=f"{fix}epoch")
 
 
 def _check_same(name: str, theirs: Any, ours: Any) -> None:
     if theirs == ours:
         return
     theirs, ours = _differing_parts(theirs, ours)
-    what = f"The state has {name} {theirs!r}, this loader {ours!r}."
+    message = f"The state has {name} {theirs!r}, this loader {ours!r}."
     why = "the batches that are missing cannot be told"
     fix = "build the loader with the same dataset, options, seed and number of ranks; "
     fix += "with others, begin an epoch: loader.set_epoch(state['epoch'] + 1)"
-    raise LoaderError(what, why=why, fix=fix)
+    raise LoaderError(message, why=why, fix=fix)
 
 
 def _check_no_other_names(state: Mapping[str, Any], expected: ExpectedState) -> None:
@@ -181,10 +185,12 @@ def _check_no_other_names(state: Mapping[str, Any], expected: ExpectedState) -> 
         known |= {"num_workers", "workers", "last_worker", "main"}
     unknown = sorted(map(str, set(state) - known))
     if unknown:
-        what = f"The state has {', '.join(unknown)}, for which this loader has no use."
+        message = (
+            f"The state has {', '.join(unknown)}, for which this loader has no use."
+        )
         why = "it is that of another kind of dataset or sampler, or was added to"
         fix = "load_state_dict(loader.state_dict()) of a loader built alike"
-        raise LoaderError(what, why=why, fix=fix)
+        raise LoaderError(message, why=why, fix=fix)
 
 
 def _check_each_worker(state: Mapping[str, Any]) -> None:
@@ -214,6 +220,6 @@ def _differing_parts(theirs: Any, ours: Any) -> tuple[Any, Any]:
 
 
 def _wrong_part(value: object, name: str, wanted: str) -> LoaderError:
-    what = f"The state's {name} must be {wanted}, got {value!s:.80}."
+    message = f"The state's {name} must be {wanted}, got {value!s:.80}."
     why = f"its type is {type(value).__name__}"
-    return LoaderError(what, why=why, fix=_TAKE_OWN_STATE)
+    return LoaderError(message, why=why, fix=_TAKE_OWN_STATE)

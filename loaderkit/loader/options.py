@@ -79,8 +79,8 @@ class SettingOverrides:
         """
         name, reason = _needs_workers(self)
         if name:
-            what = f"{name} was given without workers ({why_none})."
-            raise OptionError(what, why=reason, fix=f"num_workers=1, or drop {name}")
+            message = f"{name} was given without workers ({why_none})."
+            raise OptionError(message, why=reason, fix=f"num_workers=1, or drop {name}")
 
 
 @dataclass(frozen=True)
@@ -189,14 +189,16 @@ class LoaderOptions(SettingOverrides):
         has_seed = hasattr(generator, "manual_seed") and not isinstance(generator, type)
         if generator is not None and not has_seed:
             got = show_value(generator)
-            what = f"generator must be a torch.Generator, got {got}."
+            message = f"generator must be a torch.Generator, got {got}."
             fix = "generator=torch.Generator().manual_seed(0), or seed=0"
-            raise OptionError(what, fix=fix)
+            raise OptionError(message, fix=fix)
         if (self.rank is None) != (self.world_size is None):
-            what = f"rank and world_size belong together, got rank={self.rank} and "
-            what += f"world_size={self.world_size}."
+            message = f"rank and world_size belong together, got rank={self.rank} and "
+            message += f"world_size={self.world_size}."
             fix = "rank=0, world_size=1 for the whole dataset on every process"
-            raise OptionError(what, why="one says nothing without the other", fix=fix)
+            raise OptionError(
+                message, why="one says nothing without the other", fix=fix
+            )
         if self.rank is not None and self.world_size is not None:
             check_integer("rank", self.rank, least=0, most=self.world_size - 1)
 
@@ -217,13 +219,15 @@ class LoaderOptions(SettingOverrides):
         if self.seed is not None:
             self._refuse_beside("seed", "both would choose the seed", {"generator"})
         if self.oversized != "raise" and not self.limits:
-            what = f"oversized={self.oversized!r} was given without a limit."
+            message = f"oversized={self.oversized!r} was given without a limit."
             fix = "max_nodes=..., max_edges=..., max_bytes=... or max_tokens=..."
-            raise OptionError(what, why="no sample is too large for none", fix=fix)
+            raise OptionError(message, why="no sample is too large for none", fix=fix)
         if self.buckets != 8 and self.bucket_by is None:
-            what = f"buckets={self.buckets} was given without bucket_by."
+            message = f"buckets={self.buckets} was given without bucket_by."
             why = "it counts the buckets that samples are sorted into by size"
-            raise OptionError(what, why=why, fix='bucket_by="nodes", or drop buckets')
+            raise OptionError(
+                message, why=why, fix='bucket_by="nodes", or drop buckets'
+            )
 
     def _refuse_beside(self, name: str, why: str, others: set[str]) -> None:
         for other in self.given():
@@ -231,8 +235,8 @@ class LoaderOptions(SettingOverrides):
                 another = ", another rule for batches" if "sampler" in name else ""
                 if other == "batch_size" and not self.batched:
                     other = "batch_size=None"
-                what = f"{name} was given with {other}{another}."
-                raise OptionError(what, why=why, fix=f"drop {other}, or {name}")
+                message = f"{name} was given with {other}{another}."
+                raise OptionError(message, why=why, fix=f"drop {other}, or {name}")
 
 
 _ORDER_OPTIONS = ("shuffle", "bucket_by", *(f"max_{name}" for name in SIZES))
@@ -277,10 +281,12 @@ def _check_iterable(name: str, value: object) -> None:
     gives_rows &= getattr(value, "ndim", 1) != 0  # numbers of numpy have __getitem__
     if value is None or (gives_rows and not isinstance(value, str | bytes)):
         return
-    what = f"{name} must give rows when it is iterated over, got "
-    what += f"{show_value(value)}."
+    message = f"{name} must give rows when it is iterated over, got "
+    message += f"{show_value(value)}."
     why = f"its type is {type(value).__name__}"
-    raise OptionError(what, why=why, fix=f"{name}=a torch Sampler, or a list of rows")
+    raise OptionError(
+        message, why=why, fix=f"{name}=a torch Sampler, or a list of rows"
+    )
 
 
 def _check_size_name(name: str, value: Any) -> str:
@@ -376,9 +382,9 @@ def check_variables(environment: Mapping[str, str]) -> None:
         if not name.startswith(_PREFIX) or name in _OTHER_VARIABLES:
             continue
         if name not in _VARIABLES:
-            what = f"There is no variable {name}."
+            message = f"There is no variable {name}."
             why = "a misspelt variable would be ignored"
-            raise OptionError(what, why=why, fix=suggest_name(name, _VARIABLES))
+            raise OptionError(message, why=why, fix=suggest_name(name, _VARIABLES))
         if text:
             parse_variable(name, text)
 

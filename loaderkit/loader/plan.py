@@ -227,6 +227,6 @@ def _refuse_certain_failure(outlook: Forecast) -> None:
     """Refuse what is certain to fail: the limit breaks before the first step."""
     for line in outlook.lines:
         if line.certain and line.limit is not None and line.need > line.limit:
-            what = f"This loader needs {line.amount(line.need)} of {line.name}; "
-            what += f"there are {line.amount(line.limit)}."
-            raise LoaderError(what, why=line.why, fix=line.fix)
+            message = f"This loader needs {line.amount(line.need)} of {line.name}; "
+            message += f"there are {line.amount(line.limit)}."
+            raise LoaderError(message, why=line.why, fix=line.fix)

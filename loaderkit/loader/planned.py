@@ -169,8 +169,8 @@ class PlannedLoader(DataLoader[Any]):
             if hint is None or hasattr(type(self), name):
                 # Also a property that raised an AttributeError of its own: again.
                 return object.__getattribute__(self, name)
-            what = f"A loader has no attribute {name!r}."
-            raise NoSuchAttributeError(what, why=hint.why, fix=hint.fix)
+            message = f"A loader has no attribute {name!r}."
+            raise NoSuchAttributeError(message, why=hint.why, fix=hint.fix)
 
     @property
     def plan(self) -> LoaderPlan:
@@ -465,9 +465,9 @@ class PlannedLoader(DataLoader[Any]):
 
     def _planned(self) -> LoaderSetup:
         if self._setup is None:
-            what = "A loader that a trainer built again has no state."
+            message = "A loader that a trainer built again has no state."
             fix = "keep the loader that build_loader gave, and ask that one"
-            raise LoaderError(what, why="it is a plain DataLoader", fix=fix)
+            raise LoaderError(message, why="it is a plain DataLoader", fix=fix)
         return self._setup
 
     def _workers_at_start(self) -> Resumption:

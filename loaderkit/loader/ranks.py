@@ -116,17 +116,19 @@ def launched_ranks(environment: Mapping[str, str]) -> Ranks | None:
             rank, size = -1, 0
         if not 0 <= rank < size:
             values = f"{environment[rank_name]!r} and {environment[size_name]!r}"
-            what = f"{rank_name} and {size_name} are {values}."
+            message = f"{rank_name} and {size_name} are {values}."
             why = "a rank is from 0 to the number of processes less one"
             fix = f"unset {rank_name}, or rank=0, world_size=1"
-            raise LoaderError(what, why=why, fix=fix)
+            raise LoaderError(message, why=why, fix=fix)
         if size_name == "SLURM_NTASKS" and rank == 0 and size > 1:
             # sbatch sets both for its script, which runs once; srun sets the number
             # of tasks of its step besides.
-            what = f"Slurm has {size} tasks for this job, but srun did not start this."
+            message = (
+                f"Slurm has {size} tasks for this job, but srun did not start this."
+            )
             why = "one process may train alone here, or be the first of several"
             fix = "srun python train.py, or rank=0, world_size=1 to train alone"
-            raise LoaderError(what, why=why, fix=fix)
+            raise LoaderError(message, why=why, fix=fix)
         return Ranks(rank, size, told_by, size)
     return None
 

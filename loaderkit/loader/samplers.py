@@ -213,10 +213,12 @@ def _rows_by_limits(rule: BatchRule) -> tuple[Ints, Ints]:
         name for name, limit in rule.limits.items() if rule.sizes[name][row] > limit
     )
     name = next(exceeded)
-    what = f"Sample {row:,} has {rule.sizes[name][row]:,} {name}, above the limit of "
-    what += f"{rule.limits[name]:,}; so have {len(oversized) - 1:,} more."
+    message = (
+        f"Sample {row:,} has {rule.sizes[name][row]:,} {name}, above the limit of "
+    )
+    message += f"{rule.limits[name]:,}; so have {len(oversized) - 1:,} more."
     fix = f"raise max_{name}, or oversized='alone' (a batch of its own) or 'skip'"
-    raise LoaderError(what, why="no batch can hold it", fix=fix)
+    raise LoaderError(message, why="no batch can hold it", fix=fix)
 
 
 def _order_rows(rule: BatchRule, rows: Ints, chance: np.random.Generator) -> Ints:

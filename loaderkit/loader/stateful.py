@@ -98,9 +98,11 @@ class SamplerState:
             or not all(isinstance(state[name], str) for name in texts)
             or not all(isinstance(state[name], Mapping) for name in tables)
         ):
-            what = f"This is no state of a sampler: {state!s:.80}."
+            message = f"This is no state of a sampler: {state!s:.80}."
             why = f"it must have {', '.join(sorted(names))}"
-            raise LoaderError(what, why=why, fix="load_state_dict(loader.state_dict())")
+            raise LoaderError(
+                message, why=why, fix="load_state_dict(loader.state_dict())"
+            )
         return cls(**state)
 
 
@@ -271,9 +273,9 @@ def restore_sampler(
     if state.own is not None:
         part = stateful_part(sampler)
         if part is None:
-            what = "The state is that of a sampler with a state_dict of its own; "
-            what += f"this {type(sampler).__name__} has none."
-            raise LoaderError(what, fix="give the loader the same sampler")
+            message = "The state is that of a sampler with a state_dict of its own; "
+            message += f"this {type(sampler).__name__} has none."
+            raise LoaderError(message, fix="give the loader the same sampler")
         part.load_state_dict(copy.deepcopy(state.own))
         return None
 
@@ -283,16 +285,16 @@ def restore_sampler(
 
     for path, saved in state.generators.items():
         if not _restore_generator(attributes.get(path), saved):
-            what = f"The state is of a random generator at {path}; this sampler has "
-            what += "none there, or one of another kind."
-            raise LoaderError(what, fix="give the loader the same sampler")
+            message = f"The state is of a random generator at {path}; this sampler has "
+            message += "none there, or one of another kind."
+            raise LoaderError(message, fix="give the loader the same sampler")
     for path, saved in state.values.items():
         if path not in attributes or attributes[path] != saved:
-            what = f"The sampler's {path} is {attributes.get(path)!r}, "
-            what += f"the state has {saved!r}."
+            message = f"The sampler's {path} is {attributes.get(path)!r}, "
+            message += f"the state has {saved!r}."
             why = "other rows would follow"
             fix = "set it before, or give the sampler state_dict() and "
-            raise LoaderError(what, why=why, fix=f"{fix}load_state_dict()")
+            raise LoaderError(message, why=why, fix=f"{fix}load_state_dict()")
 
     # Its rows were hashed once; of 10^7 that takes half a second.
     return replace(current, generators={**current.generators, **state.generators})
@@ -306,12 +308,14 @@ def _check_same_rows(current: SamplerState, saved: SamplerState) -> None:
     for path, length in saved.lengths.items():
         if current.lengths.get(path) != length:
             name = "its own" if path == "sampler" else path
-            what = f"The sampler's length ({name}) is {current.lengths.get(path)}, the "
-            raise LoaderError(f"{what}state has {length}.", why=why, fix=fix)
+            message = (
+                f"The sampler's length ({name}) is {current.lengths.get(path)}, the "
+            )
+            raise LoaderError(f"{message}state has {length}.", why=why, fix=fix)
     for path, digest in saved.arrays.items():
         if current.arrays.get(path) != digest:
-            what = f"Of the sampler, {path} is not what it was for the state."
-            raise LoaderError(what, why=why, fix=fix)
+            message = f"Of the sampler, {path} is not what it was for the state."
+            raise LoaderError(message, why=why, fix=fix)
 
 
 def stateful_part(sampler: object) -> Stateful | None:

@@ -179,16 +179,18 @@ class UserBatches:
         else:
             sampler_pass.drop(at.start)
             if sampler_pass.number < at.start:
-                what = f"The state has {at.start:,} batches of the {self.name}, which "
-                what += f"gives {sampler_pass.number:,} in an epoch."
+                message = (
+                    f"The state has {at.start:,} batches of the {self.name}, which "
+                )
+                message += f"gives {sampler_pass.number:,} in an epoch."
                 fix = "give the loader the same sampler"
-                raise LoaderError(what, why="there is no rest to give", fix=fix)
+                raise LoaderError(message, why="there is no rest to give", fix=fix)
             comparable = saved.rank in {None, self.digest_rank}
             if at.start and comparable and saved.digest != sampler_pass.digest:
-                what = f"The {self.name} gives other batches than those before it."
+                message = f"The {self.name} gives other batches than those before it."
                 why = "it draws from something that it does not show"
                 fix = "give it state_dict() and load_state_dict(), or a generator"
-                raise LoaderError(what, why=why, fix=fix)
+                raise LoaderError(message, why=why, fix=fix)
         self._prepared = (replace(at), sampler_pass)
 
     @property
@@ -198,13 +200,15 @@ class UserBatches:
         return None if alone else self.ranks.rank
 
     def _epoch_changed_error(self, at: Position) -> LoaderError:
-        what = f"The {self.name} was told another epoch after a state was loaded that "
-        what += (
+        message = (
+            f"The {self.name} was told another epoch after a state was loaded that "
+        )
+        message += (
             f"stands in the middle of epoch {at.epoch}, behind {at.start:,} batches."
         )
         why = "the rest of that epoch would be that of another order"
         fix = "set the sampler's epoch before load_state_dict, or loader.set_epoch() "
-        return LoaderError(what, why=why, fix=f"{fix}to leave the rest out")
+        return LoaderError(message, why=why, fix=f"{fix}to leave the rest out")
 
     def read(self) -> SamplerState:
         """Read how the sampler stands."""
@@ -374,12 +378,12 @@ class _HashedRows(Iterator[Any]):
                 return list(batch)
         except TypeError:
             pass
-        what = (
+        message = (
             f"The batch_sampler ({self._batches.name}) gave {batch!r:.80} as a batch."
         )
         why = f"a {type(batch).__name__} is no list of rows"
         fix = "sampler=... if it gives rows one by one, or let it give lists of rows"
-        raise OptionError(what, why=why, fix=fix)
+        raise OptionError(message, why=why, fix=fix)
 
 
 def _is_iterator(sampler: Any) -> bool:
@@ -395,10 +399,12 @@ def _shares_rows(sampler: Any, ranks: Ranks) -> bool:
         if not isinstance(size, int) or not isinstance(rank, int):
             continue
         if (rank, size) != (ranks.rank, ranks.world_size) and ranks.world_size > 1:
-            what = f"The {type(part).__name__} is for rank {rank} of {size}, this is "
-            what += f"rank {ranks.rank} of {ranks.world_size}."
+            message = (
+                f"The {type(part).__name__} is for rank {rank} of {size}, this is "
+            )
+            message += f"rank {ranks.rank} of {ranks.world_size}."
             fix = "drop the sampler (ranks are shared out), or rank and world_size"
-            raise OptionError(what, why=ranks.told_by, fix=fix)
+            raise OptionError(message, why=ranks.told_by, fix=fix)
         return True
     return ranks.world_size == 1
 

@@ -318,9 +318,9 @@ def _open_batch(
         tensors = _copy_tensors_from(content, slots)
         # After the copy: what was written over meanwhile would be half of each batch.
         if _read_number(memory) != segment.number:
-            what = "A batch was overwritten by a later one while it was received."
+            message = "A batch was overwritten by a later one while it was received."
             raise LoaderError(
-                what,
+                message,
                 why="a worker ran further ahead than torch says",
                 fix="report this with your versions of torch and loaderkit; "
                 "num_workers=0",

@@ -97,7 +97,7 @@ def _check_limit(step_estimate: StepEstimate, limit_bytes: int) -> None:
     over_bytes = step_estimate.high - limit_bytes
     if over_bytes <= 0:
         return
-    what = (
+    message = (
         f"A step takes {format_bytes(step_estimate.high)}, "
         f"{format_bytes(over_bytes)} more than {format_bytes(limit_bytes)}."
     )
@@ -105,7 +105,7 @@ def _check_limit(step_estimate: StepEstimate, limit_bytes: int) -> None:
     largest = max(parts, key=lambda part: parts[part])
     why = f"the peak is in {step_estimate.phase}, mostly {largest}"
     fix = "loaderkit.plan_batch(model, dataset, device) computes what each remedy saves"
-    raise DoesNotFitError(what, why=why, fix=fix)
+    raise DoesNotFitError(message, why=why, fix=fix)
 
 
 def _check_snapshot(
@@ -126,7 +126,7 @@ def _check_snapshot(
     share_more = step_estimate.peak / before["peak"] - 1
     if share_more <= rise:
         return
-    what = (
+    message = (
         f"The peak of {name} rose by {share_more:.1%}, from "
         f"{format_bytes(before['peak'])} to {format_bytes(step_estimate.peak)}; "
         f"{rise:.1%} is allowed."
@@ -140,7 +140,7 @@ def _check_snapshot(
         f"{most} grew by {format_bytes(grown_bytes[most])}; "
         f"the peak is in {step_estimate.phase}"
     )
-    raise DoesNotFitError(what, why=why, fix=f"{UPDATE}=1 pytest, if that is meant")
+    raise DoesNotFitError(message, why=why, fix=f"{UPDATE}=1 pytest, if that is meant")
 
 
 def _write_sorted(snapshots: dict[str, Any], file: Path) -> None:

@@ -220,8 +220,8 @@ class BatchPlan(HasPage):
 
     def _require_cost_model(self) -> BatchCostModel:
         if self.cost_model is None:
-            what = "This plan has no model of what batches take."
-            raise BudgetError(what, fix="plan_batch(model, dataset, device)")
+            message = "This plan has no model of what batches take."
+            raise BudgetError(message, fix="plan_batch(model, dataset, device)")
         return self.cost_model
 
     def _repr_html_(self) -> str:
@@ -408,8 +408,8 @@ def _available_bytes(
     name = spec.kind if isinstance(device, DeviceSpec) else device
     free = free_bytes(torch.device(name))
     if free is None:
-        what = f"There is no {name} here that tells how much memory is free."
-        raise BudgetError(what, fix='plan_batch(..., limit="8 GiB")')
+        message = f"There is no {name} here that tells how much memory is free."
+        raise BudgetError(message, fix='plan_batch(..., limit="8 GiB")')
     return _AvailableBytes(free.amount, f"free now ({free.known_from})")
 
 

@@ -232,10 +232,10 @@ def _count_checked(dataset: Any) -> int:
         msg += "samples as a list"
         raise StepError(msg)
     if isinstance(dataset, Mapping) and set(dataset) != set(range(count)):
-        what = f"A {type(dataset).__name__} is no dataset."
+        message = f"A {type(dataset).__name__} is no dataset."
         why = "its keys are not the numbers from 0 on"
         fix = "plan_batch(model, list(samples.values()), device)"
-        raise OptionError(what, why=why, fix=fix)
+        raise OptionError(message, why=why, fix=fix)
     return count
 
 

@@ -206,7 +206,7 @@ def diagnose_oom(
 
 def _neither_error_nor_text(given: object) -> OptionError:
     """Say what to give in place of what is often at hand where an error was caught."""
-    what = f"diagnose_oom takes an error or a text, got {show_value(given)}."
+    message = f"diagnose_oom takes an error or a text, got {show_value(given)}."
     why = f"its type is {type(given).__name__}"
     fix = "except Exception as error: print(diagnose_oom(error))"
     if given is None:
@@ -223,7 +223,7 @@ def _neither_error_nor_text(given: object) -> OptionError:
         fix = "diagnose_oom(sys.exc_info()[1])"
     elif isinstance(given, list | tuple):
         fix = "diagnose_oom('\\n'.join(lines))"
-    return OptionError(what, why=why, fix=fix)
+    return OptionError(message, why=why, fix=fix)
 
 
 def diagnose(

@@ -227,9 +227,11 @@ def _set_at_run_time(torch: Any, options: dict[str, str]) -> str:
     effective = _ask_torch(torch).effective
     change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
     if change is None or effective is None:
-        what = "It is too late to change the allocator's settings."
+        message = "It is too late to change the allocator's settings."
         why = f"torch {torch.__version__} reads them once; in effect: {effective}"
-        raise BudgetError(what, why=why, fix="configure before anything imports torch")
+        raise BudgetError(
+            message, why=why, fix="configure before anything imports torch"
+        )
     change(_join_options(options_of(effective) | options))
     return _ask_torch(torch).effective or ""
 

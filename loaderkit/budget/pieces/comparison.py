@@ -262,7 +262,7 @@ def _as_dense(grad: torch.Tensor) -> torch.Tensor:
 
 def _deviation_error(share: float, weigh: Any) -> BudgetError:
     """Say by how much pieces differ from the whole, and what may be the cause."""
-    what = f"Pieces do not equal the whole: their gradients differ by {share:.1%}."
+    message = f"Pieces do not equal the whole: their gradients differ by {share:.1%}."
     why = (
         f"the loss is no mean over {weigh!r} (a sum, a class weight, ignore_index), or "
         "a layer or loss mixes samples (a norm without batch=, contrastive losses)"
@@ -271,11 +271,11 @@ def _deviation_error(share: float, weigh: Any) -> BudgetError:
         "weigh=lambda piece: ... counts what the loss is a mean over; independent="
         "False where samples are mixed; verify=False where the difference is meant"
     )
-    return BudgetError(what, why=why, fix=fix)
+    return BudgetError(message, why=why, fix=fix)
 
 
 def _infinite_error() -> BudgetError:
-    what = "Pieces do not equal the whole: their gradients are not finite."
+    message = "Pieces do not equal the whole: their gradients are not finite."
     why = (
         "a small piece has nothing that the loss can be a mean over (all is ignored), "
         "or the loss compares samples (a standard deviation of one)"
@@ -284,11 +284,11 @@ def _infinite_error() -> BudgetError:
         "a loss that is 0 for such a piece; independent=False where samples are "
         "compared; verify=False if your pieces are never so small"
     )
-    return BudgetError(what, why=why, fix=fix)
+    return BudgetError(message, why=why, fix=fix)
 
 
 def _single_error(error: Exception) -> BudgetError:
-    what = f"A piece of one sample cannot be computed: {type(error).__name__}."
+    message = f"A piece of one sample cannot be computed: {type(error).__name__}."
     why = "pieces are compared with the whole, and the last of a batch may be so small"
     fix = "a model that takes one sample, or micro_batch=4 or more, or verify=False"
-    return BudgetError(what, why=why, fix=fix)
+    return BudgetError(message, why=why, fix=fix)

@@ -408,18 +408,18 @@ def _check_pieces_can_equal_whole(
         BudgetError: They cannot.
     """
     if not independent:
-        what = "This batch does not fit, and its loss cannot be computed in pieces."
+        message = "This batch does not fit, and its loss cannot be computed in pieces."
         why = (
             "you said that one sample's loss depends on the others (independent=False)"
         )
         fix = "a smaller batch, or loaderkit.plan_batch"
-        raise BudgetError(what, why=why, fix=fix) from cause
+        raise BudgetError(message, why=why, fix=fix) from cause
     name = _name_of_batch_norm(model)
     if name is not None:
-        what = "This batch cannot be computed in pieces with equal results."
+        message = "This batch cannot be computed in pieces with equal results."
         why = f"{name} normalises by the statistics of its batch, in training"
         fix = f"model.get_submodule({name!r}).eval(), or GroupNorm, or LayerNorm"
-        raise BudgetError(what, why=why, fix=fix) from cause
+        raise BudgetError(message, why=why, fix=fix) from cause
 
 
 def _name_of_batch_norm(model: Any) -> str | None:

@@ -88,7 +88,11 @@ def agreed(model: Any, run: Callable[[], Result]) -> Result:
     if failure is not None:
         raise failure
     if int(failed_rank):
-        what = f"Rank {int(failed_rank) - 1} failed in this step, so no rank made it."
+        message = (
+            f"Rank {int(failed_rank) - 1} failed in this step, so no rank made it."
+        )
         why = "the ranks would differ; its own output has the error"
-        raise BudgetError(what, why=why, fix="the same step again, or a smaller batch")
+        raise BudgetError(
+            message, why=why, fix="the same step again, or a smaller batch"
+        )
     return result  # type: ignore[return-value]

@@ -41,31 +41,35 @@ class Update:
         less = f"torch.optim.{name}(..., foreach=False), or fused=True, takes less"
         if self.is_first:
             self._undo_update()
-            what = f"The first update of {name} ran out of memory, and was undone."
-            return BudgetError(what, why="the optimizer makes its state then", fix=less)
+            message = f"The first update of {name} ran out of memory, and was undone."
+            return BudgetError(
+                message, why="the optimizer makes its state then", fix=less
+            )
 
         again = "load model and optimizer from the last checkpoint"
         if not type(self.optimizer).__module__.startswith("torch.optim"):
             # Others may write through ``.data``, and such writes are not counted.
-            what = f"An update of {name} ran out of memory half-way."
+            message = f"An update of {name} ran out of memory half-way."
             why = "parameters and state may be changed in part"
-            return BudgetError(what, why=why, fix=f"{again}; {less}")
+            return BudgetError(message, why=why, fix=f"{again}; {less}")
 
         parameters_changed = self._count_changed(self.parameters)
         state_changed = self._count_changed(self._state)
         if not parameters_changed and not state_changed:
-            what = f"An update of {name} ran out of memory before it changed anything."
+            message = (
+                f"An update of {name} ran out of memory before it changed anything."
+            )
             why = "parameters, gradients and state are as before the update"
             fix = f"free memory and call optimizer.step() again; {less}"
-            return BudgetError(what, why=why, fix=fix)
+            return BudgetError(message, why=why, fix=fix)
 
-        what = f"An update of {name} ran out of memory half-way."
+        message = f"An update of {name} ran out of memory half-way."
         why = (
             f"{parameters_changed} of {len(self.parameters)} parameters and "
             f"{state_changed} of "
             f"{len(self._state)} tensors of its state were changed"
         )
-        return BudgetError(what, why=why, fix=f"{again}; {less}")
+        return BudgetError(message, why=why, fix=f"{again}; {less}")
 
     def _undo_update(self) -> None:
         self.optimizer.state.clear()

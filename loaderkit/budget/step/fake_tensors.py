@@ -163,8 +163,8 @@ class TargetAttention(TorchFunctionMode):
         has_mask = any(named.get(mask) is not None for mask in masks[:2])
         if not named.get("dropout_p") or needs_weights or has_mask:
             return named
-        what = f"the flash kernel, as on {self.target_kind}"
-        self.log.assumptions[what, "attention"] += 1
+        assumption = f"the flash kernel, as on {self.target_kind}"
+        self.log.assumptions[assumption, "attention"] += 1
         # The CPU's flash kernel takes no dropout; its bytes are equal without.
         return named | {"dropout_p": 0.0}
 

@@ -70,8 +70,8 @@ def add_workspaces(calls: list[TrackedCall], log: Log, *, is_cpu: bool) -> None:
 def _add_measured(tracked: TrackedCall, workspace: Workspace, log: Log) -> None:
     """Add what a kernel of this CPU takes, as it was measured."""
     if not workspace.exact:
-        what = "a workspace in proportion to that of smaller calls"
-        log.assumptions[what, tracked.name] += 1
+        assumption = "a workspace in proportion to that of smaller calls"
+        log.assumptions[assumption, tracked.name] += 1
     log.holds_inside(tracked.position, workspace.held)
 
     output = workspace.output
@@ -89,8 +89,8 @@ def _add_unmeasured(
     is_opaque = workspace is None or (tracked.call is not None and tracked.call.opaque)
     high = 0
     if is_opaque:
-        what = "no more inside the kernel than twice what it touches"
-        log.assumptions[what, tracked.name] += 1
+        assumption = "no more inside the kernel than twice what it touches"
+        log.assumptions[assumption, tracked.name] += 1
         high = _OPAQUE_FACTOR * tracked.touched_bytes
     if workspace is not None:
         high = max(high, workspace.held.high)
@@ -130,8 +130,8 @@ def add_formulas(tracker: Tracker, log: Log) -> None:
         is_unknown = bool(unknown_nodes) and gradient.node.startswith(unknown_nodes)
         if times == 1.0 and not is_unknown:
             continue
-        what = "a formula of autograd that is not tracked"
-        log.assumptions[what, gradient.node] += 1
+        assumption = "a formula of autograd that is not tracked"
+        log.assumptions[assumption, gradient.node] += 1
         for number in gradient.numbers:
             size = log.events[number].change
             high = round(size * max(times, 1.0))
