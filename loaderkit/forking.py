@@ -92,9 +92,11 @@ def warn_of_fork_hazard(stacklevel: int, **parts: object) -> None:
         stacklevel: As of ``warnings.warn``; 2 is the caller.
         parts: See ``find_fork_hazard``.
     """
-    found = find_fork_hazard(**parts)
-    if found is not None:
-        text = f"{found.reason}: {found.danger}.  {found.fix.capitalize()}, or begin "
+    hazard = find_fork_hazard(**parts)
+    if hazard is not None:
+        text = (
+            f"{hazard.reason}: {hazard.danger}.  {hazard.fix.capitalize()}, or begin "
+        )
         text += "without it (num_workers=0 or a spawned worker shares nothing)"
         warnings.warn(text, RuntimeWarning, stacklevel=stacklevel)
 

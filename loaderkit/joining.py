@@ -93,8 +93,8 @@ def check_no_keys(
     Raises:
         DatasetError: One of them is not empty.
     """
-    given = {"follow_batch": follow_batch, "exclude_keys": exclude_keys}
-    for name, keys in given.items():
+    chosen = {"follow_batch": follow_batch, "exclude_keys": exclude_keys}
+    for name, keys in chosen.items():
         if keys:
             message = (
                 f"{name}={list(keys)} was given for samples without a graph: {kind}."
@@ -159,8 +159,8 @@ def _warn_of_unknown_keys(
 def _unknown(
     follow_batch: Collection[str], exclude_keys: Collection[str], known: Collection[str]
 ) -> Iterator[tuple[str, str]]:
-    given = {"follow_batch": follow_batch, "exclude_keys": exclude_keys}
-    for option, names in given.items():
+    chosen = {"follow_batch": follow_batch, "exclude_keys": exclude_keys}
+    for option, names in chosen.items():
         for name in names:
             if name not in known:
                 yield option, name

@@ -125,7 +125,7 @@ def run_demo(*, epochs: int = 40, keep: str | None = None) -> Demo:
             error=error,
             guess=guess,
             readings=tuple(
-                _measure_in_own_process(way, str(raw), str(cache)) for way in WAYS
+                _measure_in_own_process(name, str(raw), str(cache)) for name in WAYS
             ),
         )
 

@@ -276,7 +276,7 @@ class SafeDataset(RowSelection[T], Dataset[T]):
                 return object.__getattribute__(self, name)
             if self._shows_fields and name in self._fields_if_open():
                 return self.column(name)
-            known = [each for each in dir(type(self)) if not each.startswith("_")]
+            known = [name for name in dir(type(self)) if not name.startswith("_")]
             fields = self._fields_if_open()
             raise no_such_attribute(type(self).__name__, name, known, fields)
 

@@ -91,10 +91,10 @@ class ClassRegistry:
         """
         name = name.partition("[")[0]  # defaultdict[list]
         if name not in self._known:
-            found = _class_of_pyg(name) or self._in_modules(name)
-            if found is None:
+            candidate = _class_of_pyg(name) or self._in_modules(name)
+            if candidate is None:
                 raise _unknown({name})
-            self._known[name] = found
+            self._known[name] = candidate
         return self._known[name]
 
     @property
@@ -165,9 +165,9 @@ class ClassRegistry:
             module = sys.modules.get(module_name)
             if isinstance(module, types.ModuleType):
                 for value in list(vars(module).values()):
-                    found = _named_inside(value, name)
-                    if found is not None:
-                        return found
+                    member = _named_inside(value, name)
+                    if member is not None:
+                        return member
         return None
 
 
@@ -196,14 +196,14 @@ def loaded_classes(structure: Structure) -> tuple[type, ...]:
     Returns:
         Those of their classes that are loaded; others are left out.
     """
-    found = []
+    classes = []
     for name in sorted(structure.class_names()):
         value: Any = sys.modules.get(name.partition(":")[0])
         for part in name.partition(":")[2].split("."):
             value = vars(value).get(part) if hasattr(value, "__dict__") else None
         if isinstance(value, type) and class_name(value) == name:
-            found.append(value)
-    return tuple(found)
+            classes.append(value)
+    return tuple(classes)
 
 
 def import_classes(structure: Structure) -> None:
@@ -239,10 +239,10 @@ def _named_inside(value: Any, name: str) -> type | None:
         return value
     if not name.startswith(own + "."):
         return None
-    found: Any = value
+    member: Any = value
     for part in name[len(own) + 1 :].split("."):
-        found = vars(found).get(part) if isinstance(found, type) else None
-    return found if isinstance(found, type) and class_name(found) == name else None
+        member = vars(member).get(part) if isinstance(member, type) else None
+    return member if isinstance(member, type) and class_name(member) == name else None
 
 
 @functools.cache

@@ -135,10 +135,10 @@ def find_type(opened: OpenedCache, name: str | tuple[str, ...]) -> StoreKey:
         return name
     edges = [key for key in keys if isinstance(key, tuple)]
     if isinstance(name, str):
-        found = [key for key in edges if key[1] == name]
+        edge_types = [key for key in edges if key[1] == name]
     else:
-        found = [key for key in edges if (key[0], key[-1]) == tuple(name)]
-    return found[0] if len(found) == 1 else None
+        edge_types = [key for key in edges if (key[0], key[-1]) == tuple(name)]
+    return edge_types[0] if len(edge_types) == 1 else None
 
 
 def fields_of_type(opened: OpenedCache, key: StoreKey) -> list[str]:
@@ -281,17 +281,17 @@ def _no_column(
     message = f"Sample {row} of {opened.store.path} has no field {name!r}{of_type}."
     types = []
     if is_graph(variant):
-        types = [each for each in variant.keys if each is not None]
-    for each in types:
-        if key is None and name in _fields(variant, each):
-            why = f"it is a field of {each!r}"
-            return DatasetError(message, why=why, fix=f"dataset[{each!r}].{name}")
+        types = [node_type for node_type in variant.keys if node_type is not None]
+    for node_type in types:
+        if key is None and name in _fields(variant, node_type):
+            why = f"it is a field of {node_type!r}"
+            return DatasetError(message, why=why, fix=f"dataset[{node_type!r}].{name}")
     names = sorted(_fields(variant, key))
     if names:
         why = f"its fields are {', '.join(names)}"
         if types and key is None:
             why += f", and its types are {', '.join(map(repr, types))}"
-            names += [each for each in types if isinstance(each, str)]
+            names += [node_type for node_type in types if isinstance(node_type, str)]
         return DatasetError(message, why=why, fix=suggest_name(name, names))
     if types:
         why = f"fields of its graphs belong to a type: {types}"

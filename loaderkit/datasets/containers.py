@@ -143,10 +143,10 @@ def make_mapping(
     if cls is collections.defaultdict:
         return collections.defaultdict(factory, pairs)
     try:
-        made = cls()
+        container = cls()
     except TypeError:  # its constructor asks for more
-        made = cls.__new__(cls)
-    return _fill(made, pairs)
+        container = cls.__new__(cls)
+    return _fill(container, pairs)
 
 
 def refilled(value: Any, pairs: Mapping[Any, Any]) -> Any:
@@ -184,12 +184,12 @@ def can_be_made_again(value: Any) -> bool:
     try:
         pairs = dict(value.items())
         factory = value.default_factory if cls is collections.defaultdict else None
-        made = make_mapping(cls, pairs, factory)
+        mapping = make_mapping(cls, pairs, factory)
         return (
-            type(made) is cls
-            and list(made) == list(value) == list(pairs)
-            and all(made[key] is item for key, item in pairs.items())
-            and _same_attributes(value, made)
+            type(mapping) is cls
+            and list(mapping) == list(value) == list(pairs)
+            and all(mapping[key] is item for key, item in pairs.items())
+            and _same_attributes(value, mapping)
         )
     except Exception:  # noqa: BLE001 -- the class is the user's, and may do anything
         return False

@@ -368,7 +368,9 @@ def _constant_text(value: Any) -> str | None:
     if isinstance(value, enum.Enum):
         return f"{type(value).__qualname__}.{value.name}={_constant_text(value.value)}"
     if type(value) in {tuple, frozenset}:
-        texts = [text for each in value if (text := _constant_text(each)) is not None]
+        texts = [
+            text for element in value if (text := _constant_text(element)) is not None
+        ]
         if len(texts) < len(value):
             return None
         texts = sorted(texts) if type(value) is frozenset else texts
@@ -442,8 +444,10 @@ class _OwnText:
         if text is not None or not _is_users(type(value)):
             return text
         held = getattr(value, "__dict__", {})
-        texts = [(name, self.write(each, depth)) for name, each in held.items()]
-        plain = sorted(f"{name}={each}" for name, each in texts if each is not None)
+        texts = [
+            (name, self.write(attribute, depth)) for name, attribute in held.items()
+        ]
+        plain = sorted(f"{name}={text}" for name, text in texts if text is not None)
         return f"{type(value).__qualname__}({','.join(plain)})"
 
     def _reduced_text(self, value: Any, depth: int) -> str | None:

@@ -352,5 +352,5 @@ def _are_names(index: tuple[Any, ...]) -> bool:
 
 def _told_nodes(graph: BaseData) -> int:
     """Count the nodes that a graph says it has, beyond those that tensors stand for."""
-    told = [store.get("num_nodes") for store in graph.node_stores]
-    return sum(each for each in told if isinstance(each, int))
+    node_counts = [store.get("num_nodes") for store in graph.node_stores]
+    return sum(count for count in node_counts if isinstance(count, int))

@@ -122,23 +122,25 @@ class CacheSummary(HasPage):
 
     def __str__(self) -> str:
         stored = f"compressed with {self.compression}" if self.compression else "mapped"
-        made = ", ".join(
+        libraries = ", ".join(
             f"{name} {version}" for name, version in self.made_with.items()
         )
         head = (
             f"{self.path}: {self.samples:,} samples of {self.kind}, "
             f"{format_bytes(self.bytes)} in {self.shards} shard(s), {stored}\n"
-            f"packed with {made}"
+            f"packed with {libraries}"
         )
         if self.variants > 1:
             head += f"\nsamples are built in {self.variants} different ways"
-        width = max([len(each.name) for each in self.fields], default=5)
+        width = max([len(field.name) for field in self.fields], default=5)
         lines = [
             f"  {f.name:<{width}}  {f.kind:<8}{f.dtype:<10}{f.shape:<16}"
             f"{format_bytes(f.bytes):>10}  {f.samples:,} samples"
             for f in self.fields
         ]
-        return "\n".join([head, "", *lines, *(f"\n{each}" for each in self.histograms)])
+        return "\n".join(
+            [head, "", *lines, *(f"\n{histogram}" for histogram in self.histograms)]
+        )
 
 
 def inspect_cache(
@@ -194,8 +196,8 @@ def _fields(shards: ShardTable, structure: Structure) -> tuple[Field, ...]:
         counted: set[str] = set()
         for name, column in group.schema.columns:
             named = {column.values, column.offsets, column.shapes, column.rows} - {None}
-            fresh = {each for each in named if each is not None} - counted
-            sizes[name] += sum(sum(group.nbytes(each).tolist()) for each in fresh)
+            fresh = {array for array in named if array is not None} - counted
+            sizes[name] += sum(sum(group.nbytes(array).tolist()) for array in fresh)
             counted |= fresh
             samples[name] += sum(group.samples_with(name).tolist())
             for shape, _ in group.by_row_shape(column.values, 0):

@@ -93,17 +93,19 @@ class _MappedSamples(SafeDataset[Any]):
     def load(self, row: int) -> Any:
         """Call the function with a sample."""
         sample = self.source[row]
-        made = (
+        returned = (
             self.function(sample, row) if self.with_indices else self.function(sample)
         )
-        if made is None:
+        if returned is None:
             message = f"The function returned None for sample {row}."
             fix = "return sample at the end of the function"
             raise DatasetError(message, why="map packs what it returns", fix=fix)
-        if not isinstance(sample, Mapping) or not isinstance(made, Mapping):
-            return made
-        fields = {**sample, **made}
-        return {k: v for k, v in fields.items() if k in made or k not in self.removed}
+        if not isinstance(sample, Mapping) or not isinstance(returned, Mapping):
+            return returned
+        fields = {**sample, **returned}
+        return {
+            k: v for k, v in fields.items() if k in returned or k not in self.removed
+        }
 
     def classes_of_samples(self) -> tuple[type, ...]:
         """Pack, unless that was done, and name the classes that samples are made of."""

@@ -199,10 +199,10 @@ def _with_possible_workers(
     if options.workers is not None:
         warn_of_fork_hazard(5, source=source)  # where pack() is called
         return options
-    found = find_fork_hazard(source=source)
-    if found is None:
+    hazard = find_fork_hazard(source=source)
+    if hazard is None:
         return options
-    _LOG.warning("packing %s without workers: %s; %s", path, found.reason, found.fix)
+    _LOG.warning("packing %s without workers: %s; %s", path, hazard.reason, hazard.fix)
     return replace(options, workers=0)
 
 

@@ -289,9 +289,9 @@ def _dtype_of_numbers(text_count: int) -> str:
 def _tagged(value: Any) -> Any:
     """Make plain Python JSON, marking what JSON has no notion of."""
     if isinstance(value, tuple):
-        return {"t": [_tagged(each) for each in value]}
+        return {"t": [_tagged(element) for element in value]}
     if isinstance(value, list):
-        return [_tagged(each) for each in value]
+        return [_tagged(element) for element in value]
     if isinstance(value, dict):
         return {"d": [[_tagged(k), _tagged(v)] for k, v in value.items()]}
     if isinstance(value, complex):

@@ -118,9 +118,11 @@ def _shapes_of(batch: Padded | Packed) -> str:
     'Padded(values=[2, 2] int64, lengths=[2], mask=[2, 2])'
     """
     dtype = str(batch.values.dtype).removeprefix("torch.")
-    place = "" if batch.values.device.type == "cpu" else f" on {batch.values.device}"
+    device_text = (
+        "" if batch.values.device.type == "cpu" else f" on {batch.values.device}"
+    )
     shapes = [f"{name}={list(part.shape)}" for name, part in batch._asdict().items()]
-    shapes[0] += f" {dtype}{place}"
+    shapes[0] += f" {dtype}{device_text}"
     return f"{type(batch).__name__}({', '.join(shapes)})"
 
 

@@ -93,15 +93,15 @@ def check_chunks(manifest: Manifest) -> None:
 
 def free_memory() -> tuple[int, str]:
     """Say how much memory this process may still take, and who says so."""
-    found: list[tuple[int, str]] = [available_memory()]
+    limits: list[tuple[int, str]] = [available_memory()]
     with contextlib.suppress(ImportError):  # Windows has no such limits
         import resource
 
         most = resource.getrlimit(resource.RLIMIT_AS)[0]
         if most != resource.RLIM_INFINITY:
             used = psutil.Process().memory_info().vms
-            found.append((max(0, most - used), "ulimit -v"))
-    return min(found)
+            limits.append((max(0, most - used), "ulimit -v"))
+    return min(limits)
 
 
 def page_cache_bytes() -> int:

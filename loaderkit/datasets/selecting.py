@@ -184,8 +184,8 @@ class RowSelection(Generic[T]):
             chosen = order[train : train + test]
             return {"train": self.subset(order[:train]), "test": self.subset(chosen)}
         order = _permutation(len(self), seed, generator)
-        rest = order[test : test + train]
-        return {"train": self.subset(rest), "test": self.subset(order[:test])}
+        remaining = order[test : test + train]
+        return {"train": self.subset(remaining), "test": self.subset(order[:test])}
 
     def filter(
         self,

@@ -247,7 +247,11 @@ def _token_lengths(opened: OpenedCache) -> dict[str, Ints]:
     dataset tells the same as the dataset.
     """
     lengths = _lengths_by_path(opened)
-    ragged = {path: each for path, each in lengths.items() if _differ(each)}
+    ragged = {
+        path: path_lengths
+        for path, path_lengths in lengths.items()
+        if _differ(path_lengths)
+    }
     return ragged or lengths
 
 
@@ -298,16 +302,26 @@ class SizeCounter:
     def _tokens(self, samples: Sequence[Any]) -> int:
         """Sum up the longest field of each, of those that are ragged here or there."""
         lengths = [dict(_lengths_in(sample)) for sample in samples]
-        paths = {path for each in lengths for path in each}
+        paths = {path for sample_lengths in lengths for path in sample_lengths}
         counted = {
             path
             for path in paths
             if path in self.token_fields
-            or len({each[path] for each in lengths if path in each}) > 1
+            or len(
+                {
+                    sample_lengths[path]
+                    for sample_lengths in lengths
+                    if path in sample_lengths
+                }
+            )
+            > 1
         }
         return sum(
-            max((each[path] for path in counted if path in each), default=0)
-            for each in lengths
+            max(
+                (sample_lengths[path] for path in counted if path in sample_lengths),
+                default=0,
+            )
+            for sample_lengths in lengths
         )
 
 
@@ -330,7 +344,9 @@ def _fields_in(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
         children = zip(value._fields, value, strict=True)
     elif isinstance(value, list | tuple):
-        plain = all(isinstance(each, int | float | complex | str) for each in value)
+        plain = all(
+            isinstance(element, int | float | complex | str) for element in value
+        )
         if plain:
             yield path, value
         else:

@@ -50,10 +50,12 @@ def find_written(
     """
     for _ in range(_MOST_IMPORTS):
         body = _body_of(scope)
-        found = list(_statements(body, name))
-        if found:
-            text = "\n".join(map(ast.dump, found))
-            used = {n.id for s in found for n in ast.walk(s) if isinstance(n, ast.Name)}
+        statements = list(_statements(body, name))
+        if statements:
+            text = "\n".join(map(ast.dump, statements))
+            used = {
+                n.id for s in statements for n in ast.walk(s) if isinstance(n, ast.Name)
+            }
             return Written(scope, text, frozenset(used - {name}))
         origin = _origin(scope, body, name)
         if origin is None or not is_users(origin[0]):
@@ -109,7 +111,9 @@ def _changed_names(statement: ast.stmt) -> set[str]:
     elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         function = statement.value.func
         changed = [function] if isinstance(function, ast.Attribute) else []
-    return {n.id for each in changed for n in ast.walk(each) if isinstance(n, ast.Name)}
+    return {
+        n.id for target in changed for n in ast.walk(target) if isinstance(n, ast.Name)
+    }
 
 
 def _origin(scope: Any, body: list[ast.stmt], name: str) -> tuple[Any, str] | None:

@@ -202,8 +202,8 @@ def _make_detector(settings: dict[str, Any], on_leak: Any) -> LeakDetector:
         return LeakDetector(device, on_leak=on_leak, **sizes)
     except (TypeError, ValueError) as error:
         # The test is not at fault: what is wrong is a setting, not a line of code.
-        given = ", ".join(f"{name}={value!r}" for name, value in settings.items())
-        pytest.fail(f"{MARK} was given {given}: {error}", pytrace=False)
+        arguments = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+        pytest.fail(f"{MARK} was given {arguments}: {error}", pytrace=False)
 
 
 def _keep_verdict(item: pytest.Item, report: LeakReport) -> None:

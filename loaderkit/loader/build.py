@@ -121,10 +121,12 @@ def _check_device_argument(device: object) -> None:
     """Refuse what is given in the place of the device: often a batch size."""
     if isinstance(device, str | torch.device):
         return
-    got = show_value(device)
-    message = f"device must be a name such as 'cpu' or 'cuda', got {got}."
+    shown = show_value(device)
+    message = f"device must be a name such as 'cpu' or 'cuda', got {shown}."
     why = "the options of build_loader are given by name"
-    raise OptionError(message, why=why, fix=f"build_loader(dataset, batch_size={got})")
+    raise OptionError(
+        message, why=why, fix=f"build_loader(dataset, batch_size={shown})"
+    )
 
 
 def _choose_collate(dataset: Any, options: LoaderOptions) -> Callable[[Any], Any]:

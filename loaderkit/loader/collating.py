@@ -49,8 +49,8 @@ def collate_of(
     if collate is None:
         return Join(list(follow_batch or ()), list(exclude_keys or ()))
     for_graphs = {"follow_batch": follow_batch, "exclude_keys": exclude_keys}
-    given = {name: keys for name, keys in for_graphs.items() if keys is not None}
-    return functools.partial(collate, **given) if given else collate
+    chosen = {name: keys for name, keys in for_graphs.items() if keys is not None}
+    return functools.partial(collate, **chosen) if chosen else collate
 
 
 class Join:

@@ -144,8 +144,8 @@ def choose_prefetch_factor(
         return requested
     batches = _batches_ahead(facts, num_workers)
     size = _largest_batch_in_words(facts)
-    room = format_bytes(_bytes_ahead(facts))
-    return Decision(batches, f"{batches * num_workers} batches{size} wait, of {room}")
+    ahead = format_bytes(_bytes_ahead(facts))
+    return Decision(batches, f"{batches * num_workers} batches{size} wait, of {ahead}")
 
 
 def choose_start_method(

@@ -300,7 +300,7 @@ def padded_to(batch: Any, length: int) -> Any:
 
 
 def _pad_field(field: PaddedValues, length: int) -> Any:
-    samples, longest, *rest = field.values.shape
+    samples, longest, *trailing = field.values.shape
     missing = length - longest
     if missing == 0:
         return field
@@ -310,7 +310,7 @@ def _pad_field(field: PaddedValues, length: int) -> Any:
         why += "longer; batches would have other shapes than those of the buckets"
         fix = "do that in load() or before pack(), or drop bucket_by"
         raise LoaderError(message, why=why, fix=fix)
-    padding = field.values.new_zeros(samples, missing, *rest)
+    padding = field.values.new_zeros(samples, missing, *trailing)
     no_rows = field.mask.new_zeros(samples, missing)
     return field._replace(
         values=torch.cat([field.values, padding], dim=1),

@@ -188,8 +188,8 @@ class LoaderOptions(SettingOverrides):
         generator = self.generator
         has_seed = hasattr(generator, "manual_seed") and not isinstance(generator, type)
         if generator is not None and not has_seed:
-            got = show_value(generator)
-            message = f"generator must be a torch.Generator, got {got}."
+            shown = show_value(generator)
+            message = f"generator must be a torch.Generator, got {shown}."
             fix = "generator=torch.Generator().manual_seed(0), or seed=0"
             raise OptionError(message, fix=fix)
         if (self.rank is None) != (self.world_size is None):
@@ -360,8 +360,8 @@ _NONE_MEANS_SOMETHING = {"batch_size"}
 
 _PREFIX = "LOADERKIT_"
 _VARIABLES: Mapping[str, Callable[[str, Any], Any]] = {
-    f"{_PREFIX}{each.name.upper()}": _CHECKS[each.name]
-    for each in fields(SettingOverrides)
+    f"{_PREFIX}{field_.name.upper()}": _CHECKS[field_.name]
+    for field_ in fields(SettingOverrides)
 } | {f"{_PREFIX}MAX_WORKERS": _at_least(0)}
 """How the value of each variable of the environment is checked."""
 _OTHER_VARIABLES = frozenset({"LOADERKIT_UPDATE_SNAPSHOTS"})

@@ -123,7 +123,9 @@ class LoaderPlan(HasPage):
 
     def __str__(self) -> str:
         lines = [f"{'batches':<24}{self.batching}"]
-        values = {name: str(each.value) for name, each in self.settings().items()}
+        values = {
+            name: str(decision.value) for name, decision in self.settings().items()
+        }
         # A seed may have 19 digits, and the reasons stay below each other.
         width = max(11, *map(len, values.values()))
         for name, decision in self.settings().items():

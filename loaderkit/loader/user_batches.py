@@ -230,10 +230,10 @@ class UserBatches:
             hashed: Takes in what the sampler gives.  That is the same on all ranks
                 before it is dealt out, so that a state of one is every rank's.
         """
-        given = _HashedRows(iter(self.sampler), hashed, self)
+        hashed_rows = _HashedRows(iter(self.sampler), hashed, self)
         if self.shares_itself:
-            return given
-        return Deal(given, self.ranks, drop_last=self.drop_last)
+            return hashed_rows
+        return Deal(hashed_rows, self.ranks, drop_last=self.drop_last)
 
     def note_epoch_start(self, epoch: int, sampler_state: SamplerState | None) -> None:
         """Keep how the sampler stands before anything is drawn from it.

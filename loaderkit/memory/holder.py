@@ -39,6 +39,6 @@ class Holder:
 
     def __str__(self) -> str:
         kind = f"the autograd graph of {self.kind}" if self.through_graph else self.kind
-        place = f", {self.where}" if self.where else ""
+        location = f", {self.where}" if self.where else ""
         change = f"; change {self.line}" if self.line else ""
-        return f"{kind} `{self.path}`{place}{change}"
+        return f"{kind} `{self.path}`{location}{change}"

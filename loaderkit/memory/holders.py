@@ -226,8 +226,8 @@ class _Search:
                 # By identity: cells with equal contents are equal.
                 index = next(i for i, part in enumerate(closure) if part is cell)
                 path = code.co_freevars[index] + self._path_below(cell)
-                place = _place_in(code.co_filename, code.co_firstlineno)
-                where = f"{place} in {function.__qualname__}"
+                location = _place_in(code.co_filename, code.co_firstlineno)
+                where = f"{location} in {function.__qualname__}"
                 yield Holder("closure", path, where, self._line_in(code, cell, path))
                 return
 

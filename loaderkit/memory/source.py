@@ -136,7 +136,9 @@ def _mutation_lines(file: str) -> _MutationLines:
             _note_assignment(node, mutations)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             # A function's code begins where its decorators do.
-            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            first = min(
+                [node.lineno, *(decorator.lineno for decorator in node.decorator_list)]
+            )
             lines = range(first, (node.end_lineno or node.lineno) + 1)
             if isinstance(node, ast.ClassDef):
                 mutations.classes.setdefault(node.name, []).append(lines)

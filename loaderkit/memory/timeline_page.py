@@ -93,12 +93,12 @@ def _thinned(marks: Sequence[Mark], name: CounterName) -> list[Mark]:
     marks_a_stretch = -(-len(marks) // _MOST_POINTS)
     if marks_a_stretch == 1:
         return list(marks)
-    kept = []
+    labelled = []
     for start in range(0, len(marks), marks_a_stretch):
         stretch = marks[start : start + marks_a_stretch]
         highest = max(stretch, key=lambda mark: mark.sample.values[name])
-        kept += [mark for mark in stretch if mark.label or mark is highest]
-    return kept
+        labelled += [mark for mark in stretch if mark.label or mark is highest]
+    return labelled
 
 
 def _stages(marks: Sequence[Mark]) -> list[Band]:

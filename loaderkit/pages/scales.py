@@ -68,11 +68,11 @@ def scale_of(low: float, high: float, unit: str = "", *, padded: bool = False) -
     """
     if high <= low:
         # A counter that never moves is a line in the middle.
-        room = abs(low) * 0.01 or 1.0
-        low, high = low - room, high + room
+        padding = abs(low) * 0.01 or 1.0
+        low, high = low - padding, high + padding
     elif padded:
-        room = 0.08 * (high - low)
-        low, high = low - room, high + room
+        padding = 0.08 * (high - low)
+        low, high = low - padding, high + padding
     unit_size, unit_label = _display_unit(max(abs(low), abs(high)), unit)
     step = _nice_step((high - low) / unit_size)
     if unit not in ("bytes", "s"):

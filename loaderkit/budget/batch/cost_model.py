@@ -444,16 +444,16 @@ def choose_budget(
 
     # Bytes that each line leaves for nodes, edges or tokens, when a batch has as many
     # samples as it may have.
-    room = limit / (1 + peak_model.error) - peak_model.lines[:, 0]
-    room = room - np.maximum(peak_model.lines[:, 1], 0) * most
+    free = limit / (1 + peak_model.error) - peak_model.lines[:, 0]
+    free = free - np.maximum(peak_model.lines[:, 1], 0) * most
     if samples.kind == "sequences" and samples.dataset_tells("tokens"):
         if (np.abs(peak_model.lines[:, 3:]) > _NEGLIGIBLE_BYTES).any():
             # Padded places take bytes too, which no bound of tokens limits.
             return BatchBudget(batch_size=count, bucket_by="tokens")
-        return _budget_of_tokens(cost_model, room, most) or by_samples
+        return _budget_of_tokens(cost_model, free, most) or by_samples
     is_graphs = samples.kind in {"graphs", "typed graphs"}
     if is_graphs and samples.dataset_tells("nodes", "edges"):
-        return _budget_of_nodes(cost_model, room, most) or by_samples
+        return _budget_of_nodes(cost_model, free, most) or by_samples
     return by_samples
 
 

@@ -100,17 +100,17 @@ class Samples:
         Raises:
             ValueError: There are too many or too few columns.
         """
-        given = np.atleast_2d(np.asarray(sizes, np.float64))
-        if given.shape[-1] == len(self.names):
-            return given
-        if self.kind != "padded graphs" or given.shape[-1] != _GRAPH_COLUMNS:
+        size_rows = np.atleast_2d(np.asarray(sizes, np.float64))
+        if size_rows.shape[-1] == len(self.names):
+            return size_rows
+        if self.kind != "padded graphs" or size_rows.shape[-1] != _GRAPH_COLUMNS:
             msg = f"sizes must be [batches, ({', '.join(self.names)})], got "
-            msg += f"{list(given.shape)}"
+            msg += f"{list(size_rows.shape)}"
             raise StepError(msg)
-        graphs, nodes = given[:, 0], given[:, _NODES_COLUMN]
+        graphs, nodes = size_rows[:, 0], size_rows[:, _NODES_COLUMN]
         longest = np.minimum(self.sizes[:, _NODES_COLUMN].max(), nodes)
         padded = graphs * longest
-        return np.column_stack([given, padded, padded * longest])
+        return np.column_stack([size_rows, padded, padded * longest])
 
     def batch_sizes(self, rows: ArrayLike) -> Floats:
         """Give the sizes of batches.

@@ -144,7 +144,10 @@ def _is_fake(leaf: object) -> bool:
 
 def _measure_formats(call: KernelCall) -> tuple[torch.memory_format | None, ...]:
     """Make a call once with small operands, and name the layout of each output."""
-    small = next((way[0] for way in smaller_calls(call) if way), None)
+    small = next(
+        (call_and_size[0] for call_and_size in smaller_calls(call) if call_and_size),
+        None,
+    )
     if small is None or not is_safe_to_run(small):
         return ()
     try:

@@ -216,7 +216,7 @@ def _holders_of_graphs_with(evidence: HeapEvidence, objects: list[Any]) -> list[
         saved = itertools.chain.from_iterable(
             map(saved_tensors, graph_of(tensor, MOST_NODES))
         )
-        if any(describe(kept).storage_key in wanted for kept in saved):
+        if any(describe(tensor).storage_key in wanted for tensor in saved):
             ignore = [with_graph, *evidence.heap.lists]
             holder = holders_of(tensor, most=1, ignore=ignore)[0]
             if holder.held:
