@@ -137,9 +137,11 @@ def find_manifest(path: Path) -> Manifest | None:
     try:
         text = content.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError as error:
-        what = f"{file} is not the manifest of a loaderkit cache."
+        message = f"{file} is not the manifest of a loaderkit cache."
         fix = "pack(source, path, overwrite=True)"
-        raise DamagedCacheError(what, why=f"it is no text ({error})", fix=fix) from None
+        raise DamagedCacheError(
+            message, why=f"it is no text ({error})", fix=fix
+        ) from None
     return read_manifest(text, where=str(file))
 
 
@@ -160,9 +162,9 @@ def load_sources(path: Path, sources: SourceFiles) -> str:
     try:
         content = read_bounded(file, sources.bytes)
     except FileNotFoundError:
-        what = f"{file} is missing."
+        message = f"{file} is missing."
         why = "the manifest names it"
-        raise DamagedCacheError(what, why=why, fix=_PACK_AGAIN) from None
+        raise DamagedCacheError(message, why=why, fix=_PACK_AGAIN) from None
     except OSError as error:
         raise unreadable(file, error) from error
     if xxhash.xxh3_128_hexdigest(content) != sources.xxh3:
@@ -348,7 +350,7 @@ def map_open_file(descriptor: int, shard: ShardFile) -> NDArray[np.uint8]:
 
 def unreadable(file: Path, error: OSError) -> CacheError:
     """Say that a file of a cache cannot be opened, read or mapped, and what to do."""
-    what = f"{file} could not be read: {error.strerror or error}."
+    message = f"{file} could not be read: {error.strerror or error}."
     if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
         why = "the process has too many open files or mappings"
         fix = "ulimit -n 4096, or pack again with a larger shard_bytes"
@@ -357,33 +359,33 @@ def unreadable(file: Path, error: OSError) -> CacheError:
     else:
         why = "the disk or the network file system failed"
         fix = "try again; if it fails again: " + _PACK_AGAIN
-    return CacheError(what, why=why, fix=fix)
+    return CacheError(message, why=why, fix=fix)
 
 
 def missing(file: Path) -> DamagedCacheError:
     """Say that a file that the manifest names is not there."""
-    what = f"{file} is missing."
-    return DamagedCacheError(what, why="the manifest names it", fix=_PACK_AGAIN)
+    message = f"{file} is missing."
+    return DamagedCacheError(message, why="the manifest names it", fix=_PACK_AGAIN)
 
 
 def wrong_size(file: Path, size: int, packed: int) -> DamagedCacheError:
     """Say that a file is not as long as it was when it was packed."""
-    what = f"{file} has {size:,} bytes, not {packed:,}."
+    message = f"{file} has {size:,} bytes, not {packed:,}."
     why = "it was cut short or changed, probably by an unfinished copy"
-    return DamagedCacheError(what, why=why, fix=_PACK_AGAIN)
+    return DamagedCacheError(message, why=why, fix=_PACK_AGAIN)
 
 
 def _wrong_checksum(file: Path) -> DamagedCacheError:
-    what = f"{file} is not the file that was packed."
+    message = f"{file} is not the file that was packed."
     why = "its xxh3 checksum differs: bytes were changed on disk or in a copy"
-    return DamagedCacheError(what, why=why, fix=_PACK_AGAIN)
+    return DamagedCacheError(message, why=why, fix=_PACK_AGAIN)
 
 
 def _not_regular(file: Path) -> DamagedCacheError:
-    what = f"{file} is a link, a folder or a device, not an ordinary file."
+    message = f"{file} is a link, a folder or a device, not an ordinary file."
     why = "a cache reads nothing outside its folder, and nothing without an end"
     fix = "copy the files themselves: cp -rL CACHE COPY"
-    return DamagedCacheError(what, why=why, fix=fix)
+    return DamagedCacheError(message, why=why, fix=fix)
 
 
 def exists(path: Path) -> bool:
@@ -411,13 +413,13 @@ def _no_cache(path: Path) -> CacheError:
     if exists(path / BUILDING):
         why = "a packing run was stopped before it ended; what it finished is kept"
         return CacheError(f"{path} is half packed.", why=why, fix="run the same again")
-    what = f"There is no cache at {path}."
+    message = f"There is no cache at {path}."
     fix = f"pack(source, {str(path)!r})"
     if not exists(path):
-        return CacheError(what, why="there is no such folder", fix=fix)
+        return CacheError(message, why="there is no such folder", fix=fix)
     if path.is_dir():
-        return CacheError(what, why=f"the folder has no {MANIFEST}", fix=fix)
+        return CacheError(message, why=f"the folder has no {MANIFEST}", fix=fix)
     why = "it is a file, and a cache is a folder"
     if path.name == MANIFEST:
-        return CacheError(what, why=why, fix=f"open_cache({str(path.parent)!r})")
-    return CacheError(what, why=why, fix=f"pack(source, {f'{path}.lk'!r})")
+        return CacheError(message, why=why, fix=f"open_cache({str(path.parent)!r})")
+    return CacheError(message, why=why, fix=f"pack(source, {f'{path}.lk'!r})")

@@ -254,10 +254,10 @@ class SafeGraphDataset(SafeDataset[T]):
         try:
             table = summary.format(fmt=fmt)
         except ModuleNotFoundError as error:
-            what = f"The summary cannot be printed: {error}."
+            message = f"The summary cannot be printed: {error}."
             why = "PyG formats its tables with tabulate"
             fix = "pip install tabulate; the fields of get_summary() do without"
-            raise DatasetError(what, why=why, fix=fix) from error
+            raise DatasetError(message, why=why, fix=fix) from error
         print(table)  # noqa: T201 -- its purpose
 
     @property

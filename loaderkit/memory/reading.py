@@ -180,8 +180,8 @@ def device_of(device: str | torch.device | None) -> torch.device:
 
 
 def _no_such_device(device: str | torch.device) -> OptionError:
-    what = f"device cannot be {str(device)!r}: torch has no device of that name."
-    return OptionError(what, fix=f"device={suggest_device(device)!r}")
+    message = f"device cannot be {str(device)!r}: torch has no device of that name."
+    return OptionError(message, fix=f"device={suggest_device(device)!r}")
 
 
 def _machine_counters(host: Host) -> Readings:

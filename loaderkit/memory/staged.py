@@ -101,9 +101,9 @@ class Stage:
             OptionError: The block has not ended.
         """
         if self._receipt is None:
-            what = f"Stage {self.name!r} has no receipt yet."
+            message = f"Stage {self.name!r} has no receipt yet."
             fix = "read stage.receipt after the with block"
-            raise OptionError(what, why="its block has not ended", fix=fix)
+            raise OptionError(message, why="its block has not ended", fix=fix)
         return self._receipt
 
     def add(self, item: T) -> T:
