@@ -81,6 +81,10 @@ _BUILD_LOADER: Mapping[str, Hint] = {
         "stratify weights class_weights",
         Hint("sampler=torch.utils.data.WeightedRandomSampler(weights, len(weights))"),
     ),
+    **_hints(
+        "window window_size seq_len sequence_length lookback context_length horizon",
+        Hint("open_cache(path, transform=f), where f cuts a window", _OF_SAMPLES),
+    ),
     "split": Hint('dataset.train_test_split(0.1)["train"]', _NO_SPLITS),
     **_hints(
         "num_neighbors input_nodes",
