@@ -2,6 +2,6 @@
 
 Read in this order.  ``log_text`` undoes what a log made of a message, ``messages``
 reads it: by the sharp wordings of ``oom_patterns``, else by ``grammar`` from its words
-(``lexicon``, ``statements``, ``amounts``).  ``judge`` says what the numbers mean,
-``diagnose`` is the front door.
+(``lexicon``, ``statements``, ``amounts``), unless they report nothing (``moods``).
+``judge`` says what the numbers mean, ``diagnose`` is the front door.
 """

@@ -18,6 +18,7 @@ from loaderkit.budget.diagnosis.lexicon import (
     BUDGET,
     ENDED,
     HOST_PLACE,
+    NOT_MEMORY,
     ONE_BLOCK,
     OTHER_THING,
     PINNED,
@@ -26,14 +27,12 @@ from loaderkit.budget.diagnosis.lexicon import (
     Phrase,
     compile_words,
     has_error_mark,
-    is_denied,
-    is_described,
-    is_negated,
     phrases,
     position_before_split,
     split_names,
     with_name_parts,
 )
+from loaderkit.budget.diagnosis.moods import Span, find_mood, gives_last_reason
 from loaderkit.budget.diagnosis.statements import find_statements
 
 if TYPE_CHECKING:
@@ -43,14 +42,9 @@ _LONGEST_SENTENCE = 480
 """Characters read as one sentence: what is longer is no prose and no message."""
 _BEFORE, _BEHIND = 240, 700
 """Characters of a message around its phrase: the longest of the corpora has 640."""
-_SENTENCE_END = re.compile(r"(?<!\bvs)(?<!\be\.g)(?<!\bi\.e)[.!?][\"')]?\s|\n|\s[;|]\s")
-_TAKEN_BACK = re.compile(r"is\s+not\s+a\s+failure", re.IGNORECASE)
-"""In the sentence behind: an allocator that tries another way after all."""
-_TRIED_AGAIN = re.compile(
-    r"[,;] (?:will )?(?:try(?:ing)? again|retry(?:ing)?|fall(?:s|ing)? back)\b"
+_SENTENCE_END = re.compile(
+    r"(?<!\bvs)(?<!\be\.g)(?<!\bi\.e)(?<!\betc)[.!?][\"')]?\s|\n|\s[;|]\s"
 )
-"""Behind a failed allocation: the program goes on.  After a full stop it would be
-advice to a person."""
 _ALLOCATOR_WORDING = re.compile(
     r"\b(?:CUDA|HIP|XPU|NPU|MLU|MUSA|HPU|DCU)\s+out\s+of\s+memory", re.IGNORECASE
 )
@@ -92,13 +86,9 @@ class _Clue:
     def words(self) -> str:
         return self.text[self.start : self.end]
 
-    def sentence(self) -> tuple[int, int]:
+    def sentence(self) -> Span:
         """The sentence around the phrase."""
-        begin = max(0, self.start - _BEFORE)
-        for stop in _SENTENCE_END.finditer(self.text, begin, self.start):
-            begin = stop.end()
-        stop_behind = _SENTENCE_END.search(self.text, self.end, self.end + _BEFORE)
-        return begin, stop_behind.start() if stop_behind else self.end + _BEFORE
+        return sentence_around(self.text, Span(self.start, self.end))
 
     def region(self) -> tuple[int, int]:
         """The sentence and what may still belong to it."""
@@ -113,6 +103,20 @@ class _Clue:
             line = self.text.rfind("\n", max(0, line - _BEFORE), line - 1) + 1
         _, end = self.region()
         return self.text[max(line, self.start - _BEFORE, 0) : end]
+
+
+def sentence_around(text: str, phrase: Span) -> Span:
+    """Give where the sentence around some words begins and ends.
+
+    >>> sentence_around("It died. Out of memory. Why?", Span(9, 22))
+    Span(start=9, end=22)
+    """
+    begin = max(0, phrase.start - _BEFORE)
+    for stop in _SENTENCE_END.finditer(text, begin, phrase.start):
+        begin = stop.end()
+    stop_behind = _SENTENCE_END.search(text, phrase.end, phrase.end + _BEFORE)
+    end = stop_behind.start() if stop_behind else phrase.end + _BEFORE
+    return Span(begin, end)
 
 
 def find_exhaustion(text: str) -> Exhaustion | None:
@@ -190,22 +194,19 @@ def _loose_clues_in(text: str, start: int, end: int) -> Iterator[_Clue]:
 def _report_of_clue(clue: _Clue) -> Exhaustion | None:
     begin, end = clue.sentence()
     sentence = clue.text[begin:end]
-    # Of words with others between them, the first can stand before a hedge.
-    hedges_end = clue.end if clue.is_loose else clue.start
-    if _CODE_ABOVE.search(clue.text, max(0, begin - _CODE_REACH), begin):
+    if NOT_MEMORY.search(sentence) and not gives_last_reason(
+        clue.text, Span(clue.start, clue.end), Span(begin, end)
+    ):
         return None
-    asked = clue.text[begin : end + 1]
-    if _QUESTION.match(asked) or is_negated(sentence, hedges_end - begin):
+    if _QUESTION.match(clue.text[begin : end + 1]):
         return None
-    if is_described(clue.text, clue.end):
-        return None
-    if is_denied(clue.text, clue.start):
-        return None
-    if _POSSIBLE.search(clue.words) or _ANNOUNCED.match(clue.text, clue.start):
-        return None
-    if _TAKEN_BACK.search(clue.text, clue.end, clue.end + _BEFORE):
-        return None
-    if clue.phrase is Phrase.FAILED and _TRIED_AGAIN.search(sentence, clue.end - begin):
+    mood = find_mood(
+        clue.text,
+        Span(clue.start, clue.end),
+        Span(begin, end),
+        is_scattered=clue.is_loose,
+    )
+    if mood is not None:
         return None
     region = clue.region()
     amounts = list(find_amounts(clue.text[begin : region[1]]))
@@ -215,17 +216,6 @@ def _report_of_clue(clue: _Clue) -> Exhaustion | None:
     return Exhaustion(kind, backend, clue.start, clue.end, region)
 
 
-_POSSIBLE = compile_words(
-    r"\b(?:may|might|can|could|would|should) (?:\w{1,10} )?(?:fail|exceed|run)\b"
-)
-"""Within a phrase: what can happen, as documentation says it."""
-_ANNOUNCED = compile_words(r"(?:attempting|trying) to [^\n]{1,80}\.\.\.\s*$")
-"""A phrase in a line that ends in dots: what a program is about to do."""
-_CODE_ABOVE = re.compile(
-    r"\b(?:except|raises?|throws?)\s+(?:an?\s+)?(?:[\w.]{0,40}(?:Error|Exception):)?\s*\Z"
-)
-"""A line of a program that was broken right before the phrase."""
-_CODE_REACH = 80
 _QUESTION = re.compile(
     r"\s*(?:is|are|was|were|do|does|did|why|how|what|when|can|could|should|would|has|"
     r"have|any|anyone)\b[^:?]*\?",
@@ -327,12 +317,13 @@ def _is_above_limit(amounts: list[Amount]) -> bool:
 
 
 _EXCEEDED_ITS_SHARE = compile_words(
-    r"\bexceeded (?:its|their|the) (?:\w{1,12} ){0,2}memory "
+    r"\bexceeded (?:(?:its|their|the) )?(?:\w{1,12} ){0,2}memory "
     r"(?:limit|allocation|allowance|budget|quota|share)\b"
 )
 """In the past, of something's own share: told of an event, and not of a rule."""
 _EXCEEDED_AN_AMOUNT = compile_words(
-    r"\bexceeded (?:[\w-]{1,20} ){0,4}memory limit of \d[\d.]{0,12} ?[KMGT]?i?B\b"
+    r"\bexceeded (?:[\w-]{1,20} ){0,4}memory limit of \d[\d.]{0,12} ?"
+    r"(?:[KMGT]?i?B|bytes)\b"
 )
 """In the past, of a limit that has an amount: nobody tells a rule so."""
 _ROLES_OF_MEMORY = frozenset({"free", "capacity"})

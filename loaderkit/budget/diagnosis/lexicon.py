@@ -100,7 +100,7 @@ def phrases() -> dict[Phrase, re.Pattern[str]]:
     return patterns
 
 
-_NOT_MEMORY = compile_words(
+NOT_MEMORY = compile_words(
     r"out of resources?: ?(?:shared memory|registers)|shared memory, required"
     r"|static tls|pseudo.?t[er]|\bptys?\b|\bport\b|address already"
     r"|\bsockets?\b(?! ?#?\d)"  # "socket 0" is a processor's
@@ -110,7 +110,7 @@ _NOT_MEMORY = compile_words(
     r"|to m?lock (?:\w{1,12} )?memory"
     r"|memory leak|leaked|free system memory|memory format|tokens? per"
     r"|out of bounds?|workspace memory to run|limited memory|\brecursion\b"
-    r"|is not a failure|hardware limit|no attribute|cannot import|is not defined"
+    r"|hardware limit|no attribute|cannot import|is not defined"
     r"|\bdata to\b|\brate (?:was |is )?exceeded|exceeded (?:\w{1,12} ){0,3}rate\b"
     r"|too many requests|requests per|failed ?scheduling|scale-?up|insufficient cpu"
     r"|memory.optimi[sz]ed|MDB_MAP_FULL"
@@ -126,52 +126,6 @@ OTHER_THING = compile_words(
     r"epochs?|steps|address(?!\sspace)|addresses|pointer|segfault|segmentation|lstm|learning)\b"
 )
 """What else can be too large, too many or used up."""
-_HEDGED = compile_words(
-    r"\b(?:if|when(?!ever)|unless|avoid\w{0,3}|prevent\w{0,3}|in case|may|might|"
-    r"would|could(?! not\b)|can(?! not\b) (?:cause|lead|run|be|happen|occur)|"
-    r"help\w{0,3}|hints?|tips?|how to|handle\w{0,2}|recover\w{0,3}|catch\w{0,3}|"
-    r"except|raise|ensure|whether|should|possibl[ey]|potential\w{0,2}|workaround|"
-    r"test_\w{0,40}|set(?! up)|fix\w{0,3}|feat|setting|until|after an?|such as|"
-    r"sometimes|encountering|account for|perhaps|maybe|number of|probably|"
-    r"that fails?|which fails?|friend|told|adds?|def|class|import|no longer|never|"
-    r"without|reduc\w{1,4}|so that|raises|throws|suggests|"
-    r"(?:relates|refers) to|"
-    r"(?:report|log|print|show|indicate)"
-    r"(?= (?:the |an? )?(?:free|how|when|memory)\b))\b"
-)
-"""Before the phrase, in its sentence: advice, code or a story, not an event."""
-_CODE = compile_words(
-    r"\b(?:except|raise|throw|catch|def|class|import)\b|\btest_\w{0,40}"
-)
-"""Before the phrase: a line of a program, which a traceback shows."""
-_DEFINED = compile_words(
-    r"\bis an? \w{1,20} (?:that|which)\b"
-    r"|\bthe [\w* ]{1,40}\b(?:option|flag|setting|parameter|hook)\b"
-)
-"""In a sentence: documentation of what something is."""
-_OPTION = re.compile(r"(?:^|\s)-[^\s(]*$")
-"""Before the phrase: the beginning of an option of a command, such as Java's."""
-_OPTION_EXCEEDED = compile_words(r"\bexceed\w{0,3} -[^\s(]*$")
-"""An option is named because its value was exceeded."""
-_OUT_OF = compile_words(r"out of")
-_LAST_REASON = compile_words(r"out of memory\W{0,3}\Z")
-_GIVES_REASON = re.compile(r"\w (?:-|\u2013) ?$|\bfailed: ?$")
-"""Before it: what failed for this reason, whatever that was."""
-_DENIED = re.compile(r"\b(?:is|are|was|were) not(?: an?)? $", re.IGNORECASE)
-"""Right before the phrase."""
-_ARGUMENT = re.compile(
-    r"(?:\b(?:\w{1,40}\.)?[a-z]\w{0,40}|- ?>? ?\w{1,40})"
-    r"\((?:\w{1,20}, ?)?[fr]?[\"'][^\"'\n]{0,80}$"
-)
-"""Before the phrase: it is the argument of a function, whose name is no error's."""
-_MOVED = compile_words(
-    r"\b(?:migrat|mov|swapp|pag|cop|read|writt|remov|dropp|stream|tak|kept|keep|load|"
-    r"flush|evict)\w{0,4} (?:\w{1,12} ){0,2}$"
-)
-"""Before "out of memory": what was in it is elsewhere now."""
-_FACT_BEFORE_HEDGE = compile_words(
-    r"occurred|happened|\w{0,40}(?:error|exception|failed|fatal) ?:"
-)
 _ERROR_MARK = compile_words(
     r"\b\w{0,40}(?:error|exception|failed|failures?|fails|fail|"
     r"fatal|panic\w{0,4}|abort\w{0,3}|"
@@ -335,70 +289,6 @@ def with_name_parts(text: str) -> str:
     """
     parts = split_names(text)
     return text if parts == text else f"{text} {parts}"
-
-
-def is_negated(text: str, start: int) -> bool:
-    """Whether a phrase is advice, code or about something else than memory.
-
-    Args:
-        text: The sentence around it.
-        start: Where the phrase begins.
-
-    >>> text = "To avoid CUDA out of memory errors, lower the batch size."
-    >>> is_negated(text, text.index("out of"))
-    True
-    """
-    before = text[:start]
-    if _LAST_REASON.match(text, start) and _GIVES_REASON.search(before):
-        # "unable to allocate file descriptor table - out of memory"
-        return False
-    if _NOT_MEMORY.search(text) or _DEFINED.search(text):
-        return True
-    if _OPTION.search(before) and _OPTION_EXCEEDED.search(before) is None:
-        return True
-    if _ARGUMENT.search(before):
-        return True
-    if _CODE.search(before) or _DENIED.search(before):
-        return True
-    if _OUT_OF.match(text, start) and _MOVED.search(before):
-        return True
-    hedge = _HEDGED.search(before)
-    if hedge is None:
-        return False
-    return _FACT_BEFORE_HEDGE.search(before[: hedge.start()]) is None
-
-
-def is_denied(text: str, start: int) -> bool:
-    """Whether the words right before a phrase say that it is not so.
-
-    >>> is_denied("it is not a lack of memory", len("it is not a "))
-    True
-    """
-    return _DENIED.search(text[max(0, start - 20) : start]) is not None
-
-
-_DESCRIBED = compile_words(
-    r"\W{0,3}(?:errors?|exceptions?) (?:messages?|if)\b|"
-    r"\W{0,3}(?:errors? |exceptions? )?(?:"
-    r"(?:(?:is|are|gets?|will be|can be|may be) (?:not )?|not )"
-    r"(?:returned|thrown|raised|reported) (?:when|if|once|by)\b|"
-    r"(?:is|are) not (?:an? )?out|"
-    r"(?:usually |often |typically )?(?:occurs?|happens?|means?|indicates?)\b)"
-)
-"""Behind the phrase: documentation of what it stands for."""
-
-
-def is_described(text: str, end: int) -> bool:
-    """Whether a wording is spoken of and not reported.
-
-    Args:
-        text: What it stands in.
-        end: Where it ends.
-
-    >>> is_described("OutOfMemoryError is thrown when the heap is full", 16)
-    True
-    """
-    return _DESCRIBED.match(text, end) is not None
 
 
 def has_error_mark(text: str) -> bool:

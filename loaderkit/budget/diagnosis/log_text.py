@@ -26,6 +26,8 @@ _COLOUR = re.compile(
     r"|\^\[\[[0-9;]{0,20}m"  # as an editor shows it
     r"|\[(?:\d{1,2};){0,3}\d{0,2}m\b"  # where the escape character was lost in copying
 )
+_JOINED_LITERALS = re.compile(r"(?<![\"'])([\"']) ?\+ ?\n[ \t]{0,40}\1")
+"""Where node breaks a long string that it prints."""
 _PROGRESS = re.compile(
     # tqdm: "Epoch 1:  6%|###    | 3787/62565 [04:47<1:10:53, 13.82it/s, loss=0.1]",
     # with any part cut off; the part before the bar only at the start of a line
@@ -135,7 +137,7 @@ def clean_log(text: str) -> str:
     text = (
         _ESCAPED.sub(_unescape_sequence, text).replace("\r\n", "\n").replace("\r", "\n")
     )
-    text = _COLOUR.sub("", text)
+    text = _JOINED_LITERALS.sub("", _COLOUR.sub("", text))
     text = _OPENING.sub(_start_line_of_quotation, text)
     for ambiguous in (_PROCESS_AT_START, _RANK_AT_START):
         # A single "(pid=129)" or "2:" is a part of the message, which wrapping put

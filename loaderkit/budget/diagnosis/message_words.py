@@ -14,6 +14,7 @@ _TABLES = (
     "phrases.txt",
     "statements.txt",
     "amount_roles.txt",
+    "moods.txt",
 )
 _SHORTEST = 4
 """Letters of a word taken from a pattern: shorter ones are endings, such as "ing"."""

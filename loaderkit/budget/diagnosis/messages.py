@@ -23,10 +23,12 @@ from loaderkit.budget.diagnosis.grammar import (
     find_exhaustion,
     mentions_exhaustion,
     place_named,
+    sentence_around,
     speaks_of_the_host,
 )
-from loaderkit.budget.diagnosis.lexicon import HOST_PLACE, compile_words, is_described
+from loaderkit.budget.diagnosis.lexicon import HOST_PLACE, compile_words
 from loaderkit.budget.diagnosis.log_text import clean_log
+from loaderkit.budget.diagnosis.moods import Span, find_mood
 from loaderkit.budget.diagnosis.oom_patterns import (
     MessagePattern,
     fields_of,
@@ -206,11 +208,18 @@ def _first_pattern_match(
         match = wording.pattern.search(text)
         if match is None or _is_of_a_device(wording, text, match):
             continue
-        if is_described(text, match.end()):
+        if _is_only_spoken_of(text, match):
             continue
         if not _lacks_permission(wording, text, match):
             return wording, match
     return None, None
+
+
+def _is_only_spoken_of(text: str, match: re.Match[str]) -> bool:
+    """Whether a wording stands where nothing is reported."""
+    phrase = Span(match.start(), match.end())
+    sentence = sentence_around(text, phrase)
+    return find_mood(text, phrase, sentence, is_sure=True) is not None
 
 
 def _is_of_a_device(wording: MessagePattern, text: str, match: re.Match[str]) -> bool:

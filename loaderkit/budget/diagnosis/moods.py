@@ -1,0 +1,171 @@
+"""Say whether words of exhaustion report an event, or what else they do.  Pure.
+
+"Out of memory" stands in advice, in documentation, in the source that a traceback shows
+and in the message of an allocator that goes on in another way.  ``moods.txt`` lists how
+each of these is told by the words around the phrase; what none of them tells of is a
+report.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from loaderkit.budget.diagnosis.lexicon import compile_words, read_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Mood(Enum):
+    """What a sentence does with words of exhaustion that it does not report."""
+
+    CONDITION = "condition"
+    """It says what would hold if that happened."""
+    POSSIBLE = "possible"
+    """It says that this can happen, or guesses so."""
+    RULE = "rule"
+    """It says what the words stand for, or what always happens."""
+    NAMED = "named"
+    """It speaks about such errors."""
+    CODE = "code"
+    """It is a line of a program."""
+    PAGE = "page"
+    """It is a heading, a cell of a table or a symptom in a list."""
+    DENIED = "denied"
+    """It says that it is not so."""
+    TAKEN_BACK = "taken_back"
+    """The program goes on in another way."""
+    ANNOUNCED = "announced"
+    """It says what is about to be done."""
+    MOVED = "moved"
+    """Something was taken out of memory."""
+
+
+class Span(NamedTuple):
+    """A stretch of a text."""
+
+    start: int
+    end: int
+
+
+_REACH = 240
+"""Characters looked at before and behind a phrase: the longest sentence of the gathered
+look-alikes that takes a phrase back, or says whose it is, has about 200."""
+
+_PLACES: dict[str, Callable[[str, Span, Span], str]] = {
+    "before": lambda text, phrase, sentence: text[sentence.start : phrase.start],
+    "edge": lambda text, phrase, _: text[max(0, phrase.start - 40) : phrase.start],
+    "behind": lambda text, phrase, _: text[phrase.end : phrase.end + _REACH],
+    "next": lambda text, phrase, _: text[phrase.end : phrase.end + _REACH],
+    "phrase": lambda text, phrase, _: text[phrase.start : phrase.end],
+    "whole": lambda text, phrase, _: text[phrase.start : phrase.end + _REACH],
+    "sentence": lambda text, _, sentence: text[sentence.start : sentence.end],
+    "line": lambda text, phrase, _: text[_line_start(text, phrase) : phrase.start],
+    "above": lambda text, _, sentence: text[
+        max(0, sentence.start - _REACH) : sentence.start
+    ],
+}
+_ANCHORED = frozenset({"behind", "whole"})
+"""Places whose patterns begin where the place begins."""
+
+
+def _line_start(text: str, phrase: Span) -> int:
+    start = max(0, phrase.start - _REACH)
+    return text.rfind("\n", start, phrase.start) + 1 or start
+
+
+@functools.cache
+def _mood_patterns() -> tuple[tuple[Mood, str, re.Pattern[str]], ...]:
+    """Give the rows of ``moods.txt``, those of one mood and place as one pattern."""
+    patterns: dict[tuple[str, str], list[str]] = {}
+    for (mood, place), pattern in read_table("moods.txt"):
+        patterns.setdefault((mood, place), []).append(pattern)
+    return tuple(
+        (Mood(mood), place, compile_words("|".join(alternatives)))
+        for (mood, place), alternatives in patterns.items()
+    )
+
+
+_FACT_BEFORE = compile_words(
+    r"occurred|happened|\w{0,40}(?:error|exception|failed|fatal) ?:"
+)
+"""Before a hedge: what follows is the text of an error that already happened."""
+_HEDGES = frozenset({Mood.CONDITION, Mood.POSSIBLE, Mood.RULE, Mood.NAMED})
+_LAST_REASON = compile_words(r"out of memory\W{0,3}\Z")
+_GIVES_REASON = re.compile(r"\w (?:-|\u2013) ?$|\bfailed: ?$")
+"""Before it: what failed for this reason, whatever that was."""
+_OPTION = re.compile(r"(?:^|\s)-[A-Za-z][^\s(]*$")
+"""Before the phrase: the beginning of an option of a command, such as Java's."""
+_OPTION_EXCEEDED = compile_words(r"\bexceed\w{0,3} -[^\s(]*$")
+"""An option is named because its value was exceeded."""
+_OUT_OF = compile_words(r"out of")
+_MOVED = compile_words(
+    r"\b(?:migrat|mov|swapp|pag|cop|read|writt|remov|dropp|stream|tak|kept|keep|load|"
+    r"flush|evict)\w{0,4} (?:\w{1,12} ){0,2}$"
+)
+"""Before "out of memory": what was in it is elsewhere now."""
+
+
+def gives_last_reason(text: str, phrase: Span, sentence: Span) -> bool:
+    """Whether a sentence ends with why something failed, whatever that was.
+
+    >>> text = "unable to allocate file descriptor table - out of memory"
+    >>> gives_last_reason(text, Span(43, 56), Span(0, 56))
+    True
+    """
+    before = text[sentence.start : phrase.start]
+    is_last = _LAST_REASON.match(text[: sentence.end], phrase.start) is not None
+    return is_last and _GIVES_REASON.search(before) is not None
+
+
+def find_mood(
+    text: str,
+    phrase: Span,
+    sentence: Span,
+    *,
+    is_scattered: bool = False,
+    is_sure: bool = False,
+) -> Mood | None:
+    """Say what a sentence does with words of exhaustion.
+
+    Args:
+        text: A text without the breaks and prefixes of a log.
+        phrase: Where the words stand.
+        sentence: Where their sentence stands.
+        is_scattered: Other words stand between them, a hedge among these perhaps.
+        is_sure: Nothing but an error has these words; its text can guess at the cause.
+
+    Returns:
+        None where they can be a report.
+
+    >>> text = "To avoid CUDA out of memory errors, lower the batch size."
+    >>> find_mood(text, Span(14, 27), Span(0, len(text))).value
+    'condition'
+    >>> find_mood("CUDA out of memory", Span(5, 18), Span(0, 18)) is None
+    True
+    """
+    hedged = Span(phrase.end, phrase.end) if is_scattered else phrase
+    before = text[sentence.start : hedged.start]
+    if gives_last_reason(text, phrase, sentence):
+        return None
+    if _OPTION.search(before) and _OPTION_EXCEEDED.search(before) is None:
+        return Mood.CODE
+    if _OUT_OF.match(text, phrase.start) and _MOVED.search(before):
+        return Mood.MOVED
+
+    for mood, place, pattern in _mood_patterns():
+        if is_sure and mood is Mood.POSSIBLE:
+            continue
+        is_before = place in {"before", "line"}
+        around = _PLACES[place](text, hedged if is_before else phrase, sentence)
+        found = pattern.match(around) if place in _ANCHORED else pattern.search(around)
+        if found is None:
+            continue
+        is_hedge = mood in _HEDGES and place == "before"
+        if is_hedge and _FACT_BEFORE.search(around[: found.start()]):
+            continue
+        return mood
+    return None
