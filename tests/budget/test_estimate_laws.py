@@ -3,6 +3,7 @@
 import pytest
 import torch
 from drawn import draw_step
+from drawn_models import draw_model_step
 from drawn_storage import DenseAndSparse, draw_storage_step
 from generated import LOSSES, OPERATORS, Near, Then, make_step
 from hypothesis import HealthCheck, given, settings
@@ -15,7 +16,7 @@ from loaderkit.budget.step import kernels, tracker
 from loaderkit.budget.step.allocation_log import Bounds
 from loaderkit.budget.step.devices import DeviceSpec
 from loaderkit.budget.step.estimate import estimate, summarise
-from loaderkit.budget.step.kernel_calls import call_of
+from loaderkit.budget.step.kernel_calls import call_of, smaller_calls
 from loaderkit.budget.step.kernels import KERNELS, Workspace
 from loaderkit.budget.step.measure import measure_step
 from loaderkit.budget.step.track import track_step
@@ -354,6 +355,45 @@ def test_so_it_is_where_storages_are_reused_cast_or_sparse(family, seed):
     assert estimated.low <= truth <= estimated.high
     if estimated.exact:
         assert estimated.peak == pytest.approx(truth, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("family", "seed"),
+    [
+        pytest.param("models", 4, marks=pytest.mark.slow),
+        ("models", 5),
+        ("models", 30),
+        ("models", 46),
+        pytest.param("graph models", 2, marks=pytest.mark.slow),
+        ("graph models", 6),
+        ("graph models", 24),
+    ],
+)
+def test_so_it_is_for_whole_models(family, seed):
+    drawn = draw_model_step(seed, family)
+
+    estimated = estimate(drawn.model, drawn.batch, drawn.step)
+
+    truth = max(measure_step(drawn.model, drawn.batch, drawn.step).values())
+    assert estimated.method == "tracked"
+    assert estimated.low <= truth <= estimated.high
+    if estimated.exact:
+        assert estimated.peak == pytest.approx(truth, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    "shape", [(40, 4, 71, 71), (70, 90, 130), (600, 600), (50, 40)]
+)
+@pytest.mark.parametrize("function", [torch.ops.aten._safe_softmax.default])
+def test_calls_that_a_kernel_is_learnt_from_are_different_ones(function, shape):
+    x = torch.empty(shape)
+    call = call_of(function, (x, -1), {})
+
+    ways = smaller_calls(call, (x.nbytes,))
+
+    assert ways[0]
+    for way in ways:
+        assert len(set(way)) == len(way)
 
 
 class OnColumns(nn.Module):

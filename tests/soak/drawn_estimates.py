@@ -1,7 +1,8 @@
 """Estimates of steps drawn by a grammar, against the profiler.
 
 ``DRAWS=1000:1100 pytest tests/soak/drawn_estimates.py -s`` prints a line for each seed
-from 1000 to 1099 and for each family of ``drawn_storage.py``, and a summary at the end.
+from 1000 to 1099 and for each family of ``drawn_storage.py`` and ``drawn_models.py``,
+and a summary at the end.
 """
 
 import os
@@ -10,6 +11,8 @@ import statistics
 import pytest
 import torch
 from drawn import draw_step
+from drawn_models import FAMILIES as FAMILIES_OF_MODELS
+from drawn_models import draw_model_step
 from drawn_storage import FAMILIES, draw_storage_step
 
 from loaderkit.budget.step.estimate import estimate
@@ -20,11 +23,19 @@ ERRORS: list[float] = []
 CALLED_EXACT: list[float] = []
 
 
+def draw(family, seed):
+    if family == "layers":
+        return draw_step(seed)
+    if family in FAMILIES_OF_MODELS:
+        return draw_model_step(seed, family)
+    return draw_storage_step(seed, family)
+
+
 @pytest.mark.parametrize("seed", range(FIRST, END))
-@pytest.mark.parametrize("family", ["layers", *FAMILIES])
+@pytest.mark.parametrize("family", ["layers", *FAMILIES, *FAMILIES_OF_MODELS])
 def test_the_profilers_peak_is_in_the_interval(family, seed):
     before = torch.get_num_threads()
-    drawn = draw_step(seed) if family == "layers" else draw_storage_step(seed, family)
+    drawn = draw(family, seed)
     torch.set_num_threads(drawn.threads)
     try:
         try:

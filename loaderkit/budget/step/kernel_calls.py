@@ -59,6 +59,14 @@ _SHRUNK_SIZES = {
 They are even, as heads and groups ask for, and differ in each place, so that what is in
 proportion to one operand is not to another.  The first row that keeps large operands
 above :data:`_PARALLEL_NUMBERS` is taken."""
+_SHARES = (0.8, 0.5, 0.3)
+"""Shares of its own sizes that a call is shrunk to where it is only a little too large:
+the rows of :data:`_SHRUNK_SIZES` are made for large ones."""
+_SHARE_STEP = 0.12
+"""By which the shares of a call's sizes differ; chosen: two sizes that are equal up to
+rounding would be taken for one."""
+_SMALLEST_SHARED = 2 * 17
+"""Sizes below are not shared so: the steps between the shares would be lost."""
 _SHRUNK_SPATIAL = (
     ((24, 16, 12), (16, 24, 10), (32, 12, 16)),
     ((8, 6, 4), (6, 8, 4), (10, 4, 6)),
@@ -99,6 +107,10 @@ _PLAIN = (
     "expand",
     "aten::cumsum",
     "_local_scalar_dense",
+    "aten::_fused_adam",
+    "aten::_fused_adagrad",
+    "aten::_fused_sgd",
+    "aten::_pack_padded_sequence",
 )
 """Kernels that hold nothing beside their outputs, whatever the operands (as in
 torch's source): they need not be made."""
@@ -191,7 +203,7 @@ class KernelCall(NamedTuple):
     @property
     def plain(self) -> bool:
         """Whether it holds nothing beside its outputs."""
-        return any(word in operator_name(self.func) for word in _PLAIN)
+        return _is_plain(operator_name(self.func))
 
     @property
     def by_thread_bytes(self) -> int:
@@ -243,7 +255,10 @@ def call_of(func: OpOverload, args: Args, kwargs: Kwargs) -> KernelCall | None:
         other libraries' operators, sparse tensors, values that decide where is read.
     """
     name = operator_name(func)
-    if func.namespace != "aten" or any(word in name for word in _UNSAFE):
+    if func.namespace != "aten":
+        return None
+    # What holds nothing is never made, so that it reads nothing.
+    if any(word in name for word in _UNSAFE) and not _is_plain(name):
         return None
     values, tree = tree_flatten((_plain_scalars(func, args), kwargs))
     if any(word in name for word in _UNSAFE_POSITIONS):
@@ -266,6 +281,10 @@ def call_of(func: OpOverload, args: Args, kwargs: Kwargs) -> KernelCall | None:
         if not output_mask[0]:
             return None
     return call
+
+
+def _is_plain(name: str) -> bool:
+    return any(word in name for word in _PLAIN)
 
 
 def _plain_scalars(func: OpOverload, args: Args) -> list[Any]:
@@ -333,7 +352,9 @@ def smaller_calls(
     for replacements in _ways_to_replace(call, sizes):
         resized = [_resize_call(call, replaced) for replaced in replacements]
         calls = [smaller for smaller in resized if smaller is not None]
-        is_complete = len(calls) == len(replacements)
+        # Sizes that are below those of a row stay as they are: calls that are equal
+        # would make a constant of what grows (softmax of 71 by 71 was 1.3 % too low).
+        is_complete = len(set(calls)) == len(replacements)
         if is_complete and all(smaller.nbytes <= MOST_BYTES for smaller in calls):
             ways.append(calls)
 
@@ -357,6 +378,11 @@ def _ways_to_replace(call: KernelCall, sizes: list[int]) -> list[list[dict[int, 
     else:
         patterns = _SHRUNK_SIZES[min(max(len(sizes), 2), 4)]
     rows = [[_replace_by_rank(sizes, pattern) for pattern in row] for row in patterns]
+    if not call.spatial and all(size >= _SMALLEST_SHARED for size in sizes):
+        rows += [
+            [_share_of_sizes(sizes, share, number) for number in range(3)]
+            for share in _SHARES
+        ]
     # Then all sizes by the same share, where one is half of another.
     for first_share in (4, 16, 64):
         # None may become 0: a call without numbers takes nothing.
@@ -365,6 +391,20 @@ def _ways_to_replace(call: KernelCall, sizes: list[int]) -> list[list[dict[int, 
         shares = (first_share, 2 * first_share, 4 * first_share)
         rows.append([{size: size // share for size in sizes} for share in shares])
     return rows
+
+
+def _share_of_sizes(sizes: list[int], share: float, number: int) -> dict[int, int]:
+    """Map each size to nearly the same share of it, another one in each of three ways.
+
+    >>> _share_of_sizes([71, 40], 0.8, 0), _share_of_sizes([71, 40], 0.8, 1)
+    ({71: 56, 40: 28}, {71: 48, 40: 24})
+    """
+    smaller = {}
+    for rank, size in enumerate(sizes):
+        part = 1 - _SHARE_STEP * ((rank + number) % 3)
+        # Even, as heads and groups ask for.
+        smaller[size] = int(size * share * part) // 2 * 2
+    return smaller
 
 
 def _count_turned_serial(call: KernelCall, smaller: KernelCall) -> int:

@@ -34,7 +34,6 @@ from loaderkit.budget.step.real_values import RealValues
 from loaderkit.budget.step.tracker import ReadsValues, Tracker
 from loaderkit.budget.step.train_step import (
     Step,
-    blocks_of,
     checkpoint_blocks,
     make_optimizer,
     run_step,
@@ -111,7 +110,6 @@ def _track_once(
     log = Log()
     twin, twin_batch = fake_model(fake, model), fake_batch(fake, batch)
     if step.checkpoint:
-        log.checkpoints = len(blocks_of(twin))
         checkpoint_blocks(twin)
 
     tracker = Tracker(fake, log, chosen=chosen, values=values)

@@ -122,6 +122,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._module_of_node: dict[int, str] = {}
         self._real_sizes: dict[int, int] = {}
         self.real_bytes_live = 0
+        self._is_computing_again = False
+        self._checkpoints_of_step = 0
         self._sparse_bytes_of_step = 0
         self._most_sparse_bytes_of_a_step = 0
 
@@ -130,6 +132,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.phase = phase
         if phase == "zero_grad":
             self._sparse_bytes_of_step = 0
+            self._checkpoints_of_step = 0
         self.log.marks.append(Mark(len(self.log.events), phase))
 
     def _add_sparse_bytes(self, nbytes: int) -> None:
@@ -138,6 +141,22 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         more = max(0, self._sparse_bytes_of_step - self._most_sparse_bytes_of_a_step)
         self._most_sparse_bytes_of_a_step += more
         self.log.sparse_bytes += more
+
+    def _count_checkpoints(self) -> None:
+        """Count the blocks that are computed again in the backward pass of a step.
+
+        Whoever asked for it: the step, the model, or a layer of a library.  Gradients
+        are enabled there, while a node of autograd runs, and in no formula; between two
+        blocks come formulas of the second.
+        """
+        is_computing_again = (
+            self.phase == "backward" and torch.is_grad_enabled() and bool(node_name())
+        )
+        if is_computing_again and not self._is_computing_again:
+            self._checkpoints_of_step += 1
+            most = max(self.log.checkpoints, self._checkpoints_of_step)
+            self.log.checkpoints = most
+        self._is_computing_again = is_computing_again
 
     def add_all(self, tensors: Iterable[torch.Tensor], owner: Part) -> None:
         """Log the storages of tensors and what they are."""
@@ -244,6 +263,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented
         kwargs = kwargs or {}
         self._note_module_of_node()
+        self._count_checkpoints()
         backward = self.phase == "backward"
         reused = reused_operand(func, args) if backward else None
         if self.function in _ADDING_IN_PLACE and func is _aten.add.Tensor:
@@ -344,8 +364,18 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             and func is not _aten.index.Tensor
         ):
             return self._from_values(func, args, kwargs)
+        if func is _aten._pack_padded_sequence.default and not _is_fake(args[1]):
+            return self._pack_sequences(func, args)
         with self.fake:
             return func(*args, **kwargs)
+
+    def _pack_sequences(self, func: OpOverload, args: Args) -> Any:
+        """Pack sequences of known lengths, for which torch has no rule of shapes."""
+        padded, lengths, batch_first = args
+        stand_in = torch.empty(padded.shape[:2], dtype=torch.uint8)
+        packed, batch_sizes = func(stand_in, lengths, batch_first)
+        with self.fake:
+            return padded.new_empty((len(packed), *padded.shape[2:])), batch_sizes
 
     def _from_values(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """Run an operator whose result depends on values, or assume some."""
