@@ -95,6 +95,9 @@ _TABLE_ROW = re.compile(r"[A-Za-z][\w ()/-]{0,40}: ?[\d.,]{1,24}(?: ?[KMGT]?i?B)
 """A label and its number: rows of a table are equally wide without being wrapped."""
 _PROCESS_AT_START = re.compile(rf"(?:^|(?<=[\])Z,.\d] )){_PROCESS}", re.MULTILINE)
 _RANK_AT_START = re.compile(r"(?:^|(?<=[\])Z,.\d] ))\d{1,5}:(?=[ \t])", re.MULTILINE)
+_QUOTED_LINE = re.compile(
+    r"(?:^[ \t]{0,80}|(?<=[\])Z,.\d:-] )|(?<=\w:))>(?=[ \t])", re.MULTILINE
+)
 _KEPT = "\u2060"
 """Stands before what is no prefix while prefixes are taken away: no log has it."""
 _MOST_PREFIXES = 6
@@ -139,8 +142,8 @@ def clean_log(text: str) -> str:
     )
     text = _JOINED_LITERALS.sub("", _COLOUR.sub("", text))
     text = _OPENING.sub(_start_line_of_quotation, text)
-    for ambiguous in (_PROCESS_AT_START, _RANK_AT_START):
-        # A single "(pid=129)" or "2:" is a part of the message, which wrapping put
+    for ambiguous in (_PROCESS_AT_START, _RANK_AT_START, _QUOTED_LINE):
+        # A single "(pid=129)", "2:" or ">" is a part of the message, which wrapping put
         # there; a prefix is on all lines, and of one line it does no harm.
         if len(ambiguous.findall(text)) == 1:
             text = ambiguous.sub(_mark_as_message, text)
@@ -262,6 +265,10 @@ def _is_broken_word(line: str, following: str, *, by_terminal: bool = False) -> 
     if last is None or first is None or not last.group().strip(".,"):
         return False
     left, right = last.group(), first.group()
+    if line[: last.start()].endswith(("'", "\u2019")):
+        return False  # the ending of "context's"
+    if not by_terminal and right[0].isupper() and is_word(left):
+        return False  # textwrap breaks no word that fits, and a name begins anew
     ends_clause = left.endswith(",") and not by_terminal
     if (
         _PART_OF_NUMBER.search(left)
