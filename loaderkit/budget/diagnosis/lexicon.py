@@ -109,7 +109,8 @@ NOT_MEMORY = compile_words(
     r"|allocate resources|job submit|\bnode configuration|nodes are available"
     r"|to m?lock (?:\w{1,12} )?memory"
     r"|memory leak|leaked|free system memory|memory format|tokens? per"
-    r"|\bcurrent mu =|out of bounds?|workspace memory to run|limited memory|\brecursion\b"
+    r"|\bcurrent mu ="  # V8 collects garbage
+    r"|out of bounds?|workspace memory to run|limited memory|\brecursion\b"
     r"|hardware limit|no attribute|cannot import|is not defined"
     r"|\bdata to\b|\brate (?:was |is )?exceeded|exceeded (?:\w{1,12} ){0,3}rate\b"
     r"|too many requests|requests per|failed ?scheduling|scale-?up|insufficient cpu"

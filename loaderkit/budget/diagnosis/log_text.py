@@ -267,8 +267,6 @@ def _is_broken_word(line: str, following: str, *, by_terminal: bool = False) -> 
     left, right = last.group(), first.group()
     if line[: last.start()].endswith(("'", "\u2019")):
         return False  # the ending of "context's"
-    if not by_terminal and right[0].isupper() and is_word(left):
-        return False  # textwrap breaks no word that fits, and a name begins anew
     ends_clause = left.endswith(",") and not by_terminal
     if (
         _PART_OF_NUMBER.search(left)
@@ -280,6 +278,8 @@ def _is_broken_word(line: str, following: str, *, by_terminal: bool = False) -> 
         return True  # does|n't
     if "_" in left + right and _CONSTANT.fullmatch((left + right).strip(".,")):
         return True
+    if not by_terminal and right[0].isupper() and is_word(left):
+        return False  # textwrap breaks no word that fits, and a name begins anew
     if not by_terminal and not is_word(left + right):
         return False
     if left[-1] == "_" or right[0] == "_":
