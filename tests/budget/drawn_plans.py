@@ -3,7 +3,8 @@
 Each family is one way in which a batch's bytes depend on its samples: sums of nodes and
 edges, padding to the longest, pools that choose, nodes that hear all others, typed
 graphs, words of different lengths, ragged fields of dicts; tables with sparse
-gradients, targets of single nodes, and mixed precision.
+gradients, targets of single nodes, mixed precision, and samples that are compared with
+all others of their batch.
 """
 
 import random
@@ -524,6 +525,56 @@ def ragged(rng, drawn):
     return Planned(words, model, data, size, collate, ragged=layout)
 
 
+class Contrasted(nn.Module):
+    """Tells a sample from all others of its batch, of rows, words or graphs."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        self.left, self.right = nn.Linear(8, 16), nn.Linear(8, 16)
+
+    def forward(self, batch):
+        hidden = self.inner(batch)
+        near = self.left(hidden) @ self.right(hidden).t()
+        # Two tables of all pairs, as in a loss that weighs the hard ones.
+        near = near * near.detach().exp().clamp(max=2)
+        return nn.functional.cross_entropy(near, torch.arange(len(near)))
+
+
+class MeanOfWords(nn.Module):
+    """The mean of the words of each sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(40, 8)
+
+    def forward(self, words):
+        return self.table(words).mean(1)
+
+
+class MeanOfNodes(nn.Module):
+    """The mean of the nodes of each graph."""
+
+    def forward(self, data):
+        return g.global_mean_pool(data.x, data.batch)
+
+
+def contrastive(rng, drawn):
+    """Rows, words or graphs, each compared with all others of the batch."""
+    kind, sizes = drawn
+    # The tables of pairs are what takes most.
+    size, what = rng.choice([16, 32]), rng.choice(["rows", "words", "graphs"])
+    words = f"{what}, {kind}, {size}"
+    if what == "rows":
+        data = [torch.randn(8) for _ in sizes]
+        return Planned(words, Contrasted(nn.Linear(8, 8)), data, size)
+    if what == "graphs":
+        return Planned(words, Contrasted(MeanOfNodes()), _draw_graphs(rng, sizes), size)
+    data = [torch.randint(40, (min(length, 20),)) for length in sizes]
+    collate = partial(pad_sequence, batch_first=True)
+    return Planned(words, Contrasted(MeanOfWords()), data, size, collate)
+
+
 _FAMILY_FUNCTIONS = (
     sums,
     padding,
@@ -539,5 +590,6 @@ _FAMILY_FUNCTIONS = (
     marked,
     mixed,
     ragged,
+    contrastive,
 )
 FAMILIES = {family.__name__: family for family in _FAMILY_FUNCTIONS}

@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from drawn_plans import Contrasted, draw_plan
 from torch import nn
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.utils import to_dense_batch
@@ -76,6 +77,45 @@ def test_padding_inside_a_model_is_priced_and_its_promise_kept():
     loader = build_loader(data, "cpu", shuffle=True, seed=0, num_workers=0, **bounds)
     for batch in loader:
         assert max(measure_step(model, batch, Step()).values()) <= limit
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "seed"),
+    [
+        ("all_pairs", 300),
+        ("all_pairs", 402),
+        ("contrastive", 500),
+        ("contrastive", 507),
+    ],
+)
+def test_batches_in_which_all_meets_all_are_predicted(family, seed):
+    drawn, r = draw_plan(seed, family), random.Random(seed)
+    samples = read_samples(drawn.data, collate=drawn.collate_fn)
+
+    cost_model = fit_cost_model(drawn.model, samples, drawn.step, drawn.batch_size)
+
+    assert cost_model.samples.kind.startswith("paired")
+    for count in (5, 16, 30):
+        rows = r.sample(range(len(samples)), count)
+        peaks = measure_step(drawn.model, samples.join(rows), drawn.step)
+        predicted = cost_model.predict(rows)[0]
+        assert predicted == pytest.approx(max(peaks.values()), rel=0.02)
+        dearest = cost_model.samples.worst_peaks(cost_model.peak_model)[count - 1]
+        assert predicted <= dearest * 1.0001
+
+
+def test_pairs_are_seen_in_large_batches_though_small_ones_hide_them():
+    model = Contrasted(nn.Sequential(nn.Linear(8, 300), nn.Linear(300, 8)))
+    data = [torch.randn(8) for _ in range(600)]
+
+    plan = plan_batch(model, data, "cpu", limit="40 MiB", batch_size=500)
+
+    assert plan.cost_model.samples.kind == "paired samples"
+    batch = torch.stack(data[:500])
+    peak = max(measure_step(model, batch, Step()).values())
+    [predicted] = plan.predict_peaks([500])
+    assert predicted == pytest.approx(peak, rel=0.02)
 
 
 class Nodes(nn.Module):

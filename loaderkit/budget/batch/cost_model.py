@@ -30,6 +30,9 @@ _SAMPLES_OF_STEPS: dict[SampleKind, tuple[int, ...]] = {
     "sequences": (2, 3, 4, 5, 6, 8),
     "graphs": (2, 3, 4, 5, 6, 8),
     "padded graphs": (2, 3, 4, 5, 6, 7, 8, 9),
+    "paired graphs": (2, 3, 4, 5, 6, 7, 8, 9),
+    "paired sequences": (2, 3, 4, 5, 6, 7, 8, 9),
+    "paired samples": (2, 4, 6, 8),
 }
 """Samples of the small steps that a peak model is fitted to: one step more than there
 are unknowns, the last to see the error; never 1 alone, which takes other kernels
@@ -173,29 +176,52 @@ def last_that_fits(fits: Callable[[int], bool], guess: int, most: int) -> int:
     return low
 
 
-def fit_cost_model(model: Any, samples: Samples, step: Step) -> BatchCostModel:
+def fit_cost_model(
+    model: Any, samples: Samples, step: Step, batch_size: int = 1
+) -> BatchCostModel:
     """Track a few small batches of a dataset and fit a peak model to them.
 
     Args:
         model: A module on the CPU.
         samples: The dataset's sizes.
         step: How a step is made.
+        batch_size: Samples of a batch that is asked about.
 
     Returns:
         What any batch takes.
     """
-    peak_model = _fit_small_steps(model, samples, step)
-    if samples.kind == "graphs" and peak_model.error > _UNEXPLAINED:
-        # The model may pad inside: to_dense_batch, attention over all nodes.
-        with_padding = _fit_small_steps(model, samples.padded(), step)
-        # Kernels whose workspace is only known within bounds miss by as much with
-        # either description: padding must explain most of what is left.
-        if with_padding.error < peak_model.error / 2:
-            samples, peak_model = samples.padded(), with_padding
-    return BatchCostModel(model, samples, step, peak_model)
+    cost_model = _fit_small_steps(model, samples, step)
+    error = _error_with(cost_model, batch_size)
+    if error > _UNEXPLAINED:
+        # The model may pad inside (to_dense_batch, attention within graphs), or let
+        # everything meet everything else (attention over the batch, contrastive loss).
+        for described in samples.otherwise_described():
+            other = _fit_small_steps(model, described, step)
+            # Kernels whose workspace is only known within bounds miss by as much with
+            # any description: another one must explain most of what is left.
+            other_error = _error_with(other, batch_size)
+            if other_error < error / 2:
+                cost_model, error = other, other_error
+            if error <= _UNEXPLAINED:
+                break
+    return cost_model
 
 
-def _fit_small_steps(model: Any, samples: Samples, step: Step) -> PeakModel:
+def _error_with(cost_model: BatchCostModel, batch_size: int) -> float:
+    """Say how wrong predictions are, also of batches of the size that is asked about.
+
+    What grows with the square of the samples is little in small batches.
+    """
+    size = min(batch_size, len(cost_model.samples))
+    if size <= _COMPARED_SAMPLES:
+        return cost_model.peak_model.error
+    rows = cost_model.samples.worst_rows(cost_model.peak_model, size)
+    peak = cost_model.track_likely_peak(rows)
+    error_here = prediction_error(cost_model.predict(rows), [peak])
+    return max(cost_model.peak_model.error, error_here)
+
+
+def _fit_small_steps(model: Any, samples: Samples, step: Step) -> BatchCostModel:
     """Fit small steps, and compare with larger ones that the fit has not seen."""
     batches = [
         _choose_small_batch(samples, count, number)
@@ -210,7 +236,8 @@ def _fit_small_steps(model: Any, samples: Samples, step: Step) -> PeakModel:
         prediction_error(cost_model.predict(rows), [cost_model.track_likely_peak(rows)])
         for rows in _unseen_batches(samples, peak_model)
     ]
-    return replace(peak_model, error=max(peak_model.error, *errors))
+    error = max(peak_model.error, *errors)
+    return replace(cost_model, peak_model=replace(peak_model, error=error))
 
 
 def _samples_of_steps(samples: Samples) -> Sequence[int]:
@@ -249,7 +276,7 @@ def _choose_small_batch(samples: Samples, count: int, number: int) -> list[int]:
         Rows; some twice where the dataset is smaller than the batch.
     """
     rng = np.random.default_rng(number)
-    if samples.kind in {"padded graphs", "sequences"}:
+    if samples.kind == "padded graphs" or samples.is_sequences:
         by_length = np.argsort(samples.sizes[:, 1], kind="stable")
         longest = round(_LONGEST_OF_STEPS[number] * (len(by_length) - 1))
         candidates = by_length[: max(longest, count)]
@@ -259,7 +286,10 @@ def _choose_small_batch(samples: Samples, count: int, number: int) -> list[int]:
         by_size = np.argsort(samples.sizes.sum(axis=1), kind="stable")
         candidates = by_size[: max(count * 4, len(by_size) // 2)]
         chosen = rng.choice(candidates, size=min(count, len(candidates)), replace=False)
-    if samples.kind in {"graphs", "padded graphs"} and len(candidates) > count:
+    if (
+        samples.kind in {"graphs", "padded graphs", "paired graphs"}
+        and len(candidates) > count
+    ):
         # Edges for a node differ little between samples drawn at random; without the
         # extremes, nodes and edges could not be told apart.
         nodes = np.maximum(samples.sizes[candidates, 1], 1)

@@ -181,7 +181,8 @@ class BatchPlan(HasPage):
                 ``[batches, (samples, tokens, padded, padded squared)]``: places with
                 padding, and places times the longest.  For a model that pads graphs,
                 each is taken to be as large as the largest of all, unless the places
-                and their squares are given too.
+                and their squares are given too; what is squared for a model that
+                compares all with all is computed.
 
         Returns:
             Peak bytes ``[batches]``.
@@ -426,7 +427,9 @@ class _Planner:
     """Samples of a step that were asked for."""
 
     def plan(self, epochs: int) -> BatchPlan:
-        cost_model = fit_cost_model(self.model, self.samples, self.step)
+        cost_model = fit_cost_model(
+            self.model, self.samples, self.step, self.batch_size
+        )
         # Its samples may be those of a model that pads.
         samples = cost_model.samples
         size = min(self.batch_size, len(samples))
@@ -534,7 +537,7 @@ class _Planner:
         if self.step.target.kind == "cpu":
             return replace(balanced, name="C (CPU)")
         step = self.step.but(target=DeviceSpec("cpu"), variant="default")
-        cost_model = fit_cost_model(self.model, self.samples, step)
+        cost_model = fit_cost_model(self.model, self.samples, step, self.batch_size)
         limit = read_host().available_bytes
         return self._largest_configuration("C (CPU)", cost_model, limit)
 

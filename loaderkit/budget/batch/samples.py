@@ -28,22 +28,52 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
 
-SampleKind = Literal["graphs", "typed graphs", "padded graphs", "sequences", "samples"]
-"""What a dataset holds: "padded graphs" are graphs for a model that pads each to the
-largest of its batch; "samples" are all of one size."""
+SampleKind = Literal[
+    "graphs",
+    "typed graphs",
+    "padded graphs",
+    "paired graphs",
+    "sequences",
+    "paired sequences",
+    "samples",
+    "paired samples",
+]
+"""What a dataset holds.  "padded graphs" are graphs for a model that pads each to the
+largest of its batch; "samples" are all of one size.  What is "paired" is for a model
+in which everything in a batch meets everything else: every node every other node, or
+every sample every other sample, as in a contrastive loss."""
 
 NAMES: dict[SampleKind, tuple[str, ...]] = {
     "graphs": ("graphs", "nodes", "edges"),
     "padded graphs": ("graphs", "nodes", "edges", "padded", "padded squared"),
+    "paired graphs": ("graphs", "nodes", "edges", "graphs squared", "nodes squared"),
     "sequences": ("samples", "tokens", "padded", "padded squared"),
+    "paired sequences": (
+        *("samples", "tokens", "padded", "padded squared"),
+        *("samples squared", "tokens squared"),
+    ),
     "samples": ("samples",),
+    "paired samples": ("samples", "samples squared"),
 }
 """What a batch is described by, for each kind of dataset but "typed graphs", which have
 columns of their own: the nodes of each type, the edges of each relation."""
+_OTHERWISE: dict[SampleKind, tuple[SampleKind, ...]] = {
+    "graphs": ("padded graphs", "paired graphs"),
+    "sequences": ("paired sequences",),
+    "samples": ("paired samples",),
+}
+"""What else samples may be described by, the likeliest first."""
 _GRAPH_COLUMNS = len(NAMES["graphs"])
 _NODES_COLUMN = 1
 _EDGES_COLUMN = 2
 _TOKENS_COLUMN = 1
+
+_SQUARED_COLUMNS: dict[SampleKind, list[int]] = {
+    "paired graphs": [0, _NODES_COLUMN],
+    "paired sequences": [0, _TOKENS_COLUMN],
+    "paired samples": [0],
+}
+"""Which columns of a batch are squared in its last ones."""
 
 _MOST_SAMPLES_READ = 10_000
 """Of datasets that do not tell sizes; chosen: reading takes some 10 s at 1 ms each, and
@@ -83,19 +113,28 @@ class Samples:
         """Tell whether a loader can ask the dataset itself for sizes by these names."""
         return all(_sizes_told(self.dataset, name) is not None for name in names)
 
-    def padded(self) -> Samples:
-        """Give the same samples for a model that pads graphs to the largest."""
-        return replace(self, kind="padded graphs")
+    def otherwise_described(self) -> list[Samples]:
+        """Give the same samples for models that do with a batch what few models do.
+
+        That is to pad graphs to the largest, or to let everything in a batch meet
+        everything else: sizes alone do not tell, the bytes of tracked steps do.
+        """
+        return [replace(self, kind=kind) for kind in _OTHERWISE.get(self.kind, ())]
+
+    @property
+    def is_sequences(self) -> bool:
+        """Whether they are of different lengths, and padded to the longest."""
+        return self.kind in {"sequences", "paired sequences"}
 
     def with_padding(self, sizes: ArrayLike) -> Floats:
         """Add the padding that sizes leave out, at its most.
 
         Args:
-            sizes: Sizes of batches ``[batches, names]``; of padded graphs also without
-                the last two.
+            sizes: Sizes of batches ``[batches, names]``; also without what is padded or
+                squared.
 
         Returns:
-            Sizes ``[batches, names]``; each graph as long as the largest of all.
+            Sizes ``[batches, names]``; each padded graph as long as the largest of all.
 
         Raises:
             ValueError: There are too many or too few columns.
@@ -103,6 +142,9 @@ class Samples:
         size_rows = np.atleast_2d(np.asarray(sizes, np.float64))
         if size_rows.shape[-1] == len(self.names):
             return size_rows
+        squared = _SQUARED_COLUMNS.get(self.kind)
+        if squared and size_rows.shape[-1] == len(self.names) - len(squared):
+            return np.column_stack([size_rows, size_rows[:, squared] ** 2])
         if self.kind != "padded graphs" or size_rows.shape[-1] != _GRAPH_COLUMNS:
             msg = f"sizes must be [batches, ({', '.join(self.names)})], got "
             msg += f"{list(size_rows.shape)}"
@@ -128,13 +170,16 @@ class Samples:
             longest = chosen[..., _NODES_COLUMN].max(axis=-1)
             padding = np.stack([count * longest, count * longest**2], axis=-1)
             return np.concatenate([sums, padding], axis=-1)
-        if self.kind == "sequences":
+        if self.is_sequences:
             tokens = chosen[..., _TOKENS_COLUMN].sum(axis=-1)
             longest = chosen[..., _TOKENS_COLUMN].max(axis=-1)
             counts = np.full(longest.shape, count, np.float64)
             columns = [counts, tokens, count * longest, count * longest**2]
-            return np.stack(columns, axis=-1)
-        return np.asarray(chosen.sum(axis=-2), np.float64)
+            totals = np.stack(columns, axis=-1)
+        else:
+            totals = np.asarray(chosen.sum(axis=-2), np.float64)
+        squared = _SQUARED_COLUMNS.get(self.kind, [])
+        return np.concatenate([totals, totals[..., squared] ** 2], axis=-1)
 
     def worst_peaks(self, peak_model: PeakModel) -> Floats:
         """Predict the peak of the worst batch of every size.
@@ -146,10 +191,12 @@ class Samples:
             Bytes for 1 to ``n`` samples ``[n]``.
         """
         counts = np.arange(1, len(self) + 1, dtype=np.float64)
-        if self.kind == "sequences":
+        squared = _SQUARED_COLUMNS.get(self.kind, [])
+        if self.is_sequences:
             lengths = np.sort(self.sizes[:, _TOKENS_COLUMN])[::-1]
             padded = counts * lengths[0]
             columns = [counts, np.cumsum(lengths), padded, padded * lengths[0]]
+            columns += [columns[number] ** 2 for number in squared]
             return peak_model.predict(np.stack(columns, axis=1))
 
         # The largest sum of one line over k samples is that of its k largest samples:
@@ -164,16 +211,30 @@ class Samples:
                 longest = self.sizes[:, _NODES_COLUMN].max()
                 padding = line[4] * longest + line[5] * longest**2
                 totals += counts * max(padding, 0.0)
+            for bytes_of_pair, column in zip(line[1 + summed :], squared, strict=False):
+                # As if the samples with the most of it were also those that take the
+                # most otherwise.
+                most = np.cumsum(np.sort(self.sizes[:, column])[::-1])
+                totals += max(bytes_of_pair, 0.0) * most**2
             np.maximum(peaks, totals, out=peaks)
         return peaks
 
     def worst_rows(self, peak_model: PeakModel, count: int) -> list[int]:
         """Name the samples of the worst batch of so many, by what is predicted."""
-        if self.kind == "sequences":
+        summed = self.sizes.shape[1]
+        if self.is_sequences:
             weights = [self.sizes[:, _TOKENS_COLUMN]]
         else:
-            summed = self.sizes.shape[1]
             weights = [self.sizes @ line[1 : 1 + summed] for line in peak_model.lines]
+        if self.kind == "paired graphs":
+            # Around a batch of the mean size, squares grow by twice that size.
+            squared = _SQUARED_COLUMNS[self.kind]
+            twice_mean = 2 * count * self.sizes[:, squared].mean(axis=0)
+            weights.append(self.sizes[:, _NODES_COLUMN])
+            weights += [
+                weight + self.sizes[:, squared] @ (twice_mean * line[1 + summed :])
+                for weight, line in zip(weights, peak_model.lines, strict=False)
+            ]
         if self.kind == "padded graphs":
             nodes = self.sizes[:, _NODES_COLUMN]
             weights.append(nodes.copy())
