@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from loaderkit.budget.step.accumulation import node_name, reused_operand
 from loaderkit.budget.step.allocation_log import Bounds, Event, Mark
+from loaderkit.budget.step.index_ranges import index_error_of, mask_error_of
 from loaderkit.budget.step.kernel_calls import call_of, operator_name
 from loaderkit.budget.step.layouts import LAYOUTS
 from loaderkit.budget.step.measure import (
@@ -26,6 +27,7 @@ from loaderkit.budget.step.measure import (
     parts_of_nested,
     parts_of_sparse,
 )
+from loaderkit.budget.step.train_step import StepError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -270,8 +272,11 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             reused = args[0]
         listed_bytes = 0
         if func in _INDEXED:
+            self._raise_if_refused(mask_error_of(*args[:2]))
             positions, listed_bytes = self._positions_of_masks(args[1], func)
             args = (args[0], positions, *args[2:])
+        if not backward:
+            self._raise_if_refused(index_error_of(func, args, kwargs))
         # Listed once: what is done at each operator decides how long an estimate takes.
         operands = _tensors_in((args, kwargs))
         out = _without_unasked_gradients(
@@ -292,6 +297,16 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if backward and numbers:
             self.made_by_formulas.append(MadeByFormula(node_name(), tuple(numbers)))
         return out
+
+    def _raise_if_refused(self, index_error: str | None) -> None:
+        """Raise where a kernel would, though a rule for fake tensors does not.
+
+        Only ahead of the backward pass, which reads by the same indices.
+        """
+        if index_error is not None:
+            where = f" in {self.module}" if self.module else ""
+            msg = f"this step does not run: IndexError{where}: {index_error}"
+            raise StepError(msg)
 
     def _log_reused(self, tensor: torch.Tensor) -> None:
         """Log that a storage is freed: the result that takes its place is a new one."""
