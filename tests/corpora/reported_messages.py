@@ -6,6 +6,8 @@ name is not checked.  While the grammar was written, every other row of "ran out
 "look-alike" was not looked at; the other groups, "later" and "third" to the last, and
 their look-alikes, were gathered after that, each when the one before was mended.  From
 "seventh" on, a part is written down from memory of what systems print (docs/budget.md).
+From "twentyfifth" on, rows say where their text was found; "pages" are lines of public
+code and documentation, gathered to write ``moods.txt``.
 """
 
 import json
@@ -24,6 +26,7 @@ class Report:
     backend: str | None = None
     is_oom: bool | str = False
     states: dict[str, Any] = field(default_factory=dict)
+    source: str = ""
 
 
 _ROWS = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
@@ -35,7 +38,8 @@ _LATER_GROUPS = {
     *("eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth"),
     *("sixteenth", "seventeenth", "eighteenth", "nineteenth"),
     *("twentieth", "twentyfirst", "twentysecond", "twentythird"),
-    "twentyfourth",
+    *("twentyfourth", "twentyfifth", "twentysixth", "twentyseventh", "twentyeighth"),
+    *("twentyninth", "thirtieth", "thirtyfirst", "pages"),
 }
 LATER = [report for report in REPORTS if report.group in _LATER_GROUPS]
 LOOK_ALIKES = [report.text for report in REPORTS if report.group == "look-alike"]

@@ -32,7 +32,7 @@ from loaderkit.budget.diagnosis.lexicon import (
     split_names,
     with_name_parts,
 )
-from loaderkit.budget.diagnosis.moods import Span, find_mood, gives_last_reason
+from loaderkit.budget.diagnosis.moods import Mood, Span, find_mood, gives_last_reason
 from loaderkit.budget.diagnosis.statements import find_statements
 
 if TYPE_CHECKING:
@@ -134,7 +134,37 @@ def find_exhaustion(text: str) -> Exhaustion | None:
     >>> find_exhaustion("If you run out of memory, use a smaller batch.") is None
     True
     """
-    return _surest_report(_phrase_clues(text)) or _surest_report(_loose_clues(text))
+    finding = _surest_report(_phrase_clues(text))
+    if finding is not None:
+        return finding
+
+    # Words that stand apart say no more than the phrase in their sentence does.
+    spoken_of = sentences_spoken_of(text)
+    loose_clues = (
+        clue
+        for clue in _loose_clues(text)
+        if not any(start <= clue.start < end for start, end in spoken_of)
+    )
+    return _surest_report(loose_clues)
+
+
+def sentences_spoken_of(text: str) -> list[Span]:
+    """Find the sentences that say what exhaustion is, or that it is not the case.
+
+    >>> sentences_spoken_of("It died. OOM means that it was too large.")
+    [Span(start=9, end=41)]
+    """
+    spans = []
+    for clue in _phrase_clues(text):
+        sentence = clue.sentence()
+        mood = find_mood(text, Span(clue.start, clue.end), sentence)
+        if mood in _MOODS_OF_SENTENCES:
+            spans.append(Span(sentence.start, min(sentence.end, len(text))))
+    return spans
+
+
+_MOODS_OF_SENTENCES = frozenset({Mood.RULE, Mood.DENIED})
+"""Moods that a whole sentence has, and not only a part of it."""
 
 
 def _surest_report(clues: Iterator[_Clue]) -> Exhaustion | None:

@@ -91,6 +91,7 @@ def _mood_patterns() -> tuple[tuple[Mood, str, re.Pattern[str]], ...]:
 
 _FACT_BEFORE = compile_words(
     r"occurred|happened|\w{0,40}(?:error|exception|failed|fatal) ?:"
+    r"|\berror (?:on|from|at) \w"
 )
 """Before a hedge: what follows is the text of an error that already happened."""
 _HEDGES = frozenset({Mood.CONDITION, Mood.POSSIBLE, Mood.RULE, Mood.NAMED})
