@@ -347,7 +347,8 @@ def _is_above_limit(amounts: list[Amount]) -> bool:
 
 
 _EXCEEDED_ITS_SHARE = compile_words(
-    r"\bexceeded (?:(?:its|their|the) )?(?:\w{1,12} ){0,2}memory "
+    r"\bexceeded (?:(?:its|their|the) )?(?:\w{1,12} ){0,2}"
+    r"mem(?:ory)? (?:usage )?(?:soft |hard )?"
     r"(?:limit|allocation|allowance|budget|quota|share)\b"
 )
 """In the past, of something's own share: told of an event, and not of a rule."""
