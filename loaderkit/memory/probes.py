@@ -515,7 +515,13 @@ def _is_history_recorded(module: Any) -> bool:
     kind = module.__name__.rpartition(".")[2]
     # The public way, memory_snapshot(), would copy all that is recorded.
     is_enabled = getattr(torch._C, f"_{kind}_isHistoryEnabled", None)  # noqa: SLF001
-    return is_enabled is not None and bool(is_enabled())
+    if is_enabled is None:
+        return False
+    try:
+        return bool(is_enabled())
+    except RuntimeError:
+        # a build for CUDA where no driver is, or a driver that is too old
+        return False
 
 
 def _frames_of(block: dict[str, Any]) -> tuple[tuple[str, int], ...]:

@@ -417,6 +417,7 @@ class RunsOutOnOneRank(nn.Module):
 def train_one_rank(rank, folder):
     """Train on half of a batch, and write whether the gradient is the whole's."""
     torch.set_num_threads(1)  # OpenMP does not survive a fork with more
+    torch.set_default_dtype(torch.float64)  # the fixture is the other process's
     store = f"file://{folder / 'store'}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
     torch.manual_seed(0)
@@ -439,6 +440,8 @@ def train_one_rank(rank, folder):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
+@in_fresh_process  # threads that earlier tests started do not survive the forks
 def test_two_ranks_average_once_although_one_runs_out(tmp_path):
     forked = multiprocessing.get_context("fork")  # torch and PyG are imported already
     ranks = [

@@ -173,8 +173,15 @@ class Killing(Greedy):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def one_worker(dataset):
+    """Forked: from 3.14 on Python would import this test file anew, by its name."""
+    return torch.utils.data.DataLoader(
+        dataset, num_workers=1, multiprocessing_context="fork"
+    )
+
+
 def test_an_error_raised_in_a_worker_is_read():
-    loader = torch.utils.data.DataLoader(Greedy(), num_workers=1)
+    loader = one_worker(Greedy())
 
     with pytest.raises(Exception, match="Unable to allocate") as caught:
         next(iter(loader))
@@ -183,7 +190,7 @@ def test_an_error_raised_in_a_worker_is_read():
 
 
 def test_a_killed_worker_is_read():
-    loader = torch.utils.data.DataLoader(Killing(), num_workers=1)
+    loader = one_worker(Killing())
 
     with pytest.raises(RuntimeError, match="worker") as caught:
         next(iter(loader))
