@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from typing_extensions import ParamSpec
 
 from loaderkit.errors import OptionError
-from loaderkit.habits import DEVICES, KEYWORDS
+from loaderkit.habits import CALL_HINTS, DEVICES, KEYWORDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -67,6 +67,7 @@ def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
         The function, which raises ``OptionError``, also a ``TypeError``, for such a
         keyword.
     """
+    signature = inspect.signature(function)
     known = _keywords_of(function)
     caller = function.__qualname__.removesuffix(".__init__")
 
@@ -75,9 +76,46 @@ def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
         for name in kwargs:
             if name not in known:
                 raise refuse_keyword(caller, name, known)
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise _refuse_call(caller, signature, error) from None
         return function(*args, **kwargs)
 
     return with_suggestions
+
+
+def _refuse_call(
+    caller: str, signature: inspect.Signature, error: TypeError
+) -> OptionError:
+    """Make the error for a call with too many arguments, or too few."""
+    parameters = [
+        parameter
+        for parameter in signature.parameters.values()
+        if parameter.name != "self"
+    ]
+    required = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty
+        and parameter.kind is not parameter.VAR_KEYWORD
+    ]
+    by_position = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind
+        in {parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD}
+    ]
+    message = f"{caller} was called with other arguments than it takes: {error}."
+    why = "it takes nothing"
+    if parameters:
+        why = f"by position it takes {', '.join(by_position) or 'nothing'}"
+        others = [part.name for part in parameters if part.name not in by_position]
+        if others:
+            why += "; the others by name"
+    hint = CALL_HINTS.get(caller)
+    fix = hint.fix if hint else f"{caller}({', '.join(required)})"
+    return OptionError(message, why=hint.why if hint and hint.why else why, fix=fix)
 
 
 def _keywords_of(function: Callable[..., Any]) -> list[str]:
@@ -156,6 +194,15 @@ def refuse_value(name: str, value: object, wanted: str, example: object) -> Opti
     return OptionError(
         message, why=why or "it is out of range", fix=f"{name}={example!r}"
     )
+
+
+def with_article(name: str) -> str:
+    """Write the name of a class as a sentence does.
+
+    >>> with_article("IterableDataset"), with_article("DatasetDict")
+    ('An IterableDataset', 'A DatasetDict')
+    """
+    return f"{'An' if name[:1] in 'AEIOaeio' else 'A'} {name}"
 
 
 def show_value(value: object) -> str:
@@ -276,6 +323,30 @@ def check_callable(name: str, value: Any, example: str) -> Any:
         why = f"its type, {type(value).__name__}, cannot be called"
         raise OptionError(message, why=why, fix=f"{name}={example}")
     return value
+
+
+def check_takes_nothing(name: str, function: Callable[..., Any]) -> None:
+    """Refuse a function that cannot be called without arguments.
+
+    Raises:
+        OptionError: It needs some, as a method does that is decorated in its class.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # of C, which does not say what it takes
+        return
+    needed = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty
+        and parameter.kind not in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}
+    ]
+    if needed:
+        shown = getattr(function, "__name__", type(function).__name__)
+        message = f"{name} must take nothing, and {shown} needs {', '.join(needed)}."
+        why = "it is called again and again, as it is"
+        arguments = ", ".join(needed)
+        raise OptionError(message, why=why, fix=f"lambda: {shown}({arguments})")
 
 
 def check_cache_path(path: Any) -> None:

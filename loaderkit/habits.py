@@ -34,6 +34,7 @@ _MAPPED = "a cache is mapped from disk, and the kernel keeps in memory what is u
 _MADE_BY_LOAD = "keys() names the samples and load(key) makes one, once"
 _OPTIONS_FROM = "from loaderkit.datasets.pack import PackOptions"
 _NO_SPLITS = "a cache has rows and no splits"
+_OF_WINDOWS = "which windows there are is said by keys(), and load(start) cuts one"
 _JOINED_BY_PYG = "graphs are joined as PyG joins them, without padding"
 
 _BUILD_LOADER: Mapping[str, Hint] = {
@@ -67,7 +68,25 @@ _BUILD_LOADER: Mapping[str, Hint] = {
     **_hints("token_budget max_num_tokens max_length", Hint("max_tokens=10_000")),
     **_hints("skip_too_big", Hint('oversized="skip"')),
     **_hints("group_by_length length_column_name", Hint('bucket_by="tokens"')),
-    **_hints("dataloader_drop_last", Hint("drop_last=True")),
+    **_hints(
+        "dataloader_drop_last drop_remainder drop_last_batch skip_last",
+        Hint("drop_last=True"),
+    ),
+    **_hints(
+        "distributed use_distributed_sampler ddp",
+        Hint(
+            "drop it; rank=0, world_size=2 where there is no process group",
+            "ranks are found out from torch.distributed or the launcher",
+        ),
+    ),
+    **_hints(
+        "tokenizer processing_class",
+        Hint("pack(dataset.map(tokenize).with_format('torch'), path)", _OF_SAMPLES),
+    ),
+    **_hints(
+        "stride hop hop_length step_size",
+        Hint("def keys(self): return range(0, length - width, stride)", _OF_WINDOWS),
+    ),
     **_hints("dataloader_prefetch_factor prefetch", Hint("prefetch_factor=2")),
     **_hints(
         "epochs num_epochs num_train_epochs",
@@ -161,6 +180,11 @@ _DATASET: Mapping[str, Hint] = {
     "log": Hint("drop it", "the bar is shown where a person looks"),
     **_hints("follow_batch exclude_keys", Hint("drop it", "the samples are no graphs")),
     **_hints("columns features", Hint("transform=lambda sample: ...", _OF_SAMPLES)),
+    **_hints(
+        "pad padding padding_value pad_token_id fill_value",
+        Hint('pad_value=0, or pad_value={"labels": -100}'),
+    ),
+    **_hints("transforms augment augmentation preprocess fn", Hint("transform=f")),
     **_hints("samples data data_list dataset", Hint("loaderkit.pack(samples, path)")),
 }
 
@@ -170,7 +194,10 @@ _GRAPH_DATASET: Mapping[str, Hint] = {
         for name, hint in _DATASET.items()
         if name not in {"follow_batch", "exclude_keys"}
     },
-    **_hints("ragged pad_value", Hint("drop it", _JOINED_BY_PYG)),
+    **_hints(
+        "ragged pad_value pad padding padding_value pad_token_id fill_value",
+        Hint("drop it", _JOINED_BY_PYG),
+    ),
 }
 
 _GROWTH: Mapping[str, Hint] = {
@@ -215,6 +242,28 @@ KEYWORDS: Mapping[str, Mapping[str, Hint]] = {
     "assert_fits": {**_STEP, **_LIMIT},
 }
 """By function or class, by keyword."""
+
+CALL_HINTS: Mapping[str, Hint] = {
+    "release": Hint(
+        "del model; loaderkit.release()",
+        "it gives back what nobody holds: a model goes with its last reference, and "
+        "loaderkit.holders_of(model) names them",
+    ),
+    "assert_no_leak": Hint(
+        "assert_no_leak(lambda: train_one_epoch(), epochs=8)",
+        "it calls one function, without arguments",
+    ),
+    "concat": Hint(
+        'concat(["day1.lk", "day2.lk"], "both.lk")',
+        "it takes a list of caches, and the path of the new one",
+    ),
+    "pack": Hint(
+        "pack(samples, path)", "it takes what to pack, and the path of the cache"
+    ),
+    "extend": Hint("extend(path, samples)"),
+    "estimate_step": Hint("estimate_step(model, batch)"),
+}
+"""What a function is called with, by function: for calls that it does not take."""
 
 DEVICES: Mapping[str, str] = {
     **dict.fromkeys(("gpu", "gpus", "nvidia", "rocm", "amd"), "cuda"),

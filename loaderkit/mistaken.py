@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from loaderkit.arguments import with_article
 from loaderkit.pyg import import_pyg, is_pyg_data
 
 
@@ -40,7 +41,7 @@ def mistaken_for_dataset(given: Any) -> Mistake | None:
         what = f"A path is no dataset: {given!r}."
         why = "its letters are no samples; what reads it is one"
         return Mistake(what, why, f"loaderkit.open_cache({path!r})")
-    what = f"A {name} is no dataset."
+    what = f"{with_article(name)} is no dataset."
     if isinstance(given, type):
         what = f"{given.__name__} is a class, not a dataset."
         return Mistake(what, "it was not called", f"{given.__name__}(...)")
@@ -73,7 +74,7 @@ def mistaken_for_batch(given: Any) -> Mistake | None:
         What it is, and what was probably meant; None where it may be a batch.
     """
     name = type(given).__name__
-    what = f"A {name} is no batch."
+    what = f"{with_article(name)} is no batch."
     if given is None:
         return Mistake("None is no batch.", "nothing was given", "next(iter(loader))")
     if isinstance(given, str | bytes | os.PathLike):
@@ -107,7 +108,7 @@ def mistaken_for_model(given: Any) -> Mistake | None:
     if isinstance(given, torch.nn.Module):
         return None
     name = type(given).__name__
-    what = f"A {name} is no model."
+    what = f"{with_article(name)} is no model."
     if given is None:
         return Mistake("None is no model.", "nothing was given", "torch.nn.Module()")
     if isinstance(given, type):

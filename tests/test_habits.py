@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ from loaderkit.errors import (
     OptionError,
 )
 from loaderkit.front_door import defining_module
-from loaderkit.habits import DEVICES, DOOR, KEYWORDS, LOADER
+from loaderkit.habits import CALL_HINTS, DEVICES, DOOR, KEYWORDS, LOADER
 from loaderkit.loader.options import LoaderOptions
 
 MODEL = torch.nn.Linear(1, 1)
@@ -345,3 +346,69 @@ def test_an_attribute_of_other_loaders_is_answered_and_shadows_none():
         assert not hasattr(loader, name)  # as trainers ask
     with pytest.raises(AttributeError, match="no attribute 'anything'"):
         _ = loader.anything
+
+
+def test_a_batch_asked_of_a_loader_by_its_number_is_answered():
+    loader = build_loader(SAMPLES, batch_size=2)
+
+    with pytest.raises(OptionError, match="fix: next\\(iter\\(loader\\)\\)"):
+        loader[0]
+    assert not isinstance(loader, Iterator), "trainers would go on with a part of it"
+
+
+# ---- calls
+
+CALLED_WRONGLY = {
+    "release": lambda: loaderkit.release(MODEL),
+    "assert_no_leak": lambda: assert_no_leak(epochs=8),
+    "concat": lambda: loaderkit.concat(["a.lk", "b.lk"]),
+    "pack": lambda: pack(SAMPLES),
+    "extend": lambda: extend("never.lk"),
+    "estimate_step": lambda: estimate_step(MODEL),
+}
+
+
+@pytest.mark.parametrize("name", CALLED_WRONGLY)
+def test_a_call_with_more_or_fewer_arguments_is_answered_with_one_that_works(name):
+    with pytest.raises(OptionError, match=f"{name} was called with") as raised:
+        CALLED_WRONGLY[name]()
+
+    assert isinstance(raised.value, TypeError)
+    assert raised.value.fix == CALL_HINTS[name].fix
+    assert raised.value.why
+
+
+def test_every_call_with_an_answer_is_one_that_is_refused():
+    assert CALLED_WRONGLY.keys() == CALL_HINTS.keys()
+
+
+class Case:
+    def test_method(self):
+        """As in a ``unittest.TestCase``."""
+
+
+@pytest.mark.parametrize("call", [assert_no_leak, LeakDetector("cpu").run])
+def test_a_function_that_needs_arguments_is_told_before_it_is_called(call):
+    with pytest.raises(OptionError, match="test_method needs self") as raised:
+        call(Case.test_method)
+
+    assert raised.value.fix == "lambda: test_method(self)"
+    call(Case().test_method)
+    call(lambda *args, count=3: None)
+
+
+@pytest.mark.parametrize("kind", [SafeDataset, SafeGraphDataset])
+def test_a_cache_in_the_place_of_raw_data_is_answered(kind, tmp_path, dataset):
+    for path in [tmp_path / "new.lk", dataset.cache]:
+        with pytest.raises(OptionError, match="as its raw data") as raised:
+            kind(path)
+        assert raised.value.fix == f"{kind.__name__}(cache={str(path)!r})"
+    assert kind(tmp_path).raw == tmp_path
+
+
+@pytest.mark.parametrize("written", ["s3:/bucket/rows", "s3//bucket/rows"])
+def test_a_url_with_a_slash_too_few_is_answered_with_the_url(written):
+    with pytest.raises(LoaderkitError, match="a URL begins with ://") as raised:
+        open_cache(written)
+
+    assert raised.value.fix == "open_cache('s3://bucket/rows')"

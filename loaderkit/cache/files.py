@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -415,6 +416,12 @@ def _no_cache(path: Path) -> CacheError:
         return CacheError(f"{path} is half packed.", why=why, fix="run the same again")
     message = f"There is no cache at {path}."
     fix = f"pack(source, {str(path)!r})"
+    # pathlib joins slashes: whether it had one or two is not seen here.
+    looks_remote = re.search(r"(^|/)(s3|gs|gcs|az|abfs|hf|https?):?/+(.+)", str(path))
+    if looks_remote and not exists(path):
+        url = f"{looks_remote[2]}://{looks_remote[3]}"
+        why = "there is no such folder, and a URL begins with ://"
+        return CacheError(message, why=why, fix=f"open_cache({url!r})")
     if not exists(path):
         return CacheError(message, why="there is no such folder", fix=fix)
     if path.is_dir():

@@ -113,7 +113,68 @@ ABSENT: Mapping[str, tuple[str, str]] = {
     ),
     **dict.fromkeys(
         ("set_transform", "with_transform"),
-        ("a transform is called with one sample", "open_cache(path, transform=f)"),
+        (
+            "a transform is called with one sample, and not with a batch",
+            "dataset.transform = f; or open_cache(path, transform=f)",
+        ),
+    ),
+    # Windows of series
+    **dict.fromkeys(
+        ("window", "windows", "rolling", "unfold", "sliding_window"),
+        (
+            "a sample is what load() makes of a key",
+            "keys() that lists (series, start), and load() that cuts the window",
+        ),
+    ),
+    # pandas and numpy
+    **dict.fromkeys(
+        ("iloc", "loc", "iat", "at"), ("samples are read by their row", "dataset[rows]")
+    ),
+    **dict.fromkeys(
+        ("mean", "std", "min", "max", "sum", "var", "median", "quantile", "describe"),
+        (_NO_TABLE, "dataset.column(name), and its mean(), std(), ..."),
+    ),
+    "values": (_NO_TABLE, "dataset.column(name), one field of all samples"),
+    # torchvision.datasets
+    **dict.fromkeys(
+        ("targets", "labels"),
+        ("a label is a field as any other", "dataset.column(name)"),
+    ),
+    **dict.fromkeys(
+        ("samples", "imgs"),
+        ("no object holds all samples", "dataset[row]; dataset.key(row) is its name"),
+    ),
+    "class_to_idx": (
+        "labels are stored as load() gives them",
+        "keep the names of classes in an attribute of your dataset's class",
+    ),
+    "target_transform": (
+        "a transform is called with the whole sample",
+        "dataset.transform = f",
+    ),
+    # of one graph, not of many
+    **dict.fromkeys(
+        (
+            *("metadata", "node_types", "edge_types", "num_node_types", "is_directed"),
+            *("num_edge_types", "is_undirected", "has_isolated_nodes", "validate"),
+        ),
+        ("it is asked of one graph", "dataset[0], which has it"),
+    ),
+    **dict.fromkeys(
+        ("num_nodes", "num_edges"),
+        ("graphs differ in size", "dataset.sizes().nodes and .edges of each"),
+    ),
+    "num_relations": ("it is asked of one graph", "len(dataset[0].edge_types)"),
+    **dict.fromkeys(
+        ("x_dict", "edge_index_dict", "edge_attr_dict", "y_dict", "batch_dict"),
+        (
+            "it is asked of one graph, or of a batch",
+            "dataset.batch(rows), or dataset[type]",
+        ),
+    ),
+    **dict.fromkeys(
+        ("get_idx_split", "split_idx", "train_mask", "val_mask", "test_mask"),
+        (_ROWS, "dataset[rows]; the rows of a split are yours to keep"),
     ),
     "iter": (
         "batches are the loader's",
@@ -193,7 +254,7 @@ OPTIONS: Mapping[str, tuple[str, str]] = {
     ),
     "input_columns": (_ONE_SAMPLE, 'lambda sample: f(sample["name"])'),
     "fn_kwargs": (_ONE_SAMPLE, "functools.partial(function, **kwargs)"),
-    "num_proc": ("map reads in worker processes, filter in this one", "workers=4"),
+    "num_proc": ("it is named as pack() names it", "workers=4"),
     **dict.fromkeys(
         ("cache_file_name", "suffix_template", "desc"),
         ("a cache is a folder, named by its path", "cache=path"),
@@ -223,7 +284,11 @@ OPTIONS: Mapping[str, tuple[str, str]] = {
 
 
 def no_such_attribute(
-    kind: str, name: str, known: Iterable[str], fields: Iterable[str] = ()
+    kind: str,
+    name: str,
+    known: Iterable[str],
+    fields: Iterable[str] = (),
+    stores: Mapping[Any, Iterable[str]] | None = None,
 ) -> NoSuchAttributeError:
     """Make the error for an attribute that a dataset does not have.
 
@@ -232,6 +297,7 @@ def no_such_attribute(
         name: What was asked for.
         known: Its public attributes.
         fields: The fields of its samples, where they are known.
+        stores: The fields of each node and edge type, where the samples have types.
 
     Returns:
         The error, to be raised by the caller.
@@ -242,13 +308,23 @@ def no_such_attribute(
       fix: len(dataset)
     """
     message = f"{kind} has no attribute {name!r}."
-    if name in ABSENT:
-        why, fix = ABSENT[name]
-        return NoSuchAttributeError(message, why=why, fix=fix)
     names = sorted(fields)
+    # First what the samples have: a field may be called "values" or "mean".
     if name in names:
         why = "the fields of samples are attributes only where the samples are graphs"
         return NoSuchAttributeError(message, why=why, fix=f"dataset[{name!r}]")
+    for store, own_fields in (stores or {}).items():
+        if name in own_fields:
+            why = f"it is a field of {store!r}, and not of the graphs"
+            index = (
+                ", ".join(map(repr, store)) if isinstance(store, tuple) else repr(store)
+            )
+            return NoSuchAttributeError(
+                message, why=why, fix=f"dataset[{index}].{name}"
+            )
+    if name in ABSENT:
+        why, fix = ABSENT[name]
+        return NoSuchAttributeError(message, why=why, fix=fix)
     why = f"the fields of its samples are {', '.join(names)}" if names else ""
     nearest = difflib.get_close_matches(name, [*names, *known], 1)
     fix = f"did you mean {nearest[0]!r}?" if nearest else ""
@@ -267,9 +343,14 @@ def refuse_options(method: str, given: Mapping[str, Any], known: Iterable[str]) 
         OptionError: There is one; the message says what does the same here, or which
             arguments there are.
     """
+    taken = list(known)
     for name in given:
         message = f"{method} has no option {name!r}."
         if name in OPTIONS:
             why, fix = OPTIONS[name]
+            advised, equals, _ = fix.partition("=")
+            if equals and advised.isidentifier() and advised not in taken:
+                # The advice is that of another method: filter has no workers.
+                why, fix = f"{method} has nothing that it would set", "drop it"
             raise OptionError(message, why=why, fix=fix)
-        raise OptionError(message, fix=suggest_name(name, known))
+        raise OptionError(message, fix=suggest_name(name, taken))

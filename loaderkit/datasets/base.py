@@ -17,6 +17,7 @@ from typing_extensions import Self, TypeVar
 from loaderkit.arguments import suggest_keywords, suggest_name
 from loaderkit.cache.build import finish_killed_commit
 from loaderkit.cache.download_ahead import StoredRows
+from loaderkit.cache.layout import MANIFEST
 from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.shards import Checksums, check_checksums
 from loaderkit.cache.store import Store
@@ -30,6 +31,7 @@ from loaderkit.datasets.columns import (
     column_rows,
     field_names,
     join_column,
+    stores_of,
 )
 from loaderkit.datasets.decode import decode
 from loaderkit.datasets.dict_batches import RAGGED, DictRecipe, collate_samples
@@ -160,6 +162,8 @@ class SafeDataset(RowSelection[T], Dataset[T]):
             msg = f"ragged must be one of {', '.join(RAGGED)}, got {ragged!r}"
             raise ValueError(msg)
         self.raw = None if raw is None else Path(raw)
+        if self.raw is not None and cache is None:
+            _refuse_cache_as_raw(type(self).__name__, self.raw)
         self.cache = locate_cache(cache, storage_options, mirror, mirror_bytes)
         """Where the cache is: a folder, or a store; None for no cache."""
         self.transform = transform
@@ -278,7 +282,9 @@ class SafeDataset(RowSelection[T], Dataset[T]):
                 return self.column(name)
             known = [name for name in dir(type(self)) if not name.startswith("_")]
             fields = self._fields_if_open()
-            raise no_such_attribute(type(self).__name__, name, known, fields)
+            stores = self._stores_if_open()
+            kind = type(self).__name__
+            raise no_such_attribute(kind, name, known, fields, stores)
 
     def __iter__(self) -> Iterator[T]:
         return (self[row] for row in range(len(self)))
@@ -734,11 +740,19 @@ class SafeDataset(RowSelection[T], Dataset[T]):
         Opening a cache may pack it, or call ``keys`` to see whether it is stale: both
         would ask for the very attribute that is not there.
         """
+        return column_names(self._open()) if self._opens_quietly else frozenset()
+
+    @property
+    def _opens_quietly(self) -> bool:
+        """Whether there is a cache, and opening it runs no code of a user's."""
         if self.__dict__.get("cache") is None:
-            return frozenset()
-        if self._loaderkit.opened is None and type(self).load is not SafeDataset.load:
-            return frozenset()
-        return column_names(self._open())
+            return False
+        is_open = self._loaderkit.opened is not None
+        return is_open or type(self).load is SafeDataset.load
+
+    def _stores_if_open(self) -> dict[Any, list[str]]:
+        """Name the fields of node and edge types, as ``_fields_if_open`` does."""
+        return stores_of(self._open()) if self._opens_quietly else {}
 
     def _count(self) -> int:
         if self.cache is None:
@@ -841,6 +855,19 @@ class _State:
     """The only generation of the cache that may be opened; None for any."""
     plain: bool = False
     """Classes that are not known are read as plain containers."""
+
+
+def _refuse_cache_as_raw(class_name: str, raw: Path) -> None:
+    """Refuse a cache where the folder of raw data is named, as in ``Rings("a.lk")``.
+
+    PyG's first argument is the root of everything; here nothing would be packed, and
+    every sample would be made each time that it is read.
+    """
+    if raw.suffix != ".lk" and not (raw / MANIFEST).exists():
+        return
+    message = f"{class_name} was given {str(raw)!r} as its raw data, and no cache."
+    why = "the first argument is the folder that load() reads from"
+    raise OptionError(message, why=why, fix=f"{class_name}(cache={str(raw)!r})")
 
 
 def _is_ours(method: Callable[..., Any]) -> bool:

@@ -273,6 +273,23 @@ def _fields(variant: Leaf | Nest, key: StoreKey = None) -> Mapping[str, Leaf | N
     return {name: node for name, node in variant.items() if isinstance(name, str)}
 
 
+def stores_of(opened: OpenedCache) -> dict[Any, list[str]]:
+    """Name the fields of node and edge types of the first graph, by type.
+
+    Args:
+        opened: The cache they are in.
+
+    Returns:
+        Nothing where its samples are no graphs, or have no types.
+    """
+    variant = opened.structure.variants[0] if opened.structure.variants else None
+    if variant is None or not is_graph(variant):
+        return {}
+    return {
+        key: sorted(_fields(variant, key)) for key in variant.keys if key is not None
+    }
+
+
 def _no_column(
     opened: OpenedCache, number: int, name: str, row: int, key: StoreKey
 ) -> DatasetError:

@@ -29,7 +29,7 @@ from loaderkit.datasets.base import SafeDataset
 from loaderkit.datasets.fingerprint import Fingerprint
 from loaderkit.datasets.open import open_cache
 from loaderkit.datasets.pack import pack
-from loaderkit.datasets.structure import VARIANT, Structure
+from loaderkit.datasets.structure import VARIANT, Structure, is_graph
 from loaderkit.errors import CacheError, DatasetError, OptionError
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ _EXTENDED_WITH = "extended with"
 _LIBRARIES = ("loaderkit", "torch", "torch-geometric", "numpy", "h5py")
 
 
+@suggest_keywords
 def concat(
     caches: Iterable[SafeDataset[Any] | str | os.PathLike[str]],
     path: str | os.PathLike[str],
@@ -106,6 +107,7 @@ def concat(
         fix = "concat(..., overwrite=True) to replace it, or extend() to add to it"
         raise CacheError(message, why="concatenating would replace it", fix=fix)
 
+    _refuse_other_kind(parts, "The samples of these caches")
     _write_merged(_merge_structures(parts), target, overwrite=overwrite)
     return open_cache(target, classes=[*_passed_classes(originals), *classes])
 
@@ -159,6 +161,7 @@ def extend(
             overwrite=True,
         )
         parts = [Store(location), Store(added_folder)]
+        _refuse_other_kind(parts, f"The samples to add to {location}", added_folder)
         generation = parts[1].manifest.generation
         # A call that ends by itself leaves no folder: what lies there was packed by one
         # that was killed, before or behind the step that added it.
@@ -174,6 +177,40 @@ def extend(
 
     all_classes = [*_passed_classes([cache, packed]), *classes]
     return open_cache(location, classes=all_classes)
+
+
+def _refuse_other_kind(
+    parts: Sequence[Store], subject: str, packed_folder: Path | None = None
+) -> None:
+    """Refuse graphs beside samples that are none.
+
+    A cache of graphs is a graph dataset, whose batches and sizes are those of graphs:
+    one number among them ends an epoch hours later.
+
+    Args:
+        parts: Caches that would become one.
+        subject: What the message is about.
+        packed_folder: Deleted where they are refused.
+    """
+    kinds: dict[bool, Store] = {}
+    for part in parts:
+        for variant in Structure.from_json(part.manifest.structure).variants:
+            kinds.setdefault(is_graph(variant), part)
+    first_kinds = Structure.from_json(parts[0].manifest.structure).variants
+    # A cache that was packed of both kinds holds what its owner wanted.
+    if len(kinds) < 2 or len({is_graph(variant) for variant in first_kinds}) == 2:
+        return
+    if packed_folder is not None:
+        shutil.rmtree(packed_folder)
+    wanted, other = (
+        ("graphs", "none") if kinds[True] is parts[0] else ("no graphs", "some")
+    )
+    message = f"{subject} are not of one kind."
+    why = (
+        f"the samples of {parts[0].path} are {wanted}, and {other} are among the others"
+    )
+    fix = "pack(samples, another_path), a cache of their own"
+    raise DatasetError(message, why=why, fix=fix)
 
 
 def _open_part(cache: SafeDataset[Any] | str | os.PathLike[str]) -> Store:

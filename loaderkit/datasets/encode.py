@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
+from loaderkit.arguments import with_article
 from loaderkit.datasets.classes import private_names
 from loaderkit.datasets.column_names import distinct_names, join_path
 from loaderkit.datasets.containers import UnstorableValueError, stored_class_name
@@ -369,7 +370,59 @@ def _check_private(path: str, graph: Any, attributes: dict[str, Any]) -> None:
 
 
 def _refused(path: str, value: object, why: str, fix: str = "") -> DatasetError:
-    message = f"A cache cannot hold {path or 'the sample'!r}, a {type(value).__name__}."
-    return DatasetError(
-        message, why=why, fix=fix or "return it as tensors, or leave it out"
-    )
+    kind = type(value).__name__
+    article = with_article(kind).lower().split()[0]
+    message = f"A cache cannot hold {path or 'the sample'!r}, {article} {kind}."
+    return DatasetError(message, why=why, fix=fix or _advice_on(value))
+
+
+_ADVICE: tuple[tuple[str, str, str], ...] = (
+    # Module, beginning of a class's name, what holds the same and can be stored.
+    ("PIL", "", "np.asarray(image)"),
+    ("pandas", "Timestamp", "x.timestamp()"),
+    ("pandas", "Timedelta", "x.total_seconds()"),
+    (
+        "pandas",
+        "",
+        "table.to_numpy(), or {name: table[name].to_numpy() for name in table}",
+    ),
+    ("datetime", "timedelta", "x.total_seconds()"),
+    ("datetime", "datetime", "x.timestamp()"),
+    ("datetime", "", "x.isoformat()"),
+    ("pathlib", "", "str(x)"),
+    ("uuid", "", "str(x)"),
+    ("decimal", "", "float(x), or str(x)"),
+    ("fractions", "", "float(x), or str(x)"),
+    ("scipy", "", "x.toarray(), or its parts x.data, x.indices and x.indptr"),
+    ("builtins", "set", "sorted(x)"),
+    ("builtins", "frozenset", "sorted(x)"),
+    ("builtins", "range", "torch.tensor(x), or list(x)"),
+    ("builtins", "slice", "(x.start, x.stop)"),
+    ("collections", "deque", "list(x)"),
+    ("array", "array", "np.asarray(x)"),
+    ("builtins", "memoryview", "np.asarray(x)"),
+    ("builtins", "generator", "list(x)"),
+    ("torch_geometric.typing", "SparseTensor", "x.coo()"),
+)
+"""By whose class it is: none of these libraries is imported for it."""
+
+
+def _advice_on(value: object) -> str:
+    """Say what to store in the place of something that a cache cannot hold."""
+    if isinstance(value, np.ndarray | np.generic):
+        if value.dtype.kind in "mM":
+            return 'x.astype("datetime64[us]").astype("int64")'.replace(
+                "datetime64", "datetime64" if value.dtype.kind == "M" else "timedelta64"
+            )
+        if value.dtype.kind == "O":
+            return "store list(x), or x.astype(np.float32) where it holds numbers"
+        if value.dtype.names:
+            return "{name: x[name] for name in x.dtype.names}"
+    for kind in type(value).__mro__[:-1]:
+        for module, name, advice in _ADVICE:
+            is_of_module = f"{kind.__module__}.".startswith(f"{module}.")
+            if is_of_module and kind.__name__.startswith(name):
+                return f"store {advice}"
+    if callable(value):
+        return "leave it out, and call it in load() or transform"
+    return "return it as tensors, or leave it out"

@@ -74,6 +74,11 @@ def many_rows(index: Any, count: int) -> Ints:
         return np.flatnonzero(rows)
     if rows.dtype.kind not in "iu":
         msg = f"rows are integers, booleans or a slice, got {type(index).__name__}"
+        if rows.dtype.kind == "U":
+            # As pandas and Hugging Face's select_columns would have it.
+            msg += "; a field of all samples is dataset[name], one field at a time"
+        elif rows.dtype.kind == "f":
+            msg += f" of {rows.dtype}; a share of the rows is a slice: [:0.8]"
         raise TypeError(msg)
     if not len(rows):
         return np.empty(0, np.int64)

@@ -20,6 +20,7 @@ from loaderkit.datasets.plain import count_items
 from loaderkit.datasets.structure import Leaf, Nest, is_graph, leaves_of
 from loaderkit.errors import DatasetError
 from loaderkit.joining import graphs_in
+from loaderkit.notebook import card
 from loaderkit.pages.document import Page, write_page
 from loaderkit.pyg import is_pyg_data
 from loaderkit.units import format_bytes
@@ -55,6 +56,10 @@ class GraphSizes:
     def __repr__(self) -> str:
         columns = {"nodes": self.nodes, "edges": self.edges}
         return _spread_of(self, columns, self.bytes)
+
+    def _repr_html_(self) -> str:
+        columns = {"nodes": self.nodes, "edges": self.edges}
+        return _card_of(columns, self.bytes)
 
     def page(
         self, *, max_nodes: int | None = None, max_edges: int | None = None
@@ -115,6 +120,10 @@ class SampleSizes:
         columns = {} if self.tokens is None else {"tokens": self.tokens}
         return _spread_of(self, columns, self.bytes)
 
+    def _repr_html_(self) -> str:
+        columns = {} if self.tokens is None else {"tokens": self.tokens}
+        return _card_of(columns, self.bytes)
+
     def page(self, *, max_tokens: int | None = None) -> Page:
         """Show how tokens and bytes are spread, with what a batch may hold drawn in.
 
@@ -168,6 +177,26 @@ def _spread_of(sizes: object, columns: Mapping[str, Ints], sample_bytes: Ints) -
         low, high = int(sample_bytes.min()), int(sample_bytes.max())
         parts.append(f"{format_bytes(low)} to {format_bytes(high)} each")
     return f"{type(sizes).__name__}({', '.join(parts)})"
+
+
+def _card_of(columns: Mapping[str, Ints], sample_bytes: Ints) -> str:
+    """Show sizes in a notebook: how each is spread, and its sum."""
+    rows = []
+    for name, numbers in {**columns, "bytes": sample_bytes}.items():
+        if not len(numbers):
+            continue
+        least, median, most = (
+            int(number) for number in np.percentile(numbers, _SPREAD)
+        )
+        amounts = (least, median, most, int(numbers.sum()))
+        in_words = format_bytes if name == "bytes" else "{:,}".format
+        rows.append((name, *map(in_words, amounts)))
+    title = f"Sizes of {len(sample_bytes):,} samples"
+    return card(title, heads=("", "least", "median", "most", "together"), rows=rows)
+
+
+_SPREAD = (0, 50, 100)
+"""Percentiles: the least, the median, the most."""
 
 
 def graph_sizes(opened: OpenedCache, rows: Ints) -> GraphSizes:

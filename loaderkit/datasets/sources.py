@@ -19,6 +19,7 @@ import torch
 import xxhash
 from torch.utils.data import IterableDataset
 
+from loaderkit.arguments import with_article
 from loaderkit.cache.layout import MANIFEST
 from loaderkit.datasets.fingerprint import (
     Fingerprint,
@@ -317,7 +318,11 @@ class PtFolder:
         other_names = sorted(file.name for file in self.path.iterdir())[:3]
         message = f"No file in {self.path} matches {self.pattern!r}."
         why = f"it holds {', '.join(other_names) or 'nothing'}"
-        raise DatasetError(message, why=why, fix='PtFolder(path, pattern="**/*.pt")')
+        fix = 'PtFolder(path, pattern="**/*.pt")'
+        if next(self.path.rglob("*.pt"), None) is None:
+            # Images, tables: how they are read is the user's to say.
+            fix = "a SafeDataset with keys() that lists the files, and load(file)"
+        raise DatasetError(message, why=why, fix=fix)
 
     def __len__(self) -> int:
         return len(self._files)
@@ -433,5 +438,5 @@ def _unreadable_file_error(file: Path, error: Exception) -> DatasetError:
 
 
 def _cannot_pack_error(source: object, why: str, fix: str) -> DatasetError:
-    message = f"A {type(source).__name__} cannot be packed."
+    message = f"{with_article(type(source).__name__)} cannot be packed."
     return DatasetError(message, why=why, fix=fix)

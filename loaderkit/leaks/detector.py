@@ -8,7 +8,11 @@ import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-from loaderkit.arguments import check_callable, suggest_keywords
+from loaderkit.arguments import (
+    check_callable,
+    check_takes_nothing,
+    suggest_keywords,
+)
 from loaderkit.errors import LeakError, LeakWarning
 from loaderkit.leaks.counter_trend import TOLERANCE
 from loaderkit.leaks.investigate import build_report
@@ -182,6 +186,7 @@ class LeakDetector:
             LeakError: Memory grows, and ``on_leak`` is "raise".
         """
         check_callable("function", function, "lambda: train_one_epoch()")
+        check_takes_nothing("function", function)
         self.start()
         for _ in range(epochs):
             function()

@@ -6,6 +6,7 @@ that asks for it.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import json
@@ -130,7 +131,17 @@ def _judge_calls_of(item: pytest.Function, call: Callable[[int], object]) -> Non
     detector = _make_detector(settings, on_leak=lambda _: None)
     detector.start()
     for epoch in range(epochs):
-        call(epoch)
+        try:
+            call(epoch)
+        except Exception:
+            if epoch:
+                text = (
+                    f"{MARK} calls a test {epochs} times with the same fixtures: "
+                    f"{epoch} passed before this one.  What a call leaves behind, such "
+                    "as files in tmp_path, is there in the next.\n"
+                )
+                item.add_report_section("call", MARK, text)
+            raise
         detector.end_epoch()
     report = detector.report()
     _keep_verdict(item, report)
@@ -173,6 +184,10 @@ def _read_settings(item: pytest.Item) -> tuple[int, dict[str, Any]]:
             wrong = ", ".join(sorted(unknown)) or "a positional argument"
             names = ", ".join(sorted(_OPTIONS))
             message = f"{MARK} got {wrong}; it takes {names}, by name"
+            near = [difflib.get_close_matches(name, _OPTIONS, 1) for name in unknown]
+            meant = sorted(name for matches in near for name in matches)
+            if meant:
+                message += f"; did you mean {', '.join(meant)}?"
             pytest.fail(message, pytrace=False)
         settings |= mark.kwargs
     epochs = _read_epochs(settings.pop("epochs", _DEFAULT_EPOCHS))
@@ -201,9 +216,11 @@ def _make_detector(settings: dict[str, Any], on_leak: Any) -> LeakDetector:
     try:
         return LeakDetector(device, on_leak=on_leak, **sizes)
     except (TypeError, ValueError) as error:
-        # The test is not at fault: what is wrong is a setting, not a line of code.
-        arguments = ", ".join(f"{name}={value!r}" for name, value in settings.items())
-        pytest.fail(f"{MARK} was given {arguments}: {error}", pytrace=False)
+        problem = str(error)
+    # The test is not at fault: what is wrong is a setting, not a line of code.  Failing
+    # outside of the handler keeps the error's own traceback out of the report.
+    arguments = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+    pytest.fail(f"{MARK} was given {arguments}: {problem}", pytrace=False)
 
 
 def _keep_verdict(item: pytest.Item, report: LeakReport) -> None:

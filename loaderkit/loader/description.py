@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 
+from loaderkit.arguments import with_article
 from loaderkit.dataset_protocol import (
     ask_graph_fields,
     ask_sizes,
@@ -320,7 +321,8 @@ def _length(dataset: Any) -> int | None:
 
 
 def _no_dataset(dataset: object, why: str, fix: str) -> OptionError:
-    message = f"A {type(dataset).__name__} is no dataset to build a loader of."
+    kind = with_article(type(dataset).__name__)
+    message = f"{kind} is no dataset to build a loader of."
     return OptionError(message, why=why, fix=fix)
 
 
@@ -357,8 +359,10 @@ def _unknown_sizes(name: str, dataset: object, table: object) -> LoaderError:
         known = _names_in(table)
         why = f"its sizes() says nothing of {name}: some sample has no such number"
         limits = ["batch_size", *(f"max_{size}" for size in known)]
+        buckets = " or ".join(f"bucket_by={size!r}" for size in known)
         nearest = difflib.get_close_matches(name, known, 1)
-        fix = f"limit by {' or '.join(limits)}, or give it sizes() -> {{name: array}}"
+        fix = f"limit by {' or '.join(limits)}, and {buckets}"
+        fix += ", or give it sizes() -> {name: array}"
         if nearest:
             fix = f"did you mean {nearest[0]!r}?"
     return LoaderError(message, why=why, fix=fix)

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader
 
+from loaderkit.arguments import show_value
 from loaderkit.dataset_protocol import let_go_of_shards
-from loaderkit.errors import LoaderError, NoSuchAttributeError
+from loaderkit.errors import LoaderError, NoSuchAttributeError, OptionError
 from loaderkit.forking import warn_of_fork_hazard
 from loaderkit.habits import LOADER
 from loaderkit.loader.collating import OneByOne
@@ -171,6 +172,16 @@ class PlannedLoader(DataLoader[Any]):
                 return object.__getattribute__(self, name)
             message = f"A loader has no attribute {name!r}."
             raise NoSuchAttributeError(message, why=hint.why, fix=hint.fix)
+
+        def __getitem__(self, index: object) -> Any:
+            """Answer ``loader[0]``; ``next(loader)`` is left to Python's own words.
+
+            A ``__next__`` would make this an iterator for trainers that ask.
+            """
+            message = f"A loader has no batch of its own at [{show_value(index)}]."
+            why = "batches are made one after the other, in an order that epochs change"
+            fix = "next(iter(loader)); loader.dataset[0] is a sample"
+            raise OptionError(message, why=why, fix=fix)
 
     @property
     def plan(self) -> LoaderPlan:

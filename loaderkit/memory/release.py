@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from loaderkit.arguments import suggest_keywords
 from loaderkit.memory import process
 from loaderkit.memory.clibrary import c_library
 from loaderkit.memory.probes import FAILURES, present_devices, probe_of, read_device
@@ -44,6 +45,7 @@ class Released:
         )
 
 
+@suggest_keywords
 def release() -> Released:
     """Collect garbage, then empty torch's caches on every device, then malloc's.
 

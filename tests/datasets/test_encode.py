@@ -1,7 +1,15 @@
 """What a cache cannot hold is refused with the reason; what PyG cannot add is left."""
 
+import array
+import collections
 import dataclasses
+import datetime
+import decimal
+import re
+import uuid
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Batch, Data
@@ -87,7 +95,7 @@ def test_a_class_that_no_other_process_finds_is_refused_with_where_to_move_it():
 
 
 def test_a_sample_that_has_no_name_is_refused_as_the_sample():
-    with pytest.raises(DatasetError, match="'the sample', a object"):
+    with pytest.raises(DatasetError, match="'the sample', an object"):
         encode(object())
 
 
@@ -142,3 +150,37 @@ def test_an_increment_that_raises_does_so_in_a_batch_and_not_in_packing(tmp_path
     with pytest.raises(DatasetError, match="no increment"):
         dataset.batch([0, 1])
     assert "broken" not in dataset.batch([0, 1], exclude_keys=["broken"])
+
+
+ZONE = datetime.timezone(datetime.timedelta(0))
+NOT_STORED = {
+    "datetime64": np.array(["2026-01-01"], "datetime64[h]"),
+    "timedelta64": np.array([3], "timedelta64[s]"),
+    "structured": np.zeros(2, [("a", "i4"), ("b", "f4")]),
+    "objects": np.array([1.0, 2.0], object),
+    "datetime": datetime.datetime(2026, 1, 1, tzinfo=ZONE),
+    "date": datetime.date(2026, 1, 1),
+    "timedelta": datetime.timedelta(1),
+    "path": Path("a.png"),
+    "decimal": decimal.Decimal("1.5"),
+    "uuid": uuid.UUID(int=3),
+    "set": {1, 2},
+    "range": range(3),
+    "deque": collections.deque([1]),
+    "array": array.array("f", [1.0]),
+}
+
+
+@pytest.mark.parametrize("name", NOT_STORED)
+def test_what_cannot_be_stored_is_answered_with_what_can(tmp_path, name):
+    value = NOT_STORED[name]
+    with pytest.raises(DatasetError, match="A cache cannot hold 'x'") as raised:
+        pack([{"x": value}], tmp_path / "a.lk", workers=0)
+
+    for advice in re.split(r",? or ", raised.value.fix.removeprefix("store ")):
+        code = advice.partition(" where ")[0]
+        stored = eval(code, {"np": np, "torch": torch, "x": value})
+        if isinstance(stored, np.ndarray) and stored.dtype.kind == "O":
+            continue
+        path = tmp_path / f"{abs(hash(advice))}.lk"
+        assert len(pack([{"x": stored}], path, workers=0)) == 1

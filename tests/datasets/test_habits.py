@@ -34,8 +34,16 @@ from torch_geometric.data import (
 from torch_geometric.data.lightning import LightningDataset
 from torch_geometric.transforms import Compose, Constant, Distance
 
-from loaderkit import SafeDataset, SafeGraphDataset, open_cache, owned_copy, pack
-from loaderkit.datasets.absent import ABSENT, OPTIONS
+from loaderkit import (
+    SafeDataset,
+    SafeGraphDataset,
+    concat,
+    extend,
+    open_cache,
+    owned_copy,
+    pack,
+)
+from loaderkit.datasets.absent import ABSENT, OPTIONS, refuse_options
 from loaderkit.errors import DatasetError, OptionError, StaleCacheError
 from loaderkit.testing import assert_same
 
@@ -775,3 +783,76 @@ def test_a_subset_is_a_dataset_of_the_same_class_and_generic():
 
     assert type(Mine()[1:]) is Mine
     assert SafeDataset[dict[str, torch.Tensor]].__origin__ is SafeDataset
+
+
+# ---- what is no field of the graphs, or of another kind
+
+
+def hetero(i):
+    graph = HeteroData()
+    graph["paper"].x = torch.ones(2 + i, 3)
+    graph["author"].pos = torch.ones(2, 1)
+    graph["author", "writes", "paper"].edge_index = torch.zeros(2, 1, dtype=torch.long)
+    return graph
+
+
+def test_a_field_of_a_type_is_answered_with_the_type(tmp_path):
+    ours = pack([hetero(i) for i in range(3)], tmp_path / "h.lk", workers=0)
+
+    for name in ("x", "pos", "edge_index"):
+        with pytest.raises(AttributeError, match="fix: dataset\\[") as raised:
+            getattr(ours, name)
+        values = eval(raised.value.fix, {"dataset": ours})
+        assert isinstance(values, torch.Tensor)
+
+
+def test_a_field_comes_before_the_advice_on_its_name(tmp_path):
+    ours = pack([{"mean": 1.0, "values": 2.0}], tmp_path / "m.lk", workers=0)
+
+    for name in ("mean", "values"):
+        with pytest.raises(AttributeError, match=f"dataset\\['{name}'\\]"):
+            getattr(ours, name)
+
+
+def test_a_transform_can_be_set_on_chosen_rows_and_leaves_the_others(rows):
+    part = rows[rows["label"] == 1]
+    part.transform = lambda sample: {**sample, "label": 7}
+
+    assert {sample["label"] for sample in part} == {7}
+    assert {sample["label"] for sample in rows} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("method", ["filter", "map", "train_test_split"])
+def test_the_advice_on_an_option_is_one_that_the_method_takes(rows, method):
+    taken = inspect.signature(getattr(rows, method)).parameters
+
+    for option in OPTIONS.keys() - taken.keys():
+        with pytest.raises(OptionError) as raised:
+            refuse_options(method, {option: 2}, taken)
+        advised, equals, _ = raised.value.fix.partition("=")
+        if equals and advised.isidentifier():
+            assert advised in taken, (option, raised.value.fix)
+
+
+def test_fields_asked_as_a_list_are_answered(rows):
+    with pytest.raises(TypeError, match=r"a field of all samples is dataset\[name\]"):
+        rows[["label", "text"]]
+    with pytest.raises(TypeError, match=r"a share of the rows is a slice"):
+        rows[[0.1, 0.2]]
+
+
+def test_samples_of_another_kind_are_not_added_to_graphs(tmp_path, ours, rows):
+    for cache, more in [(ours, [row(0)]), (rows, [graph(0)])]:
+        before = len(open_cache(cache.cache))
+        with pytest.raises(DatasetError, match="are not of one kind"):
+            extend(cache.cache, more, workers=0)
+        assert len(open_cache(cache.cache)) == before
+        assert not (cache.cache / ".extending").exists()
+    with pytest.raises(DatasetError, match="are not of one kind"):
+        concat([ours, rows], tmp_path / "both.lk")
+
+
+def test_graphs_of_other_fields_are_added(tmp_path):
+    ours = pack([graph(0)], tmp_path / "g.lk", workers=0)
+
+    assert len(extend(ours, [Data(x=torch.ones(1, 1)), hetero(0)], workers=0)) == 3

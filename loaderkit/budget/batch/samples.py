@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from loaderkit.arguments import with_article
 from loaderkit.budget.step.train_step import StepError
 from loaderkit.dataset_protocol import own_collate
 from loaderkit.errors import OptionError
@@ -293,7 +294,7 @@ def _count_checked(dataset: Any) -> int:
         msg += "samples as a list"
         raise StepError(msg)
     if isinstance(dataset, Mapping) and set(dataset) != set(range(count)):
-        message = f"A {type(dataset).__name__} is no dataset."
+        message = f"{with_article(type(dataset).__name__)} is no dataset."
         why = "its keys are not the numbers from 0 on"
         fix = "plan_batch(model, list(samples.values()), device)"
         raise OptionError(message, why=why, fix=fix)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from loaderkit.budget.environment.allocator_conf import (
@@ -44,15 +44,16 @@ LEVELS: tuple[Level, ...] = ("crash", "ignored", "danger", "slow", "useless")
 class Setting:
     """What the settings are judged against."""
 
-    environ: Mapping[str, str]
-    """Variables as they are now."""
+    environ: Mapping[str, str] = field(repr=False)
+    """Variables as they are now.  Not shown: a notebook that is sent on, or a log, must
+    not hold the keys and tokens that are among them."""
     torch_version: tuple[int, int]
     """Major and minor."""
     backend: str
     """"cuda", "hip", "xpu", "mps" or "cpu"."""
     platform: str
     """As ``sys.platform`` writes it."""
-    started_with: Mapping[str, str] | None = None
+    started_with: Mapping[str, str] | None = field(default=None, repr=False)
     """Variables when the process began; None where they cannot be read."""
     torch_imported: bool = False
     """Whether torch was imported already."""
