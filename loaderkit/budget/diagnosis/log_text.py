@@ -26,7 +26,7 @@ _COLOUR = re.compile(
     r"|\^\[\[[0-9;]{0,20}m"  # as an editor shows it
     r"|\[(?:\d{1,2};){0,3}\d{0,2}m\b"  # where the escape character was lost in copying
 )
-_JOINED_LITERALS = re.compile(r"(?<![\"'])([\"']) ?\+ ?\n[ \t]{0,40}\1")
+_JOINED_LITERALS = re.compile(r"(?<![\"'])([\"']) ?\+\s{1,40}\1")
 """Where node breaks a long string that it prints."""
 _PROGRESS = re.compile(
     # tqdm: "Epoch 1:  6%|###    | 3787/62565 [04:47<1:10:53, 13.82it/s, loss=0.1]",
@@ -65,7 +65,7 @@ _PREFIX = re.compile(
     rf"|{_LEVEL}:[\w.]{{1,60}}:"
     rf"|-? ?[\w.]{{1,60}} - {_LEVEL} -"
     rf"|[|-]? ?\[?{_LEVEL}\]?(?: \d\d-\d\d {_CLOCK}(?: \[[\w./-]{{1,80}}:\d+\])?"
-    r"|(?: \[[\w./-]{1,80}:\d+\])?(?::(?=\s)|[ \t]*[|-](?=\s)))"
+    r"|(?: \[[\w./-]{1,80}:\d+\])?(?::(?=\s)|[ \t]*[|-](?=\s|$)))"
     rf"|\[[\w.]{{1,60}}\]\[{_LEVEL}\](?: -)?"
     # processes
     r"|\[(?:rank|default|worker)[ _-]?\d{1,6}\]:?"
@@ -91,10 +91,14 @@ _NEW_RECORD = re.compile(
     r"Traceback|File \"|[\w.]{1,80}(?:Error|Exception|Warning)\b|Killed\b|Bus error\b"
 )
 """How a line begins that goes on with no other."""
+_ENDS_WITH_LABEL = re.compile(r"\w error:$")
+"""A line that announces what the next begins with: "but got error:"."""
 _TABLE_ROW = re.compile(r"[A-Za-z][\w ()/-]{0,40}: ?[\d.,]{1,24}(?: ?[KMGT]?i?B)?")
 """A label and its number: rows of a table are equally wide without being wrapped."""
 _PROCESS_AT_START = re.compile(rf"(?:^|(?<=[\])Z,.\d] )){_PROCESS}", re.MULTILINE)
-_RANK_AT_START = re.compile(r"(?:^|(?<=[\])Z,.\d] ))\d{1,5}:(?=[ \t])", re.MULTILINE)
+_RANK_AT_START = re.compile(
+    r"(?:^|(?<=[\])Z,.\d] )|(?<=[A-Za-z]:))\d{1,5}:(?=[ \t])", re.MULTILINE
+)
 _QUOTED_LINE = re.compile(
     r"(?:^[ \t]{0,80}|(?<=[\])Z,.\d:-] )|(?<=\w:))>(?=[ \t])", re.MULTILINE
 )
@@ -119,6 +123,9 @@ _HYPHEN_OF_A_WORD = re.compile(r"\w-$")
 _LAST_WORD = re.compile(r"[A-Za-z0-9_.,]{1,40}$")
 _FIRST_WORD = re.compile(r"[A-Za-z0-9_.,]{1,40}")
 _AMOUNT = re.compile(r"\d+(?:\.\d+)?[KMGT]?i?B?\b")
+_HUMP = re.compile(r"[a-z][A-Z]")
+"""In a name such as "HeapDumpOn", which can go on with a capital."""
+_DATE_OR_TIME = re.compile(r"\d{1,4}[-/:]")
 _PART_OF_NUMBER = re.compile(r"\d[.,]?$|[.,]?\d")
 
 
@@ -140,7 +147,7 @@ def clean_log(text: str) -> str:
     text = (
         _ESCAPED.sub(_unescape_sequence, text).replace("\r\n", "\n").replace("\r", "\n")
     )
-    text = _JOINED_LITERALS.sub("", _COLOUR.sub("", text))
+    text = _COLOUR.sub("", text)
     text = _OPENING.sub(_start_line_of_quotation, text)
     for ambiguous in (_PROCESS_AT_START, _RANK_AT_START, _QUOTED_LINE):
         # A single "(pid=129)", "2:" or ">" is a part of the message, which wrapping put
@@ -149,7 +156,10 @@ def clean_log(text: str) -> str:
             text = ambiguous.sub(_mark_as_message, text)
     lines = [_clean_line(line.rstrip()) for line in text.split("\n")]
     # A line that held nothing but a progress bar was drawn through the text.
-    return _join_lines(list(_without_repetitions(line for line in lines if line.words)))
+    joined = _join_lines(
+        list(_without_repetitions(line for line in lines if line.words))
+    )
+    return _JOINED_LITERALS.sub("", joined)
 
 
 def _mark_as_message(match: re.Match[str]) -> str:
@@ -241,7 +251,8 @@ def _join_lines(lines: list[_Line]) -> str:
 
 def _is_wrapped(line: _Line, following: _Line, width: int) -> bool:
     """Whether a line was broken only because the next word did not fit."""
-    if _NEW_RECORD.match(following.words):
+    goes_on = _ENDS_WITH_LABEL.search(line.words) is not None
+    if _NEW_RECORD.match(following.words) and not goes_on:
         return False
     next_word = following.words.split(" ", 1)[0]
     return line.width + 1 + len(next_word) > width
@@ -272,13 +283,15 @@ def _is_broken_word(line: str, following: str, *, by_terminal: bool = False) -> 
         _PART_OF_NUMBER.search(left)
         and _PART_OF_NUMBER.match(right)
         and not ends_clause
+        and not _DATE_OR_TIME.match(following)
     ):
         return True  # no message has two numbers next to each other
     if _CONTRACTION.match(following):
         return True  # does|n't
     if "_" in left + right and _CONSTANT.fullmatch((left + right).strip(".,")):
         return True
-    if not by_terminal and right[0].isupper() and is_word(left):
+    is_whole_name = is_word(left) and not _HUMP.search(left)
+    if not by_terminal and right[0].isupper() and is_whole_name:
         return False  # textwrap breaks no word that fits, and a name begins anew
     if not by_terminal and not is_word(left + right):
         return False
