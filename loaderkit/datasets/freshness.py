@@ -14,13 +14,13 @@ from loaderkit.datasets.sources import KeyedSource
 from loaderkit.errors import StaleCacheError
 
 if TYPE_CHECKING:
-    from loaderkit.datasets.base import SafeDataset
+    from loaderkit.datasets.cached_samples import CachedSamples
 
 _CHANGES_TOLD = 3
 """Changed files that the error names; chosen: others have mostly the same cause."""
 
 
-def check_fresh(dataset: SafeDataset[Any]) -> None:
+def check_fresh(dataset: CachedSamples[Any]) -> None:
     """Hold a dataset's cache against its code, its keys and the files that it reads.
 
     Args:
@@ -56,7 +56,7 @@ def check_fresh(dataset: SafeDataset[Any]) -> None:
 
 
 def _fingerprint_without_raw(
-    dataset: SafeDataset[Any], packed: Fingerprint
+    dataset: CachedSamples[Any], packed: Fingerprint
 ) -> Fingerprint:
     """Take the fingerprint where the raw data is not: it was packed elsewhere.
 

@@ -133,17 +133,17 @@ class SafeGraphDataset(SafeDataset[T]):
         exclude = self.exclude_keys if exclude_keys is None else exclude_keys
         if follow or exclude:
             check_known_keys(follow, exclude, self.graph_fields())
-        numbers = self._numbers(rows)
-        cached = self._in_cache(numbers)
-        recipe = self._recipe_of(cached)
+        numbers = self._checked_rows(rows)
+        cached = self._rows_in_cache(numbers)
+        recipe = self._recipe_for(cached)
         if recipe is None or not recipe.gathers(exclude):
             samples = [self[row] for row in numbers.tolist()]
             # PyG's ``batch`` and ``ptr`` have a number for every node.
             graphs = (graph for sample in samples for graph in graphs_in(sample))
             Room(len(samples)).take(16 * sum(map(_told_nodes, graphs)))
             with collating():
-                return self._joined(samples, follow, exclude)
-        return self._gathered(recipe, cached, follow, exclude)
+                return self._join_samples(samples, follow, exclude)
+        return self._gather_batch(recipe, cached, follow, exclude)
 
     def collate(
         self,
@@ -175,14 +175,14 @@ class SafeGraphDataset(SafeDataset[T]):
             graphs: Any = samples.dataset
             return graphs.batch(samples.rows, follow_batch=follow, exclude_keys=exclude)
         self._expect_more_of(samples)
-        return self._joined(samples, follow, exclude)
+        return self._join_samples(samples, follow, exclude)
 
     if not TYPE_CHECKING:  # a type checker knows the one of SafeDataset
 
         def __getitem__(self, index: Any) -> Any:
             is_edge_type = isinstance(index, tuple) and _are_names(index)
             if isinstance(index, str) or is_edge_type:
-                opened, _ = self._sized("columns")
+                opened, _ = self._cache_and_rows("columns")
                 key = find_type(opened, index)
                 if key is not None:
                     return TypeColumns(self, key, fields_of_type(opened, key))
@@ -208,7 +208,7 @@ class SafeGraphDataset(SafeDataset[T]):
         """
         if of_type is None:
             return super().column(name)
-        opened, rows = self._sized("columns")
+        opened, rows = self._cache_and_rows("columns")
         check_column(opened, rows, name, self.largest_column_bytes, of_type)
         return self._graph_column(opened, rows, name, of_type)
 
@@ -221,7 +221,7 @@ class SafeGraphDataset(SafeDataset[T]):
         Raises:
             DatasetError: There is no cache.
         """
-        return graph_sizes(*self._sized())
+        return graph_sizes(*self._cache_and_rows())
 
     def copy(self, idx: Sequence[int] | None = None) -> Self:
         """Copy the dataset, as PyG's ``InMemoryDataset`` does.
@@ -293,9 +293,9 @@ class SafeGraphDataset(SafeDataset[T]):
             return self._count_values(y)
         return int(y.max()) + 1
 
-    def _column(self, opened: OpenedCache, rows: Ints, name: str) -> Any:
+    def _join_column(self, opened: OpenedCache, rows: Ints, name: str) -> Any:
         if not all(is_graph(variant) for variant in opened.structure.variants):
-            return super()._column(opened, rows, name)
+            return super()._join_column(opened, rows, name)
         return self._graph_column(opened, rows, name, None)
 
     def _graph_column(
@@ -340,7 +340,7 @@ class SafeGraphDataset(SafeDataset[T]):
         fix = "return torch_geometric.data.Data, or subclass SafeDataset instead"
         raise DatasetError(message, why="SafeGraphDataset holds PyG graphs", fix=fix)
 
-    def _recipe(self, opened: OpenedCache, variant: int) -> Any:
+    def _make_recipe(self, opened: OpenedCache, variant: int) -> Any:
         if not is_graph(opened.structure.variants[variant]):
             return None  # such as a dict: joined as a SafeDataset joins it
         return GraphRecipe(opened.store, opened.structure, variant, self.classes)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loaderkit.datasets.base import SafeDataset
+    from loaderkit.datasets.batch_joining import BatchJoining
 
     Ints = NDArray[np.int64]
 
@@ -41,13 +41,13 @@ class LazySamples(list[Any]):
 
     def __init__(self, samples: Iterable[Any] = ()) -> None:
         super().__init__(samples)
-        self.dataset: SafeDataset | None = None
+        self.dataset: BatchJoining[Any] | None = None
         """Reads the samples; None when they were read, and may have been changed."""
         self.rows: Ints = np.empty(0, np.int64)
         """The rows that are read from it ``[B]``."""
 
     @classmethod
-    def of(cls, dataset: SafeDataset, rows: Ints) -> LazySamples:
+    def of(cls, dataset: BatchJoining[Any], rows: Ints) -> LazySamples:
         """Make a list of samples that are not read yet.
 
         Args:
@@ -124,13 +124,13 @@ class LastGiven:
 
     def __init__(self) -> None:
         self._list_id = 0
-        self._giver: Callable[[], SafeDataset | None] = lambda: None
+        self._giver: Callable[[], BatchJoining[Any] | None] = lambda: None
 
-    def note(self, samples: list[Any], giver: SafeDataset) -> None:
+    def note(self, samples: list[Any], giver: BatchJoining[Any]) -> None:
         """Keep who gave a list; neither is kept alive."""
         self._list_id, self._giver = id(samples), weakref.ref(giver)
 
-    def giver_of(self, samples: list[Any]) -> SafeDataset | None:
+    def giver_of(self, samples: list[Any]) -> BatchJoining[Any] | None:
         """Tell who gave a list, if it is the last one.
 
         Another list may lie where that one did.  Then a dataset gives one list unread

@@ -109,12 +109,12 @@ class _MappedSamples(SafeDataset[Any]):
 
     def classes_of_samples(self) -> tuple[type, ...]:
         """Pack, unless that was done, and name the classes that samples are made of."""
-        names = self._open().structure.class_names()
+        names = self._open_cache().structure.class_names()
         return tuple(self.classes[name] for name in sorted(names))
 
     def holds_graphs(self) -> bool:
         """Tell whether the new samples are graphs."""
-        return self._open().holds_graphs
+        return self._open_cache().holds_graphs
 
 
 def _default_path(source: SafeDataset[Any], mapped: _MappedSamples) -> Path:

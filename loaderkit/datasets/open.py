@@ -70,7 +70,7 @@ def open_cache(
     store = Store(location, checksums=checksums, free_bytes=page_cache_bytes)
     opened = OpenedCache(store, ClassRegistry(known), plain=plain)
     dataset_type = SafeGraphDataset if opened.holds_graphs else SafeDataset
-    return dataset_type._over(
+    return dataset_type._of_opened(
         opened,
         plain=plain,
         cache=location,

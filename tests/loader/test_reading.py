@@ -175,7 +175,9 @@ def test_the_order_is_that_of_the_loader(packed, options, order):
 
 
 def test_a_cache_larger_than_memory_has_its_disk_measured(packed, monkeypatch):
-    monkeypatch.setattr("loaderkit.datasets.base.page_cache_bytes", lambda: 2 * PAGE)
+    monkeypatch.setattr(
+        "loaderkit.datasets.cached_samples.page_cache_bytes", lambda: 2 * PAGE
+    )
 
     reading = build_loader(packed, batch_size=8, shuffle=True).plan.reading
 

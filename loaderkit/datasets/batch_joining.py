@@ -1,0 +1,229 @@
+"""Batches of a dataset: gathered from the cache in one go where that can be."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from typing_extensions import TypeVar
+
+from loaderkit.arguments import suggest_name
+from loaderkit.datasets.collate_errors import collating
+from loaderkit.datasets.columns import field_names
+from loaderkit.datasets.dict_batches import DictRecipe, collate_samples
+from loaderkit.datasets.gathering import UnlikeShapesError
+from loaderkit.datasets.lazy import LAST_GIVEN, LazySamples
+from loaderkit.datasets.ragged import PadValue, fill_padding
+from loaderkit.datasets.rows import is_one, many_rows
+from loaderkit.datasets.sample_reading import SampleReading, is_ours
+from loaderkit.errors import DatasetError, OptionError
+from loaderkit.joining import check_no_keys, join
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from loaderkit.datasets.opened import OpenedCache
+
+    Ints = NDArray[np.int64]
+
+T = TypeVar("T", default=Any)
+
+
+class BatchJoining(SampleReading[T]):
+    """What a dataset does to give batches."""
+
+    ragged: str
+    pad_value: PadValue
+    gives_unread: bool = False
+    """Batches are given to torch unread: our ``collate`` joined the one before."""
+
+    @property
+    def gathers(self) -> bool:
+        """Whether batches come from the cache, with no code of yours on the way."""
+        return self.reads_cache and is_ours(self.batch) and is_ours(self.collate)
+
+    def __getitems__(self, rows: Sequence[int]) -> list[T]:
+        """Give the samples of a batch, as torch's DataLoader asks for them.
+
+        Args:
+            rows: Rows of the batch, in order.
+
+        Returns:
+            A list of new samples, for any ``collate_fn``.  Where they come straight
+            from a cache, and ``collate`` of this dataset joined the batch before, the
+            list is filled when it is first looked into: ``collate`` never does so, but
+            gathers the batch instead.
+        """
+        numbers = many_rows(rows, len(self))
+        # A batch() of a subclass's own needs the rows from the first batch on.
+        unread = self.gives_unread or not is_ours(self.batch)
+        if unread and self.reads_cache:
+            return LazySamples.of(self, numbers)
+        samples = self.read_together(numbers.tolist())
+        if self.reads_cache:
+            LAST_GIVEN.note(samples, self)
+        return samples
+
+    def unread(self, rows: Sequence[int]) -> list[Any]:
+        """Give the samples of a batch to somebody who joins them with ``collate``.
+
+        Args:
+            rows: Rows of the batch, in order.
+
+        Returns:
+            A list that is filled when it is first looked into.
+        """
+        return LazySamples.of(self, many_rows(rows, len(self)))
+
+    def batch(self, rows: Sequence[int] | Ints) -> Any:
+        """Gather a batch from the cache in one go.
+
+        Args:
+            rows: Rows of the batch, at least one, in any order, repeats allowed.
+
+        Returns:
+            The samples' nest with a batch at each leaf; every tensor is new.
+
+        Raises:
+            DatasetError: The samples cannot be batched.
+        """
+        numbers = self._checked_rows(rows)
+        cached = self._rows_in_cache(numbers)
+        recipe = self._recipe_for(cached)
+        if recipe is None:
+            samples = [self[row] for row in numbers.tolist()]
+            with collating():
+                return self._join_samples(samples)
+        batch = self._gather_batch(recipe, cached)
+        self.fill_padding(batch)
+        return batch
+
+    def collate(
+        self,
+        samples: Any,
+        *,
+        follow_batch: Collection[str] | None = None,
+        exclude_keys: Collection[str] | None = None,
+    ) -> Any:
+        """Join samples; serves as ``collate_fn`` of any DataLoader.
+
+        Args:
+            samples: A list of samples.  The one that ``__getitems__`` gave is not
+                read: its batch is gathered from the cache.
+            follow_batch: Fields of graphs in the samples that get a ``_batch`` vector.
+            exclude_keys: Fields of graphs in the samples that are left out.
+
+        Returns:
+            A batch; what is no list is taken for one and returned as it is.
+
+        Raises:
+            DatasetError: The samples cannot be batched.
+        """
+        if not isinstance(samples, list):
+            return samples
+        follow, exclude = follow_batch or (), exclude_keys or ()
+        if isinstance(samples, LazySamples) and self._joins_like(samples.dataset):
+            check_no_keys(follow, exclude, "a cache without one")
+            return samples.dataset.batch(samples.rows)
+        self._expect_more_of(samples)
+        return self._join_samples(samples, follow, exclude)
+
+    def fill_padding(self, batch: Any) -> None:
+        """Write ``pad_value`` behind the ends of the samples of a padded batch.
+
+        Args:
+            batch: A batch of these samples, whose padding is written in place.
+
+        Raises:
+            DatasetError: A field cannot hold its number, or there is no such field.
+        """
+        pad_value = self.pad_value
+        if not isinstance(pad_value, Mapping) and pad_value == 0:
+            return
+        names = fill_padding(batch, pad_value)
+        if isinstance(pad_value, Mapping) and not names.issuperset(pad_value):
+            self._check_padded_fields(set(pad_value) - names, names)
+
+    def _check_padded_fields(self, absent: set[str], names: Collection[str]) -> None:
+        """Refuse names that neither this batch nor any sample of the cache has."""
+        known = set(names)
+        if self.cache is not None:
+            known |= field_names(self._open_cache())
+        unknown = sorted(absent - known)
+        if unknown:
+            message = (
+                f"pad_value names {unknown[0]!r}, which is no field of the samples."
+            )
+            why = f"their fields are {', '.join(sorted(known))}"
+            raise DatasetError(message, why=why, fix=suggest_name(unknown[0], known))
+
+    def _checked_rows(self, rows: Sequence[int] | Ints) -> Ints:
+        """Check the rows of a batch."""
+        if is_one(rows):
+            message = f"batch takes the rows of one batch, got {rows}."
+            fix = (
+                f"dataset.batch([{rows}]), or build_loader(dataset, batch_size={rows})"
+            )
+            raise OptionError(message, why="it is one number", fix=fix)
+        numbers = many_rows(rows, len(self))
+        if not len(numbers):
+            msg = "a batch needs at least one row, got none"
+            raise IndexError(msg)
+        return numbers
+
+    def _recipe_for(self, rows: Ints) -> Any:
+        """Say how samples are gathered; None where they must be read one by one.
+
+        Args:
+            rows: Numbers of the samples in the cache.
+        """
+        if not self.reads_cache:
+            return None
+        opened = self._open_cache()
+        return opened.recipe(self._make_recipe, opened.one_variant(rows))
+
+    def _make_recipe(self, opened: OpenedCache, variant: int) -> Any:
+        node = opened.structure.variants[variant]
+        return DictRecipe(opened.store, node, self.classes, self.ragged)
+
+    def _gather_batch(self, recipe: Any, cached: Ints, *options: Any) -> Any:
+        """Have a recipe gather rows of the cache; ``options`` are the recipe's own."""
+        try:
+            with collating():
+                return recipe.batch(cached, *options)
+        except UnlikeShapesError as error:
+            raise self._unlike_shapes_error(str(error)) from None
+
+    def _join_samples(
+        self,
+        samples: list[Any],
+        follow_batch: Collection[str] = (),
+        exclude_keys: Collection[str] = (),
+    ) -> Any:
+        others = functools.partial(collate_samples, ragged=self.ragged)
+        batch = join(samples, others, follow_batch, exclude_keys)
+        self.fill_padding(batch)
+        return batch
+
+    def _joins_like(
+        self, other: BatchJoining[Any] | None
+    ) -> TypeGuard[BatchJoining[Any]]:
+        """Tell whether another dataset, such as a part of this one, joins as we do."""
+        alike = type(other) is type(self) and other.ragged == self.ragged
+        return alike and other is not None and other.pad_value == self.pad_value
+
+    def _expect_more_of(self, samples: list[Any]) -> None:
+        """Have the dataset that gave a list give the next one unread."""
+        giver = LAST_GIVEN.giver_of(samples)
+        if self._joins_like(giver):
+            giver.gives_unread = True
+
+    def _unlike_shapes_error(self, column: str) -> DatasetError:
+        message = f"Field {column!r} has shapes in this batch that cannot be joined."
+        why = "an axis behind the first differs between the samples, or their number"
+        fix = "give the samples one shape in load() or transform, or a batch size of 1"
+        return DatasetError(message, why=why, fix=fix)

@@ -1,0 +1,120 @@
+"""Samples of a dataset, each a copy that its reader owns: alone, or many at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import TypeVar
+
+from loaderkit.datasets.cached_samples import CachedSamples
+from loaderkit.datasets.decode import decode
+from loaderkit.datasets.gathering import UnlikeShapesError, leaf_reader
+from loaderkit.datasets.many_samples import read_samples
+from loaderkit.datasets.owned_copy import owned_copy
+from loaderkit.datasets.plain import decode_text
+from loaderkit.datasets.rows import many_rows, one_row
+from loaderkit.datasets.structure import KEY
+from loaderkit.errors import LoaderkitError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+T = TypeVar("T", default=Any)
+
+
+class SampleReading(CachedSamples[T]):
+    """What a dataset does to give samples.
+
+    A method that a user's subclass has in place of ours is seen by its module: such
+    samples are never taken straight from the cache.
+    """
+
+    transform: Callable[[Any], Any] | None
+
+    def __len__(self) -> int:
+        rows = self._loaderkit.rows
+        return self._count_samples() if rows is None else len(rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        raise NotImplementedError
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether samples come from the cache, with no code of yours on the way."""
+        own_reading = is_ours(self.__getitem__)
+        return self.cache is not None and self.transform is None and own_reading
+
+    @property
+    def transforms_cache(self) -> bool:
+        """Whether samples come from the cache, and then go through ``transform``."""
+        own_reading = is_ours(self.__getitem__)
+        return self.cache is not None and self.transform is not None and own_reading
+
+    @property
+    def makes_by_load(self) -> bool:
+        """Whether the samples are what ``load`` makes of each of ``keys()``."""
+        whole = self._loaderkit.rows is None and self.transform is None
+        return whole and self._has_own_load() and is_ours(self.__getitem__)
+
+    def read_together(self, rows: Sequence[int]) -> list[T]:
+        """Read samples, at once where they are built alike in a cache.
+
+        Args:
+            rows: Their rows, in any order, repeats allowed.
+
+        Returns:
+            New samples, as ``self[row]`` gives them one by one.
+        """
+        read = self.read_untransformed(rows) if is_ours(self.__getitem__) else None
+        if read is None:
+            return [self[row] for row in rows]
+        if self.transform is None:
+            return read
+        return [self.transform(sample) for sample in read]
+
+    def read_untransformed(self, rows: Sequence[int]) -> list[T] | None:
+        """Read samples of the cache at once, without calling ``transform``.
+
+        Args:
+            rows: Their rows, in any order, repeats allowed.
+
+        Returns:
+            New samples; None where they are to be read one by one: there is no cache,
+            they are built differently, or one of them cannot be read, and which one is
+            known then.
+        """
+        if self.cache is None:
+            return None
+        opened = self._open_cache()
+        try:
+            cached = self._rows_in_cache(many_rows(rows, len(self)))
+            variant = opened.one_variant(cached)
+            if variant is None:
+                return None
+            node = opened.structure.variants[variant]
+            return read_samples(opened.store, node, cached, self.classes)
+        except (LoaderkitError, UnlikeShapesError, IndexError, TypeError):
+            return None
+
+    def key(self, row: int) -> str:
+        """Name the sample of a row, as it was called when it was packed."""
+        at = self._row_in_cache(one_row(row, len(self)))
+        if self.cache is None:
+            return str(self._list_keys()[at])
+        store = self._open_cache().store
+        shard, sample = store.locate(at)
+        return decode_text(KEY, store.column(KEY).read(shard, sample).tobytes())
+
+    def _read_sample(self, row: int) -> Any:
+        if self.cache is None:
+            sample = owned_copy(self._load_checked(self._list_keys()[row]))
+        else:
+            opened = self._open_cache()
+            variant = opened.structure.variants[opened.variant(row)]
+            sample = decode(variant, leaf_reader(opened.store, row), self.classes)
+        return sample if self.transform is None else self.transform(sample)
+
+
+def is_ours(method: Callable[..., Any]) -> bool:
+    """Tell whether a method is loaderkit's own, and not one of a user's subclass."""
+    return method.__module__.startswith("loaderkit.")
