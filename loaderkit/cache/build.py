@@ -52,6 +52,7 @@ from loaderkit.cache.hdf5 import write_shard
 from loaderkit.cache.layout import (
     BUILDING,
     MANIFEST,
+    WRITTEN_SUFFIX,
     Shard,
     is_cache_file_name,
     shard_from,
@@ -103,7 +104,8 @@ class ShardWriter:
     """Writes single shards of a build, from any process that sees its folder.
 
     Two that write the same samples under one number leave the same file and note: each
-    file gets its name when it is whole, by one rename.
+    file gets its name when it is whole, by one rename.  Where the samples differ, the
+    later note counts, and the other file is deleted at the commit.
     """
 
     path: Path
@@ -370,7 +372,8 @@ class Build:
             compression=self.plan.get("compression"),
             sources=None if sources is None else self._write_sources(sources),
         )
-        obsolete = _files_of_manifest(self.path) - set(manifest.files)
+        obsolete = _files_of_manifest(self.path) | _written_shards(self.folder)
+        obsolete -= set(manifest.files)
         generation = generation_of(manifest)
         write_text(
             self.folder / _OBSOLETE,
@@ -495,6 +498,7 @@ def _adopt_or_drop_finished_shards(build: Build) -> None:
     if _has_plan_of(build):
         build.keep_intact()
     _delete_finished_shards(build.path, start=len(build.shards))
+    _delete_unnamed_shards(build.path)
     if not len(build.shards):
         _write_plan(build)
 
@@ -506,9 +510,29 @@ def _keep_intact_or_drop(build: Build) -> list[int]:
     if _has_plan_of(build):
         intact = [number for number in numbers if _is_intact(build, number)]
     _delete_shards(build.path, set(numbers) - set(intact))
+    _delete_unnamed_shards(build.path)
     if not intact:
         _write_plan(build)
     return intact
+
+
+def _written_shards(folder: Path) -> set[str]:
+    """Name every shard that a build has written, also those that no note names now."""
+    return {file.stem for file in folder.iterdir() if file.suffix == WRITTEN_SUFFIX}
+
+
+def _delete_unnamed_shards(path: Path) -> None:
+    """Delete shards that a task wrote, and whose note a later task has replaced."""
+    folder = path / BUILDING
+    named = _files_of_manifest(path)
+    for number in _note_numbers(folder):
+        finished = _read_note(folder, number)
+        if finished is not None:
+            named.add(finished.shard.file)
+    for name in _written_shards(folder) - named:
+        if is_cache_file_name(name):
+            remove(path / name)
+        remove(folder / f"{name}{WRITTEN_SUFFIX}")
 
 
 def _has_plan_of(build: Build) -> bool:
@@ -657,7 +681,7 @@ def _remove_notes(folder: Path) -> None:
     goes on deleting.  The plan goes behind the notes, which are worth nothing without.
     """
     for file in folder.iterdir():
-        if _is_note(file):
+        if _is_note(file) or file.suffix == WRITTEN_SUFFIX:
             remove(file)
     remove(folder / _PLAN)
     remove(folder / _OBSOLETE)
@@ -741,7 +765,8 @@ def _is_own_build(folder: Path) -> bool:
         content = _read_json(folder / name)
         if isinstance(content, dict) and keys <= set(content):
             return True
-    return all(file.suffix in {".partial", ".block"} for file in folder.iterdir())
+    own_suffixes = {".partial", ".block", WRITTEN_SUFFIX}
+    return all(file.suffix in own_suffixes for file in folder.iterdir())
 
 
 def _check_manifest_is_ours(path: Path) -> None:

@@ -27,7 +27,14 @@ import numpy as np
 from loaderkit.cache.columns import ArrayDeduplicator, ShardBuffer
 from loaderkit.cache.durable import not_written, publish, remove, write_file, write_text
 from loaderkit.cache.files import digest_of
-from loaderkit.cache.layout import ALIGNMENT, Array, Column, Shard, shard_name
+from loaderkit.cache.layout import (
+    ALIGNMENT,
+    WRITTEN_SUFFIX,
+    Array,
+    Column,
+    Shard,
+    shard_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -107,6 +114,9 @@ def write_shard(
             arrays=layout.arrays,
             columns=layout.columns,
         )
+        # A task that is run again, with other samples than the first time, replaces the
+        # note: this still names the file that the first run wrote.
+        (scratch / f"{file.name}{WRITTEN_SUFFIX}").touch()
         note = scratch / f"{number:05}.json"
         note_partial = scratch / f"{own_name}-note.partial"
         write_text(note, make_note(shard), partial=note_partial)

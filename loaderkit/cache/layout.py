@@ -45,6 +45,8 @@ The manifest has a version of its own."""
 MANIFEST = "manifest.json"
 BUILDING = ".building"
 """Folder inside a cache where the shards of an unfinished build wait."""
+WRITTEN_SUFFIX = ".written"
+"""Behind the name of a shard: an empty file of a build, which says that it wrote it."""
 MOST_CHUNK_BYTES = 1 << 32
 """HDF5's own limit of a chunk, uncompressed."""
 MOST_SHARED_CHUNK_BYTES = 1 << 20

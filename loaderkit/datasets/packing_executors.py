@@ -102,7 +102,16 @@ class ExecutorTeam:
         try:
             while True:
                 for task in queues.next_tasks(outstanding):
-                    future = self._submit(write_shard_of, task, queues.blamed(task))
+                    try:
+                        blamed_rows = queues.blamed_rows(task)
+                        future = self._submit(write_shard_of, task, blamed_rows)
+                    except DatasetError:
+                        if not outstanding:
+                            raise
+                        # What it had before comes back first: that says whose samples
+                        # have cost the worker.
+                        queues.put_back(task)
+                        break
                     outstanding[future] = _Outstanding(task, self._executor)
                     future.add_done_callback(done.put)
                 if not outstanding:
@@ -115,10 +124,15 @@ class ExecutorTeam:
                 except _EXECUTORS_ERRORS as error:
                     is_broken = isinstance(error, BrokenExecutor)
                     if is_broken:
-                        self._give_up(executor)
-                    if not queues.give_out_again(task, is_broken=is_broken):
+                        self._drop_broken(executor)
+                    if not queues.give_out_again(task, executor, is_broken=is_broken):
                         errors[task.number] = self._lost(_rows_of(task), error)
+                    # Workers that cannot even start, as with an initializer that fails,
+                    # would be made anew for ever.
+                    if queues.breaks_without_work >= _MOST_TRIES:
+                        raise self._workers_end_at_once(error) from error
                     continue
+                queues.note_answer()
                 if isinstance(result, Failure):
                     errors[task.number] = result.rebuild()
                 else:
@@ -135,47 +149,80 @@ class ExecutorTeam:
 
     def _run_one(self, work: Callable[..., Any], task: Any, rows: range) -> Any:
         """Have one task done, again if its worker is lost."""
+        lost: DatasetError | None = None
         for _ in range(_MOST_TRIES):
+            future = self._submit(work, task, None if lost is None else rows)
             try:
-                result = self._submit(work, task, rows).result()
+                result = future.result()
             except _EXECUTORS_ERRORS as error:
                 if isinstance(error, LoaderkitError):
                     raise
                 lost = self._lost(rows, error)
                 if isinstance(error, BrokenExecutor):
-                    self._give_up(self._executor)
+                    self._drop_broken(self._executor)
                 continue
             if isinstance(result, Failure):
                 raise result.rebuild()
             return result
+        assert lost is not None
         raise lost
 
     def _submit(
-        self, work: Callable[..., Any], task: Any, blamed: range
+        self, work: Callable[..., Any], task: Any, blamed_rows: range | None
     ) -> Future[Any]:
-        """Give a task to the executor.
+        """Give a task to the executor; to another one where that broke meanwhile.
 
         Args:
             work: What is called.
             task: With what.
-            blamed: Samples that have probably cost the last worker, if any has ended.
+            blamed_rows: Samples that have probably cost the last worker; None where
+                none was lost.
 
         Raises:
             DatasetError: The executor takes no tasks any more.
         """
-        if self._executor is None and self._make is not None:
-            self._executor = self._make()
-        try:
-            future: Future[Any] = self._executor.submit(work, task)
-        except RuntimeError as error:  # BrokenExecutor is one, and so is a closed pool
-            raise self._lost(blamed, error) from error
-        return future
+        for _ in range(_MOST_TRIES):
+            if self._executor is None and self._make is not None:
+                self._executor = self._make()
+            try:
+                future: Future[Any] = self._executor.submit(work, task)
+            except RuntimeError as error:  # BrokenExecutor is one, as of a closed pool
+                refusal = error
+                if self._make is None:
+                    break
+                # Its workers may have died between two tasks: nobody's samples are
+                # to blame, and what it was given before comes back by its futures.
+                self._drop_broken(self._executor)
+            else:
+                return future
+        if blamed_rows is not None:
+            raise self._lost(blamed_rows, refusal) from refusal
+        raise self._takes_no_tasks(refusal) from refusal
 
-    def _give_up(self, broken: Any) -> None:
+    def _drop_broken(self, broken: Any) -> None:
         """Have another executor made in place of a broken one, where that can be."""
         if self._make is not None and broken is self._executor:
             self._executor.shutdown(wait=False)
             self._executor = None
+
+    def _takes_no_tasks(self, error: RuntimeError) -> DatasetError:
+        """Say that an executor refuses tasks, though it has lost none of ours."""
+        message = f"The executor takes no tasks: {type(error).__name__}: {error}"
+        why = "it was shut down, or a worker of it died before it had a task of ours"
+        fix = "executor=lambda: ... makes a new one where one broke"
+        if self._make is not None:
+            why = f"{_MOST_TRIES} executors in a row were made that take none"
+            fix = "see that what makes the executor gives one that is open"
+        return DatasetError(message, why=why, fix=fix)
+
+    def _workers_end_at_once(self, error: BaseException) -> DatasetError:
+        """Say that executors broke one after the other before a task was begun."""
+        message = "The executor's workers end before they begin a task: "
+        message += f"{type(error).__name__}: {error}"
+        why = f"so it was with {_MOST_TRIES} executors in a row; probably their "
+        why += "initializer fails, or their machine has no memory left"
+        fix = "see that a task runs: executor.submit(abs, -1).result()"
+        return DatasetError(message, why=why, fix=fix)
 
     def _lost(self, rows: range, error: BaseException) -> DatasetError:
         """Say with which samples a worker was lost."""
@@ -215,6 +262,9 @@ class _Queues:
         self._again: collections.deque[ShardTask] = collections.deque()
         self._suspects: collections.deque[ShardTask] = collections.deque()
         self._tries: collections.Counter[int] = collections.Counter()
+        self.breaks_without_work = 0
+        """Executors in a row that broke before a worker of theirs began a task."""
+        self._last_broken: Any = None
 
     def next_tasks(self, outstanding: Collection[object]) -> Iterator[ShardTask]:
         """Take the tasks that may be given out now."""
@@ -228,18 +278,37 @@ class _Queues:
                 return
             yield task
 
-    def blamed(self, task: ShardTask) -> range:
-        """Say which samples have probably cost a worker, if not those of this task."""
-        suspects = [
-            suspect for suspect in self._suspects if self._tries[suspect.number]
-        ]
-        return _rows_of(min(suspects, key=lambda each: each.number, default=task))
+    def blamed_rows(self, task: ShardTask) -> range | None:
+        """Say which samples have probably cost a worker; None where none was lost.
 
-    def give_out_again(self, task: ShardTask, *, is_broken: bool) -> bool:
+        Args:
+            task: What is to be given out now.
+        """
+        lost_tasks = [
+            suspect
+            for suspect in (task, *self._suspects)
+            if self._tries[suspect.number]
+        ]
+        if not lost_tasks:
+            return None
+        return _rows_of(min(lost_tasks, key=lambda suspect: suspect.number))
+
+    def put_back(self, task: ShardTask) -> None:
+        """Take back a task that no executor was given."""
+        self._again.appendleft(task)
+
+    def note_answer(self) -> None:
+        """Note that a worker has answered: its executor can do work."""
+        self.breaks_without_work = 0
+
+    def give_out_again(
+        self, task: ShardTask, executor: object, *, is_broken: bool
+    ) -> bool:
         """Take back a task whose worker was lost.
 
         Args:
             task: The task.
+            executor: Who had it.
             is_broken: All workers are lost, and not that of this task alone.
 
         Returns:
@@ -250,8 +319,12 @@ class _Queues:
         with contextlib.suppress(OSError):
             started.unlink()
         if is_broken and not was_started:
+            if executor is not self._last_broken:
+                self.breaks_without_work += 1
+                self._last_broken = executor
             self._again.append(task)
             return True
+        self.breaks_without_work = 0
         self._tries[task.number] += 1
         if self._tries[task.number] == _MOST_TRIES:
             return False

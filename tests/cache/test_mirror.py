@@ -289,7 +289,8 @@ def test_what_another_process_has_mapped_is_not_deleted(file_server, tmp_path):
 
     holder = FORK.Process(target=hold)
     holder.start()
-    holds.wait()
+    while not holds.wait(0.1):
+        assert holder.is_alive()  # or this would wait for ever
     with pytest.raises(NoRoomError, match="in use by this process and others"):
         read_labels(Store(remote), [2 * SAMPLES])
     may_end.set()

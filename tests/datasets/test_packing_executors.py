@@ -3,10 +3,12 @@
 The oracle is packing without any process or thread: ``workers=0``.
 """
 
+import itertools
 import os
 import random
 import signal
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 
 import numpy as np
@@ -222,6 +224,115 @@ def test_a_pool_that_broke_and_cannot_be_replaced_is_told_of(tmp_path):
 
     assert "executor=lambda" in caught.value.fix
     assert [int(s["x"][0]) for s in kills(tmp_path, {}, None)] == list(range(400))
+
+
+class TakesSome(Executor):
+    """Runs so many tasks here, and refuses those behind, as a pool does that broke."""
+
+    def __init__(self, task_count):
+        self.tasks_left = task_count
+
+    def submit(self, function, /, *arguments):
+        if not self.tasks_left:
+            msg = "a process in the pool was terminated"
+            raise BrokenProcessPool(msg)
+        self.tasks_left -= 1
+        future = Future()
+        future.set_result(function(*arguments))
+        return future
+
+
+@settings(max_examples=15, deadline=None)
+@given(task_counts=st.lists(st.integers(0, 4), max_size=8), shards=st.integers(1, 12))
+def test_a_pool_that_is_broken_when_it_is_given_a_task_is_replaced(
+    tmp_path_factory, task_counts, shards
+):
+    path = tmp_path_factory.mktemp("packed")
+    source = [{"x": np.full(8, row)} for row in range(24)]
+    shard_bytes = 24 * 64 // shards
+    wanted = packed_files(source, path / "here", workers=0, shard_bytes=shard_bytes)
+    executors = iter([TakesSome(count) for count in task_counts])
+
+    def make():
+        return next(executors, None) or TakesSome(10**6)
+
+    made = "".join("-" if count else "0" for count in task_counts)
+    if "000" not in made:
+        packed = packed_files(
+            source, path / "there", executor=make, shard_bytes=shard_bytes
+        )
+        assert packed == wanted
+
+
+def test_executors_that_never_take_a_task_are_told_of_and_not_made_for_ever(tmp_path):
+    with pytest.raises(DatasetError, match="takes no tasks") as caught:
+        pack([1], tmp_path / "a.lk", executor=lambda: TakesSome(0))
+    assert "3 executors in a row" in caught.value.why
+
+    with pytest.raises(DatasetError, match="takes no tasks") as caught:
+        pack([1], tmp_path / "b.lk", executor=TakesSome(0))
+    assert "executor=lambda" in caught.value.fix
+    assert len(pack([1], tmp_path / "b.lk", workers=0)) == 1
+
+
+class LosesAll(TakesSome):
+    """Takes so many tasks, and then loses those that it is given, not begun."""
+
+    def submit(self, function, /, *arguments):
+        if self.tasks_left:
+            return super().submit(function, *arguments)
+        future = Future()
+        future.set_exception(BrokenProcessPool("the initializer failed"))
+        return future
+
+
+def test_workers_that_cannot_start_end_the_run(tmp_path):
+    task_counts = iter([2])
+    source = [{"x": np.full(8, row)} for row in range(24)]
+
+    with pytest.raises(DatasetError, match="end before they begin a task") as caught:
+        pack(
+            source,
+            tmp_path / "c.lk",
+            executor=lambda: LosesAll(next(task_counts, 0)),
+            shard_bytes=64,
+        )
+
+    assert "initializer" in caught.value.why
+    assert len(list((tmp_path / "c.lk").glob("*.h5"))) == 1
+    assert len(pack(source, tmp_path / "c.lk", workers=0, shard_bytes=64)) == 24
+
+
+class Restless(torch.utils.data.Dataset):
+    """Gives another sample each time; fails at one while a file is not there."""
+
+    def __init__(self, mended):
+        self.mended, self.reads = mended, itertools.count()
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, row):
+        if row == 30 and not self.mended.exists():
+            msg = "not yet"
+            raise ValueError(msg)
+        return {"x": np.array([row, next(self.reads)])}
+
+
+def test_shards_of_a_task_that_ran_twice_are_deleted_though_its_samples_differ(
+    tmp_path,
+):
+    path, source = tmp_path / "c.lk", Restless(tmp_path / "mended")
+    with pytest.raises(DatasetError, match="not yet"):
+        pack(source, path, executor=Backwards(), shard_bytes=100)
+    unnamed = len(list(path.glob("*.h5"))) - len(list(path.glob(".building/0*.json")))
+    assert unnamed > 0  # or nothing is shown
+
+    (tmp_path / "mended").touch()
+    pack(source, path, executor=Backwards(), shard_bytes=100)
+
+    files = {file.name for file in path.iterdir() if not file.name.startswith(".")}
+    assert files == {"manifest.json", *load_manifest(path).files}
 
 
 def test_the_users_executor_goes_on_and_one_that_was_made_does_not(tmp_path):

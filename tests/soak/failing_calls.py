@@ -30,9 +30,18 @@ from failing_calls import (
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 ERRORS = [
-    errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EACCES, errno.EINTR, errno.ENOLCK,
-    errno.EOPNOTSUPP, errno.EROFS, errno.ESTALE, errno.ENOMEM, errno.EMFILE,
-]  # fmt: skip
+    errno.ENOSPC,
+    errno.EIO,
+    errno.EDQUOT,
+    errno.EACCES,
+    errno.EINTR,
+    errno.ENOLCK,
+    errno.EOPNOTSUPP,
+    errno.EROFS,
+    errno.ESTALE,
+    errno.ENOMEM,
+    errno.EMFILE,
+]
 
 ASKED = [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EACCES, errno.EINTR]
 """What each call in turn fails with, once."""

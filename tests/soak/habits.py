@@ -32,13 +32,15 @@ def drawn(r, count):
         halves = data.train_test_split(test, train, shuffled, seed=seed)
         return {name: numbers(part) for name, part in halves.items()}
 
-    return r.choice([
-        split,
-        lambda data: numbers(data.shuffle(seed=seed)),
-        lambda data: numbers(data.shard(parts, parts - 1, index)),
-        # skip past the last row gives none here, and an IndexError there
-        lambda data: numbers(data.skip(min(parts, count - 1)).take(seed % 7)),
-    ])  # fmt: skip
+    return r.choice(
+        [
+            split,
+            lambda data: numbers(data.shuffle(seed=seed)),
+            lambda data: numbers(data.shard(parts, parts - 1, index)),
+            # skip past the last row gives none here, and an IndexError there
+            lambda data: numbers(data.skip(min(parts, count - 1)).take(seed % 7)),
+        ]
+    )
 
 
 def chosen(call, data):

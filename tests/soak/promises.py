@@ -44,9 +44,14 @@ def test_no_real_batch_breaks_a_promise(family, seed):
     limit = int(sorted(peaks)[len(peaks) // 2] * share)
 
     plan = plan_batch(
-        drawn.model, drawn.data, "cpu", limit=limit, batch_size=drawn.batch_size,
-        collate_fn=drawn.collate_fn, **drawn.options,
-    )  # fmt: skip
+        drawn.model,
+        drawn.data,
+        "cpu",
+        limit=limit,
+        batch_size=drawn.batch_size,
+        collate_fn=drawn.collate_fn,
+        **drawn.options,
+    )
 
     chance, count = plan.chances[1], plan.micro_batch
     over = sum(each > limit for each in peaks[:-1]) / len(peaks[:-1])
@@ -62,10 +67,14 @@ def test_no_real_batch_breaks_a_promise(family, seed):
         pieces = [shuffled(count) for _ in range(4)] + [largest_first[:count]]
         assert max(map(peak, pieces)) <= limit
         loader = build_loader(
-            drawn.data, "cpu", shuffle=True, seed=seed, num_workers=0,
+            drawn.data,
+            "cpu",
+            shuffle=True,
+            seed=seed,
+            num_workers=0,
             **({"collate_fn": drawn.collate_fn} if drawn.collate_fn else {}),
             **plan.configurations[0].budget.loader_options(),
-        )  # fmt: skip
+        )
         for _, batch in zip(range(5), loader, strict=False):
             assert max(measure_step(drawn.model, batch, drawn.step).values()) <= limit
     for rows, real in zip(batches, peaks, strict=True):
@@ -103,9 +112,14 @@ def test_what_a_plan_gives_the_loader_of_a_cache_fits(family, seed, tmp_path):
     limit = int(usual * r.choice([0.3, 0.7, 1.0, 1.5, 4.0]))
 
     plan = plan_batch(
-        drawn.model, dataset, "cpu", limit=limit, batch_size=drawn.batch_size,
-        **joined, **drawn.options,
-    )  # fmt: skip
+        drawn.model,
+        dataset,
+        "cpu",
+        limit=limit,
+        batch_size=drawn.batch_size,
+        **joined,
+        **drawn.options,
+    )
 
     bounds = plan.configurations[0].budget.loader_options()
     chance = plan.chances[1]

@@ -28,10 +28,12 @@ def draw_options(chance):
     """Draw options of a dataset that says its sizes; many are of no use together."""
     options = {"shuffle": chance.choice([False, True, "block"])}
     rules = {
-        "batch_size": chance.randint(1, 12), "max_nodes": chance.randint(9, 40),
-        "bucket_by": "nodes", "drop_last": chance.random() < 0.5,
+        "batch_size": chance.randint(1, 12),
+        "max_nodes": chance.randint(9, 40),
+        "bucket_by": "nodes",
+        "drop_last": chance.random() < 0.5,
         "seed": chance.randrange(100),
-    }  # fmt: skip
+    }
     drawn = [name for name in rules if chance.random() < 0.5]
     return options | {name: rules[name] for name in drawn}
 

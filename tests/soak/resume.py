@@ -81,11 +81,13 @@ def test_the_rest_of_any_row_of_the_table_is_equal_or_refused(tmp_path):
     }
 
     for case in range(CASES):
-        row = clients.Row(
-            *(chance.choice(sorted(names)) for names in (
-                clients.SAMPLES, clients.COMPOSITIONS, OURS, clients.SAMPLERS
-            ))
-        )  # fmt: skip
+        names_of_fields = (
+            clients.SAMPLES,
+            clients.COMPOSITIONS,
+            OURS,
+            clients.SAMPLERS,
+        )
+        row = clients.Row(*(chance.choice(sorted(names)) for names in names_of_fields))
         workers = 2 if chance.random() < WITH_WORKERS else 0
         epoch, given = chance.randrange(3), chance.randrange(5)
 
