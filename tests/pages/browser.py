@@ -2,9 +2,11 @@
 
 import html
 import json
+import os
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 QUIET = (
     "--headless",
@@ -32,7 +34,11 @@ addEventListener("load", () => {{
 
 
 def ask_browser(page, folder, question, *, width=800, dark=False):
-    """Open a page and run a function's body in it; what it returns as plain values."""
+    """Open a page and run a function's body in it; what it returns as plain values.
+
+    What the window shows then is kept in the folder that PAGE_SCREENSHOTS names, if
+    it is set, under the name of the test.
+    """
     file = folder / "asked.html"
     escaped = html.escape(page, quote=True)
     outer = OUTER.format(width=width, page=escaped, question=question)
@@ -44,8 +50,16 @@ def ask_browser(page, folder, question, *, width=800, dark=False):
         f"--blink-settings=preferredColorScheme={0 if dark else 1}",
         f"--user-data-dir={folder / 'profile'}",
         "--window-size=1600,900",
-        file.as_uri(),
     ]
+    if screenshots := os.environ.get("PAGE_SCREENSHOTS"):
+        kept = Path(screenshots).absolute()
+        kept.mkdir(parents=True, exist_ok=True)
+        # tmp_path has a number of its own in each process of xdist, so not its name
+        test = os.environ["PYTEST_CURRENT_TEST"].rpartition("::")[2].partition(" ")[0]
+        scheme = "dark" if dark else "light"
+        picture = kept / re.sub(r"[^\w.]+", "-", f"{test}-{width}-{scheme}.png")
+        command.append(f"--screenshot={picture}")
+    command.append(file.as_uri())
     shown = subprocess.run(command, capture_output=True, text=True, timeout=240)
     title = re.search(r"<title>(.*?)</title>", shown.stdout, re.DOTALL)[1]
     return json.loads(html.unescape(title))

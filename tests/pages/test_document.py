@@ -109,6 +109,23 @@ def test_a_page_says_when_where_and_with_what_it_was_made():
 
 @pytest.mark.slow
 @pytest.mark.needs("chromium")
+def test_what_a_window_shows_is_kept_where_the_environment_says(tmp_path, monkeypatch):
+    page = page_html(every_kind(), MADE)
+    screenshots = tmp_path / "screenshots"
+
+    monkeypatch.delenv("PAGE_SCREENSHOTS", raising=False)
+    ask_browser(page, tmp_path, "{ return 1; }")
+    assert not screenshots.exists()
+
+    monkeypatch.setenv("PAGE_SCREENSHOTS", str(screenshots))
+    assert ask_browser(page, tmp_path, "{ return 2; }", dark=True) == 2
+    [picture] = screenshots.iterdir()
+    assert picture.name.endswith("-800-dark.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@pytest.mark.needs("chromium")
 @pytest.mark.parametrize(
     ("width", "dark"), [(400, False), (800, True), (1400, False), (400, True)]
 )
