@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+import xxhash
 from torch.utils.data import Subset
 
 if TYPE_CHECKING:
@@ -88,6 +89,9 @@ class CachedSamples(SizedSamples, NamedSamples, Protocol):
 
     def graph_fields(self) -> frozenset[str] | None:
         """Name the fields of the graphs in the samples; None where not known."""
+
+    def identity(self) -> str:
+        """Hash what tells these samples from others, in every process."""
 
     def stored_rows(self) -> StoredRows | None:
         """Say in which shards of a store the samples are; None if on this machine."""
@@ -193,6 +197,25 @@ def ask_graph_fields(dataset: Any) -> frozenset[str] | None:
     """Ask for the fields of the graphs in the samples; None where not known."""
     cached = as_cached(innermost(dataset))
     return None if cached is None else cached.graph_fields()
+
+
+def ask_identity(dataset: Any) -> str | None:
+    """Ask for what tells a dataset's samples from others, in every process.
+
+    Returns:
+        None where they do not come from a cache: nothing tells then.
+    """
+    rows = None
+    while type(dataset) is Subset:
+        rows = _rows_of(dataset, rows)
+        dataset = dataset.dataset
+    cached = as_cached(dataset)
+    if cached is None or not (cached.reads_cache or cached.transforms_cache):
+        return None
+    identity = cached.identity()
+    if rows is None:
+        return identity
+    return f"{identity}, rows {xxhash.xxh3_64_hexdigest(rows.tobytes())}"
 
 
 def ask_stored_rows(dataset: Any) -> StoredRows | None:

@@ -1,4 +1,4 @@
-"""Ranks that share a dataset must choose the same order: compared once, in words."""
+"""Ranks that share a dataset must choose the same order: compared, in words."""
 
 from __future__ import annotations
 
@@ -18,24 +18,21 @@ if TYPE_CHECKING:
 
 
 class OrderAgreement:
-    """Compares what the order follows from with the other ranks, before it is used.
+    """Compares what an epoch follows from with the other ranks, before it begins.
 
-    Only a seed, a generator or a sampler that somebody chose can differ; without them
-    nothing is asked.  Asking is a collective, as in torch's own loader of datapipes:
-    every rank must begin an epoch of the loader, as it must to share the dataset.
+    Seeds and samplers may differ from the start; later one rank may be told another
+    epoch, load another state, or have a dataset that grew.  Asking is a collective, as
+    in torch's own loader of datapipes: every rank must begin an epoch of the loader, as
+    it must to share the dataset.
 
     Args:
         ranks: Who shares the dataset.
-        chosen: The order follows from something that the caller gave.
     """
 
-    def __init__(self, ranks: Ranks, *, chosen: bool) -> None:
-        self.ranks, self.chosen = ranks, chosen
-        self._done = False
-
-    def due(self) -> bool:
-        """Tell whether the others are to be asked, and can be."""
-        return self.chosen and not self._done and self._can_ask()
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.is_first = True
+        """Nothing was compared yet."""
 
     def check_ranks(self, environment: Mapping[str, str]) -> None:
         """Refuse to give the part of another rank than this process is by now.
@@ -62,7 +59,7 @@ class OrderAgreement:
         raise LoaderError(message, why=why, fix=fix)
 
     def check(self, order: Mapping[str, Any]) -> None:
-        """Compare with the other ranks, once.
+        """Compare with the other ranks.
 
         Args:
             order: What the order follows from, by the words for it.
@@ -70,13 +67,14 @@ class OrderAgreement:
         Raises:
             LoaderError: A rank has something else.  All ranks raise it.
         """
-        self._done = True
+        self.is_first = False
         texts = {name: json.dumps(value) for name, value in order.items()}
         for name, values in _gather_texts(texts).items():
             if len(set(values)) > 1:
                 raise _differing_ranks(name, values)
 
-    def _can_ask(self) -> bool:
+    @property
+    def can_ask(self) -> bool:
         """Tell whether the processes of torch.distributed are those that share."""
         group = torch.distributed
         if self.ranks.world_size == 1 or not group.is_available():

@@ -29,7 +29,6 @@ from loaderkit.loader.read_facts import read_facts
 from loaderkit.loader.reading import forecast_reading
 from loaderkit.loader.resumable import EpochBatches, Position
 from loaderkit.loader.samplers import largest_batch
-from loaderkit.loader.user_batches import UserBatches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -235,14 +234,6 @@ def _plan_downloads(
     return plan_downloads(stored, batches.current(), is_local=is_local)
 
 
-def _order_is_chosen(options: LoaderOptions, batching: Batching) -> bool:
-    """Tell whether the order follows from something that may differ between ranks."""
-    if options.seed is not None or options.generator is not None:
-        return True
-    batches = batching.batches
-    return isinstance(batches, UserBatches) and not batches.shares_itself
-
-
 def _make_loader(
     description: DatasetDescription,
     collate: Callable[[Any], Any],
@@ -269,7 +260,7 @@ def _make_loader(
         batching=batching.rule_in_words,
         seeded=not description.draws_nothing,
         seed_asked=options.seed is not None,
-        agreement=OrderAgreement(ranks, chosen=_order_is_chosen(options, batching)),
+        agreement=OrderAgreement(ranks),
         limit_check=limit_check_of(
             description.dataset, options.limits, options.oversized
         ),

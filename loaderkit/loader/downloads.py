@@ -142,13 +142,13 @@ def shard_uses(shard_of_row: Ints, epoch: Epoch, start: int = 0) -> list[ShardUs
     Returns:
         In the order of the first batch that reads each.
 
-    >>> from loaderkit.loader.samplers import Epoch
-    >>> epoch = Epoch(np.array([4, 5, 0, 1, 2, 3]), np.array([0, 2, 4, 6]), 0, 0)
-    >>> shard_uses(np.array([0, 0, 0, 0, 1, 1]), epoch)
+    >>> from loaderkit.loader.samplers import BatchRule, make_epoch
+    >>> epoch = make_epoch(BatchRule(samples=6, batch_size=2), 0)
+    >>> shard_uses(np.array([1, 1, 0, 0, 0, 0]), epoch)
     [ShardUse(shard=1, first_batch=0, last_batch=0),
      ShardUse(shard=0, first_batch=1, last_batch=2)]
     """
-    batches = np.repeat(np.arange(len(epoch)), np.diff(epoch.ends))
+    batches = np.repeat(np.array(epoch.numbers), np.diff(epoch.ends))
     coming = batches >= start
     batches, shards = batches[coming], shard_of_row[epoch.order][coming]
     numbers, firsts = np.unique(shards, return_index=True)

@@ -37,6 +37,7 @@ class Progress:
     """
 
     def __init__(self, start: Position, resumption: Resumption) -> None:
+        self.start = replace(start)
         self.position = replace(start)
         self.ended = False
         self._workers = dict(resumption.workers)
@@ -50,13 +51,13 @@ class Progress:
             numbered: Its number is that of a batch of the epoch.
         """
         position = self.position
-        if numbered and delivery.number != position.start:
+        if numbered and delivery.number != position.batches:
             position.ahead |= {delivery.number}  # out of turn
         else:
-            position.start += 1
-            while position.start in position.ahead:
-                position.ahead -= {position.start}
-                position.start += 1
+            position.batches += 1
+            while position.batches in position.ahead:
+                position.ahead -= {position.batches}
+                position.batches += 1
         self._last_worker = delivery.worker
         if delivery.state is not None:
             self._workers[delivery.worker] = delivery.state
@@ -168,8 +169,8 @@ class LoaderEpoch(Iterator[Any]):
             return
         if not stored.is_missing.any():
             return
-        epoch = self._batches.epoch_of(self._start.epoch)
-        uses = shard_uses(stored.shard_of_row, epoch, self._start.start)
+        epoch = self._batches.epoch_from(self._start)
+        uses = shard_uses(stored.shard_of_row, epoch, self._start.batches)
         self._download_ahead = DownloadAhead(stored, uses)
         # A loop that is left early lets go of its iterator, and says no more.
         weakref.finalize(self, self._download_ahead.close)
@@ -180,7 +181,7 @@ class LoaderEpoch(Iterator[Any]):
     def __len__(self) -> int:
         if isinstance(self._batches, EpochBatches):
             # The loader itself tells the length of the epoch that comes next.
-            return len(self._batches.epoch_of(self._start.epoch))
+            return len(self._batches.epoch_from(self._start))
         return self._loader_length()
 
     def __next__(self) -> Any:
@@ -190,9 +191,9 @@ class LoaderEpoch(Iterator[Any]):
         is_stream = self._batches is None
         self.progress.note(delivery, numbered=not is_stream)
         if self._download_ahead is not None:
-            self._download_ahead.advance(self.progress.position.start)
+            self._download_ahead.advance(self.progress.position.batches)
         if is_stream:
-            self._check_length(self.progress.position.start)
+            self._check_length(self.progress.position.batches)
         return delivery.batch
 
     def _next_delivery(self) -> Delivery:
@@ -304,12 +305,10 @@ class LoaderEpoch(Iterator[Any]):
         ]
         if not indices or not isinstance(self._batches, EpochBatches):
             return ["unknown samples"]
-        epoch = self._batches.epoch_of(self._start.epoch)
+        epoch = self._batches.epoch_from(self._start)
         # torch counts the batches that it asked for; some were given before.
         numbers = [
-            number
-            for number in range(self._start.start, len(epoch))
-            if number not in self._start.ahead
+            number for number in epoch.numbers if number not in self._start.ahead
         ]
         return [
             names_of(self._dataset, epoch.batch(numbers[index]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaderkit.arguments import check_integer
 from loaderkit.errors import LoaderError
@@ -13,10 +13,19 @@ from loaderkit.loader.resumable import Position, check_epoch
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-STATE_VERSION = 6
+STATE_VERSION = 7
 """Of what ``state_dict`` gives."""
-_ALWAYS_THERE = {"version", "seed", "epoch", "batches", "batching", "order"}
+_ALWAYS_THERE = {"version", "seed", "epoch", "batches", "samples", "batching", "order"}
 _TAKE_OWN_STATE = "load_state_dict(loader.state_dict())"
+
+
+class RankOfState(NamedTuple):
+    """Whose state it is, where ranks were not given the same batches by number."""
+
+    rank: int
+    """From 0."""
+    ranks: int
+    """How many train together."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +34,12 @@ class ExpectedState:
 
     batching: str
     """How samples become batches, in words."""
+    counts_samples: bool
+    """The order is one of our own: its rest can be read by other ranks, in batches of
+    another size."""
+    rank: RankOfState | None
+    """The rank whose own order of batches this is; None where a state of one rank is
+    every rank's."""
     order: Mapping[str, Any]
     """What the order follows from that the words do not name."""
     seed: int | None
@@ -38,6 +53,12 @@ class ExpectedState:
     def required(self) -> set[str]:
         """Names that a state must have."""
         return _ALWAYS_THERE | {"sampler"} if self.has_sampler else _ALWAYS_THERE
+
+    def rank_in_state(self, state: Mapping[str, Any]) -> list[int] | None:
+        """Say what a state must have as its rank; nothing if an epoch begins there."""
+        if self.rank is None or not (state["batches"] or "rank" in state):
+            return None
+        return list(self.rank)
 
 
 def check_state(state: Mapping[str, Any], expected: ExpectedState) -> None:
@@ -60,13 +81,17 @@ def check_state(state: Mapping[str, Any], expected: ExpectedState) -> None:
         why = f"got a {type(state).__name__}"
         raise LoaderError(message, why=why, fix=_TAKE_OWN_STATE)
 
-    _check_same("version", state["version"], STATE_VERSION)
-    _check_same("batching", state["batching"], expected.batching)
-    _check_same("order", state["order"], expected.order)
+    if state["version"] != STATE_VERSION:
+        raise _wrong_version(state["version"])
+    if not expected.counts_samples or "ahead" in state or "rank" in state:
+        # Batches are counted, and those out of turn have the numbers of this division.
+        _check_same("batching", state["batching"], expected.batching)
+    _check_same_order(state["order"], expected.order)
+    _check_same("rank", state.get("rank"), expected.rank_in_state(state))
     if expected.seed is not None:
         _check_same("seed", state["seed"], expected.seed)
 
-    for name in ("epoch", "batches"):
+    for name in ("epoch", "batches", "samples"):
         check_epoch(f"the state's {name}", state[name])
     check_integer("the state's seed", state["seed"])
     _check_no_other_names(state, expected)
@@ -79,21 +104,22 @@ def check_state(state: Mapping[str, Any], expected: ExpectedState) -> None:
         check_integer("each of the state's ahead", number, least=least)
 
 
-def check_given_batches(state: Mapping[str, Any], count: int) -> None:
-    """Refuse batches that the epoch does not have.
+def check_given_samples(state: Mapping[str, Any], count: int) -> None:
+    """Refuse samples and batches that the epoch does not have.
 
     Args:
         state: That ``check_state`` let pass.
-        count: Batches of its epoch.
+        count: Samples of the epoch's order.
 
     Raises:
-        LoaderError: It has as many as the epoch, or more.
+        LoaderError: It has more than the epoch, or batches without samples.
     """
-    batches, ahead = int(state["batches"]), state.get("ahead", ())
-    if max([batches - 1, *ahead]) < max(count, 1):
+    batches, samples = int(state["batches"]), int(state["samples"])
+    most_batches = max([batches, *state.get("ahead", ())])
+    if samples <= count and most_batches <= count and batches <= samples:
         return
-    message = f"The state has {max([batches, *ahead]):,} batches of epoch "
-    message += f"{state['epoch']}, which has {count:,}."
+    message = f"The state has {samples:,} samples in {most_batches:,} batches of epoch "
+    message += f"{state['epoch']}, which has {count:,} samples."
     raise LoaderError(message, why="there is no rest to give", fix=_TAKE_OWN_STATE)
 
 
@@ -124,7 +150,12 @@ def check_worker_states(state: Mapping[str, Any], num_workers: int) -> None:
 def position_of(state: Mapping[str, Any]) -> Position:
     """Read where a state's loader stood."""
     ahead = frozenset(state.get("ahead", ()))
-    return Position(int(state["epoch"]), int(state["batches"]), ahead)
+    return Position(
+        epoch=int(state["epoch"]),
+        batches=int(state["batches"]),
+        samples=int(state["samples"]),
+        ahead=ahead,
+    )
 
 
 def write_workers(resumption: Resumption) -> dict[str, Any]:
@@ -167,20 +198,47 @@ def changed_since_loading(
     return LoaderError(message, why=why, fix=f"{fix}epoch")
 
 
+def _wrong_version(version: object) -> LoaderError:
+    message = f"The state has version {version!r}, this loader reads {STATE_VERSION}."
+    why = "other releases count what was given in another way"
+    fix = "end the epoch with the release that wrote it; or begin the next: "
+    return LoaderError(
+        message, why=why, fix=f"{fix}loader.set_epoch(state['epoch'] + 1)"
+    )
+
+
+def _check_same_order(theirs: Any, ours: Mapping[str, Any]) -> None:
+    """Refuse the state of another order.
+
+    Sizes matter to what cuts batches by them, so those that only one of the two loaders
+    looks at are not compared.
+    """
+    if isinstance(theirs, dict):
+        names = {name for name in theirs if not str(name).startswith("sizes of ")}
+        names |= set(theirs) & set(ours)
+        theirs = {name: theirs[name] for name in theirs if name in names}
+        ours = {
+            name: ours[name]
+            for name in ours
+            if name in names or not name.startswith("sizes of ")
+        }
+    _check_same("order", theirs, ours)
+
+
 def _check_same(name: str, theirs: Any, ours: Any) -> None:
     if theirs == ours:
         return
     theirs, ours = _differing_parts(theirs, ours)
     message = f"The state has {name} {theirs!r}, this loader {ours!r}."
     why = "the batches that are missing cannot be told"
-    fix = "build the loader with the same dataset, options, seed and number of ranks; "
-    fix += "with others, begin an epoch: loader.set_epoch(state['epoch'] + 1)"
+    fix = "build the loader with the same dataset, options, seed and ranks; with "
+    fix += "others, begin an epoch: loader.set_epoch(state['epoch'] + 1)"
     raise LoaderError(message, why=why, fix=fix)
 
 
 def _check_no_other_names(state: Mapping[str, Any], expected: ExpectedState) -> None:
     """Refuse what this loader would not look at."""
-    known = {*expected.required, "ahead"}
+    known = {*expected.required, "ahead", "rank"}
     if expected.num_workers is not None:
         known |= {"num_workers", "workers", "last_worker", "main"}
     unknown = sorted(map(str, set(state) - known))

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from loaderkit.arguments import show_value
-from loaderkit.dataset_protocol import let_go_of_shards
+from loaderkit.dataset_protocol import ask_identity, let_go_of_shards
 from loaderkit.errors import LoaderError, NoSuchAttributeError, OptionError
 from loaderkit.forking import warn_of_fork_hazard
 from loaderkit.habits import LOADER
@@ -37,14 +37,16 @@ from loaderkit.loader.iterables import IterableBatches, IterableRule, ToldLength
 from loaderkit.loader.loader_states import (
     STATE_VERSION,
     ExpectedState,
+    RankOfState,
     changed_since_loading,
-    check_given_batches,
+    check_given_samples,
     check_state,
     check_worker_states,
     position_of,
     read_workers,
     write_workers,
 )
+from loaderkit.loader.ranks import read_ranks
 from loaderkit.loader.resumable import EpochBatches, IterationBatches, Position
 from loaderkit.loader.sampler_epochs import set_sampler_epoch
 from loaderkit.loader.stateful import (
@@ -213,7 +215,7 @@ class PlannedLoader(DataLoader[Any]):
             "_progress": None,
             "_running_epoch": _no_epoch,
         }
-        if self._position.start:
+        if self._position.is_in_epoch:
             # Samplers of the user's travel as they stand, and workers do not at all:
             # the copy is brought to the middle of an epoch as another run would be.
             attributes["_state"] = self.state_dict()
@@ -278,7 +280,7 @@ class PlannedLoader(DataLoader[Any]):
         if setup is None:
             return super().__iter__()
         setup.agreement.check_ranks(os.environ)
-        self._compare_order_with_ranks(setup)
+        self._agree_with_ranks(setup)
 
         # Workers that are kept serve one loop.  A second one beside it gets its own.
         running = self._running_epoch()
@@ -326,7 +328,7 @@ class PlannedLoader(DataLoader[Any]):
             Where the iteration begins.
         """
         order = self._order()
-        if self._position.start and order != self._order_at_start:
+        if self._position.is_in_epoch and order != self._order_at_start:
             raise changed_since_loading(self._order_at_start, order)
         start = self._position.advance()
         self._epoch_number.fill_(start.epoch)
@@ -340,16 +342,24 @@ class PlannedLoader(DataLoader[Any]):
                 self._iteration = IterationBatches(setup.batches, start)
         return start
 
-    def _compare_order_with_ranks(self, setup: LoaderSetup) -> None:
-        """Compare what the order follows from with the other ranks, once."""
-        if not setup.agreement.due():
+    def _agree_with_ranks(self, setup: LoaderSetup) -> None:
+        """Compare what this epoch follows from with the other ranks."""
+        if not setup.agreement.can_ask:
             return
         order: dict[str, Any] = {
             "seed": setup.plan.seed.value,
+            "epoch": self._position.epoch,
+            "samples given before": self._position.samples,
+            "batches given before": self._position.batches,
             "batches": setup.batching,
+            "orders": self._order(),
         }
-        if isinstance(setup.batches, UserBatches):
-            order["samplers"] = digest_of(setup.batches.sampler)
+        if setup.agreement.is_first:
+            # Its rows may be millions; what changes later, such as a generator that
+            # draws the order, goes on alike where it began alike.
+            order["datasets"] = ask_identity(self.dataset)
+            if isinstance(setup.batches, UserBatches):
+                order["samplers"] = digest_of(setup.batches.sampler)
         setup.agreement.check(order)
 
     def _order(self) -> dict[str, Any]:
@@ -378,24 +388,37 @@ class PlannedLoader(DataLoader[Any]):
         is_running = progress is not None and not progress.ended
         if progress is not None and is_running:
             position = progress.position
+            if isinstance(setup.batches, EpochBatches):
+                position = replace(
+                    position,
+                    samples=setup.batches.samples_given(
+                        progress.start, position.batches
+                    ),
+                )
 
         state: dict[str, Any] = {
             "version": STATE_VERSION,
             "seed": setup.plan.seed.value,
             "epoch": position.epoch,
-            "batches": position.start,
+            "batches": position.batches,
+            # Of the epoch's order, by all ranks: what another number of ranks, or
+            # another batch size, goes on from.
+            "samples": position.samples,
             "batching": setup.batching,
             # What the dataset was like as the epoch began: it may have grown since.
             "order": self._order_at_start if is_running else self._order(),
         }
         if position.ahead:
             state["ahead"] = sorted(position.ahead)
+        own_rank = self._rank_of_state()
+        if own_rank is not None and position.is_in_epoch:
+            state["rank"] = list(own_rank)
         if isinstance(setup.batches, UserBatches):
             state["sampler"] = setup.batches.state_after(position, running=is_running)
         if self._depends_on_workers:
             state["num_workers"] = self.num_workers
             resumption = self._resumption if progress is None else progress.resumption()
-            is_begun = position.start > 0
+            is_begun = position.batches > 0
             state |= self._state_of_workers(resumption, is_begun=is_begun)
         return state
 
@@ -431,6 +454,8 @@ class PlannedLoader(DataLoader[Any]):
         num_workers = self.num_workers if self._depends_on_workers else None
         expected = ExpectedState(
             batching=setup.batching,
+            counts_samples=isinstance(setup.batches, EpochBatches),
+            rank=self._rank_of_state(),
             order=self._order(),
             seed=setup.plan.seed.value if setup.seed_asked else None,
             has_sampler=isinstance(setup.batches, UserBatches),
@@ -439,10 +464,26 @@ class PlannedLoader(DataLoader[Any]):
         check_state(state, expected)
         if isinstance(setup.batches, EpochBatches):
             # A user's sampler is drawn again, and streams tell by ending early.
-            count = setup.batches.count_of(int(state["seed"]), int(state["epoch"]))
-            check_given_batches(state, count)
+            check_given_samples(state, setup.batches.count_samples())
+            setup.batches.check_position(position_of(state), int(state["seed"]))
         if num_workers is not None:
             check_worker_states(state, num_workers)
+
+    def _rank_of_state(self) -> RankOfState | None:
+        """Say whose states these are; None where those of one rank are every rank's.
+
+        With ``in_order=False`` ranks are given their batches out of turn, each as its
+        workers happen to be; and of a stream that shares itself out, each has a part.
+        """
+        setup = self._planned()
+        ranks = setup.agreement.ranks
+        if setup.iterable is not None and ranks.world_size == 1 and ranks.launched > 1:
+            # A stream that shares itself out among ranks that the loader ignores.
+            here = read_ranks(None, None, os.environ)
+            return RankOfState(here.rank, here.world_size)
+        if setup.plan.in_order.value or ranks.world_size == 1 or not self.num_workers:
+            return None
+        return RankOfState(ranks.rank, ranks.world_size)
 
     def _adopt_seed(self, seed: int) -> LoaderSetup:
         """Take over another run's seed, where none was asked for."""

@@ -14,8 +14,17 @@ from torch.utils.data import (
 )
 
 from loaderkit.arguments import check_integer
+from loaderkit.errors import LoaderError
 from loaderkit.loader.description import sizes_of
-from loaderkit.loader.samplers import BatchRule, Epoch, bucket_bounds, make_epoch
+from loaderkit.loader.samplers import (
+    BatchRule,
+    Epoch,
+    bucket_bounds,
+    can_be_cut_anywhere,
+    count_ordered_samples,
+    left_out_rows,
+    make_epoch,
+)
 from loaderkit.loader.stateful import digest_of_plain
 from loaderkit.randomness import mix_seed
 
@@ -60,17 +69,26 @@ class Position:
 
     epoch: int = 0
     """Which epoch it gives."""
-    start: int = 0
-    """The first batch that was not given yet."""
+    batches: int = 0
+    """How many of its batches each rank was given, so also the first one to give."""
+    samples: int = 0
+    """How many samples of the epoch's global order all ranks were given with them;
+    counted for orders of our own only."""
     ahead: frozenset[int] = frozenset()
-    """Batches after it that were given already, out of order."""
+    """Batches behind that which were given already, out of order."""
     moves: int = field(default=0, compare=False)
     """How often it was moved, also to where it stood."""
 
     def go_to(self, at: Position) -> None:
         """Stand where another position stands."""
-        self.epoch, self.start, self.ahead = at.epoch, at.start, at.ahead
+        self.epoch, self.ahead = at.epoch, at.ahead
+        self.batches, self.samples = at.batches, at.samples
         self.moves += 1
+
+    @property
+    def is_in_epoch(self) -> bool:
+        """Whether some batches of the epoch were given already."""
+        return self.batches > 0 or bool(self.ahead)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose an epoch; the one that stands here goes on where it stood.
@@ -147,20 +165,20 @@ class EpochBatches(Sampler[list[int]]):
         self.rule, self.position = rule, position or Position()
         self._dataset = dataset
         self._passes = Passes(self.position)
-        self._cached: tuple[int, Epoch] | None = None
+        self._cached: tuple[tuple[int, int, int], Epoch] | None = None
         self._bounds: Ints | None = None
         self._facts: dict[str, Any] | None = None
         self._followers: list[EpochBatches] = []
 
     def __len__(self) -> int:
         self.follow_dataset()
-        return len(self.epoch_of(self._passes.upcoming().epoch))
+        return len(self.epoch_from(self._passes.upcoming()))
 
     def __iter__(self) -> Iterator[list[int]]:
         self.follow_dataset()
-        here = self._passes.begin()
-        if self.rule.rank is None:  # a position counts the batches of one rank
-            here = replace(here, start=here.start * self.rule.ranks)
+        # It counts the batches of a rank's loader.  Those here may be others, so that
+        # only the samples count, and none is out of turn.
+        here = replace(self._passes.begin(), ahead=frozenset())
         yield from self.batches_of(here)
 
     def set_epoch(self, epoch: int) -> None:
@@ -189,36 +207,95 @@ class EpochBatches(Sampler[list[int]]):
         self._cached = self._bounds = self._facts = None
 
     def order_facts(self) -> dict[str, Any]:
-        """Say what the batches follow from that a rule's words leave out."""
+        """Say what the global order follows from, besides seed and epoch.
+
+        How it is shared out and cut into batches is no part of that, unless whole
+        batches are what is shuffled.
+        """
         self.follow_dataset()
         if self._facts is None:
             rule = self.rule
-            facts: dict[str, Any] = {"samples": rule.samples}
-            if rule.bucket_by is not None:
-                facts["buckets"] = rule.buckets
+            order_words = {True: "shuffled", False: "in order", "block": "in blocks"}
+            facts: dict[str, Any] = {
+                "samples": rule.samples,
+                "order": order_words[rule.shuffle],
+            }
+            if rule.shard_of_row is not None:
+                facts["shards"] = digest_of_plain(rule.shard_of_row)
+            left_out = left_out_rows(rule)
+            if len(left_out):
+                facts["samples left out"] = digest_of_plain(left_out)
             for name, sizes in rule.sizes.items():
                 facts[f"sizes of {name}"] = digest_of_plain(sizes)
+            if not can_be_cut_anywhere(rule):
+                facts["batches"] = {
+                    "batch_size": rule.batch_size,
+                    "limits": dict(rule.limits),
+                    "drop_last": rule.drop_last,
+                    "bucket_by": rule.bucket_by,
+                    "buckets": rule.buckets,
+                }
             self._facts = facts
         return dict(self._facts)
 
-    def count_of(self, seed: int, epoch: int) -> int:
-        """Count the batches of an epoch under another run's seed."""
+    def count_samples(self) -> int:
+        """Count the samples of the global order, which is as long in every epoch."""
         self.follow_dataset()
-        rule = replace(self.rule, seed=seed % 2**63)
-        if rule.seed == self.rule.seed:
-            return len(self.epoch_of(epoch))
-        return len(make_epoch(rule, epoch))
+        return count_ordered_samples(self.rule)
+
+    def check_position(self, position: Position, seed: int) -> None:
+        """Refuse a place from which no batches of this rule follow.
+
+        Args:
+            position: Of another run.
+            seed: What its order followed from.
+
+        Raises:
+            LoaderError: No batch begins there, or the batches that it has out of turn
+                are not there.
+        """
+        is_anywhere = can_be_cut_anywhere(self.rule) and not position.ahead
+        if is_anywhere or not position.is_in_epoch:
+            return
+        epoch = make_epoch(
+            replace(self.rule, seed=seed % 2**63),
+            position.epoch,
+            given_samples=position.samples,
+            given_batches=position.batches,
+        )
+        if max(position.ahead, default=0) >= max(len(epoch), 1):
+            message = f"The state has batch {max(position.ahead):,} of epoch "
+            message += f"{position.epoch}, which has {len(epoch):,}."
+            why = "it is not that of this dataset and this batch size"
+            fix = "load_state_dict(loader.state_dict())"
+            raise LoaderError(message, why=why, fix=fix)
+
+    def samples_given(self, start: Position, batches: int) -> int:
+        """Count the samples of the global order that all ranks were given.
+
+        Args:
+            start: Where the iteration began.
+            batches: How many of the epoch's batches each rank was given by now.
+        """
+        return self.epoch_from(start).samples_given(batches)
 
     def current(self) -> Epoch:
-        """Work out the epoch that comes next."""
+        """Work out the epoch that comes next, or the rest of it."""
         self.follow_dataset()
-        return self.epoch_of(self.position.epoch)
+        return self.epoch_from(self.position)
 
-    def epoch_of(self, epoch: int) -> Epoch:
-        """Work out an epoch; the last one is kept."""
-        if self._cached is None or self._cached[0] != epoch:
+    def epoch_from(self, at: Position) -> Epoch:
+        """Work out an epoch, or what is left of it; the last one is kept."""
+        key = (at.epoch, at.samples, at.batches)
+        if self._cached is None or self._cached[0] != key:
             self._cached = None  # before the next is made: 80 MB for 10^7 samples
-            self._cached = (epoch, make_epoch(self.rule, epoch))
+            epoch = make_epoch(
+                self.rule,
+                at.epoch,
+                given_samples=at.samples,
+                given_batches=at.batches,
+            )
+            self._cached = (key, epoch)
         return self._cached[1]
 
     def batches_of(self, at: Position) -> Iterator[SeededRows]:
@@ -231,16 +308,16 @@ class EpochBatches(Sampler[list[int]]):
             The rows of each; which they are is settled now.
         """
         self.follow_dataset()
-        return self._batches_of(at, self.epoch_of(at.epoch))
+        return self._batches_of(at, self.epoch_from(at))
 
     def _batches_of(self, at: Position, epoch: Epoch) -> Iterator[SeededRows]:
-        # Ranks draw other random numbers, although their batches have equal numbers.
-        rank, ranks = self.rule.rank or 0, self.rule.ranks
-        for number in range(at.start, len(epoch)):
+        for number in epoch.numbers:
             if number in at.ahead:
                 continue
             rows = epoch.batch(number)
-            seed = mix_seed(self.rule.seed, at.epoch, number * ranks + rank)
+            # The place in the global order is another one for each batch of each rank,
+            # also where other ranks, or other batch sizes, began the epoch.
+            seed = mix_seed(self.rule.seed, at.epoch, epoch.place(number))
             yield SeededRows(rows, number, seed, self._bound(rows))
 
     def _bound(self, rows: list[int]) -> int | None:
@@ -266,14 +343,11 @@ class EpochOrder(Sampler[int]):
 
     def __len__(self) -> int:
         self._batches.follow_dataset()
-        return len(self._batches.epoch_of(self._passes.upcoming().epoch).order)
+        return len(self._batches.epoch_from(self._passes.upcoming()).order)
 
     def __iter__(self) -> Iterator[int]:
         self._batches.follow_dataset()
-        here = self._passes.begin()
-        epoch = self._batches.epoch_of(here.epoch)
-        first = epoch.ends[min(here.start, len(epoch))]
-        yield from epoch.order[first:].tolist()
+        yield from self._batches.epoch_from(self._passes.begin()).order.tolist()
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that comes next, as for torch's DistributedSampler."""

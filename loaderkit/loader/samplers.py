@@ -2,6 +2,11 @@
 
 Everything follows from the seed, the epoch and the samples' sizes, so every rank and
 every resumed run works out the same batches by itself.
+
+An epoch has an order of all samples, which knows nothing of ranks or batch sizes: the
+*global order*.  Ranks take turns in it, so what all of them were given after a number
+of steps is always a beginning of it.  A run that goes on needs to know only how long
+that beginning is, and may share out the rest among another number of ranks.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ import numpy as np
 from loaderkit.errors import LoaderError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
@@ -98,7 +103,7 @@ class BatchRule:
 
 @dataclass(frozen=True)
 class Epoch:
-    """The batches of one epoch, of one rank."""
+    """The batches of one epoch, of one rank; or those that an earlier run left."""
 
     order: Ints
     """Rows, batch after batch ``[n]``."""
@@ -108,48 +113,97 @@ class Epoch:
     """Samples left out: too large for a limit, or dropped to make ranks even."""
     repeated: int
     """Samples that come twice, so that every rank has as many batches."""
+    given: Ints
+    """How many samples of the global order all ranks together were given before each
+    batch, and after the last ``[batches + 1]``."""
+    places: Ints
+    """Where each batch begins in the global order ``[batches]``; behind its end for
+    those that are repeated.  No two batches of all ranks have the same place."""
+    first_batch: int = 0
+    """The number of the first batch that is here: how many were given before."""
 
     def __len__(self) -> int:
-        return len(self.ends) - 1
+        """Count the batches of the epoch, with those that were given before."""
+        return self.first_batch + len(self.ends) - 1
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of the batches that are here."""
+        return range(self.first_batch, len(self))
 
     def batch(self, number: int) -> list[int]:
         """Give the rows of a batch."""
-        start, stop = self.ends[number], self.ends[number + 1]
+        index = number - self.first_batch
+        start, stop = self.ends[index], self.ends[index + 1]
         rows: list[int] = self.order[start:stop].tolist()
         return rows
 
+    def place(self, number: int) -> int:
+        """Say where a batch begins in the global order."""
+        return int(self.places[number - self.first_batch])
 
-def make_epoch(rule: BatchRule, epoch: int) -> Epoch:
-    """Work out the batches of an epoch.
+    def samples_given(self, batches: int) -> int:
+        """Count the samples that all ranks were given with so many batches each."""
+        return int(self.given[batches - self.first_batch])
+
+
+def make_epoch(
+    rule: BatchRule, epoch: int, *, given_samples: int = 0, given_batches: int = 0
+) -> Epoch:
+    """Work out the batches of an epoch, or of its rest.
 
     Args:
         rule: How samples become batches.
         epoch: Which one, from 0.
+        given_samples: How many samples of the global order were given already, by
+            whatever number of ranks, in batches of whatever size.
+        given_batches: How many batches each of those ranks was given.
 
     Returns:
-        This rank's batches; every rank has the same number of them.
+        This rank's batches; every rank has the same number of them.  What is repeated
+        to make ranks even is the beginning of the epoch, as of torch's
+        DistributedSampler; what is dropped is the end.
 
     Raises:
-        LoaderError: A sample is larger than a limit, and ``oversized`` is "raise".
+        LoaderError: A sample is larger than a limit, and ``oversized`` is "raise"; or
+            a batch neither ends nor begins where the rest would begin.
     """
     rows, alone = _rows_by_limits(rule)
-    skipped = rule.samples - len(rows) - len(alone)
+    left_out = rule.samples - len(rows) - len(alone)
     chance = np.random.Generator(np.random.PCG64([rule.seed, epoch]))
     order = _order_rows(rule, rows, chance)
     if rule.plain:
-        return _deal_samples_to_ranks(rule, order, skipped)
-    if rule.bucket_by is None:
-        groups = [order]
+        dealt = _deal_samples_to_ranks(rule, order, given_samples)
+    elif rule.bucket_by is None and not len(alone):
+        sequence = _cut_order(rule, order, given_samples)
+        dealt = _deal_batches_to_ranks(rule, sequence)
     else:
-        bucket = bucket_of(rule.sizes[rule.bucket_by], rule.buckets)[order]
-        groups = [order[bucket == number] for number in range(rule.buckets)]
-    parts = [
-        _Group(group, _batch_bounds(rule, group)) for group in groups if len(group)
-    ]
-    skipped += sum(len(part.rows) - int(part.bounds[-1]) for part in parts)
-    # Samples beyond a limit, each a batch of its own.
-    parts += [_Group(np.array([row]), np.array([0, 1])) for row in alone.tolist()]
-    return _deal_batches_to_ranks(rule, parts, chance, skipped)
+        sequence = _shuffle_batches(rule, order, alone, chance)
+        dealt = _deal_batches_to_ranks(rule, sequence.after(given_samples))
+    return replace(dealt, skipped=dealt.skipped + left_out, first_batch=given_batches)
+
+
+def count_ordered_samples(rule: BatchRule) -> int:
+    """Count the samples of the global order: all but those that are left out."""
+    rows, alone = _rows_by_limits(rule)
+    return len(rows) + len(alone)
+
+
+def left_out_rows(rule: BatchRule) -> Ints:
+    """Give the rows that no epoch has, since they are beyond a limit."""
+    rows, alone = _rows_by_limits(rule)
+    return np.setdiff1d(np.arange(rule.samples), np.concatenate([rows, alone]))
+
+
+def can_be_cut_anywhere(rule: BatchRule) -> bool:
+    """Tell whether batches are cut from one order of samples, one behind the other.
+
+    The rest of such an order can become batches by any other rule.  Buckets, and
+    samples that are alone, are made into batches first and shuffled then: the rest is
+    whole batches, of the same rule.
+    """
+    _, alone = _rows_by_limits(rule)
+    return rule.bucket_by is None and not len(alone)
 
 
 def bucket_of(sizes: Ints, buckets: int) -> Ints:
@@ -251,30 +305,43 @@ def _mixed_blocks(rows: Ints, chance: np.random.Generator) -> Ints:
     return np.concatenate(mixed) if mixed else rows
 
 
-def _deal_samples_to_ranks(rule: BatchRule, order: Ints, skipped: int) -> Epoch:
+def _deal_samples_to_ranks(rule: BatchRule, order: Ints, given_samples: int) -> Epoch:
     """Batches of one size: ranks take turns, sample by sample."""
     assert rule.rank is not None  # all_ranks() makes one rank of them here
     size, ranks = rule.batch_size or 1, rule.ranks
-    uneven = len(order) % ranks
-    repeated = 0
+    rest = order[given_samples:]
+
+    uneven = len(rest) % ranks
+    skipped = repeated = 0
     if uneven and rule.drop_last:
-        order, skipped = order[: len(order) - uneven], skipped + uneven
+        rest, skipped = rest[: len(rest) - uneven], uneven
     elif uneven:
         repeated = ranks - uneven
-        order = np.concatenate([order, np.resize(order, repeated)])
-    mine = order[rule.rank :: ranks]
+        rest = np.concatenate([rest, np.resize(order, repeated)])
+    mine = rest[rule.rank :: ranks]
     full = len(mine) // size * size
     if rule.drop_last and full < len(mine):
         skipped, mine = skipped + (len(mine) - full) * ranks, mine[:full]
+
     # numpy counts steps in float64: a step of 2**57 would lose the number of samples.
     size = min(size, max(len(mine), 1))
     ends = np.arange(0, len(mine) + size, size).clip(max=len(mine))
     ends = ends if len(ends) > 1 and ends[-1] != ends[-2] else ends[:-1]
-    return Epoch(mine, ends if len(ends) else np.zeros(1, np.int64), skipped, repeated)
+    ends = ends if len(ends) else np.zeros(1, np.int64)
+    given = np.minimum(given_samples + ends * ranks, len(order))
+    places = given_samples + ends[:-1] * ranks + rule.rank
+    return Epoch(mine, ends, skipped, repeated, given, places)
 
 
-def _batch_bounds(rule: BatchRule, order: Ints) -> Ints:
+def _batch_bounds(
+    rule: BatchRule, order: Ints, most_batches: int | None = None
+) -> Ints:
     """Fill batch after batch until the next sample would break a limit.
+
+    Args:
+        rule: With the limits.
+        order: Rows ``[n]``.
+        most_batches: So many are enough; None for all.
 
     Returns:
         Where each batch begins, and the last one ends ``[batches + 1]``; with
@@ -288,10 +355,14 @@ def _batch_bounds(rule: BatchRule, order: Ints) -> Ints:
         totals.append((total, min(limit, int(total[-1]))))
     most = rule.batch_size or len(order)
     start, bounds = 0, [0]
+    if not len(order):
+        return np.array(bounds)
     if not totals:
         bounds = [*range(0, len(order), most), len(order)]
         start = len(order)
     while start < len(order):
+        if most_batches is not None and len(bounds) > most_batches:
+            return np.array(bounds)
         stop = min(start + most, len(order))
         for total, limit in totals:
             within_limit = total.searchsorted(total[start] + limit, side="right") - 1
@@ -311,53 +382,143 @@ def _is_full(rule: BatchRule, rows: Ints) -> bool:
     return any(totals[name] == limit for name, limit in rule.limits.items())
 
 
-class _Group(NamedTuple):
-    """Samples that only share batches with each other: a bucket, or all of them."""
+class _BatchSequence(NamedTuple):
+    """The batches of all ranks, in the order in which the ranks take them."""
 
     rows: Ints
-    """In their order ``[n]``."""
-    bounds: Ints
-    """Where each batch begins, and the last ends ``[batches + 1]``."""
+    """That the batches are parts of ``[n]``."""
+    starts: Ints
+    """Where each batch begins in ``rows`` ``[batches]``."""
+    stops: Ints
+    """Where each ends ``[batches]``."""
+    repeated_starts: Ints
+    """Where the batches begin that come again to make ranks even ``[ranks]``."""
+    repeated_stops: Ints
+    """Where these end ``[ranks]``."""
+    skipped: int = 0
+    """Samples that ``drop_last`` leaves out."""
+    given_samples: int = 0
+    """How many samples were given before the first batch."""
+
+    @property
+    def given(self) -> Ints:
+        """How many samples are given before each batch, and after the last."""
+        sizes = self.stops - self.starts
+        return self.given_samples + np.concatenate([[0], np.cumsum(sizes)])
+
+    def after(self, given_samples: int) -> _BatchSequence:
+        """Leave out the batches that were given already."""
+        given = self.given
+        first = int(np.searchsorted(given, given_samples))
+        if first == len(given) or given[first] != given_samples:
+            message = f"No batch begins behind {given_samples:,} samples of the epoch."
+            why = "its batches were made by another rule"
+            fix = "build the loader with the same options; or begin an epoch: "
+            raise LoaderError(message, why=why, fix=f"{fix}loader.set_epoch()")
+        return self._replace(
+            starts=self.starts[first:],
+            stops=self.stops[first:],
+            given_samples=given_samples,
+        )
 
 
-def _deal_batches_to_ranks(
-    rule: BatchRule,
-    groups: Sequence[_Group],
-    chance: np.random.Generator,
-    skipped: int,
-) -> Epoch:
-    """Deal whole batches out to the ranks, equally many to each."""
-    no_rows = np.empty(0, np.int64)
-    rows = np.concatenate([no_rows, *(group.rows for group in groups)])
-    offsets = np.cumsum([0, *(len(group.rows) for group in groups)])
-    starts, stops = [no_rows], [no_rows]
-    for offset, group in zip(offsets, groups, strict=False):
-        starts.append(offset + group.bounds[:-1])
-        stops.append(offset + group.bounds[1:])
-    batch_starts, batch_stops = np.concatenate(starts), np.concatenate(stops)
-    batch_sizes = batch_stops - batch_starts
+def _cut_order(rule: BatchRule, order: Ints, given_samples: int) -> _BatchSequence:
+    """Cut the rest of an order into batches, one behind the other."""
+    rest = order[given_samples:]
+    bounds = given_samples + _batch_bounds(rule, rest)
+    # An epoch that was not interrupted repeats its first batches, so the rest of one
+    # does, too.
+    again = _batch_bounds(rule, order, rule.ranks)
+    repeats = np.arange(rule.ranks) % max(len(again) - 1, 1)
+    return _BatchSequence(
+        rows=order,
+        starts=bounds[:-1],
+        stops=bounds[1:],
+        repeated_starts=again[:-1][repeats] if len(again) > 1 else again[:0],
+        repeated_stops=again[1:][repeats] if len(again) > 1 else again[:0],
+        skipped=len(order) - int(bounds[-1]),
+        given_samples=given_samples,
+    )
 
-    turn = np.arange(len(batch_sizes))
+
+def _shuffle_batches(
+    rule: BatchRule, order: Ints, alone: Ints, chance: np.random.Generator
+) -> _BatchSequence:
+    """Make batches within each bucket, and put them in an order.
+
+    Args:
+        rule: How samples become batches.
+        order: Rows that may share batches ``[n]``.
+        alone: Rows beyond a limit, each a batch of its own.
+        chance: Draws the order.
+    """
+    groups = [order]
+    if rule.bucket_by is not None:
+        bucket = bucket_of(rule.sizes[rule.bucket_by], rule.buckets)[order]
+        groups = [order[bucket == number] for number in range(rule.buckets)]
+    group_bounds = [_batch_bounds(rule, group) for group in groups if len(group)]
+    groups = [group for group in groups if len(group)]
+    groups += [np.array([row]) for row in alone.tolist()]
+    group_bounds += [np.array([0, 1])] * len(alone)
+
+    skipped = 0
+    first = 0
+    starts, stops = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for group, bounds in zip(groups, group_bounds, strict=True):
+        starts.append(first + bounds[:-1])
+        stops.append(first + bounds[1:])
+        skipped += len(group) - int(bounds[-1])
+        first += len(group)
+
+    turn = np.arange(sum(map(len, starts)))
     if rule.shuffle and len(groups) > 1:
         # Else the batches of one bucket would all come before those of the next.
         turn = chance.permutation(turn)
-    uneven = len(turn) % rule.ranks
-    repeated = 0
-    if uneven and rule.drop_last:
-        turn, dropped = turn[:-uneven], turn[-uneven:]
-        skipped += int(batch_sizes[dropped].sum())
-    elif uneven:
-        again = np.resize(turn, rule.ranks - uneven)
-        repeated = int(batch_sizes[again].sum())
-        turn = np.concatenate([turn, again])
+    batch_starts, batch_stops = (
+        np.concatenate(starts)[turn],
+        np.concatenate(stops)[turn],
+    )
+    return _BatchSequence(
+        rows=np.concatenate([np.empty(0, np.int64), *groups]),
+        starts=batch_starts,
+        stops=batch_stops,
+        repeated_starts=np.resize(batch_starts, rule.ranks),
+        repeated_stops=np.resize(batch_stops, rule.ranks),
+        skipped=skipped,
+    )
 
-    mine = turn if rule.rank is None else turn[rule.rank :: rule.ranks]
-    batches = [
-        rows[batch_starts[number] : batch_stops[number]] for number in mine.tolist()
+
+def _deal_batches_to_ranks(rule: BatchRule, sequence: _BatchSequence) -> Epoch:
+    """Deal whole batches out to the ranks, equally many to each."""
+    starts, stops, given = sequence.starts, sequence.stops, sequence.given
+    places, skipped, repeated = given[:-1], sequence.skipped, 0
+    uneven = len(starts) % rule.ranks
+    if uneven and rule.drop_last:
+        skipped += int((stops - starts)[-uneven:].sum())
+        starts, stops = starts[:-uneven], stops[:-uneven]
+        places, given = places[:-uneven], given[:-uneven]
+    elif uneven:
+        missing = rule.ranks - uneven
+        again_starts = sequence.repeated_starts[:missing]
+        again_stops = sequence.repeated_stops[:missing]
+        repeated = int((again_stops - again_starts).sum())
+        starts = np.concatenate([starts, again_starts])
+        stops = np.concatenate([stops, again_stops])
+        places = np.concatenate([places, len(sequence.rows) + np.arange(missing)])
+        given = np.concatenate([given, np.full(missing, given[-1])])
+
+    step = 1
+    if rule.rank is not None:
+        step = rule.ranks
+        starts, stops = starts[rule.rank :: step], stops[rule.rank :: step]
+        places = places[rule.rank :: step]
+    rows = [
+        sequence.rows[start:stop]
+        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
     ]
-    ends = np.cumsum([0, *map(len, batches)])
-    order = np.concatenate(batches) if batches else rows[:0]
-    return Epoch(order, ends, skipped, repeated)
+    order = np.concatenate(rows) if rows else sequence.rows[:0]
+    ends = np.concatenate([[0], np.cumsum(stops - starts)])
+    return Epoch(order, ends, skipped, repeated, given[::step], places)
 
 
 def largest_batch(sizes: Ints, batch_size: int) -> int:

@@ -106,7 +106,7 @@ class UserBatches:
         prepared, self._prepared = self._prepared, None
         # A sampler may be told another epoch after a state was loaded.
         if prepared is not None and self.epochs.look():
-            if at.start and prepared[0] == at:
+            if at.batches and prepared[0] == at:
                 raise self._epoch_changed_error(at)
             prepared = None
 
@@ -114,9 +114,9 @@ class UserBatches:
             sampler_pass = prepared[1]
         else:
             sampler_pass = self._begin_pass(at.epoch)
-            sampler_pass.drop(at.start)
-        if at.start:
-            self._snapshots[at.start - 1] = sampler_pass.snapshot()
+            sampler_pass.drop(at.batches)
+        if at.batches:
+            self._snapshots[at.batches - 1] = sampler_pass.snapshot()
 
         # Ranks draw other random numbers, although their batches have equal numbers.
         ranks, rank = self.ranks.world_size, self.ranks.rank
@@ -142,7 +142,7 @@ class UserBatches:
                 asked for more.
             running: Its iteration has begun, and not ended.
         """
-        batches = at.start
+        batches = at.batches
         if self._prepared is not None:
             return self._prepared[1].snapshot().to_dict()
 
@@ -175,18 +175,18 @@ class UserBatches:
         sampler_state = restore_sampler(self.sampler, saved, self.dataset)
         sampler_pass = _SamplerPass(self, at.epoch, sampler_state)
         if saved.own is not None:
-            sampler_pass.number = at.start
+            sampler_pass.number = at.batches
         else:
-            sampler_pass.drop(at.start)
-            if sampler_pass.number < at.start:
+            sampler_pass.drop(at.batches)
+            if sampler_pass.number < at.batches:
                 message = (
-                    f"The state has {at.start:,} batches of the {self.name}, which "
+                    f"The state has {at.batches:,} batches of the {self.name}, which "
                 )
                 message += f"gives {sampler_pass.number:,} in an epoch."
                 fix = "give the loader the same sampler"
                 raise LoaderError(message, why="there is no rest to give", fix=fix)
             comparable = saved.rank in {None, self.digest_rank}
-            if at.start and comparable and saved.digest != sampler_pass.digest:
+            if at.batches and comparable and saved.digest != sampler_pass.digest:
                 message = f"The {self.name} gives other batches than those before it."
                 why = "it draws from something that it does not show"
                 fix = "give it state_dict() and load_state_dict(), or a generator"
@@ -204,7 +204,7 @@ class UserBatches:
             f"The {self.name} was told another epoch after a state was loaded that "
         )
         message += (
-            f"stands in the middle of epoch {at.epoch}, behind {at.start:,} batches."
+            f"stands in the middle of epoch {at.epoch}, behind {at.batches:,} batches."
         )
         why = "the rest of that epoch would be that of another order"
         fix = "set the sampler's epoch before load_state_dict, or loader.set_epoch() "

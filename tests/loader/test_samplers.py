@@ -177,7 +177,7 @@ def test_the_epoch_moves_on_and_can_be_chosen():
 
 def test_an_epoch_can_begin_in_the_middle():
     sampler = EpochBatches(BatchRule(6, batch_size=2))
-    sampler.position.go_to(Position(start=2))
+    sampler.position.go_to(Position(batches=2, samples=4))
 
     assert list(sampler) == [[4, 5]]
     assert len(list(sampler)) == 3
