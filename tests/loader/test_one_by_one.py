@@ -121,11 +121,14 @@ def test_the_rest_follows_from_a_state(kind, workers):
         assert_same(list(again), list(stopped))
 
 
-def test_a_state_of_batches_of_one_is_not_one_of_samples():
-    state = build_loader([1, 2, 3], batch_size=1, seed=1).state_dict()
+def test_samples_go_on_where_batches_stopped():
+    first = build_loader([1, 2, 3], batch_size=2, seed=1)
+    next(iter(first))
+    other = build_loader([1, 2, 3], batch_size=None, seed=1)
 
-    with pytest.raises(LoaderError, match="batching"):
-        build_loader([1, 2, 3], seed=1, **ALONE).load_state_dict(state)
+    other.load_state_dict(first.state_dict())
+
+    assert list(other) == [3]
 
 
 @pytest.mark.parametrize("stream", [False, True])
