@@ -16,7 +16,7 @@ from torch.utils.data import (
 )
 
 from loaderkit import build_loader, pack
-from loaderkit.errors import LoaderError, OptionError
+from loaderkit.errors import OptionError
 from loaderkit.testing import assert_same
 
 ALONE = {"batch_size": None, "probe": False}
