@@ -47,6 +47,15 @@ def format_amount(value: float, unit: str, *, short: bool = False) -> str:
     return number if short else f"{number} {unit}"
 
 
+def count_of(number: int, plural: str) -> str:
+    """Count things; one of them has no s.
+
+    >>> count_of(1, "graphs"), count_of(2000, "graphs")
+    ('1 graph', '2,000 graphs')
+    """
+    return f"{number:,} {plural.removesuffix('s') if number == 1 else plural}"
+
+
 def format_seconds(seconds: float) -> str:
     """Write a time the way people read it.
 

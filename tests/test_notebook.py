@@ -10,6 +10,7 @@ from loaderkit import (
     LeakDetector,
     SafeDataset,
     build_loader,
+    check_environment,
     diagnose_oom,
     estimate_step,
     open_cache,
@@ -190,3 +191,21 @@ def test_ipython_shows_the_card(tmp_path):
 
     assert shown["text/html"] == dataset._repr_html_()
     assert shown["text/plain"] == repr(dataset)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_sizes_are_shown_in_a_notebook(tmp_path, count):
+    graphs = [{"x": torch.ones(1 + n, 2)} for n in range(max(count, 1))]
+    sizes = pack(graphs, tmp_path / "s.lk", workers=0)[:count].sizes()
+
+    shown = Reading(sizes._repr_html_())
+
+    assert not shown.open
+    assert f"Sizes of {count} sample" in shown.shown
+    assert ("median" in shown.shown) == bool(count)
+
+
+def test_what_a_notebook_shows_of_settings_holds_no_secrets(monkeypatch):
+    monkeypatch.setenv("SOME_TOKEN", "a-secret-value")
+
+    assert "a-secret-value" not in repr(check_environment())

@@ -8,7 +8,7 @@ import numpy as np
 
 from loaderkit.pages.charts import Bar, Bars, Histogram, Limit
 from loaderkit.pages.document import Section, Table
-from loaderkit.units import format_amount, format_bytes
+from loaderkit.units import count_of, format_amount, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 _MOST_BINS = 40
 """Chosen: a bin is some 20 pixels wide on a laptop, 8 on a telephone."""
+_FARTHEST = 2
+"""Chosen: a limit this many times the largest sample leaves them half of the width."""
+_LONGEST_TAIL = 3
+"""Chosen: the largest may be this many times the size that 99 % keep to."""
 
 
 def size_section(sizes: NDArray[Any], name: str, *, most: int | None = None) -> Section:
@@ -27,7 +31,8 @@ def size_section(sizes: NDArray[Any], name: str, *, most: int | None = None) -> 
     Args:
         sizes: One for each sample ``[n]``.
         name: What is measured: "nodes", "edges", "tokens" or "bytes".
-        most: What a batch may hold of it; drawn as a line.
+        most: What a batch may hold of it; said, and drawn as a line where that leaves
+            the samples half of the picture or more.
 
     Returns:
         A section with a histogram, and with a sentence where there is a limit.
@@ -36,16 +41,27 @@ def size_section(sizes: NDArray[Any], name: str, *, most: int | None = None) -> 
     blocks: list[Block] = [amounts]
     limits: tuple[Limit, ...] = ()
     if most is not None:
-        limits = (Limit(most, f"a batch: {format_amount(most, name)}"),)
         blocks.append(_describe_batches(sizes, name, most))
     if len(sizes):
-        counts, edges = histogram_of(sizes)
-        blocks.append(
-            Histogram(
-                f"Samples by their {name}.", edges, counts, name, name, limits=limits
-            )
-        )
+        drawn = sizes[sizes <= _largest_drawn(sizes)]
+        label = f"Samples by their {name}."
+        if len(drawn) < len(sizes):
+            label += f" {len(sizes) - len(drawn):,} larger ones are not drawn."
+        if most is not None and most <= _FARTHEST * drawn.max():
+            limits = (Limit(most, f"a batch: {format_amount(most, name)}"),)
+        counts, edges = histogram_of(drawn)
+        blocks.append(Histogram(label, edges, counts, name, name, limits=limits))
     return Section(f"{name.capitalize()} of a sample", tuple(blocks))
+
+
+def _largest_drawn(sizes: NDArray[Any]) -> int:
+    """Choose where a picture of sizes ends: at the largest, or before a long tail.
+
+    One sample of 2,000 nodes among a million of 20 would leave all others one bar.
+    """
+    most_samples = np.percentile(sizes, 99, method="higher")
+    largest = int(sizes.max())
+    return largest if largest <= _LONGEST_TAIL * most_samples else int(most_samples)
 
 
 def histogram_of(
@@ -109,6 +125,8 @@ def _describe(sizes: NDArray[Any], name: str) -> str:
         for value in (sizes.min(), middle, high, sizes.max(), sizes.sum())
     ]
     smallest, median, most_samples, largest, total = texts
+    if len(sizes) == 1:
+        return f"One sample holds {total}."
     return (
         f"{len(sizes):,} samples hold {total}: the smallest {smallest}, half of them "
         f"at most {median}, 99 % at most {most_samples}, the largest {largest}."
@@ -121,7 +139,8 @@ def _describe_batches(sizes: NDArray[Any], name: str, most: int) -> str:
     if not len(sizes) or not sizes.mean():
         return f"A batch may hold {limit}."
     average = int(most // sizes.mean())
-    text = f"A batch of at most {limit} holds {average:,} samples of average size"
+    samples = count_of(average, "samples")
+    text = f"A batch of at most {limit} holds {samples} of average size"
     if too_large:
         return f"{text}; {too_large:,} samples are larger than that alone."
     return f"{text}; no sample is larger than that alone."

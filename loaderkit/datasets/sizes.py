@@ -23,7 +23,7 @@ from loaderkit.joining import graphs_in
 from loaderkit.notebook import card
 from loaderkit.pages.document import Page, write_page
 from loaderkit.pyg import is_pyg_data
-from loaderkit.units import format_bytes
+from loaderkit.units import count_of, format_bytes
 
 if TYPE_CHECKING:
     import os
@@ -74,7 +74,7 @@ class GraphSizes:
             Its title and sections.
         """
         return Page(
-            f"Sizes of {len(self.nodes):,} graphs",
+            f"Sizes of {count_of(len(self.nodes), 'graphs')}",
             sections=(
                 size_section(self.nodes, "nodes", most=max_nodes),
                 size_section(self.edges, "edges", most=max_edges),
@@ -145,7 +145,9 @@ class SampleSizes:
             )
             why = "tokens are the length of the longest field, and some have none"
             raise DatasetError(message, why=why, fix="leave max_tokens out")
-        return Page(f"Sizes of {len(self.bytes):,} samples", sections=tuple(sections))
+        return Page(
+            f"Sizes of {count_of(len(self.bytes), 'samples')}", sections=tuple(sections)
+        )
 
     def to_html(
         self, path: str | os.PathLike[str], *, max_tokens: int | None = None
@@ -191,7 +193,7 @@ def _card_of(columns: Mapping[str, Ints], sample_bytes: Ints) -> str:
         amounts = (least, median, most, int(numbers.sum()))
         in_words = format_bytes if name == "bytes" else "{:,}".format
         rows.append((name, *map(in_words, amounts)))
-    title = f"Sizes of {len(sample_bytes):,} samples"
+    title = f"Sizes of {count_of(len(sample_bytes), 'samples')}"
     return card(title, heads=("", "least", "median", "most", "together"), rows=rows)
 
 

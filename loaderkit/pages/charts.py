@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from loaderkit.pages.scales import scale_of
+from loaderkit.units import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,7 +121,8 @@ class Histogram:
     label: str
     """What it shows, in a sentence."""
     edges: tuple[float, ...]
-    """Where the bins begin, and where the last one ends ``[n + 1]``."""
+    """Whole numbers: where the bins begin, and the first behind the last one
+    ``[n + 1]``."""
     counts: tuple[int, ...]
     """How many are in each bin ``[n]``."""
     x_name: str
@@ -276,9 +278,10 @@ def _histogram_html(chart: Histogram) -> str:
             f'height="{top * _VIEW:.1f}"/>'
         )
         positions.append((left + right) / 2)
-        readouts.append(
-            f"{start:,.0f} to {end:,.0f} {chart.x_name}: {count:,} {chart.y_name}"
-        )
+        # Sizes are whole numbers, and a bin ends before the next one begins.
+        last = end - 1
+        sizes = f"{start:,.0f}" if last <= start else f"{start:,.0f} to {last:,.0f}"
+        readouts.append(f"{sizes} {chart.x_name}: {count_of(count, chart.y_name)}")
     labels = []
     for limit in chart.limits:
         share = x_scale.share(limit.value)

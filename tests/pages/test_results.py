@@ -13,12 +13,12 @@ from loaderkit import (
     plan_batch,
 )
 from loaderkit.cli.examination import examine
-from loaderkit.datasets.page import histogram_of
+from loaderkit.datasets.page import histogram_of, size_section
 from loaderkit.datasets.sizes import GraphSizes, SampleSizes
 from loaderkit.errors import DatasetError
 from loaderkit.memory.meter import Mark, Timeline
 from loaderkit.memory.reading import MemorySample
-from loaderkit.pages.charts import Bars, Curves, Histogram
+from loaderkit.pages.charts import Bars, Curves, Histogram, chart_html
 from loaderkit.pages.document import Table
 from loaderkit.units import format_bytes
 
@@ -119,10 +119,31 @@ def test_sizes_show_what_a_batch_may_hold(tmp_path):
     page = sizes.page(max_nodes=8)
 
     nodes = page.sections[0]
-    assert "A batch of at most 8 nodes holds 1 samples" in nodes.blocks[1]
+    assert "A batch of at most 8 nodes holds 1 sample of" in nodes.blocks[1]
     assert "2 samples are larger than that alone" in nodes.blocks[1]
     assert blocks_of(page, Histogram)[0].limits[0].value == 8
     assert sizes.to_html(tmp_path / "s.html", max_edges=30).exists()
+
+
+def test_a_picture_of_sizes_is_of_the_samples_and_not_of_a_tail_or_a_limit():
+    sizes = np.append(np.arange(1, 1001) % 50 + 1, 9000)
+
+    section = size_section(sizes, "nodes", most=20_000)
+
+    [chart] = [block for block in section.blocks if isinstance(block, Histogram)]
+    assert chart.edges[-1] == 51
+    assert chart.limits == ()
+    assert "1 larger" in chart.label
+    assert "the largest 9,000 nodes" in section.blocks[0]
+    assert "at most 20,000 nodes holds" in section.blocks[1]
+    assert size_section(sizes, "nodes", most=60).blocks[-1].limits[0].value == 60
+
+
+def test_one_size_is_told_as_one_number():
+    chart = chart_html(size_section(np.array([21]), "nodes").blocks[-1])
+
+    assert "21 nodes: 1 sample" in chart
+    assert "22 nodes" not in chart
 
 
 def test_a_limit_of_tokens_is_refused_where_there_are_none():
