@@ -346,11 +346,19 @@ def _iterate_slices(
     """
     for part in ranges.parts:
         values = values_of_parts[part.number]
-        positions: Sequence[int] = range(len(ranges.lengths))
-        if part.positions is not None:
-            positions = part.positions.tolist()
-        starts, lengths = part.starts.tolist(), part.lengths.tolist()
-        for position, start, length in zip(positions, starts, lengths, strict=True):
+        starts, lengths = part.starts, part.lengths
+        positions = part.positions
+        if not isinstance(values, np.ndarray):
+            # Samples of one compressed chunk follow each other: it is undone once.
+            order = starts.argsort(kind="stable")
+            starts, lengths = starts.take(order), lengths.take(order)
+            positions = order if positions is None else positions.take(order)
+        numbers: Sequence[int] = range(len(ranges.lengths))
+        if positions is not None:
+            numbers = positions.tolist()
+        for position, start, length in zip(
+            numbers, starts.tolist(), lengths.tolist(), strict=True
+        ):
             yield values, position, start, length
 
 
