@@ -11,9 +11,11 @@ import mmap
 import multiprocessing
 import multiprocessing.context
 import os
+import shutil
 import signal
 import sys
 import traceback
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import h5py  # noqa: F401 -- libraries have their own ways there: they come before
@@ -72,6 +74,8 @@ def take_away(platform):
     if platform == "windows":
         # torch asks this where it would handle SIGCHLD.
         torch.utils.data._utils.signal_handling.IS_WINDOWS = True
+        # Python found out at import that folders can be opened here.
+        shutil._use_fd_functions = False
     hide_files()
     hide_c_functions(platform)
 
@@ -194,6 +198,57 @@ def loaded_here(folder):
     assert dataset.batch([3, 1])["y"].tolist() == [3, 1]
 
 
+def packed_by(make_executor, path):
+    rows = [make_row(number) for number in range(40)]
+    with make_executor() as executor:
+        dataset = loaderkit.pack(rows, path, executor=executor)
+    assert [row["y"] for row in dataset] == [*range(40)]
+
+
+def packed_by_two_at_once(path):
+    """A lock file lets one of them pack; the other waits, and opens what is there."""
+    packing = PackOptions(workers=0)
+    with ThreadPoolExecutor(2) as threads:
+        opened = [threads.submit(Rows, cache=path, packing=packing) for _ in range(2)]
+    assert [len(dataset.result()) for dataset in opened] == [40, 40]
+    assert [dataset.result()[3]["y"] for dataset in opened] == [3, 3]
+
+
+def from_a_bucket(folder):
+    bucket = f"memory://bucket{folder.as_posix().replace(':', '')}"
+    loaderkit.pack([make_row(number) for number in range(40)], bucket)
+    mirrored = loaderkit.open_cache(bucket, mirror=folder / "mirror")
+    loader = loaderkit.build_loader(mirrored, batch_size=8)
+    assert [batch["y"][0].item() for batch in loader] == [0, 8, 16, 24, 32]
+
+
+MODEL_FILE = """
+import torch
+
+model = torch.nn.Linear(2, 1)
+data = [torch.ones(2)] * 9
+"""
+SCRIPT = """
+import time
+
+for _ in range(10):
+    time.sleep(0.05)
+"""
+
+
+def planned_by_command(folder):
+    file = folder / "my_model.py"
+    file.write_text(MODEL_FILE)
+    called("plan", f"{file}:model", f"{file}:data", "--batch-size", "4")
+
+
+def watched(folder):
+    (folder / "train.py").write_text(SCRIPT)
+    with pytest.raises(SystemExit) as ended:
+        raise SystemExit(main(["watch", str(folder / "train.py")]))
+    assert not ended.value.code, ended.value.code
+
+
 def planned():
     model = torch.nn.Linear(2, 1)
     plan = loaderkit.plan_batch(
@@ -210,6 +265,14 @@ def steps(folder):
     cache = str(folder / "rows.lk")
     return {
         "pack with a spawned worker": lambda: packed(folder),
+        "pack by threads": lambda: packed_by(
+            lambda: ThreadPoolExecutor(2), folder / "threads.lk"
+        ),
+        "pack by processes": lambda: packed_by(
+            lambda: ProcessPoolExecutor(1), folder / "processes.lk"
+        ),
+        "a lock file": lambda: packed_by_two_at_once(folder / "twice.lk"),
+        "a bucket": lambda: from_a_bucket(folder),
         "load in this process": lambda: loaded_here(folder),
         "load with a spawned worker": lambda: loaded(folder),
         "a worker's death": worker_died,
@@ -225,6 +288,8 @@ def steps(folder):
             torch.nn.Linear(2, 2), torch.ones(3, 2)
         ),
         "plan": planned,
+        "plan by command": lambda: planned_by_command(folder),
+        "watch": lambda: watched(folder),
         "explain": lambda: loaderkit.diagnose_oom("Killed"),
         "doctor": lambda: called("doctor"),
         "planted": lambda: os.memfd_create("a call that neither platform has"),
