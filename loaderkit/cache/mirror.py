@@ -164,7 +164,7 @@ class Mirror:
             if self._use_if_present(shard):
                 return
         described = self.manifest.shards.file(shard)
-        with self._locked(self._work / "locks" / f"{described.file}.lock"):
+        with self._hold_lock(self._work / "locks" / f"{described.file}.lock"):
             # Twice, since bytes may have been changed on the way and not in the store.
             for is_last_try in (False, True):
                 with self._whole_folder_locked():
@@ -241,7 +241,7 @@ class Mirror:
                     return known
         manifest = load_remote_manifest(self.storage)
         if generation is not None and manifest.generation != generation:
-            raise self._replaced()
+            raise self._replaced_error()
         return manifest
 
     def _make_folders(self) -> None:
@@ -254,7 +254,7 @@ class Mirror:
         content = self._read_file(MANIFEST, MOST_MANIFEST_BYTES)
         text = content.decode("utf-8", "surrogatepass")
         if read_manifest(text, where=self.storage.url) != self.manifest:
-            raise self._replaced()
+            raise self._replaced_error()
         partial = self._work / f"{MANIFEST}.{os.getpid()}{_PARTIAL}"
         write_text(self.folder / MANIFEST, text, partial=partial)
 
@@ -262,7 +262,7 @@ class Mirror:
         try:
             return self.storage.read_file(name, most_bytes)
         except FileNotFoundError:
-            raise self._gone(name) from None
+            raise self._gone_error(name) from None
 
     def _is_present(self, shard: int) -> bool:
         described = self.manifest.shards.file(shard)
@@ -376,7 +376,7 @@ class Mirror:
             try:
                 content = self.storage.read_range(described.file, start, stop)
             except FileNotFoundError:
-                raise self._gone(described.file) from None
+                raise self._gone_error(described.file) from None
             self._write_all(file, content, described)
             start = stop
 
@@ -405,10 +405,10 @@ class Mirror:
         return self._work / f"{described.file}.{described.bytes}{_PARTIAL}"
 
     def _whole_folder_locked(self) -> contextlib.AbstractContextManager[None]:
-        return self._locked(self._root / _LOCK)
+        return self._hold_lock(self._root / _LOCK)
 
     @contextlib.contextmanager
-    def _locked(self, file: Path) -> Iterator[None]:
+    def _hold_lock(self, file: Path) -> Iterator[None]:
         with contextlib.ExitStack() as held:
             try:
                 held.enter_context(hold_lock_file(file))
@@ -429,17 +429,17 @@ class Mirror:
         fix = "free some space, or mirror='/a/larger/disk', mirror_bytes='100 GB'"
         return NoRoomError(message, why=f"{why}; {self.storage.url}", fix=fix)
 
-    def _gone(self, name: str) -> CacheError:
+    def _gone_error(self, name: str) -> CacheError:
         """Tell a cache that was replaced in the store from one that lost a file."""
         with contextlib.suppress(CacheError):
             generation = load_remote_manifest(self.storage).generation
             if generation != self.manifest.generation:
-                return self._replaced()
+                return self._replaced_error()
         message = f"{self.storage.url}/{name} is missing."
         fix = f"loaderkit push CACHE {self.storage.url} --overwrite"
         return DamagedCacheError(message, why="the manifest there names it", fix=fix)
 
-    def _replaced(self) -> StaleCacheError:
+    def _replaced_error(self) -> StaleCacheError:
         message = f"The cache {self.storage.url} was replaced while a dataset was open."
         why = "a dataset reads one cache from beginning to end, never old and new mixed"
         return StaleCacheError(message, why=why, fix="open it again: open_cache(url)")

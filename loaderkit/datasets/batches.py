@@ -96,7 +96,7 @@ class GraphRecipe:
                 self.increment_widths[column.name] = 0
         self.fields_joined_by_pyg = {
             (key, name): field
-            for key, store_fields in _stores(graph)
+            for key, store_fields in _stores_of_graph(graph)
             for name, field in store_fields.items()
             if name != "ptr" and _needs_pyg_collate(name, field)
         }
@@ -135,11 +135,11 @@ class GraphRecipe:
         """
         gather = BatchGather(self.store, rows)
         if in_worker():
-            gather.arena = Arena(self._nbytes(gather, exclude_keys))
+            gather.arena = Arena(self._bytes_of_batch(gather, exclude_keys))
         batch = copy.copy(self._blank_batch)
         slice_dict: dict[Any, Any] = {}
         inc_dict: dict[Any, Any] = {}
-        stores = zip(batch.stores, _stores(self.graph), strict=True)
+        stores = zip(batch.stores, _stores_of_graph(self.graph), strict=True)
         for store, (key, fields) in stores:
             filler = _StoreFiller(self, gather, key)
             filler.fill(store, fields, follow_batch, exclude_keys)
@@ -163,11 +163,13 @@ class GraphRecipe:
             store_of(sample, key)
         return import_pyg().batch(_base_cls=cls).stores_as(sample)
 
-    def _nbytes(self, gather: BatchGather, exclude_keys: Collection[str]) -> int:
+    def _bytes_of_batch(
+        self, gather: BatchGather, exclude_keys: Collection[str]
+    ) -> int:
         """Bytes of all tensors of a batch, each with room to be aligned."""
         bookkeeping_bytes = 8 * (len(gather) + _ALIGNMENT_NUMBERS)
         nbytes = 0
-        for _, fields in _stores(self.graph):
+        for _, fields in _stores_of_graph(self.graph):
             for name, field in fields.items():
                 if name in exclude_keys:
                     continue
@@ -211,7 +213,7 @@ class _StoreFiller:
             if (self.key, name) in self.recipe.fields_joined_by_pyg:
                 joined = self._join_with_pyg(name, fields)
             else:
-                joined = self._join(field)
+                joined = self._join_field(field)
             mapping[name] = joined.value
             self.slices[name] = joined.slices
             self.increments[name] = joined.increments
@@ -225,7 +227,7 @@ class _StoreFiller:
             ptr = self.gather.exclusive_cumsum(fields.nodes.name)
             mapping["ptr"] = self.gather.to_tensor(ptr.copy())
 
-    def _join(self, field: Node) -> JoinedField:
+    def _join_field(self, field: Node) -> JoinedField:
         if isinstance(field, Leaf):
             column = field.column
             how = LEAF_KINDS[column.kind].graph_join(column.dtype)
@@ -234,14 +236,14 @@ class _StoreFiller:
             if how is GraphJoin.TENSOR_OF_NUMBERS:
                 return self._join_numbers(field)
         elif field.kind is Kind.DICT:
-            parts = {key: self._join(child) for key, child in field.items()}
+            parts = {key: self._join_field(child) for key, child in field.items()}
             return JoinedField(
                 {key: part.value for key, part in parts.items()},
                 {key: part.slices for key, part in parts.items()},
                 {key: part.increments for key, part in parts.items()},
             )
         elif _is_tensor_list(field):
-            items = [self._join(child) for child in field.children]
+            items = [self._join_field(child) for child in field.children]
             return JoinedField(
                 [item.value for item in items],
                 [item.slices for item in items],
@@ -262,7 +264,7 @@ class _StoreFiller:
             # Zeros for all but the last sample, whose own increment nobody needs.
             value, runs = gather.tensor(column)
             return JoinedField(value, gather.slices(runs), increments)
-        dtype = _widened(batch_dtype(column), is_pair=is_pair)
+        dtype = _increased_dtype(batch_dtype(column), is_pair=is_pair)
         if dtype.is_floating_point or dtype.is_complex:
             value, runs = gather.tensor(column)
             lengths = torch.from_numpy(runs.lengths)
@@ -312,7 +314,7 @@ class _StoreFiller:
         return JoinedField(batch[name], batch._slice_dict[name], batch._inc_dict[name])
 
 
-def _stores(graph: Nest) -> Iterator[tuple[Any, Nest]]:
+def _stores_of_graph(graph: Nest) -> Iterator[tuple[Any, Nest]]:
     """Go through the stores of a graph."""
     for key, store in graph.items():
         assert isinstance(store, Nest)
@@ -331,7 +333,7 @@ def _value_bytes(gather: BatchGather, leaf: Leaf) -> int:
 
 
 @functools.lru_cache(maxsize=128)
-def _widened(dtype: torch.dtype, *, is_pair: bool) -> torch.dtype:
+def _increased_dtype(dtype: torch.dtype, *, is_pair: bool) -> torch.dtype:
     """Say what PyG's addition of an int64 number, or of a pair, makes of a dtype."""
     increment = torch.zeros((2, 1) if is_pair else (), dtype=torch.int64)
     return torch.result_type(torch.empty((1, 1), dtype=dtype), increment)

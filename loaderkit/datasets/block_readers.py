@@ -227,7 +227,7 @@ def encode_one(
     if number is None:
         number = seen[tree] = len(into.trees)
         into.trees.append(tree)
-        into.tree_digests.append(xxhash.xxh3_128_digest(_encoded(repr(tree))))
+        into.tree_digests.append(xxhash.xxh3_128_digest(_encode_text(repr(tree))))
     into.block.append(values)
     into.which.append(number)
     into.keys.append(key)
@@ -241,7 +241,7 @@ def content_digest(digests: list[bytes]) -> str:
 
 def _sample_digest(key: str, tree_digest: bytes, values: dict[Any, Any]) -> bytes:
     # One call for all small values: an update each would take longer than encoding.
-    small = [_encoded(key), tree_digest]
+    small = [_encode_text(key), tree_digest]
     large = []
     for value in values.values():
         small.append(repr(value.shape).encode())
@@ -255,7 +255,7 @@ def _sample_digest(key: str, tree_digest: bytes, values: dict[Any, Any]) -> byte
     return digest.digest()
 
 
-def _encoded(text: str) -> bytes:
+def _encode_text(text: str) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 

@@ -93,7 +93,7 @@ class ClassRegistry:
         if name not in self._known:
             candidate = _class_of_pyg(name) or self._in_modules(name)
             if candidate is None:
-                raise _unknown({name})
+                raise _unknown_classes_error({name})
             self._known[name] = candidate
         return self._known[name]
 
@@ -131,7 +131,7 @@ class ClassRegistry:
         with_class = [nest for nest in structure.nests() if nest.cls is not None]
         unfit = {str(nest.cls) for nest in with_class if not self.fits(nest)}
         if unfit:
-            raise _unknown(unfit)
+            raise _unknown_classes_error(unfit)
         for nest in with_class:
             if nest.kind is Kind.GRAPH:
                 self._check_stores(nest)
@@ -149,11 +149,11 @@ class ClassRegistry:
 
     def blank(self, name: str) -> Any:
         """Make an empty graph of a class, even one whose constructor asks for more."""
-        return copy.copy(_template(self[name]))
+        return copy.copy(_class_template(self[name]))
 
     def blanks(self, name: str, count: int) -> list[Any]:
         """Make several empty graphs of a class, as ``blank`` makes one."""
-        template = _template(self[name])
+        template = _class_template(self[name])
         return [copy.copy(template) for _ in range(count)]
 
     def _in_modules(self, name: str) -> type | None:
@@ -264,7 +264,7 @@ def _pyg_attributes() -> frozenset[str]:
 @functools.lru_cache(maxsize=256)
 def _template_attributes(cls: Any) -> Mapping[str, Any]:
     """Give the attributes that an empty graph of a class has from its constructor."""
-    template = _template(cls)
+    template = _class_template(cls)
     attributes = dict(vars(template))
     for store in template.stores:
         attributes.update(vars(store))
@@ -272,7 +272,7 @@ def _template_attributes(cls: Any) -> Mapping[str, Any]:
 
 
 @functools.lru_cache(maxsize=256)
-def _template(cls: Any) -> Any:
+def _class_template(cls: Any) -> Any:
     try:
         data = cls()
     except TypeError:
@@ -286,7 +286,7 @@ def _template(cls: Any) -> Any:
     return data
 
 
-def _unknown(names: set[str]) -> DatasetError:
+def _unknown_classes_error(names: set[str]) -> DatasetError:
     listed = sorted(names)
     short = [name.rpartition(":")[2] for name in listed]
     where = ", ".join(

@@ -42,7 +42,9 @@ def column_names(opened: OpenedCache) -> frozenset[str]:
         tuple's fields; of ``HeteroData`` those that belong to no type.
     """
     return frozenset(
-        name for variant in opened.structure.variants for name in _fields(variant)
+        name
+        for variant in opened.structure.variants
+        for name in _fields_of_variant(variant)
     )
 
 
@@ -144,7 +146,9 @@ def find_type(opened: OpenedCache, name: str | tuple[str, ...]) -> StoreKey:
 def fields_of_type(opened: OpenedCache, key: StoreKey) -> list[str]:
     """Name the fields that a type has in some sample, in their order."""
     names = [
-        name for variant in opened.structure.variants for name in _fields(variant, key)
+        name
+        for variant in opened.structure.variants
+        for name in _fields_of_variant(variant, key)
     ]
     return list(dict.fromkeys(names))
 
@@ -173,7 +177,7 @@ def check_column(
     for number in occurring(variants):
         held = rows[variants == number]
         variant = opened.structure.variants[number]
-        node = _fields(variant, key).get(name)
+        node = _fields_of_variant(variant, key).get(name)
         if node is None:
             raise _no_column(opened, number, name, int(held[0]), key)
         sample_bytes = stored_bytes(BatchGather(opened.store, held), node)
@@ -210,7 +214,8 @@ def join_column(
     """
     numbers = opened.variants(rows)
     fields = {
-        n: _fields(opened.structure.variants[n])[name] for n in occurring(numbers)
+        n: _fields_of_variant(opened.structure.variants[n])[name]
+        for n in occurring(numbers)
     }
     if len(fields) == 1:
         [node] = fields.values()
@@ -243,7 +248,7 @@ def join_graph_column(
         return None
     graph = opened.structure.variants[number]
     assert isinstance(graph, Nest)
-    field = _fields(graph, key)[name]
+    field = _fields_of_variant(graph, key)[name]
     alone = Nest(Kind.STORE, keys=(name,), children=(field,))
     # PyG makes a store for each type, so the others are there, without fields.
     stores = tuple(alone if other == key else Nest(Kind.STORE) for other in graph.keys)
@@ -257,7 +262,9 @@ def join_graph_column(
     return batch[name] if key is None else batch[key][name]
 
 
-def _fields(variant: Leaf | Nest, key: StoreKey = None) -> Mapping[str, Leaf | Nest]:
+def _fields_of_variant(
+    variant: Leaf | Nest, key: StoreKey = None
+) -> Mapping[str, Leaf | Nest]:
     """Give the parts of a sample, or of one type in it, that have names."""
     if isinstance(variant, Leaf):
         return {}
@@ -286,7 +293,9 @@ def stores_of(opened: OpenedCache) -> dict[Any, list[str]]:
     if variant is None or not is_graph(variant):
         return {}
     return {
-        key: sorted(_fields(variant, key)) for key in variant.keys if key is not None
+        key: sorted(_fields_of_variant(variant, key))
+        for key in variant.keys
+        if key is not None
     }
 
 
@@ -300,10 +309,10 @@ def _no_column(
     if is_graph(variant):
         types = [node_type for node_type in variant.keys if node_type is not None]
     for node_type in types:
-        if key is None and name in _fields(variant, node_type):
+        if key is None and name in _fields_of_variant(variant, node_type):
             why = f"it is a field of {node_type!r}"
             return DatasetError(message, why=why, fix=f"dataset[{node_type!r}].{name}")
-    names = sorted(_fields(variant, key))
+    names = sorted(_fields_of_variant(variant, key))
     if names:
         why = f"its fields are {', '.join(names)}"
         if types and key is None:

@@ -152,15 +152,17 @@ class _Encoder:
                 prefix, field_columns = "", [next(columns) for _ in names]
             else:
                 prefix, field_columns = next(columns) + ".", distinct_names(names)
-            children.append(self._store(graph, store, prefix, field_columns))
+            children.append(self._encode_store(graph, store, prefix, field_columns))
         path = ""  # of the sample itself
         try:
             cls = stored_class_name(graph)
         except UnstorableValueError as error:
-            raise _refused(path, graph, error.why, error.fix) from None
+            raise _cannot_store_error(path, graph, error.why, error.fix) from None
         return Nest(Kind.GRAPH, cls, keys, tuple(children))
 
-    def _store(self, graph: Any, store: Any, prefix: str, names: list[str]) -> Nest:
+    def _encode_store(
+        self, graph: Any, store: Any, prefix: str, names: list[str]
+    ) -> Nest:
         _check_private(prefix, graph, vars(store))
         keys, children = [], []
         for name, (key, value) in zip(names, store.items(), strict=True):
@@ -187,27 +189,30 @@ class _Encoder:
         if isinstance(value, torch.Tensor):
             _check_tensor(path, value)
             if type(value) in _TENSOR.types and value.layout is torch.strided:
-                return self._tensor(path, value, rule)  # most fields: found at once
+                # Most fields are such tensors: they need not be looked up below.
+                return self._encode_tensor(path, value, rule)
         row = find_leaf_kind(value)
         # A sample that is a list of plain values has a column for each, and no path.
         if row is not None and (path or type(value) not in {list, tuple}):
-            return self._leaf(path, row, value, rule)
+            return self._encode_leaf(path, row, value, rule)
         _refuse_subclass(path, value)
         if self._depth >= MOST_DEPTH:
             why = f"it is {MOST_DEPTH} containers deep, or contains itself"
-            raise _refused(path[:40], value, why, "flatten it: a list of its values")
+            raise _cannot_store_error(
+                path[:40], value, why, "flatten it: a list of its values"
+            )
         self._depth += 1
-        nest = self._nest(path, value, rule)
+        nest = self._encode_nest(path, value, rule)
         self._depth -= 1
         return nest
 
-    def _leaf(
+    def _encode_leaf(
         self, path: str, row: LeafKind, value: Any, rule: _FieldRule | None
     ) -> Leaf:
         try:
             array = row.encode(value)
         except UnstorableValueError as error:
-            raise _refused(path, value, error.why, error.fix) from None
+            raise _cannot_store_error(path, value, error.why, error.fix) from None
         axis = 0 if array.ndim else None
         column = ColumnSpec(path, row.kind, row.dtype_of(value), array.ndim, axis, path)
         self.values[column] = array
@@ -218,7 +223,9 @@ class _Encoder:
                 increment = self._increment(path, asked, None, None)
         return Leaf(column, increment)
 
-    def _tensor(self, path: str, value: torch.Tensor, rule: _FieldRule | None) -> Leaf:
+    def _encode_tensor(
+        self, path: str, value: torch.Tensor, rule: _FieldRule | None
+    ) -> Leaf:
         value = value.detach()
         join = _Join(0 if value.dim() else None, 0)
         if rule is not None:
@@ -261,18 +268,18 @@ class _Encoder:
         self.values[column] = array
         return column
 
-    def _nest(self, path: str, value: Any, rule: _FieldRule | None) -> Nest:
+    def _encode_nest(self, path: str, value: Any, rule: _FieldRule | None) -> Nest:
         row = find_nest_kind(value)
         if row is None or row.flatten is None:
             why = (
                 "it is neither tensor, array, number, string, None nor a nest of these"
             )
             fix = "store its .value" if isinstance(value, enum.Enum) else ""
-            raise _refused(path, value, why, fix)
+            raise _cannot_store_error(path, value, why, fix)
         try:
             keys, parts, cls = row.flatten(value)
         except UnstorableValueError as error:
-            raise _refused(path, value, error.why, error.fix) from None
+            raise _cannot_store_error(path, value, error.why, error.fix) from None
         if row.is_composite:
             _check_composite(path, value, row, dict(zip(keys, parts, strict=True)))
         children = []
@@ -294,15 +301,19 @@ def _rule_of(row: NestKind, key: Any, rule: _FieldRule | None) -> _FieldRule | N
 def _check_tensor(path: str, value: torch.Tensor) -> None:
     if value.device.type != "cpu":
         why = f"it is on {value.device}; a cache holds what is in host memory"
-        raise _refused(path, value, why, 'torch.load(..., map_location="cpu")')
+        raise _cannot_store_error(
+            path, value, why, 'torch.load(..., map_location="cpu")'
+        )
     if value.is_nested or value.is_quantized:
         why = f"it is {'nested' if value.is_nested else 'quantized'}"
-        raise _refused(path, value, why, "store its parts: .values() and .offsets()")
+        raise _cannot_store_error(
+            path, value, why, "store its parts: .values() and .offsets()"
+        )
     if value.dim() > MOST_AXES:
         try:
             check_axes(value.dim())
         except UnstorableValueError as error:
-            raise _refused(path, value, error.why, error.fix) from None
+            raise _cannot_store_error(path, value, error.why, error.fix) from None
 
 
 def _check_composite(
@@ -314,7 +325,9 @@ def _check_composite(
         row.unflatten(parts, checked=True)
     except (RuntimeError, ValueError) as error:
         why = str(error).splitlines()[0]
-        raise _refused(path, value, why, "mend its indices, or leave it out") from None
+        raise _cannot_store_error(
+            path, value, why, "mend its indices, or leave it out"
+        ) from None
 
 
 def _refuse_subclass(path: str, value: object) -> None:
@@ -336,14 +349,14 @@ def _refused_array(path: str, value: Any) -> DatasetError:
     if isinstance(value, np.ma.MaskedArray):
         why = "a cache holds arrays, and its mask would be lost"
         fix = "store x.filled(0) and np.ma.getmaskarray(x)"
-        return _refused(path, value, why, fix)
+        return _cannot_store_error(path, value, why, fix)
     if isinstance(value, np.ndarray):
         return _refused_subclass(path, value, np.ndarray, "np.asarray")
     if value.dtype.kind in "biufc":
         plain = np.dtype(value.dtype.str).type
         if type(value) is not plain:
             return _refused_subclass(path, value, plain, f"np.{plain.__name__}")
-    return _refused(path, value, f"its dtype is {value.dtype}")
+    return _cannot_store_error(path, value, f"its dtype is {value.dtype}")
 
 
 def _refused_subclass(
@@ -354,7 +367,7 @@ def _refused_subclass(
     fix = f"store {call or base.__name__}(x)"
     if isinstance(value, enum.Enum):
         fix = "store x.value"
-    return _refused(path, value, why, fix)
+    return _cannot_store_error(path, value, why, fix)
 
 
 def _check_private(path: str, graph: Any, attributes: dict[str, Any]) -> None:
@@ -366,10 +379,12 @@ def _check_private(path: str, graph: Any, attributes: dict[str, Any]) -> None:
             f"store it as {lost[0].strip('_')!r}, or leave it out: "
             "type(data).from_dict(data.to_dict())"
         )
-        raise _refused(f"{path}{lost[0]}", attributes[lost[0]], why, fix)
+        raise _cannot_store_error(f"{path}{lost[0]}", attributes[lost[0]], why, fix)
 
 
-def _refused(path: str, value: object, why: str, fix: str = "") -> DatasetError:
+def _cannot_store_error(
+    path: str, value: object, why: str, fix: str = ""
+) -> DatasetError:
     kind = type(value).__name__
     article = with_article(kind).lower().split()[0]
     message = f"A cache cannot hold {path or 'the sample'!r}, {article} {kind}."

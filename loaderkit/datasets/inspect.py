@@ -180,15 +180,15 @@ def inspect_cache(
         shards=len(manifest.shards),
         bytes=manifest.bytes,
         compression=manifest.compression,
-        fields=_fields(manifest.shards, structure),
+        fields=_fields_of_cache(manifest.shards, structure),
         histograms=()
         if isinstance(location, RemoteCache)
-        else _histograms(location, first),
+        else _histograms_of_sizes(location, first),
         made_with=dict(manifest.made_with),
     )
 
 
-def _fields(shards: ShardTable, structure: Structure) -> tuple[Field, ...]:
+def _fields_of_cache(shards: ShardTable, structure: Structure) -> tuple[Field, ...]:
     sizes: dict[str, int] = defaultdict(int)
     samples: dict[str, int] = defaultdict(int)
     shapes: dict[str, set[tuple[int | None, ...]]] = defaultdict(set)
@@ -207,7 +207,7 @@ def _fields(shards: ShardTable, structure: Structure) -> tuple[Field, ...]:
             name,
             str(column.kind),
             column.dtype,
-            _shape(shapes[name], column),
+            _shape_of_column(shapes[name], column),
             sizes[name],
             samples[name],
         )
@@ -216,7 +216,7 @@ def _fields(shards: ShardTable, structure: Structure) -> tuple[Field, ...]:
     )
 
 
-def _shape(shapes: set[tuple[int | None, ...]], column: ColumnSpec) -> str:
+def _shape_of_column(shapes: set[tuple[int | None, ...]], column: ColumnSpec) -> str:
     """Write the shape of a sample's value, "?" where samples differ."""
     if column.row.is_text:
         return ""
@@ -233,17 +233,18 @@ def _shape(shapes: set[tuple[int | None, ...]], column: ColumnSpec) -> str:
     return f"[{', '.join(lengths)}]"
 
 
-def _histograms(path: Path, first: Node) -> tuple[Histogram, ...]:
+def _histograms_of_sizes(path: Path, first: Node) -> tuple[Histogram, ...]:
     if not is_graph(first):
         return ()
     # Sizes need no class of the samples' own, and nobody passes one here.
     sizes = open_cache(path, unknown_classes="plain").sizes()
     return tuple(
-        _histogram(n, v) for n, v in (("nodes", sizes.nodes), ("edges", sizes.edges))
+        _make_histogram(n, v)
+        for n, v in (("nodes", sizes.nodes), ("edges", sizes.edges))
     )
 
 
-def _histogram(name: str, values: Any) -> Histogram:
+def _make_histogram(name: str, values: Any) -> Histogram:
     low, high = int(values.min()), int(values.max()) + 1
     ends = np.linspace(low, high, min(_BINS, high - low) + 1).round().astype(int)
     counts = np.histogram(values, bins=ends)[0]

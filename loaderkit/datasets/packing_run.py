@@ -107,7 +107,7 @@ class PackingRun:
         """
         total = len(self.source)
         rows = rows_to_look_at(total)
-        look = self._look(rows)
+        look = self._look_at_samples(rows)
         import_classes(look.structure)
         sizes = look.sizes
         if len(sizes) < len(rows):
@@ -131,12 +131,12 @@ class PackingRun:
             if number not in self._xxh3
         ]
         done = total - sum(len(self.plan.rows_of(number)) for number in missing)
-        with _bar(done, total, self.build.path) as bar:
-            self._write(missing, look.structure, bar)
+        with _progress_bar(done, total, self.build.path) as bar:
+            self._write_shards(missing, look.structure, bar)
             self._write_misnumbered(look.structure, bar)
         return self.structure.to_json()
 
-    def _look(self, rows: list[int]) -> Look:
+    def _look_at_samples(self, rows: list[int]) -> Look:
         """Look at the sizes of some samples, and at how they are built."""
         if self.team is not None:
             look = self.team.look(rows)
@@ -154,7 +154,9 @@ class PackingRun:
         """Go on with a killed run's shards whose samples are still the source's."""
         for position, number in enumerate(intact):
             finished = self.build.read_note(number)
-            reason = self._difference(finished, self.plan.rows_of(number).start)
+            reason = self._difference_from_source(
+                finished, self.plan.rows_of(number).start
+            )
             if reason:
                 _LOG.warning(
                     "packing %s: finished shards (%d) are packed anew, since %s",
@@ -169,7 +171,9 @@ class PackingRun:
             self.sources.update(_files_of(finished))
             self._xxh3[number] = finished.shard.xxh3
 
-    def _write(self, numbers: list[int], structure: Structure, bar: _Bar) -> None:
+    def _write_shards(
+        self, numbers: list[int], structure: Structure, bar: _Bar
+    ) -> None:
         """Have shards written.
 
         Args:
@@ -178,7 +182,9 @@ class PackingRun:
             bar: Told of samples.
         """
         if self.team is None:
-            self._write_here(numbers, Structure.from_json(structure.to_json()), bar)
+            self._write_shards_here(
+                numbers, Structure.from_json(structure.to_json()), bar
+            )
             return
         content = structure.to_json()
         common = self.team.common
@@ -187,7 +193,9 @@ class PackingRun:
             self._xxh3[written.number] = written.xxh3
             bar.update(written.samples)
 
-    def _write_here(self, numbers: list[int], structure: Structure, bar: _Bar) -> None:
+    def _write_shards_here(
+        self, numbers: list[int], structure: Structure, bar: _Bar
+    ) -> None:
         """Write shards in this process, in order, from blocks that workers read."""
         blocks = (
             Task(*block) for number in numbers for block in self.plan.blocks_of(number)
@@ -234,7 +242,7 @@ class PackingRun:
             _LOG.info("packing %s: %d shards again", self.build.path, len(misnumbered))
             self.build.discard(misnumbered)
             bar.update(-sum(len(self.plan.rows_of(number)) for number in misnumbered))
-            self._write(misnumbered, self.structure, bar)
+            self._write_shards(misnumbered, self.structure, bar)
             misnumbered = self._merge_structures(look)
         if misnumbered:
             first = self.plan.rows_of(misnumbered[0])
@@ -292,7 +300,7 @@ class PackingRun:
                 self.sources.add(path, known)
         return self.sources.to_json() if self.sources.files else None
 
-    def _difference(self, finished: FinishedShard, start: int) -> str:
+    def _difference_from_source(self, finished: FinishedShard, start: int) -> str:
         """Say how the source differs from what a shard was made of; "" if it does not.
 
         Args:
@@ -363,7 +371,7 @@ class _Bar(auto.tqdm):  # type: ignore[misc]
     monitor_interval = 0
 
 
-def _bar(done: int, total: int, path: Path) -> _Bar:
+def _progress_bar(done: int, total: int, path: Path) -> _Bar:
     return _Bar(
         total=total,
         initial=done,

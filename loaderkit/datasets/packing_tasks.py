@@ -115,7 +115,7 @@ def digests_of(task: RowDigests) -> list[bytes] | Failure:
         blocks = (Task(task.start, task.stop, digests_only=True),)
         return [
             digest
-            for span in _read(job, blocks)
+            for span in _read_here(job, blocks)
             for encoded in span.blocks
             for digest in encoded.digests
         ]
@@ -128,7 +128,7 @@ def look_at(task: RowsToLookAt) -> Look | Failure:
     try:
         job = _common_part(task.common).job
         tasks = [Task(row, row + 1, skips_failing=row > 0) for row in task.rows]
-        return look_of(_read(job, tasks))
+        return look_of(_read_here(job, tasks))
     except (Exception, SystemExit) as error:  # noqa: BLE001 -- as above
         return Failure.of(error, "In a task of the executor")
 
@@ -156,7 +156,7 @@ def _write_shard(task: ShardTask) -> WrittenShard:
     if task.number == 0:
         filler.files.update(first_files)
     blocks = (Task(*block) for block in task.plan.blocks_of(task.number))
-    for span in _read(job, blocks):
+    for span in _read_here(job, blocks):
         filler.files.update(span.files)
         for encoded in span.blocks:
             filler.add(encoded)
@@ -170,7 +170,7 @@ def _fields_of(
     return common.job, common.writer, common.state, common.first_files
 
 
-def _read(job: PackJob, tasks: Iterable[Task]) -> Iterator[Span]:
+def _read_here(job: PackJob, tasks: Iterable[Task]) -> Iterator[Span]:
     """Read samples in this process, whose other threads may be reading too."""
     with job.tracker(all_threads=False) as tracker:
         for task in tasks:
@@ -204,7 +204,7 @@ def shared_with_tasks(common: CommonPart, file: Path) -> Iterator[None]:
         CacheError: The file cannot be written.
     """
     try:
-        content = _pickle(common)
+        content = _pickle_common_part(common)
     except Exception as error:  # noqa: BLE001 -- pickling runs code of the user's objects
         # Threads need none.  Another process is told why there is none for it.
         content = pickle.dumps(f"{type(error).__name__}: {error}")
@@ -217,7 +217,7 @@ def shared_with_tasks(common: CommonPart, file: Path) -> Iterator[None]:
         del _OWN_RUNS[file]
 
 
-def _pickle(common: CommonPart) -> bytes:
+def _pickle_common_part(common: CommonPart) -> bytes:
     """Pickle what tasks need, with classes of ``__main__`` where that can be done."""
     try:
         # dask, loky and submitit bring it; nobody is asked to install it.
@@ -232,11 +232,14 @@ def _common_part(file: Path) -> CommonPart:
     pid, common = _OWN_RUNS.get(file, (0, None))
     if common is not None and pid == os.getpid():
         return common
-    return _unpickled(file, os.getpid())
+    return _unpickle_common_part(file, os.getpid())
 
 
 @functools.lru_cache(maxsize=1)
-def _unpickled(file: Path, pid: int) -> CommonPart:  # noqa: ARG001 -- the cache's key
+def _unpickle_common_part(
+    file: Path,
+    pid: int,  # noqa: ARG001 -- the cache's key
+) -> CommonPart:
     try:
         content = file.read_bytes()
     except FileNotFoundError as error:

@@ -112,7 +112,7 @@ def count_items(column: str, raw: bytes) -> int:
     [2, 0, 1, 4, 2]
     """
     if raw[:1] in {_LIST, _TUPLE}:
-        texts, numbers = _parts(raw)
+        texts, numbers = _split_texts(raw)
         count = texts.count(_BETWEEN.encode()) + 1
         return len(_as_array(column, numbers, count)) if numbers else count
     flat = raw.rfind(b"[") == 0 and b'"' not in raw and b"{" not in raw
@@ -171,7 +171,7 @@ def to_json(value: Any) -> str:
     Raises:
         ValueError: An integer has more digits than Python writes.
     """
-    tagged = _tagged(value)
+    tagged = _to_tagged_json(value)
     text = json.dumps(tagged)
     # JSON's escapes of two surrogates that follow each other mean one character.
     if "\\ud" in text and json.loads(text) != tagged:
@@ -193,7 +193,7 @@ def from_json(column: str, text: str) -> Any:
         DamagedCacheError: The text is nothing that ``pack`` writes.
     """
     try:
-        return json.loads(text, object_hook=_untagged)
+        return json.loads(text, object_hook=_from_tagged_json)
     except (*CONTRADICTIONS, RecursionError) as error:
         raise damaged(f"{column!r} is no value as it is packed: {error}") from None
 
@@ -248,7 +248,7 @@ def _texts_to_bytes(items: list[str] | tuple[str, ...]) -> bytes | None:
 
 
 def _texts_from_bytes(column: str, raw: bytes) -> list[str]:
-    text_bytes, numbers = _parts(raw)
+    text_bytes, numbers = _split_texts(raw)
     texts = decode_text(column, text_bytes).split(_BETWEEN)
     if not numbers:
         return texts
@@ -262,7 +262,7 @@ def _texts_from_bytes(column: str, raw: bytes) -> list[str]:
     return items
 
 
-def _parts(raw: bytes) -> tuple[bytes, bytes]:
+def _split_texts(raw: bytes) -> tuple[bytes, bytes]:
     """Part the texts of a list from its numbers, which may be none."""
     texts, _, numbers = raw[1:].partition(_NUMBERS_FOLLOW)
     return texts, numbers
@@ -286,14 +286,16 @@ def _dtype_of_numbers(text_count: int) -> str:
     return "<u2" if text_count <= 1 << 16 else "<u4"
 
 
-def _tagged(value: Any) -> Any:
+def _to_tagged_json(value: Any) -> Any:
     """Make plain Python JSON, marking what JSON has no notion of."""
     if isinstance(value, tuple):
-        return {"t": [_tagged(element) for element in value]}
+        return {"t": [_to_tagged_json(element) for element in value]}
     if isinstance(value, list):
-        return [_tagged(element) for element in value]
+        return [_to_tagged_json(element) for element in value]
     if isinstance(value, dict):
-        return {"d": [[_tagged(k), _tagged(v)] for k, v in value.items()]}
+        return {
+            "d": [[_to_tagged_json(k), _to_tagged_json(v)] for k, v in value.items()]
+        }
     if isinstance(value, complex):
         return {"c": [value.real, value.imag]}
     if isinstance(value, bytes):
@@ -301,7 +303,7 @@ def _tagged(value: Any) -> Any:
     return value
 
 
-def _untagged(tagged: dict[str, Any]) -> Any:
+def _from_tagged_json(tagged: dict[str, Any]) -> Any:
     """Make what a tag stands for; what is inside is made already."""
     ((tag, inside),) = tagged.items()
     if tag == "c":

@@ -43,11 +43,11 @@ def rows_to_look_at(samples: int) -> list[int]:
     few = min(_LEAST_LOOKED_AT, samples // _LEAST_LOOKED_AT_OF)
     parts = max(1, few, min(_MOST_LOOKED_AT, samples // _LOOKED_AT_OF))
     # Not the same place in each part: sizes may repeat in step with the parts.
-    places = random.Random(0)
+    generator = random.Random(0)
     rows = [0]
     for part in range(1, parts):
         start, stop = samples * part // parts, samples * (part + 1) // parts
-        rows.append(start + int(places.random() * (stop - start)))
+        rows.append(start + int(generator.random() * (stop - start)))
     return rows
 
 

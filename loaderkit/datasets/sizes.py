@@ -281,12 +281,12 @@ def _token_lengths(opened: OpenedCache) -> dict[str, Ints]:
     ragged = {
         path: path_lengths
         for path, path_lengths in lengths.items()
-        if _differ(path_lengths)
+        if _lengths_differ(path_lengths)
     }
     return ragged or lengths
 
 
-def _differ(lengths: Ints) -> bool:
+def _lengths_differ(lengths: Ints) -> bool:
     """Tell whether the samples that have a field have it in several lengths."""
     present = lengths[lengths != _ABSENT]
     return bool((present != present[:1]).any())
@@ -326,11 +326,11 @@ class SizeCounter:
             nodes = sum(graph.num_nodes or 0 for graph in graphs)
             edges = sum(graph.num_edges or 0 for graph in graphs)
         fields = [field for sample in samples for _, field in _fields_in(sample)]
-        nbytes = sum(_nbytes(field) for field in fields)
-        tokens = self._tokens(samples)
+        nbytes = sum(_bytes_of_field(field) for field in fields)
+        tokens = self._count_tokens(samples)
         return {"nodes": nodes, "edges": edges, "bytes": nbytes, "tokens": tokens}
 
-    def _tokens(self, samples: Sequence[Any]) -> int:
+    def _count_tokens(self, samples: Sequence[Any]) -> int:
         """Sum up the longest field of each, of those that are ragged here or there."""
         lengths = [dict(_lengths_in(sample)) for sample in samples]
         paths = {path for sample_lengths in lengths for path in sample_lengths}
@@ -386,7 +386,7 @@ def _fields_in(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from _fields_in(child, f"{path}.{name}" if path else str(name))
 
 
-def _nbytes(field: Any) -> int:
+def _bytes_of_field(field: Any) -> int:
     if isinstance(field, torch.Tensor) and field.layout is not torch.strided:
         return 0  # sparse ones do not say
     return int(getattr(field, "nbytes", 0))
@@ -412,13 +412,13 @@ def _lengths_by_path(opened: OpenedCache) -> dict[str, Ints]:
         at = np.flatnonzero(variants == number)
         gather = BatchGather(opened.store, at)
         variant = opened.structure.variants[number]
-        for path, variant_lengths in _lengths(gather, variant):
+        for path, variant_lengths in _lengths_of_fields(gather, variant):
             field = lengths.setdefault(path, np.full(count, _ABSENT, np.int64))
             field[at] = variant_lengths
     return lengths
 
 
-def _lengths(gather: BatchGather, node: Node) -> Iterator[tuple[str, Ints]]:
+def _lengths_of_fields(gather: BatchGather, node: Node) -> Iterator[tuple[str, Ints]]:
     """Walk the fields of samples that are built alike."""
     if isinstance(node, Nest):
         if node.kind is Kind.LIST and _is_numbers(node):
@@ -426,7 +426,7 @@ def _lengths(gather: BatchGather, node: Node) -> Iterator[tuple[str, Ints]]:
             yield "", np.full(len(gather), len(node.children), np.int64)
         elif NEST_KINDS[node.kind].is_container:
             for child in node.children:
-                yield from _lengths(gather, child)
+                yield from _lengths_of_fields(gather, child)
         return
     column = node.column
     length = LEAF_KINDS[column.kind].length

@@ -239,7 +239,7 @@ class KeyedSource:
         if root is not None and root.is_file():
             yield os.path.abspath(root)
         yield from files_named_by(self._keys, root)
-        yield from files_named_by(self._settings().values(), root)
+        yield from files_named_by(self._users_attributes().values(), root)
         yield from files_named_in_code(paths_named_by(self._dataset.load), root)
 
     def runs_user_code(self) -> bool:
@@ -250,12 +250,12 @@ class KeyedSource:
         """Hash the dataset's attributes, as another process would receive them."""
         sink = _HashSink()
         try:
-            pickle.Pickler(sink, pickle.HIGHEST_PROTOCOL).dump(self._settings())
+            pickle.Pickler(sink, pickle.HIGHEST_PROTOCOL).dump(self._users_attributes())
         except Exception:  # noqa: BLE001 -- pickling runs code of the user's objects
             return None
         return sink.digest.hexdigest()
 
-    def _settings(self) -> dict[str, Any]:
+    def _users_attributes(self) -> dict[str, Any]:
         """Give the attributes that are the user's own."""
         our_names: frozenset[str] = getattr(
             self._dataset, "_PACKED_WITHOUT", frozenset()

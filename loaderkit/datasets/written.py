@@ -50,14 +50,14 @@ def find_written(
     """
     for _ in range(_MOST_IMPORTS):
         body = _body_of(scope)
-        statements = list(_statements(body, name))
+        statements = list(_statements_that_change(body, name))
         if statements:
             text = "\n".join(map(ast.dump, statements))
             used = {
                 n.id for s in statements for n in ast.walk(s) if isinstance(n, ast.Name)
             }
             return Written(scope, text, frozenset(used - {name}))
-        origin = _origin(scope, body, name)
+        origin = _find_import(scope, body, name)
         if origin is None or not is_users(origin[0]):
             return None
         scope, name = origin
@@ -69,33 +69,33 @@ def _body_of(scope: Any) -> list[ast.stmt]:
         source = inspect.getsource(scope)
     except (OSError, TypeError, SyntaxError, IndexError):
         return []
-    body = _parsed(textwrap.dedent(source))
+    body = _parse_source(textwrap.dedent(source))
     if isinstance(scope, type) and body and isinstance(body[0], ast.ClassDef):
         return body[0].body
     return body
 
 
 @functools.lru_cache(maxsize=64)
-def _parsed(source: str) -> list[ast.stmt]:
+def _parse_source(source: str) -> list[ast.stmt]:
     try:
         return ast.parse(source).body
     except SyntaxError:
         return []
 
 
-def _statements(body: list[ast.stmt], name: str) -> Iterator[ast.stmt]:
+def _statements_that_change(body: list[ast.stmt], name: str) -> Iterator[ast.stmt]:
     """List the statements that set or change a name: assignments and method calls."""
     for statement in body:
         if isinstance(statement, ast.For | ast.While):
-            if any(_statements(statement.body, name)):
+            if any(_statements_that_change(statement.body, name)):
                 yield statement
         elif isinstance(statement, ast.If | ast.With | ast.Try):
-            yield from _statements(_inside(statement), name)
+            yield from _statements_that_change(_nested_statements(statement), name)
         elif name in _changed_names(statement):
             yield statement
 
 
-def _inside(statement: Any) -> list[ast.stmt]:
+def _nested_statements(statement: Any) -> list[ast.stmt]:
     inside = [*statement.body, *getattr(statement, "orelse", ())]
     for handler in getattr(statement, "handlers", ()):
         inside += handler.body
@@ -116,7 +116,7 @@ def _changed_names(statement: ast.stmt) -> set[str]:
     }
 
 
-def _origin(scope: Any, body: list[ast.stmt], name: str) -> tuple[Any, str] | None:
+def _find_import(scope: Any, body: list[ast.stmt], name: str) -> tuple[Any, str] | None:
     """Say which module a name is imported from, and what it is called there."""
     if not isinstance(scope, types.ModuleType):
         return None
