@@ -215,6 +215,112 @@ def test_accelerate_deals_out_each_sample_once(cache, tmp_path):
             assert sum(count.values()) <= 39 + 13
 
 
+LIGHTNING = """
+import json, os, sys, warnings
+warnings.simplefilter("ignore")
+import lightning, torch
+import torch.distributed as dist
+import loaderkit
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.seen = torch.nn.Linear(1, 1), []
+
+    def training_step(self, rows, _):
+        self.seen.append(rows.flatten().int().tolist())
+        return self.layer(rows).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+    def train_dataloader(self):
+        data = [torch.tensor([float(row)]) for row in range(39)]
+        return loaderkit.build_loader(
+            data, batch_size=4, shuffle=True, num_workers=0, probe=False
+        )
+
+    def on_train_end(self):
+        every = [None] * 2
+        dist.all_gather_object(every, self.seen)
+        if self.global_rank == 0:
+            print(json.dumps(every))
+
+trainer = lightning.Trainer(
+    max_epochs=2, accelerator="cpu", devices=2, strategy="ddp", logger=False,
+    enable_progress_bar=False, enable_checkpointing=False, enable_model_summary=False,
+)
+trainer.fit(Model())
+"""
+
+HUGGING_FACE = """
+import json, os, sys, warnings
+warnings.simplefilter("ignore")
+import torch, transformers
+import torch.distributed as dist
+import loaderkit
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.seen = torch.nn.Linear(1, 1), []
+
+    def forward(self, row):
+        self.seen.append(row.flatten().int().tolist())
+        return {"loss": self.layer(row).mean()}
+
+class Trainer(transformers.Trainer):
+    def get_train_dataloader(self):
+        return self.accelerator.prepare(loaderkit.build_loader(
+            self.train_dataset, batch_size=4, shuffle=True, num_workers=0, probe=False
+        ))
+
+data = [{"row": torch.tensor([float(row)])} for row in range(39)]
+model = Model()
+settings = transformers.TrainingArguments(
+    output_dir=sys.argv[1], num_train_epochs=2, use_cpu=True, report_to=[],
+    save_strategy="no", disable_tqdm=True, logging_strategy="no", ddp_backend="gloo",
+)
+Trainer(model, settings, train_dataset=data).train()
+every = [None] * 2
+dist.all_gather_object(every, model.seen)
+if dist.get_rank() == 0:
+    print(json.dumps(every))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(LIGHTNING, marks=pytest.mark.needs("lightning"), id="lightning"),
+        pytest.param(
+            HUGGING_FACE, marks=pytest.mark.needs("transformers"), id="transformers"
+        ),
+    ],
+)
+def test_a_trainer_of_two_processes_loses_no_sample(script, tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(script)
+
+    [ranks_read] = run_ranks(file, tmp_path)
+
+    steps = len(ranks_read[0]) // 2
+    for epoch in range(2):
+        first, last = epoch * steps, (epoch + 1) * steps
+        count = collections.Counter(
+            row
+            for batches in ranks_read
+            for rows in batches[first:last]
+            for row in rows
+        )
+        assert len(ranks_read[0]) == len(ranks_read[1])
+        assert set(count) == set(range(39))
+        # 39 samples are no multiple of 2 ranks: rounds are filled up from the first.
+        assert sum(count.values()) <= 40
+
+
 def sizes_for(count, seed):
     return np.random.default_rng(seed).integers(1, 9, count)
 
