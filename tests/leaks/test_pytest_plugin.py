@@ -106,7 +106,7 @@ def test_wrong_use_is_told(pytester):
         [
             "*needs at least 6 epochs, got 3*",
             "*leak_free got a positional argument; it takes*by name*",
-            "*leak_free got epoch; it takes*",
+            "*leak_free got epoch; it takes*did you mean epochs[?]",
             "*cannot repeat an async test*",
             "*assert 1 == 2*",
             "*more memory is used than the limit allows*",
@@ -223,3 +223,27 @@ def test_a_method_of_a_unittest_test_case_is_repeated_too(pytester):
     )
     result.stdout.fnmatch_lines(["*AssertionError: 1 != 2"])
     result.stdout.fnmatch_lines(["*cannot repeat an async test*"])
+
+
+AGAIN = """
+import pytest
+
+@pytest.mark.leak_free
+def test_leaves_a_folder(tmp_path):
+    (tmp_path / "out").mkdir()
+
+@pytest.mark.leak_free
+def test_fails_at_once():
+    raise ValueError
+"""
+
+
+@pytest.mark.slow
+def test_what_fails_in_a_later_call_is_told_to_be_one(pytester):
+    pytester.makepyfile(AGAIN)
+
+    result = pytester.runpytest()
+
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["*FileExistsError*", "*calls a test 8*1 passed*"])
+    assert result.stdout.str().count("calls a test 8 times") == 1
