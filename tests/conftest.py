@@ -1,6 +1,7 @@
 """Skips by capability, said aloud; and the profile for hypothesis."""
 
 import importlib.util
+import multiprocessing
 import os
 import shutil
 import sys
@@ -18,6 +19,11 @@ settings.register_profile(
     max_examples=60,
 )
 settings.load_profile("house")
+
+# Python 3.14 starts workers by forkserver.  They would import test files anew, which
+# have no name that can be imported.  What spawned workers need has tests of its own.
+if "fork" in multiprocessing.get_all_start_methods():
+    multiprocessing.set_start_method("fork", force=True)
 
 # Which files were hashed is remembered in the user's home; tests have one of their own.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="loaderkit-tests-")
