@@ -244,6 +244,7 @@ class TakesSome(Executor):
 
 @settings(max_examples=15, deadline=None)
 @given(task_counts=st.lists(st.integers(0, 4), max_size=8), shards=st.integers(1, 12))
+@pytest.mark.slow
 def test_a_pool_that_is_broken_when_it_is_given_a_task_is_replaced(
     tmp_path_factory, task_counts, shards
 ):
