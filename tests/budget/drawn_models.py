@@ -227,7 +227,12 @@ class Packed(nn.Module):
         super().__init__()
         self.table = nn.Embedding(50, width)
         self.inner = kind(
-            width, width, layers, batch_first=True, bidirectional=two_ways, dropout=0.1
+            width,
+            width,
+            layers,
+            batch_first=True,
+            bidirectional=two_ways,
+            dropout=0.1 if layers > 1 else 0.0,
         )
         self.last = nn.Linear(width * (1 + two_ways), 50)
         self.ctc = ctc
