@@ -190,7 +190,8 @@ class SharedFiles:
         for entry in entries:
             # A name that is used again has another inode.
             key = entry.path, entry.inode()
-            # First, since other programs may have left hundreds (570 took 0.47 ms, now 0.29).
+            # First, since other programs may have left hundreds: 570 took 0.47 ms, and
+            # take 0.29.
             if key in self._old:
                 still_old.add(key)
                 continue

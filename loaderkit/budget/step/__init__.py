@@ -5,5 +5,6 @@ Read in this order.  ``train_step`` is one step as users write it; ``fake_tensor
 (``allocation_log``); ``kernels``, ``kernel_calls``, ``layouts``, ``formulas``,
 ``accumulation``, ``real_values``, ``index_ranges`` and ``unseen_memory`` know what
 fakes do not show; ``peaks`` and ``allocator`` read the peak out of a log; ``estimate``
-is the front door.  ``measure`` and ``extrapolate`` run small real steps where a step cannot be tracked.
+is the front door.  ``measure`` and ``extrapolate`` run small real steps where a step
+cannot be tracked.
 """
