@@ -6,8 +6,8 @@ name is not checked.  While the grammar was written, every other row of "ran out
 "look-alike" was not looked at; the other groups, "later" and "third" to the last, and
 their look-alikes, were gathered after that, each when the one before was mended.  From
 "seventh" on, a part is written down from memory of what systems print (docs/budget.md).
-From "twentyfifth" on, rows say where their text was found; "pages" are lines of public
-code and documentation, gathered to write ``moods.txt``.
+From "twentyfifth" on, rows say where their text was found; those without an address,
+lines of code among them, were read for ``moods.txt`` and are not kept.
 """
 
 import json
