@@ -19,7 +19,7 @@ from loaderkit.leaks.investigate import build_report
 from loaderkit.leaks.trace import allocation_sites
 from loaderkit.leaks.verdict import judge_counters
 from loaderkit.leaks.watch import EpochRecorder
-from loaderkit.memory.reading import device_of
+from loaderkit.memory.reading import present_device_of
 from loaderkit.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ class LeakDetector:
     longer: what fills up slowly and then stays must have the time to.
 
     Args:
-        device: Watched beside the host, such as "cuda:1"; the first that is here if
-            None.
+        device: Watched beside the host, such as "cuda:1"; it must be here.  None
+            takes the first that is.
         warmup: Epochs to leave out at the start; "auto" finds them.
         limit: Memory that may be used, such as "8 GiB"; passing it counts as a leak.
             What is free now if None, for the forecast only.
@@ -66,6 +66,7 @@ class LeakDetector:
         tolerance: Bytes an epoch that do not count as a leak.
 
     Raises:
+        OptionError: The device is not here.
         ValueError: An argument is none of these.
     """
 
@@ -86,7 +87,7 @@ class LeakDetector:
         if every is not None and every < 1:
             msg = f"every must be a number of steps from 1, got {every!r}"
             raise ValueError(msg)
-        self.device = device_of(device)
+        self.device = present_device_of(device)
         self.warmup = _warmup_epochs(warmup)
         self.limit = parse_bytes(limit) if isinstance(limit, str) else limit
         self.on_leak = on_leak

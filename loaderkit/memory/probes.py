@@ -413,6 +413,11 @@ def present_devices() -> list[torch.device]:
     return [device for device in devices if _is_available(probe_of(device))]
 
 
+def is_present(device: torch.device) -> bool:
+    """Tell whether a device is the host, or a kind that is here."""
+    return device.type == "cpu" or _is_available(probe_of(device))
+
+
 def read_device(
     device: torch.device,
     *,

@@ -17,7 +17,7 @@ from loaderkit.habits import DEVICES
 from loaderkit.memory import process
 from loaderkit.memory.counters import COUNTERS
 from loaderkit.memory.host import read_host
-from loaderkit.memory.probes import present_devices, read_device
+from loaderkit.memory.probes import is_present, present_devices, read_device
 from loaderkit.memory.tensors import TensorGroup, live_tensors
 from loaderkit.units import format_amount
 
@@ -177,6 +177,27 @@ def device_of(device: str | torch.device | None) -> torch.device:
     if chosen.type in DEVICES:
         raise _no_such_device(device)
     return chosen
+
+
+def present_device_of(device: str | torch.device | None) -> torch.device:
+    """Take the device asked for, which must be here, or the first that is.
+
+    Args:
+        device: Such as "cuda:1"; None to choose.
+
+    Returns:
+        The device; the CPU on a machine without another.
+
+    Raises:
+        OptionError: torch knows no such device, or none is here.
+    """
+    chosen = device_of(device)
+    if is_present(chosen):
+        return chosen
+    message = f"device cannot be {str(device)!r}: there is no such device here."
+    why = f"none is there, or this torch ({torch.__version__}) was built without it"
+    fix = "device=None, which takes the first device that is here"
+    raise OptionError(message, why=why, fix=fix)
 
 
 def _no_such_device(device: str | torch.device) -> OptionError:

@@ -13,8 +13,9 @@ import torch
 
 import loaderkit
 from loaderkit import LeakDetector, assert_no_leak
-from loaderkit.errors import LeakError
+from loaderkit.errors import LeakError, OptionError
 from loaderkit.leaks.detector import JUDGED_AFTER
+from loaderkit.memory.probes import present_devices
 
 SIZE = 30_000  # float32 numbers a step: 117 KiB
 
@@ -26,6 +27,25 @@ def growing_epoch():
 
 def flat_epoch():
     return lambda: torch.randn(SIZE)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "xpu", "mps"])
+def test_a_device_that_is_not_here_is_refused_and_one_that_is_here_is_watched(device):
+    kind = torch.device(device).type
+    if kind in {present.type for present in present_devices()}:
+        assert LeakDetector(device).device.type == kind
+        return
+
+    with pytest.raises(OptionError, match="there is no such device here"):
+        LeakDetector(device)
+    with pytest.raises(OptionError, match="fix: device=None"):
+        assert_no_leak(flat_epoch(), device=device)
+
+
+def test_without_a_device_the_first_that_is_here_is_watched():
+    [first, *_] = [*present_devices(), torch.device("cpu")]
+
+    assert LeakDetector().device == first
 
 
 @pytest.mark.slow
