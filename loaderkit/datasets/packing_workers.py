@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
+import logging
 import math
 import multiprocessing
 import os
@@ -38,6 +39,10 @@ if TYPE_CHECKING:
 
     from loaderkit.datasets.block_readers import PackJob
 
+_LOG = logging.getLogger("loaderkit")
+
+_NOT_PICKLED = (pickle.PicklingError, AttributeError, TypeError)
+"""What ``pickle`` raises about an object that cannot be sent to another process."""
 _AHEAD = 16
 """Spans asked of each worker at a time: they wait in files while a shard is written,
 which takes as long as some 10 of them."""
@@ -118,10 +123,27 @@ class SpanReader:
         first = next(tasks, None)
         if first is None:
             return
+        tasks = itertools.chain([first], tasks)
         if self._team is None:
-            self._team = _WorkerTeam(self._job)
-            self._team.start(self._workers or min(4, _usable_cpus()))
-        yield from self._team.read(itertools.chain([first], tasks))
+            team = _WorkerTeam(self._job)
+            try:
+                team.start(self._workers or min(4, _usable_cpus()))
+            except DatasetError as error:
+                team.stop()
+                reason = error.__cause__
+                if self._workers is not None or not isinstance(reason, _NOT_PICKLED):
+                    raise
+                # An open database or a lambda is no reason to refuse what one process
+                # can pack, where nobody asked for more.
+                text = (
+                    "packing without workers, which the dataset cannot be sent to: %s"
+                )
+                _LOG.warning(text, reason)
+                self._workers = 0
+                yield from self._read_here(tasks)
+                return
+            self._team = team
+        yield from self._team.read(tasks)
 
     def _read_here(
         self, tasks: Iterator[Task], seconds: float = math.inf
@@ -205,7 +227,7 @@ class _WorkerTeam:
             # EOFError: the server that forks for "forkserver" was killed.
             why = "no room for another process, or what starts them was killed"
             raise _start_failed(error, why) from error
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
+        except _NOT_PICKLED as error:
             method = context.get_start_method()
             why = f"{method!r} sends the dataset to its processes, pickled"
             raise _start_failed(error, why) from error

@@ -228,3 +228,18 @@ def test_a_dataset_that_cannot_be_sent_to_workers_is_told(tmp_path):
     assert "workers=0" in caught.value.fix
     with pytest.raises(ValueError, match=r"half packed|no cache"):
         open_cache(tmp_path / "c.lk")
+
+
+def test_a_dataset_that_cannot_be_sent_is_packed_here_where_no_workers_were_asked_for(
+    tmp_path, caplog
+):
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method("spawn", force=True)
+    try:
+        pack(Local(), tmp_path / "c.lk")
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+
+    pack(Local(), tmp_path / "wanted.lk", workers=0)
+    assert files_of(tmp_path / "c.lk") == files_of(tmp_path / "wanted.lk")
+    assert "packing without workers" in caplog.text
