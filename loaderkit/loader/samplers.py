@@ -309,28 +309,28 @@ def _deal_samples_to_ranks(rule: BatchRule, order: Ints, given_samples: int) -> 
     """Batches of one size: ranks take turns, sample by sample."""
     assert rule.rank is not None  # all_ranks() makes one rank of them here
     size, ranks = rule.batch_size or 1, rule.ranks
-    rest = order[given_samples:]
+    remaining = order[given_samples:]
 
-    uneven = len(rest) % ranks
+    uneven = len(remaining) % ranks
     skipped = repeated = 0
     if uneven and rule.drop_last:
-        rest, skipped = rest[: len(rest) - uneven], uneven
+        remaining, skipped = remaining[: len(remaining) - uneven], uneven
     elif uneven:
         repeated = ranks - uneven
-        rest = np.concatenate([rest, np.resize(order, repeated)])
-    mine = rest[rule.rank :: ranks]
-    full = len(mine) // size * size
-    if rule.drop_last and full < len(mine):
-        skipped, mine = skipped + (len(mine) - full) * ranks, mine[:full]
+        remaining = np.concatenate([remaining, np.resize(order, repeated)])
+    rank_rows = remaining[rule.rank :: ranks]
+    full = len(rank_rows) // size * size
+    if rule.drop_last and full < len(rank_rows):
+        skipped, rank_rows = skipped + (len(rank_rows) - full) * ranks, rank_rows[:full]
 
     # numpy counts steps in float64: a step of 2**57 would lose the number of samples.
-    size = min(size, max(len(mine), 1))
-    ends = np.arange(0, len(mine) + size, size).clip(max=len(mine))
+    size = min(size, max(len(rank_rows), 1))
+    ends = np.arange(0, len(rank_rows) + size, size).clip(max=len(rank_rows))
     ends = ends if len(ends) > 1 and ends[-1] != ends[-2] else ends[:-1]
     ends = ends if len(ends) else np.zeros(1, np.int64)
     given = np.minimum(given_samples + ends * ranks, len(order))
     places = given_samples + ends[:-1] * ranks + rule.rank
-    return Epoch(mine, ends, skipped, repeated, given, places)
+    return Epoch(rank_rows, ends, skipped, repeated, given, places)
 
 
 def _batch_bounds(
@@ -424,8 +424,8 @@ class _BatchSequence(NamedTuple):
 
 def _cut_order(rule: BatchRule, order: Ints, given_samples: int) -> _BatchSequence:
     """Cut the rest of an order into batches, one behind the other."""
-    rest = order[given_samples:]
-    bounds = given_samples + _batch_bounds(rule, rest)
+    remaining = order[given_samples:]
+    bounds = given_samples + _batch_bounds(rule, remaining)
     # An epoch that was not interrupted repeats its first batches, so the rest of one
     # does, too.
     again = _batch_bounds(rule, order, rule.ranks)
