@@ -94,12 +94,7 @@ def _refuse_call(
         for parameter in signature.parameters.values()
         if parameter.name != "self"
     ]
-    required = [
-        parameter.name
-        for parameter in parameters
-        if parameter.default is parameter.empty
-        and parameter.kind is not parameter.VAR_KEYWORD
-    ]
+    required = _names_without_default(parameters)
     by_position = [
         parameter.name
         for parameter in parameters
@@ -116,6 +111,16 @@ def _refuse_call(
     hint = CALL_HINTS.get(caller)
     fix = hint.fix if hint else f"{caller}({', '.join(required)})"
     return OptionError(message, why=hint.why if hint and hint.why else why, fix=fix)
+
+
+def _names_without_default(parameters: Iterable[inspect.Parameter]) -> list[str]:
+    """Name the parameters that a call must give."""
+    return [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty
+        and parameter.kind not in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}
+    ]
 
 
 def _keywords_of(function: Callable[..., Any]) -> list[str]:
@@ -335,12 +340,7 @@ def check_takes_nothing(name: str, function: Callable[..., Any]) -> None:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # of C, which does not say what it takes
         return
-    needed = [
-        parameter.name
-        for parameter in parameters
-        if parameter.default is parameter.empty
-        and parameter.kind not in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}
-    ]
+    needed = _names_without_default(parameters)
     if needed:
         shown = getattr(function, "__name__", type(function).__name__)
         message = f"{name} must take nothing, and {shown} needs {', '.join(needed)}."

@@ -185,14 +185,13 @@ def make_epoch(
 
 def count_ordered_samples(rule: BatchRule) -> int:
     """Count the samples of the global order: all but those that are left out."""
-    rows, alone = _rows_by_limits(rule)
-    return len(rows) + len(alone)
+    return rule.samples - len(left_out_rows(rule))
 
 
 def left_out_rows(rule: BatchRule) -> Ints:
     """Give the rows that no epoch has, since they are beyond a limit."""
-    rows, alone = _rows_by_limits(rule)
-    return np.setdiff1d(np.arange(rule.samples), np.concatenate([rows, alone]))
+    oversized = _oversized_rows(rule)
+    return oversized if rule.oversized == "skip" else oversized[:0]
 
 
 def can_be_cut_anywhere(rule: BatchRule) -> bool:
@@ -202,8 +201,8 @@ def can_be_cut_anywhere(rule: BatchRule) -> bool:
     samples that are alone, are made into batches first and shuffled then: the rest is
     whole batches, of the same rule.
     """
-    _, alone = _rows_by_limits(rule)
-    return rule.bucket_by is None and not len(alone)
+    has_samples_alone = rule.oversized == "alone" and len(_oversized_rows(rule)) > 0
+    return rule.bucket_by is None and not has_samples_alone
 
 
 def bucket_of(sizes: Ints, buckets: int) -> Ints:
@@ -253,15 +252,28 @@ def padding_waste(rule: BatchRule) -> float:
 
 def _rows_by_limits(rule: BatchRule) -> tuple[Ints, Ints]:
     """Give the rows that fit every limit, and those that get a batch of their own."""
+    oversized = _oversized_rows(rule)
+    rows = np.arange(rule.samples)
+    if len(oversized):
+        rows = np.delete(rows, oversized)
+    return rows, oversized if rule.oversized == "alone" else oversized[:0]
+
+
+def _oversized_rows(rule: BatchRule) -> Ints:
+    """Give the rows that are beyond a limit.
+
+    Raises:
+        LoaderError: There are some, and ``oversized`` is "raise".
+    """
+    if not rule.limits:
+        # A loader of 10^7 samples asks too, and has nothing to compare.
+        return np.empty(0, np.int64)
     large = np.zeros(rule.samples, bool)
     for name, limit in rule.limits.items():
         large |= rule.sizes[name] > limit
-    rows = np.flatnonzero(~large) if large.any() else np.arange(rule.samples)
     oversized = np.flatnonzero(large)
-    if not len(oversized) or rule.oversized == "skip":
-        return rows, oversized[:0]
-    if rule.oversized == "alone":
-        return rows, oversized
+    if not len(oversized) or rule.oversized != "raise":
+        return oversized
     row = int(oversized[0])
     exceeded = (
         name for name, limit in rule.limits.items() if rule.sizes[name][row] > limit
@@ -456,8 +468,8 @@ def _shuffle_batches(
     if rule.bucket_by is not None:
         bucket = bucket_of(rule.sizes[rule.bucket_by], rule.buckets)[order]
         groups = [order[bucket == number] for number in range(rule.buckets)]
-    group_bounds = [_batch_bounds(rule, group) for group in groups if len(group)]
     groups = [group for group in groups if len(group)]
+    group_bounds = [_batch_bounds(rule, group) for group in groups]
     groups += [np.array([row]) for row in alone.tolist()]
     group_bounds += [np.array([0, 1])] * len(alone)
 

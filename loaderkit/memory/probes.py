@@ -379,12 +379,16 @@ def read_capability(device: str | torch.device) -> Capability:
     except RuntimeError as error:
         msg = f"device must be one of torch's, such as 'cuda' or 'cpu', got {device!r}"
         raise ValueError(msg) from error
-    probe = probe_of(torch_device)
-    if not probe.available() or not _makes_tensors(torch_device):
+    if not is_present(torch_device):
         msg = f"there is no device {device!r} here; pass device='cpu', or install the "
         msg += f"build of torch for it (this one is {torch.__version__})"
         raise ValueError(msg)
-    return probe.capability(torch_device)
+    return probe_of(torch_device).capability(torch_device)
+
+
+def is_present(device: torch.device) -> bool:
+    """Tell whether a device is one of a kind that is here."""
+    return _is_available(probe_of(device)) and _makes_tensors(device)
 
 
 def _makes_tensors(device: torch.device) -> bool:
@@ -411,11 +415,6 @@ def present_devices() -> list[torch.device]:
     """
     devices = [torch.device(kind) for kind in PROBES]
     return [device for device in devices if _is_available(probe_of(device))]
-
-
-def is_present(device: torch.device) -> bool:
-    """Tell whether a device is the host, or a kind that is here."""
-    return device.type == "cpu" or _is_available(probe_of(device))
 
 
 def read_device(
