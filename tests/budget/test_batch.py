@@ -278,6 +278,7 @@ def test_free_memory_is_found_before_a_device_is_used(started, monkeypatch):
     cuda = SimpleNamespace(  # what torch.cuda answers on a card of 80 GiB
         __name__="torch.cuda",
         is_available=lambda: True,
+        device_count=lambda: 2,
         is_initialized=lambda: started,
         mem_get_info=lambda _: (79 << 30, 80 << 30),
         memory_reserved=lambda _: 3 << 30,
@@ -300,7 +301,7 @@ def test_free_memory_of_apples_device_is_what_metal_recommends():
         current_allocated_memory=lambda: 2 << 30,
     )
     probe = probes.MpsProbe(metal)
-    probe.available = lambda: True
+    probe.available = lambda _: True
 
     assert probes.free_bytes(torch.device("mps"), probe=probe).amount == 8 << 30
 

@@ -5,20 +5,24 @@ import torch
 from drawn import draw_step
 from drawn_models import draw_model_step
 from drawn_storage import DenseAndSparse, draw_storage_step
+from drawn_zoo import draw_zoo_step
 from generated import LOSSES, OPERATORS, Near, Then, make_step
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from models import DENSE, Attention, perceptron
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from loaderkit import estimate_step
-from loaderkit.budget.step import kernels, tracker
+from loaderkit.budget.step import formulas, kernels, tracker
 from loaderkit.budget.step.allocation_log import Bounds
+from loaderkit.budget.step.bounded_run import runs_within
 from loaderkit.budget.step.devices import DeviceSpec
 from loaderkit.budget.step.estimate import estimate, summarise
 from loaderkit.budget.step.kernel_calls import call_of, smaller_calls
 from loaderkit.budget.step.kernels import KERNELS, Workspace
 from loaderkit.budget.step.measure import measure_step
+from loaderkit.budget.step.shape_rules import shape_rule
 from loaderkit.budget.step.track import track_step
 from loaderkit.budget.step.train_step import Step, StepError
 
@@ -379,6 +383,144 @@ def test_so_it_is_for_whole_models(family, seed):
     assert estimated.low <= truth <= estimated.high
     if estimated.exact:
         assert estimated.peak == pytest.approx(truth, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [
+        # A pool by a score, after degrees that are summed up in place.
+        ("graph zoo", 8),
+        ("functions", 109),
+    ],
+)
+def test_so_it_is_for_the_breadth_of_the_libraries(kind, seed):
+    drawn = draw_zoo_step(seed, kind)
+
+    estimated = estimate(drawn.model, drawn.batch, drawn.step)
+
+    truth = max(measure_step(drawn.model, drawn.batch, drawn.step).values())
+    assert estimated.method == "tracked"
+    assert estimated.low <= truth <= estimated.high
+    if estimated.exact:
+        assert estimated.peak == pytest.approx(truth, rel=0.005)
+
+
+class Clustered(nn.Module):
+    """Writes what floats decide to a real tensor, and then asks how large it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 64)
+
+    def forward(self, x):
+        hidden = self.inner(x)
+        clusters = torch.arange(len(x))
+        clusters.scatter_(0, torch.arange(len(x)), hidden.argmax(1) % 5)
+        sums = torch.zeros(int(clusters.max()) + 1, 64)
+        sums.index_add_(0, clusters, hidden)
+        return sums.square().mean()
+
+
+@pytest.mark.parametrize("rows", [50, 900])
+def test_a_real_tensor_that_floats_are_written_to_loses_its_values(rows):
+    model, x = Clustered(), torch.randn(rows, 8)
+
+    estimated = estimate_step(model, x)
+
+    truth = max(measure_step(model, x, Step()).values())
+    assert estimated.method == "tracked"
+    assert estimated.low <= truth <= estimated.high
+    assert any(
+        "present parameters" in assumption for assumption in estimated.assumptions
+    )
+
+
+class Routed(nn.Module):
+    """Each row goes through one expert's weights, all in one grouped product."""
+
+    def __init__(self, width, experts):
+        super().__init__()
+        self.gate = nn.Linear(width, experts)
+        self.weights = nn.Parameter(torch.randn(experts, width, 2 * width))
+
+    def forward(self, x):
+        share, expert = self.gate(x).softmax(-1).max(-1)
+        order = expert.argsort()
+        counts = torch.bincount(expert, minlength=len(self.weights))
+        ends = counts.cumsum(0).to(torch.int32)
+        hidden = torch.nn.functional.grouped_mm(x[order], self.weights, offs=ends)
+        return (hidden * share[order, None]).square().mean()
+
+
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("inputs", [torch.float32, torch.bfloat16])
+def test_norms_keep_the_same_types_as_fakes(inputs, weights):
+    x, scale = torch.randn(6, 8).to(inputs), torch.ones(8, dtype=weights)
+    arguments = (x, [8], scale, scale, 1e-5)
+    if (inputs, weights) == (torch.float32, torch.bfloat16):
+        pytest.skip("the kernel takes no weights shorter than its input")
+
+    real = torch.ops.aten.native_layer_norm.default(*arguments)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fake = shape_rule(torch.ops.aten.native_layer_norm.default)(*arguments)
+
+    assert [tensor.dtype for tensor in fake] == [tensor.dtype for tensor in real]
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.nn.functional, "grouped_mm"), reason="this torch has none"
+)
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_grouped_products_are_tracked(autocast):
+    model, x = Routed(32, 4), torch.randn(700, 32)
+
+    estimated = estimate_step(model, x, autocast=autocast)
+
+    truth = max(measure_step(model, x, Step(autocast=autocast)).values())
+    assert estimated.method == "tracked"
+    assert estimated.peak == pytest.approx(truth, rel=0.01)
+    assert estimated.low <= truth <= estimated.high
+
+
+class AllDifferences(nn.Module):
+    """Makes much of little, in one call, and cannot be tracked."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 32)
+
+    def forward(self, x):
+        hidden = self.inner(x)
+        assert hidden.data_ptr()
+        return (hidden[:, None, :, None] - hidden[None, :, None, :]).square().mean()
+
+
+def test_a_step_that_makes_much_of_a_small_batch_is_not_run_for_real():
+    # 128 rows of 32 numbers, 67 MB of differences
+    model, x = AllDifferences(), torch.randn(128, 8)
+
+    small = runs_within(model, x[:8], Step(), 12 * MIB)
+    whole = runs_within(model, x, Step(), 12 * MIB)
+    estimated = estimate_step(model, x)
+
+    truth = max(measure_step(model, x, Step()).values())
+    assert small
+    assert not whole
+    assert estimated.low <= truth <= estimated.high
+
+
+def test_a_formula_that_cannot_be_tried_is_not_known(monkeypatch):
+    def refuse(*_args, **_kwargs):
+        raise RuntimeError
+
+    monkeypatch.setattr(formulas, "_run_backward_pass", refuse)
+    x = torch.empty(8, 8)
+    call = call_of(torch.ops.aten.addmm.default, (x[0], x, x), {})
+    differentiated = formulas.DifferentiatedCall(call, (True, True, True))
+
+    different = formulas.FormulaProbe().different([differentiated])
+
+    assert different == [formulas.Formula("AddmmBackward", None)]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Estimates of steps drawn by a grammar, against the profiler.
 
 ``DRAWS=1000:1100 pytest tests/soak/drawn_estimates.py -s`` prints a line for each seed
-from 1000 to 1099 and for each family of ``drawn_storage.py`` and ``drawn_models.py``,
-and a summary at the end.
+from 1000 to 1099 and for each family of ``drawn_storage.py``, ``drawn_models.py``
+and ``drawn_zoo.py``, and a summary at the end.
 """
 
 import os
@@ -14,6 +14,7 @@ from drawn import draw_step
 from drawn_models import FAMILIES as FAMILIES_OF_MODELS
 from drawn_models import draw_model_step
 from drawn_storage import FAMILIES, draw_storage_step
+from drawn_zoo import KINDS, draw_zoo_step
 
 from loaderkit.budget.step.estimate import estimate
 from loaderkit.budget.step.measure import measure_step
@@ -28,11 +29,13 @@ def draw(family, seed):
         return draw_step(seed)
     if family in FAMILIES_OF_MODELS:
         return draw_model_step(seed, family)
+    if family in KINDS:
+        return draw_zoo_step(seed, family)
     return draw_storage_step(seed, family)
 
 
 @pytest.mark.parametrize("seed", range(FIRST, END))
-@pytest.mark.parametrize("family", ["layers", *FAMILIES, *FAMILIES_OF_MODELS])
+@pytest.mark.parametrize("family", ["layers", *FAMILIES, *FAMILIES_OF_MODELS, *KINDS])
 def test_the_profilers_peak_is_in_the_interval(family, seed):
     before = torch.get_num_threads()
     drawn = draw(family, seed)

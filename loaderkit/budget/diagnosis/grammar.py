@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from loaderkit.budget.diagnosis.amounts import SAID, Amount, find_amounts
+from loaderkit.budget.diagnosis.evidence import weigh_evidence
 from loaderkit.budget.diagnosis.lexicon import (
     ANY_DEVICE,
     BUDGET,
@@ -81,6 +82,8 @@ class _Clue:
     is_loose: bool = False
     """Whether other words stand between those that say it, so that more has to speak
     for a report."""
+    spoken: Span | None = None
+    """With what other phrases it overlaps; None: with none."""
 
     @property
     def words(self) -> str:
@@ -145,7 +148,16 @@ def find_exhaustion(text: str) -> Exhaustion | None:
         for clue in _loose_clues(text)
         if not any(start <= clue.start < end for start, end in spoken_of)
     )
-    return _surest_report(loose_clues)
+    finding = _surest_report(loose_clues)
+    if finding is not None:
+        return finding
+
+    # Last, what says nothing of where, but was surely printed.
+    return _surest_report(_phrase_clues(text), was_printed=True)
+
+
+_UNPLACED = "oom"
+"""The kind of a report that does not say which memory ran out."""
 
 
 def sentences_spoken_of(text: str) -> list[Span]:
@@ -167,21 +179,51 @@ _MOODS_OF_SENTENCES = frozenset({Mood.RULE, Mood.DENIED})
 """Moods that a whole sentence has, and not only a part of it."""
 
 
-def _surest_report(clues: Iterator[_Clue]) -> Exhaustion | None:
+def _surest_report(
+    clues: Iterator[_Clue], *, was_printed: bool = False
+) -> Exhaustion | None:
     first = None
     for clue in clues:
-        finding = _report_of_clue(clue)
+        finding = _report_of_clue(clue, was_printed=was_printed)
         # One that says where is surer than one that only says that it ran out.
-        if finding is not None and finding.kind != "oom":
+        if finding is not None and finding.kind != _UNPLACED:
             return finding
         first = first or finding
     return first
 
 
-def mentions_exhaustion(text: str) -> str | None:
-    """Give the first phrase of exhaustion of a text, whether it reports one or not."""
+class Mention(NamedTuple):
+    """Words of exhaustion that report nothing."""
+
+    words: str
+    """As they stand in the text."""
+    reasons: tuple[str, ...]
+    """What the text does with them, the surest first; empty where nothing says so."""
+
+
+def find_mention(text: str) -> Mention | None:
+    """Give the first phrase of exhaustion of a text that reports none.
+
+    >>> find_mention("Try a smaller batch if it runs out of memory.")
+    Mention(words='out of memory', reasons=('a condition',))
+    """
     clue = next(_phrase_clues(text), None)
-    return None if clue is None else " ".join(clue.words.split())
+    if clue is None:
+        return None
+
+    phrase = Span(clue.start, clue.end)
+    begin, end = clue.sentence()
+    sentence = Span(begin, min(end, len(text)))
+    mood = find_mood(text, phrase, sentence)
+    if mood is not None:
+        reasons: tuple[str, ...] = (mood.in_words,)
+    elif _QUESTION.match(text[begin : end + 1]):
+        reasons = ("a question",)
+    elif (other := NOT_MEMORY.search(text, begin, end)) is not None:
+        reasons = (f'it is about "{" ".join(other.group().split())}"',)
+    else:
+        reasons = weigh_evidence(text, phrase, sentence).reasons_against
+    return Mention(" ".join(clue.words.split()), reasons)
 
 
 def _phrase_clues(text: str) -> Iterator[_Clue]:
@@ -189,7 +231,23 @@ def _phrase_clues(text: str) -> Iterator[_Clue]:
     for phrase, words in phrases().items():
         matches = words.finditer(text)
         clues += [_Clue(phrase, *match.span(), text) for match in matches]
-    return iter(sorted(clues, key=lambda clue: clue.start))
+    clues.sort(key=lambda clue: clue.start)
+    return _with_what_they_overlap(clues)
+
+
+def _with_what_they_overlap(clues: list[_Clue]) -> Iterator[_Clue]:
+    """Add where phrases that overlap begin and end: "cannot allocate" and "memory"."""
+    group: list[_Clue] = []
+    end = 0
+    for clue in [*clues, None]:
+        if clue is not None and group and clue.start < end:
+            group.append(clue)
+            end = max(end, clue.end)
+            continue
+        for member in group:
+            yield replace(member, spoken=Span(group[0].start, end))
+        if clue is not None:
+            group, end = [clue], clue.end
 
 
 def _loose_clues(text: str) -> Iterator[_Clue]:
@@ -221,7 +279,7 @@ def _loose_clues_in(text: str, start: int, end: int) -> Iterator[_Clue]:
         yield _Clue(statement.way, first, last, text, is_loose=True)
 
 
-def _report_of_clue(clue: _Clue) -> Exhaustion | None:
+def _report_of_clue(clue: _Clue, *, was_printed: bool = False) -> Exhaustion | None:
     begin, end = clue.sentence()
     sentence = clue.text[begin:end]
     if NOT_MEMORY.search(sentence) and not gives_last_reason(
@@ -238,14 +296,28 @@ def _report_of_clue(clue: _Clue) -> Exhaustion | None:
     )
     if mood is not None:
         return None
+    evidence = weigh_evidence(
+        clue.text,
+        clue.spoken or Span(clue.start, clue.end),
+        Span(begin, min(end, len(clue.text))),
+    )
+    if evidence.weight < 0:
+        return None
     region = clue.region()
     amounts = list(find_amounts(clue.text[begin : region[1]]))
-    if not _is_report(clue, sentence, amounts):
+    if was_printed:
+        is_report = clue.phrase is Phrase.RAN_OUT and evidence.weight >= _SURELY_PRINTED
+    else:
+        is_report = _is_report(clue, sentence, amounts)
+    if not is_report:
         return None
     kind, backend = _kind_and_backend(clue, sentence, amounts)
     return Exhaustion(kind, backend, clue.start, clue.end, region)
 
 
+_SURELY_PRINTED = 4
+"""Evidence that is as good as a word for a device or an error: a label and nothing
+against it, such as "alloc.cc:212] OOM"."""
 _QUESTION = re.compile(
     r"\s*(?:is|are|was|were|do|does|did|why|how|what|when|can|could|should|would|has|"
     r"have|any|anyone)\b[^:?]*\?",

@@ -89,10 +89,11 @@ _MOST_REPETITIONS = 8
 _BLANKS = re.compile(r"[ \t\xa0]{2,}")
 _NEW_RECORD = re.compile(
     r"Traceback|File \"|[\w.]{1,80}(?:Error|Exception|Warning)\b|Killed\b|Bus error\b"
+    rf"|\[ ?{_LEVEL} ?\]"
 )
 """How a line begins that goes on with no other."""
-_ENDS_WITH_LABEL = re.compile(r"\w error:$")
-"""A line that announces what the next begins with: "but got error:"."""
+_ENDS_WITH_LABEL = re.compile(r"\w error:$|\s[:-]$")
+"""A line that announces what the next begins with: "but got error:", "(92) -"."""
 _TABLE_ROW = re.compile(r"[A-Za-z][\w ()/-]{0,40}: ?[\d.,]{1,24}(?: ?[KMGT]?i?B)?")
 """A label and its number: rows of a table are equally wide without being wrapped."""
 _PROCESS_AT_START = re.compile(rf"(?:^|(?<=[\])Z,.\d] )){_PROCESS}", re.MULTILINE)
@@ -102,6 +103,8 @@ _RANK_AT_START = re.compile(
 _QUOTED_LINE = re.compile(
     r"(?:^[ \t]{0,80}|(?<=[\])Z,.\d:-] )|(?<=\w:))>(?=[ \t])", re.MULTILINE
 )
+_BEGINS_ANEW = "\u2063"
+"""Stands before what is quoted while lines are joined: it goes on no other line."""
 _KEPT = "\u2060"
 """Stands before what is no prefix while prefixes are taken away: no log has it."""
 _MOST_PREFIXES = 6
@@ -115,6 +118,8 @@ class _Line(NamedTuple):
     """Columns, with its prefixes and its indentation."""
     words: str
     """What is left of it."""
+    begins_anew: bool = False
+    """Whether it is known to go on with no line before it."""
 
 
 _CONTRACTION = re.compile("n?['\u2019]t\b")
@@ -172,14 +177,17 @@ def _start_line_of_quotation(match: re.Match[str]) -> str:
     """Begin a line with what is quoted; that it is an error stays before it."""
     if match["name"]:
         return f"{match['name']}:\n"
-    return "\nerror: " if (match["key"] or "").lower() == "error" else "\n"
+    is_error = (match["key"] or "").lower() == "error"
+    return f"\n{_BEGINS_ANEW}error: " if is_error else f"\n{_BEGINS_ANEW}"
 
 
 def _clean_line(line: str) -> _Line:
+    begins_anew = line.startswith(_BEGINS_ANEW)
+    line = line.removeprefix(_BEGINS_ANEW)
     # A bar can stand behind a prefix, and a prefix behind a bar.
     words = _PROGRESS.sub(" ", _without_prefixes(line))
     words = _without_prefixes(words).replace(_KEPT, "")
-    return _Line(len(line), _BLANKS.sub(" ", words).strip())
+    return _Line(len(line), _BLANKS.sub(" ", words).strip(), begins_anew)
 
 
 def _shorten_data(match: re.Match[str]) -> str:
@@ -233,7 +241,10 @@ def _join_lines(lines: list[_Line]) -> str:
         if number + 1 == len(lines):
             break
         following = lines[number + 1]
-        if _TABLE_ROW.fullmatch(following.words):
+        is_row = _TABLE_ROW.fullmatch(following.words) is not None
+        if following.words[0].islower() and not _TABLE_ROW.fullmatch(line.words):
+            is_row = False  # "failed with exit|code: 137": a table does not begin so
+        if following.begins_anew or (is_row and not _goes_on(line)):
             pieces.append("\n")
             continue
         neighbours = lines[max(0, number - 1) : number + 3]
@@ -249,10 +260,14 @@ def _join_lines(lines: list[_Line]) -> str:
     return "".join(pieces)
 
 
+def _goes_on(line: _Line) -> bool:
+    """Whether a line announces what the next begins with."""
+    return _ENDS_WITH_LABEL.search(line.words) is not None
+
+
 def _is_wrapped(line: _Line, following: _Line, width: int) -> bool:
     """Whether a line was broken only because the next word did not fit."""
-    goes_on = _ENDS_WITH_LABEL.search(line.words) is not None
-    if _NEW_RECORD.match(following.words) and not goes_on:
+    if _NEW_RECORD.match(following.words) and not _goes_on(line):
         return False
     next_word = following.words.split(" ", 1)[0]
     return line.width + 1 + len(next_word) > width

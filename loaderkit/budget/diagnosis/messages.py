@@ -7,6 +7,7 @@ not know is read from its words (``grammar.py``), and amounts always are
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from dataclasses import dataclass, field, fields, replace
@@ -19,9 +20,10 @@ from loaderkit.budget.diagnosis.amounts import (
     find_amounts,
     parse_size,
 )
+from loaderkit.budget.diagnosis.evidence import weigh_evidence
 from loaderkit.budget.diagnosis.grammar import (
     find_exhaustion,
-    mentions_exhaustion,
+    find_mention,
     place_named,
     sentence_around,
     speaks_of_the_host,
@@ -65,6 +67,8 @@ _NEARBY = 300
 """Characters around a wording in which another system names a device or an amount."""
 _MOST_UNREAD = 3
 """Amounts printed as not understood: more would bury the diagnosis."""
+_MOST_REASONS = 3
+"""Reasons printed why words report nothing."""
 _ON_DEVICE = frozenset(
     {"device_oom", "device_oom_async", "device_limit", "buffer_too_large", "oom"}
 )
@@ -196,30 +200,53 @@ def read_message(text: str) -> Message:
         return replace(message, raw=text)
 
     # Nothing is reported: say which words only look like it.
-    mentioned = mentions_exhaustion(cleaned)
-    unread = () if mentioned is None else (f'"{mentioned}" tells of no event here',)
-    return Message(raw=text, unread=unread)
+    mention = find_mention(cleaned)
+    if mention is None:
+        return Message(raw=text)
+    reasons = f": {', '.join(mention.reasons[:_MOST_REASONS])}" * bool(mention.reasons)
+    return Message(
+        raw=text, unread=(f'"{mention.words}" tells of no event here{reasons}',)
+    )
 
 
 def _first_pattern_match(
     text: str,
 ) -> tuple[MessagePattern | None, re.Match[str] | None]:
     for wording in message_patterns():
-        match = wording.pattern.search(text)
-        if match is None or _is_of_a_device(wording, text, match):
-            continue
-        if _is_only_spoken_of(text, match):
-            continue
-        if not _lacks_permission(wording, text, match):
-            return wording, match
+        matches = itertools.islice(wording.pattern.finditer(text), _MOST_MATCHES)
+        for match in matches:
+            if _is_of_a_device(wording, text, match):
+                continue
+            if _is_only_spoken_of(wording, text, match):
+                continue
+            if not _lacks_permission(wording, text, match):
+                return wording, match
     return None, None
 
 
-def _is_only_spoken_of(text: str, match: re.Match[str]) -> bool:
+_MOST_MATCHES = 8
+"""Of one wording: the first can stand in the line of code that a traceback shows, and
+the error below it.  As many as lines that differ in their numbers only are kept."""
+
+
+def _is_only_spoken_of(
+    wording: MessagePattern, text: str, match: re.Match[str]
+) -> bool:
     """Whether a wording stands where nothing is reported."""
     phrase = Span(match.start(), match.end())
-    sentence = sentence_around(text, phrase)
-    return find_mood(text, phrase, sentence, is_sure=True) is not None
+    begin, end = sentence_around(text, phrase)
+    sentence = Span(begin, min(end, len(text)))
+    if find_mood(text, phrase, sentence, is_sure=True) is not None:
+        return True
+    if wording.is_oom is not True:
+        return False  # of look-alikes only the name would change, a guess stays a guess
+    evidence = weigh_evidence(text, phrase, sentence)
+    return evidence.weight + _WEIGHT_OF_A_WORDING < 0
+
+
+_WEIGHT_OF_A_WORDING = 4
+"""What speaks for a report in the wording itself; from the same regression as the rows
+of ``evidence.txt``."""
 
 
 def _is_of_a_device(wording: MessagePattern, text: str, match: re.Match[str]) -> bool:

@@ -43,6 +43,22 @@ class Mood(Enum):
     MOVED = "moved"
     """Something was taken out of memory."""
 
+    @property
+    def in_words(self) -> str:
+        """Say it to the reader of a message that is no report."""
+        return _MOODS_IN_WORDS.get(self.value, f"a {self.value}")
+
+
+_MOODS_IN_WORDS = {
+    "possible": "a possibility",
+    "named": "errors as a topic",
+    "code": "a program's text",
+    "denied": "a denial",
+    "taken_back": "the program goes on",
+    "announced": "an announcement",
+    "moved": "something moved out of memory",
+}
+
 
 class Span(NamedTuple):
     """A stretch of a text."""
@@ -55,7 +71,7 @@ _REACH = 240
 """Characters looked at before and behind a phrase: the longest sentence of the gathered
 look-alikes that takes a phrase back, or says whose it is, has about 200."""
 
-_PLACES: dict[str, Callable[[str, Span, Span], str]] = {
+PLACES: dict[str, Callable[[str, Span, Span], str]] = {
     "before": lambda text, phrase, sentence: text[sentence.start : phrase.start],
     "edge": lambda text, phrase, _: text[max(0, phrase.start - 40) : phrase.start],
     "behind": lambda text, phrase, _: text[phrase.end : phrase.end + _REACH],
@@ -68,7 +84,7 @@ _PLACES: dict[str, Callable[[str, Span, Span], str]] = {
         max(0, sentence.start - _REACH) : sentence.start
     ],
 }
-_ANCHORED = frozenset({"behind", "whole"})
+ANCHORED_PLACES = frozenset({"behind", "whole"})
 """Places whose patterns begin where the place begins."""
 
 
@@ -161,8 +177,12 @@ def find_mood(
         if is_sure and mood is Mood.POSSIBLE:
             continue
         is_before = place in {"before", "line"}
-        around = _PLACES[place](text, hedged if is_before else phrase, sentence)
-        found = pattern.match(around) if place in _ANCHORED else pattern.search(around)
+        around = PLACES[place](text, hedged if is_before else phrase, sentence)
+        found = (
+            pattern.match(around)
+            if place in ANCHORED_PLACES
+            else pattern.search(around)
+        )
         if found is None:
             continue
         is_hedge = mood in _HEDGES and place == "before"

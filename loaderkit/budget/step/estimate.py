@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -242,17 +243,26 @@ def estimate(model: torch.nn.Module, batch: Any, step: Step) -> StepEstimate:
         ValueError: The step is wrong, so that no way works.
     """
     started = time.perf_counter()
+    begun: list[Log] = []
     try:
-        step_estimate = _estimate_by_tracking(model, batch, step)
+        step_estimate = _estimate_by_tracking(model, batch, step, begun)
     except StepError:
         raise
     except Exception as error:  # noqa: BLE001 -- any operator may refuse fake tensors
-        step_estimate = _estimate_without_tracking(model, batch, step, error)
+        seen_bytes = max((_highest_bytes(log) for log in begun), default=0)
+        step_estimate = _estimate_without_tracking(
+            model, batch, step, error, seen_bytes
+        )
     return replace(step_estimate, seconds=time.perf_counter() - started)
 
 
+def _highest_bytes(log: Log) -> int:
+    """Give the most that lived at once in what was tracked of a step."""
+    return max(itertools.accumulate(event.change for event in log.events), default=0)
+
+
 def _estimate_by_tracking(
-    model: torch.nn.Module, batch: Any, step: Step
+    model: torch.nn.Module, batch: Any, step: Step, begun: list[Log]
 ) -> StepEstimate:
     """Track a step; a second time with real values where floats decide a shape.
 
@@ -261,11 +271,11 @@ def _estimate_by_tracking(
     """
     other_ends: list[Log] = []
     try:
-        log = track_step(model, batch, step)
+        log = track_step(model, batch, step, begun=begun)
     except StepError:
         raise
     except Exception:  # noqa: BLE001 -- such as tolist() of a fake tensor
-        log = track_step(model, batch, step, with_values=True)
+        log = track_step(model, batch, step, with_values=True, begun=begun)
     else:
         step_estimate = summarise(log, step)
         if _can_be_measured_instead(log, step_estimate):
@@ -415,9 +425,19 @@ class _Interval(NamedTuple):
 
 
 def _estimate_without_tracking(
-    model: torch.nn.Module, batch: Any, step: Step, error: Exception
+    model: torch.nn.Module, batch: Any, step: Step, error: Exception, seen_bytes: int
 ) -> StepEstimate:
     """Extend small real steps; where there are none, use a formula.
+
+    Args:
+        model: A module.
+        batch: What it is called with.
+        step: How a step is made.
+        error: With which tracking ended.
+        seen_bytes: What lived at the highest until then.
+
+    Returns:
+        The estimate.
 
     Raises:
         StepError: The step does not run, whatever its tensors are.
@@ -432,18 +452,21 @@ def _estimate_without_tracking(
         own_error = find_error_without_memory(model, batch, step)
         if own_error is not None:
             raise error_of_step(own_error) from own_error
-        return _estimate_by_formula(model, batch, step, why)
+        return _estimate_by_formula(model, batch, step, why, seen_bytes)
 
-    phases = points.extended(size_of(batch))
+    size = size_of(batch)
+    phases = points.extended(size)
     peak = max(phases.values())
     error_share = max(_LEAST_LINE_ERROR, points.error() * _LINE_ERROR_FACTOR)
-    is_far = points.sizes[-1] < size_of(batch) // _UNBENT_SIZES
+    is_far = points.sizes[-1] < size // _UNBENT_SIZES
     factor = _BENT_LINE_FACTOR if is_far else 1.0
+    degrees = range(1, min(len(points.sizes), 3))
+    ends = [max(points.extended(size, degree).values()) for degree in degrees]
     # What was measured already is sure, unless the line itself falls below it.
     measured = max(points.peaks[-1].values())
     low = max(min(measured, peak), round(peak / factor)) * (1 - error_share)
-    high = peak * (1 + error_share) * factor
-    interval = _Interval(round(low), round(high))
+    high = max(peak, *ends) * (1 + error_share) * factor
+    interval = _Interval(max(round(low), 0), round(high))
     return _coarse_estimate(model, step, phases, interval, "measured and extended", why)
 
 
@@ -484,15 +507,19 @@ def _estimate_as_measured(
 
 
 def _estimate_by_formula(
-    model: torch.nn.Module, batch: Any, step: Step, why: str
+    model: torch.nn.Module, batch: Any, step: Step, why: str, seen_bytes: int
 ) -> StepEstimate:
-    """Parameters, gradients, two moments, and the outputs of every module twice."""
+    """Parameters, gradients, two moments, and the outputs of every module twice.
+
+    Or twice what lived in what could be tracked of the step, where that is more.
+    """
     parameter_bytes = held_bytes(list(model.parameters()))
     batch_bytes = held_bytes(flatten_tensors(batch))
     layers = sum(1 for _ in model.modules())
     buffer_bytes = held_bytes(list(model.buffers()))
     # Once forward and once backward; an output is taken to be as large as the batch.
     peak = 4 * parameter_bytes + buffer_bytes + 2 * layers * batch_bytes
+    peak = max(peak, 2 * seen_bytes)
     held = parameter_bytes + buffer_bytes + batch_bytes
     interval = _Interval(held, _FORMULA_FACTOR * peak)
     return _coarse_estimate(model, step, {"backward": peak}, interval, "formula", why)

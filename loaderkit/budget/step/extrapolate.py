@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaderkit.budget.cutting import count_samples, cut
+from loaderkit.budget.step.bounded_run import runs_within
 from loaderkit.budget.step.measure import copied, held_bytes, measure_step
 from loaderkit.nests import flatten_tensors
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from loaderkit.budget.step.allocation_log import Phase
@@ -23,6 +26,9 @@ _FEWEST_SAMPLES = 4
 """Of a batch: fewer give no two smaller ones."""
 _BYTES_FOR_BATCH_BYTE = 16
 """What a step may take for a byte of its batch before it was tried; chosen."""
+_MUCH_BETTER = 4
+"""How many times closer a parabola must be than a line; chosen: all pairs of a batch
+are exactly one, and what is padded is no curve at all."""
 _COPIES = 5
 """The model, its gradients, two moments, and the original beside them."""
 
@@ -35,23 +41,57 @@ class Points(NamedTuple):
     peaks: tuple[dict[Phase, int], ...]
     """What each took, by phase."""
 
-    def extended(self, size: int) -> dict[Phase, int]:
-        """Draw a straight line through the last two, to a batch of so many bytes."""
-        (x0, x1), (first, second) = self.sizes[-2:], self.peaks[-2:]
+    def extended(self, size: int, degree: int | None = None) -> dict[Phase, int]:
+        """Draw a line, or a parabola, through the last points, to a larger batch.
+
+        Args:
+            size: Bytes of the batch.
+            degree: 1 for the line, 2 for the parabola; what fits best if None.
+
+        Returns:
+            Peaks by phase.
+        """
+        count = (self.degree if degree is None else degree) + 1
+        sizes, peaks = self.sizes[-count:], self.peaks[-count:]
         extended: dict[Phase, int] = {}
-        for phase in first:
-            low, high = first.get(phase, 0), second.get(phase, 0)
-            slope = (high - low) / max(x1 - x0, 1)
-            extended[phase] = round(high + slope * (size - x1))
+        for phase in peaks[0]:
+            terms = [
+                peak.get(phase, 0) * _lagrange_weight(sizes, number, size)
+                for number, peak in enumerate(peaks)
+            ]
+            extended[phase] = round(sum(terms))
         return extended
+
+    @property
+    def degree(self) -> int:
+        """2 where a parabola told the last point much better than a line, else 1."""
+        if len(self.sizes) < 4:
+            return 1
+        return 2 if self._error_of(2) < self._error_of(1) / _MUCH_BETTER else 1
 
     def error(self) -> float:
         """Give how far the line through all points but the last misses that one."""
         if len(self.sizes) < 3:
             return _LEAST_ERROR
+        return self._error_of(self.degree)
+
+    def _error_of(self, degree: int) -> float:
         before = Points(self.sizes[:-1], self.peaks[:-1])
-        expected = max(before.extended(self.sizes[-1]).values())
+        expected = max(before.extended(self.sizes[-1], degree).values())
         return abs(expected / max(self.peaks[-1].values()) - 1)
+
+
+def _lagrange_weight(sizes: Sequence[int], number: int, size: int) -> float:
+    """Weigh a point in the curve through some, at another place.
+
+    >>> _lagrange_weight([1, 2], 1, 3)
+    2.0
+    """
+    weight = 1.0
+    for other in (*sizes[:number], *sizes[number + 1 :]):
+        # Parts of a batch may be equally large; then they count as one byte apart.
+        weight *= (size - other) / ((sizes[number] - other) or 1)
+    return weight
 
 
 def measure_points(model: torch.nn.Module, batch: Any, step: Step) -> Points | None:
@@ -79,6 +119,8 @@ def measure_points(model: torch.nn.Module, batch: Any, step: Step) -> Points | N
         small = copied(cut(batch, 0, count))
         if not sizes and size_of(small) * _BYTES_FOR_BATCH_BYTE > usable_bytes:
             return None
+        if not runs_within(model, small, step, usable_bytes):
+            break
         phases = measure_step(model, small, step)
         sizes.append(size_of(small))
         peaks.append(phases)
@@ -108,6 +150,8 @@ def measure_whole(
     """
     usable_bytes = _bytes_for_activations(model)
     if usable_bytes is None or size_of(batch) * _BYTES_FOR_BATCH_BYTE > usable_bytes:
+        return None
+    if not runs_within(model, batch, step, usable_bytes):
         return None
     return measure_step(model, batch, step)
 

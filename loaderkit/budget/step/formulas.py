@@ -22,10 +22,16 @@ from loaderkit.budget.step.accumulation import (
     references_alone,
     reused_operand,
 )
-from loaderkit.budget.step.kernel_calls import KernelCall, TensorSpec, smaller_calls
+from loaderkit.budget.step.kernel_calls import (
+    KernelCall,
+    TensorSpec,
+    operator_name,
+    smaller_calls,
+)
 from loaderkit.budget.step.kernels import (
     RangeMemory,
     invent_arguments,
+    is_safe_to_run,
     memory_by_marker,
 )
 from loaderkit.budget.step.memory_profile import memory_profile
@@ -75,9 +81,10 @@ class Formula(NamedTuple):
     """How the backward pass of a call compares without a mode."""
 
     node: str
-    """Autograd's name for it, such as "MulBackward0"."""
-    times: float
-    """What it takes at its highest without a mode, for one byte with one."""
+    """Autograd's name for it, such as "MulBackward0", or what it begins with."""
+    times: float | None
+    """What it takes at its highest without a mode, for one byte with one; None where no
+    small call like it could be made."""
 
 
 class FormulaProbe:
@@ -90,14 +97,14 @@ class FormulaProbe:
         """Forget everything."""
         self._formulas.clear()
 
-    def different(self, calls: Iterable[DifferentiatedCall]) -> dict[str, float]:
-        """Find formulas that differ.
+    def different(self, calls: Iterable[DifferentiatedCall]) -> list[Formula]:
+        """Find formulas that differ, or of which it is not known.
 
         Args:
             calls: Of the forward pass.
 
         Returns:
-            How many times more (or less) they take without a mode, by autograd's name.
+            These, each once.
         """
         by_key = {differentiated.key: differentiated for differentiated in calls}
         if len(self._formulas) + len(by_key) > _MOST_REMEMBERED:
@@ -107,8 +114,8 @@ class FormulaProbe:
             formulas = _compare_backward_passes(new_calls)
             for differentiated, formula in zip(new_calls, formulas, strict=True):
                 self._formulas[differentiated.key] = formula
-        known = [self._formulas[key] for key in by_key]
-        return {f.node: f.times for f in known if f is not None and f.times != 1.0}
+        known = dict.fromkeys(self._formulas[key] for key in by_key)
+        return [f for f in known if f is not None and f.times != 1.0]
 
 
 class _AsTracked(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -126,9 +133,23 @@ class _AsTracked(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+def guess_node(name: str) -> str:
+    """Guess what autograd's name of a formula begins with, as its generator makes it.
+
+    >>> guess_node("aten::addmm_.default")
+    'AddmmBackward'
+    """
+    words = name.removeprefix("aten::").partition(".")[0].split("_")
+    return "".join(word.capitalize() for word in words) + "Backward"
+
+
 def _compare_backward_passes(calls: list[DifferentiatedCall]) -> list[Formula | None]:
-    """Make the backward passes under one profile."""
-    nodes: dict[int, str] = {}
+    """Make the backward passes under one profile.
+
+    Returns:
+        For each call its formula; None where no output of it has one.
+    """
+    tries: list[_Try] = []
     # Looked up here, since it cannot be under a mode.
     references_alone()
     with (
@@ -136,37 +157,63 @@ def _compare_backward_passes(calls: list[DifferentiatedCall]) -> list[Formula | 
         torch.random.fork_rng(devices=[]),
         memory_profile() as profiled,
     ):
-        for number, differentiated in enumerate(calls):
-            node = _backward_twice(differentiated, number)
-            if node is not None:
-                nodes[number] = node
+        for call_number, differentiated in enumerate(calls):
+            tries += _backward_twice(differentiated, call_number, len(tries))
     taken = memory_by_marker(profiled, _MARKER)
-    formulas: list[Formula | None] = [None] * len(calls)
-    for number, node in nodes.items():
-        nothing = RangeMemory(0, 0)
+
+    formulas: list[Formula | None] = [
+        Formula(guess_node(operator_name(call.func)), None) for call, _ in calls
+    ]
+    nothing = RangeMemory(0, 0)
+    for number, (call_number, node) in enumerate(tries):
+        if node is None:
+            formulas[call_number] = None
+            continue
         plain = taken.get(2 * number, nothing).highest
         under_mode = taken.get(2 * number + 1, nothing).highest
         is_same = abs(plain - under_mode) <= _ROUNDING_BYTES
         times = 1.0 if is_same else plain / max(under_mode, 1)
-        formulas[number] = Formula(node, times)
+        formulas[call_number] = Formula(node, times)
     return formulas
 
 
-def _backward_twice(differentiated: DifferentiatedCall, number: int) -> str | None:
-    """Name the formula; None if the call or its backward pass cannot be made."""
+class _Try(NamedTuple):
+    """A small call whose backward pass was made twice."""
+
+    call_number: int
+    """Of the call it is like."""
+    node: str | None
+    """Autograd's name of its formula; None where no output has one."""
+
+
+def _backward_twice(
+    differentiated: DifferentiatedCall, call_number: int, number: int
+) -> list[_Try]:
+    """Make a call small, and its backward pass without a mode and under one.
+
+    Args:
+        differentiated: The call.
+        call_number: Its number.
+        number: Of the try; it numbers the two ranges in the profile.
+
+    Returns:
+        What succeeded; nothing if the call or its backward pass cannot be made.
+    """
     call, with_grad = differentiated
-    best_way = smaller_calls(call)[0]
-    if not best_way:
-        return None
     if call.crashes_without_gradient and not with_grad[0]:
-        return None
-    small = best_way[0]
-    try:
-        node = _run_backward_pass(small, with_grad, 2 * number, under_mode=False)
-        _run_backward_pass(small, with_grad, 2 * number + 1, under_mode=True)
-    except Exception:  # noqa: BLE001 -- values were invented: any operator may refuse
-        return None
-    return node
+        return []
+    for way in smaller_calls(call):
+        if not way:
+            continue
+        try:
+            if not is_safe_to_run(way[0]):
+                continue
+            node = _run_backward_pass(way[0], with_grad, 2 * number, under_mode=False)
+            _run_backward_pass(way[0], with_grad, 2 * number + 1, under_mode=True)
+        except Exception:  # noqa: BLE001 -- values were invented
+            continue
+        return [_Try(call_number, node)]
+    return []
 
 
 def _run_backward_pass(

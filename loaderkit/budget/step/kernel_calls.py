@@ -11,6 +11,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_iter, tree_unflatten
 
+from loaderkit.budget.step.shape_rules import shape_rule
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import TypeAlias
@@ -111,6 +113,7 @@ _PLAIN = (
     "aten::_fused_adagrad",
     "aten::_fused_sgd",
     "aten::_pack_padded_sequence",
+    "aten::_grouped_mm",
 )
 """Kernels that hold nothing beside their outputs, whatever the operands (as in
 torch's source): they need not be made."""
@@ -261,6 +264,9 @@ def call_of(func: OpOverload, args: Args, kwargs: Kwargs) -> KernelCall | None:
     if any(word in name for word in _UNSAFE) and not _is_plain(name):
         return None
     values, tree = tree_flatten((_plain_scalars(func, args), kwargs))
+    if "_grouped_mm" in name and any(_is_short(value) for value in values):
+        # Each group is packed, and the sizes of groups are among the values.
+        return None
     if any(word in name for word in _UNSAFE_POSITIONS):
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
         if not all(t.is_floating_point() or t.is_complex() for t in tensors):
@@ -313,6 +319,10 @@ def _number_arguments(func: OpOverload) -> list[int]:
 
 def _is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor)
+
+
+def _is_short(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype in _SHORT
 
 
 def _is_int(value: object) -> bool:
@@ -558,7 +568,7 @@ def output_bytes(call: KernelCall) -> int | None:
     ]
     args, kwargs = tree_unflatten(leaves, call.tree)
     try:
-        result = call.func(*args, **kwargs)
+        result = shape_rule(call.func)(*args, **kwargs)
     except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError):
         return None
     outputs = [leaf for leaf in tree_iter(result) if _is_tensor(leaf)]

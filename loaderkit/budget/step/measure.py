@@ -6,7 +6,7 @@ import copy
 import io
 import warnings
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.autograd.profiler import record_function
@@ -41,10 +41,7 @@ def measure_step(model: torch.nn.Module, batch: Any, step: Step) -> dict[Phase, 
         Peak bytes by phase of parameters, buffers, batch and everything allocated, as
         the events of torch's own allocator add up; no allocator slack.
     """
-    twin, own_batch = _copy_module(model), copied(batch)
-    if step.checkpoint:
-        checkpoint_blocks(twin)
-    optimizer = make_optimizer(twin.parameters(), step)
+    twin, own_batch, optimizer = step_copies(model, copied(batch), step)
     before_steps = [
         *twin.parameters(),
         *twin.buffers(),
@@ -63,6 +60,32 @@ def measure_step(model: torch.nn.Module, batch: Any, step: Step) -> dict[Phase, 
             run_step(twin, own_batch, optimizer, step, mark=mark_phase)
         mark_phase("end")
     return _peaks_by_phase(profiled, base_bytes)
+
+
+class StepCopies(NamedTuple):
+    """What a step is run on."""
+
+    model: Any
+    batch: Any
+    optimizer: Any
+    """None where nothing is updated."""
+
+
+def step_copies(model: torch.nn.Module, batch: Any, step: Step) -> StepCopies:
+    """Copy a module and make its optimizer.
+
+    Args:
+        model: A module; not changed.
+        batch: Already a copy.
+        step: How a step is made.
+
+    Returns:
+        What may be trained.
+    """
+    twin = _copy_module(model)
+    if step.checkpoint:
+        checkpoint_blocks(twin)
+    return StepCopies(twin, batch, make_optimizer(twin.parameters(), step))
 
 
 def _copy_module(model: torch.nn.Module) -> Any:

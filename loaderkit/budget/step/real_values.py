@@ -11,6 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from loaderkit.budget.step.written import written_tensors
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -49,6 +51,10 @@ class RealValues:
             self._given.add(_storage_key(real))
             self._values[fake] = Value(real.detach(), trained)
 
+    def name_own_value(self, fake: Any, real: torch.Tensor, *, trained: bool) -> None:
+        """Name the value of a tensor that the step itself made, and may write to."""
+        self._values[fake] = Value(real, trained)
+
     def of(self, tensor: torch.Tensor) -> Value | None:
         """Give a tensor's value; None if it is not known."""
         if isinstance(tensor, FakeTensor):
@@ -69,8 +75,7 @@ class RealValues:
         outputs = [t for t in tree_iter(out) if isinstance(t, FakeTensor)]
         if not outputs:
             return
-        is_mutable = func._schema.is_mutable  # noqa: SLF001 -- the way to ask
-        mutated = operands if is_mutable else []
+        mutated = written_tensors(func, args, kwargs)
         if not self._can_compute(func, operands, mutated, outputs):
             self._forget_values(mutated)
             return

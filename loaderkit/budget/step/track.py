@@ -11,7 +11,7 @@ import functools
 import warnings
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -58,6 +58,7 @@ def track_step(
     *,
     chosen: float = 1.0,
     with_values: bool = False,
+    begun: list[Log] | None = None,
 ) -> Log:
     """Run a training step with fake floats, as it is once the training runs.
 
@@ -67,6 +68,8 @@ def track_step(
         step: How a step is made.
         chosen: Share of elements that a mask of unknown values is taken to choose.
         with_values: Compute the floats that decide a shape, if they are few.
+        begun: Gets each log at its beginning: what is in it remains where a step cannot
+            be tracked to its end.
 
     Returns:
         The log; the optimizer has its state from the beginning.
@@ -74,21 +77,17 @@ def track_step(
     Raises:
         ValueError: A lazy module has no parameters yet.
     """
-    values = RealValues() if with_values else None
-    tracked = _track_once(model, batch, step, chosen, values, give_state=True)
-    if tracked.is_like_later_steps:
-        return tracked.log
-    values = RealValues() if with_values else None
-    return _track_once(model, batch, step, chosen, values, give_state=False).log
-
-
-class _TrackedStep(NamedTuple):
-    """A step that was tracked."""
-
-    log: Log
-    is_like_later_steps: bool
-    """False where the optimizer was given its state, and the second step of a training
-    would still differ from this one."""
+    for give_state in (True, False):
+        values = RealValues() if with_values else None
+        log = Log()
+        if begun is not None:
+            begun.append(log)
+        is_like_later_steps = _track_once(
+            model, batch, step, chosen, values, log, give_state=give_state
+        )
+        if is_like_later_steps:
+            break
+    return log
 
 
 def _track_once(
@@ -97,17 +96,20 @@ def _track_once(
     step: Step,
     chosen: float,
     values: RealValues | None,
+    log: Log,
     *,
     give_state: bool,
-) -> _TrackedStep:
+) -> bool:
     """Track one step where the optimizer can be given its state, else two.
 
     With a state that was given, the second step may still differ: a parameter without a
     gradient has no state in a training, and what a model keeps from one step to the
     next, such as its last output, is there in the second only.
+
+    Returns:
+        Whether the second step of a training would be like this one.
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    log = Log()
     twin, twin_batch = fake_model(fake, model), fake_batch(fake, batch)
     if step.checkpoint:
         checkpoint_blocks(twin)
@@ -153,8 +155,7 @@ def _track_once(
 
     has_unused = any(parameter.grad is None for parameter in twin.parameters())
     keeps_something = tracker.unowned_bytes() > _KEPT_BYTES
-    differs_later = has_state and (has_unused or keeps_something)
-    return _TrackedStep(log, is_like_later_steps=not differs_later)
+    return not (has_state and (has_unused or keeps_something))
 
 
 def _name_model_values(

@@ -27,7 +27,9 @@ from loaderkit.budget.step.measure import (
     parts_of_nested,
     parts_of_sparse,
 )
+from loaderkit.budget.step.shape_rules import shape_rule
 from loaderkit.budget.step.train_step import StepError
+from loaderkit.budget.step.written import tensors_in, written_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -123,6 +125,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.phase: LogPhase = "base"
         self._module_of_node: dict[int, str] = {}
         self._real_sizes: dict[int, int] = {}
+        self._overwritten: dict[int, bool | None] = {}
+        """Storages of real tensors that fakes were written to: whether what they hold
+        now depends on parameters; None where it is not known."""
         self.real_bytes_live = 0
         self._is_computing_again = False
         self._checkpoints_of_step = 0
@@ -199,6 +204,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Another storage may have the address by now.
         if storage is not None and storage.number == number:
             del self.live[key]
+            self._overwritten.pop(key, None)
             self.log.events.append(Event(number, -storage.nbytes))
             self.real_bytes_live -= self._real_sizes.pop(number, 0)
 
@@ -270,6 +276,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         reused = reused_operand(func, args) if backward else None
         if self.function in _ADDING_IN_PLACE and func is _aten.add.Tensor:
             reused = args[0]
+        args, kwargs = self._without_stale_values(func, args, kwargs)
         listed_bytes = 0
         if func in _INDEXED:
             self._raise_if_refused(mask_error_of(*args[:2]))
@@ -278,13 +285,14 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not backward:
             self._raise_if_refused(index_error_of(func, args, kwargs))
         # Listed once: what is done at each operator decides how long an estimate takes.
-        operands = _tensors_in((args, kwargs))
+        operands = tensors_in((args, kwargs))
         out = _without_unasked_gradients(
             func, args, self._run_operator(func, args, kwargs, operands)
         )
+        self._note_written(func, args, kwargs)
         if reused is not None:
             self._log_reused(reused)
-        outputs = _tensors_in(out)
+        outputs = tensors_in(out)
         self._add_sparse_bytes(_sparse_bytes(func, args, operands, outputs))
         numbers = [number for tensor in outputs for number in self.add(tensor)]
         if listed_bytes:
@@ -297,6 +305,72 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if backward and numbers:
             self.made_by_formulas.append(MadeByFormula(node_name(), tuple(numbers)))
         return out
+
+    def _without_stale_values(
+        self, func: OpOverload, args: Args, kwargs: Kwargs
+    ) -> tuple[Args, Kwargs]:
+        """Fake real tensors that fakes were written to, or are written to by this call.
+
+        Such as the batch vector of a pool, which PyG fills by ``arange().scatter_()``:
+        a real tensor would keep the values it had before.
+        """
+        if self._overwritten:
+            args, kwargs = tree_map(self._fake_if_overwritten, (args, kwargs))
+        written = written_tensors(func, args, kwargs)
+        if not any(_is_real(tensor) for tensor in written):
+            return args, kwargs
+        if not any(map(_is_fake, tree_iter((args, kwargs)))):
+            return args, kwargs
+        fakes = {
+            id(tensor): self._fake_in_place_of(tensor, is_trained=False)
+            for tensor in written
+            if _is_real(tensor)
+        }
+        for tensor in written:
+            if id(tensor) in fakes:
+                self._overwritten[tensor.untyped_storage()._cdata] = None
+        args, kwargs = tree_map(lambda leaf: fakes.get(id(leaf), leaf), (args, kwargs))
+        return args, kwargs
+
+    def _fake_if_overwritten(self, leaf: object) -> Any:
+        if not isinstance(leaf, torch.Tensor) or not _is_real(leaf):
+            return leaf
+        key = leaf.untyped_storage()._cdata
+        if key not in self._overwritten:
+            return leaf
+        return self._fake_in_place_of(leaf, is_trained=self._overwritten[key])
+
+    def _fake_in_place_of(self, real: torch.Tensor, *, is_trained: bool | None) -> Any:
+        """Make the fake of a real tensor, without another storage in the log."""
+        owner = self.live.get(real.untyped_storage()._cdata)
+        fake = self.fake.from_tensor(real)
+        storage = fake.untyped_storage()
+        key = storage._cdata
+        if key not in self.live and owner is not None:
+            when_freed = functools.partial(self._forget_alias, key)
+            reference = weakref.ref(storage, when_freed)
+            self.live[key] = _LiveStorage(owner.number, 0, reference)
+        is_new = self.values is not None and self.values.of(fake) is None
+        if self.values is not None and is_new and is_trained is not None:
+            self.values.name_own_value(fake, real, trained=is_trained)
+        return fake
+
+    def _forget_alias(self, key: int, ref: Any) -> None:
+        alias = self.live.get(key)
+        # Another storage may have the address by now.
+        if alias is not None and alias.reference is ref:
+            del self.live[key]
+
+    def _note_written(self, func: OpOverload, args: Args, kwargs: Kwargs) -> None:
+        """Remember whether the values of what was written to are known."""
+        if not self._overwritten or self.values is None:
+            return
+        for tensor in written_tensors(func, args, kwargs):
+            value = self.values.of(tensor) if _is_fake(tensor) else None
+            if value is not None:
+                key = value.real.untyped_storage()._cdata
+                if key in self._overwritten:
+                    self._overwritten[key] = value.trained
 
     def _raise_if_refused(self, index_error: str | None) -> None:
         """Raise where a kernel would, though a rule for fake tensors does not.
@@ -382,7 +456,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _aten._pack_padded_sequence.default and not _is_fake(args[1]):
             return self._pack_sequences(func, args)
         with self.fake:
-            return func(*args, **kwargs)
+            return shape_rule(func)(*args, **kwargs)
 
     def _pack_sequences(self, func: OpOverload, args: Args) -> Any:
         """Pack sequences of known lengths, for which torch has no rule of shapes."""
@@ -437,6 +511,13 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 count = int(args[1].expand(shape).sum())
             with self.fake:
                 return args[0].new_empty((count,))
+        if func is _aten.bincount.default:
+            # The largest value decides, of which nothing is known; who names a length
+            # names the one that is asked for.
+            self._note_assumption(ALL_CHOSEN, func)
+            count = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
+            with self.fake:
+                return args[0].new_empty(count or self._chosen_of(args[0].shape))
         if func is _aten._unique2.default:
             self._note_assumption(ALL_CHOSEN, func)
             count = self._chosen_of(args[0].shape)
@@ -543,19 +624,13 @@ class ReadsValues(TorchFunctionMode):
             self.tracker.function = outer
 
 
-def _tensors_in(nest: Any) -> list[torch.Tensor]:
-    """List tensors of an operator's arguments or outputs; torch's trees take longer."""
-    if isinstance(nest, torch.Tensor):
-        return [nest]
-    if isinstance(nest, dict):
-        nest = nest.values()
-    elif not isinstance(nest, (tuple, list)):
-        return []
-    return [tensor for part in nest for tensor in _tensors_in(part)]
-
-
 def _is_fake(leaf: object) -> bool:
     return isinstance(leaf, FakeTensor)
+
+
+def _is_real(tensor: torch.Tensor) -> bool:
+    """Tell a tensor with memory, of one storage, from fakes and sparse ones."""
+    return not isinstance(tensor, FakeTensor) and tensor.layout is torch.strided
 
 
 def _makes_floats(func: OpOverload, kwargs: Kwargs) -> bool:

@@ -10,7 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loaderkit.budget.step.allocation_log import Bounds
-from loaderkit.budget.step.formulas import FORMULAS, DifferentiatedCall
+from loaderkit.budget.step.formulas import (
+    FORMULAS,
+    DifferentiatedCall,
+    guess_node,
+)
 from loaderkit.budget.step.kernels import KERNELS, SizedCall
 from loaderkit.budget.step.step_errors import error_of_step
 
@@ -116,15 +120,17 @@ def _storage_to_correct(tracked: TrackedCall, log: Log) -> int:
 def add_formulas(tracker: Tracker, log: Log) -> None:
     """Widen the interval where autograd takes other storages without a mode."""
     differentiated = [call for call in tracker.calls if any(call.with_grad)]
-    times_by_node = FORMULAS.different(
+    formulas = FORMULAS.different(
         DifferentiatedCall(tracked.call, tracked.with_grad)
         for tracked in differentiated
         if tracked.call is not None
     )
-    # Of calls that cannot be made for real nothing is known of the formulas.
+    times_by_node = {f.node: f.times for f in formulas if f.times is not None}
+    # Nothing is known of the formulas of calls that cannot be made for real.
     unknown_nodes = tuple(
-        _guess_node(tracked.name) for tracked in differentiated if tracked.call is None
+        guess_node(tracked.name) for tracked in differentiated if tracked.call is None
     )
+    unknown_nodes += tuple(f.node for f in formulas if f.times is None)
     for gradient in tracker.made_by_formulas:
         times = times_by_node.get(gradient.node, 1.0)
         is_unknown = bool(unknown_nodes) and gradient.node.startswith(unknown_nodes)
@@ -136,9 +142,3 @@ def add_formulas(tracker: Tracker, log: Log) -> None:
             size = log.events[number].change
             high = round(size * max(times, 1.0))
             log.corrections[number] = Bounds(-size, 0, high)
-
-
-def _guess_node(name: str) -> str:
-    """Guess autograd's name of an operator's formula, as its code generator does."""
-    words = name.removeprefix("aten::").partition(".")[0].split("_")
-    return "".join(word.capitalize() for word in words) + "Backward"

@@ -1,0 +1,74 @@
+"""Shapes and types of what operators give, where torch's rules for fakes are wrong."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch._ops import OpOverload
+
+_aten = torch.ops.aten
+_NORMS = (
+    _aten.native_layer_norm.default,
+    _aten.native_group_norm.default,
+    _aten.native_batch_norm.default,
+    _aten._native_batch_norm_legit.default,  # noqa: SLF001 -- an operator
+    _aten._native_batch_norm_legit.no_stats,  # noqa: SLF001 -- an operator
+)
+"""They give the mean and the deviation after the output."""
+
+
+def shape_rule(func: OpOverload) -> Callable[..., Any]:
+    """Give what makes outputs of the right shapes and types, for fake tensors.
+
+    Args:
+        func: An operator.
+
+    Returns:
+        To be called with its arguments: our rule where there is one, else itself.
+    """
+    return _RULES.get(func, func)
+
+
+def _grouped_product(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    _bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Multiply groups of rows, such as each expert's: the sizes are in the offsets.
+
+    Torch's rule takes bfloat16 alone, with rows of whole 16 bytes, as CUDA does.
+    """
+    shape: tuple[int, ...] = (left.shape[-2], right.shape[-1])
+    if left.dim() == right.dim():
+        groups = left.shape[0] if offsets is None else offsets.shape[0]
+        shape = (groups, *shape)
+    return left.new_empty(shape, dtype=out_dtype or left.dtype)
+
+
+def _norm(func: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Normalise: of a short input, kernels keep float32 if the weights are float32.
+
+    Torch's rule gives the input's type.  A gradient of the gradient then refused it.
+    """
+    output, mean, deviation = func(*args, **kwargs)
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    if output.itemsize < torch.float32.itemsize and len(tensors) > 1:
+        kept_type = tensors[1].dtype
+        mean, deviation = mean.to(kept_type), deviation.to(kept_type)
+    return output, mean, deviation
+
+
+_RULES: dict[OpOverload, Callable[..., Any]] = {
+    func: functools.partial(_norm, func) for func in _NORMS
+}
+if hasattr(_aten, "_grouped_mm"):
+    # Torch 2.9 and later.
+    _RULES[_aten._grouped_mm.default] = _grouped_product  # noqa: SLF001 -- F.grouped_mm
