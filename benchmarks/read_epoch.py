@@ -32,7 +32,7 @@ from benchmarks.workloads import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from benchmarks.harness import ReadSamples
 
@@ -97,12 +97,14 @@ def _slow_name(name: str) -> str:
 
 def _slow_datasets(graphs: list[Data], folder: Path) -> dict[str, Any]:
     """Write the graphs in every format that is read one graph at a time."""
+    on_disk = sqlite_dataset(graphs[0], folder / "sqlite")
+    on_disk.extend(graphs)
     datasets = {
         "torch.load per item": PtFiles(write_pt_files(graphs, folder / "pt")),
-        "PyG OnDiskDataset (SQLite)": _sqlite_dataset(graphs, folder / "sqlite"),
+        "PyG OnDiskDataset (SQLite)": on_disk,
         "h5py per item": H5Items(graphs, folder / "items.h5"),
     }
-    datasets |= _if_installed("lmdb", lambda: LmdbItems(graphs, folder / "lmdb"))
+    datasets |= _if_installed("lmdb", lambda: _write_lmdb(graphs, folder / "lmdb"))
     datasets |= _if_installed(
         "litdata", lambda: write_litdata(graphs, folder / "litdata")
     )
@@ -116,8 +118,14 @@ def _if_installed(package: str, make_dataset: Callable[[], Any]) -> dict[str, An
     return {}
 
 
-def _sqlite_dataset(graphs: list[Data], folder: Path) -> OnDiskDataset:
-    graph_class = type(graphs[0])
+def sqlite_dataset(graph: Data, folder: Path) -> OnDiskDataset:
+    """Open PyG's database in a folder, new where there is none.
+
+    Args:
+        graph: One of the graphs that are in it, or will be.
+        folder: Where it is.
+    """
+    graph_class = type(graph)
 
     class SqliteGraphs(OnDiskDataset):  # type: ignore[misc]
         def serialize(self, data: Data) -> dict[str, Any]:
@@ -127,9 +135,7 @@ def _sqlite_dataset(graphs: list[Data], folder: Path) -> OnDiskDataset:
         def deserialize(self, data: dict[str, Any]) -> Data:
             return graph_class.from_dict(data)
 
-    dataset = SqliteGraphs(str(folder), schema=_sqlite_schema(graphs[0]))
-    dataset.extend(graphs)
-    return dataset
+    return SqliteGraphs(str(folder), schema=_sqlite_schema(graph))
 
 
 def _sqlite_schema(graph: Data) -> dict[str, Any]:
@@ -181,19 +187,35 @@ class H5Items(Dataset[Any]):
         return self.graph_class.from_dict(fields)
 
 
+def _write_lmdb(graphs: list[Data], path: Path) -> LmdbItems:
+    LmdbItems.write(graphs, path)
+    return LmdbItems(len(graphs), path)
+
+
 class LmdbItems(Dataset[Any]):
     """One pickle a graph in LMDB."""
 
-    def __init__(self, graphs: list[Data], path: Path) -> None:
+    def __init__(self, count: int, path: Path) -> None:
+        self.count = count
+        self.environment = self._open(path)
+
+    @classmethod
+    def write(cls, graphs: Sequence[Data], path: Path) -> None:
+        """Write graphs into a new database."""
+        environment = cls._open(path)
+        with environment.begin(write=True) as transaction:
+            for number in range(len(graphs)):
+                content = pickle.dumps(graphs[number])
+                transaction.put(str(number).encode(), content)
+        environment.close()
+
+    @staticmethod
+    def _open(path: Path) -> Any:
         import lmdb
 
-        self.count = len(graphs)
-        self.environment = lmdb.open(
+        return lmdb.open(
             str(path), map_size=LMDB_MAP_BYTES, readahead=False, lock=False
         )
-        with self.environment.begin(write=True) as transaction:
-            for number, graph in enumerate(graphs):
-                transaction.put(str(number).encode(), pickle.dumps(graph))
 
     def __len__(self) -> int:
         return self.count
@@ -203,7 +225,7 @@ class LmdbItems(Dataset[Any]):
             return pickle.loads(transaction.get(str(row).encode()) or b"")
 
 
-def write_litdata(samples: list[Any], path: Path) -> Path:
+def write_litdata(samples: Sequence[Any], path: Path) -> Path:
     """Write chunks of litdata's own format, a dict of tensors a graph.
 
     Whole graphs it takes apart field by field, and reads at a third of this speed.
@@ -212,7 +234,7 @@ def write_litdata(samples: list[Any], path: Path) -> Path:
 
     litdata.optimize(
         fn=_as_dict,
-        inputs=samples,
+        inputs=list(samples),
         output_dir=str(path),
         chunk_bytes="64MB",
         num_workers=1,

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from loaderkit.cache.address_space import ReadAhead, read_at_random
+from loaderkit.cache.chunks import ChunkedValues
 from loaderkit.cache.column_parts import (
     ABSENT,
     ROWS_OF_SHARD,
@@ -155,7 +156,8 @@ class ColumnReader:
         Raises:
             DamagedCacheError: The offsets on disk point outside the column.
         """
-        gather(self._values_of_parts(ranges), ranges, out, add)
+        values, ranges = self._values_of_parts(ranges)
+        gather(values, ranges, out, add)
 
     def gather_padded(self, ranges: RowRanges, out: NDArray[Any]) -> None:
         """Copy the rows of a batch side by side, with zeros behind each sample.
@@ -167,7 +169,8 @@ class ColumnReader:
         Raises:
             DamagedCacheError: The offsets on disk point outside the column.
         """
-        gather_padded(self._values_of_parts(ranges), ranges, out)
+        values, ranges = self._values_of_parts(ranges)
+        gather_padded(values, ranges, out)
 
     def gather_separately(
         self, ranges: RowRanges, outs: Sequence[NDArray[Any]]
@@ -181,23 +184,37 @@ class ColumnReader:
         Raises:
             DamagedCacheError: The offsets on disk point outside the column.
         """
-        gather_separately(self._values_of_parts(ranges), ranges, outs)
+        values, ranges = self._values_of_parts(ranges)
+        gather_separately(values, ranges, outs)
 
-    def _values_of_parts(self, ranges: RowRanges) -> dict[int, Values]:
-        """Give the values of the parts of a batch, opened, checked and asked for."""
+    def _values_of_parts(
+        self, ranges: RowRanges
+    ) -> tuple[dict[int, Values], RowRanges]:
+        """Give the values of the parts of a batch, opened, checked and asked for.
+
+        Returns:
+            The values by the number of their part, and where the rows lie in them: a
+            compressed part gives the chunks that the batch touches.
+        """
         values: dict[int, Values] = {}
+        moved: dict[int, Ints] = {}
         for part_ranges in ranges.parts:
             number = part_ranges.number
             part = self.part(number, part_ranges.unique_shards)
             values[number] = part.values
+            starts, lengths = part_ranges.starts, part_ranges.lengths
             if not part.offsets_are_checked and not part.contains(part_ranges):
                 shard = part_ranges.unique_shards[0]
                 raise damaged_offsets(self._shards, shard, self.name)
-            if self._shards.larger_than_memory and isinstance(part.values, np.ndarray):
-                self._read_ahead[number].ask(
-                    part.values, part_ranges.starts, part_ranges.lengths
-                )
-        return values
+            if isinstance(part.values, ChunkedValues):
+                decompressed = part.values.decompress(starts, lengths)
+                if decompressed is not None:
+                    values[number], moved[number] = decompressed
+            elif self._shards.larger_than_memory and isinstance(
+                part.values, np.ndarray
+            ):
+                self._read_ahead[number].ask(part.values, starts, lengths)
+        return values, ranges.moved(moved) if moved else ranges
 
     @cached_property
     def row_shape(self) -> tuple[int, ...] | None:

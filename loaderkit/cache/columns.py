@@ -1,9 +1,14 @@
-"""Collect samples into columns: what a packing worker and a shard fill up."""
+"""Collect samples into columns: what a packing worker and a shard fill up.
+
+A shard may be larger than memory.  Values wait in a file, a few megabytes of all
+columns at a time, and are copied to the shard piece by piece; what stays in memory is
+the index: the shape of each sample's value, 8 bytes an axis.
+"""
 
 from __future__ import annotations
 
 import errno
-import itertools
+from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,11 +18,15 @@ import xxhash
 from loaderkit.cache.layout import Column
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from io import FileIO
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+_PIECE_BYTES = 1 << 20
+"""Values are copied to a shard so many bytes at a time.  Chosen: a call costs nothing
+beside so many bytes, and they stay in the processor's cache."""
 
 
 class FileSpan(NamedTuple):
@@ -27,6 +36,13 @@ class FileSpan(NamedTuple):
     stop: int
 
 
+class Bounds(NamedTuple):
+    """The least and the greatest of some numbers."""
+
+    low: int
+    high: int
+
+
 @dataclass
 class BlockColumn:
     """The values of one column for the samples of a block, end to end."""
@@ -34,12 +50,18 @@ class BlockColumn:
     dtype: str
     ndim: int
     data: bytearray = field(default_factory=bytearray)
-    span: FileSpan | None = None
-    """Where the values lie in the block's file, once spilled."""
-    shapes: list[int] = field(default_factory=list)
+    """Values that are in memory: those behind all that were spilled."""
+    spans: list[FileSpan] = field(default_factory=list)
+    """Where the values lie in the block's file that were spilled."""
+    shapes: array[int] = field(default_factory=lambda: array("q"))
     """Shape after shape, ``ndim`` numbers each."""
-    rows: list[int] = field(default_factory=list)
-    """Which samples have the column, counted from the start of the block."""
+    count: int = 0
+    """How many samples have the column."""
+    rows: array[int] | None = None
+    """Which samples have it, counted from the start of the block; None for the first
+    ``count``."""
+    spilled_bounds: Bounds | None = None
+    """Of the spilled values, where they are integers."""
 
     def append(self, row: int, value: NDArray[Any]) -> None:
         """Copy one sample's value to the end.
@@ -50,27 +72,65 @@ class BlockColumn:
         """
         if value.size:
             self.data += value.data
-        self.shapes += value.shape
-        self.rows.append(row)
+        self.shapes.extend(value.shape)
+        if self.rows is not None:
+            self.rows.append(row)
+        elif row != self.count:
+            self.rows = array("q", range(self.count))
+            self.rows.append(row)
+        self.count += 1
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the values, wherever they are."""
-        if self.span is None:
-            return len(self.data)
-        return self.span.stop - self.span.start
+    def spill(self, raw: FileIO) -> None:
+        """Move the values that are in memory to the end of a file."""
+        self.spilled_bounds = self.bounds()
+        start = raw.tell()
+        write_fully(raw, self.data)
+        self.spans.append(FileSpan(start, start + len(self.data)))
+        self.data = bytearray()
+
+    def bounds(self) -> Bounds | None:
+        """Say between what the values lie; None where there are no integers."""
+        if np.dtype(self.dtype).kind not in "iu" or not self.data:
+            return self.spilled_bounds
+        values = np.frombuffer(self.data, self.dtype)
+        bounds = Bounds(int(values.min()), int(values.max()))
+        return _joint_bounds([self.spilled_bounds, bounds])
+
+    def pieces(self, file: Path | None) -> Iterator[NDArray[Any]]:
+        """Go through the values, flat.
+
+        Args:
+            file: Where those that were spilled lie.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
+        dtype = np.dtype(self.dtype)
+        step = dtype.itemsize * max(1, _PIECE_BYTES // dtype.itemsize)
+        if self.spans and file is not None:
+            with file.open("rb", buffering=0) as raw:
+                for span in self.spans:
+                    raw.seek(span.start)
+                    for start in range(span.start, span.stop, step):
+                        values = np.empty(min(step, span.stop - start), np.uint8)
+                        _read_fully(raw, values.data)
+                        yield values.view(dtype)
+        if self.data:
+            yield np.frombuffer(self.data, dtype)
 
 
 @dataclass
 class Block:
-    """The columns of some consecutive samples, as a packing worker returns them."""
+    """The columns of some consecutive samples."""
 
     samples: int = 0
     nbytes: int = 0
+    """Bytes of the values, wherever they are."""
     columns: dict[Any, BlockColumn] = field(default_factory=dict)
     """By key: whatever the packer tells columns apart by; see ``renamed``."""
     file: Path | None = None
-    """Where the values wait, when they were spilled."""
+    """Where values wait that were spilled."""
+    spilled_bytes: int = 0
 
     def append(self, values: Mapping[Any, NDArray[Any]]) -> None:
         """Add one sample: its values by column; columns it lacks are left out."""
@@ -92,50 +152,53 @@ class Block:
             column.append(row, value)
             self.nbytes += value.nbytes
 
-    def spill(self, file: Path) -> None:
-        """Put the values into a file, for another process to take.
-
-        480 MiB of blocks take 0.11 s this way, and 1.1 s through a pipe.
+    def add_numbers(self, key: Any, numbers: NDArray[np.int64]) -> None:
+        """Add a column with one number for each sample.
 
         Args:
-            file: A new file; it is removed when the last column was taken.
+            key: The column, which the block has not.
+            numbers: ``[samples]``.
         """
-        with file.open("wb") as raw:
-            for column in self.columns.values():
-                start = raw.tell()
-                column.span = FileSpan(start, start + len(column.data))
-                raw.write(column.data)
-                column.data = bytearray()
-        self.file = file
+        content = bytearray(np.ascontiguousarray(numbers, "<i8").data)
+        self.columns[key] = BlockColumn("<i8", 0, content, count=len(numbers))
+        self.nbytes += len(content)
 
-    def take(self, key: Any, into: NDArray[np.uint8]) -> None:
-        """Move the values of a column out of the block.
+    @property
+    def bytes_in_memory(self) -> int:
+        """Bytes of the values that were not spilled."""
+        return self.nbytes - self.spilled_bytes
+
+    def spill(self, file: Path) -> None:
+        """Move the values that are in memory to the end of a file.
+
+        480 MiB of blocks take 0.11 s this way, and 1.1 s through a pipe to another
+        process.
 
         Args:
-            key: The column.
-            into: Where they go ``[bytes]``.
+            file: The file; the same one each time.
 
         Raises:
-            OSError: The file they were spilled to cannot be read.
+            OSError: It cannot be written.
         """
-        column = self.columns.pop(key)
-        if column.span is None:
-            into[:] = np.frombuffer(column.data, np.uint8)
-        elif self.file is not None:
-            with self.file.open("rb", buffering=0) as raw:
-                raw.seek(column.span.start)
-                _read_fully(raw, into.data)
-        is_file_needed = any(left.span is not None for left in self.columns.values())
-        if self.file is not None and not is_file_needed:
-            self.file.unlink()
-            self.file = None
+        with file.open("ab", buffering=0) as raw:
+            for column in self.columns.values():
+                if column.data:
+                    column.spill(raw)
+        self.file, self.spilled_bytes = file, self.nbytes
 
     def renamed(self, names: Mapping[Any, str]) -> Block:
         """Give the columns the names they have in the cache."""
         columns: dict[Any, BlockColumn] = {
             names[key]: column for key, column in self.columns.items()
         }
-        return Block(self.samples, self.nbytes, columns, self.file)
+        return Block(self.samples, self.nbytes, columns, self.file, self.spilled_bytes)
+
+
+def write_fully(raw: FileIO, content: Any) -> None:
+    """Write bytes to a file: one call takes 2 GiB at most, or less as it likes."""
+    left = memoryview(content).cast("B")
+    while len(left):
+        left = left[raw.write(left) :]
 
 
 def _read_fully(raw: FileIO, into: memoryview) -> None:
@@ -146,6 +209,71 @@ def _read_fully(raw: FileIO, into: memoryview) -> None:
         if not count:
             raise OSError(errno.EIO, "What a packing worker spilled was cut short")
         filled += count
+
+
+def _joint_bounds(bounds: Iterable[Bounds | None]) -> Bounds | None:
+    known = [one for one in bounds if one is not None]
+    if not known:
+        return None
+    return Bounds(min(one.low for one in known), max(one.high for one in known))
+
+
+@dataclass(frozen=True, eq=False)
+class ShardArray:
+    """An array of a shard, whose values come piece by piece."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    pieces: Callable[[], Iterator[NDArray[Any]]]
+    """Gives the values from the first to the last, flat; as often as it is called."""
+    bounds: Bounds | None = None
+    """Between what the values lie, where they are integers, and there are any."""
+
+    @classmethod
+    def of(cls, values: NDArray[Any]) -> ShardArray:
+        """See an array in memory so."""
+        flat = np.ascontiguousarray(values).reshape(-1)
+        return cls(values.dtype, values.shape, lambda: iter((flat,)))
+
+    @property
+    def size(self) -> int:
+        """How many values there are."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values."""
+        return self.size * self.dtype.itemsize
+
+    def digest(self) -> bytes:
+        """Hash the values."""
+        digest = xxhash.xxh3_128()
+        for piece in self.pieces():
+            digest.update(piece.data)
+        return digest.digest()
+
+    def slices(self, rows: int) -> Iterator[NDArray[Any]]:
+        """Go through the values so many rows at a time.
+
+        Args:
+            rows: How many ``[rows, *shape[1:]]``; the last has fewer.
+        """
+        row_size = int(np.prod(self.shape[1:], dtype=np.int64))
+        waiting: list[NDArray[Any]] = []
+        waiting_size, wanted_size = 0, rows * row_size
+        for piece in self.pieces():
+            while waiting_size + len(piece) >= wanted_size:
+                taken = wanted_size - waiting_size
+                yield np.concatenate([*waiting, piece[:taken]]).reshape(
+                    rows, *self.shape[1:]
+                )
+                piece = piece[taken:]
+                waiting, waiting_size = [], 0
+            if len(piece):
+                waiting.append(piece)
+                waiting_size += len(piece)
+        if waiting:
+            yield np.concatenate(waiting).reshape(-1, *self.shape[1:])
 
 
 class ShardBuffer:
@@ -162,11 +290,8 @@ class ShardBuffer:
         self.samples += block.samples
         self.nbytes += block.nbytes
 
-    def columns(self) -> Iterator[tuple[str, dict[str, NDArray[Any]]]]:
+    def columns(self) -> Iterator[tuple[str, dict[str, ShardArray]]]:
         """Go through the columns, each as the arrays that will hold it.
-
-        Each block lets go of a column as it passes, so that a shard costs its own
-        bytes and those of one column, not twice its own.
 
         Yields:
             The column's name, and its arrays: ``values``, and where they are needed
@@ -180,34 +305,23 @@ class ShardBuffer:
             if (
                 is_on_all_samples
                 and name.endswith(_ZERO_IF_ABSENT)
-                and not arrays["values"].any()
+                and arrays["values"].bounds in {None, Bounds(0, 0)}
             ):
                 continue
             yield name, arrays
 
-    def _arrays_of_column(self, name: str) -> dict[str, NDArray[Any]]:
-        """Take a column out of all blocks that have it."""
-        first_samples = []
-        columns = []
-        blocks = []
-        for first_sample, block in self._blocks:
-            if name in block.columns:
-                first_samples.append(first_sample)
-                columns.append(block.columns[name])
-                blocks.append(block)
-
-        # Which samples have it is noted in the columns, which ``take`` leaves whole.
-        arrays = _arrays_of_parts(columns, _take_from_blocks(name, blocks))
-        if "@" not in name:
-            # Columns that loaderkit counts with keep their int64: a batch sums them up.
-            arrays["values"] = narrowed(arrays["values"])
-        rows_of_blocks = [
-            np.array(column.rows, "<i8") + first_sample
-            for first_sample, column in zip(first_samples, columns, strict=True)
+    def _arrays_of_column(self, name: str) -> dict[str, ShardArray]:
+        """Lay out a column of all blocks that have it."""
+        parts = [
+            _ColumnPart(first_sample, block.columns[name], block.file)
+            for first_sample, block in self._blocks
+            if name in block.columns
         ]
-        rows = np.concatenate(rows_of_blocks)
-        if len(rows) < self.samples:
-            arrays["rows"] = rows
+        # Columns that loaderkit counts with keep their int64: a batch sums them up.
+        arrays = _arrays_of_parts(parts, narrows="@" not in name)
+        if sum(part.column.count for part in parts) < self.samples:
+            rows = np.concatenate([part.rows() for part in parts])
+            arrays["rows"] = ShardArray.of(rows)
         return arrays
 
 
@@ -215,63 +329,98 @@ _ZERO_IF_ABSENT = ("@inc", "@variant")
 """Ends of the names of columns that are zero where they are left out."""
 
 
-def _take_from_blocks(name: str, blocks: list[Block]) -> NDArray[np.uint8]:
-    """Move the values of a column out of blocks, end to end."""
-    ends = _exclusive_cumsum([block.columns[name].nbytes for block in blocks]).tolist()
-    flat = np.empty(ends[-1], np.uint8)
-    for block, (start, stop) in zip(blocks, itertools.pairwise(ends), strict=True):
-        block.take(name, flat[start:stop])
-    return flat
+class _ColumnPart(NamedTuple):
+    """What a block has of a column."""
+
+    first_sample: int
+    """The shard's sample with which the block begins."""
+    column: BlockColumn
+    file: Path | None
+
+    def rows(self) -> NDArray[np.int64]:
+        """Say which samples of the shard have it."""
+        rows = self.column.rows
+        if rows is None:
+            return np.arange(self.column.count, dtype="<i8") + self.first_sample
+        return np.frombuffer(rows, "<i8") + self.first_sample
 
 
 def _arrays_of_parts(
-    columns: list[BlockColumn], values: NDArray[np.uint8]
-) -> dict[str, NDArray[Any]]:
+    parts: list[_ColumnPart], *, narrows: bool
+) -> dict[str, ShardArray]:
     """Lay out a column by how its samples differ in shape (see layout.py).
 
     Args:
-        columns: What each block has of it.
-        values: The bytes of all of them, end to end.
+        parts: What each block has of it.
+        narrows: Keep integers in the fewest bytes that hold them.
 
     Returns:
         ``values``, and where they are needed ``offsets`` and ``shapes``.
     """
-    flat, ndim = values.view(columns[0].dtype), columns[0].ndim
-    sample_count = sum(len(column.rows) for column in columns)
-    shapes = np.concatenate([np.array(column.shapes, "<i8") for column in columns])
-    shapes = shapes.reshape(sample_count, ndim)
+    ndim = parts[0].column.ndim
+    sample_count = sum(part.column.count for part in parts)
+    shapes = np.empty((sample_count, ndim), "<i8")
+    filled = 0
+    for part in parts:
+        shape_of_sample = np.frombuffer(part.column.shapes, "<i8")
+        stop = filled + part.column.count
+        shapes[filled:stop] = shape_of_sample.reshape(part.column.count, ndim)
+        filled = stop
 
-    first = shapes[0]
+    first = shapes[0].tolist()
     if (shapes == first).all():
-        return {"values": flat.reshape(sample_count, *first)}
+        return {"values": _values(parts, (sample_count, *first), narrows=narrows)}
 
     # Rows without a number in them, such as [3, 0], would not say how many they are.
     rows_are_alike = (shapes[:, 1:] == first[1:]).all() and shapes[:, 1:].all()
     if rows_are_alike:
         offsets = _exclusive_cumsum(shapes[:, 0])
-        return {"values": flat.reshape(-1, *first[1:]), "offsets": offsets}
+        values = _values(parts, (int(offsets[-1]), *first[1:]), narrows=narrows)
+        return {"values": values, "offsets": ShardArray.of(offsets)}
 
     offsets = _exclusive_cumsum(shapes.prod(axis=1))
-    return {"values": flat, "offsets": offsets, "shapes": shapes}
+    return {
+        "values": _values(parts, (int(offsets[-1]),), narrows=narrows),
+        "offsets": ShardArray.of(offsets),
+        "shapes": ShardArray.of(shapes),
+    }
 
 
-def narrowed(values: NDArray[Any]) -> NDArray[Any]:
-    """Keep integers in the fewest bytes that hold them all.
+def _values(
+    parts: list[_ColumnPart], shape: tuple[int, ...], *, narrows: bool
+) -> ShardArray:
+    """Join the values of a column."""
+    bounds = _joint_bounds(part.column.bounds() for part in parts)
+    dtype = np.dtype(parts[0].column.dtype)
+    if narrows and bounds is not None:
+        dtype = narrowest_dtype(dtype, bounds)
+
+    def pieces() -> Iterator[NDArray[Any]]:
+        for part in parts:
+            for piece in part.column.pieces(part.file):
+                yield piece.astype(dtype, copy=False)
+
+    return ShardArray(dtype, shape, pieces, bounds)
+
+
+def narrowest_dtype(dtype: np.dtype[Any], bounds: Bounds) -> np.dtype[Any]:
+    """Choose the fewest bytes that hold all integers of a column.
 
     Readers widen them while they copy.  An ``edge_index`` of molecules takes an eighth
     of its bytes, which is an eighth of the cache lines that a shuffled batch waits for.
 
-    >>> narrowed(np.array([3, 255])).dtype, narrowed(np.array([-1, 40_000])).dtype
-    (dtype('uint8'), dtype('int32'))
+    >>> int64 = np.dtype("<i8")
+    >>> narrowest_dtype(int64, Bounds(3, 255)), narrowest_dtype(int64, Bounds(-1, 300))
+    (dtype('uint8'), dtype('int16'))
     """
-    if values.dtype not in _NARROWABLE or not values.size:
-        return values
-    low, high = int(values.min()), int(values.max())
-    kinds = "|u1 <u2 <u4" if low >= 0 else "|i1 <i2 <i4"
+    if dtype not in _NARROWABLE:
+        return dtype
+    kinds = "|u1 <u2 <u4" if bounds.low >= 0 else "|i1 <i2 <i4"
     for kind in kinds.split():
-        if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
-            return values.astype(kind) if np.dtype(kind) != values.dtype else values
-    return values
+        limits = np.iinfo(kind)
+        if limits.min <= bounds.low and bounds.high <= limits.max:
+            return np.dtype(kind)
+    return dtype
 
 
 _NARROWABLE = (np.dtype("<i4"), np.dtype("<i8"))
@@ -300,11 +449,10 @@ class ArrayDeduplicator:
 
     def __init__(self) -> None:
         self.columns: dict[str, Column] = {}
-        self._names: dict[_ArrayContent, str] = {}
+        self._arrays: dict[tuple[str, tuple[int, ...]], list[_NamedArray]] = {}
+        """By dtype and shape."""
 
-    def add(
-        self, name: str, arrays: Mapping[str, NDArray[Any]]
-    ) -> dict[str, NDArray[Any]]:
+    def add(self, name: str, arrays: Mapping[str, ShardArray]) -> dict[str, ShardArray]:
         """Note a column and return those of its arrays that are new.
 
         Args:
@@ -315,14 +463,12 @@ class ArrayDeduplicator:
             The arrays to write, by their name in the shard.
         """
         name_of_part: dict[str, str] = {}
-        new_arrays: dict[str, NDArray[Any]] = {}
-        for part, array in arrays.items():
-            digest = xxhash.xxh3_128_digest(np.ascontiguousarray(array).data)
-            content = _ArrayContent(array.dtype.str, array.shape, digest)
+        new_arrays: dict[str, ShardArray] = {}
+        for part, values in arrays.items():
             own_name = f"{name}/{part}"
-            array_name = self._names.setdefault(content, own_name)
+            array_name = self._name_of_equal(_NamedArray(own_name, values))
             if array_name == own_name:
-                new_arrays[array_name] = array
+                new_arrays[array_name] = values
             name_of_part[part] = array_name
 
         low, high = _bounds_of_column(name, arrays["values"])
@@ -336,21 +482,38 @@ class ArrayDeduplicator:
         )
         return new_arrays
 
+    def _name_of_equal(self, new: _NamedArray) -> str:
+        """Name the first array that holds the same; note it where it is the first."""
+        key = (new.values.dtype.str, new.values.shape)
+        known = self._arrays.setdefault(key, [])
+        # Values are read for their hash only where there is one they may be equal to.
+        equal = [named for named in known if named.digest() == new.digest()]
+        if equal:
+            return equal[0].name
+        known.append(new)
+        return new.name
 
-class _ArrayContent(NamedTuple):
-    """What is equal for arrays that are equal bit for bit."""
 
-    dtype: str
-    shape: tuple[int, ...]
-    digest: bytes
+class _NamedArray:
+    """An array and its name in the shard."""
+
+    def __init__(self, name: str, values: ShardArray) -> None:
+        self.name, self.values = name, values
+        self._digest: bytes | None = None
+
+    def digest(self) -> bytes:
+        """Hash the values, once."""
+        if self._digest is None:
+            self._digest = self.values.digest()
+        return self._digest
 
 
-def _bounds_of_column(name: str, values: NDArray[Any]) -> tuple[int | None, int | None]:
+def _bounds_of_column(name: str, values: ShardArray) -> tuple[int | None, int | None]:
     """Note between what the numbers lie that a batch's size is computed from.
 
     A reader holds them against this before it makes room for a batch: one flipped bit
     in a number of nodes would ask for terabytes.
     """
-    if not name.endswith(("@nodes", "@inc", "@variant")) or not values.size:
+    if not name.endswith(("@nodes", "@inc", "@variant")) or values.bounds is None:
         return None, None
-    return int(values.min()), int(values.max())
+    return values.bounds.low, values.bounds.high

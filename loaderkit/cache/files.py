@@ -1,7 +1,8 @@
-"""The files of a cache: opened, measured, hashed and mapped, or refused with the fix.
+"""Open, measure, hash and map the files of a cache; refuse what is not one.
 
-A cache may come from a stranger, so only regular files are opened: a symbolic link
-could lead to any file of the reader's, a FIFO would wait for ever, a device has no end.
+A cache may come from a stranger, so only regular files are opened.  A symbolic link
+could point to any file that the reader may read, opening a FIFO would block for ever,
+and a device has no end.
 """
 
 from __future__ import annotations
@@ -32,29 +33,29 @@ if TYPE_CHECKING:
     from loaderkit.cache.shard_table import ShardTable
 
 _HASH_BYTES = 1 << 20
-"""Read at a time: fits the processor's cache, so that it is hashed from there.
-Chosen."""
-_MAX_SIZES_ASKED = 1000
-"""Of so many shards a cache is asked for all sizes when it is opened, which takes 3 us
-each, and up to 1 ms on a network's disk.  Of more, only the names are looked for, in
-one listing; each size is looked at when the shard is first read, as always."""
+"""Bytes that are read and hashed at a time.  Chosen: they fit the cache of a CPU core.
+"""
+_MAX_SIZES_AT_OPEN = 1000
+"""If a cache has more shards, opening it checks only that the files exist, from one
+listing of the folder.  Measured: a size takes 3 us, and up to 1 ms on a network file
+system.  The size of each file is checked again at its first use in any case."""
 _PACK_AGAIN = "copy the cache again, or pack(source, path, overwrite=True)"
 
 
 class FileIdentity(NamedTuple):
-    """What tells a file from every other, and from itself before it was changed."""
+    """What identifies a file and its content: it differs once the file is changed."""
 
     device: int
     inode: int
     bytes: int
     mtime_ns: int
     ctime_ns: int
-    """Changes with every write, and nobody can set it: ``cp -p`` and ``rsync -t`` give
-    a damaged copy the time, and often the inode, of the file that it replaces."""
+    """Changes with every write, and cannot be set.  ``cp -p`` and ``rsync -t`` give a
+    damaged copy the modification time, and often the inode, of the file it replaces."""
 
 
 def identity_of(status: os.stat_result) -> FileIdentity:
-    """Take a file's identity from what ``os.stat`` says."""
+    """Take a file's identity from the result of ``os.stat``."""
     return FileIdentity(
         status.st_dev,
         status.st_ino,
@@ -79,13 +80,13 @@ def opened(file: Path) -> Iterator[int]:
         DamagedCacheError: It is a link, a folder, a FIFO or a device.
         OSError: It may not be read, or too many files are open.
     """
-    # O_NONBLOCK: opening a FIFO would wait for a writer.  Windows knows neither flag.
+    # O_NONBLOCK, since opening a FIFO would wait for a writer.  Windows has neither.
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     flags |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     try:
         descriptor = os.open(file, flags)
     except OSError as error:
-        # Linux says ELOOP for a link, FreeBSD EMLINK; a socket is ENXIO.
+        # A symbolic link is ELOOP on Linux and EMLINK on FreeBSD; a socket is ENXIO.
         if error.errno in {errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR}:
             raise _not_regular(file) from None
         raise
@@ -107,7 +108,7 @@ def load_manifest(path: Path) -> Manifest:
         The checked manifest.
 
     Raises:
-        CacheError: There is no cache, or not a whole one, in the folder.
+        CacheError: There is no cache in the folder, or an incomplete one.
     """
     manifest = find_manifest(path)
     if manifest is None:
@@ -125,8 +126,8 @@ def find_manifest(path: Path) -> Manifest | None:
         The checked manifest; None where there is none.
 
     Raises:
-        DamagedCacheError: What lies there is no manifest.
-        CacheError: It is there, and cannot be read.
+        DamagedCacheError: The file is not a manifest.
+        CacheError: The file exists, but cannot be read.
     """
     file = path / MANIFEST
     try:
@@ -147,17 +148,18 @@ def find_manifest(path: Path) -> Manifest | None:
 
 
 def load_sources(path: Path, sources: SourceFiles) -> str:
-    """Read the list of the files that a cache was made from.
+    """Read the list of the files that a cache was packed from.
 
     Args:
         path: The cache's folder.
-        sources: The list as the manifest describes it.
+        sources: Name, size and checksum of the list, from the manifest.
 
     Returns:
-        Its text, JSON.
+        The list as JSON.
 
     Raises:
-        DamagedCacheError: It is not the list that was written.
+        DamagedCacheError: The list is missing, or was changed.
+        CacheError: It cannot be read.
     """
     file = path / sources.file
     try:
@@ -174,18 +176,18 @@ def load_sources(path: Path, sources: SourceFiles) -> str:
 
 
 def read_bounded(file: Path, max_bytes: int) -> bytes:
-    """Read a regular file whole.
+    """Read all of a regular file.
 
     Args:
         file: Its path.
-        max_bytes: Bytes it may have.
+        max_bytes: The largest size it may have.
 
     Returns:
         Its content.
 
     Raises:
-        DamagedCacheError: It is larger, or no regular file.
-        OSError: It is not there, or cannot be read.
+        DamagedCacheError: It is larger, or not a regular file.
+        OSError: It does not exist, or cannot be read.
     """
     with opened(file) as descriptor:
         size = os.fstat(descriptor).st_size
@@ -196,34 +198,35 @@ def read_bounded(file: Path, max_bytes: int) -> bytes:
 
 
 def check_files(path: Path, shards: ShardTable) -> None:
-    """Refuse a cache whose files are not all there, or not as long as packed.
+    """Check that the files of a cache exist and have the size they were packed with.
 
     Args:
         path: The cache's folder.
         shards: Its shards.
 
     Raises:
-        DamagedCacheError: A file is missing, no regular file, or cut short.  Where
-            there are many, those that were cut short are found when they are read.
+        DamagedCacheError: A file is missing, not a regular file, or has another size.
+            Of more than 1,000 files, sizes are not checked here but at their first use.
     """
-    present: set[str] = set()
-    if len(shards) > _MAX_SIZES_ASKED:
-        # A folder that may be entered but not listed: each file is asked for then.
+    listed: set[str] = set()
+    if len(shards) > _MAX_SIZES_AT_OPEN:
+        # A folder may be readable file by file but not listable: then check each file.
         with contextlib.suppress(PermissionError):
-            present = _regular_files(path)
+            listed = _regular_files(path)
+
     folder, sizes = os.fspath(path), shards.bytes.tolist()
     for position, file in enumerate(shards.files):
-        if file in present:
+        if file in listed:
             continue
-        # Joined as text: a Path takes ten times as long.
+        # os.path, since pathlib takes ten times as long.
         name = os.path.join(folder, file)  # noqa: PTH118
         if not _is_file_of_size(name, sizes[position]):
-            # Looked at again, and told what is wrong with it.
+            # This raises the error that says what is wrong.
             check_size(path, shards.file(position))
 
 
 def _is_file_of_size(file: str, nbytes: int) -> bool:
-    """Tell whether a regular file is there and has so many bytes."""
+    """Tell whether there is a regular file of a name and a size in bytes."""
     try:
         status = os.lstat(file)
     except OSError:
@@ -232,7 +235,7 @@ def _is_file_of_size(file: str, nbytes: int) -> bool:
 
 
 def _regular_files(path: Path) -> set[str]:
-    """List the regular files of a folder, without asking for anything but their names.
+    """List the names of the regular files in a folder, in one system call or few.
 
     Raises:
         PermissionError: The folder may not be listed.
@@ -250,14 +253,16 @@ def _regular_files(path: Path) -> set[str]:
 
 
 def check_size(path: Path, shard: ShardFile) -> None:
-    """Refuse a shard that is missing or has another size than when it was packed.
+    """Check that a shard exists and has the size it was packed with.
 
     Args:
         path: The cache's folder.
         shard: The shard as the manifest describes it.
 
     Raises:
-        DamagedCacheError: It would fault (SIGBUS) when mapped and read.
+        DamagedCacheError: It does not.  To map and read it could kill the process
+            (SIGBUS).
+        CacheError: The system cannot tell.
     """
     file = path / shard.file
     try:
@@ -273,7 +278,7 @@ def check_size(path: Path, shard: ShardFile) -> None:
 
 
 def check_digest(path: Path, shard: ShardFile) -> FileIdentity:
-    """Hash a shard and compare with the manifest.
+    """Hash a shard and compare the hash with the manifest.
 
     Args:
         path: The cache's folder.
@@ -283,7 +288,8 @@ def check_digest(path: Path, shard: ShardFile) -> FileIdentity:
         The identity of the file that was hashed.
 
     Raises:
-        DamagedCacheError: The bytes are not those that were packed.
+        DamagedCacheError: The file is missing, or its bytes were changed.
+        CacheError: It cannot be read.
     """
     file = path / shard.file
     try:
@@ -296,7 +302,7 @@ def check_digest(path: Path, shard: ShardFile) -> FileIdentity:
 
 
 def check_open_digest(descriptor: int, file: Path, shard: ShardFile) -> FileIdentity:
-    """Hash an open shard and compare with the manifest.
+    """Hash an open shard and compare the hash with the manifest.
 
     Args:
         descriptor: Its file descriptor.
@@ -304,11 +310,12 @@ def check_open_digest(descriptor: int, file: Path, shard: ShardFile) -> FileIden
         shard: The shard as the manifest describes it.
 
     Returns:
-        The identity of the file as it was before it was hashed.
+        The identity that the file had before it was hashed.  If it is written to
+        meanwhile, its identity differs afterwards.
 
     Raises:
-        DamagedCacheError: The bytes are not those that were packed.
-        OSError: They cannot be read.
+        DamagedCacheError: Its bytes were changed.
+        OSError: It cannot be read.
     """
     identity = identity_of(os.fstat(descriptor))
     if identity.bytes != shard.bytes:
@@ -319,10 +326,10 @@ def check_open_digest(descriptor: int, file: Path, shard: ShardFile) -> FileIden
 
 
 def digest_of(descriptor: int) -> str:
-    """Hash a whole open file: xxh3-128 in hexadecimal."""
+    """Compute the xxh3-128 hash of an open file, in hexadecimal."""
     digest = xxhash.xxh3_128()
     os.lseek(descriptor, 0, os.SEEK_SET)
-    # One buffer for all reads: a new one each would be half of the time.
+    # One buffer for all reads: allocating one for each would take half of the time.
     buffer = bytearray(_HASH_BYTES)
     view = memoryview(buffer)
     with open(descriptor, "rb", buffering=0, closefd=False) as file:
@@ -332,17 +339,18 @@ def digest_of(descriptor: int) -> str:
 
 
 def map_open_file(descriptor: int, shard: ShardFile) -> NDArray[np.uint8]:
-    """Map a whole open shard, read-only.
+    """Map all of an open shard, read-only.
 
     Args:
-        descriptor: Its file descriptor; may be closed afterwards.
-        shard: The shard as the manifest describes it; the file has its size.
+        descriptor: Its file descriptor.  It may be closed afterwards.
+        shard: The shard as the manifest describes it.  The caller has checked that the
+            file has this size.
 
     Returns:
-        Its bytes.
+        Its bytes ``[bytes]``.
 
     Raises:
-        OSError: The system has no descriptor or mapping left.
+        OSError: The process has too many open files or mappings.
     """
     if not shard.bytes:
         return np.empty(0, np.uint8)
@@ -350,7 +358,7 @@ def map_open_file(descriptor: int, shard: ShardFile) -> NDArray[np.uint8]:
 
 
 def unreadable(file: Path, error: OSError) -> CacheError:
-    """Say that a file of a cache cannot be opened, read or mapped, and what to do."""
+    """Make the error for a file that cannot be opened, read or mapped."""
     message = f"{file} could not be read: {error.strerror or error}."
     if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
         why = "the process has too many open files or mappings"
@@ -364,13 +372,13 @@ def unreadable(file: Path, error: OSError) -> CacheError:
 
 
 def missing(file: Path) -> DamagedCacheError:
-    """Say that a file that the manifest names is not there."""
+    """Make the error for a file that the manifest names and that does not exist."""
     message = f"{file} is missing."
     return DamagedCacheError(message, why="the manifest names it", fix=_PACK_AGAIN)
 
 
 def wrong_size(file: Path, size: int, packed: int) -> DamagedCacheError:
-    """Say that a file is not as long as it was when it was packed."""
+    """Make the error for a file that does not have the size it was packed with."""
     message = f"{file} has {size:,} bytes, not {packed:,}."
     why = "it was cut short or changed, probably by an unfinished copy"
     return DamagedCacheError(message, why=why, fix=_PACK_AGAIN)
@@ -390,16 +398,18 @@ def _not_regular(file: Path) -> DamagedCacheError:
 
 
 def exists(path: Path) -> bool:
-    """Tell whether there is a file, a folder or a link of a name.
+    """Tell whether there is a file, a folder or a link at a path.
+
+    Unlike ``Path.exists``, errors of the system are raised with advice.
 
     Args:
-        path: The name.
+        path: The path.
 
     Returns:
-        False only where the system says so: ``Path.exists`` raises what has no fix.
+        False only if the system says that there is nothing.
 
     Raises:
-        CacheError: The system cannot tell.
+        CacheError: The system cannot tell: a parent folder may not be entered, say.
     """
     try:
         path.lstat()
@@ -411,12 +421,13 @@ def exists(path: Path) -> bool:
 
 
 def _no_cache(path: Path) -> CacheError:
+    """Make the error for a path without a manifest, by what is there instead."""
     if exists(path / BUILDING):
         why = "a packing run was stopped before it ended; what it finished is kept"
         return CacheError(f"{path} is half packed.", why=why, fix="run the same again")
     message = f"There is no cache at {path}."
     fix = f"pack(source, {str(path)!r})"
-    # pathlib joins slashes: whether it had one or two is not seen here.
+    # pathlib turns "s3://bucket" into "s3:/bucket".
     looks_remote = re.search(r"(^|/)(s3|gs|gcs|az|abfs|hf|https?):?/+(.+)", str(path))
     if looks_remote and not exists(path):
         url = f"{looks_remote[2]}://{looks_remote[3]}"

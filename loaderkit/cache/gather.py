@@ -43,7 +43,7 @@ and writing it twice costs up to a third more than zeros behind each sample."""
 
 
 class Values(Protocol):
-    """Rows ``[n, *rest]`` that can be sliced: mapped, or decompressed on the way."""
+    """Rows ``[n, *rest]`` that can be sliced: an array, or decompressed on the way."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -66,6 +66,7 @@ class PartRanges:
 
     __slots__ = (
         "_row_index",
+        "has_single_rows",
         "lengths",
         "number",
         "positions",
@@ -96,7 +97,9 @@ class PartRanges:
         """In which shard each sample is ``[k]``."""
         self.unique_shards = unique_shards
         """Those shards, each once."""
-        # With one row a range, the starts are the index.
+        self.has_single_rows = has_single_rows
+        """True when every range has one row."""
+        # Then the starts are the index.
         self._row_index: Ints | None = starts if has_single_rows else None
 
     def lies_within(self, first_rows: Ints | int, row_counts: Ints | int) -> bool:
@@ -109,10 +112,22 @@ class PartRanges:
         fits = begins + self.lengths <= row_counts
         return int(begins.min()) >= 0 and bool(fits.all())
 
+    def moved(self, starts: Ints) -> PartRanges:
+        """Give the same ranges where they begin at other rows ``[k]``."""
+        return PartRanges(
+            self.number,
+            starts,
+            self.lengths,
+            self.positions,
+            shards=self.shards,
+            unique_shards=self.unique_shards,
+            has_single_rows=self.has_single_rows,
+        )
+
     def row_index(self) -> Ints:
         """Give every row of every range, one after the other."""
         if self._row_index is None:
-            self._row_index = _expand_ranges(self.starts, self.lengths)
+            self._row_index = expand_ranges(self.starts, self.lengths)
         return self._row_index
 
 
@@ -132,6 +147,19 @@ class RowRanges:
         """Rows in the batch."""
         self._output_rows: list[Ints] | None = None
 
+    def moved(self, starts_of_parts: Mapping[int, Ints]) -> RowRanges:
+        """Give the same rows where some parts hold them elsewhere.
+
+        Args:
+            starts_of_parts: First row of each range of such a part ``[k]``, by the
+                number of the part.
+        """
+        parts = []
+        for part in self.parts:
+            starts = starts_of_parts.get(part.number)
+            parts.append(part if starts is None else part.moved(starts))
+        return RowRanges(tuple(parts), self.lengths)
+
     def output_rows(self, part: int) -> Ints:
         """Give the rows of the batch to which the rows of a part go.
 
@@ -140,17 +168,17 @@ class RowRanges:
         """
         if self._output_rows is None:
             self._output_rows = [
-                _expand_ranges(self.ends[ranges.positions], ranges.lengths)
+                expand_ranges(self.ends[ranges.positions], ranges.lengths)
                 for ranges in self.parts
             ]
         output_rows: Ints = self._output_rows[part]
         return output_rows
 
 
-def _expand_ranges(starts: Ints, lengths: Ints) -> Ints:
+def expand_ranges(starts: Ints, lengths: Ints) -> Ints:
     """Give every number of every range, one range after the other.
 
-    >>> _expand_ranges(np.array([5, 0]), np.array([3, 2]))
+    >>> expand_ranges(np.array([5, 0]), np.array([3, 2]))
     array([5, 6, 7, 0, 1])
     """
     ends = lengths.cumsum()
@@ -238,9 +266,10 @@ def _are_slices_faster(
     values_of_parts: PartValues, ranges: RowRanges, out: NDArray[Any]
 ) -> bool:
     """Choose between slices and an index, as measured above."""
-    first_values: object = values_of_parts[ranges.parts[0].number]
-    if not isinstance(first_values, np.ndarray):
-        return True  # decompressed on the way, and cannot be indexed
+    for part in ranges.parts:
+        values: object = values_of_parts[part.number]
+        if not isinstance(values, np.ndarray):
+            return True  # decompressed on the way, and cannot be indexed
     mean_bytes = out.nbytes // len(ranges.lengths)
     # An index costs some numpy calls a part, which few samples do not pay for.
     has_few_samples_a_part = len(ranges.lengths) < 4 * len(ranges.parts)

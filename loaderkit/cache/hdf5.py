@@ -1,8 +1,9 @@
 """Shards as ordinary HDF5 files, laid out by libhdf5 and written by us.
 
-libhdf5 lays a shard out in memory: where each dataset lies, what describes it.  The
-bytes reach the disk by plain writes, since libhdf5 does not survive a disk that fills
-up under it: it raises what has no name, cannot close the file, or ends the process.
+libhdf5 lays a shard out: where each dataset lies, what describes it.  The bytes reach
+the disk by plain writes, since libhdf5 does not survive a disk that fills up under it:
+it raises what has no name, cannot close the file, or ends the process.  Values are
+copied piece by piece, so that a shard may be larger than memory.
 
 Readers need no libhdf5 to find things either: the manifest says where they lie, for
 compressed chunks an index does.  A file made by a stranger may hold links to other
@@ -11,20 +12,22 @@ files, external storage, or metadata that crashes libhdf5; none of it is looked 
 
 from __future__ import annotations
 
-import bz2
 import contextlib
 import io
-import os
 import uuid
-import zlib
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import h5py
 import numpy as np
 
-from loaderkit.cache.columns import ArrayDeduplicator, ShardBuffer
+from loaderkit.cache.codecs import find_decompressor
+from loaderkit.cache.columns import (
+    ArrayDeduplicator,
+    ShardArray,
+    ShardBuffer,
+    write_fully,
+)
 from loaderkit.cache.durable import not_written, publish, remove, write_file, write_text
 from loaderkit.cache.files import digest_of
 from loaderkit.cache.layout import (
@@ -45,14 +48,27 @@ if TYPE_CHECKING:
 
 _PLUGINS = {"bitshuffle", "blosc", "blosc2", "bzip2", "lz4", "zstd"}
 """Filters of hdf5plugin that lose nothing, and whose chunks say how large they are."""
-_MAX_RATIO = {"gzip": 1032, "lzf": 88}
-"""How many bytes one byte can swell to: as zlib's technical notes say; and 3 bytes of
-lzf repeat at most 264."""
+_FAST = {"lz4", "zstd", "gzip"}
+"""What small chunks are made of, where their library is installed.  bzip2 needs large
+ones: it takes its time for each, and finds little in a few KiB."""
 _CHUNK_BYTES = 128 << 10
-"""Uncompressed bytes of a chunk: what reading one sample decompresses at least."""
-_RECENT_CHUNK_BYTES = 1 << 20
-"""Decompressed chunks of a column that are kept: as many as libhdf5 keeps of a
-dataset."""
+"""Uncompressed bytes of a chunk, at most: what reading one sample decompresses at
+least.  libhdf5 takes some 30 us a chunk whatever its size, so where it undoes chunks
+they all have as many."""
+_LEAST_CHUNK_BYTES = 4 << 10
+"""Smaller chunks are decompressed no quicker, and become larger files.  Measured."""
+_CHUNKS_OF_SAMPLE = 8
+"""A sample begins and ends within a chunk: of so many chunks for each, it decompresses
+an eighth more than it has.  Chosen."""
+_SMALL_VALUE_BYTES = 1 << 10
+_SMALL_VALUES_SHARE = 1 / 8
+"""The columns whose values are smaller stay uncompressed, from the smallest on, as long
+as they are no more than this share of a shard: each would cost a batch as much time as
+the large ones, and makes the files little smaller.  Chosen."""
+
+
+_WRITTEN_BYTES = 1 << 20
+"""Values are given to libhdf5 so many bytes at a time.  Chosen: a call takes 50 us."""
 
 
 class _Alignment(NamedTuple):
@@ -102,9 +118,16 @@ def write_shard(
     # Several processes may be writing shards there, even this one.
     own_name = f"{number:05}-{uuid.uuid4().hex}"
     partial = scratch / f"{own_name}.partial"
+    layouts: list[Layout] = []
+    digests: list[str] = []
+
+    def write(raw: BinaryIO) -> None:
+        layouts.append(_write_buffer(buffer, compression, raw))
+        digests.append(digest_of(raw.fileno()))
+
     try:
-        layout = lay_out(buffer, filters(compression))
-        digest = _write_layout(layout, partial)
+        write_file(partial, write)
+        [layout], [digest] = layouts, digests
         file = folder / shard_name(number, digest)
         shard = Shard(
             file=file.name,
@@ -136,72 +159,75 @@ class _PlacedBytes(NamedTuple):
     content: bytes
 
 
-class _PlacedValues(NamedTuple):
-    """Values of an array, and the byte of the file where they start."""
-
-    offset: int
-    array: NDArray[Any]
-
-
 @dataclass
 class Layout:
-    """A shard before it is written: what goes where."""
+    """What lies in a shard."""
 
     arrays: dict[str, Array] = field(default_factory=dict)
     """Every array of the shard, as the manifest describes it."""
     columns: Mapping[str, Column] = field(default_factory=dict)
-    metadata: list[_PlacedBytes] = field(default_factory=list)
-    """What libhdf5 wrote, the later over the earlier."""
-    values: list[_PlacedValues] = field(default_factory=list)
-    """Values of the mapped arrays."""
-    size: int = 0
-    """Bytes of the file."""
 
 
-def lay_out(buffer: ShardBuffer, options: Mapping[str, Any]) -> Layout:
-    """Decide where everything in a shard lies.
+def _write_buffer(
+    buffer: ShardBuffer, compression: str | None, file_of_shard: BinaryIO
+) -> Layout:
+    """Decide where everything in a shard lies, and write it there.
 
     Args:
-        buffer: The samples; each column is let go as it passes.
-        options: What ``filters`` gave; empty maps the values.
+        buffer: The samples.
+        compression: A name from ``filters()``; None maps the values.
+        file_of_shard: The shard's file, empty.
 
     Returns:
-        The layout; it holds the values.
+        What lies in it.
+
+    Raises:
+        OSError: It cannot be written, or what it is made from not be read.
     """
-    layout, deduplicator, memory = Layout(), ArrayDeduplicator(), _MemoryFile()
-    mapped: dict[str, NDArray[Any]] = {}
+    layout, deduplicator = Layout(), ArrayDeduplicator()
+    # Without a buffer: one that cannot be written raises again with every call.
+    raw = io.FileIO(file_of_shard.fileno(), "r+", closefd=False)
+    image = _FileImage(raw)
+    mapped: dict[str, ShardArray] = {}
+    for column, parts in buffer.columns():
+        mapped.update(deduplicator.add(column, parts))
+    names = _names_to_compress(mapped, buffer.samples) if compression else []
     with h5py.File(
-        memory, "w", alignment_threshold=1, alignment_interval=ALIGNMENT
+        image, "w", alignment_threshold=1, alignment_interval=ALIGNMENT
     ) as file:
-        for column, arrays in buffer.columns():
-            for name, array in deduplicator.add(column, arrays).items():
-                if not options or not _is_worth_compressing(name, array):
-                    mapped[name] = array
-                    continue
-                chunk_rows = _rows_of_chunk(array)
-                index_name = f"{name}.chunks"
-                mapped[index_name] = _write_chunks(
-                    file, name, array, chunk_rows, options
-                )
-                layout.arrays[name] = Array(
-                    array.dtype.str,
-                    array.shape,
-                    offset=None,
-                    chunk_rows=chunk_rows,
-                    chunk_index=index_name,
-                )
+        for name in names:
+            array = mapped.pop(name)
+            chunk_rows = _rows_of_chunk(array, buffer.samples, compression)
+            index_name = f"{name}.chunks"
+            chunk_index = _write_chunks(
+                file, name, array, chunk_rows, filters(compression)
+            )
+            image.raise_error()
+            mapped[index_name] = ShardArray.of(chunk_index)
+            layout.arrays[name] = Array(
+                array.dtype.str,
+                array.shape,
+                offset=None,
+                chunk_rows=chunk_rows,
+                chunk_index=index_name,
+            )
 
     # What is mapped gets its place behind all chunks, whose sizes nobody knew before.
-    _reserve_arrays(memory, mapped)
-    with h5py.File(memory, "r") as file:
+    _reserve_arrays(image, mapped)
+    with h5py.File(image, "r") as file:
         for name, array in mapped.items():
             # libhdf5 gives no place to an array without values.
             offset = file[name].id.get_offset() if array.size else 0
             layout.arrays[name] = Array(array.dtype.str, array.shape, offset)
-            if array.size:
-                layout.values.append(_PlacedValues(offset, array))
     layout.columns = deduplicator.columns
-    layout.metadata, layout.size = memory.writes, memory.size
+
+    image.raise_error()
+    for name, array in mapped.items():
+        if array.size:
+            raw.seek(layout.arrays[name].offset or 0)
+            for piece in array.pieces():
+                write_fully(raw, piece.data)
+    raw.truncate(image.size)
     return layout
 
 
@@ -247,18 +273,33 @@ def joined_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (shape[0] * shape[1], *shape[2:])
 
 
-class _MemoryFile(io.RawIOBase):
-    """A file in memory that holds only what was written to it.
+class _FileImage(io.RawIOBase):
+    """What libhdf5 takes for the shard's file: it never hears of a disk that fails.
 
-    libhdf5 leaves out the values of arrays that it only makes room for, so a shard of
-    256 MiB takes a few KiB here.
+    What could not be written stays in memory, until ``raise_error`` is asked.  libhdf5
+    leaves out the values of arrays that it only makes room for.
+
+    Args:
+        raw: The file.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, raw: io.FileIO) -> None:
         super().__init__()
-        self.writes: list[_PlacedBytes] = []
+        self._raw = raw
+        self._error: OSError | None = None
+        self._unwritten: list[_PlacedBytes] = []
+        """The later over the earlier."""
         self.size = 0
         self._position = 0
+
+    def raise_error(self) -> None:
+        """Raise what went wrong while libhdf5 was writing.
+
+        Raises:
+            OSError: The file could not be written.
+        """
+        if self._error is not None:
+            raise self._error
 
     def readable(self) -> bool:
         return True
@@ -279,16 +320,29 @@ class _MemoryFile(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         content = bytes(data)
-        self.writes.append(_PlacedBytes(self._position, content))
+        if self._error is None:
+            try:
+                self._raw.seek(self._position)
+                write_fully(self._raw, content)
+            except OSError as error:
+                self._error = error
+        if self._error is not None:
+            self._unwritten.append(_PlacedBytes(self._position, content))
         self._position += len(content)
         self.size = max(self.size, self._position)
         return len(content)
 
     def readinto(self, buffer: Any) -> int:
-        """Read back, as libhdf5 does now and then with its own metadata."""
+        """Read back, as libhdf5 does now and then with what it has written."""
         start, stop = self._position, min(self._position + len(buffer), self.size)
         out = bytearray(max(0, stop - start))
-        for offset, content in self.writes:
+        try:
+            self._raw.seek(start)
+            # What lies behind the end of the file was not written yet.
+            self._raw.readinto(out)
+        except OSError as error:
+            self._error = self._error or error
+        for offset, content in self._unwritten:
             low, high = max(offset, start), min(offset + len(content), stop)
             if low < high:
                 out[low - start : high - start] = content[low - offset : high - offset]
@@ -301,43 +355,48 @@ class _MemoryFile(io.RawIOBase):
         return self.size
 
 
-def _write_layout(layout: Layout, partial: Path) -> str:
-    """Write a laid-out shard to the disk; give its checksum."""
+def _names_to_compress(arrays: Mapping[str, ShardArray], samples: int) -> list[str]:
+    """Choose the arrays of a shard that are compressed, in their order.
 
-    def write(raw: BinaryIO) -> None:
-        for placed in layout.metadata:
-            raw.seek(placed.offset)
-            raw.write(placed.content)
-        for values in layout.values:
-            raw.seek(values.offset)
-            raw.write(np.ascontiguousarray(values.array).data)
-        raw.truncate(layout.size)
-        raw.flush()
-        digests.append(digest_of(raw.fileno()))
+    What every batch looks up (offsets, increments) stays mapped, and so do small
+    values.
+    """
+    names = []
+    for name, array in arrays.items():
+        column, _, part = name.rpartition("/")
+        if part == "values" and "@" not in column and array.size > 0:
+            names.append(name)
 
-    digests: list[str] = []
-    write_file(partial, write)
-    return digests[0]
+    nbytes = {name: arrays[name].nbytes for name in names}
+    most_mapped_bytes = _SMALL_VALUES_SHARE * sum(nbytes.values())
+    mapped_bytes = 0
+    for name in sorted(names, key=nbytes.__getitem__):
+        mapped_bytes += nbytes[name]
+        is_small = nbytes[name] < _SMALL_VALUE_BYTES * samples
+        if not is_small or mapped_bytes > most_mapped_bytes:
+            break
+        names.remove(name)
+    return names
 
 
-def _is_worth_compressing(name: str, array: NDArray[Any]) -> bool:
-    """Keep what every batch looks up (offsets, increments) mapped."""
-    column, _, part = name.rpartition("/")
-    return part == "values" and "@" not in column and array.size > 0
-
-
-def _rows_of_chunk(array: NDArray[Any]) -> int:
+def _rows_of_chunk(array: ShardArray, samples: int, compression: str | None) -> int:
+    """Say how many rows are compressed together."""
+    chunk_bytes = _CHUNK_BYTES
+    name = (compression or "").lower()
+    if name in _FAST and find_decompressor(name) is not None:
+        fitting_bytes = array.nbytes // (_CHUNKS_OF_SAMPLE * samples)
+        chunk_bytes = min(max(fitting_bytes, _LEAST_CHUNK_BYTES), _CHUNK_BYTES)
     row_bytes = max(1, array.nbytes // array.shape[0])
-    return int(min(array.shape[0], max(1, _CHUNK_BYTES // row_bytes)))
+    return int(min(array.shape[0], max(1, chunk_bytes // row_bytes)))
 
 
-def _reserve_arrays(memory: _MemoryFile, arrays: Mapping[str, NDArray[Any]]) -> None:
+def _reserve_arrays(image: _FileImage, arrays: Mapping[str, ShardArray]) -> None:
     """Give arrays their places in a file, but no values yet."""
     for alignment in _ALIGNMENTS:
         # libhdf5 has one alignment for everything while a file is open, its own notes
         # from that size on too: so they come in small blocks.
         with h5py.File(
-            memory,
+            image,
             "r+",
             alignment_threshold=max(1, alignment.from_bytes),
             alignment_interval=alignment.interval,
@@ -348,7 +407,7 @@ def _reserve_arrays(memory: _MemoryFile, arrays: Mapping[str, NDArray[Any]]) -> 
                     _reserve_array(file, name, array)
 
 
-def _alignment_of_array(array: NDArray[Any]) -> _Alignment:
+def _alignment_of_array(array: ShardArray) -> _Alignment:
     return next(
         alignment
         for alignment in reversed(_ALIGNMENTS)
@@ -356,9 +415,9 @@ def _alignment_of_array(array: NDArray[Any]) -> _Alignment:
     )
 
 
-def _reserve_array(file: h5py.File, name: str, array: NDArray[Any]) -> None:
+def _reserve_array(file: h5py.File, name: str, array: ShardArray) -> None:
     creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    # A place now, and no zeros in it: the values are written by ``_write_layout``.
+    # A place now, and no zeros in it: the values are written by ``_write_buffer``.
     creation.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     creation.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
     # Equal samples make equal files, whenever they are packed.
@@ -373,22 +432,28 @@ def _reserve_array(file: h5py.File, name: str, array: NDArray[Any]) -> None:
 def _write_chunks(
     file: h5py.File,
     name: str,
-    array: NDArray[Any],
+    array: ShardArray,
     chunk_rows: int,
     options: Mapping[str, Any],
 ) -> NDArray[np.int64]:
-    """Compress an array into a file in memory.
+    """Compress an array.
 
     Returns:
         Where its chunks lie ``[chunks, 3]``, as the manifest's ``chunk_index`` says.
     """
     dataset = file.create_dataset(
         name,
-        data=array,
+        array.shape,
+        array.dtype,
         chunks=(chunk_rows, *array.shape[1:]),
         track_times=False,
         **options,
     )
+    # Whole chunks at a time: the bytes must not depend on how the values are cut.
+    chunk_bytes = max(1, array.nbytes // array.shape[0]) * chunk_rows
+    step = chunk_rows * max(1, _WRITTEN_BYTES // chunk_bytes)
+    for number, rows in enumerate(array.slices(step)):
+        dataset[number * step : number * step + len(rows)] = rows
     file.flush()  # before that, chunks are in libhdf5's cache and have no place
     chunk_count = -(-array.shape[0] // chunk_rows)
     index = np.zeros((chunk_count, 3), "<i8")
@@ -399,263 +464,3 @@ def _write_chunks(
 
     dataset.id.chunk_iter(note_chunk)
     return index
-
-
-@dataclass(frozen=True)
-class ChunkFormat:
-    """What the chunks of one array look like."""
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    """Shape of a chunk, uncompressed; the last one of an array is as large."""
-    compression: str
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of a chunk, uncompressed."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
-
-
-class ChunkDecoder:
-    """Decompress single chunks with libhdf5's filters, and with nothing else of it.
-
-    A compressed chunk is put into a file in memory that this process made, and read
-    from there: no byte of a shard but the chunk itself ever reaches libhdf5.
-    """
-
-    def __init__(self, chunk: ChunkFormat) -> None:
-        self._chunk = chunk
-        self._process: int | None = None
-        self._dataset: h5py.Dataset | None = None
-
-    def decode(self, compressed: bytes, filter_mask: int) -> NDArray[Any]:
-        """Decompress a chunk.
-
-        Args:
-            compressed: Its bytes in the shard.
-            filter_mask: HDF5's mask of the filters that were left out.
-
-        Returns:
-            A new array of the chunk's shape.
-
-        Raises:
-            OSError: They are not what the filters made, or a filter is missing.
-            ValueError: They are not what the filters made.
-        """
-        self._check_ratio(compressed)
-        compression = self._chunk.compression
-        has_shuffle = compression in {"gzip", "lzf"}  # the first filter, where there
-        is_shuffled = has_shuffle and not filter_mask & 0b01
-        compressor_left_out = filter_mask & (0b10 if has_shuffle else 0b01)
-        if compressor_left_out:
-            # What a filter could not make smaller is stored as it is.
-            return _array_of_chunk(compressed, self._chunk, is_shuffled=is_shuffled)
-
-        # gzip and bzip2 are undone here, since libhdf5 takes whatever memory a chunk
-        # swells to.
-        if compression == "gzip":
-            flat = _inflate(compressed, self._chunk.nbytes)
-            return _array_of_chunk(flat, self._chunk, is_shuffled=is_shuffled)
-        if compression == "bzip2":
-            flat = _decompress_bzip2(compressed, self._chunk.nbytes)
-            return _array_of_chunk(flat, self._chunk, is_shuffled=False)
-        if compression == "lzf":
-            # lzf makes room for a whole chunk; libhdf5's shuffle only for what came
-            # out, and then copies from beyond its end.  So that is undone here.
-            flat = self._filter((0,), compressed, 0).tobytes()
-            return _array_of_chunk(flat, self._chunk, is_shuffled=is_shuffled)
-
-        # libhdf5 copies a whole chunk out of what a filter returned, even from beyond
-        # its end: a chunk that says it is smaller ends the process.
-        stated = stated_bytes(compression, compressed)
-        if stated != self._chunk.nbytes:
-            msg = f"it swells to {stated:,} bytes, not {self._chunk.nbytes:,}"
-            raise ValueError(msg)
-        corner = (0,) * len(self._chunk.shape)
-        return self._filter(corner, compressed, filter_mask)
-
-    def _check_ratio(self, compressed: bytes) -> None:
-        """Refuse a chunk that is too small to become what it shall, before it is read.
-
-        Raises:
-            ValueError: It is.
-        """
-        ratio = _MAX_RATIO.get(self._chunk.compression)
-        if ratio is not None and self._chunk.nbytes > ratio * len(compressed):
-            size = f"{self._chunk.nbytes:,} bytes"
-            msg = f"{len(compressed):,} bytes cannot swell to {size}"
-            raise ValueError(msg)
-
-    def _filter(
-        self, corner: tuple[int, ...], compressed: bytes, filter_mask: int
-    ) -> NDArray[Any]:
-        """Have libhdf5 undo the filters of a chunk."""
-        if self._dataset is None or self._process != os.getpid():
-            # A handle is never carried over a fork: libhdf5's state is not made for it.
-            self._dataset, self._process = self._new_dataset(), os.getpid()
-        self._dataset.id.write_direct_chunk(corner, compressed, filter_mask)
-        decoded = np.empty(self._dataset.shape, self._dataset.dtype)
-        # What ``self._dataset[...]`` does, without 50 us of looking at what was asked.
-        self._dataset.id.read(h5py.h5s.ALL, h5py.h5s.ALL, decoded)
-        return decoded
-
-    def _new_dataset(self) -> h5py.Dataset:
-        chunk = self._chunk
-        # libhdf5 tells files in memory apart by their names alone.
-        file = h5py.File(uuid.uuid4().hex, "w", driver="core", backing_store=False)
-        if chunk.compression == "lzf":
-            # As bytes, and without a shuffle; see ``decode``.
-            size = (chunk.nbytes,)
-            return file.create_dataset(
-                "chunk", size, np.uint8, chunks=size, compression="lzf"
-            )
-        return file.create_dataset(
-            "chunk",
-            chunk.shape,
-            chunk.dtype,
-            chunks=chunk.shape,
-            **filters(chunk.compression),
-        )
-
-
-def stated_bytes(compression: str, compressed: bytes) -> int:
-    """Read from the head of a chunk how many bytes its filter makes of it.
-
-    The filters make room for as many, and no more.
-
-    Args:
-        compression: The filter, in small letters.
-        compressed: The chunk.
-
-    Returns:
-        Bytes; 0 where the chunk does not say.
-
-    Raises:
-        ValueError: Chunks of that filter do not say.
-    """
-    if compression in {"lz4", "bitshuffle"}:
-        return int.from_bytes(compressed[:8], "big")
-    if compression == "blosc":
-        return int.from_bytes(compressed[4:8], "little")
-    if compression == "blosc2":  # a frame: its field ``uncompressed_size``
-        return int.from_bytes(compressed[30:38], "big")
-    if compression == "zstd":
-        return _zstd_content_size(compressed)
-    msg = f"no chunks of compression {compression!r} are read"
-    raise ValueError(msg)
-
-
-def _zstd_content_size(frame: bytes) -> int:
-    """Read Frame_Content_Size (RFC 8878, 3.1.1.1); 0 where it is left out."""
-    if frame[:4] != b"\x28\xb5\x2f\xfd" or len(frame) < 6:
-        return 0
-    # magic (4 bytes), descriptor (1), window (0 or 1), dictionary (0 to 4), then size
-    descriptor = frame[4]
-    is_single_segment = bool(descriptor & 0x20)
-    window_bytes = 0 if is_single_segment else 1
-    dictionary_bytes = (0, 1, 2, 4)[descriptor & 0b11]
-    size_bytes = (1 if is_single_segment else 0, 2, 4, 8)[descriptor >> 6]
-    start = 5 + window_bytes + dictionary_bytes
-    size = int.from_bytes(frame[start : start + size_bytes], "little")
-    # A size in two bytes is stored less 256, since smaller ones take one byte.
-    return size + 256 if size_bytes == 2 else size
-
-
-def _decompress_bzip2(compressed: bytes, max_bytes: int) -> bytes:
-    try:
-        # One byte more than fits tells a chunk that is too large from one that fits.
-        return bz2.BZ2Decompressor().decompress(compressed, max_bytes + 1)
-    except OSError as error:
-        raise ValueError(str(error)) from None
-
-
-def _inflate(compressed: bytes, max_bytes: int) -> bytes:
-    try:
-        return zlib.decompressobj().decompress(compressed, max_bytes + 1)
-    except zlib.error as error:
-        raise ValueError(str(error)) from None
-
-
-def _array_of_chunk(
-    flat: bytes, chunk: ChunkFormat, *, is_shuffled: bool
-) -> NDArray[Any]:
-    """See the bytes of a chunk as its values; undo HDF5's shuffle."""
-    if len(flat) != chunk.nbytes:
-        msg = f"it swells to {len(flat):,} bytes or more, not {chunk.nbytes:,}"
-        raise ValueError(msg)
-    values = np.frombuffer(flat, np.uint8)
-    if is_shuffled:
-        # HDF5 stores the first bytes of all values, then their second bytes, and so on.
-        values = values.reshape(chunk.dtype.itemsize, -1).T
-    contiguous = np.ascontiguousarray(values).reshape(-1)
-    return contiguous.view(chunk.dtype).reshape(chunk.shape)
-
-
-class ChunkedValues:
-    """Compressed values of one column, decompressed chunk by chunk as they are read."""
-
-    def __init__(
-        self,
-        mapped: NDArray[np.uint8],
-        array: Array,
-        index: NDArray[np.int64],
-        compression: str,
-        *,
-        joined: bool,
-        damaged: Callable[[str], Exception],
-    ) -> None:
-        self._mapped, self._index, self._damaged = mapped, index, damaged
-        self.dtype = np.dtype(array.dtype)
-        # [m, k, *rest] seen as [m * k, *rest]: rows of a sample are k rows here.
-        self._rows_per_sample = array.shape[1] if joined else 1
-        self._row_shape = array.shape[1:]
-        self.shape = joined_shape(array.shape) if joined else array.shape
-        self._chunk_rows = array.chunk_rows or 1
-        shape = (self._chunk_rows, *array.shape[1:])
-        chunk = ChunkFormat(self.dtype, shape, compression.lower())
-        self._decoder = ChunkDecoder(chunk)
-        self._recent: OrderedDict[int, NDArray[Any]] = OrderedDict()
-
-    def __getitem__(self, span: slice) -> NDArray[Any]:
-        """Decompress the rows of a span into a new array."""
-        rows_per_sample = max(1, self._rows_per_sample)
-        # Spans begin and end with a sample.
-        start, stop = span.start // rows_per_sample, span.stop // rows_per_sample
-        if stop <= start:
-            return np.empty((span.stop - span.start, *self.shape[1:]), self.dtype)
-
-        rows = np.empty((stop - start, *self._row_shape), self.dtype)
-        first_chunk, last_chunk = (
-            start // self._chunk_rows,
-            (stop - 1) // self._chunk_rows,
-        )
-        for number in range(first_chunk, last_chunk + 1):
-            begin = number * self._chunk_rows
-            low, high = max(start, begin), min(stop, begin + self._chunk_rows)
-            chunk = self._recent_or_decoded_chunk(number)
-            rows[low - start : high - start] = chunk[low - begin : high - begin]
-        joined: NDArray[Any] = rows.reshape(span.stop - span.start, *self.shape[1:])
-        return joined
-
-    def _recent_or_decoded_chunk(self, number: int) -> NDArray[Any]:
-        chunk = self._recent.get(number)
-        if chunk is None:
-            chunk = self._decode_chunk(number)
-            max_recent = max(1, _RECENT_CHUNK_BYTES // max(1, chunk.nbytes))
-            while len(self._recent) >= max_recent:
-                self._recent.popitem(last=False)
-            self._recent[number] = chunk
-        return chunk
-
-    def _decode_chunk(self, number: int) -> NDArray[Any]:
-        offset, size, mask = self._index[number].tolist()
-        lies_in_file = offset >= 0 and size > 0 and offset + size <= len(self._mapped)
-        if not lies_in_file or not 0 <= mask < 1 << 32:
-            raise self._damaged(f"chunk {number} lies outside the file")
-        try:
-            return self._decoder.decode(
-                self._mapped[offset : offset + size].tobytes(), mask
-            )
-        except (OSError, ValueError, RuntimeError) as error:
-            why = f"chunk {number} could not be decompressed ({error})"
-            raise self._damaged(why) from error

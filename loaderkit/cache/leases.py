@@ -72,17 +72,20 @@ def _remove_lease(
         Path(lock.lock_file).unlink(missing_ok=True)
 
 
-def shards_in_use(folder: Path) -> set[int]:
+def shards_in_use(folder: Path, *, but_of: str = "") -> set[int]:
     """List the shards that any living process uses.
 
     Args:
         folder: Where the leases lie.  Those of dead processes are removed.
+        but_of: Beginning of the names of leases that do not count.
 
     Returns:
         Numbers of shards.
     """
     in_use: set[int] = set()
     for file in folder.glob(f"*{_BYTES}"):
+        if but_of and file.name.startswith(but_of):
+            continue
         lock = filelock.FileLock(file.with_suffix(_LOCK))
         try:
             lock.acquire(timeout=0)

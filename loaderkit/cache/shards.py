@@ -1,8 +1,8 @@
-"""The files of an open cache: hashed and mapped when first read, and watched.
+"""The files of an open cache: hashed and mapped at their first use, then checked.
 
-Nothing on disk is believed.  A shard is hashed before its first use (once a machine,
-see verified.py), and looked at before each batch, so that one cut short is an error
-where the system would end the process (SIGBUS).
+Nothing on disk is trusted.  A shard is hashed before its first use (once per machine,
+see verified.py).  Its size is checked before each batch: to read a mapped file behind
+its end would kill the process (SIGBUS), and so is turned into an error.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 import numpy as np
 
 from loaderkit.cache.address_space import free_mappings, is_available
+from loaderkit.cache.chunks import ChunkedValues
 from loaderkit.cache.files import (
     FileIdentity,
     check_open_digest,
@@ -28,7 +29,7 @@ from loaderkit.cache.files import (
     unreadable,
     wrong_size,
 )
-from loaderkit.cache.hdf5 import ChunkedValues, joined_shape
+from loaderkit.cache.hdf5 import joined_shape
 from loaderkit.cache.mirrored_shards import MirroredShards
 from loaderkit.cache.verified import VerifiedFiles, record_path
 from loaderkit.errors import CacheError, DamagedCacheError, StaleCacheError
@@ -46,15 +47,16 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 Checksums = Literal["once", "always", "never"]
-"""When a shard is hashed and compared with the manifest.
+"""When a shard is hashed, and the hash compared with the manifest.
 
-once: before its first use, unless this machine has done so before.  always: before its
-first use in each process.  never: not at all; flipped bits are served as data.
+"once": before its first use, unless this machine has done so before.
+"always": before its first use in each process.
+"never": not at all.  Flipped bits are then returned as data.
 """
 
 
 def check_checksums(checksums: object) -> None:
-    """Refuse what is none of the three words.
+    """Refuse a value that is none of the three.
 
     >>> check_checksums("sometimes")
     Traceback (most recent call last):
@@ -66,30 +68,39 @@ def check_checksums(checksums: object) -> None:
         raise ValueError(msg)
 
 
-_TIMES_ASKED_A_BATCH = 4
-"""So many shards of a batch are asked for their times, in turn; all for their sizes.
-Of an open file the size takes 0.2 us and the times 1 us, of one that was closed 2 us:
-from 500 shards a batch of 128 samples would wait as long for them as for its bytes."""
+_MAX_TIMES_PER_BATCH = 4
+"""Shards of a batch whose time of change is checked, in turn.  All sizes are checked.
 
+Measured: of an open file the size takes 0.2 us and the times 1 us, of a closed file
+2 us.  With all times, a batch of 128 samples from 500 shards would wait as long for the
+checks as for its bytes."""
 
 _SMALL_BYTES = 256 << 20
-"""Up to here a cache is taken to fit: asking how much memory is free takes 17 ms where
-there are many cgroups, and opening a cache 1 ms."""
+"""A cache up to this size is assumed to fit in memory.  Measured: to find out how much
+memory is free takes 17 ms where there are many cgroups; opening a cache takes 1 ms."""
 
 
 class ClosesShards(Protocol):
-    """What reads shards, and can let go of one."""
+    """A reader of shards that can be told to close one."""
 
     def close_shard(self, shard: int) -> None:
-        """Unmap a shard; it is opened again when it is read again."""
+        """Unmap a shard.  It is opened again when it is read again."""
         ...
 
 
 class Shards:
-    """The files of a cache, each hashed and mapped when first read.
+    """The files of a cache, each hashed and mapped at its first use.
 
-    Columns hold on to this rather than to the store, so that a dataset that is let go
-    unmaps its files at once, without waiting for the garbage collector.
+    Columns refer to this object and not to the ``Store``, which refers to the columns.
+    Without that cycle, a dataset that is deleted unmaps its files at once, and not when
+    the garbage collector runs.
+
+    Args:
+        path: Folder of the cache, or of the local copies of an object store's shards.
+        manifest: The manifest of the cache.
+        checksums: When shards are hashed.
+        free_bytes: Returns the memory in bytes that pages of the files may take.
+        mirror: Downloads shards of an object store; None for a local cache.
     """
 
     def __init__(
@@ -105,7 +116,7 @@ class Shards:
         self._readers: weakref.WeakSet[ClosesShards] = weakref.WeakSet()
         is_large = is_available() and manifest.bytes > _SMALL_BYTES
         self.larger_than_memory = is_large and manifest.bytes > free_bytes()
-        """True where pages are pushed out again before an epoch ends."""
+        """True if pages are evicted before an epoch ends."""
         self._folder = os.fspath(path)
         record = record_path() if checksums == "once" else None
         self._verified = VerifiedFiles(record)
@@ -116,27 +127,30 @@ class Shards:
         self._numbers: dict[object, int] = {}
 
     def add_reader(self, reader: ClosesShards) -> None:
-        """Have a reader told when a shard is closed."""
+        """Register a reader, which is told when a shard is closed."""
         self._readers.add(reader)
 
     def prepare(self, shards: Sequence[int]) -> None:
-        """Make ready for reading a batch from some shards, and see that they are sound.
+        """Download shards that are not here yet, and check those that are open.
 
-        Until this thread prepares for another batch, they stay mapped.
+        They stay mapped until this thread prepares for another batch.
 
         Args:
-            shards: Numbers of the shards that the batch touches, each once.
+            shards: Numbers of the shards that a batch is read from, each once.
 
         Raises:
             DamagedCacheError: One was cut short, or its bytes were changed.
-            CacheError: One is in a store, and cannot be mirrored.
+            CacheError: One cannot be downloaded from its object store.
         """
         if self._mirrored is not None:
             self._mirrored.prepare(shards, self._close_shard)
         self.check_unchanged(shards)
 
     def let_go(self) -> None:
-        """Unmap what is kept in a mirror that is too small: nothing is being read."""
+        """Unmap shards of an object store, if local disk space for them is limited.
+
+        No batch may be read meanwhile.
+        """
         if self._mirrored is not None:
             self._mirrored.let_go(self._close_shard)
 
@@ -145,24 +159,27 @@ class Shards:
         for reader in self._readers:
             reader.close_shard(shard)
         self._maps.pop(shard, None)
-        # Its identity stays known, so that it need not be hashed when it is opened
-        # again.
+        # Its identity is kept, so that it is not hashed again when it is opened again.
         self._kept_open.drop(shard)
 
     def number_of(self, value: object) -> int:
-        """Give equal values equal numbers: what has 500 items is compared at once."""
+        """Give equal values equal numbers, which are quicker to compare and hash.
+
+        Used for tuples of hundreds of shard numbers that are keys of dicts.
+        """
         return self._numbers.setdefault(value, len(self._numbers))
 
     @functools.cached_property
     def can_be_joined(self) -> bool:
-        """Tell whether the arrays of all shards can be mapped side by side."""
+        """Whether the arrays of all shards can be mapped at adjacent addresses."""
         groups = self.manifest.shards.groups
         arrays = sum(len(group) * len(group.schema.arrays) for group in groups)
-        # Until its neighbour is mapped too, a piece leaves a gap: two mappings each.
+        # An array takes two mappings, its own and the gap behind it, until its
+        # neighbour is mapped too.
         return is_available() and 2 * arrays <= free_mappings()
 
     def index_array(self, shard: int, name: str) -> Ints:
-        """Map one of a shard's arrays of offsets, shapes or rows."""
+        """Map an array of offsets, shapes or rows of a shard."""
         return self._map_array(shard, self.manifest.shards[shard].arrays[name])
 
     def values(self, shard: int, name: str, *, joined: bool) -> Values:
@@ -170,11 +187,11 @@ class Shards:
 
         Args:
             shard: Number of the shard.
-            name: The array's name in it.
-            joined: See ``[m, k, *rest]`` as ``[m * k, *rest]``.
+            name: Name of the array in it.
+            joined: Reshape ``[m, k, *rest]`` to ``[m * k, *rest]``.
 
         Returns:
-            Mapped and read-only, or decompressed as they are read.
+            A read-only mapped array, or an object that decompresses what is read.
         """
         array = self.manifest.shards[shard].arrays[name]
         if array.offset is not None:
@@ -191,7 +208,7 @@ class Shards:
 
     @contextlib.contextmanager
     def opened(self, shard: int) -> Iterator[int]:
-        """Open the file of a shard, hashed where that is asked.
+        """Open the file of a shard, and hash it if ``checksums`` says so.
 
         Args:
             shard: Number of the shard.
@@ -210,7 +227,7 @@ class Shards:
         described = self.manifest.shards.file(shard)
         file = self.path / described.file
         if self._mirrored is not None:
-            # It may have gone from the mirror since the batch was prepared for.
+            # Another process may have deleted it since ``prepare`` was called.
             self._mirrored.bring(shard, self._close_shard)
             self._bring_again_if_changed(shard, file, described)
         try:
@@ -226,7 +243,7 @@ class Shards:
     def _bring_again_if_changed(
         self, shard: int, file: Path, described: ShardFile
     ) -> None:
-        """Download a shard anew that was changed, or deleted, in the mirror."""
+        """Download a shard again if its local copy was changed or deleted."""
         assert self._mirrored is not None
         try:
             with opened(file) as descriptor:
@@ -235,34 +252,37 @@ class Shards:
             self._mirrored.bring_again(shard, self._close_shard)
 
     def check_unchanged(self, shards: Sequence[int]) -> None:
-        """See that files are still those that were hashed and mapped.
+        """Check that files are still the ones that were hashed and mapped.
 
-        What is cut off while a batch is copied still ends the process.
+        A file that is cut short while a batch is copied still kills the process.
 
         Args:
-            shards: Numbers of the shards that a batch touches; nothing happens to
-                those that are not open yet.
+            shards: Numbers of the shards that a batch is read from.  Those that are not
+                open yet are not checked.
 
         Raises:
             DamagedCacheError: One was cut short, or its bytes were changed.
         """
-        # At least 1, since a batch may have no sample, and so no shard.
-        stride = max(1, -(-len(shards) // _TIMES_ASKED_A_BATCH))
+        # Rounded up, and at least 1: a batch may have no samples, and so no shards.
+        stride = max(1, -(-len(shards) // _MAX_TIMES_PER_BATCH))
         self._checks += 1
-        in_turn = shards[self._checks % stride :: stride]
-        for shard in {*in_turn, *self._kept_open.changed_in_size(shards)}:
+        # Every ``stride``-th shard, beginning one further at each call.
+        shards_in_turn = shards[self._checks % stride :: stride]
+        changed_shards = self._kept_open.changed_in_size(shards)
+        for shard in {*shards_in_turn, *changed_shards}:
             known = self._identities.get(shard)
             if known is not None:
                 self._check_identity(shard, known)
 
     def damaged(self, shard: int, column: str, why: str) -> DamagedCacheError:
-        """Say that a column's bytes contradict each other."""
+        """Make the error for a column whose bytes contradict each other."""
         file = self.path / self.manifest.shards.file(shard).file
         message = f"Column {column!r} of {file} is damaged: {why}."
         fix = "loaderkit verify CACHE, then pack it again"
         return DamagedCacheError(message, why="the file was changed on disk", fix=fix)
 
     def _check_identity(self, shard: int, known: FileIdentity) -> None:
+        """Compare the size and times of a shard's file with those that are known."""
         descriptor = self._kept_open.get(shard)
         try:
             if descriptor is None:
@@ -270,13 +290,16 @@ class Shards:
             else:
                 status = os.fstat(descriptor)
         except OSError:
-            return  # without a name it cannot be cut short; what is mapped stays
+            # It was deleted.  What is mapped stays readable, and nobody can shorten a
+            # file that has no name.
+            return
         now = identity_of(status)
+        # Another file of the same name does not touch the one that is mapped.
         if now == known or (now.device, now.inode) != (known.device, known.inode):
             return
         if now.bytes != known.bytes:
             raise wrong_size(Path(self._path_of(shard)), now.bytes, known.bytes)
-        # Written to, or only touched: the bytes will tell.
+        # It was written to, or only its time was set: hashing it again shows which.
         del self._identities[shard]
         self._maps.pop(shard, None)
         self._kept_open.drop(shard)
@@ -284,7 +307,7 @@ class Shards:
             pass
 
     def _path_of(self, shard: int) -> str:
-        # Joined as text: a Path takes ten times as long.
+        # os.path, since pathlib takes ten times as long.
         return os.path.join(self._folder, self.manifest.shards.files[shard])  # noqa: PTH118
 
     def _map_array(self, shard: int, array: Array) -> NDArray[Any]:
@@ -295,7 +318,7 @@ class Shards:
         return content.view(array.dtype).reshape(array.shape)
 
     def _whole_file(self, shard: int) -> NDArray[np.uint8]:
-        """Give all bytes of a shard, mapped."""
+        """Map a whole shard, or return the bytes mapped before ``[bytes]``."""
         mapped = self._maps.get(shard)
         if mapped is None:
             with self.opened(shard) as descriptor:
@@ -306,6 +329,7 @@ class Shards:
     def _verify_if_unknown(
         self, shard: int, descriptor: int, file: Path, described: ShardFile
     ) -> None:
+        """Verify an open file, unless it is the one that was verified before."""
         known = self._identities.get(shard)
         if known is None or identity_of(os.fstat(descriptor)) != known:
             self._identities[shard] = self._verify_open_file(
@@ -315,6 +339,7 @@ class Shards:
     def _verify_open_file(
         self, descriptor: int, file: Path, shard: ShardFile
     ) -> FileIdentity:
+        """Check the size of an open file, and hash it if ``checksums`` says so."""
         identity = identity_of(os.fstat(descriptor))
         if identity.bytes != shard.bytes:
             raise wrong_size(file, identity.bytes, shard.bytes)
@@ -326,7 +351,10 @@ class Shards:
         return identity
 
     def _gone(self, file: Path) -> CacheError:
-        """Tell a cache that was packed again from one that lost a file."""
+        """Make the error for a file that is missing.
+
+        Either the cache was packed again, or it is damaged.
+        """
         try:
             generation = load_manifest(self.path).generation
         except CacheError:
@@ -337,44 +365,50 @@ class Shards:
 
 
 class _OpenFile(NamedTuple):
-    """The file of a shard that is kept open."""
+    """A file that is kept open."""
 
     descriptor: int
     bytes: int
 
 
 class KeptOpen:
-    """Files that stay open, so that their sizes can be asked for at no great cost."""
+    """Files of shards that stay open, since the size of an open file is quick to read.
+
+    Args:
+        max_files: The most files that are kept open.
+    """
 
     def __init__(self, max_files: int) -> None:
         self._max_files = max_files
         self._files: dict[int, _OpenFile] = {}
         """By the number of the shard."""
-        self._close = os.close  # gone from ``os`` when the interpreter ends
+        # For ``__del__``: ``os`` may be empty when the interpreter shuts down.
+        self._close = os.close
 
     def get(self, shard: int) -> int | None:
-        """Give the descriptor of a shard's file, if it is kept."""
+        """Return the descriptor of a shard's file; None if it is not kept open."""
         file = self._files.get(shard)
         return None if file is None else file.descriptor
 
     def keep(self, shard: int, descriptor: int, nbytes: int) -> None:
-        """Keep a file open, if there is room for it.
+        """Keep a file open, unless there are too many already.
 
         Args:
             shard: Number of the shard.
-            descriptor: Its file; the caller closes it, and another one is kept.
-            nbytes: Bytes of the file.
+            descriptor: Descriptor of its file.  It is duplicated; the caller closes
+                this one.
+            nbytes: Size of the file in bytes.
         """
         if shard not in self._files and len(self._files) < self._max_files:
-            # Where no other file can be opened, this one need not stay open.
+            # An optimisation: if the process has no descriptors left, do without.
             with contextlib.suppress(OSError):
                 self._files[shard] = _OpenFile(os.dup(descriptor), nbytes)
 
     def changed_in_size(self, shards: Sequence[int]) -> list[int]:
-        """List the shards whose files have another size, or are not kept."""
-        # One comprehension, without a call to Python code: 115 shards take 40 us.  So
-        # fields are taken by number, and the end of a file is asked for where fstat
-        # would make an object.
+        """List the shards whose files changed in size or are not kept open."""
+        # This runs before each batch: 115 shards take 40 us.  So it is one
+        # comprehension that calls no Python code: fields of the named tuple are read by
+        # position, and lseek gives the size where fstat would create an object.
         files, seek, end = self._files, os.lseek, os.SEEK_END
         return [
             shard

@@ -1,8 +1,11 @@
-"""Open a cache and read rows from it: mapped, no Python object per sample.
+"""Open a cache, and find the rows of a batch in its columns.
 
-A ``Store`` is one generation of a cache; shards.py hashes, maps and watches its files;
-column_reader.py reads one column from all of them.  Before anything is made room for,
-offsets, rows and counts are checked.
+The values stay in mapped files: no Python object is made for each sample.
+
+A ``Store`` is one generation of a cache.  Its parts are in other files: shards.py
+hashes, maps and watches the files, column_reader.py reads one column of all shards.
+Offsets, rows and counts come from disk and are checked before memory is allocated for
+what they describe.
 """
 
 from __future__ import annotations
@@ -33,25 +36,30 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 _UNLIMITED = 1 << 62
-_OPENING_TRIES = 20
-"""A cache can be replaced while it is opened; not so often in a row.  Chosen."""
+"""More bytes than any cache has."""
+_MAX_OPENING_TRIES = 20
+"""A cache may be replaced while it is opened, and is then opened again.  Chosen: nobody
+packs a cache twenty times within milliseconds."""
 
 
 class Store:
-    """An open cache: one generation of it, whatever is packed there afterwards.
+    """An open cache.  It stays the same generation, even if it is packed again.
 
-    Opening reads the manifest and looks for the files: no sample, no offset.
+    Opening reads the manifest and checks that the files exist.  It reads no samples and
+    no offsets.
 
     Args:
-        path: The cache's folder, or the store that it is in.
+        path: Folder of the cache, or its location in an object store.
         checksums: When shards are hashed: "once", "always" or "never".
-        generation: Open this one or none, so that workers read what their parent does.
-        free_bytes: Says how much memory pages of the files may take.  Where they are
-            larger, just the pages of each batch are read, and those together.
+        generation: If given, only this generation is opened.  Workers pass that of
+            their parent, so that all read the same samples.
+        free_bytes: Returns the memory in bytes that pages of the files may take.  If
+            the cache is larger, the system is told not to read ahead, and the pages of
+            each batch are requested together.
 
     Raises:
-        CacheError: There is no whole cache in the folder.
-        StaleCacheError: Another generation stands there now.
+        CacheError: There is no complete cache in the folder.
+        StaleCacheError: The folder holds another generation now.
         ValueError: ``checksums`` is none of the three.
     """
 
@@ -65,14 +73,14 @@ class Store:
     ) -> None:
         check_checksums(checksums)
         self.mirror: Mirror | None = None
-        """Where the shards of a store are kept; None for a cache in a folder."""
+        """Local copies of the shards of an object store; None for a local cache."""
         if isinstance(path, RemoteCache):
             self.mirror = Mirror(path, generation)
             self.path, self.manifest = self.mirror.folder, self.mirror.manifest
         else:
-            # Absolute: programs change the current folder (Hydra does).
+            # Absolute, since programs change the current folder (Hydra does).
             self.path = Path(path).absolute()
-            self.manifest = self._load_manifest_of_whole_cache(self.path)
+            self.manifest = self._load_complete_manifest(self.path)
         if generation is not None and self.manifest.generation != generation:
             raise replaced(self.path)
         self._shards = Shards(
@@ -81,13 +89,16 @@ class Store:
         self._columns: dict[tuple[str, bool], ColumnReader] = {}
 
     @staticmethod
-    def _load_manifest_of_whole_cache(path: Path) -> Manifest:
-        """Read a manifest whose files are all there.
+    def _load_complete_manifest(path: Path) -> Manifest:
+        """Read a manifest, and check that all of its files exist.
 
-        Between reading a manifest and looking for its files, another process may put a
-        new cache in place and delete the old one's files; then the new one is read.
+        After the manifest was read, another process may put a new cache in place and
+        delete the files of the old one.  Then the new manifest is read.
+
+        Raises:
+            CacheError: There is no complete cache, or it is replaced all the time.
         """
-        for _ in range(_OPENING_TRIES):
+        for _ in range(_MAX_OPENING_TRIES):
             manifest = load_manifest(path)
             try:
                 check_files(path, manifest.shards)
@@ -104,10 +115,13 @@ class Store:
         return self.manifest.samples
 
     def load_sources(self) -> str | None:
-        """Read the list of the files that the cache was made from; None without one.
+        """Read the list of the files that the cache was packed from.
+
+        Returns:
+            The list as JSON; None if the cache has none.
 
         Raises:
-            CacheError: It is not the list that was written, or cannot be read.
+            CacheError: The list was changed since it was written, or cannot be read.
         """
         if self.mirror is not None:
             return self.mirror.load_sources()
@@ -116,19 +130,19 @@ class Store:
 
     @cached_property
     def first_samples(self) -> Ints:
-        """Number of the first sample of each shard, and of the one behind the last."""
+        """First sample of each shard, then the number of samples ``[shards + 1]``."""
         return np.concatenate([[0], np.cumsum(self.manifest.shards.samples)])
 
     def column(self, name: str, *, stacked: bool = False) -> ColumnReader:
-        """Give a column by name.
+        """Make the reader of a column, or return the one made before.
 
         Args:
-            name: Its name in the manifest.
-            stacked: Its samples become rows of their own in a batch, instead of
-                being joined along their first axis.
+            name: Name of the column in the manifest.
+            stacked: True if a batch stacks its samples; False if it concatenates them
+                along their first axis.
 
         Returns:
-            A reader of it; nothing is opened yet.
+            The reader.  No file is opened yet.
         """
         key = (name, stacked)
         if key not in self._columns:
@@ -136,7 +150,13 @@ class Store:
         return self._columns[key]
 
     def locate(self, sample: int) -> tuple[int, int]:
-        """Turn a sample's number into its shard's and its number in there.
+        """Find the shard of a sample, and check it.
+
+        Args:
+            sample: Number of the sample in the cache.
+
+        Returns:
+            Number of the shard, and number of the sample in it.
 
         Raises:
             DamagedCacheError: The shard was changed since it was mapped.
@@ -146,21 +166,21 @@ class Store:
         return shard, sample - int(self.first_samples[shard])
 
     def let_go(self) -> None:
-        """Let other processes have the room that shards of a store take here.
+        """Unmap shards of an object store, so that other processes may replace them.
 
-        No batch may be read meanwhile; whatever is read next is mapped again.
+        No batch may be read meanwhile.  What is read next is mapped again.
         """
         self._shards.let_go()
 
     def positions_at_once(self, samples: Ints) -> Iterator[Ints]:
-        """Divide many samples into what can be read at once.
+        """Split many samples into groups that can be read at once.
 
         Args:
             samples: Sample numbers ``[n]``.
 
         Yields:
-            Positions in ``samples``: all of them, or those of one shard after the other
-            where a mirror cannot hold all shards.
+            Positions in ``samples``.  There is one group, or one for each shard if the
+            local disk space for shards of an object store is limited.
         """
         if self.mirror is None or not self.mirror.is_capped:
             yield np.arange(len(samples))
@@ -173,14 +193,14 @@ class Store:
                 yield positions
 
     def select(self, samples: Ints) -> SampleSelection:
-        """Choose the samples of a batch.
+        """Find the shards of the samples of a batch, and check them.
 
         Args:
             samples: Sample numbers ``[B]`` from 0 to ``len(store) - 1``, in any
                 order, repeats allowed.
 
         Returns:
-            Where they lie, shard by shard.
+            The samples, by shard.
 
         Raises:
             DamagedCacheError: A shard was changed since it was mapped.
@@ -199,29 +219,33 @@ class Store:
 
 
 class PartSelection(NamedTuple):
-    """The samples of a batch that are in one part of a column."""
+    """The samples of a batch that are in one part of a column.
+
+    A part is what can be read as one array (see column_parts.py).
+    """
 
     number: int
     """Number of the part."""
     part: Part
     samples: Ints
-    """Their numbers, each in its shard ``[k]``."""
+    """Numbers of the samples, each counted in its shard ``[k]``."""
     shards: Ints
-    """Numbers of their shards ``[k]``."""
+    """Number of each sample's shard ``[k]``."""
     positions: Ints | None
-    """Where they stand in the batch ``[k]``; None when they are all of it, in order."""
+    """Position of each sample in the batch ``[k]``; None if these are all the samples
+    of the batch, in order."""
     unique_shards: list[int]
-    """The shards among ``shards``, each once."""
+    """The numbers in ``shards``, each once, in order."""
 
 
 class SampleSelection:
-    """The samples of one batch, and where their rows lie in each column.
+    """The samples of one batch; finds their rows in each column.
 
     Args:
         store: The cache.
-        samples: Sample numbers, each in its shard ``[B]``.
-        shards: Numbers of their shards ``[B]``.
-        unique_shards: The shards among them, each once.
+        samples: Numbers of the samples, each counted in its shard ``[B]``.
+        shards: Number of each sample's shard ``[B]``.
+        unique_shards: The numbers in ``shards``, each once, in order.
     """
 
     def __init__(
@@ -229,8 +253,9 @@ class SampleSelection:
     ) -> None:
         self.store, self.samples, self.shards = store, samples, shards
         self.unique_shards = unique_shards
-        # What columns have in common is looked up once a batch: fields of one graph
-        # share their offsets, and their shards are grouped alike.
+        # Columns that share offsets (fields of one graph, say) share their row ranges,
+        # and columns whose shards form the same parts share the grouping: each is
+        # looked up once for a batch.
         self._row_ranges: dict[object, RowRanges] = {}
         self._positions: dict[int, list[tuple[int, Ints | None]]] = {}
 
@@ -240,17 +265,18 @@ class SampleSelection:
     def by_part(
         self, column: ColumnReader, *, absent_allowed: bool = False
     ) -> list[PartSelection]:
-        """Divide the samples among the parts of a column.
+        """Group the samples by the parts of a column.
 
         Args:
             column: The column.
-            absent_allowed: Leave samples out that do not have it.
+            absent_allowed: Leave out samples of shards that do not have the column,
+                instead of raising.
 
         Returns:
-            The samples of each part that the batch touches.
+            One selection for each part that has samples of the batch.
 
         Raises:
-            CacheError: Samples do not have the column, or a file cannot be read.
+            CacheError: Some samples do not have the column, or a file cannot be read.
         """
         grouping = column.grouping
         if grouping.part_of_shard is None:
@@ -282,11 +308,11 @@ class SampleSelection:
             column: A column that all the samples have.
 
         Returns:
-            The same object for all columns that share their offsets.
+            The ranges of rows.  Columns that share their offsets get the same object.
         """
         selections = self.by_part(column)
-        # Rows that lie alike may be in parts of other numbers: a column that the shards
-        # before lack has fewer parts than its neighbour.
+        # Columns with the same layout may number their parts differently: if earlier
+        # shards lack a column, it has fewer parts.  So the number belongs to the key.
         key = tuple([(part.number, part.part.layout_key) for part in selections])
         ranges = self._row_ranges.get(key)
         if ranges is None:
@@ -331,7 +357,7 @@ class SampleSelection:
 
 
 def _positions_by_part(parts: Ints) -> list[tuple[int, Ints | None]]:
-    """Say which positions of a batch are in each part; None for all of them.
+    """Group the positions of a batch by part; None stands for all positions.
 
     >>> _positions_by_part(np.array([4, 2, 4]))
     [(2, array([1])), (4, array([0, 2]))]

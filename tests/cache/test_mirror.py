@@ -410,7 +410,7 @@ print("ready", flush=True)
 store = Store(remote)
 for epoch in range(1000):
     for row in range(0, len(store), 3):
-        assert test_mirror.read(store, [row]) == [row]
+        assert test_mirror.read_labels(store, [row]) == [row]
 """
 
 
@@ -441,6 +441,7 @@ def check_kills(url, mirror, *, kills, seed):
         process = subprocess.Popen(command, stdout=subprocess.PIPE)
         process.stdout.readline()
         time.sleep(float(generator.uniform(0, 0.4)))
+        assert process.poll() is None  # one that has ended cannot be killed
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()

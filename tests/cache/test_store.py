@@ -8,7 +8,7 @@ import pytest
 
 from loaderkit import open_cache, pack, verify
 from loaderkit.cache.build import open_build
-from loaderkit.cache.columns import Block, ShardBuffer, narrowed
+from loaderkit.cache.columns import Block, Bounds, ShardBuffer, narrowest_dtype
 from loaderkit.cache.files import load_manifest
 from loaderkit.cache.layout import Array
 from loaderkit.cache.manifest import read_manifest, write_manifest
@@ -73,11 +73,11 @@ def test_an_ordinary_hdf5_reader_sees_the_same_numbers(tmp_path):
 
 
 def test_integers_are_kept_in_the_fewest_bytes():
-    assert narrowed(np.array([0, 255])).dtype == np.uint8
-    assert narrowed(np.array([0, 256])).dtype == np.uint16
-    assert narrowed(np.array([-1, 127])).dtype == np.int8
-    assert narrowed(np.array([2**40])).dtype == np.int64
-    assert narrowed(np.array([0.5])).dtype == np.float64
+    int64 = np.dtype(np.int64)
+    assert narrowest_dtype(int64, Bounds(0, 255)) == np.uint8
+    assert narrowest_dtype(int64, Bounds(0, 256)) == np.uint16
+    assert narrowest_dtype(int64, Bounds(-1, 127)) == np.int8
+    assert narrowest_dtype(int64, Bounds(2**40, 2**40)) == np.int64
 
 
 def test_a_cache_that_is_not_there_says_how_to_make_one(tmp_path):
