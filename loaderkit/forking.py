@@ -1,9 +1,9 @@
-"""What an object holds that does not survive a fork.
+"""Finds what an object holds that does not survive a fork.
 
-A file that was open before a fork has one position for all processes: where one seeks
-and another reads, each gets the other's bytes, and nobody is told.  HDF5, SQLite and
-LMDB forbid the use of what was opened before a fork.  A pool's threads do not exist in
-the new process, which would wait for their answers for ever.
+A file that was open before a fork has one position for all processes.  If one process
+seeks and another reads, they read each other's bytes without any error.  HDF5, SQLite
+and LMDB forbid the use of handles that were opened before a fork.  The threads of a
+pool do not exist in the new process, which would wait for their answers for ever.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _DEEPEST = 5
-"""Attributes of attributes that are looked into: a file in an archive in a dataset in
-a wrapper."""
+"""Levels of attributes that are searched.  Chosen: enough for a file in an archive in a
+dataset in a wrapper."""
 _MOST_OBJECTS = 2000
-"""Looked at in all; of a list of samples, the first few tell."""
+"""Objects that are looked at in all.  Chosen: a list of millions of samples must not be
+searched each time a loader is built."""
 _MOST_ITEMS = 100
+"""Items of a list or dict that are looked at.  Chosen: if a list of samples holds
+files, the first ones do."""
 _FORBIDDEN = (
     ("h5py", ("File", "Group", "Dataset")),
     ("sqlite3", ("Connection", "Cursor")),
@@ -34,7 +37,7 @@ _FORBIDDEN = (
     ("tables", ("File", "Node")),
     ("netCDF4", ("Dataset",)),
 )
-"""Classes whose objects must not be used after a fork, by the module they are in."""
+"""Classes whose objects must not be used after a fork, by module."""
 _OPAQUE = (
     str,
     bytes,
@@ -51,45 +54,45 @@ _OPAQUE = (
 )
 """Classes whose objects hold nothing that a fork could break."""
 
-
-_THREADS = (Executor, multiprocessing.pool.Pool)
-"""Their objects hand work to threads, of their own or that talk to processes."""
+_POOLS = (Executor, multiprocessing.pool.Pool)
+"""Classes whose objects give work to threads.  Pools of processes have threads, too,
+which talk to the processes."""
 
 
 @dataclass(frozen=True)
 class ForkHazard:
-    """Something that must not be carried over a fork."""
+    """An object that must not be used after a fork."""
 
     where: str
     """The attribute and its class, such as "dataset.file (BufferedReader)"."""
     is_file: bool
-    """An open file, and not threads."""
+    """It is an open file or handle; otherwise it has threads."""
 
     @property
     def reason(self) -> str:
-        """Why there are better no forked workers."""
+        """Why forked workers cannot be used."""
         if self.is_file:
             return f"forked workers would share the position of {self.where}"
         return f"the threads of {self.where} do not exist in forked workers"
 
     @property
     def danger(self) -> str:
-        """What can happen in them."""
+        """What can happen in forked workers."""
         if self.is_file:
             return "they can read each other's bytes"
         return "they would wait for them for ever"
 
     @property
     def fix(self) -> str:
-        """What to do instead."""
+        """What the user can do."""
         return f"{'open' if self.is_file else 'start'} it when a sample is first read"
 
 
 def warn_of_fork_hazard(stacklevel: int, **parts: object) -> None:
-    """Warn before processes are forked of what does not survive that.
+    """Warn, before processes are forked, of what does not survive that.
 
     Args:
-        stacklevel: As of ``warnings.warn``; 2 is the caller.
+        stacklevel: As of ``warnings.warn``; 2 is the caller of this function.
         parts: See ``find_fork_hazard``.
     """
     hazard = find_fork_hazard(**parts)
@@ -102,13 +105,13 @@ def warn_of_fork_hazard(stacklevel: int, **parts: object) -> None:
 
 
 def find_fork_hazard(**parts: object) -> ForkHazard | None:
-    """Find an open file, or threads, that processes forked from this one would miss.
+    """Find an open file or threads in objects that forked processes would use.
 
     Args:
-        parts: Objects to look into, by the name that the message begins with.
+        parts: Objects to search, by the name that the message begins with.
 
     Returns:
-        The first one found; None when there is none.
+        The first one found; None if there is none.
 
     >>> class Reader:
     ...     def __init__(self, path):
@@ -142,18 +145,19 @@ def find_fork_hazard(**parts: object) -> ForkHazard | None:
 
 
 def _has_threads(value: Any) -> bool:
-    """Tell whether threads of this process do an object's work.
+    """Return whether threads of this process do the work of an object.
 
-    An executor starts its threads with its first task, and that may have been.
+    An executor starts its threads with its first task.  Whether it has had one cannot
+    be seen, so every executor counts.
     """
     if isinstance(value, threading.Thread):
         return value.is_alive() and value is not threading.main_thread()
-    return isinstance(value, _THREADS)
+    return isinstance(value, _POOLS)
 
 
 def _is_shared(value: Any, forbidden: tuple[type, ...]) -> bool:
     if value is sys.stdin or value is sys.stdout or value is sys.stderr:
-        return False  # shared by all processes anyway
+        return False  # all processes share these, with or without a loader
     if isinstance(value, io.IOBase):
         try:
             value.fileno()
@@ -161,13 +165,17 @@ def _is_shared(value: Any, forbidden: tuple[type, ...]) -> bool:
         except (OSError, ValueError):  # in memory, or closed
             return False
     if isinstance(value, forbidden):
-        # A closed file of h5py is false; others are not asked, and do not tell.
+        # A closed file of h5py is false.  The other classes do not show whether they
+        # are closed.
         return bool(value) if type(value).__module__.startswith("h5py") else True
     return False
 
 
 def _loaded_classes() -> tuple[type, ...]:
-    """Give the classes of which there can be objects: of modules that are imported."""
+    """Return the forbidden classes of modules that are imported.
+
+    There are no objects of the others, and importing their modules would be slow.
+    """
     return tuple(
         getattr(sys.modules[module], name)
         for module, names in _FORBIDDEN
@@ -178,7 +186,7 @@ def _loaded_classes() -> tuple[type, ...]:
 
 
 def _inside(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """List what an object holds, without running code of its own."""
+    """List what an object holds, without running code of its class."""
     if type(value) in {list, tuple}:
         for number, item in enumerate(value[:_MOST_ITEMS]):
             yield f"{path}[{number}]", item

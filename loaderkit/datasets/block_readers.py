@@ -1,24 +1,25 @@
-"""Read samples and take them apart: here, or in several processes, in order."""
+"""Read samples and take them apart."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import traceback
 import uuid
 import warnings
+from array import array
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import xxhash
 
 from loaderkit.cache.columns import Block
-from loaderkit.cache.durable import not_written, remove
+from loaderkit.cache.durable import remove, writing
 from loaderkit.datasets.encode import encode
 from loaderkit.datasets.source_files import FileTracker, FileVersion, TrackFiles
+from loaderkit.datasets.structure import KEY_COLUMN
 from loaderkit.errors import DatasetError, LoaderkitError
 from loaderkit.randomness import mix_seed, seed_all
 
@@ -26,36 +27,52 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loaderkit.datasets.sources import Source
+    from loaderkit.datasets.structure import Node
 
 _SMALL_BYTES = 4 << 10
 """Values below this are joined before they are hashed: copying them costs less."""
-_SET_ASIDE_BYTES = 64 << 10
-"""Blocks larger than this wait in a file of their own until the shard is written, so
-that the packing process holds one column of a shard in memory and not all of it."""
+_DIGEST_BYTES = 16
+"""Of an xxh3-128."""
 
 
 @dataclass
-class EncodedBlock:
-    """Samples as a worker returns them: columns, and how each sample was built."""
-
-    block: Block = field(default_factory=Block)
-    trees: list[Any] = field(default_factory=list)
-    which: list[int] = field(default_factory=list)
-    keys: list[str] = field(default_factory=list)
-    tree_digests: list[bytes] = field(default_factory=list)
-    digests: list[bytes] = field(default_factory=list)
-    """Hash of each sample's key, tree and values."""
-
-
-@dataclass
-class Span:
-    """What reading some consecutive samples gave."""
+class EncodedSpan:
+    """Some consecutive samples: their columns, and how each sample was built."""
 
     start: int
     """First row."""
-    blocks: list[EncodedBlock]
-    files: dict[str, FileVersion]
+    block: Block = field(default_factory=Block)
+    """The columns by what ``encode`` says of them, and the samples' keys."""
+    trees: list[Node] = field(default_factory=list)
+    first_keys: list[str] = field(default_factory=list)
+    """Key of the first sample that is built like each tree."""
+    tree_of_sample: array[int] = field(default_factory=lambda: array("q"))
+    digests: bytearray = field(default_factory=bytearray)
+    """Hash of each sample's key, tree and values, end to end."""
+    files: dict[str, FileVersion] = field(default_factory=dict)
     """Files opened for the first time while they were read, by absolute path."""
+    _tree_numbers: dict[Node, int] = field(default_factory=dict)
+    _tree_digests: list[bytes] = field(default_factory=list)
+
+    def number(self, tree: Node, key: str) -> int:
+        """Number a way in which a sample is built."""
+        number = self._tree_numbers.get(tree)
+        if number is None:
+            number = self._tree_numbers[tree] = len(self.trees)
+            self.trees.append(tree)
+            self.first_keys.append(key)
+            digest = xxhash.xxh3_128_digest(_encode_text(repr(tree)))
+            self._tree_digests.append(digest)
+        return number
+
+    def digest_of_tree(self, number: int) -> bytes:
+        """Hash a way in which a sample is built."""
+        return self._tree_digests[number]
+
+    def digest_of_sample(self, index: int) -> bytes:
+        """Give the hash of one sample, counted from the first."""
+        start = index * _DIGEST_BYTES
+        return bytes(self.digests[start : start + _DIGEST_BYTES])
 
 
 @dataclass(frozen=True)
@@ -64,9 +81,9 @@ class PackJob:
 
     source: Source
     limit: int
-    """Bytes after which a new block is begun."""
+    """Bytes of samples that wait in memory; then they go to a file."""
     folder: Path
-    """Where blocks wait for the process that writes them."""
+    """Where what is not finished lies."""
     track_files: TrackFiles = "stat"
     seed: int | None = None
     """What the random numbers that samples draw follow from; see ``seed_of``."""
@@ -74,7 +91,7 @@ class PackJob:
     """In the names of blocks: a worker of a killed run may still write its own."""
 
     def block(self, name: str) -> Path:
-        """Name a file in which something waits for the process that writes."""
+        """Name a file in which something waits for another process, or for later."""
         return self.folder / f"{self.run}-{name}.block"
 
     def clear(self) -> None:
@@ -92,81 +109,53 @@ class PackJob:
         return FileTracker([cache], self.track_files, all_threads=all_threads)
 
 
-class Task(NamedTuple):
-    """Samples to read."""
-
-    start: int
-    """The first row."""
-    stop: int
-    """The row behind the last."""
-    digests_only: bool = False
-    """Read them for their hashes, and keep nothing else of them."""
-    skips_failing: bool = False
-    """Leave out samples that cannot be read: whoever packs them says so."""
-
-
-def read_span(job: PackJob, task: Task, tracker: FileTracker) -> Span:
+def read_span(
+    job: PackJob,
+    rows: range,
+    tracker: FileTracker,
+    *,
+    into: EncodedSpan | None = None,
+    scratch: Path | None = None,
+) -> EncodedSpan:
     """Read and take apart some samples.
 
     Args:
-        job: Where they come from, and how large a block gets.
-        task: Which ones.
+        job: Where they come from, and how many bytes of them wait in memory.
+        rows: Which ones.
         tracker: What notes the files that are opened meanwhile.
+        into: Samples that these come behind.
+        scratch: A file to which values go when there are too many; None keeps all in
+            memory.
 
     Returns:
-        The samples in order, in one block or more.
+        The samples in order.
+
+    Raises:
+        DatasetError: A sample cannot be read or stored.
+        CacheError: The file cannot be written.
+    """
+    span = EncodedSpan(rows.start) if into is None else into
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Unable to accurately infer")
+        for row in rows:
+            _encode_one(job, row, span)
+            if scratch is not None and span.block.bytes_in_memory >= job.limit:
+                with writing(scratch):
+                    span.block.spill(scratch)
+    span.files.update(tracker.new_files())
+    return span
+
+
+def digests_of_rows(job: PackJob, rows: range, tracker: FileTracker) -> EncodedSpan:
+    """Read samples for their hashes alone.
 
     Raises:
         DatasetError: A sample cannot be read or stored.
     """
-    blocks = [EncodedBlock()]
-    seen: dict[Any, int] = {}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Unable to accurately infer")
-        for row in range(task.start, task.stop):
-            if blocks[-1].block.nbytes >= job.limit:
-                blocks.append(EncodedBlock())
-                seen = {}
-            try:
-                encode_one(job, row, blocks[-1], seen)
-            except DatasetError:
-                if not task.skips_failing:
-                    raise
-            if task.digests_only:
-                blocks[-1].block = Block()
-    return Span(task.start, blocks, tracker.new_files())
-
-
-def set_aside(job: PackJob, span: Span) -> Path:
-    """Put a span into files for the process that writes the shards.
-
-    Args:
-        job: Says where they wait.
-        span: What was read; its large blocks are emptied.
-
-    Returns:
-        The file from which ``take_up`` reads it.
-
-    Raises:
-        CacheError: The files cannot be written.
-    """
-    file = job.block(str(span.start))
-    try:
-        for number, encoded in enumerate(span.blocks):
-            if encoded.block.nbytes >= _SET_ASIDE_BYTES:
-                encoded.block.spill(job.block(f"{span.start}-{number}"))
-        with file.open("wb") as raw:
-            pickle.dump(span, raw, pickle.HIGHEST_PROTOCOL)
-    except OSError as error:
-        raise not_written(file, error) from error
-    return file
-
-
-def take_up(file: Path) -> Span:
-    """Read a span that ``set_aside`` wrote, and remove its file."""
-    with file.open("rb") as raw:
-        span: Span = pickle.load(raw)
-    remove(file)
+    span = EncodedSpan(rows.start)
+    for row in rows:
+        read_span(job, range(row, row + 1), tracker, into=span)
+        span.block = Block()
     return span
 
 
@@ -198,16 +187,8 @@ def read_sample(source: Source, row: int, seed: int | None) -> Any:
     return source.read(row)
 
 
-def encode_one(
-    job: PackJob, row: int, into: EncodedBlock, seen: dict[Any, int]
-) -> None:
-    """Read one sample, take it apart and add it to a block.
-
-    Args:
-        job: Where it comes from.
-        row: Which one.
-        into: The block.
-        seen: Numbers of the ways of being built that the block knows.
+def _encode_one(job: PackJob, row: int, into: EncodedSpan) -> None:
+    """Read one sample, take it apart and add it to others.
 
     Raises:
         DatasetError: The sample cannot be read or stored; the message names it.
@@ -223,20 +204,17 @@ def encode_one(
         raise
     except (Exception, SystemExit) as error:
         raise _not_loaded(source, row, error) from error
-    number = seen.get(tree)
-    if number is None:
-        number = seen[tree] = len(into.trees)
-        into.trees.append(tree)
-        into.tree_digests.append(xxhash.xxh3_128_digest(_encode_text(repr(tree))))
+    number = into.number(tree, key)
+    into.digests += _sample_digest(key, into.digest_of_tree(number), values)
+    key_bytes = key.encode("utf-8", "surrogatepass")
+    values[KEY_COLUMN] = np.frombuffer(key_bytes, np.uint8)
     into.block.append(values)
-    into.which.append(number)
-    into.keys.append(key)
-    into.digests.append(_sample_digest(key, into.tree_digests[number], values))
+    into.tree_of_sample.append(number)
 
 
-def content_digest(digests: list[bytes]) -> str:
-    """Hash many samples by their hashes, in order."""
-    return xxhash.xxh3_128_hexdigest(b"".join(digests))
+def content_digest(digests: bytes | bytearray) -> str:
+    """Hash many samples by their hashes, which lie end to end."""
+    return xxhash.xxh3_128_hexdigest(digests)
 
 
 def _sample_digest(key: str, tree_digest: bytes, values: dict[Any, Any]) -> bytes:

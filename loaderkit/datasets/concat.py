@@ -1,8 +1,9 @@
-"""Make one cache of several, and add samples to a cache.
+"""Join caches into one, and add samples to a cache.
 
-Shards are taken over as they are, by hard links where the file system has them.  Only
-where a cache numbers its samples' structures otherwise than the first one (their
-*variants*, see structure.py) are its shards written anew, one at a time.
+Shards are reused as they are, as hard links where the file system supports them.  A
+column says of each sample, by number, which structure it has (its *variant*, see
+structure.py).  Where a cache numbers its variants or names its columns differently from
+the joined cache, its shards are rewritten, one at a time.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("loaderkit")
 _EXTENDED_WITH = "extended with"
-"""Notes in a cache the generation of the samples that were added last."""
+"""Key in a manifest's ``made_with``: the generation of the samples added last."""
 _LIBRARIES = ("loaderkit", "torch", "torch-geometric", "numpy", "h5py")
+"""Distributions whose versions a manifest records, as ``pack`` records them."""
 
 
 @suggest_keywords
@@ -53,33 +55,34 @@ def concat(
     classes: Iterable[type] = (),
     overwrite: bool = False,
 ) -> SafeDataset[Any]:
-    """Make one cache of several, their samples one after the other.
+    """Join caches into a new one, with their samples one after the other.
 
-    On one file system no sample is copied: the new cache has hard links to the shards
-    of the others, which may be deleted.  Across file systems the shards are copied.
-    Shards are written anew, one in memory at a time, where their samples are built in
-    other ways than those of the caches before (another field, another dtype), or are
-    compressed by another filter.
+    Within one file system no sample is copied: the new cache holds hard links to the
+    shards of the given caches, which you may then delete.  Across file systems the
+    shards are copied.  Shards are rewritten, with one in memory at a time, if their
+    samples have a structure that no cache before them has (another field, another
+    dtype), or if they are compressed with another filter.
 
-    The new cache is not held against raw files or code when it is opened: open it with
-    ``open_cache``.
+    The new cache is not compared with raw files or code when it is opened.  Open it
+    with ``open_cache``.
 
     Args:
         caches: Folders of caches, or datasets over whole caches.
-        path: The new cache's folder.
-        classes: Classes that samples are made of, beyond PyG's own and those of the
-            given datasets.
-        overwrite: Replace the cache that is there; it stays until the new one is whole.
+        path: Folder of the new cache.
+        classes: Classes that samples are made of, in addition to PyG's and to those of
+            the given datasets.
+        overwrite: Replace a cache at ``path``.  It stays in place until the new one is
+            complete.
 
     Returns:
-        The new cache, open.
+        The new cache, opened.
 
     Raises:
-        CacheError: A cache is not there or damaged, there is one at ``path`` already,
-            or the folder cannot be written.
-        DatasetError: There is nothing to concatenate.
-        OptionError: A dataset has a transform or is a part of its cache, or lies in an
-            object store.
+        CacheError: A cache is missing or damaged, there is already one at ``path``, or
+            the folder cannot be written.
+        DatasetError: ``caches`` is empty, or some caches hold graphs and others do not.
+        OptionError: A dataset has a transform, covers only a part of its cache, or is
+            in an object store.
 
     Example:
         >>> import loaderkit, tempfile, torch
@@ -99,7 +102,7 @@ def concat(
         message = "There are no caches to concatenate."
         fix = 'concat(["day1.lk", "day2.lk"], "both.lk")'
         raise DatasetError(message, why="the list is empty", fix=fix)
-    parts = [_open_part(cache) for cache in originals]
+    stores = [_open_whole_cache(cache) for cache in originals]
 
     target = _local_folder(path)
     if not overwrite and exists(target / MANIFEST):
@@ -107,8 +110,8 @@ def concat(
         fix = "concat(..., overwrite=True) to replace it, or extend() to add to it"
         raise CacheError(message, why="concatenating would replace it", fix=fix)
 
-    _refuse_other_kind(parts, "The samples of these caches")
-    _write_merged(_merge_structures(parts), target, overwrite=overwrite)
+    _check_same_kind(stores, "The samples of these caches")
+    _write_joined(_plan_join(stores), target, overwrite=overwrite)
     return open_cache(target, classes=[*_passed_classes(originals), *classes])
 
 
@@ -122,35 +125,39 @@ def extend(
     track_files: TrackFiles = "stat",
     classes: Iterable[type] = (),
 ) -> SafeDataset[Any]:
-    """Add samples behind those of a cache.
+    """Append samples to a cache.
 
-    They are packed into shards of their own in a folder inside the cache's, and become
-    part of it in one step: whoever opens the cache finds all of them or none.  A call
-    that was killed is called again; samples that it had added are not added twice.
+    The new samples are packed into shards of their own, in a folder inside the cache's
+    folder.  They are then added to the cache in one step, so that a reader who opens it
+    finds either all of them or none.  If the call is killed, call it again: samples
+    that were already added are not added twice.
 
-    Datasets and loaders that are open go on reading the samples they had.
+    Datasets and loaders that are open keep reading the samples that they had.
 
     Args:
-        cache: The cache's folder, or a dataset over the whole of it.
+        cache: Folder of the cache, or a dataset over the whole of it.
         more: What ``pack`` takes: a list of samples, any map-style dataset, a folder of
             ``.pt`` files.
-        workers: Processes that read samples; 0 reads in this one; None: up to 4.
-        shard_bytes: Bytes after which a file is finished.
+        workers: Processes that read samples; 0 reads in this process, None uses up
+            to 4.
+        shard_bytes: Size in bytes from which on a shard is finished.
         track_files: As for ``pack``.
-        classes: Classes that samples are made of, beyond PyG's own.
+        classes: Classes that samples are made of, in addition to PyG's.
 
     Returns:
-        The cache with the new samples, open.
+        The cache with the new samples, opened.
 
     Raises:
         CacheError: There is no cache, or the folder cannot be written.
-        DatasetError: A sample cannot be read or stored; nothing was added.
-        OptionError: An option cannot have this value, or the cache lies in a store.
+        DatasetError: A sample cannot be read or stored, or is a graph where the cache
+            holds none, or the other way round; nothing was added.
+        OptionError: An option has a value that is not allowed, or the cache is in an
+            object store.
     """
-    location = _open_part(cache).path
+    location = _open_whole_cache(cache).path
     added_folder = location / ".extending"
     with filelock.FileLock(location / ".extending.lock"):
-        left_behind = find_manifest(added_folder)
+        killed_run = find_manifest(added_folder)
         packed = pack(
             more,
             added_folder,
@@ -160,76 +167,92 @@ def extend(
             track_files=track_files,
             overwrite=True,
         )
-        parts = [Store(location), Store(added_folder)]
-        _refuse_other_kind(parts, f"The samples to add to {location}", added_folder)
-        generation = parts[1].manifest.generation
-        # A call that ends by itself leaves no folder: what lies there was packed by one
-        # that was killed, before or behind the step that added it.
-        was_added = parts[0].manifest.made_with.get(_EXTENDED_WITH) == generation
-        if was_added and left_behind is not None:
+        original, added = Store(location), Store(added_folder)
+        try:
+            _check_same_kind([original, added], f"The samples to add to {location}")
+        except DatasetError:
+            shutil.rmtree(added_folder)
+            raise
+
+        # A call that ends normally deletes the folder.  One that is found here was left
+        # by a call that was killed, either before or after it added the samples.
+        generation = added.manifest.generation
+        was_added = original.manifest.made_with.get(_EXTENDED_WITH) == generation
+        if was_added and killed_run is not None:
             _LOG.info("a killed call has added these samples to %s already", location)
         else:
-            merged = _merge_structures(parts)
-            made_with = {**merged.made_with, _EXTENDED_WITH: generation}
-            extended = replace(merged, made_with=made_with)
-            _write_merged(extended, location, overwrite=True)
+            plan = _plan_join([original, added])
+            made_with = {**plan.made_with, _EXTENDED_WITH: generation}
+            plan = replace(plan, made_with=made_with)
+            _write_joined(plan, location, overwrite=True)
         shutil.rmtree(added_folder)
 
     all_classes = [*_passed_classes([cache, packed]), *classes]
     return open_cache(location, classes=all_classes)
 
 
-def _refuse_other_kind(
-    parts: Sequence[Store], subject: str, packed_folder: Path | None = None
-) -> None:
-    """Refuse graphs beside samples that are none.
+def _check_same_kind(stores: Sequence[Store], subject: str) -> None:
+    """Refuse to mix graphs with samples that are not graphs.
 
-    A cache of graphs is a graph dataset, whose batches and sizes are those of graphs:
-    one number among them ends an epoch hours later.
+    A cache that holds a graph is opened as a graph dataset, with the batches and sizes
+    of graphs.  A single number among its samples would raise an error only in the batch
+    that contains it, perhaps hours into an epoch.
 
     Args:
-        parts: Caches that would become one.
-        subject: What the message is about.
-        packed_folder: Deleted where they are refused.
+        stores: The caches that would become one.
+        subject: Subject of the error message.
+
+    Raises:
+        DatasetError: Some hold graphs and others do not.
     """
-    kinds: dict[bool, Store] = {}
-    for part in parts:
-        for variant in Structure.from_json(part.manifest.structure).variants:
-            kinds.setdefault(is_graph(variant), part)
-    first_kinds = Structure.from_json(parts[0].manifest.structure).variants
-    # A cache that was packed of both kinds holds what its owner wanted.
-    if len(kinds) < 2 or len({is_graph(variant) for variant in first_kinds}) == 2:
+    holds_graphs = [_kinds_of_samples(store) for store in stores]
+    first = holds_graphs[0]
+    is_mixed = len(frozenset().union(*holds_graphs)) > 1
+    # The owner of a cache that already holds both kinds wanted it so.
+    first_is_mixed = len(first) > 1
+    if not is_mixed or first_is_mixed:
         return
-    if packed_folder is not None:
-        shutil.rmtree(packed_folder)
-    wanted, other = (
-        ("graphs", "none") if kinds[True] is parts[0] else ("no graphs", "some")
-    )
+
     message = f"{subject} are not of one kind."
-    why = (
-        f"the samples of {parts[0].path} are {wanted}, and {other} are among the others"
-    )
+    first_path = stores[0].path
+    if True in first:
+        why = f"the samples of {first_path} are graphs, and some of the others are not"
+    else:
+        why = f"the samples of {first_path} are not graphs, and some of the others are"
     fix = "pack(samples, another_path), a cache of their own"
     raise DatasetError(message, why=why, fix=fix)
 
 
-def _open_part(cache: SafeDataset[Any] | str | os.PathLike[str]) -> Store:
-    """Open a cache that is to be a part of another."""
+def _kinds_of_samples(store: Store) -> frozenset[bool]:
+    """Tell whether the samples of a cache are graphs: ``{True}``, ``{False}`` or both.
+
+    Read from the manifest; no shard is opened.
+    """
+    structure = Structure.from_json(store.manifest.structure)
+    return frozenset(is_graph(variant) for variant in structure.variants)
+
+
+def _open_whole_cache(cache: SafeDataset[Any] | str | os.PathLike[str]) -> Store:
+    """Open a cache whose shards are to be joined with others.
+
+    Raises:
+        OptionError: The dataset has no cache, or gives other samples than its cache.
+    """
     if not isinstance(cache, SafeDataset):
         return Store(_local_folder(cache))
+
+    name = type(cache).__name__
+    fix = "pack(dataset, path), and give that path"
     if cache.cache is None:
-        message = (
-            f"{type(cache).__name__} has no cache: its samples are loaded each time."
-        )
-        raise OptionError(message, fix="pack(dataset, path), and give that path")
+        message = f"{name} has no cache: its samples are loaded each time."
+        raise OptionError(message, fix=fix)
+
     store = Store(_local_folder(cache.cache))
     is_whole = cache.reads_cache and len(cache) == len(store)
     if not is_whole:
-        message = f"This {type(cache).__name__} is not the whole of its cache as it is."
-        why = "it has a transform, samples were chosen, or it reads in its own way"
-        raise OptionError(
-            message, why=why, fix="pack(dataset, path), and give that path"
-        )
+        message = f"This {name} does not give the samples of its cache as they are."
+        why = "it has a transform, selects samples, or has a __getitem__ of its own"
+        raise OptionError(message, why=why, fix=fix)
     return store
 
 
@@ -250,73 +273,81 @@ def _passed_classes(caches: Iterable[object]) -> list[type]:
     return classes
 
 
-class _Numbering(NamedTuple):
-    """What the columns and variants of one cache are called in the new one."""
+class _Renaming(NamedTuple):
+    """What the columns and variants of one cache are called in the joined cache."""
 
     column_names: Mapping[str, str]
+    """New name of each column, by its old one."""
     variant_numbers: Sequence[int]
+    """New number of each variant, in the order of the old ones."""
 
     @property
-    def is_the_same(self) -> bool:
-        """Whether shards can be taken over as they are."""
+    def changes_nothing(self) -> bool:
+        """Whether shards can be reused as they are."""
         same_names = all(old == new for old, new in self.column_names.items())
-        first_numbers = list(range(len(self.variant_numbers)))
-        return same_names and list(self.variant_numbers) == first_numbers
+        same_numbers = list(self.variant_numbers) == [*range(len(self.variant_numbers))]
+        return same_names and same_numbers
 
 
 @dataclass(frozen=True)
-class _Merged:
+class _JoinPlan:
     """A cache that is to be made of several."""
 
-    parts: Sequence[Store]
-    numberings: Sequence[_Numbering]
+    stores: Sequence[Store]
+    renamings: Sequence[_Renaming]
+    """One for each store."""
     structure: Structure
+    """All variants of all stores."""
     compression: str | None
     made_with: Mapping[str, str]
+    """Versions of libraries, and what the cache was last extended with."""
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """Of no code and no keys that could be compared: of what the parts are."""
+        """Made of the stores' generations.
+
+        No code and no keys belong to the joined cache that could be compared later.
+        """
         digest = xxhash.xxh3_128()
-        for part in self.parts:
-            digest.update(part.manifest.generation.encode())
-        samples = sum(part.manifest.samples for part in self.parts)
+        for store in self.stores:
+            digest.update(store.manifest.generation.encode())
+        samples = sum(store.manifest.samples for store in self.stores)
         return Fingerprint(digest.hexdigest(), digest.hexdigest(), samples)
 
 
-def _merge_structures(parts: Sequence[Store]) -> _Merged:
-    """Decide what is called how in the new cache; no shard is read for that."""
-    structure = Structure.from_json(parts[0].manifest.structure)
-    numberings = []
-    for part in parts:
-        part_structure = Structure.from_json(part.manifest.structure)
+def _plan_join(stores: Sequence[Store]) -> _JoinPlan:
+    """Merge the structures of the stores, from their manifests alone."""
+    structure = Structure.from_json(stores[0].manifest.structure)
+    renamings = []
+    for store in stores:
+        own_structure = Structure.from_json(store.manifest.structure)
         column_names = {
             name: structure.name(column)
-            for name, column in part_structure.columns.items()
+            for name, column in own_structure.columns.items()
         }
         variant_numbers = [
-            structure.number(variant, key=f"of {part.path}")
-            for variant in part_structure.variants
+            structure.number(variant, key=f"of {store.path}")
+            for variant in own_structure.variants
         ]
-        numberings.append(_Numbering(column_names, variant_numbers))
+        renamings.append(_Renaming(column_names, variant_numbers))
 
-    compressions = [part.manifest.compression for part in parts]
-    return _Merged(
-        parts,
-        numberings,
+    compressions = [store.manifest.compression for store in stores]
+    return _JoinPlan(
+        stores,
+        renamings,
         structure,
         compression=next(filter(None, compressions), None),
         made_with={name: _installed_version(name) for name in _LIBRARIES},
     )
 
 
-def _write_merged(merged: _Merged, path: Path, *, overwrite: bool) -> None:
-    """Write the new cache, going on where a killed call had stopped."""
-    plan = {
+def _write_joined(plan: _JoinPlan, path: Path, *, overwrite: bool) -> None:
+    """Write the joined cache, continuing where a killed call stopped."""
+    build_settings = {
         "format": SHARD_FORMAT,
-        "fingerprint": merged.fingerprint.to_json(),
-        "samples": merged.fingerprint.count,
-        "compression": merged.compression,
+        "fingerprint": plan.fingerprint.to_json(),
+        "samples": plan.fingerprint.count,
+        "compression": plan.compression,
     }
     with open_build(path, overwrite=overwrite) as build:
         if build is None:
@@ -324,49 +355,63 @@ def _write_merged(merged: _Merged, path: Path, *, overwrite: bool) -> None:
             fix = "choose another folder, or concat(..., overwrite=True) to replace it"
             raise CacheError(message, fix=fix)
 
-        build.resume(plan)
-        finished_shards = len(build.shards)
+        build.resume(build_settings)
+        num_finished = len(build.shards)
         position = 0
-        for part, numbering in zip(merged.parts, merged.numberings, strict=True):
-            # Shards without compression are read beside compressed ones.
-            same_filter = part.manifest.compression in {None, merged.compression}
-            can_adopt = numbering.is_the_same and same_filter
-            for number, shard in enumerate(part.manifest.shards):
-                if position >= finished_shards and can_adopt:
-                    build.adopt(shard, part.path)
-                elif position >= finished_shards:
-                    buffer = _read_shard(part, number, shard, numbering)
-                    build.add(buffer, state={}, evidence={})
+        for store, renaming in zip(plan.stores, plan.renamings, strict=True):
+            # Shards without compression can be read beside compressed ones.
+            same_filter = store.manifest.compression in {None, plan.compression}
+            can_adopt = renaming.changes_nothing and same_filter
+            for number, shard in enumerate(store.manifest.shards):
+                if position >= num_finished:
+                    if can_adopt:
+                        build.adopt(shard, store.path)
+                    else:
+                        buffer = _read_renamed(store, number, shard, renaming)
+                        build.add(buffer, state={}, evidence={})
                 position += 1
 
         build.commit(
-            structure=merged.structure.to_json(),
-            fingerprint=merged.fingerprint.to_json(),
-            made_with=merged.made_with,
+            structure=plan.structure.to_json(),
+            fingerprint=plan.fingerprint.to_json(),
+            made_with=plan.made_with,
         )
 
 
-def _read_shard(
-    part: Store, number: int, shard: Shard, numbering: _Numbering
+def _read_renamed(
+    store: Store, number: int, shard: Shard, renaming: _Renaming
 ) -> ShardBuffer:
-    """Read the samples of a shard under the names and numbers of the new cache."""
+    """Read the samples of a shard, under the names and numbers of the joined cache.
+
+    Args:
+        store: The cache that the shard belongs to.
+        number: Position of the shard in it.
+        shard: The shard as the manifest describes it.
+        renaming: New names of columns and numbers of variants.
+
+    Returns:
+        The samples, ready to be written.
+    """
     block = Block(shard.samples)
-    variants = np.zeros(shard.samples, np.int64)  # a column of zeros is not written
+    # Variant 0 unless the shard says otherwise: a column of zeros is not written.
+    variants = np.zeros(shard.samples, np.int64)
     for name in shard.columns:
-        reader = part.column(name, stacked=True)
-        rows_with_column = reader.shard_part(number).rows
-        if rows_with_column is None:  # all have it
-            rows_with_column = np.arange(shard.samples)
-        for row in rows_with_column.tolist():
+        reader = store.column(name, stacked=True)
+        rows = reader.shard_part(number).rows
+        if rows is None:  # every sample has the column
+            rows = np.arange(shard.samples)
+        for row in rows.tolist():
             value = reader.read(number, row)
             if name == VARIANT:
                 variants[row] = value
             else:
-                block.annotate(row, {numbering.column_names[name]: value})
+                block.annotate(row, {renaming.column_names[name]: value})
 
-    new_numbers = np.array(numbering.variant_numbers, np.int64)
+    new_numbers = np.array(renaming.variant_numbers, np.int64)
     for row, variant in enumerate(variants):
-        block.annotate(row, {VARIANT: new_numbers[variant : variant + 1].reshape(())})
+        # A 0-dimensional array: columns are made of arrays, not of numpy's scalars.
+        new_number = new_numbers[variant : variant + 1].reshape(())
+        block.annotate(row, {VARIANT: new_number})
 
     buffer = ShardBuffer()
     buffer.append(block)

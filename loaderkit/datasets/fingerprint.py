@@ -1,7 +1,18 @@
-"""What a cache was made from: the code of ``load``, the keys, a version.
+"""Fingerprints: hashes of the code of ``load``, of the keys and of a version.
 
-Only what a person wrote counts: comments, docstrings and formatting do not, nor where
-the raw files lie, nor the libraries' versions.
+A cache is stale if its fingerprint differs from that of the dataset that opens it.  So
+a fingerprint must change when the samples would, and in no other case.  Comments,
+docstrings, formatting, the folder of the raw files and versions of libraries are left
+out.
+
+The code is read as a sequence of *texts*, which are hashed one after the other:
+
+    _code_texts          a function: its source, and the values and code that it names
+    _global_texts        a global variable that code names
+    _attribute_texts     an attribute of ``self`` that code names
+    _written_texts       a list, dict or object that may change while samples are
+                         loaded: the source that assigns it, not its value
+    _StateWriter         an attribute's value: what pickle would store of it
 """
 
 from __future__ import annotations
@@ -33,8 +44,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from collections.abc import Set as AbstractSet
 
+    from numpy.typing import NDArray
+
 _CONSTANTS = (int, float, complex, str, bytes, bool, type(None))
-_FOLLOWED = (
+_CODE_TYPES = (
     types.FunctionType,
     types.BuiltinFunctionType,
     types.MethodType,
@@ -45,8 +58,8 @@ _FOLLOWED = (
     functools.cached_property,
     types.MemberDescriptorType,
 )
-"""What is code, and followed as such."""
-_FOLLOWED_FROM_WRITTEN = (
+"""Types of what is code itself: its source is hashed, not the code that assigns it."""
+_FOLLOWED_IN_SOURCE = (
     types.FunctionType,
     type,
     types.ModuleType,
@@ -59,22 +72,29 @@ _FOLLOWED_FROM_WRITTEN = (
     np.ndarray,
     torch.Tensor,
 )
-"""What is followed where what was written for something names it."""
-_GENERATORS = (
+"""Types of values that are followed where the source that assigns another value names
+them.  Results of calls are not: each default of a parser of arguments would count."""
+_RANDOM_GENERATORS = (
     random.Random,
     np.random.Generator,
     np.random.RandomState,
     torch.Generator,
 )
-"""They differ in every process, and say nothing of what a sample is made from."""
-_MOST_DEPTH = 20
-_MOST_ITEMS = 100_000
-"""Of a container on ``self``: of a longer one only the length counts."""
-_MOST_IN_ALL = 500_000
-"""Items of containers in containers: of a value that holds more (10 s to write down a
-million) only its length counts."""
-_MOST_HASHED_BYTES = 256 << 20
-"""Of an array on ``self``: of a larger one only dtype and shape count."""
+"""Left out: their states differ from process to process."""
+_MAX_DEPTH = 20
+"""Levels of nesting of an attribute's value that are followed.  Chosen."""
+_MAX_ITEMS = 100_000
+"""Of a longer container on ``self`` only the length is hashed.  Chosen."""
+_MAX_NESTED_ITEMS = 500_000
+"""If an attribute holds more items, in containers in containers, only its length is
+hashed.  Measured: a million items take 10 s."""
+_MAX_HASHED_BYTES = 256 << 20
+"""Of a larger array on ``self`` only dtype and shape are hashed.  Chosen: 256 MiB take
+some 0.1 s."""
+
+
+_KEYS_PER_BLOCK = 1 << 16
+"""Keys that are hashed at once.  Part of what a fingerprint is: never change it."""
 
 
 @dataclass(frozen=True)
@@ -82,16 +102,16 @@ class Fingerprint:
     """What a cache was made from."""
 
     load: str
-    """Hash of the code that makes a sample, and of what it calls."""
+    """Hash of the code that makes a sample, and of the code and values that it uses."""
     keys: str
     """Hash of the keys in order."""
     count: int
     """Number of keys."""
     version: str = ""
-    """The dataset class's own ``version``, which its author raises."""
+    """The dataset class's ``version``, which its author raises by hand."""
 
     def to_json(self) -> dict[str, Any]:
-        """Write it for the manifest."""
+        """Convert it to JSON for the manifest."""
         return asdict(self)
 
     @classmethod
@@ -105,7 +125,7 @@ class Fingerprint:
             The fingerprint.
 
         Raises:
-            DamagedCacheError: It is something else.
+            DamagedCacheError: ``content`` is not a fingerprint.
         """
         try:
             fingerprint = cls(**content)
@@ -121,42 +141,45 @@ class Fingerprint:
 def fingerprint_of(
     load: Callable[..., Any], keys: Iterable[object], *, version: str = ""
 ) -> Fingerprint:
-    """Take the fingerprint of a way to make samples.
+    """Take the fingerprint of a function that makes samples, and of its keys.
 
     Args:
-        load: The function or bound method that makes one.
-        keys: What it is called with, in order.
-        version: The author's own version of it.
+        load: The function or bound method that makes a sample of a key.
+        keys: The keys in order.
+        version: The version that the author of ``load`` gave it.
 
     Returns:
-        A value that is equal in every process while the code and keys are the same.
+        The same value in every process, as long as code, keys and version are the same.
     """
     digest = xxhash.xxh3_128()
-    for text in _code_texts(load, _Followed()) if _is_users(load) else ():
-        digest.update(text.encode("utf-8", "backslashreplace"))
-    names = [_typed_key_text(key) for key in keys]
-    return Fingerprint(digest.hexdigest(), _hash_keys(names), len(names), version)
+    if _is_users(load):
+        for text in _code_texts(load, _Visited()):
+            digest.update(text.encode("utf-8", "backslashreplace"))
+    key_texts = [_typed_key_text(key) for key in keys]
+    return Fingerprint(
+        digest.hexdigest(), _hash_keys(key_texts), len(key_texts), version
+    )
 
 
 def fingerprint_value(value: object) -> str:
-    """Hash a function with what it calls, or an object with what it holds.
+    """Hash a function with the code that it uses, or an object with its attributes.
 
     Args:
-        value: A user's function, a library's, or an object that can be called.
+        value: A function, a user's or a library's, or an object that can be called.
 
     Returns:
-        A hash that is equal in every process while code and values are the same.
+        The same hash in every process, as long as code and values are the same.
     """
     digest = xxhash.xxh3_128()
     kind = value if hasattr(value, "__qualname__") else type(value)
     digest.update(f"{kind.__module__}:{kind.__qualname__}".encode())
-    for text in _held_texts(value, "", _Followed()):
+    for text in _state_texts(value, "", _Visited()):
         digest.update(text.encode("utf-8", "backslashreplace"))
     return digest.hexdigest()
 
 
 def differences(packed: Fingerprint, now: Fingerprint) -> tuple[str, ...]:
-    """Say in words how two fingerprints differ.
+    """Describe how two fingerprints differ, one sentence part for each difference.
 
     >>> packed = Fingerprint("a", "k", 3)
     >>> differences(packed, Fingerprint("b", "m", 4))
@@ -175,7 +198,7 @@ def differences(packed: Fingerprint, now: Fingerprint) -> tuple[str, ...]:
 
 
 def key_text(key: object) -> str:
-    """Write a key as text.
+    """Convert a key to text.
 
     >>> key_text("a.pt"), key_text(PurePath("x") / "a.pt"), key_text(3)
     ('a.pt', 'x/a.pt', '3')
@@ -186,131 +209,193 @@ def key_text(key: object) -> str:
 
 
 def _typed_key_text(key: object) -> str:
-    """Write a key so that 1 and "1" differ."""
+    """Convert a key to text so that 1 and "1" differ."""
     return key_text(key) if isinstance(key, str | PurePath) else f"\1{key!r}"
 
 
-def _hash_keys(names: list[str]) -> str:
+def _hash_keys(key_texts: list[str]) -> str:
     digest = xxhash.xxh3_128()
-    for start in range(0, len(names), 1 << 16):
-        slab = names[start : start + (1 << 16)]
-        digest.update("\0".join(map(str, map(len, slab))).encode())
-        digest.update("\0".join(slab).encode("utf-8", "surrogatepass"))
+    # In blocks, since the joined text of ten million keys would double the memory.
+    for start in range(0, len(key_texts), _KEYS_PER_BLOCK):
+        block = key_texts[start : start + _KEYS_PER_BLOCK]
+        # With their lengths, so that ["a\0", "b"] and ["a", "\0b"] differ.
+        lengths = [str(len(text)) for text in block]
+        digest.update("\0".join(lengths).encode())
+        digest.update("\0".join(block).encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
 
 
 def paths_named_by(load: Callable[..., Any]) -> list[str | PurePath]:
-    """Give the texts and paths that the code of ``load`` names: some are raw data.
+    """List the strings and paths that the code of ``load`` names.
+
+    Some of them are paths of raw data, whose times and sizes a cache keeps.
 
     Args:
         load: The function or bound method that makes a sample.
 
     Returns:
-        Literals and constants, of modules, classes and closures, in order.
+        Literals, and constants of modules, classes and closures, in order.
     """
-    followed = _Followed()
+    visited = _Visited()
     if _is_users(load):
-        collections.deque(_code_texts(load, followed), maxlen=0)
-    return followed.paths
+        # The texts themselves are not needed; a deque of length 0 uses them up.
+        collections.deque(_code_texts(load, visited), maxlen=0)
+    return visited.paths
 
 
-class _Followed(set[object]):
-    """What was followed already: code and written values, each once."""
+class _Visited(set[object]):
+    """The ids of code that was followed, so that each function is hashed once.
+
+    Assignments are in it too, each as its scope's id and its source.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.paths: list[str | PurePath] = []
-        """Texts and paths met on the way."""
+        """Strings and paths that were met on the way, in order."""
 
 
-def _code_texts(item: Any, seen: _Followed) -> Iterator[str]:
-    """Go through a function's code and, each once, what it uses of the user's."""
+def _code_texts(item: object, visited: _Visited) -> Iterator[str]:
+    """Give the source of a function, and the texts of what it uses.
+
+    Args:
+        item: A function, a method or a ``functools.partial``.
+        visited: What is not followed again.
+
+    Yields:
+        Texts to be hashed.
+    """
     owner = getattr(item, "__self__", None)
     function = getattr(item, "__func__", item)
     if isinstance(function, functools.partial):
-        yield from _code_texts(function.func, seen)
-        yield from _value_texts(function.args, seen)
-        yield from _value_texts(function.keywords.values(), seen)
+        yield from _code_texts(function.func, visited)
+        yield from _value_texts(function.args, visited)
+        yield from _value_texts(function.keywords.values(), visited)
         return
-    if id(function) in seen or not isinstance(function, types.FunctionType):
+
+    if id(function) in visited or not isinstance(function, types.FunctionType):
         return
-    seen.add(id(function))
+    visited.add(id(function))
     if not _is_users(function):
-        # Of a library's decorator only what it calls is the user's.
-        yield from _code_texts(_as_method(inspect.unwrap(function), owner), seen)
+        # A library's decorator: only the function inside it can be the user's.
+        yield from _code_texts(_as_method(inspect.unwrap(function), owner), visited)
         return
+
     wrapped = getattr(function, "__wrapped__", None)
     if isinstance(wrapped, types.FunctionType):
-        yield from _code_texts(_as_method(wrapped, owner), seen)
+        yield from _code_texts(_as_method(wrapped, owner), visited)
     yield _source_text(function)
-    seen.paths += _texts_in(function.__code__)
-    yield from _value_texts(function.__defaults__ or (), seen)
-    yield from _value_texts((function.__kwdefaults__ or {}).values(), seen)
-    yield from _value_texts(
-        [_cell_contents(cell) for cell in function.__closure__ or ()], seen
-    )
+    visited.paths += _strings_in(function.__code__)
+    yield from _value_texts(function.__defaults__ or (), visited)
+    yield from _value_texts((function.__kwdefaults__ or {}).values(), visited)
+    cells = [_cell_contents(cell) for cell in function.__closure__ or ()]
+    yield from _value_texts(cells, visited)
+
+    # The names of attributes are among these too, and not told apart from globals.
+    names = _names_used_in(function.__code__)
     module = sys.modules.get(function.__module__ or "")
-    for name in sorted(names := _names_used_in(function.__code__)):
+    for name in sorted(names):
         if name in function.__globals__:
-            yield from _global_texts(
-                function.__globals__[name], name, names, seen, module
-            )
+            value = function.__globals__[name]
+            yield from _global_texts(value, name, names, visited, module)
         if owner is not None:
-            yield from _attribute_texts(owner, name, seen)
+            yield from _attribute_texts(owner, name, visited)
 
 
-def _as_method(function: Any, owner: Any) -> Any:
-    """Give a function as a method of its owner, if it has one."""
+def _as_method(function: types.FunctionType, owner: object) -> object:
+    """Bind a function to the object whose method it is, if it is one's."""
     return function if owner is None else types.MethodType(function, owner)
 
 
 def _global_texts(
-    item: Any, name: str, names: AbstractSet[str], seen: _Followed, module: Any
+    value: object,
+    name: str,
+    names: AbstractSet[str],
+    visited: _Visited,
+    scope: type | types.ModuleType | None,
 ) -> Iterator[str]:
-    """Follow a global of a module; of a module of the user's, what is named beside."""
-    if isinstance(item, types.ModuleType):
-        if _is_users_module(item):
-            for key in sorted(names & vars(item).keys()):
-                yield from _value_texts([vars(item)[key]], seen, name)
-                yield from _initial_value_texts(vars(item)[key], item, key, seen)
-    else:
-        yield from _value_texts([item], seen, name)
-        yield from _initial_value_texts(item, module, name, seen)
+    """Follow the value of a global variable.
+
+    Args:
+        value: The value.
+        name: The variable.
+        names: All names that occur in the same code.  If the value is a module of the
+            user's, its members among them are followed: ``module.function`` in code is
+            the names ``module`` and ``function``.
+        visited: What is not followed again.
+        scope: The class or module that the variable belongs to.
+
+    Yields:
+        Texts to be hashed.
+    """
+    if not isinstance(value, types.ModuleType):
+        yield from _value_texts([value], visited, name)
+        yield from _written_texts(value, scope, name, visited)
+        return
+    if _is_users_module(value):
+        for member_name in sorted(names & vars(value).keys()):
+            member = vars(value)[member_name]
+            yield from _value_texts([member], visited, name)
+            yield from _written_texts(member, value, member_name, visited)
 
 
-def _initial_value_texts(
-    item: Any, scope: Any, name: str, seen: _Followed
+def _written_texts(
+    value: object,
+    scope: type | types.ModuleType | None,
+    name: str,
+    visited: _Visited,
 ) -> Iterator[str]:
-    """Follow what was written for a value that may change, and what that names."""
-    if isinstance(item, _FOLLOWED) or _constant_text(item) is not None:
+    """Give the source that assigns a value which may change, and follow its names.
+
+    Many lists and dicts of modules are caches that fill while samples are loaded.  With
+    their values in the fingerprint, a cache would be stale after each epoch.
+
+    Args:
+        value: The value; code and constants have texts of their own, and none here.
+        scope: The class or module that the variable belongs to.
+        name: The variable.
+        visited: What is not followed again.
+
+    Yields:
+        Texts to be hashed.
+    """
+    if isinstance(value, _CODE_TYPES) or _constant_text(value) is not None:
         return
     written = find_written(scope, name, _is_users_module)
-    if written is None or (id(written.scope), written.text) in seen:
+    if written is None or (id(written.scope), written.text) in visited:
         return
-    seen.add((id(written.scope), written.text))
+    visited.add((id(written.scope), written.text))
     yield f"{name}: {written.text}"
-    scope_names = vars(written.scope)
+
     module = sys.modules.get(getattr(written.scope, "__module__", ""), written.scope)
-    for used in sorted(written.names):
+    for used_name in sorted(written.names):
         # As Python looks a name up: in the class's body, then in its module.
-        if used in scope_names:
-            value, where = scope_names[used], written.scope
-        elif used in vars(module):
-            value, where = vars(module)[used], module
+        if used_name in vars(written.scope):
+            used_scope = written.scope
+        elif used_name in vars(module):
+            used_scope = module
         else:
             continue
-        # Of what a parser of arguments gives, each argument's default would count.
-        if (
-            isinstance(value, _FOLLOWED_FROM_WRITTEN)
-            or _constant_text(value) is not None
-        ):
-            yield from _global_texts(value, used, written.names, seen, where)
+        used_value = vars(used_scope)[used_name]
+        is_constant = _constant_text(used_value) is not None
+        if is_constant or isinstance(used_value, _FOLLOWED_IN_SOURCE):
+            yield from _global_texts(
+                used_value, used_name, written.names, visited, used_scope
+            )
 
 
-def _attribute_texts(owner: Any, name: str, seen: _Followed) -> Iterator[str]:
-    """Follow ``self.name``: methods and constants of all classes, values of self.
+def _attribute_texts(owner: object, name: str, visited: _Visited) -> Iterator[str]:
+    """Follow ``self.name``: methods, constants of classes, and the value on ``self``.
 
-    All classes, since ``super()`` may ask for any of them.
+    Members of all base classes are followed, since ``super()`` may reach any of them.
+
+    Args:
+        owner: The object, or the class of a class method.
+        name: Name of the attribute.
+        visited: What is not followed again.
+
+    Yields:
+        Texts to be hashed.
     """
     kind = owner if isinstance(owner, type) else type(owner)
     for base in kind.__mro__:
@@ -322,25 +407,39 @@ def _attribute_texts(owner: Any, name: str, seen: _Followed) -> Iterator[str]:
         member = getattr(member, "__func__", member)
         if isinstance(member, types.FunctionType):
             if _is_users(member):
-                yield from _code_texts(types.MethodType(member, owner), seen)
+                yield from _code_texts(types.MethodType(member, owner), visited)
         elif _is_users(base) and name in vars(base):
             if (text := _constant_text(member)) is not None:
                 yield f"{base.__name__}.{name}={text}"
             if isinstance(member, str | PurePath):
-                seen.paths.append(member)
-            yield from _initial_value_texts(member, base, name, seen)
+                visited.paths.append(member)
+            yield from _written_texts(member, base, name, visited)
+
     if name not in getattr(kind, "_PACKED_WITHOUT", ()):
-        yield from _held_texts(getattr(owner, "__dict__", {}).get(name), name, seen)
+        value = getattr(owner, "__dict__", {}).get(name)
+        yield from _state_texts(value, name, visited)
 
 
-def _held_texts(value: Any, name: str, seen: _Followed) -> Iterator[str]:
-    """Follow a value of ``self``; those that load opens or fills are none of these."""
+def _state_texts(value: object, name: str, visited: _Visited) -> Iterator[str]:
+    """Follow an attribute's value and the classes of the objects that it holds.
+
+    Args:
+        value: The value.
+        name: Name of the attribute.
+        visited: What is not followed again.
+
+    Yields:
+        Texts to be hashed; none for what cannot be pickled, such as open files, and for
+        attributes that say nothing of the samples: None, which ``load`` may replace by
+        something it opens, and absolute paths, since the raw data may move.
+    """
     if isinstance(value, functools.partial | types.FunctionType | types.MethodType):
-        yield from _code_texts(value, seen)
+        yield from _code_texts(value, visited)
         return
     if value is None or (isinstance(value, str | PurePath) and _is_path(str(value))):
-        return  # it is opened later; or the raw data may move
-    writer = _OwnText()
+        return
+
+    writer = _StateWriter()
     try:
         text = writer.write(value)
     except OverflowError:
@@ -349,25 +448,23 @@ def _held_texts(value: Any, name: str, seen: _Followed) -> Iterator[str]:
     if text is not None:
         yield f"self.{name}={text}"
         for kind in writer.classes:
-            yield from _value_texts(kind.__mro__, seen)
+            yield from _value_texts(kind.__mro__, visited)
 
 
 def _is_path(text: str) -> bool:
-    """Tell whether a text says where something lies on this machine."""
+    """Tell whether a string is an absolute path, of any operating system."""
+    # There may be many strings, and pathlib takes 7 us for each.
     if text[:1] not in {"/", "\\"} and text[1:2] != ":":
-        return False  # most texts, of which there may be many: pathlib takes 7 us
+        return False
     return PurePosixPath(text).is_absolute() or PureWindowsPath(text).is_absolute()
 
 
-def _constant_text(value: Any) -> str | None:
-    """Write what cannot change while the process runs; None for anything else.
-
-    Of lists and dicts of modules and classes only what was written counts: many are
-    filled while samples are loaded, and would make a cache stale that is not.
-    """
+def _constant_text(value: object) -> str | None:
+    """Convert an immutable value to text; None for any other value."""
     if isinstance(value, enum.Enum):
         return f"{type(value).__qualname__}.{value.name}={_constant_text(value.value)}"
-    if type(value) in {tuple, frozenset}:
+    # Not of their subclasses: a named tuple may hold anything else besides.
+    if isinstance(value, tuple | frozenset) and type(value) in {tuple, frozenset}:
         texts = [
             text for element in value if (text := _constant_text(element)) is not None
         ]
@@ -382,35 +479,47 @@ def _constant_text(value: Any) -> str | None:
     return repr(value) if isinstance(value, _CONSTANTS) else None
 
 
-class _OwnText:
-    """Writes values of an object: what they hold, however deep, each once."""
+class _StateWriter:
+    """Converts an attribute's value to text: all that it holds, each object once."""
 
     def __init__(self) -> None:
         self.classes: dict[type, None] = {}
-        """Of the objects met, each once and in order: their code makes samples too."""
+        """Classes of the objects that were met, in order: their code makes samples
+        too.  A dict serves as an ordered set."""
         self._texts: dict[int, str | None] = {}
-        self._items = 0
-        self._met_objects: list[Any] = []
-        """What was made while writing: nothing else may get the number of one."""
+        """Text of each object, by its id."""
+        self._num_items = 0
+        self._written_objects: list[object] = []
+        """Keeps objects that ``__reduce__`` made alive, so that no later object gets
+        the id of one of them."""
 
-    def write(self, value: Any, depth: int = 0) -> str | None:
-        """Write a value; None where it is not plain all through.
+    def write(self, value: object, depth: int = 0) -> str | None:
+        """Convert a value to text.
+
+        Args:
+            value: Any object.
+            depth: Containers around it.
+
+        Returns:
+            Its text; None if it holds something that cannot be pickled, or is a random
+            generator.
 
         Raises:
-            OverflowError: It holds more than _MOST_IN_ALL items.
+            OverflowError: It holds more than _MAX_NESTED_ITEMS items.
         """
         if value is None:
             return "None" if depth else None
         if isinstance(value, PurePath) or (isinstance(value, str) and _is_path(value)):
-            # Where it lies may change; which file it is may not.
+            # The raw data may move to another folder, under the same name.
             path = PurePath(value)
             return f"path {path.name if path.is_absolute() else path.as_posix()!r}"
         if (text := _constant_text(value)) is not None:
             return text
-        if depth > _MOST_DEPTH or isinstance(value, _GENERATORS):
+        if depth > _MAX_DEPTH or isinstance(value, _RANDOM_GENERATORS):
             return None
         if id(value) not in self._texts:
-            self._met_objects.append(value)
+            self._written_objects.append(value)
+            # Read if the object is met again inside of itself.
             self._texts[id(value)] = f"{type(value).__name__} that holds itself"
             self._texts[id(value)] = self._write_once(value, depth + 1)
         return self._texts[id(value)]
@@ -422,54 +531,64 @@ class _OwnText:
         if isinstance(value, torch.Tensor) and value.layout is torch.strided:
             return _array_text(value)
         if isinstance(value, np.ndarray):
-            return _array_text(value) or self._container_text(
-                name, value.tolist(), depth
-            )
+            text = _array_text(value)
+            if text is None:  # an array of Python's objects
+                text = self._container_text(name, value.tolist(), depth)
+            return text
         if type(value) in {list, tuple}:
             return self._container_text(name, value, depth)
         if type(value) in {set, frozenset}:
             return self._container_text(name, value, depth, ordered=False)
         if type(value) in {dict, types.MappingProxyType}:
             return self._container_text(name, value.items(), depth, ordered=False)
-        return self._state_text(value, depth)
+        return self._object_text(value, depth)
 
-    def _state_text(self, value: Any, depth: int) -> str | None:
-        """Write any other object by what pickle would make it again from.
+    def _object_text(self, value: object, depth: int) -> str | None:
+        """Convert any other object to text, from what pickle would store of it.
 
-        Of an object of the user's that cannot be pickled, each attribute by itself: a
-        lock or an open file beside a vocabulary says nothing of the vocabulary.
+        If an object of a user's class cannot be pickled, those of its attributes that
+        can are taken instead: with a lock beside a vocabulary, the vocabulary counts.
         """
         self.classes[type(value)] = None
-        text = self._reduced_text(value, depth)
+        text = self._pickled_text(value, depth)
         if text is not None or not _is_users(type(value)):
             return text
-        held = getattr(value, "__dict__", {})
-        texts = [
-            (name, self.write(attribute, depth)) for name, attribute in held.items()
-        ]
-        plain = sorted(f"{name}={text}" for name, text in texts if text is not None)
-        return f"{type(value).__qualname__}({','.join(plain)})"
 
-    def _reduced_text(self, value: Any, depth: int) -> str | None:
+        texts = []
+        for name, attribute in getattr(value, "__dict__", {}).items():
+            attribute_text = self.write(attribute, depth)
+            if attribute_text is not None:
+                texts.append(f"{name}={attribute_text}")
+        return f"{type(value).__qualname__}({','.join(sorted(texts))})"
+
+    def _pickled_text(self, value: object, depth: int) -> str | None:
+        """Convert what an object's ``__reduce_ex__`` returns; None if it raises."""
         try:
             reduce = copyreg.dispatch_table.get(type(value))
             reduced: Any = reduce(value) if reduce else value.__reduce_ex__(4)
-        except Exception:  # noqa: BLE001 -- the object's own code; files and locks
+        except Exception:  # noqa: BLE001 -- user code; files and locks raise anything
             return None
         if isinstance(reduced, str):
             return reduced
-        # Behind function, arguments and state come iterators over items, or None.
+        # A function, its arguments and a state, then iterators over items, or None.
         parts = [list(part) if hasattr(part, "__next__") else part for part in reduced]
         return self._container_text(type(value).__qualname__, parts, depth)
 
     def _container_text(
         self, name: str, parts: Collection[Any], depth: int, *, ordered: bool = True
     ) -> str | None:
-        """Write what a container holds; a dict's order says nothing of it."""
-        if len(parts) > _MOST_ITEMS:
+        """Convert a container's items to text; None if one of them has no text.
+
+        Args:
+            name: Name of its class.
+            parts: Its items; of a dict, pairs.
+            depth: Containers around the items.
+            ordered: False for sets and dicts: equal ones may differ in their order.
+        """
+        if len(parts) > _MAX_ITEMS:
             return f"{name} of {len(parts)}"
-        self._items += len(parts)
-        if self._items > _MOST_IN_ALL:
+        self._num_items += len(parts)
+        if self._num_items > _MAX_NESTED_ITEMS:
             raise OverflowError
         texts = []
         for part in parts:
@@ -480,11 +599,15 @@ class _OwnText:
         return f"{name}({','.join(texts if ordered else sorted(texts))})"
 
 
-def _array_text(value: Any) -> str | None:
-    """Write an array's or tensor's dtype, shape and the hash of its numbers."""
-    look = f"{value.dtype}{tuple(value.shape)}"
-    if value.nbytes > _MOST_HASHED_BYTES:
-        return look
+def _array_text(value: torch.Tensor | NDArray[Any]) -> str | None:
+    """Give the dtype, the shape and a hash of the numbers.
+
+    None for arrays of Python's objects, and for tensors on the meta device, which have
+    no numbers.
+    """
+    signature = f"{value.dtype}{tuple(value.shape)}"
+    if value.nbytes > _MAX_HASHED_BYTES:
+        return signature
     if isinstance(value, torch.Tensor):
         if value.device.type == "meta":
             return None
@@ -492,52 +615,64 @@ def _array_text(value: Any) -> str | None:
     elif value.dtype.hasobject:
         return None
     content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-    return f"{look}{xxhash.xxh3_128_hexdigest(content.data)}"
+    return f"{signature}{xxhash.xxh3_128_hexdigest(content.data)}"
 
 
 def _value_texts(
-    items: Iterable[Any], seen: _Followed, name: str = ""
+    values: Iterable[object], visited: _Visited, name: str = ""
 ) -> Iterator[str]:
-    """Go through values that code names: constants as they are, code followed."""
-    for item in items:
-        if isinstance(item, str | PurePath):
-            seen.paths.append(item)
-        if (text := _constant_text(item)) is not None:
+    """Give the texts of constants, and follow functions and classes of the user's.
+
+    Args:
+        values: Values that code names.
+        visited: What is not followed again.
+        name: The variable that they are the values of, if there is one.
+
+    Yields:
+        Texts to be hashed; none for other values.
+    """
+    for value in values:
+        if isinstance(value, str | PurePath):
+            visited.paths.append(value)
+        if (text := _constant_text(value)) is not None:
             yield f"{name}={text}"
-        elif isinstance(item, tuple):
-            yield from _value_texts(item, seen, name)
-        elif isinstance(item, frozenset):
-            yield from _value_texts(sorted(item, key=repr), seen, name)
-        elif isinstance(item, functools.partial):
-            yield from _code_texts(item, seen)
-        elif isinstance(item, type) and _is_users(item):
-            yield from _class_texts(item, seen)
-        elif _is_users(item):
-            yield from _code_texts(item, seen)
+        elif isinstance(value, tuple):
+            yield from _value_texts(value, visited, name)
+        elif isinstance(value, frozenset):
+            yield from _value_texts(sorted(value, key=repr), visited, name)
+        elif isinstance(value, functools.partial):
+            yield from _code_texts(value, visited)
+        elif isinstance(value, type) and _is_users(value):
+            yield from _class_texts(value, visited)
+        elif _is_users(value):
+            yield from _code_texts(value, visited)
 
 
-def _class_texts(item: type, seen: _Followed) -> Iterator[str]:
-    """Go through a class: its methods, its constants, and values written in it."""
-    if id(item) not in seen:
-        seen.add(id(item))
-        for name, member in sorted(vars(item).items()):
-            if isinstance(member, types.FunctionType):
-                yield from _code_texts(member, seen)
-            elif not name.startswith("__"):
-                if (text := _constant_text(member)) is not None:
-                    yield f"{name}={text}"
-                yield from _initial_value_texts(member, item, name, seen)
+def _class_texts(cls: type, visited: _Visited) -> Iterator[str]:
+    """Follow the methods, the constants and the assignments of a class."""
+    if id(cls) in visited:
+        return
+    visited.add(id(cls))
+    for name, member in sorted(vars(cls).items()):
+        if isinstance(member, types.FunctionType):
+            yield from _code_texts(member, visited)
+        elif not name.startswith("__"):
+            if (text := _constant_text(member)) is not None:
+                yield f"{name}={text}"
+            yield from _written_texts(member, cls, name, visited)
 
 
-def _is_users(item: Any) -> bool:
-    """Tell whether code is the user's own rather than a library's."""
-    module = sys.modules.get(getattr(item, "__module__", None) or "")
-    if module is None or not callable(item):
-        return callable(item) and isinstance(item, types.FunctionType)
+def _is_users(value: object) -> bool:
+    """Tell whether a function or a class is the user's, and not a library's."""
+    module = sys.modules.get(getattr(value, "__module__", None) or "")
+    if module is None or not callable(value):
+        # A function without a module was made by ``exec`` or typed at a prompt.
+        return callable(value) and isinstance(value, types.FunctionType)
     return _is_users_module(module)
 
 
 def _is_users_module(module: types.ModuleType) -> bool:
+    """Tell whether a module is neither a library's, nor Python's, nor ours."""
     if module.__name__.partition(".")[0] in {"loaderkit", *sys.builtin_module_names}:
         return False
     file = getattr(module, "__file__", None)
@@ -547,11 +682,15 @@ def _is_users_module(module: types.ModuleType) -> bool:
 
 
 def _source_text(function: types.FunctionType) -> str:
-    """Write a function's code without comments, docstring and formatting."""
+    """Dump a function's syntax tree, without its docstrings.
+
+    Comments and formatting are not in a syntax tree.
+    """
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
-        # Typed at a prompt: its bytecode, which differs between versions of Python.
+        # Typed at a prompt, so there is no source.  Bytecode differs between versions
+        # of Python, so the version belongs to it.
         return f"{sys.version_info[:2]}{_bytecode_text(function.__code__)}"
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
@@ -561,15 +700,14 @@ def _source_text(function: types.FunctionType) -> str:
 
 
 def _bytecode_text(code: types.CodeType) -> str:
-    consts = [
-        _bytecode_text(constant)
-        if isinstance(constant, types.CodeType)
-        else repr(constant)
-        for constant in code.co_consts
+    constants = []
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            constants.append(_bytecode_text(constant))
         # The order of a set of constants differs from process to process.
-        if not isinstance(constant, frozenset)
-    ]
-    return f"{code.co_code!r}{consts!r}{code.co_names!r}"
+        elif not isinstance(constant, frozenset):
+            constants.append(repr(constant))
+    return f"{code.co_code!r}{constants!r}{code.co_names!r}"
 
 
 def _is_docstring(node: ast.AST) -> bool:
@@ -578,26 +716,27 @@ def _is_docstring(node: ast.AST) -> bool:
 
 
 def _names_used_in(code: types.CodeType) -> set[str]:
-    """Name the globals and attributes that a function uses, and those within it."""
+    """Name the globals and attributes used in a function and in functions inside it."""
     names = set(code.co_names)
-    for const in code.co_consts:
-        if isinstance(const, types.CodeType):
-            names |= _names_used_in(const)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _names_used_in(constant)
     return names
 
 
-def _texts_in(code: types.CodeType) -> list[str | PurePath]:
-    """List the texts in a function, and in those defined within."""
-    texts: list[str | PurePath] = []
-    for const in code.co_consts:
-        if isinstance(const, str):
-            texts.append(const)
-        elif isinstance(const, types.CodeType):
-            texts += _texts_in(const)
-    return texts
+def _strings_in(code: types.CodeType) -> list[str | PurePath]:
+    """List the string literals of a function and of functions inside it."""
+    strings: list[str | PurePath] = []
+    for constant in code.co_consts:
+        if isinstance(constant, str):
+            strings.append(constant)
+        elif isinstance(constant, types.CodeType):
+            strings += _strings_in(constant)
+    return strings
 
 
-def _cell_contents(cell: types.CellType) -> Any:
+def _cell_contents(cell: types.CellType) -> object:
+    """Give the value of a closure's variable; None if it has no value yet."""
     try:
         return cell.cell_contents
     except ValueError:

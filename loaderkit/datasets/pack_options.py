@@ -33,7 +33,8 @@ class PackOptions:
     compression: str | None = None
     """"gzip", "lzf", a filter of hdf5plugin such as "Zstd", or None to map values."""
     shard_bytes: int = 256 << 20
-    """Bytes after which a file is finished: what a killed run loses at most."""
+    """Bytes after which a file is finished: what a killed run loses at most.  They wait
+    on disk, not in memory."""
     overwrite: bool = False
     """Pack again though there is a cache."""
     track_files: TrackFiles = "stat"

@@ -2,11 +2,13 @@
 
 What goes into which shard depends on the samples alone (``shard_plan``), so the bytes
 on disk are the same whoever packs, and also after a run that was killed and started
-again (see ``packing_run``).
+again (``packing_run``).
 
-On one machine worker processes read samples and take them apart, and this process puts
-the columns together and writes the shards: so several read even for a single shard.  On
-an executor each task reads the samples of a shard and writes it (``packing_tasks``).
+There is one way to do it.  A task reads a span of samples, and another puts the spans
+of a shard together and writes it; or one task does both (``packing_tasks``).  Tasks are
+done by this process or others of this machine (``packing_workers``), or by an executor
+(``packing_executors``); which ones, in which order, and what is done when who does them
+dies, says ``packing_team``.
 """
 
 from __future__ import annotations
@@ -33,17 +35,22 @@ from loaderkit.cache.mirror import find_remote_manifest
 from loaderkit.cache.remote import RemoteCache
 from loaderkit.cache.transfer import OtherWriterError, copy_to_store
 from loaderkit.datasets.block_readers import (
+    EncodedSpan,
     PackJob,
-    Span,
-    Task,
     read_span,
     seed_of,
 )
 from loaderkit.datasets.classes import loaded_classes
-from loaderkit.datasets.packing_executors import ExecutorTeam
-from loaderkit.datasets.packing_run import PackingRun, root_file
-from loaderkit.datasets.packing_tasks import CommonPart, shared_with_tasks
-from loaderkit.datasets.packing_workers import reading
+from loaderkit.datasets.packing_executors import ExecutorEngine
+from loaderkit.datasets.packing_run import PackingRun
+from loaderkit.datasets.packing_tasks import (
+    CommonPart,
+    doing_tasks_of,
+    lay_out_for_workers,
+)
+from loaderkit.datasets.packing_team import PackingTeam
+from loaderkit.datasets.packing_workers import LocalEngine
+from loaderkit.datasets.shard_filling import learn_trees
 from loaderkit.datasets.shard_plan import BLOCK_BYTES
 from loaderkit.datasets.structure import Structure
 from loaderkit.errors import DatasetError
@@ -131,7 +138,7 @@ def _pack_to_store(source: Source, remote: RemoteCache, options: PackOptions) ->
 def _job_of(source: Source, path: Path, options: PackOptions) -> PackJob:
     return PackJob(
         source,
-        min(BLOCK_BYTES, options.shard_bytes),
+        BLOCK_BYTES,
         path / BUILDING,
         track_files=options.track_files,
         seed=seed_of(source),
@@ -148,21 +155,22 @@ def _pack_to_folder(source: Source, path: Path, options: PackOptions) -> Packed:
             if build is None:
                 return Packed(_classes_of(_read_here(job)), is_ours=False)
             stack.callback(job.clear)
-            reader = stack.enter_context(reading(job, options.workers))
-            team = None
-            if options.executor is not None:
-                common = CommonPart(
-                    job,
-                    ShardWriter(path, options.compression),
-                    source.state(),
-                    root_file(source, options),
-                )
-                file = job.block("common")
-                stack.enter_context(shared_with_tasks(common, file))
-                team = ExecutorTeam(options.executor, file, source)
-                stack.callback(team.stop)
-            run = PackingRun(job, reader, team, build, options)
+            writer = ShardWriter(path, options.compression)
+            common = CommonPart(job, writer, source.state())
+            file = job.block("common")
+            is_alone = options.workers == 0
+            stack.enter_context(doing_tasks_of(common, file, is_alone=is_alone))
+            engine: LocalEngine | ExecutorEngine
+            if options.executor is None:
+                engine = LocalEngine(common, file, options.workers)
+            else:
+                lay_out_for_workers(common, file)
+                engine = ExecutorEngine(options.executor, source)
+            stack.callback(engine.stop)
+            run = PackingRun(job, PackingTeam(engine, file), build, options)
             structure = run.pack(fingerprint)
+            if isinstance(engine, LocalEngine):
+                engine.dismiss()
             build.commit(
                 structure=structure,
                 fingerprint=fingerprint,
@@ -206,17 +214,15 @@ def _with_possible_workers(
     return replace(options, workers=0)
 
 
-def _read_here(job: PackJob) -> Span:
+def _read_here(job: PackJob) -> EncodedSpan:
     """Read the first sample in this process, which starts no workers behind it."""
     with job.tracker(all_threads=False) as tracker, quiet():
-        return read_span(job, Task(0, 1), tracker)
+        return read_span(job, range(1), tracker)
 
 
-def _classes_of(span: Span) -> tuple[type, ...]:
+def _classes_of(span: EncodedSpan) -> tuple[type, ...]:
     structure = Structure()
-    for encoded in span.blocks:
-        for tree in encoded.trees:
-            structure.number(tree, encoded.keys[0])
+    learn_trees(structure, span.trees, span.first_keys)
     return loaded_classes(structure)
 
 

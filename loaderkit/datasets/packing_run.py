@@ -19,10 +19,10 @@ from typing import (
 from tqdm import auto, std
 
 from loaderkit.cache.layout import SHARD_FORMAT
-from loaderkit.datasets.block_readers import PackJob, Task, content_digest
+from loaderkit.datasets.block_readers import PackJob, content_digest
 from loaderkit.datasets.classes import import_classes
-from loaderkit.datasets.packing_tasks import Look, ShardTask, look_of
-from loaderkit.datasets.shard_filling import ShardFiller, take_over
+from loaderkit.datasets.packing_tasks import Look, ReadSpan
+from loaderkit.datasets.shard_filling import take_over
 from loaderkit.datasets.shard_plan import ShardPlan, rows_to_look_at
 from loaderkit.datasets.source_files import (
     FileVersion,
@@ -41,12 +41,14 @@ if TYPE_CHECKING:
 
     from loaderkit.cache.build import Build, FinishedShard
     from loaderkit.datasets.pack_options import PackOptions
-    from loaderkit.datasets.packing_executors import ExecutorTeam
-    from loaderkit.datasets.packing_workers import SpanReader
+    from loaderkit.datasets.packing_team import PackingTeam
     from loaderkit.datasets.sources import Source
 
 _MOST_LOOKED_AT = 100_000
 """Raw files that are looked at before they are read; 200 bytes each."""
+_BLOCKS_AGAIN = 16
+"""Blocks of samples that are read in one task for their hashes alone.  Chosen, as the
+blocks of a span (shard_plan.py)."""
 _LOG = logging.getLogger("loaderkit")
 
 
@@ -55,8 +57,7 @@ class PackingRun:
 
     Args:
         job: What is read.
-        reader: Reads it for this process, which then writes the shards.
-        team: Writes the shards, if an executor does; ``common`` is what it knows.
+        team: Has the samples read and the shards written.
         build: The cache's folder.
         options: How.
     """
@@ -64,12 +65,11 @@ class PackingRun:
     def __init__(
         self,
         job: PackJob,
-        reader: SpanReader,
-        team: ExecutorTeam | None,
+        team: PackingTeam,
         build: Build,
         options: PackOptions,
     ) -> None:
-        self.source, self.reader, self.team = job.source, reader, team
+        self.source, self.team = job.source, team
         self.build, self.options = build, options
         self.structure = Structure()
         self._versions = self._look_at_files()
@@ -79,10 +79,10 @@ class PackingRun:
         self._xxh3: dict[int, str] = {}
         """Of each finished shard, by its number."""
         self._files: dict[str, FileVersion] = {}
-        """Files noted since the last shard was finished."""
-        self._looked_at_files: dict[int, dict[str, FileVersion]] = {}
+        """Files noted while samples were read again; the next shard has note of them.
+        One may stay open, and is not noted with the samples that are read from it."""
+        self._looked_at_files: Mapping[int, Mapping[str, FileVersion]] = {}
         """Files that were opened for a look at a sample, by its row."""
-        self._files.update(root_file(self.source, options))
 
     def _look_at_files(self) -> dict[str, FileVersion]:
         """Look at raw files before they are read: one may be replaced meanwhile."""
@@ -132,19 +132,15 @@ class PackingRun:
         ]
         done = total - sum(len(self.plan.rows_of(number)) for number in missing)
         with _progress_bar(done, total, self.build.path) as bar:
-            self._write_shards(missing, look.structure, bar)
+            learned = Structure.from_json(look.structure.to_json())
+            self._write_shards(missing, learned, bar)
             self._write_misnumbered(look.structure, bar)
         return self.structure.to_json()
 
     def _look_at_samples(self, rows: list[int]) -> Look:
         """Look at the sizes of some samples, and at how they are built."""
-        if self.team is not None:
-            look = self.team.look(rows)
-        else:
-            tasks = [Task(row, row + 1, skips_failing=row > 0) for row in rows]
-            spans = list(self.reader.read(tasks))
-            self._looked_at_files = {span.start: span.files for span in spans}
-            look = look_of(spans)
+        look = self.team.look(rows)
+        self._looked_at_files = look.files
         # Every shard has these two columns, whoever meets its other columns first.
         look.structure.name(VARIANT_COLUMN)
         look.structure.name(KEY_COLUMN)
@@ -178,52 +174,41 @@ class PackingRun:
 
         Args:
             numbers: Which ones, in order.
-            structure: What is known of how their samples are built.
+            structure: What is known of how their samples are built; it may learn.
             bar: Told of samples.
         """
-        if self.team is None:
-            self._write_shards_here(
-                numbers, Structure.from_json(structure.to_json()), bar
-            )
-            return
-        content = structure.to_json()
-        common = self.team.common
-        tasks = (ShardTask(common, self.plan, number, content) for number in numbers)
-        for written in self.team.write(tasks):
-            self._xxh3[written.number] = written.xxh3
-            bar.update(written.samples)
+        told: dict[int, int] = {}
+        """Samples of each shard of which the bar was told."""
+        nbytes = 0
+        files = self._files_of_shards(numbers)
+        for result in self.team.write(
+            self.plan, numbers, structure, files, self._learned_with
+        ):
+            if isinstance(result, ReadSpan):
+                number = self.plan.shard_of(result.start)
+                told[number] = told.get(number, 0) + result.samples
+                bar.update(result.samples)
+                nbytes += result.nbytes
+            else:
+                self._xxh3[result.number] = result.xxh3
+                bar.update(result.samples - told.get(result.number, 0))
+            bar.set_postfix_str(format_bytes(nbytes), refresh=False)
 
-    def _write_shards_here(
-        self, numbers: list[int], structure: Structure, bar: _Bar
-    ) -> None:
-        """Write shards in this process, in order, from blocks that workers read."""
-        blocks = (
-            Task(*block) for number in numbers for block in self.plan.blocks_of(number)
-        )
-        spans = self.reader.read(blocks)
-        wanted = set(numbers)
-        for number in range(max(numbers, default=-1) + 1):
-            if number not in wanted:
-                # It is numbered behind what these samples add.
-                learned = Structure.from_json(self.build.read_note(number).state)
-                take_over(structure, learned, f"of shard {number}")
-                continue
+    def _files_of_shards(self, numbers: list[int]) -> dict[int, dict[str, FileVersion]]:
+        """Say which files are known to be opened for shards, by their numbers."""
+        files: dict[int, dict[str, FileVersion]] = {number: {} for number in numbers}
+        for row, versions in self._looked_at_files.items():
+            number = self.plan.shard_of(row)
+            if number in files:
+                files[number].update(versions)
+        if 0 in files:
+            files[0].update(root_file(self.source, self.options))
+        if numbers:
+            files[numbers[0]].update(self._files)
+        return {number: versions for number, versions in files.items() if versions}
 
-            filler = ShardFiller(structure)
-            rows = self.plan.rows_of(number)
-            for row in [row for row in self._looked_at_files if row in rows]:
-                filler.files.update(self._looked_at_files.pop(row))
-            for _ in self.plan.blocks_of(number):
-                span = next(spans)
-                self._files.update(span.files)
-                for encoded in span.blocks:
-                    filler.add(encoded)
-                    bar.update(len(encoded.which))
-                bar.set_postfix_str(format_bytes(filler.nbytes), refresh=False)
-            filler.files.update(self._files)
-            shard = filler.write(number, self.build.writer, self._state)
-            self._files = {}
-            self._xxh3[number] = shard.xxh3
+    def _learned_with(self, number: int) -> Mapping[str, Any]:
+        return self.build.read_note(number).state
 
     def _write_misnumbered(self, look: Structure, bar: _Bar) -> None:
         """Make all shards those of one cache; write some again where that takes it.
@@ -316,28 +301,23 @@ class PackingRun:
             # Files, code, keys and settings are the same.  Two samples are read again
             # all the same, for what none of these shows (a database, a clock).
             for row, wanted in ((start, "first"), (stop - 1, "last")):
-                if self._digests_of(row, row + 1)[0].hex() != evidence.get(wanted):
+                if self._digests_of(row, row + 1).hex() != evidence.get(wanted):
                     return f"sample {self.source.key(row)!r} is another one now"
             return ""
         if content_digest(self._digests_of(start, stop)) != evidence.get("content"):
             return f"samples {start:,} to {stop - 1:,} are not the same as before"
         return ""
 
-    def _digests_of(self, start: int, stop: int) -> list[bytes]:
-        """Read samples again for their hashes alone."""
-        if self.team is not None:
-            return self.team.digests(range(start, stop))
-        digests: list[bytes] = []
-        step = self.plan.block_samples
-        blocks = (
-            Task(first, min(stop, first + step), digests_only=True)
-            for first in range(start, stop, step)
-        )
-        for span in self.reader.read(blocks):
-            self._files.update(span.files)
-            for encoded in span.blocks:
-                digests += encoded.digests
-        return digests
+    def _digests_of(self, start: int, stop: int) -> bytes:
+        """Read samples again for their hashes alone, 16 bytes each."""
+        step = _BLOCKS_AGAIN * self.plan.block_samples
+        rows = range(start, stop)
+        spans = [range(first, min(stop, first + step)) for first in rows[::step]]
+        content = bytearray()
+        for digests in self.team.digests(spans):
+            content += digests.digests
+            self._files.update(digests.files)
+        return bytes(content)
 
 
 def root_file(source: Source, options: PackOptions) -> dict[str, FileVersion]:

@@ -1,7 +1,8 @@
-"""What an executor's workers do: read a span of samples, and write its shard.
+"""What is done for packing, piece by piece, in whatever process it is to be done.
 
-A task is a few hundred bytes: which shard, and a file that says what all tasks have in
-common.  Its result is as small.  Run twice, or at once with itself, it leaves the same.
+A task is some hundred bytes, and finds the rest in what all tasks of a run have in
+common.  Its result is as small: what was read waits in files.  Run twice, or at once
+with itself, it leaves the same.
 """
 
 from __future__ import annotations
@@ -11,26 +12,32 @@ import importlib
 import os
 import pickle
 import threading
-from contextlib import contextmanager
+import uuid
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from loaderkit.cache.durable import remove, writing
-from loaderkit.datasets.block_readers import PackJob, Task, read_span
-from loaderkit.datasets.packing_workers import Failure
-from loaderkit.datasets.shard_filling import ShardFiller
+from loaderkit.datasets.block_readers import (
+    EncodedSpan,
+    PackJob,
+    digests_of_rows,
+    read_span,
+)
+from loaderkit.datasets.shard_filling import ShardFiller, learn_trees
 from loaderkit.datasets.structure import Structure
 from loaderkit.errors import DatasetError
 from loaderkit.randomness import quiet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+    from typing import Any
 
     from loaderkit.cache.build import ShardWriter
-    from loaderkit.datasets.block_readers import Span
     from loaderkit.datasets.shard_plan import ShardPlan
-    from loaderkit.datasets.source_files import FileVersion
+    from loaderkit.datasets.source_files import FileTracker, FileVersion
+    from loaderkit.datasets.structure import Node
 
 
 @dataclass(frozen=True)
@@ -41,19 +48,25 @@ class CommonPart:
     writer: ShardWriter
     state: str | None
     """What the source says that its samples are made from."""
-    first_files: Mapping[str, FileVersion] = field(default_factory=dict)
-    """Files known without being opened; noted with the first shard."""
 
 
-class ShardTask(NamedTuple):
-    """One shard to write."""
+class PackTask(Protocol):
+    """A piece of work."""
 
-    common: Path
-    """The file with what all tasks have in common."""
-    plan: ShardPlan
-    number: int
-    structure: Mapping[str, Any]
-    """What is known of how samples are built; JSON."""
+    @property
+    def common(self) -> Path:
+        """The file with what all tasks have in common."""
+
+    @property
+    def name(self) -> str:
+        """What tells it from the other tasks of its run; part of a file's name."""
+
+    @property
+    def rows(self) -> range:
+        """The samples it is about."""
+
+    def run(self) -> Any:
+        """Do it."""
 
 
 class WrittenShard(NamedTuple):
@@ -65,120 +78,301 @@ class WrittenShard(NamedTuple):
     xxh3: str
 
 
-class Look(NamedTuple):
+@dataclass(frozen=True)
+class ShardTask:
+    """One shard to write."""
+
+    common: Path
+    number: int
+    plan: ShardPlan
+    structure: Mapping[str, Any]
+    """What is known of how samples are built; JSON."""
+    spans: Sequence[Path] | None = None
+    """Where its samples wait that other tasks have read; None reads them here."""
+    files: Mapping[str, FileVersion] = field(default_factory=dict)
+    """Files that are known to be opened for its samples, beyond those noted here."""
+
+    @property
+    def name(self) -> str:
+        """Its number."""
+        return f"shard-{self.number}"
+
+    @property
+    def rows(self) -> range:
+        """The samples of the shard."""
+        return self.plan.rows_of(self.number)
+
+    def run(self) -> WrittenShard:
+        """Write it; spans that other tasks have read stay where they are.
+
+        Raises:
+            DatasetError: A sample cannot be read or stored.
+            CacheError: The shard cannot be written.
+        """
+        run = _run_of(self.common)
+        common = run.common
+        filler = ShardFiller(Structure.from_json(self.structure))
+        filler.files.update(self.files)
+        scratch = common.job.block(f"{self.name}-{uuid.uuid4().hex}")
+        try:
+            if self.spans is None:
+                filler.add(_read_rows(self, scratch))
+            else:
+                for span in self.spans:
+                    filler.add(run.take_up(span))
+            shard = filler.write(self.number, common.writer, common.state)
+        finally:
+            remove(scratch)
+        return WrittenShard(self.number, shard.samples, shard.bytes, shard.xxh3)
+
+
+class ReadSpan(NamedTuple):
+    """What a task tells of samples that it has read."""
+
+    start: int
+    samples: int
+    nbytes: int
+    file: Path
+    """Where they wait."""
+    trees: Sequence[Node]
+    """The ways in which they are built, in the order in which they were met."""
+    first_keys: Sequence[str]
+    """Key of the first sample that is built like each."""
+
+
+@dataclass(frozen=True)
+class SpanTask:
+    """Samples of one shard to read."""
+
+    common: Path
+    shard: int
+    plan: ShardPlan
+    start: int
+    stop: int
+
+    @property
+    def name(self) -> str:
+        """Its first row."""
+        return f"span-{self.start}"
+
+    @property
+    def rows(self) -> range:
+        """Its samples."""
+        return range(self.start, self.stop)
+
+    def run(self) -> ReadSpan:
+        """Read them, and put them into files.
+
+        Raises:
+            DatasetError: A sample cannot be read or stored.
+            CacheError: The files cannot be written.
+        """
+        run = _run_of(self.common)
+        job = run.common.job
+        # A task that is given out twice must not write to the files of the other.
+        file = job.block(f"{self.name}-{uuid.uuid4().hex}")
+        values_file = values_file_of(file)
+        try:
+            span = _read_rows(self, values_file)
+            with writing(file):
+                if span.block.bytes_in_memory >= _SMALL_BYTES or span.block.file:
+                    span.block.spill(values_file)
+                run.set_aside(file, span)
+        except BaseException:
+            # What went wrong counts, not that it could not be tidied up.
+            with suppress(OSError):
+                remove(values_file)
+                remove(file)
+            raise
+        return ReadSpan(
+            self.start,
+            len(span.tree_of_sample),
+            span.block.nbytes,
+            file,
+            span.trees,
+            span.first_keys,
+        )
+
+
+_SMALL_BYTES = 64 << 10
+"""So many bytes of values need no file of their own."""
+
+
+def values_file_of(span: Path) -> Path:
+    """Name the file beside a span's, with its values."""
+    return span.with_suffix(".values.block")
+
+
+@dataclass(frozen=True)
+class Look:
     """What some samples show of all."""
 
     sizes: list[int]
-    """Bytes of each ``[k]``."""
+    """Bytes of each that can be read ``[k]``."""
     structure: Structure
+    files: Mapping[int, Mapping[str, FileVersion]] = field(default_factory=dict)
+    """Files that were opened for the first time, by the row that was read."""
 
 
-class RowDigests(NamedTuple):
+@dataclass(frozen=True)
+class LookTask:
+    """Samples to read for their sizes and how they are built."""
+
+    common: Path
+    looked_at: Sequence[int]
+    """Their rows, in order."""
+
+    @property
+    def name(self) -> str:
+        """Its first row."""
+        return f"look-{self.looked_at[0]}"
+
+    @property
+    def rows(self) -> range:
+        """From the first to the last of them."""
+        return range(self.looked_at[0], self.looked_at[-1] + 1)
+
+    def run(self) -> Look:
+        """Look at them.
+
+        Raises:
+            DatasetError: The source's first sample cannot be read or stored.
+        """
+        run = _run_of(self.common)
+        look = Look([], Structure(), files := {})
+        with run.reading() as tracker:
+            for row in self.looked_at:
+                try:
+                    span = read_span(run.common.job, range(row, row + 1), tracker)
+                except DatasetError:
+                    if row == 0:
+                        raise
+                    # Whoever packs it says so.
+                    continue
+                learn_trees(look.structure, span.trees, span.first_keys)
+                # Beside these it will have the number of its variant.
+                look.sizes.append(span.block.nbytes + 8)
+                files[row] = span.files
+        return look
+
+
+class Digests(NamedTuple):
+    """Hashes of samples, and the files that were opened for them."""
+
+    digests: bytes
+    """16 bytes each."""
+    files: Mapping[str, FileVersion]
+
+
+@dataclass(frozen=True)
+class DigestTask:
     """Samples to read for their hashes alone."""
 
     common: Path
     start: int
     stop: int
 
+    @property
+    def name(self) -> str:
+        """Its first row."""
+        return f"digests-{self.start}"
 
-class RowsToLookAt(NamedTuple):
-    """Samples to read for their sizes and how they are built."""
+    @property
+    def rows(self) -> range:
+        """Its samples."""
+        return range(self.start, self.stop)
 
-    common: Path
-    rows: list[int]
+    def run(self) -> Digests:
+        """Read them.
 
-
-def started_file(common: Path, number: int) -> Path:
-    """Name the file that lies there while a shard is being written."""
-    return common.with_name(f"{common.stem}-{number}-started.block")
-
-
-def write_shard_of(task: ShardTask) -> WrittenShard | Failure:
-    """Read the samples of a shard and write it; runs in a worker."""
-    started = started_file(task.common, task.number)
-    try:
-        with writing(started):
-            # Where a worker dies, this tells whose samples it was reading.
-            started.touch()
-        written = _write_shard(task)
-        remove(started)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 -- the packing process raises it
-        remove(started)
-        return Failure.of(error, "In a task of the executor")
-    return written
+        Raises:
+            DatasetError: A sample cannot be read or stored.
+        """
+        run = _run_of(self.common)
+        with run.reading() as tracker:
+            span = digests_of_rows(run.common.job, self.rows, tracker)
+        return Digests(bytes(span.digests), span.files)
 
 
-def digests_of(task: RowDigests) -> list[bytes] | Failure:
-    """Read samples for their hashes; runs in a worker."""
-    try:
-        job = _common_part(task.common).job
-        blocks = (Task(task.start, task.stop, digests_only=True),)
-        return [
-            digest
-            for span in _read_here(job, blocks)
-            for encoded in span.blocks
-            for digest in encoded.digests
-        ]
-    except (Exception, SystemExit) as error:  # noqa: BLE001 -- as above
-        return Failure.of(error, "In a task of the executor")
+def _read_rows(task: ShardTask | SpanTask, scratch: Path) -> EncodedSpan:
+    """Read the samples of a task block by block."""
+    run = _run_of(task.common)
+    span = EncodedSpan(task.rows.start)
+    for rows in task.plan.blocks_of(task.rows):
+        # Threads take turns, block by block.
+        with run.reading() as tracker:
+            read_span(run.common.job, rows, tracker, into=span, scratch=scratch)
+    return span
 
 
-def look_at(task: RowsToLookAt) -> Look | Failure:
-    """Read some samples for their sizes; runs in a worker."""
-    try:
-        job = _common_part(task.common).job
-        tasks = [Task(row, row + 1, skips_failing=row > 0) for row in task.rows]
-        return look_of(_read_here(job, tasks))
-    except (Exception, SystemExit) as error:  # noqa: BLE001 -- as above
-        return Failure.of(error, "In a task of the executor")
+def started_file(task: PackTask) -> Path:
+    """Name the file that lies there while an executor's worker is at a task."""
+    return task.common.with_name(f"{task.common.stem}-{task.name}-started.block")
 
 
-def look_of(spans: Iterable[Span]) -> Look:
-    """Say what samples that were read one by one show of all.
+# What all tasks have in common.
+
+
+class _Run:
+    """A run of packing, as the process sees it that does a task of it.
 
     Args:
-        spans: One sample each; none where it cannot be read.
+        common: What its tasks have in common.
+        tracker: What notes the files that the process opens, where it does nothing but
+            read samples; else each task has its own.
+        is_alone: No other process does tasks of the run.
     """
-    sizes, structure = [], Structure()
-    for span in spans:
-        for encoded in span.blocks:
-            for tree in encoded.trees:
-                structure.number(tree, encoded.keys[0])
-            if encoded.keys:
-                # Beside its values it has a key, and the number of its variant.
-                sizes.append(encoded.block.nbytes + len(encoded.keys[0]) + 8)
-    return Look(sizes, structure)
 
+    def __init__(
+        self,
+        common: CommonPart,
+        tracker: FileTracker | None = None,
+        *,
+        is_alone: bool = False,
+    ) -> None:
+        self.common, self._tracker, self._is_alone = common, tracker, is_alone
+        self.pid = os.getpid()
+        self._spans: dict[Path, EncodedSpan] = {}
+        """Those that need no file, since this process puts them together too."""
 
-def _write_shard(task: ShardTask) -> WrittenShard:
-    job, writer, state, first_files = _fields_of(_common_part(task.common))
-    filler = ShardFiller(Structure.from_json(task.structure))
-    if task.number == 0:
-        filler.files.update(first_files)
-    blocks = (Task(*block) for block in task.plan.blocks_of(task.number))
-    for span in _read_here(job, blocks):
-        filler.files.update(span.files)
-        for encoded in span.blocks:
-            filler.add(encoded)
-    shard = filler.write(task.number, writer, state)
-    return WrittenShard(task.number, shard.samples, shard.bytes, shard.xxh3)
+    def set_aside(self, file: Path, span: EncodedSpan) -> None:
+        """Keep samples until their shard is put together; large values are in a file.
 
+        Raises:
+            OSError: They cannot be written.
+        """
+        if self._is_alone:
+            self._spans[file] = span
+            return
+        with file.open("wb") as raw:
+            pickle.dump(span, raw, pickle.HIGHEST_PROTOCOL)
 
-def _fields_of(
-    common: CommonPart,
-) -> tuple[PackJob, ShardWriter, str | None, Mapping[str, FileVersion]]:
-    return common.job, common.writer, common.state, common.first_files
+    def take_up(self, file: Path) -> EncodedSpan:
+        """Give samples that were set aside.
 
+        Raises:
+            OSError: Their file cannot be read.
+        """
+        if self._is_alone:
+            return self._spans.pop(file)
+        with file.open("rb") as raw:
+            span: EncodedSpan = pickle.load(raw)
+        return span
 
-def _read_here(job: PackJob, tasks: Iterable[Task]) -> Iterator[Span]:
-    """Read samples in this process, whose other threads may be reading too."""
-    with job.tracker(all_threads=False) as tracker:
-        for task in tasks:
-            # The random numbers that a sample draws are the process's, and so is the
-            # position of a file that the dataset keeps open.
-            with _reading_lock(os.getpid()), quiet():
-                span = read_span(job, task, tracker)
-            yield span
+    @contextmanager
+    def reading(self) -> Iterator[FileTracker]:
+        """Have files noted while samples are read."""
+        if self._tracker is not None:
+            yield self._tracker
+            return
+        # The random numbers that a sample draws are the process's, and so is the
+        # position of a file that the dataset keeps open.
+        with (
+            self.common.job.tracker(all_threads=False) as tracker,
+            _reading_lock(os.getpid()),
+            quiet(),
+        ):
+            yield tracker
 
 
 @functools.cache
@@ -187,14 +381,36 @@ def _reading_lock(pid: int) -> threading.Lock:  # noqa: ARG001 -- the cache's ke
     return threading.Lock()
 
 
-_OWN_RUNS: dict[Path, tuple[int, CommonPart]] = {}
-"""What tasks of this process's own runs have in common, with its id: threads use the
-user's dataset itself, but a forked process must not share the files it has open."""
+_OWN_RUNS: dict[Path, _Run] = {}
+"""Runs whose tasks this process does with the objects it has: threads use the user's
+dataset itself, but a forked process must not share the files it has open."""
 
 
 @contextmanager
-def shared_with_tasks(common: CommonPart, file: Path) -> Iterator[None]:
-    """Lay what all tasks have in common where each worker finds it.
+def doing_tasks_of(
+    common: CommonPart,
+    file: Path,
+    tracker: FileTracker | None = None,
+    *,
+    is_alone: bool = False,
+) -> Iterator[None]:
+    """Let tasks that are done in this process find what they have in common.
+
+    Args:
+        common: It.
+        file: What the tasks call it.
+        tracker: As ``_Run`` has it.
+        is_alone: As ``_Run`` has it.
+    """
+    _OWN_RUNS[file] = _Run(common, tracker, is_alone=is_alone)
+    try:
+        yield
+    finally:
+        del _OWN_RUNS[file]
+
+
+def lay_out_for_workers(common: CommonPart, file: Path) -> None:
+    """Put what all tasks have in common where the workers of an executor find it.
 
     Args:
         common: It; pickled where other processes need it.
@@ -210,11 +426,6 @@ def shared_with_tasks(common: CommonPart, file: Path) -> Iterator[None]:
         content = pickle.dumps(f"{type(error).__name__}: {error}")
     with writing(file):
         file.write_bytes(content)
-    _OWN_RUNS[file] = (os.getpid(), common)
-    try:
-        yield
-    finally:
-        del _OWN_RUNS[file]
 
 
 def _pickle_common_part(common: CommonPart) -> bytes:
@@ -228,11 +439,11 @@ def _pickle_common_part(common: CommonPart) -> bytes:
     return content
 
 
-def _common_part(file: Path) -> CommonPart:
-    pid, common = _OWN_RUNS.get(file, (0, None))
-    if common is not None and pid == os.getpid():
-        return common
-    return _unpickle_common_part(file, os.getpid())
+def _run_of(file: Path) -> _Run:
+    run = _OWN_RUNS.get(file)
+    if run is not None and run.pid == os.getpid():
+        return run
+    return _Run(_unpickle_common_part(file, os.getpid()))
 
 
 @functools.lru_cache(maxsize=1)

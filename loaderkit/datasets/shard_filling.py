@@ -1,4 +1,4 @@
-"""Put blocks of samples together to one shard, and note what shows that it is valid."""
+"""Put spans of samples together to one shard, and note what shows that it is valid."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaderkit.cache.columns import ShardBuffer
-from loaderkit.datasets.block_readers import EncodedBlock, content_digest
-from loaderkit.datasets.structure import KEY_COLUMN, VARIANT_COLUMN, Structure
+from loaderkit.datasets.block_readers import content_digest
+from loaderkit.datasets.structure import VARIANT_COLUMN, Structure
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
-
-    from numpy.typing import NDArray
+    from collections.abc import Iterable, Mapping, Sequence
 
     from loaderkit.cache.build import ShardWriter
     from loaderkit.cache.layout import Shard
+    from loaderkit.datasets.block_readers import EncodedSpan
     from loaderkit.datasets.source_files import FileVersion
+    from loaderkit.datasets.structure import Node
 
 
 class ShardFiller:
@@ -32,36 +32,27 @@ class ShardFiller:
         self.files: dict[str, FileVersion] = {}
         """Files that were opened for the samples, by absolute path."""
         self._buffer = ShardBuffer()
-        self._digests: list[bytes] = []
+        self._digests = bytearray()
+        self._first_and_last: list[bytes] = []
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the samples so far."""
-        return self._buffer.nbytes
-
-    def add(self, encoded: EncodedBlock) -> None:
+    def add(self, span: EncodedSpan) -> None:
         """Add samples behind those that are there.
 
         Raises:
             DatasetError: There are too many ways in which samples are built.
         """
-        first_keys: dict[int, str] = {}
-        for row, tree in enumerate(encoded.which):
-            first_keys.setdefault(tree, encoded.keys[row])
-        numbers = [
-            self.structure.number(tree, first_keys[at])
-            for at, tree in enumerate(encoded.trees)
+        numbers = learn_trees(self.structure, span.trees, span.first_keys)
+        number_of_tree = np.array(numbers, "<i8")
+        trees = np.frombuffer(span.tree_of_sample, "<i8")
+        span.block.add_numbers(VARIANT_COLUMN, number_of_tree[trees])
+        names = {column: self.structure.name(column) for column in span.block.columns}
+        self._buffer.append(span.block.renamed(names))
+        self._digests += span.digests
+        self._first_and_last += [
+            span.digest_of_sample(0),
+            span.digest_of_sample(len(trees) - 1),
         ]
-        block = encoded.block
-        for row, tree in enumerate(encoded.which):
-            values: dict[Hashable, NDArray[Any]] = {}
-            values[VARIANT_COLUMN] = np.array(numbers[tree], "<i8")
-            key = encoded.keys[row].encode("utf-8", "surrogatepass")
-            values[KEY_COLUMN] = np.frombuffer(key, np.uint8)
-            block.annotate(row, values)
-        names = {column: self.structure.name(column) for column in block.columns}
-        self._buffer.append(block.renamed(names))
-        self._digests += encoded.digests
+        self.files.update(span.files)
 
     def write(self, number: int, writer: ShardWriter, state: str | None) -> Shard:
         """Write the shard, with a note for a run that goes on from it.
@@ -79,13 +70,34 @@ class ShardFiller:
         """
         evidence: Mapping[str, Any] = {
             "content": content_digest(self._digests),
-            "first": self._digests[0].hex(),
-            "last": self._digests[-1].hex(),
+            "first": self._first_and_last[0].hex(),
+            "last": self._first_and_last[-1].hex(),
             "state": state,
             "files": self.files,
         }
         learned = self.structure.to_json()
         return writer.write(number, self._buffer, state=learned, evidence=evidence)
+
+
+def learn_trees(
+    structure: Structure, trees: Sequence[Node], first_keys: Iterable[str]
+) -> list[int]:
+    """Add the ways in which some samples are built to what is known.
+
+    Args:
+        structure: What is known; it learns.
+        trees: The ways, in the order in which they were met.
+        first_keys: Key of the first sample that is built like each.
+
+    Returns:
+        Their numbers.
+
+    Raises:
+        DatasetError: There are too many.
+    """
+    return [
+        structure.number(tree, key) for tree, key in zip(trees, first_keys, strict=True)
+    ]
 
 
 def take_over(structure: Structure, part: Structure, of_what: str) -> bool:

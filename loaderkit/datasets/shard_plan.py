@@ -6,6 +6,7 @@ those in front of it.
 
 from __future__ import annotations
 
+import bisect
 import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,10 +23,15 @@ _LEAST_LOOKED_AT, _LEAST_LOOKED_AT_OF = 8, 4
 """Of fewer than 256 samples up to 8 are looked at, one in 4: a first one that is small
 must not stand for a hundred large ones, which would be one shard, held in memory."""
 BLOCK_BYTES = 4 << 20
-"""A worker hands over samples when it holds about so many bytes of them."""
+"""Samples wait in memory until they are about so many bytes; then in a file."""
 _MOST_BLOCK_SAMPLES = 512
 _LEAST_BLOCKS = 16
 """Small sources are cut so that several workers have something to read."""
+_MOST_SPAN_BLOCKS = 16
+"""A worker reads so many blocks in one task, 64 MiB.  Chosen: a task costs a
+millisecond, and with it is lost what a worker that is killed had read."""
+_ENOUGH_SPANS = 64
+"""Into more spans than these a source is cut only where they would be too large."""
 
 
 def rows_to_look_at(samples: int) -> list[int]:
@@ -100,6 +106,11 @@ class ShardPlan:
         """Say which samples a shard has."""
         return range(self._first_row(shard), self._first_row(shard + 1))
 
+    def shard_of(self, row: int) -> int:
+        """Say which shard a sample goes to."""
+        shards = range(self.shard_count)
+        return bisect.bisect_right(shards, row, key=self._first_row) - 1
+
     def _first_row(self, shard: int) -> int:
         """Find the row before which lie ``shard`` of ``shard_count`` of all bytes."""
         parts = len(self.part_bytes)
@@ -113,11 +124,26 @@ class ShardPlan:
             bytes_before -= (stop - start) * sample_bytes
         return self.samples
 
-    def blocks_of(self, shard: int) -> Iterator[tuple[int, int]]:
-        """Cut a shard into blocks: first row, and the row behind the last."""
-        rows = self.rows_of(shard)
+    def blocks_of(self, rows: range) -> Iterator[range]:
+        """Cut samples into blocks.
+
+        Args:
+            rows: Which samples, of one shard.
+        """
         for start in rows[:: self.block_samples]:
-            yield start, min(rows.stop, start + self.block_samples)
+            yield range(start, min(rows.stop, start + self.block_samples))
+
+    def spans_of(self, shard: int) -> Iterator[range]:
+        """Cut a shard into spans, which several processes read at a time.
+
+        A span has whole blocks; its length does not matter to the bytes of the shard.
+        """
+        rows = self.rows_of(shard)
+        blocks = -(-self.samples // self.block_samples)
+        span_blocks = max(1, min(_MOST_SPAN_BLOCKS, blocks // _ENOUGH_SPANS))
+        step = span_blocks * self.block_samples
+        for start in rows[::step]:
+            yield range(start, min(rows.stop, start + step))
 
 
 def _bytes_of_parts(samples: int, part_bytes: Sequence[int]) -> int:

@@ -27,7 +27,7 @@ _MOST_NODES = 1 << 40
 2**63."""
 _MOST_IN_A_ROW = 1 << 40
 _WIDENED = ("<i4", "<i8")
-"""Stored in the fewest bytes that hold them (see ``columns.narrowed``)."""
+"""Stored in the fewest bytes that hold them (see ``columns.narrowest_dtype``)."""
 
 
 def check_columns(structure: Structure, manifest: Manifest) -> None:

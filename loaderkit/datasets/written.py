@@ -1,8 +1,8 @@
-"""What a person wrote for a value that may change while a process runs.
+"""Find the source that gives a variable of a module or class its value.
 
-A list or dict of a module is a setting (``CLASSES = ["cat", "dog"]``) or a memory that
-fills while samples are loaded (``SEEN = {}``).  Its value does not tell which; what was
-written for it does, since only a person changes that.
+A list or dict of a module is either a setting (``CLASSES = ["cat", "dog"]``) or a cache
+that fills while samples are loaded (``SEEN = {}``).  Its value does not tell which.  So
+a fingerprint has the statements that assign it: only a person changes those.
 """
 
 from __future__ import annotations
@@ -14,57 +14,67 @@ import inspect
 import sys
 import textwrap
 import types
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_MOST_IMPORTS = 20
-"""A name is followed through so many modules that import it from each other."""
+Scope: TypeAlias = "type | types.ModuleType"
+
+_MAX_IMPORTS = 20
+"""Modules through which an imported name is followed.  Chosen: it ends modules that
+import a name from each other in a circle."""
 
 
 class Written(NamedTuple):
-    """The statements that make a name what it is."""
+    """The statements that give a variable its value."""
 
-    scope: Any
-    """The module or class that has them."""
+    scope: Scope
+    """The module or class that contains them."""
     text: str
-    """Their syntax: without comments and formatting."""
+    """Their syntax trees: without comments and formatting."""
     names: frozenset[str]
-    """What they name besides."""
+    """Other names that occur in them."""
 
 
 def find_written(
-    scope: Any, name: str, is_users: Callable[[types.ModuleType], bool]
+    scope: Scope | None, name: str, is_users: Callable[[types.ModuleType], bool]
 ) -> Written | None:
-    """Find what was written for a name of a module or class.
+    """Find the statements that give a variable its value.
 
     Args:
-        scope: The module or class.
-        name: The name; one that is imported is looked for where it comes from.
-        is_users: Tells whether a module is the user's; others are not looked into.
+        scope: The module or class that the variable belongs to; None if not known.
+        name: The variable.  If it is imported, the module that it comes from is
+            searched.
+        is_users: Tells whether a module is the user's.  Others are not searched.
 
     Returns:
-        The statements; None where there is no source, as in a notebook, or where the
-        name is made by something else than a statement.
+        The statements; None if there is no source, as in a notebook, or if no statement
+        assigns the variable.
     """
-    for _ in range(_MOST_IMPORTS):
+    for _ in range(_MAX_IMPORTS):
+        if scope is None:
+            return None
         body = _body_of(scope)
         statements = list(_statements_that_change(body, name))
         if statements:
+            names = set()
+            for statement in statements:
+                names |= _names_in(statement)
             text = "\n".join(map(ast.dump, statements))
-            used = {
-                n.id for s in statements for n in ast.walk(s) if isinstance(n, ast.Name)
-            }
-            return Written(scope, text, frozenset(used - {name}))
+            return Written(scope, text, frozenset(names - {name}))
         origin = _find_import(scope, body, name)
-        if origin is None or not is_users(origin[0]):
+        if origin is None or not is_users(origin.module):
             return None
         scope, name = origin
     return None
 
 
-def _body_of(scope: Any) -> list[ast.stmt]:
+def _names_in(node: ast.AST) -> set[str]:
+    return {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
+
+
+def _body_of(scope: Scope) -> list[ast.stmt]:
     try:
         source = inspect.getsource(scope)
     except (OSError, TypeError, SyntaxError, IndexError):
@@ -84,7 +94,10 @@ def _parse_source(source: str) -> list[ast.stmt]:
 
 
 def _statements_that_change(body: list[ast.stmt], name: str) -> Iterator[ast.stmt]:
-    """List the statements that set or change a name: assignments and method calls."""
+    """Find the statements that assign a variable, or call a method of its value.
+
+    A loop is one statement: what it does depends on all of it.
+    """
     for statement in body:
         if isinstance(statement, ast.For | ast.While):
             if any(_statements_that_change(statement.body, name)):
@@ -95,14 +108,16 @@ def _statements_that_change(body: list[ast.stmt], name: str) -> Iterator[ast.stm
             yield statement
 
 
-def _nested_statements(statement: Any) -> list[ast.stmt]:
-    inside = [*statement.body, *getattr(statement, "orelse", ())]
+def _nested_statements(statement: ast.If | ast.With | ast.Try) -> list[ast.stmt]:
+    """List the statements in all branches of a statement."""
+    nested = [*statement.body, *getattr(statement, "orelse", ())]
     for handler in getattr(statement, "handlers", ()):
-        inside += handler.body
-    return [*inside, *getattr(statement, "finalbody", ())]
+        nested += handler.body
+    return [*nested, *getattr(statement, "finalbody", ())]
 
 
 def _changed_names(statement: ast.stmt) -> set[str]:
+    """Name the variables that a simple statement assigns or calls a method of."""
     changed: list[ast.expr] = []
     if isinstance(statement, ast.Assign):
         changed = statement.targets
@@ -111,13 +126,22 @@ def _changed_names(statement: ast.stmt) -> set[str]:
     elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         function = statement.value.func
         changed = [function] if isinstance(function, ast.Attribute) else []
-    return {
-        n.id for target in changed for n in ast.walk(target) if isinstance(n, ast.Name)
-    }
+    names = set()
+    for target in changed:
+        names |= _names_in(target)
+    return names
 
 
-def _find_import(scope: Any, body: list[ast.stmt], name: str) -> tuple[Any, str] | None:
-    """Say which module a name is imported from, and what it is called there."""
+class _Origin(NamedTuple):
+    """Where an imported variable comes from."""
+
+    module: types.ModuleType
+    name: str
+    """Its name in that module."""
+
+
+def _find_import(scope: Scope, body: list[ast.stmt], name: str) -> _Origin | None:
+    """Find the module that a name is imported from; None if it is not imported."""
     if not isinstance(scope, types.ModuleType):
         return None
     for node in body:
@@ -131,5 +155,5 @@ def _find_import(scope: Any, body: list[ast.stmt], name: str) -> tuple[Any, str]
                 except (ImportError, ValueError):
                     return None
                 module = sys.modules.get(path)
-                return None if module is None else (module, alias.name)
+                return None if module is None else _Origin(module, alias.name)
     return None

@@ -257,7 +257,7 @@ class Chosen(SafeDataset):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda cache: cache[:2], "not the whole of its cache"),
+        (lambda cache: cache[:2], "not give the samples of its cache"),
         (lambda cache: open_cache(cache.cache, transform=dict), "has a transform"),
         (lambda cache: Chosen(), "has no cache"),
         (lambda cache: "s3://bucket/cache", "loaderkit.pull"),

@@ -119,13 +119,16 @@ def test_the_bytes_are_the_same_whoever_packs(
 def test_shards_that_numbered_their_variants_too_low_are_written_again(
     tmp_path, caplog
 ):
-    """Twin: without that, the law above would hold of nothing."""
+    """Twin: without that, the law above would hold of nothing.
+
+    There are so many shards that a task reads and writes a whole one.
+    """
     source = Drawn(seed=1, count=400, rarity=40)
-    wanted = packed_files(source, tmp_path / "here", workers=0, shard_bytes=3_000)
+    wanted = packed_files(source, tmp_path / "here", workers=0, shard_bytes=300)
 
     with caplog.at_level("INFO", "loaderkit"), threads(2) as executor:
         packed = packed_files(
-            source, tmp_path / "there", executor=executor, shard_bytes=3_000
+            source, tmp_path / "there", executor=executor, shard_bytes=300
         )
 
     assert "shards again" in caplog.text
@@ -202,6 +205,16 @@ def test_a_span_whose_worker_is_lost_is_given_out_again(tmp_path):
     dataset = kills(tmp_path, {130: 2, 250: 1}, lambda: ProcessPoolExecutor(2))
 
     assert [int(sample["x"][0]) for sample in dataset] == list(range(400))
+
+
+def test_a_worker_of_this_machine_that_dies_is_replaced(tmp_path):
+    packing = PackOptions(workers=2, shard_bytes=2_000)
+    dataset = Kills(
+        tmp_path, deaths={130: 2, 250: 1}, cache=tmp_path / "c.lk", packing=packing
+    )
+
+    assert [int(sample["x"][0]) for sample in dataset] == list(range(400))
+    assert (tmp_path / "died at 130").read_text() == "xxx"
 
 
 def test_a_span_that_costs_each_worker_is_named_and_the_others_are_packed(tmp_path):
@@ -289,7 +302,7 @@ class LosesAll(TakesSome):
 
 def test_workers_that_cannot_start_end_the_run(tmp_path):
     task_counts = iter([2])
-    source = [{"x": np.full(8, row)} for row in range(24)]
+    source = [{"x": np.full(8, row)} for row in range(80)]
 
     with pytest.raises(DatasetError, match="end before they begin a task") as caught:
         pack(
@@ -301,7 +314,7 @@ def test_workers_that_cannot_start_end_the_run(tmp_path):
 
     assert "initializer" in caught.value.why
     assert len(list((tmp_path / "c.lk").glob("*.h5"))) == 1
-    assert len(pack(source, tmp_path / "c.lk", workers=0, shard_bytes=64)) == 24
+    assert len(pack(source, tmp_path / "c.lk", workers=0, shard_bytes=64)) == 80
 
 
 class Restless(torch.utils.data.Dataset):
@@ -311,7 +324,7 @@ class Restless(torch.utils.data.Dataset):
         self.mended, self.reads = mended, itertools.count()
 
     def __len__(self):
-        return 40
+        return 80  # so many shards that a task writes a whole one
 
     def __getitem__(self, row):
         if row == 30 and not self.mended.exists():
@@ -325,12 +338,12 @@ def test_shards_of_a_task_that_ran_twice_are_deleted_though_its_samples_differ(
 ):
     path, source = tmp_path / "c.lk", Restless(tmp_path / "mended")
     with pytest.raises(DatasetError, match="not yet"):
-        pack(source, path, executor=Backwards(), shard_bytes=100)
+        pack(source, path, executor=Backwards(), shard_bytes=30)
     unnamed = len(list(path.glob("*.h5"))) - len(list(path.glob(".building/0*.json")))
     assert unnamed > 0  # or nothing is shown
 
     (tmp_path / "mended").touch()
-    pack(source, path, executor=Backwards(), shard_bytes=100)
+    pack(source, path, executor=Backwards(), shard_bytes=30)
 
     files = {file.name for file in path.iterdir() if not file.name.startswith(".")}
     assert files == {"manifest.json", *load_manifest(path).files}
@@ -400,8 +413,10 @@ def test_a_plan_cuts_all_samples_into_shards_and_blocks_without_a_gap(
         assert rows.stop == plan.rows_of(shard + 1).start
         assert len(rows) > 0
         if len(rows) < 10**5:
-            blocks = list(plan.blocks_of(shard))
-            assert [row for block in blocks for row in range(*block)] == list(rows)
+            spans = list(plan.spans_of(shard))
+            blocks = [block for span in spans for block in plan.blocks_of(span)]
+            assert [row for block in blocks for row in block] == list(rows)
+            assert {plan.shard_of(row) for row in (rows[0], rows[-1])} == {shard}
 
 
 @given(

@@ -11,12 +11,11 @@ import torch
 from loaderkit import open_cache, pack
 from loaderkit.datasets import packing_workers
 from loaderkit.datasets.block_readers import PackJob
+from loaderkit.datasets.packing_failures import Failure, pickle_or_nothing
 from loaderkit.datasets.packing_workers import (
     _MOST_MESSAGE_BYTES,
-    Failure,
     _answer_with,
-    _pickle_or_nothing,
-    _WorkerTeam,
+    _open_answer,
 )
 from loaderkit.errors import DatasetError
 
@@ -60,14 +59,12 @@ def answer_to(error, job):
     try:
         raise error
     except Exception as caught:  # noqa: BLE001 -- as a worker does
-        return _answer_with(caught, 7, job)
+        return _answer_with(caught, job)
 
 
-def raised_by(answer, job):
+def raised_by(answer):
     """Take an answer as the packing process does."""
-    with pytest.raises(Exception) as caught:  # noqa: PT011 -- any error of a user's
-        _WorkerTeam(job)._take_span(answer)
-    return caught.value
+    return _open_answer(answer).rebuild()
 
 
 def test_a_short_error_is_sent_in_one_message(job):
@@ -75,17 +72,16 @@ def test_a_short_error_is_sent_in_one_message(job):
 
     answer = answer_to(error, job)
 
-    assert answer.start == 7
-    assert 0 < len(answer.error) <= _MOST_MESSAGE_BYTES
+    assert 0 < len(answer.pickled) <= _MOST_MESSAGE_BYTES
     assert list(job.folder.iterdir()) == []
-    again = raised_by(answer, job)
+    again = raised_by(answer)
     assert type(again) is ValueError
     assert again.args == error.args
 
 
 @needs_notes
 def test_an_error_brings_its_traceback_as_a_note(job):
-    again = raised_by(answer_to(ValueError("x"), job), job)
+    again = raised_by(answer_to(ValueError("x"), job))
 
     [note] = again.__notes__
     assert note.startswith("In a packing worker:\nTraceback")
@@ -97,12 +93,12 @@ def test_a_long_error_waits_in_a_file_and_arrives_whole(job):
 
     answer = answer_to(ValueError(text), job)
 
-    assert answer.error == b""
+    assert answer.pickled == b""
     [file] = job.folder.iterdir()
     assert answer.file == str(file)
     # The name by which the next run finds and removes it.
-    assert file.name.endswith("-7-error.block")
-    again = raised_by(answer, job)
+    assert file.suffix == ".block"
+    again = raised_by(answer)
     assert type(again) is ValueError
     assert str(again) == text
 
@@ -110,7 +106,7 @@ def test_a_long_error_waits_in_a_file_and_arrives_whole(job):
 def test_an_error_of_ours_keeps_its_reason_and_its_fix(job):
     error = DatasetError("Sample 7 is empty.", why="its file is", fix="leave it out")
 
-    again = raised_by(answer_to(error, job), job)
+    again = raised_by(answer_to(error, job))
 
     assert (again.what, again.why, again.fix) == (error.what, error.why, error.fix)
 
@@ -119,7 +115,7 @@ def test_an_error_of_ours_keeps_its_reason_and_its_fix(job):
     "error", [TwoArgumentsError("a.csv", 3), OpenFileError("a.csv:3"), ExitingError()]
 )
 def test_an_error_that_cannot_be_sent_is_told_by_its_traceback(job, error):
-    again = raised_by(answer_to(error, job), job)
+    again = raised_by(answer_to(error, job))
 
     assert type(again) is DatasetError
     assert type(error).__name__ in again.what
@@ -146,8 +142,8 @@ def test_without_room_an_error_is_sent_without_its_traceback(full):
 
     answer = answer_to(error, full)
 
-    assert len(answer.error) <= _MOST_MESSAGE_BYTES
-    again = raised_by(answer, full)
+    assert len(answer.pickled) <= _MOST_MESSAGE_BYTES
+    again = raised_by(answer)
     assert type(again) is ValueError
     assert str(again) == str(error)
     assert not hasattr(again, "__notes__")
@@ -159,8 +155,8 @@ def test_without_room_a_long_error_is_told_by_the_end_of_its_traceback(full, kin
 
     answer = answer_to(error, full)
 
-    assert len(answer.error) <= _MOST_MESSAGE_BYTES
-    again = raised_by(answer, full)
+    assert len(answer.pickled) <= _MOST_MESSAGE_BYTES
+    again = raised_by(answer)
     assert type(again) is DatasetError
     assert again.what.startswith("A packing worker failed.\n... xxx")
     assert again.what.endswith(" in row 7\n")
@@ -169,14 +165,14 @@ def test_without_room_a_long_error_is_told_by_the_end_of_its_traceback(full, kin
 def test_a_text_of_four_bytes_a_letter_still_fits_one_message(full):
     answer = answer_to(ValueError("\N{GRINNING FACE}" * 100_000), full)
 
-    assert len(answer.error) <= _MOST_MESSAGE_BYTES
+    assert len(answer.pickled) <= _MOST_MESSAGE_BYTES
 
 
 # What is sent
 
 
 def test_what_can_be_pickled_and_made_again_is_sent():
-    again = pickle.loads(_pickle_or_nothing(KeyError("a")))
+    again = pickle.loads(pickle_or_nothing(KeyError("a")))
 
     assert type(again) is KeyError
     assert again.args == ("a",)
@@ -184,7 +180,7 @@ def test_what_can_be_pickled_and_made_again_is_sent():
 
 @pytest.mark.parametrize("error", [TwoArgumentsError("a.csv", 3), OpenFileError("a")])
 def test_what_would_fail_on_arrival_is_not_sent(error):
-    assert _pickle_or_nothing(error) == b""
+    assert pickle_or_nothing(error) == b""
 
 
 @pytest.mark.parametrize("pickled", [b"", b"damaged", pickle.dumps("no error")])
