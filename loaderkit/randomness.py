@@ -1,11 +1,14 @@
-"""Random numbers of a batch follow from its seed; those of the training go on after it.
+"""Seeds for the random numbers that are drawn while a batch, or a sample, is read.
 
-So do those of a sample that is packed, whichever process reads it: forked workers begin
-with one state, and each would draw the numbers that another has drawn.
+A batch is read with numbers that follow from its seed, so they are equal for any number
+of workers.  Afterwards the numbers of the training go on as if nothing had been drawn.
+Samples are packed with seeds as well: forked workers start with equal states, and would
+all draw the same numbers.
 
-Asking numpy and random for their states, and giving them back, makes 1,248 Python
-numbers a batch.  Copying the bytes where they lie was several times as quick, but it
-read and wrote the memory of other libraries' objects, which is not ours to know.
+Reading and restoring the states of numpy and random through their public functions
+creates 1,248 Python integers for each batch.  Copying the bytes of these states
+directly was several times as fast, but it relied on how other libraries lay out their
+objects in memory.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Leave the random numbers of torch, numpy and random as they were."""
+    """Restore the random states of torch, numpy and random after the block."""
     states = RandomStates.read()
     try:
         yield
@@ -35,14 +38,21 @@ def quiet() -> Iterator[None]:
 
 
 def seed_all(seed: int) -> None:
-    """Let the numbers of torch, numpy and random follow from a seed."""
+    """Seed torch, numpy and random."""
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
 
 def mix_seed(seed: int, epoch: int, number: int) -> int:
-    """Make one seed of three numbers (splitmix64's last step)."""
+    """Mix three numbers into one seed, by the finalizer of splitmix64.
+
+    Neighbouring epochs and numbers must give seeds that differ in many bits, because
+    generators seeded with similar numbers may draw similar ones.
+
+    Returns:
+        From 0 to 2**63 - 1, which int64 and ``torch.manual_seed`` hold.
+    """
     value = (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9 + number) % 2**64
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB % 2**64
@@ -50,13 +60,13 @@ def mix_seed(seed: int, epoch: int, number: int) -> int:
 
 
 class Seeded:
-    """A block that draws random numbers from a seed; then they go on as before.
+    """A block whose random numbers follow from a seed.
 
-    A worker has nobody to go on for, so there nothing is put back.  Blocks can be
-    nested: a sample may be read through a loader.
+    The states are restored after the block, but not in a worker, where nothing draws
+    between two batches.  Blocks can be nested: a sample may be read through a loader.
 
     Args:
-        seed: What the numbers of torch, numpy and random follow from within.
+        seed: Seed of torch, numpy and random within the block.
     """
 
     __slots__ = ("_states", "seed")
@@ -80,21 +90,21 @@ class Seeded:
 
 @dataclass(frozen=True)
 class RandomStates:
-    """The generators behind the functions of torch, random and numpy, as they were."""
+    """States of the global generators of torch, random and numpy."""
 
     torch: torch.Tensor
     python: tuple[Any, ...]
     numpy: Any
-    """A dict, and not the older tuple: another generator may be behind them."""
+    """A dict, since the older tuple cannot hold generators other than MT19937."""
 
     @classmethod
     def read(cls) -> RandomStates:
-        """Ask for all three states."""
+        """Read all three states."""
         numpy = np.random.get_state(legacy=False)
         return cls(torch.get_rng_state(), random.getstate(), numpy)
 
     def put_back(self) -> None:
-        """Go on from these states."""
+        """Restore these states."""
         torch.set_rng_state(self.torch)
         random.setstate(self.python)
         np.random.set_state(self.numpy)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loaderkit.errors import LoaderError
-from loaderkit.loader.ranks import ASKED, read_ranks
+from loaderkit.loader.ranks import GIVEN_BY_CALLER, read_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +44,7 @@ class OrderAgreement:
             LoaderError: The loader was built before this process became a rank, or was
                 sent here from another one.
         """
-        if self.ranks.told_by == ASKED:
+        if self.ranks.source == GIVEN_BY_CALLER:
             return
         here = read_ranks(None, None, environment)
         if (here.rank, here.world_size) == (self.ranks.rank, self.ranks.world_size):

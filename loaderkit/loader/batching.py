@@ -212,7 +212,7 @@ def _check_iterable_ranks(
     message += "known whether it gives every rank its own part."
     fix = f"rank={ranks.rank}, world_size={ranks.world_size} if it gives every rank "
     fix += "everything (each then keeps its share), or rank=0, world_size=1 if it "
-    raise LoaderError(message, why=ranks.told_by, fix=f"{fix}shares itself out")
+    raise LoaderError(message, why=ranks.source, fix=f"{fix}shares itself out")
 
 
 def _public_samplers_of_user(

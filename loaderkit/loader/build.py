@@ -105,11 +105,11 @@ def choose_seed(options: LoaderOptions, ranks: Ranks) -> Decision[int]:
     """
     if options.seed is not None:
         reason = "order and random numbers follow from it alone"
-        if ranks.several:
+        if ranks.is_distributed:
             reason += "; the same on every rank, which is compared when the first "
             reason += "epoch begins if torch.distributed is initialized then"
         return Decision(options.seed, reason)
-    if ranks.several and options.generator is None:
+    if ranks.is_distributed and options.generator is None:
         reason = "the same on every rank, as in torch's DistributedSampler; ask for "
         return Decision(0, f"{reason}another")
     drawn = torch.empty((), dtype=torch.int64).random_(generator=options.generator)
@@ -265,7 +265,7 @@ def _make_loader(
             description.dataset, options.limits, options.oversized
         ),
         # Ranks that were given parts of their own may have parts of other lengths.
-        stream_length=None if ranks.several else description.samples,
+        stream_length=None if ranks.is_distributed else description.samples,
     )
 
     settings: dict[str, Any] = {

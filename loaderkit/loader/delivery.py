@@ -1,4 +1,8 @@
-"""What a batch travels with: its number, who made it, and the states after it."""
+"""A batch on its way to the training process, with what is needed to resume after it.
+
+The inner loader of a ``PlannedLoader`` reads from stand-ins for the user's dataset,
+which give such deliveries.
+"""
 
 from __future__ import annotations
 
@@ -19,73 +23,75 @@ if TYPE_CHECKING:
     from loaderkit.loader.fetching import Fetching, Sending
 
 SKIPPED = -1
-"""The number of a delivery without a batch, which only keeps workers in turn."""
+"""The number of a delivery without a batch.  After a resume, a worker whose turn was
+before the state was saved sends one, so that torch goes on to the next worker."""
 FAILED = -2
-"""The number of a delivery of an error that is not about one batch of the epoch."""
+"""The number of a delivery that holds an error, and does not count as a batch."""
 
 
 class WorkerState(NamedTuple):
-    """How far one worker has come, or this process where there are none."""
+    """How far a worker has come, or this process if there are no workers."""
 
     batches: int = 0
-    """Batches of the epoch that it has made."""
+    """Batches of the epoch that the worker has made."""
     dataset: Any = None
-    """What ``state_dict`` of its dataset says; None if it has none."""
+    """``state_dict()`` of its dataset; None if the dataset has none."""
     iterator: Any = None
-    """The same, of the iterator over its dataset."""
+    """``state_dict()`` of the iterator over its dataset; None if it has none."""
     exhausted: bool = False
-    """Its dataset had no more samples in the epoch, and had noticed."""
+    """The iterator over its dataset has raised StopIteration in this epoch."""
     ended: bool = False
-    """These are states at the end of an epoch; the next one begins anew."""
+    """The states are those at the end of an epoch, after which the next one begins."""
 
 
 class Delivery(NamedTuple):
-    """A batch, and what the training process must know to go on after it."""
+    """A batch, and what the training process must know to resume after it."""
 
     batch: Any
-    """As the loop will get it."""
+    """The batch as the loop will get it, a ``SharedBatch``, or an error."""
     number: int
-    """Which batch of the epoch, or of the worker's part of it, it is."""
+    """Number of the batch in the epoch; of an iterable dataset, of this worker's."""
     worker: int
-    """Who made it."""
+    """Number of the worker that made it."""
     state: WorkerState | None
-    """How its worker stood after it; None where nothing has to be kept."""
+    """State of the worker after it; None if the dataset has no state."""
 
 
 @dataclass(frozen=True)
 class Resumption:
-    """Where workers stood when a state was saved."""
+    """Where the workers begin, as a saved state says."""
 
     workers: Mapping[int, WorkerState] = field(default_factory=dict)
-    """Each, by its number."""
+    """The state of each worker, by its number."""
     last_worker: int = -1
-    """Whose batch was given last; the next one is another's turn."""
+    """The worker whose batch was given last; the next worker is next in turn."""
 
     def turned(self, workers: int) -> Resumption:
-        """Number the workers anew, so that the one whose turn it is becomes the first.
+        """Renumber the workers, so that the one whose turn it is becomes worker 0.
 
-        torch asks worker 0 for the first batch of an iteration, wherever it begins.
+        torch asks worker 0 for the first batch of every iteration, also of one that
+        resumes where another worker was next.
         """
         first = self.last_worker + 1
-        turned = {
+        renumbered = {
             (worker - first) % max(1, workers): state
             for worker, state in self.workers.items()
         }
-        return Resumption(turned)
+        return Resumption(renumbered)
 
 
 def worker_number() -> int:
-    """Tell which worker this is; 0 in the training process."""
+    """Return the number of this worker; 0 in the training process."""
     info = get_worker_info()
     return 0 if info is None else info.id
 
 
 class MapBatches(Dataset[Delivery]):
-    """Stands in for a map-style dataset where batches are made.
+    """Stand-in for a map-style dataset: gives a delivery for the rows of a batch.
 
     Args:
         fetching: Makes the batch of some rows.
-        resumption: States that the workers' datasets are brought to as they start.
+        resumption: States that the datasets of starting workers are brought to.
     """
 
     def __init__(self, fetching: Fetching, resumption: Resumption) -> None:
@@ -98,7 +104,7 @@ class MapBatches(Dataset[Delivery]):
         return len(self.fetching)
 
     def fail_with(self, failure: Failure) -> None:
-        """Give this in place of every batch: the worker could not begin."""
+        """Give an error in place of every batch, because the worker could not start."""
         self._failure = failure
 
     def __getitems__(self, rows: Sequence[Any]) -> Delivery:
@@ -113,17 +119,17 @@ class MapBatches(Dataset[Delivery]):
         return Delivery(batch, number, worker_number(), state)
 
     def restore(self, worker: int) -> None:
-        """Bring the dataset to where another worker's stood."""
+        """Load the saved state of a worker, if there is one."""
         state = self.resumption.workers.get(worker)
         if state is not None and state.dataset is not None:
             self.dataset.load_state_dict(state.dataset)
 
 
 class DeliveryCollate:
-    """The ``collate_fn`` of the inner loader: puts a finished batch into a parcel.
+    """The ``collate_fn`` of the inner loader: packs finished batches for sending.
 
     Args:
-        sending: Makes the parcels; None leaves batches to torch.
+        sending: Copies a batch to shared memory; None leaves sending to torch.
     """
 
     def __init__(self, sending: Sending | None) -> None:
@@ -140,10 +146,10 @@ class WorkerStart:
     """The ``worker_init_fn`` of the inner loader.
 
     Args:
-        sending: Told that this is a worker; None where batches are left to torch.
-        user_init: The user's own ``worker_init_fn``.
-        start_method: How workers start; those of a fork server have it as parent.
-        warn_of_seeds: Say where ``user_init`` seeds torch, which has no effect here.
+        sending: Started in the worker; None if torch sends the batches.
+        user_init: The user's ``worker_init_fn``.
+        start_method: How workers start.
+        warn_of_seeds: Warn if ``user_init`` seeds torch, which has no effect here.
     """
 
     def __init__(
@@ -156,29 +162,33 @@ class WorkerStart:
     ) -> None:
         self.sending, self.user_init = sending, user_init
         self.warn_of_seeds = warn_of_seeds
+        # The parent of a worker is this process, or else the fork server.
         self.parent_pid = None if start_method == "forkserver" else os.getpid()
 
     def __call__(self, worker: int) -> None:
-        """Begin, in a worker."""
+        """Prepare a worker, in its process."""
         if self.parent_pid is not None and os.getppid() != self.parent_pid:
-            # It was killed while this worker started.  torch's watchdog notes who the
-            # parent is only behind this: it would watch whoever adopted this process,
-            # and the worker would wait for ever.
+            # The parent was killed while this worker started.  torch's watchdog reads
+            # the parent's pid only after this call, so it would watch the process that
+            # has adopted this one, and the worker would wait for ever.
             raise SystemExit(1)
         info: Any = get_worker_info()
         stand_in = info.dataset
-        # Code of the user's asks get_worker_info() for its dataset, and must find it
-        # rather than our stand-in.  The object is this worker's own; torch forbids
-        # plain assignment in some versions.
+        # torch documents get_worker_info().dataset as the dataset that the user passed,
+        # and user code relies on it: worker_init_fn sets attributes on it, and datasets
+        # compare it with themselves.  torch has no public way to say that, and the
+        # worker's info object is frozen, so its field is written past __setattr__.  The
+        # object belongs to this worker process alone.  The alternative, a stand-in that
+        # passes attributes on to the dataset, would fail comparisons with ``is``.
         object.__setattr__(info, "dataset", stand_in.dataset)
         if self.sending is not None:
             self.sending.start()
         try:
             if self.user_init is not None:
                 self._call_user_init(self.user_init, worker)
-        except Exception as error:  # noqa: BLE001 -- raised where the loop is
-            # torch would send its text alone.  The stand-in sends it in place of the
-            # worker's batches.
+        except Exception as error:  # noqa: BLE001 -- raised again in the loop
+            # torch would send the text of the error alone.  The stand-in sends the
+            # error itself, in place of the worker's batches.
             what = f"worker_init_fn failed in worker {worker}: "
             fix = f"mend it; worker_init_fn({worker}) in this process to step through"
             stand_in.fail_with(Failure.about(what, error, fix))
@@ -189,11 +199,13 @@ class WorkerStart:
     def _call_user_init(self, init: Callable[[int], None], worker: int) -> None:
         seed = torch.initial_seed()
         init(worker)
-        # Code that seeds numpy and random from torch's seed, as torch's documentation
-        # has it, gets what it is for: numbers that differ between workers.
-        given = torch.initial_seed()
-        if self.warn_of_seeds and worker == 0 and given != seed:
-            text = f"worker_init_fn seeded torch with {given}, which does nothing: "
-            text += "random numbers drawn while reading follow from the loader's seed, "
-            text += f"the epoch and the batch; build_loader(dataset, seed={given})"
+        # Only torch's seed is compared.  torch's documentation advises to seed numpy
+        # and random from torch's seed, so that workers draw different numbers.  They do
+        # here in any case, and a warning would help nobody.
+        users_seed = torch.initial_seed()
+        if self.warn_of_seeds and worker == 0 and users_seed != seed:
+            text = f"worker_init_fn seeded torch with {users_seed}, which has no "
+            text += "effect: random numbers drawn while reading follow from the "
+            text += "loader's seed, the epoch and the batch; "
+            text += f"build_loader(dataset, seed={users_seed})"
             warnings.warn(text, UserWarning, stacklevel=2)

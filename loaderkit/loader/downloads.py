@@ -103,7 +103,7 @@ def plan_downloads(rows: StoredRows, epoch: Epoch, *, is_local: bool) -> Downloa
     if is_capped and most is not None:
         # Both are counted from an empty mirror: what it holds now is soon dropped.
         later_epoch_bytes = _simulate_downloaded_bytes(
-            shards, epoch.ends, rows.shard_bytes, most
+            shards, epoch.bounds, rows.shard_bytes, most
         )
         first_epoch_bytes = later_epoch_bytes
     ahead_bytes = 0
@@ -148,7 +148,7 @@ def shard_uses(shard_of_row: Ints, epoch: Epoch, start: int = 0) -> list[ShardUs
     [ShardUse(shard=1, first_batch=0, last_batch=0),
      ShardUse(shard=0, first_batch=1, last_batch=2)]
     """
-    batches = np.repeat(np.array(epoch.numbers), np.diff(epoch.ends))
+    batches = np.repeat(np.array(epoch.numbers), np.diff(epoch.bounds))
     coming = batches >= start
     batches, shards = batches[coming], shard_of_row[epoch.order][coming]
     numbers, firsts = np.unique(shards, return_index=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import signal
 import threading
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaderkit.cache.download_ahead import DownloadAhead
 from loaderkit.dataset_protocol import ask_stored_rows
-from loaderkit.errors import LoaderError
+from loaderkit.errors import CacheError, LoaderError
 from loaderkit.loader.delivery import SKIPPED, Delivery, Resumption
 from loaderkit.loader.downloads import shard_uses
 from loaderkit.loader.failures import Failure, LocalFailure
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from loaderkit.loader.planned import PlannedLoader
     from loaderkit.loader.resumable import Position
     from loaderkit.memory.machine import Host
+
+_LOG = logging.getLogger("loaderkit")
 
 
 class Progress:
@@ -120,6 +123,32 @@ def handle_deaths() -> None:
     signal.signal(signal.SIGCHLD, _DeathHandler(handler))
 
 
+def announce_downloads(loader: PlannedLoader, start: Position) -> DownloadAhead | None:
+    """Get ready to download what an epoch reads from a store, if it reads from one.
+
+    Args:
+        loader: The loader.
+        start: Where the epoch begins.
+
+    Returns:
+        What downloads it once it is started; its workers should be started before, and
+        know from here on what to wait for.  None where there is nothing to download.
+    """
+    plan, batches = loader.plan.downloads, loader.batches
+    if plan is None or not plan.ahead_bytes or not isinstance(batches, EpochBatches):
+        return None
+    stored = ask_stored_rows(loader.dataset)
+    if stored is None or not stored.is_missing.any():
+        return None
+    uses = shard_uses(stored.shard_of_row, batches.epoch_from(start), start.batches)
+    try:
+        return DownloadAhead(stored, uses)
+    except CacheError as error:
+        # Whoever reads a shard gets the error.
+        _LOG.warning("nothing is downloaded ahead: %s", error)
+        return None
+
+
 class LoaderEpoch(Iterator[Any]):
     """Batches of one epoch; counts them, and explains a worker's death.
 
@@ -129,6 +158,8 @@ class LoaderEpoch(Iterator[Any]):
         progress: Where it begins; counted up here.
         alone: The iterator is not the one that the loader keeps.
         kills: How often the kernel had killed for memory before; None if unknown.
+        downloads: What downloads shards of the epoch before they are read; started
+            here, behind the start of the workers, since it starts threads.
     """
 
     def __init__(
@@ -139,6 +170,7 @@ class LoaderEpoch(Iterator[Any]):
         *,
         alone: bool,
         kills: int | None,
+        downloads: DownloadAhead | None,
     ) -> None:
         self.progress = progress
         self._torch_iterator = torch_iterator
@@ -150,9 +182,11 @@ class LoaderEpoch(Iterator[Any]):
         self._check_length = loader.check_length
         self._kills = kills
         self._deliveries: Iterator[Delivery] = torch_iterator
-        downloads = loader.plan.downloads
-        self._downloads_ahead = downloads is not None and downloads.ahead_bytes > 0
-        self._download_ahead: DownloadAhead | None = None
+        self._download_ahead = downloads
+        if downloads is not None:
+            downloads.start()
+            # A loop that is left early lets go of its iterator, and says no more.
+            weakref.finalize(self, downloads.close)
         self._death: LoaderError | None = None
         if loader.num_workers:
             # As soon as it can tell of a death: workers are at work already.
@@ -161,19 +195,6 @@ class LoaderEpoch(Iterator[Any]):
         depth = loader.plan.read_ahead.value
         if depth:
             self._deliveries = ReadAhead(torch_iterator, depth)
-
-    def download_ahead(self) -> None:
-        """Begin to download what the epoch reads from a store, if it reads from one."""
-        stored = ask_stored_rows(self._dataset) if self._downloads_ahead else None
-        if stored is None or not isinstance(self._batches, EpochBatches):
-            return
-        if not stored.is_missing.any():
-            return
-        epoch = self._batches.epoch_from(self._start)
-        uses = shard_uses(stored.shard_of_row, epoch, self._start.batches)
-        self._download_ahead = DownloadAhead(stored, uses)
-        # A loop that is left early lets go of its iterator, and says no more.
-        weakref.finalize(self, self._download_ahead.close)
 
     def __iter__(self) -> LoaderEpoch:
         return self

@@ -1,4 +1,4 @@
-"""What runs where batches are made: read, join, say what failed, send."""
+"""Making a batch: read its samples, join them, name what failed, pack the result."""
 
 from __future__ import annotations
 
@@ -41,19 +41,20 @@ def fetch(
         dataset: Indexed by row, or with ``__getitems__``.
         rows: Rows of the batch.
         collate: Joins a list of samples.
-        limits: What the samples must keep to; None where they are known to.
+        limits: Compares the samples with the limits of a batch; None if their sizes
+            are known.
 
     Returns:
         The batch.
 
     Raises:
-        LoaderError: A sample cannot be read, the samples cannot be joined, or they hold
-            more than a batch may; the message names them, and the user's own error is
-            its cause.  ``except`` with the type of that error catches it, too.
+        LoaderError: A sample cannot be read, the samples cannot be joined, or they
+            exceed a limit.  The message names the samples.  The user's own error is its
+            ``__cause__``, and ``except`` with the type of that error catches it, too.
     """
     collate, transform = split_transform(collate)
     if is_gathering(dataset, collate):
-        samples = _read_together(_name_to_gatherer, dataset, rows)
+        samples = _read_together(_unread_samples, dataset, rows)
     elif reads_together(dataset) and not isinstance(collate, OneByOne):
         samples = _read_together(_read_by_getitems, dataset, rows)
     else:
@@ -86,13 +87,13 @@ def _error_of_joining(
 
 
 def how_to_join(collate: Callable[[Any], Any]) -> str:
-    """Say what helps where samples could not be joined.
+    """Return the fix to suggest if samples could not be joined.
 
     Args:
-        collate: What joins them: a function of the user's, or our own ``Join``.
+        collate: The user's ``collate_fn``, or our own ``Join``.
     """
     if isinstance(collate, Join):
-        # No code of the user's ran, so there is none to mend.
+        # No code of the user ran, so it cannot be at fault.
         fix = "give the samples one shape; or collate_fn=... that joins them; or "
         return f"{fix}loaderkit.pack(dataset, path), whose batches are padded"
     fix = f"mend {name_of_function(collate)}, or the samples; num_workers=0 to "
@@ -105,9 +106,9 @@ def transform_batch(
     """Call the user's ``batch_transform``.
 
     Args:
-        transform: As the user gave it.
-        batch: What the samples were joined to.
-        which_batch: Names it in the error.
+        transform: The user's function.
+        batch: The joined batch.
+        which_batch: Name of the batch in an error.
 
     Returns:
         What the transform returns.
@@ -134,17 +135,17 @@ def transform_batch(
 
 
 def reads_together(dataset: Any) -> bool:
-    """Tell whether a dataset reads the samples of a batch all at once.
+    """Return whether a dataset reads all samples of a batch at once.
 
-    Where it would read them one after the other, we do so ourselves, and know which
-    of them failed.
+    If it would read them one after the other, the loader does so itself, and then knows
+    which one failed.
 
     Args:
-        dataset: Any that is indexed.
+        dataset: A map-style dataset.
     """
     if not callable(getattr(dataset, "__getitems__", None)):
         return False
-    # torch's own have __getitems__, which reads one by one if their parts do.
+    # torch's own have __getitems__, but read one by one if their parts do.
     if type(dataset) is Subset:
         return reads_together(dataset.dataset)
     if type(dataset) is StackDataset:
@@ -159,8 +160,8 @@ def _read_by_getitems(dataset: Any, rows: Sequence[int]) -> Any:
     return dataset.__getitems__(list(rows))
 
 
-def _name_to_gatherer(dataset: Any, rows: Sequence[int]) -> Any:
-    """Name the samples to a dataset that gathers them from its cache when it joins."""
+def _unread_samples(dataset: Any, rows: Sequence[int]) -> Any:
+    """Return samples that a packed dataset gathers only when it joins them."""
     while isinstance(dataset, Subset):
         rows = [dataset.indices[row] for row in rows]
         dataset = dataset.dataset
@@ -183,7 +184,7 @@ def _read_one_by_one(dataset: Any, rows: Sequence[int]) -> list[Any]:
     samples: list[Any] = []
     untransformed = _read_untransformed(dataset, rows)
     try:
-        # A loop, and no generator: the user's code may raise StopIteration.
+        # A plain loop: StopIteration raised by the user's code would end a generator.
         for number, row in enumerate(rows):
             if untransformed is None:
                 sample = dataset[row]
@@ -199,21 +200,21 @@ def _read_one_by_one(dataset: Any, rows: Sequence[int]) -> list[Any]:
 
 
 class _Untransformed(NamedTuple):
-    """Samples of which a transform is all that is still to be done with each."""
+    """Samples that were read together, and the transform still to be called on each."""
 
     samples: list[Any]
     transform: Callable[[Any], Any]
 
 
 def _read_untransformed(dataset: Any, rows: Sequence[int]) -> _Untransformed | None:
-    """Read samples of a cache at once, where each goes through a transform.
+    """Read samples of a cache together, if each goes through a transform.
 
     Returns:
-        The samples; None where each is to be read by itself, which tells which one
-        cannot be.
+        The samples; None if they must be read one by one.  That is also so if one of
+        them cannot be read, because reading them singly shows which one it is.
     """
     try:
-        while type(dataset) is Subset:  # a subclass of it may change the samples
+        while type(dataset) is Subset:  # a subclass may change the samples
             rows = [dataset.indices[row] for row in rows]
             dataset = dataset.dataset
     except (LookupError, TypeError):
@@ -228,13 +229,15 @@ def _read_untransformed(dataset: Any, rows: Sequence[int]) -> _Untransformed | N
 
 
 class Fetching(Dataset[Any]):
-    """Stands in for the dataset where batches are made, for one iteration.
+    """Makes the batches of one iteration over a map-style dataset.
 
     Args:
-        dataset: The user's.
-        collate: How samples are joined.
-        seeded: Random numbers follow from the batch alone, not from the worker.
-        limits: What the samples of a batch must keep to; None where they are known to.
+        dataset: The user's dataset.
+        collate: Joins a list of samples.
+        seeded: Read each batch with random numbers that follow from the batch alone,
+            whichever worker makes it.
+        limits: Compares the samples with the limits of a batch; None if their sizes
+            are known.
     """
 
     def __init__(
@@ -254,8 +257,12 @@ class Fetching(Dataset[Any]):
         return len(self.dataset)
 
     def __getitems__(self, rows: Sequence[int]) -> Any:
-        """Make a batch; in a worker, what went wrong instead if something does."""
-        # Rows of ours are SeededRows; whoever iterates by itself may give a plain list.
+        """Make a batch.
+
+        In a worker an error is returned as a ``Failure``, since torch would send the
+        text of a raised error alone.
+        """
+        # The loader's own rows are SeededRows; a trainer may give a plain list.
         padded_length = getattr(rows, "bound", None)
         try:
             batch = self._fetch_seeded(rows)
@@ -278,17 +285,17 @@ class Fetching(Dataset[Any]):
 
 
 def padded_to(batch: Any, length: int) -> Any:
-    """Pad the ragged fields of a batch on, so that batches have few distinct shapes.
+    """Pad the ragged fields of a batch further, so that batches have few shapes.
 
     Args:
         batch: A nest with ``Padded`` values.
-        length: Rows that each of them gets.
+        length: Rows that each ragged field is padded to.
 
     Returns:
-        The nest; other values in it are the same objects.
+        The nest with longer fields; its other values are the same objects.
 
     Raises:
-        LoaderError: A field has more rows than that.
+        LoaderError: A field has more rows than ``length``.
     """
     if isinstance(batch, PaddedValues):
         return _pad_field(batch, length)
@@ -319,20 +326,21 @@ def _pad_field(field: PaddedValues, length: int) -> Any:
 
 
 class Sending:
-    """The ``collate_fn`` of workers: puts a finished batch into a parcel.
+    """Copies finished batches of a worker to shared memory.
 
     Args:
-        count: Segments of a worker: batches under way at most, and one more.
+        count: Segments of shared memory in a worker: the most batches under way, and
+            one more.
     """
 
     def __init__(self, count: int) -> None:
         self.count = count
-        # Made in the worker, behind the start: a segment belongs to its process.
+        # Made by the first call, in the worker: a segment belongs to its process.
         self._segments: SegmentRing | None = None
         self._can_share = False
 
     def __call__(self, batch: Any) -> Any:
-        """Pack a batch, in a worker; pass it, elsewhere."""
+        """Pack a batch in a worker; return it unchanged in the training process."""
         if get_worker_info() is None:
             return batch
         if self._segments is None:
@@ -341,5 +349,8 @@ class Sending:
         return SharedBatch(batch, self._segments) if self._can_share else batch
 
     def start(self) -> None:
-        """Tell datasets in this worker that their batches will be packed."""
+        """Let datasets in this worker know that their batches will be copied.
+
+        They may then join in ordinary memory, which is faster than shared memory.
+        """
         sends_shared_batches.set(can_share_batches())

@@ -1,4 +1,4 @@
-"""Batches of an iterable dataset: shared out to ranks, seeded, resumable."""
+"""Batches of an iterable dataset: shared out to ranks, seeded, and resumable."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from loaderkit.loader.delivery import (
 from loaderkit.loader.failures import Failure, LocalFailure
 from loaderkit.loader.fetching import how_to_join, transform_batch
 from loaderkit.loader.pipes import prepare_pipe
-from loaderkit.loader.ranks import Deal, Ranks, share_length
+from loaderkit.loader.ranks import Ranks, RankShare, count_groups
 from loaderkit.loader.stateful import is_own_iterator, read_state
 from loaderkit.loader.users_errors import error_about
 from loaderkit.randomness import Seeded, mix_seed
@@ -33,27 +33,31 @@ if TYPE_CHECKING:
     import torch
 
 
-_MEND_STREAM = "mend the dataset; num_workers=0 to step through"
+_MEND_DATASET = "mend the dataset; num_workers=0 to step through"
 
 
 def _continue_iterating(source: Iterator[Any]) -> Iterator[Any]:
-    """Read on without calling ``iter``: a dataset's own would begin anew.
+    """Return an iterator that reads on from ``source``.
 
-    An error does not end it, as it would end a generator.
+    ``iter(source)`` could begin anew, if a dataset is its own iterator.  A generator
+    would end with the first error, and torch's DataLoader can read on after one.
     """
     return starmap(next, repeat((source,)))
 
 
 def _delivery_of_failure(error: Exception, worker: int) -> Delivery:
-    """Send an error in place of a batch; torch would send its text alone."""
-    alone = get_worker_info() is None
-    failure = LocalFailure(error) if alone else Failure(error)
+    """Return a delivery of an error; torch would send the text of the error alone."""
+    is_local = get_worker_info() is None
+    failure = LocalFailure(error) if is_local else Failure(error)
     return Delivery(failure, FAILED, worker, None)
 
 
 @contextlib.contextmanager
 def _naming_user_code(what: str, fix: str) -> Iterator[None]:
-    """Tell an error of the user's code, its type kept, as for map-style datasets."""
+    """Raise errors of the user's code again with ``what`` and ``fix``.
+
+    They keep their type, as errors of map-style datasets do.
+    """
     try:
         yield
     except LoaderkitError:
@@ -75,41 +79,44 @@ class IterableRule:
     batch_size: int = 1
     """Samples of a batch."""
     drop_last: bool = False
-    """Leave out a last batch that is not full, and a last round of uneven ranks."""
+    """Leave out a last batch that is not full; among ranks, also the last samples that
+    not every rank gets one of."""
     seed: int = 0
-    """What random numbers drawn while reading follow from."""
+    """Seed of the random numbers that are drawn while reading."""
     ranks: Ranks = field(default_factory=Ranks)
-    """Who takes which samples: each rank reads all of them and keeps every n-th."""
+    """The ranks that share the samples: each reads all of them and keeps every n-th."""
 
     def told_length(self, samples: int, workers: int) -> ToldLength:
-        """Say how long an epoch is, if it has as many samples as the dataset says."""
-        count = share_length(samples, self.ranks.world_size, drop_last=self.drop_last)
-        batches = share_length(count, self.batch_size, drop_last=self.drop_last)
-        # Each worker ends with a batch, or a round of the ranks, that may not be full.
-        uneven = self.batch_size > 1 or self.ranks.world_size > 1
-        spare = max(0, workers - 1) if uneven and not self.drop_last else 0
-        return ToldLength(samples, batches, batches + spare, workers)
+        """Return the length of an epoch with as many samples as the dataset reports."""
+        count = count_groups(samples, self.ranks.world_size, drop_last=self.drop_last)
+        batches = count_groups(count, self.batch_size, drop_last=self.drop_last)
+        # The last batch of each worker may not be full, and so may its last round of
+        # the ranks.  Together the workers then make more batches.
+        can_be_short = self.batch_size > 1 or self.ranks.world_size > 1
+        has_short_batches = can_be_short and not self.drop_last
+        more_batches = max(0, workers - 1) if has_short_batches else 0
+        return ToldLength(samples, batches, batches + more_batches, workers)
 
 
 @dataclass(frozen=True)
 class ToldLength:
-    """What ``len(loader)`` said of an iterable dataset, whose own length is a claim."""
+    """What ``len(loader)`` was, for an iterable dataset whose length may be wrong."""
 
     samples: int
-    """That the dataset says it has."""
+    """Number of samples that the dataset reports."""
     batches: int
-    """Of these samples, on this rank."""
+    """Number of batches that these samples make on this rank."""
     most_batches: int
-    """That workers can make of them, if each reads a part of its own."""
+    """Most batches that the workers can make of them, if they share the dataset."""
     workers: int
-    """How many there are."""
+    """Number of workers."""
 
     def check(self, batches: int, *, stacklevel: int) -> None:
-        """Warn of more batches than that, as torch's DataLoader does.
+        """Warn if there are more batches, as torch's DataLoader does.
 
         Args:
-            batches: Given so far.
-            stacklevel: As for ``warnings.warn``, counted from here.
+            batches: Number of batches given so far.
+            stacklevel: As for ``warnings.warn``, counted from the caller of this.
         """
         if batches <= self.most_batches:
             return
@@ -124,14 +131,15 @@ class ToldLength:
 
 
 class IterableBatches(IterableDataset[Delivery]):
-    """Stands in for an iterable dataset where batches are made.
+    """Stand-in for an iterable dataset: gives deliveries of whole batches.
 
     Args:
-        dataset: The user's.
-        collate: How samples are joined.
-        rule: How they become batches.
-        epoch: Which one it gives ``[]`` int64; shared with workers that are kept.
-        resumption: Where the workers stand.
+        dataset: The user's dataset.
+        collate: Joins a list of samples.
+        rule: How samples become batches.
+        epoch: Number of the epoch ``[]`` int64, in memory that is shared with workers
+            that are kept.
+        resumption: Where the workers begin.
     """
 
     def __init__(
@@ -151,11 +159,14 @@ class IterableBatches(IterableDataset[Delivery]):
         self._resumed_epoch = int(epoch)
 
     def fail_with(self, failure: Failure) -> None:
-        """Give this in place of every batch: the worker could not begin."""
+        """Give an error in place of every batch, because the worker could not start."""
         self._failure = failure
 
     def __iter__(self) -> Iterator[Delivery]:
-        """Begin the user's dataset at once, as torch does, and give its batches."""
+        """Call ``iter`` of the user's dataset, and give its batches.
+
+        It is called now and not with the first batch, as torch does.
+        """
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
         epoch, state = int(self.epoch), WorkerState()
@@ -167,7 +178,8 @@ class IterableBatches(IterableDataset[Delivery]):
             return iter([Delivery(self._failure, FAILED, worker, None)])
         turn_passed_on: list[Delivery] = []
         if worker <= last_worker:
-            # torch asks worker 0 first; those who had their turn pass it on.
+            # torch asks worker 0 first.  Workers that had their turn before the state
+            # was saved pass it on to the next one.
             turn_passed_on = [Delivery(None, SKIPPED, worker, None)]
         try:
             source = self._begin_dataset(worker, epoch, state)
@@ -179,25 +191,26 @@ class IterableBatches(IterableDataset[Delivery]):
         return chain(turn_passed_on, batches)
 
     def _begin_dataset(self, worker: int, epoch: int, state: WorkerState) -> Any:
-        """Iterate over the user's dataset, from where a state says."""
+        """Return an iterator over the user's dataset that begins at a saved state."""
         with (
-            _naming_user_code("The dataset could not begin: ", _MEND_STREAM),
+            _naming_user_code("The dataset could not begin: ", _MEND_DATASET),
             Seeded(mix_seed(self.rule.seed, epoch, -1 - worker)),
         ):
             source = self._restore_dataset(epoch, state)
             if state.exhausted:
-                # It gives nothing in this epoch, and begins the next one by itself.
+                # Nothing is left of this epoch.  If the next one has begun, the dataset
+                # is iterated over anew.
                 return self._begin_iterating(epoch) if state.ended else iter(())
             if state.ended:
-                # What a dataset does behind its last sample, such as counting the
-                # epoch or beginning anew, is not in its state yet.
+                # The state was saved before the dataset saw its end.  What it does
+                # after its last sample, such as counting the epoch, is done now.
                 for _ in _continue_iterating(source):
                     pass
                 return self._begin_iterating(epoch)
             return source
 
     def _begin_iterating(self, epoch: int) -> Iterator[Any]:
-        # Other numbers than those of samples (seed) and of joining (seed + 1).
+        # seed is used to read samples and seed + 1 to join them.
         seed = mix_seed(self.rule.seed + 2, epoch, 0)
         prepare_pipe(self.dataset, get_worker_info(), seed)
         return iter(self.dataset)
@@ -216,14 +229,14 @@ class IterableBatches(IterableDataset[Delivery]):
         ranks = self.rule.ranks
 
         def seeded(number: int) -> Seeded:
-            """Read with equal numbers on all ranks.
+            """Return a block whose random numbers are equal on all ranks.
 
-            Each reads the whole dataset, which may choose its order by them.
+            Each rank reads the whole dataset, which may draw its order from them.
             """
             return Seeded(mix_seed(self.rule.seed, epoch, number * workers + worker))
 
         def joining(number: int) -> contextlib.AbstractContextManager[None]:
-            """Join with numbers that no other rank has."""
+            """Return a block whose random numbers differ between ranks."""
             if ranks.world_size == 1:
                 return contextlib.nullcontext()
             unique = (number * workers + worker) * ranks.world_size + ranks.rank
@@ -231,7 +244,7 @@ class IterableBatches(IterableDataset[Delivery]):
 
         samples = _continue_iterating(source)
         if ranks.world_size > 1:
-            samples = Deal(samples, ranks, drop_last=self.rule.drop_last)
+            samples = RankShare(samples, ranks, drop_last=self.rule.drop_last)
 
         restored = state.dataset is not None or state.iterator is not None
         number = state.batches if restored else 0
@@ -252,14 +265,15 @@ class IterableBatches(IterableDataset[Delivery]):
                     full, rows = rows, []
                     number += 1
                     if number <= state.batches and not restored:
-                        continue  # given before the state was saved; only read on
+                        continue  # given before the state was saved, so not joined
                     with joining(number):
                         batch = self._join_samples(full, number)
                 except LoaderkitError as error:
                     failure = error
             if failure is not None:
-                # The dataset may have more, as torch's DataLoader allows.  Samples
-                # read before the error wait for the rest of their batch.
+                # Not raised: the dataset may go on after an error, as with torch's
+                # DataLoader.  Samples that were read before the error stay in ``rows``
+                # and become part of the next batch.
                 yield _delivery_of_failure(failure, worker)
                 continue
             exhausted = len(full) < size
@@ -267,12 +281,13 @@ class IterableBatches(IterableDataset[Delivery]):
             state_after = state_after._replace(exhausted=exhausted)
             yield Delivery(batch, number, worker, state_after)
             if exhausted:
-                return  # not every iterator says twice that it has ended
+                # The iterator is not asked again: it may raise StopIteration only once.
+                return
 
     def _fill_batch(
         self, samples: Iterator[Any], size: int, rows: list[Any], number: int
     ) -> None:
-        """Fill a batch up; what was read before an error stays in it."""
+        """Read samples until a batch is full; ``rows`` keeps those before an error."""
         try:
             rows.extend(islice(samples, size - len(rows)))
         except LoaderkitError:
@@ -280,7 +295,7 @@ class IterableBatches(IterableDataset[Delivery]):
         except Exception as error:
             count = number * size + len(rows)
             what = f"The dataset failed after {count:,} samples: "
-            raise error_about(what, error, _MEND_STREAM) from error
+            raise error_about(what, error, _MEND_DATASET) from error
 
     def _join_samples(self, rows: list[Any], number: int) -> Any:
         collate, transform = split_transform(self.collate)

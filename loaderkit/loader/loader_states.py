@@ -104,7 +104,7 @@ def check_state(state: Mapping[str, Any], expected: ExpectedState) -> None:
         check_integer("each of the state's ahead", number, least=least)
 
 
-def check_given_samples(state: Mapping[str, Any], count: int) -> None:
+def check_consumed_samples(state: Mapping[str, Any], count: int) -> None:
     """Refuse samples and batches that the epoch does not have.
 
     Args:

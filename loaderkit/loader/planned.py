@@ -31,7 +31,12 @@ from loaderkit.loader.delivery import (
     WorkerStart,
     WorkerState,
 )
-from loaderkit.loader.epochs import LoaderEpoch, Progress, death_at_start
+from loaderkit.loader.epochs import (
+    LoaderEpoch,
+    Progress,
+    announce_downloads,
+    death_at_start,
+)
 from loaderkit.loader.fetching import Fetching, Sending
 from loaderkit.loader.iterables import IterableBatches, IterableRule, ToldLength
 from loaderkit.loader.loader_states import (
@@ -39,7 +44,7 @@ from loaderkit.loader.loader_states import (
     ExpectedState,
     RankOfState,
     changed_since_loading,
-    check_given_samples,
+    check_consumed_samples,
     check_state,
     check_worker_states,
     position_of,
@@ -294,6 +299,7 @@ class PlannedLoader(DataLoader[Any]):
         if self.num_workers:
             let_go_of_shards(self.dataset)
         kills_before = read_host().oom_kills if self.num_workers else None
+        downloads = announce_downloads(self, start)
         try:
             torch_iterator: Any = (
                 self._get_iterator() if is_alone else super().__iter__()
@@ -306,10 +312,11 @@ class PlannedLoader(DataLoader[Any]):
                 self._progress,
                 alone=is_alone,
                 kills=kills_before,
+                downloads=downloads,
             )
-            # Behind the start of the workers, since it starts a thread.
-            epoch.download_ahead()
         except RuntimeError as error:
+            if downloads is not None:
+                downloads.close()
             death = death_at_start(error)
             if death is None:
                 raise
@@ -391,7 +398,7 @@ class PlannedLoader(DataLoader[Any]):
             if isinstance(setup.batches, EpochBatches):
                 position = replace(
                     position,
-                    samples=setup.batches.samples_given(
+                    samples=setup.batches.consumed_samples(
                         progress.start, position.batches
                     ),
                 )
@@ -464,7 +471,7 @@ class PlannedLoader(DataLoader[Any]):
         check_state(state, expected)
         if isinstance(setup.batches, EpochBatches):
             # A user's sampler is drawn again, and streams tell by ending early.
-            check_given_samples(state, setup.batches.count_samples())
+            check_consumed_samples(state, setup.batches.count_samples())
             setup.batches.check_position(position_of(state), int(state["seed"]))
         if num_workers is not None:
             check_worker_states(state, num_workers)

@@ -1,11 +1,11 @@
-"""Which part of the data this process reads, when several train together."""
+"""Which rank this process is, and which part of the data that rank reads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -14,63 +14,82 @@ from loaderkit.errors import LoaderError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_LAUNCHERS = (
-    ("torchrun", "RANK", "WORLD_SIZE"),
-    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
-    ("srun", "SLURM_PROCID", "SLURM_NTASKS"),
-    ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("mpirun", "PMI_RANK", "PMI_SIZE"),
-    ("mpirun", "PMIX_RANK", "PMIX_SIZE"),
-    ("mpirun", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-)
-"""Variables by which launchers tell a process who it is, the surest first: torchrun
-can itself be started by srun, and then its ranks are the ones that train."""
 
-ASKED = "you asked for it"
-"""Says that the caller told who this process is."""
+class _LauncherVariables(NamedTuple):
+    """The environment variables by which a launcher tells a process its rank."""
+
+    launcher: str
+    """The command that sets them."""
+    rank: str
+    """Name of the variable that holds the rank."""
+    world_size: str
+    """Name of the variable that holds the number of ranks."""
+
+    def __str__(self) -> str:
+        return f"{self.rank} and {self.world_size} ({self.launcher})"
+
+
+_LAUNCHERS = (
+    # torchrun comes first because srun may start it.  The ranks that train are then
+    # those of torchrun, and Slurm's variables count something else.
+    _LauncherVariables("torchrun", "RANK", "WORLD_SIZE"),
+    _LauncherVariables("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    _LauncherVariables("srun", "SLURM_PROCID", "SLURM_NTASKS"),
+    _LauncherVariables("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    _LauncherVariables("mpirun", "PMI_RANK", "PMI_SIZE"),
+    _LauncherVariables("mpirun", "PMIX_RANK", "PMIX_SIZE"),
+    _LauncherVariables("mpirun", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+)
+"""Where to look for a rank, the most reliable launcher first."""
+
+GIVEN_BY_CALLER = "you asked for it"
+"""The ``source`` of ranks that the caller passed to ``build_loader``."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Who this process is among those that train together."""
+    """The rank of this process, and the number of ranks that share the data."""
 
     rank: int = 0
-    """Which of them it is, from 0."""
+    """Rank of this process, from 0."""
     world_size: int = 1
-    """How many share the data."""
-    told_by: str = ""
-    """Where that comes from; empty when it trains alone."""
+    """Number of ranks that share the data."""
+    source: str = ""
+    """Where the rank was found, for messages; empty if this process trains alone."""
     launched: int = 1
-    """How many processes run, whether or not they share the data through us."""
+    """Number of processes that run.  It differs from ``world_size`` where something
+    else than the loader shares the data among them."""
 
     @property
-    def several(self) -> bool:
-        """Whether the order must be the same in several processes."""
+    def is_distributed(self) -> bool:
+        """Whether several processes must agree on the order of the samples."""
         return max(self.world_size, self.launched) > 1
 
 
 def read_ranks(
     rank: int | None, world_size: int | None, environment: Mapping[str, str]
 ) -> Ranks:
-    """Find out who this process is.
+    """Find the rank of this process.
 
     Args:
-        rank: What the caller says; it wins.
-        world_size: The same, of how many.
-        environment: Variables of the environment.
+        rank: The rank that the caller passed; it takes precedence.
+        world_size: The number of ranks that the caller passed.
+        environment: Environment variables by name.
 
     Returns:
-        What the caller says, else torch.distributed, else the launcher's variables.
+        What the caller passed, else what ``torch.distributed`` says, else what the
+        launcher's variables say, else a single rank.
 
     Raises:
-        LoaderError: The variables contradict each other, or do not say whether this
+        LoaderError: The variables contradict each other, or do not tell whether this
             is one process of several.
     """
     if rank is not None and world_size is not None:
-        # Whoever asks for everything on each process may still be one of several,
-        # as under accelerate, which shares out the batches itself.
+        # rank=0, world_size=1 gives every process the whole dataset.  There may still
+        # be several of them, as under accelerate, which shares out the batches itself.
         launched = _count_launched(environment)
-        return Ranks(rank, world_size, ASKED, launched)
+        return Ranks(rank, world_size, GIVEN_BY_CALLER, launched)
+
     ranks = _initialized_ranks() or launched_ranks(environment)
     return ranks or Ranks()
 
@@ -86,90 +105,106 @@ def _initialized_ranks() -> Ranks | None:
 def _count_launched(environment: Mapping[str, str]) -> int:
     try:
         ranks = _initialized_ranks() or launched_ranks(environment)
-    except LoaderError:  # unclear, but then the caller has said it
+    except LoaderError:
+        # The variables are ambiguous.  That is no error here, because the caller has
+        # passed the rank; any number above 1 stands for "probably several".
         return 2
     return 1 if ranks is None else ranks.launched
 
 
 def launched_ranks(environment: Mapping[str, str]) -> Ranks | None:
-    """Read the variables of torchrun, srun and mpirun.
+    """Read the environment variables of torchrun, srun and mpirun.
 
     Args:
-        environment: Variables of the environment.
+        environment: Environment variables by name.
 
     Returns:
-        Who this process is; None if no launcher has started it.
+        The rank of this process; None if no launcher started it.
 
     Raises:
-        LoaderError: The variables make no sense, or sbatch has set them without srun.
+        LoaderError: The variables hold no valid rank, or were set by sbatch without
+            srun.
 
     >>> launched_ranks({"RANK": "1", "WORLD_SIZE": "4"}).rank
     1
     """
-    for launcher, rank_name, size_name in _LAUNCHERS:
-        if not environment.get(rank_name) or not environment.get(size_name):
+    for names in _LAUNCHERS:
+        rank_text = environment.get(names.rank)
+        size_text = environment.get(names.world_size)
+        if not rank_text or not size_text:
             continue
-        told_by = f"{rank_name} and {size_name} ({launcher})"
+
         try:
-            rank, size = int(environment[rank_name]), int(environment[size_name])
+            rank, size = int(rank_text), int(size_text)
         except ValueError:
             rank, size = -1, 0
         if not 0 <= rank < size:
-            values = f"{environment[rank_name]!r} and {environment[size_name]!r}"
-            message = f"{rank_name} and {size_name} are {values}."
+            message = f"{names.rank} and {names.world_size} are {rank_text!r} and "
+            message += f"{size_text!r}."
             why = "a rank is from 0 to the number of processes less one"
-            fix = f"unset {rank_name}, or rank=0, world_size=1"
+            fix = f"unset {names.rank}, or rank=0, world_size=1"
             raise LoaderError(message, why=why, fix=fix)
-        if size_name == "SLURM_NTASKS" and rank == 0 and size > 1:
-            # sbatch sets both for its script, which runs once; srun sets the number
-            # of tasks of its step besides.
-            message = (
-                f"Slurm has {size} tasks for this job, but srun did not start this."
-            )
+
+        if names.world_size == "SLURM_NTASKS" and rank == 0 and size > 1:
+            # sbatch sets these two variables for its batch script, which runs once.
+            # srun also sets SLURM_STEP_NUM_TASKS, which was looked for before.
+            message = f"Slurm has {size} tasks for this job, but this process was not "
+            message += "started by srun."
             why = "one process may train alone here, or be the first of several"
             fix = "srun python train.py, or rank=0, world_size=1 to train alone"
             raise LoaderError(message, why=why, fix=fix)
-        return Ranks(rank, size, told_by, size)
+        return Ranks(rank, size, str(names), size)
     return None
 
 
-class Deal(Iterator[Any]):
-    """Takes every n-th item, as many on every rank.
+class RankShare(Iterator[Any]):
+    """Every n-th item of an iterator, equally many on every rank.
 
-    A generator would end with the first error of the items; this goes on with them, and
-    keeps what it had of the round, so that all ranks still agree on the rounds.
+    This is a class because a generator ends with the first error of the items.  This
+    iterator continues after an error and keeps the items of the current round, so that
+    all ranks still agree on where each round begins.
 
     Args:
-        items: Those of all ranks, in the same order on each.
-        ranks: Who takes them.
-        drop_last: Leave out a last round that does not reach every rank; else those
-            it does not reach repeat items of it.
+        items: The items of all ranks, in the same order on each rank.
+        ranks: The rank of this process.
+        drop_last: Leave out a last round that has too few items for all ranks.
+            Otherwise the ranks without an item repeat one of that round.
     """
 
     def __init__(self, items: Iterator[Any], ranks: Ranks, *, drop_last: bool) -> None:
-        self._items, self._ranks, self._drop_last = items, ranks, drop_last
+        self._items = items
+        self._ranks = ranks
+        self._drop_last = drop_last
         self._round: list[Any] = []
         self._ended = False
 
     def __next__(self) -> Any:
         if self._ended:
             raise StopIteration
-        size, rank = self._ranks.world_size, self._ranks.rank
-        # What came before an error stays in the list.
+
+        # extend() keeps the items that were read before one of them raised, so the
+        # next call completes the same round.
+        size = self._ranks.world_size
         self._round.extend(islice(self._items, size - len(self._round)))
-        items, self._round = self._round, []
-        if len(items) == size:
-            return items[rank]
+        round_items, self._round = self._round, []
+        if len(round_items) == size:
+            return round_items[self._ranks.rank]
+
         self._ended = True
-        if not items or self._drop_last:
+        if not round_items or self._drop_last:
             raise StopIteration
-        return items[rank % len(items)]
+        return round_items[self._ranks.rank % len(round_items)]
 
 
-def share_length(count: int, size: int, *, drop_last: bool) -> int:
-    """Count rounds of a size.
+def count_groups(count: int, size: int, *, drop_last: bool) -> int:
+    """Count the groups of ``size`` that ``count`` items make.
 
-    >>> share_length(7, 2, drop_last=False), share_length(7, 2, drop_last=True)
+    Args:
+        count: Number of items.
+        size: Items of a group.
+        drop_last: Leave out a last group that is not full.
+
+    >>> count_groups(7, 2, drop_last=False), count_groups(7, 2, drop_last=True)
     (4, 3)
     """
     return count // size if drop_last else -(-count // size)

@@ -1,4 +1,4 @@
-"""Batches made ahead by a thread, where the training leaves it the time."""
+"""A thread that makes batches ahead of time, if the training step is long enough."""
 
 from __future__ import annotations
 
@@ -17,134 +17,145 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 TIMED_STEPS = 3
-"""Steps that are timed before a thread is started.  Chosen: the fewest with a median
-that one slow step, such as the first, does not move."""
+"""Steps that are timed before a thread is started.  Chosen: the smallest number whose
+median does not follow a single slow step, such as the first one."""
 _LEAST_STEP_SHARE = 0.5
-"""A thread pays once a step takes this part of the time that making a batch takes.
-Chosen: both take turns at the interpreter; a shorter step leaves too little."""
-_LOOK_AGAIN_S = 0.05
-"""How often a thread with a full queue looks whether it is to end."""
-_END_S = 10.0
-"""How long an owner waits for its thread, which may be reading a slow sample."""
+"""A thread is started if a step takes at least this share of the time that making a
+batch takes.  Chosen: the thread and the training share the interpreter lock, so beside
+shorter steps the thread gets too little time to be worth its cost."""
+_STOP_POLL_S = 0.05
+"""How often a thread that waits for room in the queue checks whether it is to stop.
+Chosen: short enough that ending an epoch does not feel slow."""
+_JOIN_TIMEOUT_S = 10.0
+"""How long ``close`` waits for the thread, which may be reading a slow sample.  Chosen:
+after that the daemon thread is left to end by itself."""
 
 
 class ReadAhead(Iterator[Any]):
-    """Makes batches in a thread while the training computes, once that pays.
+    """Iterator that makes batches in a thread while the training computes.
 
-    The first steps are timed.  A loop that does nothing with its batches would only be
-    held up by a thread (the two take turns at the interpreter), so it gets none.
+    The thread is started only after the first steps were timed.  In a loop that does
+    almost nothing with its batches, a thread would compete with the loop for the
+    interpreter lock and make it slower, so such a loop gets none.
 
     Args:
-        batches: Where they come from; used by one thread at a time.
-        depth: Batches that wait at most.
+        batches: Makes the batches; it is used by one thread at a time.
+        depth: Maximum number of batches that wait in the queue.
     """
 
     def __init__(self, batches: Iterator[Any], depth: int) -> None:
         self._batches = batches
         self._depth = depth
-        self._making_s: deque[float] = deque(maxlen=TIMED_STEPS)
-        self._step_s: deque[float] = deque(maxlen=TIMED_STEPS)
-        self._handed_out_at: float | None = None
-        self._waiting: queue.Queue[_Item] | None = None
-        self._end_thread: Callable[[], Any] | None = None
+        self._batch_times_s: deque[float] = deque(maxlen=TIMED_STEPS)
+        self._step_times_s: deque[float] = deque(maxlen=TIMED_STEPS)
+        self._returned_at: float | None = None
+        self._queue: queue.Queue[_Item] | None = None
+        self._stop_thread: Callable[[], Any] | None = None
 
     @property
     def threaded(self) -> bool:
-        """Whether a thread makes the batches by now."""
-        return self._waiting is not None
+        """Whether a thread makes the batches."""
+        return self._queue is not None
 
     def __iter__(self) -> ReadAhead:
         return self
 
     def __next__(self) -> Any:
-        if self._waiting is None:
+        if self._queue is None:
             return self._make_batch_here()
-        return self._take_waiting_batch(self._waiting)
+        return self._take_from_queue(self._queue)
 
     def close(self) -> None:
-        """End the thread; batches that wait are dropped."""
-        if self._end_thread is not None:
-            self._end_thread()
+        """Stop the thread, and drop the batches that wait in the queue."""
+        if self._stop_thread is not None:
+            self._stop_thread()
 
     def _make_batch_here(self) -> Any:
-        """Make a batch in the thread that asks, and time it and the step before."""
+        """Make a batch in the calling thread, and time it and the step before it."""
         asked_at = time.perf_counter()
-        if self._handed_out_at is not None:
-            self._step_s.append(asked_at - self._handed_out_at)
-        if self._thread_pays():
-            return self._take_waiting_batch(self._start_thread())
+        if self._returned_at is not None:
+            self._step_times_s.append(asked_at - self._returned_at)
+        if self._thread_is_worthwhile():
+            return self._take_from_queue(self._start_thread())
+
         batch = next(self._batches)
-        self._handed_out_at = time.perf_counter()
-        self._making_s.append(self._handed_out_at - asked_at)
+        self._returned_at = time.perf_counter()
+        self._batch_times_s.append(self._returned_at - asked_at)
         return batch
 
-    def _take_waiting_batch(self, waiting: queue.Queue[_Item]) -> Any:
-        item = waiting.get()
+    def _take_from_queue(self, batch_queue: queue.Queue[_Item]) -> Any:
+        item = batch_queue.get()
         if isinstance(item, _Batch):
             return item.batch
-        # The thread is over.  Whoever asks again is to hear the same.
-        waiting.put(item)
+
+        # The thread has ended.  Every later call must get the same answer, and would
+        # wait for ever on an empty queue.
+        batch_queue.put(item)
         if isinstance(item, _Failed):
             raise item.error
         raise StopIteration
 
-    def _thread_pays(self) -> bool:
-        if len(self._step_s) < TIMED_STEPS:
+    def _thread_is_worthwhile(self) -> bool:
+        if len(self._step_times_s) < TIMED_STEPS:
             return False
-        step_s = statistics.median(self._step_s)
-        return step_s > _LEAST_STEP_SHARE * statistics.median(self._making_s)
+        step_s = statistics.median(self._step_times_s)
+        return step_s > _LEAST_STEP_SHARE * statistics.median(self._batch_times_s)
 
     def _start_thread(self) -> queue.Queue[_Item]:
-        waiting: queue.Queue[_Item] = queue.Queue(self._depth)
+        batch_queue: queue.Queue[_Item] = queue.Queue(self._depth)
         stop = threading.Event()
         thread = threading.Thread(
             target=_fill_queue,
-            args=(self._batches, waiting, stop),
+            args=(self._batches, batch_queue, stop),
             daemon=True,
             name="loaderkit-read-ahead",
         )
         thread.start()
-        self._waiting = waiting
-        # A loop that is left early closes nothing: its iterator is collected.
-        self._end_thread = weakref.finalize(self, _end_thread, waiting, stop, thread)
-        return waiting
+        self._queue = batch_queue
+        # Nobody calls close() when a loop is left by break: its iterator is collected.
+        self._stop_thread = weakref.finalize(
+            self, _stop_and_join, batch_queue, stop, thread
+        )
+        return batch_queue
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """A batch that waits."""
+    """A batch in the queue."""
 
     batch: Any
 
 
 @dataclass(frozen=True)
 class _Failed:
-    """What making a batch raised, to be raised where the batch is asked for."""
+    """The error that making a batch raised; it is raised again in the loop."""
 
     error: BaseException
 
 
 class _Ended:
-    """There are no more batches."""
+    """The mark in the queue after the last batch."""
 
 
 _Item: TypeAlias = "_Batch | _Failed | _Ended"
 
 
 def _fill_queue(
-    batches: Iterator[Any], waiting: queue.Queue[_Item], stop: threading.Event
+    batches: Iterator[Any], batch_queue: queue.Queue[_Item], stop: threading.Event
 ) -> None:
-    """Make batches until there are no more, or somebody says stop.  Runs in the thread.
+    """Make batches until there are no more, or ``stop`` is set.  Runs in the thread.
 
-    It knows nothing of its owner: a reference from a running thread would keep an owner
-    alive that everybody else has let go of.
+    This is no method of ``ReadAhead``: a running thread that referred to its owner
+    would keep it alive, and the owner's finalizer, which stops the thread, would never
+    run.
     """
     while not stop.is_set():
         item = _next_item(batches)
-        _put_unless_stopped(item, waiting, stop)
+        _put_unless_stopped(item, batch_queue, stop)
         if not isinstance(item, _Batch):
             return
-        # Else this frame would hold the batch while the next one is made.
+        # Without this the frame would hold the batch while the next one is made, so
+        # that one batch more than ``depth`` is in memory.
         del item
 
 
@@ -153,28 +164,29 @@ def _next_item(batches: Iterator[Any]) -> _Item:
         return _Batch(next(batches))
     except StopIteration:
         return _Ended()
-    except BaseException as error:  # noqa: BLE001 - raised where it is asked for
+    except BaseException as error:  # noqa: BLE001 - raised again by _take_from_queue
         return _Failed(error)
 
 
 def _put_unless_stopped(
-    item: _Item, waiting: queue.Queue[_Item], stop: threading.Event
+    item: _Item, batch_queue: queue.Queue[_Item], stop: threading.Event
 ) -> None:
     while not stop.is_set():
         try:
-            waiting.put(item, timeout=_LOOK_AGAIN_S)
+            batch_queue.put(item, timeout=_STOP_POLL_S)
         except queue.Full:
             continue
         return
 
 
-def _end_thread(
-    waiting: queue.Queue[_Item], stop: threading.Event, thread: threading.Thread
+def _stop_and_join(
+    batch_queue: queue.Queue[_Item], stop: threading.Event, thread: threading.Thread
 ) -> None:
     stop.set()
     with contextlib.suppress(queue.Empty):
         while True:
-            waiting.get_nowait()
-    # The collector may run in the thread itself, which cannot wait for itself.
+            batch_queue.get_nowait()
+    # The garbage collector may run the finalizer in the thread itself, and a thread
+    # cannot join itself.
     if thread is not threading.current_thread():
-        thread.join(timeout=_END_S)
+        thread.join(timeout=_JOIN_TIMEOUT_S)

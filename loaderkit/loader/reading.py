@@ -1,4 +1,4 @@
-"""What an epoch reads from disk, and how many samples a second that leaves.  Pure."""
+"""Forecast of what an epoch reads from disk, and of the samples per second.  Pure."""
 
 from __future__ import annotations
 
@@ -22,37 +22,42 @@ if TYPE_CHECKING:
 
     Floats: TypeAlias = NDArray[np.float64]
     Order: TypeAlias = Literal["in order", "shuffled in blocks", "shuffled"]
+    Regime: TypeAlias = Literal[
+        "fits memory", "fits memory compressed", "larger than memory"
+    ]
 
 _WORTHWHILE_SPEEDUP = 1.2
-"""Another order is named where it promises so many times the samples a second."""
-_ROUNDS = 30
-"""Halvings of an interval: to a billionth of it."""
+"""Reading in blocks is recommended if it promises this many times the samples per
+second.  Chosen: forecasts were off by up to a quarter (docs/loader.md), so a smaller
+promise may be no gain at all."""
+_BISECTION_STEPS = 30
+"""Derived: 30 halvings narrow an interval of 2 epochs to 2e-9 of an epoch."""
 
 
 @dataclass(frozen=True)
 class ReadingForecast:
-    """What the epochs after the first read, and how fast."""
+    """What each epoch after the first reads from disk, and how fast it is."""
 
-    regime: Literal["fits memory", "fits memory compressed", "larger than memory"]
-    """The files against the memory that the system may use for their pages."""
+    regime: Regime
+    """Whether the files fit the memory that the system may use for their pages."""
     order: Order
-    """In which samples are read."""
+    """The order in which samples are read."""
     file_bytes: int
-    """Bytes of the files."""
+    """Bytes of the files that are read."""
     free_bytes: int
-    """What the system may use for their pages."""
+    """Memory that the system may use for pages of files."""
     first_epoch_bytes: int
-    """What the first epoch reads from disk, if no page of the files is in memory."""
+    """Bytes that the first epoch reads from disk if no page is in memory before it."""
     epoch_bytes: int
-    """What each later epoch reads from disk."""
+    """Bytes that each later epoch reads from disk."""
     samples_per_s: float | None
-    """Samples a second in later epochs; None where that was not measured."""
+    """Samples per second of later epochs; None if that was not measured."""
     disk: DiskSpeed | None = None
-    """What the disk was seen to give; None where that decides nothing."""
+    """Measured speed of the disk; None if the files fit memory."""
     better: ReadingForecast | None = None
-    """The same in blocks, where that is much faster."""
+    """The forecast for reading in blocks, if that is much faster."""
     compressed_bytes: int | None = None
-    """What the files would take compressed, where they would fit memory then."""
+    """Size of the files if they were compressed, if they would fit memory then."""
 
     def __str__(self) -> str:
         files, free = format_bytes(self.file_bytes), format_bytes(self.free_bytes)
@@ -60,6 +65,7 @@ class ReadingForecast:
             once = format_bytes(self.first_epoch_bytes)
             text = f"{self.regime}: {files} of {free}; from disk {once} in the first "
             return f"{text}epoch at most, then nothing{self._speed_in_words()}"
+
         text = f"larger than memory: {files} of files, {free} for their pages; "
         text += f"from disk {format_bytes(self.epoch_bytes)} an epoch {self.order}"
         text += self._speed_in_words()
@@ -92,19 +98,20 @@ def forecast_reading(
     samples_per_s: float | None,
     disk: DiskSpeed | None,
 ) -> ReadingForecast:
-    """Say what reading will take.
+    """Forecast what an epoch reads from disk.
 
     Args:
-        stored: The cache.
-        samples: How many of its samples an epoch reads.
-        batches: In how many batches.
-        order: In which it reads them.
-        samples_per_s: What was measured with the samples in memory.
-        disk: What the disk was seen to give.
+        stored: The cache on local disk.
+        samples: Samples of the cache that an epoch reads.
+        batches: Number of batches of an epoch.
+        order: The order in which samples are read.
+        samples_per_s: Samples per second, measured with all pages in memory; None if
+            not measured.
+        disk: Measured speed of the disk; None if not measured.
 
     Returns:
-        The forecast.  Larger than memory, shuffled, it is that of pages that are
-        kept by when they were last used.
+        The forecast.  If the files are larger than memory and the samples shuffled, it
+        assumes that the system drops the page that was used least recently.
     """
     share = min(1.0, samples / max(1, stored.samples))
     file_bytes = round(stored.file_bytes * share)
@@ -119,8 +126,9 @@ def forecast_reading(
             epoch_bytes=0,
             samples_per_s=samples_per_s,
         )
-    larger = functools.partial(
-        _larger_than_memory,
+
+    forecast_order = functools.partial(
+        _forecast_larger_than_memory,
         stored,
         samples=samples,
         batches=batches,
@@ -128,13 +136,13 @@ def forecast_reading(
         samples_per_s=samples_per_s,
         disk=disk,
     )
-    requested = larger(order)
+    requested = forecast_order(order)
 
     better = None
     if order == "shuffled":
-        in_blocks = larger("shuffled in blocks")
-        least_speed = _WORTHWHILE_SPEEDUP * _speed_or_bytes(requested)
-        if _speed_or_bytes(in_blocks) > least_speed:
+        in_blocks = forecast_order("shuffled in blocks")
+        least_speed = _WORTHWHILE_SPEEDUP * _relative_speed(requested)
+        if _relative_speed(in_blocks) > least_speed:
             better = in_blocks
 
     compressed_bytes = None
@@ -144,14 +152,17 @@ def forecast_reading(
     return replace(requested, better=better, compressed_bytes=compressed_bytes)
 
 
-def _speed_or_bytes(forecast: ReadingForecast) -> float:
-    """Give what is compared: samples a second, or the inverse of bytes."""
+def _relative_speed(forecast: ReadingForecast) -> float:
+    """Return a number that is larger the faster reading is.
+
+    Where no speed was measured, epochs that read fewer bytes count as faster.
+    """
     if forecast.samples_per_s is not None:
         return forecast.samples_per_s
     return 1 / max(1, forecast.epoch_bytes)
 
 
-def _larger_than_memory(
+def _forecast_larger_than_memory(
     stored: StoredArrays,
     order: Order,
     *,
@@ -162,19 +173,23 @@ def _larger_than_memory(
     disk: DiskSpeed | None,
 ) -> ReadingForecast:
     in_blocks = order == "shuffled in blocks"
+    # Within the blocks that are mixed samples come in any order.  If these blocks do
+    # not fit memory together, their pages are read again as in a full shuffle.
     mixed_bytes = MIXED_BLOCKS * BLOCK * stored.file_bytes / max(1, stored.samples)
     if order == "shuffled" or (in_blocks and mixed_bytes > stored.free_bytes):
-        pieces, pages = _count_disk_reads(
-            stored, samples, share=file_bytes / stored.file_bytes
-        )
-        nbytes = pages * PAGE_BYTES
+        share = file_bytes / stored.file_bytes
+        reads = _count_random_reads(stored, samples, share=share)
+        nbytes, pieces = reads.pages * PAGE_BYTES, reads.pieces
     else:
         nbytes = float(file_bytes)
-        pieces = _pieces_read_once(stored, samples, batches, in_blocks=in_blocks)
-    rate = samples_per_s
-    if rate is not None and disk is not None:
+        pieces = _count_pieces_read_once(stored, samples, batches, in_blocks=in_blocks)
+
+    speed = None
+    if samples_per_s is not None and disk is not None:
+        # The times are added: a batch is made from mapped files, and the process waits
+        # for each page that is not in memory.
         disk_s = nbytes / disk.bytes_per_s + pieces / disk.pieces_per_s
-        rate = samples / (samples / rate + disk_s)
+        speed = samples / (samples / samples_per_s + disk_s)
     return ReadingForecast(
         "larger than memory",
         order,
@@ -182,70 +197,96 @@ def _larger_than_memory(
         stored.free_bytes,
         first_epoch_bytes=round(nbytes),
         epoch_bytes=round(nbytes),
-        samples_per_s=rate if disk is not None else None,
+        samples_per_s=speed,
         disk=disk,
     )
 
 
-def _pieces_read_once(
+def _count_pieces_read_once(
     stored: StoredArrays, samples: int, batches: int, *, in_blocks: bool
 ) -> float:
-    """Count the pieces that an epoch asks for where it reads each page once.
+    """Count the contiguous pieces of an epoch that reads each page once.
 
-    In order that is one an array for each batch.  In blocks the samples of a batch lie
-    apart: a piece is a value, or the page on which several lie, whichever is larger.
+    In order, each batch reads one piece of each array.  In blocks, the samples of a
+    batch are not neighbours: a piece is then one value, or one page if several values
+    share it.
     """
     if not in_blocks:
         return float(batches * len(stored.array_bytes))
-    return sum(min(samples, nbytes / PAGE_BYTES) for nbytes in _disk_bytes(stored))
+    pieces_by_array = [
+        min(samples, nbytes / PAGE_BYTES) for nbytes in _disk_bytes(stored)
+    ]
+    return sum(pieces_by_array)
 
 
 @dataclass(frozen=True)
 class _PageGroup:
-    """Pages that an epoch touches equally often, each time for another sample.
+    """Pages that an epoch reads equally often, each time for another sample.
 
-    An epoch takes one unit of time, and a page's samples lie anywhere in it, in a new
-    permutation each epoch.
+    Time is measured in epochs.  The samples on a page are read at random moments of an
+    epoch, in a new permutation each epoch.
     """
 
     count: float
-    """How many they are."""
+    """Number of pages."""
     touches: float
-    """How often an epoch touches each, at least once."""
+    """How often an epoch reads each page, at least once."""
 
     def touched_share(self, epochs: float) -> float:
-        """Say which part of them was touched within so much time."""
-        in_one_epoch = (1 - min(1.0, epochs)) ** self.touches
-        before = _MOMENTS**self.touches
-        return 1 - _mean_over_moments(epochs, in_one_epoch, before, self.touches)
+        """Return the share of the pages that are read within a time.
+
+        Args:
+            epochs: The time, from 0 to 2.
+        """
+        untouched_within_epoch = (1 - min(1.0, epochs)) ** self.touches
+        untouched_until_end = _MOMENTS**self.touches
+        return 1 - _mean_untouched(
+            epochs, untouched_within_epoch, untouched_until_end, self.touches
+        )
 
     def missed_share(self, epochs: float) -> float:
-        """Say how many touches come later after the one before than this time."""
-        others = self.touches - 1
-        in_one_epoch = (1 - min(1.0, epochs)) ** others
-        before = _MOMENTS**others
-        return _mean_over_moments(epochs, in_one_epoch, before, self.touches)
+        """Return the share of the reads that come later than a time after the last.
+
+        These are the reads that go to disk if a page is kept for that time.
+
+        Args:
+            epochs: The time, from 0 to 2.
+        """
+        other_touches = self.touches - 1
+        untouched_within_epoch = (1 - min(1.0, epochs)) ** other_touches
+        untouched_until_end = _MOMENTS**other_touches
+        return _mean_untouched(
+            epochs, untouched_within_epoch, untouched_until_end, self.touches
+        )
 
 
 _MOMENTS = (np.arange(256) + 0.5) / 256
-"""Moments of an epoch, over which chances are averaged."""
+"""Moments of an epoch over which probabilities are averaged.  Measured: with 4,096 of
+them the bytes of an epoch change by less than 0.01 %."""
 
 
-def _mean_over_moments(
-    epochs: float, in_one_epoch: float, before: Floats, touches: float
+def _mean_untouched(
+    epochs: float,
+    untouched_within_epoch: float,
+    untouched_until_end: Floats,
+    touches: float,
 ) -> float:
-    """Average the chance that a page is not touched for some time from now on.
+    """Average the probability that a page is not read for a time.
+
+    The time begins at each of ``_MOMENTS`` of an epoch, and the results are averaged.
 
     Args:
         epochs: The time, below 2.
-        in_one_epoch: The chance where the time ends in the epoch in which it began.
-        before: Where it does not: the chance up to the epoch's end ``[moments]``.
-        touches: How often the next epoch touches the page.
+        untouched_within_epoch: The probability if the time ends in the epoch in which
+            it began.
+        untouched_until_end: The probability up to the end of that epoch ``[moments]``,
+            for a time that ends in the next one.
+        touches: How often the next epoch reads the page.
     """
-    left = np.maximum(0.0, 2 - _MOMENTS - epochs)
-    across = before * np.minimum(1.0, left) ** touches
-    chances = np.where(_MOMENTS + epochs <= 1, in_one_epoch, across)
-    return float(chances.mean())
+    next_epoch_left = np.maximum(0.0, 2 - _MOMENTS - epochs)
+    across = untouched_until_end * np.minimum(1.0, next_epoch_left) ** touches
+    ends_in_epoch = _MOMENTS + epochs <= 1
+    return float(np.where(ends_in_epoch, untouched_within_epoch, across).mean())
 
 
 class _DiskReads(NamedTuple):
@@ -254,45 +295,45 @@ class _DiskReads(NamedTuple):
     pieces: float
     """Runs of neighbouring pages."""
     pages: float
+    """Pages in all."""
 
 
-def _count_disk_reads(
+def _count_random_reads(
     stored: StoredArrays, samples: int, *, share: float
 ) -> _DiskReads:
-    """Count what an epoch in any order reads from disk.
+    """Count what a shuffled epoch reads from disk.
 
-    The pages of all arrays share the memory, and those go first that were not used for
-    longest: then each page is kept for about the same time, whatever array it is of
-    (H. Che et al., Hierarchical Web Caching Systems, 2002).
+    The pages of all arrays share the memory, and the system drops the page that was
+    used least recently.  Each page is then kept for about the same time, whichever
+    array it belongs to (H. Che et al., Hierarchical Web Caching Systems, 2002).  So the
+    one unknown is that time, and it is found by bisection.
 
     Args:
         stored: The cache.
-        samples: How many of its samples an epoch reads.
-        share: Which part of its bytes they are.
-
-    Returns:
-        Pieces and pages.
+        samples: Samples that an epoch reads.
+        share: Share of the cache's bytes that they are.
     """
     groups: list[_PageGroup] = []
-    pieces_of_a_page: list[float] = []
-    for nbytes, value in zip(_disk_bytes(stored), stored.read_bytes, strict=True):
+    pieces_per_page: list[float] = []
+    for nbytes, value_bytes in zip(_disk_bytes(stored), stored.read_bytes, strict=True):
         pages = nbytes * share / PAGE_BYTES
-        value_pages = value / PAGE_BYTES
         if not pages:
             continue
-        if value_pages <= 1:
+        if value_bytes <= PAGE_BYTES:
             groups.append(_PageGroup(pages, touches=1 + samples / pages))
-            pieces_of_a_page.append(1.0)
+            pieces_per_page.append(1.0)
         else:
-            # Pages inside a value are its own; those at its ends are a neighbour's too.
-            groups += [_PageGroup(samples, 2.0), _PageGroup(pages - samples, 1.0)]
-            pieces_of_a_page += [0.5, 0.0]
+            # A value of several pages shares the pages at its two ends with its
+            # neighbours, and has those between to itself.
+            groups.append(_PageGroup(samples, touches=2.0))
+            pieces_per_page.append(0.5)
+            groups.append(_PageGroup(pages - samples, touches=1.0))
+            pieces_per_page.append(0.0)
 
-    # The longer pages are kept, the more of them there are: halve the interval of times
-    # until those that were touched within it just fit.
+    # The longer pages are kept, the more of them are in memory at once.
     free_pages = stored.free_bytes / PAGE_BYTES
     low, high = 0.0, 2.0
-    for _ in range(_ROUNDS):
+    for _ in range(_BISECTION_STEPS):
         middle = (low + high) / 2
         kept_pages = sum(group.count * group.touched_share(middle) for group in groups)
         if kept_pages <= free_pages:
@@ -303,11 +344,15 @@ def _count_disk_reads(
     missed_pages = [
         group.count * group.touches * group.missed_share(low) for group in groups
     ]
-    missed_pieces = map(operator.mul, missed_pages, pieces_of_a_page)
+    missed_pieces = map(operator.mul, missed_pages, pieces_per_page)
     return _DiskReads(sum(missed_pieces), sum(missed_pages))
 
 
 def _disk_bytes(stored: StoredArrays) -> list[float]:
-    """Share the files' bytes among the arrays, as they are once decompressed."""
+    """Share the bytes of the files among the arrays.
+
+    The manifest says the bytes of each array once decompressed.  Arrays are taken to
+    compress equally well.
+    """
     share = stored.file_bytes / max(1, stored.unpacked_bytes)
     return [nbytes * share for nbytes in stored.array_bytes]

@@ -1,4 +1,8 @@
-"""Batches of rows, epoch after epoch, that can begin anywhere."""
+"""Batches of rows by a rule, epoch after epoch, which can begin in the middle of one.
+
+``Position`` says where an iteration begins, ``EpochBatches`` gives the batches from
+there on, and the samplers at the end are those that a loader shows to trainers.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +41,15 @@ if TYPE_CHECKING:
 
 
 class SeededRows(list[Any]):
-    """The rows of a batch, and what making it follows from.
+    """The rows of a batch, with its number and its seed.
+
+    It is a list because torch sends it to a worker in the place of a list of rows.
 
     Args:
-        rows: Of the dataset.
-        number: Which batch of this rank's epoch it is.
-        seed: What the random numbers drawn while reading follow from.
-        bound: The length that ragged fields are padded to; None for the longest.
+        rows: Rows of the dataset.
+        number: Number of the batch in this rank's epoch.
+        seed: Seed of the random numbers that are drawn while the batch is read.
+        bound: Length that ragged fields are padded to; None pads to the longest sample.
     """
 
     __slots__ = ("bound", "number", "seed")
@@ -59,42 +65,46 @@ class SeededRows(list[Any]):
 
 
 def check_epoch(name: str, value: Any) -> int:
-    """Take the number of an epoch, or of a batch: int64 goes to workers and numpy."""
+    """Check the number of an epoch or a batch, which must fit int64.
+
+    Workers read it in a tensor, and numpy's generator is seeded with it.
+    """
     return check_integer(name, value, least=0, most=2**63 - 1)
 
 
 @dataclass
 class Position:
-    """Where the next iteration begins.  A loader and its samplers share one."""
+    """Where the next iteration begins.  A loader and its samplers share one object."""
 
     epoch: int = 0
-    """Which epoch it gives."""
+    """Number of the epoch."""
     batches: int = 0
-    """How many of its batches each rank was given, so also the first one to give."""
+    """How many batches of the epoch each rank has consumed, which is also the number of
+    the first batch to give."""
     samples: int = 0
-    """How many samples of the epoch's global order all ranks were given with them;
-    counted for orders of our own only."""
+    """How many samples of the epoch's global order all ranks have consumed with these
+    batches.  Only ``EpochBatches`` count them."""
     ahead: frozenset[int] = frozenset()
-    """Batches behind that which were given already, out of order."""
+    """Numbers of later batches that were given before their turn."""
     moves: int = field(default=0, compare=False)
-    """How often it was moved, also to where it stood."""
+    """How often it was moved, also if it was moved to where it stood."""
 
     def go_to(self, at: Position) -> None:
-        """Stand where another position stands."""
+        """Move to another position."""
         self.epoch, self.ahead = at.epoch, at.ahead
         self.batches, self.samples = at.batches, at.samples
         self.moves += 1
 
     @property
     def is_in_epoch(self) -> bool:
-        """Whether some batches of the epoch were given already."""
+        """Whether batches of the epoch were given already."""
         return self.batches > 0 or bool(self.ahead)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose an epoch; the one that stands here goes on where it stood.
+        """Choose an epoch; the current one keeps its place.
 
-        A loop that was resumed says ``set_epoch`` before each epoch, the one in whose
-        middle it was stopped included.
+        A training loop calls ``set_epoch`` before every epoch, also before the one in
+        whose middle it resumes.
 
         Raises:
             OptionError: It is no integer from 0 that int64 holds.
@@ -103,7 +113,7 @@ class Position:
         self.go_to(replace(self) if number == self.epoch else Position(number))
 
     def advance(self) -> Position:
-        """Move on to the next epoch, and give where this one begins."""
+        """Move on to the next epoch, and return where this one begins."""
         here = replace(self)
         self.go_to(Position(self.epoch + 1))
         return here
@@ -112,38 +122,40 @@ class Position:
 class Passes:
     """Counts the passes over a sampler that a loader shows.
 
-    A trainer that loops over the sampler gets a new epoch each time, as of torch's
-    samplers, beginning where the loader stands.  The loader itself is not moved by
-    that: ``list(loader.sampler)`` is a look.
+    A trainer that loops over the sampler gets a new epoch each time, as with torch's
+    samplers, beginning with the loader's epoch.  The loader does not move with it, so
+    ``list(loader.sampler)`` has no effect on the next iteration.
 
     Args:
-        loader: Where the loader stands.
+        position: Where the loader stands.
     """
 
-    def __init__(self, loader: Position) -> None:
-        self._loader, self._next = loader, replace(loader)
+    def __init__(self, position: Position) -> None:
+        self._loader_position = position
+        self._next = replace(position)
 
     def upcoming(self) -> Position:
-        """Say where the next pass begins."""
-        if self._next.moves != self._loader.moves:
-            self._next = replace(self._loader)
+        """Return where the next pass begins."""
+        # The loader has moved since the last pass, so passes follow it again.
+        if self._next.moves != self._loader_position.moves:
+            self._next = replace(self._loader_position)
         return self._next
 
     def begin(self) -> Position:
-        """Say where this pass begins, and move on to the next."""
+        """Return where this pass begins, and move on to the next."""
         here = self.upcoming()
         self._next = Position(here.epoch + 1, moves=here.moves)
         return here
 
 
 class LoaderBatches(Protocol):
-    """What gives the rows of each batch of a loader."""
+    """Gives the rows of each batch of a loader: by a rule, or by a user's sampler."""
 
     def __len__(self) -> int:
         """Count the batches of the epoch that comes next."""
 
     def batches_of(self, at: Position) -> Iterator[SeededRows]:
-        """Give the batches of an epoch that are missing from a position on."""
+        """Give the batches of an epoch from a position on, without those given."""
 
     def reseed(self, seed: int) -> None:
         """Follow another seed from now on."""
@@ -154,9 +166,9 @@ class EpochBatches(Sampler[list[int]]):
 
     Args:
         rule: How samples become batches.
-        position: Where it stands; a new one if None.
-        dataset: What the rows are of; it may have more of them in the next epoch.  None
-            if only their number is known.
+        position: Where the next epoch begins; None begins with epoch 0.
+        dataset: The dataset, whose length may change from one epoch to the next.  None
+            if only its length is known.
     """
 
     def __init__(
@@ -176,8 +188,8 @@ class EpochBatches(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         self.follow_dataset()
-        # It counts the batches of a rank's loader.  Those here may be others, so that
-        # only the samples count, and none is out of turn.
+        # The numbers in ``ahead`` are those of one rank's batches, and this object may
+        # give the batches of all ranks.
         here = replace(self._passes.begin(), ahead=frozenset())
         yield from self.batches_of(here)
 
@@ -192,13 +204,13 @@ class EpochBatches(Sampler[list[int]]):
             follower.reseed(seed)
 
     def lend_seed_to(self, follower: EpochBatches) -> None:
-        """Have other batches, such as those that a loader shows, follow the seed."""
+        """Let other batches, such as those that a loader shows, follow the seed."""
         self._followers.append(follower)
 
     def follow_dataset(self) -> None:
-        """Take over how many samples the dataset has by now, as torch's samplers do.
+        """Take over the current length of the dataset, as torch's samplers do.
 
-        An epoch that has begun goes on as it was.
+        An epoch that has begun is not affected.
         """
         if self._dataset is None or len(self._dataset) == self.rule.samples:
             return
@@ -207,10 +219,10 @@ class EpochBatches(Sampler[list[int]]):
         self._cached = self._bounds = self._facts = None
 
     def order_facts(self) -> dict[str, Any]:
-        """Say what the global order follows from, besides seed and epoch.
+        """Return what the global order follows from, besides seed and epoch.
 
-        How it is shared out and cut into batches is no part of that, unless whole
-        batches are what is shuffled.
+        The number of ranks and the rule for batches are no part of that, unless whole
+        batches are shuffled.
         """
         self.follow_dataset()
         if self._facts is None:
@@ -239,20 +251,20 @@ class EpochBatches(Sampler[list[int]]):
         return dict(self._facts)
 
     def count_samples(self) -> int:
-        """Count the samples of the global order, which is as long in every epoch."""
+        """Count the samples of the global order, which are as many in every epoch."""
         self.follow_dataset()
         return count_ordered_samples(self.rule)
 
     def check_position(self, position: Position, seed: int) -> None:
-        """Refuse a place from which no batches of this rule follow.
+        """Refuse the position of another run if this rule cannot continue from it.
 
         Args:
-            position: Of another run.
-            seed: What its order followed from.
+            position: Where the other run stood.
+            seed: Seed of the other run.
 
         Raises:
-            LoaderError: No batch begins there, or the batches that it has out of turn
-                are not there.
+            LoaderError: No batch begins there, or the epoch does not have the batches
+                that were given before their turn.
         """
         is_anywhere = can_be_cut_anywhere(self.rule) and not position.ahead
         if is_anywhere or not position.is_in_epoch:
@@ -260,8 +272,8 @@ class EpochBatches(Sampler[list[int]]):
         epoch = make_epoch(
             replace(self.rule, seed=seed % 2**63),
             position.epoch,
-            given_samples=position.samples,
-            given_batches=position.batches,
+            consumed_samples=position.samples,
+            consumed_batches=position.batches,
         )
         if max(position.ahead, default=0) >= max(len(epoch), 1):
             message = f"The state has batch {max(position.ahead):,} of epoch "
@@ -270,30 +282,31 @@ class EpochBatches(Sampler[list[int]]):
             fix = "load_state_dict(loader.state_dict())"
             raise LoaderError(message, why=why, fix=fix)
 
-    def samples_given(self, start: Position, batches: int) -> int:
-        """Count the samples of the global order that all ranks were given.
+    def consumed_samples(self, start: Position, batches: int) -> int:
+        """Count the samples of the global order that all ranks have consumed.
 
         Args:
             start: Where the iteration began.
-            batches: How many of the epoch's batches each rank was given by now.
+            batches: How many batches of the epoch each rank has consumed.
         """
-        return self.epoch_from(start).samples_given(batches)
+        return self.epoch_from(start).consumed_samples(batches)
 
     def current(self) -> Epoch:
-        """Work out the epoch that comes next, or the rest of it."""
+        """Work out the epoch that comes next, or what is left of it."""
         self.follow_dataset()
         return self.epoch_from(self.position)
 
     def epoch_from(self, at: Position) -> Epoch:
-        """Work out an epoch, or what is left of it; the last one is kept."""
+        """Work out an epoch, or what is left of it; the last result is cached."""
         key = (at.epoch, at.samples, at.batches)
         if self._cached is None or self._cached[0] != key:
-            self._cached = None  # before the next is made: 80 MB for 10^7 samples
+            # Free the old one first: an epoch of 10^7 samples takes 80 MB.
+            self._cached = None
             epoch = make_epoch(
                 self.rule,
                 at.epoch,
-                given_samples=at.samples,
-                given_batches=at.batches,
+                consumed_samples=at.samples,
+                consumed_batches=at.batches,
             )
             self._cached = (key, epoch)
         return self._cached[1]
@@ -302,10 +315,11 @@ class EpochBatches(Sampler[list[int]]):
         """Give the batches of an epoch.
 
         Args:
-            at: Which epoch, the batch it begins with, and those to leave out.
+            at: The epoch, the first batch to give, and the batches to leave out.
 
         Returns:
-            The rows of each; which they are is settled now.
+            The rows of each batch.  They are worked out now, so that a dataset that
+            grows later does not change them.
         """
         self.follow_dataset()
         return self._batches_of(at, self.epoch_from(at))
@@ -315,13 +329,14 @@ class EpochBatches(Sampler[list[int]]):
             if number in at.ahead:
                 continue
             rows = epoch.batch(number)
-            # The place in the global order is another one for each batch of each rank,
-            # also where other ranks, or other batch sizes, began the epoch.
-            seed = mix_seed(self.rule.seed, at.epoch, epoch.place(number))
+            # No two batches of all ranks have the same offset, also if earlier runs
+            # began the epoch with other ranks or batch sizes.  Batch numbers would
+            # repeat between ranks.
+            seed = mix_seed(self.rule.seed, at.epoch, epoch.offset(number))
             yield SeededRows(rows, number, seed, self._bound(rows))
 
     def _bound(self, rows: list[int]) -> int | None:
-        """Give the length that a batch of ragged samples is padded to."""
+        """Return the length that the ragged fields of a batch are padded to."""
         if self.rule.bucket_by != "tokens":
             return None
         sizes = self.rule.sizes["tokens"]
@@ -335,7 +350,7 @@ class EpochOrder(Sampler[int]):
     """The rows of an epoch, one by one: ``loader.sampler`` of a shuffled loader.
 
     Args:
-        batches: Whose rows.
+        batches: The batches that the rows are of.
     """
 
     def __init__(self, batches: EpochBatches) -> None:
@@ -355,14 +370,14 @@ class EpochOrder(Sampler[int]):
 
 
 class RankOrder(DistributedSampler[int]):
-    """The rows that one rank reads: ``loader.sampler`` where several train together.
+    """The rows that one rank reads: ``loader.sampler`` with several ranks.
 
-    It is a ``DistributedSampler`` because trainers look for one: they leave a loader
-    alone that has it, and would share its rows out once more otherwise.
+    It is a ``DistributedSampler`` because trainers look for one.  They leave a loader
+    that has one unchanged, and would otherwise share its rows out once more.
 
     Args:
-        dataset: Whose rows.
-        batches: This rank's.
+        dataset: The dataset that the rows are of.
+        batches: The batches of this rank.
     """
 
     def __init__(self, dataset: Any, batches: EpochBatches) -> None:
@@ -394,7 +409,7 @@ class PublicSamplers:
     """What a loader shows as its ``sampler`` and ``batch_sampler``.
 
     ``sampler`` gives the rows of this rank.  ``batch_sampler`` gives the batches of all
-    ranks, because trainers that share batches out themselves (accelerate) take it.
+    ranks, because trainers that share batches out themselves (accelerate) read it.
     """
 
     sampler: Any
@@ -406,16 +421,17 @@ class PublicSamplers:
     def of_rule(
         cls, dataset: Any, batches: EpochBatches, *, batched: bool = True
     ) -> PublicSamplers:
-        """Show the batches of a rule as torch would show them, where it could.
+        """Make samplers of torch's classes for the batches of a rule, if possible.
 
         Args:
-            dataset: What the rows are of.
-            batches: This rank's.
-            batched: Samples are joined; else there is no ``batch_sampler``.
+            dataset: The dataset that the rows are of.
+            batches: The batches of this rank.
+            batched: Samples are joined; otherwise there is no ``batch_sampler``.
         """
         rule = batches.rule
         shown = rule.all_ranks()
-        if shown.plain:  # torch's samplers give every row; the BatchSampler drops some
+        if shown.plain:
+            # torch's samplers give every row; its BatchSampler drops the last ones.
             shown = replace(shown, drop_last=False)
         everything = EpochBatches(shown, batches.position, dataset)
         batches.lend_seed_to(everything)
@@ -434,13 +450,13 @@ class PublicSamplers:
 
 
 class IterationBatches:
-    """The batches of one iteration, however often torch asks for them.
+    """The ``batch_sampler`` of the inner loader: the batches of one iteration.
 
-    torch calls ``iter`` on a sampler once or twice for one iteration, which must not
-    move the epoch on.
+    torch calls ``iter`` on it once or twice for one iteration, and that must not move
+    on to the next epoch.
 
     Args:
-        batches: Where they come from.
+        batches: Gives the batches of an epoch.
         position: Where the iteration begins.
     """
 

@@ -1,4 +1,4 @@
-"""Who tells a sampler its epoch: the loader, until somebody else does."""
+"""Calls to ``set_epoch`` of the user's sampler: by the loader, or by the user."""
 
 from __future__ import annotations
 
@@ -6,88 +6,113 @@ from typing import Any
 
 
 class SamplerEpochs:
-    """Tells a user's sampler, and the one within it, which epoch comes next.
+    """Calls ``set_epoch`` of a user's sampler, until the user does so.
 
-    ``sampler.set_epoch(epoch)`` before each epoch is how torch's DistributedSampler is
-    used.  Whoever does so chooses another epoch than the loader counts: after a resume
-    from a checkpoint without our state, or in stages of a curriculum.  From then on the
-    loader tells it no more.  It sees that by the sampler's values, since nothing else
-    tells of a call.
+    torch's DistributedSampler is used by calling ``sampler.set_epoch(epoch)`` before
+    each epoch.  A user who does that may choose another epoch than the loader counts,
+    for example after resuming from a checkpoint that has no state of the loader.  From
+    then on the loader no longer calls ``set_epoch``.
+
+    Nothing reports such a call, so it is noticed by the sampler's attributes: they have
+    changed since the loader last looked at them.
 
     Args:
-        sampler: Of the user's; most have no ``set_epoch``.
+        sampler: The user's sampler.  It and the sampler that it wraps are looked at;
+            most have no ``set_epoch``.
     """
 
     def __init__(self, sampler: Any) -> None:
         inner_sampler = getattr(sampler, "sampler", None)
-        parts = {"": sampler, "sampler.": inner_sampler}
-        self._parts = {
-            prefix: part
-            for prefix, part in parts.items()
-            if callable(getattr(part, "set_epoch", None))
+        candidates = {"": sampler, "sampler.": inner_sampler}
+        self._samplers = {
+            prefix: candidate
+            for prefix, candidate in candidates.items()
+            if callable(getattr(candidate, "set_epoch", None))
         }
-        epochs = [getattr(part, "epoch", None) for part in self._parts.values()]
-        # A sampler begins with 0, or some other value that is no epoch.
-        self.by_hand = any(isinstance(epoch, int) and epoch > 0 for epoch in epochs)
+
+        epochs = [getattr(part, "epoch", None) for part in self._samplers.values()]
+        # The initial value is 0, or something that is no epoch, such as None.
+        self.set_by_user = any(isinstance(epoch, int) and epoch > 0 for epoch in epochs)
         self._last_values = self._read_epoch_values()
 
-    def tell(self, epoch: int) -> None:
-        """Tell the epoch, unless somebody else does."""
-        self.look()
-        if self.by_hand:
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, unless the user does."""
+        self.detect_user_call()
+        if self.set_by_user:
             return
-        for part in self._parts.values():
-            part.set_epoch(epoch)
-        self.note()
+        for sampler in self._samplers.values():
+            sampler.set_epoch(epoch)
+        self.remember_values()
 
-    def look(self) -> bool:
-        """Look whether somebody else has set an epoch since, and give that."""
-        changed = bool(self._parts) and self._read_epoch_values() != self._last_values
-        self.by_hand = self.by_hand or changed
-        self.note()
+    def detect_user_call(self) -> bool:
+        """Return whether the user has set an epoch since the last look."""
+        changed = (
+            bool(self._samplers) and self._read_epoch_values() != self._last_values
+        )
+        self.set_by_user = self.set_by_user or changed
+        self.remember_values()
         return changed
 
-    def note(self) -> None:
-        """Take the values as they are: drawing rows, or we ourselves, changed them."""
-        if self._parts:
+    def remember_values(self) -> None:
+        """Take the attributes as they are.
+
+        Called after something that is no call of the user's may have changed them:
+        drawing rows, or the loader itself.
+        """
+        if self._samplers:
             self._last_values = self._read_epoch_values()
 
-    def adopt(self, saved: dict[str, Any], epoch: int, *, by_hand: bool) -> None:
-        """Take over what another run's sampler was told.
+    def restore(
+        self, saved_values: dict[str, Any], epoch: int, *, set_by_user: bool
+    ) -> None:
+        """Set the epoch that the sampler of a saved state had.
 
-        A sampler whose epoch was set by hand here keeps it; that it is the saved one
-        is compared with its other values.
+        If the user has set an epoch on this sampler, it keeps that epoch.  Whether it
+        is the saved one is checked with the sampler's other values, by the caller.
 
         Args:
-            saved: Plain values of the other run's sampler, by attribute.
-            epoch: The epoch of its loader.
-            by_hand: There, too, somebody else set the epoch.
+            saved_values: Plain attributes of the saved sampler, by path.
+            epoch: The epoch of the saved loader.
+            set_by_user: The saved sampler's epoch was set by its user.
         """
-        self.look()
-        if not self.by_hand:
-            for prefix, part in self._parts.items():
-                if not by_hand:
-                    part.set_epoch(epoch)
-                elif isinstance(saved.get(f"{prefix}epoch"), int):
-                    part.set_epoch(saved[f"{prefix}epoch"])
-        self.by_hand = by_hand
-        self.note()
+        self.detect_user_call()
+        if not self.set_by_user:
+            for prefix, sampler in self._samplers.items():
+                if not set_by_user:
+                    sampler.set_epoch(epoch)
+                elif isinstance(saved_values.get(f"{prefix}epoch"), int):
+                    sampler.set_epoch(saved_values[f"{prefix}epoch"])
+        self.set_by_user = set_by_user
+        self.remember_values()
 
     def _read_epoch_values(self) -> list[dict[str, Any]]:
-        return [_epoch_values(part) for part in self._parts.values()]
+        return [_epoch_values(sampler) for sampler in self._samplers.values()]
 
 
-def _epoch_values(part: Any) -> dict[str, Any]:
-    """Read what ``set_epoch`` sets: ``epoch`` as in torch, or an integer elsewhere."""
-    if hasattr(part, "epoch"):
-        return {"epoch": part.epoch}
-    values = getattr(part, "__dict__", {})
-    return {name: values[name] for name in values if type(values[name]) is int}
+def _epoch_values(sampler: Any) -> dict[str, Any]:
+    """Read the attributes that ``set_epoch`` may change.
+
+    torch's samplers call theirs ``epoch``.  Of other samplers all integers are taken,
+    since any of them may hold the epoch.
+    """
+    if hasattr(sampler, "epoch"):
+        return {"epoch": sampler.epoch}
+    attributes = getattr(sampler, "__dict__", {})
+    return {name: attributes[name] for name in attributes if _is_int(attributes[name])}
+
+
+def _is_int(value: object) -> bool:
+    return type(value) is int  # a bool is no epoch
 
 
 def set_sampler_epoch(sampler: Any, epoch: int) -> None:
-    """Tell a sampler, and the one within it, which epoch comes next."""
-    part: Any
-    for part in (sampler, getattr(sampler, "sampler", None)):
-        if hasattr(part, "set_epoch"):
-            part.set_epoch(epoch)
+    """Call ``set_epoch`` of a sampler and of the sampler that it wraps.
+
+    Args:
+        sampler: Any sampler; without ``set_epoch`` nothing is called.
+        epoch: The epoch that comes next.
+    """
+    candidate: Any
+    for candidate in (sampler, getattr(sampler, "sampler", None)):
+        if hasattr(candidate, "set_epoch"):
+            candidate.set_epoch(epoch)

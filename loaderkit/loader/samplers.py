@@ -1,12 +1,13 @@
-"""Which samples make up which batch, from numbers alone.  Pure.
+"""Which samples make up which batch, worked out from numbers alone.  Pure.
 
-Everything follows from the seed, the epoch and the samples' sizes, so every rank and
-every resumed run works out the same batches by itself.
+The batches follow from the seed, the epoch and the sizes of the samples.  So every rank
+and every resumed run works out the same batches by itself.
 
-An epoch has an order of all samples, which knows nothing of ranks or batch sizes: the
-*global order*.  Ranks take turns in it, so what all of them were given after a number
-of steps is always a beginning of it.  A run that goes on needs to know only how long
-that beginning is, and may share out the rest among another number of ranks.
+An epoch has an order of all samples that depends neither on the number of ranks nor on
+the batch size: the *global order*.  Ranks take turns in it, so after any number of
+steps the samples that all ranks together have consumed are the beginning of the global
+order.  A resumed run only needs the length of that beginning, and may share out the
+rest among another number of ranks.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 BLOCK = 1024
-"""Samples that lie side by side in a block of ``shuffle="block"``."""
+"""Neighbouring samples that make a block of ``shuffle="block"``.  Chosen: at 4 KiB a
+sample and more, reading a block is mostly sequential reading."""
 MIXED_BLOCKS = 8
-"""Blocks whose samples are mixed with each other."""
+"""Blocks whose samples are mixed with each other.  Chosen between order and memory: a
+batch draws from 8,192 samples, and so many must fit the page cache."""
 MIXED_SHARDS = 4
-"""Shards of a store whose blocks are mixed with each other: 1 GiB of the usual size is
-on local disk at once.  Chosen: every rank must choose alike, whatever its disk."""
+"""Shards of an object store whose blocks are mixed with each other, so that 1 GiB of
+shards of the usual size is on local disk at once.  It is a constant because every rank
+must make the same choice, whatever the size of its disk."""
 
 
 @dataclass(frozen=True)
@@ -41,31 +45,33 @@ class BatchRule:
     samples: int
     """Samples of the dataset."""
     batch_size: int | None = None
-    """Samples of a batch; with limits, the most of them."""
+    """Samples of a batch; beside ``limits``, the most samples of a batch."""
     limits: Mapping[str, int] = field(default_factory=dict)
-    """The most a batch may hold, by what is counted: nodes, edges, bytes, tokens."""
+    """The most that a batch may hold, by what is counted: "nodes", "edges", "bytes",
+    "tokens" or a name that the dataset's ``sizes()`` has."""
     sizes: Mapping[str, Ints] = field(default_factory=dict)
     """What each sample holds ``[samples]``, for each limit and for ``bucket_by``."""
     shuffle: bool | str = False
     """True, False, or "block" for files that are not in memory."""
     seed: int = 0
-    """What the order follows from, with the epoch."""
+    """Seed of the order, together with the epoch."""
     drop_last: bool = False
-    """Leave out a last batch that the end cut short (of each bucket); among ranks, what
-    is uneven."""
+    """Leave out a last batch (of each bucket) that is not full; among ranks, also the
+    samples or batches that not every rank gets one of."""
     oversized: str = "raise"
-    """A sample beyond a limit: "raise", a batch of its own ("alone"), or "skip"."""
+    """What happens to a sample above a limit: "raise", "alone" (a batch of its own) or
+    "skip"."""
     bucket_by: str | None = None
-    """Batch samples of similar size; one of ``sizes``."""
+    """Batch samples of similar size together; one of ``sizes``."""
     buckets: int = 8
-    """Distinct shapes that padded batches can have then."""
+    """Number of buckets: padded batches have at most so many shapes."""
     shard_of_row: Ints | None = None
-    """In which shard of a store each sample is ``[samples]``: "block" then reads shard
-    after shard.  None where the samples are on local disk."""
+    """The shard of an object store that each sample is in ``[samples]``: "block" then
+    reads shard after shard.  None if the samples are on local disk."""
     rank: int | None = 0
-    """Which of the processes this is; None gives the batches of all, in turn."""
+    """Rank of this process; None gives the batches of all ranks, in turn."""
     ranks: int = 1
-    """How many train together."""
+    """Number of ranks."""
 
     def __post_init__(self) -> None:
         if self.oversized not in {"raise", "alone", "skip"}:
@@ -85,16 +91,16 @@ class BatchRule:
 
     @property
     def plain(self) -> bool:
-        """Whether all batches have the same number of samples, but for the last."""
+        """Whether all batches but the last have the same number of samples."""
         return not self.limits and self.bucket_by is None
 
     def all_ranks(self) -> BatchRule:
-        """Make the rule for the batches of all ranks, in one process.
+        """Return the rule for the batches of all ranks, in one process.
 
-        A trainer that deals batches out to the ranks itself takes these.  Batches of
-        one size are as in a single process, since such a trainer expects that only
-        the very last one is short.  Batches by size are those that the ranks give, in
-        turn, so that dealing them out gives each rank its own.
+        Trainers that share batches out to the ranks themselves take these.  Batches of
+        one size are those of a single process, because such a trainer expects that only
+        the very last batch is short.  Batches limited by size are those of the ranks in
+        turn, so that sharing them out gives each rank its own batches.
         """
         if self.plain:
             return replace(self, rank=0, ranks=1)
@@ -103,84 +109,89 @@ class BatchRule:
 
 @dataclass(frozen=True)
 class Epoch:
-    """The batches of one epoch, of one rank; or those that an earlier run left."""
+    """The batches of one rank in one epoch, or those that an earlier run left."""
 
     order: Ints
     """Rows, batch after batch ``[n]``."""
-    ends: Ints
-    """Where each batch begins in ``order``, and the last ends ``[batches + 1]``."""
+    bounds: Ints
+    """Where each batch begins in ``order``, and the last one ends ``[batches + 1]``."""
     skipped: int
-    """Samples left out: too large for a limit, or dropped to make ranks even."""
+    """Samples left out: above a limit, or dropped to give each rank as many."""
     repeated: int
-    """Samples that come twice, so that every rank has as many batches."""
-    given: Ints
-    """How many samples of the global order all ranks together were given before each
-    batch, and after the last ``[batches + 1]``."""
-    places: Ints
-    """Where each batch begins in the global order ``[batches]``; behind its end for
-    those that are repeated.  No two batches of all ranks have the same place."""
+    """Samples that occur twice, so that every rank has as many batches."""
+    consumed: Ints
+    """How many samples of the global order all ranks together have consumed before each
+    batch, and after the last one ``[batches + 1]``."""
+    offsets: Ints
+    """Where each batch begins in the global order ``[batches]``; beyond its end for
+    repeated batches.  No two batches of all ranks have the same offset."""
     first_batch: int = 0
-    """The number of the first batch that is here: how many were given before."""
+    """Number of the first batch: how many an earlier run has consumed."""
 
     def __len__(self) -> int:
-        """Count the batches of the epoch, with those that were given before."""
-        return self.first_batch + len(self.ends) - 1
+        """Count the batches of the epoch, those of earlier runs included."""
+        return self.first_batch + len(self.bounds) - 1
 
     @property
     def numbers(self) -> range:
-        """The numbers of the batches that are here."""
+        """The numbers of the batches that are left."""
         return range(self.first_batch, len(self))
 
     def batch(self, number: int) -> list[int]:
-        """Give the rows of a batch."""
+        """Return the rows of a batch."""
         index = number - self.first_batch
-        start, stop = self.ends[index], self.ends[index + 1]
+        start, stop = self.bounds[index], self.bounds[index + 1]
         rows: list[int] = self.order[start:stop].tolist()
         return rows
 
-    def place(self, number: int) -> int:
-        """Say where a batch begins in the global order."""
-        return int(self.places[number - self.first_batch])
+    def offset(self, number: int) -> int:
+        """Return where a batch begins in the global order."""
+        return int(self.offsets[number - self.first_batch])
 
-    def samples_given(self, batches: int) -> int:
-        """Count the samples that all ranks were given with so many batches each."""
-        return int(self.given[batches - self.first_batch])
+    def consumed_samples(self, batches: int) -> int:
+        """Count the samples that all ranks have consumed after so many batches each."""
+        return int(self.consumed[batches - self.first_batch])
 
 
 def make_epoch(
-    rule: BatchRule, epoch: int, *, given_samples: int = 0, given_batches: int = 0
+    rule: BatchRule, epoch: int, *, consumed_samples: int = 0, consumed_batches: int = 0
 ) -> Epoch:
-    """Work out the batches of an epoch, or of its rest.
+    """Work out the batches of an epoch, or of what is left of it.
 
     Args:
         rule: How samples become batches.
-        epoch: Which one, from 0.
-        given_samples: How many samples of the global order were given already, by
-            whatever number of ranks, in batches of whatever size.
-        given_batches: How many batches each of those ranks was given.
+        epoch: Number of the epoch, from 0.
+        consumed_samples: How many samples of the global order earlier runs consumed,
+            with any number of ranks and any batch size.
+        consumed_batches: How many batches each rank of these runs consumed.
 
     Returns:
-        This rank's batches; every rank has the same number of them.  What is repeated
-        to make ranks even is the beginning of the epoch, as of torch's
-        DistributedSampler; what is dropped is the end.
+        The batches of this rank; every rank has the same number of them.  Samples that
+        are repeated for this are those at the beginning of the epoch, as in torch's
+        DistributedSampler; those that are dropped are at its end.
 
     Raises:
-        LoaderError: A sample is larger than a limit, and ``oversized`` is "raise"; or
-            a batch neither ends nor begins where the rest would begin.
+        LoaderError: A sample is above a limit, and ``oversized`` is "raise".  Or no
+            batch begins after ``consumed_samples``.
     """
-    rows, alone = _rows_by_limits(rule)
-    left_out = rule.samples - len(rows) - len(alone)
-    chance = np.random.Generator(np.random.PCG64([rule.seed, epoch]))
-    order = _order_rows(rule, rows, chance)
+    rows, oversized = _split_by_limits(rule)
+    left_out = rule.samples - len(rows) - len(oversized)
+    generator = np.random.Generator(np.random.PCG64([rule.seed, epoch]))
+    order = _order_rows(rule, rows, generator)
+
     if rule.plain:
-        dealt = _deal_samples_to_ranks(rule, order, given_samples)
-    elif rule.bucket_by is None and not len(alone):
-        sequence = _cut_order(rule, order, given_samples)
-        dealt = _deal_batches_to_ranks(rule, sequence)
+        epoch_of_rank = _share_samples(rule, order, consumed_samples)
+    elif rule.bucket_by is None and not len(oversized):
+        sequence = _cut_order(rule, order, consumed_samples)
+        epoch_of_rank = _share_batches(rule, sequence)
     else:
-        sequence = _shuffle_batches(rule, order, alone, chance)
-        dealt = _deal_batches_to_ranks(rule, sequence.after(given_samples))
-    return replace(dealt, skipped=dealt.skipped + left_out, first_batch=given_batches)
+        sequence = _shuffle_batches(rule, order, oversized, generator)
+        epoch_of_rank = _share_batches(rule, sequence.after(consumed_samples))
+    return replace(
+        epoch_of_rank,
+        skipped=epoch_of_rank.skipped + left_out,
+        first_batch=consumed_batches,
+    )
 
 
 def count_ordered_samples(rule: BatchRule) -> int:
@@ -189,39 +200,39 @@ def count_ordered_samples(rule: BatchRule) -> int:
 
 
 def left_out_rows(rule: BatchRule) -> Ints:
-    """Give the rows that no epoch has, since they are beyond a limit."""
+    """Return the rows that no epoch has, because they are above a limit."""
     oversized = _oversized_rows(rule)
     return oversized if rule.oversized == "skip" else oversized[:0]
 
 
 def can_be_cut_anywhere(rule: BatchRule) -> bool:
-    """Tell whether batches are cut from one order of samples, one behind the other.
+    """Return whether batches are cut one after the other from one order of samples.
 
-    The rest of such an order can become batches by any other rule.  Buckets, and
-    samples that are alone, are made into batches first and shuffled then: the rest is
-    whole batches, of the same rule.
+    What is left of such an order can become batches by any other rule.  With buckets,
+    or with samples that get a batch of their own, batches are made first and shuffled
+    afterwards: what is left are whole batches of the same rule.
     """
-    has_samples_alone = rule.oversized == "alone" and len(_oversized_rows(rule)) > 0
-    return rule.bucket_by is None and not has_samples_alone
+    has_single_samples = rule.oversized == "alone" and len(_oversized_rows(rule)) > 0
+    return rule.bucket_by is None and not has_single_samples
 
 
 def bucket_of(sizes: Ints, buckets: int) -> Ints:
-    """Sort samples into buckets of equally many, by size.
+    """Sort samples by size into buckets of equally many.
 
     Args:
         sizes: What each sample holds ``[n]``.
-        buckets: How many there are.
+        buckets: Number of buckets.
 
     Returns:
-        The bucket of each ``[n]``, from the smallest samples to the largest; equal
-        sizes always share one.
+        The bucket of each sample ``[n]``, from the smallest samples to the largest.
+        Samples of equal size are always in the same bucket.
     """
     bounds = bucket_bounds(sizes, buckets)
     return np.searchsorted(bounds, sizes, side="left").clip(0, buckets - 1)
 
 
 def bucket_bounds(sizes: Ints, buckets: int) -> Ints:
-    """Give the largest size of each bucket, to which its samples are padded.
+    """Return the largest size of each bucket, to which its samples are padded.
 
     >>> bucket_bounds(np.array([1, 2, 3, 4, 5, 60]), 3)
     array([ 2,  4, 60])
@@ -229,19 +240,21 @@ def bucket_bounds(sizes: Ints, buckets: int) -> Ints:
     if not len(sizes):
         return np.zeros(buckets, np.int64)
     ordered = np.sort(sizes)
-    at = np.ceil(np.arange(1, buckets + 1) * len(sizes) / buckets).astype(np.int64) - 1
-    bounds: Ints = ordered[at.clip(0)]
+    samples_up_to = np.ceil(np.arange(1, buckets + 1) * len(sizes) / buckets)
+    last_of_bucket = samples_up_to.astype(np.int64) - 1
+    # With more buckets than samples the first ones are empty.
+    bounds: Ints = ordered[last_of_bucket.clip(0)]
     return bounds
 
 
 def padding_waste(rule: BatchRule) -> float:
-    """Tell which part of padded batches would be padding.
+    """Return the share of padded batches that would be padding.
 
     Args:
-        rule: With ``bucket_by``.
+        rule: A rule with ``bucket_by``.
 
     Returns:
-        From 0 to 1, when every sample is padded to its bucket's bound.
+        From 0 to 1, if every sample is padded to the bound of its bucket.
     """
     if rule.bucket_by is None or not rule.samples:
         return 0.0
@@ -250,79 +263,95 @@ def padding_waste(rule: BatchRule) -> float:
     return 1.0 - float(sizes.sum()) / float(padded) if padded else 0.0
 
 
-def _rows_by_limits(rule: BatchRule) -> tuple[Ints, Ints]:
-    """Give the rows that fit every limit, and those that get a batch of their own."""
+class _RowsByLimits(NamedTuple):
+    """The rows of a dataset, without those that no epoch has."""
+
+    within: Ints
+    """Rows that fit every limit."""
+    oversized: Ints
+    """Rows above a limit that get a batch of their own."""
+
+
+def _split_by_limits(rule: BatchRule) -> _RowsByLimits:
     oversized = _oversized_rows(rule)
     rows = np.arange(rule.samples)
     if len(oversized):
         rows = np.delete(rows, oversized)
-    return rows, oversized if rule.oversized == "alone" else oversized[:0]
+    return _RowsByLimits(
+        rows, oversized if rule.oversized == "alone" else oversized[:0]
+    )
 
 
 def _oversized_rows(rule: BatchRule) -> Ints:
-    """Give the rows that are beyond a limit.
+    """Return the rows that are above a limit.
 
     Raises:
         LoaderError: There are some, and ``oversized`` is "raise".
     """
     if not rule.limits:
-        # A loader of 10^7 samples asks too, and has nothing to compare.
+        # Loaders without limits ask too.  Of 10^7 samples the mask below takes 10 MB.
         return np.empty(0, np.int64)
-    large = np.zeros(rule.samples, bool)
+
+    is_oversized = np.zeros(rule.samples, bool)
     for name, limit in rule.limits.items():
-        large |= rule.sizes[name] > limit
-    oversized = np.flatnonzero(large)
+        is_oversized |= rule.sizes[name] > limit
+    oversized = np.flatnonzero(is_oversized)
     if not len(oversized) or rule.oversized != "raise":
         return oversized
+
     row = int(oversized[0])
-    exceeded = (
+    exceeded_names = (
         name for name, limit in rule.limits.items() if rule.sizes[name][row] > limit
     )
-    name = next(exceeded)
-    message = (
-        f"Sample {row:,} has {rule.sizes[name][row]:,} {name}, above the limit of "
-    )
-    message += f"{rule.limits[name]:,}; so have {len(oversized) - 1:,} more."
+    name = next(exceeded_names)
+    message = f"Sample {row:,} has {rule.sizes[name][row]:,} {name}, above the limit "
+    message += f"of {rule.limits[name]:,}; so have {len(oversized) - 1:,} more."
     fix = f"raise max_{name}, or oversized='alone' (a batch of its own) or 'skip'"
     raise LoaderError(message, why="no batch can hold it", fix=fix)
 
 
-def _order_rows(rule: BatchRule, rows: Ints, chance: np.random.Generator) -> Ints:
+def _order_rows(rule: BatchRule, rows: Ints, generator: np.random.Generator) -> Ints:
     if not rule.shuffle:
         return rows
     if rule.shuffle is True:
-        return chance.permutation(rows)
+        return generator.permutation(rows)
     if rule.shard_of_row is None:
-        return _mixed_blocks(rows, chance)
-    # Shards in any order, a few at a time, so that each is downloaded once.
+        return _mix_blocks(rows, generator)
+
+    # Shuffle the shards, and mix blocks within a few of them at a time, so that each
+    # shard is downloaded once.
     shards = rule.shard_of_row[rows]
-    by_shard = rows[np.argsort(shards, kind="stable")]
-    ends = np.cumsum(np.bincount(shards))
-    groups = [part for part in np.split(by_shard, ends[:-1]) if len(part)]
-    turn = chance.permutation(len(groups)).tolist()
+    rows_by_shard = rows[np.argsort(shards, kind="stable")]
+    shard_ends = np.cumsum(np.bincount(shards))
+    shard_rows = np.split(rows_by_shard, shard_ends[:-1])
+    shard_rows = [rows_of_one for rows_of_one in shard_rows if len(rows_of_one)]
+    permutation = generator.permutation(len(shard_rows)).tolist()
     mixed = []
-    for at in range(0, len(turn), MIXED_SHARDS):
-        together = [groups[number] for number in turn[at : at + MIXED_SHARDS]]
-        mixed.append(_mixed_blocks(np.concatenate(together), chance))
+    for start in range(0, len(permutation), MIXED_SHARDS):
+        mixed_shards = permutation[start : start + MIXED_SHARDS]
+        neighbours = np.concatenate([shard_rows[shard] for shard in mixed_shards])
+        mixed.append(_mix_blocks(neighbours, generator))
     return np.concatenate(mixed) if mixed else rows
 
 
-def _mixed_blocks(rows: Ints, chance: np.random.Generator) -> Ints:
-    starts = np.arange(0, len(rows), BLOCK)
-    blocks = [rows[start : start + BLOCK] for start in chance.permutation(starts)]
+def _mix_blocks(rows: Ints, generator: np.random.Generator) -> Ints:
+    """Shuffle blocks of neighbouring rows, and the rows within a few blocks."""
+    block_starts = generator.permutation(np.arange(0, len(rows), BLOCK))
+    blocks = [rows[start : start + BLOCK] for start in block_starts]
     mixed = [
-        chance.permutation(np.concatenate(blocks[at : at + MIXED_BLOCKS]))
-        for at in range(0, len(blocks), MIXED_BLOCKS)
+        generator.permutation(np.concatenate(blocks[start : start + MIXED_BLOCKS]))
+        for start in range(0, len(blocks), MIXED_BLOCKS)
     ]
     return np.concatenate(mixed) if mixed else rows
 
 
-def _deal_samples_to_ranks(rule: BatchRule, order: Ints, given_samples: int) -> Epoch:
-    """Batches of one size: ranks take turns, sample by sample."""
-    assert rule.rank is not None  # all_ranks() makes one rank of them here
+def _share_samples(rule: BatchRule, order: Ints, consumed_samples: int) -> Epoch:
+    """Make batches of one size: ranks take turns, sample by sample."""
+    assert rule.rank is not None  # all_ranks() makes a single rank of a plain rule
     size, ranks = rule.batch_size or 1, rule.ranks
-    remaining = order[given_samples:]
+    remaining = order[consumed_samples:]
 
+    # Give every rank as many samples.
     uneven = len(remaining) % ranks
     skipped = repeated = 0
     if uneven and rule.drop_last:
@@ -331,18 +360,20 @@ def _deal_samples_to_ranks(rule: BatchRule, order: Ints, given_samples: int) -> 
         repeated = ranks - uneven
         remaining = np.concatenate([remaining, np.resize(order, repeated)])
     rank_rows = remaining[rule.rank :: ranks]
+
     full = len(rank_rows) // size * size
     if rule.drop_last and full < len(rank_rows):
-        skipped, rank_rows = skipped + (len(rank_rows) - full) * ranks, rank_rows[:full]
+        skipped += (len(rank_rows) - full) * ranks
+        rank_rows = rank_rows[:full]
 
-    # numpy counts steps in float64: a step of 2**57 would lose the number of samples.
+    # np.arange counts its steps in float64.  With a step of 2**57, which means "all
+    # samples in one batch", it would lose the number of samples.
     size = min(size, max(len(rank_rows), 1))
-    ends = np.arange(0, len(rank_rows) + size, size).clip(max=len(rank_rows))
-    ends = ends if len(ends) > 1 and ends[-1] != ends[-2] else ends[:-1]
-    ends = ends if len(ends) else np.zeros(1, np.int64)
-    given = np.minimum(given_samples + ends * ranks, len(order))
-    places = given_samples + ends[:-1] * ranks + rule.rank
-    return Epoch(rank_rows, ends, skipped, repeated, given, places)
+    bounds = np.arange(0, len(rank_rows), size)
+    bounds = np.append(bounds, len(rank_rows)) if len(rank_rows) else np.zeros(1, int)
+    consumed = np.minimum(consumed_samples + bounds * ranks, len(order))
+    offsets = consumed_samples + bounds[:-1] * ranks + rule.rank
+    return Epoch(rank_rows, bounds, skipped, repeated, consumed, offsets)
 
 
 def _batch_bounds(
@@ -351,43 +382,56 @@ def _batch_bounds(
     """Fill batch after batch until the next sample would break a limit.
 
     Args:
-        rule: With the limits.
+        rule: A rule with limits.
         order: Rows ``[n]``.
-        most_batches: So many are enough; None for all.
+        most_batches: Stop after so many batches; None makes all of them.
 
     Returns:
-        Where each batch begins, and the last one ends ``[batches + 1]``; with
-        ``drop_last`` that is before the samples of a batch that the end cut short.
+        Where each batch begins, and the last one ends ``[batches + 1]``.  With
+        ``drop_last`` the samples of a last batch that is not full come after that.
     """
-    totals = []
+    most_samples = rule.batch_size or len(order)
+    if not len(order):
+        return np.zeros(1, np.int64)
+
+    totals: list[_RunningTotal] = []
     for name, limit in rule.limits.items():
         total = np.zeros(len(order) + 1, np.int64)
         np.cumsum(rule.sizes[name][order], out=total[1:])
-        # A limit above all samples together is none; adding it could overflow int64.
-        totals.append((total, min(limit, int(total[-1]))))
-    most = rule.batch_size or len(order)
+        # A limit above all samples together never cuts a batch.  It is lowered because
+        # adding it to a sum could overflow int64.
+        totals.append(_RunningTotal(total, min(limit, int(total[-1]))))
+
     start, bounds = 0, [0]
-    if not len(order):
-        return np.array(bounds)
     if not totals:
-        bounds = [*range(0, len(order), most), len(order)]
+        bounds = [*range(0, len(order), most_samples), len(order)]
         start = len(order)
     while start < len(order):
         if most_batches is not None and len(bounds) > most_batches:
             return np.array(bounds)
-        stop = min(start + most, len(order))
+        stop = min(start + most_samples, len(order))
         for total, limit in totals:
             within_limit = total.searchsorted(total[start] + limit, side="right") - 1
             stop = min(stop, int(within_limit))
         start = max(stop, start + 1)
         bounds.append(start)
+
     if rule.drop_last and not _is_full(rule, order[bounds[-2] :]):
         bounds.pop()
     return np.array(bounds)
 
 
+class _RunningTotal(NamedTuple):
+    """What the samples of an order hold up to each of them, and the limit for it."""
+
+    total: Ints
+    """Sum of the samples before each one, and of all of them ``[n + 1]``."""
+    limit: int
+    """The most that a batch may hold."""
+
+
 def _is_full(rule: BatchRule, rows: Ints) -> bool:
-    """Tell whether no sample at all could be added to a batch."""
+    """Return whether no sample at all could be added to a batch."""
     if len(rows) == rule.batch_size:
         return True
     totals = {name: int(rule.sizes[name][rows].sum()) for name in rule.limits}
@@ -398,71 +442,78 @@ class _BatchSequence(NamedTuple):
     """The batches of all ranks, in the order in which the ranks take them."""
 
     rows: Ints
-    """That the batches are parts of ``[n]``."""
+    """The rows of all batches ``[n]``."""
     starts: Ints
     """Where each batch begins in ``rows`` ``[batches]``."""
     stops: Ints
-    """Where each ends ``[batches]``."""
+    """Where each batch ends in ``rows`` ``[batches]``."""
     repeated_starts: Ints
-    """Where the batches begin that come again to make ranks even ``[ranks]``."""
+    """Where the batches begin that may be repeated, so that every rank gets as many
+    ``[ranks]``."""
     repeated_stops: Ints
-    """Where these end ``[ranks]``."""
+    """Where these batches end ``[ranks]``."""
     skipped: int = 0
     """Samples that ``drop_last`` leaves out."""
-    given_samples: int = 0
-    """How many samples were given before the first batch."""
+    consumed_samples: int = 0
+    """How many samples of the global order come before the first batch."""
 
     @property
-    def given(self) -> Ints:
-        """How many samples are given before each batch, and after the last."""
+    def consumed(self) -> Ints:
+        """How many samples come before each batch, and after the last."""
         sizes = self.stops - self.starts
-        return self.given_samples + np.concatenate([[0], np.cumsum(sizes)])
+        return self.consumed_samples + np.concatenate([[0], np.cumsum(sizes)])
 
-    def after(self, given_samples: int) -> _BatchSequence:
-        """Leave out the batches that were given already."""
-        given = self.given
-        first = int(np.searchsorted(given, given_samples))
-        if first == len(given) or given[first] != given_samples:
-            message = f"No batch begins behind {given_samples:,} samples of the epoch."
+    def after(self, consumed_samples: int) -> _BatchSequence:
+        """Leave out the batches that earlier runs consumed.
+
+        Raises:
+            LoaderError: No batch begins after so many samples.
+        """
+        consumed = self.consumed
+        first = int(np.searchsorted(consumed, consumed_samples))
+        if first == len(consumed) or consumed[first] != consumed_samples:
+            message = f"No batch begins after {consumed_samples:,} samples of the "
+            message += "epoch."
             why = "its batches were made by another rule"
             fix = "build the loader with the same options; or begin an epoch: "
             raise LoaderError(message, why=why, fix=f"{fix}loader.set_epoch()")
         return self._replace(
             starts=self.starts[first:],
             stops=self.stops[first:],
-            given_samples=given_samples,
+            consumed_samples=consumed_samples,
         )
 
 
-def _cut_order(rule: BatchRule, order: Ints, given_samples: int) -> _BatchSequence:
-    """Cut the rest of an order into batches, one behind the other."""
-    remaining = order[given_samples:]
-    bounds = given_samples + _batch_bounds(rule, remaining)
-    # An epoch that was not interrupted repeats its first batches, so the rest of one
-    # does, too.
-    again = _batch_bounds(rule, order, rule.ranks)
-    repeats = np.arange(rule.ranks) % max(len(again) - 1, 1)
+def _cut_order(rule: BatchRule, order: Ints, consumed_samples: int) -> _BatchSequence:
+    """Cut what is left of an order into batches, one after the other."""
+    remaining = order[consumed_samples:]
+    bounds = consumed_samples + _batch_bounds(rule, remaining)
+
+    # An uninterrupted epoch repeats its own first batches, so a resumed one must
+    # repeat the same: they are cut from the beginning of the whole order.
+    first_bounds = _batch_bounds(rule, order, rule.ranks)
+    first_starts, first_stops = first_bounds[:-1], first_bounds[1:]
     return _BatchSequence(
         rows=order,
         starts=bounds[:-1],
         stops=bounds[1:],
-        repeated_starts=again[:-1][repeats] if len(again) > 1 else again[:0],
-        repeated_stops=again[1:][repeats] if len(again) > 1 else again[:0],
+        repeated_starts=np.resize(first_starts, rule.ranks),
+        repeated_stops=np.resize(first_stops, rule.ranks),
         skipped=len(order) - int(bounds[-1]),
-        given_samples=given_samples,
+        consumed_samples=consumed_samples,
     )
 
 
 def _shuffle_batches(
-    rule: BatchRule, order: Ints, alone: Ints, chance: np.random.Generator
+    rule: BatchRule, order: Ints, oversized: Ints, generator: np.random.Generator
 ) -> _BatchSequence:
-    """Make batches within each bucket, and put them in an order.
+    """Make batches within each bucket, and shuffle the batches.
 
     Args:
         rule: How samples become batches.
         order: Rows that may share batches ``[n]``.
-        alone: Rows beyond a limit, each a batch of its own.
-        chance: Draws the order.
+        oversized: Rows above a limit, each a batch of its own.
+        generator: Draws the order of the batches.
     """
     groups = [order]
     if rule.bucket_by is not None:
@@ -470,26 +521,24 @@ def _shuffle_batches(
         groups = [order[bucket == number] for number in range(rule.buckets)]
     groups = [group for group in groups if len(group)]
     group_bounds = [_batch_bounds(rule, group) for group in groups]
-    groups += [np.array([row]) for row in alone.tolist()]
-    group_bounds += [np.array([0, 1])] * len(alone)
+    groups += [np.array([row]) for row in oversized.tolist()]
+    group_bounds += [np.array([0, 1])] * len(oversized)
 
     skipped = 0
-    first = 0
+    group_start = 0
+    # Begin with an empty array, so that np.concatenate accepts no groups, too.
     starts, stops = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for group, bounds in zip(groups, group_bounds, strict=True):
-        starts.append(first + bounds[:-1])
-        stops.append(first + bounds[1:])
+        starts.append(group_start + bounds[:-1])
+        stops.append(group_start + bounds[1:])
         skipped += len(group) - int(bounds[-1])
-        first += len(group)
+        group_start += len(group)
+    batch_starts, batch_stops = np.concatenate(starts), np.concatenate(stops)
 
-    turn = np.arange(sum(map(len, starts)))
     if rule.shuffle and len(groups) > 1:
-        # Else the batches of one bucket would all come before those of the next.
-        turn = chance.permutation(turn)
-    batch_starts, batch_stops = (
-        np.concatenate(starts)[turn],
-        np.concatenate(stops)[turn],
-    )
+        # Otherwise all batches of one bucket would come before those of the next.
+        permutation = generator.permutation(np.arange(len(batch_starts)))
+        batch_starts, batch_stops = batch_starts[permutation], batch_stops[permutation]
     return _BatchSequence(
         rows=np.concatenate([np.empty(0, np.int64), *groups]),
         starts=batch_starts,
@@ -500,41 +549,48 @@ def _shuffle_batches(
     )
 
 
-def _deal_batches_to_ranks(rule: BatchRule, sequence: _BatchSequence) -> Epoch:
-    """Deal whole batches out to the ranks, equally many to each."""
-    starts, stops, given = sequence.starts, sequence.stops, sequence.given
-    places, skipped, repeated = given[:-1], sequence.skipped, 0
+def _share_batches(rule: BatchRule, sequence: _BatchSequence) -> Epoch:
+    """Share whole batches out to the ranks, equally many to each."""
+    starts, stops, consumed = sequence.starts, sequence.stops, sequence.consumed
+    offsets, skipped, repeated = consumed[:-1], sequence.skipped, 0
+
     uneven = len(starts) % rule.ranks
     if uneven and rule.drop_last:
         skipped += int((stops - starts)[-uneven:].sum())
         starts, stops = starts[:-uneven], stops[:-uneven]
-        places, given = places[:-uneven], given[:-uneven]
+        offsets, consumed = offsets[:-uneven], consumed[:-uneven]
     elif uneven:
         missing = rule.ranks - uneven
-        again_starts = sequence.repeated_starts[:missing]
-        again_stops = sequence.repeated_stops[:missing]
-        repeated = int((again_stops - again_starts).sum())
-        starts = np.concatenate([starts, again_starts])
-        stops = np.concatenate([stops, again_stops])
-        places = np.concatenate([places, len(sequence.rows) + np.arange(missing)])
-        given = np.concatenate([given, np.full(missing, given[-1])])
+        repeated_starts = sequence.repeated_starts[:missing]
+        repeated_stops = sequence.repeated_stops[:missing]
+        repeated = int((repeated_stops - repeated_starts).sum())
+        starts = np.concatenate([starts, repeated_starts])
+        stops = np.concatenate([stops, repeated_stops])
+        # Offsets beyond the end, so that no other batch has the same.
+        offsets_beyond_end = len(sequence.rows) + np.arange(missing)
+        offsets = np.concatenate([offsets, offsets_beyond_end])
+        consumed = np.concatenate([consumed, np.full(missing, consumed[-1])])
 
     step = 1
     if rule.rank is not None:
         step = rule.ranks
         starts, stops = starts[rule.rank :: step], stops[rule.rank :: step]
-        places = places[rule.rank :: step]
-    rows = [
+        offsets = offsets[rule.rank :: step]
+    batch_rows = [
         sequence.rows[start:stop]
         for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
     ]
-    order = np.concatenate(rows) if rows else sequence.rows[:0]
-    ends = np.concatenate([[0], np.cumsum(stops - starts)])
-    return Epoch(order, ends, skipped, repeated, given[::step], places)
+    order = np.concatenate(batch_rows) if batch_rows else sequence.rows[:0]
+    bounds = np.concatenate([[0], np.cumsum(stops - starts)])
+    return Epoch(order, bounds, skipped, repeated, consumed[::step], offsets)
 
 
 def largest_batch(sizes: Ints, batch_size: int) -> int:
-    """Bound a batch: its samples could be the largest there are.
+    """Return an upper bound of a batch: the sum of the largest samples.
+
+    Args:
+        sizes: What each sample holds ``[n]``.
+        batch_size: Samples of a batch.
 
     >>> largest_batch(np.array([5, 1, 9]), 2)
     14

@@ -1,4 +1,4 @@
-"""Batches that a sampler of the user's chooses: seeded, shared out, resumable."""
+"""Batches that the user's sampler chooses: seeded, shared out to ranks, resumable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch.utils.data import (
 )
 
 from loaderkit.errors import LoaderError, OptionError
-from loaderkit.loader.ranks import Deal, share_length
+from loaderkit.loader.ranks import RankShare, count_groups
 from loaderkit.loader.resumable import Position, SeededRows
 from loaderkit.loader.sampler_epochs import SamplerEpochs
 from loaderkit.loader.stateful import (
@@ -40,16 +40,16 @@ if TYPE_CHECKING:
 
 
 class UserBatches:
-    """Batches that a sampler of the user's chooses.
+    """Batches that the user's sampler chooses.
 
     Args:
-        sampler: Gives rows, or whole batches of them.
-        batch_size: Samples of a batch; None where it gives whole batches.
+        sampler: Gives rows, or whole batches of rows.
+        batch_size: Samples of a batch; None if the sampler gives whole batches.
         drop_last: Leave out a last batch that is not full.
-        seed: What random numbers follow from: those that the sampler draws from the
-            global generators, and those of reading.
-        ranks: Who this process is; samples, or whole batches, are dealt out in turn.
-        dataset: What the rows are of.
+        seed: Seed of the random numbers that the sampler draws from the global
+            generators, and of those that are drawn while reading.
+        ranks: The ranks that share the rows, or the whole batches, in turn.
+        dataset: The dataset that the rows are of.
     """
 
     def __init__(
@@ -77,17 +77,17 @@ class UserBatches:
         self._prepared: tuple[Position, _SamplerPass] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Travel without a pass that has begun: iterators cannot be sent."""
+        """Pickle without a pass that has begun, since iterators cannot be pickled."""
         no_pass = {"_prepared": None, "_epoch_start": None, "_drawn_epoch": -1}
         return {**vars(self), **no_pass, "_snapshots": {}}
 
     def __len__(self) -> int:
         count = len(self.sampler)  # type: ignore[arg-type]
         if not self.shares_itself:
-            count = share_length(count, self.ranks.world_size, drop_last=self.drop_last)
+            count = count_groups(count, self.ranks.world_size, drop_last=self.drop_last)
         if self.batch_size is None:
             return count
-        return share_length(count, self.batch_size, drop_last=self.drop_last)
+        return count_groups(count, self.batch_size, drop_last=self.drop_last)
 
     def reseed(self, seed: int) -> None:
         """Follow another seed from now on."""
@@ -97,15 +97,15 @@ class UserBatches:
         """Give the batches of an epoch.
 
         Args:
-            at: Which epoch, told to samplers that have ``set_epoch``, and the batch it
-                begins with; those before it are drawn and dropped.
+            at: The epoch, which samplers with ``set_epoch`` are told, and the first
+                batch to give; those before it are drawn and dropped.
 
         Yields:
-            The rows of each.
+            The rows of each batch.
         """
         prepared, self._prepared = self._prepared, None
-        # A sampler may be told another epoch after a state was loaded.
-        if prepared is not None and self.epochs.look():
+        # After a state was loaded, the user may have called set_epoch of the sampler.
+        if prepared is not None and self.epochs.detect_user_call():
             if at.batches and prepared[0] == at:
                 raise self._epoch_changed_error(at)
             prepared = None
@@ -118,7 +118,7 @@ class UserBatches:
         if at.batches:
             self._snapshots[at.batches - 1] = sampler_pass.snapshot()
 
-        # Ranks draw other random numbers, although their batches have equal numbers.
+        # Batches of different ranks have equal numbers, and need different seeds.
         ranks, rank = self.ranks.world_size, self.ranks.rank
         for rows in sampler_pass:
             number = sampler_pass.number - 1
@@ -135,12 +135,13 @@ class UserBatches:
             warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def state_after(self, at: Position, *, running: bool) -> dict[str, Any]:
-        """Say how the sampler stood where an iteration stands.
+        """Return the state of the sampler after the batches that the loop was given.
+
+        The sampler itself is ahead of that, since workers were asked for more batches.
 
         Args:
-            at: The epoch, and its batches that were given; workers may have been
-                asked for more.
-            running: Its iteration has begun, and not ended.
+            at: The epoch, and how many of its batches were given.
+            running: An iteration of that epoch has begun, and not ended.
         """
         batches = at.batches
         if self._prepared is not None:
@@ -148,30 +149,32 @@ class UserBatches:
 
         has_begun = running and self._drawn_epoch == at.epoch
         if self._epoch_start is None or not has_begun:
-            # The sampler that takes this state over is told the epoch first, too.
-            self.epochs.tell(at.epoch)
+            # A sampler that this state is loaded into is told the epoch first, too.
+            self.epochs.set_epoch(at.epoch)
             return self.read().to_dict()
         if not batches:
             return self._epoch_start.to_dict()
 
-        # A position only moves forward: earlier states are not asked for again.
+        # Positions only move forward, so earlier snapshots are not needed again.
         outdated = [number for number in self._snapshots if number < batches - 1]
         for number in outdated:
             del self._snapshots[number]
         return self._snapshots[batches - 1].to_dict()
 
     def restore(self, state: dict[str, Any], at: Position) -> None:
-        """Bring the sampler to where another one stood.
+        """Bring the sampler to a saved state.
 
         Args:
-            state: What ``state_after`` gave.
-            at: The epoch, and the batches that were given.
+            state: What ``state_after`` returned.
+            at: The epoch, and how many of its batches were given.
 
         Raises:
             LoaderError: It cannot be brought there.
         """
         saved = SamplerState.from_dict(state)
-        self.epochs.adopt(dict(saved.values), at.epoch, by_hand=saved.epoch_by_hand)
+        self.epochs.restore(
+            dict(saved.values), at.epoch, set_by_user=saved.epoch_by_hand
+        )
         sampler_state = restore_sampler(self.sampler, saved, self.dataset)
         sampler_pass = _SamplerPass(self, at.epoch, sampler_state)
         if saved.own is not None:
@@ -195,9 +198,9 @@ class UserBatches:
 
     @property
     def digest_rank(self) -> int | None:
-        """Whose rows are compared: those of all ranks, where they are dealt out."""
-        alone = self.ranks.world_size == 1 or not self.shares_itself
-        return None if alone else self.ranks.rank
+        """The rank whose rows are compared; None if they are the rows of all ranks."""
+        gives_all_rows = self.ranks.world_size == 1 or not self.shares_itself
+        return None if gives_all_rows else self.ranks.rank
 
     def _epoch_changed_error(self, at: Position) -> LoaderError:
         message = (
@@ -211,36 +214,36 @@ class UserBatches:
         return LoaderError(message, why=why, fix=f"{fix}to leave the rest out")
 
     def read(self) -> SamplerState:
-        """Read how the sampler stands."""
+        """Read the current state of the sampler."""
         return self._with_loader_facts(read_sampler(self.sampler, self.dataset))
 
     def _with_loader_facts(self, state: SamplerState) -> SamplerState:
         """Add what only the loader knows."""
-        by_hand = self.epochs.by_hand
-        return replace(state, epoch_by_hand=by_hand, rank=self.digest_rank)
+        set_by_user = self.epochs.set_by_user
+        return replace(state, epoch_by_hand=set_by_user, rank=self.digest_rank)
 
     def _begin_pass(self, epoch: int) -> _SamplerPass:
-        self.epochs.tell(epoch)
+        self.epochs.set_epoch(epoch)
         return _SamplerPass(self, epoch)
 
     def rows_of_rank(self, hashed: _RowsHash) -> Iterator[Any]:
-        """Iterate over the sampler, as far as it concerns this rank.
+        """Iterate over the rows, or batches, of this rank.
 
         Args:
-            hashed: Takes in what the sampler gives.  That is the same on all ranks
-                before it is dealt out, so that a state of one is every rank's.
+            hashed: Hashes what the sampler gives.  This is done before ranks take their
+                shares, so that the digest is equal on all ranks.
         """
         hashed_rows = _HashedRows(iter(self.sampler), hashed, self)
         if self.shares_itself:
             return hashed_rows
-        return Deal(hashed_rows, self.ranks, drop_last=self.drop_last)
+        return RankShare(hashed_rows, self.ranks, drop_last=self.drop_last)
 
     def note_epoch_start(self, epoch: int, sampler_state: SamplerState | None) -> None:
-        """Keep how the sampler stands before anything is drawn from it.
+        """Keep the state of the sampler before anything is drawn from it.
 
         Args:
-            epoch: That begins.
-            sampler_state: As it was read just now; None reads it.
+            epoch: The epoch that begins.
+            sampler_state: The current state, if it is known; None reads it.
         """
         self._drawn_epoch, self._snapshots = epoch, {}
         if sampler_state is None:
@@ -250,15 +253,15 @@ class UserBatches:
 
     @property
     def epoch_start(self) -> SamplerState:
-        """How the sampler stood when the epoch began."""
+        """The state of the sampler when the epoch began."""
         return self._epoch_start or self.read()
 
 
 class _SamplerPass:
     """One pass over a user's sampler, batch by batch.
 
-    What the sampler draws from the global generators follows from the seed, the epoch
-    and the batch alone, so that every rank and every resumed run draws the same.
+    Each batch is drawn with global random numbers that follow from the seed, the epoch
+    and the number of the batch.  So every rank and every resumed run draws the same.
     """
 
     def __init__(
@@ -279,29 +282,30 @@ class _SamplerPass:
             yield rows
 
     def drop(self, count: int) -> None:
-        """Draw batches that were given already."""
+        """Draw batches that earlier runs consumed, and drop them."""
         for _ in islice(self, count):
             pass
 
     @property
     def digest(self) -> str:
-        """Tell one series of batches from another; empty before the first."""
+        """Digest of the batches drawn so far; empty before the first."""
         return self._hash.hexdigest() if self.number else ""
 
     def snapshot(self) -> SamplerState:
-        """Say how the sampler stands, and what it has given."""
-        # Of others nothing is read here: their rows and weights may be millions.
+        """Return the state of the sampler, with a digest of what it has given."""
+        # A sampler without a state_dict is not read again for each batch: it may hold
+        # millions of rows.  Its state at the beginning of the epoch serves.
         if stateful_part(self._batches.sampler) is not None:
             return self._batches.read()
         return replace(self._batches.epoch_start, digest=self.digest)
 
     def _draw_batch(self) -> list[Any] | None:
-        self._batches.epochs.look()
+        self._batches.epochs.detect_user_call()
         with Seeded(mix_seed(self._batches.seed, self._epoch, -1 - self.number)):
             if self._iterator is None:
                 self._iterator = self._batches.rows_of_rank(self._hash)
             rows = self._take_rows(self._iterator)
-        self._batches.epochs.note()
+        self._batches.epochs.remember_values()
         if rows is None:
             return None
         self.number += 1
@@ -311,17 +315,17 @@ class _SamplerPass:
         size = self._batches.batch_size
         if size is None:
             batch: list[Any] | None = next(iterator, None)
-            return batch  # never None itself: _Given has made a list of it
+            return batch  # None means the end: _HashedRows makes lists of all batches
         rows = list(islice(iterator, size))
         too_few = len(rows) < size and self._batches.drop_last
         return rows if rows and not too_few else None
 
 
 class _RowsHash:
-    """The hash of what a sampler gives, row by row or batch by batch.
+    """A hash of what a sampler gives, row by row or batch by batch.
 
-    Rows are hashed many at a time: one by one takes 0.5 us each, which is 60 us more
-    for a batch of 128.
+    Rows are hashed many at a time.  Measured: one by one they take 0.5 us each, which
+    adds 60 us to a batch of 128.
     """
 
     def __init__(self) -> None:
@@ -329,13 +333,14 @@ class _RowsHash:
         self._rows: list[Any] = []
 
     def add(self, item: Any) -> None:
-        """Take in a row, or a batch of rows, which its taker may change afterwards."""
+        """Add a row, or a batch of rows."""
         self._rows.append(item)
+        # A batch is hashed at once, since whoever gets the list may change it.
         if isinstance(item, list) or len(self._rows) == _ROWS_HASHED_AT_ONCE:
             self._hash_pending_rows()
 
     def hexdigest(self) -> str:
-        """Give the hash of all so far, however they were taken in."""
+        """Return the hash of everything added so far."""
         self._hash_pending_rows()
         return self._digest.hexdigest()
 
@@ -346,15 +351,18 @@ class _RowsHash:
 
 
 _ROWS_HASHED_AT_ONCE = 1024
+"""Chosen: several batches, so that the cost of a call is shared by many rows."""
 
 
 class _HashedRows(Iterator[Any]):
-    """What a sampler gives, hashed on the way; whole batches as lists.
+    """Iterator over what a sampler gives, which also hashes it.
+
+    Whole batches are given as lists.
 
     Args:
-        items: Rows, or batches of them.
-        hashed: Takes them in.
-        batches: Whose sampler gives them.
+        items: Rows, or batches of rows.
+        hashed: The hash that they are added to.
+        batches: The batches whose sampler gives the items.
     """
 
     def __init__(
@@ -373,7 +381,7 @@ class _HashedRows(Iterator[Any]):
 
     def _as_list(self, batch: Any) -> list[Any]:
         try:
-            # Letters are no rows, although torch would read them as such.
+            # torch would take the letters of a string for rows.
             if not isinstance(batch, str | bytes):
                 return list(batch)
         except TypeError:
@@ -392,7 +400,11 @@ def _is_iterator(sampler: Any) -> bool:
 
 
 def _shares_rows(sampler: Any, ranks: Ranks) -> bool:
-    """Tell whether a sampler gives the rows of one rank only, as torch's own does."""
+    """Return whether a sampler gives the rows of one rank, as DistributedSampler does.
+
+    Raises:
+        OptionError: It gives the rows of another rank than this process is.
+    """
     for part in (sampler, getattr(sampler, "sampler", None)):
         size = getattr(part, "num_replicas", None)
         rank = getattr(part, "rank", None)
@@ -404,7 +416,7 @@ def _shares_rows(sampler: Any, ranks: Ranks) -> bool:
             )
             message += f"rank {ranks.rank} of {ranks.world_size}."
             fix = "drop the sampler (ranks are shared out), or rank and world_size"
-            raise OptionError(message, why=ranks.told_by, fix=fix)
+            raise OptionError(message, why=ranks.source, fix=fix)
         return True
     return ranks.world_size == 1
 
@@ -412,16 +424,19 @@ def _shares_rows(sampler: Any, ranks: Ranks) -> bool:
 def rows_without_drawing(
     sampler: Any, dataset: Any, count: int | None
 ) -> list[Any] | None:
-    """Tell rows that a sampler gives, without moving it.
+    """Return rows that a sampler may give, without iterating over it.
+
+    Iterating would change the state of its generators.  Row 0 alone will not do: the
+    rows may be keys, or the sampler may choose a few readable rows of many.
 
     Args:
-        sampler: Of the user's; its rows may be keys, or a few good ones of many.
-        dataset: What they are of.
-        count: How many; None where it gives whole batches.
+        sampler: The user's sampler.
+        dataset: The dataset that its rows are of.
+        count: Number of rows; None if the sampler gives whole batches.
 
     Returns:
-        Some of its rows, or of the rows that it chooses from; None if it would have to
-        be asked for them.
+        Some of its rows, or of the rows that it chooses from; None if they are not
+        known without iterating over it.
     """
     if isinstance(sampler, _ROW_SEQUENCES):
         rows = list(islice(sampler, count or 1))

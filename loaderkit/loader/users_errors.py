@@ -1,4 +1,8 @@
-"""Errors of the user's code, told with the sample's name, their type kept."""
+"""Errors of the user's code as LoaderErrors that keep the type of the original.
+
+The message names the sample.  ``except`` with the user's type catches such an error, as
+it does with torch's DataLoader without workers.
+"""
 
 from __future__ import annotations
 
@@ -18,49 +22,51 @@ if TYPE_CHECKING:
 
 
 def error_about(what: str, error: Exception, fix: str) -> LoaderError:
-    """Tell an error of the user's code.
+    """Make a LoaderError of an error of the user's code.
 
     Args:
-        what: What could not be done, to be followed by the error.
-        error: As the user's code raised it.
-        fix: What to do.
+        what: What could not be done; the text of the error is appended.
+        error: The error that the user's code raised.
+        fix: What the user can do.
 
     Returns:
-        A LoaderError to be raised from it, which is also of its type, and has what it
-        held.
+        A LoaderError to be raised from ``error``.  It is also of the type of ``error``
+        and has its attributes.
     """
     frames = traceback.extract_tb(error.__traceback__)
     where = f"raised at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     what += f"{type(error).__name__}: {_text_of(error)}"
-    return _build_error(Held.of(error), what, where, fix)
+    return _build_error(ErrorContent.of(error), what, where, fix)
 
 
 @dataclass(frozen=True)
-class Held:
-    """What an error of the user's holds, in a form that can be pickled."""
+class ErrorContent:
+    """What an error of the user's code holds."""
 
     users_type: type[Exception]
     """Its type."""
     args: tuple[Any, ...]
     """Its ``args``."""
     fields: Mapping[str, Any]
-    """What lies in slots, of C (``errno``, ``filename``, ``object``) or the user's."""
+    """Values of its slots, of C types (``errno``, ``filename``) or the user's class."""
     attributes: Mapping[str, Any]
     """Its ``__dict__``."""
 
     @classmethod
-    def of(cls, error: Exception) -> Held:
-        """Read it all."""
+    def of(cls, error: Exception) -> ErrorContent:
+        """Read what an error holds."""
         fields = {}
         for name in _slots_of(type(error)):
-            with contextlib.suppress(Exception):  # an empty slot, or a failing getter
+            with contextlib.suppress(
+                Exception
+            ):  # an unset slot, or a getter that raises
                 fields[name] = getattr(error, name)
         return cls(type(error), error.args, fields, dict(vars(error)))
 
-    def sendable(self) -> Held:
-        """Leave out what cannot be pickled: the rest shall arrive all the same."""
+    def sendable(self) -> ErrorContent:
+        """Leave out what cannot be pickled, so that the rest arrives."""
         args = self.args if _is_picklable(self.args) else ()
-        return Held(
+        return ErrorContent(
             self.users_type,
             args,
             _drop_unpicklable(self.fields),
@@ -69,12 +75,12 @@ class Held:
 
 
 def _slots_of(users: type[Exception]) -> list[str]:
-    """Name what instances of a type have besides their ``__dict__``."""
+    """Return the names of the slots that instances of a type have."""
     kinds = (types.MemberDescriptorType, types.GetSetDescriptorType)
     names: list[str] = []
     for base in users.__mro__:
         if issubclass(Exception, base):
-            continue  # Exception, BaseException, object: args are read apart
+            continue  # Exception and its bases have only args, which are read apart
         for name, value in vars(base).items():
             if isinstance(value, kinds) and name not in {"__dict__", "__weakref__"}:
                 names.append(name)
@@ -93,35 +99,36 @@ def _is_picklable(value: object) -> bool:
     return True
 
 
-def _build_error(held: Held, what: str, why: str, fix: str) -> LoaderError:
-    """Make the error, with what the user's held.
+def _build_error(content: ErrorContent, what: str, why: str, fix: str) -> LoaderError:
+    """Make the LoaderError, with the content of the user's error.
 
-    Neither ``__new__`` nor ``__init__`` of the user's class is called: they may want
-    other arguments.  Types of C get theirs, since some set fields for good.
+    Neither ``__new__`` nor ``__init__`` of the user's class is called, since their
+    arguments are not known.  The ``__new__`` of a group of exceptions does get its
+    arguments, because it sets fields that cannot be set later.
     """
-    kind = loader_error_like(held.users_type)
+    kind = loader_error_like(content.users_type)
     combined = LoaderError(what, why=why, fix=fix)
     if kind is not LoaderError:
         inner = _builtin_base(kind)
         group = getattr(builtins, "BaseExceptionGroup", ())  # Python 3.11
         try:
-            arguments = held.args if issubclass(kind, group) else ()
+            arguments = content.args if issubclass(kind, group) else ()
             combined = inner.__new__(kind, *arguments)
-        except Exception:  # noqa: BLE001 -- a type of C that wants to be made otherwise
+        except Exception:  # noqa: BLE001 -- a C type with other arguments
             return combined
         vars(combined).update(what=what, why=why, fix=fix)
-        combined.args = held.args
+        combined.args = content.args
 
-    for name, value in held.fields.items():
+    for name, value in content.fields.items():
         with contextlib.suppress(Exception):  # a field that cannot be written
             setattr(combined, name, value)
-    for name, value in held.attributes.items():
+    for name, value in content.attributes.items():
         vars(combined).setdefault(name, value)
     return combined
 
 
 def _builtin_base(kind: type[LoaderError]) -> type[BaseException]:
-    """Find the type of C, behind LoaderError and its bases, that makes its objects."""
+    """Return the built-in type, after LoaderError's own bases, that makes objects."""
     return next(base for base in kind.__mro__[4:] if base.__module__ == "builtins")
 
 
@@ -144,17 +151,17 @@ def _text_of(error: Exception) -> str:
 
 
 def loader_error_like(users: type[Exception]) -> type[LoaderError]:
-    """Make a LoaderError that ``except`` catches as an error of the user's type, too.
+    """Make a subclass of LoaderError and of a type of the user's.
 
-    A loop that catches the errors of its own dataset does so with torch's DataLoader,
-    and goes on doing so with ours.
+    A loop that catches the errors of its own dataset with torch's DataLoader then
+    catches them with this one, too.
 
     Args:
-        users: The type of what the user's code raised.
+        users: The type of the error that the user's code raised.
 
     Returns:
-        LoaderError itself where Python cannot make such a type, and for StopIteration,
-        which would end the loop in silence.
+        The subclass; LoaderError itself if Python cannot make one, and for
+        StopIteration, which would end the loop silently.
     """
     unwanted: tuple[type[Exception], ...] = (StopIteration, StopAsyncIteration)
     if issubclass(users, (LoaderError, *unwanted)):
@@ -162,21 +169,23 @@ def loader_error_like(users: type[Exception]) -> type[LoaderError]:
     body = {
         "__module__": LoaderError.__module__,
         "__doc__": LoaderError.__doc__,
-        # torch makes it anew of its text alone, by name where there is a "message".
+        # torch builds the error again from its text alone, in ExceptionWrapper.  It
+        # passes the text as ``message=`` if the type has such an attribute.
         "__new__": _new_error,
         "__init__": _init_error,
-        # Some types show their own attributes; args are the user's.
+        # Some user types print their attributes, and ``args`` are the user's.
         "__str__": _message_of,
         "__repr__": _representation,
         "__reduce__": _reduce_loader_error,
         "users_type": users,
-        # The user's class may have properties of these names, or forbid to set any.
+        # The user's class may have properties of these names, or may refuse to set
+        # attributes.
         "__setattr__": Exception.__setattr__,
         "what": "",
         "why": "",
         "fix": "",
     }
-    # A user's type with a metaclass of its own keeps that.
+    # If the user's type has a metaclass of its own, the subclass must have it too.
     metaclass = _CombinedType if type(users) is type else type
     try:
         return metaclass("LoaderError", (LoaderError, users), body)
@@ -185,11 +194,11 @@ def loader_error_like(users: type[Exception]) -> type[LoaderError]:
 
 
 class _CombinedType(type):
-    """The type of the types that are made here.
+    """The metaclass of the types that ``loader_error_like`` makes.
 
-    torch and others send an error as its type and text.  These types are found under
-    no name, so they are pickled by the user's: a worker that could not send one would
-    leave its loop waiting.
+    torch and others send an error as its type and its text.  pickle cannot find these
+    types by name, so they are pickled as the user's type, from which they are made
+    again.  A worker that could not send an error would leave its loop waiting.
     """
 
 
@@ -215,6 +224,6 @@ def _representation(error: Any) -> str:
 
 
 def _reduce_loader_error(error: Any) -> tuple[Any, ...]:
-    """Pickle by the user's type: the class that was made for it has no name."""
-    held = replace(Held.of(error), users_type=error.users_type).sendable()
-    return _build_error, (held, error.what, error.why, error.fix)
+    """Pickle the user's type: pickle cannot find the type made from it by name."""
+    content = replace(ErrorContent.of(error), users_type=error.users_type).sendable()
+    return _build_error, (content, error.what, error.why, error.fix)

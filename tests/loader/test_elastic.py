@@ -127,7 +127,7 @@ def read_in_parts(samples, shuffle, seed, epoch, parts, *, workers=0, shift=0):
         ]
         assert len(set(steps)) == 1
         for rank_rest in rest:
-            places += rank_rest.places[: len(given[0])].tolist()
+            places += rank_rest.offsets[: len(given[0])].tolist()
         if part.steps is None:
             before = 0 if state is None else state["batches"]
             assert steps[0] == before + len(given[0])

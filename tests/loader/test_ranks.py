@@ -568,7 +568,7 @@ def test_a_launchers_variables_share_the_data_out(launcher, monkeypatch):
 
 
 def test_a_launchers_variables_that_do_not_say_enough_are_refused():
-    with pytest.raises(LoaderError, match="srun did not start this") as caught:
+    with pytest.raises(LoaderError, match="was not started by srun") as caught:
         launched_ranks({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"})
     assert "rank=0, world_size=1" in caught.value.fix
     for wrong in ("x", "4", "-1"):

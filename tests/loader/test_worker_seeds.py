@@ -41,7 +41,7 @@ def test_a_seed_that_worker_init_fn_sets_is_said_to_do_nothing(workers):
         Draws(), num_workers=workers, worker_init_fn=seed_torch, seed=5
     )
 
-    with pytest.raises(UserWarning, match="seeded torch with 5, which does nothing"):
+    with pytest.raises(UserWarning, match="seeded torch with 5, which has no effect"):
         list(loader)
 
     loader.set_epoch(0)
