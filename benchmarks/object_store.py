@@ -10,6 +10,7 @@ warm, with what the first one left there.  The server shares the processors with
 from __future__ import annotations
 
 import contextlib
+import importlib
 import multiprocessing
 import os
 import socket
@@ -202,10 +203,13 @@ def _report_readings(
 
 
 def _installed_formats() -> Iterator[tuple[str, Format]]:
-    # The others import their clients of S3 when they are imported; fsspec waits for the
-    # first URL, and would be measured with it.
+    # What each library imports when it is first used would be measured with it.
     import s3fs  # noqa: F401
 
+    for name in ("open_cache", "build_loader"):
+        getattr(loaderkit, name)
+    with contextlib.suppress(ImportError):
+        importlib.import_module("boto3")
     yield "loaderkit", Format(_pack, _open_loaderkit)
     for name, data_format in (
         ("litdata", Format(_write_litdata, _open_litdata)),

@@ -63,8 +63,8 @@ class FreeBytes(NamedTuple):
 class Probe(Protocol):
     """What has to be known of a kind of device."""
 
-    def available(self) -> bool:
-        """Tell whether there is such a device here."""
+    def available(self, device: torch.device) -> bool:
+        """Tell whether this device is here."""
 
     def capability(self, device: torch.device) -> Capability:
         """Say what it can do."""
@@ -101,9 +101,13 @@ class CudaLikeProbe:
     def __init__(self, module: Any) -> None:
         self.module = module
 
-    def available(self) -> bool:
-        """Tell whether there is such a device here."""
-        return bool(self.module.is_available())
+    def available(self, device: torch.device) -> bool:
+        """Tell whether this device is here; asking starts no driver."""
+        if not self.module.is_available():
+            return False
+        # mypy takes the index for an int; it is None for "the current device"
+        index: int | None = device.index
+        return index is None or index < int(self.module.device_count())
 
     def capability(self, device: torch.device) -> Capability:
         """Say what it can do."""
@@ -259,9 +263,9 @@ class MpsProbe(NoBlockHistory):
     def __init__(self, module: Any = None) -> None:
         self.module = module or torch.mps
 
-    def available(self) -> bool:
-        """Tell whether there is such a device here."""
-        return bool(torch.backends.mps.is_available())
+    def available(self, device: torch.device) -> bool:
+        """Tell whether this device is here; a Mac has one."""
+        return torch.backends.mps.is_available() and not device.index
 
     def capability(self, device: torch.device) -> Capability:
         """Say what it can do."""
@@ -303,8 +307,8 @@ class MpsProbe(NoBlockHistory):
 class CpuProbe(NoBlockHistory):
     """The CPU itself: its memory is the process's."""
 
-    def available(self) -> bool:
-        """There is always one."""
+    def available(self, device: torch.device) -> bool:  # noqa: ARG002
+        """There is always one; torch gives it any index."""
         return True
 
     def capability(self, device: torch.device) -> Capability:
@@ -380,15 +384,19 @@ def read_capability(device: str | torch.device) -> Capability:
         msg = f"device must be one of torch's, such as 'cuda' or 'cpu', got {device!r}"
         raise ValueError(msg) from error
     if not is_present(torch_device):
-        msg = f"there is no device {device!r} here; pass device='cpu', or install the "
-        msg += f"build of torch for it (this one is {torch.__version__})"
+        msg = f"there is no device {device!r} here; "
+        if is_present(torch.device(torch_device.type)):
+            msg += f"pass device={torch_device.type!r} for the current one of its kind"
+        else:
+            msg += "pass device='cpu', or install the build of torch for it "
+            msg += f"(this one is {torch.__version__})"
         raise ValueError(msg)
     return probe_of(torch_device).capability(torch_device)
 
 
 def is_present(device: torch.device) -> bool:
-    """Tell whether a device is one of a kind that is here."""
-    return _is_available(probe_of(device)) and _makes_tensors(device)
+    """Tell whether a device is here: its kind, and one with its index."""
+    return _is_available(probe_of(device), device) and _makes_tensors(device)
 
 
 def _makes_tensors(device: torch.device) -> bool:
@@ -414,7 +422,7 @@ def present_devices() -> list[torch.device]:
         The current device of each kind; empty on a machine without any.
     """
     devices = [torch.device(kind) for kind in PROBES]
-    return [device for device in devices if _is_available(probe_of(device))]
+    return [device for device in devices if _is_available(probe_of(device), device)]
 
 
 def read_device(
@@ -434,7 +442,7 @@ def read_device(
         The counters that could be read, and for the others the reason.
     """
     probe = probe_of(device) if probe is None else probe
-    if not _is_available(probe):
+    if not _is_available(probe, device):
         return DeviceReading(
             {}, {"allocated": f"there is no device {str(device)!r} here"}
         )
@@ -466,7 +474,7 @@ def free_bytes(device: torch.device, *, probe: Probe | None = None) -> FreeBytes
         Bytes and who told; None where there is no such device, or it does not tell.
     """
     probe = probe_of(device) if probe is None else probe
-    if not _is_available(probe):
+    if not _is_available(probe, device):
         return None
     with contextlib.suppress(*_NO_ANSWER):
         return probe.free_bytes(device)
@@ -486,7 +494,7 @@ def read_device_used(device: torch.device, *, probe: Probe | None = None) -> int
     """
     probe = probe_of(device) if probe is None else probe
     readers = probe.driver_counters(device)
-    if "device_free" not in readers or not _is_available(probe):
+    if "device_free" not in readers or not _is_available(probe, device):
         return None
     if not _is_harmless_to_ask(probe, device):
         return None
@@ -509,7 +517,7 @@ def read_blocks(device: torch.device, *, probe: Probe | None = None) -> list[Blo
     """
     probe = probe_of(device) if probe is None else probe
     with contextlib.suppress(*_NO_ANSWER):
-        if _is_available(probe) and _is_harmless_to_ask(probe, device):
+        if _is_available(probe, device) and _is_harmless_to_ask(probe, device):
             return probe.blocks(device)
     return []
 
@@ -542,10 +550,10 @@ def _value_or_reason(read: Callable[[], int]) -> int | str:
         return f"torch cannot tell: {type(error).__name__}: {error}"
 
 
-def _is_available(probe: Probe) -> bool:
+def _is_available(probe: Probe, device: torch.device) -> bool:
     """Ask whether a device is there; a torch without its build raises."""
     with contextlib.suppress(*FAILURES):
-        return probe.available()
+        return probe.available(device)
     return False
 
 

@@ -29,10 +29,11 @@ def flat_epoch():
     return lambda: torch.randn(SIZE)
 
 
-@pytest.mark.parametrize("device", ["cuda", "cuda:1", "xpu", "mps"])
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "xpu", "mps", "mps:7"])
 def test_a_device_that_is_not_here_is_refused_and_one_that_is_here_is_watched(device):
-    kind = torch.device(device).type
-    if kind in {present.type for present in present_devices()}:
+    kind, index = torch.device(device).type, torch.device(device).index or 0
+    here = {present.type for present in present_devices()}
+    if kind in here and index < torch.get_device_module(kind).device_count():
         assert LeakDetector(device).device.type == kind
         return
 

@@ -9,6 +9,7 @@ from loaderkit.memory.probes import (
     CudaLikeProbe,
     MpsProbe,
     free_bytes,
+    is_present,
     present_devices,
     probe_of,
     read_blocks,
@@ -17,10 +18,11 @@ from loaderkit.memory.probes import (
 )
 
 
-def cuda_module(*, integrated=False, started=False):
+def cuda_module(*, integrated=False, started=False, count=1):
     return SimpleNamespace(
         __name__="torch.cuda",
         is_available=lambda: True,
+        device_count=lambda: count,
         is_initialized=lambda: started,
         get_device_properties=lambda _: SimpleNamespace(is_integrated=integrated),
     )
@@ -41,6 +43,25 @@ def test_a_card_that_shares_the_hosts_memory_does_not_pin():
 
     assert capability.unified
     assert not capability.pins
+
+
+@pytest.mark.parametrize(
+    ("device", "count", "is_here"),
+    [("cuda", 1, True), ("cuda:0", 1, True), ("cuda:1", 1, False), ("cuda:7", 8, True)],
+)
+def test_a_device_whose_index_is_beyond_those_of_this_machine_is_not_here(
+    device, count, is_here, monkeypatch
+):
+    module = cuda_module(count=count)
+    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+
+    assert is_present(torch.device(device)) == is_here
+    if not is_here:
+        with pytest.raises(ValueError, match="'cuda:1' here; pass device='cuda'"):
+            read_capability(device)
+        assert free_bytes(torch.device(device)) is None
+        missing = read_device(torch.device(device)).missing
+        assert missing == {"allocated": "there is no device 'cuda:1' here"}
 
 
 def test_a_driver_in_use_is_seen():
@@ -175,7 +196,7 @@ def test_apples_device_tells_what_metal_holds():
         recommended_max_memory=lambda: 5_330,
     )
     probe = MpsProbe(metal)
-    probe.available = lambda: True
+    probe.available = lambda _: True
 
     values, missing = read_device(torch.device("mps"), probe=probe)
 

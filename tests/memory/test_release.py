@@ -47,6 +47,9 @@ class Card:
     def is_available(self):
         return True
 
+    def device_count(self):
+        return 2
+
     def is_initialized(self):
         return True
 
