@@ -171,7 +171,7 @@ def extend(
         try:
             _check_same_kind([original, added], f"The samples to add to {location}")
         except DatasetError:
-            shutil.rmtree(added_folder)
+            _remove_cache(added_folder)
             raise
 
         # A call that ends normally deletes the folder.  One that is found here was left
@@ -185,10 +185,28 @@ def extend(
             made_with = {**plan.made_with, _EXTENDED_WITH: generation}
             plan = replace(plan, made_with=made_with)
             _write_joined(plan, location, overwrite=True)
-        shutil.rmtree(added_folder)
 
-    all_classes = [*_passed_classes([cache, packed]), *classes]
-    return open_cache(location, classes=all_classes)
+        all_classes = [*_passed_classes([cache, packed]), *classes]
+        extended = open_cache(location, classes=all_classes)
+        _remove_cache(added_folder)
+    return extended
+
+
+def _remove_cache(folder: Path) -> None:
+    """Delete the folder of a cache, its manifest last.
+
+    The manifest is what tells the next call that this one was killed.  With it goes the
+    last thing that a killed call could leave behind.
+    """
+    for entry in folder.iterdir():
+        if entry.name == MANIFEST:
+            continue
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+    (folder / MANIFEST).unlink()
+    folder.rmdir()
 
 
 def _check_same_kind(stores: Sequence[Store], subject: str) -> None:

@@ -19,6 +19,7 @@ from torch_geometric.data import Batch, Data
 
 import loaderkit
 from loaderkit import SafeDataset, concat, extend, open_cache, pack
+from loaderkit.cache.layout import MANIFEST
 from loaderkit.errors import CacheError, DatasetError, OptionError
 from loaderkit.testing import assert_same
 
@@ -224,7 +225,8 @@ def test_a_call_that_is_killed_at_any_moment_is_called_again_and_adds_once(tmp_p
         if run.is_alive():
             os.kill(run.pid, signal.SIGKILL)
         run.join()
-        if run.exitcode == 0:
+        was_done = not (path / ".extending" / MANIFEST).exists()
+        if run.exitcode == 0 or (was_done and len(open_cache(path)) == 10):
             continue
         assert len(open_cache(path)) in {4, 10}
 
@@ -244,6 +246,36 @@ def test_a_call_that_was_killed_behind_its_last_step_has_added_the_samples(tmp_p
     grown = extend(tmp_path / "c", molecules(2, seed=1), workers=0)
 
     assert len(grown) == 6
+
+
+def test_a_call_that_was_killed_while_it_tidied_up_has_added_the_samples(
+    tmp_path, monkeypatch
+):
+    more = molecules(6, seed=1)
+    pack(more, tmp_path / "left", workers=0, shard_bytes=500)
+    pack(molecules(4), tmp_path / "c", workers=0)
+    deleted = []
+    unlink = Path.unlink
+
+    def note_and_unlink(file, *args, **kwargs):
+        if file.parent.name == ".extending":
+            deleted.append(file.name)
+        unlink(file, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "unlink", note_and_unlink)
+    extend(tmp_path / "c", more, workers=0, shard_bytes=500)
+    monkeypatch.undo()
+    assert len(deleted) > 2
+    assert deleted[-1] == MANIFEST
+
+    # what a killed call leaves behind after each of its deletions but the last
+    for number in range(len(deleted)):
+        left = tmp_path / "c" / ".extending"
+        shutil.copytree(tmp_path / "left", left)
+        for name in deleted[:number]:
+            (left / name).unlink(missing_ok=True)
+
+        assert len(extend(tmp_path / "c", more, workers=0, shard_bytes=500)) == 10
 
 
 class Chosen(SafeDataset):
