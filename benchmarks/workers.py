@@ -21,7 +21,7 @@ from benchmarks.harness import MIB, Row, anonymous_bytes, measure_rates, report
 from benchmarks.workloads import BATCH, COUNTS, InMemory, epoch_reader, make_graphs
 
 if TYPE_CHECKING:
-    from loaderkit.datasets.base import SafeDataset
+    from loaderkit.datasets.safe import SafeDataset
 
 MEMORY_ROUNDS = 3
 """Times the memory is measured; a worker's own varies by 2 MiB."""

@@ -12,14 +12,14 @@ from .budget.step.estimate import estimate_step as estimate_step
 from .cache.transfer import pull as pull
 from .cache.transfer import push as push
 from .cache.verify import verify as verify
-from .datasets.base import SafeDataset as SafeDataset
 from .datasets.concat import concat as concat
 from .datasets.concat import extend as extend
-from .datasets.graphs import SafeGraphDataset as SafeGraphDataset
 from .datasets.inspect import inspect_cache as inspect_cache
 from .datasets.open import open_cache as open_cache
 from .datasets.owned_copy import owned_copy as owned_copy
 from .datasets.pack import pack as pack
+from .datasets.safe import SafeDataset as SafeDataset
+from .datasets.safe import SafeGraphDataset as SafeGraphDataset
 from .datasets.sources import PtFolder as PtFolder
 from .leaks.checks import assert_no_leak as assert_no_leak
 from .leaks.detector import LeakDetector as LeakDetector

@@ -1,4 +1,4 @@
-"""SafeDataset: say which samples there are and how one is made; the rest is ours."""
+"""What every dataset of samples that are copies does: read, choose, gather, show."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import (
         Callable,
-        Collection,
         Iterable,
         Iterator,
     )
@@ -58,34 +57,13 @@ T = TypeVar("T", default=Any)
 R = TypeVar("R")
 
 
-class SafeDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
-    """A dataset whose every sample is a copy that its reader owns.
+class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
+    """What ``SafeDataset`` and ``SafeGraphDataset`` have in common; not for users.
 
-    Subclass it, and write ``keys()`` and ``load(key)``.  With ``cache=`` every sample
-    is loaded once, packed, and read from mapped columns ever after; without, it is
-    loaded each time.  Either way, changing a sample in place, keeping it, or sending
-    it to another process never touches the cache or another sample.
+    That is all but ``map``: it makes a dataset of another cache, so it stands where
+    both classes are known.
 
-    ``SafeDataset[dict[str, Tensor]]`` tells a type checker what a sample is.
-
-    Args:
-        raw: Where the samples come from, for ``keys`` and ``load`` to use as
-            ``self.raw``.
-        cache: Folder of the cache, or a URL that fsspec knows ("s3://bucket/name");
-            packed on first use.  None to load each time.
-        transform: Called with each sample after it is read; may change it in place.
-        ragged: What a batch holds for tensors whose first axes differ: "padded",
-            "packed" or "jagged" (see ``loaderkit.datasets.dict_batches``).
-        pad_value: What padded batches hold behind a sample's end: a number, or numbers
-            by field, such as ``{"labels": -100}``; 0 (False) for the others.
-        packing: How the cache is packed.
-        classes: Classes that samples are made of, beyond PyG's and those that the
-            subclass's own module knows.
-        checksums: When the cache's files are hashed: "once" a machine before their
-            first use, "always" in each process, or "never".
-        storage_options: What fsspec makes the file system of a URL with.
-        mirror: Folder on local disk in which the shards of a URL are kept.
-        mirror_bytes: The most it may take, such as "200 GB"; None for all there is.
+    The arguments are explained in ``SafeDataset``.
 
     Raises:
         ValueError: ``ragged`` or ``checksums`` is none of the three.
@@ -234,53 +212,6 @@ class SafeDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
         opened, rows = self._cache_and_rows("columns")
         check_column(opened, rows, name, self.largest_column_bytes)
         return self._join_column(opened, rows, name)
-
-    def map(
-        self,
-        function: Callable[..., Any],
-        with_indices: bool = False,  # noqa: FBT001, FBT002 -- as Hugging Face has it
-        *,
-        remove_columns: str | Collection[str] | None = None,
-        cache: str | os.PathLike[str] | None = None,
-        workers: int | None = None,
-        **others: Any,
-    ) -> Any:
-        """Make new samples of these, and pack them into a cache of their own.
-
-        What was packed of the same samples by the same code is opened, and the
-        function not called again.  To call one each time a sample is read, use
-        ``transform=`` instead.
-
-        Args:
-            function: Called with a sample, which it may change; returns the new one.
-                Of dicts it may return some fields, which are put beside the others, as
-                in Hugging Face's datasets.
-            with_indices: Call it with the sample and its row.
-            remove_columns: Fields of dicts to leave out.
-            cache: The new cache's folder; beside this one, under a name that follows
-                from the function, if None.
-            workers: Processes that call the function; as for ``pack``.
-            others: None; arguments of Hugging Face's method are refused by name.
-
-        Returns:
-            A dataset over the new cache.
-
-        Raises:
-            OptionError: An argument is not what it should be.
-            StaleCacheError: In the folder is a cache of other samples or other code.
-        """
-        # Here, since it opens the new cache as a dataset, maybe of graphs: a subclass.
-        from loaderkit.datasets.mapping import map_samples
-
-        return map_samples(
-            self,
-            function,
-            with_indices=with_indices,
-            remove_columns=remove_columns,
-            cache=cache,
-            workers=workers,
-            others=others,
-        )
 
     def sizes(self) -> Any:
         """Tell how large each sample is, from the cache's offsets alone.

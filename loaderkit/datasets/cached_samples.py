@@ -60,7 +60,7 @@ class DatasetState:
 class CachedSamples(Generic[T]):
     """What a dataset does to have its samples: list, load, pack, and open the cache.
 
-    ``SafeDataset`` sets the attributes; nobody else has this as a base class.
+    ``BaseDataset`` sets the attributes; nobody else has this as a base class.
     """
 
     raw: Path | None

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loaderkit.datasets.classes import ClassRegistry
-    from loaderkit.datasets.graphs import SafeGraphDataset
     from loaderkit.datasets.opened import OpenedCache
+    from loaderkit.datasets.safe import SafeGraphDataset
 
     Ints = NDArray[np.int64]
     StoreKey: TypeAlias = str | tuple[str, ...] | None

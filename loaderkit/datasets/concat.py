@@ -8,7 +8,6 @@ the joined cache, its shards are rewritten, one at a time.
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import os
 import shutil
@@ -26,10 +25,11 @@ from loaderkit.cache.files import exists, find_manifest
 from loaderkit.cache.layout import MANIFEST, SHARD_FORMAT
 from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.store import Store
-from loaderkit.datasets.base import SafeDataset
 from loaderkit.datasets.fingerprint import Fingerprint
 from loaderkit.datasets.open import open_cache
 from loaderkit.datasets.pack import pack
+from loaderkit.datasets.packing import library_versions
+from loaderkit.datasets.safe import SafeDataset
 from loaderkit.datasets.structure import VARIANT, Structure, is_graph
 from loaderkit.errors import CacheError, DatasetError, OptionError
 
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("loaderkit")
 _EXTENDED_WITH = "extended with"
 """Key in a manifest's ``made_with``: the generation of the samples added last."""
-_LIBRARIES = ("loaderkit", "torch", "torch-geometric", "numpy", "h5py")
 """Distributions whose versions a manifest records, as ``pack`` records them."""
 
 
@@ -355,7 +354,7 @@ def _plan_join(stores: Sequence[Store]) -> _JoinPlan:
         renamings,
         structure,
         compression=next(filter(None, compressions), None),
-        made_with={name: _installed_version(name) for name in _LIBRARIES},
+        made_with=library_versions(),
     )
 
 
@@ -434,10 +433,3 @@ def _read_renamed(
     buffer = ShardBuffer()
     buffer.append(block)
     return buffer
-
-
-def _installed_version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"

@@ -1,4 +1,4 @@
-"""SafeGraphDataset: a SafeDataset of PyG graphs, batched as PyG batches them."""
+"""What a dataset of PyG graphs does beyond others: batch them as PyG does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from typing_extensions import Self, TypeVar
 
 from loaderkit.arguments import suggest_keywords
-from loaderkit.datasets.base import SafeDataset
+from loaderkit.datasets.base import BaseDataset
 from loaderkit.datasets.batches import GraphRecipe
 from loaderkit.datasets.collate_errors import collating
 from loaderkit.datasets.columns import (
@@ -49,26 +49,10 @@ _MOST_FLOAT_CLASSES = 2
 """Labels of two classes are often floats, for the loss; PyG warns of more too."""
 
 
-class SafeGraphDataset(SafeDataset[T]):
-    """A dataset of graphs whose every sample and batch is a copy.
+class GraphDataset(BaseDataset[T]):
+    """What makes ``SafeGraphDataset`` one of graphs; not for users.
 
-    Subclass it and write ``keys()`` and ``load(key)``, which returns PyG's ``Data`` or
-    ``HeteroData``, or a subclass with its own ``__inc__`` and ``__cat_dim__``.
-
-    Args:
-        raw: Where the samples come from, for ``keys`` and ``load`` to use as
-            ``self.raw``.
-        cache: Folder of the cache, or a URL; as in ``SafeDataset``.
-        transform: Called with each graph after it is read, as in PyG.
-        follow_batch: Fields that get a ``_batch`` vector of their own, as in PyG.
-        exclude_keys: Fields left out of batches, as in PyG.
-        packing: How the cache is packed.
-        classes: Classes that samples are made of, beyond PyG's and those that the
-            subclass's own module knows.
-        checksums: When the cache's files are hashed; as in ``SafeDataset``.
-        storage_options: What fsspec makes the file system of a URL with.
-        mirror: Folder on local disk in which the shards of a URL are kept.
-        mirror_bytes: The most it may take, such as "200 GB"; None for all there is.
+    The arguments are explained in ``SafeGraphDataset``.
     """
 
     _sizes_are_of_graphs = True
@@ -177,7 +161,7 @@ class SafeGraphDataset(SafeDataset[T]):
         self._expect_more_of(samples)
         return self._join_samples(samples, follow, exclude)
 
-    if not TYPE_CHECKING:  # a type checker knows the one of SafeDataset
+    if not TYPE_CHECKING:  # a type checker knows the one of BaseDataset
 
         def __getitem__(self, index: Any) -> Any:
             is_edge_type = isinstance(index, tuple) and _are_names(index)

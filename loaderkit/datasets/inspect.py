@@ -6,13 +6,11 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from loaderkit.cache.mirror import load_remote_manifest
 from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.store import Store
 from loaderkit.datasets.open import open_cache
-from loaderkit.datasets.page import field_sections
+from loaderkit.datasets.page import field_sections, histogram_of
 from loaderkit.datasets.structure import Nest, Structure, is_graph
 from loaderkit.pages import charts
 from loaderkit.pages.document import HasPage, Page, Section
@@ -23,12 +21,19 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from loaderkit.cache.shard_table import ShardTable
     from loaderkit.datasets.kinds import ColumnSpec
     from loaderkit.datasets.structure import Node
 
+    Ints = NDArray[np.int64]
+
 _BINS = 8
+"""Chosen: lines of a histogram that leave the fields above it on a screen of 24."""
 _BAR = 40
+"""Characters of the longest bar, so that a line fits a terminal of 80."""
 
 
 @dataclass(frozen=True)
@@ -244,9 +249,6 @@ def _histograms_of_sizes(path: Path, first: Node) -> tuple[Histogram, ...]:
     )
 
 
-def _make_histogram(name: str, values: Any) -> Histogram:
-    low, high = int(values.min()), int(values.max()) + 1
-    ends = np.linspace(low, high, min(_BINS, high - low) + 1).round().astype(int)
-    counts = np.histogram(values, bins=ends)[0]
-    mean = float(values.mean())
-    return Histogram(name, tuple(counts.tolist()), tuple(ends.tolist()), mean)
+def _make_histogram(name: str, sizes: Ints) -> Histogram:
+    counts, edges = histogram_of(sizes, most_bins=_BINS)
+    return Histogram(name, counts, tuple(map(int, edges)), float(sizes.mean()))

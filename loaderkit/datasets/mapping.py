@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,9 +12,8 @@ import xxhash
 
 from loaderkit.arguments import check_callable, check_names, check_truth
 from loaderkit.datasets.absent import refuse_options
-from loaderkit.datasets.base import SafeDataset
+from loaderkit.datasets.base import BaseDataset
 from loaderkit.datasets.fingerprint import fingerprint_value
-from loaderkit.datasets.open import open_cache
 from loaderkit.datasets.pack_options import PackOptions
 from loaderkit.errors import DatasetError, OptionError, StaleCacheError
 
@@ -21,9 +21,26 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Collection
 
+    from loaderkit.cache.remote import CacheLocation
+    from loaderkit.datasets.opened import OpenedCache
+
+
+@dataclass(frozen=True)
+class MappedCache:
+    """The cache that ``map`` packed, and what a dataset over it is made with."""
+
+    opened: OpenedCache
+    """The cache itself."""
+    location: CacheLocation
+    """Where it is."""
+    classes: tuple[type, ...]
+    """Classes that its samples are made of."""
+    ragged: dict[str, Any]
+    """How the dataset that it was made of joins ragged fields; not for graphs."""
+
 
 def map_samples(
-    source: SafeDataset[Any],
+    source: BaseDataset[Any],
     function: Callable[..., Any],
     *,
     with_indices: bool,
@@ -31,7 +48,7 @@ def map_samples(
     cache: str | os.PathLike[str] | None,
     workers: int | None,
     others: Mapping[str, Any],
-) -> Any:
+) -> MappedCache:
     """Pack what a function makes of the samples; see ``SafeDataset.map``."""
     known = ("function", "with_indices", "remove_columns", "cache", "workers")
     refuse_options("map", others, known)
@@ -46,28 +63,24 @@ def map_samples(
     path = _default_path(source, make()) if cache is None else cache
     mapped = make(cache=path, packing=PackOptions(workers=workers))
     try:
-        classes = mapped.classes_of_samples()
+        return mapped.open_or_pack()
     except StaleCacheError as error:
         message = f"{path} is a cache of other samples, or of another function's."
         fix = f'map(function, cache="another folder"), or delete {path}'
         raise StaleCacheError(message, why=error.what, fix=fix) from None
-    options: dict[str, Any] = {}
-    if not mapped.holds_graphs():  # which are joined as PyG joins them
-        options = {"ragged": source.ragged, "pad_value": source.pad_value}
-    return open_cache(path, classes=classes, checksums=source.checksums, **options)
 
 
-class _MappedSamples(SafeDataset[Any]):
+class _MappedSamples(BaseDataset[Any]):
     """What a function makes of the samples of a dataset, by their rows."""
 
     # What they do is in the version.
-    _PACKED_WITHOUT: ClassVar[frozenset[str]] = SafeDataset._PACKED_WITHOUT | {
+    _PACKED_WITHOUT: ClassVar[frozenset[str]] = BaseDataset._PACKED_WITHOUT | {
         *("source", "function", "with_indices", "removed", "version")
     }
 
     def __init__(
         self,
-        source: SafeDataset[Any],
+        source: BaseDataset[Any],
         function: Callable[..., Any],
         *,
         with_indices: bool,
@@ -107,17 +120,19 @@ class _MappedSamples(SafeDataset[Any]):
             k: v for k, v in fields.items() if k in returned or k not in self.removed
         }
 
-    def classes_of_samples(self) -> tuple[type, ...]:
-        """Pack, unless that was done, and name the classes that samples are made of."""
-        names = self._open_cache().structure.class_names()
-        return tuple(self.classes[name] for name in sorted(names))
+    def open_or_pack(self) -> MappedCache:
+        """Give the cache of the new samples, packed now unless it was before."""
+        opened = self._open_cache()
+        names = sorted(opened.structure.class_names())
+        return MappedCache(
+            opened,
+            location=self._cache_location,
+            classes=tuple(self.classes[name] for name in names),
+            ragged={"ragged": self.source.ragged, "pad_value": self.source.pad_value},
+        )
 
-    def holds_graphs(self) -> bool:
-        """Tell whether the new samples are graphs."""
-        return self._open_cache().holds_graphs
 
-
-def _default_path(source: SafeDataset[Any], mapped: _MappedSamples) -> Path:
+def _default_path(source: BaseDataset[Any], mapped: _MappedSamples) -> Path:
     """Name a folder beside the source's by what makes the samples."""
     if not isinstance(source.cache, Path):
         message = "map does not know where to pack the new samples."

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from loaderkit.arguments import check_cache_path
 from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.store import Store
-from loaderkit.datasets.base import SafeDataset
 from loaderkit.datasets.classes import ClassRegistry
-from loaderkit.datasets.graphs import SafeGraphDataset
 from loaderkit.datasets.opened import OpenedCache
 from loaderkit.datasets.room import page_cache_bytes
+from loaderkit.datasets.safe import dataset_over
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Mapping
 
     from loaderkit.cache.shards import Checksums
+    from loaderkit.datasets.safe import SafeDataset
 
 
 def open_cache(
@@ -69,8 +69,7 @@ def open_cache(
     location = locate_cache(path, storage_options, mirror, mirror_bytes)
     store = Store(location, checksums=checksums, free_bytes=page_cache_bytes)
     opened = OpenedCache(store, ClassRegistry(known), plain=plain)
-    dataset_type = SafeGraphDataset if opened.holds_graphs else SafeDataset
-    return dataset_type._of_opened(
+    return dataset_over(
         opened,
         plain=plain,
         cache=location,

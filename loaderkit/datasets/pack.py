@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from loaderkit.cache.remote import CacheLocation
-    from loaderkit.datasets.base import SafeDataset
-    from loaderkit.datasets.graphs import SafeGraphDataset
+    from loaderkit.datasets.safe import SafeDataset, SafeGraphDataset
     from loaderkit.datasets.source_files import TrackFiles
     from loaderkit.datasets.sources import Source
 

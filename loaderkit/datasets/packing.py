@@ -174,7 +174,7 @@ def _pack_to_folder(source: Source, path: Path, options: PackOptions) -> Packed:
             build.commit(
                 structure=structure,
                 fingerprint=fingerprint,
-                made_with={name: _version(name) for name in _LIBRARIES},
+                made_with=library_versions(),
                 sources=run.list_sources(),
             )
             return Packed(loaded_classes(run.structure), is_ours=True)
@@ -229,7 +229,12 @@ def _classes_of(span: EncodedSpan) -> tuple[type, ...]:
 _LIBRARIES = ("loaderkit", "torch", "torch-geometric", "numpy", "h5py")
 
 
-def _version(name: str) -> str:
+def library_versions() -> dict[str, str]:
+    """Say with which versions a cache is written, for its manifest."""
+    return {name: _installed_version(name) for name in _LIBRARIES}
+
+
+def _installed_version(name: str) -> str:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

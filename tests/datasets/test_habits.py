@@ -5,6 +5,7 @@ on Hugging Face's ``Dataset`` where that is installed.
 """
 
 import inspect
+import pickle
 import warnings
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -650,6 +651,17 @@ def test_map_of_graphs_gives_graphs(ours, tmp_path):
         mapped.batch([4, 1]),
         Batch.from_data_list([doubled(graph(4)), doubled(graph(1))]),
     )
+
+
+def test_map_of_graphs_may_give_dicts_and_of_dicts_graphs(ours, tmp_path):
+    dicts = ours.map(lambda graph: {"x": graph.x}, cache=tmp_path / "dicts.lk")
+    regained = dicts.map(lambda sample: Data(**sample), cache=tmp_path / "graphs.lk")
+
+    assert type(dicts) is SafeDataset
+    assert type(regained) is SafeGraphDataset
+    for again in (regained, pickle.loads(pickle.dumps(regained))):
+        wanted = [Data(x=ours[row].x) for row in (2, 0)]
+        assert_same(again.batch([2, 0]), Batch.from_data_list(wanted))
 
 
 def test_the_same_map_is_not_called_again_and_another_has_another_folder(rows):
