@@ -31,6 +31,7 @@ from loaderkit.cache.durable import not_written, remove
 from loaderkit.datasets.packing_failures import Failure, pickle_or_nothing
 from loaderkit.datasets.packing_tasks import doing_tasks_of
 from loaderkit.errors import DatasetError
+from loaderkit.sending import can_fork, why_unsendable
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -95,6 +96,7 @@ class LocalEngine:
         self._alone_until: float | None = None
         self._does_all_here = workers == 0
         self._count = workers or min(4, _usable_cpus())
+        self._context: BaseContext = multiprocessing.get_context()
 
     @property
     def most_outstanding(self) -> int:
@@ -181,23 +183,45 @@ class LocalEngine:
                 self._alone_until = time.monotonic() + _ALONE_S
             if time.monotonic() < self._alone_until:
                 return True
-        try:
-            self._start()
-        except DatasetError as error:
-            self.stop()
-            reason = error.__cause__
-            if self._asked_for is not None or not isinstance(reason, _NOT_PICKLED):
-                raise
-            # An open database or a lambda is no reason to refuse what one process can
-            # pack, where nobody asked for more.
-            text = "packing without workers, which the dataset cannot be sent to: %s"
-            _LOG.warning(text, reason)
+        method = self._choose_start_method()
+        if method is None:
             self._does_all_here = True
+        else:
+            self._context = multiprocessing.get_context(method)
+            self._start()
         return self._does_all_here
 
+    def _choose_start_method(self) -> str | None:
+        """Say how workers start, as torch starts a DataLoader's; None for no workers.
+
+        Raises:
+            DatasetError: Workers were asked for, and cannot be sent the dataset.
+        """
+        method = multiprocessing.get_start_method()
+        source = self._common.job.source
+        if method == "fork":
+            return method
+        reason = why_unsendable({"dataset": source})
+        if not reason:
+            return method
+        if can_fork(source=source):
+            _LOG.warning(
+                "packing by forked workers rather than by %s: %s", method, reason
+            )
+            return "fork"
+        if self._asked_for is not None:
+            message = f"No packing worker can start by {method!r}."
+            fix = "define what is packed in a module, put what a script does behind if "
+            fix += '__name__ == "__main__":, or pack with workers=0'
+            raise DatasetError(message, why=reason, fix=fix)
+        # An open database or a lambda is no reason to refuse what one process can pack,
+        # where nobody asked for more.
+        _LOG.warning("packing without workers, which cannot start: %s", reason)
+        return None
+
     def _start(self) -> None:
-        """Start the processes that are missing, as torch starts a DataLoader's."""
-        context = multiprocessing.get_context()
+        """Start the processes that are missing."""
+        context = self._context
         try:
             while len(self._workers) < self._count:
                 worker = _start_worker(self._common, self._file, context)
@@ -237,9 +261,15 @@ class LocalEngine:
                     answer: _Answer = worker.answers.recv()
                 except (EOFError, OSError):
                     break
+                if answer == _BEGUN:
+                    worker.has_begun = True
+                    continue
                 future = worker.given.popleft().future
                 future.set_result(_open_answer(answer))
                 self._done.append(future)
+            status = worker.process.exitcode
+            if is_dead and not worker.has_begun and status is not None and status > 0:
+                raise _never_began(status, self._context.get_start_method())
             if is_dead:
                 self._replace(worker)
 
@@ -269,6 +299,8 @@ class _Worker:
     """Where this process writes what is to be done."""
     answers: Connection[Any, Any]
     """Where this process reads what came of it."""
+    has_begun: bool = False
+    """It has all that it needs to do tasks."""
     given: collections.deque[_Given] = field(default_factory=collections.deque)
     """Tasks that it has and has not answered, in order."""
 
@@ -278,6 +310,10 @@ class _Answer:
     pickled: bytes = b""
     """What came of a task; empty where it is in the file."""
     file: str = ""
+
+
+_BEGUN = _Answer()
+"""Sent by a worker that has all that it needs, before it does anything."""
 
 
 def _open_answer(answer: _Answer) -> Any:
@@ -303,6 +339,15 @@ def _end(worker: _Worker) -> None:
 def _start_failed(error: BaseException | None, why: str) -> DatasetError:
     message = f"A packing worker could not be started: {type(error).__name__}: {error}"
     fix = "pack with workers=0; finished shards are kept"
+    return DatasetError(message, why=why, fix=fix)
+
+
+def _never_began(status: int, method: str) -> DatasetError:
+    """Say that a process ended by an error before any line of ours ran in it."""
+    message = f"A packing worker ended before it began (exit status {status})."
+    why = f"{method!r} starts Python anew, which imports the main module and what the "
+    why += "dataset is made of; one of these failed, with a traceback on stderr"
+    fix = "mend that, or pack with workers=0; finished shards are kept"
     return DatasetError(message, why=why, fix=fix)
 
 
@@ -332,6 +377,7 @@ def _run_worker(
     """Do tasks until there are no more; runs in a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    answers.send(_BEGUN)
     torch.set_num_threads(1)
     job = common.job
     with (

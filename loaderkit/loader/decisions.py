@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from loaderkit.errors import LoaderError
 from loaderkit.loader.forecast import FORKED_BYTES, SPAWNED_BYTES, pinned_bytes
-from loaderkit.loader.options import parse_variable
+from loaderkit.loader.options import START_METHOD_VARIABLE, parse_variable
 from loaderkit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -93,8 +93,9 @@ def choose_num_workers(facts: Facts, overrides: SettingOverrides) -> Decision[in
     decision = _number_that_pays(facts, overrides)
     if decision.value or not overrides.needs_workers:
         return decision
-    may_start = not facts.daemonic and not _is_unsendable(facts, overrides)
-    if may_start and _lowest_cap(facts).workers > 0:
+    may_start = not facts.daemonic and not _why_none_can_start(facts, overrides)
+    start_method = _start_method_of_any(facts, overrides).value
+    if may_start and _lowest_cap(facts, start_method).workers > 0:
         return Decision(1, f"{overrides.needs_workers} needs one")
     return decision
 
@@ -164,21 +165,17 @@ def choose_start_method(
     """
     if not num_workers:
         return Decision(None, "there are no workers")
-    asked = overrides.multiprocessing_context
-    asked_name = None if asked is None else str(asked)
-    variable = "LOADERKIT_MULTIPROCESSING_CONTEXT"
-    decision = _requested(asked_name, variable, facts)
-    if decision is not None and decision.value not in facts.start_methods:
+    decision = _start_method_of_any(facts, overrides)
+    if decision.value not in facts.start_methods:
         msg = f"multiprocessing_context must be one of {facts.start_methods}, "
         raise ValueError(msg + f"got {decision.value!r}")
-    if decision is None:
-        decision = Decision(facts.start_method, "this Python's default")
-        if facts.start_method != "fork" and facts.unpicklable:
-            decision = Decision("fork", f"cannot be sent: {facts.unpicklable}")
-    if decision.value != "fork" and facts.unpicklable:
-        message = f"The dataset cannot be sent to {decision.value}ed workers."
-        fix = "define it in a module rather than in a function or a notebook, or "
-        raise LoaderError(message, why=facts.unpicklable, fix=f"{fix}num_workers=0")
+    why = _why_none_can_start(facts, overrides)
+    if why:
+        message = f"No worker can start by {decision.value!r}."
+        fix = "define what it reads in a module rather than in a function or a "
+        fix += "notebook, put what a script does behind if __name__ == "
+        fix += '"__main__":, or num_workers=0'
+        raise LoaderError(message, why=why, fix=fix)
     return decision
 
 
@@ -337,40 +334,46 @@ def _number_that_pays(facts: Facts, overrides: SettingOverrides) -> Decision[int
     """Choose the number of workers where nobody asks for one."""
     if facts.daemonic:
         return Decision(0, "this process is a daemon, which may not have children")
-    if _is_unsendable(facts, overrides):
-        return Decision(0, f"workers cannot start: {facts.unpicklable}")
+    why_none = _why_none_can_start(facts, overrides)
+    if why_none:
+        return Decision(0, f"workers cannot start: {why_none}")
+    start_method = _start_method_of_any(facts, overrides).value
     hazard = facts.fork_hazard
-    if hazard is not None and _wanted_start_method(facts, overrides) == "fork":
+    if hazard is not None and start_method == "fork":
         return Decision(0, f"{hazard.reason}; {hazard.fix}")
     if facts.iterable:
         reason = "each worker would iterate over everything again; ask for workers if "
         return Decision(0, f"{reason}the dataset splits itself by get_worker_info()")
     if facts.measured is None:
-        return _number_without_measuring(facts)
-    return _number_by_measuring(facts, facts.measured)
+        return _number_without_measuring(facts, start_method)
+    return _number_by_measuring(facts, facts.measured, start_method)
 
 
-def _number_without_measuring(facts: Facts) -> Decision[int]:
+def _number_without_measuring(facts: Facts, start_method: str) -> Decision[int]:
     if facts.gathering:
         reason = "gathering is usually quicker than sending batches (not measured)"
         return Decision(0, reason)
     # One processor is left to the training, unless there is only one.
     beside_training = max(1, facts.host.cpus - 1)
-    count = min(_MOST_UNMEASURED, beside_training, _lowest_cap(facts).workers)
+    most = _lowest_cap(facts, start_method).workers
+    count = min(_MOST_UNMEASURED, beside_training, most)
     because = f": {facts.unmeasured}" if facts.unmeasured else ""
     reason = f"more than 2 only when measured to help (not measured{because})"
     return Decision(count, reason)
 
 
-def _number_by_measuring(facts: Facts, measured: Measured) -> Decision[int]:
+def _number_by_measuring(
+    facts: Facts, measured: Measured, start_method: str
+) -> Decision[int]:
     making = format_seconds(measured.fetch_s)
     sending = format_seconds(measured.send_s + measured.receive_s + QUEUE_S)
     costs = f"a batch takes {making} to make and {sending} to send"
 
     bytes_per_s = measured.batch_bytes / max(measured.fetch_s, 1e-9)
     is_copying = bytes_per_s > _COPYING_BYTES_PER_S
-    cap = _lowest_cap(facts)
-    count = 0 if is_copying else _quickest_number(facts, cap.workers)
+    cap = _lowest_cap(facts, start_method)
+    most = 0 if is_copying else cap.workers
+    count = _quickest_number(facts, start_method, most)
     if count:
         gain = batches_per_s(facts, count) / batches_per_s(facts, 0)
         cpus = f"{facts.host.cpus} CPUs by {facts.host.cpus_from}"
@@ -386,9 +389,9 @@ def _number_by_measuring(facts: Facts, measured: Measured) -> Decision[int]:
     return Decision(0, reason)
 
 
-def _quickest_number(facts: Facts, most: int) -> int:
+def _quickest_number(facts: Facts, start_method: str, most: int) -> int:
     """Add workers while each brings enough."""
-    first_gain = _FORKED_GAIN if facts.start_method == "fork" else _SPAWNED_GAIN
+    first_gain = _FORKED_GAIN if start_method == "fork" else _SPAWNED_GAIN
     best = 0
     for count in range(1, most + 1):
         gain = _GAIN_OF_ONE_MORE if best else first_gain
@@ -404,12 +407,12 @@ class _WorkerCap(NamedTuple):
     reason: str
 
 
-def _lowest_cap(facts: Facts) -> _WorkerCap:
+def _lowest_cap(facts: Facts, start_method: str) -> _WorkerCap:
     """Say how many workers there can be at most, and what runs out first."""
     host = facts.host
     caps = [_WorkerCap(max(1, host.cpus // host.local_ranks), "CPUs")]
 
-    idle_bytes = FORKED_BYTES if facts.start_method == "fork" else SPAWNED_BYTES
+    idle_bytes = FORKED_BYTES if start_method == "fork" else SPAWNED_BYTES
     # The batch that is being made, and those that wait.
     batch_bytes = (1 + _BATCHES_AHEAD) * (facts.batch_bytes or 0)
     room_bytes = host.available_bytes // _MEMORY_SHARE
@@ -427,18 +430,32 @@ def _lowest_cap(facts: Facts) -> _WorkerCap:
     return min(caps)
 
 
-def _wanted_start_method(facts: Facts, overrides: SettingOverrides) -> str:
-    return str(overrides.multiprocessing_context or facts.start_method)
+def _start_method_of_any(facts: Facts, overrides: SettingOverrides) -> Decision[str]:
+    """Say how workers start, should there be any."""
+    asked = overrides.multiprocessing_context
+    asked_name = None if asked is None else str(asked)
+    requested = _requested(asked_name, START_METHOD_VARIABLE, facts)
+    if requested is not None:
+        return requested
+    if facts.start_method != "fork" and facts.unsendable and _can_fork(facts):
+        reason = f"{facts.start_method!r} is not possible: {facts.unsendable}"
+        return Decision("fork", reason)
+    return Decision(facts.start_method, "this Python's default")
 
 
-def _is_unsendable(facts: Facts, overrides: SettingOverrides) -> bool:
-    """Tell whether no worker can start, since the dataset cannot be sent to one.
+def _can_fork(facts: Facts) -> bool:
+    """Tell whether forked workers, which need no sending, would find all as it is here.
 
-    A fork needs no sending, but does not survive a device that has been used.
+    A device that has been used does not survive a fork, nor does an open database.
     """
-    if not facts.unpicklable or _wanted_start_method(facts, overrides) == "fork":
-        return False
-    return "fork" not in facts.start_methods or facts.device.started
+    can_begin = "fork" in facts.start_methods and facts.fork_is_sound
+    return can_begin and not facts.device.started and facts.fork_hazard is None
+
+
+def _why_none_can_start(facts: Facts, overrides: SettingOverrides) -> str:
+    """Say why workers cannot be sent the dataset; empty where they need not be."""
+    is_forked = _start_method_of_any(facts, overrides).value == "fork"
+    return "" if is_forked else facts.unsendable
 
 
 def _batches_ahead(facts: Facts, num_workers: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import multiprocessing
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,12 +29,12 @@ from loaderkit.errors import LoaderError, OptionError
 from loaderkit.forking import ForkHazard, find_fork_hazard
 from loaderkit.joining import check_known_keys, known_keys
 from loaderkit.loader.collating import is_gathering, split_transform
-from loaderkit.loader.options import SIZES
+from loaderkit.loader.options import SIZES, START_METHOD_VARIABLE
 from loaderkit.loader.pipes import as_sent, is_pipe, shares_out, with_shuffle
 from loaderkit.loader.stateful import is_stateful
-from loaderkit.memory.shm_batch import check_pickles
 from loaderkit.mistaken import mistaken_for_dataset
 from loaderkit.pyg import loaded_pyg
+from loaderkit.sending import why_unsendable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +69,7 @@ class DatasetDescription:
     """Making a batch draws no random numbers: no code of the user's runs."""
     stateful: bool
     """It has a ``state_dict``, which each worker's copy changes by itself."""
-    unpicklable: str
+    unsendable: str
     """Why it cannot be sent to a spawned worker; empty when it can, or need not."""
     fork_hazard: ForkHazard | None
     """What it holds that does not survive a fork."""
@@ -120,10 +121,13 @@ def describe_dataset(
     joined_by_user = options.collate_fn is not None
     changed_by_user = options.batch_transform is not None
     users_code_makes_batches = joined_by_user or changed_by_user
-    method = options.multiprocessing_context or multiprocessing.get_start_method()
-    unpicklable = ""
-    if method != "fork":
-        unpicklable = why_unpicklable(_sent_to_workers(dataset, collate))
+    methods = {
+        options.multiprocessing_context or multiprocessing.get_start_method(),
+        os.environ.get(START_METHOD_VARIABLE) or "fork",
+    }
+    unsendable = ""
+    if methods != {"fork"}:
+        unsendable = why_unsendable(_sent_to_workers(dataset, collate))
     return DatasetDescription(
         dataset=dataset,
         samples=_length(dataset),
@@ -132,7 +136,7 @@ def describe_dataset(
         gathering=is_gathering(dataset, collate),
         draws_nothing=reading_draws_nothing(dataset) and not users_code_makes_batches,
         stateful=is_stateful(dataset),
-        unpicklable=unpicklable,
+        unsendable=unsendable,
         fork_hazard=find_fork_hazard(dataset=dataset),
         stored_rows=ask_stored_rows(dataset),
         stored_arrays=ask_stored_arrays(dataset),
@@ -275,32 +279,6 @@ def reading_draws_nothing(dataset: Any) -> bool:
         return transform is None
     lies_in_memory = isinstance(inner, list | tuple | TensorDataset)
     return lies_in_memory or is_gathering(inner)
-
-
-def why_unpicklable(parts: Mapping[str, Any]) -> str:
-    """Find what keeps objects from travelling to a spawned worker.
-
-    Args:
-        parts: Objects by name.
-
-    Returns:
-        The path of the part that cannot be pickled, and why; empty when all can.
-    """
-    for name, part in parts.items():
-        reason = _why_part_unpicklable(name, part)
-        if reason:
-            return reason
-    return ""
-
-
-def _why_part_unpicklable(name: str, part: Any) -> str:
-    try:
-        check_pickles(part)
-    except Exception as error:  # noqa: BLE001 - any class may refuse in any way
-        attributes = getattr(part, "__dict__", {})
-        inside = {f"{name}.{key}": attributes[key] for key in attributes}
-        return why_unpicklable(inside) or f"{name}: {type(error).__name__}: {error}"
-    return ""
 
 
 def _sent_to_workers(dataset: Any, collate: Callable[[Any], Any]) -> Mapping[str, Any]:

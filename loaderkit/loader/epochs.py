@@ -388,4 +388,8 @@ def cause_of(code: int | None, host: Host, *, out_of_memory: bool) -> tuple[str,
         )
         return why, "interrupt the training process, which ends its workers"
     why = f"it ended itself with exit code {code}"
+    if code == 1:
+        # torch's loop in a worker sends errors of reading on, and lets SystemExit pass.
+        why += ": by sys.exit, or by an error before it began, whose traceback is on "
+        why += "stderr (a worker that is not forked imports the main module anew)"
     return why, "look for sys.exit or os._exit in the dataset; num_workers=0 shows it"

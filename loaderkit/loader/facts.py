@@ -77,8 +77,10 @@ class Facts:
     """How workers start unless told otherwise."""
     start_methods: tuple[str, ...] = ("fork", "spawn", "forkserver")
     """How they can start here."""
-    unpicklable: str = ""
+    unsendable: str = ""
     """Why the dataset cannot be sent to a spawned worker; empty when it can."""
+    fork_is_sound: bool = True
+    """Libraries of this system go on working in a forked process: not on macOS."""
     fork_hazard: ForkHazard | None = None
     """What the dataset holds that does not survive a fork."""
     parcels: bool = True

@@ -364,6 +364,8 @@ _VARIABLES: Mapping[str, Callable[[str, Any], Any]] = {
     for field_ in fields(SettingOverrides)
 } | {f"{_PREFIX}MAX_WORKERS": _at_least(0)}
 """How the value of each variable of the environment is checked."""
+START_METHOD_VARIABLE = f"{_PREFIX}MULTIPROCESSING_CONTEXT"
+"""The one that says how workers start."""
 _OTHER_VARIABLES = frozenset({"LOADERKIT_UPDATE_SNAPSHOTS"})
 """Variables that other parts of loaderkit read."""
 

@@ -23,8 +23,10 @@ import mmap
 import os
 import pickle
 import sys
+from multiprocessing import context
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -245,7 +247,7 @@ def _is_plain_run_of_bytes(obj: Any) -> bool:
     return not (obj.is_quantized or obj.is_nested)
 
 
-def check_pickles(nest: Any) -> None:
+def named_in_pickle(nest: Any) -> list[type | FunctionType]:
     """Pickle a nest without copying or sharing its tensors, and forget it.
 
     torch's own pickling for other processes moves every tensor to shared memory.
@@ -253,10 +255,46 @@ def check_pickles(nest: Any) -> None:
     Args:
         nest: What would be sent.
 
+    Returns:
+        The classes and functions that whoever unpickles it has to import.
+
     Raises:
         Exception: Whatever its parts raise that cannot be pickled.
     """
-    _TensorlessPickler(cast("io.BytesIO", _Nowhere()), []).dump(nest)
+    pickler = _NotingPickler(cast("io.BytesIO", _Nowhere()), [])
+    # Locks, queues and shared values let themselves be pickled for a process that is
+    # being started, and at no other time.
+    starting = context.get_spawning_popen()
+    no_process: Any = _NoProcess()
+    context.set_spawning_popen(no_process)
+    try:
+        pickler.dump(nest)
+    finally:
+        context.set_spawning_popen(starting)
+    return pickler.named
+
+
+class _NoProcess:
+    """Stands in for a process that is being started, and is handed descriptors."""
+
+    def duplicate_for_child(self, handle: int) -> int:
+        return handle
+
+    def DupFd(self, fd: int) -> int:  # noqa: N802 -- multiprocessing's name
+        return fd
+
+
+class _NotingPickler(_TensorlessPickler):
+    """Notes what it sends by name."""
+
+    def __init__(self, file: io.BytesIO, tensors: list[torch.Tensor]) -> None:
+        super().__init__(file, tensors)
+        self.named: list[type | FunctionType] = []
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, type | FunctionType):
+            self.named.append(obj)
+        return NotImplemented  # pickled as ever
 
 
 class _Nowhere(io.RawIOBase):

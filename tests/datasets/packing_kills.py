@@ -48,6 +48,19 @@ class Slow:
         return self._rows[row % COUNT]
 
 
+class MadeOnlyHere(Slow):
+    """Can be pickled, and made again in a process that was not started anew alone."""
+
+    def __init__(self):
+        super().__init__(0)
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        if multiprocessing.current_process().name != "MainProcess":
+            msg = "this machine's licence is in use"
+            raise OSError(msg)
+
+
 def pack_slowly(path, kill):
     """Pack; the exit status is 0, 1 for an error of ours, 2 for any other."""
     from loaderkit import pack

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -16,7 +17,15 @@ import time
 import psutil
 import pytest
 from failing_calls import files_of
-from packing_kills import FORK, Kill, Slow, broken_laws, family_of, pack_slowly
+from packing_kills import (
+    FORK,
+    Kill,
+    MadeOnlyHere,
+    Slow,
+    broken_laws,
+    family_of,
+    pack_slowly,
+)
 
 from loaderkit import SafeDataset, open_cache, pack
 from loaderkit.datasets.pack import PackOptions
@@ -210,36 +219,69 @@ def test_of_two_packers_one_is_killed_and_the_other_ends_the_work(tmp_path, want
 
 
 class Local(Slow):
+    """Cannot be pickled."""
+
     def __init__(self):
         super().__init__(0)
         self.function = lambda: None
 
 
-def test_a_dataset_that_cannot_be_sent_to_workers_is_told(tmp_path):
-    # Not in a forked child: sharing tensors there waits for threads it does not have.
+class Database(Local):
+    """Cannot be pickled, and does not survive a fork."""
+
+    def __init__(self):
+        super().__init__()
+        self.database = sqlite3.connect(":memory:")
+
+
+@pytest.fixture
+def spawning():
     before = multiprocessing.get_start_method()
     multiprocessing.set_start_method("spawn", force=True)
-    try:
-        with pytest.raises(DatasetError, match="could not be started") as caught:
-            pack(Local(), tmp_path / "c.lk", workers=1)
-    finally:
-        multiprocessing.set_start_method(before, force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
 
+
+@pytest.mark.usefixtures("spawning")
+def test_a_dataset_that_cannot_be_sent_to_workers_is_told(tmp_path):
+    with pytest.raises(DatasetError, match="can start by 'spawn'") as caught:
+        pack(Database(), tmp_path / "c.lk", workers=1)
+
+    assert "pickle" in caught.value.why
     assert "workers=0" in caught.value.fix
     with pytest.raises(ValueError, match=r"half packed|no cache"):
         open_cache(tmp_path / "c.lk")
 
 
+@pytest.mark.usefixtures("spawning")
 def test_a_dataset_that_cannot_be_sent_is_packed_here_where_no_workers_were_asked_for(
     tmp_path, caplog
 ):
-    before = multiprocessing.get_start_method()
-    multiprocessing.set_start_method("spawn", force=True)
-    try:
-        pack(Local(), tmp_path / "c.lk")
-    finally:
-        multiprocessing.set_start_method(before, force=True)
+    pack(Database(), tmp_path / "c.lk")
 
     pack(Local(), tmp_path / "wanted.lk", workers=0)
     assert files_of(tmp_path / "c.lk") == files_of(tmp_path / "wanted.lk")
     assert "packing without workers" in caplog.text
+
+
+@pytest.mark.usefixtures("spawning")
+@pytest.mark.parametrize("workers", [None, 1])
+def test_a_dataset_that_cannot_be_sent_is_packed_by_forked_workers_where_they_can_be(
+    tmp_path, caplog, workers
+):
+    pack(Local(), tmp_path / "c.lk", workers=workers)
+
+    pack(Local(), tmp_path / "wanted.lk", workers=0)
+    assert files_of(tmp_path / "c.lk") == files_of(tmp_path / "wanted.lk")
+    assert "packing by forked workers" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("spawning")
+def test_a_worker_that_fails_before_it_begins_is_told_to(tmp_path):
+    """What it is sent looks sound here, and cannot be made again there."""
+    with pytest.raises(DatasetError, match="ended before it began") as caught:
+        pack(MadeOnlyHere(), tmp_path / "c.lk", workers=2)
+
+    assert "'spawn' starts Python anew" in caught.value.why
+    assert "workers=0" in caught.value.fix

@@ -6,6 +6,7 @@ import itertools
 import pytest
 from test_plan import CPU, CUDA, GIB, MIB, SLOW, facts
 
+from loaderkit.errors import LoaderError
 from loaderkit.forking import ForkHazard
 from loaderkit.loader.decisions import (
     batches_per_s,
@@ -237,19 +238,51 @@ def test_batches_ahead_take_a_twentieth_of_the_memory_and_a_gibibyte_at_most():
     assert factors == [2, 1, 2, 1, 1]
 
 
+DATABASE = ForkHazard("dataset.database (Connection)", is_file=True)
+
+
 def test_what_cannot_be_sent_is_forked_where_that_can_be():
-    known = facts(unpicklable="a lambda", start_method="spawn")
+    known = facts(unsendable="a lambda", start_method="spawn")
 
     assert choose_num_workers(known, NOTHING_ASKED).value > 0
     decision = choose_start_method(known, NOTHING_ASKED, num_workers=1)
-    assert (decision.value, decision.reason) == ("fork", "cannot be sent: a lambda")
+    assert decision.value == "fork"
+    assert decision.reason == "'spawn' is not possible: a lambda"
 
-    started = dataclasses.replace(known, device=CUDA)
-    nowhere = dataclasses.replace(known, start_methods=("spawn",))
-    for alone in (started, nowhere):
-        decision = choose_num_workers(alone, NOTHING_ASKED)
-        assert decision.value == 0
-        assert decision.reason == "workers cannot start: a lambda"
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"device": CUDA},
+        {"start_methods": ("spawn",)},
+        {"fork_is_sound": False},
+        {"fork_hazard": DATABASE},
+        {"environment": {"LOADERKIT_MULTIPROCESSING_CONTEXT": "spawn"}},
+    ],
+    ids=["device in use", "no fork", "unsound fork", "open database", "variable"],
+)
+def test_what_can_neither_be_sent_nor_forked_is_read_here(changes):
+    known = facts(unsendable="a lambda", start_method="spawn", **changes)
+
+    decision = choose_num_workers(known, NOTHING_ASKED)
+
+    assert decision.value == 0
+    assert decision.reason == "workers cannot start: a lambda"
+    with pytest.raises(LoaderError, match="No worker can start by 'spawn'") as caught:
+        choose_start_method(known, NOTHING_ASKED, num_workers=1)
+    assert caught.value.why == "a lambda"
+    assert "num_workers=0" in caught.value.fix
+
+
+def test_workers_that_are_forked_in_place_of_spawned_ones_count_as_forked():
+    close = dataclasses.replace(
+        SLOW, fetch_s=0.0095, send_s=0.001, receive_s=0.0066, batch_bytes=MIB
+    )
+    spawned = facts(measured=close, start_method="spawn")
+    forked = dataclasses.replace(spawned, unsendable="a lambda")
+
+    assert choose_num_workers(spawned, NOTHING_ASKED).value == 0
+    assert choose_num_workers(forked, NOTHING_ASKED).value > 0
 
 
 def test_what_does_not_survive_a_fork_is_read_here_unless_workers_are_spawned():

@@ -194,7 +194,7 @@ def test_spawned_workers_must_bring_more():
 
 
 def test_a_dataset_that_cannot_be_sent_is_forked_where_that_is_safe():
-    known = {"start_method": "forkserver", "unpicklable": "dataset.f: a lambda"}
+    known = {"start_method": "forkserver", "unsendable": "dataset.f: a lambda"}
 
     planned = plan(**known)
 
@@ -210,8 +210,8 @@ def test_a_dataset_that_cannot_be_sent_is_forked_where_that_is_safe():
 
 
 def test_asking_for_what_cannot_start_is_refused():
-    with pytest.raises(LoaderError, match="cannot be sent to spawned"):
-        plan({"num_workers": 1, "multiprocessing_context": "spawn"}, unpicklable="x")
+    with pytest.raises(LoaderError, match="No worker can start by 'spawn'"):
+        plan({"num_workers": 1, "multiprocessing_context": "spawn"}, unsendable="x")
     with pytest.raises(ValueError, match="multiprocessing_context must be"):
         plan({"num_workers": 1, "multiprocessing_context": "thread"})
     with pytest.raises(OptionError, match="without workers"):

@@ -1,0 +1,101 @@
+"""What a process that is started anew would not find is known before one is started."""
+
+import json
+import multiprocessing
+import subprocess
+import sys
+
+import pytest
+from ways_to_run import WAYS, run
+
+METHODS = sorted(set(multiprocessing.get_all_start_methods()) - {"fork"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", WAYS)
+def test_what_is_said_of_a_class_is_what_a_new_process_finds(tmp_path, name, method):
+    if name == "notebook cell":
+        pytest.importorskip("IPython")
+
+    answers = run(WAYS[name], tmp_path, method)
+
+    wrong = [answer for answer in answers if answer.is_found == bool(answer.reason)]
+    assert wrong == []
+    assert {answer.name for answer in answers if answer.is_found} == WAYS[name].expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("way", "method"),
+    [
+        ("script", "spawn"),
+        ("script", "forkserver"),
+        ("unguarded script", "spawn"),
+        ("argument", "forkserver"),
+        ("input", "spawn"),
+    ],
+)
+def test_a_program_packs_and_loads_in_whatever_way_it_is_run(tmp_path, way, method):
+    """Workers start as asked for where they can, and are forked elsewhere."""
+    text = f"METHOD = {method!r}\n{PACKING}"
+    text += "main()" if way == "unguarded script" else GUARDED_MAIN
+    (tmp_path / "train.py").write_text(text)
+    words = {"argument": ["-c", text], "input": []}.get(way, ["train.py"])
+
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=tmp_path,
+        input=text if way == "input" else "",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr[-3000:]
+    answer = json.loads(done.stdout)
+    assert answer["packed"] == answer["loaded"] == [*range(8)]
+    assert answer["started by"] == (method if way == "script" else "fork")
+    if way == "script":
+        assert done.stderr == ""
+    else:
+        assert "packing by forked workers" in done.stderr
+        assert answer["reason"].startswith(f"{method!r} is not possible: ")
+        assert answer["refused"].startswith("No worker can start by")
+
+
+PACKING = """
+import json, multiprocessing
+import torch, loaderkit
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, row):
+        return {"row": torch.tensor(row)}
+
+def join(samples):
+    return [int(sample["row"]) for sample in samples]
+
+def main():
+    multiprocessing.set_start_method(METHOD)
+    packed = loaderkit.pack(Rows(), "rows.lk", workers=1)
+    options = {"batch_size": 4, "num_workers": 1, "collate_fn": join}
+    loader = loaderkit.build_loader(Rows(), **options)
+    decision = loader.plan.multiprocessing_context
+    answer = {
+        "packed": join(packed),
+        "loaded": sum(loader, []),
+        "started by": decision.value,
+        "reason": decision.reason,
+    }
+    try:
+        loaderkit.build_loader(Rows(), num_workers=1, multiprocessing_context=METHOD)
+    except loaderkit.errors.LoaderError as error:
+        answer["refused"] = error.what
+    print(json.dumps(answer))
+"""
+GUARDED_MAIN = """
+if __name__ == "__main__":
+    main()
+"""
