@@ -33,8 +33,9 @@ _BARE = compile_words(
     r"(?:buffer|memory|block|data|array|tensor|malloc|calloc|realloc)?"
     r"(?: of)? ?\b(?:size|length|len(?==))(?: of| =| ?:{1,2}|=)? ?[(\[]?"
     r"(?P<bare>\d[\d,]{2,24}|0x[0-9a-f]{2,16})\b(?! ?(?:[KMGTPE]i?B?\b|bytes|/|\.\d))"
-    r"|\b(?:free|available|requested|required|used|total) (?:\w{1,10} )?memory ?[:=] ?"
-    r"(?P<labelled>\d{4,24})\b(?! ?(?:[KMGTPE]i?B?\b|bytes|/|\.\d))"
+    r"|\b(?:free|available|requested|required|used|total) (?:\w{1,10} )?"
+    r"(?:memory ?(?:[:=]|of|is|was) ?(?=\d{4}|0\b)|bytes ?(?:[:=]|of|is|was) ?)"
+    r"(?P<labelled>\d{1,24})\b(?! ?(?:[KMGTPE]i?B?\b|bytes|/|\.\d))"
     r"|\b(?:free|available|requested|required|needed)\W{1,3}"
     r"(?P<listed>\d{3,24})(?=[,;)\]]| but\b|\.?$)"
 )
@@ -81,6 +82,9 @@ SAID = "said"
 """The role of an amount that other words of the message say too."""
 WHOLE = "whole"
 """The role of what another amount is a part of: a device, a machine or a limit."""
+TOTAL = "total"
+"""The role of what is only called a total: of what there is where what is used or free
+stands beside it, else of what is allocated."""
 OVERFULL = "overfull"
 """The role of a part that is larger than its whole: in use beyond a limit, or, on a
 device, needed, since nothing can take more than a device has."""
@@ -119,7 +123,8 @@ class Amount:
 
     role: str | None
     """A field of :class:`~loaderkit.budget.diagnosis.messages.Message`;
-    :data:`WHOLE` and :data:`OVERFULL` in "2.1 GB of 2 GB"; :data:`SAID` for one that
+    :data:`WHOLE` and :data:`OVERFULL` in "2.1 GB of 2 GB"; :data:`TOTAL` for one that
+    only its neighbours tell; :data:`SAID` for one that
     other words say too, such as the active part of what is allocated; None: not
     understood."""
     size_bytes: int
@@ -130,6 +135,8 @@ class Amount:
     """The words around it."""
     is_part: bool = False
     """Whether it stands with its whole, such as "2.1 GB of 2 GB": surer than alone."""
+    is_bare: bool = False
+    """Whether it is a number without a unit that only words of its clause tell."""
 
 
 def parse_size(text: str) -> int:
@@ -259,7 +266,7 @@ def _amounts_of(match: re.Match[str], text: str, previous_end: int) -> Iterator[
         if not _is_name_or_count(size, before):
             plain_role = _role_of_amount(before, behind)
         if plain_role is not None:
-            yield Amount(plain_role, size, match.start(), words)
+            yield Amount(plain_role, size, match.start(), words, is_bare=True)
     elif groups.get("more") is not None or groups.get("more_size") is not None:
         yield from _amounts_of_comparison(match, text, words)
     elif groups.get("part") is not None:
@@ -373,7 +380,7 @@ def _role_of_amount(before: str, behind: str) -> str | None:
 _CLAUSE_START = re.compile(r"[,;:()|=.\]](?=[^\w]{0,4}[A-Za-z])|\n|\b\d+(?=\s)")
 """Before a number: where the clause begins that labels it.  A mark with nothing but
 brackets between it and the number belongs to the label."""
-_LIST_OF_LABELS = re.compile(r"[a-z]/[a-z]+/[a-z]", re.IGNORECASE)
+_LIST_OF_LABELS = re.compile(r"(?<![\w/])[a-z]+/[a-z]+/[a-z]", re.IGNORECASE)
 """One label for several numbers: "current/max/try size = 20 GiB, 23 GiB, 15 GiB"."""
 _COUNTED = compile_words(
     r"\b(?:tokens?|seq|sequence|len|length|rows|count|number of|blocks|pages|samples)\b"

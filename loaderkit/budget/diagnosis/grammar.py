@@ -33,11 +33,19 @@ from loaderkit.budget.diagnosis.lexicon import (
     split_names,
     with_name_parts,
 )
-from loaderkit.budget.diagnosis.moods import Mood, Span, find_mood, gives_last_reason
+from loaderkit.budget.diagnosis.moods import (
+    Mood,
+    Span,
+    find_mood,
+    gives_last_reason,
+    line_around,
+)
 from loaderkit.budget.diagnosis.statements import find_statements
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from loaderkit.budget.diagnosis.evidence import Evidence
 
 _LONGEST_SENTENCE = 480
 """Characters read as one sentence: what is longer is no prose and no message."""
@@ -142,11 +150,12 @@ def find_exhaustion(text: str) -> Exhaustion | None:
         return finding
 
     # Words that stand apart say no more than the phrase in their sentence does.
-    spoken_of = sentences_spoken_of(text)
+    spoken_of = stretches_spoken_of(text)
     loose_clues = (
         clue
         for clue in _loose_clues(text)
         if not any(start <= clue.start < end for start, end in spoken_of)
+        and not _is_dismissed_as_a_phrase(clue)
     )
     finding = _surest_report(loose_clues)
     if finding is not None:
@@ -160,23 +169,45 @@ _UNPLACED = "oom"
 """The kind of a report that does not say which memory ran out."""
 
 
-def sentences_spoken_of(text: str) -> list[Span]:
-    """Find the sentences that say what exhaustion is, or that it is not the case.
+def stretches_spoken_of(text: str) -> list[Span]:
+    """Find the sentences and lines in which exhaustion is spoken of, not reported.
 
-    >>> sentences_spoken_of("It died. OOM means that it was too large.")
+    >>> stretches_spoken_of("It died. OOM means that it was too large.")
     [Span(start=9, end=41)]
+    >>> stretches_spoken_of("**OOM:** killed with code 137")
+    [Span(start=0, end=29)]
     """
     spans = []
     for clue in _phrase_clues(text):
+        phrase = Span(clue.start, clue.end)
         sentence = clue.sentence()
-        mood = find_mood(text, Span(clue.start, clue.end), sentence)
+        mood = find_mood(text, phrase, sentence)
         if mood in _MOODS_OF_SENTENCES:
             spans.append(Span(sentence.start, min(sentence.end, len(text))))
+        elif mood in _MOODS_OF_LINES:
+            spans.append(line_around(text, phrase))
     return spans
 
 
 _MOODS_OF_SENTENCES = frozenset({Mood.RULE, Mood.DENIED})
 """Moods that a whole sentence has, and not only a part of it."""
+_MOODS_OF_LINES = frozenset({Mood.CODE, Mood.PAGE})
+"""Moods that a whole line has: no line is half a program's text, half a report."""
+
+
+def _is_dismissed_as_a_phrase(clue: _Clue) -> bool:
+    """Whether the same is said by a listed phrase that was weighed and found no report.
+
+    What the phrase weighs its surroundings tell; the loose words end elsewhere, so that
+    their surroundings are others.
+    """
+    words = phrases()[clue.phrase]
+    begin, end = clue.sentence()
+    for match in words.finditer(clue.text, begin, min(end, len(clue.text))):
+        is_same = match.start() < clue.end and clue.start < match.end()
+        if is_same and _evidence_of(_Clue(clue.phrase, *match.span(), clue.text)).weight < 0:
+            return True
+    return False
 
 
 def _surest_report(
@@ -296,11 +327,7 @@ def _report_of_clue(clue: _Clue, *, was_printed: bool = False) -> Exhaustion | N
     )
     if mood is not None:
         return None
-    evidence = weigh_evidence(
-        clue.text,
-        clue.spoken or Span(clue.start, clue.end),
-        Span(begin, min(end, len(clue.text))),
-    )
+    evidence = _evidence_of(clue)
     if evidence.weight < 0:
         return None
     region = clue.region()
@@ -313,6 +340,15 @@ def _report_of_clue(clue: _Clue, *, was_printed: bool = False) -> Exhaustion | N
         return None
     kind, backend = _kind_and_backend(clue, sentence, amounts)
     return Exhaustion(kind, backend, clue.start, clue.end, region)
+
+
+def _evidence_of(clue: _Clue) -> Evidence:
+    begin, end = clue.sentence()
+    return weigh_evidence(
+        clue.text,
+        clue.spoken or Span(clue.start, clue.end),
+        Span(begin, min(end, len(clue.text))),
+    )
 
 
 _SURELY_PRINTED = 4
@@ -507,7 +543,8 @@ def _kind_and_backend(
     is_budget = BUDGET.search(around) is not None
     if is_budget and (_host_backend(subject) is None or BUDGET.search(subject)):
         is_allocator = _ALLOCATOR_WORDING.search(sentence) is not None
-        return "device_oom" if is_allocator else "device_limit", "cuda"
+        kind = "device_oom" if is_allocator else "device_limit"
+        return kind, place_named(sentence) or place_named(around) or "cuda"
     if backend is None:
         host = None if _DEVICE_MEMORY.search(sentence) else _host_backend(around)
         backend = place_named(around) or host
@@ -524,7 +561,7 @@ def _kind_and_backend(
     return "device_oom" if numbered else "device_oom_async", backend
 
 
-_DEVICE_MEMORY = re.compile(r"device[\s_-]+mem", re.IGNORECASE)
+_DEVICE_MEMORY = compile_words(r"device[ _-]+mem|\bdevice ?\d{1,3} out of memory")
 _HOSTS_MEMORY = re.compile(r"of[ _]host[ _]?mem|host_mem", re.IGNORECASE)
 
 

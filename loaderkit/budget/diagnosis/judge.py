@@ -137,6 +137,10 @@ def _judge_without_free_bytes(message: Message) -> Judgement:
     if capacity_bytes is not None and requested_bytes > capacity_bytes:
         return Judgement("request exceeds device", requested_bytes - capacity_bytes)
 
+    over_limit_bytes = _bytes_over_limit(message, requested_bytes)
+    if over_limit_bytes is not None and over_limit_bytes > 0:
+        return Judgement("software limit", over_limit_bytes)
+
     process_bytes = held_bytes(message)
     if capacity_bytes is None or process_bytes is None:
         return Judgement("unclear")
@@ -160,15 +164,11 @@ def _judge_by_free_bytes(
         return Judgement("request exceeds device", requested_bytes - capacity_bytes)
 
     process_bytes = held_bytes(message)
-    limit_bytes = message.limit
-    if limit_bytes is not None and process_bytes is not None:
-        # A limit as large as the device is none.
-        is_below_capacity = limit_bytes < (capacity_bytes or UNLIMITED)
-        if is_below_capacity:
-            over_limit_bytes = process_bytes + requested_bytes - limit_bytes
-            return Judgement(
-                "software limit", over_limit_bytes if over_limit_bytes > 0 else None
-            )
+    over_limit_bytes = _bytes_over_limit(message, requested_bytes)
+    if over_limit_bytes is not None:
+        return Judgement(
+            "software limit", over_limit_bytes if over_limit_bytes > 0 else None
+        )
 
     # The driver is asked for whole segments, which are larger than the request.
     segment_bytes = segment_of(requested_bytes)
@@ -193,6 +193,21 @@ def _judge_by_free_bytes(
         if others_bytes >= max(missing_bytes, notable_bytes):
             return Judgement("held by others", missing_bytes)
     return Judgement("true shortage", missing_bytes)
+
+
+def _bytes_over_limit(message: Message, requested_bytes: int) -> int | None:
+    """Give by how much a request goes beyond what software allows this process.
+
+    Returns:
+        Bytes, below zero where it fits; None where the text states no such limit.
+    """
+    process_bytes = held_bytes(message)
+    if message.limit is None or process_bytes is None:
+        return None
+    # A limit as large as the device is none.
+    if message.limit >= (message.capacity or UNLIMITED):
+        return None
+    return process_bytes + requested_bytes - message.limit
 
 
 def unallocated_bytes(message: Message) -> int:

@@ -7,6 +7,7 @@ not know is read from its words (``grammar.py``), and amounts always are
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from loaderkit.budget.diagnosis.amounts import (
     OVERFULL,
     SIZE,
+    TOTAL,
     WHOLE,
     find_amounts,
     parse_size,
@@ -27,6 +29,7 @@ from loaderkit.budget.diagnosis.grammar import (
     place_named,
     sentence_around,
     speaks_of_the_host,
+    stretches_spoken_of,
 )
 from loaderkit.budget.diagnosis.lexicon import HOST_PLACE, compile_words
 from loaderkit.budget.diagnosis.log_text import clean_log
@@ -39,6 +42,8 @@ from loaderkit.budget.diagnosis.oom_patterns import (
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from loaderkit.budget.diagnosis.amounts import Amount
     from loaderkit.budget.diagnosis.grammar import Exhaustion
 
@@ -212,12 +217,14 @@ def read_message(text: str) -> Message:
 def _first_pattern_match(
     text: str,
 ) -> tuple[MessagePattern | None, re.Match[str] | None]:
+    # Asked for by guesses only, and the same for all of them.
+    spoken_of = functools.cache(lambda: stretches_spoken_of(text))
     for wording in message_patterns():
         matches = itertools.islice(wording.pattern.finditer(text), _MOST_MATCHES)
         for match in matches:
             if _is_of_a_device(wording, text, match):
                 continue
-            if _is_only_spoken_of(wording, text, match):
+            if _is_only_spoken_of(wording, text, match, spoken_of):
                 continue
             if not _lacks_permission(wording, text, match):
                 return wording, match
@@ -230,18 +237,39 @@ the error below it.  As many as lines that differ in their numbers only are kept
 
 
 def _is_only_spoken_of(
-    wording: MessagePattern, text: str, match: re.Match[str]
+    wording: MessagePattern,
+    text: str,
+    match: re.Match[str],
+    spoken_of: Callable[[], list[Span]],
 ) -> bool:
-    """Whether a wording stands where nothing is reported."""
+    """Whether a wording stands where nothing is reported.
+
+    Args:
+        wording: What was found.
+        text: A text without the breaks and prefixes of a log.
+        match: Where it was found.
+        spoken_of: Gives the stretches of the text that only speak of exhaustion.
+
+    Returns:
+        False where it can be a report.
+    """
     phrase = Span(match.start(), match.end())
     begin, end = sentence_around(text, phrase)
     sentence = Span(begin, min(end, len(text)))
     if find_mood(text, phrase, sentence, is_sure=True) is not None:
         return True
-    if wording.is_oom is not True:
-        return False  # of look-alikes only the name would change, a guess stays a guess
+    if wording.is_oom is False:
+        return False  # of look-alikes only the name would change
+    if wording.is_oom is not True and _starts_in(match, spoken_of()):
+        return True
+    if wording.is_oom is not True and wording.kind != "killed":
+        return False  # of a library's own constants the text around them says little
     evidence = weigh_evidence(text, phrase, sentence)
     return evidence.weight + _WEIGHT_OF_A_WORDING < 0
+
+
+def _starts_in(match: re.Match[str], stretches: list[Span]) -> bool:
+    return any(start <= match.start() < end for start, end in stretches)
 
 
 _WEIGHT_OF_A_WORDING = 4
@@ -383,9 +411,8 @@ def _with_amounts(message: Message, text: str) -> Message:
     roles = _READ_ROLES.get(message.kind or "", frozenset())
     sizes: dict[str, Any] = {}
     unread = []
-    for amount in sorted(
-        _tell_unnamed_apart(list(find_amounts(text))), key=_trust_order
-    ):
+    amounts = _tell_unnamed_apart(_tell_totals(list(find_amounts(text))))
+    for amount in sorted(amounts, key=_trust_order):
         field_name = _field_of_role(amount.role, message.kind, text)
         if field_name is None:
             unread.append(f"{format_bytes(amount.size_bytes)} in: {amount.words}")
@@ -426,6 +453,17 @@ def _process_named(text: str, start: int, end: int) -> int | None:
     return None
 
 
+def _tell_totals(amounts: list[Amount]) -> list[Amount]:
+    """Say of each total whether it is the whole device or what is allocated of it."""
+    parts = {"in_use", "free"}
+    has_parts = any(amount.role in parts for amount in amounts)
+    role = WHOLE if has_parts else "allocated"
+    return [
+        replace(amount, role=role) if amount.role == TOTAL else amount
+        for amount in amounts
+    ]
+
+
 def _tell_unnamed_apart(amounts: list[Amount]) -> list[Amount]:
     """Give a role to two amounts that no word tells: what is larger was asked for."""
     unnamed = [amount for amount in amounts if amount.role is None]
@@ -445,6 +483,8 @@ def _trust_order(amount: Amount) -> int:
     """Order amounts; Python sorts stably, so that the first of equals stays first."""
     if amount.is_part:
         return 0
+    if amount.is_bare:
+        return 3
     # What "would be" in use is said where the usage itself is not.
     return 2 if amount.role == OVERFULL else 1
 

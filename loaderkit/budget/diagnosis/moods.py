@@ -83,6 +83,8 @@ PLACES: dict[str, Callable[[str, Span, Span], str]] = {
     "above": lambda text, _, sentence: text[
         max(0, sentence.start - _REACH) : sentence.start
     ],
+    "row": lambda text, phrase, _: text[slice(*line_around(text, phrase))],
+    "beside": lambda text, phrase, _: _neighbouring_lines(text, phrase),
 }
 ANCHORED_PLACES = frozenset({"behind", "whole"})
 """Places whose patterns begin where the place begins."""
@@ -91,6 +93,42 @@ ANCHORED_PLACES = frozenset({"behind", "whole"})
 def _line_start(text: str, phrase: Span) -> int:
     start = max(0, phrase.start - _REACH)
     return text.rfind("\n", start, phrase.start) + 1 or start
+
+
+def line_around(text: str, phrase: Span) -> Span:
+    """Give the line that some words stand in, as far as it is looked at.
+
+    >>> line_around("It died.\\nOut of memory\\nWhy?", Span(9, 22))
+    Span(start=9, end=22)
+    """
+    end = min(len(text), phrase.end + _REACH)
+    line_end = text.find("\n", phrase.end, end)
+    return Span(_line_start(text, phrase), end if line_end < 0 else line_end)
+
+
+_SHOWN_BY_A_TRACEBACK = re.compile(
+    r"[ \t]*(?:File [\"']|-{2,}> ?\d|at \S{1,200} ?\(|~*\^+~*$|\d{1,6} )"
+)
+"""A line that names a line of source, or the caret below it: the source that a
+traceback shows stands above the error, and says nothing of where the error stands."""
+
+
+def _neighbouring_lines(text: str, phrase: Span) -> str:
+    """Give the lines right above and below, but for source that a traceback shows.
+
+    >>> _neighbouring_lines("try {\\nout of memory\\n}", Span(6, 19))
+    'try {\\n}'
+    >>> shown = 'File "a.py", line 3\\n  return load()\\nMemoryError'
+    >>> _neighbouring_lines(shown, Span(36, 47))
+    '\\n'
+    """
+    start = _line_start(text, phrase)
+    *_, over, above, _ = ["", "", *text[max(0, start - 2 * _REACH) : start].split("\n")]
+    if _SHOWN_BY_A_TRACEBACK.match(over) or _SHOWN_BY_A_TRACEBACK.match(above):
+        above = ""
+    _, end = line_around(text, phrase)
+    below, *_ = text[end + 1 : end + _REACH].split("\n")
+    return f"{above}\n{below}"
 
 
 @functools.cache
@@ -108,6 +146,7 @@ def _mood_patterns() -> tuple[tuple[Mood, str, re.Pattern[str]], ...]:
 _FACT_BEFORE = compile_words(
     r"occurred|happened|\w{0,40}(?:error|exception|failed|fatal) ?:"
     r"|\berror (?:on|from|at) \w"
+    r"|\b(?:encountered|caught|got|received|raised|hit) an? (?:\w{1,12} )?(?:error|exception)\b"
 )
 """Before a hedge: what follows is the text of an error that already happened."""
 _HEDGES = frozenset({Mood.CONDITION, Mood.POSSIBLE, Mood.RULE, Mood.NAMED})
