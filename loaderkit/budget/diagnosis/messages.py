@@ -104,7 +104,10 @@ _DEVICE_INDEX = compile_words(
     r" ?[:=#]? ?[\[(]?"
     r"(\d{1,2})\b(?! ?(?:[KMGT]?i?B\b|[KMGT]i?\b|%|\.\d|/))"
 )
-_ANY_PROCESS = compile_words(r"\b(?:pid|process)(?:\(s\))?[ =:]{1,2}(\d{1,9})\b")
+_ANY_PROCESS = compile_words(
+    r"\b(?:pid|process)(?:\(s\))?[ =:]{1,2}[\[(]?(\d{1,9})\b"
+)
+_SAID_BY_A_SHELL = compile_words(r": line \d{1,6}: +(\d{1,9}) Killed\b")
 _LOGGED_BY = re.compile(r"\((?:[\w.:-]{1,60} ){0,3}")
 """Before a process at the start of a line: "(RayTrainWorker pid=2211, ip=10.0.0.3)"."""
 _PROCESS = compile_words(rf"\bProcess (\d{{1,9}}) has ({SIZE}) memory in use")
@@ -450,7 +453,9 @@ def _process_named(text: str, start: int, end: int) -> int | None:
         line = text.rfind("\n", 0, process.start()) + 1
         if _LOGGED_BY.fullmatch(text, line, process.start()) is None:
             return int(process[1])
-    return None
+    # A scheduler names its job, and the shell above it the process.
+    said_by_a_shell = _SAID_BY_A_SHELL.search(text)
+    return None if said_by_a_shell is None else int(said_by_a_shell[1])
 
 
 def _tell_totals(amounts: list[Amount]) -> list[Amount]:
