@@ -205,7 +205,10 @@ def _is_dismissed_as_a_phrase(clue: _Clue) -> bool:
     begin, end = clue.sentence()
     for match in words.finditer(clue.text, begin, min(end, len(clue.text))):
         is_same = match.start() < clue.end and clue.start < match.end()
-        if is_same and _evidence_of(_Clue(clue.phrase, *match.span(), clue.text)).weight < 0:
+        if (
+            is_same
+            and _evidence_of(_Clue(clue.phrase, *match.span(), clue.text)).weight < 0
+        ):
             return True
     return False
 

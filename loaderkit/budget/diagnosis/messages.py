@@ -104,9 +104,7 @@ _DEVICE_INDEX = compile_words(
     r" ?[:=#]? ?[\[(]?"
     r"(\d{1,2})\b(?! ?(?:[KMGT]?i?B\b|[KMGT]i?\b|%|\.\d|/))"
 )
-_ANY_PROCESS = compile_words(
-    r"\b(?:pid|process)(?:\(s\))?[ =:]{1,2}[\[(]?(\d{1,9})\b"
-)
+_ANY_PROCESS = compile_words(r"\b(?:pid|process)(?:\(s\))?[ =:]{1,2}[\[(]?(\d{1,9})\b")
 _SAID_BY_A_SHELL = compile_words(r": line \d{1,6}: +(\d{1,9}) Killed\b")
 _LOGGED_BY = re.compile(r"\((?:[\w.:-]{1,60} ){0,3}")
 """Before a process at the start of a line: "(RayTrainWorker pid=2211, ip=10.0.0.3)"."""

@@ -96,9 +96,9 @@ def _line_start(text: str, phrase: Span) -> int:
 
 
 def line_around(text: str, phrase: Span) -> Span:
-    """Give the line that some words stand in, as far as it is looked at.
+    r"""Give the line that some words stand in, as far as it is looked at.
 
-    >>> line_around("It died.\\nOut of memory\\nWhy?", Span(9, 22))
+    >>> line_around("It died.\nOut of memory\nWhy?", Span(9, 22))
     Span(start=9, end=22)
     """
     end = min(len(text), phrase.end + _REACH)
@@ -114,13 +114,13 @@ traceback shows stands above the error, and says nothing of where the error stan
 
 
 def _neighbouring_lines(text: str, phrase: Span) -> str:
-    """Give the lines right above and below, but for source that a traceback shows.
+    r"""Give the lines right above and below, but for source that a traceback shows.
 
-    >>> _neighbouring_lines("try {\\nout of memory\\n}", Span(6, 19))
-    'try {\\n}'
-    >>> shown = 'File "a.py", line 3\\n  return load()\\nMemoryError'
+    >>> _neighbouring_lines("try {\nout of memory\n}", Span(6, 19))
+    'try {\n}'
+    >>> shown = 'File "a.py", line 3\n  return load()\nMemoryError'
     >>> _neighbouring_lines(shown, Span(36, 47))
-    '\\n'
+    '\n'
     """
     start = _line_start(text, phrase)
     *_, over, above, _ = ["", "", *text[max(0, start - 2 * _REACH) : start].split("\n")]
@@ -146,7 +146,8 @@ def _mood_patterns() -> tuple[tuple[Mood, str, re.Pattern[str]], ...]:
 _FACT_BEFORE = compile_words(
     r"occurred|happened|\w{0,40}(?:error|exception|failed|fatal) ?:"
     r"|\berror (?:on|from|at) \w"
-    r"|\b(?:encountered|caught|got|received|raised|hit) an? (?:\w{1,12} )?(?:error|exception)\b"
+    r"|\b(?:encountered|caught|got|received|raised|hit) an? (?:\w{1,12} )?"
+    r"(?:error|exception)\b"
 )
 """Before a hedge: what follows is the text of an error that already happened."""
 _HEDGES = frozenset({Mood.CONDITION, Mood.POSSIBLE, Mood.RULE, Mood.NAMED})
