@@ -8,6 +8,7 @@ import inspect
 import math
 import operator
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,10 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from typing_extensions import ParamSpec
 
 from loaderkit.errors import OptionError
-from loaderkit.habits import CALL_HINTS, DEVICES, KEYWORDS
+from loaderkit.habits import CALL_HINTS, DEVICES, KEYWORDS, MODELS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from loaderkit.habits import Hint
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -69,24 +72,77 @@ def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
     """
     signature = inspect.signature(function)
     known = _keywords_of(function)
-    caller = function.__qualname__.removesuffix(".__init__")
+    takes_any_keyword = any(
+        parameter.kind is parameter.VAR_KEYWORD
+        for parameter in signature.parameters.values()
+    )
 
     @functools.wraps(function)
     def with_suggestions(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name in kwargs:
-            if name not in known:
-                raise refuse_keyword(caller, name, known)
+        # pytest shows no frames of functions that set this, so a failed assertion of
+        # ours ends at the user's line.
+        __tracebackhide__ = True
         try:
-            signature.bind(*args, **kwargs)
+            return function(*args, **kwargs)
         except TypeError as error:
-            raise _refuse_call(caller, signature, error) from None
-        return function(*args, **kwargs)
+            # Only now is it looked at whether the call was the fault: a call that
+            # works costs nothing.
+            refused = _refused_by(signature, args, kwargs)
+            if refused is None:
+                raise
+            caller = _name_of_call(function, args)
+            unknown = [] if takes_any_keyword else [k for k in kwargs if k not in known]
+            if unknown:
+                raise refuse_keyword(
+                    caller, unknown[0], known, hints=_keyword_hints(function, args)
+                ) from None
+            del error
+            raise _refuse_call(caller, function, signature, refused) from None
 
     return with_suggestions
 
 
+def _refused_by(
+    signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> TypeError | None:
+    """Say what is wrong with the arguments of a call; None where they can be bound."""
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        return error
+    return None
+
+
+def _name_of_call(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    """Name what was called as its caller wrote it: a method by the object's own class.
+
+    ``batch`` is defined by a base class that no user has heard of.
+    """
+    owner, dot, name = function.__qualname__.rpartition(".")
+    if not dot or owner.endswith("<locals>"):
+        return name
+    if not args:
+        return name if name != "__init__" else owner.rpartition(".")[2]
+    kind = args[0] if isinstance(args[0], type) else type(args[0])
+    return kind.__name__ if name == "__init__" else f"{kind.__name__}.{name}"
+
+
+def _keyword_hints(
+    function: Callable[..., Any], args: tuple[Any, ...]
+) -> Mapping[str, Hint]:
+    """Find what is known about keywords of a function, or of a class and its bases."""
+    owner, _, name = function.__qualname__.rpartition(".")
+    if name != "__init__":
+        return KEYWORDS.get(name, {})
+    kinds = [kind.__name__ for kind in type(args[0]).__mro__] if args else [owner]
+    return next((KEYWORDS[kind] for kind in kinds if kind in KEYWORDS), {})
+
+
 def _refuse_call(
-    caller: str, signature: inspect.Signature, error: TypeError
+    caller: str,
+    function: Callable[..., Any],
+    signature: inspect.Signature,
+    error: TypeError,
 ) -> OptionError:
     """Make the error for a call with too many arguments, or too few."""
     parameters = [
@@ -108,7 +164,7 @@ def _refuse_call(
         others = [part.name for part in parameters if part.name not in by_position]
         if others:
             why += "; the others by name"
-    hint = CALL_HINTS.get(caller)
+    hint = CALL_HINTS.get(function.__qualname__.removesuffix(".__init__"))
     fix = hint.fix if hint else f"{caller}({', '.join(required)})"
     return OptionError(message, why=hint.why if hint and hint.why else why, fix=fix)
 
@@ -132,13 +188,21 @@ def _keywords_of(function: Callable[..., Any]) -> list[str]:
     ]
 
 
-def refuse_keyword(caller: str, name: str, known: Iterable[str]) -> OptionError:
+def refuse_keyword(
+    caller: str,
+    name: str,
+    known: Iterable[str],
+    *,
+    hints: Mapping[str, Hint] | None = None,
+) -> OptionError:
     """Make the error for a keyword that a function does not take.
 
     Args:
         caller: The function, or the class whose constructor it is.
         name: The keyword.
         known: Those that it takes.
+        hints: What to say of names that other libraries have; those of ``caller`` if
+            None.
 
     Returns:
         The error, to be raised by the caller.
@@ -148,7 +212,7 @@ def refuse_keyword(caller: str, name: str, known: Iterable[str]) -> OptionError:
       fix: workers=4
     """
     message = f"{caller} has no option {name!r}."
-    hint = KEYWORDS.get(caller, {}).get(name)
+    hint = (KEYWORDS.get(caller, {}) if hints is None else hints).get(name)
     if hint is not None:
         return OptionError(message, why=hint.why, fix=hint.fix)
     own_names = [parameter for parameter in known if parameter != "self"]
@@ -162,21 +226,74 @@ def suggest_name(name: str, known: Iterable[str]) -> str:
     "did you mean 'batch_size'?"
     """
     names = list(known)
-    nearest = difflib.get_close_matches(name, names, 1)
-    if nearest:
-        return f"did you mean {nearest[0]!r}?"
+    nearest = nearest_name(name, names)
+    if nearest is not None:
+        return f"did you mean {nearest!r}?"
+    if not names:
+        return "drop it: there is none"
     return f"it is one of {', '.join(names)}"
+
+
+_COMMON_WORDS = frozenset(
+    {"num", "n", "max", "min", "total", "is", "has", "get", "set", "to", "from", "of"}
+    | {"the", "by", "all", "per", "byte", "memory", "at", "in", "on", "ha", "i", "it"}
+)
+"""Words in many names, which say nothing about what was meant."""
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
+    """Find the name that was probably meant.
+
+    That is one that is spelt alike, or else one that shares the most words: people
+    write ``is_leaking`` for ``leaking`` and ``peak_memory`` for ``peak``.
+
+    Args:
+        name: What was written.
+        known: The names there are.
+
+    Returns:
+        One of them; None where none is near.
+
+    >>> nearest_name("bach_size", ["batch_size"]), nearest_name("peak_memory", ["peak"])
+    ('batch_size', 'peak')
+    >>> nearest_name("anything", ["peak"]) is None
+    True
+    """
+    names = list(known)
+    # A letter too many or too few; from 0.85 on no two words of a name differ wholly.
+    alike = difflib.get_close_matches(name, names, 1, cutoff=0.85)
+    if alike:
+        return alike[0]
+    words = _words_of(name)
+
+    def nearness(candidate: str) -> tuple[int, int, int]:
+        shared = words & _words_of(candidate)
+        # Of equal ones the shortest, which says the least beyond what was asked for.
+        return len(shared - _COMMON_WORDS), len(shared), -len(candidate)
+
+    best = max(names, key=nearness, default="")
+    if best and words & _words_of(best):
+        return best
+    return next(iter(difflib.get_close_matches(name, names, 1)), None)
+
+
+def _words_of(name: str) -> set[str]:
+    """Take a name apart; "growths" and "growth" are one word."""
+    return {word.removesuffix("s") or word for word in name.lower().split("_") if word}
 
 
 def suggest_device(device: object) -> str:
     """Name the device of torch's that was probably meant.
 
-    >>> suggest_device("gpu:1"), suggest_device("cdua")
-    ('cuda:1', 'cuda')
+    >>> suggest_device("gpu:1"), suggest_device("cdua"), suggest_device("H100")
+    ('cuda:1', 'cuda', 'cuda')
     """
     kind, colon, index = str(device).lower().partition(":")
     if kind in DEVICES:
         return f"{DEVICES[kind]}{colon}{index}"
+    for pattern, torch_name in MODELS.items():
+        if re.fullmatch(pattern, kind):
+            return f"{torch_name}{colon}{index}"
     nearest = difflib.get_close_matches(kind, ("cuda", "mps", "xpu", "cpu"), 1)
     return f"{nearest[0]}{colon}{index}" if nearest else "cpu"
 
@@ -193,21 +310,37 @@ def refuse_value(name: str, value: object, wanted: str, example: object) -> Opti
     Returns:
         The error, to be raised by the caller.
     """
-    shown = show_value(value)
-    message = f"{name} must be {wanted}, got {shown}."
-    why = "" if type(value) is type(example) else f"its type is {type(value).__name__}"
-    return OptionError(
-        message, why=why or "it is out of range", fix=f"{name}={example!r}"
-    )
+    message = f"{name} must be {wanted}, got {show_value(value)}."
+    if type(value) is not type(example):
+        why = "it is None" if value is None else f"its type is {type(value).__name__}"
+    elif isinstance(value, str):
+        why = "it does not read as one"
+    else:
+        why = "it is out of range"
+    return OptionError(message, why=why, fix=f"{name}={example!r}")
 
 
 def with_article(name: str) -> str:
-    """Write the name of a class as a sentence does.
+    """Write the name of a class as the beginning of a sentence does.
 
     >>> with_article("IterableDataset"), with_article("DatasetDict")
     ('An IterableDataset', 'A DatasetDict')
+    >>> with_article("NoneType")
+    'None'
     """
+    if name == "NoneType":
+        return "None"
     return f"{'An' if name[:1] in 'AEIOaeio' else 'A'} {name}"
+
+
+def kind_of(value: object) -> str:
+    """Say of what kind a value is, within a sentence.
+
+    >>> kind_of(3), kind_of("x"), kind_of(None)
+    ('an int', 'a str', 'None')
+    """
+    name = type(value).__name__
+    return "None" if value is None else f"a{with_article(name)[1:]}"
 
 
 def show_value(value: object) -> str:
@@ -314,7 +447,10 @@ def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
     text = value if isinstance(value, str) else show_value(value)
     nearest = difflib.get_close_matches(text, words, 1)
     wanted = " or ".join([", ".join(map(repr, choices[:-1])), repr(choices[-1])])
-    raise refuse_value(name, value, wanted, nearest[0] if nearest else choices[0])
+    refused = refuse_value(name, value, wanted, nearest[0] if nearest else choices[0])
+    if isinstance(value, str):
+        raise OptionError(refused.what, why="it is none of them", fix=refused.fix)
+    raise refused
 
 
 def check_callable(name: str, value: Any, example: str) -> Any:
@@ -361,7 +497,7 @@ def check_cache_path(path: Any) -> None:
     if isinstance(path, str | os.PathLike):
         return
     message = f"A cache is named by a path or a URL, got {show_value(path)}."
-    why = f"it is a {type(path).__name__}"
+    why = f"it is {kind_of(path)}"
     fix = "open_cache('molecules.lk')"
     if isinstance(path, Mapping):
         fix = "{name: open_cache(path) for name, path in paths.items()}"

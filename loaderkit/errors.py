@@ -8,8 +8,8 @@ LoaderkitError
 |   +-- DamagedCacheError  a file is short, changed, missing or not ours
 |   +-- CacheVersionError  a newer loaderkit wrote it
 +-- DatasetError           a sample cannot be loaded, stored or batched
-|   +-- NoSuchAttributeError   a dataset has no attribute of that name; also an
-|                              AttributeError
++-- NoSuchAttributeError   a dataset, a loader or a result has no attribute of that
+|                          name; also an AttributeError
 +-- LoaderError            a loader cannot be built, or a worker of it died
 +-- LeakError              memory grows from epoch to epoch
 +-- BudgetError            it cannot be planned, split, or changed any more
@@ -70,8 +70,8 @@ class DatasetError(LoaderkitError, ValueError):
     """A sample cannot be loaded, stored or batched."""
 
 
-class NoSuchAttributeError(DatasetError, AttributeError):
-    """A dataset or a loader has no such attribute; the message says what to use."""
+class NoSuchAttributeError(LoaderkitError, AttributeError):
+    """What was asked for is no attribute; the message says what to use."""
 
 
 class LoaderError(LoaderkitError, RuntimeError):

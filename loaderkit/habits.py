@@ -274,6 +274,15 @@ DEVICES: Mapping[str, str] = {
 }
 """What Lightning, Keras and makers call devices, and torch calls by another name."""
 
+MODELS: Mapping[str, str] = {
+    r"(rtx|gtx|geforce|tesla|quadro|titan|mi)[\s_-]?\w*": "cuda",
+    r"g?[abhlptv]\d{1,3}[a-z]?([-_ ].*)?": "cuda",
+    r"\d{4}(ti)?": "cuda",
+    r"m[1-9]( ?(pro|max|ultra))?": "mps",
+    r"(arc|gaudi|pvc)[\s_-]?\w*": "xpu",
+}
+"""What makers call the models of their devices, as patterns: H100, RTX 4090, M1."""
+
 LOADER: Mapping[str, Hint] = {
     **_hints(
         "to cuda mps cpu device",
@@ -292,6 +301,105 @@ LOADER: Mapping[str, Hint] = {
     "collate": Hint("loader.collate_fn"),
 }
 """Attributes of a loader."""
+
+_WRITTEN = "a result is printed, or written as a page"
+_OF_GRAPHS = "the samples are no graphs"
+
+_RESULT: Mapping[str, Hint] = {
+    **_hints("save html write export show plot", Hint("to_html(path)", _WRITTEN)),
+    **_hints("summary describe text message info", Hint("str(result)", _WRITTEN)),
+    **_hints("to_dict asdict dict", Hint("dataclasses.asdict(result)")),
+}
+"""Of every result that has a page."""
+
+_SIZES: Mapping[str, Hint] = {
+    **_hints("num_samples n count", Hint("len(sizes)")),
+    **_hints("max largest", Hint("sizes.bytes.max()")),
+}
+
+ATTRIBUTES: Mapping[str, Mapping[str, Hint]] = {
+    "HasPage": _RESULT,
+    "StepEstimate": {
+        **_hints(
+            "total total_bytes total_memory memory max max_memory used "
+            "max_memory_allocated",
+            Hint("estimate.peak, in bytes"),
+        ),
+        **_hints("by_part breakdown components", Hint("estimate.parts")),
+        **_hints("layers by_module by_layer", Hint("estimate.modules")),
+    },
+    "BatchPlan": {
+        **_hints(
+            "max_batch_size best best_batch_size largest_batch recommended",
+            Hint("plan.configurations[0].budget.batch_size"),
+        ),
+        **_hints("fits is_ok", Hint("plan.ok")),
+        **_hints("suggestions advice", Hint("plan.savings")),
+    },
+    "LoaderPlan": {
+        **_hints(
+            "batch_size max_nodes max_edges max_tokens shuffle",
+            Hint("plan.batching, in words; loader.batch_size is torch's"),
+        ),
+        **_hints("memory bytes peak", Hint("plan.forecast")),
+        **_hints("reasons decisions options as_dict", Hint("plan.settings()")),
+    },
+    "LeakReport": {
+        **_hints("leak leaks_found has_leak leaked failed", Hint("report.leaking")),
+        **_hints("passed success is_ok", Hint("report.ok")),
+        **_hints("culprit holder holders", Hint("report.growths[0].holder")),
+        **_hints("series readings history", Hint("report.counters")),
+    },
+    "LeakDetector": {
+        **_hints("tick update on_epoch_end end", Hint("detector.end_epoch()")),
+        **_hints("check verdict leaking result results", Hint("detector.report()")),
+        **_hints("snapshot", Hint("detector.start(), then detector.end_epoch()")),
+        **_hints("watch track", Hint("for epoch in detector.epochs(range(10))")),
+    },
+    "MemoryMeter": {
+        **_hints("start stop", Hint("with MemoryMeter() as meter: ...")),
+        **_hints("report results history log", Hint("meter.timeline")),
+        **_hints("peak max_memory", Hint('meter.timeline.peak("allocated")')),
+    },
+    "GraphSizes": {
+        **_SIZES,
+        **_hints("num_atoms atoms n_nodes", Hint("sizes.nodes")),
+        **_hints("n_edges bonds", Hint("sizes.edges")),
+        **_hints("tokens lengths", Hint("sizes.nodes", "the samples are graphs")),
+    },
+    "SampleSizes": {
+        **_SIZES,
+        **_hints("length lengths seq_lens rows frames steps", Hint("sizes.tokens")),
+        **_hints("nodes num_nodes edges num_edges", Hint("sizes.tokens", _OF_GRAPHS)),
+    },
+    "CacheSummary": {
+        **_hints("columns column_names features schema keys", Hint("summary.fields")),
+        **_hints("size nbytes num_bytes size_in_bytes", Hint("summary.bytes")),
+        **_hints("length n num_rows", Hint("summary.samples")),
+    },
+    "Diagnosis": {
+        **_hints(
+            "fix fixes suggestions suggestion hint hints", Hint("diagnosis.advice")
+        ),
+        **_hints("cause reason explanation", Hint("diagnosis.verdict")),
+        **_hints("oom out_of_memory", Hint("diagnosis.is_oom")),
+    },
+    "Padded": {
+        **_hints("data tensor padded x", Hint("padded.values")),
+        **_hints("attention_mask padding_mask", Hint("padded.mask")),
+        **_hints("length lens seq_lens seqlens", Hint("padded.lengths")),
+        **_hints("offsets cu_seqlens", Hint('ragged="packed"', "it is padded")),
+        **_hints("unbind tolist unpad", Hint("padded.to_list()")),
+    },
+    "Packed": {
+        **_hints("data tensor x", Hint("packed.values")),
+        **_hints("cu_seqlens ptr row_splits", Hint("packed.offsets")),
+        **_hints("lengths length lens seqlens", Hint("packed.offsets.diff()")),
+        **_hints("mask attention_mask", Hint('ragged="padded"', "it is packed")),
+        **_hints("unbind tolist unpad", Hint("packed.to_list()")),
+    },
+}
+"""Attributes of results that other libraries give, by class, by attribute."""
 
 DOOR: Mapping[str, Hint] = {
     **_hints(
@@ -313,7 +421,25 @@ DOOR: Mapping[str, Hint] = {
     **_hints("upload push_to_hub", Hint("loaderkit.push(path, url)")),
     **_hints("download snapshot_download", Hint("loaderkit.pull(url, path)")),
     **_hints("find_leak detect_leaks MemoryTracker", Hint("loaderkit.LeakDetector()")),
-    **_hints("empty_cache gc clear_memory", Hint("loaderkit.release()")),
-    **_hints("concatenate merge", Hint("loaderkit.concat(caches, path)")),
+    **_hints(
+        "empty_cache gc clear_memory free_memory collect garbage_collect",
+        Hint("loaderkit.release()"),
+    ),
+    **_hints(
+        "concatenate merge concatenate_datasets ConcatDataset interleave_datasets",
+        Hint("loaderkit.concat(caches, path)"),
+    ),
+    **_hints(
+        "doctor check_env collect_env",
+        Hint("loaderkit.check_environment(), or loaderkit doctor on the command line"),
+    ),
+    **_hints("explain explain_oom", Hint("loaderkit.diagnose_oom(error)")),
+    **_hints(
+        "estimate_memory estimate_peak", Hint("loaderkit.estimate_step(model, x)")
+    ),
+    **_hints(
+        "find_batch_size find_executable_batch_size auto_batch_size max_batch_size",
+        Hint("loaderkit.plan_batch(model, dataset, device)"),
+    ),
 }
 """Names at the front door, ``loaderkit.NAME``."""

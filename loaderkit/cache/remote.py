@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from loaderkit.answers import answer_wrong_names
 from loaderkit.arguments import check_cache_path, refuse_value
 from loaderkit.cache.folder_storage import FolderStorage
 from loaderkit.cache.object_store import ObjectStore
@@ -36,6 +37,7 @@ _MAX_BYTES_AHEAD = 4 << 30
 """Chosen: some 16 shards of the usual size, a minute of a network of 70 MB/s."""
 
 
+@answer_wrong_names()
 @dataclass(frozen=True)
 class RemoteCache:
     """A cache in a store, and the folder on local disk that its shards are kept in.

@@ -15,6 +15,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from loaderkit.answers import answer_wrong_names
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -41,6 +43,7 @@ def without_password(url: str) -> str:
     return _USER_AND_PASSWORD.sub("//", url)
 
 
+@answer_wrong_names()
 @dataclass(frozen=True)
 class Patience:
     """How long a storage is waited for."""

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
+from loaderkit.answers import answer_wrong_names
+from loaderkit.arguments import suggest_keywords
 from loaderkit.cache.build import finish_commit, open_build
 from loaderkit.cache.durable import (
     publish,
@@ -58,6 +60,7 @@ class OtherWriterError(CacheError):
     """Another process has written, or writes, a cache to the same URL."""
 
 
+@answer_wrong_names()
 @dataclass(frozen=True)
 class Transfer:
     """What was copied."""
@@ -79,6 +82,7 @@ class Transfer:
         return f"{self.source} -> {self.target}: {self.samples:,} samples; {copied}"
 
 
+@suggest_keywords
 def push(
     cache: str | os.PathLike[str],
     url: str,
@@ -136,6 +140,7 @@ def copy_to_store(folder: Path, storage: Storage, *, overwrite: bool) -> Transfe
     )
 
 
+@suggest_keywords
 def pull(
     url: str,
     cache: str | os.PathLike[str],

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loaderkit.answers import answer_wrong_names
+from loaderkit.arguments import suggest_keywords
 from loaderkit.cache.files import (
     check_digest,
     check_size,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from loaderkit.cache.storage import Storage
 
 
+@answer_wrong_names()
 @dataclass(frozen=True)
 class Verification:
     """What ``verify`` found."""
@@ -58,6 +61,7 @@ class Verification:
         return "\n".join([f"{self.path}: damaged", *self.findings])
 
 
+@suggest_keywords
 def verify(
     path: str | os.PathLike[str],
     *,

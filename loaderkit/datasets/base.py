@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex, overload
 from torch.utils.data import Dataset
 from typing_extensions import Self, TypeVar
 
+from loaderkit.answers import answer_wrong_calls
 from loaderkit.arguments import suggest_keywords
 from loaderkit.cache.layout import MANIFEST
 from loaderkit.cache.remote import RemoteCache, locate_cache
@@ -57,6 +58,7 @@ T = TypeVar("T", default=Any)
 R = TypeVar("R")
 
 
+@answer_wrong_calls
 class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
     """What ``SafeDataset`` and ``SafeGraphDataset`` have in common; not for users.
 

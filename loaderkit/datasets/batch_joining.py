@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from typing_extensions import TypeVar
 
+from loaderkit.answers import answer_wrong_calls
 from loaderkit.arguments import suggest_name
 from loaderkit.datasets.collate_errors import collating
 from loaderkit.datasets.columns import field_names
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T", default=Any)
 
 
+@answer_wrong_calls
 class BatchJoining(SampleReading[T]):
     """What a dataset does to give batches."""
 

@@ -10,6 +10,7 @@ import numpy as np
 import xxhash
 from typing_extensions import TypeVar
 
+from loaderkit.answers import answer_wrong_calls
 from loaderkit.cache.build import finish_killed_commit
 from loaderkit.cache.download_ahead import StoredRows
 from loaderkit.cache.remote import RemoteCache
@@ -57,6 +58,7 @@ class DatasetState:
     """Classes that are not known are read as plain containers."""
 
 
+@answer_wrong_calls
 class CachedSamples(Generic[T]):
     """What a dataset does to have its samples: list, load, pack, and open the cache.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from loaderkit.arguments import with_article
+from loaderkit.arguments import kind_of
 from loaderkit.datasets.classes import private_names
 from loaderkit.datasets.column_names import distinct_names, join_path
 from loaderkit.datasets.containers import UnstorableValueError, stored_class_name
@@ -134,7 +134,7 @@ class _Encoder:
 
     def graph(self, graph: Any) -> Nest:
         if isinstance(graph, import_pyg().batch) or not hasattr(graph, "stores"):
-            message = f"The sample is a {type(graph).__name__}, which is not one graph."
+            message = f"The sample is {kind_of(graph)}, which is not one graph."
             fix = "pack batch.to_data_list(), or Data and HeteroData objects"
             raise DatasetError(message, why="a cache holds samples", fix=fix)
         stores = graph.stores
@@ -385,9 +385,7 @@ def _check_private(path: str, graph: Any, attributes: dict[str, Any]) -> None:
 def _cannot_store_error(
     path: str, value: object, why: str, fix: str = ""
 ) -> DatasetError:
-    kind = type(value).__name__
-    article = with_article(kind).lower().split()[0]
-    message = f"A cache cannot hold {path or 'the sample'!r}, {article} {kind}."
+    message = f"A cache cannot hold {path or 'the sample'!r}, {kind_of(value)}."
     return DatasetError(message, why=why, fix=fix or _advice_on(value))
 
 

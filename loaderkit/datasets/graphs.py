@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from typing_extensions import Self, TypeVar
 
+from loaderkit.answers import answer_wrong_calls
 from loaderkit.arguments import suggest_keywords
 from loaderkit.datasets.base import BaseDataset
 from loaderkit.datasets.batches import GraphRecipe
@@ -49,6 +50,7 @@ _MOST_FLOAT_CLASSES = 2
 """Labels of two classes are often floats, for the loss; PyG warns of more too."""
 
 
+@answer_wrong_calls
 class GraphDataset(BaseDataset[T]):
     """What makes ``SafeGraphDataset`` one of graphs; not for users.
 

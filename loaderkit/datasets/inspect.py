@@ -6,6 +6,8 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from loaderkit.answers import answer_wrong_names
+from loaderkit.arguments import suggest_keywords
 from loaderkit.cache.mirror import load_remote_manifest
 from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.store import Store
@@ -36,6 +38,7 @@ _BAR = 40
 """Characters of the longest bar, so that a line fits a terminal of 80."""
 
 
+@answer_wrong_names()
 @dataclass(frozen=True)
 class Field:
     """One field of the samples."""
@@ -53,6 +56,7 @@ class Field:
     """Samples that have it."""
 
 
+@answer_wrong_names()
 @dataclass(frozen=True)
 class Histogram:
     """How a size is spread over the samples."""
@@ -75,6 +79,7 @@ class Histogram:
         return "\n".join(lines)
 
 
+@answer_wrong_names()
 @dataclass(frozen=True)
 class CacheSummary(HasPage):
     """What is in a cache."""
@@ -148,6 +153,7 @@ class CacheSummary(HasPage):
         )
 
 
+@suggest_keywords
 def inspect_cache(
     path: str | os.PathLike[str],
     *,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from loaderkit.arguments import check_cache_path
+from loaderkit.arguments import check_cache_path, suggest_keywords
 from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.store import Store
 from loaderkit.datasets.classes import ClassRegistry
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from loaderkit.datasets.safe import SafeDataset
 
 
+@suggest_keywords
 def open_cache(
     path: str | os.PathLike[str] | RemoteCache,
     *,

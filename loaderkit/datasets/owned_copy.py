@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
+from loaderkit.arguments import suggest_keywords
 from loaderkit.datasets.containers import make_named_tuple, refilled
 from loaderkit.datasets.kinds import flatten_composite, unflatten_composite
 from loaderkit.errors import DatasetError
@@ -52,6 +53,7 @@ _PLAIN_TYPES = (
 """Hold no memory of tensors, but a subclass may: they are copied deeply."""
 
 
+@suggest_keywords
 def owned_copy(sample: T) -> T:
     """Copy a sample so that its owner can do with it what they like.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
+from loaderkit.answers import answer_wrong_names
 from loaderkit.arguments import (
     check_choice,
     check_integer,
@@ -24,6 +25,7 @@ _MOST_WORKERS = 4096
 start, and the machine with them."""
 
 
+@answer_wrong_names()
 @dataclass(frozen=True)
 class PackOptions:
     """How a cache is packed."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import torch
 
+from loaderkit.answers import answer_wrong_names
 from loaderkit.errors import DatasetError, OptionError
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def _made_of_parts(cls: type[T]) -> type[T]:
     return cls
 
 
+@answer_wrong_names("values")
 @_made_of_parts
 class Padded(NamedTuple):
     """Samples side by side, each filled up to the longest."""
@@ -85,6 +87,7 @@ class Padded(NamedTuple):
         return [row[:length] for row, length in pairs]
 
 
+@answer_wrong_names("values")
 @_made_of_parts
 class Packed(NamedTuple):
     """Samples end to end."""

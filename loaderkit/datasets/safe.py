@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import TypeVar
 
+from loaderkit.answers import answer_wrong_calls
 from loaderkit.datasets.base import BaseDataset
 from loaderkit.datasets.graphs import GraphDataset
 from loaderkit.datasets.mapping import map_samples
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T", default=Any)
 
 
+@answer_wrong_calls
 class SafeDataset(BaseDataset[T]):
     """A dataset whose every sample is a copy that its reader owns.
 
@@ -112,6 +114,7 @@ class SafeDataset(BaseDataset[T]):
         )
 
 
+@answer_wrong_calls
 class SafeGraphDataset(GraphDataset[T], SafeDataset[T]):
     """A dataset of graphs whose every sample and batch is a copy.
 

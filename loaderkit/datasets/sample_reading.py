@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import TypeVar
 
+from loaderkit.answers import answer_wrong_calls
 from loaderkit.datasets.cached_samples import CachedSamples
 from loaderkit.datasets.decode import decode
 from loaderkit.datasets.gathering import UnlikeShapesError, leaf_reader
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T", default=Any)
 
 
+@answer_wrong_calls
 class SampleReading(CachedSamples[T]):
     """What a dataset does to give samples.
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from typing_extensions import Self, TypeVar
 
+from loaderkit.answers import answer_wrong_calls
 from loaderkit.arguments import (
     check_callable,
     check_integer,
@@ -37,6 +38,7 @@ _READ_TOGETHER = 256
 """Samples that ``filter`` holds at once: what a batch of a loader usually has."""
 
 
+@answer_wrong_calls
 class RowSelection(Generic[T]):
     """What a dataset can do that knows how to give some of its rows as a dataset."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from loaderkit.answers import answer_wrong_names
 from loaderkit.datasets.containers import attribute_names
 from loaderkit.datasets.gathering import BatchGather, batch_dtype
 from loaderkit.datasets.kinds import LEAF_KINDS, NEST_KINDS, Kind, Length
@@ -42,6 +43,7 @@ _TEXTS_AT_ONCE = 8192
 """Lists whose texts are in memory at once: some 10 MB for 200 numbers each."""
 
 
+@answer_wrong_names()
 @dataclass(frozen=True)
 class GraphSizes:
     """How large each sample is."""
@@ -105,6 +107,7 @@ class GraphSizes:
         return write_page(self.page(max_nodes=max_nodes, max_edges=max_edges), path)
 
 
+@answer_wrong_names()
 @dataclass(frozen=True)
 class SampleSizes:
     """How large each sample is that is no graph."""

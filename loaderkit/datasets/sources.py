@@ -19,6 +19,7 @@ import torch
 import xxhash
 from torch.utils.data import IterableDataset
 
+from loaderkit.answers import answer_wrong_calls
 from loaderkit.arguments import with_article
 from loaderkit.cache.layout import MANIFEST
 from loaderkit.datasets.fingerprint import (
@@ -266,6 +267,7 @@ class KeyedSource:
         }
 
 
+@answer_wrong_calls
 class PtFolder:
     """A folder of files written by ``torch.save``, one sample each.
 

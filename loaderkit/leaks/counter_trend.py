@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from loaderkit.answers import answer_wrong_names
 from loaderkit.memory.counters import AnyCounter, unit_of, words_of
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ ENOUGH_READINGS = 10
 run of thirty epochs."""
 
 
+@answer_wrong_names("trend")
 @dataclass(frozen=True)
 class CounterTrend:
     """One counter over the run."""

@@ -8,6 +8,7 @@ import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
+from loaderkit.answers import answer_wrong_names
 from loaderkit.arguments import (
     check_callable,
     check_takes_nothing,
@@ -40,6 +41,7 @@ _CHECK_GROWTH = 1.2
 """A long run is judged again when it is so much longer; that takes some 20 ms."""
 
 
+@answer_wrong_names()
 class LeakDetector:
     """Tells whether memory grows from epoch to epoch, and who holds it.
 

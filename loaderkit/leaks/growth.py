@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from loaderkit.answers import answer_wrong_names
 from loaderkit.leaks.patterns import PATTERNS, PatternName
 from loaderkit.units import format_bytes
 
@@ -25,6 +26,7 @@ _EXPLAINED_SHARE = 0.1
 """Chosen: items are weighed by a sample, and what they share counts once."""
 
 
+@answer_wrong_names()
 @dataclass(frozen=True)
 class Growth:
     """Something that became more, and who holds it."""

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loaderkit.answers import answer_wrong_names
 from loaderkit.leaks.page import (
     curves_sections,
     growth_sections,
@@ -39,6 +40,7 @@ _SHOWN_IF_STEADY: frozenset[AnyCounter] = frozenset(
 )
 
 
+@answer_wrong_names()
 @dataclass(frozen=True)
 class LeakReport(HasPage):
     """Does memory grow, what grew, and who holds it."""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
+from loaderkit.answers import answer_wrong_names
 from loaderkit.leaks.shapes import LineFit, best_ended, criterion_of, fit_line
 from loaderkit.leaks.students_t import quantile, upper_tail
 
@@ -83,6 +84,7 @@ _MOST_TIMES_LONGER = 10
 """Times as long a run as now is the most that is asked for."""
 
 
+@answer_wrong_names()
 @dataclass(frozen=True)
 class Trend:
     """How one counter moved over the epochs."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import default_convert
 
-from loaderkit.arguments import parse_arguments, show_value
+from loaderkit.arguments import parse_arguments, show_value, suggest_keywords
 from loaderkit.cache.stored_arrays import measure_disk
 from loaderkit.errors import LoaderError, OptionError
 from loaderkit.loader.agreement import OrderAgreement
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from loaderkit.loader.reading import Order, ReadingForecast
 
 
+@suggest_keywords
 def build_loader(
     dataset: Any,
     device: str | torch.device = "cpu",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+from loaderkit.answers import answer_wrong_names
 from loaderkit.errors import LoaderError
 from loaderkit.loader.forecast import FORKED_BYTES, SPAWNED_BYTES, pinned_bytes
 from loaderkit.loader.options import START_METHOD_VARIABLE, parse_variable
@@ -61,6 +62,7 @@ _PINNED_SHARE = 0.1
 other process can have it back."""
 
 
+@answer_wrong_names()
 @dataclass(frozen=True)
 class Decision(Generic[T_co]):
     """A setting, and why it is as it is."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from loaderkit.answers import answer_wrong_calls
 from loaderkit.memory.probes import read_capability
 from loaderkit.nests import flatten_tensors, map_leaves
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
+@answer_wrong_calls
 class DevicePrefetcher:
     """Gives a loader's batches on the device, the next one copied while one computes.
 

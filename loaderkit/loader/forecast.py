@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from loaderkit.answers import answer_wrong_names
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ _FAILS_TIMES = 2
 need is a bound, which no loader reaches at once."""
 
 
+@answer_wrong_names()
 @dataclass(frozen=True)
 class Line:
     """One limit."""
@@ -57,6 +59,7 @@ class Line:
         return format_bytes(value) if self.in_bytes else f"{value:,}"
 
 
+@answer_wrong_names()
 @dataclass(frozen=True)
 class Forecast:
     """Memory against each limit."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from loaderkit.arguments import check_integer
+from loaderkit.arguments import check_integer, kind_of
 from loaderkit.errors import LoaderError
 from loaderkit.loader.delivery import Resumption, WorkerState
 from loaderkit.loader.resumable import Position, check_epoch
@@ -78,7 +78,7 @@ def check_state(state: Mapping[str, Any], expected: ExpectedState) -> None:
         message = (
             f"This is no state of a loader: it lacks {', '.join(sorted(missing))}."
         )
-        why = f"got a {type(state).__name__}"
+        why = f"got {kind_of(state)}"
         raise LoaderError(message, why=why, fix=_TAKE_OWN_STATE)
 
     if state["version"] != STATE_VERSION:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loaderkit.answers import answer_wrong_calls
 from loaderkit.arguments import (
     check_callable,
     check_choice,
@@ -34,6 +35,7 @@ _MIN_SEED, _MAX_SEED = -(2**63), 2**64 - 1
 """The range of ``torch.manual_seed``."""
 
 
+@answer_wrong_calls
 @dataclass(frozen=True)
 class SettingOverrides:
     """What the caller asked for; None leaves it to the plan."""
@@ -83,6 +85,7 @@ class SettingOverrides:
             raise OptionError(message, why=reason, fix=f"num_workers=1, or drop {name}")
 
 
+@answer_wrong_calls
 @dataclass(frozen=True)
 class LoaderOptions(SettingOverrides):
     """Everything that can be asked of ``build_loader``."""

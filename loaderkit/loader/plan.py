@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
+from loaderkit.answers import answer_wrong_names
 from loaderkit.errors import LoaderError
 from loaderkit.loader.decisions import (
     Decision,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from loaderkit.loader.reading import ReadingForecast
 
 
+@answer_wrong_names("forecast")
 @dataclass(frozen=True)
 class LoaderPlan(HasPage):
     """The settings of a loader, each with its reason.

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader
 
+from loaderkit.answers import answer_wrong_calls, no_such_attribute
 from loaderkit.arguments import show_value
 from loaderkit.dataset_protocol import ask_identity, let_go_of_shards
 from loaderkit.errors import LoaderError, NoSuchAttributeError, OptionError
@@ -115,6 +116,7 @@ class LoaderSetup:
     """What an iterable dataset said its length is; None if it may differ by rank."""
 
 
+@answer_wrong_calls
 class PlannedLoader(DataLoader[Any]):
     """A DataLoader with a plan, an epoch, and a state that can be saved.
 
@@ -174,9 +176,11 @@ class PlannedLoader(DataLoader[Any]):
         def __getattr__(self, name: str) -> Any:
             """Answer an attribute that other loaders have with what there is here."""
             hint = LOADER.get(name)
-            if hint is None or hasattr(type(self), name):
+            if name.startswith("_") or hasattr(type(self), name):
                 # Also a property that raised an AttributeError of its own: again.
                 return object.__getattribute__(self, name)
+            if hint is None:
+                raise no_such_attribute(self, name)
             message = f"A loader has no attribute {name!r}."
             raise NoSuchAttributeError(message, why=hint.why, fix=hint.fix)
 

@@ -63,7 +63,7 @@ def read_facts(
     try:
         capability = read_capability(device)
     except ValueError as error:
-        message = f"device cannot be {device!r}: {error}."
+        message = f"device cannot be {str(device)!r}: {error}."
         nearest = suggest_device(device)
         is_known = nearest.partition(":")[0] == str(device).partition(":")[0]
         fix = f"device={'cpu' if is_known else nearest!r}"

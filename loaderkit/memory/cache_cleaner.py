@@ -6,6 +6,7 @@ import gc
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from loaderkit.answers import answer_wrong_calls
 from loaderkit.memory.reading import device_of
 from loaderkit.memory.release import cached_bytes, release
 from loaderkit.units import format_bytes, format_seconds
@@ -23,6 +24,7 @@ _LEAST_UNUSED_BYTES = 64 << 20
 30 ms, by the measure in ``shm_batch``."""
 
 
+@answer_wrong_calls
 @dataclass(frozen=True)
 class HygieneReport:
     """What hygiene brought and cost so far."""
@@ -47,6 +49,7 @@ class HygieneReport:
         )
 
 
+@answer_wrong_calls
 class EpochCacheCleaner:
     """Collects garbage and empties caches at the end of epochs, or every N batches.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from loaderkit.answers import answer_wrong_names
+
 HolderKind: TypeAlias = Literal[
     "local variable",
     "closure",
@@ -17,6 +19,7 @@ HolderKind: TypeAlias = Literal[
 ]
 
 
+@answer_wrong_names()
 @dataclass(frozen=True)
 class Holder:
     """One way by which an object is kept."""

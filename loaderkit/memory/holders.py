@@ -13,6 +13,7 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from loaderkit.arguments import suggest_keywords
 from loaderkit.library_files import is_library_file, is_own_file
 from loaderkit.memory.frames import local_ids, running_frames
 from loaderkit.memory.holder import Holder
@@ -41,6 +42,7 @@ _KEY_LENGTH = 40
 """Characters of a key, as a path shows it."""
 
 
+@suggest_keywords
 def holders_of(
     target: object,
     *,

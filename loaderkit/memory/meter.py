@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loaderkit.answers import answer_wrong_names
 from loaderkit.memory.reading import MemorySample, device_of, quick_sample
 from loaderkit.memory.timeline_page import timeline_sections
 from loaderkit.pages.document import HasPage, Listing, Page, Section
@@ -40,6 +41,7 @@ ten samples a second the first thinning comes after three hours, and a sample ta
 0.8 kB (measured with tracemalloc, no device)."""
 
 
+@answer_wrong_names()
 @dataclass(frozen=True)
 class Mark:
     """One sample and why it was taken."""
@@ -62,6 +64,7 @@ class Mark:
         return f"{label}: {', '.join(amounts)} ({format_seconds(self.since_s)})"
 
 
+@answer_wrong_names()
 @dataclass(frozen=True)
 class Timeline(HasPage):
     """Samples in the order in which they were taken."""
@@ -124,6 +127,7 @@ class Timeline(HasPage):
         return text
 
 
+@answer_wrong_names("timeline")
 class MemoryMeter:
     """Reads memory at marks, around stages, and from a thread.
 

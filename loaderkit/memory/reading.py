@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 
-from loaderkit.arguments import suggest_device
+from loaderkit.answers import answer_wrong_names
+from loaderkit.arguments import suggest_device, suggest_keywords
 from loaderkit.errors import OptionError
 from loaderkit.habits import DEVICES
 from loaderkit.memory import process
@@ -41,6 +42,7 @@ _WHY_ABSENT: Mapping[CounterName, str] = {
 """Why one of the host's counters could not be read."""
 
 
+@answer_wrong_names()
 @dataclass(frozen=True)
 class MemorySample:
     """What was held at one moment: each counter a number, or a reason for none."""
@@ -95,6 +97,7 @@ class MemorySample:
         return "\n".join(lines)
 
 
+@suggest_keywords
 def read_memory(device: str | torch.device | None = None) -> MemorySample:
     """Read the memory of this process, its children and a device.
 

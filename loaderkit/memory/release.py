@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from loaderkit.answers import answer_wrong_names
 from loaderkit.arguments import suggest_keywords
 from loaderkit.memory import process
 from loaderkit.memory.clibrary import c_library
@@ -23,6 +24,7 @@ HOST = "host"
 """The name of the host among devices."""
 
 
+@answer_wrong_names()
 @dataclass(frozen=True)
 class Released:
     """What a release brought, and what it cost."""

@@ -7,6 +7,8 @@ import weakref
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from loaderkit.answers import answer_wrong_names
+from loaderkit.arguments import suggest_keywords
 from loaderkit.errors import OptionError
 from loaderkit.memory import process
 from loaderkit.memory.holders import holders_of
@@ -29,6 +31,7 @@ _MOST_TENSORS_NAMED = 3
 """Tensors that outlived their object and are named one by one."""
 
 
+@answer_wrong_names()
 @dataclass(frozen=True)
 class Survivor:
     """An object that is still there after its stage."""
@@ -46,6 +49,7 @@ class Survivor:
         return "\n".join(lines)
 
 
+@answer_wrong_names()
 @dataclass(frozen=True)
 class StageReceipt:
     """What a stage should have given back, and what it did."""
@@ -78,6 +82,7 @@ class StageReceipt:
         return "\n".join([head, *(f"  {survivor}" for survivor in self.survivors)])
 
 
+@answer_wrong_names("receipt")
 class Stage:
     """A block.  See :func:`staged`."""
 
@@ -177,6 +182,7 @@ class Stage:
             self._expected_bytes[device] = self._expected_bytes.get(device, 0) + size
 
 
+@suggest_keywords
 def staged(name: str, *objects: Any) -> Stage:
     """Make a block after which the named objects are gone, and prove it.
 

@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from loaderkit.answers import answer_wrong_calls
 from loaderkit.pages.charts import Bars, Curves, Histogram, chart_html
 from loaderkit.pages.provenance import read_provenance
 
@@ -88,6 +89,7 @@ class Page:
     """From top to bottom."""
 
 
+@answer_wrong_calls
 class HasPage:
     """A result that can be looked at in a browser."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loaderkit.arguments import parse_arguments
+from loaderkit.arguments import parse_arguments, suggest_keywords
 from loaderkit.budget.step.estimate import StepEstimate, estimate_step
 from loaderkit.errors import DoesNotFitError
 from loaderkit.units import format_bytes, parse_bytes
@@ -42,6 +42,7 @@ class FitOptions:
     """Share by which the peak may rise over the snapshot."""
 
 
+@suggest_keywords
 def assert_fits(
     model: torch.nn.Module,
     batch: Any,

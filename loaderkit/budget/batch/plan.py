@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from loaderkit.arguments import parse_arguments
+from loaderkit.answers import answer_wrong_names
+from loaderkit.arguments import parse_arguments, suggest_keywords
 from loaderkit.budget.batch.cost_model import (
     BatchBudget,
     BatchCostModel,
@@ -90,6 +91,7 @@ class PlanOptions:
     estimate sees."""
 
 
+@answer_wrong_names("budget")
 @dataclass(frozen=True)
 class BatchConfiguration:
     """One way to train."""
@@ -138,6 +140,7 @@ class BatchConfiguration:
         return f"{text}; {bounds}" if bounds else text
 
 
+@answer_wrong_names()
 @dataclass(frozen=True)
 class BatchPlan(HasPage):
     """What fits, what does not, and how likely a run ends out of memory."""
@@ -324,6 +327,7 @@ class BatchPlan(HasPage):
         }
 
 
+@suggest_keywords
 def plan_batch(
     model: torch.nn.Module,
     dataset: Any,

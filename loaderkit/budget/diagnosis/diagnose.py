@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from loaderkit.arguments import show_value
+from loaderkit.answers import answer_wrong_names
+from loaderkit.arguments import show_value, suggest_keywords
 from loaderkit.budget.diagnosis.judge import (
     UNLIMITED,
     VERDICTS,
@@ -46,6 +47,7 @@ _HALF_UPDATED = (
 )
 
 
+@answer_wrong_names("remedy")
 @dataclass(frozen=True)
 class OomAdvice:
     """One remedy and what it brings for this message."""
@@ -77,6 +79,7 @@ class OomAdvice:
         return f"{self.remedy.says} ({self.gain})\n       {self.remedy.code}"
 
 
+@answer_wrong_names()
 @dataclass(frozen=True)
 class Diagnosis(HasPage, Message):
     """Why memory ran out, the numbers, and what to do.  Amounts in bytes."""
@@ -160,6 +163,7 @@ class Diagnosis(HasPage, Message):
         }
 
 
+@suggest_keywords
 def diagnose_oom(
     error: BaseException | str, *, plan: BatchPlan | None = None
 ) -> Diagnosis:
@@ -418,6 +422,7 @@ def _text_of_error(error: BaseException) -> str:
     return text
 
 
+@suggest_keywords
 @contextmanager
 def oom_guard() -> Iterator[None]:
     """Add the diagnosis to whatever out-of-memory error leaves the block.

@@ -13,6 +13,7 @@ import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from loaderkit.answers import answer_wrong_names
 from loaderkit.budget.environment.allocator_conf import (
     COMMON_OPTIONS,
     CUDA_OPTIONS,
@@ -40,6 +41,7 @@ LEVELS: tuple[Level, ...] = ("crash", "ignored", "danger", "slow", "useless")
 """Worst first."""
 
 
+@answer_wrong_names()
 @dataclass(frozen=True)
 class Setting:
     """What the settings are judged against."""
@@ -76,6 +78,7 @@ class Setting:
     """Whether device tensors go to other processes (CUDA IPC)."""
 
 
+@answer_wrong_names()
 @dataclass(frozen=True)
 class EnvironmentFinding:
     """One setting that does not do what it looks like."""

@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from loaderkit.answers import answer_wrong_names
 from loaderkit.arguments import suggest_keywords
 from loaderkit.budget.environment.allocator_settings import (
     HIGH,
@@ -37,6 +38,7 @@ _OPENMP_LIBRARIES = ("libiomp5", "libomp", "libgomp")
 """Intel's, LLVM's and GNU's: the first there is serves all."""
 
 
+@answer_wrong_names()
 @dataclass(frozen=True)
 class Environment:
     """The settings of this process, judged."""
@@ -62,6 +64,7 @@ class Environment:
         return {"findings": findings, "effective": self.setting.effective}
 
 
+@answer_wrong_names()
 @dataclass(frozen=True)
 class Configured:
     """What was set, and when it takes effect."""
@@ -81,6 +84,7 @@ class Configured:
         return f"{settings} ({since})"
 
 
+@suggest_keywords
 def check_environment(
     *, ask_torch: bool | None = None, shares_device_tensors: bool = False
 ) -> Environment:

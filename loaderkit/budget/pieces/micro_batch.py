@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from loaderkit.answers import answer_wrong_names
+from loaderkit.arguments import suggest_keywords
 from loaderkit.budget.cutting import count_samples, cut, weight_of
 from loaderkit.budget.diagnosis.diagnose import attach, diagnose_oom
 from loaderkit.budget.pieces.comparison import Comparison
@@ -49,6 +51,7 @@ _NOT_OF_A_PIECE = frozenset(
 """Verdicts of a diagnosis that a smaller piece does not help against."""
 
 
+@answer_wrong_names()
 @dataclass(frozen=True)
 class StepResult:
     """What one step did."""
@@ -69,6 +72,7 @@ class StepResult:
         return f"loss {float(self.loss):.4g}, {self.pieces} pieces{again}"
 
 
+@answer_wrong_names()
 @dataclass
 class MicroBatcher:
     """Trains in pieces; a piece that does not fit is halved and tried again.
@@ -254,6 +258,7 @@ class MicroBatcher:
         return detached
 
 
+@suggest_keywords
 def transactional_step(
     model: Any,
     batch: Any,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from loaderkit.answers import answer_wrong_names
+
 
 @dataclass(frozen=True)
 class DeviceTraits:
@@ -39,6 +41,7 @@ TRAITS: dict[str, DeviceTraits] = {
 """By the type of torch.device; ROCm's is called cuda."""
 
 
+@answer_wrong_names()
 @dataclass(frozen=True)
 class DeviceSpec:
     """A device that need not be here."""

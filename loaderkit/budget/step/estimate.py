@@ -7,6 +7,7 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from loaderkit.answers import answer_wrong_names
 from loaderkit.arguments import suggest_keywords
 from loaderkit.budget.step.allocator import reserved_peak
 from loaderkit.budget.step.extrapolate import (
@@ -100,6 +101,7 @@ bytes on the CPU), which it keeps for the backward pass and reads again there; w
 read is garbage of a cycle, and stays until Python collects that (measured)."""
 
 
+@answer_wrong_names("parts", "phases", "modules")
 @dataclass(frozen=True)
 class StepEstimate(HasPage):
     """Peak bytes of one training step, by part, phase and module."""

@@ -1,0 +1,121 @@
+"""Classes that answer wrong names of attributes and of arguments.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import FunctionType
+from typing import Any, TypeVar
+
+from loaderkit.arguments import suggest_keywords, suggest_name
+from loaderkit.errors import NoSuchAttributeError
+from loaderkit.habits import ATTRIBUTES, Hint
+
+Kind = TypeVar("Kind", bound=type)
+
+
+def answer_wrong_names(*parts: str) -> Callable[[Kind], Kind]:
+    """Have a class answer names that it lacks with the nearest that it has.
+
+    Its constructor and public methods answer keywords and numbers of arguments as
+    ``suggest_keywords`` does.  An attribute that is not there is answered with what
+    ``habits`` says of it, with the part of the object that has it, or with the nearest
+    name.  Type checkers are not told, and go on to find misspelt names.
+
+    Args:
+        parts: Attributes to look into, each an object or a mapping.
+
+    Returns:
+        The decorator; above ``@dataclass``, whose constructor it decorates too.
+
+    >>> @answer_wrong_names("sizes")
+    ... class Report:
+    ...     def __init__(self):
+    ...         self.leaking, self.sizes = False, {"weights": 3}
+    >>> Report().is_leaking
+    Traceback (most recent call last):
+    loaderkit.errors.NoSuchAttributeError: Report has no attribute 'is_leaking'.
+      fix: did you mean 'leaking'?
+    >>> Report().weights
+    Traceback (most recent call last):
+    loaderkit.errors.NoSuchAttributeError: Report has no attribute 'weights'.
+      fix: sizes['weights']
+    """
+
+    def decorate(kind: Kind) -> Kind:
+        answer_wrong_calls(kind)
+
+        def answer(self: Any, name: str) -> Any:
+            # Protocols are asked for by libraries; a name that the class has is a
+            # property that raised, or a field that is not set yet: raise that again.
+            if name.startswith("_") or hasattr(kind, name) or name in _fields_of(self):
+                return object.__getattribute__(self, name)
+            raise no_such_attribute(self, name, parts)
+
+        # Set like this, type checkers do not see that any name may be asked for.
+        setattr(kind, "__getattr__", answer)  # noqa: B010
+        return kind
+
+    return decorate
+
+
+def answer_wrong_calls(kind: Kind) -> Kind:
+    """Have the constructor and the public methods of a class answer wrong arguments.
+
+    Args:
+        kind: The class; its methods are replaced in place.
+
+    Returns:
+        It.
+    """
+    for name, member in list(vars(kind).items()):
+        is_public = name == "__init__" or not name.startswith("_")
+        if is_public and isinstance(member, FunctionType):
+            setattr(kind, name, suggest_keywords(member))
+    return kind
+
+
+def no_such_attribute(
+    owner: object, name: str, parts: tuple[str, ...] = ()
+) -> NoSuchAttributeError:
+    """Make the error for an attribute that an object lacks.
+
+    Args:
+        owner: The object.
+        name: What was asked for.
+        parts: Attributes of it to look into.
+
+    Returns:
+        The error, to be raised by the caller.
+    """
+    kind = type(owner)
+    message = f"{kind.__name__} has no attribute {name!r}."
+    hint = _hint_for(kind, name)
+    if hint is not None:
+        return NoSuchAttributeError(message, why=hint.why, fix=hint.fix)
+    for part in parts:
+        inside = vars(owner).get(part) if hasattr(owner, "__dict__") else None
+        if inside is None:
+            inside = getattr(owner, part, None)
+        if isinstance(inside, Mapping):
+            keys = [key for key in inside if str(key).replace(" ", "_") == name]
+            if keys:
+                return NoSuchAttributeError(message, fix=f"{part}[{keys[0]!r}]")
+        elif inside is not None and hasattr(inside, name):
+            return NoSuchAttributeError(message, fix=f"{part}.{name}")
+    named = {*dir(owner), *_fields_of(owner)}
+    names = sorted(each for each in named if not each.startswith("_"))
+    return NoSuchAttributeError(message, fix=suggest_name(name, names))
+
+
+def _hint_for(kind: type, name: str) -> Hint | None:
+    for base in kind.__mro__:
+        hint = ATTRIBUTES.get(base.__name__, {}).get(name)
+        if hint is not None:
+            return hint
+    return None
+
+
+def _fields_of(owner: object) -> Mapping[str, Any]:
+    """Give the fields of a dataclass, which an object that is being made lacks yet."""
+    fields: Mapping[str, Any] = getattr(type(owner), "__dataclass_fields__", {})
+    return fields
