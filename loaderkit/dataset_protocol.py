@@ -9,7 +9,7 @@ nothing but speed.  Whoever wants to know something of a dataset asks them.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 import xxhash
@@ -25,6 +25,13 @@ if TYPE_CHECKING:
     from loaderkit.cache.stored_arrays import StoredArrays
 
     Ints = NDArray[np.int64]
+
+
+class IndexedSamples(Protocol):
+    """Samples that are read by their row, as torch reads a map-style dataset."""
+
+    def __getitem__(self, row: Any, /) -> Any:
+        """Read a sample.  A row is a number, or what the user's sampler gives."""
 
 
 class SizedSamples(Protocol):
@@ -124,18 +131,18 @@ def innermost(dataset: Any) -> Any:
     return dataset
 
 
-def as_cached(dataset: Any) -> CachedSamples | None:
+def as_cached(dataset: object) -> CachedSamples | None:
     """Take a dataset as one of loaderkit's; None where it is another."""
-    return dataset if hasattr(dataset, "gathers") else None
+    return cast("CachedSamples", dataset) if hasattr(dataset, "gathers") else None
 
 
-def gathers_batches(dataset: Any) -> bool:
+def gathers_batches(dataset: object) -> bool:
     """Tell whether a dataset, or what subsets are parts of, gathers its batches."""
     # Asked for each batch, so with one look rather than through as_cached.
     return bool(getattr(innermost(dataset), "gathers", False))
 
 
-def own_collate(dataset: Any) -> Callable[[Any], Any] | None:
+def own_collate(dataset: object) -> Callable[[Any], Any] | None:
     """Find the ``collate`` of a dataset that joins its samples in its own way.
 
     Args:
@@ -162,7 +169,7 @@ class AskedSizes(NamedTuple):
     """Those of its rows that the subset has; None for all of them."""
 
 
-def ask_sizes(dataset: Any) -> AskedSizes:
+def ask_sizes(dataset: object) -> AskedSizes:
     """Ask a dataset, or what it is a subset of, for its samples' sizes.
 
     Args:
@@ -176,7 +183,7 @@ def ask_sizes(dataset: Any) -> AskedSizes:
     return AskedSizes(sizes, dataset, rows)
 
 
-def ask_size_counter(dataset: Any) -> SizeCounter | None:
+def ask_size_counter(dataset: object) -> SizeCounter | None:
     """Ask for what counts samples whose sizes in the cache no longer hold.
 
     Returns:
@@ -193,13 +200,13 @@ def ask_size_counter(dataset: Any) -> SizeCounter | None:
     return cached.size_counter()
 
 
-def ask_graph_fields(dataset: Any) -> frozenset[str] | None:
+def ask_graph_fields(dataset: object) -> frozenset[str] | None:
     """Ask for the fields of the graphs in the samples; None where not known."""
     cached = as_cached(innermost(dataset))
     return None if cached is None else cached.graph_fields()
 
 
-def ask_identity(dataset: Any) -> str | None:
+def ask_identity(dataset: object) -> str | None:
     """Ask for what tells a dataset's samples from others, in every process.
 
     Returns:
@@ -218,7 +225,7 @@ def ask_identity(dataset: Any) -> str | None:
     return f"{identity}, rows {xxhash.xxh3_64_hexdigest(rows.tobytes())}"
 
 
-def ask_stored_rows(dataset: Any) -> StoredRows | None:
+def ask_stored_rows(dataset: object) -> StoredRows | None:
     """Ask in which shards of a store the samples are.
 
     Returns:
@@ -235,20 +242,20 @@ def ask_stored_rows(dataset: Any) -> StoredRows | None:
     return replace(stored, shard_of_row=stored.shard_of_row[rows])
 
 
-def ask_stored_arrays(dataset: Any) -> StoredArrays | None:
+def ask_stored_arrays(dataset: object) -> StoredArrays | None:
     """Ask how many bytes the cache has on local disk; None without one there."""
     cached = as_cached(innermost(dataset))
     return None if cached is None else cached.stored_arrays()
 
 
-def let_go_of_shards(dataset: Any) -> None:
+def let_go_of_shards(dataset: object) -> None:
     """Have a dataset leave room to workers, if it holds what they may need."""
     cached = as_cached(innermost(dataset))
     if cached is not None:
         cached.let_go_of_shards()
 
 
-def fill_padding(dataset: Any, batch: Any) -> None:
+def fill_padding(dataset: object, batch: Any) -> None:
     """Have a dataset that pads with values of its own fill what was padded on.
 
     Args:

@@ -119,6 +119,7 @@ def _batching_of_users_sampler(
     sampler, batch_size = options.sampler, _batch_size_in_words(options)
     if sampler is None:
         sampler, batch_size = options.batch_sampler, ""
+    assert sampler is not None
     public = _public_samplers_of_user(description, options)
     batches = UserBatches(
         sampler,

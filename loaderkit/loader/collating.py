@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Collate: TypeAlias = Callable[[Any], Any]
 
 
-def is_gathering(dataset: Any, collate: Collate | None = None) -> bool:
+def is_gathering(dataset: object, collate: Collate | None = None) -> bool:
     """Tell whether batches come from a cache, without running code of a user.
 
     Args:
@@ -33,7 +33,9 @@ def is_gathering(dataset: Any, collate: Collate | None = None) -> bool:
 
 
 def collate_of(
-    dataset: Any, follow_batch: Sequence[str] | None, exclude_keys: Sequence[str] | None
+    dataset: object,
+    follow_batch: Sequence[str] | None,
+    exclude_keys: Sequence[str] | None,
 ) -> Collate:
     """Choose how samples are joined.
 

@@ -37,18 +37,19 @@ from loaderkit.pyg import loaded_pyg
 from loaderkit.sending import why_unsendable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
     from loaderkit.cache.download_ahead import StoredRows
     from loaderkit.cache.stored_arrays import StoredArrays
+    from loaderkit.loader.collating import Collate
     from loaderkit.loader.options import LoaderOptions
 
     Ints = NDArray[np.int64]
 
-_MOST_IN_ALL = 2.0**61
-"""Sums of sizes must fit int64, a limit added to them, too."""
+_MOST_TOTAL = 2.0**61
+"""Sizes of all samples together must be smaller.  Derived: where a batch ends is found
+by adding a limit, which is no larger, to sums of sizes, and the result must fit int64
+with its rounding in float64."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +85,7 @@ class DatasetDescription:
         return self.stored_rows is not None and bool(self.stored_rows.is_missing.any())
 
 
-def admit_dataset(dataset: Any, options: LoaderOptions) -> Any:
+def admit_dataset(dataset: object, options: LoaderOptions) -> Any:
     """Refuse what is no dataset, or not one for these options.
 
     Args:
@@ -106,7 +107,7 @@ def admit_dataset(dataset: Any, options: LoaderOptions) -> Any:
 
 
 def describe_dataset(
-    dataset: Any, options: LoaderOptions, collate: Callable[[Any], Any]
+    dataset: object, options: LoaderOptions, collate: Collate
 ) -> DatasetDescription:
     """Ask a dataset all that is decided once.
 
@@ -143,7 +144,7 @@ def describe_dataset(
     )
 
 
-def check_dataset(dataset: Any, options: LoaderOptions) -> None:
+def check_dataset(dataset: object, options: LoaderOptions) -> None:
     """Refuse what is no dataset.
 
     Args:
@@ -168,7 +169,7 @@ def check_dataset(dataset: Any, options: LoaderOptions) -> None:
         fix = "list(samples.values()), or sampler=list(samples)"
         raise _no_dataset(dataset, "its keys are not the numbers from 0 on", fix)
     try:
-        samples = len(dataset)
+        samples = len(dataset)  # type: ignore[arg-type]
     except TypeError as error:
         fix = "give it __len__, a sampler, or make it an IterableDataset"
         raise _no_dataset(dataset, f"it has no length: {error}", fix) from error
@@ -178,7 +179,7 @@ def check_dataset(dataset: Any, options: LoaderOptions) -> None:
         raise LoaderError(message, why="len(dataset) is 0", fix="look at its source")
 
 
-def _check_subset_rows(dataset: Any) -> None:
+def _check_subset_rows(dataset: object) -> None:
     """Refuse a subset of rows that what it is a part of does not have.
 
     Its class may take other numbers than these, as one that repeats its samples does;
@@ -226,7 +227,7 @@ def check_graph_fields(dataset: Any, options: LoaderOptions) -> None:
         check_known_keys(follow, exclude, known)
 
 
-def sizes_of(dataset: Any, name: str) -> Ints:
+def sizes_of(dataset: object, name: str) -> Ints:
     """Ask a dataset how large its samples are, without reading one.
 
     Args:
@@ -240,36 +241,40 @@ def sizes_of(dataset: Any, name: str) -> Ints:
         LoaderError: It does not know, or what it says cannot be.
     """
     asked = ask_sizes(dataset)
-    table = asked.sizes
-    has_get = hasattr(table, "get")
-    sizes = table.get(name) if has_get else getattr(table, name, None)
+    sizes = _sizes_in_table(asked.sizes, name)
     if sizes is None:
-        raise _unknown_sizes(name, asked.dataset, table)
+        raise _unknown_sizes(name, asked.dataset, asked.sizes)
 
     whole = _whole_numbers(name, sizes)
     samples = len(asked.dataset)
     if whole.shape != (samples,) or (whole < 0).any():
         smallest = whole.min() if whole.size else None
-        message = (
-            f"sizes() says {name} of shape {whole.shape}, the smallest {smallest}, "
-        )
-        message += f"for {samples} samples."
+        message = f"sizes() says {name} of shape {whole.shape}, the smallest "
+        message += f"{smallest}, for {samples} samples."
         fix = "one number for each sample, at least 0"
         raise LoaderError(message, why="they decide what fits a batch", fix=fix)
+
     numbers: Ints = whole.astype(np.int64)
     if asked.rows is not None:
         numbers = numbers[asked.rows]
-    total = float(numbers.sum(dtype=np.float64))
-    if total >= _MOST_IN_ALL:
+    total = float(numbers.sum(dtype=np.float64))  # a sum in int64 may overflow
+    if total >= _MOST_TOTAL:
         message = f"sizes() says {total:.3g} {name} in all."
         why = "batches are cut where sums of them reach a limit, in int64"
-        raise LoaderError(
-            message, why=why, fix="count in larger units, or mend sizes()"
-        )
+        fix = "count in larger units, or mend sizes()"
+        raise LoaderError(message, why=why, fix=fix)
     return numbers
 
 
-def reading_draws_nothing(dataset: Any) -> bool:
+def _sizes_in_table(table: Any, name: str) -> ArrayLike | None:
+    """Look up sizes in a table, or an object with attributes; None if not there."""
+    if hasattr(table, "get"):
+        sizes: ArrayLike | None = table.get(name)
+        return sizes
+    return getattr(table, name, None)
+
+
+def reading_draws_nothing(dataset: object) -> bool:
     """Tell whether reading a sample draws no random numbers: no user's code runs."""
     inner = innermost(dataset)
     pyg = loaded_pyg()
@@ -281,7 +286,7 @@ def reading_draws_nothing(dataset: Any) -> bool:
     return lies_in_memory or is_gathering(inner)
 
 
-def _sent_to_workers(dataset: Any, collate: Callable[[Any], Any]) -> Mapping[str, Any]:
+def _sent_to_workers(dataset: object, collate: Collate) -> Mapping[str, object]:
     """Name what a spawned worker gets as the caller named it."""
     join, transform = split_transform(collate)
     return {
@@ -291,9 +296,9 @@ def _sent_to_workers(dataset: Any, collate: Callable[[Any], Any]) -> Mapping[str
     }
 
 
-def _length(dataset: Any) -> int | None:
+def _length(dataset: object) -> int | None:
     try:
-        return len(dataset)
+        return len(dataset)  # type: ignore[arg-type]
     except TypeError:
         return None
 
@@ -304,7 +309,7 @@ def _no_dataset(dataset: object, why: str, fix: str) -> OptionError:
     return OptionError(message, why=why, fix=fix)
 
 
-def _refuse_other_things(dataset: Any) -> None:
+def _refuse_other_things(dataset: object) -> None:
     """Refuse things that have rows of some kind, but not samples."""
     mistake = mistaken_for_dataset(dataset)
     if mistake is None:
@@ -353,7 +358,7 @@ def _names_in(table: object) -> list[str]:
     return [name for name in SIZES if getattr(table, name, None) is not None]
 
 
-def _whole_numbers(name: str, sizes: Any) -> NDArray[Any]:
+def _whole_numbers(name: str, sizes: ArrayLike) -> NDArray[Any]:
     """Take whole numbers; casting others would make sizes of what is none.
 
     NaN becomes the smallest integer, 1.9 becomes 1, and behind a mask lies anything.
@@ -369,7 +374,7 @@ def _whole_numbers(name: str, sizes: Any) -> NDArray[Any]:
             fault = "fractions"
     elif array.dtype.kind not in "iu" and array.size:
         fault = f"values of type {array.dtype}"
-    if not fault and array.size and float(array.max()) >= _MOST_IN_ALL:
+    if not fault and array.size and float(array.max()) >= _MOST_TOTAL:
         fault = f"{array.max():.3g}"  # uint64 and floats may not fit int64
     if fault:
         message = f"sizes() says {name} with {fault} among them."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -11,7 +11,21 @@ from loaderkit.memory.probes import read_capability
 from loaderkit.nests import flatten_tensors, map_leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+    from contextlib import AbstractContextManager
+
+
+class StreamModule(Protocol):
+    """torch's module of a kind of device that has streams, such as ``torch.cuda``."""
+
+    def Stream(self, device: torch.device, /) -> Any:  # noqa: N802 -- torch's name
+        """Make a stream."""
+
+    def stream(self, stream: Any, /) -> AbstractContextManager[Any]:
+        """Give a block whose work is queued on a stream."""
+
+    def current_stream(self, device: torch.device, /) -> Any:
+        """Return the stream that work is queued on now."""
 
 
 @answer_wrong_calls
@@ -29,13 +43,13 @@ class DevicePrefetcher:
         ValueError: There is no such device.
     """
 
-    def __init__(self, loader: Any, device: str | torch.device) -> None:
+    def __init__(self, loader: Iterable[Any], device: str | torch.device) -> None:
         self.loader = loader
         self.capability = read_capability(device)
         self.device = torch.device(device)
 
     def __len__(self) -> int:
-        return len(self.loader)
+        return len(self.loader)  # type: ignore[arg-type]  # a TypeError if it has none
 
     def __getattr__(self, name: str) -> Any:
         # Reached for missing attributes only.  These three are missing while a copy is
@@ -76,7 +90,7 @@ _NO_BATCH = object()
 def copy_beside_compute(
     host_batches: Iterator[Any],
     device: torch.device,
-    device_module: Any,
+    device_module: StreamModule,
     page_lock: Callable[[torch.Tensor], torch.Tensor] = page_locked,
 ) -> Iterator[Any]:
     """Copy each batch on a stream of its own, one ahead.

@@ -23,7 +23,7 @@ PROBE_S = 0.1
 
 
 @dataclass(frozen=True)
-class Measured:
+class ReadCost:
     """What reading costs here, measured on this machine."""
 
     samples: int
@@ -69,7 +69,7 @@ class Facts:
     """Making a batch draws no random numbers: no code of the user's runs."""
     largest_bytes: int | None = None
     """Bound of a batch's bytes, from the sizes of all samples; None if unknown."""
-    measured: Measured | None = None
+    measured: ReadCost | None = None
     """What reading costs; None when it was not measured."""
     unmeasured: str = ""
     """Why it was not, where that was not asked for."""

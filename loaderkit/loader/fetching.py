@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard
 
 import torch
 from torch.utils.data import Dataset, StackDataset, Subset, get_worker_info
@@ -24,15 +24,24 @@ from loaderkit.randomness import Seeded
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from loaderkit.dataset_protocol import IndexedSamples
+    from loaderkit.loader.collating import Collate
     from loaderkit.loader.limits import LimitCheck
 
 _MEND_SAMPLE = "mend this sample, or leave it out; num_workers=0 to step through"
 
 
+class BatchedSamples(Protocol):
+    """A dataset that reads the samples of a batch together, by torch's protocol."""
+
+    def __getitems__(self, rows: list[Any], /) -> Any:
+        """Read samples."""
+
+
 def fetch(
-    dataset: Any,
-    rows: Sequence[int],
-    collate: Callable[[Any], Any],
+    dataset: IndexedSamples,
+    rows: Sequence[Any],
+    collate: Collate,
     limits: LimitCheck | None = None,
 ) -> Any:
     """Read the samples of a batch and join them.
@@ -53,28 +62,50 @@ def fetch(
             ``__cause__``, and ``except`` with the type of that error catches it, too.
     """
     collate, transform = split_transform(collate)
-    if is_gathering(dataset, collate):
-        samples = _read_together(_unread_samples, dataset, rows)
-    elif reads_together(dataset) and not isinstance(collate, OneByOne):
-        samples = _read_together(_read_by_getitems, dataset, rows)
-    else:
-        samples = _read_one_by_one(dataset, rows)
+    samples = _read_samples(dataset, rows, collate)
     if limits is not None:
         limits.check(samples, names_of(dataset, rows))
+
     try:
         batch = collate(samples)
     except LoaderkitError:
         raise
     except Exception as error:
         raise _error_of_joining(dataset, rows, collate, error) from error
+
     if transform is None:
         return batch
     return transform_batch(transform, batch, f"the samples {names_of(dataset, rows)}")
 
 
+def _read_samples(
+    dataset: IndexedSamples, rows: Sequence[Any], collate: Collate
+) -> Any:
+    """Read the samples of a batch in the quickest way that ``collate`` can take.
+
+    Returns:
+        What ``collate`` is to be called with: a list, or what ``__getitems__`` gave.
+
+    Raises:
+        LoaderError: A sample cannot be read.
+    """
+    try:
+        if is_gathering(dataset, collate):
+            return _unread_samples(dataset, rows)
+        if reads_together(dataset) and not isinstance(collate, OneByOne):
+            return dataset.__getitems__(list(rows))
+    except LoaderkitError:
+        raise
+    except Exception as error:
+        what = f"The samples {names_of(dataset, rows)} could not be read: "
+        raise error_about(what, error, _MEND_SAMPLE) from error
+    return _read_one_by_one(dataset, rows)
+
+
 def _error_of_joining(
-    dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any], error: Exception
+    dataset: IndexedSamples, rows: Sequence[Any], collate: Collate, error: Exception
 ) -> LoaderError:
+    """Say which samples were not joined, and by which function."""
     what = f"The samples {names_of(dataset, rows)} were read, but not joined: "
     if isinstance(collate, OneByOne):
         what = f"Sample {names_of(dataset, rows)} was read, but not converted: "
@@ -86,7 +117,7 @@ def _error_of_joining(
     return error_about(what, error, fix)
 
 
-def how_to_join(collate: Callable[[Any], Any]) -> str:
+def how_to_join(collate: Collate) -> str:
     """Return the fix to suggest if samples could not be joined.
 
     Args:
@@ -134,7 +165,7 @@ def transform_batch(
     return transformed
 
 
-def reads_together(dataset: Any) -> bool:
+def reads_together(dataset: object) -> TypeGuard[BatchedSamples]:
     """Return whether a dataset reads all samples of a batch at once.
 
     If it would read them one after the other, the loader does so itself, and then knows
@@ -145,7 +176,8 @@ def reads_together(dataset: Any) -> bool:
     """
     if not callable(getattr(dataset, "__getitems__", None)):
         return False
-    # torch's own have __getitems__, but read one by one if their parts do.
+    # torch's own datasets of datasets have __getitems__, and read one by one if their
+    # parts do.  Their subclasses may do anything.
     if type(dataset) is Subset:
         return reads_together(dataset.dataset)
     if type(dataset) is StackDataset:
@@ -156,31 +188,20 @@ def reads_together(dataset: Any) -> bool:
     return cached is None or cached.reads_cache
 
 
-def _read_by_getitems(dataset: Any, rows: Sequence[int]) -> Any:
-    return dataset.__getitems__(list(rows))
+def _unread_samples(dataset: Any, rows: Sequence[Any]) -> Any:
+    """Return samples that a packed dataset gathers only when it joins them.
 
-
-def _unread_samples(dataset: Any, rows: Sequence[int]) -> Any:
-    """Return samples that a packed dataset gathers only when it joins them."""
+    Args:
+        dataset: One for which ``is_gathering``.
+        rows: Its rows.
+    """
     while isinstance(dataset, Subset):
         rows = [dataset.indices[row] for row in rows]
         dataset = dataset.dataset
     return dataset.unread(rows)
 
 
-def _read_together(
-    read: Callable[[Any, Sequence[int]], Any], dataset: Any, rows: Sequence[int]
-) -> Any:
-    try:
-        return read(dataset, rows)
-    except LoaderkitError:
-        raise
-    except Exception as error:
-        what = f"The samples {names_of(dataset, rows)} could not be read: "
-        raise error_about(what, error, _MEND_SAMPLE) from error
-
-
-def _read_one_by_one(dataset: Any, rows: Sequence[int]) -> list[Any]:
+def _read_one_by_one(dataset: IndexedSamples, rows: Sequence[Any]) -> list[Any]:
     samples: list[Any] = []
     untransformed = _read_untransformed(dataset, rows)
     try:
@@ -206,7 +227,7 @@ class _Untransformed(NamedTuple):
     transform: Callable[[Any], Any]
 
 
-def _read_untransformed(dataset: Any, rows: Sequence[int]) -> _Untransformed | None:
+def _read_untransformed(dataset: object, rows: Sequence[Any]) -> _Untransformed | None:
     """Read samples of a cache together, if each goes through a transform.
 
     Returns:
@@ -243,7 +264,7 @@ class Fetching(Dataset[Any]):
     def __init__(
         self,
         dataset: Any,
-        collate: Callable[[Any], Any],
+        collate: Collate,
         *,
         seeded: bool,
         limits: LimitCheck | None = None,

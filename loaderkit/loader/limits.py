@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from loaderkit.dataset_protocol import SizeCounter
+    from loaderkit.loader.options import Oversized
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class LimitCheck:
     """Counts what the samples of a batch hold, by name."""
     limits: Mapping[str, int]
     """The most a batch may hold."""
-    oversized: str
+    oversized: Oversized
     """What happens to a sample beyond a limit: "raise", "alone" or "skip"."""
 
     def check(self, samples: Any, names: str) -> None:
@@ -60,7 +61,7 @@ class LimitCheck:
 
 
 def limit_check_of(
-    dataset: Any, limits: Mapping[str, int], oversized: str
+    dataset: object, limits: Mapping[str, int], oversized: Oversized
 ) -> LimitCheck | None:
     """Find out whether batches must be compared with their limits.
 

@@ -24,7 +24,7 @@ class ShownBatching(NamedTuple):
     """As it was asked for."""
     drop_last: bool
     """As it was asked for."""
-    sampler: Iterable[Any]
+    sampler: Iterable[Any] | None
     """Gives the rows of this rank, one by one."""
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from multiprocessing.context import BaseContext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -26,11 +26,25 @@ from loaderkit.errors import OptionError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    Check: TypeAlias = Callable[[str, Any], Any]
+    """Takes the name of an option and its value, and returns the value as it is used;
+    raises an OptionError."""
+
+Shuffle: TypeAlias = bool | Literal["block"]
+"""Shuffle the samples, or not, or blocks of neighbours."""
+Oversized: TypeAlias = Literal["raise", "alone", "skip"]
+"""What is done about a sample above a limit: an error, a batch of its own, or it is
+left out."""
+
 SIZES = ("nodes", "edges", "bytes", "tokens")
 """What the batches of a loader can be limited by."""
 _START_METHODS = ("fork", "spawn", "forkserver")
+_DEFAULT_BUCKETS = 8
+"""Chosen: few enough shapes for what compiles a kernel for each, and with lengths that
+spread evenly an eighth of the range is the most that a sample is padded by."""
 _MOST_RANKS = 2**20
-"""More than any machine has: an epoch repeats samples until each rank has one."""
+"""More than any cluster has.  An epoch repeats samples until each rank has one, so that
+a mistyped number would fill the memory."""
 _MIN_SEED, _MAX_SEED = -(2**63), 2**64 - 1
 """The range of ``torch.manual_seed``."""
 
@@ -59,16 +73,19 @@ class SettingOverrides:
         for option in fields(self):
             value, check = getattr(self, option.name), _CHECKS.get(option.name)
             may_be_none = option.default is None or option.name in _NONE_MEANS_SOMETHING
-            if check is not None and not (value is None and may_be_none):
-                # Frozen for everybody else: a checked value replaces the given one.
-                object.__setattr__(self, option.name, check(option.name, value))
+            if check is None or (value is None and may_be_none):
+                continue
+            # A checked value replaces the given one, such as numpy's 3 by Python's.
+            # The options are frozen for everybody else.
+            object.__setattr__(self, option.name, check(option.name, value))
         if self.num_workers == 0:
             self.refuse_without_workers("num_workers=0")
 
     @property
     def needs_workers(self) -> str:
         """Name an option that means nothing without workers; empty if none is given."""
-        return _needs_workers(self)[0]
+        need = _find_need_of_workers(self)
+        return "" if need is None else need.option
 
     def refuse_without_workers(self, why_none: str) -> None:
         """Refuse options that would have no effect where there are no workers.
@@ -79,10 +96,11 @@ class SettingOverrides:
         Raises:
             OptionError: One of these options was given.
         """
-        name, reason = _needs_workers(self)
-        if name:
-            message = f"{name} was given without workers ({why_none})."
-            raise OptionError(message, why=reason, fix=f"num_workers=1, or drop {name}")
+        need = _find_need_of_workers(self)
+        if need is not None:
+            message = f"{need.option} was given without workers ({why_none})."
+            fix = f"num_workers=1, or drop {need.option}"
+            raise OptionError(message, why=need.reason, fix=fix)
 
 
 @answer_wrong_calls
@@ -90,7 +108,7 @@ class SettingOverrides:
 class LoaderOptions(SettingOverrides):
     """Everything that can be asked of ``build_loader``."""
 
-    batch_size: int | str | None = "auto"
+    batch_size: int | Literal["auto"] | None = "auto"
     """Samples of a batch; "auto" is 1, or as many as the other limits allow.  None
     gives the samples themselves, without batches, as torch's DataLoader does."""
     max_nodes: int | None = None
@@ -101,13 +119,13 @@ class LoaderOptions(SettingOverrides):
     """Bytes of a batch at most."""
     max_tokens: int | None = None
     """Tokens of a batch at most: rows of the longest ragged field of each sample."""
-    oversized: str = "raise"
+    oversized: Oversized = "raise"
     """A sample beyond a limit: "raise", "alone" (a batch of its own) or "skip"."""
     bucket_by: str | None = None
     """Batch samples of similar "nodes", "edges", "bytes" or "tokens"."""
-    buckets: int = 8
+    buckets: int = _DEFAULT_BUCKETS
     """Distinct shapes that padded batches can have then."""
-    shuffle: bool | str | None = None
+    shuffle: Shuffle | None = None
     """True, False, or "block": blocks of 1,024 neighbours, 8 blocks mixed at a time.
     Of a cache in a store, the blocks of 4 shards at a time.
     None is False; only the shufflers of a data pipe are left on then, as in torch."""
@@ -118,9 +136,9 @@ class LoaderOptions(SettingOverrides):
     """A ``torch.Generator`` that the seed is drawn from instead."""
     drop_last: bool = False
     """Leave out a last batch that is not full; among ranks, what is uneven."""
-    sampler: Any = None
+    sampler: Iterable[Any] | None = None
     """Chooses rows instead: any of torch's, weighted ones too."""
-    batch_sampler: Any = None
+    batch_sampler: Iterable[Sequence[Any]] | None = None
     """Chooses whole batches instead."""
     rank: int | None = None
     """Which process this is; asked of torch.distributed or the launcher if None."""
@@ -143,7 +161,8 @@ class LoaderOptions(SettingOverrides):
     """Read a few samples to measure what they cost, where that decides something."""
 
     def __post_init__(self) -> None:
-        if _is_zero(self.shuffle):  # torch takes it
+        if _is_zero(self.shuffle):
+            # torch takes shuffle=0.
             object.__setattr__(self, "shuffle", False)
         if self.batch_size is None and (self.limits or self.batch_sampler is not None):
             # What says where batches end is given: None asks for no further limit.
@@ -188,13 +207,7 @@ class LoaderOptions(SettingOverrides):
     def _check_values(self) -> None:
         for name in ("sampler", "batch_sampler"):
             _check_iterable(name, getattr(self, name))
-        generator = self.generator
-        has_seed = hasattr(generator, "manual_seed") and not isinstance(generator, type)
-        if generator is not None and not has_seed:
-            shown = show_value(generator)
-            message = f"generator must be a torch.Generator, got {shown}."
-            fix = "generator=torch.Generator().manual_seed(0), or seed=0"
-            raise OptionError(message, fix=fix)
+        _check_generator(self.generator)
         if (self.rank is None) != (self.world_size is None):
             message = f"rank and world_size belong together, got rank={self.rank} and "
             message += f"world_size={self.world_size}."
@@ -225,7 +238,7 @@ class LoaderOptions(SettingOverrides):
             message = f"oversized={self.oversized!r} was given without a limit."
             fix = "max_nodes=..., max_edges=..., max_bytes=... or max_tokens=..."
             raise OptionError(message, why="no sample is too large for none", fix=fix)
-        if self.buckets != 8 and self.bucket_by is None:
+        if self.buckets != _DEFAULT_BUCKETS and self.bucket_by is None:
             message = f"buckets={self.buckets} was given without bucket_by."
             why = "it counts the buckets that samples are sorted into by size"
             raise OptionError(
@@ -259,24 +272,40 @@ def _is_zero(value: object) -> bool:
     return isinstance(value, int | np.bool_) and not value
 
 
-def _needs_workers(overrides: SettingOverrides) -> tuple[str, str]:
-    """Find an option that would have no effect without workers, and why."""
+class _NeedOfWorkers(NamedTuple):
+    """An option that has no effect without workers."""
+
+    option: str
+    reason: str
+
+
+def _find_need_of_workers(overrides: SettingOverrides) -> _NeedOfWorkers | None:
+    """Find an option that was given and has no effect without workers."""
     if overrides.prefetch_factor is not None:
-        return (
-            "prefetch_factor",
-            "it counts batches of a worker; read_ahead is a thread's",
-        )
+        reason = "it counts batches of a worker; read_ahead is a thread's"
+        return _NeedOfWorkers("prefetch_factor", reason)
     if overrides.persistent_workers:
-        return "persistent_workers", "there are no workers to keep"
+        return _NeedOfWorkers("persistent_workers", "there are no workers to keep")
     if overrides.multiprocessing_context is not None:
-        return "multiprocessing_context", "it says how workers start"
+        return _NeedOfWorkers("multiprocessing_context", "it says how workers start")
     if overrides.in_order is False:
-        return "in_order", "without workers batches can only come in order"
-    if getattr(overrides, "timeout", 0):
-        return "timeout", "it bounds the wait for a worker"
-    if getattr(overrides, "worker_init_fn", None) is not None:
-        return "worker_init_fn", "it is called in workers"
-    return "", ""
+        reason = "without workers batches can only come in order"
+        return _NeedOfWorkers("in_order", reason)
+    if isinstance(overrides, LoaderOptions):
+        if overrides.timeout:
+            return _NeedOfWorkers("timeout", "it bounds the wait for a worker")
+        if overrides.worker_init_fn is not None:
+            return _NeedOfWorkers("worker_init_fn", "it is called in workers")
+    return None
+
+
+def _check_generator(generator: object) -> None:
+    # By what it can do, since options are checked without importing torch.
+    has_seed = hasattr(generator, "manual_seed") and not isinstance(generator, type)
+    if generator is not None and not has_seed:
+        message = f"generator must be a torch.Generator, got {show_value(generator)}."
+        fix = "generator=torch.Generator().manual_seed(0), or seed=0"
+        raise OptionError(message, fix=fix)
 
 
 def _check_iterable(name: str, value: object) -> None:
@@ -292,23 +321,35 @@ def _check_iterable(name: str, value: object) -> None:
     )
 
 
-def _check_size_name(name: str, value: Any) -> str:
+def _check_size_name(name: str, value: object) -> str:
     # A dataset may say sizes of its own, so any name will do.
-    named = isinstance(value, str) and value
-    return str(value if named else check_choice(name, value, SIZES))
+    is_name = isinstance(value, str) and value
+    return str(value if is_name else check_choice(name, value, SIZES))
 
 
-def _at_least(least: int) -> Callable[[str, Any], int]:
+def _at_least(least: int) -> Check:
     return lambda name, value: check_integer(name, value, least=least)
 
 
-def _check_batch_size(name: str, value: Any) -> int | str:
+def _within(least: int, most: int) -> Check:
+    return lambda name, value: check_integer(name, value, least=least, most=most)
+
+
+def _one_of(*choices: object) -> Check:
+    return lambda name, value: check_choice(name, value, choices)
+
+
+def _callable_like(example: str) -> Check:
+    return lambda name, value: check_callable(name, value, example)
+
+
+def _check_batch_size(name: str, value: object) -> int | str:
     if isinstance(value, str) and value == "auto":
         return value
     return _check_amount(name, value)
 
 
-def _check_amount(name: str, value: Any) -> int:
+def _check_amount(name: str, value: object) -> int:
     """Take a number of samples, or of what they hold: any from 1.
 
     More than ``sys.maxsize`` no dataset has.  Numbers above it fit neither int64 nor
@@ -317,20 +358,20 @@ def _check_amount(name: str, value: Any) -> int:
     return min(check_integer(name, value, least=1), sys.maxsize)
 
 
-def _check_timeout(name: str, value: Any) -> float:
+def _check_timeout(name: str, value: object) -> float:
     seconds = check_number(name, value, least=0)
     # torch says in its error what it was given: 5 seconds, not 5.0.
     return int(seconds) if seconds.is_integer() else seconds
 
 
-def _check_start_method(name: str, value: Any) -> str:
+def _check_start_method(name: str, value: object) -> str:
     if isinstance(value, BaseContext):
         return str(value.get_start_method())
     method: str = check_choice(name, value, _START_METHODS)
     return method
 
 
-_CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
+_CHECKS: Mapping[str, Check] = {
     "num_workers": _at_least(0),
     "pin_memory": check_truth,
     "persistent_workers": check_truth,
@@ -340,18 +381,18 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "read_ahead": _at_least(0),
     "batch_size": _check_batch_size,
     **{f"max_{name}": _check_amount for name in SIZES},
-    "oversized": lambda n, v: check_choice(n, v, ("raise", "alone", "skip")),
+    "oversized": _one_of("raise", "alone", "skip"),
     "bucket_by": _check_size_name,
     "buckets": _check_amount,
-    "shuffle": lambda n, v: check_choice(n, v, (True, False, "block")),
-    "seed": lambda n, v: check_integer(n, v, least=_MIN_SEED, most=_MAX_SEED),
+    "shuffle": _one_of(True, False, "block"),
+    "seed": _within(_MIN_SEED, _MAX_SEED),
     "drop_last": check_truth,
-    "world_size": lambda n, v: check_integer(n, v, least=1, most=_MOST_RANKS),
+    "world_size": _within(1, _MOST_RANKS),
     "rank": _at_least(0),
     "timeout": _check_timeout,
-    "collate_fn": lambda n, v: check_callable(n, v, "lambda samples: samples"),
-    "batch_transform": lambda n, v: check_callable(n, v, "lambda batch: batch"),
-    "worker_init_fn": lambda n, v: check_callable(n, v, "lambda worker: None"),
+    "collate_fn": _callable_like("lambda samples: samples"),
+    "batch_transform": _callable_like("lambda batch: batch"),
+    "worker_init_fn": _callable_like("lambda worker: None"),
     "follow_batch": check_names,
     "exclude_keys": check_names,
     "probe": check_truth,
@@ -362,7 +403,7 @@ _NONE_MEANS_SOMETHING = {"batch_size"}
 """Options that may be None, although that is not their default."""
 
 _PREFIX = "LOADERKIT_"
-_VARIABLES: Mapping[str, Callable[[str, Any], Any]] = {
+_VARIABLES: Mapping[str, Check] = {
     f"{_PREFIX}{field_.name.upper()}": _CHECKS[field_.name]
     for field_ in fields(SettingOverrides)
 } | {f"{_PREFIX}MAX_WORKERS": _at_least(0)}

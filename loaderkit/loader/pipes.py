@@ -32,7 +32,7 @@ def is_pipe(dataset: object) -> TypeGuard[IterDataPipe[Any]]:
     return isinstance(dataset, IterDataPipe)
 
 
-def shares_out(dataset: Any) -> bool:
+def shares_out(dataset: object) -> bool:
     """Tell whether a dataset is a pipe with a ``sharding_filter``.
 
     A pipe with one gives its parts to whoever asks for them, so that it need not be
@@ -44,7 +44,7 @@ def shares_out(dataset: Any) -> bool:
     return any(callable(getattr(pipe, "apply_sharding", None)) for pipe in pipes)
 
 
-def with_shuffle(dataset: Any, *, shuffle: bool) -> Any:
+def with_shuffle(dataset: object, *, shuffle: bool) -> Any:
     """Turn the shufflers of a pipe on or off, as torch's DataLoader does.
 
     Args:
@@ -57,7 +57,7 @@ def with_shuffle(dataset: Any, *, shuffle: bool) -> Any:
     return apply_shuffle_settings(dataset, shuffle) if is_pipe(dataset) else dataset
 
 
-def prepare_pipe(dataset: Any, worker: WorkerInfo | None, seed: int) -> None:
+def prepare_pipe(dataset: object, worker: WorkerInfo | None, seed: int) -> None:
     """Make a pipe ready for an epoch; any other dataset is left alone.
 
     Args:
@@ -73,7 +73,7 @@ def prepare_pipe(dataset: Any, worker: WorkerInfo | None, seed: int) -> None:
     apply_random_seed(dataset, torch.Generator().manual_seed(seed))
 
 
-def as_sent(dataset: Any) -> Any:
+def as_sent(dataset: object) -> object:
     """Give what workers get, which can be pickled where the dataset cannot.
 
     torch's DataLoader wraps a pipe, so that its lambdas are sent by dill if that is

@@ -17,7 +17,7 @@ import statistics
 import sys
 import time
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,36 +27,48 @@ import torch
 from loaderkit.errors import LoaderError, LoaderkitError
 from loaderkit.loader.collating import Join, is_gathering
 from loaderkit.loader.description import reading_draws_nothing
-from loaderkit.loader.facts import PROBE_S, Measured
+from loaderkit.loader.facts import PROBE_S, ReadCost
 from loaderkit.loader.fetching import fetch
 from loaderkit.memory.shm_batch import SegmentRing, SharedBatch, forget
 from loaderkit.randomness import quiet
 from loaderkit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
 
-_SLOW_S = 1.0
-"""A first sample that took less is not believed: a second one is timed."""
-_ROUNDS = 9
-"""Batches that it gathers at most, after a first one."""
+    from typing_extensions import Buffer
+
+    from loaderkit.dataset_protocol import IndexedSamples
+    from loaderkit.loader.collating import Collate
+
+_SLOW_SAMPLE_S = 1.0
+"""A first sample that took less is not believed, because reading it may also import
+modules and open files: a second one is timed.  Chosen: importing and opening take less,
+and a second sample that takes longer would make ``build_loader`` slow."""
+_MOST_GATHERED = 9
+"""Times that a batch is gathered from a cache, at most.  Chosen: their median holds
+against four slow ones."""
 _CPU_CACHE_BYTES = 8 << 20
 """Several times a core's own cache, a part of the one that cores share.  Measured on
 W1 and W2 with caches of 1 and 32 MiB: what an epoch takes lies between 4 and 16 MiB."""
-_USER_ROUNDS = 2
-"""Batches that it makes at most where code of the user's runs, which may count its
+_MOST_USER_BATCHES = 2
+"""Batches that are made at most where code of the user's runs, which may count its
 calls or be slow.  The first call often imports; the second tells."""
-
-
+_MOST_TRANSFERS = 4
+"""Times that a batch is sent, at most.  Chosen: the first ones allocate the memory that
+the later ones fill again, as in an epoch, and the quickest counts."""
 _LONGEST_S = 10.0
 """A process that measures is given up after so long: samples may be slow, or wait for
-something that only a worker has."""
+something that only a worker has.  Chosen: importing what a dataset needs, such as PyG,
+takes less."""
 _MOST_COPIED_BYTES = 64 << 20
-"""A larger dataset is not copied to be measured."""
+"""A larger dataset is not copied to be measured.  Chosen: pickling and unpickling so
+much takes about as long as the probe may."""
 
 
-def probe(dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any]) -> Measured:
+def probe(dataset: IndexedSamples, rows: Sequence[Any], collate: Collate) -> ReadCost:
     """Measure what a batch costs, and leave dataset and random numbers as they were.
 
     Args:
@@ -81,11 +93,11 @@ def probe(dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any]) -> M
 
 
 def _measure_in_a_fork(
-    dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any]
-) -> Measured:
+    dataset: IndexedSamples, rows: Sequence[Any], collate: Collate
+) -> ReadCost:
     """Measure in a process that ends behind it, with one thread, as in a worker."""
     begun = time.perf_counter()
-    context: Any = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(
         target=_measure_and_send, args=(sender, dataset, rows, collate), daemon=True
@@ -110,13 +122,15 @@ def _measure_in_a_fork(
     return replace(answer, probe_s=time.perf_counter() - begun)
 
 
-def _wait_for_answer(process: Any, receiver: Connection[Any, Any]) -> Measured | str:
+def _wait_for_answer(
+    process: BaseProcess, receiver: Connection[Any, Any]
+) -> ReadCost | str:
     """Wait for what was measured, or the text of an error."""
     if not receiver.poll(_LONGEST_S):
         what = f"no sample was read within {format_seconds(_LONGEST_S)}"
         raise _not_measured(what)
     try:
-        answer: Measured | str = receiver.recv()
+        answer: ReadCost | str = receiver.recv()
     except EOFError:
         process.join()
         what = f"the process that read them died (exit status {process.exitcode})"
@@ -126,15 +140,15 @@ def _wait_for_answer(process: Any, receiver: Connection[Any, Any]) -> Measured |
 
 def _measure_and_send(
     sender: Connection[Any, Any],
-    dataset: Any,
-    rows: Sequence[int],
-    collate: Callable[[Any], Any],
+    dataset: IndexedSamples,
+    rows: Sequence[Any],
+    collate: Collate,
 ) -> None:
     """Measure; runs in a process of its own."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     torch.set_num_threads(1)  # those of OpenMP do not survive a fork
     try:
-        answer: Measured | str = measure(dataset, rows, collate)
+        answer: ReadCost | str = measure_reading(dataset, rows, collate)
     except LoaderkitError as error:
         answer = error.what
     except Exception as error:  # noqa: BLE001 -- the loop raises it, if it comes again
@@ -143,13 +157,13 @@ def _measure_and_send(
 
 
 def _measure_a_copy(
-    dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any]
-) -> Measured:
+    dataset: IndexedSamples, rows: Sequence[Any], collate: Collate
+) -> ReadCost:
     """Measure on a copy, as a spawned worker would get it, if it is not large."""
     try:
-        with _BoundedBuffer(_MOST_COPIED_BYTES) as file:
-            pickle.Pickler(file, pickle.HIGHEST_PROTOCOL).dump((dataset, collate))
-            dataset, collate = pickle.loads(file.getvalue())
+        with _BoundedBuffer(_MOST_COPIED_BYTES) as buffer:
+            pickle.Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump((dataset, collate))
+            dataset, collate = pickle.loads(buffer.getvalue())
     except _TooLargeError as error:
         raise _not_measured(f"the dataset is {error} to send") from error
     except Exception:  # noqa: BLE001 -- pickling runs code of the user's
@@ -158,11 +172,11 @@ def _measure_a_copy(
 
 
 def _measure_here(
-    dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any]
-) -> Measured:
+    dataset: IndexedSamples, rows: Sequence[Any], collate: Collate
+) -> ReadCost:
     try:
         with quiet():
-            return measure(dataset, rows, collate)
+            return measure_reading(dataset, rows, collate)
     except LoaderkitError as error:
         raise _not_measured(f"reading failed: {error.what}") from error
 
@@ -172,17 +186,17 @@ class _TooLargeError(Exception):
 
 
 class _BoundedBuffer(io.BytesIO):
-    """Takes so many bytes and no more."""
+    """Takes so many bytes and no more, so that a large dataset is not copied whole."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most_bytes: int) -> None:
         super().__init__()
-        self._most = most
+        self._most_bytes = most_bytes
 
-    def write(self, text: Any) -> int:
-        if self.tell() + len(text) > self._most:
-            msg = f"over {format_bytes(self._most)}"
+    def write(self, content: Buffer) -> int:
+        if self.tell() + memoryview(content).nbytes > self._most_bytes:
+            msg = f"over {format_bytes(self._most_bytes)}"
             raise _TooLargeError(msg)
-        return super().write(text)
+        return super().write(content)
 
 
 def _not_measured(what: str) -> LoaderError:
@@ -190,9 +204,9 @@ def _not_measured(what: str) -> LoaderError:
     return LoaderError(what, why="the number of workers depends on it", fix=fix)
 
 
-def measure(
-    dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any]
-) -> Measured:
+def measure_reading(
+    dataset: IndexedSamples, rows: Sequence[Any], collate: Collate
+) -> ReadCost:
     """Read a batch or two, for about a tenth of a second at most.
 
     A sample that takes longer is read all the same: one, or two if the first took less
@@ -209,31 +223,85 @@ def measure(
     begun = time.perf_counter()
     deadline = begun + PROBE_S
     if is_gathering(dataset, collate):
-        sample_s, _ = _read_first(dataset, rows, gathering=True)
-        batch, fetched_s = _gather_several(dataset, rows, collate, deadline)
-        read = len(rows)
+        first = _time_first_samples(dataset, rows[:1])
+        fetched = _gather_repeatedly(dataset, rows, collate, deadline)
     else:
-        sample_s, samples = _read_first(dataset, rows, gathering=False)
-        batch, fetched_s, read = _read_batches(
-            dataset, rows, collate, samples, sample_s, deadline
-        )
-    scale = len(rows) / read
-    nbytes, send_s, receive_s = _transfer(batch, deadline)
-    return Measured(
-        samples=read,
-        sample_bytes=nbytes // read,
-        batch_bytes=int(nbytes * scale),
-        fetch_s=fetched_s * scale,
-        sample_s=sample_s,
-        send_s=send_s * scale,
-        receive_s=receive_s * scale,
+        # The second sample is timed as well: the first one also imports and opens.
+        first = _time_first_samples(dataset, rows[:2])
+        fetched = _fetch_with_users_code(dataset, rows, collate, first, deadline)
+
+    transfer = _time_transfer(fetched.batch, deadline)
+    scale = len(rows) / fetched.samples
+    return ReadCost(
+        samples=fetched.samples,
+        sample_bytes=transfer.nbytes // fetched.samples,
+        batch_bytes=int(transfer.nbytes * scale),
+        fetch_s=fetched.seconds * scale,
+        sample_s=first.seconds_each,
+        send_s=transfer.send_s * scale,
+        receive_s=transfer.receive_s * scale,
         probe_s=time.perf_counter() - begun,
     )
 
 
-def _gather_several(
-    dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any], deadline: float
-) -> tuple[Any, float]:
+@dataclass(frozen=True)
+class _FirstSamples:
+    """The first samples of a batch, read one by one."""
+
+    samples: list[Any]
+    """As the dataset gave them."""
+    seconds_each: float
+    """The time of the quickest."""
+
+
+class _Fetched(NamedTuple):
+    """A batch, or the samples of as much of one as there was time for."""
+
+    batch: Any
+    samples: int
+    """How many samples are in it."""
+    seconds: float
+    """The time to read and join them."""
+
+
+class _TransferCost(NamedTuple):
+    """What it takes to send a batch from one process to another."""
+
+    nbytes: int
+    """Bytes of its tensors."""
+    send_s: float
+    """To put it into shared memory."""
+    receive_s: float
+    """To take it out."""
+
+
+def _time_first_samples(dataset: IndexedSamples, rows: Sequence[Any]) -> _FirstSamples:
+    samples: list[Any] = []
+    quickest_s = float("inf")
+    for row in rows:
+        start = time.perf_counter()
+        samples += _as_list(fetch(dataset, [row], _as_list))
+        quickest_s = min(quickest_s, time.perf_counter() - start)
+        if quickest_s >= _SLOW_SAMPLE_S:
+            break
+    return _FirstSamples(samples, quickest_s)
+
+
+def _as_list(samples: Any) -> list[Any]:
+    return samples if isinstance(samples, list) else [samples]
+
+
+def _time_fetch(
+    dataset: IndexedSamples, rows: Sequence[Any], collate: Collate
+) -> _Fetched:
+    start = time.perf_counter()
+    batch = fetch(dataset, rows, collate)
+    return _Fetched(batch, len(rows), time.perf_counter() - start)
+
+
+def _gather_repeatedly(
+    dataset: IndexedSamples, rows: Sequence[Any], collate: Collate, deadline: float
+) -> _Fetched:
     """Gather a batch again and again, and not from the CPU's cache.
 
     In an epoch each batch is another one, and the CPU's own cache holds the batch
@@ -241,121 +309,89 @@ def _gather_several(
     wait for the disk.  So it is the same one, with the CPU's cache filled in between.
 
     Returns:
-        The batch, and what it takes, in seconds.
+        The batch, with the median of its times.
     """
-    batch, first_s = _time_fetch(dataset, rows, collate)  # may wait for the disk
-    other = np.ones(_CPU_CACHE_BYTES // 8)
+    fetched = _time_fetch(dataset, rows, collate)  # may wait for the disk
+    cache_filler = np.ones(_CPU_CACHE_BYTES // 8)
+    # The first one may have used up all the time; one number alone says little.
     deadline = max(deadline, time.perf_counter() + PROBE_S / 2)
-    times: list[float] = []
-    while len(times) < _ROUNDS and time.perf_counter() < deadline:
-        other.sum()
-        batch, seconds = _time_fetch(dataset, rows, collate)
-        times.append(seconds)
-    return batch, statistics.median(times or [first_s])
+    times_s: list[float] = []
+    while len(times_s) < _MOST_GATHERED and time.perf_counter() < deadline:
+        cache_filler.sum()
+        times_s.append(_time_fetch(dataset, rows, collate).seconds)
+    return fetched._replace(seconds=statistics.median(times_s or [fetched.seconds]))
 
 
-class _Fetched(NamedTuple):
-    batch: Any
-    seconds: float
-
-
-def _time_fetch(
-    dataset: Any, rows: Sequence[int], collate: Callable[[Any], Any]
-) -> _Fetched:
-    start = time.perf_counter()
-    batch = fetch(dataset, rows, collate)
-    return _Fetched(batch, time.perf_counter() - start)
-
-
-def _read_batches(
-    dataset: Any,
-    rows: Sequence[int],
-    collate: Callable[[Any], Any],
-    samples: list[Any],
-    sample_s: float,
+def _fetch_with_users_code(
+    dataset: IndexedSamples,
+    rows: Sequence[Any],
+    collate: Collate,
+    first: _FirstSamples,
     deadline: float,
-) -> tuple[Any, float, int]:
-    """Read a batch by a user's code, or as much of one as there is time for.
-
-    Returns:
-        A batch, what it takes in seconds, and how many samples it has.
-    """
-    times: list[float] = []
-    batch: Any = None
-    for _ in range(_USER_ROUNDS):
-        expected_s = times[-1] if times else sample_s * len(rows)
+) -> _Fetched:
+    """Make a batch, or read as many of its samples as there is time for."""
+    fetched: _Fetched | None = None
+    for _ in range(_MOST_USER_BATCHES):
+        expected_s = first.seconds_each * len(rows)
+        if fetched is not None:
+            expected_s = fetched.seconds
         if time.perf_counter() + expected_s > deadline:
             break
-        batch, seconds = _time_fetch(dataset, rows, collate)
-        times.append(seconds)
-    if times:
-        return batch, min(times), len(rows)
-    samples, times, read = _read_some(dataset, rows, samples, sample_s, deadline)
-    batch = collate(samples) if isinstance(collate, Join) else samples
-    return batch, min(times), read
+        again = _time_fetch(dataset, rows, collate)
+        # The quicker of the two: the other one also imported.
+        if fetched is None or again.seconds < fetched.seconds:
+            fetched = again
+    return fetched or _read_some_samples(dataset, rows, collate, first, deadline)
 
 
-def _read_first(
-    dataset: Any, rows: Sequence[int], *, gathering: bool
-) -> tuple[float, list[Any]]:
-    """Read the first sample, and a second: the first also imports, opens and fills."""
-    samples: list[Any] = []
-    best_s = float("inf")
-    for row in rows[: 1 if gathering else 2]:
-        start = time.perf_counter()
-        samples += _as_list(fetch(dataset, [row], _as_list))
-        best_s = min(best_s, time.perf_counter() - start)
-        if best_s >= _SLOW_S:
-            break
-    return best_s, samples
-
-
-def _as_list(samples: Any) -> list[Any]:
-    return samples if isinstance(samples, list) else [samples]
-
-
-def _read_some(
-    dataset: Any,
-    rows: Sequence[int],
-    samples: list[Any],
-    sample_s: float,
+def _read_some_samples(
+    dataset: IndexedSamples,
+    rows: Sequence[Any],
+    collate: Collate,
+    first: _FirstSamples,
     deadline: float,
-) -> tuple[list[Any], list[float], int]:
-    """Read on, one by one, while there is time.
+) -> _Fetched:
+    """Read on from the first samples, one by one, while there is time.
+
+    A user's ``collate_fn`` is not called with parts of a batch.
+    """
+    samples = list(first.samples)
+    seconds = first.seconds_each * len(samples)
+    start = time.perf_counter()
+    for row in rows[len(samples) :]:
+        if time.perf_counter() + first.seconds_each > deadline:
+            break
+        samples += _as_list(fetch(dataset, [row], _as_list))
+    if len(samples) > len(first.samples):
+        seconds += time.perf_counter() - start
+    batch = collate(samples) if isinstance(collate, Join) else samples
+    return _Fetched(batch, len(samples), seconds)
+
+
+def _time_transfer(batch: Any, deadline: float) -> _TransferCost:
+    """Send a batch to this process itself, and take the quickest time of either end.
 
     Returns:
-        The samples, the time of all of them in a list, and how many they are.
+        Without times if the batch cannot be sent so, which is no error here.
     """
-    count = len(samples)
-    start = time.perf_counter()
-    for row in rows[count:]:
-        if time.perf_counter() + sample_s > deadline:
-            break
-        samples = [*samples, *_as_list(fetch(dataset, [row], _as_list))]
-    total_s = sample_s * count
-    if len(samples) > count:
-        total_s += time.perf_counter() - start
-    return samples, [total_s], len(samples)
-
-
-def _transfer(batch: Any, deadline: float) -> tuple[int, float, float]:
-    """Send a batch to ourselves: its bytes, and the time of either end."""
-    best = [float("inf"), float("inf")]
+    send_s = receive_s = float("inf")
     nbytes = 0
     with contextlib.closing(SegmentRing(1)) as segments:
-        for attempt in range(4):
+        for attempt in range(_MOST_TRANSFERS):
             start = time.perf_counter()
             if attempt and start > deadline:
                 break
             try:
-                parcel = SharedBatch(batch, segments)
-                text = bytes(ForkingPickler.dumps(parcel))
+                shared_batch = SharedBatch(batch, segments)
+                message = bytes(ForkingPickler.dumps(shared_batch))
             except (OSError, AttributeError, TypeError, pickle.PicklingError):
-                return nbytes, 0.0, 0.0
-            middle = time.perf_counter()
-            pickle.loads(text)
-            end = time.perf_counter()
-            best = [min(best[0], middle - start), min(best[1], end - middle)]
-            nbytes = parcel.nbytes
-    forget([os.getpid()])
-    return nbytes, best[0], best[1]
+                return _TransferCost(nbytes, 0.0, 0.0)
+            sent = time.perf_counter()
+            pickle.loads(message)
+            received = time.perf_counter()
+
+            send_s = min(send_s, sent - start)
+            receive_s = min(receive_s, received - sent)
+            nbytes = shared_batch.nbytes
+    forget([os.getpid()])  # the mappings of the segments that were received here
+    return _TransferCost(nbytes, send_s, receive_s)

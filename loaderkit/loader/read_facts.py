@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from loaderkit.loader.description import DatasetDescription
-    from loaderkit.loader.facts import Measured
+    from loaderkit.loader.facts import ReadCost
     from loaderkit.loader.options import LoaderOptions
 
 
@@ -100,7 +100,7 @@ def read_facts(
 class _Measurement:
     """What reading costs, or why that is not known."""
 
-    measured: Measured | None
+    measured: ReadCost | None
     why_none: str = ""
 
 

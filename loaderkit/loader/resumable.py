@@ -7,7 +7,7 @@ there on, and the samplers at the end are those that a loader shows to trainers.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from torch.utils.data import (
@@ -33,7 +33,7 @@ from loaderkit.loader.stateful import digest_of_plain
 from loaderkit.randomness import mix_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence, Sized
 
     from numpy.typing import NDArray
 
@@ -64,7 +64,7 @@ class SeededRows(list[Any]):
         return SeededRows, (list(self), self.number, self.seed, self.bound)
 
 
-def check_epoch(name: str, value: Any) -> int:
+def check_epoch(name: str, value: object) -> int:
     """Check the number of an epoch or a batch, which must fit int64.
 
     Workers read it in a tensor, and numpy's generator is seeded with it.
@@ -161,6 +161,21 @@ class LoaderBatches(Protocol):
         """Follow another seed from now on."""
 
 
+class _EpochKey(NamedTuple):
+    """What the batches of an epoch follow from, besides the rule."""
+
+    epoch: int
+    consumed_samples: int
+    consumed_batches: int
+
+
+class _CachedEpoch(NamedTuple):
+    """The epoch that was worked out last."""
+
+    key: _EpochKey
+    epoch: Epoch
+
+
 class EpochBatches(Sampler[list[int]]):
     """Batches that follow from a rule: a new order every epoch, resumable anywhere.
 
@@ -172,12 +187,15 @@ class EpochBatches(Sampler[list[int]]):
     """
 
     def __init__(
-        self, rule: BatchRule, position: Position | None = None, dataset: Any = None
+        self,
+        rule: BatchRule,
+        position: Position | None = None,
+        dataset: Sized | None = None,
     ) -> None:
         self.rule, self.position = rule, position or Position()
         self._dataset = dataset
         self._passes = Passes(self.position)
-        self._cached: tuple[tuple[int, int, int], Epoch] | None = None
+        self._cached: _CachedEpoch | None = None
         self._bounds: Ints | None = None
         self._facts: dict[str, Any] | None = None
         self._followers: list[EpochBatches] = []
@@ -298,18 +316,19 @@ class EpochBatches(Sampler[list[int]]):
 
     def epoch_from(self, at: Position) -> Epoch:
         """Work out an epoch, or what is left of it; the last result is cached."""
-        key = (at.epoch, at.samples, at.batches)
-        if self._cached is None or self._cached[0] != key:
-            # Free the old one first: an epoch of 10^7 samples takes 80 MB.
-            self._cached = None
-            epoch = make_epoch(
-                self.rule,
-                at.epoch,
-                consumed_samples=at.samples,
-                consumed_batches=at.batches,
-            )
-            self._cached = (key, epoch)
-        return self._cached[1]
+        key = _EpochKey(at.epoch, at.samples, at.batches)
+        if self._cached is not None and self._cached.key == key:
+            return self._cached.epoch
+        # Free the old one first: an epoch of 10^7 samples takes 80 MB.
+        self._cached = None
+        epoch = make_epoch(
+            self.rule,
+            at.epoch,
+            consumed_samples=at.samples,
+            consumed_batches=at.batches,
+        )
+        self._cached = _CachedEpoch(key, epoch)
+        return epoch
 
     def batches_of(self, at: Position) -> Iterator[SeededRows]:
         """Give the batches of an epoch.
@@ -412,14 +431,14 @@ class PublicSamplers:
     ranks, because trainers that share batches out themselves (accelerate) read it.
     """
 
-    sampler: Any
-    """Rows, one by one."""
-    batch_sampler: Any
-    """Rows, batch by batch."""
+    sampler: Iterable[Any] | None
+    """Rows, one by one; None for iterable datasets."""
+    batch_sampler: Iterable[Sequence[Any]] | None
+    """Rows, batch by batch; None if samples are not joined."""
 
     @classmethod
     def of_rule(
-        cls, dataset: Any, batches: EpochBatches, *, batched: bool = True
+        cls, dataset: Sized, batches: EpochBatches, *, batched: bool = True
     ) -> PublicSamplers:
         """Make samplers of torch's classes for the batches of a rule, if possible.
 
@@ -436,7 +455,7 @@ class PublicSamplers:
         everything = EpochBatches(shown, batches.position, dataset)
         batches.lend_seed_to(everything)
         in_order = SequentialSampler(dataset)
-        sampler: Any = in_order
+        sampler: Sampler[int] = in_order
         if rule.ranks > 1:
             sampler = RankOrder(dataset, batches)
         elif rule.shuffle:

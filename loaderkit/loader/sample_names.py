@@ -25,14 +25,14 @@ class SourceRow(NamedTuple):
     """Its row there."""
 
 
-def names_of(dataset: Any, rows: Sequence[int]) -> str:
+def names_of(dataset: object, rows: Sequence[Any]) -> str:
     """Name the samples of a batch, the first 8 of them."""
     names = ", ".join(name_of(dataset, row) for row in rows[:_MOST_NAMED])
     unnamed = len(rows) - _MOST_NAMED
     return f"{names} and {unnamed:,} more" if unnamed > 0 else names
 
 
-def name_of(dataset: Any, row: Any) -> str:
+def name_of(dataset: object, row: Any) -> str:
     """Name a sample by its key, where the dataset knows one.
 
     Args:
@@ -48,7 +48,7 @@ def name_of(dataset: Any, row: Any) -> str:
     return name
 
 
-def source_row(dataset: Any, row: Any) -> SourceRow:
+def source_row(dataset: object, row: Any) -> SourceRow:
     """Look up where a row of a subset, or of datasets in a chain, comes from."""
     while True:
         if isinstance(dataset, Subset):
@@ -62,7 +62,7 @@ def source_row(dataset: Any, row: Any) -> SourceRow:
             return SourceRow(dataset, row)
 
 
-def name_of_function(function: Any) -> str:
+def name_of_function(function: object) -> str:
     """Name a function, or the class of something that can be called."""
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     return str(name)

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol, TypeGuard
+
+
+class EpochSampler(Protocol):
+    """A sampler whose order follows from an epoch, as torch's DistributedSampler."""
+
+    def set_epoch(self, epoch: int, /) -> Any:
+        """Choose the epoch that comes next."""
+
+
+def takes_epochs(sampler: object) -> TypeGuard[EpochSampler]:
+    """Return whether a sampler has ``set_epoch``."""
+    return callable(getattr(sampler, "set_epoch", None))
 
 
 class SamplerEpochs:
@@ -21,14 +33,14 @@ class SamplerEpochs:
             most have no ``set_epoch``.
     """
 
-    def __init__(self, sampler: Any) -> None:
+    def __init__(self, sampler: object) -> None:
+        # By the beginning of the paths under which a state names their attributes.
+        self._samplers: dict[str, EpochSampler] = {}
+        if takes_epochs(sampler):
+            self._samplers[""] = sampler
         inner_sampler = getattr(sampler, "sampler", None)
-        candidates = {"": sampler, "sampler.": inner_sampler}
-        self._samplers = {
-            prefix: candidate
-            for prefix, candidate in candidates.items()
-            if callable(getattr(candidate, "set_epoch", None))
-        }
+        if takes_epochs(inner_sampler):
+            self._samplers["sampler."] = inner_sampler
 
         epochs = [getattr(part, "epoch", None) for part in self._samplers.values()]
         # The initial value is 0, or something that is no epoch, such as None.
@@ -89,7 +101,7 @@ class SamplerEpochs:
         return [_epoch_values(sampler) for sampler in self._samplers.values()]
 
 
-def _epoch_values(sampler: Any) -> dict[str, Any]:
+def _epoch_values(sampler: object) -> dict[str, Any]:
     """Read the attributes that ``set_epoch`` may change.
 
     torch's samplers call theirs ``epoch``.  Of other samplers all integers are taken,
@@ -105,14 +117,13 @@ def _is_int(value: object) -> bool:
     return type(value) is int  # a bool is no epoch
 
 
-def set_sampler_epoch(sampler: Any, epoch: int) -> None:
+def set_sampler_epoch(sampler: object, epoch: int) -> None:
     """Call ``set_epoch`` of a sampler and of the sampler that it wraps.
 
     Args:
         sampler: Any sampler; without ``set_epoch`` nothing is called.
         epoch: The epoch that comes next.
     """
-    candidate: Any
     for candidate in (sampler, getattr(sampler, "sampler", None)):
-        if hasattr(candidate, "set_epoch"):
+        if takes_epochs(candidate):
             candidate.set_epoch(epoch)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from loaderkit.loader.options import Oversized, Shuffle
+
     Ints = NDArray[np.int64]
 
 BLOCK = 1024
@@ -51,14 +53,14 @@ class BatchRule:
     "tokens" or a name that the dataset's ``sizes()`` has."""
     sizes: Mapping[str, Ints] = field(default_factory=dict)
     """What each sample holds ``[samples]``, for each limit and for ``bucket_by``."""
-    shuffle: bool | str = False
+    shuffle: Shuffle = False
     """True, False, or "block" for files that are not in memory."""
     seed: int = 0
     """Seed of the order, together with the epoch."""
     drop_last: bool = False
     """Leave out a last batch (of each bucket) that is not full; among ranks, also the
     samples or batches that not every rank gets one of."""
-    oversized: str = "raise"
+    oversized: Oversized = "raise"
     """What happens to a sample above a limit: "raise", "alone" (a batch of its own) or
     "skip"."""
     bucket_by: str | None = None

@@ -14,13 +14,16 @@ import random
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import numpy as np
 import torch
 import xxhash
 
 from loaderkit.errors import LoaderError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class Stateful(Protocol):
@@ -83,7 +86,7 @@ class SamplerState:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, state: Any) -> SamplerState:
+    def from_dict(cls, state: object) -> SamplerState:
         """Read what ``to_dict`` returned.
 
         Raises:
@@ -106,7 +109,7 @@ class SamplerState:
         return cls(**state)
 
 
-def read_sampler(sampler: Any, dataset: Any = None) -> SamplerState:
+def read_sampler(sampler: object, dataset: object = None) -> SamplerState:
     """Read the state of a sampler and of the sampler that it wraps.
 
     Args:
@@ -118,17 +121,18 @@ def read_sampler(sampler: Any, dataset: Any = None) -> SamplerState:
         The sampler's own state, if it has one; otherwise the states of its generators,
         its plain values, and digests of its rows and weights.
     """
-    if (stateful_sampler := stateful_part(sampler)) is not None:
+    stateful_sampler = stateful_part(sampler)
+    if stateful_sampler is not None:
         return SamplerState(own=read_state(stateful_sampler))
+
     generators: dict[str, Any] = {}
     values: dict[str, Any] = {}
     arrays: dict[str, str] = {}
     lengths: dict[str, int] = {}
     attributes = dict(_attributes_by_path(sampler))
     for path, value in attributes.items():
-        name = path.rpartition(".")[2]
-        holder = path.removesuffix(name)
-        if name == "rank" and f"{holder}num_replicas" in attributes:
+        holder, _, name = path.rpartition(".")
+        if name == "rank" and _path(holder, "num_replicas") in attributes:
             # The rank of a DistributedSampler differs between ranks, and one state is
             # for all of them.  Whether it fits this rank is checked by UserBatches.
             continue
@@ -137,10 +141,12 @@ def read_sampler(sampler: Any, dataset: Any = None) -> SamplerState:
         elif isinstance(value, bool | int | float | str):
             values[path] = value
         elif value is dataset or name in _DATASET_NAMES:
+            # Samples are not compared, since reading them could take hours.
             if (length := length_of(value)) is not None:
                 lengths[path] = length
         elif (digest := digest_of_plain(value)) is not None:
             arrays[path] = digest
+
     if (length := length_of(sampler)) is not None:
         lengths["sampler"] = length
     return SamplerState(
@@ -152,10 +158,10 @@ _DATASET_NAMES = ("data_source", "dataset")
 """Attributes in which torch's samplers keep the dataset, or anything of its length."""
 
 
-def length_of(value: Any) -> int | None:
+def length_of(value: object) -> int | None:
     """Return the length of an object; None if asking for it raises any error."""
     try:
-        return len(value)
+        return len(value)  # type: ignore[arg-type]
     except Exception:  # noqa: BLE001 -- torch says TypeError, PyG ValueError
         return None
 
@@ -178,7 +184,9 @@ def digest_of_plain(value: object) -> str | None:
 
 
 _PLAIN_VALUES = (type(None), bool, int, float, complex, str, bytes, np.generic)
+"""Types whose ``repr`` says all of a value."""
 _PLAIN_NESTS = (list, tuple, dict, set, frozenset, range, np.ndarray, torch.Tensor)
+"""Types whose elements are hashed."""
 _DEEPEST = 4
 """Levels of a nest that are looked at.  Chosen: lists of batches of rows are 2 deep,
 and a list that holds itself must come to an end."""
@@ -188,31 +196,37 @@ def _hash_nest(hashed: xxhash.xxh3_64, value: Any, depth: int) -> bool:
     """Hash a nest; return False if something else is in it."""
     if type(value) is list:  # asked first, since there may be 10^5 lists of rows
         return depth < _DEEPEST and _hash_values(hashed, value, depth)
+
     if isinstance(value, torch.Tensor):
         try:
             value = value.detach().cpu().numpy()
         except (TypeError, RuntimeError):  # bfloat16 and sparse tensors have no array
             return False
     if isinstance(value, np.ndarray):
-        if value.dtype.hasobject:
-            value = value.tolist()
-        else:
-            hashed.update(f"{value.dtype}{value.shape}".encode())
-            if value.nbytes:  # hashed where they lie: 10^7 rows are not copied
-                hashed.update(
-                    np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
-                )
+        if not value.dtype.hasobject:
+            _hash_array(hashed, value)
             return True
+        value = value.tolist()
     if isinstance(value, (range, *_PLAIN_VALUES)):
         hashed.update(f"{value!r},".encode())
         return True
     if not isinstance(value, _PLAIN_NESTS) or depth == _DEEPEST:
         return False
+
+    elements = list(value)
     if isinstance(value, dict):
-        value = [*value, *value.values()]
+        elements += value.values()
     elif isinstance(value, set | frozenset):
-        value = sorted(value, key=repr)  # their order differs from run to run
-    return _hash_values(hashed, list(value), depth)
+        elements.sort(key=repr)  # their order differs from run to run
+    return _hash_values(hashed, elements, depth)
+
+
+def _hash_array(hashed: xxhash.xxh3_64, array_: NDArray[Any]) -> None:
+    hashed.update(f"{array_.dtype}{array_.shape}".encode())
+    if array_.nbytes:  # numpy gives no bytes of an empty array
+        # Hashed where they lie: 10^7 rows are not copied.
+        as_bytes = np.ascontiguousarray(array_).reshape(-1).view(np.uint8)
+        hashed.update(as_bytes.data)
 
 
 _HASHED_AT_ONCE = 1 << 16
@@ -229,23 +243,21 @@ def _hash_values(hashed: xxhash.xxh3_64, values: list[Any], depth: int) -> bool:
     for start in range(0, len(values), _HASHED_AT_ONCE):
         chunk = values[start : start + _HASHED_AT_ONCE]
         try:
-            words = array("q", chunk)
-        except (TypeError, OverflowError):
-            pass
+            machine_words = array("q", chunk)
+        except (TypeError, OverflowError):  # not all are integers that int64 holds
+            types = set(map(type, chunk))
+            if types == {float}:
+                hashed.update(b"floats" + array("d", chunk).tobytes())
+            elif types <= {int, float, str, bool}:
+                hashed.update(repr(chunk).encode())
+            elif not all(_hash_nest(hashed, element, depth + 1) for element in chunk):
+                return False
         else:
-            hashed.update(words)
-            continue
-        kinds = set(map(type, chunk))
-        if kinds == {float}:
-            hashed.update(b"floats" + array("d", chunk).tobytes())
-        elif kinds <= {int, float, str, bool}:
-            hashed.update(repr(chunk).encode())
-        elif not all(_hash_nest(hashed, element, depth + 1) for element in chunk):
-            return False
+            hashed.update(machine_words)
     return True
 
 
-def digest_of(sampler: Any) -> str:
+def digest_of(sampler: object) -> str:
     """Return a digest of what the rows of a sampler follow from.
 
     Args:
@@ -262,7 +274,7 @@ def digest_of(sampler: Any) -> str:
 
 
 def restore_sampler(
-    sampler: Any, state: SamplerState, dataset: Any = None
+    sampler: object, state: SamplerState, dataset: object = None
 ) -> SamplerState | None:
     """Bring a sampler to a saved state.
 
@@ -335,16 +347,21 @@ def stateful_part(sampler: object) -> Stateful | None:
     return None
 
 
-def _attributes_by_path(sampler: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _attributes_by_path(sampler: object, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Give the attributes of a sampler, and of the sampler that it wraps."""
     if isinstance(sampler, _PLAIN_NESTS):
-        yield f"{prefix}rows", sampler
+        yield _path(prefix, "rows"), sampler
         return
     for name, value in getattr(sampler, "__dict__", {}).items():
+        path = _path(prefix, name)
         if name in {"sampler", "batch_sampler"}:
-            yield from _attributes_by_path(value, f"{prefix}{name}.")
+            yield from _attributes_by_path(value, path)
         else:
-            yield f"{prefix}{name}", value
+            yield path, value
+
+
+def _path(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
 
 
 _GLOBAL_GENERATORS = (
@@ -352,6 +369,8 @@ _GLOBAL_GENERATORS = (
     getattr(random.getstate, "__self__", None),
     getattr(np.random.get_state, "__self__", None),
 )
+"""The generator behind the functions of each library: torch shows its own, and those of
+``random`` and numpy are what their module's functions are methods of."""
 
 
 def _generator_state(value: object) -> Any:

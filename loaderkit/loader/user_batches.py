@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -60,7 +60,7 @@ class UserBatches:
         drop_last: bool,
         seed: int,
         ranks: Ranks,
-        dataset: Any = None,
+        dataset: object = None,
     ) -> None:
         self.dataset = dataset
         self.sampler = sampler
@@ -71,10 +71,14 @@ class UserBatches:
         self.ranks = ranks
         self.name = type(sampler).__name__
         self.shares_itself = _shares_rows(sampler, ranks)
-        self._epoch_start: SamplerState | None = None
+        # The epoch that was begun last, and the state of the sampler before it.
         self._drawn_epoch = -1
+        self._epoch_start: SamplerState | None = None
+        # The state of the sampler after each batch, by its number: workers are asked
+        # for batches long before the loop gets them.
         self._snapshots: dict[int, SamplerState] = {}
-        self._prepared: tuple[Position, _SamplerPass] | None = None
+        # The pass that a loaded state has begun, for the next iteration.
+        self._prepared: _PreparedPass | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without a pass that has begun, since iterators cannot be pickled."""
@@ -103,16 +107,8 @@ class UserBatches:
         Yields:
             The rows of each batch.
         """
-        prepared, self._prepared = self._prepared, None
-        # After a state was loaded, the user may have called set_epoch of the sampler.
-        if prepared is not None and self.epochs.detect_user_call():
-            if at.batches and prepared[0] == at:
-                raise self._epoch_changed_error(at)
-            prepared = None
-
-        if prepared is not None and prepared[0] == at:
-            sampler_pass = prepared[1]
-        else:
+        sampler_pass = self._take_prepared_pass(at)
+        if sampler_pass is None:
             sampler_pass = self._begin_pass(at.epoch)
             sampler_pass.drop(at.batches)
         if at.batches:
@@ -134,6 +130,23 @@ class UserBatches:
             text += "...), or an object whose __iter__ begins anew"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
 
+    def _take_prepared_pass(self, at: Position) -> _SamplerPass | None:
+        """Return the pass that a loaded state has begun; None if it is not this one.
+
+        Raises:
+            LoaderError: The user has called ``set_epoch`` of the sampler since, and the
+                state is in the middle of an epoch.
+        """
+        prepared, self._prepared = self._prepared, None
+        if prepared is None:
+            return None
+        is_this = prepared.position == at
+        if self.epochs.detect_user_call():
+            if at.batches and is_this:
+                raise self._epoch_changed_error(at)
+            return None
+        return prepared.sampler_pass if is_this else None
+
     def state_after(self, at: Position, *, running: bool) -> dict[str, Any]:
         """Return the state of the sampler after the batches that the loop was given.
 
@@ -145,7 +158,7 @@ class UserBatches:
         """
         batches = at.batches
         if self._prepared is not None:
-            return self._prepared[1].snapshot().to_dict()
+            return self._prepared.sampler_pass.snapshot().to_dict()
 
         has_begun = running and self._drawn_epoch == at.epoch
         if self._epoch_start is None or not has_begun:
@@ -178,23 +191,28 @@ class UserBatches:
         sampler_state = restore_sampler(self.sampler, saved, self.dataset)
         sampler_pass = _SamplerPass(self, at.epoch, sampler_state)
         if saved.own is not None:
+            # It stands behind the batches already, so none are drawn again.
             sampler_pass.number = at.batches
         else:
             sampler_pass.drop(at.batches)
-            if sampler_pass.number < at.batches:
-                message = (
-                    f"The state has {at.batches:,} batches of the {self.name}, which "
-                )
-                message += f"gives {sampler_pass.number:,} in an epoch."
-                fix = "give the loader the same sampler"
-                raise LoaderError(message, why="there is no rest to give", fix=fix)
-            comparable = saved.rank in {None, self.digest_rank}
-            if at.batches and comparable and saved.digest != sampler_pass.digest:
-                message = f"The {self.name} gives other batches than those before it."
-                why = "it draws from something that it does not show"
-                fix = "give it state_dict() and load_state_dict(), or a generator"
-                raise LoaderError(message, why=why, fix=fix)
-        self._prepared = (replace(at), sampler_pass)
+            self._check_redrawn_batches(sampler_pass, saved, at)
+        self._prepared = _PreparedPass(replace(at), sampler_pass)
+
+    def _check_redrawn_batches(
+        self, sampler_pass: _SamplerPass, saved: SamplerState, at: Position
+    ) -> None:
+        """Refuse a sampler that gave other batches than those before the state."""
+        if sampler_pass.number < at.batches:
+            message = f"The state has {at.batches:,} batches of the {self.name}, which "
+            message += f"gives {sampler_pass.number:,} in an epoch."
+            fix = "give the loader the same sampler"
+            raise LoaderError(message, why="there is no rest to give", fix=fix)
+        is_comparable = saved.rank in {None, self.digest_rank}
+        if at.batches and is_comparable and saved.digest != sampler_pass.digest:
+            message = f"The {self.name} gives other batches than those before it."
+            why = "it draws from something that it does not show"
+            fix = "give it state_dict() and load_state_dict(), or a generator"
+            raise LoaderError(message, why=why, fix=fix)
 
     @property
     def digest_rank(self) -> int | None:
@@ -321,6 +339,13 @@ class _SamplerPass:
         return rows if rows and not too_few else None
 
 
+class _PreparedPass(NamedTuple):
+    """A pass that stands where a loaded state says."""
+
+    position: Position
+    sampler_pass: _SamplerPass
+
+
 class _RowsHash:
     """A hash of what a sampler gives, row by row or batch by batch.
 
@@ -394,12 +419,12 @@ class _HashedRows(Iterator[Any]):
         raise OptionError(message, why=why, fix=fix)
 
 
-def _is_iterator(sampler: Any) -> bool:
+def _is_iterator(sampler: object) -> bool:
     inner_sampler = getattr(sampler, "sampler", None)  # of a BatchSampler
     return isinstance(sampler, Iterator) or isinstance(inner_sampler, Iterator)
 
 
-def _shares_rows(sampler: Any, ranks: Ranks) -> bool:
+def _shares_rows(sampler: object, ranks: Ranks) -> bool:
     """Return whether a sampler gives the rows of one rank, as DistributedSampler does.
 
     Raises:
@@ -422,7 +447,7 @@ def _shares_rows(sampler: Any, ranks: Ranks) -> bool:
 
 
 def rows_without_drawing(
-    sampler: Any, dataset: Any, count: int | None
+    sampler: object, dataset: object, count: int | None
 ) -> list[Any] | None:
     """Return rows that a sampler may give, without iterating over it.
 
@@ -439,26 +464,28 @@ def rows_without_drawing(
         known without iterating over it.
     """
     if isinstance(sampler, _ROW_SEQUENCES):
-        rows = list(islice(sampler, count or 1))
-        if count is None:
-            batch = rows[0] if rows else ()
-            has_rows = (
-                isinstance(batch, _ROW_SEQUENCES) and length_of(batch) is not None
-            )
-            return list(batch) if has_rows else None
-        return rows
+        items: list[Any] = list(islice(sampler, count or 1))
+        if count is not None:
+            return items
+        first_batch = items[0] if items else ()
+        # An array or tensor of no dimensions has no length, and is no batch.
+        has_rows = isinstance(first_batch, _ROW_SEQUENCES)
+        has_rows = has_rows and length_of(first_batch) is not None
+        return list(first_batch) if has_rows else None
     if type(sampler) is BatchSampler:
         return rows_without_drawing(sampler.sampler, dataset, sampler.batch_size)
     if type(sampler) is SubsetRandomSampler:
         return list(islice(sampler.indices, count or 1))
+
     length = length_of(dataset)
     if type(sampler) in _SAMPLERS_OF_ALL_ROWS and length is not None:
         # RandomSampler and SequentialSampler say "data_source", the distributed one
         # "dataset".
-        data_source: Any = getattr(sampler, "data_source", None)
+        data_source = getattr(sampler, "data_source", None)
         if data_source is None:
             data_source = getattr(sampler, "dataset", None)
         num_rows = length_of(data_source)
+        # The keys of a table need not be the numbers of its rows.
         if num_rows is not None and not isinstance(dataset, dict):
             return list(range(min(count or 1, num_rows, length)))
     if isinstance(sampler, WeightedRandomSampler):

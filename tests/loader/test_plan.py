@@ -6,7 +6,7 @@ import pytest
 
 from loaderkit.errors import LoaderError, OptionError
 from loaderkit.loader.decisions import Decision, batches_per_s
-from loaderkit.loader.facts import Facts, Measured
+from loaderkit.loader.facts import Facts, ReadCost
 from loaderkit.loader.options import SettingOverrides
 from loaderkit.loader.plan import decide
 from loaderkit.memory.machine import Capability, Host
@@ -31,8 +31,8 @@ HOST = Host(
 CPU = Capability("cpu", pins=False, asynchronous=False, unified=True, started=False)
 CUDA = Capability("cuda", pins=True, asynchronous=True, unified=False, started=True)
 MPS = Capability("mps", pins=False, asynchronous=False, unified=True, started=False)
-QUICK = Measured(128, 2600, MIB // 3, 0.0004, 0.0001, send_s=0.0005, receive_s=0.0002)
-SLOW = Measured(32, 10**6, 32 * MIB, 0.2, 0.01, send_s=0.004, receive_s=0.004)
+QUICK = ReadCost(128, 2600, MIB // 3, 0.0004, 0.0001, send_s=0.0005, receive_s=0.0002)
+SLOW = ReadCost(32, 10**6, 32 * MIB, 0.2, 0.01, send_s=0.004, receive_s=0.004)
 
 
 def facts(*, host=None, **changes):
