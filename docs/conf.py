@@ -32,6 +32,8 @@ myst_heading_anchors = 3
 nitpicky = False
 
 autodoc_member_order = "bysource"
+# Ray takes half a gigabyte, for one class of thirty lines.
+autodoc_mock_imports = ["ray"]
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True

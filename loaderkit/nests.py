@@ -261,3 +261,22 @@ _KINDS = (
     _Kind(_is_dataclass, _dataclass_parts, _refill_dataclass),
 )
 """In the order in which they are asked; a new container is a row."""
+
+
+def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """View the numbers of a tensor on the CPU as bytes, in their order.
+
+    Args:
+        tensor: Of any strides; those that are not contiguous are copied.
+
+    Returns:
+        ``[nbytes]`` uint8, which shares memory with a contiguous tensor.
+
+    >>> tensor_bytes(torch.tensor(1, dtype=torch.int32).expand(1))
+    tensor([1, 0, 0, 0], dtype=torch.uint8)
+    """
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+    if flat.numel() <= 1:
+        # Of up to one number any stride is contiguous; torch views as bytes only 1.
+        flat = flat.as_strided((flat.numel(),), (1,))
+    return flat.view(torch.uint8)

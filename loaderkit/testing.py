@@ -30,6 +30,7 @@ from loaderkit.cache.transfer import OtherWriterError, copy_from_store, copy_to_
 from loaderkit.datasets.kinds import flatten_composite
 from loaderkit.datasets.lazy import LazySamples
 from loaderkit.errors import CacheError, DamagedCacheError, StaleCacheError
+from loaderkit.nests import tensor_bytes
 from loaderkit.pyg import import_pyg, is_pyg_data
 
 if TYPE_CHECKING:
@@ -105,12 +106,8 @@ def _assert_same_tensor(a: Any, b: Any, path: str) -> None:
     if composite is not None:
         return assert_same(composite, flatten_composite(b), path)
     if a.numel():
-        assert torch.equal(_bits(a), _bits(b)), f"{path}: values differ"
+        assert torch.equal(tensor_bytes(a), tensor_bytes(b)), f"{path}: values differ"
     return None
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -17,7 +17,14 @@ from transformers import BatchEncoding
 from transformers.modeling_outputs import BaseModelOutput
 
 from loaderkit.datasets.ragged import Padded
-from loaderkit.nests import flatten, flatten_tensors, map_leaves, map_tensors, rebuild
+from loaderkit.nests import (
+    flatten,
+    flatten_tensors,
+    map_leaves,
+    map_tensors,
+    rebuild,
+    tensor_bytes,
+)
 from loaderkit.pyg import is_pyg_data
 from loaderkit.testing import assert_same
 
@@ -268,3 +275,24 @@ def test_classes_are_leaves():
 
     assert flatten(nest) == nest
     assert dataclasses.is_dataclass(flatten(nest)[0])
+
+
+@given(
+    shape=st.lists(st.integers(0, 3), max_size=3),
+    expands=st.booleans(),
+    flips=st.booleans(),
+    dtype=st.sampled_from([torch.float64, torch.int16, torch.complex64, torch.bool]),
+)
+def test_the_bytes_of_a_tensor_are_numpys_whatever_its_strides(
+    shape, expands, flips, dtype
+):
+    tensor = torch.arange(30).to(dtype)[: int(np.prod(shape))].reshape(shape)
+    if expands:
+        tensor = torch.tensor(7).to(dtype).expand(shape)
+    if flips:
+        tensor = tensor.transpose(0, -1) if shape else tensor
+        tensor = tensor.conj()
+
+    content = tensor_bytes(tensor)
+
+    assert content.numpy().tobytes() == tensor.resolve_conj().numpy().tobytes()

@@ -148,6 +148,17 @@ class ShardWriter:
             make_note=make_note,
         )
 
+    def read_note(self, number: int) -> FinishedShard | None:
+        """Read what is noted of a finished shard.
+
+        Returns:
+            The shard; None where there is no note, or a damaged one.
+
+        Raises:
+            CacheError: The note cannot be read.
+        """
+        return _read_note(self.path / BUILDING, number)
+
 
 @dataclass
 class Build:

@@ -19,12 +19,15 @@ from loaderkit.cache.columns import Block
 from loaderkit.cache.durable import remove, writing
 from loaderkit.datasets.encode import encode
 from loaderkit.datasets.source_files import FileTracker, FileVersion, TrackFiles
+from loaderkit.datasets.streams import StreamSource
 from loaderkit.datasets.structure import KEY_COLUMN
 from loaderkit.errors import DatasetError, LoaderkitError
 from loaderkit.randomness import mix_seed, seed_all
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
     from loaderkit.datasets.sources import Source
     from loaderkit.datasets.structure import Node
@@ -65,9 +68,30 @@ class EncodedSpan:
             self._tree_digests.append(digest)
         return number
 
-    def digest_of_tree(self, number: int) -> bytes:
-        """Hash a way in which a sample is built."""
-        return self._tree_digests[number]
+    def append(self, key: str, tree: Node, values: dict[Any, NDArray[Any]]) -> None:
+        """Add a sample that was taken apart.
+
+        Args:
+            key: What it is called.
+            tree: How it is built.
+            values: Its values by column; its key is added to them.
+        """
+        number = self.number(tree, key)
+        self.digests += _sample_digest(key, self._tree_digests[number], values)
+        key_bytes = key.encode("utf-8", "surrogatepass")
+        values[KEY_COLUMN] = np.frombuffer(key_bytes, np.uint8)
+        self.block.append(values)
+        self.tree_of_sample.append(number)
+
+    def spill_beyond(self, limit: int, scratch: Path) -> None:
+        """Move the values to a file where more than ``limit`` bytes are in memory.
+
+        Raises:
+            CacheError: The file cannot be written.
+        """
+        if self.block.bytes_in_memory >= limit:
+            with writing(scratch):
+                self.block.spill(scratch)
 
     def digest_of_sample(self, index: int) -> bytes:
         """Give the hash of one sample, counted from the first."""
@@ -79,7 +103,7 @@ class EncodedSpan:
 class PackJob:
     """What all packing workers do."""
 
-    source: Source
+    source: Source | StreamSource
     limit: int
     """Bytes of samples that wait in memory; then they go to a file."""
     folder: Path
@@ -89,6 +113,14 @@ class PackJob:
     """What the random numbers that samples draw follow from; see ``seed_of``."""
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
     """In the names of blocks: a worker of a killed run may still write its own."""
+
+    @property
+    def numbered_source(self) -> Source:
+        """The source, known to hold samples that are read by number."""
+        if isinstance(self.source, StreamSource):
+            msg = "samples of a stream are read in order, by span"
+            raise TypeError(msg)
+        return self.source
 
     def block(self, name: str) -> Path:
         """Name a file in which something waits for another process, or for later."""
@@ -135,13 +167,13 @@ def read_span(
         CacheError: The file cannot be written.
     """
     span = EncodedSpan(rows.start) if into is None else into
+    source = job.numbered_source
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Unable to accurately infer")
         for row in rows:
-            _encode_one(job, row, span)
-            if scratch is not None and span.block.bytes_in_memory >= job.limit:
-                with writing(scratch):
-                    span.block.spill(scratch)
+            _encode_one(job, source, row, span)
+            if scratch is not None:
+                span.spill_beyond(job.limit, scratch)
     span.files.update(tracker.new_files())
     return span
 
@@ -159,7 +191,7 @@ def digests_of_rows(job: PackJob, rows: range, tracker: FileTracker) -> EncodedS
     return span
 
 
-def seed_of(source: Source) -> int | None:
+def seed_of(source: Source | StreamSource) -> int | None:
     """Say what the random numbers of a source's samples follow from; None: of nothing.
 
     Ask in the process that packs: ``torch.manual_seed`` there is what the user sets.
@@ -187,29 +219,19 @@ def read_sample(source: Source, row: int, seed: int | None) -> Any:
     return source.read(row)
 
 
-def _encode_one(job: PackJob, row: int, into: EncodedSpan) -> None:
+def _encode_one(job: PackJob, source: Source, row: int, into: EncodedSpan) -> None:
     """Read one sample, take it apart and add it to others.
 
     Raises:
         DatasetError: The sample cannot be read or stored; the message names it.
     """
-    source = job.source
     key = source.key(row)
     try:
         tree, values = encode(read_sample(source, row, job.seed))
-    except DatasetError as error:
-        message = f"Sample {key!r} (row {row:,} of {len(source):,}): {error.what}"
-        raise DatasetError(message, why=error.why, fix=error.fix) from error
-    except LoaderkitError:
-        raise
     except (Exception, SystemExit) as error:
-        raise _not_loaded(source, row, error) from error
-    number = into.number(tree, key)
-    into.digests += _sample_digest(key, into.digest_of_tree(number), values)
-    key_bytes = key.encode("utf-8", "surrogatepass")
-    values[KEY_COLUMN] = np.frombuffer(key_bytes, np.uint8)
-    into.block.append(values)
-    into.tree_of_sample.append(number)
+        what = f"Sample {key!r} (row {row:,} of {len(source):,})"
+        raise about_sample(what, error) from error
+    into.append(key, tree, values)
 
 
 def content_digest(digests: bytes | bytearray) -> str:
@@ -237,13 +259,20 @@ def _encode_text(text: str) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
-def _not_loaded(source: Source, row: int, error: BaseException) -> DatasetError:
+def about_sample(what: str, error: BaseException) -> LoaderkitError:
+    """Say with which sample something went wrong.
+
+    Args:
+        what: The sample, as a message begins.
+        error: What its source raised, or what cannot be stored of it.
+    """
+    if isinstance(error, DatasetError):
+        return DatasetError(f"{what}: {error.what}", why=error.why, fix=error.fix)
+    if isinstance(error, LoaderkitError):
+        return error
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown"
-    message = (
-        f"Sample {source.key(row)!r} (row {row:,} of {len(source):,}) could not be "
-        f"loaded: {type(error).__name__}: {_text_of(error)}"
-    )
+    message = f"{what} could not be loaded: {type(error).__name__}: {_text_of(error)}"
     fix = "mend or leave out this sample and run again; finished shards are kept"
     return DatasetError(message, why=f"raised at {where}", fix=fix)
 

@@ -8,19 +8,18 @@ the joined cache, its shards are rewritten, one at a time.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import shutil
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import filelock
-import numpy as np
 import xxhash
 
 from loaderkit.arguments import suggest_keywords
 from loaderkit.cache.build import open_build
-from loaderkit.cache.columns import Block, ShardBuffer
 from loaderkit.cache.files import exists, find_manifest
 from loaderkit.cache.layout import MANIFEST, SHARD_FORMAT
 from loaderkit.cache.remote import RemoteCache, locate_cache
@@ -29,15 +28,15 @@ from loaderkit.datasets.fingerprint import Fingerprint
 from loaderkit.datasets.open import open_cache
 from loaderkit.datasets.pack import pack
 from loaderkit.datasets.packing import library_versions
+from loaderkit.datasets.renaming import Renaming, read_renamed
 from loaderkit.datasets.safe import SafeDataset
-from loaderkit.datasets.structure import VARIANT, Structure, is_graph
+from loaderkit.datasets.structure import Structure, is_graph
 from loaderkit.errors import CacheError, DatasetError, OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from loaderkit.cache.layout import Shard
     from loaderkit.datasets.source_files import TrackFiles
 
 _LOG = logging.getLogger("loaderkit")
@@ -119,6 +118,7 @@ def extend(
     cache: SafeDataset[Any] | str | os.PathLike[str],
     more: object,
     *,
+    spans: int | None = None,
     workers: int | None = None,
     shard_bytes: int = 256 << 20,
     track_files: TrackFiles = "stat",
@@ -136,7 +136,8 @@ def extend(
     Args:
         cache: Folder of the cache, or a dataset over the whole of it.
         more: What ``pack`` takes: a list of samples, any map-style dataset, a folder of
-            ``.pt`` files.
+            ``.pt`` files, an iterable, or a function that gives one a span.
+        spans: As for ``pack``.
         workers: Processes that read samples; 0 reads in this process, None uses up
             to 4.
         shard_bytes: Size in bytes from which on a shard is finished.
@@ -160,6 +161,7 @@ def extend(
         packed = pack(
             more,
             added_folder,
+            spans=spans,
             workers=workers,
             compression=Store(location).manifest.compression,
             shard_bytes=shard_bytes,
@@ -290,28 +292,12 @@ def _passed_classes(caches: Iterable[object]) -> list[type]:
     return classes
 
 
-class _Renaming(NamedTuple):
-    """What the columns and variants of one cache are called in the joined cache."""
-
-    column_names: Mapping[str, str]
-    """New name of each column, by its old one."""
-    variant_numbers: Sequence[int]
-    """New number of each variant, in the order of the old ones."""
-
-    @property
-    def changes_nothing(self) -> bool:
-        """Whether shards can be reused as they are."""
-        same_names = all(old == new for old, new in self.column_names.items())
-        same_numbers = list(self.variant_numbers) == [*range(len(self.variant_numbers))]
-        return same_names and same_numbers
-
-
 @dataclass(frozen=True)
 class _JoinPlan:
     """A cache that is to be made of several."""
 
     stores: Sequence[Store]
-    renamings: Sequence[_Renaming]
+    renamings: Sequence[Renaming]
     """One for each store."""
     structure: Structure
     """All variants of all stores."""
@@ -337,16 +323,8 @@ def _plan_join(stores: Sequence[Store]) -> _JoinPlan:
     structure = Structure.from_json(stores[0].manifest.structure)
     renamings = []
     for store in stores:
-        own_structure = Structure.from_json(store.manifest.structure)
-        column_names = {
-            name: structure.name(column)
-            for name, column in own_structure.columns.items()
-        }
-        variant_numbers = [
-            structure.number(variant, key=f"of {store.path}")
-            for variant in own_structure.variants
-        ]
-        renamings.append(_Renaming(column_names, variant_numbers))
+        part = Structure.from_json(store.manifest.structure)
+        renamings.append(Renaming.between(part, structure, f"of {store.path}"))
 
     compressions = [store.manifest.compression for store in stores]
     return _JoinPlan(
@@ -384,7 +362,8 @@ def _write_joined(plan: _JoinPlan, path: Path, *, overwrite: bool) -> None:
                     if can_adopt:
                         build.adopt(shard, store.path)
                     else:
-                        buffer = _read_renamed(store, number, shard, renaming)
+                        column = functools.partial(store.column, stacked=True)
+                        buffer = read_renamed(column, number, shard, renaming)
                         build.add(buffer, state={}, evidence={})
                 position += 1
 
@@ -393,43 +372,3 @@ def _write_joined(plan: _JoinPlan, path: Path, *, overwrite: bool) -> None:
             fingerprint=plan.fingerprint.to_json(),
             made_with=plan.made_with,
         )
-
-
-def _read_renamed(
-    store: Store, number: int, shard: Shard, renaming: _Renaming
-) -> ShardBuffer:
-    """Read the samples of a shard, under the names and numbers of the joined cache.
-
-    Args:
-        store: The cache that the shard belongs to.
-        number: Position of the shard in it.
-        shard: The shard as the manifest describes it.
-        renaming: New names of columns and numbers of variants.
-
-    Returns:
-        The samples, ready to be written.
-    """
-    block = Block(shard.samples)
-    # Variant 0 unless the shard says otherwise: a column of zeros is not written.
-    variants = np.zeros(shard.samples, np.int64)
-    for name in shard.columns:
-        reader = store.column(name, stacked=True)
-        rows = reader.shard_part(number).rows
-        if rows is None:  # every sample has the column
-            rows = np.arange(shard.samples)
-        for row in rows.tolist():
-            value = reader.read(number, row)
-            if name == VARIANT:
-                variants[row] = value
-            else:
-                block.annotate(row, {renaming.column_names[name]: value})
-
-    new_numbers = np.array(renaming.variant_numbers, np.int64)
-    for row, variant in enumerate(variants):
-        # A 0-dimensional array: columns are made of arrays, not of numpy's scalars.
-        new_number = new_numbers[variant : variant + 1].reshape(())
-        block.annotate(row, {VARIANT: new_number})
-
-    buffer = ShardBuffer()
-    buffer.append(block)
-    return buffer

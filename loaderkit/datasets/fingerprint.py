@@ -39,6 +39,7 @@ import xxhash
 from loaderkit.datasets.written import find_written
 from loaderkit.errors import DamagedCacheError
 from loaderkit.library_files import is_library_file
+from loaderkit.nests import tensor_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -172,7 +173,9 @@ def fingerprint_value(value: object) -> str:
     """
     digest = xxhash.xxh3_128()
     kind = value if hasattr(value, "__qualname__") else type(value)
-    digest.update(f"{kind.__module__}:{kind.__qualname__}".encode())
+    # A method of a type written in C has no module.
+    module = getattr(kind, "__module__", "")
+    digest.update(f"{module}:{kind.__qualname__}".encode())
     for text in _state_texts(value, "", _Visited()):
         digest.update(text.encode("utf-8", "backslashreplace"))
     return digest.hexdigest()
@@ -611,7 +614,7 @@ def _array_text(value: torch.Tensor | NDArray[Any]) -> str | None:
     if isinstance(value, torch.Tensor):
         if value.device.type == "meta":
             return None
-        value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        value = tensor_bytes(value.cpu()).numpy()
     elif value.dtype.hasobject:
         return None
     content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)

@@ -12,12 +12,13 @@ from loaderkit.datasets.open import open_cache
 from loaderkit.datasets.pack_options import PackOptions as PackOptions
 from loaderkit.datasets.packing import has_cache, pack_source
 from loaderkit.datasets.sources import as_source
+from loaderkit.datasets.streams import StreamSource
 from loaderkit.errors import CacheError
 from loaderkit.randomness import quiet
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from concurrent.futures import Executor
 
     from torch.utils.data import Dataset
@@ -53,6 +54,7 @@ class PackKeywords(TypedDict, total=False):
     overwrite: bool
     track_files: TrackFiles
     executor: Executor | Callable[[], Executor] | None
+    spans: int | None
     storage_options: Mapping[str, Any] | None
     mirror: str | os.PathLike[str] | None
     mirror_bytes: int | str | None
@@ -66,13 +68,13 @@ def pack(
 ) -> SafeDataset[Any]: ...
 @overload
 def pack(
-    source: Sequence[G] | Dataset[G],
+    source: Iterable[G] | Dataset[G] | Callable[[int, int], Iterable[G]],
     path: str | os.PathLike[str],
     **options: Unpack[PackKeywords],
 ) -> SafeGraphDataset[G]: ...
 @overload
 def pack(
-    source: Sequence[T] | Dataset[T],
+    source: Iterable[T] | Dataset[T] | Callable[[int, int], Iterable[T]],
     path: str | os.PathLike[str],
     **options: Unpack[PackKeywords],
 ) -> SafeDataset[T]: ...
@@ -91,6 +93,7 @@ def pack(
     overwrite: bool = PackOptions.overwrite,
     track_files: TrackFiles = PackOptions.track_files,
     executor: Executor | Callable[[], Executor] | None = PackOptions.executor,
+    spans: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
     mirror: str | os.PathLike[str] | None = None,
     mirror_bytes: int | str | None = None,
@@ -103,7 +106,10 @@ def pack(
 
     Args:
         source: A list of samples, any map-style dataset, a PyG dataset, or a folder
-            of ``.pt`` files (a path, or ``PtFolder`` to say more).
+            of ``.pt`` files (a path, or ``PtFolder`` to say more).  Or an iterable of
+            samples (``IterableDataset``, generator), which is read in order by this
+            process; or, with ``spans=``, a function ``source(span, spans)`` that
+            returns the iterable of one span, from 0 to ``spans - 1``.
         path: The cache's folder; new, or with an unfinished build to go on with.  Or a
             URL that fsspec knows: packed in a folder beside the mirror, which has to
             have room for it, and copied to the store when it is whole.
@@ -119,6 +125,8 @@ def pack(
             methods of ``concurrent.futures.Executor`` (processes, threads, loky, dask,
             MPI), whose workers see the folder.  Or a function that makes one: then a
             pool that broke is replaced.  The bytes are the same whoever packs.
+        spans: How many spans a function cuts the samples into; each is read by one
+            worker, and they follow each other in the cache.
         storage_options: What fsspec makes the file system of a URL with.
         mirror: Folder on local disk in which the shards of a URL are kept.
         mirror_bytes: The most it may take, such as "200 GB"; None for all there is.
@@ -141,7 +149,7 @@ def pack(
             f"open_cache({str(location)!r}), or pack(..., overwrite=True) to replace it"
         )
         raise CacheError(message, why="packing again would replace it", fix=fix)
-    samples = as_source(source)
+    samples = as_source(source, spans)
     packed = pack_source(samples, location, options)
     cache = open_cache(location, classes=packed.classes)
     if not packed.is_ours:
@@ -149,22 +157,42 @@ def pack(
     return cache
 
 
-def _check_samples(cache: Any, source: Source, path: CacheLocation) -> None:
+def _check_samples(
+    cache: Any, source: Source | StreamSource, path: CacheLocation
+) -> None:
     """See that what another process has packed meanwhile is the same samples.
 
     All are compared: code and keys tell nothing about what a list holds.
     """
-    seed = seed_of(source)
     with quiet():
-        same = len(cache) == len(source) and all(
-            cache.key(row) == source.key(row)
-            and _is_same(cache[row], read_sample(source, row, seed))
-            for row in range(len(source))
-        )
+        same = _has_samples(cache, source)
     if not same:
         message = f"Another process has packed other samples into {path} meanwhile."
         fix = "choose another folder, or pack(..., overwrite=True) to replace it"
         raise CacheError(message, why="a cache holds samples of one source", fix=fix)
+
+
+def _has_samples(cache: Any, source: Source | StreamSource) -> bool:
+    """Tell whether a cache holds the samples of a source, and no others."""
+    if not isinstance(source, StreamSource) and len(cache) != len(source):
+        return False
+    row = -1
+    for row, (key, sample) in enumerate(_samples_of(source)):
+        if row >= len(cache) or cache.key(row) != key:
+            return False
+        if not _is_same(cache[row], sample):
+            return False
+    return row + 1 == len(cache)
+
+
+def _samples_of(source: Source | StreamSource) -> Iterator[tuple[str, Any]]:
+    """Read all samples of a source, each with its key."""
+    seed = seed_of(source)
+    if isinstance(source, StreamSource):
+        yield from source.samples(seed)
+        return
+    for row in range(len(source)):
+        yield source.key(row), read_sample(source, row, seed)
 
 
 def _is_same(sample: object, other: object) -> bool:

@@ -4,6 +4,9 @@ What goes into which shard depends on the samples alone (``shard_plan``), so the
 on disk are the same whoever packs, and also after a run that was killed and started
 again (``packing_run``).
 
+Streams are cut otherwise: where a shard of one ends follows from the samples in front
+of it, and a task reads a span and writes its shards (``packing_streams``).
+
 There is one way to do it.  A task reads a span of samples, and another puts the spans
 of a shard together and writes it; or one task does both (``packing_tasks``).  Tasks are
 done by this process or others of this machine (``packing_workers``), or by an executor
@@ -34,15 +37,12 @@ from loaderkit.cache.layout import BUILDING, MANIFEST
 from loaderkit.cache.mirror import find_remote_manifest
 from loaderkit.cache.remote import RemoteCache
 from loaderkit.cache.transfer import OtherWriterError, copy_to_store
-from loaderkit.datasets.block_readers import (
-    EncodedSpan,
-    PackJob,
-    read_span,
-    seed_of,
-)
+from loaderkit.datasets.block_readers import PackJob, read_span, seed_of
 from loaderkit.datasets.classes import loaded_classes
+from loaderkit.datasets.encode import encode
 from loaderkit.datasets.packing_executors import ExecutorEngine
 from loaderkit.datasets.packing_run import PackingRun
+from loaderkit.datasets.packing_streams import StreamRun
 from loaderkit.datasets.packing_tasks import (
     CommonPart,
     doing_tasks_of,
@@ -52,6 +52,7 @@ from loaderkit.datasets.packing_team import PackingTeam
 from loaderkit.datasets.packing_workers import LocalEngine
 from loaderkit.datasets.shard_filling import learn_trees
 from loaderkit.datasets.shard_plan import BLOCK_BYTES
+from loaderkit.datasets.streams import StreamSource
 from loaderkit.datasets.structure import Structure
 from loaderkit.errors import DatasetError
 from loaderkit.forking import find_fork_hazard, warn_of_fork_hazard
@@ -88,7 +89,7 @@ class Packed(NamedTuple):
 
 
 def pack_source(
-    source: Source, location: CacheLocation, options: PackOptions
+    source: Source | StreamSource, location: CacheLocation, options: PackOptions
 ) -> Packed:
     """Pack a source unless another process does so first.
 
@@ -109,7 +110,9 @@ def pack_source(
     return _pack_to_folder(source, location, options)
 
 
-def _pack_to_store(source: Source, remote: RemoteCache, options: PackOptions) -> Packed:
+def _pack_to_store(
+    source: Source | StreamSource, remote: RemoteCache, options: PackOptions
+) -> Packed:
     """Pack into a folder on local disk, and copy that to the store when it is whole."""
     storage = remote.storage
     digest = xxhash.xxh3_64_hexdigest(remote.url.encode())
@@ -121,7 +124,7 @@ def _pack_to_store(source: Source, remote: RemoteCache, options: PackOptions) ->
     with filelock.FileLock(lock):
         if not options.overwrite and has_cache(remote):
             job = _job_of(source, staging, options)
-            return Packed(_classes_of(_read_here(job)), is_ours=False)
+            return Packed(_classes_read_here(job), is_ours=False)
         # What lies there whole was never pushed, and may be of other samples.
         packed = _pack_to_folder(source, staging, replace(options, overwrite=True))
         try:
@@ -135,7 +138,7 @@ def _pack_to_store(source: Source, remote: RemoteCache, options: PackOptions) ->
     return packed
 
 
-def _job_of(source: Source, path: Path, options: PackOptions) -> PackJob:
+def _job_of(source: Source | StreamSource, path: Path, options: PackOptions) -> PackJob:
     return PackJob(
         source,
         BLOCK_BYTES,
@@ -145,7 +148,9 @@ def _job_of(source: Source, path: Path, options: PackOptions) -> PackJob:
     )
 
 
-def _pack_to_folder(source: Source, path: Path, options: PackOptions) -> Packed:
+def _pack_to_folder(
+    source: Source | StreamSource, path: Path, options: PackOptions
+) -> Packed:
     options = _with_possible_workers(source, path, options)
     fingerprint = source.fingerprint().to_json()
     job = _job_of(source, path, options)
@@ -153,7 +158,7 @@ def _pack_to_folder(source: Source, path: Path, options: PackOptions) -> Packed:
         with contextlib.ExitStack() as stack:
             build = stack.enter_context(open_build(path, overwrite=options.overwrite))
             if build is None:
-                return Packed(_classes_of(_read_here(job)), is_ours=False)
+                return Packed(_classes_read_here(job), is_ours=False)
             stack.callback(job.clear)
             writer = ShardWriter(path, options.compression)
             common = CommonPart(job, writer, source.state())
@@ -162,13 +167,20 @@ def _pack_to_folder(source: Source, path: Path, options: PackOptions) -> Packed:
             stack.enter_context(doing_tasks_of(common, file, is_alone=is_alone))
             engine: LocalEngine | ExecutorEngine
             if options.executor is None:
-                engine = LocalEngine(common, file, options.workers)
+                engine = LocalEngine(common, file, options.workers, _most_tasks(source))
             else:
                 lay_out_for_workers(common, file)
                 engine = ExecutorEngine(options.executor, source)
             stack.callback(engine.stop)
-            run = PackingRun(job, PackingTeam(engine, file), build, options)
+            team = PackingTeam(engine, file)
+            run: PackingRun | StreamRun
+            if isinstance(source, StreamSource):
+                run = StreamRun(source, team, build, options, file)
+            else:
+                run = PackingRun(job, team, build, options)
             structure = run.pack(fingerprint)
+            if isinstance(run, StreamRun):
+                fingerprint = {**fingerprint, "count": run.sample_count}
             if isinstance(engine, LocalEngine):
                 engine.dismiss()
             build.commit(
@@ -184,13 +196,15 @@ def _pack_to_folder(source: Source, path: Path, options: PackOptions) -> Packed:
 
 
 def _with_possible_workers(
-    source: Source, path: Path, options: PackOptions
+    source: Source | StreamSource, path: Path, options: PackOptions
 ) -> PackOptions:
     """Read in this process where workers cannot be, or would harm.
 
     Raises:
         DatasetError: They were asked for where they cannot be.
     """
+    if isinstance(source, StreamSource):
+        options = _with_workers_for_stream(source, options)
     if options.workers == 0 or options.executor is not None:
         return options
     if multiprocessing.current_process().daemon:
@@ -214,15 +228,43 @@ def _with_possible_workers(
     return replace(options, workers=0)
 
 
-def _read_here(job: PackJob) -> EncodedSpan:
-    """Read the first sample in this process, which starts no workers behind it."""
-    with job.tracker(all_threads=False) as tracker, quiet():
-        return read_span(job, range(1), tracker)
+def _most_tasks(source: Source | StreamSource) -> int | None:
+    """Say how many tasks there are at most; None where that does not bound workers."""
+    return source.span_count if isinstance(source, StreamSource) else None
 
 
-def _classes_of(span: EncodedSpan) -> tuple[type, ...]:
+def _with_workers_for_stream(source: StreamSource, options: PackOptions) -> PackOptions:
+    """Read a stream in this process where it is a single one.
+
+    Raises:
+        DatasetError: Others were to read it.
+    """
+    if source.takes_workers:
+        return options
+    if options.executor is not None or options.workers:
+        message = "An iterable is read by one process, from the first sample on."
+        why = "who reads it from the middle would have to read all in front of it"
+        fix = "leave workers and executor out; or give a function source(span, spans)"
+        fix += " that returns the samples of one span, and spans=8"
+        raise DatasetError(message, why=why, fix=fix)
+    return replace(options, workers=0)
+
+
+def _classes_read_here(job: PackJob) -> tuple[type, ...]:
+    """Read the first sample in this process, which starts no workers behind it.
+
+    Returns:
+        The classes that it is made of.
+    """
     structure = Structure()
-    learn_trees(structure, span.trees, span.first_keys)
+    with job.tracker(all_threads=False) as tracker, quiet():
+        if isinstance(job.source, StreamSource):
+            first = job.source.first_sample(job.seed)
+            if first is not None:
+                structure.number(encode(first.sample)[0], first.key)
+        else:
+            span = read_span(job, range(1), tracker)
+            learn_trees(structure, span.trees, span.first_keys)
     return loaded_classes(structure)
 
 

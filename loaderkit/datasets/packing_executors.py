@@ -13,6 +13,7 @@ from loaderkit.cache.durable import remove, writing
 from loaderkit.datasets.packing_failures import Failure
 from loaderkit.datasets.packing_tasks import started_file
 from loaderkit.datasets.packing_team import MOST_TRIES
+from loaderkit.datasets.sources import describe_rows
 from loaderkit.errors import DatasetError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from loaderkit.datasets.packing_tasks import PackTask
     from loaderkit.datasets.sources import Source
+    from loaderkit.datasets.streams import StreamSource
 
 _MOST_OUTSTANDING = 1024
 """Tasks that the executor knows of at a time.  Chosen: more than the slots of the
@@ -57,7 +59,9 @@ class ExecutorEngine:
     is_local = False
 
     def __init__(
-        self, executor: Executor | Callable[[], Executor], source: Source
+        self,
+        executor: Executor | Callable[[], Executor],
+        source: Source | StreamSource,
     ) -> None:
         self._make = None if hasattr(executor, "submit") else executor
         self._executor: Any = None if self._make else executor
@@ -137,10 +141,9 @@ class ExecutorEngine:
 
     def lost(self, rows: range, error: BaseException) -> DatasetError:
         """Say with which samples a worker was lost."""
-        key = self._source.key(rows.start)
         message = (
-            f"The executor lost a worker while it packed samples {rows.start:,} to "
-            f"{rows.stop - 1:,}, from {key!r} on: {type(error).__name__}: {error}"
+            f"The executor lost a worker while it packed "
+            f"{describe_rows(self._source, rows)}: {type(error).__name__}: {error}"
         )
         why = "probably out of memory, a crash in native code that load() calls, or a "
         why += "machine that was taken away"

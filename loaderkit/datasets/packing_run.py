@@ -10,18 +10,17 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import threading
 from typing import (
     TYPE_CHECKING,
     Any,
 )
 
-from tqdm import auto, std
-
 from loaderkit.cache.layout import SHARD_FORMAT
 from loaderkit.datasets.block_readers import PackJob, content_digest
 from loaderkit.datasets.classes import import_classes
+from loaderkit.datasets.packing_stream_tasks import files_of
 from loaderkit.datasets.packing_tasks import Look, ReadSpan
+from loaderkit.datasets.progress import progress_bar
 from loaderkit.datasets.shard_filling import take_over
 from loaderkit.datasets.shard_plan import ShardPlan, rows_to_look_at
 from loaderkit.datasets.source_files import (
@@ -37,11 +36,11 @@ from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from loaderkit.cache.build import Build, FinishedShard
     from loaderkit.datasets.pack_options import PackOptions
     from loaderkit.datasets.packing_team import PackingTeam
+    from loaderkit.datasets.progress import Bar
     from loaderkit.datasets.sources import Source
 
 _MOST_LOOKED_AT = 100_000
@@ -69,7 +68,7 @@ class PackingRun:
         build: Build,
         options: PackOptions,
     ) -> None:
-        self.source, self.team = job.source, team
+        self.source, self.team = job.numbered_source, team
         self.build, self.options = build, options
         self.structure = Structure()
         self._versions = self._look_at_files()
@@ -131,7 +130,7 @@ class PackingRun:
             if number not in self._xxh3
         ]
         done = total - sum(len(self.plan.rows_of(number)) for number in missing)
-        with _progress_bar(done, total, self.build.path) as bar:
+        with progress_bar(total, self.build.path, done) as bar:
             learned = Structure.from_json(look.structure.to_json())
             self._write_shards(missing, learned, bar)
             self._write_misnumbered(look.structure, bar)
@@ -164,12 +163,10 @@ class PackingRun:
                 # for those behind it, which have no note of it.
                 self.build.discard(intact[position:])
                 return
-            self.sources.update(_files_of(finished))
+            self.sources.update(files_of(finished))
             self._xxh3[number] = finished.shard.xxh3
 
-    def _write_shards(
-        self, numbers: list[int], structure: Structure, bar: _Bar
-    ) -> None:
+    def _write_shards(self, numbers: list[int], structure: Structure, bar: Bar) -> None:
         """Have shards written.
 
         Args:
@@ -210,7 +207,7 @@ class PackingRun:
     def _learned_with(self, number: int) -> Mapping[str, Any]:
         return self.build.read_note(number).state
 
-    def _write_misnumbered(self, look: Structure, bar: _Bar) -> None:
+    def _write_misnumbered(self, look: Structure, bar: Bar) -> None:
         """Make all shards those of one cache; write some again where that takes it.
 
         Whoever writes a shard does not know what those in front of it add to the
@@ -245,7 +242,7 @@ class PackingRun:
                 )
                 why = "a task of a run that was killed has ended only now"
                 raise CacheError(message, why=why, fix="run the same again")
-            self.sources.update(_files_of(finished))
+            self.sources.update(files_of(finished))
             self.build.take_in(finished)
 
     def _merge_structures(self, look: Structure) -> list[int]:
@@ -292,11 +289,11 @@ class PackingRun:
             finished: The shard.
             start: Its first row.
         """
-        for path, packed in _files_of(finished).items():
+        for path, packed in files_of(finished).items():
             if version_of(path, hashed=bool(packed.xxh3)) != packed:
                 return f"{path} has changed"
         evidence, stop = finished.evidence, start + finished.shard.samples
-        known = bool(self.sources.files) or bool(_files_of(finished))
+        known = bool(self.sources.files) or bool(files_of(finished))
         if known and self._state is not None and evidence.get("state") == self._state:
             # Files, code, keys and settings are the same.  Two samples are read again
             # all the same, for what none of these shows (a database, a clock).
@@ -328,35 +325,3 @@ def root_file(source: Source, options: PackOptions) -> dict[str, FileVersion]:
     path = os.path.abspath(root)
     version = version_of(path)
     return {} if version is None else {path: version}
-
-
-def _files_of(finished: FinishedShard) -> dict[str, FileVersion]:
-    """Read the files noted with a shard."""
-    files = finished.evidence.get("files") or {}
-    return {path: FileVersion(*version) for path, version in files.items()}
-
-
-_IN_TERMINAL = auto.notebook_tqdm is std.tqdm
-"""Where a bar is drawn for people alone; in a notebook stderr is no terminal either."""
-
-
-class _Bar(auto.tqdm):  # type: ignore[misc]
-    """A progress bar that no other process can hold up.
-
-    tqdm's own lock is shared with forked processes: one that is killed while it holds
-    the lock would hang every other that packs.
-    """
-
-    _lock = threading.RLock()
-    monitor_interval = 0
-
-
-def _progress_bar(done: int, total: int, path: Path) -> _Bar:
-    return _Bar(
-        total=total,
-        initial=done,
-        desc=f"packing {path.name}",
-        unit=" samples",
-        disable=None if _IN_TERMINAL else False,
-        smoothing=0.1,
-    )

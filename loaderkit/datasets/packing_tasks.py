@@ -109,7 +109,7 @@ class ShardTask:
             DatasetError: A sample cannot be read or stored.
             CacheError: The shard cannot be written.
         """
-        run = _run_of(self.common)
+        run = run_of(self.common)
         common = run.common
         filler = ShardFiller(Structure.from_json(self.structure))
         filler.files.update(self.files)
@@ -120,7 +120,8 @@ class ShardTask:
             else:
                 for span in self.spans:
                     filler.add(run.take_up(span))
-            shard = filler.write(self.number, common.writer, common.state)
+            evidence = filler.evidence(common.state)
+            shard = filler.write(self.number, common.writer, evidence)
         finally:
             remove(scratch)
         return WrittenShard(self.number, shard.samples, shard.bytes, shard.xxh3)
@@ -167,7 +168,7 @@ class SpanTask:
             DatasetError: A sample cannot be read or stored.
             CacheError: The files cannot be written.
         """
-        run = _run_of(self.common)
+        run = run_of(self.common)
         job = run.common.job
         # A task that is given out twice must not write to the files of the other.
         file = job.block(f"{self.name}-{uuid.uuid4().hex}")
@@ -238,7 +239,7 @@ class LookTask:
         Raises:
             DatasetError: The source's first sample cannot be read or stored.
         """
-        run = _run_of(self.common)
+        run = run_of(self.common)
         look = Look([], Structure(), files := {})
         with run.reading() as tracker:
             for row in self.looked_at:
@@ -288,7 +289,7 @@ class DigestTask:
         Raises:
             DatasetError: A sample cannot be read or stored.
         """
-        run = _run_of(self.common)
+        run = run_of(self.common)
         with run.reading() as tracker:
             span = digests_of_rows(run.common.job, self.rows, tracker)
         return Digests(bytes(span.digests), span.files)
@@ -296,7 +297,7 @@ class DigestTask:
 
 def _read_rows(task: ShardTask | SpanTask, scratch: Path) -> EncodedSpan:
     """Read the samples of a task block by block."""
-    run = _run_of(task.common)
+    run = run_of(task.common)
     span = EncodedSpan(task.rows.start)
     for rows in task.plan.blocks_of(task.rows):
         # Threads take turns, block by block.
@@ -313,7 +314,7 @@ def started_file(task: PackTask) -> Path:
 # What all tasks have in common.
 
 
-class _Run:
+class CommonRun:
     """A run of packing, as the process sees it that does a task of it.
 
     Args:
@@ -381,7 +382,7 @@ def _reading_lock(pid: int) -> threading.Lock:  # noqa: ARG001 -- the cache's ke
     return threading.Lock()
 
 
-_OWN_RUNS: dict[Path, _Run] = {}
+_OWN_RUNS: dict[Path, CommonRun] = {}
 """Runs whose tasks this process does with the objects it has: threads use the user's
 dataset itself, but a forked process must not share the files it has open."""
 
@@ -399,10 +400,10 @@ def doing_tasks_of(
     Args:
         common: It.
         file: What the tasks call it.
-        tracker: As ``_Run`` has it.
-        is_alone: As ``_Run`` has it.
+        tracker: As ``CommonRun`` has it.
+        is_alone: As ``CommonRun`` has it.
     """
-    _OWN_RUNS[file] = _Run(common, tracker, is_alone=is_alone)
+    _OWN_RUNS[file] = CommonRun(common, tracker, is_alone=is_alone)
     try:
         yield
     finally:
@@ -439,11 +440,19 @@ def _pickle_common_part(common: CommonPart) -> bytes:
     return content
 
 
-def _run_of(file: Path) -> _Run:
+def run_of(file: Path) -> CommonRun:
+    """Find what a task has in common with the others of its run.
+
+    Args:
+        file: What the task calls it.
+
+    Raises:
+        DatasetError: This process cannot have it.
+    """
     run = _OWN_RUNS.get(file)
     if run is not None and run.pid == os.getpid():
         return run
-    return _Run(_unpickle_common_part(file, os.getpid()))
+    return CommonRun(_unpickle_common_part(file, os.getpid()))
 
 
 @functools.lru_cache(maxsize=1)

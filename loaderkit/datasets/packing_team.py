@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import itertools
 from concurrent.futures import BrokenExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -130,6 +131,32 @@ class PackingTeam:
         """Read samples for their hashes."""
         tasks = [DigestTask(self._common, rows.start, rows.stop) for rows in spans]
         return self._results_in_order(tasks)
+
+    def do(self, tasks: Iterable[PackTask]) -> Iterator[Any]:
+        """Have tasks done.
+
+        Yields:
+            What each gives, in whatever order they are done.
+
+        Raises:
+            BaseException: What a task raised: the first of them, by their rows.  On
+                this machine none is begun behind it; elsewhere all others are done.
+            DatasetError: A worker was lost with a task each time that it was given out,
+                or nobody takes tasks any more.
+        """
+        errors: dict[int, BaseException] = {}
+        is_local = self._engine.is_local
+        fresh = itertools.takewhile(lambda _: not (errors and is_local), tasks)
+        for outcome in self._outcomes(fresh, collections.deque()):
+            if outcome.error is None:
+                yield outcome.result
+            else:
+                errors[outcome.task.rows.start] = outcome.error
+        if errors:
+            first = errors[min(errors)]
+            if len(errors) > 1 and hasattr(first, "add_note"):  # Python 3.11
+                first.add_note(f"{len(errors) - 1:,} more could not be packed.")
+            raise first
 
     def write(
         self,

@@ -30,6 +30,7 @@ import torch
 from loaderkit.cache.durable import not_written, remove
 from loaderkit.datasets.packing_failures import Failure, pickle_or_nothing
 from loaderkit.datasets.packing_tasks import doing_tasks_of
+from loaderkit.datasets.sources import describe_rows
 from loaderkit.errors import DatasetError
 from loaderkit.sending import can_fork, why_unsendable
 
@@ -84,18 +85,27 @@ class LocalEngine:
         common: What the tasks have in common; ``doing_tasks_of`` is on.
         file: What the tasks call it.
         workers: Processes; 0 does all here; None: up to 4, one for each CPU.
+        most_tasks: No more processes than that have something to do; None where it is
+            not known.
     """
 
     is_local = True
 
-    def __init__(self, common: CommonPart, file: Path, workers: int | None) -> None:
+    def __init__(
+        self,
+        common: CommonPart,
+        file: Path,
+        workers: int | None,
+        most_tasks: int | None = None,
+    ) -> None:
         self._common, self._file, self._asked_for = common, file, workers
         self._workers: list[_Worker] = []
         self._waiting: collections.deque[_Given] = collections.deque()
         self._done: collections.deque[Future[Any]] = collections.deque()
         self._alone_until: float | None = None
         self._does_all_here = workers == 0
-        self._count = workers or min(4, _usable_cpus())
+        count = workers or min(4, _usable_cpus())
+        self._count = count if most_tasks is None else min(count, most_tasks)
         self._context: BaseContext = multiprocessing.get_context()
 
     @property
@@ -160,12 +170,11 @@ class LocalEngine:
 
     def lost(self, rows: range, error: BaseException) -> DatasetError:
         """Say at which samples a worker ended, and what its exit status suggests."""
-        key = self._common.job.source.key(rows.start)
         status = error.status if isinstance(error, WorkerEndedError) else None
         ended = "ended" if status is not None and status >= 0 else "was killed"
         message = (
-            f"A packing worker {ended} while it read samples {rows.start:,} to "
-            f"{rows.stop - 1:,}, from {key!r} on (exit status {status})."
+            f"A packing worker {ended} while it read "
+            f"{describe_rows(self._common.job.source, rows)} (exit status {status})."
         )
         why = "probably out of memory, or a crash in native code that load() calls"
         if ended == "ended":

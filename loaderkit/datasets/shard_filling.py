@@ -54,13 +54,29 @@ class ShardFiller:
         ]
         self.files.update(span.files)
 
-    def write(self, number: int, writer: ShardWriter, state: str | None) -> Shard:
+    def evidence(self, state: str | None) -> dict[str, Any]:
+        """Say what a later run holds against the source; JSON.
+
+        Args:
+            state: What the source says that its samples are made from.
+        """
+        return {
+            "content": content_digest(self._digests),
+            "first": self._first_and_last[0].hex(),
+            "last": self._first_and_last[-1].hex(),
+            "state": state,
+            "files": self.files,
+        }
+
+    def write(
+        self, number: int, writer: ShardWriter, evidence: Mapping[str, Any]
+    ) -> Shard:
         """Write the shard, with a note for a run that goes on from it.
 
         Args:
             number: Which shard of the cache it is.
             writer: What writes it.
-            state: What the source says that its samples are made from.
+            evidence: What a later run holds against the source.
 
         Returns:
             The shard's description.
@@ -68,13 +84,6 @@ class ShardFiller:
         Raises:
             CacheError: It cannot be written.
         """
-        evidence: Mapping[str, Any] = {
-            "content": content_digest(self._digests),
-            "first": self._first_and_last[0].hex(),
-            "last": self._first_and_last[-1].hex(),
-            "state": state,
-            "files": self.files,
-        }
         learned = self.structure.to_json()
         return writer.write(number, self._buffer, state=learned, evidence=evidence)
 

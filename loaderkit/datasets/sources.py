@@ -1,4 +1,7 @@
-"""What can be packed: lists, map-style datasets, PyG's datasets, folders of ``.pt``."""
+"""What can be packed: lists, map-style datasets, PyG's datasets, folders of ``.pt``.
+
+What can only be read in order is in streams.py.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,16 @@ import pickle
 import re
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
-import xxhash
 from torch.utils.data import IterableDataset
 
 from loaderkit.answers import answer_wrong_calls
-from loaderkit.arguments import with_article
+from loaderkit.arguments import check_integer, with_article
 from loaderkit.cache.layout import MANIFEST
 from loaderkit.datasets.fingerprint import (
     Fingerprint,
@@ -29,12 +31,14 @@ from loaderkit.datasets.fingerprint import (
     paths_named_by,
 )
 from loaderkit.datasets.source_files import files_named_by, files_named_in_code
-from loaderkit.errors import DatasetError
+from loaderkit.datasets.state_hash import hash_state
+from loaderkit.datasets.streams import IterableSource, SpanSource, StreamSource
+from loaderkit.errors import DatasetError, OptionError
 from loaderkit.mistaken import mistaken_for_dataset
 from loaderkit.pyg import classes_in_files, import_pyg, loaded_pyg
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 
 class Source(Protocol):
@@ -73,21 +77,29 @@ class Source(Protocol):
         """
 
 
-def as_source(source: object) -> Source:
+def as_source(source: object, spans: int | None = None) -> Source | StreamSource:
     """See something a user has as a source.
 
     Args:
         source: A list or tuple of samples, a map-style dataset, a PyG dataset, a
-            ``PtFolder``, or the path of a folder of ``.pt`` files.
+            ``PtFolder``, or the path of a folder of ``.pt`` files; an iterable of
+            samples; or a function that gives an iterable a span.
+        spans: Into how many spans the function cuts the samples; None for all others.
 
     Returns:
-        The source, known to hold at least one sample.
+        The source.  One that knows its length is known to hold at least one sample.
 
     Raises:
         DatasetError: It is none of these, or empty; the message says what to do.
+        OptionError: ``spans`` is no number of spans, or the source is no function.
     """
+    if spans is not None:
+        return _as_spans(source, spans)
     if isinstance(source, str | os.PathLike):
         source = PtFolder(source)
+    if isinstance(source, Iterator):
+        # Generators, zip, map: what one process reads once, in order.
+        return IterableSource(source)
 
     mistake = mistaken_for_dataset(source)
     if mistake is not None:
@@ -103,10 +115,7 @@ def as_source(source: object) -> Source:
     elif _makes_by_load(source):
         packable = KeyedSource(source)
     elif isinstance(source, IterableDataset) or not hasattr(source, "__getitem__"):
-        why = "samples are read in parallel, by number"
-        raise _cannot_pack_error(
-            source, why, "pack(list(samples), path), or a map-style dataset"
-        )
+        return _as_iterable(source)
     elif not hasattr(source, "__len__"):
         raise _cannot_pack_error(source, "it has no length", "give it a __len__")
     else:
@@ -120,6 +129,45 @@ def as_source(source: object) -> Source:
     return packable
 
 
+def _as_iterable(source: object) -> IterableSource:
+    if isinstance(source, Iterable):
+        return IterableSource(source)
+    why = "it can neither be read by number nor iterated over"
+    fix = "pack(list(samples), path), or a map-style dataset"
+    if callable(source):
+        why = "a function gives one iterable a span, and spans= says how many there are"
+        fix = "pack(source, path, spans=8), or pack(source(), path) for one iterable"
+    raise _cannot_pack_error(source, why, fix)
+
+
+def _as_spans(source: object, spans: int) -> SpanSource:
+    check_integer("spans", spans, least=1, most=_MOST_SPANS)
+    if not callable(source) or isinstance(source, type | torch.nn.Module):
+        message = f"spans={spans} was given with {with_article(type(source).__name__)}."
+        why = "spans are the parts that a function source(span, spans) gives"
+        fix = "leave spans out, or give such a function"
+        raise OptionError(message, why=why, fix=fix)
+    return SpanSource(source, spans)
+
+
+_MOST_SPANS = 10**6
+"""Of a span there is a task and at least one file; chosen."""
+
+
+def describe_rows(source: Source | StreamSource, rows: range) -> str:
+    """Say which samples some rows are, for messages.
+
+    Args:
+        source: Where they come from.
+        rows: Rows; of a stream, spans.
+    """
+    if isinstance(source, StreamSource):
+        name = source.name_span(rows.start)
+        return f"{name[0].lower()}{name[1:]}"
+    key = source.key(rows.start)
+    return f"samples {rows.start:,} to {rows.stop - 1:,}, from {key!r} on"
+
+
 def _makes_by_load(source: Any) -> bool:
     """Tell whether ``load`` of each of ``keys()`` gives the samples of a source.
 
@@ -128,27 +176,6 @@ def _makes_by_load(source: Any) -> bool:
     """
     methods = (getattr(source, name, None) for name in ("keys", "load"))
     return all(map(callable, methods)) and getattr(source, "makes_by_load", True)
-
-
-_MOST_STATE_BYTES = 1 << 28
-"""256 MiB of pickled attributes: chosen.  xxh3 takes them in well under a second, so a
-dataset that keeps more of its samples in memory does not make every start wait."""
-
-
-class _HashSink:
-    """A file that keeps only the hash of what is written to it."""
-
-    def __init__(self) -> None:
-        self.digest = xxhash.xxh3_128()
-        self._bytes = 0
-
-    def write(self, data: bytes) -> int:
-        self.digest.update(data)
-        self._bytes += len(data)
-        if self._bytes > _MOST_STATE_BYTES:
-            msg = "more than a hash should wait for"
-            raise OverflowError(msg)
-        return len(data)
 
 
 class MapSource:
@@ -249,12 +276,7 @@ class KeyedSource:
 
     def state(self) -> str | None:
         """Hash the dataset's attributes, as another process would receive them."""
-        sink = _HashSink()
-        try:
-            pickle.Pickler(sink, pickle.HIGHEST_PROTOCOL).dump(self._users_attributes())
-        except Exception:  # noqa: BLE001 -- pickling runs code of the user's objects
-            return None
-        return sink.digest.hexdigest()
+        return hash_state(self._users_attributes())
 
     def _users_attributes(self) -> dict[str, Any]:
         """Give the attributes that are the user's own."""

@@ -40,6 +40,7 @@ from torch.utils.data._utils.collate import (
 )
 
 from loaderkit.errors import LoaderError
+from loaderkit.nests import tensor_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -335,12 +336,6 @@ def _end_of(slots: list[TensorSlot]) -> int:
     return last.start + aligned_lines * _ALIGNMENT
 
 
-def _as_bytes(tensor: torch.Tensor) -> Any:
-    """View a tensor's numbers as bytes, in their order [nbytes]."""
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
-    return flat.view(torch.uint8).numpy()
-
-
 def _open_batch(
     pickled: bytes,
     slots: list[TensorSlot],
@@ -419,7 +414,7 @@ def _copy_tensors_into(
     for tensor, slot in zip(tensors, slots, strict=True):
         # numpy refuses a view of no bytes at the end of a buffer.
         if slot.nbytes:
-            target[slot.start : slot.start + slot.nbytes] = _as_bytes(tensor)
+            target[slot.start : slot.start + slot.nbytes] = tensor_bytes(tensor).numpy()
 
 
 def _copy_tensors_from(content: Any, slots: list[TensorSlot]) -> list[torch.Tensor]:

@@ -8,7 +8,7 @@ import os
 import signal
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 from failing_calls import COUNT, files_of, samples
@@ -18,6 +18,7 @@ MOST_IDLE_S = 30
 """A run hangs when none of its processes computes for so long.  The clock alone does
 not tell: on a busy machine a spawned worker imports torch for half a minute."""
 MOST_ORPHAN_IDLE_S = 10
+SHARD_BYTES = 300_000
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Kill:
     """Seconds after the run began."""
     victim: float
     """From 0 to 1: which of the processes that live then, the packing one first."""
+    spans: int = 0
+    """Pack a stream of so many spans; 0 packs by number."""
     signal: int = signal.SIGKILL
 
 
@@ -61,6 +64,13 @@ class MadeOnlyHere(Slow):
             raise OSError(msg)
 
 
+class SlowSpans(Slow):
+    """The same samples, read in order."""
+
+    def __call__(self, span, spans):
+        return (self[row] for row in range(span, len(self), spans))
+
+
 def pack_slowly(path, kill):
     """Pack; the exit status is 0, 1 for an error of ours, 2 for any other."""
     from loaderkit import pack
@@ -72,14 +82,11 @@ def pack_slowly(path, kill):
     # pytest makes errors of warnings; Python warns when its resource tracker is killed.
     warnings.simplefilter("ignore")
     multiprocessing.set_start_method(kill.method, force=True)
+    source, options = Slow(0.002), {"overwrite": True, "shard_bytes": SHARD_BYTES}
+    if kill.spans:
+        source, options["spans"] = SlowSpans(0.002), kill.spans
     try:
-        pack(
-            Slow(0.002),
-            path,
-            workers=kill.workers,
-            shard_bytes=300_000,
-            overwrite=True,
-        )
+        pack(source, path, workers=kill.workers, **options)
     except LoaderkitError:
         os._exit(1)
     except BaseException as error:  # noqa: BLE001
@@ -128,7 +135,9 @@ def broken_laws(path, kill, wanted):
         broken.append(f"an orphan lives on: {process.cmdline()}")
         process.kill()
 
-    again = FORK.Process(target=pack_slowly, args=(path, Kill(0, "fork", 0, 0)))
+    again = FORK.Process(
+        target=pack_slowly, args=(path, replace(kill, workers=0, method="fork"))
+    )
     again.start()
     Family(again.pid).wait_while_it_computes(again.is_alive, MOST_IDLE_S)
     if again.exitcode != 0:

@@ -19,9 +19,11 @@ import pytest
 from failing_calls import files_of
 from packing_kills import (
     FORK,
+    SHARD_BYTES,
     Kill,
     MadeOnlyHere,
     Slow,
+    SlowSpans,
     broken_laws,
     family_of,
     pack_slowly,
@@ -37,6 +39,22 @@ def wanted(tmp_path_factory):
     path = tmp_path_factory.mktemp("whole") / "c.lk"
     pack(Slow(0), path, workers=0, shard_bytes=300_000)
     return files_of(path)
+
+
+@pytest.mark.slow
+def test_the_next_run_of_a_stream_ends_the_same_whoever_was_killed(tmp_path):
+    chance, ends = random.Random(0), set()
+    whole, path = tmp_path / "whole.lk", tmp_path / "c.lk"
+    pack(SlowSpans(0.002), whole, spans=6, workers=0, shard_bytes=SHARD_BYTES)
+
+    for number in range(7):
+        kill = Kill(2, "fork", number / 20, chance.random(), spans=6)
+
+        ended, broken = broken_laws(path, kill, files_of(whole))
+
+        ends.add(ended)
+        assert broken == []
+    assert "killed" in ends or "error of ours" in ends
 
 
 @pytest.mark.slow

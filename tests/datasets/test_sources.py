@@ -151,9 +151,14 @@ def test_files_that_hold_many_graphs_say_what_to_do(tmp_path):
         pack(write(tmp_path / "b", [(source._data, source.slices)]), tmp_path / "d.lk")
 
 
-class Endless(IterableDataset):
+class Empty(IterableDataset):
     def __iter__(self):
         return iter(())
+
+
+class OnlyLong:
+    def __len__(self):
+        return 3
 
 
 class NoLength:
@@ -164,8 +169,9 @@ class NoLength:
 @pytest.mark.parametrize(
     ("source", "fix"),
     [
-        ((i for i in range(3)), r"pack\(list\(samples\)"),
-        (Endless(), r"pack\(list\(samples\)"),
+        (OnlyLong(), r"pack\(list\(samples\)"),
+        (Empty(), "give it at least one sample"),
+        ((i for i in ()), "empty once it was read"),
         ({"a": 1}, r"samples\.values"),
         (NoLength(), "__len__"),
         ([], "give it at least one sample"),

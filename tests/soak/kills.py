@@ -20,11 +20,14 @@ from loaderkit import pack
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "datasets"))
 from failing_calls import files_of
-from packing_kills import Kill, Slow, broken_laws
+from packing_kills import SHARD_BYTES, Kill, Slow, SlowSpans, broken_laws
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 METHODS = ["fork"] * 8 + ["forkserver", "spawn"]
 """The others import torch in each worker: one case takes as long as ten."""
+SPANS = 6
+STREAMED = {"": [0, 1], "0": [0], "1": [1]}[os.environ.get("SOAK_STREAMED", "")]
+"""Whether a case packs a stream; ``SOAK_STREAMED=1`` packs nothing else."""
 MOST_S = {"fork": 0.8, "forkserver": 8.0, "spawn": 8.0}
 """Seconds after which most runs have ended."""
 
@@ -34,8 +37,14 @@ def test_any_process_is_killed_and_nothing_hangs_or_stays(tmp_path):
     cases = int(os.environ.get("SOAK_CASES", "300"))
     chance, figures, broken = random.Random(seed), collections.Counter(), []
     start, path = time.monotonic(), tmp_path / "c.lk"
-    pack(Slow(0), tmp_path / "whole.lk", workers=0, shard_bytes=300_000)
-    wanted = files_of(tmp_path / "whole.lk")
+    wanted = {}
+    for spans in (0, SPANS):
+        whole = tmp_path / f"whole-{spans}.lk"
+        source, options = Slow(0.002), {"workers": 0, "shard_bytes": SHARD_BYTES}
+        if spans:
+            source, options["spans"] = SlowSpans(0.002), spans
+        pack(source, whole, **options)
+        wanted[spans] = files_of(whole)
 
     for case in range(cases):
         if case % 2:
@@ -43,9 +52,11 @@ def test_any_process_is_killed_and_nothing_hangs_or_stays(tmp_path):
             shutil.rmtree(path, ignore_errors=True)
         method = chance.choice(METHODS)
         moment = chance.uniform(0, MOST_S[method])
-        kill = Kill(chance.choice([1, 2, 4]), method, moment, chance.random())
-        ended, sentences = broken_laws(path, kill, wanted)
-        figures[f"{method}: {ended}"] += 1
+        spans = chance.choice(STREAMED) * SPANS
+        kill = Kill(chance.choice([1, 2, 4]), method, moment, chance.random(), spans)
+        ended, sentences = broken_laws(path, kill, wanted[spans])
+        what = "a stream, " if spans else ""
+        figures[f"{what}{method}: {ended}"] += 1
         broken.extend(f"case {case}, {kill}: {sentence}" for sentence in sentences)
         write_figures(seed, figures, broken, time.monotonic() - start)
 

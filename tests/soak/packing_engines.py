@@ -95,6 +95,99 @@ def test_loky(tmp_path, wanted):
     assert pack_drawn(tmp_path / "b.lk", executor=make) == wanted
 
 
+def samples_of_span(span, spans):
+    for row in range(span, len(SOURCE), spans):
+        sample = SOURCE[row]
+        del sample["noise"], sample["numpy"]  # drawn by row, and not by span
+        yield sample
+
+
+@contextlib.contextmanager
+def killing(name, chance, most):
+    """Kill processes whose command line begins with a name, now and then."""
+    kills, ended = [], threading.Event()
+
+    def kill_workers():
+        while not ended.wait(chance.uniform(0.5, 2.0)) and len(kills) < most:
+            workers = [
+                process
+                for process in psutil.Process().children(recursive=True)
+                if " ".join(process.cmdline()).startswith(name)
+            ]
+            with contextlib.suppress(psutil.NoSuchProcess, IndexError):
+                victim = chance.choice(workers)
+                victim.kill()
+                kills.append(victim.pid)
+
+    killer = threading.Thread(target=kill_workers)
+    killer.start()
+    try:
+        yield kills
+    finally:
+        ended.set()
+        killer.join()
+
+
+@pytest.fixture(scope="module")
+def ray_executor():
+    pytest.importorskip("ray")
+    import ray
+
+    from loaderkit.integrations.ray import RayExecutor
+
+    # Workers find the classes of this file where this process has them.
+    tests = Path(__file__).parents[1]
+    paths = [str(tests / "soak"), str(tests / "datasets"), str(tests.parent)]
+    environment = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=200 << 20,
+        runtime_env={"env_vars": environment},
+    )
+    yield RayExecutor()
+    ray.shutdown()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_ray_whose_worker_processes_are_killed(tmp_path, wanted, ray_executor):
+    assert pack_drawn(tmp_path / "a.lk", executor=ray_executor) == wanted
+
+    with killing("ray::_call", random.Random(0), most=4) as kills:
+        packed = pack_drawn(tmp_path / "b.lk", executor=ray_executor)
+
+    print(f"{len(kills)} worker processes were killed")
+    assert packed == wanted
+    assert kills
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_spans_on_ray_whose_worker_processes_are_killed(tmp_path, ray_executor):
+    options = {"spans": 8, "shard_bytes": SHARD_BYTES}
+    torch.manual_seed(3)
+    pack(samples_of_span, tmp_path / "a.lk", workers=0, **options)
+
+    with killing("ray::_call", random.Random(0), most=2) as kills:
+        pack(samples_of_span, tmp_path / "b.lk", executor=ray_executor, **options)
+
+    print(f"{len(kills)} worker processes were killed")
+    assert files_of(tmp_path / "b.lk") == files_of(tmp_path / "a.lk")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_cancelled_is_not_begun_on_ray(tmp_path, ray_executor):
+    futures = [
+        ray_executor.submit(lambda n: (tmp_path / str(n)).touch(), number)
+        for number in range(200)
+    ]
+    cancelled = [future.cancel() for future in futures]
+
+    assert ray_executor.submit(abs, -1).result() == 1
+    assert any(cancelled)
+    assert len(list(tmp_path.iterdir())) < len(futures)
+
+
 MPI = """
 import sys
 

@@ -7,6 +7,7 @@ comment unused.
 
 # pyright: strict, reportUnnecessaryTypeIgnoreComment=true
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -66,6 +67,21 @@ def packed_samples_keep_their_type(folder: str, words: list[dict[str, int]]) -> 
     assert_type(dicts[0], dict[str, int])
     assert_type(loaderkit.pack(folder, "cache"), loaderkit.SafeDataset[Any])
     assert_type(loaderkit.open_cache(folder), loaderkit.SafeDataset[Any])
+
+
+def packed_streams_keep_their_type(numbers: Iterator[int]) -> None:
+    def words(span: int, spans: int) -> Iterator[str]:
+        yield str(span * spans)
+
+    def parts(span: int) -> Iterator[str]:
+        yield str(span)
+
+    assert_type(loaderkit.pack(numbers, "cache"), loaderkit.SafeDataset[int])
+    assert_type(loaderkit.pack(words, "cache", spans=3), loaderkit.SafeDataset[str])
+    loaderkit.pack(words, "cache", spans="3")  # type: ignore[call-overload]
+    loaderkit.extend("cache", words, spans=3, workers=2)
+    # Whatever else is given has samples of any type.
+    assert_type(loaderkit.pack(parts, "cache", spans=3), loaderkit.SafeDataset[Any])
 
 
 def packed_graphs_have_the_attributes_of_pygs_datasets(graphs: list[GraphLike]) -> None:
