@@ -6,6 +6,7 @@ here.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,9 +37,9 @@ _MOST_NAMED = 5
 _OWN_ROOMS = ("loaderkit.leaks.", "loaderkit.memory.")
 """What modules of the detector and its searches hold, such as caches, is subtracted
 from the readings, so it never explains a growth."""
-
-
 _WEAK_REFERENCES = ("ReferenceType", "weakref", "KeyedRef", "WeakMethod")
+_FINALIZERS = "finalize._registry"
+"""Where ``weakref.finalize`` keeps an entry for each object that is alive."""
 
 
 class _ObjectRow(NamedTuple):
@@ -67,6 +68,7 @@ def find_growth(
     most: int = 3,
     ignore: Sequence[object] = (),
     rate: float = 0.0,
+    most_bytes_per_epoch: float = math.inf,
     more_exit_handlers: float = 0.0,
     other_censuses: Sequence[Census] = (),
     collects_by_itself: bool = True,
@@ -79,6 +81,7 @@ def find_growth(
         most: Growths to name.
         ignore: Containers that grow because we watch.
         rate: Bytes an epoch by which memory grows, to know a single array that grows.
+        most_bytes_per_epoch: More than that nothing can have grown.
         more_exit_handlers: How many functions more atexit knows each epoch.
         other_censuses: More of them: what gets longer must be shorter in each.
         collects_by_itself: Python's collector is on.
@@ -100,6 +103,7 @@ def find_growth(
         more_exit_handlers=more_exit_handlers,
         other_censuses=tuple(other_censuses),
         collects_by_itself=collects_by_itself,
+        older_ids=frozenset(before.ids.tolist()),
     )
     growths: list[Growth] = []
     for find, only_if_unexplained in OBJECT_FINDERS:
@@ -112,7 +116,8 @@ def find_growth(
     heaviest = max((growth.bytes_per_epoch for growth in growths), default=0)
     least = max(_LEAST_SHARE_OF_HEAVIEST * heaviest, _LEAST_SHARE_OF_RATE * rate)
     heavy = [growth for growth in growths if growth.bytes_per_epoch >= least]
-    return [_bounded_by_rate(growth, rate) for growth in heavy[:most]]
+    most_bytes = min(rate or math.inf, most_bytes_per_epoch)
+    return [_bounded(growth, most_bytes) for growth in heavy[:most]]
 
 
 def _is_ours(growth: Growth) -> bool:
@@ -124,16 +129,27 @@ def _without_effects(growths: list[Growth], rate: float) -> list[Growth]:
 
     What a known holder explains is not said again of something without a holder, such
     as the dict in which Python lists a class's subclasses. Weak references keep
-    nothing, so their containers grow because what they refer to is kept.
+    nothing, so their containers grow because what they refer to is kept. So do
+    finalizers, unless their arguments are the heaviest of all that grew.
     """
     keeping = [
         growth for growth in growths if not growth.items.startswith(_WEAK_REFERENCES)
+    ]
+    heaviest = max((growth.bytes_per_epoch for growth in keeping), default=0)
+    keeping = [
+        growth
+        for growth in keeping
+        if growth.bytes_per_epoch == heaviest or not _is_of_finalizers(growth)
     ]
     held = [growth for growth in keeping if is_held(growth)]
     if not held or not explains(held, rate):
         return growths
     held_bytes = sum(growth.bytes_per_epoch for growth in held)
     return held if held_bytes >= _EXPLAINED_BY_HELD * rate else keeping
+
+
+def _is_of_finalizers(growth: Growth) -> bool:
+    return growth.holder is not None and growth.holder.path.endswith(_FINALIZERS)
 
 
 def find_causes(evidence: CounterEvidence) -> list[Growth]:
@@ -166,8 +182,8 @@ COUNTER_FINDERS: tuple[Finder[CounterEvidence], ...] = (
 """In the order in which a report names them."""
 
 
-def _bounded_by_rate(growth: Growth, rate: float) -> Growth:
+def _bounded(growth: Growth, most_bytes: float) -> Growth:
     """Bound an estimate by what memory grew: rows of one tensor weigh it all."""
-    if not rate:
+    if growth.bytes_per_epoch <= most_bytes:
         return growth
-    return replace(growth, bytes_per_epoch=min(growth.bytes_per_epoch, round(rate)))
+    return replace(growth, bytes_per_epoch=round(most_bytes))

@@ -26,6 +26,7 @@ from loaderkit.leaks.verdict import (
     host_rate,
     is_garbage,
     judge_counters,
+    most_host_bytes,
     overall,
     rising_trends,
 )
@@ -181,6 +182,7 @@ def _find_growths(
             watch.epoch,
             ignore=watch.own_objects(),
             rate=host_rate(counters),
+            most_bytes_per_epoch=most_host_bytes(counters),
             more_exit_handlers=handlers / watch.epoch,
             other_censuses=[other for other in watch.censuses if other is not census],
             collects_by_itself=watch.collects_by_itself,

@@ -159,7 +159,11 @@ PATTERNS: Mapping[PatternName, Pattern] = {
         "who holds it is not known: no container, tensor, autograd graph, array or "
         "text that Python's collector lists has grown by as much; probably a C or C++ "
         "extension keeps it",
-        "leave out one library call after the other; memray --native names the line",
+        # pytorch 27971: the bound is of primitives, which are large for convolutions.
+        "leave out one library call after the other; memray --native names the line. "
+        "Where shapes differ from step to step on the CPU, oneDNN keeps kernels for "
+        "each, up to 1,024: it is that if memory stands still inside "
+        "torch.backends.mkldnn.flags(enabled=False)",
     ),
     "unknown holder": Pattern(
         "who holds them is not known: no variable, module, closure, traceback or "

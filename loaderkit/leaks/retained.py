@@ -17,6 +17,7 @@ from loaderkit.memory.tensors import describe, graph_of, is_a, objects_in_array
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from collections.abc import Set as AbstractSet
 
 _MOST_OBJECTS = 2_000
 """Chosen: from an item the way may lead to the whole heap."""
@@ -27,13 +28,23 @@ _NODE_BYTES = 200
 _NOT_ENTERED = (type, types.ModuleType, types.CodeType, types.BuiltinFunctionType)
 
 
-def retained_bytes(items: Sequence[Any], container: object = None) -> int:
+def retained_bytes(
+    items: Sequence[Any],
+    container: object = None,
+    *,
+    sibling_ids: AbstractSet[int] = frozenset(),
+    older_ids: AbstractSet[int] = frozenset(),
+) -> int:
     """Weigh items of a container, each with what it alone keeps.
 
     Args:
         items: A sample, such as the last eight of a list.
         container: Where they are, which is not entered: a traceback leads to the list
             that its function appends to, and from there to all other items.
+        sibling_ids: ``id`` of all items that are kept alike.  They are not entered
+            either: nodes of a tree refer to each other, and each counts by itself.
+        older_ids: ``id`` of what was alive before the items came, as far as it is
+            known; not entered.
 
     Returns:
         Bytes of one item, on average.  What some share counts once, what all share not
@@ -41,7 +52,9 @@ def retained_bytes(items: Sequence[Any], container: object = None) -> int:
     """
     if not items:
         return 0
-    pieces_of_items = [dict(_pieces_below(item, container)) for item in items]
+    pieces_of_items = [
+        dict(_pieces_below(item, container, sibling_ids, older_ids)) for item in items
+    ]
     sizes = {key: size for pieces in pieces_of_items for key, size in pieces.items()}
     if len(items) > 1:
         common = set.intersection(*(set(pieces) for pieces in pieces_of_items))
@@ -49,7 +62,12 @@ def retained_bytes(items: Sequence[Any], container: object = None) -> int:
     return sum(sizes.values()) // len(items)
 
 
-def _pieces_below(item: object, container: object) -> Iterator[tuple[int, int]]:
+def _pieces_below(
+    item: object,
+    container: object,
+    sibling_ids: AbstractSet[int],
+    older_ids: AbstractSet[int],
+) -> Iterator[tuple[int, int]]:
     """Yield what an item keeps: a key for each piece of memory, and its bytes."""
     objects: list[object] = [item]
     if is_a(item, tuple):
@@ -64,8 +82,11 @@ def _pieces_below(item: object, container: object) -> Iterator[tuple[int, int]]:
         if len(objects) > _MOST_OBJECTS:
             return
         for referent in _kept_by(current):
-            if id(referent) not in seen_ids and not is_a(referent, _NOT_ENTERED):
-                seen_ids.add(id(referent))
+            number = id(referent)
+            if number in seen_ids or number in sibling_ids or number in older_ids:
+                continue
+            if not is_a(referent, _NOT_ENTERED):
+                seen_ids.add(number)
                 objects.append(referent)
 
 

@@ -65,6 +65,9 @@ _SMALL_BYTES = 1 << 20
 _MOST_NUMBERS_PER_S = 10_000
 """Of a training's metrics: ten for each step of a millisecond."""
 _KINDS_NAMED = 3
+"""Chosen: a note is one line."""
+_MOST_BLOCK_BYTES = 512
+"""Of a small object: Python leaves what is larger to malloc."""
 
 
 @dataclass(frozen=True)
@@ -264,6 +267,24 @@ def host_rate(counters: Iterable[CounterTrend]) -> float:
         rising[name].per_epoch for name in ("malloc", "anonymous") if name in rising
     ]
     return min(rates, default=0.0)
+
+
+def most_host_bytes(counters: Sequence[CounterTrend]) -> float:
+    """Bound by how many bytes an epoch memory grows where only small objects leak.
+
+    Args:
+        counters: All that were judged.
+
+    Returns:
+        Small objects of the greatest size, and what malloc took beside them;
+        infinity where something else leaks.
+    """
+    trends = {counter.name: counter.trend for counter in counters}
+    is_of_small_objects = rising_trends(counters).keys() == {"python_blocks"}
+    if not is_of_small_objects or "malloc" not in trends:
+        return math.inf
+    small_objects = _MOST_BLOCK_BYTES * trends["python_blocks"].per_epoch
+    return small_objects + max(0.0, trends["malloc"].per_epoch)
 
 
 def is_garbage(

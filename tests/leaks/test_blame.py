@@ -2,9 +2,11 @@
 
 import functools
 import gc
+import itertools
 import mmap
+import weakref
 from array import array
-from collections import Counter
+from collections import Counter, deque
 
 import numpy as np
 import pytest
@@ -209,3 +211,129 @@ def test_items_weigh_what_each_alone_keeps():
     assert 800 < retained_bytes(items) < 1400
     assert retained_bytes([]) == 0
     assert retained_bytes([mmap.mmap(-1, 8192)]) >= 8192
+
+
+LOAD_BYTES = 4096
+
+
+class Node:
+    """A row with a load of its own, and whatever it refers to."""
+
+    def __init__(self):
+        self.load, self.others = bytes(LOAD_BYTES), []
+
+
+def leave_apart(_nodes):
+    pass
+
+
+def join_to_the_next(nodes):
+    for before, after in itertools.pairwise(nodes):
+        before.others.append(after)
+
+
+def join_to_both_sides(nodes):
+    for before, after in itertools.pairwise(nodes):
+        before.others.append(after)
+        after.others.append(before)
+
+
+def join_in_a_ring(nodes):
+    join_to_the_next(nodes)
+    nodes[-1].others.append(nodes[0])
+
+
+def join_all_to_all(nodes):
+    for node in nodes:
+        node.others = nodes
+
+
+def join_below_a_parent(nodes):
+    parent = Node()
+    parent.others = nodes
+    for node in nodes:
+        node.others = [parent]
+
+
+TIES = [
+    leave_apart,
+    join_to_the_next,
+    join_to_both_sides,
+    join_in_a_ring,
+    join_all_to_all,
+    join_below_a_parent,
+]
+CONTAINERS = [
+    list,
+    dict,
+    set,
+    deque,
+    type("Rows", (list,), {"__slots__": ()}),
+    type("Table", (dict,), {}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("tie", "make"),
+    [(tie, list) for tie in TIES]
+    + [(join_to_both_sides, make) for make in CONTAINERS[1:]],
+    ids=lambda part: part.__name__,
+)
+def test_an_item_weighs_the_same_whatever_the_items_refer_to(tie, make):
+    nodes = [Node() for _ in range(301)]
+    kept = make() if issubclass(make, dict) else make(nodes[:1])
+    if issubclass(make, dict):
+        kept[0] = nodes[0]
+    later = nodes[1:]
+    del nodes[1:]
+    before = take_census(0)
+    for number, node in enumerate(later, start=1):
+        if issubclass(make, dict):
+            kept[number] = node
+        elif issubclass(make, set):
+            kept.add(node)
+        else:
+            kept.append(node)
+    tie([*nodes, *later])
+    del nodes, later, node
+
+    main, *_ = find_growth(before, 30)
+
+    assert "`kept" in str(main)
+    assert main.per_epoch == 10
+    # The node, its dict and its list weigh some hundred bytes.
+    assert 10 * LOAD_BYTES < main.bytes_per_epoch < 10 * (LOAD_BYTES + 800)
+
+
+@pytest.mark.slow
+def test_finalizers_of_what_is_kept_are_named_only_where_they_keep_more():
+    kept = [Node()]
+    gc.unfreeze()  # the registry is there since Python began
+
+    def keep(finalizer_bytes):
+        before = take_census(0)
+        for _ in range(80):
+            node = Node()
+            weakref.finalize(node, len, bytes(finalizer_bytes))
+            kept.append(node)
+        rate = 10.0 * (LOAD_BYTES + finalizer_bytes)
+        return [str(growth) for growth in find_growth(before, 8, rate=rate)]
+
+    (only_cause,) = keep(finalizer_bytes=10)
+    heaviest, *_ = keep(finalizer_bytes=10 * LOAD_BYTES)
+
+    assert "`kept`" in only_cause
+    assert "finalize._registry" in heaviest
+    kept.clear()
+
+
+def test_small_objects_bound_what_is_said_of_them():
+    before = take_census(0)
+    kept = [Node() for _ in range(80)]
+    more = [kept[0], kept]
+
+    bounded = find_growth(before, 8, most_bytes_per_epoch=1000.0)
+
+    assert all(growth.bytes_per_epoch <= 1000 for growth in bounded)
+    assert more

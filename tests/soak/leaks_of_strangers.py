@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import loaderkit
 
 EPOCHS, STEPS, MOST_EPOCHS = 30, 10, 400
-SETS = ("leak_cases", "leak_cases_blind")
+SETS = ("leak_cases", "leak_cases_blind", "leak_cases_third")
 VERDICTS = ("steady", "needs more epochs")
 SHM, LEFT_OVER = Path("/dev/shm"), "stranger_"
 """How files begin that cases leave there."""

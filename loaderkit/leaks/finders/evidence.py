@@ -37,6 +37,9 @@ class HeapEvidence:
     """Taken before or after ``before``, and before now."""
     collects_by_itself: bool = True
     """Python's collector is on; else garbage stays, and is to be seen as such."""
+    older_ids: AbstractSet[int] = frozenset()
+    """``id`` of the containers that ``before`` counted, which no new object alone
+    keeps."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from loaderkit.leaks.census import containers_in, item_count
 from loaderkit.leaks.finders.array_holder import holder_of_array
 from loaderkit.leaks.finders.items import (
     describe_items,
+    last_items,
     newest_of,
     pattern_of,
     with_keys,
@@ -37,6 +38,9 @@ _MOST_WEIGHED = 300
 """Containers that are weighed, those that grew by the most items."""
 _MOST_NAMED = 6
 """Containers whose holders are looked for, the heaviest."""
+_MOST_SIBLINGS = 20_000
+"""Items of a container, the newest, that do not weigh for each other.  Chosen: ten
+times the objects that are looked at below one item."""
 
 
 class _GrownContainer(NamedTuple):
@@ -62,7 +66,7 @@ def find_grown_containers(evidence: HeapEvidence) -> list[Growth]:
     """
     grown = _grown_containers(evidence)
     grown.sort(key=lambda row: -row.more_items)
-    weighed = [_weigh_growth(row, evidence.epochs) for row in grown[:_MOST_WEIGHED]]
+    weighed = [_weigh_growth(row, evidence) for row in grown[:_MOST_WEIGHED]]
     weighed.sort(key=lambda row: -row.bytes_per_epoch)
     # What this search keeps would be found to hold the containers, too.
     ignore = [grown, weighed, *evidence.heap.lists]
@@ -91,10 +95,16 @@ def _grown_containers(evidence: HeapEvidence) -> list[_GrownContainer]:
     ]
 
 
-def _weigh_growth(grown: _GrownContainer, epochs: int) -> _WeighedContainer:
+def _weigh_growth(grown: _GrownContainer, evidence: HeapEvidence) -> _WeighedContainer:
     container, more_items = grown
+    epochs = evidence.epochs
     newest = newest_of(container)
-    item_bytes = retained_bytes(with_keys(container, newest), container)
+    item_bytes = retained_bytes(
+        with_keys(container, newest),
+        container,
+        sibling_ids=frozenset(map(id, last_items(container, _MOST_SIBLINGS))),
+        older_ids=evidence.older_ids,
+    )
     return _WeighedContainer(
         container=container,
         newest=newest,

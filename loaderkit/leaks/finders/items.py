@@ -71,6 +71,21 @@ def newest_of(container: Any) -> list[Any]:
     return []
 
 
+def last_items(container: Any, most: int) -> list[Any]:
+    """Pick items from the end.
+
+    Args:
+        container: A list, dict, set, deque or array of objects.
+        most: How many at most.
+
+    Returns:
+        The last ones, the newest first; values of a dict, any of a set.
+    """
+    with contextlib.suppress(RuntimeError):  # another thread changes it meanwhile
+        return list(itertools.islice(_from_end(container), most))
+    return []
+
+
 def with_keys(container: Any, newest: list[Any]) -> list[Any]:
     """Give what a container would let go of: of a dict keys, too.
 

@@ -128,7 +128,12 @@ def _growth_of_type(
         item for item in evidence.heap.objects if type(item).__qualname__ == name
     ]
     per_epoch = count / evidence.epochs
-    bytes_per_epoch = retained_bytes(objects[-1:]) * count // evidence.epochs
+    item_bytes = retained_bytes(
+        objects[-1:],
+        sibling_ids=frozenset(map(id, objects)),
+        older_ids=evidence.older_ids,
+    )
+    bytes_per_epoch = item_bytes * count // evidence.epochs
     holders = _some_holders(evidence, objects)
     if len(holders) > 1 and len({_root_of(holder) for holder in holders}) == len(
         holders
