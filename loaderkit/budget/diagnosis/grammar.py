@@ -52,7 +52,7 @@ _LONGEST_SENTENCE = 480
 _BEFORE, _BEHIND = 240, 700
 """Characters of a message around its phrase: the longest of the corpora has 640."""
 _SENTENCE_END = re.compile(
-    r"(?<!\bvs)(?<!\be\.g)(?<!\bi\.e)(?<!\betc)[.!?][\"')]?\s|\n|\s[;|]\s"
+    r"(?<!\bvs)(?<!\be\.g)(?<!\bi\.e)(?<!\betc)[.!?][\"')]?\s|[\uff1f\u3002\uff01]|\n|\s[;|]\s"
 )
 _ALLOCATOR_WORDING = re.compile(
     r"\b(?:CUDA|HIP|XPU|NPU|MLU|MUSA|HPU|DCU)\s+out\s+of\s+memory", re.IGNORECASE
@@ -359,7 +359,7 @@ _SURELY_PRINTED = 4
 against it, such as "alloc.cc:212] OOM"."""
 _QUESTION = re.compile(
     r"\s*(?:is|are|was|were|do|does|did|why|how|what|when|can|could|should|would|has|"
-    r"have|any|anyone)\b[^:?]*\?",
+    r"have|any|anyone)\b[^:?\uff1f]*[?\uff1f]",
     re.IGNORECASE,
 )
 
@@ -565,7 +565,7 @@ def _kind_and_backend(
 
 
 _DEVICE_MEMORY = compile_words(r"device[ _-]+mem|\bdevice ?\d{1,3} out of memory")
-_HOSTS_MEMORY = re.compile(r"of[ _]host[ _]?mem|host_mem", re.IGNORECASE)
+_HOSTS_MEMORY = re.compile(r"of[ _]?host[ _]?mem|host_mem", re.IGNORECASE)
 
 
 def _host_resource(clue: _Clue, sentence: str, amounts: list[Amount]) -> str | None:

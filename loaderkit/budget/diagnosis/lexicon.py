@@ -116,7 +116,7 @@ NOT_MEMORY = compile_words(
     r"|too many requests|requests per|failed ?scheduling|scale-?up|insufficient cpu"
     r"|memory.optimi[sz]ed|MDB_MAP_FULL|for your plan"
     r"|shared memory banks?|to use tactic|\[GC \(|\bGC pause"
-    r"|walltime|run ?time limit|memory bandwidth|maximum object size"
+    r"|walltime|\btime limit|run ?time limit|memory bandwidth|maximum object size"
     r"|\b[a-z]{1,10}\.\w{1,40} ?\[?\d{1,12}\]? is too low"  # a setting of the kernel
 )
 """What was short was something else."""
@@ -163,7 +163,7 @@ PLACES = (
     Place(
         "tpu",
         compile_words(
-            r"\btpu(?:\b|_)|\bhbm\d?\b|hbmoom|\bvmem\b.{0,12}capacity"
+            r"\btpu(?:\b|_)|\bhbm\d?\b|hbmoom|\bvmem\b.{0,12}capacity|scoped vmem"
             r"|memory space [hsv]\w{1,3}\b"
         ),
     ),

@@ -297,7 +297,7 @@ def _confirms_pattern(
     finding: Exhaustion, wording: MessagePattern, match: re.Match[str]
 ) -> bool:
     """Whether a kill that may be about memory stands beside words that say it is."""
-    if wording.kind != "killed" or finding.kind not in {"oom", "killed"}:
+    if wording.kind != "killed" or finding.kind not in {"oom", "killed", "host_alloc"}:
         return False
     begin, end = finding.region
     return match.start() < end and begin < match.end()
@@ -499,6 +499,8 @@ def _field_of_role(role: str | None, kind: str | None, text: str) -> str | None:
         is_device = False
     if role == OVERFULL:
         return "requested" if is_device else "in_use"
+    if role == "allocated" and kind == "killed":
+        return "limit"  # a scheduler allocates what a job may use at most
     if role != WHOLE:
         return role
     # On the host a whole is the limit of a job, unless it is said to be the machine's.

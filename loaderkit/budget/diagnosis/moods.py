@@ -145,7 +145,7 @@ def _mood_patterns() -> tuple[tuple[Mood, str, re.Pattern[str]], ...]:
 
 _FACT_BEFORE = compile_words(
     r"occurred|happened|\w{0,40}(?:error|exception|failed|fatal) ?:"
-    r"|\berror (?:on|from|at) \w"
+    r"|\berror (?:on|from|at) \w|\b(?:unexpected|internal|fatal|unknown) error\b"
     r"|\b(?:encountered|caught|got|received|raised|hit) an? (?:\w{1,12} )?"
     r"(?:error|exception)\b"
 )
