@@ -191,6 +191,7 @@ PLACES = (
     Place(
         "vulkan", compile_words(r"vulkan|\bvk(?:::|_|\b|Alloc)|ErrorOutOfDeviceMemory")
     ),
+    Place("xpu", compile_words(r"intel\(r\) [^\n]{0,30}(?:gpu|graphics)")),
     Place(
         "cuda",
         compile_words(

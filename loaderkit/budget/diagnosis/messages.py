@@ -283,8 +283,14 @@ def _is_of_a_device(wording: MessagePattern, text: str, match: re.Match[str]) ->
     if wording.kind != "host_alloc" or speaks_of_the_host(match.group()):
         return False
     line = text.rfind("\n", max(0, match.start() - _REASON), match.start()) + 1
+    line_end = text.find("\n", match.end(), match.end() + _REASON)
+    end = line_end if line_end >= 0 else match.end() + _REASON
     before = text[max(line, match.start() - _REASON, 0) : match.start()]
-    return place_named(before) is not None and HOST_PLACE.search(before) is None
+    behind = text[match.end() : end]
+    return any(
+        place_named(words) is not None and HOST_PLACE.search(words) is None
+        for words in (before, behind)
+    )
 
 
 def _lacks_permission(wording: MessagePattern, text: str, match: re.Match[str]) -> bool:
