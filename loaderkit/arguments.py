@@ -357,7 +357,7 @@ def show_value(value: object) -> str:
 
 
 def check_integer(
-    name: str, value: Any, *, least: int | None = None, most: int | None = None
+    name: str, value: object, *, least: int | None = None, most: int | None = None
 ) -> int:
     """Take an integer of Python or numpy, and nothing else.
 
@@ -374,13 +374,14 @@ def check_integer(
         OptionError: It is not an integer, or out of range.  True is not one: whoever
             writes ``batch_size=True`` means something else.
     """
+    # The user may have given anything: whether it is an integer is seen by trying.
     wanted = "an integer"
     if least is not None:
         wanted += f" of at least {least}"
     if most is not None:
         wanted += f" of at most {most}" if least is None else f" and at most {most}"
     try:
-        number = operator.index(value)
+        number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         number = None
     if number is None or isinstance(value, bool):
@@ -399,7 +400,7 @@ def _nearest_integer(value: object, least: int) -> int:
         return max(least, 1)
 
 
-def check_number(name: str, value: Any, *, least: float) -> float:
+def check_number(name: str, value: object, *, least: float) -> float:
     """Take a finite number that is not smaller than ``least``.
 
     Raises:
@@ -409,7 +410,7 @@ def check_number(name: str, value: Any, *, least: float) -> float:
     if isinstance(value, bool | str):
         raise refuse_value(name, value, wanted, least)
     try:
-        number = float(value)
+        number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         raise refuse_value(name, value, wanted, least) from None
     if not math.isfinite(number) or number < least:
@@ -417,7 +418,7 @@ def check_number(name: str, value: Any, *, least: float) -> float:
     return number
 
 
-def check_truth(name: str, value: Any) -> bool:
+def check_truth(name: str, value: object) -> bool:
     """Take True or False, of Python or numpy.
 
     Raises:
@@ -433,7 +434,7 @@ def _truth_of(value: object) -> bool:
     return isinstance(value, str | int) and value not in {0, "0", "no", "false", "off"}
 
 
-def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
+def check_choice(name: str, value: object, choices: tuple[Any, ...]) -> Any:
     """Take one of a few values.
 
     Raises:
@@ -453,7 +454,7 @@ def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
     raise refused
 
 
-def check_callable(name: str, value: Any, example: str) -> Any:
+def check_callable(name: str, value: object, example: str) -> Any:
     """Take something that can be called.
 
     Raises:
@@ -485,7 +486,7 @@ def check_takes_nothing(name: str, function: Callable[..., Any]) -> None:
         raise OptionError(message, why=why, fix=f"lambda: {shown}({arguments})")
 
 
-def check_cache_path(path: Any) -> None:
+def check_cache_path(path: object) -> None:
     """Refuse what names no single cache.
 
     Args:
@@ -514,7 +515,7 @@ def check_cache_path(path: Any) -> None:
     raise OptionError(message, why=why, fix=fix)
 
 
-def check_names(name: str, value: Any) -> tuple[str, ...]:
+def check_names(name: str, value: object) -> tuple[str, ...]:
     """Take several names.
 
     Raises:
@@ -524,10 +525,9 @@ def check_names(name: str, value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         raise refuse_value(name, value, "a list of names", [value])
     try:
-        names = tuple(value)
+        names: tuple[Any, ...] = tuple(value)  # type: ignore[arg-type]
     except TypeError:
         raise refuse_value(name, value, "a list of names", ["x"]) from None
-    for each in names:
-        if not isinstance(each, str):
-            raise refuse_value(name, value, "a list of names", ["x"])
+    if not all(isinstance(text, str) for text in names):
+        raise refuse_value(name, value, "a list of names", ["x"])
     return names

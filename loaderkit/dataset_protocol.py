@@ -56,7 +56,7 @@ class NamedSamples(Protocol):
 class SizeCounter(Protocol):
     """Counts what samples hold, whatever a transform made of them."""
 
-    def totals(self, samples: Any) -> dict[str, int]:
+    def totals(self, samples: object) -> dict[str, int]:
         """Add up what a batch of samples holds, by what is counted."""
 
 
@@ -79,7 +79,7 @@ class CachedSamples(SizedSamples, NamedSamples, Protocol):
     def transform(self) -> Callable[[Any], Any] | None:
         """What the user's code does to each sample that was read."""
 
-    def collate(self, samples: Any) -> Any:
+    def collate(self, samples: object) -> Any:
         """Join samples in the dataset's own way; gathers those of ``unread``."""
 
     def unread(self, rows: Sequence[int]) -> Any:
@@ -88,7 +88,7 @@ class CachedSamples(SizedSamples, NamedSamples, Protocol):
     def read_untransformed(self, rows: Sequence[int]) -> list[Any] | None:
         """Read samples at once; None where they are to be read one by one."""
 
-    def fill_padding(self, batch: Any) -> None:
+    def fill_padding(self, batch: object) -> None:
         """Write the padding of the dataset into what was padded on with zeros."""
 
     def size_counter(self) -> SizeCounter | None:
@@ -124,7 +124,7 @@ class PaddedValues(Protocol):
     def _replace(self, *, values: torch.Tensor, mask: torch.Tensor) -> Any: ...
 
 
-def innermost(dataset: Any) -> Any:
+def innermost(dataset: object) -> Any:
     """Give what the subsets of subsets are parts of."""
     while type(dataset) is Subset:  # a subclass of it may change the samples
         dataset = dataset.dataset
@@ -255,7 +255,7 @@ def let_go_of_shards(dataset: object) -> None:
         cached.let_go_of_shards()
 
 
-def fill_padding(dataset: object, batch: Any) -> None:
+def fill_padding(dataset: object, batch: object) -> None:
     """Have a dataset that pads with values of its own fill what was padded on.
 
     Args:

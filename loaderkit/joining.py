@@ -36,7 +36,7 @@ def holds_graphs(sample: object) -> bool:
     return isinstance(sample, list | tuple) and any(map(holds_graphs, sample))
 
 
-def graphs_in(sample: Any) -> Iterator[BaseData]:
+def graphs_in(sample: object) -> Iterator[BaseData]:
     """Find the graphs in a sample: itself, or those in a pair, a dict ..."""
     if loaded_pyg() is None:
         return
@@ -120,7 +120,7 @@ def check_known_keys(
     """
     if known is None:
         return
-    for option, name in _unknown(follow_batch, exclude_keys, known):
+    for option, name in _unknown_key_error(follow_batch, exclude_keys, known):
         message = f"{option} names {name!r}, a field that no graph of the dataset has."
         fix = suggest_name(name, sorted(known)) if known else f"drop {option}"
         raise OptionError(message, why="it would do nothing", fix=fix)
@@ -150,13 +150,13 @@ def _warn_of_unknown_keys(
 ) -> None:
     """Warn of names that do nothing in this batch; another may have such a field."""
     known = known_keys(samples, {*follow_batch, *exclude_keys})
-    for option, name in _unknown(follow_batch, exclude_keys, known):
+    for option, name in _unknown_key_error(follow_batch, exclude_keys, known):
         text = f"{option} names {name!r}, a field that no graph of this batch has: "
         # Told from this line, whoever joins: Python then shows each text once.
         warnings.warn(text + suggest_name(name, sorted(known)), stacklevel=1)
 
 
-def _unknown(
+def _unknown_key_error(
     follow_batch: Collection[str], exclude_keys: Collection[str], known: Collection[str]
 ) -> Iterator[tuple[str, str]]:
     chosen = {"follow_batch": follow_batch, "exclude_keys": exclude_keys}

@@ -26,7 +26,7 @@ class Mistake(NamedTuple):
     """What to give, as code."""
 
 
-def mistaken_for_dataset(given: Any) -> Mistake | None:
+def mistaken_for_dataset(given: object) -> Mistake | None:
     """Recognise what is no dataset although it may have a length and an index.
 
     Args:
@@ -64,7 +64,7 @@ def mistaken_for_dataset(given: Any) -> Mistake | None:
     return None
 
 
-def mistaken_for_batch(given: Any) -> Mistake | None:
+def mistaken_for_batch(given: object) -> Mistake | None:
     """Recognise what is no batch, although batches come from it.
 
     Args:
@@ -96,7 +96,7 @@ def mistaken_for_batch(given: Any) -> Mistake | None:
     return None
 
 
-def mistaken_for_model(given: Any) -> Mistake | None:
+def mistaken_for_model(given: object) -> Mistake | None:
     """Recognise what is no model.
 
     Args:

@@ -22,19 +22,23 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from loaderkit.pyg import is_pyg_data
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+    from torch_geometric.data.data import BaseData
+
 T = TypeVar("T")
 IsLeaf = Callable[[Any], bool]
 """Tells of a container whether it is to be taken as a leaf."""
 
 
-def flatten(nest: Any, is_leaf: IsLeaf | None = None) -> list[Any]:
+def flatten(nest: object, is_leaf: IsLeaf | None = None) -> list[Any]:
     """List the leaves of a nest, in the order of its containers.
 
     Args:
@@ -49,10 +53,10 @@ def flatten(nest: Any, is_leaf: IsLeaf | None = None) -> list[Any]:
     >>> flatten({"x": [1, 2], "name": "a"}, is_leaf=lambda part: isinstance(part, list))
     [[1, 2], 'a']
     """
-    return list(_leaves(nest, is_leaf))
+    return list(_leaves_below(nest, is_leaf))
 
 
-def flatten_tensors(nest: Any) -> list[torch.Tensor]:
+def flatten_tensors(nest: object) -> list[torch.Tensor]:
     """List the tensors of a nest, in the order of its containers.
 
     Args:
@@ -61,7 +65,9 @@ def flatten_tensors(nest: Any) -> list[torch.Tensor]:
     Returns:
         The tensors; one that is in the nest twice is listed twice.
     """
-    return [leaf for leaf in _leaves(nest, None) if isinstance(leaf, torch.Tensor)]
+    return [
+        leaf for leaf in _leaves_below(nest, None) if isinstance(leaf, torch.Tensor)
+    ]
 
 
 def map_leaves(
@@ -100,7 +106,7 @@ def map_tensors(change: Callable[[torch.Tensor], Any], nest: T) -> T:
         A new nest of the same classes; leaves that are no tensors are the same objects.
     """
 
-    def change_tensor(leaf: Any) -> Any:
+    def change_tensor(leaf: object) -> Any:
         return change(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
     return map_leaves(change_tensor, nest)
@@ -124,7 +130,7 @@ def rebuild(like: T, leaves: Iterable[Any], is_leaf: IsLeaf | None = None) -> T:
     {'x': [3, 4], 'name': 'b'}
     """
     leaves = list(leaves)
-    count = sum(1 for _ in _leaves(like, is_leaf))
+    count = sum(1 for _ in _leaves_below(like, is_leaf))
     if len(leaves) != count:
         msg = f"a nest with {count} leaves cannot be rebuilt of {len(leaves)}"
         raise ValueError(msg)
@@ -132,13 +138,13 @@ def rebuild(like: T, leaves: Iterable[Any], is_leaf: IsLeaf | None = None) -> T:
     return map_leaves(lambda _: next(next_leaf), like, is_leaf)
 
 
-def _leaves(nest: Any, is_leaf: IsLeaf | None) -> Iterator[Any]:
+def _leaves_below(nest: object, is_leaf: IsLeaf | None) -> Iterator[Any]:
     kind = _kind_of(nest, is_leaf)
     if kind is None:
         yield nest
     else:
         for part in kind.parts(nest):
-            yield from _leaves(part, is_leaf)
+            yield from _leaves_below(part, is_leaf)
 
 
 class _Kind(NamedTuple):
@@ -152,7 +158,7 @@ class _Kind(NamedTuple):
     """Makes a new one like it, with other parts in the order of ``parts``."""
 
 
-def _kind_of(value: Any, is_leaf: IsLeaf | None) -> _Kind | None:
+def _kind_of(value: object, is_leaf: IsLeaf | None) -> _Kind | None:
     """Find what kind of container a value is; None for a leaf."""
     # Most values are tensors, and asking eight questions of each would take longer.
     if isinstance(value, torch.Tensor):
@@ -165,11 +171,11 @@ def _kind_of(value: Any, is_leaf: IsLeaf | None) -> _Kind | None:
     return None
 
 
-def _graph_parts(graph: Any) -> list[Any]:
+def _graph_parts(graph: BaseData) -> list[Any]:
     return [value for store in graph.stores for value in store.values()]
 
 
-def _refill_graph(graph: Any, parts: list[Any]) -> Any:
+def _refill_graph(graph: BaseData, parts: list[Any]) -> BaseData:
     # Not PyG's ``apply``: it hands every leaf to the function, keeps the old value if
     # that raises anything at all, and makes lists of tuples.
     copied = copy.copy(graph)
@@ -190,12 +196,13 @@ def _refill_packed(packed: PackedSequence, parts: list[Any]) -> PackedSequence:
     return type(packed)(data, packed.batch_sizes, sorted_indices, unsorted_indices)
 
 
-def _refill_mapping(mapping: Any, parts: list[Any]) -> Any:
+def _refill_mapping(mapping: Mapping[Any, Any], parts: list[Any]) -> Any:
     items = dict(zip(mapping, parts, strict=True))
     if type(mapping) is dict:
         return items
+    mapping_type: Any = type(mapping)
     if not isinstance(mapping, MutableMapping):
-        return type(mapping)(items)
+        return mapping_type(items)
     # One by one: ``ModelOutput`` of transformers refuses ``update``.
     copied = copy.copy(mapping)
     for key, part in items.items():
@@ -207,7 +214,7 @@ def _is_named_tuple(value: object) -> bool:
     return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
-def _refill_named_tuple(value: Any, parts: list[Any]) -> Any:
+def _refill_named_tuple(value: NamedTuple, parts: list[Any]) -> Any:
     # ``_make`` takes the parts whatever the class's own ``__new__`` takes.
     return type(value)._make(parts)
 
@@ -228,11 +235,11 @@ def _is_dataclass(value: object) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
-def _dataclass_parts(value: Any) -> list[Any]:
+def _dataclass_parts(value: DataclassInstance) -> list[Any]:
     return [getattr(value, field.name) for field in dataclasses.fields(value)]
 
 
-def _refill_dataclass(value: Any, parts: list[Any]) -> Any:
+def _refill_dataclass(value: DataclassInstance, parts: list[Any]) -> Any:
     # Not ``dataclasses.replace``: it runs ``__post_init__`` again, which may scale or
     # shift what it has already scaled, and it cannot give an ``InitVar``.
     copied = copy.copy(value)

@@ -23,6 +23,7 @@ COLOURS: dict[Mood, str] = {
 }
 """At least 3 to 1 against white and against #111, as WCAG asks of what is no text."""
 _MOST_ROWS = 20
+"""Rows of a card.  Chosen: one fits a screen beside its cell."""
 _STYLE = """
 .loaderkit { border: 1px solid rgba(128,128,128,.35); border-left: 4px solid;
   border-radius: 6px; padding: .5rem .75rem; margin: .25rem 0; max-width: 60rem;
@@ -78,7 +79,7 @@ def card(
     if rows:
         head = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
         parts.append(f"<table>{head and f'<tr>{head}</tr>'}")
-        parts += [_row(row, colour) for row in rows[:_MOST_ROWS]]
+        parts += [_html_row(row, colour) for row in rows[:_MOST_ROWS]]
         parts.append("</table>")
     if len(rows) > _MOST_ROWS:
         parts.append(f"<div>and {len(rows) - _MOST_ROWS:,} more</div>")
@@ -91,11 +92,11 @@ def card(
     return "\n".join([*parts, "</div>"])
 
 
-def _row(cells: Sequence[str | Bar], colour: str) -> str:
-    return f"<tr>{''.join(_cell(cell, colour) for cell in cells)}</tr>"
+def _html_row(cells: Sequence[str | Bar], colour: str) -> str:
+    return f"<tr>{''.join(_html_cell(cell, colour) for cell in cells)}</tr>"
 
 
-def _cell(cell: str | Bar, colour: str) -> str:
+def _html_cell(cell: str | Bar, colour: str) -> str:
     if isinstance(cell, str):
         return f"<td>{html.escape(cell)}</td>"
     width = round(120 * min(max(cell.share, 0.0), 1.0))

@@ -14,7 +14,7 @@ import pickle
 import threading
 import time
 import unittest
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -38,14 +38,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy.typing as npt
+    from torch_geometric.data.data import BaseData
+    from torch_geometric.data.storage import BaseStorage
 
     from loaderkit.cache.storage import Storage
+    from loaderkit.datasets.safe import SafeGraphDataset
 
 _expect = unittest.TestCase()
 """Its ``assertRaises``: ``assert_same`` is of use where pytest is not installed."""
 
 
-def assert_same(a: Any, b: Any, path: str = "it") -> None:
+def assert_same(a: object, b: object, path: str = "it") -> None:
     """Fail unless two samples or batches are equal in every attribute.
 
     Types, key order, dtypes, shapes, bits (NaN equals NaN), metadata of sparse tensors
@@ -73,30 +76,31 @@ def assert_same(a: Any, b: Any, path: str = "it") -> None:
     return None
 
 
-def _without_laziness(value: Any) -> Any:
+def _without_laziness(value: object) -> Any:
     """Give the list that a lazy list of samples stands for."""
     return list(value) if isinstance(value, LazySamples) else value
 
 
-def _assert_same_array(a: Any, b: Any, path: str) -> None:
+def _assert_same_array(a: npt.NDArray[Any], b: npt.NDArray[Any], path: str) -> None:
     assert a.dtype == b.dtype, f"{path}: {a.dtype} is not {b.dtype}"
     assert a.shape == b.shape, f"{path}: {a.shape} is not {b.shape}"
     assert a.tobytes() == b.tobytes(), f"{path}: values differ"
 
 
-def _assert_same_mapping(a: Any, b: Any, path: str) -> None:
+def _assert_same_mapping(a: Mapping[Any, Any], b: Mapping[Any, Any], path: str) -> None:
     assert list(a) == list(b), f"{path}: keys {list(a)} are not {list(b)}"
     for key in a:
         assert_same(a[key], b[key], f"{path}[{key!r}]")
 
 
-def _assert_same_sequence(a: Any, b: Any, path: str) -> None:
+def _assert_same_sequence(a: Sequence[Any], b: Sequence[Any], path: str) -> None:
     assert len(a) == len(b), f"{path}: {len(a)} items are not {len(b)}"
     for number, (item, wanted) in enumerate(zip(a, b, strict=True)):
         assert_same(item, wanted, f"{path}[{number}]")
 
 
 def _assert_same_tensor(a: Any, b: Any, path: str) -> None:
+    # Any: torch's hints do not know the methods of a jagged tensor.
     assert a.dtype is b.dtype, f"{path}: {a.dtype} is not {b.dtype}"
     assert a.shape == b.shape, f"{path}: {list(a.shape)} is not {list(b.shape)}"
     assert a.layout is b.layout, f"{path}: {a.layout} is not {b.layout}"
@@ -114,20 +118,21 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and type(tensor) is torch.Tensor
 
 
-def _assert_same_graph(a: Any, b: Any, path: str) -> None:
+def _assert_same_graph(a: BaseData, b: BaseData, path: str) -> None:
     for store, wanted in zip(a.stores, b.stores, strict=True):
         where = path if store._key is None else f"{path}[{store._key!r}]"
         assert store._key == wanted._key, f"{where}: store {wanted._key!r}"
         assert_same(dict(store.items()), dict(wanted.items()), where)
 
-        bookkeeping, wanted_bookkeeping = _bookkeeping(store), _bookkeeping(wanted)
+        bookkeeping = _bookkeeping_of(store)
+        wanted_bookkeeping = _bookkeeping_of(wanted)
         differing = set(bookkeeping) ^ set(wanted_bookkeeping)
         assert not differing, f"{where}: {differing}"
         for key, value in bookkeeping.items():
             assert_same(value, wanted_bookkeeping[key], f"{where}.{key}")
 
 
-def _bookkeeping(store: Any) -> dict[str, Any]:
+def _bookkeeping_of(store: BaseStorage) -> dict[str, Any]:
     """Give what PyG notes of a store beside its values, such as ``_num_nodes``."""
     return {
         key: value
@@ -148,7 +153,11 @@ _COMPARERS: tuple[tuple[Any, Callable[[Any, Any, str], None]], ...] = (
 
 
 def assert_batch_parity(
-    dataset: Any, *, batches: int = 20, batch_size: int = 8, seed: int = 0
+    dataset: SafeGraphDataset[Any],
+    *,
+    batches: int = 20,
+    batch_size: int = 8,
+    seed: int = 0,
 ) -> None:
     """Fail unless a dataset's batches are those that PyG would make of its samples.
 
@@ -556,7 +565,7 @@ class ColumnContract:
 
     def test_values_come_back_with_their_shape(self, tmp_path: Path) -> None:
         """Reading one sample gives what was written, bit for bit."""
-        samples = _samples()
+        samples = _contract_samples()
 
         self.write(tmp_path / "c", samples)
 
@@ -569,7 +578,7 @@ class ColumnContract:
 
     def test_a_gathered_batch_is_the_samples_end_to_end(self, tmp_path: Path) -> None:
         """Rows of a batch come in the order asked, repeats included."""
-        samples, rows = _samples(), np.array([3, 0, 3, 7, 5])
+        samples, rows = _contract_samples(), np.array([3, 0, 3, 7, 5])
 
         self.write(tmp_path / "c", samples)
 
@@ -583,7 +592,7 @@ class ColumnContract:
 
     def test_what_was_read_is_not_the_store(self, tmp_path: Path) -> None:
         """Writing to a value that was read changes no later read."""
-        samples = _samples()
+        samples = _contract_samples()
         self.write(tmp_path / "c", samples)
         store = Store(tmp_path / "c")
 
@@ -592,7 +601,7 @@ class ColumnContract:
         assert_same(store.column("dense").read(0, 1), samples[1]["dense"])
 
 
-def _samples() -> list[dict[str, npt.NDArray[Any]]]:
+def _contract_samples() -> list[dict[str, npt.NDArray[Any]]]:
     generator = np.random.default_rng(0)
     return [
         {

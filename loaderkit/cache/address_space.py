@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 _PROT_NONE = 0
+"""Reserved, but neither read nor written; 0 on all systems with ``mmap``."""
 _MAP_FIXED = 0x10
 """Linux, macOS and the BSDs agree on this number; Python's ``mmap`` has no name for
 it."""
@@ -74,7 +75,7 @@ class AddressRange:
         # Linux counts addresses that may be written against its memory; these may not.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self._address = _system_mmap(None, self._nbytes, _PROT_NONE, flags, -1, 0)
-        self._unmap = _libc().munmap
+        self._unmap = _load_libc().munmap
 
     def map_file(
         self, descriptor: int, file_start: int, *, nbytes: int, at: int
@@ -162,7 +163,7 @@ def read_at_random(mapped: NDArray[Any]) -> None:
     Args:
         mapped: Contiguous; pages that it only touches are left as they are.
     """
-    _advise(_address_of(mapped), 1, _last_page(mapped) - 1, mmap.MADV_RANDOM)
+    _advise_kernel(_address_of(mapped), 1, _last_page(mapped) - 1, mmap.MADV_RANDOM)
 
 
 class ReadAhead:
@@ -202,7 +203,7 @@ class ReadAhead:
             self._read_to = stop
         address = _address_of(rows)
         for start, stop in ranges:
-            _advise(address, start, stop, mmap.MADV_WILLNEED)
+            _advise_kernel(address, start, stop, mmap.MADV_WILLNEED)
 
 
 def merged(first: Ints, last: Ints) -> Iterator[tuple[int, int]]:
@@ -244,13 +245,13 @@ def _address_of(mapped: NDArray[Any]) -> int:
     return int(mapped.__array_interface__["data"][0])
 
 
-def _advise(address: int, first: int, last: int, advice: int) -> None:
+def _advise_kernel(address: int, first: int, last: int, advice: int) -> None:
     """Give advice for pages, counted from the one in which an address lies."""
     if last < first:
         return
     start = address - address % mmap.PAGESIZE + first * mmap.PAGESIZE
     # Only advice: where the system cannot follow it, all is as it was.
-    _libc().madvise(start, (last - first + 1) * mmap.PAGESIZE, advice)
+    _load_libc().madvise(start, (last - first + 1) * mmap.PAGESIZE, advice)
 
 
 def round_up(number: int, multiple: int) -> int:
@@ -263,7 +264,7 @@ def round_up(number: int, multiple: int) -> int:
 
 
 @functools.cache
-def _libc() -> Any:
+def _load_libc() -> Any:
     """The C library, as it is loaded in this process."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
@@ -293,7 +294,9 @@ def _system_mmap(
     Raises:
         OSError: It refused.
     """
-    mapped = _libc().mmap(address, nbytes, protection, flags, descriptor, file_start)
+    mapped = _load_libc().mmap(
+        address, nbytes, protection, flags, descriptor, file_start
+    )
     if mapped is None or mapped == ctypes.c_void_p(-1).value:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

@@ -38,7 +38,8 @@ _RECENT_CHUNK_BYTES = 1 << 20
 keeps of a dataset."""
 _MAX_BYTES_AT_ONCE = 2 << 20
 """Up to so many bytes of chunks a batch decompresses at once.  More leave the
-processor's cache before they are copied to their place."""
+processor's cache before they are copied to their place (measured: W2 in LZ4 then had
+0.28 of the uncompressed rate instead of 0.40)."""
 
 
 @dataclass(frozen=True)
@@ -220,7 +221,7 @@ class ChunkedValues:
         """Decompress the rows of a span."""
         first_chunk = span.start // self._chunk_rows
         past_chunk = max(first_chunk, -(-span.stop // self._chunk_rows))
-        rows = self._decompress(
+        rows = self._decompress_chunks(
             range(first_chunk, past_chunk), self._index[first_chunk:past_chunk]
         )
         first_row = first_chunk * self._chunk_rows
@@ -245,24 +246,29 @@ class ChunkedValues:
         chunks = np.unique(expand_ranges(first_chunks, last_chunks - first_chunks + 1))
         if len(chunks) * self._chunk_bytes > _MAX_BYTES_AT_ONCE:
             return None
-        rows = self._decompress(chunks.tolist(), self._index.take(chunks, axis=0))
+        rows = self._decompress_chunks(
+            chunks.tolist(), self._index.take(chunks, axis=0)
+        )
         # Chunks that follow each other in the column do so here.
         first_rows = chunks.searchsorted(first_chunks) * self._chunk_rows
         return rows, first_rows + starts % self._chunk_rows
 
-    def _decompress(self, chunks: Sequence[int], places: Ints) -> NDArray[Any]:
+    def _decompress_chunks(
+        self, chunks: Sequence[int], locations: Ints
+    ) -> NDArray[Any]:
         """Decompress chunks into one array.
 
         Args:
             chunks: Their numbers, in order.
-            places: What the index says of each ``[chunks, 3]``.
+            locations: Offset, size and mask of filters of each, as the index has them
+                ``[chunks, 3]``.
         """
         recent = self._recent
         contents = []
-        for chunk, place in zip(chunks, places.tolist(), strict=True):
+        for chunk, location in zip(chunks, locations.tolist(), strict=True):
             content = recent.get(chunk)
             if content is None:
-                content = self._decode_chunk(chunk, *place)
+                content = self._decode_chunk(chunk, *location)
             contents.append(content)
         most_recent = max(1, _RECENT_CHUNK_BYTES // max(1, self._chunk_bytes))
         # Replaced and never changed: other threads may be reading it.

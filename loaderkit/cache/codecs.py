@@ -34,7 +34,7 @@ def find_decompressor(compression: str) -> Decompress | None:
     # gzip and bzip2 are never left to libhdf5, which takes whatever memory a chunk
     # swells to.
     if compression == "gzip":
-        return _inflate
+        return _inflate_zlib
     if compression == "bzip2":
         return _decompress_bzip2
     try:
@@ -47,7 +47,7 @@ def find_decompressor(compression: str) -> Decompress | None:
     return None
 
 
-def _inflate(compressed: memoryview, max_bytes: int) -> bytes:
+def _inflate_zlib(compressed: memoryview, max_bytes: int) -> bytes:
     try:
         # One byte more than fits tells a chunk that is too large from one that fits.
         return zlib.decompressobj().decompress(compressed, max_bytes + 1)

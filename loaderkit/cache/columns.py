@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
+    from typing_extensions import Buffer
 
 _PIECE_BYTES = 1 << 20
 """Values are copied to a shard so many bytes at a time.  Chosen: a call costs nothing
@@ -152,7 +153,7 @@ class Block:
             column.append(row, value)
             self.nbytes += value.nbytes
 
-    def add_numbers(self, key: Any, numbers: NDArray[np.int64]) -> None:
+    def add_numbers(self, key: object, numbers: NDArray[np.int64]) -> None:
         """Add a column with one number for each sample.
 
         Args:
@@ -194,7 +195,7 @@ class Block:
         return Block(self.samples, self.nbytes, columns, self.file, self.spilled_bytes)
 
 
-def write_fully(raw: FileIO, content: Any) -> None:
+def write_fully(raw: FileIO, content: Buffer) -> None:
     """Write bytes to a file: one call takes 2 GiB at most, or less as it likes."""
     left = memoryview(content).cast("B")
     while len(left):
@@ -212,10 +213,12 @@ def _read_fully(raw: FileIO, into: memoryview) -> None:
 
 
 def _joint_bounds(bounds: Iterable[Bounds | None]) -> Bounds | None:
-    known = [one for one in bounds if one is not None]
-    if not known:
+    """Give bounds within which all values lie; None where no part has any."""
+    known_bounds = [part_bounds for part_bounds in bounds if part_bounds is not None]
+    if not known_bounds:
         return None
-    return Bounds(min(one.low for one in known), max(one.high for one in known))
+    lows, highs = zip(*known_bounds, strict=True)
+    return Bounds(min(lows), max(highs))
 
 
 @dataclass(frozen=True, eq=False)
@@ -369,24 +372,28 @@ def _arrays_of_parts(
 
     first = shapes[0].tolist()
     if (shapes == first).all():
-        return {"values": _values(parts, (sample_count, *first), narrows=narrows)}
+        return {
+            "values": _values_of_parts(parts, (sample_count, *first), narrows=narrows)
+        }
 
     # Rows without a number in them, such as [3, 0], would not say how many they are.
     rows_are_alike = (shapes[:, 1:] == first[1:]).all() and shapes[:, 1:].all()
     if rows_are_alike:
         offsets = _exclusive_cumsum(shapes[:, 0])
-        values = _values(parts, (int(offsets[-1]), *first[1:]), narrows=narrows)
+        values = _values_of_parts(
+            parts, (int(offsets[-1]), *first[1:]), narrows=narrows
+        )
         return {"values": values, "offsets": ShardArray.of(offsets)}
 
     offsets = _exclusive_cumsum(shapes.prod(axis=1))
     return {
-        "values": _values(parts, (int(offsets[-1]),), narrows=narrows),
+        "values": _values_of_parts(parts, (int(offsets[-1]),), narrows=narrows),
         "offsets": ShardArray.of(offsets),
         "shapes": ShardArray.of(shapes),
     }
 
 
-def _values(
+def _values_of_parts(
     parts: list[_ColumnPart], shape: tuple[int, ...], *, narrows: bool
 ) -> ShardArray:
     """Join the values of a column."""

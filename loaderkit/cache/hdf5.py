@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from numpy.typing import NDArray
+    from typing_extensions import Buffer
 
 _PLUGINS = {"bitshuffle", "blosc", "blosc2", "bzip2", "lz4", "zstd"}
 """Filters of hdf5plugin that lose nothing, and whose chunks say how large they are."""
@@ -318,7 +319,7 @@ class _FileImage(io.RawIOBase):
         self._position = start[whence] + offset
         return self._position
 
-    def write(self, data: Any) -> int:
+    def write(self, data: Buffer) -> int:
         content = bytes(data)
         if self._error is None:
             try:
@@ -332,9 +333,10 @@ class _FileImage(io.RawIOBase):
         self.size = max(self.size, self._position)
         return len(content)
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: Buffer) -> int:
         """Read back, as libhdf5 does now and then with what it has written."""
-        start, stop = self._position, min(self._position + len(buffer), self.size)
+        wanted = memoryview(buffer).cast("B")
+        start, stop = self._position, min(self._position + len(wanted), self.size)
         out = bytearray(max(0, stop - start))
         try:
             self._raw.seek(start)
@@ -346,7 +348,7 @@ class _FileImage(io.RawIOBase):
             low, high = max(offset, start), min(offset + len(content), stop)
             if low < high:
                 out[low - start : high - start] = content[low - offset : high - offset]
-        buffer[: len(out)] = out
+        wanted[: len(out)] = out
         self._position += len(out)
         return len(out)
 
@@ -363,8 +365,8 @@ def _names_to_compress(arrays: Mapping[str, ShardArray], samples: int) -> list[s
     """
     names = []
     for name, array in arrays.items():
-        column, _, part = name.rpartition("/")
-        if part == "values" and "@" not in column and array.size > 0:
+        column, _, role = name.rpartition("/")
+        if role == "values" and "@" not in column and array.size > 0:
             names.append(name)
 
     nbytes = {name: arrays[name].nbytes for name in names}

@@ -51,7 +51,7 @@ MOST_CHUNK_BYTES = 1 << 32
 """HDF5's own limit of a chunk, uncompressed."""
 MOST_SHARED_CHUNK_BYTES = 1 << 20
 """The same for a chunk of several rows: what reading one sample swells to beyond the
-sample.  Chunks are written with 128 KiB."""
+sample.  Chosen: eight times the 128 KiB that are written at most."""
 ALIGNMENT = 64
 """Every mapped array starts at a multiple of this many bytes (a cache line)."""
 
@@ -66,6 +66,7 @@ MOST_SHARDS = 10**9
 MOST_COUNT = 1 << 62
 """Sizes, counts and places are smaller, so that two of them can be added in 64 bits."""
 MOST_AXES = 32
+"""HDF5's own limit (H5S_MAX_RANK)."""
 
 
 def shard_name(number: int, xxh3: str) -> str:

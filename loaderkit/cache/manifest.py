@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 FORMAT = "loaderkit-cache"
 VERSION = 4
+"""What is written; what each version brought is said at the top."""
 _READ_VERSIONS = (2, 3, VERSION)
 _VERSION_OF_OBJECTS = 2
 """The last version that has an object for each shard."""

@@ -55,7 +55,8 @@ look takes 0.1 ms."""
 _WANTED_S = 1.0
 """Who needs room touches it more often than that.  Chosen."""
 _STEP_BYTES = 32 << 20
-"""So much of a shard is asked for at a time, and held in memory."""
+"""So much of a shard is asked for at a time, and held in memory.  Chosen: what comes is
+on the disk every 0.3 s at 100 MB/s, so that a killed download loses little."""
 _HOW_TO_GET_ROOM = (
     "a larger mirror_bytes, fewer workers, or shuffle='block', which needs a few "
     "shards at a time"

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from loaderkit.cache.mirror import Mirror
 
 _LOOK_AGAIN_S = 0.05
+"""How often it is looked whether another process has made room.  Chosen: beside a
+download of seconds it adds nothing."""
 _KEPT_BATCHES = 4
 """Where the mirror is too small, what the last so many batches read stays mapped: to
 map a shard again takes 1 ms.  Not more, since a process that has no more to read lets

@@ -78,7 +78,8 @@ _NOT_SUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
 _PARTS_AT_ONCE = 4
 """Chosen: 32 MiB, one step of the mirror, are asked for together."""
 _MAX_ERROR_LETTERS = 300
-"""Of an error's text in a message: some hold a whole page of HTML."""
+"""Of an error's text in a message: some hold a whole page of HTML.  Chosen: four lines
+of a terminal."""
 _ONE_COMMIT_AT_A_TIME = threading.Lock()
 """fsspec's memory:// looks whether a file is there and then writes it, so that of two
 threads both could succeed; other processes cannot see its files."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 _SHOWN = 40
-"""Characters of a wrong value that a message repeats; it may be of any length."""
+"""Characters of a wrong value that a message repeats; it may be of any length.  Chosen:
+half a line of a terminal."""
 
 
 def record(value: object) -> dict[str, Any]:

@@ -314,13 +314,13 @@ class ShardGroup:
         arrays, columns = {}, {}
         for name, array in schema.arrays:
             start = schema.first_number_of_array[name]
-            *shape, place = numbers[start : start + array.axes + 1]
+            *shape, offset_or_chunk_rows = numbers[start : start + array.axes + 1]
             is_mapped = array.chunk_index is None
             arrays[name] = Array(
                 array.dtype,
                 tuple(shape),
-                offset=place if is_mapped else None,
-                chunk_rows=None if is_mapped else place,
+                offset=offset_or_chunk_rows if is_mapped else None,
+                chunk_rows=None if is_mapped else offset_or_chunk_rows,
                 chunk_index=array.chunk_index,
             )
         for name, column in schema.columns:
@@ -417,6 +417,7 @@ class ShardGroup:
             np.array_equal(vector, counterpart) for vector, counterpart in vectors
         )
 
+    # Its vectors cannot be hashed; Python says so by None, which no checker expects.
     __hash__ = None  # type: ignore[assignment]
 
     def to_json(self) -> dict[str, Any]:
@@ -534,6 +535,7 @@ class ShardTable(Sequence[Shard]):
             return NotImplemented
         return self.groups == other.groups
 
+    # Its vectors cannot be hashed; Python says so by None, which no checker expects.
     __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> tuple[Any, ...]:

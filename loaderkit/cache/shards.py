@@ -236,7 +236,7 @@ class Shards:
                 self._kept_open.keep(shard, descriptor, described.bytes)
                 yield descriptor
         except FileNotFoundError:
-            raise self._gone(file) from None
+            raise self._file_is_gone(file) from None
         except OSError as error:
             raise unreadable(file, error) from error
 
@@ -350,7 +350,7 @@ class Shards:
             self._verified.add(identity, shard.xxh3)
         return identity
 
-    def _gone(self, file: Path) -> CacheError:
+    def _file_is_gone(self, file: Path) -> CacheError:
         """Make the error for a file that is missing.
 
         Either the cache was packed again, or it is damaged.

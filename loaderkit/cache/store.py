@@ -313,7 +313,7 @@ class SampleSelection:
         selections = self.by_part(column)
         # Columns with the same layout may number their parts differently: if earlier
         # shards lack a column, it has fewer parts.  So the number belongs to the key.
-        key = tuple([(part.number, part.part.layout_key) for part in selections])
+        key = tuple([(chosen.number, chosen.part.layout_key) for chosen in selections])
         ranges = self._row_ranges.get(key)
         if ranges is None:
             ranges = self._row_ranges[key] = self._locate_rows(selections)

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 PAGE_BYTES = 4096
 """What the disk gives at least, and the page cache keeps."""
 _STRETCH_PAGES = 2048
-"""What is asked for at once to measure reading in order: a batch of large graphs."""
+"""What is asked for at once to measure reading in order: 8 MiB, as a batch of large
+graphs has."""
 _PAGES_AT_RANDOM = 128
 """Pages that are asked for at once to measure reading at random: a batch of small
 graphs has more, one of large graphs fewer."""

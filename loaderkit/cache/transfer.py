@@ -54,6 +54,7 @@ _CLAIM = ".writing"
 """A file that says who replaces the cache at a URL.  It is committed, which of several
 processes succeeds for one, so that there is one at a time."""
 _MAX_CLAIM_BYTES = 1 << 16
+"""A claim is one line; what is longer is none of ours, and must not fill the memory."""
 
 
 class OtherWriterError(CacheError):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import re
 import tempfile
 import time
 from contextlib import nullcontext
@@ -21,6 +19,7 @@ from torch_geometric.nn import GINEConv, global_add_pool
 from loaderkit.cli.molecules import EDGE_FEATURES, NODE_FEATURES, read_molecules
 from loaderkit.datasets.open import open_cache
 from loaderkit.datasets.pack import pack
+from loaderkit.memory.process import own_pid, process_anonymous
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -224,14 +223,12 @@ def measure_way(way: str, raw: str, cache: str) -> tuple[float, int]:
 
 def _anonymous_bytes() -> int:
     """Memory of this process that no file backs; all of its own where unknown."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        anonymous_kb = re.search(r"RssAnon:\s+(\d+) kB", status.read_text())
-        if anonymous_kb:
-            return int(anonymous_kb[1]) * 1024
+    anonymous = process_anonymous(own_pid())
+    if anonymous is not None:
+        return anonymous
     import psutil
 
-    return int(psutil.Process(os.getpid()).memory_full_info().uss)
+    return int(psutil.Process(own_pid()).memory_full_info().uss)
 
 
 class PtFiles(torch.utils.data.Dataset[Any]):

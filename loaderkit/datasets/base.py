@@ -251,9 +251,9 @@ class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
         Args:
             rows: Rows ``[n]`` int64 from 0 to ``len(self) - 1``, repeats allowed.
         """
-        part = copy.copy(self)
-        part._loaderkit = replace(self._loaderkit, rows=self._rows_in_cache(rows))
-        return part
+        selected = copy.copy(self)
+        selected._loaderkit = replace(self._loaderkit, rows=self._rows_in_cache(rows))
+        return selected
 
     def __repr__(self) -> str:
         where = "no cache" if self.cache is None else str(self.cache)

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from loaderkit.datasets.structure import Node
 
 _SMALL_BYTES = 4 << 10
-"""Values below this are joined before they are hashed: copying them costs less."""
+"""Values below this are joined before they are hashed.  Measured: below 1 KiB copying a
+value costs less than a call of the hash, up to 4 KiB about as much.  Part of what a
+sample's hash is, so an unfinished build would begin anew if it changed."""
 _DIGEST_BYTES = 16
 """Of an xxh3-128."""
 

@@ -199,8 +199,8 @@ def loaded_classes(structure: Structure) -> tuple[type, ...]:
     classes = []
     for name in sorted(structure.class_names()):
         value: Any = sys.modules.get(name.partition(":")[0])
-        for part in name.partition(":")[2].split("."):
-            value = vars(value).get(part) if hasattr(value, "__dict__") else None
+        for attribute in name.partition(":")[2].split("."):
+            value = vars(value).get(attribute) if hasattr(value, "__dict__") else None
         if isinstance(value, type) and class_name(value) == name:
             classes.append(value)
     return tuple(classes)
@@ -230,7 +230,7 @@ def _class_of_pyg(name: str) -> type | None:
     return graphs.get(name)
 
 
-def _named_inside(value: Any, name: str) -> type | None:
+def _named_inside(value: object, name: str) -> type | None:
     """Find a class by name: the value itself, or a class that is written in it."""
     if not isinstance(value, type):
         return None
@@ -240,8 +240,8 @@ def _named_inside(value: Any, name: str) -> type | None:
     if not name.startswith(own + "."):
         return None
     member: Any = value
-    for part in name[len(own) + 1 :].split("."):
-        member = vars(member).get(part) if isinstance(member, type) else None
+    for attribute in name[len(own) + 1 :].split("."):
+        member = vars(member).get(attribute) if isinstance(member, type) else None
     return member if isinstance(member, type) and class_name(member) == name else None
 
 
@@ -262,7 +262,7 @@ def _pyg_attributes() -> frozenset[str]:
 
 
 @functools.lru_cache(maxsize=256)
-def _template_attributes(cls: Any) -> Mapping[str, Any]:
+def _template_attributes(cls: type) -> Mapping[str, Any]:
     """Give the attributes that an empty graph of a class has from its constructor."""
     template = _class_template(cls)
     attributes = dict(vars(template))

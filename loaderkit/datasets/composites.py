@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch_geometric import EdgeIndex, Index
+    from torch_geometric.typing import SparseTensor
 
     Parts = Mapping[str, Any]
     """The parts of a composite tensor, by name."""
@@ -86,7 +87,7 @@ def is_sparse_tensor(value: object) -> bool:
     return pyg is not None and isinstance(value, pyg.sparse_tensor)
 
 
-def sparse_tensor_parts(value: Any) -> dict[str, Any]:
+def sparse_tensor_parts(value: SparseTensor) -> dict[str, Any]:
     """Flatten a ``SparseTensor``."""
     row, col, entries = value.coo()
     sizes = tuple(value.sizes())

@@ -9,11 +9,16 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from _typeshed import DataclassInstance
+
+M = TypeVar("M", bound=MutableMapping[Any, Any])
+T = TypeVar("T")
 
 FACTORIES: Mapping[str, Callable[[], Any]] = {
     factory.__name__: factory
@@ -79,7 +84,7 @@ def stored_mapping_name(value: Mapping[Any, Any]) -> str | None:
     return mapping_name(stored_class_name(value), value)
 
 
-def mapping_name(name: str, value: Any) -> str:
+def mapping_name(name: str, value: object) -> str:
     """Name the class of a mapping, and what a ``defaultdict`` makes.
 
     >>> mapping_name("collections:defaultdict", collections.defaultdict(list))
@@ -128,8 +133,8 @@ _PLAIN = (str, bytes, int, float, complex, bool, type(None))
 
 
 def make_mapping(
-    cls: Any, pairs: Mapping[Any, Any], factory: Callable[[], Any] | None = None
-) -> Any:
+    cls: type[T], pairs: Mapping[Any, Any], factory: Callable[[], Any] | None = None
+) -> T:
     """Make a mapping of a class that holds just these pairs.
 
     Args:
@@ -141,15 +146,17 @@ def make_mapping(
         The mapping.
     """
     if cls is collections.defaultdict:
-        return collections.defaultdict(factory, pairs)
+        return cls(factory, pairs)  # type: ignore[call-arg]
+    empty: Any
     try:
-        container = cls()
+        empty = cls()
     except TypeError:  # its constructor asks for more
-        container = cls.__new__(cls)
-    return _fill(container, pairs)
+        empty = cls.__new__(cls)
+    container: T = _filled_with(empty, pairs)
+    return container
 
 
-def refilled(value: Any, pairs: Mapping[Any, Any]) -> Any:
+def refilled(value: Mapping[Any, Any], pairs: Mapping[Any, Any]) -> Any:
     """Copy a mapping with other values under its keys.
 
     Args:
@@ -165,12 +172,12 @@ def refilled(value: Any, pairs: Mapping[Any, Any]) -> Any:
     if can_be_made_again(value):
         return make_mapping(type(value), pairs, getattr(value, "default_factory", None))
     if isinstance(value, dict | collections.UserDict):
-        return _fill(copy.copy(value), pairs)
+        return _filled_with(copy.copy(value), pairs)
     msg = f"how a {type(value).__name__} keeps its items is not known"
     raise TypeError(msg)
 
 
-def can_be_made_again(value: Any) -> bool:
+def can_be_made_again(value: Mapping[Any, Any]) -> bool:
     """Tell whether class and pairs are all there is to a mapping.
 
     Args:
@@ -180,10 +187,10 @@ def can_be_made_again(value: Any) -> bool:
         False when attributes or a ``default_factory`` would be lost, or when the class
         keeps something else than pairs, as ``ChainMap`` does.
     """
-    cls: Any = type(value)
+    cls = type(value)
     try:
         pairs = dict(value.items())
-        factory = value.default_factory if cls is collections.defaultdict else None
+        factory = getattr(value, "default_factory", None)
         mapping = make_mapping(cls, pairs, factory)
         return (
             type(mapping) is cls
@@ -195,12 +202,13 @@ def can_be_made_again(value: Any) -> bool:
         return False
 
 
-def make_named_tuple(cls: Any, items: Iterable[Any]) -> Any:
+def make_named_tuple(cls: type[T], items: Iterable[Any]) -> T:
     """Make a namedtuple of items that went through its own ``__new__`` already."""
-    return tuple.__new__(cls, items)
+    named_tuple: T = tuple.__new__(cls, items)  # type: ignore[type-var]
+    return named_tuple
 
 
-def make_dataclass(cls: Any, attributes: Mapping[str, Any]) -> Any:
+def make_dataclass(cls: type[T], attributes: Mapping[str, Any]) -> T:
     """Make a dataclass of attributes that went through its own ``__init__`` already.
 
     Args:
@@ -213,46 +221,47 @@ def make_dataclass(cls: Any, attributes: Mapping[str, Any]) -> Any:
     return instance
 
 
-def attribute_names(value: Any) -> tuple[str, ...]:
+def attribute_names(value: DataclassInstance) -> tuple[str, ...]:
     """List a dataclass's fields, then what else was set on it."""
     names = [field.name for field in dataclasses.fields(value)]
     names += [name for name in getattr(value, "__dict__", ()) if name not in names]
     return tuple(names)
 
 
-def same_plain(left: Any, right: Any) -> bool:
+def same_plain(left: object, right: object) -> bool:
     """Tell whether two plain values, or nests of them, are certainly the same."""
     if left is right:
         return True
     if type(left) is not type(right):
         return False
-    if isinstance(left, dict):
+    if isinstance(left, dict) and isinstance(right, dict):
         return list(left) == list(right) and all(
             same_plain(left[key], right[key]) for key in left
         )
-    if isinstance(left, list | tuple):
+    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
         pairs = zip(left, right, strict=False)
         return len(left) == len(right) and all(same_plain(a, b) for a, b in pairs)
     return type(left) in _PLAIN and bool(left == right)
 
 
-def _fill(made: Any, pairs: Mapping[Any, Any]) -> Any:
-    if isinstance(made, collections.UserDict):
-        made.data = dict(pairs)
-    elif isinstance(made, dict):
-        # Not the class's own __setitem__ or update: see above.
+def _filled_with(container: M, pairs: Mapping[Any, Any]) -> M:
+    """Put pairs into a mapping, in place of those that it has."""
+    if isinstance(container, collections.UserDict):
+        container.data = dict(pairs)
+    elif isinstance(container, dict):
+        # Not the class's own __setitem__ or update, which may change what is put in.
         base: Any = dict
-        if isinstance(made, collections.OrderedDict):
+        if isinstance(container, collections.OrderedDict):
             base = collections.OrderedDict
-        base.clear(made)
+        base.clear(container)
         for key, item in pairs.items():
-            base.__setitem__(made, key, item)
+            base.__setitem__(container, key, item)
     else:
-        made.update(pairs)
-    return made
+        container.update(pairs)
+    return container
 
 
-def _same_attributes(left: Any, right: Any) -> bool:
+def _same_attributes(left: object, right: object) -> bool:
     if getattr(left, "default_factory", None) is not getattr(
         right, "default_factory", None
     ):

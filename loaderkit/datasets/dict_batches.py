@@ -83,16 +83,16 @@ class DictRecipe:
         """
         gather = BatchGather(self.store, rows)
         if in_worker():
-            gather.arena = Arena(self._nbytes(gather))
-        return self._join(gather, self.variant)
+            gather.arena = Arena(self._batch_bytes(gather))
+        return self._join_node(gather, self.variant)
 
-    def _join(self, gather: BatchGather, node: Node) -> Any:
+    def _join_node(self, gather: BatchGather, node: Node) -> Any:
         if isinstance(node, Leaf):
             return self._join_leaf(gather, node)
         row = NEST_KINDS[node.kind]
         if not row.is_container:
             return _collate_plain(gather.values(node, self.classes))
-        parts = [self._join(gather, child) for child in node.children]
+        parts = [self._join_node(gather, child) for child in node.children]
         if row.is_sequence:
             pairs = zip(node.children, parts, strict=True)
             parts = [tuple(v) if _stays_in_a_tuple(n) else v for n, v in pairs]
@@ -116,7 +116,7 @@ class DictRecipe:
         value, runs = gather.tensor(column)
         return END_TO_END[self.ragged](value, gather.to_tensor(runs.lengths))
 
-    def _nbytes(self, gather: BatchGather) -> int:
+    def _batch_bytes(self, gather: BatchGather) -> int:
         """Bytes of all tensors of a batch, each with room to be aligned."""
         nbytes = 0
         for leaf in _gathered_leaves(self.variant):

@@ -32,6 +32,7 @@ _NATIVE = {
     "complex128": "<c16",
 }
 _CARRIERS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
+"""By bytes of a number: as what the bits of dtypes travel that numpy does not have."""
 
 
 @functools.cache

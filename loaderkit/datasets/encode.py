@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
+    from torch_geometric.data.data import BaseData
+    from torch_geometric.data.storage import BaseStorage
 
     from loaderkit.datasets.kinds import LeafKind, NestKind
     from loaderkit.datasets.structure import Node
@@ -100,10 +102,10 @@ class _FieldRule:
 
     __slots__ = ("graph", "name", "store")
 
-    def __init__(self, graph: Any, store: Any, name: Any) -> None:
+    def __init__(self, graph: BaseData, store: BaseStorage, name: object) -> None:
         self.graph, self.store, self.name = graph, store, name
 
-    def of_part(self, key: Any) -> _FieldRule:
+    def of_part(self, key: object) -> _FieldRule:
         """Give the rule for a part of the field that has a name of its own."""
         return _FieldRule(self.graph, self.store, key)
 
@@ -113,14 +115,15 @@ class _FieldRule:
         axis = self.graph.__cat_dim__(name, value, self.store)
         if axis is None or value.dim() == 0:
             # PyG asks about the tensor as it is when it lies in a batch.
-            return _Join(None, self._increment(name, value.unsqueeze(0)))
-        return _Join(axis, self._increment(name, value))
+            return _Join(None, self._increment_of(name, value.unsqueeze(0)))
+        return _Join(axis, self._increment_of(name, value))
 
     def increment_of_number(self, value: object) -> Any:
         """Say what a number is incremented by."""
-        return self._increment(self.name, value)
+        return self._increment_of(self.name, value)
 
-    def _increment(self, name: Any, value: object) -> Any:
+    def _increment_of(self, name: object, value: object) -> Any:
+        """Ask the graph; where its own ``__inc__`` fails, leave it to PyG."""
         try:
             return self.graph.__inc__(name, value, self.store)
         except Exception:  # noqa: BLE001 -- the user's; PyG will raise it in a batch
@@ -132,7 +135,7 @@ class _Encoder:
         self.values: dict[ColumnSpec, NDArray[Any]] = {}
         self._depth = 0
 
-    def graph(self, graph: Any) -> Nest:
+    def graph(self, graph: object) -> Nest:
         if isinstance(graph, import_pyg().batch) or not hasattr(graph, "stores"):
             message = f"The sample is {kind_of(graph)}, which is not one graph."
             fix = "pack batch.to_data_list(), or Data and HeteroData objects"
@@ -161,7 +164,7 @@ class _Encoder:
         return Nest(Kind.GRAPH, cls, keys, tuple(children))
 
     def _encode_store(
-        self, graph: Any, store: Any, prefix: str, names: list[str]
+        self, graph: BaseData, store: BaseStorage, prefix: str, names: list[str]
     ) -> Nest:
         _check_private(prefix, graph, vars(store))
         keys, children = [], []
@@ -176,7 +179,7 @@ class _Encoder:
             self.values[nodes] = np.array(int(store.num_nodes or 0), "<i8")
         return Nest(Kind.STORE, None, tuple(keys), tuple(children), nodes)
 
-    def node(self, path: str, value: Any, rule: _FieldRule | None = None) -> Node:
+    def node(self, path: str, value: object, rule: _FieldRule | None = None) -> Node:
         """Take a part of a sample apart.
 
         Args:
@@ -207,7 +210,7 @@ class _Encoder:
         return nest
 
     def _encode_leaf(
-        self, path: str, row: LeafKind, value: Any, rule: _FieldRule | None
+        self, path: str, row: LeafKind, value: object, rule: _FieldRule | None
     ) -> Leaf:
         try:
             array = row.encode(value)
@@ -220,7 +223,7 @@ class _Encoder:
         if rule is not None and row.in_graphs is GraphJoin.TENSOR_OF_NUMBERS:
             asked = rule.increment_of_number(value)
             if asked is not None:
-                increment = self._increment(path, asked, None, None)
+                increment = self._store_increment(path, asked, None, None)
         return Leaf(column, increment)
 
     def _encode_tensor(
@@ -238,10 +241,11 @@ class _Encoder:
             path, _TENSOR.kind, _TENSOR.dtype_of(value), value.dim(), axis, path
         )
         self.values[column] = _TENSOR.encode(rows_first)
-        return Leaf(column, self._increment(path, join.increment, value, axis))
+        increment = self._store_increment(path, join.increment, value, axis)
+        return Leaf(column, increment)
 
-    def _increment(
-        self, path: str, asked: Any, value: torch.Tensor | None, axis: int | None
+    def _store_increment(
+        self, path: str, asked: object, value: torch.Tensor | None, axis: int | None
     ) -> Increment:
         """Keep what a value is incremented by, where it is a number or a pair.
 
@@ -268,7 +272,7 @@ class _Encoder:
         self.values[column] = array
         return column
 
-    def _encode_nest(self, path: str, value: Any, rule: _FieldRule | None) -> Nest:
+    def _encode_nest(self, path: str, value: object, rule: _FieldRule | None) -> Nest:
         row = find_nest_kind(value)
         if row is None or row.flatten is None:
             why = (
@@ -290,7 +294,7 @@ class _Encoder:
         return Nest(row.kind, cls, keys, tuple(children), None, written_keys)
 
 
-def _rule_of(row: NestKind, key: Any, rule: _FieldRule | None) -> _FieldRule | None:
+def _rule_of(row: NestKind, key: object, rule: _FieldRule | None) -> _FieldRule | None:
     """Say how PyG joins a part of a container."""
     if rule is None or row.is_composite:
         return None
@@ -344,7 +348,7 @@ def _refuse_subclass(path: str, value: object) -> None:
         raise _refused_subclass(path, value, base)
 
 
-def _refused_array(path: str, value: Any) -> DatasetError:
+def _refused_array(path: str, value: NDArray[Any] | np.generic) -> DatasetError:
     """Say what an array, or a number of numpy's, is beyond its values."""
     if isinstance(value, np.ma.MaskedArray):
         why = "a cache holds arrays, and its mask would be lost"
@@ -370,7 +374,7 @@ def _refused_subclass(
     return _cannot_store_error(path, value, why, fix)
 
 
-def _check_private(path: str, graph: Any, attributes: dict[str, Any]) -> None:
+def _check_private(path: str, graph: object, attributes: dict[str, Any]) -> None:
     """Refuse what PyG keeps beside the fields of a graph, where names begin with _."""
     lost = private_names(type(graph), attributes)
     if lost:

@@ -249,7 +249,9 @@ def paths_named_by(load: Callable[..., Any]) -> list[str | PurePath]:
 class _Visited(set[object]):
     """The ids of code that was followed, so that each function is hashed once.
 
-    Assignments are in it too, each as its scope's id and its source.
+    Assignments are in it too, each as its scope's id and its source.  Ids, since a
+    scope may be a class whose metaclass defines ``==``.  What code names is alive as
+    long as the code, so that no id comes twice.
     """
 
     def __init__(self) -> None:
@@ -574,28 +576,28 @@ class _StateWriter:
         if isinstance(reduced, str):
             return reduced
         # A function, its arguments and a state, then iterators over items, or None.
-        parts = [list(part) if hasattr(part, "__next__") else part for part in reduced]
-        return self._container_text(type(value).__qualname__, parts, depth)
+        items = [list(item) if hasattr(item, "__next__") else item for item in reduced]
+        return self._container_text(type(value).__qualname__, items, depth)
 
     def _container_text(
-        self, name: str, parts: Collection[Any], depth: int, *, ordered: bool = True
+        self, name: str, items: Collection[Any], depth: int, *, ordered: bool = True
     ) -> str | None:
         """Convert a container's items to text; None if one of them has no text.
 
         Args:
             name: Name of its class.
-            parts: Its items; of a dict, pairs.
+            items: What is in it; of a dict, pairs.
             depth: Containers around the items.
             ordered: False for sets and dicts: equal ones may differ in their order.
         """
-        if len(parts) > _MAX_ITEMS:
-            return f"{name} of {len(parts)}"
-        self._num_items += len(parts)
+        if len(items) > _MAX_ITEMS:
+            return f"{name} of {len(items)}"
+        self._num_items += len(items)
         if self._num_items > _MAX_NESTED_ITEMS:
             raise OverflowError
         texts = []
-        for part in parts:
-            text = self.write(part, depth)
+        for item in items:
+            text = self.write(item, depth)
             if text is None:
                 return None
             texts.append(text)

@@ -133,7 +133,7 @@ class GraphDataset(BaseDataset[T]):
 
     def collate(
         self,
-        samples: Any,
+        samples: object,
         *,
         follow_batch: Collection[str] | None = None,
         exclude_keys: Collection[str] | None = None,

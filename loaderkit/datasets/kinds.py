@@ -61,7 +61,10 @@ from loaderkit.pyg import import_pyg
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from _typeshed import DataclassInstance
     from numpy.typing import NDArray
+    from torch_geometric.data.data import BaseData
+    from torch_geometric.data.storage import BaseStorage
 
 MOST_AXES = 31
 """HDF5 has 32, and one of them may be the samples'."""
@@ -313,7 +316,7 @@ def _tensor_fits(spec: ColumnSpec) -> bool:
     return _DTYPE_NAME.fullmatch(spec.dtype) is not None
 
 
-def _encode_array(value: Any) -> NDArray[Any]:
+def _encode_array(value: NDArray[Any] | np.generic) -> NDArray[Any]:
     check_axes(value.ndim)
     is_number = value.dtype.kind in "biufc" and value.dtype.itemsize <= 16
     little_endian = value.dtype.newbyteorder("<")
@@ -404,7 +407,7 @@ def _text_kind(
 ) -> LeafKind:
     """Make the row of values that are kept as bytes ``[length]``."""
 
-    def encode(value: Any) -> NDArray[Any]:
+    def encode(value: object) -> NDArray[Any]:
         return np.frombuffer(to_raw(value), np.uint8)
 
     def decode(spec: ColumnSpec, array: NDArray[Any]) -> Any:
@@ -434,10 +437,10 @@ def _fits_int64(value: int) -> bool:
     return -(1 << 63) <= value < 1 << 63
 
 
-def _written(value: Any) -> bytes:
+def _plain_to_bytes(value: int | list[Any] | tuple[Any, ...]) -> bytes:
     """Write a list of plain values, or an integer of more than 64 bits."""
     try:
-        if type(value) is int:
+        if isinstance(value, int):
             return encode_text(to_json(value))
         return to_bytes(value)
     except ValueError as error:  # an integer of more digits than Python writes
@@ -515,11 +518,13 @@ _LEAF_ROWS = (
     ),
     _text_kind(Kind.BYTES, (bytes,), bytes, _same_bytes, stays_in_a_tuple=True),
     # Behind INT: what that row does not hold.
-    _text_kind(Kind.BIGINT, (int,), _written, _read_bigint, in_graphs=GraphJoin.BY_PYG),
+    _text_kind(
+        Kind.BIGINT, (int,), _plain_to_bytes, _read_bigint, in_graphs=GraphJoin.BY_PYG
+    ),
     _text_kind(
         Kind.JSON,
         (list, tuple),
-        _written,
+        _plain_to_bytes,
         from_bytes,
         holds=is_plain,
         length=Length.ITEMS,
@@ -559,7 +564,7 @@ def _make_tuple(container: Container, classes: Classes) -> tuple[Any, ...]:
     return tuple(container.values)
 
 
-def _flatten_named_tuple(value: Any) -> Container:
+def _flatten_named_tuple(value: NamedTuple) -> Container:
     return Container(value._fields, value, stored_class_name(value))
 
 
@@ -567,12 +572,12 @@ def _make_named_tuple(container: Container, classes: Classes) -> Any:
     return make_named_tuple(classes[str(container.cls)], container.values)
 
 
-def _named_tuple_fits(cls: Any, name: str, keys: tuple[Any, ...]) -> bool:
+def _named_tuple_fits(cls: type, name: str, keys: tuple[Any, ...]) -> bool:
     del name
     return issubclass(cls, tuple) and getattr(cls, "_fields", None) == keys
 
 
-def _flatten_dataclass(value: Any) -> Container:
+def _flatten_dataclass(value: DataclassInstance) -> Container:
     names = attribute_names(value)
     values = [getattr(value, name) for name in names]
     return Container(names, values, stored_class_name(value))
@@ -583,7 +588,7 @@ def _make_dataclass(container: Container, classes: Classes) -> Any:
     return make_dataclass(classes[str(container.cls)], attributes)
 
 
-def _dataclass_fits(cls: Any, name: str, keys: tuple[Any, ...]) -> bool:
+def _dataclass_fits(cls: type, name: str, keys: tuple[Any, ...]) -> bool:
     del name, keys
     return dataclasses.is_dataclass(cls)
 
@@ -597,12 +602,12 @@ def _make_graph(container: Container, classes: Classes) -> Any:
     return graph
 
 
-def _graph_fits(cls: Any, name: str, keys: tuple[Any, ...]) -> bool:
+def _graph_fits(cls: type, name: str, keys: tuple[Any, ...]) -> bool:
     del name, keys
     return issubclass(cls, import_pyg().base_data)
 
 
-def store_of(graph: Any, key: Any) -> Any:
+def store_of(graph: BaseData, key: str | tuple[str, ...] | None) -> BaseStorage:
     """Give one of a graph's stores, new where the graph has none of that key.
 
     Not ``graph[key]``: a field of the whole graph may be called as a node type is, and
@@ -616,6 +621,7 @@ def store_of(graph: Any, key: Any) -> Any:
         return graph.get_edge_store(*key)
     if key is not None:
         return graph.get_node_store(key)
+    # Private names of PyG: a field may hide any public way to this store.
     return graph._store if hasattr(graph, "_store") else graph._global_store
 
 
@@ -628,7 +634,7 @@ def _composite_kind(
 ) -> NestKind:
     """Make the row of tensors that are made of tensors."""
 
-    def flatten(value: Any) -> Container:
+    def flatten(value: object) -> Container:
         parts = parts_of(value)
         return Container(tuple(parts), list(parts.values()))
 

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 _AT_ONCE = 128
-"""Samples whose small values are in memory twice while they are copied apart."""
+"""Samples whose small values are in memory twice while they are copied apart.  Chosen:
+as many as a batch has."""
 
 
 def read_samples(
@@ -77,7 +78,7 @@ class _SamplesReader:
         if isinstance(node, Leaf):
             return self._leaf_values(node)
         if node.kind is Kind.GRAPH:
-            return self._graphs(node)
+            return self._read_graphs(node)
         if NEST_KINDS[node.kind].is_composite:
             return self._gather.values(node, self._classes)
         parts = [self.values(child) for child in node.children]
@@ -95,10 +96,10 @@ class _SamplesReader:
         if how is GraphJoin.CONCATENATE:
             # More than one axis may differ: then they are read one by one.
             with contextlib.suppress(UnlikeShapesError):
-                return self._tensors(column)
+                return self._read_tensors(column)
         return self._gather.values(leaf, self._classes)
 
-    def _tensors(self, column: ColumnSpec) -> Sequence[torch.Tensor]:
+    def _read_tensors(self, column: ColumnSpec) -> Sequence[torch.Tensor]:
         if self._gather.mean_bytes(column) >= SLICE_BYTES:
             return self._gather.separate_tensors(column)
         joined, runs = self._gather.tensor(column)
@@ -112,7 +113,7 @@ class _SamplesReader:
             tensors = split_copy(joined, runs.lengths.tolist(), column.axis)
         return tensors
 
-    def _graphs(self, node: Nest) -> list[Any]:
+    def _read_graphs(self, node: Nest) -> list[Any]:
         graphs = self._classes.blanks(str(node.cls), len(self._gather))
         for key, store in node.items():
             assert isinstance(store, Nest)

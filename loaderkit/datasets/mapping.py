@@ -145,7 +145,7 @@ def _default_path(source: BaseDataset[Any], mapped: _MappedSamples) -> Path:
     return source.cache.with_name(f"{source.cache.name}-{word}-{mapped.version[:8]}")
 
 
-def _module_of(function: Any) -> str:
+def _module_of(function: object) -> str:
     """Name the module in which a function, or the class of a callable, is written."""
     while isinstance(function, functools.partial):
         function = function.func

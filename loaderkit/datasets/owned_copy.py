@@ -26,6 +26,9 @@ from loaderkit.errors import DatasetError
 from loaderkit.pyg import is_pyg_data
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+    from torch_geometric.data.data import BaseData
+
     from loaderkit.datasets.kinds import Composite
 
 T = TypeVar("T")
@@ -96,7 +99,7 @@ def shares_memory(a: object, b: object) -> bool:
     )
 
 
-def _own_value(value: Any, path: str, enclosing_ids: tuple[int, ...]) -> Any:
+def _own_value(value: object, path: str, enclosing_ids: tuple[int, ...]) -> Any:
     if isinstance(value, torch.Tensor):
         return _own_tensor(value, path)
     if isinstance(value, _ATOM_TYPES):
@@ -114,13 +117,13 @@ def _own_value(value: Any, path: str, enclosing_ids: tuple[int, ...]) -> Any:
     return _own_nest(value, path, (*enclosing_ids, id(value)))
 
 
-def _own_nest(value: Any, path: str, enclosing_ids: tuple[int, ...]) -> Any:
+def _own_nest(value: object, path: str, enclosing_ids: tuple[int, ...]) -> Any:
     if is_pyg_data(value):
         return _own_graph(value, path, enclosing_ids)
     for kinds, copier in _COPIERS:
         if isinstance(value, kinds):
             return copier(value, path, enclosing_ids)
-    if dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _own_dataclass(value, path, enclosing_ids)
     composite = flatten_composite(value)
     if composite is None:
@@ -130,7 +133,9 @@ def _own_nest(value: Any, path: str, enclosing_ids: tuple[int, ...]) -> Any:
     return _own_composite(composite, path)
 
 
-def _own_mapping(value: Any, path: str, enclosing_ids: tuple[int, ...]) -> Any:
+def _own_mapping(
+    value: Mapping[Any, Any], path: str, enclosing_ids: tuple[int, ...]
+) -> Any:
     pairs = {
         key: _own_value(item, f"{path}[{key!r}]", enclosing_ids)
         for key, item in value.items()
@@ -143,39 +148,47 @@ def _own_mapping(value: Any, path: str, enclosing_ids: tuple[int, ...]) -> Any:
         raise _cannot_copy_error(path, value, str(error)) from None
 
 
-def _own_sequence(value: Any, path: str, enclosing_ids: tuple[int, ...]) -> Any:
+def _own_sequence(
+    value: list[Any] | tuple[Any, ...], path: str, enclosing_ids: tuple[int, ...]
+) -> Any:
     items = [
         _own_value(item, f"{path}[{position}]", enclosing_ids)
         for position, item in enumerate(value)
     ]
     if not hasattr(value, "_fields"):
         return type(value)(items)
-    duplicate = make_named_tuple(type(value), items)
+    duplicate: Any = make_named_tuple(type(value), items)
+    # What a subclass keeps beside its fields, and may not let anybody set.
     if getattr(value, "__dict__", None):
         duplicate.__dict__.update(value.__dict__)
     return duplicate
 
 
-def _own_set(value: Any, path: str, enclosing_ids: tuple[int, ...]) -> Any:
+def _own_set(
+    value: set[Any] | frozenset[Any], path: str, enclosing_ids: tuple[int, ...]
+) -> Any:
     return type(value)(_own_value(item, path, enclosing_ids) for item in value)
 
 
-def _own_plain(value: Any, path: str, enclosing_ids: tuple[int, ...]) -> Any:
+def _own_plain(value: object, path: str, enclosing_ids: tuple[int, ...]) -> Any:
     del path, enclosing_ids
     return copy.deepcopy(value)
 
 
-def _own_dataclass(value: Any, path: str, enclosing_ids: tuple[int, ...]) -> Any:
+def _own_dataclass(
+    value: DataclassInstance, path: str, enclosing_ids: tuple[int, ...]
+) -> Any:
     duplicate = copy.copy(value)
     for field in dataclasses.fields(value):
         copied = _own_value(
             getattr(value, field.name), f"{path}.{field.name}", enclosing_ids
         )
+        # As the __init__ of a frozen dataclass does; nobody else has the copy yet.
         object.__setattr__(duplicate, field.name, copied)
     return duplicate
 
 
-def _own_graph(data: Any, path: str, enclosing_ids: tuple[int, ...]) -> Any:
+def _own_graph(data: BaseData, path: str, enclosing_ids: tuple[int, ...]) -> Any:
     duplicate = copy.copy(data)
     for store, copied in zip(data.stores, duplicate.stores, strict=True):
         for key, value in store.items():
@@ -214,12 +227,14 @@ def _own_tensor(value: torch.Tensor, path: str) -> Any:
 
 
 def _own_nested(value: Any) -> Any:
+    # Any: torch's hints do not know the methods of a jagged tensor.
     if value.layout is not torch.jagged:
         return value.clone()
     values, offsets, lengths = (
         None if part is None else part.clone(memory_format=torch.contiguous_format)
         for part in (value.values(), value.offsets(), value.lengths())
     )
+    # torch has no public name for the axis that is ragged.
     axis: int = value._ragged_idx
     return torch.nested.nested_tensor_from_jagged(
         cast("torch.Tensor", values), offsets, lengths, jagged_dim=axis
@@ -234,7 +249,7 @@ def _own_composite(composite: Composite, path: str) -> Any:
     return unflatten_composite(composite.kind, parts)
 
 
-def _address_ranges(value: Any) -> Iterator[tuple[int, int]]:
+def _address_ranges(value: object) -> Iterator[tuple[int, int]]:
     """List the address ranges of all storages in a nest."""
     if isinstance(value, torch.Tensor):
         yield from _tensor_address_ranges(value)
@@ -250,6 +265,7 @@ def _address_ranges(value: Any) -> Iterator[tuple[int, int]]:
 
 
 def _tensor_address_ranges(value: Any) -> Iterator[tuple[int, int]]:
+    # Any: torch's hints do not know the methods of a jagged tensor.
     composite = None if _is_plain_tensor(value) else flatten_composite(value)
     if composite is not None:
         yield from _address_ranges(composite.parts)
@@ -262,7 +278,7 @@ def _tensor_address_ranges(value: Any) -> Iterator[tuple[int, int]]:
         yield start, start + value.untyped_storage().nbytes()
 
 
-def _items_inside(value: Any) -> list[Any]:
+def _items_inside(value: object) -> list[Any]:
     """List what a nest holds."""
     if is_pyg_data(value):
         return [item for store in value.stores for item in store.values()]

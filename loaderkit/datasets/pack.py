@@ -158,7 +158,7 @@ def pack(
 
 
 def _check_samples(
-    cache: Any, source: Source | StreamSource, path: CacheLocation
+    cache: SafeDataset[Any], source: Source | StreamSource, path: CacheLocation
 ) -> None:
     """See that what another process has packed meanwhile is the same samples.
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from loaderkit.datasets.sources import Source
 
 _MOST_LOOKED_AT = 100_000
-"""Raw files that are looked at before they are read; 200 bytes each."""
+"""Raw files that are looked at before they are read.  Chosen: 200 bytes each, 20 MB."""
 _BLOCKS_AGAIN = 16
 """Blocks of samples that are read in one task for their hashes alone.  Chosen, as the
 blocks of a span (shard_plan.py)."""
@@ -174,7 +174,7 @@ class PackingRun:
             structure: What is known of how their samples are built; it may learn.
             bar: Told of samples.
         """
-        told: dict[int, int] = {}
+        samples_on_bar: dict[int, int] = {}
         """Samples of each shard of which the bar was told."""
         nbytes = 0
         files = self._files_of_shards(numbers)
@@ -183,12 +183,12 @@ class PackingRun:
         ):
             if isinstance(result, ReadSpan):
                 number = self.plan.shard_of(result.start)
-                told[number] = told.get(number, 0) + result.samples
+                samples_on_bar[number] = samples_on_bar.get(number, 0) + result.samples
                 bar.update(result.samples)
                 nbytes += result.nbytes
             else:
                 self._xxh3[result.number] = result.xxh3
-                bar.update(result.samples - told.get(result.number, 0))
+                bar.update(result.samples - samples_on_bar.get(result.number, 0))
             bar.set_postfix_str(format_bytes(nbytes), refresh=False)
 
     def _files_of_shards(self, numbers: list[int]) -> dict[int, dict[str, FileVersion]]:
@@ -258,8 +258,8 @@ class PackingRun:
             learned = self.build.read_note(number).state
             if learned == known:
                 continue
-            part = Structure.from_json(learned)
-            if take_over(self.structure, part, f"of shard {number}"):
+            of_shard = Structure.from_json(learned)
+            if take_over(self.structure, of_shard, f"of shard {number}"):
                 known = learned
             else:
                 misnumbered.append(number)

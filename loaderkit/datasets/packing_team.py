@@ -47,7 +47,8 @@ _WORKERS_ERRORS = (Exception, asyncio.CancelledError)
 """What a future raises.  dask's are cancelled with asyncio's error, which is no
 ``Exception``."""
 _ROWS_OF_LOOK = 8
-"""Samples are looked at so many in a task: up to 4 tasks."""
+"""Samples are looked at so many in a task: up to 4 tasks, one for each worker that is
+started by default."""
 _MANY_SHARDS = 64
 """An executor whose workers may be on many machines is given whole shards where there
 are so many: nothing goes from one machine to another then.  Chosen: of fewer, some of
@@ -147,7 +148,7 @@ class PackingTeam:
         errors: dict[int, BaseException] = {}
         is_local = self._engine.is_local
         fresh = itertools.takewhile(lambda _: not (errors and is_local), tasks)
-        for outcome in self._outcomes(fresh, collections.deque()):
+        for outcome in self._outcomes_of_tasks(fresh, collections.deque()):
             if outcome.error is None:
                 yield outcome.result
             else:
@@ -192,7 +193,7 @@ class PackingTeam:
         else:
             fresh = shards.spans()
         errors: dict[int, BaseException] = {}
-        for outcome in self._outcomes(fresh, shards.ready):
+        for outcome in self._outcomes_of_tasks(fresh, shards.ready):
             if outcome.error is not None:
                 errors[outcome.task.rows.start] = outcome.error
                 shards.give_up(outcome.task, others_too=self._engine.is_local)
@@ -211,7 +212,7 @@ class PackingTeam:
         results: dict[str, Any] = {}
         errors: dict[int, BaseException] = {}
         in_order = list(tasks)
-        for outcome in self._outcomes(iter(in_order), collections.deque()):
+        for outcome in self._outcomes_of_tasks(iter(in_order), collections.deque()):
             if outcome.error is not None:
                 errors[outcome.task.rows.start] = outcome.error
             results[outcome.task.name] = outcome.result
@@ -219,7 +220,7 @@ class PackingTeam:
             raise errors[min(errors)]
         return [results[task.name] for task in in_order]
 
-    def _outcomes(
+    def _outcomes_of_tasks(
         self, fresh: Iterator[PackTask], ready: collections.deque[PackTask]
     ) -> Iterator[_Outcome]:
         """Have tasks done.
@@ -243,7 +244,7 @@ class PackingTeam:
                     future = engine.submit(task)
                     if future is None:
                         if not outstanding:
-                            raise self._refusal(queues.blamed_rows(task))
+                            raise self._refusal_of_engine(queues.blamed_rows(task))
                         # What it had before comes back first: that says whose samples
                         # have cost the worker.
                         queues.put_back(task)
@@ -279,7 +280,7 @@ class PackingTeam:
             for future in outstanding:
                 future.cancel()
 
-    def _refusal(self, blamed_rows: range | None) -> DatasetError:
+    def _refusal_of_engine(self, blamed_rows: range | None) -> DatasetError:
         if blamed_rows is None:
             return self._engine.refused()
         return self._engine.lost(blamed_rows, RuntimeError("it takes no more tasks"))

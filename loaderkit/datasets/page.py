@@ -37,7 +37,7 @@ def size_section(sizes: NDArray[Any], name: str, *, most: int | None = None) -> 
     Returns:
         A section with a histogram, and with a sentence where there is a limit.
     """
-    amounts = _describe(sizes, name)
+    amounts = _describe_sizes(sizes, name)
     blocks: list[Block] = [amounts]
     limits: tuple[Limit, ...] = ()
     if most is not None:
@@ -115,7 +115,7 @@ def field_sections(
     return (Section("Fields", (chart, table)),)
 
 
-def _describe(sizes: NDArray[Any], name: str) -> str:
+def _describe_sizes(sizes: NDArray[Any], name: str) -> str:
     if not len(sizes):
         return "There is no sample."
     # "higher": one of the sizes, and no number between two of them

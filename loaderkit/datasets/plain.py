@@ -53,7 +53,7 @@ CONTRADICTIONS = (
 """What Python, torch and PyG raise about parts that make no whole."""
 
 
-def to_bytes(value: Any) -> bytes:
+def to_bytes(value: list[Any] | tuple[Any, ...]) -> bytes:
     r"""Write a plain value.
 
     Args:
@@ -124,7 +124,7 @@ def count_items(column: str, raw: bytes) -> int:
     return len(value)
 
 
-def is_plain(value: Any, depth: int = 0) -> bool:
+def is_plain(value: object, depth: int = 0) -> bool:
     """Tell whether a value is made of plain Python values alone.
 
     Args:
@@ -135,7 +135,7 @@ def is_plain(value: Any, depth: int = 0) -> bool:
         return True
     if depth >= MOST_DEPTH:
         return False
-    if type(value) in {list, tuple}:
+    if type(value) is list or type(value) is tuple:
         return all(is_plain(item, depth + 1) for item in value)
     if type(value) is dict:
         return all(
@@ -145,7 +145,7 @@ def is_plain(value: Any, depth: int = 0) -> bool:
     return False
 
 
-def is_storable_key(key: Any) -> bool:
+def is_storable_key(key: object) -> bool:
     """Tell whether a dict's key can be written in the manifest, as Python writes it."""
     if type(key) is str:
         return True
@@ -158,14 +158,14 @@ def is_storable_key(key: Any) -> bool:
     return type(key) in {bool, type(None)}
 
 
-def _is_literal(key: Any, depth: int = 0) -> bool:
+def _is_literal(key: object, depth: int = 0) -> bool:
     if type(key) is tuple:
         return depth < MOST_DEPTH and all(_is_literal(part, depth + 1) for part in key)
     is_nan = key != key
     return type(key) in {str, int, bool, float, type(None)} and not is_nan
 
 
-def to_json(value: Any) -> str:
+def to_json(value: object) -> str:
     """Write a plain value as JSON.
 
     Raises:
@@ -286,7 +286,7 @@ def _dtype_of_numbers(text_count: int) -> str:
     return "<u2" if text_count <= 1 << 16 else "<u4"
 
 
-def _to_tagged_json(value: Any) -> Any:
+def _to_tagged_json(value: object) -> Any:
     """Make plain Python JSON, marking what JSON has no notion of."""
     if isinstance(value, tuple):
         return {"t": [_to_tagged_json(element) for element in value]}

@@ -32,6 +32,7 @@ comparing takes.  Not by torch, whose threads wait for each other on a busy mach
 _FEW_KERNELS = "uint16 uint32 uint64 float8_e4m3fn float8_e4m3fnuz float8_e5m2 "
 _FEW_KERNELS += "float8_e5m2fnuz float8_e8m0fnu complex32"
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers by their bytes."""
 _SIGNED = {
     dtype: _BITS[dtype.itemsize]
     for name in _FEW_KERNELS.split()
@@ -54,6 +55,7 @@ def _made_of_parts(cls: type[T]) -> type[T]:
             parts = tuple(parts[0])
         return of_fields(kind, *parts, **named)
 
+    # No type checker lets a method be replaced, though this class is ours.
     cls.__new__ = __new__  # type: ignore[method-assign, assignment]
     return cls
 
@@ -75,11 +77,11 @@ class Padded(NamedTuple):
 
     def to(self, *args: Any, **kwargs: Any) -> Padded:
         """Move to a device, and cast the values, as ``torch.Tensor.to`` does."""
-        return _moved(self, *args, **kwargs)
+        return _move_to(self, *args, **kwargs)
 
-    def pin_memory(self, device: Any = None) -> Padded:
+    def pin_memory(self, device: object = None) -> Padded:
         """Copy to page-locked memory, as ``torch.Tensor.pin_memory`` does."""
-        return _pinned(self, device)
+        return _pin_all(self, device)
 
     def to_list(self) -> list[torch.Tensor]:
         """Give the samples back, as views ``[lengths[i], *rest]``."""
@@ -102,11 +104,11 @@ class Packed(NamedTuple):
 
     def to(self, *args: Any, **kwargs: Any) -> Packed:
         """Move to a device, and cast the values, as ``torch.Tensor.to`` does."""
-        return _moved(self, *args, **kwargs)
+        return _move_to(self, *args, **kwargs)
 
-    def pin_memory(self, device: Any = None) -> Packed:
+    def pin_memory(self, device: object = None) -> Packed:
         """Copy to page-locked memory, as ``torch.Tensor.pin_memory`` does."""
-        return _pinned(self, device)
+        return _pin_all(self, device)
 
     def to_list(self) -> list[torch.Tensor]:
         """Give the samples back, as views ``[offsets[i + 1] - offsets[i], *rest]``."""
@@ -124,23 +126,26 @@ def _shapes_of(batch: Padded | Packed) -> str:
     device_text = (
         "" if batch.values.device.type == "cpu" else f" on {batch.values.device}"
     )
-    shapes = [f"{name}={list(part.shape)}" for name, part in batch._asdict().items()]
+    tensors = batch._asdict()
+    shapes = [f"{name}={list(tensor.shape)}" for name, tensor in tensors.items()]
     shapes[0] += f" {dtype}{device_text}"
     return f"{type(batch).__name__}({', '.join(shapes)})"
 
 
-def _moved(batch: B, *args: Any, **kwargs: Any) -> B:
+def _move_to(batch: B, *args: Any, **kwargs: Any) -> B:
     """Move all parts; a dtype is for the values, not for what counts rows."""
     values, *others = batch
     values = values.to(*args, **kwargs)
     non_blocking = bool(kwargs.get("non_blocking", False))
-    moved = (part.to(values.device, non_blocking=non_blocking) for part in others)
+    device = values.device
+    moved = [tensor.to(device, non_blocking=non_blocking) for tensor in others]
     return type(batch)(values, *moved)
 
 
-def _pinned(batch: B, device: Any) -> B:
-    pinned = [p.pin_memory() if device is None else p.pin_memory(device) for p in batch]
-    return type(batch)(*pinned)
+def _pin_all(batch: B, device: object) -> B:
+    # torch warns of ``pin_memory(None)`` too: the argument is deprecated.
+    arguments: Any = () if device is None else (device,)
+    return type(batch)(*[tensor.pin_memory(*arguments) for tensor in batch])
 
 
 def pad(tensors: Sequence[torch.Tensor]) -> Padded:
@@ -163,7 +168,7 @@ def pad(tensors: Sequence[torch.Tensor]) -> Padded:
     dtype = tensors[0].dtype
     bits = [tensor.view(_SIGNED.get(dtype, dtype)) for tensor in tensors]
     padded = torch.nn.utils.rnn.pad_sequence(bits, batch_first=True)
-    lengths = _lengths(tensors)
+    lengths = _lengths_of(tensors)
     mask = mask_of(lengths.numpy(), padded.shape[1])
     return Padded(padded.view(dtype), lengths, mask)
 
@@ -194,7 +199,7 @@ def check_pad_value(pad_value: PadValue, ragged: str) -> None:
         raise OptionError(message, why=why, fix='ragged="padded"')
 
 
-def fill_padding(batch: Any, pad_value: PadValue, name: str = "") -> frozenset[str]:
+def fill_padding(batch: object, pad_value: PadValue, name: str = "") -> frozenset[str]:
     """Write a value behind the end of each sample, in place.
 
     Args:
@@ -230,7 +235,7 @@ def fill_padding(batch: Any, pad_value: PadValue, name: str = "") -> frozenset[s
     return frozenset(names)
 
 
-def _named_parts(batch: Any) -> Iterator[tuple[str | None, Any]]:
+def _named_parts(batch: object) -> Iterator[tuple[str | None, Any]]:
     """Go through what is in a container, with its names; None where it has none."""
     if isinstance(batch, Mapping):
         yield from ((str(key), part) for key, part in batch.items())
@@ -302,7 +307,7 @@ def pack_rows(values: torch.Tensor, lengths: torch.Tensor) -> Packed:
     Returns:
         The values with their offsets.
     """
-    return Packed(values, _offsets(lengths))
+    return Packed(values, _offsets_of(lengths))
 
 
 def jag(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -315,7 +320,7 @@ def jag(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     Returns:
         A tensor ``[B, j, *rest]`` that torch's attention takes as it is.
     """
-    return torch.nested.nested_tensor_from_jagged(values, _offsets(lengths))
+    return torch.nested.nested_tensor_from_jagged(values, _offsets_of(lengths))
 
 
 def concatenate(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -331,7 +336,7 @@ def concatenate(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Te
         DatasetError: They differ in dtype, or in more than their first axis.
     """
     check_alike(tensors)
-    return torch.cat(list(tensors)), _lengths(tensors)
+    return torch.cat(list(tensors)), _lengths_of(tensors)
 
 
 def check_alike(tensors: Sequence[torch.Tensor]) -> None:
@@ -358,11 +363,11 @@ def check_alike(tensors: Sequence[torch.Tensor]) -> None:
             raise DatasetError(message, why=why, fix=fix)
 
 
-def _lengths(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def _lengths_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.tensor([len(tensor) for tensor in tensors])
 
 
-def _offsets(lengths: torch.Tensor) -> torch.Tensor:
+def _offsets_of(lengths: torch.Tensor) -> torch.Tensor:
     offsets = lengths.new_zeros(len(lengths) + 1)
     torch.cumsum(lengths, 0, out=offsets[1:])
     return offsets

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
@@ -24,7 +24,7 @@ def is_one(index: object) -> bool:
     return getattr(index, "ndim", 0) == 0 and hasattr(index, "__index__")
 
 
-def one_row(index: Any, count: int) -> int:
+def one_row(index: SupportsIndex, count: int) -> int:
     """Turn one index into a row.
 
     Args:
@@ -44,7 +44,7 @@ def one_row(index: Any, count: int) -> int:
     return row % count
 
 
-def many_rows(index: Any, count: int) -> Ints:
+def many_rows(index: object, count: int) -> Ints:
     """Turn a slice, a list, a tensor, an array or a mask into rows.
 
     Args:
@@ -64,9 +64,10 @@ def many_rows(index: Any, count: int) -> Ints:
     (array([4, 0]), array([1, 3]), array([0, 1]))
     """
     if isinstance(index, slice):
-        start, stop = _border(index.start, count), _border(index.stop, count)
+        start = _row_of_border(index.start, count)
+        stop = _row_of_border(index.stop, count)
         return np.arange(*slice(start, stop, index.step).indices(count), dtype=np.int64)
-    rows = _array(index)
+    rows = _as_array(index)
     if rows.dtype == np.bool_:
         if len(rows) != count:
             msg = f"a mask of {len(rows):,} was given to a dataset of {count:,} samples"
@@ -91,7 +92,7 @@ def many_rows(index: Any, count: int) -> Ints:
     return rows if low >= 0 else np.where(rows < 0, rows + count, rows)
 
 
-def _border(border: Any, count: int) -> Any:
+def _row_of_border(border: object, count: int) -> Any:
     """Turn a share of the rows into a row, rounded as PyG rounds it."""
     if not isinstance(border, float | np.floating):
         return border
@@ -101,7 +102,7 @@ def _border(border: Any, count: int) -> Any:
     return round(float(border) * count)
 
 
-def _array(index: Any) -> NDArray[Any]:
+def _as_array(index: object) -> NDArray[Any]:
     if not hasattr(index, "__len__") and not isinstance(index, Iterable):
         msg = f"rows are integers, booleans or a slice, got {index!r}"
         if isinstance(index, float):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 T = TypeVar("T", default=Any)
 
 _READ_TOGETHER = 256
-"""Samples that ``filter`` holds at once: what a batch of a loader usually has."""
+"""Samples that ``filter`` holds at once.  Chosen: what a batch of a loader may have."""
 
 
 @answer_wrong_calls
@@ -60,7 +60,7 @@ class RowSelection(Generic[T]):
         """Read samples."""
         raise NotImplementedError
 
-    def index_select(self, idx: Any) -> Self:
+    def index_select(self, idx: object) -> Self:
         """Choose rows, as PyG's datasets do.
 
         Args:
@@ -76,7 +76,7 @@ class RowSelection(Generic[T]):
         """
         return self.subset(many_rows(idx, len(self)))
 
-    def select(self, indices: Any) -> Self:
+    def select(self, indices: object) -> Self:
         """Choose rows, as Hugging Face's datasets do; the same as ``index_select``."""
         return self.index_select(indices)
 
@@ -147,7 +147,7 @@ class RowSelection(Generic[T]):
             why = "Hugging Face's first argument is the seed"
             raise OptionError(message, why=why, fix=f"shuffle(seed={return_perm})")
         check_truth("return_perm", return_perm)
-        order = _permutation(len(self), seed, generator)
+        order = _random_rows(len(self), seed, generator)
         shuffled = self.subset(order)
         return (shuffled, torch.from_numpy(order)) if return_perm else shuffled
 
@@ -185,7 +185,7 @@ class RowSelection(Generic[T]):
             order = np.arange(len(self))
             chosen = order[train : train + test]
             return {"train": self.subset(order[:train]), "test": self.subset(chosen)}
-        order = _permutation(len(self), seed, generator)
+        order = _random_rows(len(self), seed, generator)
         remaining = order[test : test + train]
         return {"train": self.subset(remaining), "test": self.subset(order[:test])}
 
@@ -220,7 +220,7 @@ class RowSelection(Generic[T]):
         return self.subset(np.array(chosen_rows, np.int64))
 
 
-def _permutation(count: int, seed: int | None, generator: Any) -> Ints:
+def _random_rows(count: int, seed: int | None, generator: object) -> Ints:
     """Draw an order of rows, as the library whose arguments were given draws it."""
     if seed is not None and generator is not None:
         message = "seed and generator were both given."
@@ -260,7 +260,7 @@ def _split_sizes(
 
 
 def _part_size(
-    name: str, size: Any, count: int, rounded: Callable[[float], int]
+    name: str, size: object, count: int, rounded: Callable[[float], int]
 ) -> int | None:
     if size is None:
         return None

@@ -23,15 +23,18 @@ _LEAST_LOOKED_AT, _LEAST_LOOKED_AT_OF = 8, 4
 """Of fewer than 256 samples up to 8 are looked at, one in 4: a first one that is small
 must not stand for a hundred large ones, which would be one shard, held in memory."""
 BLOCK_BYTES = 4 << 20
-"""Samples wait in memory until they are about so many bytes; then in a file."""
+"""Samples wait in memory until they are about so many bytes; then in a file.  Chosen: a
+task holds two of them, and a write of a millisecond costs little beside reading."""
 _MOST_BLOCK_SAMPLES = 512
+"""Of small samples a block has fewer bytes, so that a bar moves and work is shared."""
 _LEAST_BLOCKS = 16
 """Small sources are cut so that several workers have something to read."""
 _MOST_SPAN_BLOCKS = 16
 """A worker reads so many blocks in one task, 64 MiB.  Chosen: a task costs a
 millisecond, and with it is lost what a worker that is killed had read."""
 _ENOUGH_SPANS = 64
-"""Into more spans than these a source is cut only where they would be too large."""
+"""Into more spans than these a source is cut only where they would be too large.
+Chosen: sixteen for each of four workers, so that none waits long for the last."""
 
 
 def rows_to_look_at(samples: int) -> list[int]:

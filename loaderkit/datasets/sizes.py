@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -219,31 +220,33 @@ def graph_sizes(opened: OpenedCache, rows: Ints) -> GraphSizes:
     """
     sizes = GraphSizes(*(np.zeros(len(rows), np.int64) for _ in range(3)))
     for positions in opened.store.positions_at_once(rows):
-        part = _graph_sizes_at_once(opened, rows[positions])
-        sizes.nodes[positions] = part.nodes
-        sizes.edges[positions] = part.edges
-        sizes.bytes[positions] = part.bytes
+        sizes_at_once = _graph_sizes_at_once(opened, rows[positions])
+        sizes.nodes[positions] = sizes_at_once.nodes
+        sizes.edges[positions] = sizes_at_once.edges
+        sizes.bytes[positions] = sizes_at_once.bytes
     return sizes
 
 
 def _graph_sizes_at_once(opened: OpenedCache, rows: Ints) -> GraphSizes:
-    nodes, edges, nbytes = (np.zeros(len(rows), np.int64) for _ in range(3))
+    """Measure graphs whose shards can all be on local disk at once."""
+    count = len(rows)
+    nodes, edges, nbytes = (np.zeros(count, np.int64) for _ in range(3))
     variants = opened.variants(rows)
     for number in occurring(variants):
-        at = np.flatnonzero(variants == number)
+        positions = np.flatnonzero(variants == number)
         graph = opened.structure.variants[number]
         if not is_graph(graph):
-            message = f"Sample {rows[at[0]]} of {opened.store.path} is no graph."
+            message = f"Sample {rows[positions[0]]} of {opened.store.path} is no graph."
             why = "the sizes of a SafeGraphDataset are its nodes and edges"
             fix = "pack graphs only; or SafeDataset(cache=path).sizes(), in bytes"
             raise DatasetError(message, why=why, fix=fix)
-        gather = BatchGather(opened.store, rows[at])
+        gather = BatchGather(opened.store, rows[positions])
         for store in graph.children:
             assert isinstance(store, Nest)
             if store.nodes:
-                nodes[at] += gather.per_sample(store.nodes.name)
-            edges[at] += _count_edges(gather, store)
-            nbytes[at] += stored_bytes(gather, store)
+                nodes[positions] += gather.per_sample(store.nodes.name)
+            edges[positions] += _count_edges(gather, store)
+            nbytes[positions] += stored_bytes(gather, store)
     return GraphSizes(nodes, edges, nbytes)
 
 
@@ -260,9 +263,9 @@ def sample_sizes(opened: OpenedCache, rows: Ints) -> SampleSizes:
     nbytes = np.zeros(len(rows), np.int64)
     variants = opened.variants(rows)
     for number in occurring(variants):
-        at = np.flatnonzero(variants == number)
-        gather = BatchGather(opened.store, rows[at])
-        nbytes[at] = stored_bytes(gather, opened.structure.variants[number])
+        positions = np.flatnonzero(variants == number)
+        gather = BatchGather(opened.store, rows[positions])
+        nbytes[positions] = stored_bytes(gather, opened.structure.variants[number])
     chosen = _token_lengths(opened)
     tokens = np.max([*chosen.values()], axis=0) if chosen else None
     if tokens is None or (tokens == _ABSENT).any():
@@ -336,19 +339,14 @@ class SizeCounter:
     def _count_tokens(self, samples: Sequence[Any]) -> int:
         """Sum up the longest field of each, of those that are ragged here or there."""
         lengths = [dict(_lengths_in(sample)) for sample in samples]
-        paths = {path for sample_lengths in lengths for path in sample_lengths}
+        lengths_by_path: dict[str, set[int]] = defaultdict(set)
+        for sample_lengths in lengths:
+            for path, length in sample_lengths.items():
+                lengths_by_path[path].add(length)
         counted = {
             path
-            for path in paths
-            if path in self.token_fields
-            or len(
-                {
-                    sample_lengths[path]
-                    for sample_lengths in lengths
-                    if path in sample_lengths
-                }
-            )
-            > 1
+            for path, occurring_lengths in lengths_by_path.items()
+            if path in self.token_fields or len(occurring_lengths) > 1
         }
         return sum(
             max(
@@ -364,7 +362,7 @@ def size_counter(opened: OpenedCache, *, graphs: bool) -> SizeCounter:
     return SizeCounter(frozenset(() if graphs else _token_lengths(opened)))
 
 
-def _fields_in(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _fields_in(value: object, path: str = "") -> Iterator[tuple[str, Any]]:
     """Go through the tensors, arrays and plain lists of a sample, with their paths."""
     children: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, torch.Tensor | np.ndarray):
@@ -389,13 +387,13 @@ def _fields_in(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from _fields_in(child, f"{path}.{name}" if path else str(name))
 
 
-def _bytes_of_field(field: Any) -> int:
+def _bytes_of_field(field: object) -> int:
     if isinstance(field, torch.Tensor) and field.layout is not torch.strided:
         return 0  # sparse ones do not say
     return int(getattr(field, "nbytes", 0))
 
 
-def _lengths_in(sample: Any) -> Iterator[tuple[str, int]]:
+def _lengths_in(sample: object) -> Iterator[tuple[str, int]]:
     """Find the length of every field of a sample that has one, by its path."""
     for path, field in _fields_in(sample):
         if getattr(field, "ndim", 1):
@@ -412,12 +410,12 @@ def _lengths_by_path(opened: OpenedCache) -> dict[str, Ints]:
     variants = opened.variants(np.arange(count))
     lengths: dict[str, Ints] = {}
     for number in occurring(variants):
-        at = np.flatnonzero(variants == number)
-        gather = BatchGather(opened.store, at)
+        of_variant = np.flatnonzero(variants == number)
+        gather = BatchGather(opened.store, of_variant)
         variant = opened.structure.variants[number]
         for path, variant_lengths in _lengths_of_fields(gather, variant):
             field = lengths.setdefault(path, np.full(count, _ABSENT, np.int64))
-            field[at] = variant_lengths
+            field[of_variant] = variant_lengths
     return lengths
 
 
@@ -451,14 +449,17 @@ def _first_axes(gather: BatchGather, spec: ColumnSpec) -> Ints:
     """Look up the length of a field's first axis in each sample."""
     column = gather.store.column(spec.name)
     lengths = np.empty(len(gather), np.int64)
-    for share in gather.selection.by_part(column):
-        part, samples = share.part, share.samples
+    for selection in gather.selection.by_part(column):
+        part, samples = selection.part, selection.samples
         if part.shapes is None:
-            share_lengths = part.locate_rows(samples, share.shards)[1]
-        else:  # more than one axis differs: the rows are single numbers
-            held = samples if part.rows is None else part.rows.searchsorted(samples)
-            share_lengths = part.shapes[held, 0]
-        lengths[... if share.positions is None else share.positions] = share_lengths
+            part_lengths = part.locate_rows(samples, selection.shards)[1]
+        else:
+            # More than one axis differs: the rows are single numbers, and how many
+            # there are says nothing of the first axis.
+            numbers = samples if part.rows is None else part.rows.searchsorted(samples)
+            part_lengths = part.shapes[numbers, 0]
+        positions = selection.positions
+        lengths[... if positions is None else positions] = part_lengths
     return lengths
 
 
@@ -500,8 +501,9 @@ def stored_bytes(gather: BatchGather, node: Node) -> Ints:
         column = gather.column(spec)
         itemsize = 1 if spec.row.is_text else batch_dtype(spec).itemsize
         lengths = gather.selection.row_ranges(column).lengths
-        for share in gather.selection.by_part(column):
-            in_batch = slice(None) if share.positions is None else share.positions
-            numel = math.prod(share.part.values.shape[1:])
+        for selection in gather.selection.by_part(column):
+            positions = selection.positions
+            in_batch = slice(None) if positions is None else positions
+            numel = math.prod(selection.part.values.shape[1:])
             total[in_batch] += lengths[in_batch] * numel * itemsize
     return total

@@ -26,6 +26,7 @@ _MOST_NODES = 1 << 40
 """A graph of so many nodes takes terabytes; a sum over a batch of these stays below
 2**63."""
 _MOST_IN_A_ROW = 1 << 40
+"""Numbers of a sample in one row.  Chosen: so many take a terabyte, at a byte each."""
 _WIDENED = ("<i4", "<i8")
 """Stored in the fewest bytes that hold them (see ``columns.narrowest_dtype``)."""
 
@@ -44,12 +45,12 @@ def check_columns(structure: Structure, manifest: Manifest) -> None:
     dtypes = {name: _stored_dtype(spec) for name, spec in structure.columns.items()}
     for name, kind in ((KEY, Kind.STR), (VARIANT, Kind.VARIANT)):
         if name in structure.columns and structure.columns[name].kind is not kind:
-            raise _damaged(f"column {name!r} is not what it is always for")
+            raise _damaged_manifest(f"column {name!r} is not what it is always for")
     for group in manifest.shards.groups:
         _check_samples(group)
         for name, column in group.schema.columns:
             if name not in structure.columns:
-                raise _damaged(f"nothing says what column {name!r} is for")
+                raise _damaged_manifest(f"nothing says what column {name!r} is for")
             spec = structure.columns[name]
             _check_column(group, column, spec, dtypes[name])
             counter = COUNTER_KINDS.get(spec.kind)
@@ -59,18 +60,20 @@ def check_columns(structure: Structure, manifest: Manifest) -> None:
     for variant in structure.variants:
         for leaf in leaves_of(variant):
             if leaf.column.name not in stored:
-                raise _damaged(f"column {leaf.column.name!r} is in no shard")
+                raise _damaged_manifest(f"column {leaf.column.name!r} is in no shard")
 
 
 def _check_samples(group: ShardGroup) -> None:
     key = group.schema.column.get(KEY)
     if key is None or key.rows is not None:
-        raise _damaged(f"{group.files[0]} holds no keys, or not of all samples")
+        raise _damaged_manifest(
+            f"{group.files[0]} holds no keys, or not of all samples"
+        )
     # A shard without samples takes 2 KB, and every sample at least a key.
     wrong = group.samples > group.bytes
     if wrong.any():
         file = group.files[int(wrong.argmax())]
-        raise _damaged(f"{file} has fewer bytes than samples")
+        raise _damaged_manifest(f"{file} has fewer bytes than samples")
 
 
 def _check_column(
@@ -87,16 +90,18 @@ def _check_column(
         and stored.itemsize <= dtype.itemsize
     )
     if stored != dtype and not is_narrowed:
-        raise _damaged(f"column {name!r} holds {stored} for {dtype}")
+        raise _damaged_manifest(f"column {name!r} holds {stored} for {dtype}")
     for axes in _axes_of_samples(group, column):
         if axes != ndim:
-            raise _damaged(f"column {name!r} has values of {axes} axes, not {ndim}")
+            raise _damaged_manifest(
+                f"column {name!r} has values of {axes} axes, not {ndim}"
+            )
     if is_counter:
         # One number a sample, or a pair of them.
         is_pair = array.axes == 2 and bool((sizes[1] == 2).all())
         whole = ndim == array.axes - 1 and (array.axes == 1 or is_pair)
         if column.offsets is not None or not whole or array.chunk_index is not None:
-            raise _damaged(f"column {name!r} is no column of counts")
+            raise _damaged_manifest(f"column {name!r} is no column of counts")
     if array.axes == 1:
         return
     # Rows without any number can be as many as one likes, without a byte on disk.
@@ -107,8 +112,10 @@ def _check_column(
         at = int(wrong.argmax())
         rows, *shape = (int(size[at]) for size in sizes)
         if row_size[at]:
-            raise _damaged(f"a row of column {name!r} has the shape {tuple(shape)}")
-        raise _damaged(f"column {name!r} has {rows:,} rows without numbers")
+            raise _damaged_manifest(
+                f"a row of column {name!r} has the shape {tuple(shape)}"
+            )
+        raise _damaged_manifest(f"column {name!r} has {rows:,} rows without numbers")
 
 
 def _axes_of_samples(group: ShardGroup, column: ColumnSchema) -> set[int]:
@@ -135,13 +142,15 @@ def _check_bounds(
     if spec.kind is Kind.VARIANT:
         most = len(structure.variants) - 1
     if not column.bounded:
-        raise _damaged(f"nothing says how large the numbers of column {name!r} are")
+        raise _damaged_manifest(
+            f"nothing says how large the numbers of column {name!r} are"
+        )
     low, high = group.low(name), group.high(name)
     wrong = is_used & ~((low >= 0) & (low <= high) & (high <= most))
     if wrong.any():
         at = int(wrong.argmax())
         bounds = f"{int(low[at]):,} to {int(high[at]):,}"
-        raise _damaged(f"the numbers of column {name!r} are from {bounds}")
+        raise _damaged_manifest(f"the numbers of column {name!r} are from {bounds}")
 
 
 def _stored_dtype(spec: ColumnSpec) -> np.dtype[Any]:
@@ -156,6 +165,6 @@ def _stored_dtype(spec: ColumnSpec) -> np.dtype[Any]:
         raise CacheVersionError(message, why=why, fix="pip install -U torch") from None
 
 
-def _damaged(why: str) -> DamagedCacheError:
+def _damaged_manifest(why: str) -> DamagedCacheError:
     message = "The manifest contradicts itself."
     return DamagedCacheError(message, why=why, fix="pack(source, path, overwrite=True)")

@@ -49,7 +49,9 @@ imports it."""
 _MEMORY_DISK = "/dev/shm/"
 """Below a system's folder, and people keep raw data there."""
 _HASH_BYTES = 1 << 20
+"""Bytes of a file that are hashed at a time.  Chosen: they fit the cache of a core."""
 _LONGEST_PATH = 4096
+"""Longer texts are not looked at as paths: Linux's PATH_MAX."""
 
 
 class FileVersion(NamedTuple):
@@ -313,7 +315,7 @@ def _is_code(path: str) -> bool:
     return os.path.splitext(path)[1] in _CODE
 
 
-def _names_in(value: Any) -> Iterator[str | PurePath]:
+def _names_in(value: object) -> Iterator[str | PurePath]:
     """Give what may be a path: a value, what is in it, or the name of an open file."""
     if isinstance(value, str | PurePath):
         yield value
@@ -441,7 +443,7 @@ def _hash_file(path: str) -> str:
     return digest.hexdigest()
 
 
-def _version_from_json(raw: Any) -> FileVersion:
+def _version_from_json(raw: list[Any]) -> FileVersion:
     size, mtime_ns, digest = raw
     if not (isinstance(size, int) and isinstance(mtime_ns, int)):
         raise TypeError(raw)

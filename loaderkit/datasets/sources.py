@@ -15,7 +15,7 @@ import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -113,7 +113,7 @@ def as_source(source: object, spans: int | None = None) -> Source | StreamSource
             source, "a dict names samples", "pack(list(samples.values()), path)"
         )
     elif _makes_by_load(source):
-        packable = KeyedSource(source)
+        packable = KeyedSource(cast("KeyedSamples", source))
     elif isinstance(source, IterableDataset) or not hasattr(source, "__getitem__"):
         return _as_iterable(source)
     elif not hasattr(source, "__len__"):
@@ -168,7 +168,7 @@ def describe_rows(source: Source | StreamSource, rows: range) -> str:
     return f"samples {rows.start:,} to {rows.stop - 1:,}, from {key!r} on"
 
 
-def _makes_by_load(source: Any) -> bool:
+def _makes_by_load(source: object) -> bool:
     """Tell whether ``load`` of each of ``keys()`` gives the samples of a source.
 
     A part of a ``SafeDataset``, one with a transform or with a ``__getitem__`` of its
@@ -178,10 +178,30 @@ def _makes_by_load(source: Any) -> bool:
     return all(map(callable, methods)) and getattr(source, "makes_by_load", True)
 
 
+class NumberedSamples(Protocol):
+    """What torch calls a map-style dataset."""
+
+    def __len__(self) -> int:
+        """Count the samples."""
+
+    def __getitem__(self, row: int, /) -> Any:
+        """Read one."""
+
+
+class KeyedSamples(Protocol):
+    """Samples that have keys, each made by ``load``."""
+
+    def keys(self) -> Iterable[Any]:
+        """List the samples."""
+
+    def load(self, key: Any, /) -> Any:
+        """Make one."""
+
+
 class MapSource:
     """A list, or any dataset with a length and numbered samples."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: NumberedSamples) -> None:
         self._dataset = dataset
 
     def __len__(self) -> int:
@@ -234,7 +254,7 @@ class MapSource:
 class KeyedSource:
     """An object with ``keys()`` and ``load(key)``, such as a ``SafeDataset``."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: KeyedSamples) -> None:
         self._dataset = dataset
         self._keys = list(dataset.keys())
 

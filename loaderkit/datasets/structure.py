@@ -42,10 +42,13 @@ KEY = "@key"
 VARIANT_COLUMN = ColumnSpec(VARIANT, Kind.VARIANT, "int64", 0, None, VARIANT)
 KEY_COLUMN = ColumnSpec(KEY, Kind.STR, "", 1, 0, KEY)
 MOST_VARIANTS = 4096
+"""Ways in which the samples of a cache may be built.  Chosen: keys that are missing or
+not in twelve places make as many; ids as keys soon make more."""
 
 INCREMENT_BY_PYG: Final = "?"
 """In place of an increment's column: PyG must work it out sample by sample."""
 _MOST_NDIM = 32
+"""HDF5's limit of axes."""
 
 
 class Leaf(NamedTuple):
@@ -209,14 +212,15 @@ class Structure:
         """
         try:
             columns = {
-                _text(name): _column_from_json(_text(name), row)
+                _checked_text(name): _column_from_json(_checked_text(name), row)
                 for name, row in content["columns"].items()
             }
             variants = [
-                _from_json(variant, columns) for variant in _list(content["variants"])
+                _from_json(variant, columns)
+                for variant in _checked_list(content["variants"])
             ]
             if not 0 < len(variants) <= MOST_VARIANTS:
-                _refuse(f"it has {len(variants):,} variants")
+                _refuse_json(f"it has {len(variants):,} variants")
         except (
             KeyError,
             TypeError,
@@ -294,21 +298,22 @@ def _to_json(node: Node) -> list[Any]:
     return ["nest", node.kind.value, node.cls, keys, children, nodes]
 
 
-def _from_json(content: Any, columns: Mapping[str, ColumnSpec]) -> Node:
+def _from_json(content: object, columns: Mapping[str, ColumnSpec]) -> Node:
     """Read a node, trusting nothing: every name is looked up, every number bounded."""
-    if _list(content)[0] == "leaf":
-        return _leaf_from_json(content, columns)
-    _, kind, cls, keys, children, nodes = content
-    if _text(kind) not in NEST_KINDS:
-        _refuse(f"{kind!r} is no kind of container")
+    fields = _checked_list(content)
+    if fields[0] == "leaf":
+        return _leaf_from_json(fields, columns)
+    _, kind, cls, keys, children, nodes = fields
+    if _checked_text(kind) not in NEST_KINDS:
+        _refuse_json(f"{kind!r} is no kind of container")
     kind = Kind(kind)
-    keys = tuple(ast.literal_eval(_text(key)) for key in _list(keys))
+    keys = tuple(ast.literal_eval(_checked_text(key)) for key in _checked_list(keys))
     nest = Nest(
         kind,
-        None if cls is None else _text(cls),
+        None if cls is None else _checked_text(cls),
         keys,
-        tuple(_from_json(child, columns) for child in _list(children)),
-        None if nodes is None else columns[_text(nodes)],
+        tuple(_from_json(child, columns) for child in _checked_list(children)),
+        None if nodes is None else columns[_checked_text(nodes)],
         written_keys_of(kind, keys),
     )
     _check_nest(nest)
@@ -317,74 +322,78 @@ def _from_json(content: Any, columns: Mapping[str, ColumnSpec]) -> Node:
 
 def _leaf_from_json(content: list[Any], columns: Mapping[str, ColumnSpec]) -> Leaf:
     _, name, kind, dtype, ndim, axis, increment_name = content
-    column = columns[_text(name)]
+    column = columns[_checked_text(name)]
     is_same = (column.kind, column.dtype, column.ndim, column.axis) == (
         kind,
         dtype,
         ndim,
         axis,
     )
-    if _text(kind) not in LEAF_KINDS or not is_same:
-        _refuse(f"column {name!r} is described in two ways")
+    if _checked_text(kind) not in LEAF_KINDS or not is_same:
+        _refuse_json(f"column {name!r} is described in two ways")
     if increment_name is None or increment_name == INCREMENT_BY_PYG:
         return Leaf(column, increment_name)
-    increment = columns[_text(increment_name)]
+    increment = columns[_checked_text(increment_name)]
     if increment.kind is not Kind.INCREMENT:
-        _refuse(f"{increment_name!r} is no column of increments")
+        _refuse_json(f"{increment_name!r} is no column of increments")
     return Leaf(column, increment)
 
 
 def _check_nest(nest: Nest) -> None:
     kind, row = nest.kind, NEST_KINDS[nest.kind]
     if len(nest.keys) != len(nest.children) or len(set(nest.keys)) < len(nest.keys):
-        _refuse(f"a {kind} has {len(nest.children)} parts, keys {nest.keys}")
+        _refuse_json(f"a {kind} has {len(nest.children)} parts, keys {nest.keys}")
     if row.part_names is not None and set(nest.keys) != row.part_names:
-        _refuse(f"a {kind} has parts {nest.keys}")
+        _refuse_json(f"a {kind} has parts {nest.keys}")
     unwanted_class = row.class_use is ClassUse.NEVER and nest.cls is not None
     lacks_class = row.class_use is ClassUse.ALWAYS and nest.cls is None
     if unwanted_class or lacks_class:
-        _refuse(f"a {kind} has the class {nest.cls!r}")
+        _refuse_json(f"a {kind} has the class {nest.cls!r}")
     if nest.cls is not None and ":" not in nest.cls:
-        _refuse(f"{nest.cls!r} is no class")
+        _refuse_json(f"{nest.cls!r} is no class")
     if nest.nodes is not None:
         counts_nodes = nest.nodes.kind is Kind.NODES
         if kind is not Kind.STORE or not counts_nodes:
-            _refuse(f"{nest.nodes.name!r} is no column of node counts")
+            _refuse_json(f"{nest.nodes.name!r} is no column of node counts")
     if row.names_are_text and not all(isinstance(key, str) for key in nest.keys):
-        _refuse(f"the fields of a {kind} are {nest.keys}")
+        _refuse_json(f"the fields of a {kind} are {nest.keys}")
     for child in nest.children:
         is_store = isinstance(child, Nest) and child.kind is Kind.STORE
         if is_store != (kind is Kind.GRAPH):
-            _refuse("a store is outside of a graph, or a graph has another part")
+            _refuse_json("a store is outside of a graph, or a graph has another part")
     if kind is Kind.GRAPH and not all(_is_store_key(key) for key in nest.keys):
-        _refuse(f"a graph has the stores {nest.keys}")
+        _refuse_json(f"a graph has the stores {nest.keys}")
 
 
 def _is_store_key(key: object) -> bool:
     """Tell whether a graph may have a store of that key: None, a type, or a triple."""
     if isinstance(key, tuple):
-        return len(key) == 3 and all(isinstance(part, str) for part in key)
+        return len(key) == 3 and all(isinstance(name, str) for name in key)
     return key is None or isinstance(key, str)
 
 
-def _column_from_json(name: str, row: Any) -> ColumnSpec:
+def _column_from_json(name: str, row: object) -> ColumnSpec:
     """Read what a column is for: path, kind, dtype, ndim, axis."""
-    path, kind, dtype, ndim, axis = _list(row)
-    if _text(kind) not in LEAF_KINDS and kind not in COUNTER_KINDS:
-        _refuse(f"{kind!r} is no kind of value")
+    path, kind, dtype, ndim, axis = _checked_list(row)
+    if _checked_text(kind) not in LEAF_KINDS and kind not in COUNTER_KINDS:
+        _refuse_json(f"{kind!r} is no kind of value")
     if type(ndim) is not int or not 0 <= ndim <= _MOST_NDIM:
-        _refuse(f"a column has {ndim!r} axes")
+        _refuse_json(f"a column has {ndim!r} axes")
     if axis is not None:
         is_axis = type(axis) is int and 0 <= axis <= max(ndim - 1, 0)
         if not is_axis:
-            _refuse(f"a column of {ndim} axes is joined along axis {axis!r}")
-    column = ColumnSpec(_text(path), Kind(kind), _text(dtype), ndim, axis, name)
+            _refuse_json(f"a column of {ndim} axes is joined along axis {axis!r}")
+    column = ColumnSpec(
+        _checked_text(path), Kind(kind), _checked_text(dtype), ndim, axis, name
+    )
     if column.kind in COUNTER_KINDS:
         fits = dtype == "int64" and ndim <= 1
     else:
         fits = column.row.fits(column)
     if not fits:
-        _refuse(f"a column of kind {kind!r} has the dtype {dtype!r} and {ndim} axes")
+        _refuse_json(
+            f"a column of kind {kind!r} has the dtype {dtype!r} and {ndim} axes"
+        )
     return column
 
 
@@ -401,17 +410,17 @@ def _without_classes(node: Node, known: Callable[[Nest], bool]) -> Node:
     return node._replace(kind=Kind.DICT, cls=None)
 
 
-def _list(value: Any) -> list[Any]:
+def _checked_list(value: object) -> list[Any]:
     if not isinstance(value, list):
-        _refuse(f"{value!r:.40} stands where a list should")
+        _refuse_json(f"{value!r:.40} stands where a list should")
     return list(value)
 
 
-def _text(value: Any) -> str:
+def _checked_text(value: object) -> str:
     if not isinstance(value, str):
-        _refuse(f"{value!r:.40} stands where a text should")
+        _refuse_json(f"{value!r:.40} stands where a text should")
     return str(value)
 
 
-def _refuse(why: str) -> NoReturn:
+def _refuse_json(why: str) -> NoReturn:
     raise ValueError(why)

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     import torch
 
 _MOST_IDLE_RELEASES = 3
-"""Releases in a row that bring nothing before it stops."""
+"""Releases in a row that bring nothing before it stops.  Chosen: one may be chance, and
+each makes the next epoch ask the driver for its memory again."""
 _LEAST_UNUSED_SHARE = 0.1
 """Part of the taken memory that must lie unused for an emptying to be tried.  Chosen:
 below it the next batches take what was given back at once."""

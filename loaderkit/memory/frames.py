@@ -67,7 +67,7 @@ def local_ids(frame: types.FrameType) -> dict[str, int]:
     return ids
 
 
-def _forget_copies(frame: types.FrameType, variables: Any) -> None:
+def _forget_copies(frame: types.FrameType, variables: object) -> None:
     """Empty a copy of a frame's variables; of a module they are no copy."""
     if frame.f_code.co_flags & inspect.CO_OPTIMIZED and is_a(variables, dict):
         variables.clear()

@@ -27,7 +27,7 @@ _MOST_LEVELS = 12
 """References that are followed from an object upwards.  Chosen: a batch in a list of an
 attribute of a variable is 4 away; what is further is a chain, see ``root_search``."""
 _MOST_PARENTS = 200
-"""Objects followed a level; those that thousands of others hold are no leak's cause."""
+"""Objects followed a level.  Chosen: what thousands hold is no cause of a leak."""
 _TRANSPARENT = (types.CellType, types.FrameType, types.TracebackType, types.MethodType)
 """What stands between a variable and its value without a name of its own."""
 _ROOTS = (
@@ -39,7 +39,7 @@ _ROOTS = (
 )
 """Where a way ends: what holds these is no news."""
 _KEY_LENGTH = 40
-"""Characters of a key, as a path shows it."""
+"""Characters of a key, as a path shows it.  Chosen: a path of two fits a line."""
 
 
 @suggest_keywords
@@ -226,7 +226,7 @@ class _Search:
                 if is_own_file(code.co_filename):
                     continue
                 # By identity: cells with equal contents are equal.
-                index = next(i for i, part in enumerate(closure) if part is cell)
+                index = next(i for i, other in enumerate(closure) if other is cell)
                 path = code.co_freevars[index] + self._path_below(cell)
                 location = _place_in(code.co_filename, code.co_firstlineno)
                 where = f"{location} in {function.__qualname__}"

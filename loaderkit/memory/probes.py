@@ -18,6 +18,7 @@ from loaderkit.memory.machine import Capability
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
+    from types import ModuleType
     from typing import Literal
 
     from loaderkit.memory.counters import CounterName, Readings
@@ -98,7 +99,7 @@ class CudaLikeProbe:
         module: ``torch.cuda`` or ``torch.xpu``.
     """
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: ModuleType) -> None:
         self.module = module
 
     def available(self, device: torch.device) -> bool:
@@ -260,7 +261,7 @@ class MpsProbe(NoBlockHistory):
         module: Answers as ``torch.mps`` does, which it is if None.
     """
 
-    def __init__(self, module: Any = None) -> None:
+    def __init__(self, module: ModuleType | None = None) -> None:
         self.module = module or torch.mps
 
     def available(self, device: torch.device) -> bool:
@@ -522,7 +523,7 @@ def read_blocks(device: torch.device, *, probe: Probe | None = None) -> list[Blo
     return []
 
 
-def _is_history_recorded(module: Any) -> bool:
+def _is_history_recorded(module: ModuleType) -> bool:
     """Ask torch whether somebody has an allocator's history recorded."""
     kind = module.__name__.rpartition(".")[2]
     # The public way, memory_snapshot(), would copy all that is recorded.

@@ -49,7 +49,7 @@ _DESCRIPTOR_KINDS: tuple[tuple[CounterName, str], ...] = (
 """How the target of a descriptor begins, by what it is."""
 PROC = "/proc"
 _READ_BYTES = 1 << 16
-"""At once; what is longer than this (the mappings of a process) takes some calls."""
+"""At once.  Chosen: all but the mappings of a process are shorter than that."""
 _START_UP_CPU_S = 10.0
 """Processor time in which a new program has imported what it needs: torch, PyG and h5py
 take 3 to 6 s here."""

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from loaderkit.memory.machine import Host
 
 _GROUPS_SHOWN = 5
-"""Kinds of tensors in the text; all of them are in ``tensors``."""
+"""Kinds of tensors in the text.  Chosen: a reading fits a screen; all of them are in
+``tensors``."""
 _WHY_ABSENT: Mapping[CounterName, str] = {
     "malloc": "only glibc tells (mallinfo2, from 2.33)",
     "anonymous": "only Linux tells it apart from file pages",

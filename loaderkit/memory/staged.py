@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MOST_TENSORS_NAMED = 3
-"""Tensors that outlived their object and are named one by one."""
+"""Tensors that outlived their object and are named one by one.  Chosen: the others
+mostly have the same holder."""
 
 
 @answer_wrong_names()
@@ -96,7 +97,7 @@ class Stage:
         self._counted_storages: set[int] = set()
         self._bytes_before = _bytes_in_use()
         for item in objects:
-            self._watch(item)
+            self._watch_item(item)
 
     @property
     def receipt(self) -> StageReceipt:
@@ -121,7 +122,7 @@ class Stage:
             The same object.
         """
         expected_earlier = dict(self._expected_bytes)
-        self._watch(item)
+        self._watch_item(item)
         # It was not there when the block began: what was in use then counts as if it
         # had been.
         for device, size in self._expected_bytes.items():
@@ -143,11 +144,11 @@ class Stage:
             name=self.name,
             expected_bytes=self._expected_bytes,
             returned_bytes=returned_bytes,
-            survivors=tuple(self._survivors()),
+            survivors=tuple(self._list_survivors()),
             seconds=released.seconds,
         )
 
-    def _survivors(self) -> Iterator[Survivor]:
+    def _list_survivors(self) -> Iterator[Survivor]:
         """List named objects that are there, then tensors that outlived theirs."""
         counted_storages: set[int] = set()
         for ref, kind in self._named:
@@ -166,10 +167,11 @@ class Stage:
         for tensor in outliving[:_MOST_TENSORS_NAMED]:
             look, _, size = describe(tensor)
             holders = tuple(_holders_of_tensor(tensor, [alive, outliving]))
-            what = f"{look.kind} {list(look.shape)} {look.dtype}"
-            yield Survivor(what, size, holders)
+            description = f"{look.kind} {list(look.shape)} {look.dtype}"
+            yield Survivor(description, size, holders)
 
-    def _watch(self, item: Any) -> None:
+    def _watch_item(self, item: object) -> None:
+        """Note an object and the tensors that it reaches, without keeping them."""
         try:
             self._named.append((weakref.ref(item), type(item).__name__))
         except TypeError as error:

@@ -44,25 +44,31 @@ def timeline_sections(
         for name in read
         if name not in together and len({m.sample.values[name] for m in marks}) > 1
     ]
-    bands = _stages(marks)
+    bands = _bands_of_stages(marks)
     sections = []
     if together:
         sections.append(
-            Section("Memory over time", (_curves(marks, together, "bytes", bands),))
+            Section(
+                "Memory over time",
+                (_curves_of_counters(marks, together, "bytes", bands),),
+            )
         )
     if moving:
-        charts = [_curves(marks, [name], COUNTERS[name].unit, ()) for name in moving]
+        charts = [
+            _curves_of_counters(marks, [name], COUNTERS[name].unit, ())
+            for name in moving
+        ]
         sections.append(Section("What else moved", tuple(charts), side_by_side=True))
     return tuple(sections)
 
 
-def _curves(
+def _curves_of_counters(
     marks: Sequence[Mark],
     names: Sequence[CounterName],
     unit: Unit,
     bands: Sequence[Band],
 ) -> Curves:
-    shown = _thinned(marks, names[0])
+    shown = _thinned_marks(marks, names[0])
     series = tuple(
         Series(
             name,
@@ -82,13 +88,13 @@ def _curves(
         x_unit="s",
         series=series,
         unit=unit,
-        readouts=tuple(_readout(mark, names) for mark in shown),
+        readouts=tuple(_text_of_mark(mark, names) for mark in shown),
         first_readout=highest,
         bands=tuple(bands),
     )
 
 
-def _thinned(marks: Sequence[Mark], name: CounterName) -> list[Mark]:
+def _thinned_marks(marks: Sequence[Mark], name: CounterName) -> list[Mark]:
     """Keep the highest mark of each stretch, and every mark that has a label."""
     marks_a_stretch = -(-len(marks) // _MOST_POINTS)
     if marks_a_stretch == 1:
@@ -101,7 +107,7 @@ def _thinned(marks: Sequence[Mark], name: CounterName) -> list[Mark]:
     return labelled
 
 
-def _stages(marks: Sequence[Mark]) -> list[Band]:
+def _bands_of_stages(marks: Sequence[Mark]) -> list[Band]:
     """Find the stages: what lies between "before x" and the next "after x"."""
     begun: dict[str, float] = {}
     bands = []
@@ -114,7 +120,7 @@ def _stages(marks: Sequence[Mark]) -> list[Band]:
     return bands
 
 
-def _readout(mark: Mark, names: Sequence[CounterName]) -> str:
+def _text_of_mark(mark: Mark, names: Sequence[CounterName]) -> str:
     amounts = ", ".join(
         f"{name} {format_amount(mark.sample.values[name], COUNTERS[name].unit)}"
         for name in names
