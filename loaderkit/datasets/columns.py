@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from loaderkit.arguments import suggest_name
 from loaderkit.datasets.batches import GraphRecipe
 from loaderkit.datasets.decode import decode
@@ -260,6 +262,37 @@ def join_graph_column(
         return None
     batch = recipe.batch(rows, (), ())
     return batch[name] if key is None else batch[key][name]
+
+
+def join_labels(
+    opened: OpenedCache, rows: Ints, classes: ClassRegistry
+) -> torch.Tensor | None:
+    """Gather the ``y`` of graphs as one tensor, its samples end to end.
+
+    Args:
+        opened: The cache they are in.
+        rows: Their numbers in it ``[n]``, at least one.
+        classes: Where the classes are that it is made of.
+
+    Returns:
+        The labels ``[N, *rest]``; None where each graph is to be read for its own.
+    """
+    number = opened.one_variant(rows)
+    if number is None:
+        return None
+    graph = opened.structure.variants[number]
+    label = _fields_of_variant(graph).get("y") if is_graph(graph) else None
+    # A label that PyG stacks, or joins along another axis, is no row of classes.
+    if not isinstance(label, Leaf) or label.column.axis not in {None, 0}:
+        return None
+    is_stacked = label.column.axis is None and label.column.ndim > 0
+    if label.column.kind not in _KINDS_OF_LABELS or is_stacked:
+        return None
+    labels = join_graph_column(opened, rows, "y", classes, None)
+    return labels if isinstance(labels, torch.Tensor) else None
+
+
+_KINDS_OF_LABELS = frozenset({Kind.TENSOR, Kind.INT, Kind.FLOAT})
 
 
 def _fields_of_variant(

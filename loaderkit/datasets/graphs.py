@@ -21,6 +21,7 @@ from loaderkit.datasets.columns import (
     fields_of_type,
     find_type,
     join_graph_column,
+    join_labels,
 )
 from loaderkit.datasets.lazy import LazySamples
 from loaderkit.datasets.room import Room
@@ -264,20 +265,31 @@ class GraphDataset(BaseDataset[T]):
     @property
     def num_classes(self) -> int:
         """Classes in ``y``, as PyG counts them: over all samples of this dataset."""
-        labels = [
-            torch.as_tensor(graph.y)
-            for sample in self
-            for graph in graphs_in(sample)
-            if graph.get("y") is not None
-        ]
-        if not labels:
-            return 0
-        y = torch.cat([y.reshape(1) if y.dim() == 0 else y for y in labels])
+        y = self._gather_labels()
+        if y is None:
+            # Behind a transform, or built differently: PyG reads each graph too.
+            labels = [
+                torch.as_tensor(graph.y)
+                for sample in self
+                for graph in graphs_in(sample)
+                if graph.get("y") is not None
+            ]
+            if not labels:
+                return 0
+            y = torch.cat([y.reshape(1) if y.dim() == 0 else y for y in labels])
         if y.numel() != y.size(0):
             return int(y.size(-1))
         if y.is_floating_point():
             return self._count_values(y)
         return int(y.max()) + 1
+
+    def _gather_labels(self) -> torch.Tensor | None:
+        """Give ``y`` of all graphs; None where no column of the cache is just that."""
+        if not self.reads_cache or not len(self):
+            return None
+        opened, rows = self._cache_and_rows()
+        with collating():
+            return join_labels(opened, rows, self.classes)
 
     def _join_column(self, opened: OpenedCache, rows: Ints, name: str) -> Any:
         if not all(is_graph(variant) for variant in opened.structure.variants):

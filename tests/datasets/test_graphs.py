@@ -60,6 +60,37 @@ def test_two_float_labels_are_two_classes(tmp_path, labels):
     assert packed(tmp_path, labels).num_classes == 2
 
 
+LABELS = {
+    "numbers": [3, 0, 5],
+    "floats": [0.5, 1.5, 0.5],
+    "tensors [1]": [torch.tensor([label]) for label in (4, 0)],
+    "tensors []": [torch.tensor(label) for label in (2, 6)],
+    "a label for each node": [torch.tensor([0, 7]), torch.tensor([1, 2])],
+    "rows of classes": [torch.zeros(1, 5), torch.ones(1, 5)],
+    "labels in two ways": [3, torch.tensor([8])],
+    "some without": [3, None, 5],
+    "truths": [True, False],
+}
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_classes_are_those_that_pyg_counts_however_labels_are_kept(tmp_path, name):
+    class InMemory(InMemoryDataset):
+        def __init__(self, graphs):
+            super().__init__()
+            self.data, self.slices = self.collate(graphs)
+
+    labels = LABELS[name]
+    dataset = packed(tmp_path, labels)
+    behind_transform = open_cache(tmp_path / "c.lk", transform=lambda graph: graph)
+    of_part = dataset[[len(labels) - 1]]
+
+    assert dataset.num_classes == behind_transform.num_classes
+    assert of_part.num_classes == behind_transform[[len(labels) - 1]].num_classes
+    if name not in {"labels in two ways", "some without", "truths"}:
+        assert dataset.num_classes == InMemory(list(behind_transform)).num_classes
+
+
 def test_many_float_labels_are_counted_with_a_warning_as_in_pyg(tmp_path):
     dataset = packed(tmp_path, [0.5, 1.5, 2.5, 0.5])
 
