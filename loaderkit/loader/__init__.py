@@ -8,8 +8,8 @@ loader).  A loader consists of ``loader_state`` (where it stands) and ``state_fo
 (the form of its ``state_dict``, pure), ``resumable`` (batches from anywhere),
 ``inner_loader`` (the DataLoader that reads) and ``epochs`` (an iteration).  Then come
 ``agreement`` (ranks compare what their order follows from), ``fetching`` and
-``delivery`` (what runs in a worker, and what it sends),
-``users_errors`` (what is raised when the user's code fails), ``read_ahead`` (batches
-made ahead by a thread) and ``device_prefetch`` (batches moved to the device ahead of
-time).
+``delivery`` (what runs in a worker, and what it sends), ``users_errors`` (what is
+raised when the user's code fails), ``worker_deaths`` (what is raised when a worker
+dies), ``read_ahead`` (batches made ahead by a thread) and ``device_prefetch`` (batches
+moved to the device ahead of time).
 """

@@ -166,7 +166,7 @@ class DeliveryCollate:
     def __init__(self, sending: Sending | None) -> None:
         self.sending = sending
 
-    def __call__(self, delivery: Any) -> Any:
+    def __call__(self, delivery: Delivery) -> Delivery:
         """Pack the batch of a delivery."""
         if self.sending is None or delivery.number == SKIPPED:
             return delivery

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice, repeat, starmap
 from typing import TYPE_CHECKING, Any
@@ -28,9 +29,9 @@ from loaderkit.loader.users_errors import error_about
 from loaderkit.randomness import Seeded, mix_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     import torch
+
+    from loaderkit.loader.collating import Collate
 
 
 _MEND_DATASET = "mend the dataset; num_workers=0 to step through"
@@ -145,7 +146,7 @@ class IterableBatches(IterableDataset[Delivery]):
     def __init__(
         self,
         dataset: Any,
-        collate: Callable[[list[Any]], Any],
+        collate: Collate,
         rule: IterableRule,
         epoch: torch.Tensor,
         resumption: Resumption,
@@ -187,7 +188,9 @@ class IterableBatches(IterableDataset[Delivery]):
             if info is None:
                 raise
             return iter([_delivery_of_failure(error, worker)])
-        batches = self._make_batches(worker, workers, epoch, state, source)
+        batches = _WorkerBatches(
+            self, source, state, epoch=epoch, worker=worker, workers=workers
+        )
         return chain(turn_passed_on, batches)
 
     def _begin_dataset(self, worker: int, epoch: int, state: WorkerState) -> Any:
@@ -223,94 +226,149 @@ class IterableBatches(IterableDataset[Delivery]):
             source.load_state_dict(state.iterator)
         return source
 
-    def _make_batches(
-        self, worker: int, workers: int, epoch: int, state: WorkerState, source: Any
-    ) -> Iterator[Delivery]:
-        ranks = self.rule.ranks
 
-        def seeded(number: int) -> Seeded:
-            """Return a block whose random numbers are equal on all ranks.
+class _WorkerBatches(Iterator[Delivery]):
+    """The batches that one worker makes in one epoch.
 
-            Each rank reads the whole dataset, which may draw its order from them.
-            """
-            return Seeded(mix_seed(self.rule.seed, epoch, number * workers + worker))
+    This is a class because a generator ends with the first error.  A dataset may go on
+    after one, as with torch's DataLoader.
 
-        def joining(number: int) -> contextlib.AbstractContextManager[None]:
-            """Return a block whose random numbers differ between ranks."""
-            if ranks.world_size == 1:
-                return contextlib.nullcontext()
-            unique = (number * workers + worker) * ranks.world_size + ranks.rank
-            return Seeded(mix_seed(self.rule.seed + 1, epoch, unique))
+    Args:
+        stand_in: Has the dataset, and the rule for batches.
+        source: The iterator over the dataset, where the saved state says.
+        state: Where the worker begins.
+        epoch: Number of the epoch.
+        worker: Number of the worker.
+        workers: Number of workers.
+    """
 
-        samples = _continue_iterating(source)
-        if ranks.world_size > 1:
-            samples = RankShare(samples, ranks, drop_last=self.rule.drop_last)
-
-        restored = state.dataset is not None or state.iterator is not None
-        number = state.batches if restored else 0
-        size = self.rule.batch_size
-        rows: list[Any] = []
-        while True:
-            batch, full = None, rows
-            failure: LoaderkitError | None = None
-            with seeded(number):
-                try:
-                    self._fill_batch(samples, size, rows, number)
-                    if not rows or (self.rule.drop_last and len(rows) < size):
-                        skips = not (restored or state.exhausted)
-                        if skips and number < state.batches:
-                            missing_from, number = number, state.batches
-                            raise _ended_early(missing_from, state.batches)
-                        return
-                    full, rows = rows, []
-                    number += 1
-                    if number <= state.batches and not restored:
-                        continue  # given before the state was saved, so not joined
-                    with joining(number):
-                        batch = self._join_samples(full, number)
-                except LoaderkitError as error:
-                    failure = error
-            if failure is not None:
-                # Not raised: the dataset may go on after an error, as with torch's
-                # DataLoader.  Samples that were read before the error stay in ``rows``
-                # and become part of the next batch.
-                yield _delivery_of_failure(failure, worker)
-                continue
-            exhausted = len(full) < size
-            state_after = self._worker_state(number, source)
-            state_after = state_after._replace(exhausted=exhausted)
-            yield Delivery(batch, number, worker, state_after)
-            if exhausted:
-                # The iterator is not asked again: it may raise StopIteration only once.
-                return
-
-    def _fill_batch(
-        self, samples: Iterator[Any], size: int, rows: list[Any], number: int
+    def __init__(
+        self,
+        stand_in: IterableBatches,
+        source: Any,
+        state: WorkerState,
+        *,
+        epoch: int,
+        worker: int,
+        workers: int,
     ) -> None:
-        """Read samples until a batch is full; ``rows`` keeps those before an error."""
+        self._dataset = stand_in.dataset
+        self._collate = stand_in.collate
+        self._rule = stand_in.rule
+        self._source = source
+        self._epoch = epoch
+        self._worker = worker
+        self._workers = workers
+
+        ranks = self._rule.ranks
+        self._samples = _continue_iterating(source)
+        if ranks.world_size > 1:
+            self._samples = RankShare(
+                self._samples, ranks, drop_last=self._rule.drop_last
+            )
+
+        # Of a dataset without a state, the batches that were given before the state was
+        # saved are read again, and not joined.
+        is_restored = state.dataset is not None or state.iterator is not None
+        self._number = state.batches if is_restored else 0
+        self._batches_to_skip = 0 if is_restored else state.batches
+        self._was_exhausted = state.exhausted
+        # Samples of the next batch.  Those that were read before an error stay here.
+        self._rows: list[Any] = []
+        self._has_ended = False
+
+    def __next__(self) -> Delivery:
+        if self._has_ended:
+            # The source is not asked again: it may raise StopIteration only once.
+            raise StopIteration
         try:
-            rows.extend(islice(samples, size - len(rows)))
+            delivery = self._make_delivery()
+        except LoaderkitError as error:
+            return _delivery_of_failure(error, self._worker)
+        if delivery is None:
+            self._has_ended = True
+            raise StopIteration
+        assert delivery.state is not None
+        self._has_ended = delivery.state.exhausted
+        return delivery
+
+    def _make_delivery(self) -> Delivery | None:
+        """Make the next batch; None if there is none.
+
+        Raises:
+            LoaderkitError: The dataset failed, or samples could not be joined.
+        """
+        while True:
+            with self._seeded_reading():
+                rows = self._read_rows()
+                if rows is None:
+                    return None
+                self._number += 1
+                if self._number <= self._batches_to_skip:
+                    continue
+                with self._seeded_joining():
+                    batch = self._join_samples(rows)
+            state = self._state_after_batch()
+            is_last = len(rows) < self._rule.batch_size
+            return Delivery(
+                batch, self._number, self._worker, state._replace(exhausted=is_last)
+            )
+
+    def _seeded_reading(self) -> Seeded:
+        """Return a block whose random numbers are equal on all ranks.
+
+        Each rank reads the whole dataset, which may draw its order from them.
+        """
+        unique = self._number * self._workers + self._worker
+        return Seeded(mix_seed(self._rule.seed, self._epoch, unique))
+
+    def _seeded_joining(self) -> contextlib.AbstractContextManager[None]:
+        """Return a block whose random numbers differ between ranks."""
+        ranks = self._rule.ranks
+        if ranks.world_size == 1:
+            return contextlib.nullcontext()
+        unique = self._number * self._workers + self._worker
+        unique = unique * ranks.world_size + ranks.rank
+        return Seeded(mix_seed(self._rule.seed + 1, self._epoch, unique))
+
+    def _read_rows(self) -> list[Any] | None:
+        """Read the samples of a batch; None if there are too few for one."""
+        size = self._rule.batch_size
+        try:
+            # extend() keeps the samples that were read before one of them raised.
+            self._rows.extend(islice(self._samples, size - len(self._rows)))
         except LoaderkitError:
             raise
         except Exception as error:
-            count = number * size + len(rows)
+            count = self._number * size + len(self._rows)
             what = f"The dataset failed after {count:,} samples: "
             raise error_about(what, error, _MEND_DATASET) from error
 
-    def _join_samples(self, rows: list[Any], number: int) -> Any:
-        collate, transform = split_transform(self.collate)
+        rows = self._rows
+        if rows and not (self._rule.drop_last and len(rows) < size):
+            self._rows = []
+            return rows
+        if self._number < self._batches_to_skip and not self._was_exhausted:
+            missing_from, self._number = self._number, self._batches_to_skip
+            raise _ended_early(missing_from, self._batches_to_skip)
+        return None
+
+    def _join_samples(self, rows: list[Any]) -> Any:
+        collate, transform = split_transform(self._collate)
+        number = self._number
         what = f"The samples of batch {number:,} were read, but not joined: "
-        named: Any = collate
+        users_function = collate
         if isinstance(collate, OneByOne):
             what = f"Sample {number:,} was read, but not converted: "
-            named = collate.convert
-        with _naming_user_code(what, how_to_join(named)):
+            users_function = collate.convert
+        with _naming_user_code(what, how_to_join(users_function)):
             batch = collate(rows)
         if transform is None:
             return batch
         return transform_batch(transform, batch, f"batch {number:,}")
 
-    def _worker_state(self, number: int, source: Iterator[Any]) -> WorkerState:
-        if is_own_iterator(self.dataset):
-            return WorkerState(number, None, read_state(source))
-        return WorkerState(number, read_state(self.dataset), read_state(source))
+    def _state_after_batch(self) -> WorkerState:
+        if is_own_iterator(self._dataset):
+            return WorkerState(self._number, None, read_state(self._source))
+        dataset_state = read_state(self._dataset)
+        return WorkerState(self._number, dataset_state, read_state(self._source))

@@ -20,11 +20,12 @@ from loaderkit.dataset_protocol import let_go_of_shards
 from loaderkit.errors import LoaderError, NoSuchAttributeError, OptionError
 from loaderkit.forking import warn_of_fork_hazard
 from loaderkit.habits import LOADER
-from loaderkit.loader.epochs import LoaderEpoch, announce_downloads, death_at_start
+from loaderkit.loader.epochs import LoaderEpoch, announce_downloads
 from loaderkit.loader.inner_loader import EpochSource, open_inner_iterator
 from loaderkit.loader.loader_state import LoaderState
 from loaderkit.loader.resumable import EpochBatches
 from loaderkit.loader.sampler_epochs import set_sampler_epoch
+from loaderkit.loader.worker_deaths import death_at_start
 from loaderkit.memory.host import read_host
 
 if TYPE_CHECKING:
@@ -241,8 +242,8 @@ class PlannedLoader(DataLoader[Any]):
                 self,
                 torch_iterator,
                 progress,
-                alone=which_workers == "beside",
-                kills=kills_before,
+                ends_workers=which_workers == "beside",
+                oom_kills=kills_before,
                 downloads=downloads,
             )
         except RuntimeError as error:

@@ -20,6 +20,7 @@ from torch.utils.data import (
 from loaderkit.arguments import check_integer
 from loaderkit.errors import LoaderError
 from loaderkit.loader.description import sizes_of
+from loaderkit.loader.digests import digest_of_plain
 from loaderkit.loader.samplers import (
     BatchRule,
     Epoch,
@@ -29,7 +30,6 @@ from loaderkit.loader.samplers import (
     left_out_rows,
     make_epoch,
 )
-from loaderkit.loader.stateful import digest_of_plain
 from loaderkit.randomness import mix_seed
 
 if TYPE_CHECKING:

@@ -319,19 +319,32 @@ def _order_rows(rule: BatchRule, rows: Ints, generator: np.random.Generator) -> 
         return generator.permutation(rows)
     if rule.shard_of_row is None:
         return _mix_blocks(rows, generator)
+    return _mix_shards(rows, rule.shard_of_row[rows], generator)
 
-    # Shuffle the shards, and mix blocks within a few of them at a time, so that each
-    # shard is downloaded once.
-    shards = rule.shard_of_row[rows]
+
+def _mix_shards(rows: Ints, shards: Ints, generator: np.random.Generator) -> Ints:
+    """Shuffle shards, and mix blocks within a few of them at a time.
+
+    Each shard is downloaded once in this order.
+
+    Args:
+        rows: Rows ``[n]``.
+        shards: The shard of each row ``[n]``.
+        generator: Draws the order.
+    """
     rows_by_shard = rows[np.argsort(shards, kind="stable")]
     shard_ends = np.cumsum(np.bincount(shards))
-    shard_rows = np.split(rows_by_shard, shard_ends[:-1])
-    shard_rows = [rows_of_one for rows_of_one in shard_rows if len(rows_of_one)]
-    permutation = generator.permutation(len(shard_rows)).tolist()
+    rows_of_shards = [
+        rows_of_shard
+        for rows_of_shard in np.split(rows_by_shard, shard_ends[:-1])
+        if len(rows_of_shard)
+    ]
+
+    permutation = generator.permutation(len(rows_of_shards)).tolist()
     mixed = []
     for start in range(0, len(permutation), MIXED_SHARDS):
         mixed_shards = permutation[start : start + MIXED_SHARDS]
-        neighbours = np.concatenate([shard_rows[shard] for shard in mixed_shards])
+        neighbours = np.concatenate([rows_of_shards[shard] for shard in mixed_shards])
         mixed.append(_mix_blocks(neighbours, generator))
     return np.concatenate(mixed) if mixed else rows
 
@@ -392,33 +405,18 @@ def _batch_bounds(
         Where each batch begins, and the last one ends ``[batches + 1]``.  With
         ``drop_last`` the samples of a last batch that is not full come after that.
     """
-    most_samples = rule.batch_size or len(order)
     if not len(order):
         return np.zeros(1, np.int64)
 
-    totals: list[_RunningTotal] = []
-    for name, limit in rule.limits.items():
-        total = np.zeros(len(order) + 1, np.int64)
-        np.cumsum(rule.sizes[name][order], out=total[1:])
-        # A limit above all samples together never cuts a batch.  It is lowered because
-        # adding it to a sum could overflow int64.
-        totals.append(_RunningTotal(total, min(limit, int(total[-1]))))
-
-    start, bounds = 0, [0]
-    if not totals:
+    most_samples = rule.batch_size or len(order)
+    if rule.limits:
+        totals = _running_totals(rule, order)
+        bounds = _cut_at_limits(totals, len(order), most_samples, most_batches)
+    else:
         bounds = [*range(0, len(order), most_samples), len(order)]
-        start = len(order)
-    while start < len(order):
-        if most_batches is not None and len(bounds) > most_batches:
-            return np.array(bounds)
-        stop = min(start + most_samples, len(order))
-        for total, limit in totals:
-            within_limit = total.searchsorted(total[start] + limit, side="right") - 1
-            stop = min(stop, int(within_limit))
-        start = max(stop, start + 1)
-        bounds.append(start)
 
-    if rule.drop_last and not _is_full(rule, order[bounds[-2] :]):
+    is_whole = bounds[-1] == len(order)
+    if is_whole and rule.drop_last and not _is_full(rule, order[bounds[-2] :]):
         bounds.pop()
     return np.array(bounds)
 
@@ -430,6 +428,47 @@ class _RunningTotal(NamedTuple):
     """Sum of the samples before each one, and of all of them ``[n + 1]``."""
     limit: int
     """The most that a batch may hold."""
+
+
+def _running_totals(rule: BatchRule, order: Ints) -> list[_RunningTotal]:
+    """Add up what the samples of an order hold, for each limit."""
+    totals = []
+    for name, limit in rule.limits.items():
+        total = np.zeros(len(order) + 1, np.int64)
+        np.cumsum(rule.sizes[name][order], out=total[1:])
+        # A limit above all samples together never cuts a batch.  It is lowered because
+        # adding it to a sum could overflow int64.
+        totals.append(_RunningTotal(total, min(limit, int(total[-1]))))
+    return totals
+
+
+def _cut_at_limits(
+    totals: list[_RunningTotal],
+    samples: int,
+    most_samples: int,
+    most_batches: int | None,
+) -> list[int]:
+    """Return where each batch begins, and the last one ends.
+
+    Args:
+        totals: What the samples hold up to each of them.
+        samples: Samples of the order.
+        most_samples: The most samples of a batch.
+        most_batches: Stop after so many batches; None makes all of them.
+    """
+    bounds = [0]
+    while bounds[-1] < samples:
+        if most_batches is not None and len(bounds) > most_batches:
+            break
+        start = bounds[-1]
+        stop = min(start + most_samples, samples)
+        for total, limit in totals:
+            # The last sample up to which the sum since ``start`` is within the limit.
+            within_limit = total.searchsorted(total[start] + limit, side="right") - 1
+            stop = min(stop, int(within_limit))
+        # A sample above the limit is a batch of its own.
+        bounds.append(max(stop, start + 1))
+    return bounds
 
 
 def _is_full(rule: BatchRule, rows: Ints) -> bool:

@@ -207,29 +207,25 @@ def _wrong_version(version: object) -> LoaderError:
     )
 
 
-def _check_same_order(theirs: Any, ours: Mapping[str, Any]) -> None:
+def _check_same_order(theirs: object, ours: Mapping[str, Any]) -> None:
     """Refuse the state of another order.
 
     Sizes matter to what cuts batches by them, so those that only one of the two loaders
     looks at are not compared.
     """
     if isinstance(theirs, dict):
-        names = {name for name in theirs if not str(name).startswith("sizes of ")}
-        names |= set(theirs) & set(ours)
-        theirs = {name: theirs[name] for name in theirs if name in names}
-        ours = {
-            name: ours[name]
-            for name in ours
-            if name in names or not name.startswith("sizes of ")
-        }
+        unshared = set(theirs) ^ set(ours)
+        sizes_of_one = {name for name in unshared if str(name).startswith("sizes of ")}
+        theirs = {name: theirs[name] for name in theirs if name not in sizes_of_one}
+        ours = {name: ours[name] for name in ours if name not in sizes_of_one}
     _check_same("order", theirs, ours)
 
 
-def _check_same(name: str, theirs: Any, ours: Any) -> None:
+def _check_same(name: str, theirs: object, ours: object) -> None:
     if theirs == ours:
         return
-    theirs, ours = _differing_parts(theirs, ours)
-    message = f"The state has {name} {theirs!r}, this loader {ours!r}."
+    their_part, our_part = _differing_parts(theirs, ours)
+    message = f"The state has {name} {their_part!r}, this loader {our_part!r}."
     why = "the batches that are missing cannot be told"
     fix = "build the loader with the same dataset, options, seed and ranks; with "
     fix += "others, begin an epoch: loader.set_epoch(state['epoch'] + 1)"
@@ -266,15 +262,14 @@ def _check_each_worker(state: Mapping[str, Any]) -> None:
     check_integer("the state's last_worker", last, least=-1)
 
 
-def _differing_parts(theirs: Any, ours: Any) -> tuple[Any, Any]:
+def _differing_parts(theirs: object, ours: object) -> tuple[object, object]:
     """Leave out of two tables what is equal in them."""
     if not isinstance(theirs, dict) or not isinstance(ours, dict):
         return theirs, ours
     names = [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
-    return (
-        {name: theirs.get(name) for name in names},
-        {name: ours.get(name) for name in names},
-    )
+    their_part = {name: theirs.get(name) for name in names}
+    our_part = {name: ours.get(name) for name in names}
+    return their_part, our_part
 
 
 def _wrong_part(value: object, name: str, wanted: str) -> LoaderError:

@@ -189,11 +189,11 @@ class UserBatches:
             dict(saved.values), at.epoch, set_by_user=saved.epoch_by_hand
         )
         sampler_state = restore_sampler(self.sampler, saved, self.dataset)
-        sampler_pass = _SamplerPass(self, at.epoch, sampler_state)
         if saved.own is not None:
-            # It stands behind the batches already, so none are drawn again.
-            sampler_pass.number = at.batches
+            # It stands after these batches already, so none are drawn again.
+            sampler_pass = _SamplerPass(self, at.epoch, sampler_state, at.batches)
         else:
+            sampler_pass = _SamplerPass(self, at.epoch, sampler_state)
             sampler_pass.drop(at.batches)
             self._check_redrawn_batches(sampler_pass, saved, at)
         self._prepared = _PreparedPass(replace(at), sampler_pass)
@@ -280,6 +280,12 @@ class _SamplerPass:
 
     Each batch is drawn with global random numbers that follow from the seed, the epoch
     and the number of the batch.  So every rank and every resumed run draws the same.
+
+    Args:
+        batches: Has the sampler.
+        epoch: Number of the epoch.
+        sampler_state: State of the sampler as the epoch begins; None reads it.
+        number: How many batches the sampler has given already.
     """
 
     def __init__(
@@ -287,12 +293,13 @@ class _SamplerPass:
         batches: UserBatches,
         epoch: int,
         sampler_state: SamplerState | None = None,
+        number: int = 0,
     ) -> None:
         self._batches = batches
         self._epoch = epoch
         self._iterator: Iterator[Any] | None = None
         self._hash = _RowsHash()
-        self.number = 0
+        self.number = number
         batches.note_epoch_start(epoch, sampler_state)
 
     def __iter__(self) -> Iterator[list[Any]]:

@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset
 from loaderkit import build_loader
 from loaderkit.errors import LoaderError
 from loaderkit.loader.device_prefetch import DevicePrefetcher
-from loaderkit.loader.epochs import cause_of
+from loaderkit.loader.worker_deaths import cause_of
 from loaderkit.memory.host import read_host
 
 

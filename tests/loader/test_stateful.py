@@ -12,10 +12,10 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from loaderkit.errors import LoaderError
+from loaderkit.loader.digests import digest_of_plain
 from loaderkit.loader.stateful import (
     SamplerState,
     digest_of,
-    digest_of_plain,
     is_own_iterator,
     is_stateful,
     read_sampler,

@@ -1,0 +1,276 @@
+"""Workers that died: told with the samples that they were reading, and the cause."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from loaderkit.errors import LoaderError
+from loaderkit.loader.resumable import EpochBatches
+from loaderkit.loader.sample_names import names_of
+from loaderkit.memory.host import read_host, signal_name
+from loaderkit.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from loaderkit.loader.resumable import Position
+    from loaderkit.loader.user_batches import UserBatches
+    from loaderkit.memory.machine import Host
+
+_DEATH = "DataLoader worker (pid"
+"""How torch begins its error for a worker that died."""
+_JOIN_S = 0.2
+"""How long a dead worker's exit code is waited for: from the signal to the code takes a
+few milliseconds."""
+_SLOW_JOIN_S = 0.5
+"""The same where no signal told of a death, so that it may still be under way.  Chosen:
+an error that is no death is raised so much later."""
+_SHM_NEARLY_FULL_BYTES = 64 << 20
+"""/dev/shm with less left is what SIGBUS is about.  Chosen: Docker's default size."""
+
+_WATCHED: weakref.WeakSet[WorkerDeaths] = weakref.WeakSet()
+"""Of running iterations: a signal tells of a death, and not whose worker it was."""
+
+
+class WorkerDeaths:
+    """Explains the deaths of the workers of one iteration.
+
+    Args:
+        torch_iterator: torch's iterator, which knows its workers and what it has asked
+            them for; without workers nothing is ever explained.
+        dataset: Names its samples.
+        batches: Gives the rows of each batch; None for iterable datasets.
+        start: Where the iteration began.
+        oom_kills: How often the kernel had killed for memory before; None if unknown.
+    """
+
+    def __init__(
+        self,
+        torch_iterator: Any,
+        dataset: object,
+        batches: EpochBatches | UserBatches | None,
+        start: Position,
+        oom_kills: int | None,
+    ) -> None:
+        self._torch_iterator = torch_iterator
+        self._dataset = dataset
+        self._batches = batches
+        self._start = start
+        self._oom_kills = oom_kills
+        self._told: LoaderError | None = None
+
+    def watch(self) -> None:
+        """Tell of a death wherever the main thread is, not only when a batch is due."""
+        _WATCHED.add(self)
+        _handle_deaths()
+
+    def explain_torchs_error(self, error: RuntimeError) -> LoaderError | None:
+        """Return what to raise in the place of an error of torch's.
+
+        Args:
+            error: As it came from torch's iterator.
+
+        Returns:
+            None if it is no death of a worker of this iteration.
+        """
+        is_told = error is self._told or error.__cause__ is self._told
+        if self._told is not None and is_told:
+            return self._told
+        # A death may have been told before, elsewhere in the main thread.  This error
+        # came later and is explained anew.
+        return self.explain(error)
+
+    def explain_lost_message(self) -> LoaderError | None:
+        """Explain a batch whose worker died before its tensors were fetched from it.
+
+        torch sends a tensor as a name for a descriptor that the worker keeps.
+
+        Returns:
+            None if all workers live.
+        """
+        if self._told is not None:
+            return self._told
+        for worker in self._workers():
+            try:
+                worker.join(timeout=_SLOW_JOIN_S)
+            except LoaderError as death:  # the signal came meanwhile
+                return death
+            if worker.exitcode is not None:
+                error = RuntimeError(f"{_DEATH} {worker.pid}) exited")
+                return self.explain(error)
+        return None
+
+    def explain(self, error: RuntimeError) -> LoaderError | None:
+        """Explain a worker's death; None when it is something else, or not ours.
+
+        Called from a signal handler too, so it must not wait for a lock or a queue.
+
+        Args:
+            error: As torch raised it.
+        """
+        text = str(error)
+        if not text.startswith(_DEATH):
+            return None  # the user's own error, or ours
+        workers = self._workers()
+        pids_in_words, _, _ = text.replace("pid(s)", "pids").partition(")")
+        pids = {int(digits) for digits in re.findall(r"\d+", pids_in_words)}
+        if not pids & {worker.pid for worker in workers}:
+            return None
+        for worker in workers:
+            worker.join(timeout=_JOIN_S)
+        dead = [
+            number
+            for number, worker in enumerate(workers)
+            # One that was interrupted ends with 0, as one that has no more to do.
+            if worker.exitcode or (worker.exitcode == 0 and worker.pid in pids)
+        ]
+
+        host = read_host()
+        code = workers[dead[0]].exitcode if dead else None
+        kills_before = self._oom_kills
+        was_killed = kills_before is not None and (host.oom_kills or 0) > kills_before
+        cause = cause_of(code, host, out_of_memory=was_killed)
+        batches = self._batches_under_way(dead[0]) if dead else []
+        who = f"Worker {dead[0]}" if dead else "A worker"
+        which = "the batch" if len(batches) == 1 else "one of the batches"
+        message = f"{who} died while it made {which} of {'; or '.join(batches)}."
+        self._told = LoaderError(message, why=cause.why, fix=cause.fix)
+        return self._told
+
+    def _workers(self) -> list[Any]:
+        """Give torch's processes, which it shows to nobody; none without workers."""
+        return list(getattr(self._torch_iterator, "_workers", []))
+
+    def _batches_under_way(self, worker: int) -> list[str]:
+        """Name the samples of each batch that was asked of a worker and never came."""
+        # torch: the batch's index -> (worker,), or (worker, batch) once it came.
+        tasks = getattr(self._torch_iterator, "_task_info", {})
+        indices = [
+            index
+            for index, task in tasks.items()
+            if task[0] == worker and len(task) == 1
+        ]
+        if not indices or not isinstance(self._batches, EpochBatches):
+            return ["unknown samples"]
+        epoch = self._batches.epoch_from(self._start)
+        # torch counts the batches that it asked for; some were given before.
+        numbers = [
+            number for number in epoch.numbers if number not in self._start.ahead
+        ]
+        return [
+            names_of(self._dataset, epoch.batch(numbers[index]))
+            for index in sorted(indices)
+        ]
+
+
+class _DeathHandler:
+    """Stands before torch's handler of SIGCHLD, and says more than it does.
+
+    torch raises from that handler, wherever the main thread happens to be: in the
+    middle of a training step, or before a line of ours could catch it.  Handlers are
+    chained as torch chains its own to the one before it.
+
+    Args:
+        torchs_handler: The handler that was there.
+    """
+
+    def __init__(self, torchs_handler: Callable[[int, Any], Any]) -> None:
+        self.torchs_handler = torchs_handler
+
+    def __call__(self, number: int, frame: Any) -> None:
+        """Pass the signal on; tell of a worker of ours with the samples' names."""
+        try:
+            self.torchs_handler(number, frame)
+        except RuntimeError as error:
+            for deaths in list(_WATCHED):
+                death = deaths.explain(error)
+                if death is not None:
+                    raise death from error
+            raise
+
+
+def _handle_deaths() -> None:
+    """Have deaths of workers told wherever the main thread is."""
+    if threading.current_thread() is not threading.main_thread():
+        return  # signals are the main thread's; torch does not set a handler either
+    if not hasattr(signal, "SIGCHLD"):
+        return
+    handler = signal.getsignal(signal.SIGCHLD)
+    # Only torch's raises, and it is not there before torch has started a worker.
+    if isinstance(handler, _DeathHandler) or not callable(handler):
+        return
+    signal.signal(signal.SIGCHLD, _DeathHandler(handler))
+
+
+def death_at_start(error: RuntimeError) -> LoaderError | None:
+    """Tell of a worker that died before its iteration could name its samples.
+
+    Args:
+        error: What was raised as the iteration began.
+
+    Returns:
+        What to raise from it; None where it is something else.
+    """
+    if not str(error).startswith(_DEATH):
+        return None
+    message = "A worker died as the epoch began."
+    return LoaderError(message, why=str(error), fix="num_workers=0 shows where")
+
+
+class DeathCause(NamedTuple):
+    """Why a worker died."""
+
+    why: str
+    fix: str
+    """What to do."""
+
+
+def cause_of(code: int | None, host: Host, *, out_of_memory: bool) -> DeathCause:
+    """Say why a worker probably died, and what to do.
+
+    Args:
+        code: Its exit code; negative for a signal; None if unknown.
+        host: The limits of this process, read after the death.
+        out_of_memory: The kernel has killed for memory since the epoch began.
+
+    Returns:
+        The cause; it is "probably" one unless something proves it.
+    """
+    name = signal_name(-code) if code is not None and code < 0 else ""
+    if out_of_memory or name == "SIGKILL":
+        killer = "SIGKILL: probably the kernel, out of memory"
+        if out_of_memory:
+            killer = "the kernel killed it, out of memory"
+        left = f"{format_bytes(host.available_bytes)} are left ({host.available_from})"
+        fix = "num_workers=1 or 0, or a smaller batch"
+        return DeathCause(f"{killer}; {left}", fix)
+    if name == "SIGBUS":
+        free = host.shm_free_bytes
+        if free is not None and free < _SHM_NEARLY_FULL_BYTES:
+            why = f"SIGBUS: /dev/shm has {format_bytes(free)} left"
+            return DeathCause(why, "docker run --shm-size=2g, or num_workers=0")
+        why = "SIGBUS: probably a mapped file was cut while it was read"
+        fix = "loaderkit verify CACHE; never change a cache that is in use"
+        return DeathCause(why, fix)
+    if name == "SIGSEGV":
+        why = "SIGSEGV: a crash in native code that reading a sample calls"
+        fix = "python -X faulthandler with num_workers=0 shows where"
+        return DeathCause(why, fix)
+    if name:
+        return DeathCause(f"signal {name}", "num_workers=0 shows where")
+    if code == 0:
+        why = "it was interrupted (SIGINT, as by Ctrl-C), or KeyboardInterrupt was "
+        why += "raised"
+        fix = "interrupt the training process, which ends its workers"
+        return DeathCause(why, fix)
+    why = f"it ended itself with exit code {code}"
+    if code == 1:
+        # torch's loop in a worker sends errors of reading on, and lets SystemExit pass.
+        why += ": by sys.exit, or by an error before it began, whose traceback is on "
+        why += "stderr (a worker that is not forked imports the main module anew)"
+    fix = "look for sys.exit or os._exit in the dataset; num_workers=0 shows it"
+    return DeathCause(why, fix)
