@@ -20,10 +20,12 @@ settings.register_profile(
 )
 settings.load_profile("house")
 
-# Python 3.14 starts workers by forkserver.  They would import test files anew, which
-# have no name that can be imported.  What spawned workers need has tests of its own.
+# Python 3.14 starts workers by forkserver, which takes seconds each time.  What workers
+# that are started anew need has tests of its own; TEST_START_METHOD=forkserver runs
+# all tests so ("python -m pytest": workers import test files by name).
 if "fork" in multiprocessing.get_all_start_methods():
-    multiprocessing.set_start_method("fork", force=True)
+    start_method = os.environ.get("TEST_START_METHOD", "fork")
+    multiprocessing.set_start_method(start_method, force=True)
 
 # Which files were hashed is remembered in the user's home; tests have one of their own.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="loaderkit-tests-")

@@ -6,6 +6,7 @@ the same.  FOLDER/outcomes.json says of each step "fine", or what was raised.
 """
 
 import ctypes
+import importlib
 import json
 import mmap
 import multiprocessing
@@ -74,8 +75,10 @@ def take_away(platform):
     if platform == "windows":
         # torch asks this where it would handle SIGCHLD.
         torch.utils.data._utils.signal_handling.IS_WINDOWS = True
-        # Python found out at import that folders can be opened here.
-        shutil._use_fd_functions = False
+        # Python asks these as shutil is imported, to delete folders by descriptors.
+        os.supports_dir_fd.clear()
+        os.supports_fd.clear()
+        importlib.reload(shutil)
     hide_files()
     hide_c_functions(platform)
 

@@ -198,6 +198,9 @@ def test_a_cycle_and_many_samples_end():
     assert find_fork_hazard(dataset=dataset) is None
 
 
+@pytest.mark.skipif(
+    multiprocessing.get_start_method() != "fork", reason="Python forks no longer"
+)
 def test_workers_that_share_it_are_warned_of(tmp_path):
     with raw_file(tmp_path) as file:
         loader = build_loader(

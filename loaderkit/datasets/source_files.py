@@ -43,6 +43,9 @@ TrackFiles = Literal["stat", "hash", "none"]
 _ACCESS_MODES = os.O_WRONLY | os.O_RDWR
 _MAKES_OR_ADDS = os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CODE = {".py", ".pyc", ".pyi", ".so", ".pyd", ".dll", ".dylib"}
+_PACKAGE_RECORDS = {".egg-info", ".dist-info", ".egg"}
+"""What Python keeps of an installed package, also beside the sources of one that is
+installed to be edited: ``importlib.metadata`` reads these, often during an import."""
 _SYSTEM_FOLDERS = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/share/zoneinfo/")
 """Pandas opens a time zone as it is imported, which the first ``load`` may do: PyG
 imports it."""
@@ -312,7 +315,12 @@ def files_named_in_code(
 
 
 def _is_code(path: str) -> bool:
-    return os.path.splitext(path)[1] in _CODE
+    """Tell whether a file is a program, or what Python keeps of a package."""
+    if os.path.splitext(path)[1] in _CODE:
+        return True
+    return any(
+        os.path.splitext(part)[1] in _PACKAGE_RECORDS for part in path.split(os.sep)
+    )
 
 
 def _names_in(value: object) -> Iterator[str | PurePath]:

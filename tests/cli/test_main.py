@@ -16,6 +16,12 @@ from loaderkit.cli.main import build_parser, main
 from loaderkit.cli.molecules import read_molecules
 
 
+@pytest.fixture(autouse=True)
+def own_module_path(monkeypatch):
+    """The folder of a user's file is put in front, as Python does with a script's."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "pt").mkdir()

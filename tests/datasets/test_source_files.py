@@ -4,6 +4,7 @@ The interpreter calls an audit hook where no tool that counts lines looks, so ``
 is called here as the hook calls it, beside real reading.
 """
 
+import importlib.metadata
 import json
 import os
 import sqlite3
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import zipfile
 from pathlib import Path
 from urllib.parse import quote
 
@@ -140,6 +142,56 @@ def test_files_of_installed_libraries_are_no_sources():
 
     assert table.exists()
     assert files.new_files() == {}
+
+
+METADATA = "Metadata-Version: 2.1\nName: someones-package\nVersion: 1.2\n"
+
+
+def installed_as_folder(folder, suffix):
+    record = folder / f"someones_package-1.2{suffix}"
+    record.mkdir()
+    name = "METADATA" if suffix == ".dist-info" else "PKG-INFO"
+    (record / name).write_text(METADATA)
+    (record / "top_level.txt").write_text("someones_package\n")
+    (record / "entry_points.txt").write_text("[console_scripts]\nrun = a:b\n")
+    return folder
+
+
+def installed_as_file(folder):
+    (folder / "someones_package-1.2.egg-info").write_text(METADATA)
+    return folder
+
+
+def installed_as_archive(folder):
+    path = folder / "someones_package-1.2-py3.egg"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("EGG-INFO/PKG-INFO", METADATA)
+    return path
+
+
+INSTALLED = {
+    "wheel": lambda folder: installed_as_folder(folder, ".dist-info"),
+    "to be edited": lambda folder: installed_as_folder(folder, ".egg-info"),
+    "as of old": installed_as_file,
+    "archive": installed_as_archive,
+}
+
+
+@pytest.mark.parametrize("form", INSTALLED)
+def test_what_python_reads_of_an_installed_package_is_no_source(
+    tmp_path, raw, monkeypatch, form
+):
+    """transformers asks for versions as it is imported, which ``load`` may do."""
+    monkeypatch.syspath_prepend(INSTALLED[form](tmp_path))
+    importlib.invalidate_caches()
+
+    with tracker() as files:
+        version = importlib.metadata.version("someones-package")
+        list(importlib.metadata.distribution("someones-package").entry_points)
+        raw.read_text()
+
+    assert version == "1.2"
+    assert list(files.new_files()) == [str(raw)]
 
 
 @pytest.mark.parametrize("end", ["", os.sep])
