@@ -110,6 +110,8 @@ class ObjectStore:
         self._patience = patience or Patience()
         self._opened: _FileSystem | None = None
         self._part_bytes = _PART_BYTES
+        self._verbs_let_in: frozenset[str] = frozenset()
+        """What the store has let us do: read, write, remove."""
         self._file_system_of_process()  # what is wrong with the URL is said at once
 
     def __getstate__(self) -> dict[str, Any]:
@@ -265,7 +267,7 @@ class ObjectStore:
         for number in range(self._patience.tries):
             try:
                 with _NO_FORK_MEANWHILE:
-                    return request(self._file_system_of_process())
+                    answer = request(self._file_system_of_process())
             except CacheError:
                 raise
             except _NEVER_THERE as error:
@@ -274,8 +276,14 @@ class ObjectStore:
             except FileExistsError:
                 raise
             except Exception as error:  # noqa: BLE001 -- any library's
-                _check_worth_another_try(where, verb, error)
+                # Credentials that worked may have expired, and be renewed by now: they
+                # are read anew with each try.
+                if not (_is_refusal(error) and verb in self._verbs_let_in):
+                    _check_worth_another_try(where, verb, error)
                 last_error = error
+            else:
+                self._verbs_let_in |= {verb}
+                return answer
             if on_timeout is not None and _is_timeout(last_error):
                 on_timeout()
             if number < len(self._patience.waits_s):
@@ -463,9 +471,7 @@ def _check_worth_another_try(where: str, verb: str, error: Exception) -> None:
         FileNotFoundError: It is not there.
     """
     status = _status_of(error)
-    names = {kind.__name__ for kind in type(error).__mro__}
-    is_refused = isinstance(error, PermissionError) or names & _CREDENTIAL_ERRORS
-    if is_refused or status in {_UNAUTHORIZED, _FORBIDDEN}:
+    if _is_refusal(error):
         message = f"{where} could not be {verb}: {_text_of(error)}."
         why = (
             "the store does not let you in: credentials are missing, expired, or not "
@@ -485,8 +491,22 @@ def _check_worth_another_try(where: str, verb: str, error: Exception) -> None:
         raise CacheError(message, why=why, fix=fix) from error
 
 
+def _is_refusal(error: Exception) -> bool:
+    """Tell whether the store does not let us in."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    is_refused = isinstance(error, PermissionError) or bool(names & _CREDENTIAL_ERRORS)
+    return is_refused or _status_of(error) in {_UNAUTHORIZED, _FORBIDDEN}
+
+
 def _gave_up(where: str, verb: str, error: Exception, patience: Patience) -> CacheError:
     message = f"{where} could not be {verb}: {_text_of(error)}."
+    if _is_refusal(error):
+        why = (
+            "the store let you in before: credentials have expired or were withdrawn, "
+        )
+        why += f"and {patience.tries} tries found no others; what was read is kept"
+        fix = "log in again, and run the same again: it goes on there"
+        return CacheError(message, why=why, fix=fix)
     why = f"the store failed {patience.tries} times in a row; what was read is kept"
     fix = "check the network and the store, and run the same again: it goes on there"
     return CacheError(message, why=why, fix=fix)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from loaderkit.dataset_protocol import ask_identity
@@ -159,7 +160,7 @@ class LoaderState:
             # Only once, because a sampler may have millions of rows.  What changes
             # later, such as a generator that draws the order, changes alike on ranks
             # where it began alike.
-            compared["datasets"] = ask_identity(self._dataset)
+            compared["datasets"] = self._identity
             if isinstance(setup.batches, UserBatches):
                 compared["samplers"] = digest_of(setup.batches.sampler)
         setup.agreement.check(compared)
@@ -238,6 +239,7 @@ class LoaderState:
             "batching": setup.batching,
             # What the dataset was like as the epoch began: it may have grown since.
             "order": self._order_at_start if is_running else self._order(),
+            "dataset": self._identity,
         }
         if position.ahead:
             state["ahead"] = sorted(position.ahead)
@@ -271,6 +273,7 @@ class LoaderState:
             counts_samples=isinstance(setup.batches, EpochBatches),
             rank=self._rank_of_state(num_workers),
             order=self._order(),
+            dataset=self._identity,
             seed=self.seed.value if setup.seed_asked else None,
             has_sampler=isinstance(setup.batches, UserBatches),
             num_workers=num_workers if self._depends_on_workers else None,
@@ -310,6 +313,15 @@ class LoaderState:
             self._dataset.load_state_dict(state["main"])
         if "workers" in state:
             self._loaded_workers = read_workers(state)
+
+    @cached_property
+    def _identity(self) -> str | None:
+        """What tells the samples from those of another cache.
+
+        Asked once: an open dataset stays what it is, and hashing which of ten million
+        rows were selected takes longer than a training step.
+        """
+        return ask_identity(self._dataset)
 
     def _order(self) -> dict[str, Any]:
         """Return what the order follows from that the words for it do not name.

@@ -13,8 +13,11 @@ from loaderkit.loader.resumable import Position, check_epoch
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-STATE_VERSION = 7
+STATE_VERSION = 8
 """Of what ``state_dict`` gives."""
+_WITHOUT_DATASET = 7
+"""The version before, which did not say of which cache the samples were.  It is read:
+whether they are the same nobody can tell then, as with samples that have no cache."""
 _ALWAYS_THERE = {"version", "seed", "epoch", "batches", "samples", "batching", "order"}
 _TAKE_OWN_STATE = "load_state_dict(loader.state_dict())"
 
@@ -42,6 +45,8 @@ class ExpectedState:
     every rank's."""
     order: Mapping[str, Any]
     """What the order follows from that the words do not name."""
+    dataset: str | None
+    """What tells the samples from those of another cache; None where nothing does."""
     seed: int | None
     """The seed that was asked for; None takes over another run's."""
     has_sampler: bool
@@ -81,12 +86,13 @@ def check_state(state: Mapping[str, Any], expected: ExpectedState) -> None:
         why = f"got {kind_of(state)}"
         raise LoaderError(message, why=why, fix=_TAKE_OWN_STATE)
 
-    if state["version"] != STATE_VERSION:
+    if state["version"] not in {STATE_VERSION, _WITHOUT_DATASET}:
         raise _wrong_version(state["version"])
     if not expected.counts_samples or "ahead" in state or "rank" in state:
         # Batches are counted, and those out of turn have the numbers of this division.
         _check_same("batching", state["batching"], expected.batching)
     _check_same_order(state["order"], expected.order)
+    _check_same_dataset(state.get("dataset"), expected.dataset)
     _check_same("rank", state.get("rank"), expected.rank_in_state(state))
     if expected.seed is not None:
         _check_same("seed", state["seed"], expected.seed)
@@ -199,7 +205,8 @@ def changed_since_loading(
 
 
 def _wrong_version(version: object) -> LoaderError:
-    message = f"The state has version {version!r}, this loader reads {STATE_VERSION}."
+    message = f"The state has version {version!r}, this loader reads {STATE_VERSION} "
+    message += f"and {_WITHOUT_DATASET}."
     why = "other releases count what was given in another way"
     fix = "end the epoch with the release that wrote it; or begin the next: "
     return LoaderError(
@@ -221,6 +228,23 @@ def _check_same_order(theirs: object, ours: Mapping[str, Any]) -> None:
     _check_same("order", theirs, ours)
 
 
+def _check_same_dataset(theirs: object, ours: str | None) -> None:
+    """Refuse the state of another cache, although it has as many samples.
+
+    Samples without a cache have no name that lasts: then nothing is compared.
+    """
+    if theirs is None or ours is None or theirs == ours:
+        return
+    if not isinstance(theirs, str):
+        raise _wrong_part(theirs, "dataset", "a text")
+    message = "The state is that of a loader over another cache, or over other rows."
+    why = f"its samples are {theirs:.40}, those of this loader {ours:.40}: packed from "
+    why += "other samples or with other settings, or another part was selected"
+    fix = "open the cache that the state is of; with another, begin an epoch: "
+    fix += "loader.set_epoch(state['epoch'] + 1)"
+    raise LoaderError(message, why=why, fix=fix)
+
+
 def _check_same(name: str, theirs: object, ours: object) -> None:
     if theirs == ours:
         return
@@ -234,7 +258,7 @@ def _check_same(name: str, theirs: object, ours: object) -> None:
 
 def _check_no_other_names(state: Mapping[str, Any], expected: ExpectedState) -> None:
     """Refuse what this loader would not look at."""
-    known = {*expected.required, "ahead", "rank"}
+    known = {*expected.required, "ahead", "rank", "dataset"}
     if expected.num_workers is not None:
         known |= {"num_workers", "workers", "last_worker", "main"}
     unknown = sorted(map(str, set(state) - known))

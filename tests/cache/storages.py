@@ -178,6 +178,86 @@ class BreakingProxy:
                 end.shutdown(socket.SHUT_RDWR)
 
 
+class ExpiringProxy:
+    """Passes requests on to an S3 server, but for credentials that have expired."""
+
+    def __init__(self, url: str) -> None:
+        self.expired: set[str] = set()
+        """Names of access keys."""
+        self.refusals = 0
+        proxy = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def pass_on(self) -> None:
+                content = self.read_content()
+                key = re.search(r"Credential=([^/]+)/", self.headers["Authorization"])
+                if key and key[1] in proxy.expired:
+                    proxy.refusals += 1
+                    self.answer(403, _EXPIRED, {"Content-Type": "application/xml"})
+                    return
+                headers = dict(self.headers)
+                # urllib would say that it is a form, of which moto reads no body.
+                headers.setdefault("Content-Type", "application/octet-stream")
+                headers.pop("Expect", None)
+                headers.pop("Transfer-Encoding", None)
+                request = urllib.request.Request(
+                    url + self.path, content or None, headers, method=self.command
+                )
+                try:
+                    with urllib.request.urlopen(request) as answer:
+                        self.answer(answer.status, answer.read(), answer.headers)
+                except urllib.error.HTTPError as error:
+                    self.answer(error.code, error.read(), error.headers)
+
+            do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = pass_on  # noqa: N815
+
+            def read_content(self) -> bytes:
+                if self.headers.get("Transfer-Encoding") != "chunked":
+                    return self.rfile.read(int(self.headers["Content-Length"] or 0))
+                content = b""
+                while length := int(self.rfile.readline(), 16):
+                    content += self.rfile.read(length)
+                    self.rfile.readline()
+                self.rfile.readline()
+                return content
+
+            def answer(self, status: int, body: bytes, headers) -> None:
+                self.send_response(status)
+                hop_by_hop = {"content-length", "connection", "transfer-encoding"}
+                for name, value in headers.items():
+                    if name.lower() not in hop_by_hop:
+                        self.send_header(name, value)
+                length = len(body)
+                if self.command == "HEAD":
+                    length = headers.get("Content-Length", 0)
+                    body = b""
+                self.send_header("Content-Length", str(length))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(
+            target=self._server.serve_forever, args=(0.02,), daemon=True
+        ).start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+_EXPIRED = b"""<?xml version="1.0" encoding="UTF-8"?>
+<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message>
+</Error>"""
+"""As S3 words it, which answers 400 or 403."""
+
+
 @contextlib.contextmanager
 def s3_server():
     """Run moto's S3 server in a process of its own; give its URL."""

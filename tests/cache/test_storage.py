@@ -6,7 +6,15 @@ import time
 from pathlib import Path
 
 import pytest
-from storages import HAS_S3, BreakingProxy, Faults, FileServer, s3_options, s3_server
+from storages import (
+    HAS_S3,
+    BreakingProxy,
+    ExpiringProxy,
+    Faults,
+    FileServer,
+    s3_options,
+    s3_server,
+)
 
 from loaderkit.cache.folder_storage import FolderStorage
 from loaderkit.cache.object_store import ObjectStore
@@ -77,6 +85,87 @@ def test_missing_credentials_are_said_at_once(s3, monkeypatch, tmp_path):
     with pytest.raises(CacheError, match="storage_options") as raised:
         store.read_file("manifest.json", 100)
     assert "s3://contract/cache/manifest.json" in str(raised.value)
+
+
+def write_credentials(file, key):
+    file.write_text(f"[default]\naws_access_key_id={key}\naws_secret_access_key=x\n")
+
+
+@pytest.fixture
+def expiring(s3, monkeypatch, tmp_path):
+    """A store whose credentials are those of a file, and what lets them expire."""
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    file = tmp_path / "credentials"
+    write_credentials(file, "FIRST")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    proxy = ExpiringProxy(s3)
+    patience = Patience(request_s=20.0, waits_s=(0.5, 0.5, 0.5))
+    url = f"s3://contract/{tmp_path.name}"
+    store = ObjectStore(url, {"endpoint_url": proxy.url}, patience)
+    (tmp_path / "a.h5").write_bytes(CONTENT)
+    store.write_file("a.h5", tmp_path / "a.h5")
+    store.commit("manifest.json", b"{}", replace=True)
+    yield store, proxy, file
+    proxy.stop()
+
+
+REQUESTS = {
+    "a range": lambda store: store.read_range("a.h5", 5, 500) == CONTENT[5:500],
+    "a file": lambda store: store.read_file("manifest.json", 100) == b"{}",
+    "a list": lambda store: set(store.sizes()) == {"a.h5", "manifest.json"},
+    "writing": lambda store: store.commit("b.json", b"{}", replace=True) is None,
+}
+
+
+@pytest.mark.needs("s3")
+@pytest.mark.slow
+@pytest.mark.parametrize("request_of", sorted(REQUESTS))
+def test_credentials_that_expire_are_read_anew(expiring, request_of):
+    store, proxy, file = expiring
+    assert REQUESTS[request_of](store)
+
+    proxy.expired = {"FIRST"}
+    renewal = threading.Timer(0.6, write_credentials, (file, "SECOND"))
+    renewal.start()
+    answered = REQUESTS[request_of](store)
+    renewal.join()
+
+    assert answered
+    assert proxy.refusals > 0
+
+
+@pytest.mark.needs("s3")
+@pytest.mark.slow
+@pytest.mark.parametrize("request_of", sorted(REQUESTS))
+def test_credentials_that_nobody_renews_are_an_error_after_some_tries(
+    expiring, request_of
+):
+    store, proxy, _ = expiring
+    assert REQUESTS[request_of](store)
+    proxy.expired = {"FIRST"}
+
+    with pytest.raises(CacheError, match="credentials have expired") as raised:
+        REQUESTS[request_of](store)
+
+    assert store.url in str(raised.value)
+    assert "log in again" in raised.value.fix
+    assert proxy.refusals >= 4
+
+
+@pytest.mark.needs("s3")
+@pytest.mark.slow
+def test_credentials_that_never_worked_are_an_error_at_once(expiring):
+    store, proxy, _ = expiring
+    proxy.expired = {"FIRST"}
+    other = ObjectStore(store.url, {"endpoint_url": proxy.url}, Patience(20.0, (60,)))
+
+    for request in (REQUESTS["a range"], REQUESTS["a list"]):
+        with pytest.raises(CacheError, match="does not let you in"):
+            request(other)
 
 
 @pytest.mark.parametrize(

@@ -296,7 +296,9 @@ def test_a_state_of_an_earlier_release_is_refused_with_the_way_on():
     loader = make_loader(40, True, 5, Part(1, {"batch_size": 3}), 0)
     state = loader.state_dict() | {"version": 6}
 
-    with pytest.raises(LoaderError, match="version 6, this loader reads 7") as told:
+    with pytest.raises(
+        LoaderError, match="version 6, this loader reads 8 and 7"
+    ) as told:
         loader.load_state_dict(state)
 
     assert "set_epoch(state['epoch'] + 1)" in told.value.fix
