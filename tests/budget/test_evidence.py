@@ -48,6 +48,20 @@ PROSE = {
     "a log call": '    logger.error("{}");',
     "a page's link": "- [{}](#how-to-shrink-a-batch)",
     "markup": "<li><code>{}</code> is one of the states</li>",
+    "a call over several lines": 'report(\n    "{}",\n    code,\n)',
+    "a branch of C": 'if (!p) {{\n  fail("{}");\n  return -1;\n}}',
+    "a row of a table": "| {} | lower the batch |",
+    "a symptom": "Symptom: {}\nSolution: add memory",
+    "an explanation": "{} \u2013 the device has no room left.",
+    "a regular expression": "PATTERN = re.compile('{}|killed')",
+    "a line of a changelog": "- Log {} ([#88](https://example.org/88))",
+    "an error that is made": 'error = MemoryError("{}")\nhandle(error)',
+    "a template": "throw new Error(`{} in ${{name}}`)",
+    "a shell's branch": 'if [ "$reason" = "{}" ]; then',
+    "a macro": '#define FULL "{}"\n#define BUSY "busy"',
+    "what a function returns": "returns -1 on error ({})",
+    "a bold label": "- **{}:** use fewer workers.",
+    "an alias": "OutOfMemoryError is an alias of the class for {}.",
 }
 REPORTS = {
     "alone": "{}",
@@ -112,6 +126,55 @@ def test_a_wording_pasted_alone_is_a_report(text):
 
 def test_a_kill_without_its_reason_may_be_memory():
     assert read_message("Killed").is_oom == "maybe"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Task exited due to SIGKILL",
+        "terminated by signal SIGKILL",
+        "exit status: signal: 9, SIGKILL: kill",
+        "received SIGKILL from the kernel",
+    ],
+)
+def test_a_signals_name_is_a_guess_where_it_ended_something(text):
+    assert read_message(text).is_oom == "maybe"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "    os.kill(pid, signal.SIGKILL)",
+        "SIGKILL = 9",
+        "terminate() sends SIGKILL to the process",
+        "# Send SIGKILL for immediate termination.",
+        "1. **Limit:** a smaller one causes SIGKILL during the capture",
+    ],
+)
+def test_a_signals_name_elsewhere_is_none(text):
+    assert read_message(text).is_oom is False
+
+
+def test_a_guess_in_a_line_of_advice_is_none():
+    text = "- **CPU OOM:** Kubernetes ends the pod (exit code 137)"
+
+    assert read_message(text).is_oom is False
+    assert read_message("the pod ended with exit code 137").is_oom == "maybe"
+
+
+@pytest.mark.parametrize(
+    "below",
+    ["  return 1;", "free(p);", "try:", "    );", "const n = 2;", "@Override {"],
+)
+def test_a_line_of_code_speaks_against_the_line_above_it(below):
+    line = "acme: insufficient memory"
+    phrase = Span(6, len(line))
+
+    def weight(text):
+        return weigh_evidence(text, phrase, Span(0, len(line))).weight
+
+    assert weight(f"{line}\n{below}") < weight(line)
+    assert weight(f"{line}\nSee the log.") == weight(line)
 
 
 def test_an_error_below_the_code_that_raises_it_is_found():

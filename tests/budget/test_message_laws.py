@@ -133,6 +133,42 @@ def test_amounts_have_the_same_role_in_any_order():
         assert roles == {"free": 1, "requested": 2, "limit": 4}, text
 
 
+@pytest.mark.parametrize(("free", "requested"), [(0, 2048), (512, 70_000)])
+def test_a_label_in_bytes_gives_its_number_the_unit(free, requested):
+    text = (
+        f"arena.cc: available bytes of {free} are fewer than requested bytes of "
+        f"{requested}: out of memory"
+    )
+
+    message = read_message(text)
+
+    assert (message.free, message.requested) == (free, requested)
+
+
+def test_a_total_is_the_whole_only_beside_what_is_used_or_free():
+    beside = "CUDA out of memory: 3 GiB requested, total 8 GiB, used 7 GiB"
+    alone = "CUDA out of memory: 3 GiB requested (total 8 GiB)"
+
+    assert read_message(beside).capacity == 8 << 30
+    assert read_message(alone).capacity is None
+    assert read_message(alone).allocated == 8 << 30
+
+
+def test_a_number_without_a_unit_yields_to_one_that_has_a_unit():
+    text = "device out of memory: 90214 allocation failed, size 2147483648 bytes"
+
+    assert read_message(text).requested == 2147483648
+
+
+def test_a_limit_decides_without_the_free_bytes():
+    diagnosis = diagnose_oom(
+        "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 3 GiB (allocated "
+        "so far: 6 GiB, limit set to: 8 GiB)."
+    )
+
+    assert (diagnosis.verdict, diagnosis.shortfall) == ("software limit", 1 << 30)
+
+
 def test_what_is_not_understood_is_said():
     text = "RuntimeError: CUDA out of memory. Tried to allocate 2 GiB, 4.5 GiB of blue"
 

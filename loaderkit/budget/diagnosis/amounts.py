@@ -24,7 +24,7 @@ SIZE = rf"(?:0x[0-9a-f]{{2,16}} ?bytes?\b|\d[\d.,]{{0,30}}(?: ?|-){_UNIT})"
 """A number and its unit; KB and KiB are both 1024 bytes, as allocators mean them."""
 _AMOUNT = compile_words(
     rf"(?<![\w.,])(?<!\s-)(?P<part>\d[\d.]{{0,12}})(?P<part_unit> ?{_UNIT})?"
-    rf" ?(?:/|of) ?(?P<whole>\d[\d.]{{0,12}} ?{_UNIT})"
+    rf" ?(?:/|of(?: its| the| a total of)?) ?(?P<whole>\d[\d.]{{0,12}} ?{_UNIT})"
     rf"|(?<![\w.,])(?<!\s-)(?P<size>{SIZE})"
     r"(?: ?\( ?(?P<exact>\d[\d,]{0,24}) ?(?:bytes?|B) ?\))?"
 )

@@ -43,7 +43,7 @@ from loaderkit.budget.diagnosis.moods import (
 from loaderkit.budget.diagnosis.statements import find_statements
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from loaderkit.budget.diagnosis.evidence import Evidence
 
@@ -145,12 +145,13 @@ def find_exhaustion(text: str) -> Exhaustion | None:
     >>> find_exhaustion("If you run out of memory, use a smaller batch.") is None
     True
     """
-    finding = _surest_report(_phrase_clues(text))
+    phrase_clues = list(_phrase_clues(text))
+    finding = _surest_report(phrase_clues)
     if finding is not None:
         return finding
 
     # Words that stand apart say no more than the phrase in their sentence does.
-    spoken_of = stretches_spoken_of(text)
+    spoken_of = _stretches_of(phrase_clues)
     loose_clues = (
         clue
         for clue in _loose_clues(text)
@@ -162,7 +163,7 @@ def find_exhaustion(text: str) -> Exhaustion | None:
         return finding
 
     # Last, what says nothing of where, but was surely printed.
-    return _surest_report(_phrase_clues(text), was_printed=True)
+    return _surest_report(phrase_clues, was_printed=True)
 
 
 _UNPLACED = "oom"
@@ -177,15 +178,19 @@ def stretches_spoken_of(text: str) -> list[Span]:
     >>> stretches_spoken_of("**OOM:** killed with code 137")
     [Span(start=0, end=29)]
     """
+    return _stretches_of(_phrase_clues(text))
+
+
+def _stretches_of(clues: Iterable[_Clue]) -> list[Span]:
     spans = []
-    for clue in _phrase_clues(text):
+    for clue in clues:
         phrase = Span(clue.start, clue.end)
         sentence = clue.sentence()
-        mood = find_mood(text, phrase, sentence)
+        mood = find_mood(clue.text, phrase, sentence)
         if mood in _MOODS_OF_SENTENCES:
-            spans.append(Span(sentence.start, min(sentence.end, len(text))))
+            spans.append(Span(sentence.start, min(sentence.end, len(clue.text))))
         elif mood in _MOODS_OF_LINES:
-            spans.append(line_around(text, phrase))
+            spans.append(line_around(clue.text, phrase))
     return spans
 
 
@@ -214,7 +219,7 @@ def _is_dismissed_as_a_phrase(clue: _Clue) -> bool:
 
 
 def _surest_report(
-    clues: Iterator[_Clue], *, was_printed: bool = False
+    clues: Iterable[_Clue], *, was_printed: bool = False
 ) -> Exhaustion | None:
     first = None
     for clue in clues:
