@@ -434,8 +434,19 @@ def _truth_of(value: object) -> bool:
     return isinstance(value, str | int) and value not in {0, "0", "no", "false", "off"}
 
 
-def check_choice(name: str, value: object, choices: tuple[Any, ...]) -> Any:
+def check_choice(
+    name: str, value: object, choices: tuple[Any, ...], otherwise: str = ""
+) -> Any:
     """Take one of a few values.
+
+    Args:
+        name: The option.
+        value: What was given.
+        choices: What it may be.
+        otherwise: What else the caller would have taken, in words.
+
+    Returns:
+        The value.
 
     Raises:
         OptionError: It is none of them; the message has the nearest.
@@ -447,7 +458,8 @@ def check_choice(name: str, value: object, choices: tuple[Any, ...]) -> Any:
     words = [choice for choice in choices if isinstance(choice, str)]
     text = value if isinstance(value, str) else show_value(value)
     nearest = difflib.get_close_matches(text, words, 1)
-    wanted = " or ".join([", ".join(map(repr, choices[:-1])), repr(choices[-1])])
+    words_for_choices = [*map(repr, choices), *([otherwise] if otherwise else [])]
+    wanted = " or ".join([", ".join(words_for_choices[:-1]), words_for_choices[-1]])
     refused = refuse_value(name, value, wanted, nearest[0] if nearest else choices[0])
     if isinstance(value, str):
         raise OptionError(refused.what, why="it is none of them", fix=refused.fix)
@@ -484,6 +496,29 @@ def check_takes_nothing(name: str, function: Callable[..., Any]) -> None:
         why = "it is called again and again, as it is"
         arguments = ", ".join(needed)
         raise OptionError(message, why=why, fix=f"lambda: {shown}({arguments})")
+
+
+def check_order(
+    call: str, other: object, path: object, example: str, *, where: str = "second"
+) -> None:
+    """Refuse a path in the place of samples and samples in the place of a path.
+
+    Args:
+        call: What was called.
+        other: What was given beside the path.
+        path: What was given in the place of the path.
+        example: The call as it should be.
+        where: The place of the path.
+
+    Raises:
+        OptionError: The two were exchanged.
+    """
+    is_exchanged = isinstance(other, str | os.PathLike) and not (
+        path is None or isinstance(path, str | os.PathLike)
+    )
+    if is_exchanged:
+        message = f"{call} takes the path {where}, and got {show_value(path)} there."
+        raise OptionError(message, why="the two were exchanged", fix=example)
 
 
 def check_cache_path(path: object) -> None:

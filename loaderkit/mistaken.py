@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from loaderkit.arguments import with_article
 from loaderkit.pyg import import_pyg, is_pyg_data
+from loaderkit.units import count_of
 
 
 class Mistake(NamedTuple):
@@ -55,7 +56,7 @@ def mistaken_for_dataset(given: object) -> Mistake | None:
     if isinstance(given, Mapping):
         return _mistaken_mapping(given, what)
     if isinstance(given, list | tuple) and given and all(map(_is_dataset, given)):
-        why = f"it holds {len(given)} datasets, which would be its samples"
+        why = f"it holds {count_of(len(given), 'datasets')}, which would be its samples"
         instead = "torch.utils.data.ConcatDataset(datasets)"
         return Mistake(what, why, instead)
     if hasattr(given, "iloc"):

@@ -40,6 +40,19 @@ _STYLE = """
 """
 
 
+class HasCard:
+    """A result that notebooks show as a card: what ``print`` shows, if no more is said.
+
+    Where it has a field ``ok``, the edge says whether it is.
+    """
+
+    def _repr_html_(self) -> str:
+        title, _, rest = str(self).partition("\n")
+        ok = getattr(self, "ok", None)
+        mood: Mood = "plain" if ok is None else "good" if ok else "bad"
+        return card(title, mood=mood, lines=rest)
+
+
 @dataclass(frozen=True)
 class Bar:
     """A cell that shows a share as a bar, and says it."""
@@ -55,6 +68,7 @@ def card(
     heads: Sequence[str] = (),
     rows: Sequence[Sequence[str | Bar]] = (),
     notes: Sequence[str] = (),
+    lines: str = "",
     text: str = "",
 ) -> str:
     """Write a card for a notebook.
@@ -65,6 +79,7 @@ def card(
         heads: Names of the columns of the table, or none.
         rows: The table, the most important row first; some 20 are shown.
         notes: Sentences below it.
+        lines: Text whose columns stand below each other, in full.
         text: What ``print`` shows, folded away below.
 
     Returns:
@@ -83,6 +98,8 @@ def card(
         parts.append("</table>")
     if len(rows) > _MOST_ROWS:
         parts.append(f"<div>and {len(rows) - _MOST_ROWS:,} more</div>")
+    if lines:
+        parts.append(f"<pre>{html.escape(lines)}</pre>")
     if notes:
         items = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
         parts.append(f"<ul>{items}</ul>")

@@ -1,6 +1,9 @@
 """Sizes and times as text: 1610612736 <-> "1.50 GiB".  Pure; nothing else does it."""
 
+import operator
 import re
+
+from loaderkit.errors import OptionError
 
 _STEPS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -48,12 +51,22 @@ def format_amount(value: float, unit: str, *, short: bool = False) -> str:
 
 
 def count_of(number: int, plural: str) -> str:
-    """Count things; one of them has no s.
+    """Count things: one of them is told in the singular.
 
     >>> count_of(1, "graphs"), count_of(2000, "graphs")
     ('1 graph', '2,000 graphs')
+    >>> count_of(1, "batches"), count_of(1, "processes"), count_of(1, "entries")
+    ('1 batch', '1 process', '1 entry')
     """
-    return f"{number:,} {plural.removesuffix('s') if number == 1 else plural}"
+    return f"{number:,} {_singular(plural) if number == 1 else plural}"
+
+
+def _singular(plural: str) -> str:
+    if plural.endswith("ies"):
+        return f"{plural[:-3]}y"
+    if plural.endswith(("ches", "shes", "sses", "xes")):
+        return plural[:-2]
+    return plural.removesuffix("s")
 
 
 def format_seconds(seconds: float) -> str:
@@ -86,16 +99,55 @@ def parse_bytes(text: str) -> int:
         Bytes.
 
     Raises:
-        ValueError: It is no size.
+        OptionError: It is no size; also a ``ValueError``.
 
     >>> parse_bytes("1.5 GiB"), parse_bytes("64MiB"), parse_bytes("2 MB")
     (1610612736, 67108864, 2000000)
     """
     match = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
     if match is None:
-        msg = f"a size is a number and a unit, such as 256MiB, got {text!r}"
-        raise ValueError(msg)
+        message = f"a size is a number and a unit, such as 256MiB, got {text!r}"
+        raise OptionError(message, fix=repr(_size_meant_by(text)))
     number, prefix, binary = match.groups()
     power = " KMGT".index(prefix.upper() or " ")
     step: int = (1024 if binary else 1000) ** power
     return round(float(number) * step)
+
+
+def _size_meant_by(text: str) -> str:
+    """Guess which size was meant.
+
+    >>> _size_meant_by("8 gigs"), _size_meant_by("much")
+    ('8 GB', '256 MB')
+    """
+    match = re.match(r"\s*([0-9.]*[0-9])\s*([KMGT]?)", text, re.IGNORECASE)
+    number, prefix = match.groups() if match else ("256", "M")
+    return f"{number} {prefix.upper() or 'M'}B"
+
+
+def size_in_bytes(name: str, amount: int | str) -> int:
+    """Take a size as a number of bytes, or as a text.
+
+    Args:
+        name: The option, for the message.
+        amount: Such as 1000 or "256 MiB".
+
+    Returns:
+        Bytes.
+
+    Raises:
+        OptionError: It is neither, or negative.
+
+    >>> size_in_bytes("limit", 1000), size_in_bytes("limit", "1 KB")
+    (1000, 1000)
+    """
+    if isinstance(amount, str):
+        return parse_bytes(amount)
+    try:
+        number = operator.index(amount)
+    except TypeError:
+        number = -1
+    if number < 0 or isinstance(amount, bool):
+        message = f"{name} must be a number of bytes, or a text, got {amount!r}."
+        raise OptionError(message, why="it is no size", fix=f"{name}='256 MiB'")
+    return number

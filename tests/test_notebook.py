@@ -1,7 +1,9 @@
 """What a notebook shows of a result: short, escaped, readable on light and on dark."""
 
 import html.parser
+import importlib
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,12 +15,18 @@ from loaderkit import (
     check_environment,
     diagnose_oom,
     estimate_step,
+    inspect_cache,
     open_cache,
     pack,
     plan_batch,
+    read_memory,
+    release,
+    staged,
+    verify,
 )
 from loaderkit.notebook import COLOURS, Bar, card
 
+REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 NASTY = "<script>alert('x')</script> & \"quoted\""
 
 
@@ -209,3 +217,70 @@ def test_what_a_notebook_shows_of_settings_holds_no_secrets(monkeypatch):
     monkeypatch.setenv("SOME_TOKEN", "a-secret-value")
 
     assert "a-secret-value" not in repr(check_environment())
+
+
+# ---- every public result has one
+
+OPTIONS_AND_TOOLS = {
+    *("LeakDetector", "MemoryMeter", "MicroBatcher", "EpochCacheCleaner", "PtFolder"),
+    *("DevicePrefetcher", "LeakCallback", "ColumnContract", "StorageContract"),
+    *("PackOptions", "RemoteCache", "Patience", "DeviceSpec", "LoaderOptions"),
+    # Parts of a batch, which are tensors.
+    *("Padded", "Packed"),
+}
+"""What is given to functions or is called, and is not what they return."""
+
+
+def public_classes():
+    for page in sorted(REFERENCE.glob("*.md")):
+        for dotted in re.findall(r"autoclass:: (\S+)", page.read_text("utf-8")):
+            module, _, name = dotted.rpartition(".")
+            if name not in OPTIONS_AND_TOOLS:
+                yield getattr(importlib.import_module(module), name)
+
+
+@pytest.mark.parametrize("kind", list(public_classes()), ids=lambda k: k.__name__)
+def test_every_public_result_has_a_card(kind):
+    assert callable(getattr(kind, "_repr_html_", None))
+
+
+def test_what_small_results_print_is_what_their_card_shows(tmp_path):
+    rows = pack([{"x": torch.ones(2)}] * 3, tmp_path / "a.lk", workers=0)
+    with staged("model") as stage:
+        stage.add(torch.nn.Linear(2, 2))
+    detector = LeakDetector("cpu", on_leak=id)
+    report = detector.run(list, epochs=6)
+    results = [
+        verify(rows.cache),
+        verify(tmp_path / NASTY.replace("/", "")),
+        inspect_cache(rows.cache),
+        stage.receipt,
+        release(),
+        read_memory("cpu"),
+        check_environment(),
+        report.counters[0],
+        report.counters[0].trend,
+    ]
+
+    for result in results:
+        card_html = result._repr_html_()
+        reading = Reading(card_html)
+        assert not reading.open
+        assert "script" not in reading.tags
+        shown = "".join(reading.shown.split())
+        for line in str(result).splitlines():
+            assert "".join(line.split()) in shown, line
+    assert COLOURS["good"] in results[0]._repr_html_()
+    assert COLOURS["bad"] in results[1]._repr_html_()
+
+
+def test_a_loader_shows_what_it_gives_in_a_terminal(tmp_path):
+    rows = pack([{"x": torch.ones(2)}] * 3, tmp_path / "a.lk", workers=0)
+
+    loader = build_loader(rows, batch_size=2)
+
+    assert (
+        repr(loader)
+        == "PlannedLoader(3 samples, 2 samples each, in order, 2 batches an epoch)"
+    )
+    assert not loader.plan.pin_memory, "a decision is as true as its value"

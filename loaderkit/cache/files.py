@@ -8,10 +8,12 @@ and a device has no end.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import os
 import re
 import stat
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -24,7 +26,6 @@ from loaderkit.errors import CacheError, DamagedCacheError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -420,6 +421,37 @@ def exists(path: Path) -> bool:
     return True
 
 
+def url_meant_by(path: str | os.PathLike[str]) -> str | None:
+    """Recognise a URL with a slash too few, which would name a folder.
+
+    Args:
+        path: As it was given, or as pathlib made it: of "s3://bucket" it makes
+            "s3:/bucket".
+
+    Returns:
+        The URL; None where there is such a folder, or it looks like none.
+    """
+    looks_remote = re.search(
+        r"(^|/)(s3|gs|gcs|az|abfs|hf|https?):?/+(.+)", os.fspath(path)
+    )
+    if looks_remote is None or exists(Path(path)):
+        return None
+    return f"{looks_remote[2]}://{looks_remote[3]}"
+
+
+def _caches_named_like(path: Path) -> list[Path]:
+    """Find caches beside a path that is not there, the name most like it first."""
+    try:
+        beside = {each.name: each for each in path.parent.iterdir()}
+    except OSError:
+        return []
+    # "rows" may be short for "rows.lk".
+    names = [path.name, f"{path.name}.lk"]
+    near = [name for name in names if name in beside]
+    near += difflib.get_close_matches(path.name, beside, cutoff=0.75)
+    return [beside[name] for name in near if exists(beside[name] / MANIFEST)]
+
+
 def _no_cache(path: Path) -> CacheError:
     """Make the error for a path without a manifest, by what is there instead."""
     if exists(path / BUILDING):
@@ -427,13 +459,14 @@ def _no_cache(path: Path) -> CacheError:
         return CacheError(f"{path} is half packed.", why=why, fix="run the same again")
     message = f"There is no cache at {path}."
     fix = f"pack(source, {str(path)!r})"
-    # pathlib turns "s3://bucket" into "s3:/bucket".
-    looks_remote = re.search(r"(^|/)(s3|gs|gcs|az|abfs|hf|https?):?/+(.+)", str(path))
-    if looks_remote and not exists(path):
-        url = f"{looks_remote[2]}://{looks_remote[3]}"
+    url = url_meant_by(path)
+    if url is not None:
         why = "there is no such folder, and a URL begins with ://"
         return CacheError(message, why=why, fix=f"open_cache({url!r})")
     if not exists(path):
+        similar = _caches_named_like(path)
+        if similar:
+            fix = f"did you mean {str(similar[0])!r}?"
         return CacheError(message, why="there is no such folder", fix=fix)
     if path.is_dir():
         return CacheError(message, why=f"the folder has no {MANIFEST}", fix=fix)

@@ -31,7 +31,7 @@ from loaderkit.cache.leases import Lease, shards_in_use
 from loaderkit.cache.lock_files import hold_lock_file
 from loaderkit.cache.manifest import MOST_MANIFEST_BYTES, read_manifest
 from loaderkit.errors import CacheError, DamagedCacheError, StaleCacheError
-from loaderkit.units import format_bytes
+from loaderkit.units import count_of, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -144,7 +144,8 @@ class Mirror:
         nbytes = int(self.manifest.shards.bytes[list(shards)].sum())
         if nbytes > max_bytes:
             message = (
-                f"A batch reads {len(shards)} shards of {self.storage.url}, "
+                f"A batch reads {count_of(len(shards), 'shards')} of "
+                f"{self.storage.url}, "
                 f"{format_bytes(nbytes)} together."
             )
             why = (

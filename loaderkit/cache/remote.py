@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -19,7 +20,7 @@ from loaderkit.units import parse_bytes
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from loaderkit.cache.storage import Storage
 
@@ -149,6 +150,7 @@ def locate_cache(
     >>> locate_cache("s3://bucket/molecules", mirror_bytes="2 GB").mirror_bytes
     2000000000
     """
+    _check_storage_options(storage_options)
     if is_url(path) and isinstance(path, str):
         return RemoteCache(
             path,
@@ -171,6 +173,12 @@ def locate_cache(
         return path
     check_cache_path(path)
     return Path(path).absolute()
+
+
+def _check_storage_options(given: object) -> None:
+    if given is not None and not isinstance(given, Mapping):
+        name, example = "storage_options", {"profile": "training"}
+        raise refuse_value(name, given, "a dict", example)
 
 
 def open_storage(

@@ -38,9 +38,16 @@ from loaderkit.cache.layout import MANIFEST
 from loaderkit.cache.manifest import MOST_MANIFEST_BYTES, read_manifest
 from loaderkit.cache.mirror import find_remote_manifest, load_remote_manifest
 from loaderkit.cache.remote import open_storage
+from loaderkit.cache.storage import is_url
 from loaderkit.cache.stored_files import files_of, read_in_steps
-from loaderkit.errors import CacheError, CacheVersionError, DamagedCacheError
-from loaderkit.units import format_bytes
+from loaderkit.errors import (
+    CacheError,
+    CacheVersionError,
+    DamagedCacheError,
+    OptionError,
+)
+from loaderkit.notebook import HasCard
+from loaderkit.units import count_of, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -63,7 +70,7 @@ class OtherWriterError(CacheError):
 
 @answer_wrong_names()
 @dataclass(frozen=True)
-class Transfer:
+class Transfer(HasCard):
     """What was copied."""
 
     source: str
@@ -79,8 +86,11 @@ class Transfer:
         return dict(vars(self))
 
     def __str__(self) -> str:
-        copied = f"{self.files:,} files, {format_bytes(self.bytes)} copied"
-        return f"{self.source} -> {self.target}: {self.samples:,} samples; {copied}"
+        copied = f"{count_of(self.files, 'files')}, {format_bytes(self.bytes)} copied"
+        return (
+            f"{self.source} -> {self.target}: "
+            f"{count_of(self.samples, 'samples')}; {copied}"
+        )
 
 
 @suggest_keywords
@@ -109,6 +119,10 @@ def push(
         CacheError: There is no whole cache in the folder; there is one in the store
             already, or another process writes one; or the store does not answer.
     """
+    if is_url(cache) and not is_url(url):
+        message = f"push takes the folder first, and the URL second, got {url!r} there."
+        fix = f"push({os.fspath(url)!r}, {os.fspath(cache)!r})"
+        raise OptionError(message, why="the two were exchanged", fix=fix)
     storage = open_storage(url, storage_options)
     return copy_to_store(Path(cache), storage, overwrite=overwrite)
 

@@ -22,7 +22,8 @@ from loaderkit.cache.mirror import load_remote_manifest
 from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.stored_files import files_of, find_damage
 from loaderkit.errors import CacheError
-from loaderkit.units import format_bytes
+from loaderkit.notebook import HasCard
+from loaderkit.units import count_of, format_bytes
 
 if TYPE_CHECKING:
     import os
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 @answer_wrong_names()
 @dataclass(frozen=True)
-class Verification:
+class Verification(HasCard):
     """What ``verify`` found."""
 
     path: str
@@ -57,7 +58,10 @@ class Verification:
     def __str__(self) -> str:
         if self.ok:
             size = format_bytes(self.bytes)
-            return f"{self.path}: sound; {self.samples:,} samples, {size} hashed"
+            return (
+                f"{self.path}: sound; {count_of(self.samples, 'samples')}, {size} "
+                "hashed"
+            )
         return "\n".join([f"{self.path}: damaged", *self.findings])
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from loaderkit.arguments import nearest_name
 from loaderkit.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -41,6 +43,44 @@ class Command:
     bad_news: str | None = None
     """What an answer means that is not ``ok``: it ends with status 1.  None where every
     answer ends with status 0."""
+
+
+class SuggestingParser(argparse.ArgumentParser):
+    """Answers a misspelt command or option with the nearest there is."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with status 2 and the message, and what was probably meant."""
+        unknown = re.match(
+            r"(?:unrecognized arguments: (-\S+)|argument COMMAND: .*?'(\S+?)')", message
+        )
+        if unknown:
+            nearest = nearest_name(unknown[1] or unknown[2], self._known_words())
+            if nearest is not None:
+                message += f"; did you mean {nearest!r}?"
+        super().error(message)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, so that a command's unknown options are told by the command itself."""
+        options, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            command = getattr(options, "command", None)
+            parser = self if command is None else self._parser_of(command.name)
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return options
+
+    def _parser_of(self, name: str) -> argparse.ArgumentParser:
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 -- argparse has no public name for it
+                parser: argparse.ArgumentParser = action.choices[name]
+                return parser
+        return self
+
+    def _known_words(self) -> list[str]:
+        """Name the commands and options that this parser takes."""
+        words: list[str] = []
+        for action in self._actions:
+            words += action.option_strings or list(action.choices or ())
+        return words
 
 
 def add_no_arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,7 +18,7 @@ from loaderkit.cli import (
     verify,
     watch,
 )
-from loaderkit.cli.command import add_html_argument
+from loaderkit.cli.command import SuggestingParser, add_html_argument
 from loaderkit.cli.completion import add_completion
 from loaderkit.cli.output import (
     flush_output,
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of all commands."""
-    parser = argparse.ArgumentParser(
+    parser = SuggestingParser(
         prog="loaderkit",
         description="Data loading whose memory stays flat.",
         epilog=_STATUSES,

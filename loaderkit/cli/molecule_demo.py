@@ -20,7 +20,7 @@ from loaderkit.cli.molecules import EDGE_FEATURES, NODE_FEATURES, read_molecules
 from loaderkit.datasets.open import open_cache
 from loaderkit.datasets.pack import pack
 from loaderkit.memory.process import own_pid, process_anonymous
-from loaderkit.units import format_bytes
+from loaderkit.units import count_of, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +71,8 @@ class Demo:
         text = (
             f"packed    {self.molecules:,} molecules, {pt} of .pt files into {cache}, "
             f"{rate:,.0f} samples/s\n"
-            f"trained   {self.epochs} epochs in {self.train_s:.1f} s; test error "
+            f"trained   {count_of(self.epochs, 'epochs')} in "
+            f"{self.train_s:.1f} s; test error "
             f"{self.error:.2f} log mol/L (always the mean: {self.guess:.2f})\n\n"
             f"{heading:<34}{'samples/s':>12}{'':>9}{'private memory':>16}"
         )

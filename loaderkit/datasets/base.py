@@ -12,7 +12,12 @@ from torch.utils.data import Dataset
 from typing_extensions import Self, TypeVar
 
 from loaderkit.answers import answer_wrong_calls
-from loaderkit.arguments import suggest_keywords
+from loaderkit.arguments import (
+    check_callable,
+    check_choice,
+    refuse_value,
+    suggest_keywords,
+)
 from loaderkit.cache.layout import MANIFEST
 from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.shards import Checksums, check_checksums
@@ -29,6 +34,7 @@ from loaderkit.datasets.columns import (
     stores_of,
 )
 from loaderkit.datasets.dict_batches import RAGGED
+from loaderkit.datasets.gathering import UnlikeShapesError
 from loaderkit.datasets.pack_options import PackOptions
 from loaderkit.datasets.ragged import PadValue, check_pad_value, fill_padding
 from loaderkit.datasets.rows import is_one, many_rows, one_row
@@ -38,6 +44,7 @@ from loaderkit.datasets.sizes import sample_sizes, size_counter
 from loaderkit.datasets.taken_names import is_own, name_is_taken, private_names_of
 from loaderkit.errors import OptionError
 from loaderkit.notebook import card
+from loaderkit.units import count_of
 
 if TYPE_CHECKING:
     import os
@@ -113,9 +120,8 @@ class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
         mirror_bytes: int | str | None = None,
     ) -> None:
         check_checksums(checksums)
-        if ragged not in RAGGED:
-            msg = f"ragged must be one of {', '.join(RAGGED)}, got {ragged!r}"
-            raise ValueError(msg)
+        check_choice("ragged", ragged, tuple(RAGGED))
+        _check_packing(packing)
         self.raw = None if raw is None else Path(raw)
         if self.raw is not None and cache is None:
             _refuse_cache_as_raw(type(self).__name__, self.raw)
@@ -161,6 +167,8 @@ class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._taken_names:
             raise name_is_taken(type(self).__qualname__, name)
+        if name == "transform" and value is not None:
+            check_callable("transform", value, "lambda sample: sample")
         super().__setattr__(name, value)
 
     @overload
@@ -257,7 +265,7 @@ class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
 
     def __repr__(self) -> str:
         where = "no cache" if self.cache is None else str(self.cache)
-        return f"{type(self).__name__}({len(self):,} samples, {where})"
+        return f"{type(self).__name__}({count_of(len(self), 'samples')}, {where})"
 
     def _repr_html_(self) -> str:
         known_only = "samples are counted when it is first read"
@@ -270,8 +278,11 @@ class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
 
     def _join_column(self, opened: OpenedCache, rows: Ints, name: str) -> Any:
         """Gather a field of rows of the cache, known to be there in all of them."""
-        with collating():
-            column = join_column(opened, rows, name, self.classes, self.ragged)
+        try:
+            with collating():
+                column = join_column(opened, rows, name, self.classes, self.ragged)
+        except UnlikeShapesError as error:
+            raise self._unlike_shapes_error(str(error)) from None
         is_padded = not isinstance(self.pad_value, Mapping) or name in self.pad_value
         if is_padded and self.pad_value != 0:
             fill_padding(column, self.pad_value, name)
@@ -296,6 +307,12 @@ class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
     def _stores_if_open(self) -> dict[Any, list[str]]:
         """Name the fields of node and edge types, as ``_fields_if_open`` does."""
         return stores_of(self._open_cache()) if self._opens_quietly else {}
+
+
+def _check_packing(packing: object) -> None:
+    if packing is not None and not isinstance(packing, PackOptions):
+        name, example = "packing", PackOptions(workers=2)
+        raise refuse_value(name, packing, "a PackOptions", example)
 
 
 def _refuse_cache_as_raw(class_name: str, raw: Path) -> None:

@@ -225,7 +225,7 @@ class BatchJoining(SampleReading[T]):
             giver.gives_unread = True
 
     def _unlike_shapes_error(self, column: str) -> DatasetError:
-        message = f"Field {column!r} has shapes in this batch that cannot be joined."
+        message = f"Field {column!r} has shapes in these samples that cannot be joined."
         why = "an axis behind the first differs between the samples, or their number"
         fix = "give the samples one shape in load() or transform, or a batch size of 1"
         return DatasetError(message, why=why, fix=fix)

@@ -15,7 +15,7 @@ from loaderkit.datasets.kinds import COUNTER_KINDS, NEST_KINDS, Kind
 from loaderkit.datasets.sizes import occurring, stored_bytes
 from loaderkit.datasets.structure import Leaf, Nest, Structure, is_graph
 from loaderkit.errors import DatasetError, NoSuchAttributeError
-from loaderkit.units import format_bytes
+from loaderkit.units import count_of, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -191,7 +191,8 @@ def check_column(
             nbytes += int(sample_bytes.sum())
     if nbytes > most_bytes:
         message = (
-            f"Field {name!r} takes {format_bytes(nbytes)} in {len(rows):,} samples."
+            f"Field {name!r} takes {format_bytes(nbytes)} in "
+            f"{count_of(len(rows), 'samples')}."
         )
         why = f"largest_column_bytes is {format_bytes(most_bytes)}: a column is "
         why += "gathered whole"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import filelock
 import xxhash
 
-from loaderkit.arguments import suggest_keywords
+from loaderkit.arguments import check_order, suggest_keywords
 from loaderkit.cache.build import open_build
 from loaderkit.cache.files import exists, find_manifest
 from loaderkit.cache.layout import MANIFEST, SHARD_FORMAT
@@ -120,7 +120,7 @@ def extend(
     *,
     spans: int | None = None,
     workers: int | None = None,
-    shard_bytes: int = 256 << 20,
+    shard_bytes: int | str = 256 << 20,
     track_files: TrackFiles = "stat",
     classes: Iterable[type] = (),
 ) -> SafeDataset[Any]:
@@ -154,6 +154,8 @@ def extend(
         OptionError: An option has a value that is not allowed, or the cache is in an
             object store.
     """
+    if not isinstance(cache, SafeDataset | RemoteCache):
+        check_order("extend", more, cache, f"extend({more!r}, samples)", where="first")
     location = _open_whole_cache(cache).path
     added_folder = location / ".extending"
     with filelock.FileLock(location / ".extending.lock"):

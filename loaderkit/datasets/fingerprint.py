@@ -40,6 +40,7 @@ from loaderkit.datasets.written import find_written
 from loaderkit.errors import DamagedCacheError
 from loaderkit.library_files import is_library_file
 from loaderkit.nests import tensor_bytes
+from loaderkit.units import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -194,7 +195,9 @@ def differences(packed: Fingerprint, now: Fingerprint) -> tuple[str, ...]:
     if packed.load != now.load:
         changes.append("load() has changed")
     if packed.count != now.count:
-        changes.append(f"{now.count:,} keys now, {packed.count:,} when packed")
+        changes.append(
+            f"{count_of(now.count, 'keys')} now, {packed.count:,} when packed"
+        )
     elif packed.keys != now.keys:
         changes.append("as many keys as when packed, but others or in another order")
     return tuple(changes)

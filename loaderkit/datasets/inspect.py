@@ -14,9 +14,10 @@ from loaderkit.cache.store import Store
 from loaderkit.datasets.open import open_cache
 from loaderkit.datasets.page import field_sections, histogram_of
 from loaderkit.datasets.structure import Nest, Structure, is_graph
+from loaderkit.notebook import HasCard
 from loaderkit.pages import charts
 from loaderkit.pages.document import HasPage, Page, Section
-from loaderkit.units import format_bytes
+from loaderkit.units import count_of, format_bytes
 
 if TYPE_CHECKING:
     import os
@@ -58,7 +59,7 @@ class Field:
 
 @answer_wrong_names()
 @dataclass(frozen=True)
-class Histogram:
+class Histogram(HasCard):
     """How a size is spread over the samples."""
 
     name: str
@@ -136,16 +137,16 @@ class CacheSummary(HasPage):
             f"{name} {version}" for name, version in self.made_with.items()
         )
         head = (
-            f"{self.path}: {self.samples:,} samples of {self.kind}, "
-            f"{format_bytes(self.bytes)} in {self.shards} shard(s), {stored}\n"
-            f"packed with {libraries}"
+            f"{self.path}: {count_of(self.samples, 'samples')} of {self.kind}, "
+            f"{format_bytes(self.bytes)} in {count_of(self.shards, 'shards')}, "
+            f"{stored}\npacked with {libraries}"
         )
         if self.variants > 1:
             head += f"\nsamples are built in {self.variants} different ways"
         width = max([len(field.name) for field in self.fields], default=5)
         lines = [
             f"  {f.name:<{width}}  {f.kind:<8}{f.dtype:<10}{f.shape:<16}"
-            f"{format_bytes(f.bytes):>10}  {f.samples:,} samples"
+            f"{format_bytes(f.bytes):>10}  {count_of(f.samples, 'samples')}"
             for f in self.fields
         ]
         return "\n".join(

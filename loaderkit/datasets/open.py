@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, Literal
 
-from loaderkit.arguments import check_cache_path, suggest_keywords
+from loaderkit.arguments import (
+    check_cache_path,
+    check_choice,
+    refuse_keyword,
+    suggest_keywords,
+)
 from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.store import Store
 from loaderkit.datasets.classes import ClassRegistry
@@ -18,6 +24,10 @@ if TYPE_CHECKING:
 
     from loaderkit.cache.shards import Checksums
     from loaderkit.datasets.safe import SafeDataset
+
+
+_OPTIONS_OF_KINDS = ("follow_batch", "exclude_keys", "ragged", "pad_value")
+"""What a dataset of graphs takes, or one of other samples."""
 
 
 @suggest_keywords
@@ -61,9 +71,12 @@ def open_cache(
         DatasetError: The samples are made of classes that are not known.
         ValueError: An option is none of its words.
     """
-    if unknown_classes not in {"refuse", "plain"}:
-        msg = f"unknown_classes must be refuse or plain, got {unknown_classes!r}"
-        raise ValueError(msg)
+    check_choice("unknown_classes", unknown_classes, ("refuse", "plain"))
+    unknown = [name for name in options if name not in _OPTIONS_OF_KINDS]
+    if unknown:
+        caller, parameters = "open_cache", inspect.signature(open_cache).parameters
+        own = [name for name in parameters if name != "options"]
+        raise refuse_keyword(caller, unknown[0], [*own, *_OPTIONS_OF_KINDS])
     if not isinstance(path, RemoteCache):
         check_cache_path(path)
     known, plain = tuple(classes), unknown_classes == "plain"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, overload
 
-from loaderkit.arguments import suggest_keywords
-from loaderkit.cache.remote import locate_cache
+from loaderkit.arguments import check_cache_path, check_order, suggest_keywords
+from loaderkit.cache.files import url_meant_by
+from loaderkit.cache.remote import RemoteCache, locate_cache
+from loaderkit.cache.storage import is_url
 from loaderkit.datasets.block_readers import read_sample, seed_of
 from loaderkit.datasets.encode import encode
 from loaderkit.datasets.open import open_cache
@@ -13,11 +16,10 @@ from loaderkit.datasets.pack_options import PackOptions as PackOptions
 from loaderkit.datasets.packing import has_cache, pack_source
 from loaderkit.datasets.sources import as_source
 from loaderkit.datasets.streams import StreamSource
-from loaderkit.errors import CacheError
+from loaderkit.errors import CacheError, OptionError
 from loaderkit.randomness import quiet
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from concurrent.futures import Executor
 
@@ -50,7 +52,7 @@ class PackKeywords(TypedDict, total=False):
 
     workers: int | None
     compression: str | None
-    shard_bytes: int
+    shard_bytes: int | str
     overwrite: bool
     track_files: TrackFiles
     executor: Executor | Callable[[], Executor] | None
@@ -89,7 +91,7 @@ def pack(
     *,
     workers: int | None = PackOptions.workers,
     compression: str | None = PackOptions.compression,
-    shard_bytes: int = PackOptions.shard_bytes,
+    shard_bytes: int | str = PackOptions.shard_bytes,
     overwrite: bool = PackOptions.overwrite,
     track_files: TrackFiles = PackOptions.track_files,
     executor: Executor | Callable[[], Executor] | None = PackOptions.executor,
@@ -116,7 +118,7 @@ def pack(
         workers: Processes that read samples; 0 reads in this one; None: up to 4, one
             for each CPU.
         compression: "gzip", "lzf", a filter of hdf5plugin, or None to map values.
-        shard_bytes: Bytes after which a file is finished.
+        shard_bytes: Bytes after which a file is finished, or a text such as "1 GB".
         overwrite: Pack again though there is a cache; it stays until the new one is
             whole.
         track_files: How the files that samples are made from are known again: "stat",
@@ -139,6 +141,7 @@ def pack(
         DatasetError: A sample cannot be read or stored; the message names it.
         OptionError: An option cannot have this value; also a ``ValueError``.
     """
+    _check_target(source, path)
     options = PackOptions(
         workers, compression, shard_bytes, overwrite, track_files, executor
     )
@@ -155,6 +158,21 @@ def pack(
     if not packed.is_ours:
         _check_samples(cache, samples, location)
     return cache
+
+
+def _check_target(source: object, path: object) -> None:
+    """Refuse a path in the place of the samples, and a URL with a slash too few."""
+    if isinstance(path, RemoteCache):
+        return
+    check_order("pack", source, path, f"pack(samples, {source!r})")
+    check_cache_path(path)
+    written = os.fspath(path)  # type: ignore[call-overload]
+    url = None if is_url(written) else url_meant_by(written)
+    # "s3/bucket" may well be a new folder; with a colon it is none.
+    if url is not None and ":" in written:
+        message = f"{written!r} is no folder to pack into."
+        fix = f"pack(samples, {url!r})"
+        raise OptionError(message, why="a URL begins with ://", fix=fix)
 
 
 def _check_samples(

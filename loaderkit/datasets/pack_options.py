@@ -15,6 +15,7 @@ from loaderkit.arguments import (
 from loaderkit.cache.hdf5 import filters
 from loaderkit.datasets.source_files import TrackFiles
 from loaderkit.errors import OptionError
+from loaderkit.units import size_in_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,9 +35,9 @@ class PackOptions:
     """Processes that read samples; 0 reads in this one; None: up to 4, one a CPU."""
     compression: str | None = None
     """"gzip", "lzf", a filter of hdf5plugin such as "Zstd", or None to map values."""
-    shard_bytes: int = 256 << 20
-    """Bytes after which a file is finished: what a killed run loses at most.  They wait
-    on disk, not in memory."""
+    shard_bytes: int | str = 256 << 20
+    """Bytes after which a file is finished, or a text such as "1 GB": what a killed run
+    loses at most.  They wait on disk, not in memory."""
     overwrite: bool = False
     """Pack again though there is a cache."""
     track_files: TrackFiles = "stat"
@@ -51,10 +52,15 @@ class PackOptions:
         filters(self.compression)
         check_choice("track_files", self.track_files, get_args(TrackFiles))
         check_truth("overwrite", self.overwrite)
-        check_integer("shard_bytes", self.shard_bytes, least=1)
+        check_integer("shard_bytes", self.most_shard_bytes, least=1)
         if self.workers is not None:
             check_integer("workers", self.workers, least=0, most=_MOST_WORKERS)
         self._check_executor()
+
+    @property
+    def most_shard_bytes(self) -> int:
+        """Bytes after which a file is finished, also of a text."""
+        return size_in_bytes("shard_bytes", self.shard_bytes)
 
     def _check_executor(self) -> None:
         executor: Any = self.executor

@@ -63,7 +63,9 @@ class ExecutorEngine:
         executor: Executor | Callable[[], Executor],
         source: Source | StreamSource,
     ) -> None:
-        self._make = None if hasattr(executor, "submit") else executor
+        # A class, such as ProcessPoolExecutor itself, has the method and makes one.
+        is_one = hasattr(executor, "submit") and not isinstance(executor, type)
+        self._make: Any = None if is_one else executor
         self._executor: Any = None if self._make else executor
         self._source = source
         self._done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()

@@ -113,14 +113,14 @@ class PackingRun:
             # Some could not be read.  Which part each size is of does not matter: the
             # run will fail at them.
             sizes = [-(-sum(sizes) // len(sizes))]
-        self.plan = ShardPlan.of(total, sizes, self.options.shard_bytes)
+        self.plan = ShardPlan.of(total, sizes, self.options.most_shard_bytes)
         description = {
             "format": SHARD_FORMAT,
             "fingerprint": fingerprint,
             "samples": total,
             "part_bytes": list(self.plan.part_bytes),
             "compression": self.options.compression,
-            "shard_bytes": self.options.shard_bytes,
+            "shard_bytes": self.options.most_shard_bytes,
         }
         intact = self.build.resume_in_any_order(description)
         self._keep_shards_of_unchanged_samples(intact)

@@ -87,7 +87,7 @@ class StreamRun:
             "samples": None,
             "spans": self._source.span_count,
             "compression": self._options.compression,
-            "shard_bytes": self._options.shard_bytes,
+            "shard_bytes": self._options.most_shard_bytes,
         }
         intact = self._build.resume_in_any_order(description)
         trusts_notes = self._source.takes_workers and self._files_show_no_change(intact)
@@ -138,7 +138,11 @@ class StreamRun:
         span_count = self._source.span_count
         tasks = (
             StreamTask(
-                self._common, span, span_count, self._options.shard_bytes, trusts_notes
+                self._common,
+                span,
+                span_count,
+                self._options.most_shard_bytes,
+                trusts_notes,
             )
             for span in range(span_count)
         )

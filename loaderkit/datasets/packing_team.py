@@ -30,6 +30,7 @@ from loaderkit.datasets.packing_tasks import (
 from loaderkit.datasets.shard_filling import learn_trees, take_over
 from loaderkit.datasets.structure import Structure
 from loaderkit.errors import DatasetError, LoaderkitError
+from loaderkit.units import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -204,7 +205,9 @@ class PackingTeam:
             first = errors[min(errors)]
             more_shards = len({plan.shard_of(row) for row in errors}) - 1
             if more_shards and hasattr(first, "add_note"):  # Python 3.11
-                first.add_note(f"{more_shards:,} more shards could not be packed.")
+                first.add_note(
+                    f"{count_of(more_shards, 'more shards')} could not be packed."
+                )
             raise first
 
     def _results_in_order(self, tasks: Iterable[PackTask]) -> list[Any]:

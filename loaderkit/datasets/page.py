@@ -128,7 +128,8 @@ def _describe_sizes(sizes: NDArray[Any], name: str) -> str:
     if len(sizes) == 1:
         return f"One sample holds {total}."
     return (
-        f"{len(sizes):,} samples hold {total}: the smallest {smallest}, half of them "
+        f"{count_of(len(sizes), 'samples')} hold {total}: the smallest "
+        f"{smallest}, half of them "
         f"at most {median}, 99 % at most {most_samples}, the largest {largest}."
     )
 
@@ -142,5 +143,5 @@ def _describe_batches(sizes: NDArray[Any], name: str, most: int) -> str:
     samples = count_of(average, "samples")
     text = f"A batch of at most {limit} holds {samples} of average size"
     if too_large:
-        return f"{text}; {too_large:,} samples are larger than that alone."
+        return f"{text}; {count_of(too_large, 'samples')} are larger than that alone."
     return f"{text}; no sample is larger than that alone."

@@ -15,7 +15,7 @@ import psutil
 
 from loaderkit.errors import DatasetError
 from loaderkit.memory.host import available_memory
-from loaderkit.units import format_bytes
+from loaderkit.units import count_of, format_bytes
 
 if TYPE_CHECKING:
     from loaderkit.cache.manifest import Manifest
@@ -45,7 +45,7 @@ class Room:
         """
         self._bytes += nbytes
         if self._bytes > self._ask_at:
-            check_room(nbytes, f"A batch of {self._samples:,} samples")
+            check_room(nbytes, f"A batch of {count_of(self._samples, 'samples')}")
             self._ask_at = 2 * self._bytes
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
+from loaderkit.units import count_of
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -39,7 +41,7 @@ def one_row(index: SupportsIndex, count: int) -> int:
     """
     row = int(index.__index__())
     if not -count <= row < count:
-        msg = f"row {row} was asked of a dataset of {count:,} samples"
+        msg = f"row {row} was asked of a dataset of {count_of(count, 'samples')}"
         raise IndexError(msg)
     return row % count
 
@@ -70,7 +72,10 @@ def many_rows(index: object, count: int) -> Ints:
     rows = _as_array(index)
     if rows.dtype == np.bool_:
         if len(rows) != count:
-            msg = f"a mask of {len(rows):,} was given to a dataset of {count:,} samples"
+            msg = (
+                f"a mask of {len(rows):,} was given to a dataset of "
+                f"{count_of(count, 'samples')}"
+            )
             raise IndexError(msg)
         return np.flatnonzero(rows)
     if rows.dtype.kind not in "iu":
@@ -87,7 +92,7 @@ def many_rows(index: object, count: int) -> Ints:
     low = rows.min()
     if low < -count or rows.max() >= count:
         wrong = rows[(rows < -count) | (rows >= count)][0]
-        msg = f"row {wrong} was asked of a dataset of {count:,} samples"
+        msg = f"row {wrong} was asked of a dataset of {count_of(count, 'samples')}"
         raise IndexError(msg)
     return rows if low >= 0 else np.where(rows < 0, rows + count, rows)
 
@@ -107,6 +112,8 @@ def _as_array(index: object) -> NDArray[Any]:
         msg = f"rows are integers, booleans or a slice, got {index!r}"
         if isinstance(index, float):
             msg += "; a share of the rows is a slice: [:0.8]"
+        elif isinstance(index, int):
+            msg = f"rows are a list or a slice, got {index!r}; of one row: [{index!r}]"
         raise TypeError(msg)
     is_array = hasattr(index, "ndim")
     plain = isinstance(index, list | tuple | np.ndarray | Sequence)

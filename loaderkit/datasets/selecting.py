@@ -24,6 +24,7 @@ from loaderkit.arguments import (
 from loaderkit.datasets.absent import refuse_options
 from loaderkit.datasets.rows import many_rows
 from loaderkit.errors import OptionError
+from loaderkit.units import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -253,7 +254,9 @@ def _split_sizes(
     shares = [size for size in (train_size, test_size) if isinstance(size, float)]
     # Shares of more than the whole are a mistake, also where rounding makes them fit.
     if min(train, test) < 1 or train + test > count or sum(shares) > 1:
-        message = f"{count} samples cannot be divided into {train} and {test}."
+        message = (
+            f"{count_of(count, 'samples')} cannot be divided into {train} and {test}."
+        )
         why = f"train_size={train_size}, test_size={test_size}"
         raise OptionError(message, why=why, fix="train_test_split(test_size=0.25)")
     return train, test

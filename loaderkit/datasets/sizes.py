@@ -175,7 +175,7 @@ class SampleSizes:
 def _spread_of(sizes: object, columns: Mapping[str, Ints], sample_bytes: Ints) -> str:
     """Write sizes by their least, middle and most."""
     count = len(sample_bytes)
-    parts = [f"{count:,} samples"]
+    parts = [f"{count_of(count, 'samples')}"]
     if count:
         for name, numbers in columns.items():
             low, middle, high = numbers.min(), np.median(numbers), numbers.max()

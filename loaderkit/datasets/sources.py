@@ -36,6 +36,7 @@ from loaderkit.datasets.streams import IterableSource, SpanSource, StreamSource
 from loaderkit.errors import DatasetError, OptionError
 from loaderkit.mistaken import mistaken_for_dataset
 from loaderkit.pyg import classes_in_files, import_pyg, loaded_pyg
+from loaderkit.units import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -420,7 +421,9 @@ def _refuse_whole_dataset(file: Path, sample: object) -> None:
         fix = "pack the dataset object itself: pack(MyInMemoryDataset(root), path)"
         raise DatasetError(message, why="PyG saves all graphs in one file", fix=fix)
     if isinstance(sample, list) and sample and hasattr(sample[0], "stores"):
-        message = f"{file} holds a list of {len(sample):,} graphs, not a sample."
+        message = (
+            f"{file} holds a list of {count_of(len(sample), 'graphs')}, not a sample."
+        )
         fix = f"pack(torch.load({str(file)!r}, weights_only=False), path)"
         raise DatasetError(message, why="a folder has one sample a file", fix=fix)
 

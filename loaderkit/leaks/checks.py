@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from loaderkit.arguments import check_callable, suggest_keywords
-from loaderkit.errors import LeakError
+from loaderkit.arguments import check_callable, check_integer, suggest_keywords
+from loaderkit.errors import LeakError, OptionError
 from loaderkit.leaks.counter_trend import TOLERANCE
 from loaderkit.leaks.detector import LeakDetector
 
@@ -49,10 +49,10 @@ def assert_no_leak(
         OptionError: It is no function, but perhaps what one returned.
     """
     check_callable("function", function, "lambda: train_one_epoch()")
-    if epochs < FEWEST_EPOCHS:
+    if check_integer("epochs", epochs, least=0) < FEWEST_EPOCHS:
         msg = f"epochs must be at least {FEWEST_EPOCHS} to tell growth from warm-up, "
         msg += f"got {epochs}"
-        raise ValueError(msg)
+        raise OptionError(msg, fix=f"epochs={FEWEST_EPOCHS}")
     detector = LeakDetector(
         device, limit=limit, on_leak=_let_it_end, tolerance=tolerance
     )

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from loaderkit.answers import answer_wrong_names
 from loaderkit.memory.counters import AnyCounter, unit_of, words_of
+from loaderkit.notebook import HasCard
+from loaderkit.units import format_amount
 
 if TYPE_CHECKING:
     from loaderkit.leaks.trend import Trend
@@ -43,7 +45,7 @@ run of thirty epochs."""
 
 @answer_wrong_names("trend")
 @dataclass(frozen=True)
-class CounterTrend:
+class CounterTrend(HasCard):
     """One counter over the run."""
 
     name: AnyCounter
@@ -86,6 +88,12 @@ class CounterTrend:
     def judged_readings(self) -> int:
         """How many readings there are since the warm-up."""
         return len(self.values) - self.trend.warmup
+
+    def __str__(self) -> str:
+        first, last = (
+            format_amount(value, self.unit) for value in (self.start, self.values[-1])
+        )
+        return f"{self.name}, {first} to {last}; {self.trend}"
 
 
 def floor_of(name: AnyCounter, tolerance: float = TOLERANCE) -> float:

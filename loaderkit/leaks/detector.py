@@ -11,17 +11,20 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 from loaderkit.answers import answer_wrong_names
 from loaderkit.arguments import (
     check_callable,
+    check_choice,
+    check_integer,
     check_takes_nothing,
+    show_value,
     suggest_keywords,
 )
-from loaderkit.errors import LeakError, LeakWarning
+from loaderkit.errors import LeakError, LeakWarning, OptionError
 from loaderkit.leaks.counter_trend import TOLERANCE
 from loaderkit.leaks.investigate import build_report
 from loaderkit.leaks.trace import allocation_sites
 from loaderkit.leaks.verdict import judge_counters
 from loaderkit.leaks.watch import EpochRecorder
 from loaderkit.memory.reading import present_device_of
-from loaderkit.units import parse_bytes
+from loaderkit.units import size_in_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -83,18 +86,16 @@ class LeakDetector:
         every: int | None = None,
         tolerance: int | str = TOLERANCE,
     ) -> None:
-        if not (on_leak in {"raise", "warn"} or callable(on_leak)):
-            msg = f"on_leak must be 'raise', 'warn' or a function, got {on_leak!r}"
-            raise ValueError(msg)
-        if every is not None and every < 1:
-            msg = f"every must be a number of steps from 1, got {every!r}"
-            raise ValueError(msg)
+        if not callable(on_leak):
+            check_choice("on_leak", on_leak, ("raise", "warn"), "a function")
+        if every is not None:
+            check_integer("every", every, least=1)
         self.device = present_device_of(device)
         self.warmup = _warmup_epochs(warmup)
-        self.limit = parse_bytes(limit) if isinstance(limit, str) else limit
+        self.limit = None if limit is None else size_in_bytes("limit", limit)
         self.on_leak = on_leak
         self.every = every
-        self.tolerance = _size_in_bytes(tolerance)
+        self.tolerance = size_in_bytes("tolerance", tolerance)
         self.steps = 0
         self._watch: EpochRecorder | None = None
         self._has_reported = False
@@ -114,6 +115,9 @@ class LeakDetector:
         Raises:
             LeakError: Memory grows, and ``on_leak`` is "raise".
         """
+        if not hasattr(iterable, "__iter__"):
+            message = f"epochs takes what to loop over, got {show_value(iterable)}."
+            raise OptionError(message, fix=f"epochs(range({show_value(iterable)}))")
         self.start()
         for item in iterable:
             yield item
@@ -304,11 +308,4 @@ class LeakDetector:
 def _warmup_epochs(warmup: object) -> int | None:
     if warmup == "auto":
         return None
-    if not isinstance(warmup, int) or warmup < 0:
-        msg = f"warmup must be 'auto' or a number of epochs, got {warmup!r}"
-        raise ValueError(msg)
-    return warmup
-
-
-def _size_in_bytes(amount: int | str) -> int:
-    return parse_bytes(amount) if isinstance(amount, str) else int(amount)
+    return check_integer("warmup", warmup, least=0)

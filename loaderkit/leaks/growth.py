@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from loaderkit.answers import answer_wrong_names
 from loaderkit.leaks.patterns import PATTERNS, PatternName
+from loaderkit.notebook import HasCard
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ _EXPLAINED_SHARE = 0.1
 
 @answer_wrong_names()
 @dataclass(frozen=True)
-class Growth:
+class Growth(HasCard):
     """Something that became more, and who holds it."""
 
     pattern: PatternName

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from loaderkit.units import count_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -193,7 +195,8 @@ def _read_settings(item: pytest.Item) -> tuple[int, dict[str, Any]]:
     epochs = _read_epochs(settings.pop("epochs", _DEFAULT_EPOCHS))
     if epochs < _FEWEST_EPOCHS:
         pytest.fail(
-            f"{MARK} needs at least {_FEWEST_EPOCHS} epochs, got {epochs}: the first "
+            f"{MARK} needs at least {count_of(_FEWEST_EPOCHS, 'epochs')}, got "
+            f"{epochs}: the first "
             "are warm-up, and growth must go on",
             pytrace=False,
         )

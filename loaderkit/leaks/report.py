@@ -20,7 +20,7 @@ from loaderkit.leaks.verdict import effects_among
 from loaderkit.notebook import Mood, card
 from loaderkit.pages.charts import Limit
 from loaderkit.pages.document import HasPage, Page
-from loaderkit.units import format_amount, format_bytes, format_seconds
+from loaderkit.units import count_of, format_amount, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     import os
@@ -118,7 +118,7 @@ class LeakReport(HasPage):
         if self.epochs_left is not None and self.limit_bytes is not None:
             lines.append(
                 f"  {format_bytes(self.limit_bytes)} ({self.limit_from}) are used up "
-                f"in about {self.epochs_left:,} {self.plural}"
+                f"in about {self._count(self.epochs_left)}"
             )
         lines += [f"  {note}" for note in self.notes]
         lines += self._table_lines()
@@ -168,7 +168,7 @@ class LeakReport(HasPage):
             )
         if limit is not None and self.epochs_left is not None:
             lead.append(
-                f"{limit.label} are used up in about {self.epochs_left:,} {self.plural}"
+                f"{limit.label} are used up in about {self._count(self.epochs_left)}"
             )
         return Page(
             self.headline,
@@ -217,6 +217,10 @@ class LeakReport(HasPage):
             )
         return f"steady: nothing grows from {self.period} to {self.period}"
 
+    def _count(self, epochs: int) -> str:
+        """Count epochs, or what else the readings are taken after."""
+        return f"{epochs:,} {self.period if epochs == 1 else self.plural}"
+
     @property
     def plural(self) -> str:
         """More than one of what is called an epoch."""
@@ -226,7 +230,7 @@ class LeakReport(HasPage):
     def run(self) -> str:
         """How long it was watched, and where."""
         seconds = format_seconds(self.seconds)
-        return f"{self.epochs} {self.plural}, {seconds}, {self.device}"
+        return f"{self._count(self.epochs)}, {seconds}, {self.device}"
 
     @property
     def growth_texts(self) -> list[str]:
@@ -268,8 +272,9 @@ class LeakReport(HasPage):
                 for counter in self.counters
                 if counter not in rows
             )
-            words = " are steady" if are_steady else ""
-            lines.append(f"  {hidden_count} more counters{words}")
+            verb = "is" if hidden_count == 1 else "are"
+            words = f" {verb} steady" if are_steady else ""
+            lines.append(f"  {count_of(hidden_count, 'more counters')}{words}")
         return lines
 
 

@@ -25,6 +25,8 @@ import numpy as np
 from loaderkit.answers import answer_wrong_names
 from loaderkit.leaks.shapes import LineFit, best_ended, criterion_of, fit_line
 from loaderkit.leaks.students_t import quantile, upper_tail
+from loaderkit.notebook import HasCard
+from loaderkit.units import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,7 +88,7 @@ _MOST_TIMES_LONGER = 10
 
 @answer_wrong_names()
 @dataclass(frozen=True)
-class Trend:
+class Trend(HasCard):
     """How one counter moved over the epochs."""
 
     verdict: Verdict
@@ -115,6 +117,9 @@ class Trend:
     def tolerated(self) -> bool:
         """Whether it grows beyond doubt, by less than anybody minds."""
         return self.why == _TOLERATED
+
+    def __str__(self) -> str:
+        return f"{self.verdict}: {self.why}"
 
 
 _TOLERATED = "it grows too little to mind: less than the tolerance"
@@ -209,7 +214,8 @@ def fit_trend(
     times, values = times[cut:], values[cut:]
     count = len(values)
     if count < FEWEST_READINGS:
-        why = f"{count} readings after the warm-up are too few"
+        verb = "is" if count == 1 else "are"
+        why = f"{count_of(count, 'readings')} after the warm-up {verb} too few"
         return Trend(NEEDS_MORE, 0.0, 0.0, 0.0, cut, FEWEST_READINGS - count, why)
     slope = theil_sen(times, values)
     error = _slope_error(times, values, slope)

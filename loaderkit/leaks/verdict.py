@@ -30,6 +30,7 @@ from loaderkit.leaks.trend import (
     fit_trend,
 )
 from loaderkit.memory.counters import AnyCounter, WorkerName, is_judged
+from loaderkit.units import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -406,7 +407,7 @@ def _notes_on_left_out(evidence: RunEvidence) -> list[str]:
     if kinds:
         names = ", ".join(kinds[:_KINDS_NAMED])
         if len(kinds) > _KINDS_NAMED:
-            names += f" and {len(kinds) - _KINDS_NAMED} more kinds"
+            names += f" and {count_of(len(kinds) - _KINDS_NAMED, 'more kinds')}"
         notes.append(f"files {names} are made by another process: left out")
     for name, count in evidence.rarely_read.items():
         if not isinstance(name, WorkerName):

@@ -21,7 +21,7 @@ from loaderkit.leaks.trend import LEAKING
 from loaderkit.leaks.verdict import judge_counters, overall
 from loaderkit.memory import process
 from loaderkit.memory.host import read_host, signal_name
-from loaderkit.units import format_bytes
+from loaderkit.units import count_of, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -233,7 +233,8 @@ def _live_line(monitor: ProcessMonitor, readings: Readings) -> str:
     return (
         f"{seconds:.0f} s  {own} private and shared, "
         f"{readings.get('children', 0)} children {workers}, "
-        f"{readings.get('files', 0)} files, {readings.get('threads', 0)} threads"
+        f"{count_of(readings.get('files', 0), 'files')}, "
+        f"{count_of(readings.get('threads', 0), 'threads')}"
     )
 
 

@@ -19,6 +19,7 @@ from loaderkit.loader.samplers import (
     padding_waste,
 )
 from loaderkit.loader.user_batches import UserBatches, rows_without_drawing
+from loaderkit.units import count_of
 
 if TYPE_CHECKING:
     from loaderkit.loader.description import DatasetDescription
@@ -159,7 +160,7 @@ def _batching_of_rule(
         _shared_in_words(ranks),
     )
     with_outcome = _joined_words(
-        f"{rule.samples:,} samples",
+        f"{count_of(rule.samples, 'samples')}",
         in_words,
         *_outcome_in_words(batches),
         _rank_in_words(ranks),
@@ -240,7 +241,7 @@ def _batch_size_in_words(options: LoaderOptions) -> str:
         return "samples one by one, not joined"
     if options.most_samples is None:
         return ""
-    return f"{options.most_samples} samples each"
+    return f"{count_of(options.most_samples, 'samples')} each"
 
 
 def _drop_last_in_words(options: LoaderOptions) -> str:
@@ -248,7 +249,11 @@ def _drop_last_in_words(options: LoaderOptions) -> str:
 
 
 def _shared_in_words(ranks: Ranks) -> str:
-    return f"shared by {ranks.world_size} ranks" if ranks.world_size > 1 else ""
+    return (
+        f"shared by {count_of(ranks.world_size, 'ranks')}"
+        if ranks.world_size > 1
+        else ""
+    )
 
 
 def _rank_in_words(ranks: Ranks) -> str:
@@ -259,18 +264,20 @@ def _rank_in_words(ranks: Ranks) -> str:
 
 def _rule_in_words(rule: BatchRule, batch_size: str) -> str:
     """Say what does not change from epoch to epoch, or from seed to seed."""
-    bounds = [f"at most {limit:,} {name}" for name, limit in rule.limits.items()]
+    bounds = [f"at most {count_of(limit, name)}" for name, limit in rule.limits.items()]
     if not bounds:
         bounds = [batch_size]
     elif rule.batch_size:
-        bounds.insert(0, f"at most {rule.batch_size:,} samples")
+        bounds.insert(0, f"at most {count_of(rule.batch_size, 'samples')}")
     order = {True: "shuffled", False: "in order", "block": "shuffled in blocks"}
     if rule.shard_of_row is not None:
-        order["block"] = f"shuffled in blocks of {MIXED_SHARDS} shards at a time"
+        order["block"] = (
+            f"shuffled in blocks of {count_of(MIXED_SHARDS, 'shards')} at a time"
+        )
     parts = [_joined_words(" and ".join(bounds), order[rule.shuffle])]
     if rule.bucket_by:
         lengths = bucket_bounds(rule.sizes[rule.bucket_by], rule.buckets)
-        parts.append(f"{len(set(lengths))} buckets by {rule.bucket_by}")
+        parts.append(f"{count_of(len(set(lengths)), 'buckets')} by {rule.bucket_by}")
     if rule.limits and rule.oversized != "raise":
         fates = {"alone": "in batches of their own", "skip": "left out"}
         parts.append(f"larger samples {fates[rule.oversized]}")
@@ -280,11 +287,11 @@ def _rule_in_words(rule: BatchRule, batch_size: str) -> str:
 def _outcome_in_words(batches: EpochBatches) -> list[str]:
     """Say what the rule comes to in the first epoch."""
     rule, epoch = batches.rule, batches.current()
-    parts = [f"{len(epoch):,} batches an epoch"]
+    parts = [f"{count_of(len(epoch), 'batches')} an epoch"]
     if rule.bucket_by:
         parts.append(f"{padding_waste(rule):.1%} of padded batches is padding")
     if epoch.skipped:
-        parts.append(f"{epoch.skipped:,} samples left out")
+        parts.append(f"{count_of(epoch.skipped, 'samples')} left out")
     if rule.ranks > 1:
         parts.append(f"{epoch.repeated} repeated")
     return parts

@@ -14,7 +14,7 @@ from loaderkit.answers import answer_wrong_names
 from loaderkit.errors import LoaderError
 from loaderkit.loader.forecast import FORKED_BYTES, SPAWNED_BYTES, pinned_bytes
 from loaderkit.loader.options import START_METHOD_VARIABLE, parse_variable
-from loaderkit.units import format_bytes, format_seconds
+from loaderkit.units import count_of, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from loaderkit.loader.facts import Facts, ReadCost
@@ -86,6 +86,13 @@ class Decision(Generic[T_co]):
     warning: str = ""
     """What may break by it, with the fix; empty when nothing does."""
 
+    def __bool__(self) -> bool:
+        """``if plan.pin_memory:`` asks for the value, also where it is 0 or False."""
+        return bool(self.value)
+
+    def __str__(self) -> str:
+        return f"{self.value}: {self.reason}"
+
 
 def choose_num_workers(facts: Facts, overrides: SettingOverrides) -> Decision[int]:
     """Choose how many processes make batches; 0 makes them in this one.
@@ -137,7 +144,10 @@ def choose_read_ahead(
         reason = "a thread's random numbers would mix with those of the training"
         return Decision(0, reason)
     batches = _batches_ahead(facts, num_workers)
-    reason = f"{batches} batches{_largest_batch_in_words(facts)} from a thread, once "
+    reason = (
+        f"{count_of(batches, 'batches')}{_largest_batch_in_words(facts)} from a "
+        "thread, once "
+    )
     return Decision(batches, f"{reason}steps take half as long as gathering")
 
 
@@ -160,7 +170,9 @@ def choose_prefetch_factor(
     batches = _batches_ahead(facts, num_workers)
     size = _largest_batch_in_words(facts)
     ahead = format_bytes(_bytes_ahead(facts))
-    return Decision(batches, f"{batches * num_workers} batches{size} wait, of {ahead}")
+    return Decision(
+        batches, f"{count_of(batches * num_workers, 'batches')}{size} wait, of {ahead}"
+    )
 
 
 def choose_start_method(
@@ -334,12 +346,15 @@ def _requested(asked: T | None, variable: str, facts: Facts) -> Decision[T] | No
 def _check_requested_workers(requested: Decision[int], facts: Facts) -> Decision[int]:
     count, cpus = requested.value, facts.host.cpus
     if count and facts.daemonic:
-        message = f"{count} workers were asked for in a daemonic process."
+        message = f"{count_of(count, 'workers')} were asked for in a daemonic process."
         why = "daemonic processes may not have children"
         raise LoaderError(message, why=why, fix="num_workers=0")
     if count <= cpus:
         return requested
-    warning = f"{count} workers share {cpus} CPUs ({facts.host.cpus_from}); "
+    warning = (
+        f"{count_of(count, 'workers')} share {count_of(cpus, 'CPUs')} "
+        f"({facts.host.cpus_from}); "
+    )
     warning += f"num_workers={cpus} or fewer wastes less"
     return Decision(count, requested.reason, warning)
 
@@ -390,7 +405,7 @@ def _number_by_measuring(
     count = _quickest_number(facts, start_method, most)
     if count:
         gain = batches_per_s(facts, count) / batches_per_s(facts, 0)
-        cpus = f"{facts.host.cpus} CPUs by {facts.host.cpus_from}"
+        cpus = f"{count_of(facts.host.cpus, 'CPUs')} by {facts.host.cpus_from}"
         reason = f"{costs}: {gain:.1f} times the rate of none, on {cpus}"
         return Decision(count, reason)
 

@@ -35,6 +35,7 @@ from loaderkit.loader.stateful import is_stateful
 from loaderkit.mistaken import mistaken_for_dataset
 from loaderkit.pyg import loaded_pyg
 from loaderkit.sending import why_unsendable
+from loaderkit.units import count_of
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -194,7 +195,8 @@ def _check_subset_rows(dataset: object) -> None:
             missing = indices[(indices >= samples) | (indices < -samples)]
             if missing.size:
                 message = (
-                    f"A Subset names row {missing.flat[0]} of {samples:,} samples."
+                    f"A Subset names row {missing.flat[0]} of "
+                    f"{count_of(samples, 'samples')}."
                 )
                 why = f"{missing.size:,} of its {indices.size:,} indices are not there"
                 fix = f"Subset(dataset, indices) with indices from 0 to {samples - 1}"

@@ -20,6 +20,7 @@ from loaderkit.memory.shm_batch import (
     sends_shared_batches,
 )
 from loaderkit.randomness import Seeded
+from loaderkit.units import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -333,7 +334,9 @@ def _pad_field(field: PaddedValues, length: int) -> Any:
     if missing == 0:
         return field
     if missing < 0:
-        message = f"A padded batch has {longest:,} rows, its bucket {length:,}."
+        message = (
+            f"A padded batch has {count_of(longest, 'rows')}, its bucket {length:,}."
+        )
         why = "buckets follow from sizes(), and a transform probably made samples "
         why += "longer; batches would have other shapes than those of the buckets"
         fix = "do that in load() or before pack(), or drop bucket_by"

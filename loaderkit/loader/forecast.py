@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.units import format_bytes
+from loaderkit.notebook import HasCard
+from loaderkit.units import count_of, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -61,7 +62,7 @@ class Line:
 
 @answer_wrong_names()
 @dataclass(frozen=True)
-class Forecast:
+class Forecast(HasCard):
     """Memory against each limit."""
 
     lines: tuple[Line, ...]
@@ -167,7 +168,7 @@ def _memory_line(host: Host, need: int, num_workers: int) -> Line:
         f"memory ({host.available_from})",
         need,
         left,
-        f"{num_workers} workers",
+        f"{count_of(num_workers, 'workers')}",
         "fewer workers, a smaller prefetch_factor or a smaller batch",
         certain=need > _FAILS_TIMES * left,
     )
@@ -177,7 +178,10 @@ def _worker_lines(
     host: Host, num_workers: int, in_flight: int, in_flight_bytes: int, sharing: Sharing
 ) -> Iterator[Line]:
     """Give the limits that only matter where workers send batches."""
-    why = f"{num_workers} workers, {in_flight} batches in flight"
+    why = (
+        f"{count_of(num_workers, 'workers')}, {count_of(in_flight, 'batches')} in "
+        "flight"
+    )
     in_segments = sharing == "parcel"
     files_per_batch = 1 if in_segments else _TENSORS_PER_BATCH
     yield Line(

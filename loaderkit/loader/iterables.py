@@ -27,6 +27,7 @@ from loaderkit.loader.ranks import Ranks, RankShare, count_groups
 from loaderkit.loader.stateful import is_own_iterator, read_state
 from loaderkit.loader.users_errors import error_about
 from loaderkit.randomness import Seeded, mix_seed
+from loaderkit.units import count_of
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +69,10 @@ def _naming_user_code(what: str, fix: str) -> Iterator[None]:
 
 
 def _ended_early(number: int, given: int) -> LoaderError:
-    message = f"The dataset ended after {number:,} batches; the state has {given:,}."
+    message = (
+        f"The dataset ended after {count_of(number, 'batches')}; the state has "
+        f"{given:,}."
+    )
     fix = "read the dataset that the state is of, or begin the epoch anew"
     return LoaderError(message, why="it has fewer samples than it had then", fix=fix)
 
@@ -122,7 +126,10 @@ class ToldLength:
         if batches <= self.most_batches:
             return
         text = f"len(loader) was {self.batches:,}, since the dataset says that it has "
-        text += f"{self.samples:,} samples, but more batches than that have come: "
+        text += (
+            f"{count_of(self.samples, 'samples')}, but more batches than that "
+            "have come: "
+        )
         if self.workers > 1:
             text += "probably each of its workers reads all of it; share it out by "
             text += "get_worker_info()"
@@ -341,7 +348,7 @@ class _WorkerBatches(Iterator[Delivery]):
             raise
         except Exception as error:
             count = self._number * size + len(self._rows)
-            what = f"The dataset failed after {count:,} samples: "
+            what = f"The dataset failed after {count_of(count, 'samples')}: "
             raise error_about(what, error, _MEND_DATASET) from error
 
         rows = self._rows

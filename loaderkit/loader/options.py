@@ -18,6 +18,7 @@ from loaderkit.arguments import (
     check_names,
     check_number,
     check_truth,
+    kind_of,
     show_value,
     suggest_name,
 )
@@ -207,6 +208,11 @@ class LoaderOptions(SettingOverrides):
     def _check_values(self) -> None:
         for name in ("sampler", "batch_sampler"):
             _check_iterable(name, getattr(self, name))
+        kinds = [kind.__name__ for kind in type(self.sampler).__mro__]
+        if any("BatchSampler" in kind for kind in kinds):  # torch's, PyG's, users'
+            message = f"sampler must give single rows, got {kind_of(self.sampler)}."
+            fix = "batch_sampler=sampler"
+            raise OptionError(message, why="it gives whole batches", fix=fix)
         _check_generator(self.generator)
         if (self.rank is None) != (self.world_size is None):
             message = f"rank and world_size belong together, got rank={self.rank} and "
@@ -358,6 +364,14 @@ def _check_amount(name: str, value: object) -> int:
     return min(check_integer(name, value, least=1), sys.maxsize)
 
 
+def _check_seed(name: str, value: object) -> int:
+    if hasattr(value, "manual_seed"):
+        message = f"{name} must be an integer, got a generator."
+        why = "another option takes it"
+        raise OptionError(message, why=why, fix="generator=generator")
+    return check_integer(name, value, least=_MIN_SEED, most=_MAX_SEED)
+
+
 def _check_timeout(name: str, value: object) -> float:
     seconds = check_number(name, value, least=0)
     # torch says in its error what it was given: 5 seconds, not 5.0.
@@ -385,7 +399,7 @@ _CHECKS: Mapping[str, Check] = {
     "bucket_by": _check_size_name,
     "buckets": _check_amount,
     "shuffle": _one_of(True, False, "block"),
-    "seed": _within(_MIN_SEED, _MAX_SEED),
+    "seed": _check_seed,
     "drop_last": check_truth,
     "world_size": _within(1, _MOST_RANKS),
     "rank": _at_least(0),

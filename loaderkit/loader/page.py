@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from loaderkit.pages.charts import COLOURS, Bar, Bars, Curves, Series
 from loaderkit.pages.document import Section, Table
-from loaderkit.units import format_bytes, format_seconds
+from loaderkit.units import count_of, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -83,7 +83,8 @@ def waiting_sections(
     drawn = sorted([num_workers, *others[: _MOST_CURVES - 1]])
     series = tuple(
         Series(
-            f"{count} workers" + (" (chosen)" if count == num_workers else ""),
+            f"{count_of(count, 'workers')}"
+            + (" (chosen)" if count == num_workers else ""),
             tuple(
                 100 * waiting_share(step_s, batches_per_s[count]) for step_s in steps_s
             ),
@@ -94,7 +95,8 @@ def waiting_sections(
     readouts = [
         f"A step of {format_seconds(step_s)}: "
         + ", ".join(
-            f"{count} workers {waiting_share(step_s, batches_per_s[count]):.0%}"
+            f"{count_of(count, 'workers')} "
+            f"{waiting_share(step_s, batches_per_s[count]):.0%}"
             for count in drawn
         )
         for step_s in steps_s

@@ -127,6 +127,11 @@ class PlannedLoader(DataLoader[Any]):
         """What gives the rows of each batch; None for iterable datasets."""
         return None if self._setup is None else self._setup.batches
 
+    def __repr__(self) -> str:
+        if self._setup is None:
+            return super().__repr__()
+        return f"PlannedLoader({self._setup.plan.batching})"
+
     def _repr_html_(self) -> str | None:
         return None if self._setup is None else self.plan._repr_html_()
 

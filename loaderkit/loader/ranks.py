@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from loaderkit.errors import LoaderError
+from loaderkit.units import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -148,7 +149,10 @@ def launched_ranks(environment: Mapping[str, str]) -> Ranks | None:
         if names.world_size == "SLURM_NTASKS" and rank == 0 and size > 1:
             # sbatch sets these two variables for its batch script, which runs once.
             # srun also sets SLURM_STEP_NUM_TASKS, which was looked for before.
-            message = f"Slurm has {size} tasks for this job, but this process was not "
+            message = (
+                f"Slurm has {count_of(size, 'tasks')} for this job, but this "
+                "process was not "
+            )
             message += "started by srun."
             why = "one process may train alone here, or be the first of several"
             fix = "srun python train.py, or rank=0, world_size=1 to train alone"

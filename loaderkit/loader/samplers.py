@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from loaderkit.errors import LoaderError
+from loaderkit.units import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -513,7 +514,9 @@ class _BatchSequence(NamedTuple):
         consumed = self.consumed
         first = int(np.searchsorted(consumed, consumed_samples))
         if first == len(consumed) or consumed[first] != consumed_samples:
-            message = f"No batch begins after {consumed_samples:,} samples of the "
+            message = (
+                f"No batch begins after {count_of(consumed_samples, 'samples')} of the "
+            )
             message += "epoch."
             why = "its batches were made by another rule"
             fix = "build the loader with the same options; or begin an epoch: "

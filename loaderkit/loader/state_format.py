@@ -9,6 +9,7 @@ from loaderkit.arguments import check_integer, kind_of
 from loaderkit.errors import LoaderError
 from loaderkit.loader.delivery import Resumption, WorkerState
 from loaderkit.loader.resumable import Position, check_epoch
+from loaderkit.units import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -124,8 +125,11 @@ def check_consumed_samples(state: Mapping[str, Any], count: int) -> None:
     most_batches = max([batches, *state.get("ahead", ())])
     if samples <= count and most_batches <= count and batches <= samples:
         return
-    message = f"The state has {samples:,} samples in {most_batches:,} batches of epoch "
-    message += f"{state['epoch']}, which has {count:,} samples."
+    message = (
+        f"The state has {count_of(samples, 'samples')} in "
+        f"{count_of(most_batches, 'batches')} of epoch "
+    )
+    message += f"{state['epoch']}, which has {count_of(count, 'samples')}."
     raise LoaderError(message, why="there is no rest to give", fix=_TAKE_OWN_STATE)
 
 

@@ -32,6 +32,7 @@ from loaderkit.loader.stateful import (
     stateful_part,
 )
 from loaderkit.randomness import Seeded, mix_seed
+from loaderkit.units import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -225,7 +226,8 @@ class UserBatches:
             f"The {self.name} was told another epoch after a state was loaded that "
         )
         message += (
-            f"stands in the middle of epoch {at.epoch}, behind {at.batches:,} batches."
+            f"stands in the middle of epoch {at.epoch}, behind "
+            f"{count_of(at.batches, 'batches')}."
         )
         why = "the rest of that epoch would be that of another order"
         fix = "set the sampler's epoch before load_state_dict, or loader.set_epoch() "

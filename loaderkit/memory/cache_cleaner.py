@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from loaderkit.answers import answer_wrong_calls
 from loaderkit.memory.reading import device_of
 from loaderkit.memory.release import cached_bytes, release
+from loaderkit.notebook import HasCard
 from loaderkit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _LEAST_UNUSED_BYTES = 64 << 20
 
 @answer_wrong_calls
 @dataclass(frozen=True)
-class HygieneReport:
+class HygieneReport(HasCard):
     """What hygiene brought and cost so far."""
 
     times: int

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from loaderkit.answers import answer_wrong_names
+from loaderkit.notebook import HasCard
 
 HolderKind: TypeAlias = Literal[
     "local variable",
@@ -21,7 +22,7 @@ HolderKind: TypeAlias = Literal[
 
 @answer_wrong_names()
 @dataclass(frozen=True)
-class Holder:
+class Holder(HasCard):
     """One way by which an object is kept."""
 
     kind: HolderKind

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.memory.reading import MemorySample, device_of, quick_sample
+from loaderkit.memory.reading import MemorySample, present_device_of, quick_sample
 from loaderkit.memory.timeline_page import timeline_sections
+from loaderkit.notebook import HasCard
 from loaderkit.pages.document import HasPage, Listing, Page, Section
-from loaderkit.units import format_bytes, format_seconds
+from loaderkit.units import count_of, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     import os
@@ -43,7 +44,7 @@ ten samples a second the first thinning comes after three hours, and a sample ta
 
 @answer_wrong_names()
 @dataclass(frozen=True)
-class Mark:
+class Mark(HasCard):
     """One sample and why it was taken."""
 
     label: str
@@ -92,7 +93,8 @@ class Timeline(HasPage):
         duration_s = self.marks[-1].since_s - self.marks[0].since_s if self.marks else 0
         named = (Section("Marks with a name", (Listing(str(self)),)),)
         return Page(
-            f"Memory over {format_seconds(duration_s)}, {len(self.marks):,} readings",
+            f"Memory over {format_seconds(duration_s)}, "
+            f"{count_of(len(self.marks), 'readings')}",
             sections=(
                 *timeline_sections(self.marks, _COUNTERS_SHOWN),
                 *(named if str(self) else ()),
@@ -161,7 +163,7 @@ class MemoryMeter:
         if every_s is not None and not every_s > 0:
             msg = f"every_s must be seconds above 0, got {every_s!r}"
             raise ValueError(msg)
-        self.device = device_of(device)
+        self.device = present_device_of(device)
         self.every_s, self.log, self.on_sample = every_s, log, on_sample
         self._begun = time.monotonic()
         self._marks: list[Mark] = []

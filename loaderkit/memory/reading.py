@@ -20,6 +20,7 @@ from loaderkit.memory.counters import COUNTERS
 from loaderkit.memory.host import read_host
 from loaderkit.memory.probes import is_present, present_devices, read_device
 from loaderkit.memory.tensors import TensorGroup, live_tensors
+from loaderkit.notebook import HasCard
 from loaderkit.units import format_amount
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ _WHY_ABSENT: Mapping[CounterName, str] = {
 
 @answer_wrong_names()
 @dataclass(frozen=True)
-class MemorySample:
+class MemorySample(HasCard):
     """What was held at one moment: each counter a number, or a reason for none."""
 
     seconds: float

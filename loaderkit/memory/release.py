@@ -13,7 +13,8 @@ from loaderkit.arguments import suggest_keywords
 from loaderkit.memory import process
 from loaderkit.memory.clibrary import c_library
 from loaderkit.memory.probes import FAILURES, present_devices, probe_of, read_device
-from loaderkit.units import format_bytes, format_seconds
+from loaderkit.notebook import HasCard
+from loaderkit.units import count_of, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +27,7 @@ HOST = "host"
 
 @answer_wrong_names()
 @dataclass(frozen=True)
-class Released:
+class Released(HasCard):
     """What a release brought, and what it cost."""
 
     returned_bytes: Mapping[str, int]
@@ -42,7 +43,8 @@ class Released:
             for device, size_bytes in self.returned_bytes.items()
         ]
         return (
-            f"released {', '.join(amounts)}; {self.collected:,} objects collected, "
+            f"released {', '.join(amounts)}; "
+            f"{count_of(self.collected, 'objects')} collected, "
             f"{format_seconds(self.seconds)}"
         )
 

@@ -15,6 +15,7 @@ from loaderkit.memory.holders import holders_of
 from loaderkit.memory.probes import present_devices, read_device
 from loaderkit.memory.release import HOST, release
 from loaderkit.memory.tensors import describe, graph_of, tensors_below, tensors_in
+from loaderkit.notebook import HasCard
 from loaderkit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ mostly have the same holder."""
 
 @answer_wrong_names()
 @dataclass(frozen=True)
-class Survivor:
+class Survivor(HasCard):
     """An object that is still there after its stage."""
 
     what: str
@@ -52,7 +53,7 @@ class Survivor:
 
 @answer_wrong_names()
 @dataclass(frozen=True)
-class StageReceipt:
+class StageReceipt(HasCard):
     """What a stage should have given back, and what it did."""
 
     name: str

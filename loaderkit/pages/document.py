@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from loaderkit.answers import answer_wrong_calls
+from loaderkit.notebook import HasCard
 from loaderkit.pages.charts import Bars, Curves, Histogram, chart_html
 from loaderkit.pages.provenance import read_provenance
 
@@ -90,7 +91,7 @@ class Page:
 
 
 @answer_wrong_calls
-class HasPage:
+class HasPage(HasCard):
     """A result that can be looked at in a browser."""
 
     def page(self) -> Page:

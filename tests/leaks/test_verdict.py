@@ -127,7 +127,7 @@ def test_what_was_left_out_is_said():
     )
 
     assert decide(evidence).notes == (
-        "files a, b, c and 1 more kinds are made by another process: left out",
+        "files a, b, c and 1 more kind are made by another process: left out",
         "mappings was read after 3 of 30 only: too seldom to be judged",
     )
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from loaderkit.pages.charts import Bar, Bars, Curves, Limit, Series
 from loaderkit.pages.document import Section, Table
-from loaderkit.units import format_bytes
+from loaderkit.units import count_of, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -46,7 +46,9 @@ def batch_size_sections(
         if price <= limit.value:
             verdict = "fits"
             largest_fitting = index
-        readouts.append(f"{size:,} samples: {format_bytes(price)}, {verdict}")
+        readouts.append(
+            f"{count_of(size, 'samples')}: {format_bytes(price)}, {verdict}"
+        )
     chart = Curves(
         label="What the dearest batch of each size takes at the peak of its step.",
         x=tuple(map(float, sizes)),

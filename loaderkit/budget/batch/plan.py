@@ -46,10 +46,10 @@ from loaderkit.errors import BudgetError, OptionError
 from loaderkit.memory.host import read_host
 from loaderkit.memory.probes import free_bytes
 from loaderkit.mistaken import mistaken_for_model
-from loaderkit.notebook import Bar, card
+from loaderkit.notebook import Bar, HasCard, card
 from loaderkit.pages.charts import Limit
 from loaderkit.pages.document import HasPage, Listing, Page, Section
-from loaderkit.units import format_bytes, parse_bytes
+from loaderkit.units import count_of, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -93,7 +93,7 @@ class PlanOptions:
 
 @answer_wrong_names("budget")
 @dataclass(frozen=True)
-class BatchConfiguration:
+class BatchConfiguration(HasCard):
     """One way to train."""
 
     name: str
@@ -133,7 +133,7 @@ class BatchConfiguration:
             ways.append("checkpointing")
         if self.optimizer != "default":
             ways.append(f"{self.optimizer} optimizer")
-        pieces = f"{self.micro_batch:,} samples x {self.accumulation}"
+        pieces = f"{count_of(self.micro_batch, 'samples')} x {self.accumulation}"
         text = f"{self.name:13} {pieces}, {of_limit} on {self.device}, "
         text += ", ".join(ways)
         bounds = str(self.budget)
@@ -289,8 +289,10 @@ class BatchPlan(HasPage):
         if balanced.accumulation == 1:
             return f"Batches of {self.batch_size:,} fit {format_bytes(self.limit)}"
         return (
-            f"{balanced.micro_batch:,} samples at once fit {format_bytes(self.limit)}: "
-            f"{balanced.accumulation:,} pieces make a step of {self.batch_size:,}"
+            f"{count_of(balanced.micro_batch, 'samples')} at once fit "
+            f"{format_bytes(self.limit)}: "
+            f"{count_of(balanced.accumulation, 'pieces')} make a step of "
+            f"{self.batch_size:,}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -576,8 +578,8 @@ def _plan_notes(plan: BatchPlan, samples: Samples) -> list[str]:
         notes.append(f"batches are predicted within {error:.1%} of the steps tracked")
     if samples.partly:
         notes.append(
-            f"only {len(samples):,} samples were looked at: pack the dataset into a "
-            "cache, whose offsets tell the sizes of all"
+            f"only {count_of(len(samples), 'samples')} looked at: pack the dataset "
+            "into a cache, whose offsets tell the sizes of all"
         )
     if plan.estimate.target.kind != "cpu":
         notes.append("the device's own context and fragmentation are not in it")
@@ -593,7 +595,7 @@ def _plan_lines(plan: BatchPlan) -> Iterator[str]:
     )
     yield f"  {plan.cause}"
     for epochs, chance in plan.chances.items():
-        within = "one epoch" if epochs == 1 else f"{epochs} epochs"
+        within = "one epoch" if epochs == 1 else f"{count_of(epochs, 'epochs')}"
         ends = f" ({chance.low:.1%} to {chance.high:.1%})" if chance.high else ""
         yield f"  out of memory within {within}: {chance.likely:.1%}{ends}"
     for configuration in plan.configurations:

@@ -31,7 +31,7 @@ from loaderkit.budget.diagnosis.page import advice_sections, amounts_sections
 from loaderkit.budget.environment.allocator_settings import ALLOCATOR_NAMES
 from loaderkit.budget.remedies import COSTS, Remedy, remedies_for
 from loaderkit.errors import OptionError
-from loaderkit.notebook import card
+from loaderkit.notebook import HasCard, card
 from loaderkit.pages.document import HasPage, Listing, Page, Section
 from loaderkit.units import format_bytes
 
@@ -49,7 +49,7 @@ _HALF_UPDATED = (
 
 @answer_wrong_names("remedy")
 @dataclass(frozen=True)
-class OomAdvice:
+class OomAdvice(HasCard):
     """One remedy and what it brings for this message."""
 
     remedy: Remedy

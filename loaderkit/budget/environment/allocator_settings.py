@@ -20,6 +20,7 @@ from loaderkit.budget.environment.allocator_conf import (
     read_allocator_settings,
 )
 from loaderkit.budget.environment.mend_settings import mended_settings, nearest_option
+from loaderkit.notebook import HasCard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -80,7 +81,7 @@ class Setting:
 
 @answer_wrong_names()
 @dataclass(frozen=True)
-class EnvironmentFinding:
+class EnvironmentFinding(HasCard):
     """One setting that does not do what it looks like."""
 
     number: int

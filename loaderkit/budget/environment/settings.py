@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.arguments import suggest_keywords
+from loaderkit.arguments import check_number, refuse_value, suggest_keywords
 from loaderkit.budget.environment.allocator_settings import (
     HIGH,
     LOW,
@@ -29,7 +29,8 @@ from loaderkit.budget.environment.allocator_settings import (
     rank,
 )
 from loaderkit.budget.environment.process_settings import judge_process_settings
-from loaderkit.errors import BudgetError
+from loaderkit.errors import BudgetError, OptionError
+from loaderkit.notebook import HasCard
 
 _LOW_SHARE = 0.75
 """Of the high watermark, for the low one; chosen: the defaults are 1.4 and 1.7, and it
@@ -40,7 +41,7 @@ _OPENMP_LIBRARIES = ("libiomp5", "libomp", "libgomp")
 
 @answer_wrong_names()
 @dataclass(frozen=True)
-class Environment:
+class Environment(HasCard):
     """The settings of this process, judged."""
 
     setting: Setting
@@ -66,7 +67,7 @@ class Environment:
 
 @answer_wrong_names()
 @dataclass(frozen=True)
-class Configured:
+class Configured(HasCard):
     """What was set, and when it takes effect."""
 
     how: Literal["environment", "run time"]
@@ -172,8 +173,8 @@ def configure_allocator(
         name: str(value) for name, value in arguments.items() if value is not None
     }
     if not options and mps_fraction is None:
-        msg = "nothing to configure: name at least one setting"
-        raise ValueError(msg)
+        message = "nothing to configure: name at least one setting"
+        raise OptionError(message, fix="configure_allocator(expandable_segments=True)")
     _refuse_invalid(options, mps_fraction)
 
     torch = sys.modules.get("torch")
@@ -198,9 +199,11 @@ def _refuse_invalid(options: dict[str, str], fraction: float | None) -> None:
         if finding.level == "crash":
             msg = f"{settings}: {finding.problem}"
             raise ValueError(msg)
-    if fraction is not None and not 0 < fraction <= MAX_RATIO:
-        msg = f"mps_fraction must lie above 0 and up to {MAX_RATIO}, got {fraction}"
-        raise ValueError(msg)
+    if fraction is None:
+        return
+    if not 0 < check_number("mps_fraction", fraction, least=0) <= MAX_RATIO:
+        name, wanted = "mps_fraction", f"a number above 0 and up to {MAX_RATIO}"
+        raise refuse_value(name, fraction, wanted, 0.8)
 
 
 def _set_watermarks(torch: Any, fraction: float) -> dict[str, str]:

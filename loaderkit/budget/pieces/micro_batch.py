@@ -16,7 +16,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.arguments import suggest_keywords
+from loaderkit.arguments import refuse_value, suggest_keywords
 from loaderkit.budget.cutting import count_samples, cut, weight_of
 from loaderkit.budget.diagnosis.diagnose import attach, diagnose_oom
 from loaderkit.budget.pieces.comparison import Comparison
@@ -37,8 +37,11 @@ from loaderkit.budget.pieces.step_state import (
 )
 from loaderkit.budget.pieces.update import Update
 from loaderkit.budget.step.train_step import call_model, loss_of
-from loaderkit.errors import BudgetError
+from loaderkit.errors import BudgetError, OptionError
 from loaderkit.memory.release import release
+from loaderkit.mistaken import mistaken_for_model
+from loaderkit.notebook import HasCard
+from loaderkit.units import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -53,7 +56,7 @@ _NOT_OF_A_PIECE = frozenset(
 
 @answer_wrong_names()
 @dataclass(frozen=True)
-class StepResult:
+class StepResult(HasCard):
     """What one step did."""
 
     loss: torch.Tensor
@@ -69,7 +72,7 @@ class StepResult:
 
     def __str__(self) -> str:
         again = f", {self.retries} tried again" if self.retries else ""
-        return f"loss {float(self.loss):.4g}, {self.pieces} pieces{again}"
+        return f"loss {float(self.loss):.4g}, {count_of(self.pieces, 'pieces')}{again}"
 
 
 @answer_wrong_names()
@@ -115,6 +118,15 @@ class MicroBatcher:
     """Pieces tried again so far."""
     _steps_in_pieces: int = field(default=0, init=False, repr=False)
     _compare_at: int = field(default=1, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        mistake = mistaken_for_model(self.model)
+        if mistake is not None:
+            fix = "MicroBatcher(model, optimizer, loss)"
+            raise OptionError(mistake.what, why=mistake.why, fix=fix)
+        if not hasattr(self.optimizer, "step"):
+            name, wanted = "optimizer", "an optimizer, which has step()"
+            raise refuse_value(name, self.optimizer, wanted, None)
 
     def step(self, batch: Any) -> StepResult:
         """Train on one batch.

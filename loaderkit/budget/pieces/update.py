@@ -8,6 +8,7 @@ import torch
 
 from loaderkit.budget.step.measure import optimizer_state
 from loaderkit.errors import BudgetError
+from loaderkit.units import count_of
 
 
 class Update:
@@ -67,7 +68,7 @@ class Update:
         why = (
             f"{parameters_changed} of {len(self.parameters)} parameters and "
             f"{state_changed} of "
-            f"{len(self._state)} tensors of its state were changed"
+            f"{count_of(len(self._state), 'tensors')} of its state were changed"
         )
         return BudgetError(message, why=why, fix=f"{again}; {less}")
 

@@ -329,7 +329,7 @@ def _measure_sparse(
     return replace(
         step_estimate,
         peak=peak,
-        low=peak - margin,
+        low=max(peak - margin, 0),
         high=peak + margin,
         phase=phase,
         phases=phases,
@@ -394,7 +394,7 @@ def summarise(log: Log, step: Step) -> StepEstimate:
     lowest_peak = max(totals(peaks_of(log, "low")).values())
     highest_peak = max(totals(peaks_of(log, "high")).values())
 
-    low = min(lowest_peak, highest.total - margin)
+    low = max(min(lowest_peak, highest.total - margin), 0)
     high = max(highest_peak, highest.total + margin)
     if log.sparse_bytes:
         assumptions.append("no more of sparse tensors than some copies of each")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from loaderkit.budget.step.peaks import PARTS
 from loaderkit.pages.charts import COLOURS, Band, Bar, Bars, Curves, Limit, Series
 from loaderkit.pages.document import Section
-from loaderkit.units import format_bytes
+from loaderkit.units import count_of, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -105,7 +105,7 @@ def modules_sections(modules: Mapping[str, int]) -> tuple[Section, ...]:
     shown = list(itertools.islice(modules.items(), _MOST_MODULES))
     hidden = list(modules.values())[_MOST_MODULES:]
     if hidden:
-        shown.append((f"{len(hidden):,} more modules", sum(hidden)))
+        shown.append((f"{count_of(len(hidden), 'more modules')}", sum(hidden)))
     bars = tuple(Bar(name, size, format_bytes(size)) for name, size in shown)
     blocks: tuple[Block, ...] = (
         Bars("Activations that each module keeps for the backward pass.", bars),
