@@ -1,8 +1,9 @@
 """Estimates of steps drawn by a grammar, against the profiler.
 
 ``DRAWS=1000:1100 pytest tests/soak/drawn_estimates.py -s`` prints a line for each seed
-from 1000 to 1099 and for each family of ``drawn_storage.py``, ``drawn_models.py``
-and ``drawn_zoo.py``, and a summary at the end.
+from 1000 to 1099 and for each family of ``drawn_storage.py``, ``drawn_models.py``,
+``drawn_zoo.py`` and for each kind of ``drawn_fields.py`` and ``drawn_graph_fields.py``,
+and a summary at the end.
 """
 
 import os
@@ -11,6 +12,10 @@ import statistics
 import pytest
 import torch
 from drawn import draw_step
+from drawn_fields import KINDS as FIELDS
+from drawn_fields import draw_field_step
+from drawn_graph_fields import KINDS as GRAPH_FIELDS
+from drawn_graph_fields import draw_graph_field_step
 from drawn_models import FAMILIES as FAMILIES_OF_MODELS
 from drawn_models import draw_model_step
 from drawn_storage import FAMILIES, draw_storage_step
@@ -31,11 +36,23 @@ def draw(family, seed):
         return draw_model_step(seed, family)
     if family in KINDS:
         return draw_zoo_step(seed, family)
+    area, _, kind = family.partition(": ")
+    if area == "fields":
+        return draw_field_step(seed, kind)
+    if area == "graphs":
+        return draw_graph_field_step(seed, kind)
     return draw_storage_step(seed, family)
 
 
 @pytest.mark.parametrize("seed", range(FIRST, END))
-@pytest.mark.parametrize("family", ["layers", *FAMILIES, *FAMILIES_OF_MODELS, *KINDS])
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("layers", *FAMILIES, *FAMILIES_OF_MODELS, *KINDS),
+        *(f"fields: {kind}" for kind in FIELDS),
+        *(f"graphs: {kind}" for kind in GRAPH_FIELDS),
+    ],
+)
 def test_the_profilers_peak_is_in_the_interval(family, seed):
     before = torch.get_num_threads()
     drawn = draw(family, seed)

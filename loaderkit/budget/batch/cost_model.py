@@ -12,6 +12,7 @@ from loaderkit.budget.batch.peak_model import (
     fit_peak_model,
     prediction_error,
 )
+from loaderkit.budget.step.estimate import upper_end
 from loaderkit.budget.step.peaks import peaks_of, totals
 from loaderkit.budget.step.track import track_step
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from loaderkit.budget.batch.samples import Floats, SampleKind, Samples
     from loaderkit.budget.keywords import LoaderBounds
-    from loaderkit.budget.step.allocation_log import End
+    from loaderkit.budget.step.allocation_log import Log
     from loaderkit.budget.step.train_step import Step
 
 _SAMPLES_OF_STEPS: dict[SampleKind, tuple[int, ...]] = {
@@ -104,17 +105,19 @@ class BatchCostModel:
         """
         key = tuple(rows)
         if key not in self.tracked_peaks:
-            end: End = "high" if self.step.target.kind == "cpu" else "likely"
-            self.tracked_peaks[key] = self._track_batch(rows, end)
+            if self.step.target.kind == "cpu":
+                log = self._track_batch(rows)
+                self.tracked_peaks[key] = upper_end(log, self.step)
+            else:
+                self.tracked_peaks[key] = self.track_likely_peak(rows)
         return self.tracked_peaks[key]
 
     def track_likely_peak(self, rows: list[int]) -> int:
         """Track the batch of some rows, and give the likely peak on any device."""
-        return self._track_batch(rows, "likely")
+        return max(totals(peaks_of(self._track_batch(rows))).values())
 
-    def _track_batch(self, rows: list[int], end: End) -> int:
-        log = track_step(self.model, self.samples.join(rows), self.step)
-        return max(totals(peaks_of(log, end)).values())
+    def _track_batch(self, rows: list[int]) -> Log:
+        return track_step(self.model, self.samples.join(rows), self.step)
 
     def worst_peak(self, count: int) -> int:
         """Track the worst batch of so many samples, and bound what others take.

@@ -68,6 +68,9 @@ _MOST_SAVINGS_SHOWN = 5
 """In a notebook's card; all are in the text."""
 _SHOWN_SHARE = 0.01
 """Of the peak: remedies that save less are named in one line."""
+_VAGUE_CHANCE = 0.5
+"""Width of a chance's interval above which a plan says why.  Chosen: the answer is
+then neither yes nor no."""
 _SHOWN_ERROR = 0.001
 """Error of the predictions from which a note tells it: below, it is rounding."""
 
@@ -583,6 +586,13 @@ def _plan_notes(plan: BatchPlan, samples: Samples) -> list[str]:
         )
     if plan.estimate.target.kind != "cpu":
         notes.append("the device's own context and fragmentation are not in it")
+    is_vague = [c.high - c.low > _VAGUE_CHANCE for c in plan.chances.values()]
+    if any(is_vague):
+        low, high = format_bytes(plan.estimate.low), format_bytes(plan.estimate.high)
+        notes.append(
+            f"the worst batch takes {low} to {high}: "
+            "a limit near that leaves the chance open"
+        )
     notes += [f"assumed: {assumption}" for assumption in plan.estimate.assumptions]
     return notes
 

@@ -85,9 +85,9 @@ class Log:
     corrections: dict[int, Bounds] = field(default_factory=dict)
     """What a storage takes more (or less) than its event says, by its number."""
     sparse_bytes: int = 0
-    """Sparse gradients that are made, and sparse tensors that operators read.  What is
-    made of them is not tracked: a fake sparse tensor forgets how many elements it has.
-    """
+    """Sparse tensors whose elements are not followed, as they are read and made."""
+    has_unknown_sparse_calls: bool = False
+    """Whether a kernel read or made sparse tensors that was not tried."""
     checkpoints: int = 0
     """Blocks that compute their activations again."""
     real_bytes: int = 0

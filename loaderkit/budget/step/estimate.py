@@ -300,7 +300,8 @@ def _estimate_by_tracking(
 def _can_be_measured_instead(log: Log, step_estimate: StepEstimate) -> bool:
     """Tell whether a step with sparse tensors is small enough to be run for real."""
     is_cpu = step_estimate.target.kind == "cpu"
-    return is_cpu and log.sparse_bytes > 0 and step_estimate.high <= REAL_BYTES
+    is_guessed = log.sparse_bytes > 0 or log.has_unknown_sparse_calls
+    return is_cpu and is_guessed and step_estimate.high <= REAL_BYTES
 
 
 def _measure_sparse(
@@ -368,6 +369,41 @@ def _widen_interval(
     return replace(step_estimate, low=low, high=high)
 
 
+class _Interval(NamedTuple):
+    """Bytes."""
+
+    low: int
+    high: int
+
+
+def upper_end(log: Log, step: Step) -> int:
+    """Read the upper end of an estimate out of a log.  Pure.
+
+    Args:
+        log: What lived when.
+        step: The step it is of.
+
+    Returns:
+        Bytes.
+    """
+    peak = max(totals(peaks_of(log)).values())
+    is_assumed = bool(log.assumptions) or step.target.kind != "cpu"
+    return _interval_of(log, peak, is_assumed=is_assumed).high
+
+
+def _interval_of(log: Log, peak: int, *, is_assumed: bool) -> _Interval:
+    """Say how far off the likely peak of a log may be."""
+    share = _MARGIN if is_assumed else _ROUNDING
+    margin = round(peak * share) + _UNSEEN_BYTES
+    margin += _CHECKPOINT_BYTES * log.checkpoints
+    low = max(min(max(totals(peaks_of(log, "low")).values()), peak - margin), 0)
+    high = max(max(totals(peaks_of(log, "high")).values()), peak + margin)
+    if log.sparse_bytes:
+        low = max(low - log.sparse_bytes, 0)
+        high += _SPARSE_COPIES * log.sparse_bytes
+    return _Interval(low, high)
+
+
 def summarise(log: Log, step: Step) -> StepEstimate:
     """Read peak, parts, phases and modules out of a log.  Pure.
 
@@ -388,24 +424,15 @@ def summarise(log: Log, step: Step) -> StepEstimate:
     if kind != "cpu":
         assumptions.append(f"kernels of {kind} hold no more inside than the CPU's")
 
-    share = _MARGIN if assumptions else _ROUNDING
-    margin = round(highest.total * share) + _UNSEEN_BYTES
-    margin += _CHECKPOINT_BYTES * log.checkpoints
-    lowest_peak = max(totals(peaks_of(log, "low")).values())
-    highest_peak = max(totals(peaks_of(log, "high")).values())
-
-    low = max(min(lowest_peak, highest.total - margin), 0)
-    high = max(highest_peak, highest.total + margin)
+    interval = _interval_of(log, highest.total, is_assumed=bool(assumptions))
     if log.sparse_bytes:
         assumptions.append("no more of sparse tensors than some copies of each")
-        low = max(low - log.sparse_bytes, 0)
-        high += _SPARSE_COPIES * log.sparse_bytes
 
     part_of = storage_parts(log)
     return StepEstimate(
         peak=highest.total,
-        low=low,
-        high=high,
+        low=interval.low,
+        high=interval.high,
         phase=highest.phase,
         parts=parts_at(log, highest, part_of),
         phases=totals(peaks),
@@ -417,13 +444,6 @@ def summarise(log: Log, step: Step) -> StepEstimate:
         real_bytes=log.real_bytes,
         history=history_of(log, part_of),
     )
-
-
-class _Interval(NamedTuple):
-    """Bytes."""
-
-    low: int
-    high: int
 
 
 def _estimate_without_tracking(

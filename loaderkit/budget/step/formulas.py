@@ -24,6 +24,7 @@ from loaderkit.budget.step.accumulation import (
 )
 from loaderkit.budget.step.kernel_calls import (
     KernelCall,
+    SparseSpec,
     TensorSpec,
     operator_name,
     smaller_calls,
@@ -64,12 +65,14 @@ class DifferentiatedCall(NamedTuple):
         # A size of one is expanded to others, so it is told apart from them.
         names: dict[int, int] = {1: 1}
 
-        def pattern(spec: TensorSpec) -> tuple[int, ...]:
+        def pattern(spec: TensorSpec | SparseSpec) -> tuple[int, ...]:
             return tuple(names.setdefault(size, -len(names)) for size in spec.shape)
 
         def key_of(leaf: object) -> Any:
             if isinstance(leaf, TensorSpec):
                 return (pattern(leaf), leaf.dtype)
+            if isinstance(leaf, SparseSpec):
+                return (pattern(leaf), leaf.dtype, leaf.sparse_dim, leaf.is_coalesced)
             # A switch may choose another formula; a number is a size, or a factor.
             return leaf if isinstance(leaf, bool) else None
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_iter, tree_unflatte
 from loaderkit.budget.step.shape_rules import shape_rule
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
     from torch._ops import OpOverload
@@ -43,24 +43,26 @@ _SHRUNK_SIZES = {
         ((88, 56), (104, 72), (72, 88)),
         ((280, 152), (248, 184), (328, 136)),
         ((1112, 64), (1240, 56), (1352, 72)),
-        ((34008, 24), (36008, 24), (38016, 24)),
+        ((34008, 24), (36008, 20), (38016, 22)),
     ),
     3: (
-        ((56, 40, 24), (72, 24, 40), (40, 56, 32)),
+        ((56, 40, 24), (72, 24, 40), (40, 64, 32)),
         ((280, 216, 152), (328, 168, 200), (248, 296, 136)),
-        ((1112, 88, 64), (1240, 72, 56), (1352, 104, 72)),
+        ((1112, 88, 64), (1240, 72, 56), (1352, 104, 80)),
         ((1112, 1048, 64), (1240, 1352, 56), (1352, 1176, 72)),
     ),
     4: (
-        ((28, 20, 24, 18), (20, 28, 18, 24), (36, 24, 20, 26)),
+        ((28, 20, 24, 18), (20, 28, 18, 24), (36, 24, 20, 28)),
         ((280, 216, 184, 152), (328, 168, 216, 200), (248, 296, 200, 136)),
-        ((1112, 1048, 88, 64), (1240, 1352, 72, 56), (1352, 1176, 104, 72)),
+        ((1112, 1048, 88, 64), (1240, 1352, 72, 56), (1352, 1176, 104, 80)),
     ),
 }
 """Rows of three ways to replace the sizes of a call, largest first, by how many it has.
 They are even, as heads and groups ask for, and differ in each place, so that what is in
-proportion to one operand is not to another.  The first row that keeps large operands
-above :data:`_PARALLEL_NUMBERS` is taken."""
+proportion to one operand is not to another.  No size lies on a line with another one in
+all three ways: a sum of two operands would look like a constant and one of them (a step
+with the mean of bags was 0.8 % too low, and called exact).  The first row that keeps
+large operands above :data:`_PARALLEL_NUMBERS` is taken."""
 _SHARES = (0.8, 0.5, 0.3)
 """Shares of its own sizes that a call is shrunk to where it is only a little too large:
 the rows of :data:`_SHRUNK_SIZES` are made for large ones."""
@@ -70,10 +72,10 @@ rounding would be taken for one."""
 _SMALLEST_SHARED = 2 * 17
 """Sizes below are not shared so: the steps between the shares would be lost."""
 _SHRUNK_SPATIAL = (
-    ((24, 16, 12), (16, 24, 10), (32, 12, 16)),
-    ((8, 6, 4), (6, 8, 4), (10, 4, 6)),
-    ((4, 4, 2), (6, 2, 4), (2, 6, 4)),
-    ((3, 4, 2), (2, 2, 4), (1, 6, 4)),
+    ((24, 16, 12), (16, 24, 10), (32, 12, 18)),
+    ((8, 6, 4), (6, 10, 2), (10, 4, 8)),
+    ((4, 4, 2), (6, 2, 4), (2, 8, 6)),
+    ((3, 4, 2), (2, 2, 4), (1, 8, 4)),
 )
 """The same for samples and channels of images, whose width and height stay: the first
 of the rows that is small enough."""
@@ -114,6 +116,11 @@ _PLAIN = (
     "aten::_fused_sgd",
     "aten::_pack_padded_sequence",
     "aten::_grouped_mm",
+    "aten::_sparse_coo_tensor_with_dims",
+    "aten::_indices",
+    "aten::_values",
+    "aten::_nnz",
+    "aten::is_coalesced",
 )
 """Kernels that hold nothing beside their outputs, whatever the operands (as in
 torch's source): they need not be made."""
@@ -133,6 +140,17 @@ _UNSAFE = (
 )
 """Kernels that read positions or sizes out of their operands' values and do not check
 them: with invented values they would fail or read elsewhere."""
+_CHECKED = (
+    "aten::sparse_mask",
+    "aten::_sparse_coo_tensor",
+    "aten::_sparse_addmm",
+    "aten::_sparse_softmax",
+    "aten::_sparse_log_softmax",
+)
+"""Kernels with a word of these in their name that read positions of sparse tensors
+only, which are invented within the shape."""
+_OF_COALESCED = ("aten::_sparse_addmm", "aten::_sparse_softmax")
+"""Kernels that coalesce what is not: how much that saves is among the indices."""
 _UNSAFE_POSITIONS = ("lu_", "ormqr", "solve", "multinomial")
 """The same where some operands are whole numbers, such as pivots."""
 _PARALLEL_NUMBERS = 32768
@@ -166,6 +184,34 @@ class TensorSpec(NamedTuple):
         return count * self.dtype.itemsize
 
 
+class SparseSpec(NamedTuple):
+    """A sparse tensor in coordinate format, without its values."""
+
+    shape: tuple[int, ...]
+    sparse_dim: int
+    """Axes that have indices; an element is as large as the others say."""
+    elements: int
+    """How many it stores."""
+    dtype: torch.dtype
+    """Of the values."""
+    is_coalesced: bool
+    """Whether each index is there once, in order."""
+    has_dense_values: bool
+    """Whether its values lie without gaps: kernels ask for that."""
+
+    @property
+    def part_bytes(self) -> tuple[int, int]:
+        """Bytes of indices and of values."""
+        values = self.elements * math.prod(self.shape[self.sparse_dim :])
+        indices = self.elements * self.sparse_dim
+        return indices * torch.int64.itemsize, values * self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both."""
+        return sum(self.part_bytes)
+
+
 class KernelCall(NamedTuple):
     """One call of an operator, without values."""
 
@@ -179,18 +225,32 @@ class KernelCall(NamedTuple):
 
     @property
     def tensors(self) -> list[TensorSpec]:
-        """Its operands."""
+        """Its dense operands."""
         return [leaf for leaf in self.leaves if isinstance(leaf, TensorSpec)]
+
+    @property
+    def sparse_tensors(self) -> list[SparseSpec]:
+        """Its sparse operands."""
+        return [leaf for leaf in self.leaves if isinstance(leaf, SparseSpec)]
+
+    @property
+    def writes_to_sparse(self) -> bool:
+        """Whether it replaces the elements of its first operand."""
+        is_in_place = self.func._schema.is_mutable  # noqa: SLF001 -- the way to ask
+        return is_in_place and isinstance(self.leaves[0], SparseSpec)
 
     @property
     def nbytes(self) -> int:
         """Bytes of its operands."""
-        return sum(spec.nbytes for spec in self.tensors)
+        dense_bytes = sum(spec.nbytes for spec in self.tensors)
+        return dense_bytes + sum(spec.nbytes for spec in self.sparse_tensors)
 
     @property
     def operand_bytes(self) -> tuple[int, ...]:
         """Bytes of each operand; then of what is expanded, if it was copied whole."""
         sizes = [spec.nbytes for spec in self.tensors]
+        for sparse in self.sparse_tensors:
+            sizes += sparse.part_bytes
         copied_sizes = [
             math.prod(spec.shape) * spec.dtype.itemsize
             for spec in self.tensors
@@ -245,13 +305,20 @@ class KernelCall(NamedTuple):
         return is_product and is_short
 
 
-def call_of(func: OpOverload, args: Args, kwargs: Kwargs) -> KernelCall | None:
+def call_of(
+    func: OpOverload,
+    args: Args,
+    kwargs: Kwargs,
+    *,
+    describe_sparse: Callable[[torch.Tensor], SparseSpec | None] | None = None,
+) -> KernelCall | None:
     """Describe a call.
 
     Args:
         func: An operator overload of aten.
         args: Its positional arguments.
         kwargs: Its named ones.
+        describe_sparse: Describes a sparse tensor whose elements are known.
 
     Returns:
         The description, which keeps no tensor alive; None if it cannot be made again:
@@ -261,7 +328,8 @@ def call_of(func: OpOverload, args: Args, kwargs: Kwargs) -> KernelCall | None:
     if func.namespace != "aten":
         return None
     # What holds nothing is never made, so that it reads nothing.
-    if any(word in name for word in _UNSAFE) and not _is_plain(name):
+    is_unsafe = any(word in name for word in _UNSAFE) and not name.startswith(_CHECKED)
+    if is_unsafe and not _is_plain(name):
         return None
     values, tree = tree_flatten((_plain_scalars(func, args), kwargs))
     if "_grouped_mm" in name and any(_is_short(value) for value in values):
@@ -273,7 +341,11 @@ def call_of(func: OpOverload, args: Args, kwargs: Kwargs) -> KernelCall | None:
             return None
     leaves: list[Any] = []
     for value in values:
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo:
+            value = describe_sparse(value) if describe_sparse is not None else None
+            if value is None:
+                return None
+        elif isinstance(value, torch.Tensor):
             if value.layout is not torch.strided:
                 return None
             value = TensorSpec(tuple(value.shape), value.stride(), value.dtype)
@@ -281,6 +353,14 @@ def call_of(func: OpOverload, args: Args, kwargs: Kwargs) -> KernelCall | None:
             return None
         leaves.append(value)
     call = KernelCall(func, tuple(leaves), tree)
+    is_coalesced = all(spec.is_coalesced for spec in call.sparse_tensors)
+    if name.startswith(_OF_COALESCED) and not is_coalesced:
+        return None
+    if len(call.sparse_tensors) > 1:
+        elements = sum(spec.elements for spec in call.sparse_tensors)
+        if elements > math.prod(call.sparse_tensors[0].shape):
+            # A sum of more elements than there are places is coalesced at once.
+            return None
     if "group_norm_backward" in name and call.crashes_without_gradient:
         # The first boolean says whether the input gets a gradient.
         output_mask = [leaf for leaf in leaves if type(leaf) is bool]
@@ -354,6 +434,8 @@ def smaller_calls(
         return [[call]]
 
     all_sizes = {size for spec in call.tensors for size in spec.shape}
+    for sparse in call.sparse_tensors:
+        all_sizes |= {*sparse.shape, sparse.elements}
     free_sizes = all_sizes - _fixed_sizes(call)
     sizes = sorted(
         (size for size in free_sizes if size >= _SMALLEST_SHRUNK), reverse=True
@@ -489,6 +571,11 @@ def _resize_call(call: KernelCall, sizes: dict[int, int]) -> KernelCall | None:
         if isinstance(leaf, TensorSpec):
             leaves.append(_resize_spec(leaf, sizes))
             continue
+        if isinstance(leaf, SparseSpec):
+            shape = tuple(sizes.get(size, size) for size in leaf.shape)
+            elements = sizes.get(leaf.elements, leaf.elements)
+            leaves.append(leaf._replace(shape=shape, elements=elements))
+            continue
         is_size = type(leaf) is int and _SMALLEST_SHRUNK <= leaf < 1 << 31
         if not is_size or leaf in fixed:
             leaves.append(leaf)
@@ -558,6 +645,10 @@ def output_bytes(call: KernelCall) -> int | None:
         Bytes of its outputs, those of its operands where values decide; None where
         there is no rule, or where it refuses.
     """
+    if call.sparse_tensors:
+        # Torch's rules have no elements.  At most a dense tensor of the whole shape.
+        shapes = [spec.shape for spec in call.sparse_tensors]
+        return sum(4 * math.prod(shape) for shape in shapes) + call.nbytes
     if torch.Tag.dynamic_output_shape in call.func.tags:
         return call.nbytes if _shape_rules_accept(call) else None
     leaves = [

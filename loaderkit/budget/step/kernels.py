@@ -11,6 +11,7 @@ its own size.  No parameter of the model is touched or copied.
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,12 +23,14 @@ from loaderkit.budget.step.allocation_log import Bounds
 from loaderkit.budget.step.kernel_calls import (
     MOST_BYTES,
     KernelCall,
+    SparseSpec,
     TensorSpec,
     operator_name,
     output_bytes,
     smaller_calls,
     with_masks,
 )
+from loaderkit.budget.step.measure import parts_of_sparse
 from loaderkit.budget.step.memory_profile import memory_profile
 from loaderkit.budget.step.step_errors import refuses_types
 
@@ -286,6 +289,9 @@ def _run_and_profile(
     memory_of_ranges = memory_by_marker(profiled, _MARKER)
     for number, finished_call in finished_calls.items():
         taken = memory_of_ranges.get(number, RangeMemory(0, 0))
+        if calls[number].writes_to_sparse:
+            # The old elements are freed within the range, but were made before it.
+            taken = taken._replace(last=sum(finished_call.outputs))
         results[number] = _CallMemory(
             finished_call.operands, finished_call.outputs, taken.highest, taken.last
         )
@@ -339,8 +345,16 @@ def _run_call(call: KernelCall, number: int) -> _FinishedCall | Exception | None
     except Exception as error:  # noqa: BLE001 -- values were invented
         return error
     outputs = [leaf for leaf in tree_iter(result) if isinstance(leaf, torch.Tensor)]
-    output_sizes = tuple(output.numel() * output.itemsize for output in outputs)
+    output_sizes = tuple(bytes_of_output(output) for output in outputs)
     return _FinishedCall(call.operand_bytes, output_sizes)
+
+
+def bytes_of_output(output: torch.Tensor) -> int:
+    """Count the bytes of an output; of a sparse one, of its indices and values."""
+    if output.layout is not torch.sparse_coo:
+        return output.numel() * output.itemsize
+    # Some kernels make room for as many elements as there may be, and use a part of it.
+    return sum(part.untyped_storage().nbytes() for part in parts_of_sparse(output))
 
 
 def is_safe_to_run(call: KernelCall) -> bool:
@@ -357,10 +371,14 @@ def is_safe_to_run(call: KernelCall) -> bool:
 
 def invent_arguments(call: KernelCall) -> Any:
     """Make the arguments of a call, positional and named, with invented values."""
-    leaves = [
-        _invent_tensor(leaf, call.masks) if isinstance(leaf, TensorSpec) else leaf
-        for leaf in call.leaves
-    ]
+    leaves: list[Any] = []
+    for leaf in call.leaves:
+        if isinstance(leaf, TensorSpec):
+            leaves.append(_invent_tensor(leaf, call.masks))
+        elif isinstance(leaf, SparseSpec):
+            leaves.append(_invent_sparse(leaf))
+        else:
+            leaves.append(leaf)
     if "mkldnn_rnn_layer_backward" in operator_name(call.func):
         leaves[-1] = _packed_by_forward(leaves)
     return tree_unflatten(leaves, call.tree)
@@ -399,6 +417,28 @@ def _invent_tensor(spec: TensorSpec, masks: str) -> torch.Tensor:
     else:
         flat = torch.zeros(span, dtype=spec.dtype)
     return flat.as_strided(spec.shape, spec.stride)
+
+
+def _invent_sparse(spec: SparseSpec) -> torch.Tensor:
+    """Make a sparse tensor whose elements are spread over its shape."""
+    axes = spec.shape[: spec.sparse_dim]
+    places = math.prod(axes)
+    if spec.is_coalesced and spec.elements <= places:
+        flat = torch.arange(spec.elements) * (places // max(spec.elements, 1))
+    else:
+        # Some twice, some never, in no order.
+        flat = torch.randint(max(places, 1), (spec.elements,))
+    indices = torch.stack(torch.unravel_index(flat, axes))
+    rows = (spec.elements, *spec.shape[spec.sparse_dim :])
+    values = torch.rand(rows if spec.has_dense_values else (1,) * len(rows))
+    made: torch.Tensor = torch.sparse_coo_tensor(
+        indices,
+        values.to(spec.dtype).expand(rows),
+        spec.shape,
+        is_coalesced=spec.is_coalesced,
+        check_invariants=False,
+    )
+    return made
 
 
 def _workspace_of_whole(sized: SizedCall, memory: _CallMemory) -> Workspace:
@@ -457,6 +497,8 @@ class _SizeTable(NamedTuple):
     """All operands of each small call."""
     operand_total: int
     """All operands of the call asked about."""
+    factors_of_pairs: tuple[float, ...] = _FACTORS_OF_PAIRS
+    """What a buffer may be of each of two columns that it is a sum of."""
 
     def scale_by_rule(self, amounts: list[int]) -> int | None:
         """Find what amounts are proportional to, up to a constant, and scale them.
@@ -484,7 +526,9 @@ class _SizeTable(NamedTuple):
         pairs: list[_Rule] = [
             ((first, factor), (second, other_factor))
             for first, second in itertools.combinations(columns, 2)
-            for factor, other_factor in itertools.product(_FACTORS_OF_PAIRS, repeat=2)
+            for factor, other_factor in itertools.product(
+                self.factors_of_pairs, repeat=2
+            )
         ]
         for rule in (*singles, *pairs):
             constants = {
@@ -528,6 +572,8 @@ def _size_table(sized: SizedCall, measured: list[_CallMemory]) -> _SizeTable:
         sizes=tuple(sizes[column] for column in comparable),
         operand_totals=[sum(memory.operands) or 1 for memory in measured],
         operand_total=sum(sized.call.operand_bytes),
+        # To sort the elements of a sparse tensor takes several copies of its indices.
+        factors_of_pairs=_FACTORS if sized.call.sparse_tensors else _FACTORS_OF_PAIRS,
     )
 
 

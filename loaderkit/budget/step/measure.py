@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import warnings
+import weakref
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from loaderkit.budget.step.allocation_log import LogPhase, Phase
 
 _PHASE = "loaderkit: "
+_FREED = "loaderkit freed: "
+"""What names of ranges begin with; then comes the phase, or a number of bytes."""
 
 
 def measure_step(model: torch.nn.Module, batch: Any, step: Step) -> dict[Phase, int]:
@@ -49,6 +53,8 @@ def measure_step(model: torch.nn.Module, batch: Any, step: Step) -> dict[Phase, 
         *optimizer_state(optimizer),
     ]
     base_bytes = held_bytes(before_steps)
+    watched = _watch_storages(before_steps)
+    del before_steps
     mark_phase = _PhaseRanges()
     with (
         warnings.catch_warnings(),
@@ -59,7 +65,30 @@ def measure_step(model: torch.nn.Module, batch: Any, step: Step) -> dict[Phase, 
         for _ in range(2):
             run_step(twin, own_batch, optimizer, step, mark=mark_phase)
         mark_phase("end")
-    return _peaks_by_phase(profiled, base_bytes)
+    peaks = _peaks_by_phase(profiled, base_bytes)
+    # Until here, so that what is freed in the step is seen, and nothing else.
+    del watched
+    return peaks
+
+
+def _watch_storages(tensors: list[Any]) -> list[weakref.ref[Any]]:
+    """Write into a profile when storages are freed that were made before it began.
+
+    The profiler leaves these events out.  A step frees such storages where it puts new
+    ones in their place, as a slow copy of a model does by ``slow.data = ...``.
+    """
+    watched = {}
+    for tensor in parts_of_nested(tensors):
+        if has_one_storage(tensor):
+            storage = tensor.untyped_storage()
+            when_freed = functools.partial(_mark_freed, storage.nbytes())
+            watched[storage._cdata] = weakref.ref(storage, when_freed)
+    return list(watched.values())
+
+
+def _mark_freed(nbytes: int, _ref: object) -> None:
+    with record_function(f"{_FREED}{nbytes}"):
+        pass
 
 
 class StepCopies(NamedTuple):
@@ -192,6 +221,8 @@ def _peaks_by_phase(profiled: Any, base_bytes: int) -> dict[Phase, int]:
     for event in events:
         if event.name().startswith(_PHASE):
             phase = event.name().removeprefix(_PHASE)
+        elif event.name().startswith(_FREED):
+            live_bytes -= int(event.name().removeprefix(_FREED))
         elif event.name() == "[memory]":
             live_bytes += event.nbytes()
         peaks[phase] = max(peaks.get(phase, 0), live_bytes)

@@ -34,6 +34,7 @@ from loaderkit.budget.step.real_values import RealValues
 from loaderkit.budget.step.tracker import ReadsValues, Tracker
 from loaderkit.budget.step.train_step import (
     Step,
+    blocks_of,
     checkpoint_blocks,
     make_optimizer,
     run_step,
@@ -43,7 +44,9 @@ from loaderkit.library_files import is_library_file
 from loaderkit.nests import flatten_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from loaderkit.budget.step.allocation_log import Part
 
 
 _KEPT_BYTES = 1 << 10
@@ -112,17 +115,20 @@ def _track_once(
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     twin, twin_batch = fake_model(fake, model), fake_batch(fake, batch)
     if step.checkpoint:
+        log.checkpoints = len(blocks_of(twin))
         checkpoint_blocks(twin)
 
     tracker = Tracker(fake, log, chosen=chosen, values=values)
+    sparse_of_model = sparse_tensors_of(model)
+    sparse_of_batch = [t for t in flatten_tensors(batch) if not has_one_storage(t)]
+    fake_sparse_of_batch = [
+        t for t in flatten_tensors(twin_batch) if not has_one_storage(t)
+    ]
+    _add_sparse(tracker, sparse_tensors_of(twin), sparse_of_model, "buffers")
+    _add_sparse(tracker, fake_sparse_of_batch, sparse_of_batch, "batch")
     tracker.add_all(twin.parameters(), "parameters")
     tracker.add_all(twin.buffers(), "buffers")
     tracker.add_all(flatten_tensors(twin_batch), "batch")
-    sparse = [t for t in flatten_tensors(batch) if not has_one_storage(t)]
-    log.sparse_bytes = held_bytes([*sparse, *sparse_tensors_of(model)])
-    # Their fakes are empty: what they hold is read from the user's own.
-    tracker.add_all(sparse, "batch")
-    tracker.add_all(sparse_tensors_of(model), "buffers")
     if values is not None:
         _name_model_values(values, twin, model)
         _name_batch_values(values, twin_batch, batch)
@@ -156,6 +162,19 @@ def _track_once(
     has_unused = any(parameter.grad is None for parameter in twin.parameters())
     keeps_something = tracker.unowned_bytes() > _KEPT_BYTES
     return not (has_state and (has_unused or keeps_something))
+
+
+def _add_sparse(
+    tracker: Tracker,
+    fakes: Sequence[torch.Tensor],
+    reals: Sequence[torch.Tensor],
+    owner: Part,
+) -> None:
+    """Add sparse tensors of the user's: their fakes forget what they hold."""
+    for fake, real in zip(fakes, reals, strict=True):
+        if not tracker.sparse.name_elements(fake, real):
+            tracker.log.sparse_bytes += held_bytes([real])
+            tracker.add(real, owner)
 
 
 def _name_model_values(
@@ -216,15 +235,18 @@ def _modules_named(
     hooks = []
     modes_of_backward = ExitStack()
 
-    def enter(name: str, module: torch.nn.Module, _args: Any) -> None:
+    def enter(name: str, module: torch.nn.Module, args: Any) -> None:
         # Autograd runs the backward pass without modes of functions, and with it the
         # blocks that a checkpoint computes again.
         if tracker.phase == "backward" and not path:
             modes_of_backward.enter_context(_function_modes(step, tracker))
+            tracker.note_computing_again()
+        tracker.note_resized(flatten_tensors(args))
         path.append(_label_of(name, module))
         tracker.module = path[-1]
 
-    def leave(_module: torch.nn.Module, _args: Any, _out: Any) -> None:
+    def leave(_module: torch.nn.Module, args: Any, _out: Any) -> None:
+        tracker.note_resized(flatten_tensors(args))
         path.pop()
         tracker.module = path[-1] if path else ""
         if not path:
