@@ -372,3 +372,16 @@ def test_what_kernels_take_inside_is_planned_for_on_the_cpu(name):
     more = max(measure_step(model, torch.stack(data[: count + 2]), Step()).values())
     assert real <= 1.02 * small < 1.04 * more
     assert 16 <= count <= 22
+
+
+@pytest.mark.slow
+def test_a_limit_that_the_estimate_cannot_tell_from_the_peak_is_said():
+    # numbers that Python turns into tensors are much, of a step of a few kB
+    model, data = torch.nn.Linear(8, 8), [torch.randn(8) for _ in range(64)]
+    sure = plan_batch(model, data, "cpu", limit="1 MiB")
+
+    vague = plan_batch(model, data, "cpu", limit=sure.estimate.peak + 1)
+
+    assert vague.chances[1].high - vague.chances[1].low > 0.5
+    assert any("leaves the chance open" in note for note in vague.notes)
+    assert not any("leaves the chance open" in note for note in sure.notes)
