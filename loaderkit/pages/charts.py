@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from loaderkit.pages.scales import scale_of
-from loaderkit.units import count_of
+from loaderkit.units import count_of, format_amount
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -260,6 +260,20 @@ def _stair_points(
     return points
 
 
+def _sizes_in_words(smallest: float, largest: float, chart: Histogram) -> str:
+    """Say which sizes a bin holds, in the unit of the axis."""
+    shown = [
+        format_amount(size, chart.x_unit)
+        if chart.x_unit == "bytes"
+        else f"{size:,.0f} {chart.x_name}"
+        for size in (smallest, largest)
+    ]
+    if shown[0] == shown[1]:
+        return shown[0]
+    first = shown[0].removesuffix(f" {chart.x_name}")
+    return f"{first} to {shown[1]}"
+
+
 def _histogram_html(chart: Histogram) -> str:
     limits = [limit.value for limit in chart.limits]
     low = min([chart.edges[0], *limits])
@@ -280,8 +294,8 @@ def _histogram_html(chart: Histogram) -> str:
         positions.append((left + right) / 2)
         # Sizes are whole numbers, and a bin ends before the next one begins.
         last = end - 1
-        sizes = f"{start:,.0f}" if last <= start else f"{start:,.0f} to {last:,.0f}"
-        readouts.append(f"{sizes} {chart.x_name}: {count_of(count, chart.y_name)}")
+        sizes = _sizes_in_words(start, max(start, last), chart)
+        readouts.append(f"{sizes}: {count_of(count, chart.y_name)}")
     labels = []
     for limit in chart.limits:
         share = x_scale.share(limit.value)

@@ -55,7 +55,8 @@ def scale_of(low: float, high: float, unit: str = "", *, padded: bool = False) -
     Args:
         low: The smallest value that is shown.
         high: The largest; the same as ``low`` where nothing moves.
-        unit: "bytes", "s", or the plural of what is counted, which has no fractions.
+        unit: "bytes", "s", "percent", or the plural of what is counted, which has no
+            fractions.
         padded: Leave some room beyond both values.
 
     Returns:
@@ -91,6 +92,8 @@ def _display_unit(largest: float, unit: str) -> tuple[float, str]:
     """Choose the unit of all labels of an axis: its size, and its name."""
     if unit == "s":
         return (1.0, "s") if largest >= 1 else (1e-3, "ms")
+    if unit == "percent":
+        return 1.0, "%"
     if unit != "bytes":
         return 1.0, ""
     power = 0

@@ -264,3 +264,20 @@ def test_no_cell_of_short_words_is_broken_inside_a_word(tmp_path, width):
 
     assert len(lines) == 2 * (2 + 42 + 1)
     assert set(lines) == {1}
+
+
+@pytest.mark.slow
+@pytest.mark.needs("chromium")
+@pytest.mark.parametrize("width", [400, 800, 1400])
+def test_no_line_of_a_text_is_cut(tmp_path, width):
+    text = "\n".join(["a word " * 40, "one_long_name_" * 30, "  two   columns"])
+    page = Page("t", sections=(Section("s", (Listing(text),)),))
+    question = """{
+      const shown = document.querySelector("pre");
+      return {cut: shown.scrollWidth - shown.clientWidth, text: shown.textContent};
+    }"""
+
+    shown = ask_browser(page_html(page, MADE), tmp_path, question, width=width)
+
+    assert shown["cut"] <= 0
+    assert shown["text"] == text

@@ -45,3 +45,10 @@ def test_what_never_moves_is_in_the_middle():
     scale = scale_of(7.0, 7.0, "threads")
 
     assert math.isclose(scale.share(7.0), 0.5)
+
+
+def test_percents_are_told_by_their_labels():
+    labels = [tick.label for tick in scale_of(0, 100, "percent").ticks]
+
+    assert labels[0] == "0 %"
+    assert labels[-1] == "100 %"
