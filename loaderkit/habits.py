@@ -240,6 +240,10 @@ KEYWORDS: Mapping[str, Mapping[str, Hint]] = {
     "estimate_step": {**_STEP, "device": Hint('target="cuda"')},
     "plan_batch": {**_STEP, **_LIMIT, "target": Hint("device, the third argument")},
     "assert_fits": {**_STEP, **_LIMIT},
+    "batch": _hints(
+        "batch_size drop_last_batch num_proc",
+        Hint("build_loader(dataset, batch_size=32)", _OF_LOADER),
+    ),
 }
 """By function or class, by keyword."""
 
@@ -261,6 +265,10 @@ CALL_HINTS: Mapping[str, Hint] = {
         "pack(samples, path)", "it takes what to pack, and the path of the cache"
     ),
     "extend": Hint("extend(path, samples)"),
+    "build_loader": Hint(
+        "build_loader(dataset, batch_size=32, shuffle=True)",
+        "it takes the dataset and the device, and all options by name",
+    ),
     "estimate_step": Hint("estimate_step(model, batch)"),
 }
 """What a function is called with, by function: for calls that it does not take."""

@@ -356,6 +356,11 @@ def test_a_batch_asked_of_a_loader_by_its_number_is_answered():
     assert not isinstance(loader, Iterator), "trainers would go on with a part of it"
 
 
+def test_batches_of_a_number_of_samples_are_the_loaders(dataset):
+    with pytest.raises(OptionError, match="fix: build_loader"):
+        dataset.batch(batch_size=2)
+
+
 # ---- calls
 
 CALLED_WRONGLY = {
@@ -364,6 +369,7 @@ CALLED_WRONGLY = {
     "concat": lambda: loaderkit.concat(["a.lk", "b.lk"]),
     "pack": lambda: pack(SAMPLES),
     "extend": lambda: extend("never.lk"),
+    "build_loader": lambda: build_loader(SAMPLES, 32, True),
     "estimate_step": lambda: estimate_step(MODEL),
 }
 

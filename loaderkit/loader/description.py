@@ -337,7 +337,8 @@ def _check_iterable_options(options: LoaderOptions, *, pipe: bool) -> None:
 
 
 def _unknown_sizes(name: str, dataset: object, table: object) -> LoaderError:
-    message = f"The {name} of the samples are not known."
+    verb = "are" if name.endswith("s") else "is"  # a name of the user's, as "length"
+    message = f"The {name} of the samples {verb} not known."
     why = f"a {type(dataset).__name__} does not say them"
     fix = "loaderkit.pack(dataset, path), or give it sizes() -> {name: array}"
     if table is not None:

@@ -147,7 +147,9 @@ def warns_of_length(loader, *, asks):
         warnings.simplefilter("always")
         batches = [torch.as_tensor(batch).tolist() for batch in loader]
     texts = [
-        str(warning.message) for warning in caught if "samples" in str(warning.message)
+        str(warning.message)
+        for warning in caught
+        if "dataset says" in str(warning.message)
     ]
     return bool(texts), batches
 
