@@ -13,6 +13,7 @@ from loaderkit.errors import DoesNotFitError
 X = torch.zeros(16, 40, 7)
 
 
+@pytest.mark.slow
 def test_what_fits_passes_and_what_does_not_fails_with_the_cause():
     assert assert_fits(Attention(), X, "1 GiB", device="mps").target.kind == "mps"
 

@@ -156,6 +156,7 @@ class Recurrent(nn.Module):
         return self.layer(packed)[1]
 
 
+@pytest.mark.slow
 def test_a_step_with_a_packed_sequence_holds_what_the_profiler_sees():
     torch.manual_seed(0)
     batch = pack_sequence([torch.rand(length, 32) for length in (60, 50, 50, 9)])

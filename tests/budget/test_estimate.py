@@ -126,7 +126,7 @@ def test_parts_add_up_and_the_cause_is_named():
 def test_a_large_batch_peaks_in_activations():
     estimated = estimate_step(Attention(), torch.randn(64, 40, 7))
 
-    assert estimated.phase in {"forward", "backward"}
+    assert estimated.phase == "forward"
     assert estimated.parts["activations"] > estimated.peak / 2
     assert next(iter(estimated.modules)).startswith("encoder.layers")
     assert "keeps most: encoder.layers" in str(estimated)

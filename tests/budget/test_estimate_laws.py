@@ -370,7 +370,7 @@ def test_so_it_is_where_storages_are_reused_cast_or_sparse(family, seed):
         ("models", 46),
         pytest.param("graph models", 2, marks=pytest.mark.slow),
         ("graph models", 6),
-        ("graph models", 24),
+        pytest.param("graph models", 24, marks=pytest.mark.slow),
     ],
 )
 def test_so_it_is_for_whole_models(family, seed):
@@ -389,7 +389,7 @@ def test_so_it_is_for_whole_models(family, seed):
     ("kind", "seed"),
     [
         # A pool by a score, after degrees that are summed up in place.
-        ("graph zoo", 8),
+        pytest.param("graph zoo", 8, marks=pytest.mark.slow),
         ("functions", 109),
     ],
 )
@@ -470,7 +470,9 @@ def test_norms_keep_the_same_types_as_fakes(inputs, weights):
 @pytest.mark.skipif(
     not hasattr(torch.nn.functional, "grouped_mm"), reason="this torch has none"
 )
-@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+@pytest.mark.parametrize(
+    "autocast", [pytest.param(None, marks=pytest.mark.slow), torch.bfloat16]
+)
 def test_grouped_products_are_tracked(autocast):
     model, x = Routed(32, 4), torch.randn(700, 32)
 
@@ -495,6 +497,7 @@ class AllDifferences(nn.Module):
         return (hidden[:, None, :, None] - hidden[None, :, None, :]).square().mean()
 
 
+@pytest.mark.slow
 def test_a_step_that_makes_much_of_a_small_batch_is_not_run_for_real():
     # 128 rows of 32 numbers, 67 MB of differences
     model, x = AllDifferences(), torch.randn(128, 8)

@@ -38,6 +38,7 @@ def test_the_highest_moment_is_the_peak_and_moments_add_up(blocks, optimizer):
         assert min(moment.parts) >= 0
 
 
+@pytest.mark.slow
 def test_a_long_step_is_thinned_and_keeps_every_phase():
     estimate = estimate_of(120)
 

@@ -41,6 +41,7 @@ def stated(text):
     return {name: fields[name] for name in fields if name not in {"raw", "unread"}}
 
 
+@pytest.mark.slow
 @QUICK
 @given(text=st.sampled_from(TEXTS), style=styles(terminal=False))
 def test_logging_changes_nothing(text, style):
@@ -226,6 +227,7 @@ AROUND = [
 ]
 
 
+@pytest.mark.slow
 @QUICK
 @given(NUMBERS, st.sampled_from(AROUND))
 def test_what_stands_in_the_place_of_a_number_never_fails(number, around):

@@ -176,6 +176,7 @@ def test_every_number_of_the_known_messages_is_read():
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_reported_messages_are_read():
     wrong = []
     for report in (*RAN_OUT, *LATER):
@@ -193,6 +194,7 @@ def test_reported_messages_are_read():
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_nothing_that_only_looks_like_it_is_taken_for_it():
     texts = [*REPORTED_LOOK_ALIKES, *LATER_LOOK_ALIKES]
 

@@ -182,6 +182,7 @@ def test_the_failed_piece_lets_go_of_its_tensors_before_the_next():
     assert all(tensor is None for tensor in alive)
 
 
+@pytest.mark.slow
 def test_random_numbers_and_buffers_are_put_back():
     class Counting(nn.Module):
         def __init__(self):
@@ -363,6 +364,7 @@ def test_batch_statistics_refuse_pieces_with_the_reason():
     assert MicroBatcher(model, plain(model), micro_batch=4).step(x).pieces == 3
 
 
+@pytest.mark.slow
 def test_contrastive_losses_refuse_pieces():
     model = Limited(deep().double(), 5)
 
@@ -548,6 +550,7 @@ def wide():
     return nn.Sequential(*layers), torch.randn(2, 2200, dtype=torch.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of mappings")
 @in_fresh_process
 def test_an_update_that_runs_out_half_way_says_what_it_changed():
@@ -570,6 +573,7 @@ def test_an_update_that_runs_out_half_way_says_what_it_changed():
     assert "load model and optimizer from the last checkpoint" in caught.value.fix
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of mappings")
 @in_fresh_process
 def test_an_update_that_runs_out_before_it_changed_anything_can_be_called_again():
@@ -593,6 +597,7 @@ def test_an_update_that_runs_out_before_it_changed_anything_can_be_called_again(
     assert not any(map(torch.equal, weights(model), before))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of mappings")
 @in_fresh_process
 def test_a_guard_around_an_update_says_that_it_may_be_half_done():

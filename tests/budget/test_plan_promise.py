@@ -105,6 +105,7 @@ def test_batches_in_which_all_meets_all_are_predicted(family, seed):
         assert predicted <= dearest * 1.0001
 
 
+@pytest.mark.slow
 def test_pairs_are_seen_in_large_batches_though_small_ones_hide_them():
     model = Contrasted(nn.Sequential(nn.Linear(8, 300), nn.Linear(300, 8)))
     data = [torch.randn(8) for _ in range(600)]
@@ -175,6 +176,7 @@ class Types(nn.Module):
         return (a[source] * b[target]).sum(1)
 
 
+@pytest.mark.slow
 def test_typed_graphs_are_priced_by_the_nodes_of_each_type():
     data, model = lopsided(30), Types()
     samples = read_samples(data)
@@ -213,6 +215,7 @@ def together(samples):
     return nn.utils.rnn.pad_sequence(samples, batch_first=True)
 
 
+@pytest.mark.slow
 def test_squares_of_long_sequences_are_seen_though_most_are_short():
     # short ones alone cannot tell places from their squares
     data = ragged([5 + i % 5 for i in range(40)] + [100 + i for i in range(20)])
@@ -222,6 +225,7 @@ def test_squares_of_long_sequences_are_seen_though_most_are_short():
     assert cost_model.peak_model.error < 1e-6
 
 
+@pytest.mark.slow
 def test_where_sizes_do_not_explain_the_price_the_largest_batch_leaves_room():
     data = ragged([4 + 7 * i % 40 for i in range(14)])
     samples = read_samples(data, collate=together)
@@ -341,6 +345,7 @@ class Table(nn.Module):
         return self.last(self.table(words).mean(1))
 
 
+@pytest.mark.slow
 def test_what_torch_refuses_to_do_smaller_is_left_out_of_a_plan():
     # fused updates of sparse gradients; the plan raised torch's own error
     data = [torch.zeros(6, dtype=torch.long)] * 8

@@ -38,6 +38,8 @@ class Faults:
     """The next is silent for so long."""
     forbidden: bool = False
     """All are 403."""
+    refused: int = 0
+    """So many were."""
     served: list[str] = field(default_factory=list)
     """Names of the files that were sent, whole or in part."""
 
@@ -75,6 +77,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         file = self.folder / name
         is_shard = name.endswith(".h5") and with_body
         if faults.forbidden:
+            faults.refused += 1
             return self.send_error(403)
         if not file.is_file():
             return self.send_error(404)
@@ -128,6 +131,8 @@ class BreakingProxy:
         """Nothing comes back."""
         self.bytes_until_break: int | None = None
         """The connection breaks after so many bytes of answers; once."""
+        self.connections_until_healed: int | None = None
+        """So many more are made before all is well again."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._ends: list[socket.socket] = []
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -143,6 +148,7 @@ class BreakingProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            self._heal_after_a_while()
             if self.is_gone:
                 client.close()
                 continue
@@ -157,6 +163,13 @@ class BreakingProxy:
                 threading.Thread(
                     target=self._pass_on, args=(source, sink, answers), daemon=True
                 ).start()
+
+    def _heal_after_a_while(self) -> None:
+        if self.connections_until_healed is None:
+            return
+        self.connections_until_healed -= 1
+        if self.connections_until_healed <= 0:
+            self.is_gone = self.is_silent = False
 
     def _pass_on(
         self, source: socket.socket, sink: socket.socket, answers: bool

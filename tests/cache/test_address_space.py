@@ -46,6 +46,7 @@ def test_pieces_of_files_lie_side_by_side(files):
         assert (array[start : start + 100] == number + 1).all()
 
 
+@pytest.mark.slow
 def test_an_array_keeps_the_range_alive_and_cannot_be_written_to(files):
     addresses = AddressRange(PAGE)
     addresses.map_file(files[1], 0, nbytes=PAGE, at=0)

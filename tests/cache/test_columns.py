@@ -49,6 +49,7 @@ def written(folder, samples, cuts, spills, compression):
     return shard, (folder / shard.file).read_bytes()
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)  # each writes two shards to the disk itself
 @given(
     samples=drawn_samples(),

@@ -186,6 +186,8 @@ BOMBS = {
         schema={"arrays": {"x": ENDLESS}, "columns": {}},
     ),
 }
+# Whoever reads a manifest catches all three.
+ERRORS_OF_BOMBS = {"a schema of nothing": KeyError, "no list": TypeError}
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
@@ -193,7 +195,7 @@ def test_a_table_that_claims_what_is_not_there_is_refused_before_room_is_made(bo
     shards = [replace(ONE, file=shard_name(n, ONE.xxh3)) for n in range(3)]
     [group] = ShardTable.of(shards).to_json()
 
-    with pytest.raises((ValueError, TypeError, KeyError)):
+    with pytest.raises(ERRORS_OF_BOMBS.get(bomb, ValueError)):
         ShardTable.from_json(BOMBS[bomb](group))
 
 

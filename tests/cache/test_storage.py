@@ -66,6 +66,7 @@ class TestS3(StorageContract):
         return ObjectStore(f"s3://contract/{tmp_path.name}", s3_options(s3), patience)
 
 
+@pytest.mark.slow
 @pytest.mark.needs("s3")
 def test_a_bucket_that_is_missing_is_a_file_that_is_missing(s3):
     store = ObjectStore("s3://nowhere/cache", s3_options(s3), QUICK)
@@ -73,6 +74,7 @@ def test_a_bucket_that_is_missing_is_a_file_that_is_missing(s3):
         store.read_file("manifest.json", 100)
 
 
+@pytest.mark.slow
 @pytest.mark.needs("s3")
 def test_missing_credentials_are_said_at_once(s3, monkeypatch, tmp_path):
     for name in list(os.environ):
@@ -202,28 +204,22 @@ def test_a_store_that_does_not_let_us_in_is_not_asked_again(file_server):
     store = ObjectStore(server.url, patience=Patience(waits_s=(60.0,)))
     with pytest.raises(CacheError, match="credentials"):
         store.read_range("a.h5", 0, 10)
+    assert faults.refused == 1
 
 
 @pytest.mark.parametrize("fault", ["gone", "silent", "broken"])
 def test_a_network_that_breaks_for_a_while_is_waited_for(file_server, fault):
     server, _ = file_server
     proxy = BreakingProxy(int(server.url.rsplit(":", 1)[1]))
-    store = ObjectStore(proxy.url, patience=Patience(1.0, (0.1, 0.3, 0.6, 1.0)))
+    # On a busy machine more tries than those that the fault costs may take too long.
+    store = ObjectStore(proxy.url, patience=Patience(1.0, (0.01,) * 50))
     assert store.read_range("a.h5", 0, 100) == CONTENT[:100]
-
-    def heal(after_s):
-        time.sleep(after_s)
-        proxy.is_gone = proxy.is_silent = False
 
     proxy.is_gone, proxy.is_silent = fault == "gone", fault == "silent"
     proxy.bytes_until_break = 1_000 if fault == "broken" else None
-    healer = threading.Thread(target=heal, args=(0.3,))
-    healer.start()
-    try:
-        assert store.read_range("a.h5", 0, len(CONTENT)) == CONTENT
-    finally:
-        healer.join()
-        proxy.stop()
+    proxy.connections_until_healed = 3
+    assert store.read_range("a.h5", 0, len(CONTENT)) == CONTENT
+    proxy.stop()
 
 
 def test_a_network_that_stays_silent_is_no_hang(file_server):
@@ -255,16 +251,19 @@ def test_of_two_threads_that_commit_one_succeeds_where_looking_takes_time():
 def test_a_call_of_a_file_system_without_asyncio_that_hangs_is_left():
     import fsspec
 
+    is_over = threading.Event()
+
     class Hanging(fsspec.get_filesystem_class("memory")):
         protocol = "hanging"
 
         def cat_file(self, *_, **__):
-            time.sleep(60)
+            is_over.wait()
 
     fsspec.register_implementation("hanging", Hanging, clobber=True)
     store = ObjectStore("hanging://x", patience=Patience(0.1, (0.01,)))
     with pytest.raises(CacheError, match="no answer within"):
         store.read_range("a.h5", 0, 100)
+    is_over.set()
 
 
 def test_a_process_that_is_forked_reads_with_connections_of_its_own(file_server):

@@ -32,9 +32,7 @@ def watch(tmp_path):
 
     def run(*arguments):
         command = [sys.executable, "-m", "loaderkit", "watch", *map(str, arguments)]
-        return subprocess.run(
-            command, capture_output=True, text=True, cwd=tmp_path, timeout=200
-        )
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
 
     return run
 
@@ -99,6 +97,7 @@ def test_a_running_process_is_looked_at(watch, tmp_path):
     assert "second by second" in (tmp_path / "pid.html").read_text()
 
 
+@pytest.mark.slow
 def test_what_is_not_there_is_told(watch):
     assert "There is no script 'none.py'" in watch("none.py").stderr
     assert "Process 999999999 is not there" in watch("--pid", 999999999).stderr

@@ -19,10 +19,11 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+from process_family import Family
 
 HEADER = struct.Struct("=8q1024s256s")
 """``struct control`` of failing_calls.c."""
@@ -30,8 +31,6 @@ LOG_BYTES = 4 << 20
 FOREVER = 1 << 40
 COUNT = 16
 """Samples of a run: four shards."""
-MOST_SECONDS = 120
-"""A run that takes longer hangs; it takes a tenth of a second on an idle machine."""
 
 
 class Action(enum.IntEnum):
@@ -271,29 +270,27 @@ def tell_how_it_went(pack, writer):
 
 def wait_for(child, reader):
     """Wait for a run to end; end what is left of it."""
-    deadline = time.monotonic() + MOST_SECONDS
-    content = b""
-    status = "hangs"
-    while time.monotonic() < deadline:
+    content = bytearray()
+
+    def goes_on():
         # Its workers hold the pipe open too, where they outlive it.
         if select.select([reader], [], [], 0.05)[0]:
-            piece = os.read(reader, 1 << 16)
-            content += piece
-        ended, code = os.waitpid(child, os.WNOHANG)
-        if ended:
-            status = f"killed {os.WTERMSIG(code)}" if os.WIFSIGNALED(code) else "ended"
-            break
-    while select.select([reader], [], [], 0)[0] and (piece := os.read(reader, 1 << 16)):
-        content += piece
-    os.close(reader)
-    if status == "hangs":
+            content.extend(os.read(reader, 1 << 16))
+        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+    if not Family(child).wait_while(goes_on):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        return status, ""
-    if not content:
-        return status, ""
-    return json.loads(content)
+        os.close(reader)
+        return "hangs", ""
+    _, code = os.waitpid(child, 0)
+    while select.select([reader], [], [], 0)[0] and (piece := os.read(reader, 1 << 16)):
+        content.extend(piece)
+    os.close(reader)
+    if content:
+        return json.loads(content)
+    return f"killed {os.WTERMSIG(code)}" if os.WIFSIGNALED(code) else "ended", ""
 
 
 def files_of(path):

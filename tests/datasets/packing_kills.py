@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 import psutil
 from failing_calls import COUNT, files_of, samples
+from process_family import Family, family_of
 
 FORK = multiprocessing.get_context("fork")
-MOST_IDLE_S = 30
-"""A run hangs when none of its processes computes for so long.  The clock alone does
-not tell: on a busy machine a spawned worker imports torch for half a minute."""
-MOST_ORPHAN_IDLE_S = 10
 SHARD_BYTES = 300_000
+MOST_IDLE_LOOKS_OF_ORPHANS = 500
+"""Workers that outlive a killed parent notice it in a moment: a third of the patience
+with a run."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,16 @@ class Kill:
     workers: int
     method: str
     """How workers are started."""
-    after: float
-    """Seconds after the run began."""
+    after_s: float
+    """Seconds after the run began, or after it began to pack."""
     victim: float
     """From 0 to 1: which of the processes that live then, the packing one first."""
     spans: int = 0
     """Pack a stream of so many spans; 0 packs by number."""
     signal: int = signal.SIGKILL
+    pause_s: float = 0.002
+    """What a sample of the run takes."""
+    waits_for_packing: bool = False
 
 
 class Slow:
@@ -82,9 +85,9 @@ def pack_slowly(path, kill):
     # pytest makes errors of warnings; Python warns when its resource tracker is killed.
     warnings.simplefilter("ignore")
     multiprocessing.set_start_method(kill.method, force=True)
-    source, options = Slow(0.002), {"overwrite": True, "shard_bytes": SHARD_BYTES}
+    source, options = Slow(kill.pause_s), {"overwrite": True, "shard_bytes": SHARD_BYTES}
     if kill.spans:
-        source, options["spans"] = SlowSpans(0.002), kill.spans
+        source, options["spans"] = SlowSpans(kill.pause_s), kill.spans
     try:
         pack(source, path, workers=kill.workers, **options)
     except LoaderkitError:
@@ -110,7 +113,9 @@ def broken_laws(path, kill, wanted):
 
     run = FORK.Process(target=pack_slowly, args=(path, kill))
     run.start()
-    time.sleep(kill.after)
+    while kill.waits_for_packing and not (path / ".building").exists():
+        time.sleep(0.01)
+    time.sleep(kill.after_s)
     processes = family_of(run.pid)
     if processes:
         victim = processes[int(kill.victim * len(processes))]
@@ -118,11 +123,10 @@ def broken_laws(path, kill, wanted):
             victim.send_signal(kill.signal)
 
     family = Family(run.pid, processes)
-    family.wait_while_it_computes(run.is_alive, MOST_IDLE_S)
-    if run.exitcode is None:
-        broken.append(f"it hangs: {MOST_IDLE_S} s without computing")
+    if not family.wait_while(run.is_alive):
+        broken.append("it hangs: its processes only wait")
         run.kill()
-        run.join()
+    run.join()
     ended = {0: "ok", 1: "error of ours", -9: "killed", -15: "ended"}.get(run.exitcode)
     if ended is None:
         broken.append(f"it ended with status {run.exitcode}")
@@ -130,7 +134,7 @@ def broken_laws(path, kill, wanted):
             broken.append((path.parent / "raw-error").read_text())
 
     # Workers may outlive a killed parent for a moment, until they notice.
-    family.wait_while_it_computes(family.living, MOST_ORPHAN_IDLE_S)
+    family.wait_while(family.living, MOST_IDLE_LOOKS_OF_ORPHANS)
     for process in family.living():
         broken.append(f"an orphan lives on: {process.cmdline()}")
         process.kill()
@@ -139,7 +143,10 @@ def broken_laws(path, kill, wanted):
         target=pack_slowly, args=(path, replace(kill, workers=0, method="fork"))
     )
     again.start()
-    Family(again.pid).wait_while_it_computes(again.is_alive, MOST_IDLE_S)
+    if not Family(again.pid).wait_while(again.is_alive):
+        broken.append("the next run hangs: its processes only wait")
+        again.kill()
+    again.join()
     if again.exitcode != 0:
         broken.append(f"the next run ended with status {again.exitcode}")
     elif files_of(path) != wanted:
@@ -147,50 +154,3 @@ def broken_laws(path, kill, wanted):
     elif (path / ".building").exists():
         broken.append("the next run left .building")
     return ended, broken
-
-
-class Family:
-    """The processes of a run, also those that outlive it."""
-
-    def __init__(self, pid, processes=()):
-        self._pid, self._processes = pid, set(processes)
-
-    def wait_while_it_computes(self, goes_on, most_idle_s):
-        """Wait for the end of something, as long as the processes get on with it."""
-        last_cpu_s = -1.0
-        busy_at = time.monotonic()
-        while goes_on() and time.monotonic() - busy_at < most_idle_s:
-            time.sleep(0.02)
-            # Those that are known stay known: an orphan has no parent to be found by.
-            self._processes.update(family_of(self._pid))
-            cpu_s = sum(map(cpu_seconds, self._processes))
-            if cpu_s != last_cpu_s:
-                last_cpu_s = cpu_s
-                busy_at = time.monotonic()
-
-    def living(self):
-        """Those that have not ended."""
-        return [process for process in self._processes if is_alive(process)]
-
-
-def is_alive(process):
-    """Whether it runs, and is not only waiting for its parent to ask how it ended."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
-
-
-def cpu_seconds(process):
-    """What a process has computed; 0 when it is gone."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        times = process.cpu_times()
-        return times.user + times.system
-    return 0.0
-
-
-def family_of(pid):
-    """The processes of a run, the packing one first."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        top = psutil.Process(pid)
-        return [top, *top.children(recursive=True)]
-    return []

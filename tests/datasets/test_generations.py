@@ -280,6 +280,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(names=st.sets(st.sampled_from(NAMES), min_size=1), link=st.booleans())
 def test_what_is_not_the_caches_own_is_never_touched(names, link, tmp_path_factory):

@@ -77,6 +77,7 @@ def test_changing_a_batch_from_a_loader_changes_no_later_batch(tmp_path, workers
     assert_same(list(loader), first)
 
 
+@pytest.mark.slow
 def test_a_transform_that_changes_its_sample_starts_afresh_each_time(tmp_path):
     def double(data):
         data.x.mul_(2)

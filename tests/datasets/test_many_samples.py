@@ -74,6 +74,7 @@ def tensors_in(sample):
     return []
 
 
+@pytest.mark.slow
 @given(
     samples=graphs() | hetero_graphs() | paired_graphs() | dicts() | large_graphs(),
     seed=st.integers(0, 99),

@@ -237,6 +237,7 @@ def readers(folder):
     return {int(file.name.split()[-1]) for file in folder.glob("opened by *")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [None, 1, 3])
 def test_the_users_code_runs_in_workers_alone(tmp_path, workers):
     wanted = torch.arange(3000)

@@ -111,6 +111,7 @@ def test_a_number_without_its_text_is_damage(raw):
         from_bytes("x", raw)
 
 
+@pytest.mark.slow
 @given(fields=st.lists(texts(), min_size=1, max_size=6), seed=st.integers(0, 9))
 @settings(max_examples=20)
 def test_lists_of_texts_batch_as_without_a_cache(tmp_path_factory, fields, seed):

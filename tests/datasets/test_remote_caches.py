@@ -119,6 +119,7 @@ def test_spawned_workers_open_the_store_for_themselves(folder, tmp_path):
     server.stop()
 
 
+@pytest.mark.slow
 def test_forked_workers_read_over_http_while_this_process_downloads(folder, tmp_path):
     copy_files(folder, tmp_path / "served")
     faults = Faults()

@@ -105,6 +105,7 @@ PLAIN = st.recursive(
 TENSORS = st.lists(st.integers(0, 3), max_size=3).map(lambda shape: torch.zeros(shape))
 
 
+@pytest.mark.slow
 @given(
     samples=st.lists(
         st.dictionaries(st.text(), PLAIN | TENSORS), min_size=1, max_size=5

@@ -87,6 +87,7 @@ def nests(draw, depth=2):
     return fill(depth)
 
 
+@pytest.mark.slow
 @given(samples=st.lists(nests(), min_size=1, max_size=4))
 @settings(max_examples=100)
 def test_keys_of_any_type_come_back_each_with_its_own_value(tmp_path_factory, samples):
@@ -96,6 +97,7 @@ def test_keys_of_any_type_come_back_each_with_its_own_value(tmp_path_factory, sa
         assert written(unpacked[row]) == written(sample)
 
 
+@pytest.mark.slow
 @given(sample=nests(), inside=st.booleans())
 @settings(max_examples=60)
 def test_keys_of_any_type_batch_as_without_a_cache(tmp_path_factory, sample, inside):
@@ -108,6 +110,7 @@ def test_keys_of_any_type_batch_as_without_a_cache(tmp_path_factory, sample, ins
     assert written(unpacked.d if inside else unpacked) == written(wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:There exist type names")
 @given(
     nodes=st.lists(NAMES, unique=True, max_size=4),
@@ -415,6 +418,7 @@ def test_a_mapping_that_keeps_more_than_pairs_is_not_copied():
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 
 
+@pytest.mark.slow
 @given(
     dtype=st.sampled_from(INTEGERS),
     nodes=st.lists(st.integers(1, 120), min_size=1, max_size=6),
@@ -438,6 +442,7 @@ def test_narrow_indices_are_incremented_as_pyg_does(
     assert_same(unpacked, Batch.from_data_list(samples))
 
 
+@pytest.mark.slow
 @given(
     lengths=st.lists(st.integers(0, 5), min_size=1, max_size=5),
     trailing_shape=st.sampled_from([(0,), (2, 0), (0, 3)]),
@@ -572,6 +577,7 @@ COMPOSITES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "part"),
     [(kind, part) for kind, parts in COMPOSITES.items() for part in parts],

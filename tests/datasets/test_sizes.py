@@ -70,6 +70,7 @@ def longest(fields, count):
     ]
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.data())
 def test_tokens_are_the_length_of_the_longest_field_that_differs(
@@ -142,6 +143,7 @@ def nbytes(sample):
     return sum(np.asarray(value).nbytes for value in sample.values())
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.data())
 def test_bytes_are_those_of_the_tensors(tmp_path_factory, data):

@@ -52,9 +52,17 @@ def test_an_in_memory_dataset_is_packed_and_does_not_grow(tmp_path):
     dataset = pack(source[1:4], tmp_path / "c.lk", workers=0)
 
     assert_same(list(dataset), [source[i] for i in (1, 2, 3)])
-    fresh = InMemory(graphs())
-    list(map(as_source(fresh).read, range(6)))
-    assert not any(fresh._data_list or [])
+
+
+def test_an_in_memory_dataset_that_is_read_keeps_no_copies():
+    read_by_us, read_by_a_loop = InMemory(graphs()), InMemory(graphs())
+
+    list(map(as_source(read_by_us).read, range(6)))
+    list(read_by_a_loop)
+
+    # PyG's own list of the graphs that were read.
+    assert read_by_us._data_list == [None] * 6
+    assert None not in read_by_a_loop._data_list
 
 
 def test_an_on_disk_dataset_is_packed(tmp_path):

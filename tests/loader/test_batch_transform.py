@@ -42,7 +42,7 @@ def epochs(dataset, **options):
     return plain, list(build_loader(dataset, batch_transform=doubled, **options))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_each_batch_of_any_dataset_goes_through_it(tmp_path, workers):
     packed = pack(GRAPHS, tmp_path / "graphs", workers=0)
     tables = pack(TABLES, tmp_path / "tables", workers=0)
@@ -182,6 +182,7 @@ def is_equal_on_batches(name):
     return True
 
 
+@pytest.mark.slow
 def test_the_docs_name_the_transforms_of_pyg_that_do_to_a_batch_what_they_do_to_each():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

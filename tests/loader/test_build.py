@@ -40,7 +40,7 @@ def test_batches_are_those_of_pyg(cache, workers):
         assert_same(ours, theirs)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_datasets_of_pyg_and_lists_are_joined_as_pyg_does(workers):
     graphs = [graph(n) for n in range(10)]
 
@@ -230,7 +230,9 @@ def test_nothing_is_read_without_the_probe():
         def __getitem__(self, row):
             raise AssertionError
 
-    assert build_loader(Silent(), probe=False).plan.num_workers.value in {1, 2}
+    # "(not measured: ...)" where reading was tried and failed.
+    plan = build_loader(Silent(), probe=False).plan
+    assert plan.num_workers.reason.endswith("(not measured)")
 
 
 def test_a_wrong_name_gets_a_hint():

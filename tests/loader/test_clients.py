@@ -174,7 +174,8 @@ def test_code_that_reads_a_lists_memory_finds_no_empty_list(tmp_path, use):
     rows = [{"a": i, "b": f"s{i}"} for i in range(4)]
     data = pack(rows, tmp_path / "c.lk", workers=0)
 
-    with pytest.raises((DatasetError, ValueError)):
+    error = ValueError if use == "marshal" else DatasetError  # it takes no subclass
+    with pytest.raises(error):
         PAST_THE_METHODS[use](data.unread([2, 1]))
     assert list.__len__(data.unread([2, 1])) == 2
 

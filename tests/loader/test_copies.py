@@ -93,6 +93,7 @@ def test_a_copy_gives_what_the_loader_gives_and_neither_moves_the_other(name):
         del running, other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [{}, {"persistent_workers": True}])
 def test_a_loader_with_workers_travels_without_them(workers):
     loaders = [
@@ -118,6 +119,7 @@ def test_a_trainers_own_loader_travels_too():
     assert epochs(pickle.loads(pickle.dumps(plain))) == epochs(plain)
 
 
+@pytest.mark.slow
 def test_a_loader_sent_to_ranks_is_refused_unless_that_was_asked_for(tmp_path):
     asked = built("shuffled", rank=0, world_size=1)
     loaders = {"found": built("shuffled"), "asked": asked}

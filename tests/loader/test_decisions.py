@@ -76,7 +76,7 @@ def test_every_setting_has_a_value_of_its_type_and_a_reason(
         )
         for name, decision in every_decision(known).items():
             assert isinstance(decision.value, kinds[name]), name
-            assert type(decision.value) is not bool or kinds[name] is bool, name
+            assert isinstance(decision.value, bool) == (kinds[name] is bool), name
             assert isinstance(decision.reason, str), name
             assert len(decision.reason) > 10, name
 

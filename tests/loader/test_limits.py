@@ -164,6 +164,7 @@ def outcome(data, **options):
         return error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["nodes", "edges"])
 def test_no_batch_of_changed_graphs_is_beyond_its_limit(tmp_path, limit):
     pack([clients.graph(i) for i in range(COUNT)], tmp_path / "c.lk", workers=0)
@@ -187,6 +188,7 @@ def test_no_batch_of_changed_graphs_is_beyond_its_limit(tmp_path, limit):
     assert refused == larger
 
 
+@pytest.mark.slow
 def test_no_batch_of_changed_clips_is_beyond_its_limit(tmp_path):
     pack([clip(i) for i in range(COUNT)], tmp_path / "c.lk", workers=0)
     refused = set()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from data import Counting, Graphs, Slow, graph
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import (
     BatchSampler,
@@ -120,17 +120,31 @@ def test_the_fix_is_the_nearest_value(name, value, fix):
     assert caught.value.fix == fix
 
 
+def edit_distance(word, other):
+    """Count the letters to change, leave out or put in between two words."""
+    distances = list(range(len(other) + 1))
+    for row, letter in enumerate(word, 1):
+        before, distances[0] = distances[0], row
+        for column, other_letter in enumerate(other, 1):
+            changed = before + (letter != other_letter)
+            before = distances[column]
+            distances[column] = min(changed, before + 1, distances[column - 1] + 1)
+    return distances[-1]
+
+
 @given(st.sampled_from(sorted(WRONG)), st.integers(0, 30), st.characters(codec="ascii"))
 def test_a_misspelt_option_is_refused_with_the_nearest(name, at, letter):
     misspelt = name[: at % len(name)] + letter + name[at % len(name) + 1 :]
-    if misspelt in WRONG:
-        return
+    assume(misspelt not in WRONG)
 
     with pytest.raises(OptionError) as caught:
         build_loader(NUMBERS, **{misspelt: 1})
 
-    nearest = re.findall(r"did you mean '(\w+)'", caught.value.fix)
-    assert nearest == [name] or name in caught.value.fix or nearest[0] in WRONG
+    [nearest] = re.findall(r"did you mean '(\w+)'", caught.value.fix)
+    assert nearest in WRONG
+    # Another option may be as near: "max_ndges" is one letter off "max_edges", two off
+    # "max_nodes".
+    assert edit_distance(misspelt, nearest) <= 2
 
 
 def test_values_of_numpy_are_values():

@@ -60,6 +60,7 @@ STAGE_LISTS = st.lists(st.sampled_from(sorted(STAGES)), max_size=4).filter(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.shuffle=True. was set")  # torch's own
 @settings(max_examples=12)
 @given(
@@ -88,6 +89,7 @@ def test_workers_give_what_torch_gives(samples, stages, workers, size, shuffle, 
         assert len(ours) == len(torchs)
 
 
+@pytest.mark.slow
 @settings(max_examples=6)
 @given(
     st.integers(0, 20),
@@ -117,7 +119,14 @@ def test_ranks_share_a_pipe_in_equal_steps(samples, ranks, workers, drop):
         assert max(given_rows.values(), default=1) == 1
 
 
-@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+@pytest.mark.parametrize(
+    ("workers", "persistent"),
+    [
+        (0, False),
+        pytest.param(2, False, marks=pytest.mark.slow),
+        pytest.param(2, True, marks=pytest.mark.slow),
+    ],
+)
 def test_each_epoch_has_an_order_of_its_own_that_follows_from_the_seed(
     workers, persistent
 ):
@@ -138,7 +147,7 @@ def test_each_epoch_has_an_order_of_its_own_that_follows_from_the_seed(
     assert [rows(again), rows(again)] == [first, second]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_rest_of_a_shuffled_pipe_is_equal(workers):
     def make():
         return build_loader(

@@ -28,74 +28,89 @@ def read_ahead_threads():
     return [t for t in threading.enumerate() if t.name == "loaderkit-read-ahead"]
 
 
-def gone(count=0):
-    for _ in range(100):
-        gc.collect()
-        if len(read_ahead_threads()) <= count:
-            return True
-        time.sleep(0.02)
-    return False
+class Clock:
+    """Time that passes only where a test says so."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+    def pass_by(self, seconds):
+        self.now_s += seconds
 
 
-def slowly(count, made_s=0.002):
+@pytest.fixture
+def clock(monkeypatch):
+    """Put the clock by which steps and batches are timed in the test's hands.
+
+    A thread is started where steps take half as long as batches, and on a busy machine
+    sleeping says nothing about how long either takes.
+    """
+    clock = Clock()
+    monkeypatch.setattr(time, "perf_counter", clock)
+    return clock
+
+
+def batches_of_2_ms(count, clock):
     for number in range(count):
-        time.sleep(made_s)
+        clock.pass_by(0.002)
         yield number
 
 
-def test_a_loop_that_computes_gets_a_thread():
-    ahead, received = ReadAhead(slowly(12), 2), []
+@pytest.mark.parametrize(
+    ("step_s", "is_threaded"),
+    [(0.004, True), (0.0011, True), (0.0009, False), (0.0, False)],
+)
+def test_a_loop_that_computes_gets_a_thread_and_one_that_does_not_none(
+    clock, step_s, is_threaded
+):
+    ahead, received = ReadAhead(batches_of_2_ms(12, clock), 2), []
 
     for number in ahead:
-        time.sleep(0.004)
+        clock.pass_by(step_s)
         received.append(number)
 
-    assert ahead.threaded
+    assert ahead.threaded == is_threaded
     assert received == list(range(12))
     ahead.close()
-    assert gone()
+    assert not read_ahead_threads()
 
 
-def test_a_loop_that_does_not_gets_none():
-    ahead = ReadAhead(slowly(12), 2)
-
-    assert list(ahead) == list(range(12))
-    assert not ahead.threaded
-
-
-def started(items):
+def started(items, clock):
     ahead = ReadAhead(items, 2)
     for _ in range(6):
         next(ahead)
-        time.sleep(0.005)
+        clock.pass_by(0.004)
     assert ahead.threaded
     return ahead
 
 
-def test_a_loop_that_is_left_leaves_no_thread():
-    ahead = started(slowly(1000))
+def test_a_loop_that_is_left_leaves_no_thread(clock):
+    ahead = started(batches_of_2_ms(1000, clock), clock)
     assert read_ahead_threads()
 
     del ahead
 
-    assert gone()
+    assert not read_ahead_threads()
 
 
-def test_the_thread_that_stays_is_seen():
-    ahead = started(slowly(1000))
+def test_the_thread_that_stays_is_seen(clock):
+    ahead = started(batches_of_2_ms(1000, clock), clock)
 
     assert read_ahead_threads()
     assert next(ahead) == 6
     ahead.close()
-    assert gone()
+    assert not read_ahead_threads()
 
 
-def test_an_error_comes_where_it_belongs():
+def test_an_error_comes_where_it_belongs(clock):
     def failing():
-        yield from slowly(8)
+        yield from batches_of_2_ms(8, clock)
         raise KeyError("lost")  # noqa: EM101
 
-    ahead, received = started(failing()), []
+    ahead, received = started(failing(), clock), []
 
     with pytest.raises(KeyError, match="lost"):
         received.extend(ahead)
@@ -105,8 +120,8 @@ def test_an_error_comes_where_it_belongs():
     ahead.close()
 
 
-def test_an_end_is_told_again():
-    ahead = started(slowly(7))
+def test_an_end_is_told_again(clock):
+    ahead = started(batches_of_2_ms(7, clock), clock)
     next(ahead)
 
     for _ in range(2):
@@ -114,12 +129,12 @@ def test_an_end_is_told_again():
             next(ahead)
 
 
-def test_a_loader_reads_ahead_and_nothing_stays(cache):
+def test_a_loader_reads_ahead_and_nothing_stays(cache, clock):
     loader = build_loader(cache, batch_size=2, num_workers=0)
     received = []
 
     for batch in loader:
-        time.sleep(0.005)
+        clock.pass_by(1.0)
         received.append(batch.y.tolist())
         if len(received) == 10:
             assert read_ahead_threads()
@@ -129,7 +144,8 @@ def test_a_loader_reads_ahead_and_nothing_stays(cache):
     assert received == [[n, n + 1] for n in range(0, 20, 2)]
     assert state["batches"] == 10
     del batch
-    assert gone()
+    gc.collect()
+    assert not read_ahead_threads()
 
 
 class Pair(NamedTuple):

@@ -123,6 +123,7 @@ def test_ranks_share_every_sample_and_take_as_many_steps(case):
     sizes = np.random.default_rng(case["seed"]).integers(1, 50, case["count"])
     limit = case["limit"]
     size = case["batch_size"] or (None if limit else 1)
+    most_samples = size or case["count"]
 
     def rule(rank):
         return BatchRule(
@@ -150,7 +151,7 @@ def test_ranks_share_every_sample_and_take_as_many_steps(case):
         assert set(rows) == set(range(case["count"]))
     for epoch in epochs:
         for batch in batches(epoch):
-            assert len(batch) <= (size or case["count"])
+            assert len(batch) <= most_samples
             if limit is not None and len(batch) > 1:
                 assert sizes[batch].sum() <= limit
 

@@ -5,6 +5,7 @@ import sys
 import threading
 from typing import ClassVar
 
+import pytest
 import torch
 
 from loaderkit import holders_of
@@ -133,6 +134,7 @@ def test_another_threads_variable():
     thread.join()
 
 
+@pytest.mark.slow
 def test_looking_leaves_nothing_behind():
     import weakref
 

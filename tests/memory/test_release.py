@@ -15,6 +15,7 @@ from loaderkit.memory.release import CachedBytes, cached_bytes
 MIB = 1 << 20
 
 
+@pytest.mark.slow
 def test_a_release_collects_cycles_and_says_what_it_brought():
     class Node:
         pass
@@ -84,6 +85,7 @@ def card_of(monkeypatch):
     return install
 
 
+@pytest.mark.slow
 def test_what_a_device_gives_back_is_told_by_its_name(card_of):
     card = card_of(Card())
     before = cached_bytes(torch.device("cuda"))
@@ -96,6 +98,7 @@ def test_what_a_device_gives_back_is_told_by_its_name(card_of):
     assert "70.0 MiB of cuda" in str(released)
 
 
+@pytest.mark.slow
 def test_a_device_that_fails_does_not_keep_the_host_from_giving_back(card_of):
     card_of(Card(RuntimeError("CUDA error: an illegal memory access")))
 
@@ -132,6 +135,7 @@ def test_a_stage_whose_model_is_gone_gets_its_bytes_back():
     assert str(receipt).startswith("stage 'model A': 3.82 MiB of 3.82 MiB came back")
 
 
+@pytest.mark.slow
 def test_a_stage_has_no_receipt_before_its_end():
     stage = loaderkit.staged("early")
 
@@ -141,6 +145,7 @@ def test_a_stage_has_no_receipt_before_its_end():
     assert stage.receipt.ok
 
 
+@pytest.mark.slow
 def test_a_model_made_inside_is_added():
     with loaderkit.staged("model B") as stage:
         model = stage.add(torch.nn.Linear(1000, 1000))

@@ -42,6 +42,7 @@ def nearest_through_no_variable():
     return int(closest_to_a_root(tensors_of_chain()))
 
 
+@pytest.mark.slow
 def test_its_twin_the_search_from_an_old_link_does_not_arrive():
     hang_chain(50)
 

@@ -60,6 +60,6 @@ def ask_browser(page, folder, question, *, width=800, dark=False):
         picture = kept / re.sub(r"[^\w.]+", "-", f"{test}-{width}-{scheme}.png")
         command.append(f"--screenshot={picture}")
     command.append(file.as_uri())
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    shown = subprocess.run(command, capture_output=True, text=True)
     title = re.search(r"<title>(.*?)</title>", shown.stdout, re.DOTALL)[1]
     return json.loads(html.unescape(title))

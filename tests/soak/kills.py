@@ -79,8 +79,8 @@ def write_figures(seed, figures, broken, seconds):
         "how the killed run ended, by how its workers were started:",
         *sorted(f"{name}: {n}" for name, n in figures.items()),
         (
-            f"laws broken (30 s without computing, an orphan that idles 10 s, other "
-            f"bytes or leftovers after the next run): {len(broken)}"
+            f"laws broken (30 s in which all only wait, an orphan that waits 10 s, "
+            f"other bytes or leftovers after the next run): {len(broken)}"
         ),
         *broken,
     ]

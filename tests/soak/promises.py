@@ -62,7 +62,9 @@ def test_no_real_batch_breaks_a_promise(family, seed):
     )
     if chance.high == 0.0:
         assert max(peaks) <= limit
-    assert chance.low < 1.0 or over > 0 or total > 5 * size
+    # What is certain to exceed shows in the five batches, where these are the epoch.
+    if chance.low == 1.0 and total <= 5 * size:
+        assert over > 0
     if count:
         pieces = [shuffled(count) for _ in range(4)] + [largest_first[:count]]
         assert max(map(peak, pieces)) <= limit
