@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import psutil
 from failing_calls import COUNT, files_of, samples
-from process_family import Family, family_of
+from process_family import Family, family_of, sleeps
 
 FORK = multiprocessing.get_context("fork")
 SHARD_BYTES = 300_000
@@ -29,7 +29,7 @@ class Kill:
     method: str
     """How workers are started."""
     after_s: float
-    """Seconds after the run began, or after it began to pack."""
+    """Seconds after the run began, or after its workers were started."""
     victim: float
     """From 0 to 1: which of the processes that live then, the packing one first."""
     spans: int = 0
@@ -37,7 +37,10 @@ class Kill:
     signal: int = signal.SIGKILL
     pause_s: float = 0.002
     """What a sample of the run takes."""
-    waits_for_packing: bool = False
+    waits_for_workers: bool = False
+    """Until the packing process has started all and waits for them: Python drops a
+    KeyboardInterrupt that comes while it forks, as it drops any error of what is
+    registered with ``os.register_at_fork``."""
 
 
 class Slow:
@@ -98,6 +101,12 @@ def pack_slowly(path, kill):
     os._exit(0)
 
 
+def waits_for_its_workers(pid, workers):
+    """Whether a packing process has started its workers, and does nothing else."""
+    processes = family_of(pid)
+    return len(processes) > workers and sleeps(processes[0])
+
+
 def broken_laws(path, kill, wanted):
     """Start a run, kill one of its processes, pack again, and look.
 
@@ -113,7 +122,7 @@ def broken_laws(path, kill, wanted):
 
     run = FORK.Process(target=pack_slowly, args=(path, kill))
     run.start()
-    while kill.waits_for_packing and not (path / ".building").exists():
+    while kill.waits_for_workers and not waits_for_its_workers(run.pid, kill.workers):
         time.sleep(0.01)
     time.sleep(kill.after_s)
     processes = family_of(run.pid)

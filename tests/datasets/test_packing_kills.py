@@ -211,7 +211,7 @@ ENDINGS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", ENDINGS)
 def test_a_run_that_is_asked_to_end_leaves_no_process(tmp_path, sent, wanted):
-    kill = Kill(2, "fork", 0.0, 0.0, sent, pause_s=0.05, waits_for_packing=True)
+    kill = Kill(2, "fork", 0.0, 0.0, sent, pause_s=0.05, waits_for_workers=True)
 
     outcome = broken_laws(tmp_path / "c.lk", kill, wanted)
 
@@ -287,7 +287,7 @@ def test_a_dataset_that_cannot_be_sent_to_workers_is_told(tmp_path):
 
     assert "pickle" in caught.value.why
     assert "workers=0" in caught.value.fix
-    with pytest.raises(ValueError, match="no cache"):
+    with pytest.raises(ValueError, match="half packed"):
         open_cache(tmp_path / "c.lk")
 
 
