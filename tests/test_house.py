@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 FILES = sorted(Path(__file__).parents[1].glob("loaderkit/**/*.py"))
+TESTS = sorted(Path(__file__).parent.glob("**/*.py"))
+WAITS = {"communicate", "get", "join", "result", "run", "wait", "wait_procs"}
+"""Calls that take a deadline: of processes, threads, events, queues and futures."""
 
 
 @functools.cache
@@ -53,3 +56,66 @@ def imported_at_run_time(tree):
     else:
         children = ast.iter_child_nodes(tree)
     return set().union(*map(imported_at_run_time, children))
+
+
+@pytest.mark.parametrize("file", TESTS, ids=lambda f: "/".join(f.parts[-2:]))
+def test_no_assert_of_the_tests_has_an_escape_and_no_wait_a_deadline(file):
+    assert escapes_and_deadlines(tree_of(file)) == []
+
+
+def test_an_escape_and_a_deadline_are_seen():
+    text = """
+assert found == 3 or not found
+assert found in (x or y)
+assert all(part or other for part in parts)
+assert found == 3, name or "no name"
+child.join(120)
+child.join()
+child.join(0.01)
+", ".join(names)
+subprocess.run(command, timeout=60)
+done.wait(timeout=limit_s)
+"""
+
+    assert escapes_and_deadlines(ast.parse(text)) == [
+        "line 2: an assert with `or`",
+        "line 3: an assert with `or`",
+        "line 4: an assert with `or`",
+        "line 6: join() with a deadline",
+        "line 10: run() with a deadline",
+        "line 11: wait() with a deadline",
+    ]
+
+
+def escapes_and_deadlines(tree):
+    """Say where a test could pass though its point fails, or fail on a busy machine.
+
+    The runner's own deadline, ``faulthandler_timeout``, ends what hangs.
+    """
+    complaints = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert) and has_or(node.test):
+            complaints.append((node.lineno, "an assert with `or`"))
+        if isinstance(node, ast.Call) and has_deadline(node):
+            complaints.append((node.lineno, f"{node.func.attr}() with a deadline"))
+    return [f"line {line}: {complaint}" for line, complaint in sorted(complaints)]
+
+
+def has_or(expression):
+    """Whether one of several conditions would do."""
+    return any(isinstance(node, ast.Or) for node in ast.walk(expression))
+
+
+def has_deadline(call):
+    """Whether a call that waits gives up after some seconds.
+
+    ``join(0.01)`` does not: it is a look, in a loop that goes on.
+    """
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in WAITS:
+        return False
+    if any(keyword.arg == "timeout" for keyword in call.keywords):
+        return True
+    match call.args:
+        case [ast.Constant(value=int() | float() as seconds)]:
+            return call.func.attr == "join" and seconds >= 1
+    return False

@@ -88,7 +88,8 @@ def pack_slowly(path, kill):
     # pytest makes errors of warnings; Python warns when its resource tracker is killed.
     warnings.simplefilter("ignore")
     multiprocessing.set_start_method(kill.method, force=True)
-    source, options = Slow(kill.pause_s), {"overwrite": True, "shard_bytes": SHARD_BYTES}
+    source = Slow(kill.pause_s)
+    options = {"overwrite": True, "shard_bytes": SHARD_BYTES}
     if kill.spans:
         source, options["spans"] = SlowSpans(kill.pause_s), kill.spans
     try:

@@ -53,7 +53,7 @@ def test_the_next_run_of_a_stream_ends_the_same_whoever_was_killed(tmp_path):
 
         ends.add(ended)
         assert broken == []
-    assert "killed" in ends or "error of ours" in ends
+    assert ends != {"ok"}, "every kill came too late to hit a run"
 
 
 @pytest.mark.slow
@@ -211,7 +211,7 @@ ENDINGS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", ENDINGS)
 def test_a_run_that_is_asked_to_end_leaves_no_process(tmp_path, sent, wanted):
-    kill = Kill(2, "fork", 0.0, 0.0, sent, pause_s=0.05, waits_for_workers=True)
+    kill = Kill(2, "fork", 0.0, 0.0, signal=sent, pause_s=0.05, waits_for_workers=True)
 
     outcome = broken_laws(tmp_path / "c.lk", kill, wanted)
 

@@ -39,7 +39,7 @@ def rows_of(loader):
     return [batch.y.tolist() for batch in loader]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("options", [{"batch_size": 3}, {"max_nodes": 13}])
 def test_the_missing_batches_follow(cache, workers, options):
     options |= {"shuffle": True, "seed": 9, "num_workers": workers}
@@ -452,7 +452,13 @@ class CountsEpochs(SaysItsState):
 
 
 @pytest.mark.parametrize(
-    ("workers", "persistent"), [(0, False), (1, False), (2, False), (2, True)]
+    ("workers", "persistent"),
+    [
+        (0, False),
+        (1, False),
+        pytest.param(2, False, marks=pytest.mark.slow),
+        pytest.param(2, True, marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("kind", [OwnIterator, CountsEpochs])
 @pytest.mark.parametrize(("epoch", "given"), [(0, 0), (0, 2), (1, 0), (1, 3)])
@@ -471,6 +477,7 @@ def test_the_rest_of_datasets_with_habits_is_equal(
     check_rest_is_equal(make, epoch=epoch, given=given)
 
 
+@pytest.mark.slow
 def test_a_sampler_of_which_workers_were_asked_ahead_goes_back_to_its_start():
     def make():
         order = RandomSampler(range(20), generator=torch.Generator().manual_seed(1))
@@ -541,7 +548,7 @@ class Reader(Dataset):
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("given", [0, 5])
 def test_a_datasets_own_state_is_saved_and_restored(workers, persistent, given):
     if persistent and not workers:
@@ -644,7 +651,7 @@ def test_a_state_with_a_wrong_value_is_refused(cache, name, value):
         loader.load_state_dict(loader.state_dict() | {name: value})
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_killed_run_goes_on(cache, tmp_path, workers):
     log, state = tmp_path / "log", tmp_path / "state.json"
     log.mkdir()

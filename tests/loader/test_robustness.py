@@ -200,6 +200,7 @@ def test_workers_that_are_kept_end_when_asked(cache):
     loader.close()
 
 
+@pytest.mark.slow
 def test_every_batch_can_be_kept(cache):
     before = len(os.listdir("/proc/self/fd"))
     loader = build_loader(cache, batch_size=2, num_workers=1)

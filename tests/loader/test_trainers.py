@@ -59,6 +59,7 @@ def test_lightning_trains_on_it(cache, tmp_path):
     assert model.seen[:40] != model.seen[40:]
 
 
+@pytest.mark.slow
 @pytest.mark.needs("transformers")
 @pytest.mark.filterwarnings("ignore")
 def test_the_hugging_face_trainer_trains_on_it(tmp_path):
@@ -169,6 +170,7 @@ def test_the_hugging_face_trainer_sees_a_packed_dataset_as_a_list(tmp_path, kind
         assert_same(seen[1], seen[0], name)
 
 
+@pytest.mark.slow
 @pytest.mark.needs("transformers")
 @pytest.mark.filterwarnings("ignore")
 def test_the_hugging_face_trainer_takes_padded_batches(tmp_path):
