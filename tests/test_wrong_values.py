@@ -67,7 +67,8 @@ def test_a_wrong_value_is_answered_with_one_that_works(name, given):
         WRONG_VALUES[name](given)
 
     assert raised.value.fix
-    assert "out of range" not in str(raised.value) or given == -1.5
+    if given != -1.5:
+        assert "out of range" not in str(raised.value)
 
 
 def test_a_transform_that_cannot_be_called_is_refused_where_it_is_set(dataset):
@@ -184,12 +185,13 @@ def test_a_path_that_is_not_there_is_answered_with_the_cache_beside_it(dataset, 
 # ---- words
 
 
-@pytest.mark.parametrize("value", [3, [], "x", None, {}, object(), int, MODEL])
+@pytest.mark.parametrize("value", [3, [], "x", {}, object(), int, MODEL])
 def test_a_kind_has_its_article(value):
-    kind = kind_of(value)
+    assert re.match(r"an [aeioAEIO]|a [^aeioAEIO]", kind_of(value))
 
-    assert kind == "None" or re.match(r"an [aeioAEIO]|a [^aeioAEIO]", kind)
-    assert with_article("NoneType") == "None"
+
+def test_none_has_no_article():
+    assert kind_of(None) == with_article("NoneType") == "None"
 
 
 # ---- the command line

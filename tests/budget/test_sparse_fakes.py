@@ -78,7 +78,8 @@ def test_so_they_are_in_drawn_steps(seed):
 
     estimated = summarise(log, drawn.step)
     assert estimated.low <= truth <= estimated.high
-    assert not estimated.exact or estimated.peak == pytest.approx(truth, rel=0.005)
+    if estimated.exact:
+        assert estimated.peak == pytest.approx(truth, rel=0.005)
 
 
 @pytest.mark.parametrize("kind", ["walks", "reversible"])
