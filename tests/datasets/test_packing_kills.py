@@ -271,6 +271,12 @@ class Database(Local):
         super().__init__()
         self.database = sqlite3.connect(":memory:")
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.database.close()
+
 
 @pytest.fixture
 def spawning():
@@ -282,10 +288,11 @@ def spawning():
 
 @pytest.mark.usefixtures("spawning")
 def test_a_dataset_that_cannot_be_sent_to_workers_is_told(tmp_path):
-    with pytest.raises(DatasetError, match="can start by 'spawn'") as caught:
-        pack(Database(), tmp_path / "c.lk", workers=1)
+    refused = pytest.raises(DatasetError, match="can start by 'spawn'")
+    with Database() as dataset, refused as caught:
+        pack(dataset, tmp_path / "c.lk", workers=1)
 
-    assert "pickle" in caught.value.why
+    assert caught.value.why.startswith("dataset._dataset.function: ")
     assert "workers=0" in caught.value.fix
     with pytest.raises(ValueError, match="half packed"):
         open_cache(tmp_path / "c.lk")
@@ -295,7 +302,8 @@ def test_a_dataset_that_cannot_be_sent_to_workers_is_told(tmp_path):
 def test_a_dataset_that_cannot_be_sent_is_packed_here_where_no_workers_were_asked_for(
     tmp_path, caplog
 ):
-    pack(Database(), tmp_path / "c.lk")
+    with Database() as dataset:
+        pack(dataset, tmp_path / "c.lk")
 
     pack(Local(), tmp_path / "wanted.lk", workers=0)
     assert files_of(tmp_path / "c.lk") == files_of(tmp_path / "wanted.lk")
