@@ -132,8 +132,10 @@ def _graph_pieces(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
     for node in graph_of(tensor, MOST_NODES):
         yield id(node), _NODE_BYTES
         for saved in saved_tensors(node):
-            # Leaves are parameters and data, which somebody else keeps.
-            if not saved.is_leaf:
+            # The model keeps its parameters.  Data may be kept by nothing but the graph:
+            # what a dataset keeps as well is shared by all items, or was there before.
+            is_parameter = saved.is_leaf and saved.requires_grad
+            if not is_parameter:
                 description = describe(saved)
                 yield description.storage_key, description.storage_bytes
 

@@ -337,3 +337,23 @@ def test_small_objects_bound_what_is_said_of_them():
 
     assert all(growth.bytes_per_epoch <= 1000 for growth in bounded)
     assert more
+
+
+@pytest.mark.parametrize("rows", [8, 64, 512])
+@pytest.mark.parametrize("is_fresh", [True, False], ids=["fresh data", "same data"])
+def test_a_loss_weighs_the_data_that_only_its_graph_keeps(rows, is_fresh):
+    model = torch.nn.Linear(64, 1)
+    data = torch.randn(rows, 64)
+    losses = [model(data).sum()]
+    before = take_census(0)
+    for _ in range(80):
+        batch = torch.randn(rows, 64) if is_fresh else data
+        losses.append(model(batch).sum())
+    del batch
+    data_bytes = 10 * 4 * 64 * rows if is_fresh else 0
+
+    main, *_ = find_growth(before, 8, rate=data_bytes + 10_000.0)
+
+    assert "`losses`" in str(main)
+    assert main.pattern == "graph"
+    assert data_bytes < main.bytes_per_epoch < data_bytes + 10_001
