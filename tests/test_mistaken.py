@@ -47,7 +47,7 @@ CALLS = {
     "plan_batch": lambda given, _: plan_batch(MODEL, given, "cpu", limit="1GiB"),
 }
 
-READ_ONCE = {"iterator", "generator"}
+READ_ONCE = ("iterator", "generator")
 """Which ``pack`` takes: it reads samples once, in order."""
 
 
