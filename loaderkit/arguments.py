@@ -507,7 +507,7 @@ def check_order(
         call: What was called.
         other: What was given beside the path.
         path: What was given in the place of the path.
-        example: The call as it should be.
+        example: The call as it should be, with ``{path}`` for what is the path then.
         where: The place of the path.
 
     Raises:
@@ -518,7 +518,9 @@ def check_order(
     )
     if is_exchanged:
         message = f"{call} takes the path {where}, and got {show_value(path)} there."
-        raise OptionError(message, why="the two were exchanged", fix=example)
+        # Only here: samples may be too many to write, or raise an error of their own.
+        fix = example.replace("{path}", repr(other))
+        raise OptionError(message, why="the two were exchanged", fix=fix)
 
 
 def check_cache_path(path: object) -> None:

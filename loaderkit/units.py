@@ -43,11 +43,15 @@ def format_amount(value: float, unit: str, *, short: bool = False) -> str:
 
     >>> format_amount(2048, "bytes"), format_amount(9.99, "threads")
     ('2.00 KiB', '10.0 threads')
+    >>> format_amount(1, "processes")
+    '1 process'
     """
     if unit == "bytes":
         return format_bytes(round(value))
     number = f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"
-    return number if short else f"{number} {unit}"
+    if short:
+        return number
+    return f"{number} {_singular(unit) if value == 1 else unit}"
 
 
 def count_of(number: int, plural: str) -> str:
@@ -104,7 +108,9 @@ def parse_bytes(text: str) -> int:
     >>> parse_bytes("1.5 GiB"), parse_bytes("64MiB"), parse_bytes("2 MB")
     (1610612736, 67108864, 2000000)
     """
-    match = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
+    match = re.fullmatch(
+        r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE
+    )
     if match is None:
         message = f"a size is a number and a unit, such as 256MiB, got {text!r}"
         raise OptionError(message, fix=repr(_size_meant_by(text)))
@@ -142,7 +148,12 @@ def size_in_bytes(name: str, amount: int | str) -> int:
     (1000, 1000)
     """
     if isinstance(amount, str):
-        return parse_bytes(amount)
+        try:
+            return parse_bytes(amount)
+        except OptionError as error:
+            message = f"{name} must be a size such as '256 MiB', got {amount!r}."
+            fix = f"{name}={error.fix}"
+            raise OptionError(message, why="it is no size", fix=fix) from None
     try:
         number = operator.index(amount)
     except TypeError:

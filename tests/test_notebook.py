@@ -235,7 +235,8 @@ def public_classes():
     for page in sorted(REFERENCE.glob("*.md")):
         for dotted in re.findall(r"autoclass:: (\S+)", page.read_text("utf-8")):
             module, _, name = dotted.rpartition(".")
-            if name not in OPTIONS_AND_TOOLS:
+            is_callback = module.startswith("loaderkit.integrations")
+            if name not in OPTIONS_AND_TOOLS and not is_callback:
                 yield getattr(importlib.import_module(module), name)
 
 

@@ -155,7 +155,7 @@ def extend(
             object store.
     """
     if not isinstance(cache, SafeDataset | RemoteCache):
-        check_order("extend", more, cache, f"extend({more!r}, samples)", where="first")
+        check_order("extend", more, cache, "extend({path}, samples)", where="first")
     location = _open_whole_cache(cache).path
     added_folder = location / ".extending"
     with filelock.FileLock(location / ".extending.lock"):

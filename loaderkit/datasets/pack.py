@@ -164,7 +164,7 @@ def _check_target(source: object, path: object) -> None:
     """Refuse a path in the place of the samples, and a URL with a slash too few."""
     if isinstance(path, RemoteCache):
         return
-    check_order("pack", source, path, f"pack(samples, {source!r})")
+    check_order("pack", source, path, "pack(samples, {path})")
     check_cache_path(path)
     written = os.fspath(path)  # type: ignore[call-overload]
     url = None if is_url(written) else url_meant_by(written)

@@ -132,8 +132,8 @@ def _graph_pieces(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
     for node in graph_of(tensor, MOST_NODES):
         yield id(node), _NODE_BYTES
         for saved in saved_tensors(node):
-            # The model keeps its parameters.  Data may be kept by nothing but the graph:
-            # what a dataset keeps as well is shared by all items, or was there before.
+            # The model keeps its parameters.  Data may be kept by the graph alone: what
+            # a dataset keeps as well is shared by all items, or was there before.
             is_parameter = saved.is_leaf and saved.requires_grad
             if not is_parameter:
                 description = describe(saved)

@@ -209,7 +209,10 @@ class LoaderOptions(SettingOverrides):
         for name in ("sampler", "batch_sampler"):
             _check_iterable(name, getattr(self, name))
         kinds = [kind.__name__ for kind in type(self.sampler).__mro__]
-        if any("BatchSampler" in kind for kind in kinds):  # torch's, PyG's, users'
+        gives_batches = any("BatchSampler" in kind for kind in kinds)
+        # Where nothing is joined (batch_size=None), torch gives the dataset whatever
+        # the sampler gives: whole batches as keys, too.
+        if gives_batches and self.batched:  # torch's, PyG's, users'
             message = f"sampler must give single rows, got {kind_of(self.sampler)}."
             fix = "batch_sampler=sampler"
             raise OptionError(message, why="it gives whole batches", fix=fix)

@@ -180,7 +180,7 @@ def test_shapes_that_cannot_be_joined_are_named(tmp_path):
     samples = [Data(x=torch.ones(2, 3)), Data(x=torch.ones(2, 4))]
     dataset = pack(samples, tmp_path / "c.lk")
 
-    with pytest.raises(ValueError, match="'x' has shapes in this batch"):
+    with pytest.raises(ValueError, match="'x' has shapes in these samples"):
         dataset.batch([0, 1])
     assert_same(dataset[1], samples[1])
 

@@ -144,7 +144,7 @@ def test_without_a_cache_the_choice_is_the_same(ragged):
 
 
 def test_another_word_for_ragged_is_refused():
-    with pytest.raises(ValueError, match="one of padded, packed, jagged, got 'flat'"):
+    with pytest.raises(ValueError, match="'padded', 'packed' or 'jagged', got 'flat'"):
         SafeDataset(ragged="flat")
 
 
@@ -153,7 +153,7 @@ def test_shapes_that_differ_in_two_axes_are_named(tmp_path):
     dataset = pack(samples, tmp_path / "c.lk")
 
     assert_same(dataset[1], samples[1])
-    with pytest.raises(ValueError, match="'image' has shapes in this batch"):
+    with pytest.raises(ValueError, match="'image' has shapes in these samples"):
         dataset.batch([0, 1])
 
 

@@ -234,7 +234,18 @@ def test_a_cache_is_served_where_the_raw_data_is_not(tmp_path):
 NO_NUMBERS = [-1, 1.5, "2", True, (), float("nan"), 10**6]
 WRONG = {
     "workers": NO_NUMBERS,
-    "shard_bytes": [*NO_NUMBERS[:-1], 0, None, "256 MB"],
+    "shard_bytes": [
+        -1,
+        1.5,
+        True,
+        (),
+        float("nan"),
+        0,
+        None,
+        "0 B",
+        "much",
+        "1.2.3 MB",
+    ],
     "overwrite": ["yes", 2, None, []],
     "track_files": ["md5", None, True, ["stat"]],
     "compression": ["gzipp", "", 5, True, ("gzip", 4)],

@@ -180,7 +180,7 @@ def test_an_error_reaches_the_caller_with_its_key_and_the_others_are_packed(
     assert len(finished) == len(shards) - 2
     assert "ValueError" in str(caught.value)
     if hasattr(caught.value, "__notes__"):
-        assert "1 more shards could not be packed" in "".join(caught.value.__notes__)
+        assert "1 more shard could not be packed" in "".join(caught.value.__notes__)
 
 
 class Kills(Fails):

@@ -110,7 +110,7 @@ def test_wrong_use_is_told(pytester):
             "*cannot repeat an async test*",
             "*assert 1 == 2*",
             "*more memory is used than the limit allows*",
-            "*tolerance='64 kittens': a size is a number and a unit*",
+            "*tolerance must be a size such as '256 MiB', got '64 kittens'*",
             "*needs a whole number of epochs, got 'many'*",
         ]
     )
