@@ -345,7 +345,7 @@ def _image_layer(rng, channels):
     """Draw a layer for so many channels; give it with the channels it gives."""
     kind = rng.choice(["conv", "conv", "transposed", "pool", "norm", "up", "act"])
     if kind == "conv":
-        layer = _convolution(rng, channels)
+        layer = _draw_convolution(rng, channels)
         return layer, layer.out_channels
     if kind == "transposed":
         return nn.ConvTranspose2d(channels, 6, rng.choice([2, 3, 4]), 2, 1), 6
@@ -361,7 +361,7 @@ def _image_layer(rng, channels):
     return rng.choice(ACTIVATIONS)(), channels
 
 
-def _convolution(rng, channels):
+def _draw_convolution(rng, channels):
     groups = rng.choice([1, 1, channels])
     # Depthwise, each channel has two filters of its own.
     out_channels = 2 * channels if groups > 1 else rng.choice([4, 8, 16])

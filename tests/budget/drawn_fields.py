@@ -201,10 +201,12 @@ def super_resolution(rng):
         nn.Conv2d(32, 3 * factor**2, 3, padding=1),
         nn.PixelShuffle(factor),
     )
-    return Trained(f"x{factor}", model, (small, large), rng.choice([F.l1_loss, _psnr]))
+    return Trained(
+        f"x{factor}", model, (small, large), rng.choice([F.l1_loss, _psnr_loss])
+    )
 
 
-def _psnr(output, target):
+def _psnr_loss(output, target):
     return 10 * torch.log10((output - target).square().mean((1, 2, 3))).mean()
 
 
@@ -509,7 +511,7 @@ class _Recogniser(nn.Module):
         return self.head(self.rnn(x)[0]).log_softmax(2).transpose(0, 1)
 
 
-def _ctc(output, target):
+def _ctc_loss(output, target):
     frames = torch.full((output.size(1),), output.size(0))
     lengths = (target > 0).sum(1)
     return F.ctc_loss(output, target, frames, lengths)
@@ -519,7 +521,7 @@ def recogniser(rng):
     wave = torch.randn(rng.randint(2, 6), 4000)
     target = torch.randint(1, 12, (len(wave), 6))
     kind = rng.choice([nn.GRU, nn.LSTM, nn.RNN])
-    return Trained(kind.__name__, _Recogniser(kind), (wave, target), _ctc)
+    return Trained(kind.__name__, _Recogniser(kind), (wave, target), _ctc_loss)
 
 
 class _Transducer(nn.Module):
@@ -622,18 +624,18 @@ class _Llama(nn.Module):
         powers = 10_000 ** (-torch.arange(0, head_width, 2) / head_width)
         self.register_buffer("powers", powers)
 
-    def _rotate(self, x):
+    def _rotate_pairs(self, x):
         angles = torch.arange(x.size(2))[:, None] * self.powers
         cos, sin = angles.cos(), angles.sin()
         a, b = x[..., 0::2], x[..., 1::2]
         return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(3)
 
-    def _block(self, x):
+    def _attend_in_groups(self, x):
         h = self.norms[0](x)
         q = self.q(h).unflatten(2, (self.heads, -1)).transpose(1, 2)
         k, v = self.kv(h).unflatten(2, (2, self.groups, -1)).unbind(2)
         k, v = k.transpose(1, 2), v.transpose(1, 2)
-        q, k = self._rotate(q), self._rotate(k)
+        q, k = self._rotate_pairs(q), self._rotate_pairs(k)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
         a, b = self.gate(self.norms[1](x)).chunk(2, 2)
@@ -642,9 +644,9 @@ class _Llama(nn.Module):
     def forward(self, words):
         x = self.embed(words)
         x = (
-            checkpoint(self._block, x, use_reentrant=False)
+            checkpoint(self._attend_in_groups, x, use_reentrant=False)
             if self.again
-            else self._block(x)
+            else self._attend_in_groups(x)
         )
         return self.head(self.norms[2](x))
 
@@ -1411,13 +1413,15 @@ class _Fake(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList([nn.Linear(40, 80), nn.Linear(80, 10)])
 
-    def _round(self, x):
+    def _round_to_int8(self, x):
         scale = x.detach().abs().max() / 127
         return x + ((x / scale).round().clamp(-128, 127) * scale - x).detach()
 
     def forward(self, x):
         for layer in self.layers:
-            x = F.linear(self._round(x), self._round(layer.weight), layer.bias)
+            x = F.linear(
+                self._round_to_int8(x), self._round_to_int8(layer.weight), layer.bias
+            )
             x = F.relu(x, inplace=True)
         return x
 

@@ -25,7 +25,7 @@ from torch_geometric.utils import (
 from loaderkit.budget.step.train_step import Step
 
 
-def _graph(rng, width=16, scale=1.0):
+def _draw_graph(rng, width=16, scale=1.0):
     nodes = max(4, int(scale * rng.lognormvariate(3, 0.6)))
     edges = torch.randint(nodes, (2, nodes * rng.choice([2, 4])))
     edge_attr = torch.randn(edges.size(1), 6)
@@ -39,13 +39,13 @@ def _graph(rng, width=16, scale=1.0):
     )
 
 
-def _graphs(rng, **options):
+def _draw_graphs(rng, **options):
     count = rng.choice([3, 12, 40])
-    return Batch.from_data_list([_graph(rng, **options) for _ in range(count)])
+    return Batch.from_data_list([_draw_graph(rng, **options) for _ in range(count)])
 
 
 def _one_graph(rng):
-    graph = _graph(rng, scale=rng.choice([5, 30]))
+    graph = _draw_graph(rng, scale=rng.choice([5, 30]))
     graph.y = torch.randint(4, (graph.num_nodes,))
     graph.train_mask = torch.rand(graph.num_nodes) < 0.3
     graph.train_mask[0] = True
@@ -153,7 +153,7 @@ def basic(rng):
         **options,
     )
     readout = rng.choice([g.global_mean_pool, g.global_max_pool, g.global_add_pool])
-    return Trained(name, _Net(inner, 32, readout), _graphs(rng))
+    return Trained(name, _Net(inner, 32, readout), _draw_graphs(rng))
 
 
 def edges_of_attention(rng):
@@ -163,7 +163,7 @@ def edges_of_attention(rng):
     else:
         inner = g.TransformerConv(16, 8, heads=4, edge_dim=6, dropout=0.1, beta=True)
     model = _Net(inner, 32, g.global_add_pool, with_edges=True)
-    return Trained(name, model, _graphs(rng))
+    return Trained(name, model, _draw_graphs(rng))
 
 
 class _UNet(nn.Module):
@@ -176,7 +176,7 @@ class _UNet(nn.Module):
 
 
 def unet(rng):
-    return Trained("", _UNet(rng.randint(1, 3)), _graphs(rng))
+    return Trained("", _UNet(rng.randint(1, 3)), _draw_graphs(rng))
 
 
 class _Chain(nn.Module):
@@ -206,7 +206,7 @@ def pools(rng):
         "asap": lambda w: g.ASAPooling(w, 0.5),
     }
     name = rng.choice(list(kinds))
-    return Trained(name, _Chain(kinds[name]), _graphs(rng))
+    return Trained(name, _Chain(kinds[name]), _draw_graphs(rng))
 
 
 def fingerprint(rng):
@@ -223,7 +223,7 @@ def fingerprint(rng):
                 self.inner(data.x, data.edge_index, data.edge_attr, data.batch)
             )
 
-    return Trained("", Fingerprint(), _graphs(rng))
+    return Trained("", Fingerprint(), _draw_graphs(rng))
 
 
 class _Autoencoder(nn.Module):
@@ -478,7 +478,7 @@ class _Equivariant(nn.Module):
 
 
 def equivariant(rng):
-    return Trained("", _Equivariant(rng.choice([16, 48])), _graphs(rng))
+    return Trained("", _Equivariant(rng.choice([16, 48])), _draw_graphs(rng))
 
 
 class _VirtualNode(nn.Module):
@@ -507,7 +507,7 @@ class _VirtualNode(nn.Module):
 
 
 def virtual_node(rng):
-    return Trained("", _VirtualNode(32, rng.randint(1, 3)), _graphs(rng))
+    return Trained("", _VirtualNode(32, rng.randint(1, 3)), _draw_graphs(rng))
 
 
 class _Sampled(nn.Module):
@@ -557,7 +557,7 @@ class _SortPool(nn.Module):
 
 
 def sort_pool(rng):
-    return Trained("", _SortPool(rng.choice([6, 20])), _graphs(rng))
+    return Trained("", _SortPool(rng.choice([6, 20])), _draw_graphs(rng))
 
 
 class _Segmented(nn.Module):
@@ -576,7 +576,7 @@ class _Segmented(nn.Module):
 
 def segmented(rng):
     reduce = rng.choice(["sum", "mean", "max", "min"])
-    return Trained(reduce, _Segmented(reduce), _graphs(rng))
+    return Trained(reduce, _Segmented(reduce), _draw_graphs(rng))
 
 
 def linkx(rng):
@@ -613,7 +613,7 @@ def transformers_of_nodes(rng):
         def forward(self, data):
             return self.inner(data.x, data.edge_index, data.batch)
 
-    return Trained(name, OfNodes(), _graphs(rng))
+    return Trained(name, OfNodes(), _draw_graphs(rng))
 
 
 class _Dense(nn.Module):
@@ -692,7 +692,7 @@ class _Set2Set(nn.Module):
 
 
 def set_to_set(rng):
-    return Trained("", _Set2Set(16), _graphs(rng))
+    return Trained("", _Set2Set(16), _draw_graphs(rng))
 
 
 KINDS = {

@@ -101,7 +101,7 @@ class UNet(nn.Module):
         self.last = conv(width, 1, 1)
         self.reentrant = reentrant
 
-    def _run(self, block, x):
+    def _run_block(self, block, x):
         if self.reentrant is None:
             return block(x)
         return checkpoint(block, x, use_reentrant=self.reentrant)
@@ -110,13 +110,13 @@ class UNet(nn.Module):
         x = self.first(x)
         skips = []
         for block in self.down:
-            x = self._run(block, x)
+            x = self._run_block(block, x)
             skips.append(x)
             x = self.pool(x)
         for up, block, skip in zip(self.up, self.after, reversed(skips), strict=True):
             # Twice as wide below as the block above asks for.
             x = up(x)
-            x = self._run(block, torch.cat([x, skip], 1))
+            x = self._run_block(block, torch.cat([x, skip], 1))
         return self.last(x)
 
 
@@ -690,7 +690,7 @@ class Lion(torch.optim.Optimizer):
                 state["mean"].mul_(0.99).add_(p.grad, alpha=0.01)
 
 
-def _groups(parameters):
+def _split_by_weight_decay(parameters):
     parameters = list(parameters)
     flat = [p for p in parameters if p.dim() < 2]
     wide = [p for p in parameters if p.dim() >= 2]
@@ -707,7 +707,7 @@ OPTIMIZERS = {
     "fused": lambda p: torch.optim.AdamW(p, fused=True),
     "foreach sgd": lambda p: torch.optim.SGD(p, 0.1, 0.9, nesterov=True, foreach=True),
     "adafactor": torch.optim.Adafactor,
-    "groups": _groups,
+    "groups": _split_by_weight_decay,
     "clipped": Clipped,
     "clipped foreach": lambda p: Clipped(p, foreach=True),
     "own": Lion,
@@ -721,7 +721,7 @@ OPTIMIZERS = {
 # Graphs.
 
 
-def _graph(rng, width=16, edge_width=5):
+def _draw_graph(rng, width=16, edge_width=5):
     nodes = max(2, int(rng.lognormvariate(2.7, 0.7)))
     edges = rng.randint(nodes, 4 * nodes)
     return Data(
@@ -735,9 +735,9 @@ def _graph(rng, width=16, edge_width=5):
     )
 
 
-def _graphs(rng, **widths):
+def _draw_graphs(rng, **widths):
     count = rng.choice([2, 8, 40])
-    return Batch.from_data_list([_graph(rng, **widths) for _ in range(count)])
+    return Batch.from_data_list([_draw_graph(rng, **widths) for _ in range(count)])
 
 
 class DenseGraphs(nn.Module):
@@ -765,7 +765,7 @@ class DenseGraphs(nn.Module):
 
 def dense_graphs(rng):
     model = DenseGraphs(rng.choice([16, 64]), rng.choice([1, 3]), rng.random() < 0.5)
-    return Trained("dense graph attention", model, _graphs(rng)), {}
+    return Trained("dense graph attention", model, _draw_graphs(rng)), {}
 
 
 class OfEdges(nn.Module):
@@ -840,7 +840,7 @@ def of_edges(rng):
     widths = [16, 32, 32]
     layers = [_edge_layer(rng, name, widths[i]) for i, name in enumerate(chosen)]
     return Trained(
-        f"edges {chosen}", OfEdges(layers, rng.random() < 0.4), _graphs(rng)
+        f"edges {chosen}", OfEdges(layers, rng.random() < 0.4), _draw_graphs(rng)
     ), {}
 
 
@@ -928,7 +928,7 @@ class Links(nn.Module):
 
 def links(rng):
     return Trained(
-        "links", Links(rng.choice([16, 64]), rng.random() < 0.5), _graphs(rng)
+        "links", Links(rng.choice([16, 64]), rng.random() < 0.5), _draw_graphs(rng)
     ), {}
 
 
@@ -1004,7 +1004,7 @@ POOLS = [
 
 
 def pooled(rng):
-    way, batch = rng.choice(POOLS), _graphs(rng)
+    way, batch = rng.choice(POOLS), _draw_graphs(rng)
     model = Pooled(way, rng.choice([16, 32]))
     with torch.no_grad():
         model(batch)
@@ -1044,7 +1044,7 @@ class Atoms(nn.Module):
 
 def atoms(rng):
     return Trained(
-        "atoms", Atoms(rng.choice([16, 64]), rng.random() < 0.6), _graphs(rng)
+        "atoms", Atoms(rng.choice([16, 64]), rng.random() < 0.6), _draw_graphs(rng)
     ), {}
 
 
@@ -1081,7 +1081,7 @@ def jumping(rng):
     model = Jumping(
         16, rng.choice(["cat", "max", "lstm"]), rng.choice(["res", "res+", "plain"])
     )
-    batch = _graphs(rng)
+    batch = _draw_graphs(rng)
     with torch.no_grad():
         model(batch)
     return Trained("jumping", model, batch), {}
@@ -1106,7 +1106,7 @@ def global_attention(rng):
     kind = rng.choice(["multihead", "performer"])
     norm = rng.choice(["batch_norm", "layer_norm", None])
     return Trained(
-        f"global {kind}", Global(rng.choice([16, 64]), kind, norm), _graphs(rng)
+        f"global {kind}", Global(rng.choice([16, 64]), kind, norm), _draw_graphs(rng)
     ), {}
 
 

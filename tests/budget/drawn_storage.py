@@ -80,7 +80,7 @@ def _running_mean(h, model):
     return h
 
 
-def _accumulate(h, _):
+def _sum_of_powers(h, _):
     total = torch.zeros_like(h)
     for power in range(1, 4):
         total += h * power
@@ -108,7 +108,7 @@ def _lerp(h, _):
     return h.exp().lerp_(h, 0.5)
 
 
-def _pieces(h, _):
+def _join_chunks(h, _):
     left, right = h.chunk(2, 1)
     return torch.cat([left.sigmoid(), right.mul(2).relu_()], 1)
 
@@ -167,7 +167,7 @@ IN_PLACE = {
     "mask in place": _mask_in_place,
     "split in place": _split_in_place,
     "running mean": _running_mean,
-    "accumulate": _accumulate,
+    "accumulate": _sum_of_powers,
     "accumulate rows": _accumulate_rows,
     "scatter_add_": _scatter_in_place,
     "scatter_reduce_": _scatter_max,
@@ -187,7 +187,7 @@ IN_PLACE = {
     "copy_ a type": lambda h, _: (
         torch.empty_like(h, dtype=torch.double).copy_(h).float()
     ),
-    "pieces": _pieces,
+    "pieces": _join_chunks,
     "detach_": lambda h, _: h + h.exp().detach_(),
     "normal_": lambda h, _: h + torch.empty_like(h).normal_(),
     "bernoulli_": lambda h, _: h * torch.empty_like(h).bernoulli_(0.7).div_(0.7),
@@ -381,15 +381,15 @@ class Tables(nn.Module):
     def forward(self, words):
         parts = []
         for table, way in zip(self.tables, self.ways, strict=True):
-            parts.append(_read(table, words % table.num_embeddings, way))
+            parts.append(_look_up_words(table, words % table.num_embeddings, way))
             if self.twice:
                 shifted = (words + 1) % table.num_embeddings
-                parts.append(_read(table, shifted, way))
+                parts.append(_look_up_words(table, shifted, way))
         hidden = torch.cat(parts, -1)
         return hidden if self.head is None else self.head(hidden)
 
 
-def _read(table, words, way):
+def _look_up_words(table, words, way):
     if isinstance(table, nn.EmbeddingBag):
         return table(words)
     rows = table(words)
@@ -619,7 +619,7 @@ VIEWS = {
 }
 
 
-def _attend(x):
+def _attend_to_itself(x):
     return F.scaled_dot_product_attention(x, x, x)
 
 
@@ -628,7 +628,7 @@ def _bmm(x):
 
 
 MIXING = {
-    "attention": _attend,
+    "attention": _attend_to_itself,
     "bmm": _bmm,
     "softmax": lambda x: x.softmax(-1),
     "softmax of the first axis": lambda x: x.softmax(0),

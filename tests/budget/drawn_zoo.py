@@ -30,7 +30,7 @@ _W = 64
 """Columns of what a function of a chain is given, and gives."""
 
 
-def _fit(h):
+def _fit_to_width(h):
     """Bring what a function gives back to rows of 64 columns."""
     if h.is_complex():
         h = torch.view_as_real(h).flatten(-2)
@@ -40,7 +40,7 @@ def _fit(h):
     return h[:, :_W] if h.size(1) > _W else F.pad(h, (0, _W - h.size(1)))
 
 
-def _spd(h):
+def _make_positive_definite(h):
     """Small positive definite matrices."""
     m = h.view(-1, 8, 8)
     return m @ m.mT + 8 * torch.eye(8)
@@ -88,7 +88,7 @@ FUNCTIONS = {
     "gamma": lambda h: torch.distributions.Gamma(h.exp() + 1, 1.0).rsample(),
     "dirichlet": lambda h: torch.distributions.Dirichlet(h.exp() + 1).rsample(),
     "multivariate": lambda h: torch.distributions.MultivariateNormal(
-        h.view(-1, 8, 8)[..., 0], _spd(h)
+        h.view(-1, 8, 8)[..., 0], _make_positive_definite(h)
     ).rsample(),
     # Reductions.
     "var": lambda h: h.var(1),
@@ -186,19 +186,21 @@ FUNCTIONS = {
     "baddbmm": lambda h: torch.baddbmm(*[h.view(-1, 8, 8)] * 3),
     "chain_matmul": lambda h: torch.linalg.multi_dot([h, h.t(), h]),
     "matrix_power": lambda h: torch.linalg.matrix_power(h.view(-1, 8, 8).tanh(), 3),
-    "inv": lambda h: torch.linalg.inv(_spd(h)),
-    "det": lambda h: torch.linalg.det(_spd(h)),
-    "slogdet": lambda h: torch.linalg.slogdet(_spd(h))[1],
-    "eigh": lambda h: torch.linalg.eigh(_spd(h))[0],
+    "inv": lambda h: torch.linalg.inv(_make_positive_definite(h)),
+    "det": lambda h: torch.linalg.det(_make_positive_definite(h)),
+    "slogdet": lambda h: torch.linalg.slogdet(_make_positive_definite(h))[1],
+    "eigh": lambda h: torch.linalg.eigh(_make_positive_definite(h))[0],
     "qr": lambda h: torch.linalg.qr(h.view(-1, 8, 8) + torch.eye(8))[0],
     "cholesky solve": lambda h: torch.cholesky_solve(
-        h.view(-1, 8, 8), torch.linalg.cholesky(_spd(h))
+        h.view(-1, 8, 8), torch.linalg.cholesky(_make_positive_definite(h))
     ),
     "triangular": lambda h: torch.linalg.solve_triangular(
-        torch.linalg.cholesky(_spd(h)), h.view(-1, 8, 8), upper=False
+        torch.linalg.cholesky(_make_positive_definite(h)), h.view(-1, 8, 8), upper=False
     ),
-    "lstsq": lambda h: torch.linalg.lstsq(_spd(h), h.view(-1, 8, 8))[0],
-    "svd": lambda h: torch.linalg.svd(_spd(h))[1],
+    "lstsq": lambda h: torch.linalg.lstsq(_make_positive_definite(h), h.view(-1, 8, 8))[
+        0
+    ],
+    "svd": lambda h: torch.linalg.svd(_make_positive_definite(h))[1],
     "cross": lambda h: torch.linalg.cross(h[:, :3], h[:, 3:6]),
     "householder": lambda h: torch.linalg.householder_product(
         h.view(-1, 8, 8).tril(-1) * 0.1, h[:, :8].sigmoid()
@@ -306,7 +308,7 @@ class FunctionChain(nn.Module):
     def forward(self, x):
         for name, layer in zip(self.names, self.layers, strict=True):
             h = layer(x)
-            x = _fit(FUNCTIONS[name](h))
+            x = _fit_to_width(FUNCTIONS[name](h))
             if len(x) != len(h):
                 x = (
                     x[: len(h)]
@@ -1071,7 +1073,7 @@ CONVS = {
 }
 
 
-def _convolve(kind, layer, x, x0, data):
+def _convolve_rows(kind, layer, x, x0, data):
     edge_index, pos = data.edge_index, data.pos
     if kind == "x0":
         return layer(x, x0, edge_index)
@@ -1185,7 +1187,7 @@ class GraphZoo(nn.Module):
         for kind, layer, norm, name in zip(
             self.kinds, self.convs, self.norms, self.norm_names, strict=True
         ):
-            x = _convolve(kind, layer, x, x0, data)
+            x = _convolve_rows(kind, layer, x, x0, data)
             if name in _WITHOUT_BATCH:
                 x = norm(x)
             elif name != "none":

@@ -109,14 +109,14 @@ OPERATORS = {
     "numpy": lambda h: h * float(h.detach().numpy().max()),
     "unique": lambda h: h.detach().round().unique().sum() * h,
     "fill a mask": lambda h: h.masked_fill(h > 0, 0.0),
-    "assign by a mask": lambda h: _assigned(h.clone()),
+    "assign by a mask": lambda h: _zero_where_positive(h.clone()),
     "scatter": lambda h: torch.zeros(10, 256).index_add(
         0, torch.zeros(len(h), dtype=torch.long), h
     ),
 }
 
 
-def _assigned(h):
+def _zero_where_positive(h):
     h[h > 0] = 0.0
     return h
 

@@ -107,7 +107,7 @@ class Style:
         return " > ".join(self.names)
 
 
-def _wrapping(draw, terminal):
+def _draw_wrapping(draw, terminal):
     how = draw(st.sampled_from(["blanks", "terminal"] if terminal else ["blanks"]))
     width = draw(st.integers(30, 140))
     if how == "blanks":
@@ -115,24 +115,24 @@ def _wrapping(draw, terminal):
     return f"terminal {width}", lambda text: hard_wrap(text, width)
 
 
-def _colouring(draw):
+def _draw_colours(draw):
     code = draw(st.sampled_from(["31", "1;31", "38;5;196", "0;33"]))
     cuts = draw(st.lists(st.integers(0, 200), max_size=4))
     return f"colour {code}", lambda text: colour(text, code, cuts)
 
 
-def _drawing(draw):
+def _draw_progress_bar(draw):
     bar, line = draw(st.sampled_from(BARS)), draw(st.integers(0, 30))
     carriage = draw(st.booleans())
     return f"bar {bar[:12]} {line}", lambda text: draw_bar(text, bar, line, carriage)
 
 
-def _prefixing(draw):
+def _draw_prefix(draw):
     head = draw(st.sampled_from(PREFIXES))
     return f"prefix {head!r}", lambda text: prefix(text, head)
 
 
-def _quoting(draw):
+def _draw_quoting(draw):
     how = draw(st.sampled_from(["json", "json twice", "repr", "bytes"]))
     return how, lambda text: quote(text, how)
 
@@ -142,14 +142,14 @@ def styles(draw, terminal=True):
     """A chain of what a log does, in the order in which it does it."""
     steps = []
     if draw(st.integers(0, 4)) > 1:
-        steps.append(_wrapping(draw, terminal))
+        steps.append(_draw_wrapping(draw, terminal))
     if draw(st.booleans()):
-        steps.append(_colouring(draw))
+        steps.append(_draw_colours(draw))
     if draw(st.integers(0, 3)) == 0:
-        steps.append(_drawing(draw))
-    steps += [_prefixing(draw) for _ in range(draw(st.integers(0, 2)))]
+        steps.append(_draw_progress_bar(draw))
+    steps += [_draw_prefix(draw) for _ in range(draw(st.integers(0, 2)))]
     if draw(st.integers(0, 6)) > 2:
-        steps.append(_quoting(draw))
+        steps.append(_draw_quoting(draw))
     if draw(st.integers(0, 4)) == 0:
         steps.append(("crlf", lambda text: text.replace("\n", "\r\n")))
     return Style(*zip(*steps, strict=True)) if steps else Style((), ())

@@ -142,7 +142,7 @@ def solid():
     )
 
 
-def _rows(*shape):
+def _normal_rows(*shape):
     return lambda count: torch.randn(count, *shape)
 
 
@@ -165,14 +165,14 @@ GRAPHS = {
     "SAGPooling": lambda: Pooled(g.SAGPooling),
 }
 DENSE = {
-    "perceptron": (perceptron, _rows(784)),
-    "convolutional": (convolutional, _rows(3, 32, 32)),
-    "attention with dropout": (Attention, _rows(40, 7)),
-    "attention": (lambda: Attention(0.0), _rows(40, 7)),
-    "LSTM": (lambda: Recurrent(nn.LSTM), _rows(20, 16)),
-    "GRU": (lambda: Recurrent(nn.GRU), _rows(10, 16)),
-    "conv3d": (solid, _rows(1, 12, 12, 12)),
-    "mask": (Masked, _rows(64)),
+    "perceptron": (perceptron, _normal_rows(784)),
+    "convolutional": (convolutional, _normal_rows(3, 32, 32)),
+    "attention with dropout": (Attention, _normal_rows(40, 7)),
+    "attention": (lambda: Attention(0.0), _normal_rows(40, 7)),
+    "LSTM": (lambda: Recurrent(nn.LSTM), _normal_rows(20, 16)),
+    "GRU": (lambda: Recurrent(nn.GRU), _normal_rows(10, 16)),
+    "conv3d": (solid, _normal_rows(1, 12, 12, 12)),
+    "mask": (Masked, _normal_rows(64)),
     "embedding": (Words, lambda count: torch.randint(0, 500, (count, 20))),
-    "unused parameter": (Unused, _rows(64)),
+    "unused parameter": (Unused, _normal_rows(64)),
 }

@@ -95,7 +95,7 @@ def test_the_chance_of_running_out_is_that_of_simulated_epochs():
     data = unequal(300)
     samples = read_samples(data)
     cost_model = fit_cost_model(GRAPHS["GAT"](), samples, Step())
-    epochs = _simulated(cost_model, 16, 40_000)
+    epochs = _dearest_batches(cost_model, 16, 40_000)
     limit = int(np.quantile(epochs, 0.75))
 
     chance = probability_of_running_out(cost_model, 16, limit, seed=1)
@@ -109,7 +109,7 @@ def test_the_chance_of_running_out_is_that_of_simulated_epochs():
     assert chance.low < (epochs > limit).mean() < chance.high
 
 
-def _simulated(cost_model, size, rounds):
+def _dearest_batches(cost_model, size, rounds):
     """The dearest batch of each of many shuffled epochs."""
     rng, total = np.random.default_rng(5), len(cost_model.samples)
     orders = rng.random((rounds, total)).argsort(axis=1)

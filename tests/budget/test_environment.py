@@ -200,7 +200,7 @@ print(torch._C._accelerator_getAllocatorSettings())
 
 @pytest.mark.slow
 def test_the_old_name_wins_a_late_change_is_proven_and_made_at_run_time():
-    lines = _run(LATE).splitlines()
+    lines = _run_python(LATE).splitlines()
 
     assert lines[0] == "[4]"
     assert lines[1] == "max_split_size_mb:32"
@@ -222,13 +222,13 @@ print(os.environ["PYTORCH_MPS_LOW_WATERMARK_RATIO"])
 
 @pytest.mark.slow
 def test_configuring_first_reaches_torch():
-    lines = _run(FIRST).splitlines()
+    lines = _run_python(FIRST).splitlines()
 
     assert lines[0].endswith("(from torch's first use on)")
     assert lines[1:] == ["expandable_segments:True", "0.6"]
 
 
-def _run(code, *args):
+def _run_python(code, *args):
     done = subprocess.run(
         [sys.executable, "-c", code, *args],
         env=clean_environ(),

@@ -12,15 +12,15 @@ from loaderkit.budget.step.train_step import StepError
 ROWS, WIDTH = 7, 4
 
 
-def _zeros(hidden):
+def _zeros_like_rows(hidden):
     return torch.zeros(ROWS, hidden.size(1))
 
 
-def _rows(hidden, index):
+def _rows_of_index(hidden, index):
     return hidden[: len(index)]
 
 
-def _columns(index):
+def _index_of_columns(index):
     return index[:, None].expand(-1, WIDTH)
 
 
@@ -31,19 +31,27 @@ LOOKUPS = {
     "index": lambda h, i: h[i],
     "index, second axis": lambda h, i: h.t()[:, i],
     "index, int32": lambda h, i: h[i.int()],
-    "assign": lambda h, i: _zeros(h).index_put((i,), _rows(h, i)),
-    "assign in place": lambda h, i: _zeros(h).index_put_((i,), _rows(h, i)),
+    "assign": lambda h, i: _zeros_like_rows(h).index_put((i,), _rows_of_index(h, i)),
+    "assign in place": lambda h, i: _zeros_like_rows(h).index_put_(
+        (i,), _rows_of_index(h, i)
+    ),
     "index_select": lambda h, i: h.index_select(0, i),
     "index_select, last axis": lambda h, i: h.t().index_select(-1, i),
-    "index_add": lambda h, i: _zeros(h).index_add(0, i, _rows(h, i)),
-    "index_copy": lambda h, i: _zeros(h).index_copy(0, i, _rows(h, i)),
+    "index_add": lambda h, i: _zeros_like_rows(h).index_add(0, i, _rows_of_index(h, i)),
+    "index_copy": lambda h, i: _zeros_like_rows(h).index_copy(
+        0, i, _rows_of_index(h, i)
+    ),
     "index_fill": lambda h, i: h.index_fill(0, i, 1.0),
-    "gather": lambda h, i: h.gather(0, _columns(i)),
-    "scatter": lambda h, i: _zeros(h).scatter(0, _columns(i), _rows(h, i)),
-    "scatter a number": lambda h, i: h.scatter(0, _columns(i), 1.0),
-    "scatter_add": lambda h, i: _zeros(h).scatter_add(0, _columns(i), _rows(h, i)),
-    "scatter_reduce": lambda h, i: _zeros(h).scatter_reduce(
-        0, _columns(i), _rows(h, i), "amax", include_self=False
+    "gather": lambda h, i: h.gather(0, _index_of_columns(i)),
+    "scatter": lambda h, i: _zeros_like_rows(h).scatter(
+        0, _index_of_columns(i), _rows_of_index(h, i)
+    ),
+    "scatter a number": lambda h, i: h.scatter(0, _index_of_columns(i), 1.0),
+    "scatter_add": lambda h, i: _zeros_like_rows(h).scatter_add(
+        0, _index_of_columns(i), _rows_of_index(h, i)
+    ),
+    "scatter_reduce": lambda h, i: _zeros_like_rows(h).scatter_reduce(
+        0, _index_of_columns(i), _rows_of_index(h, i), "amax", include_self=False
     ),
     "take": lambda h, i: h[:, 0].take(i),
     "put": lambda h, i: h[:, 0].put(i, h[: len(i), 1]),

@@ -46,7 +46,7 @@ def disagreements(seed, *, corrected):
         with AsTracked(mode) if corrected else mode:
             predicted = call(fake)
         for predicted_tensor, real_tensor in zip(
-            _tensors(predicted), _tensors(call(real)), strict=True
+            _as_tensors(predicted), _as_tensors(call(real)), strict=True
         ):
             if predicted_tensor.stride() != real_tensor.stride():
                 names.append((name, tuple(real.shape)))
@@ -66,7 +66,7 @@ class AsTracked(TorchDispatchMode):
         return LAYOUTS.corrected(func, args, kwargs or {}, [args[0]], out)
 
 
-def _tensors(result):
+def _as_tensors(result):
     return [result] if isinstance(result, torch.Tensor) else list(result)
 
 

@@ -49,11 +49,11 @@ def _torch_process():
         stdout=subprocess.PIPE,
         text=True,
     )
-    atexit.register(_end, process)
+    atexit.register(_end_process, process)
     return process
 
 
-def _end(process):
+def _end_process(process):
     process.stdin.close()
     process.stdout.close()
     process.wait()

@@ -67,12 +67,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_HEAD(self) -> None:
-        self._answer(with_body=False)
+        self._send_file(with_body=False)
 
     def do_GET(self) -> None:
-        self._answer(with_body=True)
+        self._send_file(with_body=True)
 
-    def _answer(self, *, with_body: bool) -> None:
+    def _send_file(self, *, with_body: bool) -> None:
         faults, name = self.faults, self.path.rsplit("/", 1)[-1]
         file = self.folder / name
         is_shard = name.endswith(".h5") and with_body
@@ -136,13 +136,13 @@ class BreakingProxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._ends: list[socket.socket] = []
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
+        threading.Thread(target=self._accept_connections, daemon=True).start()
 
     def stop(self) -> None:
         for end in (self._listener, *self._ends):
             end.close()
 
-    def _accept(self) -> None:
+    def _accept_connections(self) -> None:
         while True:
             try:
                 client, _ = self._listener.accept()

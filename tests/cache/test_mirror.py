@@ -137,7 +137,7 @@ def test_whatever_breaks_right_rows_come_back_or_an_error(broken, seed):
             remote = RemoteCache(server.url, mirror=folder / "m", patience=QUICK)
             store = Store(remote)
             for fault in broken:
-                _break(fault, faults, store)
+                _plant_fault(fault, faults, store)
                 rows = generator.integers(0, len(store), 3).tolist()
                 if fault == "changed" and not _can_be_read(store, rows):
                     # A file was cut while it was mapped, which is said.
@@ -155,7 +155,7 @@ def _can_be_read(store, rows):
         return False
 
 
-def _break(fault, faults, store):
+def _plant_fault(fault, faults, store):
     if isinstance(fault, int):
         faults.statuses = [fault]
     elif fault in {"cut", "wrong"}:

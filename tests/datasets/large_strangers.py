@@ -31,7 +31,7 @@ ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
 the one before it took."""
 
 
-def _graph(i):
+def _make_graph(i):
     nodes = NUMBERS + 1000 * (i % 3)
     return Data(
         x=torch.rand(nodes, 3),
@@ -49,7 +49,7 @@ def _sparse_graph(i):
     return Data(x=torch.rand(nodes, 2), adj=square, csr=square.to_sparse_csr())
 
 
-def _hetero(i):
+def _make_typed_graph(i):
     data = HeteroData()
     data["atom"].x = torch.rand(NUMBERS + i, 2)
     data["bond"].num_nodes = 3
@@ -58,7 +58,7 @@ def _hetero(i):
     return data
 
 
-def _tensors(i):
+def _make_tensors(i):
     return {
         "tokens": torch.arange(NUMBERS + i % 4),
         "image": torch.rand(200, 300),
@@ -67,7 +67,7 @@ def _tensors(i):
     }
 
 
-def _texts(i):
+def _make_texts(i):
     return {
         "name": f"é {i}" * NUMBERS,
         "raw": bytes(NUMBERS),
@@ -76,27 +76,27 @@ def _texts(i):
     }
 
 
-def _numbers(i):
+def _make_numbers(i):
     return {"array": np.arange(NUMBERS + i % 2, dtype=">i4"), "f": np.zeros(NUMBERS)}
 
 
-def _variants(i):
+def _make_variants(i):
     if i % 2:
         return {"x": torch.ones(2), "y": None, "z": torch.rand(NUMBERS)}
     return {"x": torch.ones(1 + i, 2), "extra": torch.rand(NUMBERS)}
 
 
 SEEDS = {
-    "graphs": (_graph, None),
-    "graphs gzip": (_graph, "gzip"),
+    "graphs": (_make_graph, None),
+    "graphs gzip": (_make_graph, "gzip"),
     "sparse": (_sparse_graph, None),
-    "hetero": (_hetero, None),
-    "tensors": (_tensors, None),
-    "tensors blosc2": (_tensors, "blosc2"),
-    "texts": (_texts, None),
-    "numbers": (_numbers, None),
-    "numbers zstd": (_numbers, "zstd"),
-    "variants": (_variants, None),
+    "hetero": (_make_typed_graph, None),
+    "tensors": (_make_tensors, None),
+    "tensors blosc2": (_make_tensors, "blosc2"),
+    "texts": (_make_texts, None),
+    "numbers": (_make_numbers, None),
+    "numbers zstd": (_make_numbers, "zstd"),
+    "variants": (_make_variants, None),
 }
 
 WHOLE_BATCH = "a batch of all samples"

@@ -58,7 +58,7 @@ class Record:
 CLASSES = (Point, Record)
 
 
-def _graph(i):
+def _make_graph(i):
     nodes = 2 + i % 3
     return Data(
         x=torch.rand(nodes, 3),
@@ -84,7 +84,7 @@ def _sparse_graph(i):
     )
 
 
-def _hetero(i):
+def _make_typed_graph(i):
     data = HeteroData()
     data["atom"].x = torch.rand(2 + i % 2, 2)
     data["bond"].num_nodes = 3
@@ -95,7 +95,7 @@ def _hetero(i):
     return data
 
 
-def _tensors(i):
+def _make_tensors(i):
     return {
         "tokens": torch.arange(1 + i % 4),
         "image": torch.rand(2, 3),
@@ -106,7 +106,7 @@ def _tensors(i):
     }
 
 
-def _texts(i):
+def _make_texts(i):
     return {
         "name": f"é {i}",
         "raw": bytes(range(i % 5)),
@@ -118,7 +118,7 @@ def _texts(i):
     }
 
 
-def _numbers(i):
+def _make_numbers(i):
     return {
         "array": np.arange(3 + i % 2, dtype=">i4"),
         "scalar": np.float32(i),
@@ -128,7 +128,7 @@ def _numbers(i):
     }
 
 
-def _variants(i):
+def _make_variants(i):
     if i % 3 == 0:
         return {"x": torch.ones(2), "y": None}
     if i % 3 == 1:
@@ -144,18 +144,18 @@ def _mixed_graphs(i):
 
 
 SEEDS = {
-    "graphs": (_graph, None),
-    "graphs gzip": (_graph, "gzip"),
+    "graphs": (_make_graph, None),
+    "graphs gzip": (_make_graph, "gzip"),
     "sparse": (_sparse_graph, None),
-    "hetero": (_hetero, None),
-    "tensors": (_tensors, None),
-    "texts": (_texts, None),
-    "numbers": (_numbers, None),
-    "numbers gzip": (_numbers, "gzip"),
-    "numbers lzf": (_numbers, "lzf"),
-    "numbers zstd": (_numbers, "zstd"),
-    "tensors blosc2": (_tensors, "blosc2"),
-    "variants": (_variants, None),
+    "hetero": (_make_typed_graph, None),
+    "tensors": (_make_tensors, None),
+    "texts": (_make_texts, None),
+    "numbers": (_make_numbers, None),
+    "numbers gzip": (_make_numbers, "gzip"),
+    "numbers lzf": (_make_numbers, "lzf"),
+    "numbers zstd": (_make_numbers, "zstd"),
+    "tensors blosc2": (_make_tensors, "blosc2"),
+    "variants": (_make_variants, None),
     "mixed graphs": (_mixed_graphs, None),
 }
 """Samples, and how they are compressed.  Two shards each."""

@@ -149,10 +149,10 @@ def test_modules_are_those_of_the_user_alone():
 
 def test_classes_that_this_process_packed_are_found_and_others_left_out():
     names = [class_name(Outer.Inner), f"{__name__}:Gone", "gone:Gone", "os:sep"]
-    structure = Structure([Nest("list", children=tuple(_graphs(names)))])
+    structure = Structure([Nest("list", children=tuple(_graphs_of_classes(names)))])
 
     assert loaded_classes(structure) == (Outer.Inner,)
 
 
-def _graphs(names):
+def _graphs_of_classes(names):
     return (Nest("graph", name) for name in names)

@@ -474,12 +474,12 @@ def test_rows_without_numbers_batch_with_a_cache_as_without(
     batch = cached.batch(rows)["v"]
 
     assert type(batch) is type(wanted)
-    assert [tuple(part.shape) for part in _parts(batch)] == [
-        tuple(part.shape) for part in _parts(wanted)
+    assert [tuple(part.shape) for part in _tensors_of_batch(batch)] == [
+        tuple(part.shape) for part in _tensors_of_batch(wanted)
     ]
 
 
-def _parts(batch):
+def _tensors_of_batch(batch):
     if isinstance(batch, torch.Tensor):
         return batch.unbind() if batch.is_nested else [batch]
     return [part for part in batch if isinstance(part, torch.Tensor)]

@@ -359,13 +359,13 @@ class Library:
 
     @property
     def filename(self):
-        return self._told(self._filename)
+        return self._check_open(self._filename)
 
     @property
     def name(self):
-        return self._told(self._name)
+        return self._check_open(self._name)
 
-    def _told(self, name):
+    def _check_open(self, name):
         if name is None:
             msg = "the file is closed"
             raise RuntimeError(msg)

@@ -692,10 +692,10 @@ def test_a_record_that_was_cut_is_gone_on_with(tmp_path, monkeypatch):
 def remember(record, number):
     known = VerifiedFiles(record)
     for i in range(200):
-        known.add(_identity(number * 1000 + i), "0" * 32)
+        known.add(_identity_with(number * 1000 + i), "0" * 32)
 
 
-def _identity(inode):
+def _identity_with(inode):
     return FileIdentity(1, inode, 1, 1, 1)
 
 
@@ -709,7 +709,7 @@ def test_processes_that_remember_at_once_lose_nothing(tmp_path):
 
     known = VerifiedFiles(record)
     assert all(
-        (_identity(number * 1000 + i), "0" * 32) in known
+        (_identity_with(number * 1000 + i), "0" * 32) in known
         for number in range(4)
         for i in range(200)
     )

@@ -138,7 +138,7 @@ def run_page(page: Page, folder: Path) -> None:
             if block.file is not None:
                 (folder / block.file).write_text(block.text)
             elif block.language == "python":
-                _compare(page, block.line, expected, _run_python(block, module))
+                _compare_output(page, block.line, expected, _run_python(block, module))
             elif block.language == "console":
                 _run_console(page, block, folder)
             elif block.language == "sh":
@@ -196,7 +196,7 @@ def _run_console(page: Page, block: Block, folder: Path) -> None:
         raise PageError(msg)
     for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
         command, _, expected = re.sub(r"\\\n\s*", "", part).partition("\n")
-        _compare(page, block.line, expected, _run_command(command, folder))
+        _compare_output(page, block.line, expected, _run_command(command, folder))
 
 
 def _run_command(command: str, folder: Path) -> str:
@@ -234,7 +234,7 @@ def _check_installs(page: Page, block: Block) -> None:
             raise PageError(msg + line)
 
 
-def _compare(page: Page, line: int, expected: str, printed: str) -> None:
+def _compare_output(page: Page, line: int, expected: str, printed: str) -> None:
     if doctest.OutputChecker().check_output(expected, printed, _COMPARED):
         return
     msg = f"{page.path}:{line}: the page shows\n{expected}\nand the block printed\n"

@@ -47,25 +47,25 @@ def scripts_of(file: Path) -> dict[str, str]:
             continue
         if block.file is not None:
             own_lines: list[str] = []
-            _put(own_lines, block.line, block.text)
-            scripts[f"{stem}__{block.file}"] = _script(own_lines)
+            _put_at_line(own_lines, block.line, block.text)
+            scripts[f"{stem}__{block.file}"] = _script_of_page(own_lines)
         elif block.text.startswith(">>> "):
             for example in doctest.DocTestParser().get_examples(block.text):
-                _put(lines, block.line + example.lineno, example.source)
+                _put_at_line(lines, block.line + example.lineno, example.source)
         else:
-            _put(lines, block.line, block.text)
+            _put_at_line(lines, block.line, block.text)
     if lines:
-        scripts[f"{stem}.py"] = _script(lines)
+        scripts[f"{stem}.py"] = _script_of_page(lines)
     return scripts
 
 
-def _put(lines: list[str], line: int, text: str) -> None:
+def _put_at_line(lines: list[str], line: int, text: str) -> None:
     """Put text where the page has it: its first line becomes number ``line``."""
     lines += [""] * (line - 1 - len(lines))
     lines += text.splitlines()
 
 
-def _script(lines: list[str]) -> str:
+def _script_of_page(lines: list[str]) -> str:
     marked_lines = []
     for line in lines:
         rule = REFUSED_BY_HINTS_OF_OTHERS.get(line)

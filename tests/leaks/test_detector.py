@@ -386,7 +386,7 @@ def test_too_few_epochs_are_refused():
         ({"warmup": "often"}, "warmup must be"),
         ({"on_leak": "shout"}, "on_leak must be"),
         ({"every": 0}, "every must be"),
-        ({"limit": "a lot"}, "a size is a number"),
+        ({"limit": "a lot"}, "must be a size such as"),
     ],
 )
 def test_wrong_settings_are_refused(settings, words):
