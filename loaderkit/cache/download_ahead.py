@@ -174,6 +174,9 @@ class DownloadAhead:
     def _download_shard(self, use: ShardUse) -> bool:
         """Download a shard and keep it; False when the epoch has ended."""
         while True:
+            if self._was_read_meanwhile(use):
+                self._mirror.withdraw(use.shard)
+                return True
             try:
                 self._mirror.use(use.shard)
             except NoRoomError:
@@ -184,6 +187,17 @@ class DownloadAhead:
             else:
                 self._mirror.withdraw(use.shard)
                 return True
+
+    def _was_read_meanwhile(self, use: ShardUse) -> bool:
+        """Drop a shard whose last batch was given while this thread came to its turn.
+
+        Its reader has downloaded it, and a small mirror has deleted it again.
+        """
+        with self._changed:
+            was_read = use.last_batch < self._batch
+            if was_read:
+                self._shards_held.pop(use.shard, None)
+            return was_read
 
     def _wait_for_batch(self) -> bool:
         """Wait for the next batch, and let go of what was read.

@@ -459,7 +459,8 @@ class ShardGroup:
         least, widths = integers(fields["least"]), integers(fields["widths"])
         if not len(least) == len(widths) == schema.numbers_per_shard:
             msg = (
-                f"its shards have {schema.numbers_per_shard} numbers, not {len(widths)}"
+                f"its shards have {schema.numbers_per_shard} numbers, got "
+                f"{len(least)} least values and {len(widths)} widths"
             )
             raise ValueError(msg)
         # Checksums take 16 bytes a shard, so the number of shards is no larger than
