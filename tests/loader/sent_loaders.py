@@ -36,3 +36,4 @@ def read_as_rank(rank, loaders, folder):
         except LoaderError as error:
             text = str(error)
         (folder / f"{name} {rank}").write_text(text)
+    torch.distributed.destroy_process_group()
