@@ -17,11 +17,13 @@ def tree_of(file):
     return ast.parse(file.read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES, ids=lambda f: "/".join(f.parts[-2:]))
 def test_a_file_says_what_it_is_for(file):
     assert ast.get_docstring(tree_of(file))
 
 
+@pytest.mark.slow
 def test_pyg_is_imported_by_one_module_and_the_demo_alone():
     importing = {
         file.name
@@ -58,6 +60,7 @@ def imported_at_run_time(tree):
     return set().union(*map(imported_at_run_time, children))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", TESTS, ids=lambda f: "/".join(f.parts[-2:]))
 def test_no_assert_of_the_tests_has_an_escape_and_no_wait_a_deadline(file):
     assert escapes_and_deadlines(tree_of(file)) == []

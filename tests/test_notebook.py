@@ -245,6 +245,7 @@ def test_every_public_result_has_a_card(kind):
     assert callable(getattr(kind, "_repr_html_", None))
 
 
+@pytest.mark.slow
 def test_what_small_results_print_is_what_their_card_shows(tmp_path):
     rows = pack([{"x": torch.ones(2)}] * 3, tmp_path / "a.lk", workers=0)
     with staged("model") as stage:

@@ -50,12 +50,14 @@ def accepts(settings):
     return read_allocator_settings(settings, "cpu").rejected is None
 
 
+@pytest.mark.slow
 def test_what_is_said_of_a_setting_is_what_torch_does():
     settings = generated(120, seed=13)
 
     assert disagreements(settings, accepts) == []
 
 
+@pytest.mark.slow
 def test_a_reader_that_knows_less_than_torch_is_found_out():
     def naive(settings):
         return all(name in COMMON_OPTIONS for name in options_of(settings))
@@ -63,6 +65,7 @@ def test_a_reader_that_knows_less_than_torch_is_found_out():
     assert disagreements(generated(40, seed=13), naive)
 
 
+@pytest.mark.slow
 def test_every_finding_agrees_with_torch_and_every_fix_is_accepted():
     settings = generated(60, seed=29)
     fixes = [

@@ -47,6 +47,7 @@ def test_a_peak_that_rises_over_its_snapshot_fails(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [file]
 
 
+@pytest.mark.slow
 def test_a_rise_below_the_allowed_one_passes(tmp_path):
     file = tmp_path / "memory.json"
     assert_fits(Attention(), X, snapshot=file, name="small")

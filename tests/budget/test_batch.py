@@ -319,6 +319,7 @@ def test_wrong_arguments_are_refused():
         plan_batch(model, [], "cpu", limit="1 GiB")
 
 
+@pytest.mark.slow
 def test_budgets_of_equal_samples_are_their_number():
     cost_model = fit_cost_model(
         perceptron(), read_samples(list(torch.randn(8, 784))), Step()

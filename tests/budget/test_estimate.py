@@ -261,6 +261,7 @@ class Stubborn(nn.Module):
         return self.inner(x)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_tracked_is_measured_small_and_extended():
     model, batch = Stubborn(), torch.randn(4096, 8)
 
@@ -273,6 +274,7 @@ def test_what_cannot_be_tracked_is_measured_small_and_extended():
     assert "while tracking" in estimated.assumptions[0]
 
 
+@pytest.mark.slow
 def test_a_step_measured_small_has_the_phases_of_a_tracked_one():
     batch = torch.randn(4096, 8)
 
@@ -418,6 +420,7 @@ class Scaled(nn.Module):
         return hidden / (1 + hidden.abs().max().item())
 
 
+@pytest.mark.slow
 def test_a_number_is_given_only_without_assumptions():
     x = torch.randn(64, 64)
 

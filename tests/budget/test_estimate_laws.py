@@ -101,6 +101,7 @@ def test_gradients_that_nobody_asks_for_take_nothing(name, frozen):
     assert estimated.peak == pytest.approx(truth, rel=0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [2, 3])
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 def test_kernels_whose_output_values_decide_are_tried_at_other_sizes(scale, autocast):
@@ -266,6 +267,7 @@ def test_what_parameters_choose_may_change():
     )
 
 
+@pytest.mark.slow
 def test_scripted_modules_and_lists_are_estimated():
     scripted = torch.jit.script(nn.Sequential(nn.Linear(64, 64), nn.ReLU()))
     x = torch.randn(256, 64)
@@ -332,6 +334,7 @@ def test_a_kernel_that_ends_the_process_is_not_tried():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "seed"),
     [
@@ -361,6 +364,7 @@ def test_so_it_is_where_storages_are_reused_cast_or_sparse(family, seed):
         assert estimated.peak == pytest.approx(truth, rel=0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "seed"),
     [
@@ -385,6 +389,7 @@ def test_so_it_is_for_whole_models(family, seed):
         assert estimated.peak == pytest.approx(truth, rel=0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "seed"),
     [

@@ -23,6 +23,7 @@ def estimate_of(blocks, **options):
     return estimate_step(model, torch.zeros(64, 16), **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", [1, 3, 40])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", None])
 def test_the_highest_moment_is_the_peak_and_moments_add_up(blocks, optimizer):

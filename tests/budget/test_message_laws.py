@@ -58,6 +58,7 @@ def test_neither_a_terminal_nor_an_editor_changes_torchs_text(width):
     assert stated(quote(hard_wrap(TORCH, width), "json")) == expected
 
 
+@pytest.mark.slow
 @QUICK
 @given(text=st.sampled_from([report.text for report in RAN_OUT]), unit=units())
 def test_another_unit_states_the_same_amounts(text, unit):

@@ -189,6 +189,7 @@ def test_an_error_raised_in_a_worker_is_read():
     assert diagnose_oom(caught.value).shape == [2**20, 2**20, 8]
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_read():
     loader = one_worker(Killing())
 

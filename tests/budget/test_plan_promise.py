@@ -130,6 +130,7 @@ class Nodes(nn.Module):
         return self.inner(data.x)
 
 
+@pytest.mark.slow
 def test_a_plan_for_a_list_gives_bounds_that_its_loader_takes():
     data = unequal(30)
 
@@ -140,6 +141,7 @@ def test_a_plan_for_a_list_gives_bounds_that_its_loader_takes():
     assert len(list(build_loader(data, "cpu", num_workers=0, **bounds)))
 
 
+@pytest.mark.slow
 def test_a_chance_prints_its_ends():
     plan = plan_batch(Nodes(), unequal(60), "cpu", limit="220 KiB", batch_size=32)
 

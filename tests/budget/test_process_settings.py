@@ -308,6 +308,7 @@ def places_as_people_write_them(count, seed):
         yield r.choice([",", ",", ",", ";", " "]).join(places)
 
 
+@pytest.mark.slow
 @pytest.mark.needs("proc")
 def test_openmp_ties_threads_to_places_as_is_said(libgomp):
     usable = frozenset(os.sched_getaffinity(0))
@@ -346,6 +347,7 @@ def test_openmp_ties_threads_to_an_affinity_as_doctor_says(libgomp):
         assert ((20, "slow") in levels) == is_tied, environ
 
 
+@pytest.mark.slow
 def test_openmp_drops_the_values_that_are_said_to_be_dropped(libgomp):
     values = [
         "",

@@ -86,6 +86,7 @@ def test_opening_reads_the_manifest_and_a_batch_its_shards(file_server, tmp_path
     assert set(faults.served) == {store.manifest.shards.files[1]}
 
 
+@pytest.mark.slow
 def test_a_shard_is_downloaded_once_for_all_processes(file_server, tmp_path):
     url, faults = file_server
     # With less patience a loaded machine would ask a second time.
@@ -252,6 +253,7 @@ def test_the_mirror_keeps_its_cap_and_rows_stay_right(file_server, tmp_path):
         assert shard_bytes(tmp_path / "m") <= most
 
 
+@pytest.mark.slow
 def test_the_least_recently_used_shard_goes_first(file_server, tmp_path):
     url, _ = file_server
     [size] = {*Store(RemoteCache(url, mirror=tmp_path / "x")).manifest.shards.bytes}
@@ -309,6 +311,7 @@ def test_a_batch_that_is_larger_than_the_mirror_is_said_at_once(file_server, tmp
         read_labels(store, list(range(0, SHARDS * SAMPLES, SAMPLES)))
 
 
+@pytest.mark.slow
 def test_a_cache_that_was_replaced_is_stale_and_never_mixed(file_server, tmp_path):
     url, _ = file_server
     remote = RemoteCache(url, mirror=tmp_path / "m", patience=QUICK)
@@ -344,6 +347,7 @@ def test_no_cache_at_a_url_is_said(tmp_path):
     server.stop()
 
 
+@pytest.mark.slow
 def test_a_full_disk_makes_old_shards_go_and_then_says_so(
     file_server, tmp_path, monkeypatch
 ):
@@ -374,6 +378,7 @@ def test_a_full_disk_makes_old_shards_go_and_then_says_so(
     assert read_labels(other, [2 * SAMPLES]) == [2 * SAMPLES]
 
 
+@pytest.mark.slow
 def test_two_threads_read_at_once(file_server, tmp_path):
     url, _ = file_server
     [size] = {*Store(RemoteCache(url, mirror=tmp_path / "x")).manifest.shards.bytes}

@@ -207,6 +207,7 @@ def test_a_store_that_does_not_let_us_in_is_not_asked_again(file_server):
     assert faults.refused == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["gone", "silent", "broken"])
 def test_a_network_that_breaks_for_a_while_is_waited_for(file_server, fault):
     server, _ = file_server
@@ -222,6 +223,7 @@ def test_a_network_that_breaks_for_a_while_is_waited_for(file_server, fault):
     proxy.stop()
 
 
+@pytest.mark.slow
 def test_a_network_that_stays_silent_is_no_hang(file_server):
     server, _ = file_server
     proxy = BreakingProxy(int(server.url.rsplit(":", 1)[1]))
@@ -232,6 +234,7 @@ def test_a_network_that_stays_silent_is_no_hang(file_server):
     proxy.stop()
 
 
+@pytest.mark.slow
 def test_of_two_threads_that_commit_one_succeeds_where_looking_takes_time():
     import fsspec
 
@@ -266,6 +269,7 @@ def test_a_call_of_a_file_system_without_asyncio_that_hangs_is_left():
     is_over.set()
 
 
+@pytest.mark.slow
 def test_a_process_that_is_forked_reads_with_connections_of_its_own(file_server):
     server, _ = file_server
     store = ObjectStore(server.url, patience=QUICK)

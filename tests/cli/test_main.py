@@ -155,6 +155,7 @@ def test_it_runs_as_a_module():
     assert "demo" in printed
 
 
+@pytest.mark.slow
 def test_the_molecules_are_real():
     molecules = read_molecules()
 
@@ -182,6 +183,7 @@ def test_the_demo_packs_trains_and_compares(tmp_path, capsys, monkeypatch):
     assert (tmp_path / "demo" / "molecules.lk" / "manifest.json").exists()
 
 
+@pytest.mark.slow
 def test_reading_in_each_way_gives_a_rate(tmp_path):
     from loaderkit.cli.molecule_demo import WAYS, Demo, Reading, measure_way, run_demo
     from loaderkit.datasets.pack import pack

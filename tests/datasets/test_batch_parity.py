@@ -143,6 +143,7 @@ def test_any_list_of_heterogeneous_graphs_batches_as_with_pyg(
     assert_parity(samples, fresh(), rows, follow, shard_bytes=700)
 
 
+@pytest.mark.slow
 @given(samples=paired_graphs(), rows=ROWS)
 @settings(max_examples=15)
 def test_a_class_with_its_own_increments_batches_as_with_pyg(fresh, samples, rows):

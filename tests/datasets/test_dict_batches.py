@@ -165,6 +165,7 @@ def test_samples_that_differ_in_their_keys_fall_back_to_those_of_the_first(tmp_p
     assert_same(dataset.batch([0, 1]), {"a": torch.tensor([1, 2])})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_plain_loader_of_torch_works_on_our_dataset(tmp_path, workers):
     samples = [{"x": torch.ones(3) * i, "y": i} for i in range(6)]

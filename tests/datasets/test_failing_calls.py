@@ -53,6 +53,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("state", "fault", "where", "workers"), CASES)
 def test_a_failing_call_is_told_and_loses_nothing(
     runner, scenarios, tmp_path, state, fault, where, workers
@@ -68,6 +69,7 @@ def test_a_failing_call_is_told_and_loses_nothing(
     assert broken == []
 
 
+@pytest.mark.slow
 def test_a_note_that_cannot_be_read_is_not_thrown_away(runner, scenarios, tmp_path):
     """Each call by which a run looks at what an earlier one finished, all of them."""
     scenario, path = scenarios["resumed"], tmp_path / "c.lk"
@@ -152,6 +154,7 @@ def hold_soft_lock(path, ready):
     lock.release()
 
 
+@pytest.mark.slow
 def test_a_lock_file_of_a_dead_process_holds_nobody_up(runner, tmp_path):
     path, ready = tmp_path / "c.lk", FORK.Event()
     path.mkdir()

@@ -155,6 +155,7 @@ def killed(packer, folder, value, *, at, **options):
     assert child.exitcode != 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packer", PACKERS, ids=lambda packer: packer.__name__)
 @pytest.mark.parametrize("second", [1, 2])
 def test_a_run_that_follows_a_killed_one_holds_its_own_samples_alone(

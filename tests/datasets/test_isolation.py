@@ -63,6 +63,7 @@ def test_changing_what_was_read_changes_no_later_read(tmp_path, cached):
     assert_same(list(dataset), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_changing_a_batch_from_a_loader_changes_no_later_batch(tmp_path, workers):
     dataset = pack(samples(), tmp_path / "c.lk")

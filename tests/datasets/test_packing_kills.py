@@ -141,6 +141,7 @@ def held_open(monkeypatch):
         os.close(end)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("held_open")
 @pytest.mark.parametrize("how", END)
 def test_a_worker_that_ends_is_told_of_with_its_samples(tmp_path, how):
@@ -180,6 +181,7 @@ class Raises(SafeDataset):
         return key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "error",
     [
@@ -237,6 +239,7 @@ def test_a_stopped_worker_is_waited_for_and_goes_on(tmp_path, wanted):
     assert files_of(path) == wanted
 
 
+@pytest.mark.slow
 def test_of_two_packers_one_is_killed_and_the_other_ends_the_work(tmp_path, wanted):
     path = tmp_path / "c.lk"
     kill = Kill(1, "fork", 0, 0)

@@ -118,6 +118,7 @@ def test_spans_are_packed_in_order_and_the_bytes_are_the_same_whoever_packs(
     assert list(map(repr, cached)) == list(map(repr, in_order))
 
 
+@pytest.mark.slow
 def test_shards_of_spans_that_are_built_otherwise_are_numbered_again(tmp_path, caplog):
     """Twin: without that, the law above would hold of nothing."""
     source = DrawnSpans(seed=1, lengths=[40] * 6, rarity=10)
@@ -355,6 +356,7 @@ def place_of(cache):
 WANTED = [100 * span + index for span in range(6) for index in range(60)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", sorted(MAKERS))
 def test_an_error_names_the_span_and_the_others_are_packed(tmp_path, who):
     source, path = Failing(tmp_path, [(1, 30), (4, 7)]), tmp_path / "c.lk"
@@ -388,6 +390,7 @@ def test_an_error_of_an_iterable_names_the_sample(tmp_path):
         pack(iter([object()]), tmp_path / "c.lk")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["workers", "processes"])
 def test_a_worker_that_dies_is_replaced(tmp_path, who):
     source = Failing(tmp_path, deaths=[(1, 30), (1, 50), (5, 1)])
@@ -409,6 +412,7 @@ class DiesAlways(Failing):
             yield sample
 
 
+@pytest.mark.slow
 def test_a_span_that_costs_each_worker_is_named(tmp_path):
     with pytest.raises(DatasetError, match="while it read span 2 of 6") as caught:
         pack(DiesAlways(tmp_path), tmp_path / "c.lk", spans=6, workers=2)
@@ -472,6 +476,7 @@ def test_a_killed_run_is_gone_on_with(tmp_path, workers, shards, again):
     assert packed == wanted
 
 
+@pytest.mark.slow
 def test_a_span_that_had_ended_is_not_read_again_where_its_file_is_known(tmp_path):
     data, path = files_with_numbers(tmp_path / "data"), tmp_path / "c.lk"
     source = FromFiles(data)
@@ -489,6 +494,7 @@ def test_a_span_that_had_ended_is_not_read_again_where_its_file_is_known(tmp_pat
     assert kept.items() >= shards.items()
 
 
+@pytest.mark.slow
 def test_where_a_file_has_changed_all_spans_are_read_again(tmp_path, caplog):
     data, path = files_with_numbers(tmp_path / "data"), tmp_path / "c.lk"
     source = FromFiles(data)
@@ -553,6 +559,7 @@ def test_a_generator_that_was_killed_is_read_again_and_written_once(tmp_path):
 # What else packs
 
 
+@pytest.mark.slow
 def test_spans_are_added_to_a_cache_and_packed_into_a_store(tmp_path):
     source = DrawnSpans(seed=1, lengths=[4, 0, 3], rarity=100)
     pack(source, tmp_path / "c.lk", spans=3)
@@ -569,6 +576,7 @@ def test_spans_are_added_to_a_cache_and_packed_into_a_store(tmp_path):
     assert [tuple(sample["place"]) for sample in stored] == once
 
 
+@pytest.mark.slow
 def test_the_bar_says_that_the_length_is_not_known():
     script = """
 import loaderkit, tempfile
@@ -596,6 +604,7 @@ loaderkit.pack(lambda span, spans: [{"x": 1}] * 5, folder + "/b.lk", spans=3, wo
     assert "15 samples" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("same", [True, False])
 def test_a_stream_that_another_process_packs_meanwhile_is_compared(tmp_path, same):
     path, begun = tmp_path / "c.lk", FORK.Event()
@@ -618,6 +627,7 @@ def test_a_stream_that_another_process_packs_meanwhile_is_compared(tmp_path, sam
     other.join()
 
 
+@pytest.mark.slow
 def test_a_cache_of_a_stream_is_verified_and_joined_like_any_other(tmp_path):
     source = DrawnSpans(seed=5, lengths=[30, 20], rarity=8)
     streamed = pack(source, tmp_path / "a.lk", spans=2, shard_bytes=300)

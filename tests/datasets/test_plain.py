@@ -60,6 +60,7 @@ def written(value):
     return repr(value)
 
 
+@pytest.mark.slow
 @given(value=LISTS)
 @settings(max_examples=200)
 def test_a_plain_value_comes_back_type_by_type(value):
@@ -80,6 +81,7 @@ def test_texts_are_numbered_in_as_many_bytes_as_that_takes(different):
     assert len(raw) < 0.85 * len(json.dumps(items))
 
 
+@pytest.mark.slow
 @given(
     value=texts().filter(len),
     damage=st.lists(

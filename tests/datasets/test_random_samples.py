@@ -67,6 +67,7 @@ def test_no_sample_has_the_numbers_of_another(tmp_path):
         assert len(drawn) == COUNT, name
 
 
+@pytest.mark.slow
 def test_the_samples_are_the_same_for_every_number_of_workers(tmp_path):
     here, *others = (
         packed(tmp_path / str(workers), workers=workers) for workers in (0, 1, 3)
@@ -101,6 +102,7 @@ def test_packing_draws_none_of_the_callers_numbers(tmp_path, workers):
     assert_same(list(states), list(now))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again_seed", [1, 2])
 def test_a_build_of_drawn_samples_goes_on_where_they_are_drawn_again(
     tmp_path, again_seed, caplog
@@ -154,6 +156,7 @@ def test_seeds_of_rows_cost_nothing_where_nobody_draws(tmp_path, monkeypatch):
     assert len(set(seeded)) == COUNT
 
 
+@pytest.mark.slow
 def test_a_worker_that_ends_itself_is_not_called_killed(tmp_path):
     with pytest.raises(DatasetError, match=r"worker ended .*exit status 3"):
         pack(EndsItself(), tmp_path / "c.lk", workers=1)

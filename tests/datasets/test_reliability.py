@@ -78,6 +78,7 @@ def whole(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_the_bytes_do_not_depend_on_the_number_of_workers(tmp_path, whole, workers):
     pack_graphs(tmp_path / "c.lk", workers)
@@ -172,6 +173,7 @@ def test_a_sample_that_fails_is_named_with_the_place_in_the_code(tmp_path):
     assert "test_reliability.py:" in caught.value.why
 
 
+@pytest.mark.slow
 def test_keys_that_change_make_the_cache_stale(tmp_path):
     pack_graphs(tmp_path / "c.lk", 0)
     dataset = Graphs(cache=tmp_path / "c.lk")
@@ -269,6 +271,7 @@ def test_a_flipped_byte_where_nothing_is_hashed_is_an_error_of_ours_or_other_num
     assert code == 0
 
 
+@pytest.mark.slow
 def test_two_processes_that_pack_at_once_make_one_cache(tmp_path, whole):
     children = [
         FORK.Process(target=pack_graphs, args=(tmp_path / "c.lk", 1)) for _ in "ab"
@@ -289,6 +292,7 @@ def pack_with_file_limit(path, limit):
         pack_graphs(path, 0, shard_bytes=100_000)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_said_and_what_was_finished_stays(tmp_path, whole):
     assert in_child(pack_with_file_limit, tmp_path / "c.lk", 9000) == 0
 
@@ -297,6 +301,7 @@ def test_a_full_disk_is_said_and_what_was_finished_stays(tmp_path, whole):
     assert bytes_of(tmp_path / "c.lk") == bytes_of(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.needs("mounts")
 def test_a_full_file_system_is_said(tmp_path):
     code = in_child(pack_on_a_small_tmpfs, tmp_path)
@@ -391,6 +396,7 @@ class Dies(SafeDataset):
         return torch.ones(key)
 
 
+@pytest.mark.slow
 def test_a_packing_worker_that_dies_is_told_from_one_that_raises(tmp_path):
     with pytest.raises(DatasetError, match="packing worker was killed"):
         len(Dies(cache=tmp_path / "c.lk", packing=PackOptions(workers=1)))

@@ -95,6 +95,7 @@ def test_sizes_of_graphs_are_read_shard_by_shard_where_the_mirror_is_small(tmp_p
     assert dataset[[70, 3, 40]].sizes().nodes.tolist() == [72, 5, 42]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [False, True, "block"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_epoch_gives_every_sample_once(url, tmp_path, shuffle, workers):
@@ -134,6 +135,7 @@ def test_forked_workers_read_over_http_while_this_process_downloads(folder, tmp_
     server.stop()
 
 
+@pytest.mark.slow
 def test_blocks_go_shard_by_shard_so_that_a_small_mirror_downloads_each_once(
     folder, tmp_path
 ):
@@ -237,6 +239,7 @@ def test_a_second_push_is_refused_and_leaves_the_first(folder, tmp_path):
     assert {f.name for f in (tmp_path / "store").iterdir()} <= names
 
 
+@pytest.mark.slow
 def test_of_writers_at_once_one_wins_and_the_cache_is_whole(folder, tmp_path):
     other = tmp_path / "other"
     pack(samples(first=500), other, workers=0, shard_bytes=SHARD_BYTES)
@@ -325,6 +328,7 @@ class Loaded(SafeDataset):
         return {"n": int(key), "x": torch.ones(3) * key}
 
 
+@pytest.mark.slow
 def test_a_dataset_packs_to_its_url_once_for_all_processes(tmp_path):
     url = (tmp_path / "store").as_uri()
 

@@ -257,6 +257,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(OTHERS))
 def test_a_cache_that_another_process_packs_meanwhile_is_of_the_same_samples(
     tmp_path, kind
@@ -283,6 +284,7 @@ class Renamed(Numbers):
     version = "2"
 
 
+@pytest.mark.slow
 def test_a_dataset_refuses_what_another_process_packs_from_another_source(tmp_path):
     fork = multiprocessing.get_context("fork")
     begun = fork.Event()

@@ -330,6 +330,7 @@ def ask_all(path):
             ask()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "name", ["manifest.json", "shard", "sources", ".lock", ".lock-soft", ".building"]
@@ -584,6 +585,7 @@ def test_a_file_that_is_only_touched_is_read_on(tmp_path):
     assert_same(dataset.batch([0, 1]), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [cut, written_over])
 def test_a_file_that_changes_under_a_worker_is_told(tmp_path, change):
     path = packed(tmp_path, {"x": torch.rand(2000)}, count=64)
@@ -614,6 +616,7 @@ def damaged_copy(path):
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
+@pytest.mark.slow
 def test_a_damaged_copy_with_the_old_times_is_hashed_again(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     path = age(packed(tmp_path))
@@ -626,6 +629,7 @@ def test_a_damaged_copy_with_the_old_times_is_hashed_again(tmp_path, monkeypatch
         open_cache(path)[0]
 
 
+@pytest.mark.slow
 def test_a_file_is_hashed_once_a_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     path = age(packed(tmp_path))
@@ -677,6 +681,7 @@ def test_a_home_that_is_none_only_costs_time(tmp_path, monkeypatch, name):
     assert_it_ends(open_twice, path)
 
 
+@pytest.mark.slow
 def test_a_record_that_was_cut_is_gone_on_with(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     record_is(lambda file: file.write_bytes(b"1 2 3"))(tmp_path / "home")

@@ -69,6 +69,7 @@ def test_epochs_gives_what_the_iterable_gives_and_raises_at_the_end():
     assert report.growths[0].holder.line.startswith("test_detector.py:")
 
 
+@pytest.mark.slow
 def test_a_flat_loop_is_steady():
     report = LeakDetector("cpu").run(flat_epoch(), epochs=10)
 
@@ -138,6 +139,7 @@ def test_steps_are_put_together_to_epochs():
     assert detector.report().bytes_per_epoch == pytest.approx(SIZE * 4 * 5, rel=0.1)
 
 
+@pytest.mark.slow
 def test_an_error_inside_the_block_is_not_replaced_by_a_verdict():
     step = growing_epoch()
 
@@ -152,6 +154,7 @@ def test_an_error_inside_the_block_is_not_replaced_by_a_verdict():
         train()
 
 
+@pytest.mark.slow
 def test_a_decorated_function_is_an_epoch():
     step, reports = growing_epoch(), []
     detector = LeakDetector("cpu", on_leak=reports.append)
@@ -168,6 +171,7 @@ def test_a_decorated_function_is_an_epoch():
     assert reports[0].leaking
 
 
+@pytest.mark.slow
 def test_the_limit_gives_the_epochs_that_are_left():
     report = LeakDetector("cpu", limit="1000 GiB", on_leak=id).run(
         growing_epoch(), epochs=10
@@ -179,6 +183,7 @@ def test_the_limit_gives_the_epochs_that_are_left():
     assert "are used up in about" in str(report)
 
 
+@pytest.mark.slow
 def test_passing_the_limit_counts_at_once():
     detector = LeakDetector("cpu", limit="1 MiB")
 
@@ -188,12 +193,14 @@ def test_passing_the_limit_counts_at_once():
     assert detector.report().epochs == 1
 
 
+@pytest.mark.slow
 def test_a_tolerance_lets_slow_growth_pass():
     report = LeakDetector("cpu", tolerance="1 MiB").run(growing_epoch(), epochs=10)
 
     assert report.ok
 
 
+@pytest.mark.slow
 def test_growth_below_the_tolerance_is_said():
     retained = []
 
@@ -206,6 +213,7 @@ def test_growth_below_the_tolerance_is_said():
     assert "malloc" in [counter.name for counter in report.tolerated]
 
 
+@pytest.mark.slow
 def test_its_twin_with_a_smaller_tolerance_is_a_leak():
     retained = []
 
@@ -226,6 +234,7 @@ def collector_that_never_comes():
     gc.set_threshold(*thresholds)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("collector_that_never_comes")
 def test_garbage_that_the_collector_will_free_is_no_leak():
     class Node:
@@ -250,6 +259,7 @@ def cycle(size):
     node.me, node.load = node, torch.randn(size)
 
 
+@pytest.mark.slow
 def test_garbage_that_goes_when_objects_are_counted_is_no_leak():
     # a census had the collector run within what is subtracted as the detector's own
     def epoch():
@@ -262,6 +272,7 @@ def test_garbage_that_goes_when_objects_are_counted_is_no_leak():
     assert report.verdict != "leaking"
 
 
+@pytest.mark.slow
 def test_garbage_from_before_hides_no_leak():
     gc.disable()
     for _ in range(100):
@@ -274,6 +285,7 @@ def test_garbage_from_before_hides_no_leak():
     assert "`retained`" in str(report)
 
 
+@pytest.mark.slow
 def test_a_leak_beneath_garbage_is_found():
     retained = []
 
@@ -306,6 +318,7 @@ def test_the_same_garbage_is_a_leak_while_the_collector_is_off():
     assert "the garbage collector is off" in str(report)
 
 
+@pytest.mark.slow
 def test_a_bounded_cache_that_fills_needs_more_epochs():
     import collections
 
@@ -331,6 +344,7 @@ def keeping_numbers(count, seconds=0.0):
     return epoch
 
 
+@pytest.mark.slow
 def test_a_history_of_plain_numbers_is_no_leak():
     report = LeakDetector("cpu").run(keeping_numbers(700, seconds=0.1), epochs=10)
 
@@ -338,6 +352,7 @@ def test_a_history_of_plain_numbers_is_no_leak():
     assert "plain numbers" in str(report)
 
 
+@pytest.mark.slow
 def test_its_twin_that_comes_faster_than_any_metric_is_one():
     # So many that a machine which takes two seconds for an epoch is quick enough.
     epoch = keeping_numbers(20_000)
@@ -349,6 +364,7 @@ def test_its_twin_that_comes_faster_than_any_metric_is_one():
     assert "running mean" in str(report)
 
 
+@pytest.mark.slow
 def test_a_report_prints_in_25_lines_and_as_json():
     report = LeakDetector("cpu", on_leak=id).run(growing_epoch(), epochs=10)
 
@@ -360,6 +376,7 @@ def test_a_report_prints_in_25_lines_and_as_json():
     assert values["bytes_per_epoch"] == report.bytes_per_epoch
 
 
+@pytest.mark.slow
 def test_an_error_with_its_report_survives_a_pickle():
     import pickle
 
@@ -370,6 +387,7 @@ def test_an_error_with_its_report_survives_a_pickle():
     assert str(again) == str(caught.value)
 
 
+@pytest.mark.slow
 def test_assert_no_leak_gives_the_report_of_a_flat_function():
     assert assert_no_leak(flat_epoch(), device="cpu").verdict == "steady"
 
@@ -394,6 +412,7 @@ def test_wrong_settings_are_refused(settings, words):
         LeakDetector("cpu", **settings)
 
 
+@pytest.mark.slow
 def test_the_detector_itself_keeps_next_to_nothing():
     detector = LeakDetector("cpu")
     detector.start()
@@ -419,6 +438,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_has_just_been_started_is_given_time():
     child = subprocess.Popen(
         [sys.executable, "-c", GROWING_PROGRAM],

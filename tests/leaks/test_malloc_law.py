@@ -135,6 +135,7 @@ def test_where_malloc_grows_too_its_free_memory_excuses_nothing():
     assert overall(counters)[0] == LEAKING
 
 
+@pytest.mark.slow
 @pytest.mark.needs("proc")
 def test_what_malloc_keeps_free_is_recorded_with_each_epoch():
     import torch

@@ -63,6 +63,7 @@ def test_the_warm_up_is_grey_and_the_trend_begins_behind_it():
     assert chart.trend.end == pytest.approx((30, 190 * MIB))
 
 
+@pytest.mark.slow
 def test_a_steady_report_has_no_list_of_holders(tmp_path):
     report = LeakDetector("cpu").run(lambda: None, epochs=8)
 

@@ -96,6 +96,7 @@ def test_planted_leaks_fail_and_their_twins_pass(pytester):
     assert [v["verdict"] == "leaking" for v in values] == [True, False, False]
 
 
+@pytest.mark.slow
 def test_wrong_use_is_told(pytester):
     pytester.makepyfile(WRONG)
     result = pytester.runpytest()
@@ -116,6 +117,7 @@ def test_wrong_use_is_told(pytester):
     )
 
 
+@pytest.mark.slow
 def test_the_ini_file_gives_what_the_marker_does_not(pytester):
     pytester.makeini("[pytest]\nleak_tolerance = 10MiB\nleak_epochs = 7\n")
     pytester.makepyfile(

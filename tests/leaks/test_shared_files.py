@@ -86,6 +86,7 @@ def assert_named(report):
     assert "unlink()" in str(report)
 
 
+@pytest.mark.slow
 def test_shared_memory_that_is_never_unlinked_is_named_with_its_file():
     report = LeakDetector("cpu", on_leak=id).run(
         sharing_memory(unlink=False), epochs=12
@@ -101,6 +102,7 @@ def test_its_twin_that_unlinks_is_steady():
     assert LeakDetector("cpu").run(epoch, epochs=12).ok
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("old_files")
 def test_it_is_named_among_hundreds_of_old_files():
     report = LeakDetector("cpu", on_leak=id).run(
@@ -110,6 +112,7 @@ def test_it_is_named_among_hundreds_of_old_files():
     assert_named(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beside", [100_000, 10], indirect=True)
 @pytest.mark.usefixtures("old_files", "beside")
 def test_it_is_named_while_another_process_makes_files():
@@ -122,6 +125,7 @@ def test_it_is_named_while_another_process_makes_files():
     assert report.notes == (f"files {kind} are made by another process: left out",)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("old_files", "beside")
 def test_what_another_process_leaves_there_is_no_leak_of_ours():
     report = LeakDetector("cpu").run(lambda: time.sleep(0.02), epochs=12)

@@ -78,6 +78,7 @@ def card(monkeypatch):
     return fake_card
 
 
+@pytest.mark.slow
 def test_the_lines_that_allocate_are_traced_when_asked_for():
     retained = []
 
@@ -178,6 +179,7 @@ def test_memory_asked_for_by_another_thread_of_native_code_says_so(card):
     assert sites[0].bytes_per_epoch == MIB
 
 
+@pytest.mark.slow
 def test_what_stays_on_a_card_is_named_at_once_where_its_history_is_recorded(card):
     card.recorded = True
     cache = []
@@ -194,6 +196,7 @@ def test_what_stays_on_a_card_is_named_at_once_where_its_history_is_recorded(car
     assert report.sites[0].lines[-1].startswith("test_trace.py:")
 
 
+@pytest.mark.slow
 def test_its_twin_that_keeps_nothing_names_nothing(card):
     card.recorded = True
     detector = LeakDetector(CARD, on_leak=id)

@@ -46,6 +46,7 @@ def test_leaks_of_five_standard_errors_are_found_in_the_epochs_that_are_asked_fo
     assert verdicts.count(LEAKING) >= 0.98 * 150
 
 
+@pytest.mark.slow
 def test_leaks_of_thirty_standard_errors_are_mostly_found_in_thirty_epochs():
     leak = Leak(rate=80 * KIB, signal=30)
 
@@ -109,6 +110,7 @@ def test_noise_says_which_leak_would_have_shown():
     assert noisy.detectable > 100 * KIB
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outside", ["driver", "device_used"])
 def test_what_only_the_driver_holds_is_never_steady_and_named(outside):
     for seed in range(40):

@@ -71,6 +71,7 @@ def test_a_cache_is_still_gathered(tmp_path, monkeypatch):
     assert_same(batch, doubled(Batch.from_data_list(GRAPHS[:3])))
 
 
+@pytest.mark.slow
 def test_what_it_draws_follows_from_the_seed_for_any_number_of_workers(tmp_path):
     packed = pack([Data(pos=torch.ones(2, 3))] * 8, tmp_path / "c", workers=0)
     turn = transforms.RandomRotate(90)

@@ -83,6 +83,7 @@ def test_follow_batch_and_exclude_keys_reach_pyg():
     assert "y" not in batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_random_numbers_do_not_depend_on_the_worker_count(workers):
     def drawn(count):

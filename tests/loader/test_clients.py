@@ -259,6 +259,7 @@ RESULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("result", "workers"),
     [*((result, 0) for result in RESULTS), ("a pair", 1), ("a tensor", 1)],

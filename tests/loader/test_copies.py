@@ -79,6 +79,7 @@ def bring(loader, moment):
     return running
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_copy_gives_what_the_loader_gives_and_neither_moves_the_other(name):
     for way, moment in itertools.product(WAYS, MOMENTS):

@@ -29,6 +29,7 @@ def loader_of(kind, **settings_):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["rows", "stream"])
 @pytest.mark.parametrize("draw", [1, pytest.param(7, marks=pytest.mark.slow)])
 def test_the_nth_iterator_gives_the_nth_epoch_whatever_runs_beside_it(kind, draw):

@@ -17,6 +17,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(st.integers(1, 9), st.lists(st.integers(-3, 6), max_size=4), OPTIONS)
 @settings(max_examples=30)
 def test_every_epoch_has_the_samples_that_the_dataset_has_then(count, changes, options):

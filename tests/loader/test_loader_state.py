@@ -66,6 +66,7 @@ BETWEEN_EPOCHS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("between", BETWEEN_EPOCHS)
 @pytest.mark.parametrize("kind", [CountsReads, CountsEpochs])
 @pytest.mark.parametrize("workers", [1, 2])
@@ -108,6 +109,7 @@ DATASETS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DATASETS)
 @settings(max_examples=3, deadline=None)
 @given(seed=st.integers(-(2**63), 2**64 - 1))

@@ -567,6 +567,7 @@ def test_the_probe_calls_collate_twice_at_most_and_with_whole_batches(pause_s):
     assert set(calls) <= {8}
 
 
+@pytest.mark.slow
 def test_the_plan_says_what_a_long_probe_took():
     import time
 

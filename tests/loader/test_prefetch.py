@@ -129,6 +129,7 @@ def test_an_end_is_told_again(clock):
             next(ahead)
 
 
+@pytest.mark.slow
 def test_a_loader_reads_ahead_and_nothing_stays(cache, clock):
     loader = build_loader(cache, batch_size=2, num_workers=0)
     received = []
@@ -248,6 +249,7 @@ def test_the_next_batch_is_copied_before_the_last_is_done(monkeypatch):
     assert [len(copied) for copied in copies] == [2]
 
 
+@pytest.mark.slow
 def test_a_batch_is_not_held_once_it_is_given(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
     batches = ([torch.ones(3)] for _ in range(3))

@@ -47,6 +47,7 @@ def readers(folder):
     return {int(file.name.split()[-1]) for file in folder.glob("opened by *")}
 
 
+@pytest.mark.slow
 @forks
 def test_building_a_loader_opens_nothing_here(folder):
     loader = build_loader(KeepsItsFile(folder), batch_size=10, seed=0)
@@ -100,6 +101,7 @@ def test_what_cannot_be_read_is_said(dataset, why):
     assert build_loader(dataset).plan.num_workers.reason
 
 
+@pytest.mark.slow
 @forks
 def test_a_sample_that_takes_too_long_is_given_up(folder, monkeypatch):
     monkeypatch.setattr(probe, "_LONGEST_S", 0.3)

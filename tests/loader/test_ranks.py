@@ -378,6 +378,7 @@ def check_union(ranks_read, samples, *, whole, repeats):
         assert max(rows.values(), default=1) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:an epoch has no batches")
 @given(st.integers(1, 60), st.integers(1, 4), OPTIONS)
 @settings(max_examples=20)
@@ -413,6 +414,7 @@ SAMPLERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:an epoch has no batches")
 @given(
     st.integers(1, 40),

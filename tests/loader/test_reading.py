@@ -57,6 +57,7 @@ def pages_read(values, samples, room_pages, epochs=4):
     return missed / (epochs - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [0.1, 0.25, 0.5, 0.75])
 @pytest.mark.parametrize(
     ("values", "samples"),

@@ -451,6 +451,7 @@ class CountsEpochs(SaysItsState):
         self.epoch = state["epoch"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "persistent"),
     [
@@ -547,6 +548,7 @@ class Reader(Dataset):
         self.given = state["given"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("workers", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("given", [0, 5])
@@ -582,6 +584,7 @@ class OneIsSlow(Dataset):
         return row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("slow", "given"), [({0}, 4), ({3, 4}, 9), (set(), 1)])
 def test_batches_out_of_order_are_neither_lost_nor_repeated(slow, given):
     stopped, again = (
@@ -651,6 +654,7 @@ def test_a_state_with_a_wrong_value_is_refused(cache, name, value):
         loader.load_state_dict(loader.state_dict() | {name: value})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_killed_run_goes_on(cache, tmp_path, workers):
     log, state = tmp_path / "log", tmp_path / "state.json"

@@ -213,6 +213,7 @@ def test_every_batch_can_be_kept(cache):
     assert len(os.listdir("/proc/self/fd")) <= before + 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(
     ("way", "why"),
@@ -261,6 +262,7 @@ def interruptible():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("data", [Slow(), Endless()], ids=["rows", "stream"])
 @pytest.mark.parametrize("persistent", [False, True])
@@ -293,6 +295,7 @@ def train_on():
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_death_during_a_step_is_told_there():
     loader = build_loader(Doomed("SIGKILL"), batch_size=4, num_workers=1, probe=False)
     batches = iter(loader)
@@ -324,6 +327,7 @@ def see_another_loaders_worker_die():
     os._exit(0)
 
 
+@pytest.mark.slow
 def test_the_death_of_another_loaders_worker_is_left_to_torch():
     # In a process of its own: torch's handler raises again with each child that ends.
     child = multiprocessing.get_context("fork").Process(
@@ -349,6 +353,7 @@ def train_and_be_killed_as_the_worker_starts(noted):
     list(build_loader(Slow(), batch_size=4, num_workers=1, probe=False))
 
 
+@pytest.mark.slow
 def test_a_worker_whose_parent_is_killed_as_it_starts_ends_too(tmp_path):
     noted = tmp_path / "pid"
     training = multiprocessing.get_context("fork").Process(

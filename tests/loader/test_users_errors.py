@@ -91,6 +91,7 @@ def test_it_arrives_from_a_worker_as_it_does_without(raised_in, name):
     check_cause(sent, name)
 
 
+@pytest.mark.slow
 def test_it_arrives_from_a_spawned_worker():
     loader = build_loader(
         faulty.Named(faulty.chained),
@@ -106,6 +107,7 @@ def test_it_arrives_from_a_spawned_worker():
     check_cause(error, "chained")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("name", ["key", "worker", "two parts"])
 def test_a_collate_function_that_fails_is_told_apart_from_a_sample(name, workers):
@@ -371,6 +373,7 @@ def rows_and_errors(loader):
             errors += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("failing", [{5}, {0, 1, 7}, {19}])
@@ -511,6 +514,7 @@ def test_of_a_type_that_cannot_be_sent_ours_is_sent():
     assert pickle.loads(pickle.dumps(kind)) is LoaderError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["key", "strict", "two parts"])
 def test_torchs_worker_sends_it_on(name):
     # A worker that could not send it would leave this loop waiting.

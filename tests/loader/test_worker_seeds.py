@@ -34,6 +34,7 @@ def seed_numpy_and_random_from_torch(_):
 # A warning is an error in these tests, also in a forked worker, which sends it.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_seed_that_worker_init_fn_sets_is_said_to_do_nothing(workers):
     expected = list(build_loader(Draws(), num_workers=0, seed=5))

@@ -27,6 +27,7 @@ def kinds_and_paths(target):
     return {(holder.kind, holder.path) for holder in holders_of(target)}
 
 
+@pytest.mark.slow
 def test_a_local_variable():
     target = torch.zeros(1)
 
@@ -37,6 +38,7 @@ def test_a_local_variable():
     assert HERE in holder.where
 
 
+@pytest.mark.slow
 def test_a_way_through_containers_and_attributes():
     owner = Owner()
     owner.cache["batch"] = [None, torch.zeros(1)]
@@ -61,6 +63,7 @@ def test_a_global_and_a_class_attribute():
     Owner.shared.clear()
 
 
+@pytest.mark.slow
 def test_a_closure_is_named_by_its_variable():
     def make_step():
         retained = []

@@ -247,6 +247,7 @@ def test_hygiene_empties_a_device_only_when_much_lies_unused(monkeypatch):
     assert keeper.report.times == 1
 
 
+@pytest.mark.slow
 def test_freezing_takes_what_exists_out_of_the_collectors_sight():
     keeper = EpochCacheCleaner("cpu", freeze=True)
 

@@ -61,6 +61,7 @@ def test_what_no_variable_leads_to_is_not_found():
     assert unreachable is None
 
 
+@pytest.mark.slow
 def test_a_context_variable_is_named():
     def inside():
         CURRENT.set({"previous": [torch.zeros(3)]})
