@@ -37,8 +37,16 @@ def has_cuda():
     return torch.cuda.is_available()
 
 
+def has_two_cpus():
+    from loaderkit.memory.host import read_host
+
+    return read_host().cpus > 1
+
+
 CAPABILITIES = {
     "cuda": has_cuda,
+    # With one CPU the plan chooses no workers.
+    "two CPUs": has_two_cpus,
     "accelerate": lambda: importlib.util.find_spec("accelerate") is not None,
     "transformers": lambda: importlib.util.find_spec("transformers") is not None,
     "lightning": lambda: importlib.util.find_spec("lightning") is not None,

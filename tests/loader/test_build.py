@@ -219,6 +219,7 @@ def test_an_iterable_dataset_cannot_be_shuffled():
         build_loader(Counting(), shuffle=True)
 
 
+@pytest.mark.needs("two CPUs")
 def test_slow_samples_get_workers_and_the_plan_says_why():
     plan = build_loader(Slow(), batch_size=4).plan
 
