@@ -21,7 +21,7 @@ from loaderkit.datasets.classes import import_classes
 from loaderkit.datasets.packing_stream_tasks import files_of
 from loaderkit.datasets.packing_tasks import Look, ReadSpan
 from loaderkit.datasets.progress import progress_bar
-from loaderkit.datasets.shard_filling import take_over
+from loaderkit.datasets.shard_filling import take_over_shards
 from loaderkit.datasets.shard_plan import ShardPlan, rows_to_look_at
 from loaderkit.datasets.source_files import (
     FileVersion,
@@ -252,18 +252,9 @@ class PackingRun:
             The shards that have other numbers, or names.
         """
         self.structure = Structure.from_json(look.to_json())
-        misnumbered = []
-        known: Mapping[str, Any] = {}
-        for number in range(self.plan.shard_count):
-            learned = self.build.read_note(number).state
-            if learned == known:
-                continue
-            of_shard = Structure.from_json(learned)
-            if take_over(self.structure, of_shard, f"of shard {number}"):
-                known = learned
-            else:
-                misnumbered.append(number)
-        return misnumbered
+        numbers = range(self.plan.shard_count)
+        notes = ((number, self.build.read_note(number).state) for number in numbers)
+        return take_over_shards(self.structure, notes)
 
     def list_sources(self) -> str | None:
         """Write down which files samples were made from; None where none is known."""

@@ -23,7 +23,7 @@ from loaderkit.datasets.packing_stream_tasks import (
     starting_structure,
 )
 from loaderkit.datasets.progress import progress_bar
-from loaderkit.datasets.shard_filling import take_over
+from loaderkit.datasets.shard_filling import take_over_shards
 from loaderkit.datasets.source_files import SourceFileList
 from loaderkit.datasets.structure import Structure
 from loaderkit.errors import CacheError, DatasetError
@@ -227,18 +227,8 @@ class StreamRun:
             The shards that have other numbers, or names.
         """
         self.structure = starting_structure()
-        misnumbered = []
-        known: Mapping[str, Any] = {}
-        for number in numbers:
-            learned = self._build.read_note(number).state
-            if learned == known:
-                continue
-            part = Structure.from_json(learned)
-            if take_over(self.structure, part, f"of shard {number}"):
-                known = learned
-            else:
-                misnumbered.append(number)
-        return misnumbered
+        notes = ((number, self._build.read_note(number).state) for number in numbers)
+        return take_over_shards(self.structure, notes)
 
     def _take_in(self, xxh3_of_shard: Mapping[int, str]) -> None:
         """Make the shards those of the cache, in order."""

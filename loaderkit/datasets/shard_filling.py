@@ -131,3 +131,31 @@ def take_over(structure: Structure, part: Structure, of_what: str) -> bool:
         structure.name(column) == name for name, column in part.columns.items()
     ]
     return all(same_numbers) and all(same_names)
+
+
+def take_over_shards(
+    structure: Structure, learned_of_shards: Iterable[tuple[int, Mapping[str, Any]]]
+) -> list[int]:
+    """Add what all shards know of how samples are built to what is known of the whole.
+
+    Args:
+        structure: Of the whole; it learns the columns and variants.
+        learned_of_shards: Number of each shard, and its structure as JSON, in order.
+
+    Returns:
+        The shards that have other numbers, or names.
+
+    Raises:
+        DatasetError: There are too many variants.
+    """
+    misnumbered = []
+    known: Mapping[str, Any] = {}
+    for number, learned in learned_of_shards:
+        # Most shards know what the one before knew.
+        if learned == known:
+            continue
+        if take_over(structure, Structure.from_json(learned), f"of shard {number}"):
+            known = learned
+        else:
+            misnumbered.append(number)
+    return misnumbered
