@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import multiprocessing
 import resource
 import sys
 import weakref
@@ -12,8 +11,10 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+import torch.multiprocessing
 from fresh_process import in_fresh_process
 from models import TwoLayers, graphs
+from process_groups import connected
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.nn import GCNConv
@@ -416,12 +417,13 @@ class RunsOutOnOneRank(nn.Module):
         return self.inner(x)
 
 
-def train_one_rank(rank, folder):
+def train_one_rank(rank, folder, store):
     """Train on half of a batch, and write whether the gradient is the whole's."""
     torch.set_num_threads(1)  # OpenMP does not survive a fork with more
     torch.set_default_dtype(torch.float64)  # the fixture is the other process's
-    store = f"file://{folder / 'store'}"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder / store}", rank=rank, world_size=2
+    )
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
     x = torch.randn(12, 6)
@@ -445,15 +447,14 @@ def train_one_rank(rank, folder):
 @pytest.mark.slow
 @in_fresh_process  # threads that earlier tests started do not survive the forks
 def test_two_ranks_average_once_although_one_runs_out(tmp_path):
-    forked = multiprocessing.get_context("fork")  # torch and PyG are imported already
-    ranks = [
-        forked.Process(target=train_one_rank, args=(rank, tmp_path))
-        for rank in range(2)
-    ]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
+    connected(
+        lambda attempt: torch.multiprocessing.start_processes(
+            train_one_rank,
+            (tmp_path, f"store {attempt}"),
+            nprocs=2,
+            start_method="fork",  # torch and PyG are imported already
+        )
+    )
 
     assert (tmp_path / "rank0").read_text() == "retries=0 equal=True"
     assert (tmp_path / "rank1").read_text() == "retries=2 equal=True"

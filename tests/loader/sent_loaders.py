@@ -26,9 +26,9 @@ def epochs(loader):
     return [[batch.tolist() for batch in loader] for _ in range(2)]
 
 
-def read_as_rank(rank, loaders, folder):
+def read_as_rank(rank, loaders, folder, store):
     torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
+        "gloo", init_method=f"file://{folder / store}", rank=rank, world_size=2
     )
     for name, loader in loaders.items():
         try:

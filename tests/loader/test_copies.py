@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.multiprocessing
 from data import Counting
+from process_groups import connected
 from sent_loaders import COUNT, Rows, epochs, read_as_rank
 from torch.utils.data import (
     BatchSampler,
@@ -125,7 +126,11 @@ def test_a_loader_sent_to_ranks_is_refused_unless_that_was_asked_for(tmp_path):
     asked = built("shuffled", rank=0, world_size=1)
     loaders = {"found": built("shuffled"), "asked": asked}
 
-    torch.multiprocessing.spawn(read_as_rank, (loaders, tmp_path), nprocs=2)
+    connected(
+        lambda attempt: torch.multiprocessing.spawn(
+            read_as_rank, (loaders, tmp_path, f"store {attempt}"), nprocs=2
+        )
+    )
 
     for rank in (0, 1):
         text = (tmp_path / f"found {rank}").read_text()

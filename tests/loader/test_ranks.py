@@ -13,6 +13,7 @@ import torch
 from data import Noisy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from process_groups import NOT_CONNECTED, connected
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
@@ -60,22 +61,53 @@ dist.destroy_process_group()
 def run_ranks(script, *arguments, ranks=2):
     """Run a script under torchrun; gives what it printed, line by line."""
     run = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}"]
-    done = subprocess.run(
-        [
-            *run,
-            "--master_port=0",
-            "--rdzv_backend=c10d",
-            "--rdzv_endpoint=localhost:0",
-            str(script),
-            *map(str, arguments),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stderr[-2500:]
-    return [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "["]
+    command = [
+        *run,
+        "--master_port=0",
+        "--rdzv_backend=c10d",
+        "--rdzv_endpoint=localhost:0",
+        str(script),
+        *map(str, arguments),
+    ]
+
+    def start(_attempt):
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, cwd=ROOT
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    lines = connected(start).splitlines()
+    return [json.loads(line) for line in lines if line[:1] == "["]
+
+
+@pytest.mark.parametrize(
+    ("errors", "outcome"),
+    [
+        ([], "gave"),
+        ([NOT_CONNECTED], "gave"),
+        ([NOT_CONNECTED] * 2, "gave"),
+        ([NOT_CONNECTED] * 3, "raised"),
+        (["ranks differ"], "raised"),
+        ([NOT_CONNECTED, "ranks differ"], "raised"),
+    ],
+)
+def test_only_processes_that_gloo_could_not_connect_begin_anew(errors, outcome):
+    attempts = []
+
+    def start(attempt):
+        attempts.append(attempt)
+        if attempt < len(errors):
+            raise AssertionError(errors[attempt])
+        return "gave"
+
+    if outcome == "gave":
+        assert connected(start) == outcome
+        assert attempts == list(range(len(errors) + 1))
+    else:
+        with pytest.raises(AssertionError, match=errors[-1]):
+            connected(start)
+        assert attempts == list(range(len(errors)))
 
 
 @pytest.mark.slow
