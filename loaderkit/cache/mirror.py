@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import logging
 import os
 import threading
@@ -30,6 +31,7 @@ from loaderkit.cache.layout import MANIFEST, is_cache_file_name
 from loaderkit.cache.leases import Lease, shards_in_use
 from loaderkit.cache.lock_files import hold_lock_file
 from loaderkit.cache.manifest import MOST_MANIFEST_BYTES, read_manifest
+from loaderkit.cache.storage import NoAnswerError
 from loaderkit.errors import CacheError, DamagedCacheError, StaleCacheError
 from loaderkit.units import count_of, format_bytes
 
@@ -166,6 +168,7 @@ class Mirror:
             DamagedCacheError: The store does not have the bytes that were packed.
             CacheError: The store does not answer, or the disk fails.
         """
+        asked_s = time.time()
         if not self._leases.is_dir():  # somebody has deleted the mirror
             self._make_folders()
             self._copy_manifest()
@@ -178,6 +181,7 @@ class Mirror:
             self._wait_while_coming(shard)
         described = self.manifest.shards.file(shard)
         with self._hold_lock(self._work / "locks" / f"{described.file}.lock"):
+            self._raise_failure_since(asked_s, described)
             # Twice, since bytes may have been changed on the way and not in the store.
             for is_last_try in (False, True):
                 with self._whole_folder_locked():
@@ -425,8 +429,43 @@ class Mirror:
                 content = self.storage.read_range(described.file, start, stop)
             except FileNotFoundError:
                 raise self._gone_error(described.file) from None
+            except NoAnswerError as error:
+                self._note_failure(described, error)
+                raise
             self._write_all(file, content, described)
             start = stop
+
+    def _note_failure(self, described: ShardFile, error: NoAnswerError) -> None:
+        """Tell those who wait for a shard that the store did not give it."""
+        note = {
+            "time": time.time(),
+            "what": error.what,
+            "why": error.why,
+            "fix": error.fix,
+        }
+        file = self._failure_file(described)
+        partial = file.with_name(f"{file.name}.{os.getpid()}{_PARTIAL}")
+        with contextlib.suppress(CacheError):
+            write_text(file, json.dumps(note), partial=partial)
+
+    def _raise_failure_since(self, since_s: float, described: ShardFile) -> None:
+        """Raise what another reader was told of a shard while this one waited for it.
+
+        Each in turn would wait for the same silent store as long again: with 16 readers
+        an hour.
+
+        Raises:
+            NoAnswerError: The store did not give it to the other.
+        """
+        try:
+            note = json.loads(self._failure_file(described).read_text("utf-8"))
+        except (OSError, ValueError):
+            return
+        if note["time"] >= since_s:
+            raise NoAnswerError(note["what"], why=note["why"], fix=note["fix"])
+
+    def _failure_file(self, described: ShardFile) -> Path:
+        return self._work / f"{described.file}.failed"
 
     def _write_all(self, file: BinaryIO, content: bytes, described: ShardFile) -> None:
         """Write some bytes; where the disk is full, older shards make room."""
@@ -633,6 +672,15 @@ def find_remote_manifest(storage: Storage) -> Manifest | None:
 
 
 def _find_remote_manifest_text(storage: Storage) -> RemoteManifest | None:
+    try:
+        return _read_remote_manifest(storage)
+    except DamagedCacheError as error:
+        # Bytes may have been changed on the way and not in the store.
+        _LOG.warning("%s It is read once more.", error.what)
+        return _read_remote_manifest(storage)
+
+
+def _read_remote_manifest(storage: Storage) -> RemoteManifest | None:
     try:
         content = storage.read_file(MANIFEST, MOST_MANIFEST_BYTES)
     except FileNotFoundError:

@@ -1,8 +1,9 @@
 """Shards in an object store, or any other file system that fsspec knows.
 
-Requests break: each is bounded in time, tried again after what may pass, and ends in an
-error that names the URL and what to do.  Of what a request returns nothing is believed
-but its length; whole shards are hashed by the mirror.
+Requests break: each is tried again after what may pass, its tries are bounded in time
+together (``Retries``), and it ends in an error that names the URL and what to do.  Of
+what a request returns nothing is believed but its length; whole shards are hashed by
+the mirror.
 
 fsspec's asynchronous file systems have one thread for all requests, which a forked
 process does not have.  So no file system is kept across a fork: each process opens its
@@ -11,18 +12,24 @@ own, and a process is not forked while a request of ours is under way.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import functools
+import inspect
 import logging
 import os
-import random
 import threading
 import time
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from loaderkit.cache.storage import Patience, without_password
+from loaderkit.cache.storage import (
+    NoAnswerError,
+    Patience,
+    Retries,
+    without_password,
+)
 from loaderkit.errors import CacheError, DamagedCacheError, OptionError
 
 if TYPE_CHECKING:
@@ -37,7 +44,7 @@ _PART_BYTES = 8 << 20
 stream of S3 carries some 80 MB/s, a network more, and AWS advises ranges of 8 to 16 MB.
 Measured on moto's server: 4 MiB take a quarter more of the processor."""
 _LEAST_PART_BYTES = 128 << 10
-"""Parts get smaller after a request that took too long, down to this."""
+"""Parts get smaller after a request that took too long, down to this in two steps."""
 _EXTRAS = {
     "s3": "s3",
     "s3a": "s3",
@@ -50,8 +57,12 @@ _EXTRAS = {
     "hf": "hf",
 }
 """Which extra of loaderkit brings the file system of a protocol."""
+_WITHOUT_FOLDERS = frozenset(_EXTRAS) - {"adl"}
+"""Files there have long names.  To make a folder makes the bucket: one that nobody
+asked for where its name is mistyped."""
 _NEVER_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _PRECONDITION = 401, 403, 404, 412
+_GONE = {_NOT_FOUND, 410}
 _WORTH_ANOTHER_TRY = {408, 409, 425, 429}
 """Statuses below 500 that pass: timeouts, conflicts, too many requests."""
 _CREDENTIAL_ERRORS = {
@@ -75,6 +86,8 @@ _CREDENTIAL_ERRORS = {
 """Errors by name: their libraries are not imported to find out."""
 _NOT_SUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
 """What file systems answer that know no ``mode="create"``."""
+_MOST_PARTS = 9_000
+"""S3 takes 10,000 parts of a file."""
 _PARTS_AT_ONCE = 4
 """Chosen: 32 MiB, one step of the mirror, are asked for together."""
 _MAX_ERROR_LETTERS = 300
@@ -121,7 +134,7 @@ class ObjectStore:
     def read_file(self, name: str, most_bytes: int) -> bytes:
         """Read a small file whole; see ``Storage``."""
 
-        def read(system: _FileSystem) -> bytes:
+        def read(system: _Try) -> bytes:
             size = int(system.call("info", system.path(name))["size"])
             if size > most_bytes:
                 message = f"{self.url}/{name} has {size:,} bytes, not {most_bytes:,}."
@@ -148,12 +161,14 @@ class ObjectStore:
             )
             contents.append(content)
             position += len(content)
+            # A store that was silent for a moment is no slow network.
+            self._part_bytes = min(_PART_BYTES, 2 * self._part_bytes)
         return b"".join(contents)
 
     def sizes(self) -> Mapping[str, int]:
         """List the files with their bytes; see ``Storage``."""
 
-        def list_files(system: _FileSystem) -> dict[str, int]:
+        def list_files(system: _Try) -> dict[str, int]:
             try:
                 entries = system.call("ls", system.root, detail=True, refresh=True)
             except FileNotFoundError:
@@ -169,11 +184,9 @@ class ObjectStore:
     def write_file(self, name: str, file: Path) -> None:
         """Write a file from local disk; see ``Storage``."""
 
-        def write(system: _FileSystem) -> None:
-            system.call("makedirs", system.root, exist_ok=True)
-            # Sent in one request: as long as its parts would take one by one.
-            parts = 1 + file.stat().st_size // _PART_BYTES
-            system.call("put_file", os.fspath(file), system.path(name), times=parts)
+        def write(system: _Try) -> None:
+            system.make_folder()
+            system.upload(file, system.path(name))
 
         self._with_retries(write, name, verb="written")
 
@@ -181,11 +194,11 @@ class ObjectStore:
         """Write the file that makes all others visible; see ``Storage``."""
         tries = 0
 
-        def write(system: _FileSystem) -> None:
+        def write(system: _Try) -> None:
             nonlocal tries
             tries += 1
             path = system.path(name)
-            system.call("makedirs", system.root, exist_ok=True)
+            system.make_folder()
             if replace:
                 system.call("pipe_file", path, content)
                 return
@@ -205,14 +218,14 @@ class ObjectStore:
     def remove(self, name: str) -> None:
         """Remove a file, if it is there; see ``Storage``."""
 
-        def remove(system: _FileSystem) -> None:
+        def remove(system: _Try) -> None:
             with contextlib.suppress(FileNotFoundError):
                 system.call("rm_file", system.path(name))
 
         self._with_retries(remove, name, verb="removed")
 
     @staticmethod
-    def _create_file(system: _FileSystem, path: str, content: bytes) -> None:
+    def _create_file(system: _Try, path: str, content: bytes) -> None:
         """Write a file that must not be there, as surely as the file system can.
 
         S3, GCS and Azure refuse to replace one in the same request; others are asked
@@ -237,9 +250,7 @@ class ObjectStore:
                 return
             raise
 
-    def _read_parts(
-        self, name: str, start: int, stop: int, system: _FileSystem
-    ) -> bytes:
+    def _read_parts(self, name: str, start: int, stop: int, system: _Try) -> bytes:
         starts = list(range(start, stop, self._part_bytes))
         stops = [*starts[1:], stop]
         paths = [system.path(name)] * len(starts)
@@ -252,11 +263,11 @@ class ObjectStore:
         return b"".join(parts)
 
     def _ask_for_smaller_parts(self) -> None:
-        self._part_bytes = max(_LEAST_PART_BYTES, self._part_bytes // 4)
+        self._part_bytes = max(_LEAST_PART_BYTES, self._part_bytes // 8)
 
     def _with_retries(
         self,
-        request: Callable[[_FileSystem], T],
+        request: Callable[[_Try], T],
         name: str,
         *,
         verb: str = "read",
@@ -264,18 +275,20 @@ class ObjectStore:
     ) -> T:
         """Make a request until it is answered, or has been tried often enough."""
         where = f"{self.url}/{name}" if name else self.url
-        for number in range(self._patience.tries):
+        retries = Retries(self._patience)
+        while True:
+            retries.begin_try()
             try:
                 with _NO_FORK_MEANWHILE:
-                    answer = request(self._file_system_of_process())
+                    answer = request(_Try(self._file_system_of_process(), retries))
             except CacheError:
                 raise
-            except _NEVER_THERE as error:
-                missing = FileNotFoundError(errno.ENOENT, _text_of(error), where)
-                raise missing from error
             except FileExistsError:
                 raise
-            except Exception as error:  # noqa: BLE001 -- any library's
+            except Exception as raised:  # noqa: BLE001 -- any library's
+                error = _unmasked(raised)
+                if isinstance(error, _NEVER_THERE):
+                    raise _missing(where, verb, error) from error
                 # Credentials that worked may have expired, and be renewed by now: they
                 # are read anew with each try.
                 if not (_is_refusal(error) and verb in self._verbs_let_in):
@@ -284,48 +297,65 @@ class ObjectStore:
             else:
                 self._verbs_let_in |= {verb}
                 return answer
-            if on_timeout is not None and _is_timeout(last_error):
+            is_silent = _is_timeout(last_error)
+            if is_silent and on_timeout is not None:
                 on_timeout()
-            if number < len(self._patience.waits_s):
-                # At random, so that ranks which failed together do not come together.
-                pause = self._patience.waits_s[number] * random.uniform(1, 1.5)
-                _LOG.warning(
-                    "%s was not %s (%s); trying again in %.1f s",
-                    *(where, verb, _text_of(last_error), pause),
-                )
-                time.sleep(pause)
+            pause = retries.pause_s(is_silent=is_silent)
+            if pause is None:
+                raise _gave_up(where, verb, last_error, retries.tries) from last_error
+            _LOG.warning(
+                "%s was not %s (%s); trying again in %.1f s",
+                *(where, verb, _text_of(last_error), pause),
+            )
+            time.sleep(pause)
             # Connections of a server that went away, or credentials of an hour ago.
             self._opened = None
-        raise _gave_up(where, verb, last_error, self._patience) from last_error
 
     def _file_system_of_process(self) -> _FileSystem:
         opened = self._opened
         if opened is None or opened.process != os.getpid():
-            opened = self._opened = _FileSystem(
-                self._full_url, self._options, self._patience.request_s
-            )
+            opened = self._opened = _FileSystem(self._full_url, self._options)
         return opened
 
 
 class _FileSystem:
-    """fsspec's file system of a URL, opened by this process, with bounded calls."""
+    """fsspec's file system of a URL, opened by this process."""
 
-    def __init__(self, url: str, options: Mapping[str, Any], request_s: float) -> None:
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         self.process = os.getpid()
-        self._request_s = request_s
-        self._system, self.root = _open_file_system(url, options)
+        self.system, self.root = _open_file_system(url, options)
+
+
+class _Try:
+    """Calls of a file system that belong to one try of a request, bounded in time.
+
+    Args:
+        opened: The file system.
+        retries: How long the calls may take together.
+    """
+
+    def __init__(self, opened: _FileSystem, retries: Retries) -> None:
+        self._system = opened.system
+        self._retries = retries
+        self.root = opened.root
 
     def path(self, name: str) -> str:
         """Name a file of the cache as the file system does."""
         return f"{self.root.rstrip('/')}/{name}"
 
-    def call(self, method: str, *args: Any, times: int = 1, **kw: Any) -> Any:
-        """Call a method of the file system, for as long as a request may take.
+    def make_folder(self) -> None:
+        """Make the folder of the cache, where the store has folders."""
+        protocol = self._system.protocol
+        names = {protocol} if isinstance(protocol, str) else set(protocol)
+        if not names & _WITHOUT_FOLDERS:
+            self.call("makedirs", self.root, exist_ok=True)
+
+    def call(self, method: str, *args: Any, **kw: Any) -> Any:
+        """Call a method of the file system, for as long as a try may take.
 
         Args:
             method: Its name.
             args: Its arguments.
-            times: It may take as long as so many requests.
             kw: Its arguments by name.
 
         Returns:
@@ -334,16 +364,50 @@ class _FileSystem:
         Raises:
             TimeoutError: It took longer.
         """
-        seconds = times * self._request_s
-        if self._system.async_impl:
-            from fsspec.asyn import sync
+        return _result_within(self._retries, self._start(method, *args, **kw))
 
+    def upload(self, file: Path, path: str) -> None:
+        """Copy a file, in parts where the file system can, each bounded in time.
+
+        Args:
+            file: On local disk.
+            path: As the file system names it.
+
+        Raises:
+            TimeoutError: No part got through for longer than a try may take.
+        """
+        from fsspec.callbacks import Callback
+
+        retries = self._retries
+        nbytes = file.stat().st_size
+        options: dict[str, Any] = {}
+        method = getattr(self._system, "_put_file", self._system.put_file)
+        if "chunksize" in inspect.signature(method).parameters:
+            options["chunksize"] = max(_PART_BYTES, nbytes // _MOST_PARTS)
+        else:
+            # Some tell of no progress: as long as the parts would take one by one.
+            retries.lengthen_try(1 + nbytes // _PART_BYTES)
+
+        class Progress(Callback):  # type: ignore[misc]  # fsspec has no types
+            def call(self, *_: object, **__: object) -> None:
+                retries.note_progress()
+
+        options["callback"] = Progress()
+        _result_within(
+            retries, self._start("put_file", os.fspath(file), path, **options)
+        )
+
+    def _start(self, method: str, *args: Any, **kw: Any) -> Future[Any]:
+        """Begin a call on another thread: of fsspec, or of its own."""
+        if self._system.async_impl:
             coroutine = getattr(self._system, f"_{method}", None)
             if coroutine is not None:
-                # The request is cancelled when its time is over.
-                return sync(self._system.loop, coroutine, *args, timeout=seconds, **kw)
-        function = functools.partial(getattr(self._system, method), *args, **kw)
-        return _call_within(seconds, function)
+                return asyncio.run_coroutine_threadsafe(
+                    coroutine(*args, **kw), self._system.loop
+                )
+        return _call_on_thread(
+            functools.partial(getattr(self._system, method), *args, **kw)
+        )
 
 
 def _open_file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
@@ -373,12 +437,25 @@ def _open_file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     return system, root
 
 
-def _call_within(seconds: float, function: Callable[[], T]) -> T:
-    """Call a function on a thread that nobody waits for any longer than that.
+def _result_within(retries: Retries, call: Future[T]) -> T:
+    """Wait for a call, which is cancelled when its time is over.
 
-    The thread of a call that hangs stays; there is no other way to leave one, and a
-    request is given up after a few.
+    Raises:
+        TimeoutError: Its time is over.
     """
+    try:
+        while not call.done():
+            wait([call], retries.seconds_left)
+    except BaseException:
+        # One that runs on a thread of its own stays: there is no way to end a thread,
+        # and a request is given up after a few.
+        call.cancel()
+        raise
+    return call.result()
+
+
+def _call_on_thread(function: Callable[[], T]) -> Future[T]:
+    """Call a function on a thread that nobody needs to wait for."""
     outcome: Future[T] = Future()
 
     def call() -> None:
@@ -387,13 +464,10 @@ def _call_within(seconds: float, function: Callable[[], T]) -> T:
         except BaseException as error:  # noqa: BLE001 -- raised again by the caller
             outcome.set_exception(error)
 
+    outcome.set_running_or_notify_cancel()
     # Not an executor's: Python waits for the threads of those when it ends.
     threading.Thread(target=call, name="loaderkit-storage", daemon=True).start()
-    wait([outcome], seconds)
-    if not outcome.done():
-        msg = f"no answer within {seconds:g} s"
-        raise TimeoutError(msg)
-    return outcome.result()
+    return outcome
 
 
 class _ForkGate:
@@ -443,6 +517,8 @@ _NO_FORK_MEANWHILE = _ForkGate()
 
 def _status_of(error: BaseException) -> int | None:
     """Find the HTTP status that an error of any library carries."""
+    if type(error.__cause__).__module__.startswith("aiohttp.http"):
+        return None  # aiohttp makes 400 of an answer that is no HTTP
     # s3fs raises Python's errors from botocore's, which carry the response.
     for raised in (error, error.__cause__):
         response = getattr(raised, "response", None)
@@ -463,11 +539,30 @@ def _status_of(error: BaseException) -> int | None:
     return None
 
 
+def _unmasked(error: Exception) -> Exception:
+    """Give what happened, where a file system says of any failure "not found".
+
+    fsspec's file system of HTTP does, of a server that does not answer too.
+    """
+    cause = error.__cause__
+    if not isinstance(error, _NEVER_THERE) or not isinstance(cause, Exception):
+        return error
+    if isinstance(cause, _NEVER_THERE):
+        return error
+    status = _status_of(cause)
+    is_of_network = isinstance(cause, OSError | TimeoutError) or type(
+        cause
+    ).__module__.startswith("aiohttp")
+    if status is None:
+        return cause if is_of_network else error
+    return error if status in _GONE else cause
+
+
 def _check_worth_another_try(where: str, verb: str, error: Exception) -> None:
     """Raise what trying again cannot help.
 
     Raises:
-        CacheError: We are not let in.
+        CacheError: We are not let in, or there is no bucket to write to.
         FileNotFoundError: It is not there.
     """
     status = _status_of(error)
@@ -479,8 +574,8 @@ def _check_worth_another_try(where: str, verb: str, error: Exception) -> None:
         )
         fix = "log in again, or pass storage_options={...} with credentials that may"
         raise CacheError(message, why=why, fix=fix) from error
-    if status == _NOT_FOUND:
-        raise FileNotFoundError(errno.ENOENT, _text_of(error), where) from error
+    if status in _GONE:
+        raise _missing(where, verb, error) from error
     may_pass = status is None or status >= 500 or status in _WORTH_ANOTHER_TRY
     # A file system that lacks a method, or its arguments, lacks them the next time too.
     is_bug = isinstance(error, TypeError | AttributeError | NotImplementedError)
@@ -491,6 +586,15 @@ def _check_worth_another_try(where: str, verb: str, error: Exception) -> None:
         raise CacheError(message, why=why, fix=fix) from error
 
 
+def _missing(where: str, verb: str, error: Exception) -> Exception:
+    """Say what is not there: what is to be read, or where it is to be written."""
+    if verb != "written":
+        return FileNotFoundError(errno.ENOENT, _text_of(error), where)
+    message = f"{where} could not be written: {_text_of(error)}."
+    why = "there is no such bucket, container or repository, and none is made"
+    return CacheError(message, why=why, fix="make it, or correct the URL")
+
+
 def _is_refusal(error: Exception) -> bool:
     """Tell whether the store does not let us in."""
     names = {kind.__name__ for kind in type(error).__mro__}
@@ -498,18 +602,19 @@ def _is_refusal(error: Exception) -> bool:
     return is_refused or _status_of(error) in {_UNAUTHORIZED, _FORBIDDEN}
 
 
-def _gave_up(where: str, verb: str, error: Exception, patience: Patience) -> CacheError:
+def _gave_up(where: str, verb: str, error: Exception, tries: int) -> CacheError:
     message = f"{where} could not be {verb}: {_text_of(error)}."
     if _is_refusal(error):
         why = (
             "the store let you in before: credentials have expired or were withdrawn, "
         )
-        why += f"and {patience.tries} tries found no others; what was read is kept"
+        why += f"and {tries} tries found no others; what was read is kept"
         fix = "log in again, and run the same again: it goes on there"
         return CacheError(message, why=why, fix=fix)
-    why = f"the store failed {patience.tries} times in a row; what was read is kept"
+    failed = "gave no answer" if _is_timeout(error) else "failed"
+    why = f"the store {failed} {tries} times in a row; what was read is kept"
     fix = "check the network and the store, and run the same again: it goes on there"
-    return CacheError(message, why=why, fix=fix)
+    return NoAnswerError(message, why=why, fix=fix)
 
 
 def _cut_short(count: int, wanted: int) -> OSError:

@@ -1,4 +1,6 @@
-"""Where whole shards live when they are not on this machine: one protocol.  Pure.
+"""Where whole shards live when they are not on this machine: one protocol.
+
+Pure but for the clock of ``Retries``.
 
 A cache in a store is the same files as in a folder: ``manifest.json`` beside shards
 whose names end in their checksum.  Shards are read whole, into a mirror on local disk
@@ -11,18 +13,24 @@ class with these methods and a line in ``STORAGES`` of remote.py;
 
 from __future__ import annotations
 
+import random
 import re
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from loaderkit.answers import answer_wrong_names
+from loaderkit.errors import CacheError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*::)*[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _USER_AND_PASSWORD = re.compile(r"//[^/@:]*:[^/@]*@")
+MOST_JITTER = 1.5
+"""Pauses are lengthened at random by up to this factor, so that ranks which failed
+together do not come back together."""
 
 
 def is_url(path: object) -> bool:
@@ -43,22 +51,119 @@ def without_password(url: str) -> str:
     return _USER_AND_PASSWORD.sub("//", url)
 
 
+def _draw_jitter() -> float:
+    return random.uniform(1, MOST_JITTER)
+
+
+class NoAnswerError(CacheError):
+    """A store failed, or was silent, as often as it was asked."""
+
+
 @answer_wrong_names()
 @dataclass(frozen=True)
 class Patience:
     """How long a storage is waited for."""
 
     request_s: float = 60.0
-    """One request may take so long; what takes longer is asked for again, in smaller
+    """One try may take so long; what takes longer is asked for again, in smaller
     pieces."""
     waits_s: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
     """Pauses between the tries of one request, each lengthened at random by up to a
     half.  These outlast a server that is gone for 30 s."""
+    silent_tries: int = 3
+    """So many tries may end without an answer in time: fewer than those that fail at
+    once, since each takes ``request_s``.  Chosen: the third asks for the smallest
+    pieces, so that a network of 9 kB/s is slow and not silent."""
 
     @property
     def tries(self) -> int:
         """How often a request is made before it has failed."""
         return len(self.waits_s) + 1
+
+    @property
+    def longest_s(self) -> float:
+        """How long a request takes at most, whatever breaks.
+
+        It has failed then, or brought some bytes, from which on it is counted anew.
+
+        >>> Patience(request_s=10, waits_s=(1, 2)).longest_s
+        34.5
+        """
+        return self.silent_tries * self.request_s + MOST_JITTER * sum(self.waits_s)
+
+
+class Retries:
+    """Says of one request how long a try may take, and whether another one follows.
+
+    All tries and the pauses between them take ``patience.longest_s`` at most.
+
+    Args:
+        patience: What they may take.
+        clock: Gives seconds.
+        jitter: Gives what a pause is lengthened by, from 1 to ``MOST_JITTER``.
+    """
+
+    def __init__(
+        self,
+        patience: Patience,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = _draw_jitter,
+    ) -> None:
+        self._patience = patience
+        self._clock = clock
+        self._jitter = jitter
+        self._end_s = clock() + patience.longest_s
+        self._try_end_s = self._end_s
+        self.tries = 0
+        """So many have begun."""
+        self._silent_tries = 0
+
+    def begin_try(self) -> None:
+        """Say that a try begins."""
+        self.tries += 1
+        self._try_end_s = min(self._clock() + self._patience.request_s, self._end_s)
+
+    def lengthen_try(self, times: int) -> None:
+        """Say that the try may take as long as so many."""
+        more_s = (times - 1) * self._patience.request_s
+        self._end_s += more_s
+        self._try_end_s += more_s
+
+    def note_progress(self) -> None:
+        """Count anew: some bytes got through."""
+        now = self._clock()
+        self._end_s = max(self._end_s, now + self._patience.longest_s)
+        self._try_end_s = max(self._try_end_s, now + self._patience.request_s)
+
+    @property
+    def seconds_left(self) -> float:
+        """What the try may still take.
+
+        Raises:
+            TimeoutError: Nothing.
+        """
+        seconds = self._try_end_s - self._clock()
+        if seconds <= 0:
+            msg = f"no answer within {self._patience.request_s:g} s"
+            raise TimeoutError(msg)
+        return seconds
+
+    def pause_s(self, *, is_silent: bool) -> float | None:
+        """Say how long to wait after a try that failed.
+
+        Args:
+            is_silent: There was no answer in time.
+
+        Returns:
+            Seconds; None when the request has failed for good.
+        """
+        self._silent_tries += is_silent
+        if self._silent_tries >= self._patience.silent_tries:
+            return None
+        if self.tries >= self._patience.tries:
+            return None
+        pause = self._patience.waits_s[self.tries - 1] * self._jitter()
+        return pause if self._clock() + pause < self._end_s else None
 
 
 class Storage(Protocol):

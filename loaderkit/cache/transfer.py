@@ -316,8 +316,12 @@ def _claim_of(storage: Storage) -> Iterator[None]:
         raise OtherWriterError(message, why=why, fix=fix) from None
     try:
         yield
-    finally:
-        storage.remove(_CLAIM)
+    except BaseException:
+        # What went wrong is what is said, also where the store has gone meanwhile.
+        with contextlib.suppress(CacheError):
+            storage.remove(_CLAIM)
+        raise
+    storage.remove(_CLAIM)
 
 
 def _other_was_quicker(storage: Storage) -> OtherWriterError:

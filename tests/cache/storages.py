@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 HAS_S3 = all(importlib.util.find_spec(name) for name in ("s3fs", "moto", "flask"))
@@ -44,14 +45,14 @@ class Faults:
     """Names of the files that were sent, whole or in part."""
 
 
-class FileServer:
-    """Serves a folder over HTTP, with ranges, and breaks as it is told."""
+class HttpServer:
+    """Answers HTTP requests on threads of this process, until it is stopped."""
 
-    def __init__(self, folder: Path, *, faults: Faults) -> None:
-        handler = type("Handler", (_Handler,), {"folder": folder, "faults": faults})
+    def __init__(self, handler: type[QuietHandler]) -> None:
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self.port = self._server.server_port
+        self.url = f"http://127.0.0.1:{self.port}"
         threading.Thread(
             target=self._server.serve_forever, args=(0.02,), daemon=True
         ).start()
@@ -61,10 +62,26 @@ class FileServer:
         self._server.server_close()
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class QuietHandler(http.server.BaseHTTPRequestHandler):
+    """Keeps connections open between requests, and writes no log."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+class FileServer(HttpServer):
+    """Serves a folder over HTTP, with ranges, and breaks as it is told."""
+
+    def __init__(self, folder: Path, *, faults: Faults) -> None:
+        handler = type("Handler", (_Handler,), {"folder": folder, "faults": faults})
+        super().__init__(handler)
+
+
+class _Handler(QuietHandler):
     folder: Path
     faults: Faults
-    protocol_version = "HTTP/1.1"
 
     def do_HEAD(self) -> None:
         self._send_file(with_body=False)
@@ -116,29 +133,48 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(body)
         return None
 
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
+
+@dataclass
+class Break:
+    """What is wrong with connections through a proxy, from now on."""
+
+    kind: str
+    """``closed``: as soon as it is made; ``cut``: in the middle of an answer;
+    ``silent``: nothing more comes; ``trickle``: a byte now and then; ``wrong``: one bit
+    of the answer is another; ``status``: 503, whatever is asked."""
+    after_bytes: int = 0
+    """So many bytes of the answers on a connection are right."""
+    connections: int | None = None
+    """So many connections have it; None for all."""
 
 
 class BreakingProxy:
-    """Passes TCP on to a server; connections can be refused, stalled or broken."""
+    """Passes TCP on to a server, and breaks connections as it is told."""
+
+    trickle_s = 0.05
+    """From one byte to the next: twenty a second are as hopeless as one, for what is
+    asked for here."""
 
     def __init__(self, port: int) -> None:
         self._target = port
-        self.is_gone = False
-        """Connections are closed as soon as they are made."""
-        self.is_silent = False
-        """Nothing comes back."""
-        self.bytes_until_break: int | None = None
-        """The connection breaks after so many bytes of answers; once."""
-        self.connections_until_healed: int | None = None
-        """So many more are made before all is well again."""
+        self._break: Break | None = None
+        self.connections = 0
+        """So many were made."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._ends: list[socket.socket] = []
+        self._is_stopped = threading.Event()
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept_connections, daemon=True).start()
 
+    def break_connections(self, broken: Break | None) -> None:
+        """Close the connections there are, and break those that come."""
+        self._break = broken
+        for end in self._ends:
+            _shut_down(end)
+
     def stop(self) -> None:
+        self._is_stopped.set()
+        _shut_down(self._listener)
         for end in (self._listener, *self._ends):
             end.close()
 
@@ -148,9 +184,14 @@ class BreakingProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            self._heal_after_a_while()
-            if self.is_gone:
+            self.connections += 1
+            broken = self._break_of_next_connection()
+            if broken is not None and broken.kind == "closed":
                 client.close()
+                continue
+            if broken is not None and broken.kind == "status":
+                self._ends.append(client)
+                self._start(self._refuse_requests, client)
                 continue
             try:
                 server = socket.create_connection(("127.0.0.1", self._target))
@@ -158,40 +199,69 @@ class BreakingProxy:
                 client.close()
                 continue
             self._ends += [client, server]
-            for source, sink in ((client, server), (server, client)):
-                answers = source is server
-                threading.Thread(
-                    target=self._pass_on, args=(source, sink, answers), daemon=True
-                ).start()
+            self._start(self._pass_on, client, server, None)
+            self._start(self._pass_on, server, client, broken)
 
-    def _heal_after_a_while(self) -> None:
-        if self.connections_until_healed is None:
-            return
-        self.connections_until_healed -= 1
-        if self.connections_until_healed <= 0:
-            self.is_gone = self.is_silent = False
+    def _start(self, function: Callable[..., None], *args: object) -> None:
+        threading.Thread(target=function, args=args, daemon=True).start()
+
+    def _break_of_next_connection(self) -> Break | None:
+        broken = self._break
+        if broken is None or broken.connections is None:
+            return broken
+        broken.connections -= 1
+        if broken.connections < 0:
+            self._break = None
+        return self._break
+
+    def _refuse_requests(self, client: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while client.recv(1 << 16):
+                client.sendall(b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n")
 
     def _pass_on(
-        self, source: socket.socket, sink: socket.socket, answers: bool
+        self, source: socket.socket, sink: socket.socket, broken: Break | None
     ) -> None:
+        """Pass on what one end says, right for some bytes and then broken."""
+        right_bytes = None if broken is None else broken.after_bytes
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
-                while answers and self.is_silent:
-                    time.sleep(0.02)
-                if self.is_gone:
+                if broken is None or right_bytes is None or len(data) <= right_bytes:
+                    sink.sendall(data)
+                    right_bytes = right_bytes and right_bytes - len(data)
+                    continue
+                sink.sendall(data[:right_bytes])
+                broken_data, right_bytes = data[right_bytes:], 0
+                if not self._pass_on_broken(broken_data, sink, broken.kind):
                     break
-                if answers and self.bytes_until_break is not None:
-                    self.bytes_until_break -= len(data)
-                    if self.bytes_until_break < 0:
-                        self.bytes_until_break = None
-                        break
-                sink.sendall(data)
+                if broken.kind == "wrong":
+                    broken = None
         for end in (source, sink):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+            _shut_down(end)
+
+    def _pass_on_broken(self, data: bytes, sink: socket.socket, kind: str) -> bool:
+        """Pass on what comes after the right bytes; False to end the connection."""
+        if kind == "cut":
+            return False
+        if kind == "silent":
+            self._is_stopped.wait()
+            return False
+        if kind == "wrong":
+            sink.sendall(bytes([data[0] ^ 1]) + data[1:])
+            return True
+        for position in range(len(data)):
+            if self._is_stopped.wait(self.trickle_s):
+                return False
+            sink.sendall(data[position : position + 1])
+        return True
 
 
-class ExpiringProxy:
+def _shut_down(end: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
+
+
+class ExpiringProxy(HttpServer):
     """Passes requests on to an S3 server, but for credentials that have expired."""
 
     def __init__(self, url: str) -> None:
@@ -200,9 +270,7 @@ class ExpiringProxy:
         self.refusals = 0
         proxy = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Handler(QuietHandler):
             def pass_on(self) -> None:
                 content = self.read_content()
                 key = re.search(r"Credential=([^/]+)/", self.headers["Authorization"])
@@ -250,19 +318,7 @@ class ExpiringProxy:
                 self.end_headers()
                 self.wfile.write(body)
 
-            def log_message(self, *_: object) -> None:
-                """Say nothing."""
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(
-            target=self._server.serve_forever, args=(0.02,), daemon=True
-        ).start()
-
-    def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(Handler)
 
 
 _EXPIRED = b"""<?xml version="1.0" encoding="UTF-8"?>

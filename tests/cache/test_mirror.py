@@ -24,7 +24,8 @@ from loaderkit.cache.storage import Patience
 from loaderkit.cache.store import Store
 from loaderkit.errors import CacheError, DamagedCacheError, StaleCacheError
 
-QUICK = Patience(request_s=1.0, waits_s=(0.01, 0.02, 0.04))
+QUICK = Patience(waits_s=(0.01, 0.02, 0.04))
+"""Tries follow soon, and each may take a minute on a busy machine."""
 SHARDS, SAMPLES = 6, 5
 FORK = multiprocessing.get_context("fork")
 
@@ -89,9 +90,7 @@ def test_opening_reads_the_manifest_and_a_batch_its_shards(file_server, tmp_path
 @pytest.mark.slow
 def test_a_shard_is_downloaded_once_for_all_processes(file_server, tmp_path):
     url, faults = file_server
-    # With less patience a loaded machine would ask a second time.
-    patience = Patience(request_s=60.0, waits_s=(0.01, 0.02, 0.04))
-    remote = RemoteCache(url, mirror=tmp_path / "m", patience=patience)
+    remote = RemoteCache(url, mirror=tmp_path / "m", patience=QUICK)
 
     def read_all(results):
         store = Store(remote)
@@ -279,8 +278,8 @@ def test_what_another_process_has_mapped_is_not_deleted(file_server, tmp_path):
         mirror=tmp_path / "m",
         mirror_bytes=int(2 * size),
         # As long the second process waits for room; on a busy machine a request may
-        # take a second.
-        patience=Patience(3.0, (0.01, 0.02, 0.04)),
+        # take longer, and is made again.
+        patience=Patience(3.0, (0.01,) * 50, silent_tries=50),
     )
     holds, may_end = FORK.Event(), FORK.Event()
 
@@ -369,7 +368,9 @@ def test_a_full_disk_makes_old_shards_go_and_then_says_so(
         return count
 
     monkeypatch.setattr(os, "write", write)
-    other = Store(RemoteCache(url, mirror=tmp_path / "m", patience=QUICK))
+    # It is waited for room for so long as a request may take.
+    patience = Patience(1.0, (0.01,) * 50, silent_tries=50)
+    other = Store(RemoteCache(url, mirror=tmp_path / "m", patience=patience))
     assert read_labels(other, [SAMPLES]) == [SAMPLES]
     assert not old.exists()
     with pytest.raises(CacheError, match="disk of the mirror is full"):

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from storages import (
     HAS_S3,
-    BreakingProxy,
     ExpiringProxy,
     Faults,
     FileServer,
@@ -23,7 +22,8 @@ from loaderkit.cache.storage import Patience
 from loaderkit.errors import CacheError, OptionError
 from loaderkit.testing import StorageContract
 
-QUICK = Patience(request_s=2.0, waits_s=(0.01, 0.02, 0.04))
+QUICK = Patience(waits_s=(0.01, 0.02, 0.04))
+"""Tries follow soon, and each may take a minute on a busy machine."""
 CONTENT = bytes(range(256)) * 400
 
 
@@ -172,12 +172,7 @@ def test_credentials_that_never_worked_are_an_error_at_once(expiring):
 
 @pytest.mark.parametrize(
     "broken",
-    [
-        {"cut": 2},
-        {"statuses": [500, 503]},
-        {"statuses": [503, 429, 500]},
-        pytest.param({"stall_s": 3.0}, marks=pytest.mark.slow),
-    ],
+    [{"cut": 2}, {"statuses": [500, 503]}, {"statuses": [503, 429, 500]}],
     ids=str,
 )
 def test_what_passes_is_tried_again(file_server, broken):
@@ -205,33 +200,6 @@ def test_a_store_that_does_not_let_us_in_is_not_asked_again(file_server):
     with pytest.raises(CacheError, match="credentials"):
         store.read_range("a.h5", 0, 10)
     assert faults.refused == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", ["gone", "silent", "broken"])
-def test_a_network_that_breaks_for_a_while_is_waited_for(file_server, fault):
-    server, _ = file_server
-    proxy = BreakingProxy(int(server.url.rsplit(":", 1)[1]))
-    # On a busy machine more tries than those that the fault costs may take too long.
-    store = ObjectStore(proxy.url, patience=Patience(1.0, (0.01,) * 50))
-    assert store.read_range("a.h5", 0, 100) == CONTENT[:100]
-
-    proxy.is_gone, proxy.is_silent = fault == "gone", fault == "silent"
-    proxy.bytes_until_break = 1_000 if fault == "broken" else None
-    proxy.connections_until_healed = 3
-    assert store.read_range("a.h5", 0, len(CONTENT)) == CONTENT
-    proxy.stop()
-
-
-@pytest.mark.slow
-def test_a_network_that_stays_silent_is_no_hang(file_server):
-    server, _ = file_server
-    proxy = BreakingProxy(int(server.url.rsplit(":", 1)[1]))
-    proxy.is_silent = True
-    store = ObjectStore(proxy.url, patience=Patience(0.3, (0.01, 0.01)))
-    with pytest.raises(CacheError, match="3 times"):
-        store.read_range("a.h5", 0, 100)
-    proxy.stop()
 
 
 @pytest.mark.slow
