@@ -2,6 +2,7 @@
 
 import operator
 import re
+from typing import NamedTuple
 
 from loaderkit.errors import OptionError
 
@@ -84,13 +85,53 @@ def format_seconds(seconds: float) -> str:
 
     >>> format_seconds(0.000345), format_seconds(0.0123), format_seconds(75.0)
     ('345 us', '12.3 ms', '75.0 s')
+    >>> format_seconds(0), format_seconds(600), format_seconds(60_000)
+    ('0 s', '10.0 min', '16.7 h')
     """
-    for unit, size in (("us", 1e-6), ("ms", 1e-3), ("s", 1.0)):
-        value = seconds / size
-        if value < 999.5 or unit == "s":
-            break
+    if seconds == 0:
+        return "0 s"
+    unit = time_unit_of(seconds)
+    value = seconds / unit.seconds
     digits = max(0, 2 - (value >= 10) - (value >= 100))
-    return f"{value:.{digits}f} {unit}"
+    return f"{value:.{digits}f} {unit.name}"
+
+
+class TimeUnit(NamedTuple):
+    """A unit in which people tell a time."""
+
+    name: str
+    seconds: float
+    """How long it is."""
+
+
+_DAY = TimeUnit("d", 86_400.0)
+_TIME_UNITS = (
+    # what is shorter than this; below 1 s so that 999.7 us is not "1000 us"
+    (TimeUnit("us", 1e-6), 0.9995e-3),
+    (TimeUnit("ms", 1e-3), 0.9995),
+    (TimeUnit("s", 1.0), 120.0),
+    (TimeUnit("min", 60.0), 7_200.0),
+    (TimeUnit("h", 3_600.0), 172_800.0),
+)
+"""Each with the time from which on the next one is told: two of it, above seconds."""
+
+
+def time_unit_of(seconds: float) -> TimeUnit:
+    """Choose the unit in which a time is told.
+
+    Args:
+        seconds: From 0.
+
+    Returns:
+        From "us" to "d".
+
+    >>> time_unit_of(119).name, time_unit_of(120).name, time_unit_of(7_000_000).name
+    ('s', 'min', 'd')
+    """
+    for unit, longest_s in _TIME_UNITS:
+        if seconds < longest_s:
+            return unit
+    return _DAY
 
 
 def parse_bytes(text: str) -> int:

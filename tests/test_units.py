@@ -66,13 +66,18 @@ def test_an_amount_has_its_unit(value, unit, short, text):
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0.0, "0.00 us"),
+        (0.0, "0 s"),
         (0.0009994, "999 us"),
         (0.0009996, "1.00 ms"),
         (0.9994, "999 ms"),
         (1.0, "1.00 s"),
         (12.34, "12.3 s"),
-        (5000.0, "5000 s"),
+        (119.0, "119 s"),
+        (120.0, "2.00 min"),
+        (5000.0, "83.3 min"),
+        (7200.0, "2.00 h"),
+        (172_000.0, "47.8 h"),
+        (7e6, "81.0 d"),
     ],
 )
 def test_a_time_has_three_digits(seconds, text):

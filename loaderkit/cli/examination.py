@@ -15,8 +15,9 @@ from loaderkit.cli.examination_page import (
     versions_section,
 )
 from loaderkit.errors import BudgetError
+from loaderkit.loader.page import settings_section
 from loaderkit.memory.host import read_host
-from loaderkit.pages.document import HasPage, Listing, Page, Section
+from loaderkit.pages.document import HasPage, Page
 from loaderkit.units import format_amount, format_bytes
 
 if TYPE_CHECKING:
@@ -68,9 +69,10 @@ class Examination(HasPage):
                 host_section(self.host),
                 *device_sections(self.devices),
                 versions_section(self.versions),
-                Section(
-                    "What build_loader decides for 64 samples of 3.91 KiB, 8 a batch",
-                    (Listing(str(self.plan)),),
+                settings_section(
+                    self.plan.settings_in_words(),
+                    heading="What build_loader decides for 64 samples of 3.91 KiB, "
+                    "8 a batch",
                 ),
             ),
         )

@@ -84,7 +84,10 @@ def host_section(host: Host) -> Section:
             ("time that tasks waited for memory, last 10 s", pressure),
         ),
     )
-    blocks: tuple[Block, ...] = (Bars("Memory.", tuple(bars), limit), table)
+    blocks: tuple[Block, ...] = (
+        Bars("Memory of this machine.", tuple(bars), limit),
+        table,
+    )
     return Section("What this process may use", blocks)
 
 
@@ -106,12 +109,20 @@ def device_sections(
             for name, value in readings.items()
             if isinstance(value, int) and COUNTERS[name].unit == "bytes"
         )
+        drawn = {bar.name for bar in bars}
         rows = tuple(
-            (name, _value_text(name, value)) for name, value in readings.items()
+            (name, _value_text(name, value))
+            for name, value in readings.items()
+            if name not in drawn
         )
-        table = Table(("counter", "value"), rows)
-        charts = (Bars("Bytes.", bars),) if bars else ()
-        sections.append(Section(f"Device {device}", (*charts, table)))
+        blocks: list[Block] = []
+        if bars:
+            blocks.append(
+                Bars("Memory of the device, as torch and the driver count.", bars)
+            )
+        if rows:
+            blocks.append(Table(("counter", "value"), rows))
+        sections.append(Section(f"Device {device}", tuple(blocks)))
     return tuple(sections)
 
 

@@ -141,6 +141,8 @@ def _describe_batches(sizes: NDArray[Any], name: str, most: int) -> str:
         return f"A batch may hold {limit}."
     average = int(most // sizes.mean())
     samples = count_of(average, "samples")
+    if not average:
+        samples = "less than one sample"
     text = f"A batch of at most {limit} holds {samples} of average size"
     if too_large:
         return f"{text}; {count_of(too_large, 'samples')} are larger than that alone."

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from loaderkit.leaks.trace import Site
     from loaderkit.leaks.trend import Verdict
     from loaderkit.pages.charts import Colour
+    from loaderkit.pages.document import Block
 
 _NEAR_LIMIT = 3.0
 """A limit is drawn when it is no further away than so many times what a counter moved:
@@ -41,12 +42,13 @@ def growth_sections(texts: Sequence[str], sites: Sequence[Site]) -> tuple[Sectio
     """
     if not texts:
         return ()
-    blocks = []
+    rows = []
     for number, growth_text in enumerate(texts, 1):
         text, _, fix = growth_text.partition(" Fix: ")
-        blocks.append(f"{number}. {text}")
-        if fix:
-            blocks.append(f"Fix: {fix}")
+        rows.append((f"{number}", text, fix))
+    blocks: list[Block] = [
+        Table(("", "what grew, and who holds it", "fix"), tuple(rows))
+    ]
     blocks += [f"Allocated: {site}" for site in sites]
     return (Section("What grew, and who holds it", tuple(blocks)),)
 
@@ -75,7 +77,8 @@ def curves_sections(
     )
     if still:
         caption += f" The same all the time, and not drawn: {', '.join(still)}."
-    heading = f"Counters, {period} by {period}"
+    noun = noun_of(period)
+    heading = f"Counters, {noun} by {noun}"
     return (Section(heading, tuple(charts), caption=caption, side_by_side=True),)
 
 
@@ -90,7 +93,7 @@ def numbers_section(counters: Sequence[CounterTrend], *, period: str) -> Section
         A section with a table.
     """
     rows = tuple(_table_row(counter, period) for counter in worst_first(counters))
-    heads = ("counter", "first", "last", f"each {period}", "noise", "verdict")
+    heads = ("counter", "first", "last", f"each {noun_of(period)}", "noise", "verdict")
     return Section("Numbers", (Table(heads, rows, frozenset({1, 2, 3, 4})),))
 
 
@@ -101,6 +104,15 @@ def verdict_in_words(verdict: Verdict, period: str) -> str:
     'needs more windows of 500 ms'
     """
     return verdict.replace("epochs", plural_of(period))
+
+
+def noun_of(period: str) -> str:
+    """Write what is called an epoch without its length, where that was said.
+
+    >>> noun_of("epoch"), noun_of("window of 500 ms")
+    ('epoch', 'window')
+    """
+    return period.partition(" ")[0]
 
 
 def plural_of(period: str) -> str:
@@ -139,12 +151,12 @@ def _curve_of(counter: CounterTrend, period: str, limit: Limit | None) -> Curves
             f"{verdict_in_words(trend.verdict, period)}, {rate} each {period}"
         ),
         x=counter.epochs,
-        x_name=period,
+        x_name=plural_of(period),
         x_unit="epochs",
         series=(Series(counter.name, counter.values, _CURVE_COLOURS[trend.verdict]),),
         unit=counter.unit,
         readouts=tuple(
-            f"{period} {epoch:g}: {format_amount(value, counter.unit)}"
+            f"{noun_of(period)} {epoch:g}: {format_amount(value, counter.unit)}"
             for epoch, value in zip(counter.epochs, counter.values, strict=True)
         ),
         bands=(warmup,) if trend.warmup else (),

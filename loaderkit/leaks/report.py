@@ -11,6 +11,7 @@ from loaderkit.answers import answer_wrong_names
 from loaderkit.leaks.page import (
     curves_sections,
     growth_sections,
+    noun_of,
     numbers_section,
     plural_of,
     verdict_in_words,
@@ -215,7 +216,8 @@ class LeakReport(HasPage):
                 f"steady within the tolerance: {rate} more each {self.period}, "
                 f"{fastest.words}; a smaller tolerance= would call it a leak"
             )
-        return f"steady: nothing grows from {self.period} to {self.period}"
+        noun = noun_of(self.period)
+        return f"steady: nothing grows from {noun} to {noun}"
 
     def _count(self, epochs: int) -> str:
         """Count epochs, or what else the readings are taken after."""

@@ -20,16 +20,19 @@ _MOST_CURVES = 5
 """Numbers of workers that are drawn; more lines than that cannot be told apart."""
 
 
-def settings_section(rows: Sequence[tuple[str, str, str]]) -> Section:
+def settings_section(
+    rows: Sequence[tuple[str, str, str]], *, heading: str = "Settings"
+) -> Section:
     """List the settings with their reasons.
 
     Args:
         rows: Name, value and reason of each.
+        heading: Above them.
 
     Returns:
         A section with a table.
     """
-    return Section("Settings", (Table(("setting", "value", "why"), tuple(rows)),))
+    return Section(heading, (Table(("setting", "value", "why"), tuple(rows)),))
 
 
 def memory_section(forecast: Forecast) -> Section:
@@ -57,7 +60,10 @@ def memory_section(forecast: Forecast) -> Section:
         tuple(rows),
         frozenset({1, 2, 3}),
     )
-    blocks: list[Block] = [Bars("Bytes, at most.", tuple(bars)), table]
+    blocks: list[Block] = [
+        Bars("What the loader takes at most, by where it is.", tuple(bars)),
+        table,
+    ]
     if not forecast.batch_known:
         blocks.insert(0, "The bytes of a batch are not known, and not counted.")
     return Section("Account of memory", tuple(blocks))

@@ -84,16 +84,20 @@ class LoaderPlan(HasPage):
             name: value for name, value in values.items() if isinstance(value, Decision)
         }
 
+    def settings_in_words(self) -> list[tuple[str, str, str]]:
+        """Give the name, the value and the reason of each decision."""
+        return [
+            (name, str(decision.value), decision.reason)
+            for name, decision in self.settings().items()
+        ]
+
     def _repr_html_(self) -> str:
         reading = [f"reading: {self.reading}"] if self.reading else []
         return card(
             self.batching,
             mood="unsure" if self.warnings else "plain",
             heads=("setting", "value", "why"),
-            rows=[
-                (name, str(decision.value), decision.reason)
-                for name, decision in self.settings().items()
-            ],
+            rows=self.settings_in_words(),
             notes=[
                 *(f"warning: {warning}" for warning in self.warnings),
                 *reading,
@@ -108,10 +112,6 @@ class LoaderPlan(HasPage):
             lead.append(f"reading: {self.reading}")
         if self.downloads is not None:
             lead.append(f"store: {self.downloads}")
-        settings = [
-            (name, str(decision.value), decision.reason)
-            for name, decision in self.settings().items()
-        ]
         return Page(
             self.batching,
             mood="unsure" if self.warnings else "plain",
@@ -119,7 +119,7 @@ class LoaderPlan(HasPage):
             sections=(
                 memory_section(self.forecast),
                 *waiting_sections(self.rates, self.num_workers.value),
-                settings_section(settings),
+                settings_section(self.settings_in_words()),
             ),
         )
 

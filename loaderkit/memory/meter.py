@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from loaderkit.answers import answer_wrong_names
 from loaderkit.memory.reading import MemorySample, present_device_of, quick_sample
-from loaderkit.memory.timeline_page import timeline_sections
+from loaderkit.memory.timeline_page import named_marks_sections, timeline_sections
 from loaderkit.notebook import HasCard
-from loaderkit.pages.document import HasPage, Listing, Page, Section
+from loaderkit.pages.document import HasPage, Page
 from loaderkit.units import count_of, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -91,13 +91,12 @@ class Timeline(HasPage):
     def page(self) -> Page:
         """Show memory over time, with the stages named."""
         duration_s = self.marks[-1].since_s - self.marks[0].since_s if self.marks else 0
-        named = (Section("Marks with a name", (Listing(str(self)),)),)
         return Page(
             f"Memory over {format_seconds(duration_s)}, "
             f"{count_of(len(self.marks), 'readings')}",
             sections=(
                 *timeline_sections(self.marks, _COUNTERS_SHOWN),
-                *(named if str(self) else ()),
+                *named_marks_sections(self.marks, _COUNTERS_SHOWN),
             ),
         )
 

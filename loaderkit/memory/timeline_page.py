@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from loaderkit.memory.counters import COUNTERS
 from loaderkit.pages.charts import COLOURS, Band, Curves, Series
-from loaderkit.pages.document import Section
-from loaderkit.units import format_amount, format_seconds
+from loaderkit.pages.document import Section, Table
+from loaderkit.units import count_of, format_amount, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from loaderkit.memory.meter import Mark
 
 _MOST_POINTS = 500
-"""Chosen: two pixels a point.  Of a longer run each stretch shows its highest point."""
+"""Chosen: two pixels a point.  Of a longer run each stretch shows its highest and its
+lowest point."""
 
 
 def timeline_sections(
@@ -51,6 +52,7 @@ def timeline_sections(
             Section(
                 "Memory over time",
                 (_curves_of_counters(marks, together, "bytes", bands),),
+                caption=_caption_of(marks),
             )
         )
     if moving:
@@ -95,16 +97,60 @@ def _curves_of_counters(
 
 
 def _thinned_marks(marks: Sequence[Mark], name: CounterName) -> list[Mark]:
-    """Keep the highest mark of each stretch, and every mark that has a label."""
-    marks_a_stretch = -(-len(marks) // _MOST_POINTS)
-    if marks_a_stretch == 1:
+    """Keep both ends of each stretch's readings, and every mark that has a label."""
+    if len(marks) <= _MOST_POINTS:
         return list(marks)
-    labelled = []
+    marks_a_stretch = -(-2 * len(marks) // _MOST_POINTS)
+    shown = []
     for start in range(0, len(marks), marks_a_stretch):
         stretch = marks[start : start + marks_a_stretch]
         highest = max(stretch, key=lambda mark: mark.sample.values[name])
-        labelled += [mark for mark in stretch if mark.label or mark is highest]
-    return labelled
+        lowest = min(stretch, key=lambda mark: mark.sample.values[name])
+        shown += [
+            mark for mark in stretch if mark.label or mark is highest or mark is lowest
+        ]
+    return shown
+
+
+def _caption_of(marks: Sequence[Mark]) -> str:
+    """Say how to read the picture."""
+    caption = "An axis begins where the readings do, not at 0."
+    if len(marks) <= _MOST_POINTS:
+        return caption
+    stretches = count_of(_MOST_POINTS // 2, "stretches")
+    return f"{caption} The highest and the lowest reading of each of {stretches}."
+
+
+def named_marks_sections(
+    marks: Sequence[Mark], counters: Sequence[CounterName]
+) -> tuple[Section, ...]:
+    """List the marks that have a name.
+
+    Args:
+        marks: In their order.
+        counters: The columns; one that none of them read is left out.
+
+    Returns:
+        One section; none where no mark has a name.
+    """
+    named = [mark for mark in marks if mark.label]
+    if not named:
+        return ()
+    columns = [
+        name for name in counters if any(name in mark.sample.values for mark in named)
+    ]
+    rows = []
+    for mark in named:
+        amounts = [
+            format_amount(mark.sample.values[name], COUNTERS[name].unit)
+            if name in mark.sample.values
+            else ""
+            for name in columns
+        ]
+        rows.append((mark.label, format_seconds(mark.since_s), *amounts))
+    numbers = frozenset(range(1, 2 + len(columns)))
+    table = Table(("mark", "after", *columns), tuple(rows), numbers)
+    return (Section("Marks with a name", (table,)),)
 
 
 def _bands_of_stages(marks: Sequence[Mark]) -> list[Band]:
@@ -122,7 +168,8 @@ def _bands_of_stages(marks: Sequence[Mark]) -> list[Band]:
 
 def _text_of_mark(mark: Mark, names: Sequence[CounterName]) -> str:
     amounts = ", ".join(
-        f"{name} {format_amount(mark.sample.values[name], COUNTERS[name].unit)}"
+        f"{name} "
+        f"{format_amount(mark.sample.values[name], COUNTERS[name].unit, short=True)}"
         for name in names
     )
     label = f"{mark.label}, " if mark.label else ""

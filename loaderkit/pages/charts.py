@@ -12,12 +12,21 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from loaderkit.pages.scales import scale_of
+from loaderkit.pages.labels import (
+    is_at_end,
+    label_px,
+    row_of_numbers,
+    rows_of_names,
+    scale_with_room,
+)
+from loaderkit.pages.scales import MOST_TICKS, scale_of
+from loaderkit.pages.words import escape_words
 from loaderkit.units import count_of, format_amount
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from loaderkit.pages.labels import RowLabel
     from loaderkit.pages.scales import Scale
 
 Colour: TypeAlias = Literal[
@@ -36,6 +45,11 @@ COLOURS: tuple[Colour, ...] = (
 """In the order in which series take them; red is kept for limits and what is wrong."""
 _VIEW = 1000
 """Width and height of a plot in the units of its SVG, whatever size it is shown in."""
+_LOW_LINE = 0.15
+"""Share of the height up to which the label of a limit stands above its line: below it
+would be on the numbers of the x axis."""
+_TICKS_WITH_UNIT = ("bytes", "s", "percent")
+"""Units that are written behind each number of an axis; others are its name."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +195,12 @@ def chart_html(chart: Chart) -> str:
 
 
 def _curves_html(chart: Curves) -> str:
-    x_scale = scale_of(chart.x[0], chart.x[-1], chart.x_unit)
+    x_scale = scale_with_room(
+        lambda most_ticks: scale_of(
+            chart.x[0], chart.x[-1], chart.x_unit, most_ticks=most_ticks
+        ),
+        MOST_TICKS,
+    )
     y_scale = _scale_of_values(chart)
     shapes = [_shaded_html(band, x_scale) for band in chart.bands if band.shaded]
     if chart.stacked:
@@ -198,28 +217,77 @@ def _curves_html(chart: Curves) -> str:
             shapes.append(line)
     if chart.trend is not None:
         shapes.append(_trend_html(chart.trend, x_scale, y_scale))
-    labels = [_band_label(band, x_scale) for band in chart.bands]
+    named_bands = [band for band in chart.bands if band.label]
+    shapes += [
+        _line_html(
+            "edge", (x_scale.share(band.start), 0), (x_scale.share(band.start), 1)
+        )
+        for band in named_bands
+    ]
+    names = _label_bands(named_bands, x_scale)
+    limit_labels = []
     for limit in chart.limits:
         height = y_scale.share(limit.value)
         shapes.append(_line_html("limit", (0, height), (1, height)))
-        css_position = f"bottom: {height:.2%}"
-        labels.append(
-            f'<span class="limit-label" style="{css_position}">'
-            f"{_escape_text(limit.label)}</span>"
+        side = "above" if height < _LOW_LINE else "below"
+        limit_labels.append(
+            f'<span class="limit-label {side}" style="bottom: {height:.2%}">'
+            f"{escape_words(limit.label)}</span>"
         )
     frame = _frame_html(
         chart.label,
         x_scale,
         y_scale,
         "".join(shapes),
-        "".join(labels),
+        names.labels_html + "".join(limit_labels),
+        rows_above=names.rows,
         x_name=chart.x_name,
+        y_name="" if chart.unit in _TICKS_WITH_UNIT else chart.unit,
         positions=[x_scale.share(x) for x in chart.x],
         readouts=chart.readouts,
         first=chart.first_readout % len(chart.x),
     )
     legend = _legend_html(chart.series) if len(chart.series) > 1 else ""
-    return f"{legend}{frame}"
+    return f"{legend}{frame}{names.list_html}"
+
+
+@dataclass(frozen=True)
+class _BandNames:
+    """What names the stretches of an x axis."""
+
+    labels_html: str
+    """Above the plot."""
+    rows: int
+    """How many lines they take."""
+    list_html: str
+    """What the numbers mean, where numbers stand for names; empty otherwise."""
+
+
+def _label_bands(bands: Sequence[Band], x_scale: Scale) -> _BandNames:
+    """Write the names of stretches above a plot, or numbers where they have no room."""
+    shares = [x_scale.share(band.start) for band in bands]
+    list_html = ""
+    labels = rows_of_names([band.label for band in bands], shares)
+    if bands and not labels:
+        labels = row_of_numbers(shares)
+        items = "".join(
+            f"<li><span>{number}</span> {escape_words(band.label)}</li>"
+            for number, band in enumerate(bands, 1)
+        )
+        list_html = f'<ol class="band-names">{items}</ol>'
+    rows = max((label.row + 1 for label in labels), default=0)
+    return _BandNames("".join(map(_row_label_html, labels)), rows, list_html)
+
+
+def _row_label_html(label: RowLabel) -> str:
+    side = "before" if label.is_before else "behind"
+    edge = f"left: {label.share:.2%}"
+    if label.is_before:
+        edge = f"right: {1 - label.share:.2%}"
+    return (
+        f'<span class="band {side}" style="{edge}; --row: {label.row}">'
+        f"{escape_words(label.text)}</span>"
+    )
 
 
 def _scale_of_values(chart: Curves) -> Scale:
@@ -275,16 +343,19 @@ def _sizes_in_words(smallest: float, largest: float, chart: Histogram) -> str:
 
 
 def _histogram_html(chart: Histogram) -> str:
-    limits = [limit.value for limit in chart.limits]
-    low = min([chart.edges[0], *limits])
-    high = max([chart.edges[-1], *limits])
-    x_scale = scale_of(low, high, chart.x_unit)
+    # A size is a whole number, and stands in the middle of its bar.
+    edges = [edge - 0.5 for edge in chart.edges]
+    limits = [limit.value + 0.5 for limit in chart.limits]
+    low = min([edges[0], *limits])
+    high = max([edges[-1], *limits])
+    x_scale = scale_with_room(
+        lambda most_ticks: scale_of(low, high, chart.x_unit, most_ticks=most_ticks),
+        MOST_TICKS,
+    )
     y_scale = scale_of(0, max(chart.counts) * 1.04)
     shapes, readouts, positions = [], [], []
-    for start, end, count in zip(
-        chart.edges, chart.edges[1:], chart.counts, strict=False
-    ):
-        left, right = x_scale.share(start), x_scale.share(end)
+    for index, count in enumerate(chart.counts):
+        left, right = x_scale.share(edges[index]), x_scale.share(edges[index + 1])
         top = y_scale.share(count)
         shapes.append(
             f'<rect class="area blue" x="{left * _VIEW:.1f}" '
@@ -292,21 +363,23 @@ def _histogram_html(chart: Histogram) -> str:
             f'height="{top * _VIEW:.1f}"/>'
         )
         positions.append((left + right) / 2)
-        # Sizes are whole numbers, and a bin ends before the next one begins.
-        last = end - 1
-        sizes = _sizes_in_words(start, max(start, last), chart)
+        # A bin ends before the next one begins.
+        first, last = chart.edges[index], chart.edges[index + 1] - 1
+        sizes = _sizes_in_words(first, max(first, last), chart)
         readouts.append(f"{sizes}: {count_of(count, chart.y_name)}")
     labels = []
-    for limit in chart.limits:
-        share = x_scale.share(limit.value)
+    for limit, value in zip(chart.limits, limits, strict=True):
+        share = x_scale.share(value)
         shapes.append(_line_html("limit", (share, 0), (share, 1)))
-        side = "right" if share > 0.5 else "left"
+        # Over its line, and within the plot.
+        width_px = label_px(limit.label)
         css_position = (
-            f"right: {1 - share:.2%}" if share > 0.5 else f"left: {share:.2%}"
+            f"left: clamp(0px, {share:.2%} - {width_px / 2:.0f}px, "
+            f"100% - {width_px:.0f}px); width: {width_px:.0f}px"
         )
         labels.append(
-            f'<span class="limit-label at-{side}" style="{css_position}; bottom: 100%">'
-            f"{_escape_text(limit.label)}</span>"
+            f'<span class="limit-label over" style="{css_position}">'
+            f"{escape_words(limit.label)}</span>"
         )
     return _frame_html(
         chart.label,
@@ -314,7 +387,9 @@ def _histogram_html(chart: Histogram) -> str:
         y_scale,
         "".join(shapes),
         "".join(labels),
+        rows_above=1 if labels else 0,
         x_name=chart.x_name,
+        y_name=chart.y_name,
         positions=positions,
         readouts=readouts,
         first=max(range(len(chart.counts)), key=chart.counts.__getitem__),
@@ -334,7 +409,7 @@ def _bars_html(chart: Bars) -> str:
     below = ""
     if chart.limit is not None:
         key = '<span class="key limit-key"></span>'
-        below = f'<p class="soft">{key}{_escape_text(chart.limit.label)}</p>'
+        below = f'<p class="soft">{key}{escape_words(chart.limit.label)}</p>'
     label = html.escape(chart.label, quote=True)
     return f'<ul class="bars" aria-label="{label}">{"".join(rows)}</ul>{below}'
 
@@ -345,9 +420,9 @@ def _bar_html(bar: Bar, scale: Scale, mark: str) -> str:
         width = f"width: {scale.share(bar.value):.2%}"
         fill = f'<span class="fill {bar.colour}" style="{width}"></span>'
     return (
-        f'<li><span class="name">{_escape_text(bar.name)}</span>'
+        f'<li><span class="name">{escape_words(bar.name)}</span>'
         f'<span class="track">{fill}{mark}</span>'
-        f'<span class="amount">{_escape_text(bar.text)}</span></li>'
+        f'<span class="amount">{escape_words(bar.text)}</span></li>'
     )
 
 
@@ -358,7 +433,9 @@ def _frame_html(
     shapes: str,
     labels: str,
     *,
+    rows_above: int,
     x_name: str,
+    y_name: str,
     positions: Sequence[float],
     readouts: Sequence[str],
     first: int,
@@ -372,13 +449,11 @@ def _frame_html(
     )
     y_labels = "".join(
         f'<span class="y" style="bottom: {y_scale.share(tick.value):.2%}">'
-        f"{_escape_text(tick.label)}</span>"
+        f"{escape_words(tick.label)}</span>"
         for tick in y_scale.ticks
     )
     x_labels = "".join(
-        f'<span class="x" style="left: {x_scale.share(tick.value):.2%}">'
-        f"{_escape_text(tick.label)}</span>"
-        for tick in x_scale.ticks
+        _x_label_html(tick.label, x_scale.share(tick.value)) for tick in x_scale.ticks
     )
     data = {
         "at": [round(position, 4) for position in positions],
@@ -389,15 +464,28 @@ def _frame_html(
     encoded = json.dumps(data).replace("<", "\\u003c")
     name = html.escape(label, quote=True)
     cursor = f'<span class="cursor" style="left: {positions[first]:.2%}"></span>'
+    y_title = f'<p class="axis y-name">{escape_words(y_name)}</p>' if y_name else ""
+    # The longest readout keeps its room, so that nothing jumps when another is shown.
+    longest = max(readouts, key=lambda text: len(text) + 40 * text.count("\n"))
     return (
+        f"{y_title}"
         f'<div class="plot" tabindex="0" role="group" aria-roledescription="chart" '
-        f'aria-label="{name}">'
+        f'aria-label="{name}" style="--rows: {rows_above}">'
         f'<svg viewBox="0 0 {_VIEW} {_VIEW}" preserveAspectRatio="none" '
         f'aria-hidden="true">{grid}{shapes}</svg>'
         f"{y_labels}{x_labels}{labels}{cursor}"
         f'<script type="application/json">{encoded}</script></div>'
-        f'<p class="axis">{_escape_text(x_name)}</p>'
-        f'<output aria-live="polite">{_escape_text(readouts[first])}</output>'
+        f'<p class="axis x-name">{escape_words(x_name)}</p>'
+        f'<div class="readout"><output aria-live="polite">'
+        f"{escape_words(readouts[first])}</output>"
+        f'<span aria-hidden="true">{escape_words(longest)}</span></div>'
+    )
+
+
+def _x_label_html(text: str, share: float) -> str:
+    at_end = " at-end" if is_at_end(text, share) else ""
+    return (
+        f'<span class="x{at_end}" style="left: {share:.2%}">{escape_words(text)}</span>'
     )
 
 
@@ -406,15 +494,6 @@ def _shaded_html(band: Band, x_scale: Scale) -> str:
     return (
         f'<rect class="shaded" x="{left * _VIEW:.1f}" y="0" '
         f'width="{(right - left) * _VIEW:.1f}" height="{_VIEW}"/>'
-    )
-
-
-def _band_label(band: Band, x_scale: Scale) -> str:
-    left, right = x_scale.share(band.start), x_scale.share(band.end)
-    css_position = f"left: {left:.2%}; width: {right - left:.2%}"
-    return (
-        f'<span class="band" style="{css_position}" title="{html.escape(band.label)}">'
-        f"{_escape_text(band.label)}</span>"
     )
 
 
@@ -439,11 +518,7 @@ def _svg_point(x_share: float, y_share: float) -> str:
 
 def _legend_html(series: Sequence[Series]) -> str:
     keys = "".join(
-        f'<li><span class="key {layer.colour}"></span>{_escape_text(layer.name)}</li>'
+        f'<li><span class="key {layer.colour}"></span>{escape_words(layer.name)}</li>'
         for layer in series
     )
     return f'<ul class="legend">{keys}</ul>'
-
-
-def _escape_text(text: str) -> str:
-    return html.escape(text, quote=False)

@@ -14,6 +14,7 @@ from loaderkit.answers import answer_wrong_calls
 from loaderkit.notebook import HasCard
 from loaderkit.pages.charts import Bars, Curves, Histogram, chart_html
 from loaderkit.pages.provenance import read_provenance
+from loaderkit.pages.words import LONGEST_UNBROKEN, escape_words
 
 if TYPE_CHECKING:
     import os
@@ -31,9 +32,8 @@ _MOOD_WORDS: dict[Mood, str] = {
 }
 """What the colour of a title says, for those who do not see it."""
 
-_MOST_UNBROKEN = 24
-"""Letters of a word that a table does not break, where there is room for columns: the
-longest name of a setting is ``multiprocessing_context``, of 23."""
+_HANGING_INDENT = 4
+"""Letters: as an editor that wraps lines does it."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,8 @@ def page_html(page: Page, provenance: Provenance) -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{title}</title>",
             f"<style>{_file_text('page.css')}</style></head>",
-            f'<body><header class="{page.mood}"><h1>{badge}{title}</h1>',
+            f'<body><header class="{page.mood}">',
+            f"<h1>{badge}{escape_words(page.title)}</h1>",
             *(_paragraph_html(sentence) for sentence in page.lead),
             "</header><main>",
             *(_section_html(section) for section in page.sections),
@@ -186,12 +187,24 @@ def _block_html(block: Block) -> str:
     if isinstance(block, Table):
         return _table_html(block)
     if isinstance(block, Listing):
-        text = f"<pre>{html.escape(block.text)}</pre>"
+        text = _listing_html(block.text)
         if not block.folded:
             return text
         summary = f"<summary>{html.escape(block.folded)}</summary>"
         return f"<details>{summary}{text}</details>"
     return f"<figure>{_caption_html(block)}{chart_html(block)}</figure>"
+
+
+def _listing_html(text: str) -> str:
+    """Write lines as they are; what is too long goes on below, further in."""
+    lines = []
+    for line in text.splitlines(keepends=True):
+        indent = len(line) - len(line.lstrip(" ")) + _HANGING_INDENT
+        css_indent = f"padding-left: {indent}ch; text-indent: -{indent}ch"
+        lines.append(
+            f'<span class="hanging" style="{css_indent}">{html.escape(line)}</span>'
+        )
+    return f"<pre>{''.join(lines)}</pre>"
 
 
 def _caption_html(chart: Curves | Histogram | Bars) -> str:
@@ -220,7 +233,7 @@ def _cell_class(column: int, text: str, table: Table) -> str:
     if column in table.numbers:
         return ' class="number"'
     longest = max(map(len, text.split()), default=0)
-    return ' class="words"' if longest <= _MOST_UNBROKEN else ""
+    return ' class="words"' if longest <= LONGEST_UNBROKEN else ""
 
 
 def _paragraph_html(text: str) -> str:
@@ -229,7 +242,7 @@ def _paragraph_html(text: str) -> str:
 
 def _inline_html(text: str) -> str:
     """Escape a text, and set what is in backticks in a type of fixed width."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape_words(text))
 
 
 @cache

@@ -11,7 +11,7 @@ for (const plot of document.querySelectorAll(".plot")) {
     output.textContent = data.says[index];
   };
 
-  plot.addEventListener("pointermove", (event) => {
+  const follow = (event) => {
     const box = plot.getBoundingClientRect();
     const share = (event.clientX - box.left) / box.width;
     let nearest = 0;
@@ -19,7 +19,10 @@ for (const plot of document.querySelectorAll(".plot")) {
       if (Math.abs(data.at[i] - share) < Math.abs(data.at[nearest] - share)) nearest = i;
     }
     show(nearest);
-  });
+  };
+  plot.addEventListener("pointermove", follow);
+  // A finger that taps does not move.
+  plot.addEventListener("pointerdown", follow);
 
   plot.addEventListener("keydown", (event) => {
     const page = Math.max(1, Math.round(data.at.length / 20));

@@ -5,11 +5,23 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from loaderkit.units import format_bytes, time_unit_of
+
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _NICE_STEPS = (1.0, 2.0, 5.0, 10.0)
 """Times a power of ten: what people count in."""
-_MOST_TICKS = 6
-"""Chosen: more labels than that touch each other on a plot of 250 pixels."""
+MOST_TICKS = 6
+"""Chosen: more short labels than that touch each other on a plot of 250 pixels."""
+_LONGEST_LABEL = 10
+"""Letters: what has room beside a plot on a telephone."""
+_CLOCK_STEPS = {
+    "s": (10.0, 15.0, 20.0, 30.0, 60.0),
+    "min": (10.0, 15.0, 20.0, 30.0, 60.0),
+    "h": (3.0, 6.0, 12.0, 24.0),
+}
+"""By the name of the unit: what a clock shows in place of 50 minutes or 5 hours."""
+_MILLIONS_FROM = 10_000_000
+"""Counts as large as this are told in millions: "20 M", and not "20,000,000"."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +61,14 @@ class Scale:
         return min(max(share, 0.0), 1.0)
 
 
-def scale_of(low: float, high: float, unit: str = "", *, padded: bool = False) -> Scale:
+def scale_of(
+    low: float,
+    high: float,
+    unit: str = "",
+    *,
+    padded: bool = False,
+    most_ticks: int = MOST_TICKS,
+) -> Scale:
     """Make a scale that shows everything between two values.
 
     Args:
@@ -58,14 +77,20 @@ def scale_of(low: float, high: float, unit: str = "", *, padded: bool = False) -
         unit: "bytes", "s", "percent", or the plural of what is counted, which has no
             fractions.
         padded: Leave some room beyond both values.
+        most_ticks: As many ticks as that, or fewer.
 
     Returns:
-        The scale, with six ticks at most.
+        The scale.
 
     >>> [tick.label for tick in scale_of(0, 3 << 29, "bytes").ticks]
-    ['0 B', '0.5 GiB', '1 GiB', '1.5 GiB']
+    ['0 B', '0.5 GiB', '1.0 GiB', '1.5 GiB']
     >>> [tick.label for tick in scale_of(1000, 5000).ticks]
     ['1,000', '2,000', '3,000', '4,000', '5,000']
+
+    Where labels would differ in their last digits only, they tell the difference:
+
+    >>> [tick.label for tick in scale_of(5 << 30, (5 << 30) + 300, "bytes").ticks]
+    ['5.00 GiB', '+100 B', '+200 B', '+300 B']
     """
     if high <= low:
         # A counter that never moves is a line in the middle.
@@ -74,50 +99,117 @@ def scale_of(low: float, high: float, unit: str = "", *, padded: bool = False) -
     elif padded:
         padding = 0.08 * (high - low)
         low, high = low - padding, high + padding
-    unit_size, unit_label = _display_unit(max(abs(low), abs(high)), unit)
-    step = _nice_step((high - low) / unit_size)
-    if unit not in ("bytes", "s"):
-        step = max(step, 1.0)  # things are counted whole
-    digits = max(0, -math.floor(math.log10(step) + 1e-9))
-    first = math.ceil(low / unit_size / step - 1e-9)
-    last = math.floor(high / unit_size / step + 1e-9)
+    display_unit = _display_unit(max(abs(low), abs(high)), unit)
+    values = _tick_values(low, high, display_unit, most_ticks)
+    labels = [display_unit.label(value, values.digits) for value in values.multiples]
+    if max(map(len, labels), default=0) > _LONGEST_LABEL:
+        return Scale(low, high, _difference_ticks(low, high, unit, most_ticks))
     ticks = [
-        Tick(number * step * unit_size, _tick_label(number * step, digits, unit_label))
-        for number in range(first, last + 1)
+        Tick(value * display_unit.size, label)
+        for value, label in zip(values.multiples, labels, strict=True)
     ]
     return Scale(low, high, tuple(ticks))
 
 
-def _display_unit(largest: float, unit: str) -> tuple[float, str]:
-    """Choose the unit of all labels of an axis: its size, and its name."""
+@dataclass(frozen=True)
+class _DisplayUnit:
+    """The unit of all labels of an axis."""
+
+    size: float
+    """In the axis's own unit."""
+    name: str
+    """Written behind each number; empty for what is counted."""
+    name_of_zero: str
+    """Written behind a 0."""
+    smallest: float = 0.0
+    """In this unit; there is nothing between two multiples of it.  0: there is."""
+
+    def label(self, value: float, digits: int) -> str:
+        """Write a value that is given in this unit."""
+        if value == 0:
+            return f"0 {self.name_of_zero}".strip()
+        return f"{value:,.{digits}f} {self.name}".strip()
+
+
+@dataclass(frozen=True)
+class _TickValues:
+    """Where ticks are, and with how many digits they differ."""
+
+    multiples: tuple[float, ...]
+    """In the display unit."""
+    digits: int
+    """Behind the decimal point."""
+
+
+def _display_unit(largest: float, unit: str) -> _DisplayUnit:
+    """Choose the unit of all labels of an axis."""
     if unit == "s":
-        return (1.0, "s") if largest >= 1 else (1e-3, "ms")
+        time_unit = time_unit_of(largest)
+        return _DisplayUnit(time_unit.seconds, time_unit.name, time_unit.name)
     if unit == "percent":
-        return 1.0, "%"
+        return _DisplayUnit(1.0, "%", "%")
     if unit != "bytes":
-        return 1.0, ""
+        if largest >= _MILLIONS_FROM:
+            return _DisplayUnit(1e6, "M", "", smallest=1e-6)
+        return _DisplayUnit(1.0, "", "", smallest=1.0)
     power = 0
     while largest >= 1000 and power < len(_BYTE_UNITS) - 1:
         largest /= 1024
         power += 1
-    return float(1024**power), _BYTE_UNITS[power]
+    size = float(1024**power)
+    return _DisplayUnit(size, _BYTE_UNITS[power], "B", smallest=1 / size)
 
 
-def _nice_step(span: float) -> float:
+def _tick_values(
+    low: float, high: float, display_unit: _DisplayUnit, most_ticks: int
+) -> _TickValues:
+    """Choose round numbers between two values."""
+    span = (high - low) / display_unit.size
+    step = _nice_step(span, most_ticks, _CLOCK_STEPS.get(display_unit.name, ()))
+    step = max(step, display_unit.smallest)
+    digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    first = math.ceil(low / display_unit.size / step - 1e-9)
+    last = math.floor(high / display_unit.size / step + 1e-9)
+    multiples = tuple(number * step for number in range(first, last + 1))
+    return _TickValues(multiples, digits)
+
+
+def _difference_ticks(
+    low: float, high: float, unit: str, most_ticks: int
+) -> tuple[Tick, ...]:
+    """Label the first tick with its value, and the others with how much more they are.
+
+    A counter of 120 GiB that moves by 200 bytes would have labels of 14 digits.
+    """
+    span_unit = _display_unit(high - low, unit)
+    values = _tick_values(0.0, high - low, span_unit, most_ticks)
+    ticks = []
+    for value in values.multiples:
+        label = _start_label(low, unit)
+        if value:
+            label = f"+{span_unit.label(value, values.digits)}"
+        ticks.append(Tick(low + value * span_unit.size, label))
+    return tuple(ticks)
+
+
+def _start_label(value: float, unit: str) -> str:
+    """Write the value that others are told the difference to, in three digits."""
+    if unit == "bytes":
+        return format_bytes(round(value))
+    display_unit = _display_unit(abs(value), unit)
+    number = value / display_unit.size
+    digits = max(0, 2 - (abs(number) >= 10) - (abs(number) >= 100))
+    return display_unit.label(number, 0 if display_unit.smallest == 1.0 else digits)
+
+
+def _nice_step(
+    span: float, most_ticks: int, clock_steps: tuple[float, ...] = ()
+) -> float:
     """Give the smallest of 1, 2, 5, 10, 20, ... that makes few enough ticks."""
-    rough = span / (_MOST_TICKS - 1)
+    rough = span / (most_ticks - 1)
+    if clock_steps and clock_steps[0] / 2 < rough <= clock_steps[-1]:
+        return min(step for step in clock_steps if step >= rough)
     power = 10.0 ** math.floor(math.log10(rough))
     return next(
         nice * power for nice in _NICE_STEPS if nice * power >= rough * (1 - 1e-9)
     )
-
-
-def _tick_label(value: float, digits: int, unit_label: str) -> str:
-    if value == 0:
-        smallest_unit = "B" if unit_label in _BYTE_UNITS else unit_label
-        return f"0 {smallest_unit}".strip()
-    # "1 GiB" between "0.5 GiB" and "1.5 GiB": zeros at the end say nothing
-    number = f"{value:,.{digits}f}"
-    if digits:
-        number = number.rstrip("0").rstrip(".")
-    return f"{number} {unit_label}".strip()

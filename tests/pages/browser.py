@@ -1,6 +1,7 @@
 """A page in headless Chromium: what it shows, and what its script does."""
 
 import html
+import itertools
 import json
 import os
 import re
@@ -33,16 +34,59 @@ addEventListener("load", () => {{
 """A window of Chromium is never narrower than 500 pixels; a frame in it can be."""
 
 
+FAULTS = (Path(__file__).parent / "faults.js").read_text("utf-8")
+MANY = """<!doctype html><title></title><body>{frames}
+<script>
+{faults}
+addEventListener("load", () => {{
+  const answers = [...document.querySelectorAll("iframe")].map((frame) => faultsOf(
+    frame.contentWindow, frame.contentDocument));
+  document.title = JSON.stringify(answers);
+}});
+</script></body>"""
+
+
+def find_faults(pages, folder, *, widths, dark=False):
+    """Lay pages out at some widths, and list what a strict reader would complain of.
+
+    Args:
+        pages: HTML by name.
+        folder: For the browser's files.
+        widths: Of the window, in pixels.
+        dark: Whether the system is.
+
+    Returns:
+        Sentences, each with the name of its page and the width.
+    """
+    shown = list(itertools.product(pages, widths))
+    frames = "".join(
+        f'<iframe style="width: {width}px; height: 900px; border: 0" '
+        f'srcdoc="{html.escape(pages[name], quote=True)}"></iframe>'
+        for name, width in shown
+    )
+    text = run_browser(MANY.format(frames=frames, faults=FAULTS), folder, dark=dark)
+    return [
+        f"{name} at {width}: {fault}"
+        for (name, width), faults in zip(shown, json.loads(text), strict=True)
+        for fault in faults
+    ]
+
+
 def ask_browser(page, folder, question, *, width=800, dark=False):
     """Open a page and run a function's body in it; what it returns as plain values.
 
     What the window shows then is kept in the folder that PAGE_SCREENSHOTS names, if
     it is set, under the name of the test.
     """
-    file = folder / "asked.html"
     escaped = html.escape(page, quote=True)
     outer = OUTER.format(width=width, page=escaped, question=question)
-    file.write_text(outer, encoding="utf-8")
+    return json.loads(run_browser(outer, folder, dark=dark, width=width))
+
+
+def run_browser(document, folder, *, dark, width="all"):
+    """Load a document, and give the title that its script has set."""
+    file = folder / "asked.html"
+    file.write_text(document, encoding="utf-8")
     command = [
         shutil.which("chromium"),
         *QUIET,
@@ -62,4 +106,4 @@ def ask_browser(page, folder, question, *, width=800, dark=False):
     command.append(file.as_uri())
     shown = subprocess.run(command, capture_output=True, text=True)
     title = re.search(r"<title>(.*?)</title>", shown.stdout, re.DOTALL)[1]
-    return json.loads(html.unescape(title))
+    return html.unescape(title)

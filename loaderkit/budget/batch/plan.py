@@ -280,7 +280,7 @@ class BatchPlan(HasPage):
                 *remedies_sections(self.savings, self.estimate.peak, limit),
                 *history_sections(self.estimate.history, limit),
                 chances_section(self.chances),
-                Section("As text", (Listing(str(self)),)),
+                Section("As text", (Listing(str(self), folded="what print shows"),)),
             ),
         )
 

@@ -137,7 +137,7 @@ class Diagnosis(HasPage, Message):
                 *advice_sections(
                     [(advice.remedy, advice.gain) for advice in self.advice]
                 ),
-                Section("As text", (Listing(str(self)),)),
+                Section("As text", (Listing(str(self), folded="what print shows"),)),
             ),
         )
 

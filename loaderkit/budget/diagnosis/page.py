@@ -39,7 +39,11 @@ def amounts_sections(amounts: Mapping[str, int]) -> tuple[Section, ...]:
         Bar(name, size, format_bytes(size), _COLOURS.get(name, "blue"))
         for name, size in amounts.items()
     )
-    return (Section("What the message states", (Bars("Bytes.", bars),)),)
+    return (
+        Section(
+            "What the message states", (Bars("The amounts beside each other.", bars),)
+        ),
+    )
 
 
 def advice_sections(advice: Sequence[tuple[Remedy, str]]) -> tuple[Section, ...]:

@@ -178,7 +178,7 @@ class StepEstimate(HasPage):
                 *history_sections(self.history),
                 parts_section(self.parts, self.peak, self.phase),
                 *modules_sections(self.modules),
-                Section("As text", (Listing(str(self)),)),
+                Section("As text", (Listing(str(self), folded="what print shows"),)),
             ),
         )
 

@@ -1,0 +1,111 @@
+// What a strict reader of a page would complain of, as a list of sentences.
+function faultsOf(window, document) {
+  const faults = new Set();
+  const add = (kind, text) => faults.add(`${kind}: ${text.trim().slice(0, 60)}`);
+  const shown = (element) => element.checkVisibility({visibilityProperty: true});
+
+  const needed = document.documentElement.scrollWidth;
+  if (needed > window.innerWidth) add("scrolls sideways", `${needed}`);
+
+  // ---- every line of text with its box
+  const lines = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode, parent = node.parentElement;
+    if (!node.data.trim() || parent.closest("script, style") || !shown(parent)) continue;
+    const range = document.createRange();
+    range.selectNodeContents(node);
+    for (const box of range.getClientRects()) {
+      if (box.width > 0) lines.push({node, parent, box});
+    }
+  }
+
+  for (const {node, parent, box} of lines) {
+    if (box.left < -0.5 || box.right > window.innerWidth + 0.5)
+      add("outside of the page", node.data);
+    for (let above = parent; above !== document.body; above = above.parentElement) {
+      const outer = above.getBoundingClientRect();
+      const clips = window.getComputedStyle(above).overflowX !== "visible";
+      if (!clips && above.localName !== "figure") continue;
+      if (box.left < outer.left - 0.5 || box.right > outer.right + 0.5)
+        add("cut", node.data);
+    }
+  }
+
+  // ---- no line upon another one
+  lines.sort((one, other) => one.box.top - other.box.top);
+  lines.forEach(({node, box}, index) => {
+    for (const {node: otherNode, box: other} of lines.slice(index + 1)) {
+      if (other.top > box.bottom - 1.5) break;
+      const width = Math.min(box.right, other.right) - Math.max(box.left, other.left);
+      const height = Math.min(box.bottom, other.bottom) - other.top;
+      if (otherNode !== node && width > 1 && height > 1.5)
+        add("upon each other", `${node.data} | ${otherNode.data}`);
+    }
+  });
+
+  // ---- contrast, as WCAG computes it
+  const channels = (text) => {
+    const numbers = text.match(/[\d.]+/g).map(Number);
+    return {rgb: numbers.slice(0, 3), alpha: numbers[3] ?? 1};
+  };
+  const mix = (over, under, alpha) => over.map((c, i) => c * alpha + under[i] * (1 - alpha));
+  const paperUnder = (element) => {
+    if (!element) return [255, 255, 255];
+    const {rgb, alpha} = channels(window.getComputedStyle(element).backgroundColor);
+    return alpha === 1 ? rgb : mix(rgb, paperUnder(element.parentElement), alpha);
+  };
+  const opacityOf = (element) => {
+    let opacity = 1;
+    for (let above = element; above; above = above.parentElement)
+      opacity *= Number(window.getComputedStyle(above).opacity);
+    return opacity;
+  };
+  const luminance = (rgb) => {
+    const [r, g, b] = rgb.map((c) => {
+      const share = c / 255;
+      return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+    });
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const contrast = (ink, paper) => {
+    const [low, high] = [luminance(ink), luminance(paper)].sort((a, b) => a - b);
+    return (high + 0.05) / (low + 0.05);
+  };
+  for (const parent of new Set(lines.map((line) => line.parent))) {
+    const paper = paperUnder(parent);
+    const ink = channels(window.getComputedStyle(parent).color);
+    const ratio = contrast(mix(ink.rgb, paper, ink.alpha * opacityOf(parent)), paper);
+    if (ratio < 4.5) add(`contrast ${ratio.toFixed(1)}`, parent.textContent);
+  }
+  for (const shape of document.querySelectorAll(".fill, .key, .line, .area, .limit, .trend")) {
+    const style = window.getComputedStyle(shape);
+    const isHtml = shape instanceof window.HTMLElement;
+    const colour = isHtml ? style.backgroundColor : shape.matches(".area") ? style.fill : style.stroke;
+    const paper = paperUnder(shape.parentElement.closest("figure") ?? document.body);
+    const ratio = contrast(mix(channels(colour).rgb, paper, opacityOf(shape)), paper);
+    if (ratio < 3) add(`contrast of a shape ${ratio.toFixed(1)}`, shape.getAttribute("class"));
+  }
+
+  // ---- axes, bars, keyboard
+  for (const plot of document.querySelectorAll(".plot")) {
+    const figure = plot.closest("figure");
+    const labels = (kind) => [...plot.querySelectorAll(kind)].map((label) => label.textContent);
+    if (!figure.querySelector(".x-name")?.textContent) add("x axis without a name", figure.textContent);
+    const withUnit = labels(".y").every((label) => /[a-zA-Z%]/.test(label.replace("M", "")));
+    if (!figure.querySelector(".y-name")?.textContent && !withUnit)
+      add("y axis without a unit", labels(".y").join(" "));
+    for (const kind of [".x", ".y"])
+      if (!labels(kind).length) add(`no number at an axis ${kind}`, figure.textContent);
+    if (plot.tabIndex !== 0) add("not to be reached by the keyboard", figure.textContent);
+    if (!plot.getAttribute("aria-label")) add("no words for those who cannot see it", figure.textContent);
+  }
+  for (const bars of document.querySelectorAll(".bars")) {
+    const ends = [...bars.querySelectorAll(".track")].map((track) => {
+      const box = track.getBoundingClientRect();
+      return `${box.left.toFixed(0)} to ${box.right.toFixed(0)}`;
+    });
+    if (new Set(ends).size > 1) add("bars that cannot be compared", ends.join(", "));
+  }
+  return [...faults];
+}
