@@ -21,6 +21,8 @@ _MOST_BINS = 40
 """Chosen: a bin is some 20 pixels wide on a laptop, 8 on a telephone."""
 _FARTHEST = 2
 """Chosen: a limit this many times the largest sample leaves them half of the width."""
+_MOST_FIELDS = 20
+"""Chosen: what fits a screen; the table below has all."""
 _LONGEST_TAIL = 3
 """Chosen: the largest may be this many times the size that 99 % keep to."""
 
@@ -99,10 +101,16 @@ def field_sections(
     """
     if not rows:
         return ()
-    bars = tuple(
+    largest_first = sorted(rows, key=lambda row: -row[4])
+    bars = [
         Bar(name, nbytes, format_bytes(nbytes))
-        for name, _, _, _, nbytes, _ in sorted(rows, key=lambda row: -row[4])
-    )
+        for name, _, _, _, nbytes, _ in largest_first[:_MOST_FIELDS]
+    ]
+    others = largest_first[_MOST_FIELDS:]
+    if others:
+        nbytes = sum(row[4] for row in others)
+        name = count_of(len(others), "other fields")
+        bars.append(Bar(name, nbytes, format_bytes(nbytes), "grey"))
     table = Table(
         ("field", "kind", "dtype", "shape of a sample", "bytes", "samples"),
         tuple(
@@ -111,7 +119,7 @@ def field_sections(
         ),
         frozenset({4, 5}),
     )
-    chart = Bars("Bytes of each field in all shards, uncompressed.", bars)
+    chart = Bars("Bytes of each field in all shards, uncompressed.", tuple(bars))
     return (Section("Fields", (chart, table)),)
 
 

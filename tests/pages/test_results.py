@@ -57,6 +57,9 @@ def test_a_plans_page_draws_the_price_of_each_batch_size(plan):
     ]
     assert chart.limits[0].value == plan.limit
     shown = chart.readouts[chart.first_readout]
+    largest_fitting = sizes[chart.first_readout]
+    assert sizes[chart.first_readout + 1] == largest_fitting + 1
+    assert plan.cost_model.worst_peak(largest_fitting) <= plan.limit
     assert "fits" in shown
     assert "does not fit" in chart.readouts[chart.first_readout + 1]
 

@@ -37,11 +37,13 @@ def batch_size_sections(
     if largest < 2:
         return ()
     stride = max(1, largest // _MOST_SIZES)
-    sizes = sorted({1, *range(stride, largest + 1, stride), min(batch_size, samples)})
-    prices = [worst_bytes(size) for size in sizes]
+    sizes = {1, *range(stride, largest + 1, stride), min(batch_size, samples)}
+    prices = {size: worst_bytes(size) for size in sizes}
+    for size in _sizes_at_the_limit(prices, limit, worst_bytes):
+        prices[size] = worst_bytes(size)
     readouts = []
     largest_fitting = 0
-    for index, (size, price) in enumerate(zip(sizes, prices, strict=True)):
+    for index, (size, price) in enumerate(sorted(prices.items())):
         verdict = "does not fit"
         if price <= limit.value:
             verdict = "fits"
@@ -51,16 +53,44 @@ def batch_size_sections(
         )
     chart = Curves(
         label="What the dearest batch of each size takes at the peak of its step.",
-        x=tuple(map(float, sizes)),
+        x=tuple(map(float, sorted(prices))),
         x_name="samples of a batch",
         x_unit="samples",
-        series=(Series("dearest batch", tuple(map(float, prices)), "blue"),),
+        series=(
+            Series(
+                "dearest batch",
+                tuple(float(prices[size]) for size in sorted(prices)),
+                "blue",
+            ),
+        ),
         unit="bytes",
         readouts=tuple(readouts),
         first_readout=largest_fitting,
         limits=(limit,),
     )
     return (Section("Batch size against memory", (chart,)),)
+
+
+def _sizes_at_the_limit(
+    prices: Mapping[int, int], limit: Limit, worst_bytes: Callable[[int], int]
+) -> tuple[int, ...]:
+    """Find the largest size that fits, and the next one, between those with a price.
+
+    Returns:
+        Both; none where all sizes fit, or not even the first does.
+    """
+    fitting = [size for size, price in prices.items() if price <= limit.value]
+    larger = [size for size in prices if fitting and size > max(fitting)]
+    if not larger:
+        return ()
+    low, high = max(fitting), min(larger)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if worst_bytes(middle) <= limit.value:
+            low = middle
+        else:
+            high = middle
+    return low, high
 
 
 def remedies_sections(

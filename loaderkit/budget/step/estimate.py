@@ -580,7 +580,10 @@ def _text_lines(step_estimate: StepEstimate) -> Iterator[str]:
     interval = ""
     if not step_estimate.exact:
         low, high = step_estimate.low, step_estimate.high
-        interval = f" ({format_bytes(low)} to {format_bytes(high)})"
+        ends = [format_bytes(low), format_bytes(high)]
+        # Both ends may be the same in three digits.
+        if set(ends) != {format_bytes(step_estimate.peak)}:
+            interval = f" ({ends[0]} to {ends[1]})"
     yield (
         f"Peak: {format_bytes(step_estimate.peak)}{interval} in "
         f"{step_estimate.phase}, for {target}, {step_estimate.method} in "
