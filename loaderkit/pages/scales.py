@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from loaderkit.units import format_bytes, time_unit_of
+from loaderkit.time_units import time_unit_of
+from loaderkit.units import format_bytes
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _NICE_STEPS = (1.0, 2.0, 5.0, 10.0)
