@@ -11,31 +11,24 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import xxhash
 
 from loaderkit.cache.columns import Block
 from loaderkit.cache.durable import remove, writing
-from loaderkit.datasets.encode import encode
+from loaderkit.datasets.compiled_encoding import SampleEncoder
 from loaderkit.datasets.source_files import FileTracker, FileVersion, TrackFiles
 from loaderkit.datasets.streams import StreamSource
-from loaderkit.datasets.structure import KEY_COLUMN
 from loaderkit.errors import DatasetError, LoaderkitError
 from loaderkit.randomness import mix_seed, seed_all
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
+    from loaderkit.datasets.compiled_encoding import EncodedSample, SampleLayout
     from loaderkit.datasets.sources import Source
     from loaderkit.datasets.structure import Node
 
-_SMALL_BYTES = 4 << 10
-"""Values below this are joined before they are hashed.  Measured: below 1 KiB copying a
-value costs less than a call of the hash, up to 4 KiB about as much.  Part of what a
-sample's hash is, so an unfinished build would begin anew if it changed."""
 _DIGEST_BYTES = 16
 """Of an xxh3-128."""
 
@@ -56,34 +49,33 @@ class EncodedSpan:
     """Hash of each sample's key, tree and values, end to end."""
     files: dict[str, FileVersion] = field(default_factory=dict)
     """Files opened for the first time while they were read, by absolute path."""
-    _tree_numbers: dict[Node, int] = field(default_factory=dict)
-    _tree_digests: list[bytes] = field(default_factory=list)
 
-    def number(self, tree: Node, key: str) -> int:
-        """Number a way in which a sample is built."""
-        number = self._tree_numbers.get(tree)
-        if number is None:
-            number = self._tree_numbers[tree] = len(self.trees)
-            self.trees.append(tree)
-            self.first_keys.append(key)
-            digest = xxhash.xxh3_128_digest(_encode_text(repr(tree)))
-            self._tree_digests.append(digest)
-        return number
+    _numbers: dict[SampleLayout, int] = field(default_factory=dict)
+    """Which of the trees each layout is of."""
 
-    def append(self, key: str, tree: Node, values: dict[Any, NDArray[Any]]) -> None:
+    def append(self, key: str, sample: EncodedSample) -> None:
         """Add a sample that was taken apart.
 
         Args:
             key: What it is called.
-            tree: How it is built.
-            values: Its values by column; its key is added to them.
+            sample: Its values; its key is added to them.
         """
-        number = self.number(tree, key)
-        self.digests += _sample_digest(key, self._tree_digests[number], values)
+        layout = sample.layout
+        number = self._numbers.get(layout)
+        if number is None:
+            number = self._numbers[layout] = len(self.trees)
+            self.trees.append(layout.tree)
+            self.first_keys.append(key)
         key_bytes = key.encode("utf-8", "surrogatepass")
-        values[KEY_COLUMN] = np.frombuffer(key_bytes, np.uint8)
-        self.block.append(values)
+        values = [*sample.values, key_bytes]
+        shapes = layout.pack_shapes(*sample.shapes, len(key_bytes))
+        self.digests += layout.digest(shapes, values)
+        self.block.append_alike(layout.columns, shapes, values)
         self.tree_of_sample.append(number)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Layouts are the encoder's, and say nothing to another process.
+        return {**vars(self), "_numbers": {}}
 
     def spill_beyond(self, limit: int, scratch: Path) -> None:
         """Move the values to a file where more than ``limit`` bytes are in memory.
@@ -148,6 +140,7 @@ def read_span(
     rows: range,
     tracker: FileTracker,
     *,
+    encoder: SampleEncoder | None = None,
     into: EncodedSpan | None = None,
     scratch: Path | None = None,
 ) -> EncodedSpan:
@@ -157,7 +150,9 @@ def read_span(
         job: Where they come from, and how many bytes of them wait in memory.
         rows: Which ones.
         tracker: What notes the files that are opened meanwhile.
-        into: Samples that these come behind.
+        encoder: What takes samples apart, and remembers how such are built; None for a
+            new one.
+        into: Samples that these come behind; taken apart by the same encoder.
         scratch: A file to which values go when there are too many; None keeps all in
             memory.
 
@@ -170,10 +165,11 @@ def read_span(
     """
     span = EncodedSpan(rows.start) if into is None else into
     source = job.numbered_source
+    encoder = encoder or SampleEncoder()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Unable to accurately infer")
         for row in rows:
-            _encode_one(job, source, row, span)
+            _encode_one(job, source, row, encoder, span)
             if scratch is not None:
                 span.spill_beyond(job.limit, scratch)
     span.files.update(tracker.new_files())
@@ -186,9 +182,9 @@ def digests_of_rows(job: PackJob, rows: range, tracker: FileTracker) -> EncodedS
     Raises:
         DatasetError: A sample cannot be read or stored.
     """
-    span = EncodedSpan(rows.start)
+    span, encoder = EncodedSpan(rows.start), SampleEncoder()
     for row in rows:
-        read_span(job, range(row, row + 1), tracker, into=span)
+        read_span(job, range(row, row + 1), tracker, encoder=encoder, into=span)
         span.block = Block()
     return span
 
@@ -221,7 +217,9 @@ def read_sample(source: Source, row: int, seed: int | None) -> Any:
     return source.read(row)
 
 
-def _encode_one(job: PackJob, source: Source, row: int, into: EncodedSpan) -> None:
+def _encode_one(
+    job: PackJob, source: Source, row: int, encoder: SampleEncoder, into: EncodedSpan
+) -> None:
     """Read one sample, take it apart and add it to others.
 
     Raises:
@@ -229,36 +227,16 @@ def _encode_one(job: PackJob, source: Source, row: int, into: EncodedSpan) -> No
     """
     key = source.key(row)
     try:
-        tree, values = encode(read_sample(source, row, job.seed))
+        encoded = encoder.encode(read_sample(source, row, job.seed))
     except (Exception, SystemExit) as error:
         what = f"Sample {key!r} (row {row:,} of {len(source):,})"
         raise about_sample(what, error) from error
-    into.append(key, tree, values)
+    into.append(key, encoded)
 
 
 def content_digest(digests: bytes | bytearray) -> str:
     """Hash many samples by their hashes, which lie end to end."""
     return xxhash.xxh3_128_hexdigest(digests)
-
-
-def _sample_digest(key: str, tree_digest: bytes, values: dict[Any, Any]) -> bytes:
-    # One call for all small values: an update each would take longer than encoding.
-    small = [_encode_text(key), tree_digest]
-    large = []
-    for value in values.values():
-        small.append(repr(value.shape).encode())
-        if value.nbytes < _SMALL_BYTES:
-            small.append(value.tobytes())
-        else:
-            large.append(np.ascontiguousarray(value).data)
-    digest = xxhash.xxh3_128(b"".join(small))
-    for data in large:
-        digest.update(data)
-    return digest.digest()
-
-
-def _encode_text(text: str) -> bytes:
-    return text.encode("utf-8", "backslashreplace")
 
 
 def about_sample(what: str, error: BaseException) -> LoaderkitError:

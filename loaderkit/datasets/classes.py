@@ -54,7 +54,7 @@ def private_names(cls: type, attributes: Mapping[str, Any]) -> list[str]:
     return [
         name
         for name, value in attributes.items()
-        if name not in _pyg_attributes()
+        if name not in pyg_attributes()
         and (name not in known or not same_plain(value, known[name]))
     ]
 
@@ -246,7 +246,7 @@ def _named_inside(value: object, name: str) -> type | None:
 
 
 @functools.cache
-def _pyg_attributes() -> frozenset[str]:
+def pyg_attributes() -> frozenset[str]:
     """Name where PyG keeps the fields, and what it works out of them again.
 
     The last two are what ``to_homogeneous`` leaves for ``to_heterogeneous``, which

@@ -61,6 +61,11 @@ def torch_dtype(name: str) -> torch.dtype:
     raise ValueError(msg)
 
 
+def is_native(name: str) -> bool:
+    """Tell whether numpy has a dtype of torch's, by name."""
+    return name in _NATIVE
+
+
 @functools.cache
 def carrier(dtype: torch.dtype) -> torch.dtype:
     """Choose the dtype numpy can hold a tensor's bits in.

@@ -38,7 +38,7 @@ from loaderkit.errors import DatasetError
 from loaderkit.pyg import import_pyg, is_pyg_data
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
     from torch_geometric.data.data import BaseData
@@ -54,7 +54,7 @@ _TENSOR = LEAF_KINDS[Kind.TENSOR]
 _ARRAYS = (np.ndarray, np.generic)
 
 
-class EncodedSample(NamedTuple):
+class Encoding(NamedTuple):
     """A sample, taken apart."""
 
     tree: Node
@@ -64,7 +64,7 @@ class EncodedSample(NamedTuple):
     first.  They may share the sample's memory."""
 
 
-def encode(sample: object) -> EncodedSample:
+def encode(sample: object) -> Encoding:
     """Take a sample apart.
 
     Args:
@@ -77,9 +77,9 @@ def encode(sample: object) -> EncodedSample:
     Raises:
         DatasetError: It holds something that a cache cannot, named by its path.
     """
-    encoder = _Encoder()
+    encoder = Encoder()
     tree = encoder.graph(sample) if is_pyg_data(sample) else encoder.node("", sample)
-    return EncodedSample(tree, encoder.values)
+    return Encoding(tree, encoder.values)
 
 
 class _Join(NamedTuple):
@@ -91,7 +91,7 @@ class _Join(NamedTuple):
     """What ``__inc__`` says is added to the samples behind this one."""
 
 
-class _FieldRule:
+class FieldRule:
     """Asks a graph how the values of one of its fields are joined.
 
     Args:
@@ -105,9 +105,9 @@ class _FieldRule:
     def __init__(self, graph: BaseData, store: BaseStorage, name: object) -> None:
         self.graph, self.store, self.name = graph, store, name
 
-    def of_part(self, key: object) -> _FieldRule:
+    def of_part(self, key: object) -> FieldRule:
         """Give the rule for a part of the field that has a name of its own."""
-        return _FieldRule(self.graph, self.store, key)
+        return FieldRule(self.graph, self.store, key)
 
     def join_of_tensor(self, value: torch.Tensor) -> _Join:
         """Say how a tensor is joined."""
@@ -130,12 +130,57 @@ class _FieldRule:
             return INCREMENT_BY_PYG
 
 
-class _Encoder:
+class StorePaths(NamedTuple):
+    """What the columns of a graph's store are called."""
+
+    prefix: str
+    fields: Sequence[str]
+    """Of each field, in the order of the store."""
+
+
+def paths_in_stores(
+    keys: Sequence[Any], fields: Iterable[Sequence[str]]
+) -> list[StorePaths]:
+    """Name the columns of a graph.
+
+    Args:
+        keys: Of its stores.
+        fields: Names of the fields of each.
+
+    >>> paths_in_stores([None, "atom"], [["y"], ["x"]])
+    [StorePaths(prefix='', fields=['y']), StorePaths(prefix='atom.', fields=['atom.x'])]
+    """
+    names_by_store = list(zip(keys, fields, strict=True))
+    # The fields of the graph itself and the names of its stores share one level.
+    level: list[Any] = []
+    for key, names in names_by_store:
+        level += names if key is None else [key]
+    columns = iter(distinct_names(level))
+    paths = []
+    for key, names in names_by_store:
+        if key is None:
+            paths.append(StorePaths("", [next(columns) for _ in names]))
+        else:
+            prefix = next(columns) + "."
+            fields_of_type = [prefix + name for name in distinct_names(names)]
+            paths.append(StorePaths(prefix, fields_of_type))
+    return paths
+
+
+class Encoder:
+    """Takes one sample, or a part of one, apart."""
+
     def __init__(self) -> None:
         self.values: dict[ColumnSpec, NDArray[Any]] = {}
+        """Values by column, as ``Encoding`` has them."""
         self._depth = 0
 
     def graph(self, graph: object) -> Nest:
+        """Take PyG data apart.
+
+        Raises:
+            DatasetError: It is a batch, or holds something that a cache cannot.
+        """
         if isinstance(graph, import_pyg().batch) or not hasattr(graph, "stores"):
             message = f"The sample is {kind_of(graph)}, which is not one graph."
             fix = "pack batch.to_data_list(), or Data and HeteroData objects"
@@ -144,18 +189,9 @@ class _Encoder:
         _check_private("", graph, vars(graph))
         keys = tuple(store._key for store in stores)
         fields = [tuple(store.keys()) for store in stores]
-        # The fields of the graph itself and the names of its stores share one level.
-        level: list[Any] = []
-        for key, names in zip(keys, fields, strict=True):
-            level += names if key is None else [key]
-        columns = iter(distinct_names(level))
         children = []
-        for store, key, names in zip(stores, keys, fields, strict=True):
-            if key is None:
-                prefix, field_columns = "", [next(columns) for _ in names]
-            else:
-                prefix, field_columns = next(columns) + ".", distinct_names(names)
-            children.append(self._encode_store(graph, store, prefix, field_columns))
+        for store, paths in zip(stores, paths_in_stores(keys, fields), strict=True):
+            children.append(self._encode_store(graph, store, paths))
         path = ""  # of the sample itself
         try:
             cls = stored_class_name(graph)
@@ -164,22 +200,22 @@ class _Encoder:
         return Nest(Kind.GRAPH, cls, keys, tuple(children))
 
     def _encode_store(
-        self, graph: BaseData, store: BaseStorage, prefix: str, names: list[str]
+        self, graph: BaseData, store: BaseStorage, paths: StorePaths
     ) -> Nest:
-        _check_private(prefix, graph, vars(store))
+        _check_private(paths.prefix, graph, vars(store))
         keys, children = [], []
-        for name, (key, value) in zip(names, store.items(), strict=True):
+        for path, (key, value) in zip(paths.fields, store.items(), strict=True):
             keys.append(key)
-            rule = _FieldRule(graph, store, key)
-            children.append(self.node(prefix + name, value, rule))
+            rule = FieldRule(graph, store, key)
+            children.append(self.node(path, value, rule))
         nodes = None
         if isinstance(store, import_pyg().node_storage) and store.can_infer_num_nodes:
-            path = prefix + "@nodes"
+            path = paths.prefix + "@nodes"
             nodes = ColumnSpec(path, Kind.NODES, "int64", 0, None, path)
             self.values[nodes] = np.array(int(store.num_nodes or 0), "<i8")
         return Nest(Kind.STORE, None, tuple(keys), tuple(children), nodes)
 
-    def node(self, path: str, value: object, rule: _FieldRule | None = None) -> Node:
+    def node(self, path: str, value: object, rule: FieldRule | None = None) -> Node:
         """Take a part of a sample apart.
 
         Args:
@@ -210,7 +246,7 @@ class _Encoder:
         return nest
 
     def _encode_leaf(
-        self, path: str, row: LeafKind, value: object, rule: _FieldRule | None
+        self, path: str, row: LeafKind, value: object, rule: FieldRule | None
     ) -> Leaf:
         try:
             array = row.encode(value)
@@ -223,11 +259,11 @@ class _Encoder:
         if rule is not None and row.in_graphs is GraphJoin.TENSOR_OF_NUMBERS:
             asked = rule.increment_of_number(value)
             if asked is not None:
-                increment = self._store_increment(path, asked, None, None)
+                increment = self.store_increment(path, asked, None, None)
         return Leaf(column, increment)
 
     def _encode_tensor(
-        self, path: str, value: torch.Tensor, rule: _FieldRule | None
+        self, path: str, value: torch.Tensor, rule: FieldRule | None
     ) -> Leaf:
         value = value.detach()
         join = _Join(0 if value.dim() else None, 0)
@@ -241,10 +277,10 @@ class _Encoder:
             path, _TENSOR.kind, _TENSOR.dtype_of(value), value.dim(), axis, path
         )
         self.values[column] = _TENSOR.encode(rows_first)
-        increment = self._store_increment(path, join.increment, value, axis)
+        increment = self.store_increment(path, join.increment, value, axis)
         return Leaf(column, increment)
 
-    def _store_increment(
+    def store_increment(
         self, path: str, asked: object, value: torch.Tensor | None, axis: int | None
     ) -> Increment:
         """Keep what a value is incremented by, where it is a number or a pair.
@@ -272,7 +308,7 @@ class _Encoder:
         self.values[column] = array
         return column
 
-    def _encode_nest(self, path: str, value: object, rule: _FieldRule | None) -> Nest:
+    def _encode_nest(self, path: str, value: object, rule: FieldRule | None) -> Nest:
         row = find_nest_kind(value)
         if row is None or row.flatten is None:
             why = (
@@ -294,7 +330,7 @@ class _Encoder:
         return Nest(row.kind, cls, keys, tuple(children), None, written_keys)
 
 
-def _rule_of(row: NestKind, key: object, rule: _FieldRule | None) -> _FieldRule | None:
+def _rule_of(row: NestKind, key: object, rule: FieldRule | None) -> FieldRule | None:
     """Say how PyG joins a part of a container."""
     if rule is None or row.is_composite:
         return None

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaderkit.cache.durable import remove
 from loaderkit.datasets.block_readers import EncodedSpan, about_sample
-from loaderkit.datasets.encode import encode
 from loaderkit.datasets.packing_tasks import WrittenShard, run_of
 from loaderkit.datasets.renaming import Renaming, columns_of_shard, read_renamed
 from loaderkit.datasets.shard_filling import ShardFiller
@@ -285,13 +284,13 @@ class _FillingSpan:
             streamed = self._reader.read_next()
             if streamed is None:
                 return False
-            encoded = encode(streamed.sample)
+            encoded = self._run.encoder.encode(streamed.sample)
         except (Exception, SystemExit) as error:
             raise about_sample(self._reader.name_last(), error) from error
         if self._filling.block.nbytes >= self._shard_bytes:
             self._filling.files.update(tracker.new_files())
             self._full, self._filling = self._filling, self._empty_span()
-        self._filling.append(streamed.key, *encoded)
+        self._filling.append(streamed.key, encoded)
         if self._filling.block.file is None:
             scratch = self._job.block(f"{self._name}-{len(self._scratch_files)}")
         else:

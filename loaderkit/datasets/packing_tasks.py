@@ -24,6 +24,7 @@ from loaderkit.datasets.block_readers import (
     digests_of_rows,
     read_span,
 )
+from loaderkit.datasets.compiled_encoding import SampleEncoder
 from loaderkit.datasets.shard_filling import ShardFiller, learn_trees
 from loaderkit.datasets.structure import Structure
 from loaderkit.errors import DatasetError
@@ -244,7 +245,8 @@ class LookTask:
         with run.reading() as tracker:
             for row in self.looked_at:
                 try:
-                    span = read_span(run.common.job, range(row, row + 1), tracker)
+                    rows = range(row, row + 1)
+                    span = read_span(run.common.job, rows, tracker, encoder=run.encoder)
                 except DatasetError:
                     if row == 0:
                         raise
@@ -302,7 +304,14 @@ def _read_rows(task: ShardTask | SpanTask, scratch: Path) -> EncodedSpan:
     for rows in task.plan.blocks_of(task.rows):
         # Threads take turns, block by block.
         with run.reading() as tracker:
-            read_span(run.common.job, rows, tracker, into=span, scratch=scratch)
+            read_span(
+                run.common.job,
+                rows,
+                tracker,
+                encoder=run.encoder,
+                into=span,
+                scratch=scratch,
+            )
     return span
 
 
@@ -333,6 +342,8 @@ class CommonRun:
     ) -> None:
         self.common, self._tracker, self._is_alone = common, tracker, is_alone
         self.pid = os.getpid()
+        self.encoder = SampleEncoder()
+        """Used while ``reading``."""
         self._spans: dict[Path, EncodedSpan] = {}
         """Those that need no file, since this process puts them together too."""
 
