@@ -57,16 +57,26 @@ class Case:
     """Of which a named cause has one: the variable, or the resource."""
 
 
-LEAKS, LOOKALIKES = {}, {}
+class CaseTable(dict[str, Case]):
+    """Cases by name, which decorators put into it."""
+
+    def leak(self, *names):
+        """Make a decorator for a function that returns a leaking step."""
+
+        def register(make):
+            self[make.__name__] = Case(make, True, names)
+            return make
+
+        return register
+
+    def lookalike(self, make):
+        """Register a function whose step leaks nothing."""
+        self[make.__name__] = Case(make, False)
+        return make
 
 
-def leak(*names):
-    return lambda make: LEAKS.setdefault(make.__name__, Case(make, True, names)).make
-
-
-def calm(make):
-    LOOKALIKES[make.__name__] = Case(make, False)
-    return make
+CASES = CaseTable()
+leak, calm = CASES.leak, CASES.lookalike
 
 
 def scratch():
@@ -465,7 +475,7 @@ def events_kept():
     return step
 
 
-@leak("done")
+@leak("rows")
 def a_list_of_a_running_thread():
     wake, done = queue.Queue(), queue.Queue()
 
@@ -483,11 +493,6 @@ def a_list_of_a_running_thread():
         done.get()
 
     return step
-
-
-LEAKS["a_list_of_a_running_thread"] = Case(
-    LEAKS["a_list_of_a_running_thread"].make, True, ("rows",)
-)
 
 
 # ---- leaks: logging and exceptions

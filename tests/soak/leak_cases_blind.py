@@ -39,26 +39,14 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from leak_cases import Case, mlp, scratch
+from leak_cases import CaseTable, mlp, scratch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-LEAKS, LOOKALIKES = {}, {}
+CASES = CaseTable()
+leak, calm = CASES.leak, CASES.lookalike
 METRICS = collections.OrderedDict()
 QUEUE = collections.deque()
-
-
-def leak(*names):
-    def register(make):
-        LEAKS[make.__name__] = Case(make, True, names)
-        return make
-
-    return register
-
-
-def calm(make):
-    LOOKALIKES[make.__name__] = Case(make, False)
-    return make
 
 
 # ---- leaks
@@ -87,14 +75,11 @@ def outputs_by_extend():
     return lambda: outputs.extend(model(torch.randn(200, 64)).unbind())  # grows
 
 
-@leak("rows")
+@leak("rows", "buffer")
 def rows_of_a_csv():
     buffer = io.StringIO()
     rows = csv.writer(buffer)
     return lambda: rows.writerow(range(1500)) and None
-
-
-LEAKS["rows_of_a_csv"] = Case(LEAKS["rows_of_a_csv"].make, True, ("rows", "buffer"))
 
 
 @leak("packets")
@@ -315,7 +300,7 @@ def futures_with_results():
     return step
 
 
-@leak("jobs", "locals", "work")
+@leak("jobs", "kept")
 def a_thread_with_a_growing_argument():
     jobs, ready = [], queue.Queue()
     done = queue.Queue()
@@ -334,26 +319,16 @@ def a_thread_with_a_growing_argument():
     return step
 
 
-LEAKS["a_thread_with_a_growing_argument"] = Case(
-    LEAKS["a_thread_with_a_growing_argument"].make, True, ("jobs", "kept")
-)
-
-
 @leak("socket", "pairs")
 def socket_pairs_open():
     pairs = []
     return lambda: pairs.append(socket.socketpair())  # grows
 
 
-@leak("open files", "selectors")
+@leak("open files", "kept")
 def selectors_never_closed():
     kept = []
     return lambda: kept.append(selectors.EpollSelector())
-
-
-LEAKS["selectors_never_closed"] = Case(
-    LEAKS["selectors_never_closed"].make, True, ("open files", "kept")
-)
 
 
 @leak("child processes")

@@ -45,24 +45,12 @@ import h5py
 import numpy as np
 import pandas as pd
 import torch
-from leak_cases import Case, mlp, scratch
+from leak_cases import CaseTable, mlp, scratch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-LEAKS, LOOKALIKES = {}, {}
-
-
-def leak(*names):
-    def register(make):
-        LEAKS[make.__name__] = Case(make, True, names)
-        return make
-
-    return register
-
-
-def calm(make):
-    LOOKALIKES[make.__name__] = Case(make, False)
-    return make
+CASES = CaseTable()
+leak, calm = CASES.leak, CASES.lookalike
 
 
 # ---- leaks

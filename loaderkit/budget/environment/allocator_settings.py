@@ -68,6 +68,9 @@ class Setting:
     """Whether torch was asked."""
     cpus: int | None = None
     """Processors that this process may use."""
+    machine_cpus: int | None = None
+    """Processors of the machine, which taskset, a container or Slurm may keep from this
+    process; None where it may use all of them."""
     cpu_ids: frozenset[int] | None = None
     """Their numbers, where the system tells them."""
     openmp: str | None = "libgomp"

@@ -232,7 +232,17 @@ def _more_than_processors(
     """Say what more threads than processors do."""
     fix = f"export {name}={setting.cpus}"
     dynamic = setting.environ.get("MKL_DYNAMIC")
+    machine_cpus = setting.machine_cpus or setting.cpus
     if setting.has_mkl and mkl_follows_processors(dynamic):
+        if machine_cpus != setting.cpus:
+            why = (
+                f"torch keeps to the {machine_cpus} processors of the machine, as MKL "
+                f"does (measured), and this process may use {setting.cpus} of them: "
+                "threads wait for each other, in each worker of a loader too"
+            )
+            return EnvironmentFinding(
+                _THREADS_AND_MALLOC, "slow", name, value, why, fix
+            )
         why = (
             f"torch keeps to the {setting.cpus} processors of this process, as MKL "
             "does (measured); other libraries may start all, which wait for each "

@@ -133,6 +133,7 @@ def read_setting(
         torch_error=answer.error,
         asked_torch=answer.is_given,
         cpus=_usable_cpus(),
+        machine_cpus=os.cpu_count(),
         cpu_ids=_usable_cpu_ids(),
         openmp=_openmp_of_torch(),
         has_mkl=_has_mkl(torch),
