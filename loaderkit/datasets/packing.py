@@ -56,6 +56,7 @@ from loaderkit.datasets.streams import StreamSource
 from loaderkit.datasets.structure import Structure
 from loaderkit.errors import DatasetError
 from loaderkit.forking import find_fork_hazard, warn_of_fork_hazard
+from loaderkit.interrupts import Interrupts
 from loaderkit.randomness import quiet
 
 if TYPE_CHECKING:
@@ -105,13 +106,17 @@ def pack_source(
         DatasetError: A sample cannot be read or stored.
         CacheError: The folder or the store cannot be written.
     """
-    if isinstance(location, RemoteCache):
-        return _pack_to_store(source, location, options)
-    return _pack_to_folder(source, location, options)
+    with Interrupts() as interrupts:
+        if isinstance(location, RemoteCache):
+            return _pack_to_store(source, location, options, interrupts)
+        return _pack_to_folder(source, location, options, interrupts)
 
 
 def _pack_to_store(
-    source: Source | StreamSource, remote: RemoteCache, options: PackOptions
+    source: Source | StreamSource,
+    remote: RemoteCache,
+    options: PackOptions,
+    interrupts: Interrupts,
 ) -> Packed:
     """Pack into a folder on local disk, and copy that to the store when it is whole."""
     storage = remote.storage
@@ -126,7 +131,8 @@ def _pack_to_store(
             job = _job_of(source, staging, options)
             return Packed(_classes_read_here(job), is_ours=False)
         # What lies there whole was never pushed, and may be of other samples.
-        packed = _pack_to_folder(source, staging, replace(options, overwrite=True))
+        options_here = replace(options, overwrite=True)
+        packed = _pack_to_folder(source, staging, options_here, interrupts)
         try:
             copy_to_store(staging, storage, overwrite=options.overwrite)
         except OtherWriterError:
@@ -149,50 +155,83 @@ def _job_of(source: Source | StreamSource, path: Path, options: PackOptions) -> 
 
 
 def _pack_to_folder(
-    source: Source | StreamSource, path: Path, options: PackOptions
+    source: Source | StreamSource,
+    path: Path,
+    options: PackOptions,
+    interrupts: Interrupts,
 ) -> Packed:
     options = _with_possible_workers(source, path, options)
-    fingerprint = source.fingerprint().to_json()
-    job = _job_of(source, path, options)
+    stack = contextlib.ExitStack()
     try:
-        with contextlib.ExitStack() as stack:
-            build = stack.enter_context(open_build(path, overwrite=options.overwrite))
-            if build is None:
-                return Packed(_classes_read_here(job), is_ours=False)
-            stack.callback(job.clear)
-            writer = ShardWriter(path, options.compression)
-            common = CommonPart(job, writer, source.state())
-            file = job.block("common")
-            is_alone = options.workers == 0
-            stack.enter_context(doing_tasks_of(common, file, is_alone=is_alone))
-            engine: LocalEngine | ExecutorEngine
-            if options.executor is None:
-                engine = LocalEngine(common, file, options.workers, _most_tasks(source))
-            else:
-                lay_out_for_workers(common, file)
-                engine = ExecutorEngine(options.executor, source)
-            stack.callback(engine.stop)
-            team = PackingTeam(engine, file)
-            run: PackingRun | StreamRun
-            if isinstance(source, StreamSource):
-                run = StreamRun(source, team, build, options, file)
-            else:
-                run = PackingRun(job, team, build, options)
-            structure = run.pack(fingerprint)
-            if isinstance(run, StreamRun):
-                fingerprint = {**fingerprint, "count": run.sample_count}
-            if isinstance(engine, LocalEngine):
-                engine.dismiss()
-            build.commit(
-                structure=structure,
-                fingerprint=fingerprint,
-                made_with=library_versions(),
-                sources=run.list_sources(),
-            )
-            return Packed(loaded_classes(run.structure), is_ours=True)
+        return _pack_within(stack, source, path, options, interrupts)
     except OSError as error:
         # Whatever system call it was: pipes, processes, the build's own files.
         raise not_written(path, error) from error
+    finally:
+        # Written twice, as a Ctrl-C may come right before the first is held.
+        try:
+            _close(stack, options, interrupts)
+        finally:
+            _close(stack, options, interrupts)
+
+
+def _close(
+    stack: contextlib.ExitStack, options: PackOptions, interrupts: Interrupts
+) -> None:
+    """End the workers, and let go of the folder; what was closed stays closed."""
+    if options.executor is not None:
+        # The tasks of an executor are waited for, however long they take.
+        stack.close()
+        return
+    with interrupts.held():
+        stack.close()
+
+
+def _pack_within(
+    stack: contextlib.ExitStack,
+    source: Source | StreamSource,
+    path: Path,
+    options: PackOptions,
+    interrupts: Interrupts,
+) -> Packed:
+    """Pack into a folder; the stack is given what is to be closed behind it."""
+    fingerprint = source.fingerprint().to_json()
+    job = _job_of(source, path, options)
+    build = stack.enter_context(open_build(path, overwrite=options.overwrite))
+    if build is None:
+        return Packed(_classes_read_here(job), is_ours=False)
+    stack.callback(job.clear)
+    writer = ShardWriter(path, options.compression)
+    common = CommonPart(job, writer, source.state())
+    file = job.block("common")
+    is_alone = options.workers == 0
+    stack.enter_context(doing_tasks_of(common, file, is_alone=is_alone))
+    engine: LocalEngine | ExecutorEngine
+    if options.executor is None:
+        workers, most_tasks = options.workers, _most_tasks(source)
+        engine = LocalEngine(common, file, interrupts, workers, most_tasks)
+    else:
+        lay_out_for_workers(common, file)
+        engine = ExecutorEngine(options.executor, source)
+    stack.callback(engine.stop)
+    team = PackingTeam(engine, file, interrupts)
+    run: PackingRun | StreamRun
+    if isinstance(source, StreamSource):
+        run = StreamRun(source, team, build, options, file)
+    else:
+        run = PackingRun(job, team, build, options)
+    structure = run.pack(fingerprint)
+    if isinstance(run, StreamRun):
+        fingerprint = {**fingerprint, "count": run.sample_count}
+    if isinstance(engine, LocalEngine):
+        engine.dismiss()
+    build.commit(
+        structure=structure,
+        fingerprint=fingerprint,
+        made_with=library_versions(),
+        sources=run.list_sources(),
+    )
+    return Packed(loaded_classes(run.structure), is_ours=True)
 
 
 def _with_possible_workers(

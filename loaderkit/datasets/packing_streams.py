@@ -176,7 +176,9 @@ class StreamRun:
             yield from self._team.do(tasks)
             return
         for task in tasks:
-            yield from task.steps()
+            for result in task.steps():
+                self._team.interrupts.check()
+                yield result
 
     def _shards_in_order(self, written: Mapping[int, WrittenSpan]) -> dict[int, str]:
         """List the numbers of all shards, in the order of their samples.

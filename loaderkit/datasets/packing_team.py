@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from loaderkit.datasets.packing_tasks import Digests, PackTask
     from loaderkit.datasets.shard_plan import ShardPlan
     from loaderkit.datasets.source_files import FileVersion
+    from loaderkit.interrupts import Interrupts
 
 MOST_TRIES = 3
 """How often a task whose worker is lost is given out.  Chosen: a node that is taken
@@ -107,10 +108,12 @@ class PackingTeam:
     Args:
         engine: Who does them.
         common: The file with what they have in common.
+        interrupts: A Ctrl-C that a task, or who does it, has dropped.
     """
 
-    def __init__(self, engine: Engine, common: Path) -> None:
+    def __init__(self, engine: Engine, common: Path, interrupts: Interrupts) -> None:
         self._engine, self._common = engine, common
+        self.interrupts = interrupts
 
     def look(self, rows: list[int]) -> Look:
         """Read some samples for their sizes and how they are built."""
@@ -256,6 +259,9 @@ class PackingTeam:
                 if not outstanding:
                     return
 
+                # Before it waits, as long as a task may take; and what was done here,
+                # as it was submitted, ran code of the user's, which may drop all.
+                self.interrupts.check()
                 future = engine.wait()
                 task, identity = outstanding.pop(future)
                 try:

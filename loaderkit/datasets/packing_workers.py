@@ -10,6 +10,7 @@ Nothing that a worker can leave behind is waited for.  Who dies is replaced.
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -35,11 +36,13 @@ from loaderkit.errors import DatasetError
 from loaderkit.sending import can_fork, why_unsendable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from multiprocessing.connection import Connection
     from multiprocessing.context import BaseContext
 
     from loaderkit.datasets.block_readers import PackJob
     from loaderkit.datasets.packing_tasks import CommonPart, PackTask
+    from loaderkit.interrupts import Interrupts
 
 _LOG = logging.getLogger("loaderkit")
 
@@ -84,6 +87,8 @@ class LocalEngine:
     Args:
         common: What the tasks have in common; ``doing_tasks_of`` is on.
         file: What the tasks call it.
+        interrupts: A Ctrl-C waits while a worker is started: it comes to be known, and
+            is not cut off half made.
         workers: Processes; 0 does all here; None: up to 4, one for each CPU.
         most_tasks: No more processes than that have something to do; None where it is
             not known.
@@ -95,10 +100,12 @@ class LocalEngine:
         self,
         common: CommonPart,
         file: Path,
+        interrupts: Interrupts,
         workers: int | None,
         most_tasks: int | None = None,
     ) -> None:
         self._common, self._file, self._asked_for = common, file, workers
+        self._interrupts = interrupts
         self._workers: list[_Worker] = []
         self._waiting: collections.deque[_Given] = collections.deque()
         self._done: collections.deque[Future[Any]] = collections.deque()
@@ -233,8 +240,9 @@ class LocalEngine:
         context = self._context
         try:
             while len(self._workers) < self._count:
-                worker = _start_worker(self._common, self._file, context)
-                self._workers.append(worker)
+                with self._interrupts.held():
+                    worker = _start_worker(self._common, self._file, context)
+                    self._workers.append(worker)
         except (OSError, EOFError) as error:
             # EOFError: the server that forks for "forkserver" was killed.
             why = "no room for another process, or what starts them was killed"
@@ -366,7 +374,8 @@ def _start_worker(common: CommonPart, file: Path, context: BaseContext) -> _Work
     arguments = (common, file, task_reader, answer_writer)
     process: Any = context.Process(target=_run_worker, args=arguments)  # type: ignore[attr-defined]
     try:
-        process.start()
+        with _sigint_blocked(context):
+            process.start()
     except BaseException:
         task_writer.close()
         answer_reader.close()
@@ -377,6 +386,23 @@ def _start_worker(common: CommonPart, file: Path, context: BaseContext) -> _Work
     return _Worker(process, task_writer, answer_reader)
 
 
+@contextlib.contextmanager
+def _sigint_blocked(context: BaseContext) -> Iterator[None]:
+    """Keep a Ctrl-C from a forked process until it has said that it ignores it.
+
+    In between it would end it, with a traceback.  One that is started anew inherits
+    what is blocked too, and so would all that it starts.
+    """
+    if context.get_start_method() != "fork":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _run_worker(
     common: CommonPart,
     file: Path,
@@ -385,6 +411,8 @@ def _run_worker(
 ) -> None:
     """Do tasks until there are no more; runs in a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_parent, daemon=True).start()
     answers.send(_BEGUN)
     torch.set_num_threads(1)

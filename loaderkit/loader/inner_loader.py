@@ -9,6 +9,7 @@ gives each batch together with what the training process must know to resume aft
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader
 
+from loaderkit.interrupts import Interrupts
 from loaderkit.loader.collating import OneByOne
 from loaderkit.loader.delivery import DeliveryCollate, MapBatches, WorkerStart
 from loaderkit.loader.fetching import Fetching, Sending
@@ -114,13 +116,19 @@ def open_inner_iterator(
     if not outer.num_workers and isinstance(stand_in, MapBatches):
         stand_in.restore(0)  # as WorkerStart does in each worker
 
-    iterator: Any = iter(inner_loader)
-    if outer.num_workers:
-        _keep_queues_open(iterator)
-    if sending is not None:
-        # Shared memory that was mapped for these workers' batches serves no others.
-        pids = [worker.pid for worker in iterator._workers]
-        weakref.finalize(iterator, forget, pids).atexit = False
+    # A Ctrl-C waits until all workers are started and can be ended: hooks of fork would
+    # drop it, and of a worker that is half started nobody would know.
+    with Interrupts() as interrupts:
+        hold = interrupts.held() if outer.num_workers else contextlib.nullcontext()
+        with hold:
+            iterator: Any = iter(inner_loader)
+            if outer.num_workers:
+                _keep_queues_open(iterator)
+            if sending is not None:
+                # Shared memory that was mapped for these workers' batches serves no
+                # others.
+                pids = [worker.pid for worker in iterator._workers]
+                weakref.finalize(iterator, forget, pids).atexit = False
     return iterator
 
 

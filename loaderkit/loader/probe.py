@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from loaderkit.errors import LoaderError, LoaderkitError
+from loaderkit.interrupts import Interrupts
 from loaderkit.loader.collating import Join, is_gathering
 from loaderkit.loader.description import reading_draws_nothing
 from loaderkit.loader.facts import PROBE_S, ReadCost
@@ -103,7 +104,8 @@ def _measure_in_a_fork(
         target=_measure_and_send, args=(sender, dataset, rows, collate), daemon=True
     )
     try:
-        with warnings.catch_warnings():
+        # A Ctrl-C that comes in a hook of fork is dropped there.
+        with Interrupts(), warnings.catch_warnings():
             # Of threads in this process, from Python 3.12 on, as with torch's workers.
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()

@@ -38,9 +38,11 @@ class Kill:
     pause_s: float = 0.002
     """What a sample of the run takes."""
     waits_for_workers: bool = False
-    """Until the packing process has started all and waits for them: Python drops a
-    KeyboardInterrupt that comes while it forks, as it drops any error of what is
-    registered with ``os.register_at_fork``."""
+    """Until the packing process has started all and waits for them."""
+    waits_for_signal: bool = False
+    """The run begins before time is counted, and cannot end before the signal."""
+    to_group: bool = False
+    """The signal goes to all processes of the run, as from a terminal."""
 
 
 class Slow:
@@ -55,6 +57,26 @@ class Slow:
     def __getitem__(self, row):
         time.sleep(self._pause_s)
         return self._rows[row % COUNT]
+
+
+class Gated(Slow):
+    """Samples that cannot be read before something is there."""
+
+    def __init__(self, gate, pause_s):
+        super().__init__(pause_s)
+        self._gate = gate
+
+    def __getitem__(self, row):
+        while not self._gate.exists():
+            time.sleep(0.001)
+        return super().__getitem__(row)
+
+
+class GatedSpans(Gated):
+    """The same samples, read in order."""
+
+    def __call__(self, span, spans):
+        return (self[row] for row in range(span, len(self), spans))
 
 
 class MadeOnlyHere(Slow):
@@ -85,21 +107,44 @@ def pack_slowly(path, kill):
     # Tracebacks of killed workers are not what is looked at here.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     os.setsid()
+    # What a background job starts ignores it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # pytest makes errors of warnings; Python warns when its resource tracker is killed.
     warnings.simplefilter("ignore")
     multiprocessing.set_start_method(kill.method, force=True)
     source = Slow(kill.pause_s)
     options = {"overwrite": True, "shard_bytes": SHARD_BYTES}
+    if kill.waits_for_signal:
+        kind = GatedSpans if kill.spans else Gated
+        source = kind(sent_file(path), kill.pause_s)
+    elif kill.spans:
+        source = SlowSpans(kill.pause_s)
     if kill.spans:
-        source, options["spans"] = SlowSpans(kill.pause_s), kill.spans
+        options["spans"] = kill.spans
     try:
+        begun_file(path).touch()
         pack(source, path, workers=kill.workers, **options)
     except LoaderkitError:
         os._exit(1)
     except BaseException as error:  # noqa: BLE001
-        (path.parent / "raw-error").write_text(f"{type(error).__name__}: {error}")
+        text = f"{type(error).__name__}: {error}"
+        # Here, and not when this process has ended: a notebook's lives on.
+        workers_left = len(multiprocessing.active_children())
+        if workers_left:
+            text += f", and {workers_left} workers live on"
+        (path.parent / "raw-error").write_text(text)
         os._exit(2)
     os._exit(0)
+
+
+def begun_file(path):
+    """There once a run has begun."""
+    return path.parent / "begun"
+
+
+def sent_file(path):
+    """There once the signal was sent."""
+    return path.parent / "sent"
 
 
 def waits_for_its_workers(pid, workers):
@@ -121,8 +166,12 @@ def broken_laws(path, kill, wanted):
     """
     broken = []
 
+    begun_file(path).unlink(missing_ok=True)
+    sent_file(path).unlink(missing_ok=True)
     run = FORK.Process(target=pack_slowly, args=(path, kill))
     run.start()
+    while kill.waits_for_signal and not begun_file(path).exists():
+        time.sleep(0.001)
     while kill.waits_for_workers and not waits_for_its_workers(run.pid, kill.workers):
         time.sleep(0.01)
     time.sleep(kill.after_s)
@@ -130,7 +179,11 @@ def broken_laws(path, kill, wanted):
     if processes:
         victim = processes[int(kill.victim * len(processes))]
         with contextlib.suppress(psutil.NoSuchProcess):
-            victim.send_signal(kill.signal)
+            if kill.to_group:
+                os.killpg(run.pid, kill.signal)
+            else:
+                victim.send_signal(kill.signal)
+    sent_file(path).touch()
 
     family = Family(run.pid, processes)
     if not family.wait_while(run.is_alive):

@@ -19,12 +19,15 @@ from failing_calls import files_of
 from packing_kills import (
     FORK,
     SHARD_BYTES,
+    Gated,
+    GatedSpans,
     Kill,
     MadeOnlyHere,
     Slow,
     SlowSpans,
     broken_laws,
     pack_slowly,
+    sent_file,
 )
 from process_family import Family, family_of
 
@@ -204,8 +207,9 @@ def test_an_error_of_the_users_code_names_the_sample(tmp_path, error, workers):
 
 
 # KeyboardInterrupt is the user's own, and reaches him as it is.
+INTERRUPTED = (None, ["it ended with status 2", "KeyboardInterrupt: "])
 ENDINGS = {
-    signal.SIGINT: (None, ["it ended with status 2", "KeyboardInterrupt: "]),
+    signal.SIGINT: INTERRUPTED,
     signal.SIGTERM: ("ended", []),
 }
 
@@ -218,6 +222,70 @@ def test_a_run_that_is_asked_to_end_leaves_no_process(tmp_path, sent, wanted):
     outcome = broken_laws(tmp_path / "c.lk", kill, wanted)
 
     assert outcome == ENDINGS[sent]
+
+
+def packed_with_gate(path, kind, **options):
+    """The files of an undisturbed run, of samples that wait for a signal."""
+    whole = path.with_name("whole.lk")
+    sent_file(path).touch()
+    pack(kind(sent_file(path), Kill.pause_s), whole, shard_bytes=SHARD_BYTES, **options)
+    return files_of(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to_group", [False, True], ids=["process", "group"])
+@pytest.mark.parametrize("workers", [0, 1, 4])
+def test_an_interrupt_at_any_moment_ends_the_run_and_leaves_no_process(
+    tmp_path, workers, to_group
+):
+    """Workers are forked within the first 0.1 s, where hooks drop what is raised."""
+    chance, path = random.Random(workers), tmp_path / "c.lk"
+    wanted = packed_with_gate(path, Gated, workers=0)
+    for _ in range(4):
+        kill = Kill(
+            workers,
+            "fork",
+            chance.random() / 10,
+            0.0,
+            signal=signal.SIGINT,
+            waits_for_signal=True,
+            to_group=to_group,
+        )
+
+        outcome = broken_laws(path, kill, wanted)
+
+        assert outcome == INTERRUPTED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_interrupt_at_any_moment_ends_the_run_of_a_stream(tmp_path, workers):
+    chance, path = random.Random(workers), tmp_path / "c.lk"
+    wanted = packed_with_gate(path, GatedSpans, spans=6, workers=0)
+    for number in range(4):
+        kill = Kill(
+            workers,
+            "fork",
+            chance.random() / 10,
+            0.0,
+            spans=6,
+            signal=signal.SIGINT,
+            waits_for_signal=True,
+            to_group=number % 2 == 0,
+        )
+
+        outcome = broken_laws(path, kill, wanted)
+
+        assert outcome == INTERRUPTED
+
+
+@pytest.mark.slow
+def test_an_interrupt_that_is_lost_would_be_seen(tmp_path):
+    path = tmp_path / "c.lk"
+    wanted = packed_with_gate(path, Gated, workers=0)
+    no_signal = Kill(1, "fork", 0.0, 0.0, signal=0, waits_for_signal=True)
+
+    assert broken_laws(path, no_signal, wanted) == ("ok", [])
 
 
 @pytest.mark.slow
