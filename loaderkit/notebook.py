@@ -8,6 +8,7 @@ tone that stands out from both.  The words say all that the colours say.
 from __future__ import annotations
 
 import html
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -24,6 +25,8 @@ COLOURS: dict[Mood, str] = {
 """At least 3 to 1 against white and against #111, as WCAG asks of what is no text."""
 _MOST_ROWS = 20
 """Rows of a card.  Chosen: one fits a screen beside its cell."""
+_MOST_LETTERS_OF_REPR = 158
+"""Two lines of a terminal of 80 columns, with a line break behind each."""
 _STYLE = """
 .loaderkit { border: 1px solid rgba(128,128,128,.35); border-left: 4px solid;
   border-radius: 6px; padding: .5rem .75rem; margin: .25rem 0; max-width: 60rem;
@@ -36,8 +39,30 @@ _STYLE = """
 .loaderkit .bar { display: inline-block; height: .6em; border-radius: 2px; }
 .loaderkit pre { font: 12px/1.4 ui-monospace, monospace; overflow-x: auto;
   margin: .3rem 0; background: none; color: inherit; }
+.loaderkit code { font: 12px/1.4 ui-monospace, monospace; background: none;
+  color: inherit; unicode-bidi: isolate; overflow-wrap: anywhere; }
 .loaderkit ul { margin: .3rem 0; padding-left: 1.1rem; }
 """
+
+
+def repr_in_a_line(result: object) -> str:
+    """Write what a terminal shows of a result that was not assigned to a name.
+
+    A dataclass would show every reading it is made of, with bytes as bare numbers.
+
+    Args:
+        result: Whose ``str`` begins with the answer.
+
+    Returns:
+        Its class and the first line of its ``str``, in two lines of a terminal at most.
+    """
+    name = type(result).__name__
+    answer = " ".join(str(result).partition("\n")[0].split())
+    answer = answer.removeprefix(f"{name}: ").rstrip(".")
+    room = _MOST_LETTERS_OF_REPR - len(name) - len("()")
+    if len(answer) > room:
+        answer = f"{answer[: room - len('...')]}..."
+    return f"{name}({answer})"
 
 
 class HasCard:
@@ -101,7 +126,7 @@ def card(
     if lines:
         parts.append(f"<pre>{html.escape(lines)}</pre>")
     if notes:
-        items = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
+        items = "".join(f"<li>{_html_text(note)}</li>" for note in notes)
         parts.append(f"<ul>{items}</ul>")
     if text:
         folded = f"<pre>{html.escape(text)}</pre>"
@@ -115,7 +140,12 @@ def _html_row(cells: Sequence[str | Bar], colour: str) -> str:
 
 def _html_cell(cell: str | Bar, colour: str) -> str:
     if isinstance(cell, str):
-        return f"<td>{html.escape(cell)}</td>"
+        return f"<td>{_html_text(cell)}</td>"
     width = round(120 * min(max(cell.share, 0.0), 1.0))
     bar = f'<span class="bar" style="width: {width}px; background: {colour}"></span>'
     return f"<td>{bar} {cell.share:.1%}</td>"
+
+
+def _html_text(text: str) -> str:
+    """Escape a text, and set what is in backticks in a type of fixed width."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from drawn_pages import drawn_results
 
 from loaderkit import (
     LeakDetector,
@@ -24,7 +25,8 @@ from loaderkit import (
     staged,
     verify,
 )
-from loaderkit.notebook import COLOURS, Bar, card
+from loaderkit.notebook import COLOURS, Bar, card, repr_in_a_line
+from loaderkit.pages.document import Page
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 NASTY = "<script>alert('x')</script> & \"quoted\""
@@ -124,6 +126,60 @@ def test_a_result_shows_its_answer_and_its_numbers_as_whole_html(shown, name):
     assert len(page) < 20_000
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHOWN_RESULTS)
+def test_a_result_in_a_terminal_takes_two_lines_and_says_its_answer(shown, name):
+    result, *_ = shown[name]
+
+    text = repr(result)
+
+    assert len(text) < 160
+    assert "\n" not in text
+    assert text.startswith(f"{type(result).__name__}(")
+    # Bytes are told with their unit.
+    assert not re.search(r"\d{6}", text.partition(str(result))[0])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_drawn_results_take_two_lines_of_a_terminal(seed):
+    for result in drawn_results(seed).values():
+        if not isinstance(result, Page):
+            assert len(repr(result)) < 160
+            assert repr(result).startswith(f"{type(result).__name__}(")
+
+
+def test_a_line_of_a_result_is_cut_where_it_is_too_long_and_says_so():
+    class Wordy:
+        def __str__(self):
+            return "word " * 100 + "\nmore"
+
+    text = repr_in_a_line(Wordy())
+
+    assert len(text) == 158
+    assert text.endswith("...)")
+
+
+def test_words_in_backticks_are_code_in_a_card():
+    page = card("it", rows=[["`a[0]`"]], notes=["held by `<b>`"])
+
+    assert "<code>a[0]</code>" in page
+    assert "held by <code>&lt;b&gt;</code>" in page
+
+
+def test_a_dataset_is_not_packed_to_be_shown_in_a_terminal(tmp_path):
+    class Mine(SafeDataset):
+        def keys(self):
+            raise AssertionError
+
+        def load(self, key):
+            return key
+
+    text = repr(Mine(cache=tmp_path / "c.lk"))
+
+    assert text.startswith("Mine(samples are counted when it is first read, ")
+    assert not (tmp_path / "c.lk").exists()
+
+
 def test_all_that_is_given_is_escaped():
     page = card(NASTY, heads=[NASTY], rows=[[NASTY]], notes=[NASTY], text=NASTY)
 
@@ -172,7 +228,7 @@ def test_colours_stand_out_on_light_and_on_dark(paper):
 def test_text_takes_the_notebooks_own_colour():
     style = card("it", rows=[["a"]], text="b")
 
-    assert re.findall(r"[^-\w]color: (\w+)", style) == ["inherit"]
+    assert set(re.findall(r"[^-\w]color: (\w+)", style)) == {"inherit"}
 
 
 def test_a_dataset_that_was_not_packed_is_not_packed_to_be_shown(tmp_path):
@@ -185,7 +241,7 @@ def test_a_dataset_that_was_not_packed_is_not_packed_to_be_shown(tmp_path):
 
     page = Mine(cache=tmp_path / "c.lk")._repr_html_()
 
-    assert "Mine (samples are counted when it is first read)" in Reading(page).shown
+    assert "Mine(samples are counted when it is first read, " in Reading(page).shown
     assert not (tmp_path / "c.lk").exists()
 
 

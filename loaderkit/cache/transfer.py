@@ -46,7 +46,7 @@ from loaderkit.errors import (
     DamagedCacheError,
     OptionError,
 )
-from loaderkit.notebook import HasCard
+from loaderkit.notebook import HasCard, repr_in_a_line
 from loaderkit.units import count_of, format_bytes
 
 if TYPE_CHECKING:
@@ -84,6 +84,8 @@ class Transfer(HasCard):
     def to_json(self) -> dict[str, Any]:
         """Write it for programs."""
         return dict(vars(self))
+
+    __repr__ = repr_in_a_line
 
     def __str__(self) -> str:
         copied = f"{count_of(self.files, 'files')}, {format_bytes(self.bytes)} copied"

@@ -22,7 +22,7 @@ from loaderkit.cache.mirror import load_remote_manifest
 from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.stored_files import files_of, find_damage
 from loaderkit.errors import CacheError
-from loaderkit.notebook import HasCard
+from loaderkit.notebook import HasCard, repr_in_a_line
 from loaderkit.units import count_of, format_bytes
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ class Verification(HasCard):
     def to_json(self) -> dict[str, Any]:
         """Write it for programs."""
         return {**asdict(self), "ok": self.ok}
+
+    __repr__ = repr_in_a_line
 
     def __str__(self) -> str:
         if self.ok:

@@ -17,6 +17,7 @@ from loaderkit.cli.examination_page import (
 from loaderkit.errors import BudgetError
 from loaderkit.loader.page import settings_section
 from loaderkit.memory.host import read_host
+from loaderkit.notebook import repr_in_a_line
 from loaderkit.pages.document import HasPage, Page
 from loaderkit.units import format_amount, format_bytes
 
@@ -49,6 +50,8 @@ class Examination(HasPage):
     def ok(self) -> bool:
         """Whether every setting does what it says."""
         return self.environment.ok
+
+    __repr__ = repr_in_a_line
 
     def __str__(self) -> str:
         return "\n".join(_report_lines(self))

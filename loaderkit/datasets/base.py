@@ -265,16 +265,20 @@ class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
 
     def __repr__(self) -> str:
         where = "no cache" if self.cache is None else str(self.cache)
-        return f"{type(self).__name__}({count_of(len(self), 'samples')}, {where})"
+        samples = "samples are counted when it is first read"
+        if not self._would_be_packed():
+            samples = count_of(len(self), "samples")
+        return f"{type(self).__name__}({samples}, {where})"
+
+    def _would_be_packed(self) -> bool:
+        """Tell whether reading starts by packing, or by asking whether it must."""
+        return self._loaderkit.opened is None and self._has_own_load()
 
     def _repr_html_(self) -> str:
-        known_only = "samples are counted when it is first read"
-        if self._loaderkit.opened is None and self._has_own_load():
-            title, rows = f"{type(self).__name__} ({known_only})", []
-        else:
-            title = repr(self)
-            rows = [] if self.cache is None else column_rows(self._open_cache())
-        return card(title, heads=("field", "kind", "dtype"), rows=rows)
+        rows = []
+        if not self._would_be_packed() and self.cache is not None:
+            rows = column_rows(self._open_cache())
+        return card(repr(self), heads=("field", "kind", "dtype"), rows=rows)
 
     def _join_column(self, opened: OpenedCache, rows: Ints, name: str) -> Any:
         """Gather a field of rows of the cache, known to be there in all of them."""

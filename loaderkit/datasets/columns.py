@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from loaderkit.arguments import suggest_name
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import TypeAlias
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from loaderkit.datasets.classes import ClassRegistry
@@ -55,6 +55,23 @@ def field_names(opened: OpenedCache) -> frozenset[str]:
     return frozenset(str(key) for nest in opened.structure.nests() for key in nest.keys)
 
 
+def dtype_in_words(dtype: str) -> str:
+    """Write a dtype as torch and numpy name it.
+
+    Args:
+        dtype: As a cache stores it: torch's name, or numpy's code; empty for text.
+
+    Returns:
+        Its name; numpy's code where a name would not say all, as of another byte order.
+
+    >>> dtype_in_words("<i8"), dtype_in_words("float32"), dtype_in_words(">f4")
+    ('int64', 'float32', '>f4')
+    """
+    if not dtype.startswith(("<", "|")) or np.dtype(dtype).kind not in "biufc":
+        return dtype
+    return str(np.dtype(dtype))
+
+
 def column_rows(opened: OpenedCache) -> list[tuple[str, str, str]]:
     """Name the columns of a cache with their kinds and dtypes, for people.
 
@@ -65,7 +82,7 @@ def column_rows(opened: OpenedCache) -> list[tuple[str, str, str]]:
         Path, kind and dtype of each column that holds values of samples.
     """
     return [
-        (column.path, str(column.kind), column.dtype)
+        (column.path, str(column.kind), dtype_in_words(column.dtype))
         for column in opened.structure.columns.values()
         if column.kind not in COUNTER_KINDS and "@" not in column.path
     ]

@@ -11,10 +11,11 @@ from loaderkit.arguments import suggest_keywords
 from loaderkit.cache.mirror import load_remote_manifest
 from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.store import Store
+from loaderkit.datasets.columns import dtype_in_words
 from loaderkit.datasets.open import open_cache
 from loaderkit.datasets.page import field_sections, histogram_of
 from loaderkit.datasets.structure import Nest, Structure, is_graph
-from loaderkit.notebook import HasCard
+from loaderkit.notebook import HasCard, repr_in_a_line
 from loaderkit.pages import charts
 from loaderkit.pages.document import HasPage, Page, Section
 from loaderkit.units import count_of, format_bytes
@@ -131,6 +132,8 @@ class CacheSummary(HasPage):
         ]
         return Page(head, lead=tuple(lead), sections=(*field_sections(rows), *sizes))
 
+    __repr__ = repr_in_a_line
+
     def __str__(self) -> str:
         stored = f"compressed with {self.compression}" if self.compression else "mapped"
         libraries = ", ".join(
@@ -218,7 +221,7 @@ def _fields_of_cache(shards: ShardTable, structure: Structure) -> tuple[Field, .
         Field(
             name,
             str(column.kind),
-            column.dtype,
+            dtype_in_words(column.dtype),
             _shape_of_column(shapes[name], column),
             sizes[name],
             samples[name],

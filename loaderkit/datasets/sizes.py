@@ -198,7 +198,11 @@ def _card_of(columns: Mapping[str, Ints], sample_bytes: Ints) -> str:
         in_words = format_bytes if name == "bytes" else "{:,}".format
         rows.append((name, *map(in_words, amounts)))
     title = f"Sizes of {count_of(len(sample_bytes), 'samples')}"
-    return card(title, heads=("", "least", "median", "most", "together"), rows=rows)
+    return card(
+        title,
+        heads=("of a sample", "least", "median", "most", "all together"),
+        rows=rows,
+    )
 
 
 _SPREAD = (0, 50, 100)

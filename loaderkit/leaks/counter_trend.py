@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from loaderkit.answers import answer_wrong_names
 from loaderkit.memory.counters import AnyCounter, unit_of, words_of
-from loaderkit.notebook import HasCard
+from loaderkit.notebook import HasCard, repr_in_a_line
 from loaderkit.units import format_amount
 
 if TYPE_CHECKING:
@@ -88,6 +88,8 @@ class CounterTrend(HasCard):
     def judged_readings(self) -> int:
         """How many readings there are since the warm-up."""
         return len(self.values) - self.trend.warmup
+
+    __repr__ = repr_in_a_line
 
     def __str__(self) -> str:
         first, last = (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from loaderkit.answers import answer_wrong_names
 from loaderkit.leaks.patterns import PATTERNS, PatternName
-from loaderkit.notebook import HasCard
+from loaderkit.notebook import HasCard, repr_in_a_line
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ class Growth(HasCard):
     def fix(self) -> str:
         """What to change."""
         return PATTERNS[self.pattern].fix
+
+    __repr__ = repr_in_a_line
 
     def __str__(self) -> str:
         return self.text()

@@ -18,7 +18,7 @@ from loaderkit.leaks.page import (
 )
 from loaderkit.leaks.trend import LEAKING, NEEDS_MORE, STEADY, Verdict
 from loaderkit.leaks.verdict import effects_among
-from loaderkit.notebook import Mood, card
+from loaderkit.notebook import Mood, card, repr_in_a_line
 from loaderkit.pages.charts import Limit
 from loaderkit.pages.document import HasPage, Page
 from loaderkit.units import count_of, format_amount, format_bytes, format_seconds
@@ -113,6 +113,8 @@ class LeakReport(HasPage):
             counter.trend.per_epoch for counter in self.leaks if counter.unit == "bytes"
         ]
         return round(max(rates, default=0))
+
+    __repr__ = repr_in_a_line
 
     def __str__(self) -> str:
         lines = [f"{self.headline}  ({self.run})"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.notebook import HasCard
+from loaderkit.notebook import HasCard, repr_in_a_line
 from loaderkit.units import count_of, format_bytes
 
 if TYPE_CHECKING:
@@ -88,6 +88,8 @@ class Forecast(HasCard):
             text = f"{amounts} {line.name} may be needed ({line.why}): {line.fix}"
             texts.append(text)
         return tuple(texts)
+
+    __repr__ = repr_in_a_line
 
     def __str__(self) -> str:
         parts = ", ".join(

@@ -21,7 +21,7 @@ from loaderkit.loader.decisions import (
 )
 from loaderkit.loader.forecast import Forecast, forecast
 from loaderkit.loader.page import memory_section, settings_section, waiting_sections
-from loaderkit.notebook import card
+from loaderkit.notebook import card, repr_in_a_line
 from loaderkit.pages.document import HasPage, Page
 
 if TYPE_CHECKING:
@@ -122,6 +122,8 @@ class LoaderPlan(HasPage):
                 settings_section(self.settings_in_words()),
             ),
         )
+
+    __repr__ = repr_in_a_line
 
     def __str__(self) -> str:
         lines = [f"{'batches':<24}{self.batching}"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from loaderkit.answers import answer_wrong_calls
 from loaderkit.memory.reading import device_of
 from loaderkit.memory.release import cached_bytes, release
-from loaderkit.notebook import HasCard
+from loaderkit.notebook import HasCard, repr_in_a_line
 from loaderkit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ class HygieneReport(HasCard):
     """What that took, all together."""
     active: bool
     """Whether it still tries."""
+
+    __repr__ = repr_in_a_line
 
     def __str__(self) -> str:
         state = "" if self.active else "; switched off, since it brought nothing"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from loaderkit.answers import answer_wrong_names
 from loaderkit.memory.reading import MemorySample, present_device_of, quick_sample
 from loaderkit.memory.timeline_page import named_marks_sections, timeline_sections
-from loaderkit.notebook import HasCard
+from loaderkit.notebook import HasCard, repr_in_a_line
 from loaderkit.pages.document import HasPage, Page
 from loaderkit.units import count_of, format_bytes, format_seconds
 
@@ -73,8 +73,22 @@ class Timeline(HasPage):
     marks: tuple[Mark, ...]
     """All of them."""
 
+    __repr__ = repr_in_a_line
+
     def __str__(self) -> str:
-        return "\n".join(str(mark) for mark in self.marks if mark.label)
+        named = [str(mark) for mark in self.marks if mark.label]
+        return "\n".join([self._headline(), *(f"  {line}" for line in named)])
+
+    def _headline(self) -> str:
+        """Say how long was read, how often, and the most that was taken."""
+        duration_s = self.marks[-1].since_s - self.marks[0].since_s if self.marks else 0
+        readings = count_of(len(self.marks), "readings")
+        headline = f"Memory over {format_seconds(duration_s)}, {readings}"
+        for name in _COUNTERS_SHOWN:
+            highest = self.peak(name)
+            if highest:
+                headline += f", {name} at most {format_bytes(highest)}"
+        return headline
 
     def peak(self, name: CounterName) -> int | None:
         """Give a counter's highest reading.
@@ -90,10 +104,8 @@ class Timeline(HasPage):
 
     def page(self) -> Page:
         """Show memory over time, with the stages named."""
-        duration_s = self.marks[-1].since_s - self.marks[0].since_s if self.marks else 0
         return Page(
-            f"Memory over {format_seconds(duration_s)}, "
-            f"{count_of(len(self.marks), 'readings')}",
+            self._headline(),
             sections=(
                 *timeline_sections(self.marks, _COUNTERS_SHOWN),
                 *named_marks_sections(self.marks, _COUNTERS_SHOWN),
@@ -169,6 +181,10 @@ class MemoryMeter:
         self._lock = threading.Lock()
         self._stop: threading.Event | None = None
         self._thread: threading.Thread | None = None
+
+    def __repr__(self) -> str:
+        readings = count_of(len(self._marks), "readings")
+        return f"MemoryMeter(device {self.device}, {readings})"
 
     @property
     def timeline(self) -> Timeline:

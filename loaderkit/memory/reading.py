@@ -20,8 +20,8 @@ from loaderkit.memory.counters import COUNTERS
 from loaderkit.memory.host import read_host
 from loaderkit.memory.probes import is_present, present_devices, read_device
 from loaderkit.memory.tensors import TensorGroup, live_tensors
-from loaderkit.notebook import HasCard
-from loaderkit.units import format_amount
+from loaderkit.notebook import HasCard, repr_in_a_line
+from loaderkit.units import format_amount, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from loaderkit.memory.counters import CounterName, Readings
     from loaderkit.memory.machine import Host
 
+_FIRST_SHOWN: tuple[CounterName, ...] = ("malloc", "anonymous", "allocated")
+"""In a line: what this process holds on the host, and on the device."""
 _GROUPS_SHOWN = 5
 """Kinds of tensors in the text.  Chosen: a reading fits a screen; all of them are in
 ``tensors``."""
@@ -88,13 +90,31 @@ class MemorySample(HasCard):
             "tensors": [vars(group) for group in self.tensors],
         }
 
+    __repr__ = repr_in_a_line
+
+    def _headline(self) -> str:
+        """Say what was read, and the amounts that people ask for first."""
+        amounts = [
+            f"{name} {format_bytes(self.values[name])}"
+            for name in _FIRST_SHOWN
+            if name in self.values
+        ]
+        return ", ".join(
+            [f"memory of process {os.getpid()}, device {self.device}", *amounts]
+        )
+
     def __str__(self) -> str:
-        lines = [f"memory of process {os.getpid()}, device {self.device}"]
-        for name, info in COUNTERS.items():
-            if name in self.values:
-                amount = format_amount(self.values[name], info.unit)
-                lines.append(f"{name:<18}{amount:>12}  {info.words}")
-        lines += [f"{name:<18}{'?':>12}  {why}" for name, why in self.missing.items()]
+        amounts = {
+            name: format_amount(self.values[name], info.unit)
+            for name, info in COUNTERS.items()
+            if name in self.values
+        }
+        lines = [self._headline()]
+        width = max(map(len, amounts.values()), default=1)
+        for name, amount in amounts.items():
+            lines.append(f"{name:<18}{amount:>{width}}  {COUNTERS[name].words}")
+        for name, why in self.missing.items():
+            lines.append(f"{name:<18}{'?':>{width}}  {why}")
         lines += [f"  {group}" for group in self.tensors[:_GROUPS_SHOWN]]
         return "\n".join(lines)
 

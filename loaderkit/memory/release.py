@@ -13,7 +13,7 @@ from loaderkit.arguments import suggest_keywords
 from loaderkit.memory import process
 from loaderkit.memory.clibrary import c_library
 from loaderkit.memory.probes import FAILURES, present_devices, probe_of, read_device
-from loaderkit.notebook import HasCard
+from loaderkit.notebook import HasCard, repr_in_a_line
 from loaderkit.units import count_of, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ class Released(HasCard):
     """Objects that the garbage collector found unreachable."""
     seconds: float
     """How long it took."""
+
+    __repr__ = repr_in_a_line
 
     def __str__(self) -> str:
         amounts = [

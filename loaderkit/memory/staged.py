@@ -15,7 +15,7 @@ from loaderkit.memory.holders import holders_of
 from loaderkit.memory.probes import present_devices, read_device
 from loaderkit.memory.release import HOST, release
 from loaderkit.memory.tensors import describe, graph_of, tensors_below, tensors_in
-from loaderkit.notebook import HasCard
+from loaderkit.notebook import HasCard, repr_in_a_line
 from loaderkit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ class StageReceipt(HasCard):
     def ok(self) -> bool:
         """Whether all named objects are gone."""
         return not self.survivors
+
+    __repr__ = repr_in_a_line
 
     def __str__(self) -> str:
         devices = [name for name, size in self.expected_bytes.items() if size]

@@ -90,7 +90,10 @@ def test_a_stage_is_read_before_and_after_and_logged():
     grown = after.sample.get("malloc") - before.sample.get("malloc")
     assert grown == pytest.approx(tensor.nbytes, abs=MIB)
     assert lines[1].startswith("after model A: anonymous")
-    assert str(meter.timeline).splitlines() == lines
+    headline, *marks = str(meter.timeline).splitlines()
+    assert headline.startswith("Memory over ")
+    assert "2 readings, anonymous at most " in headline
+    assert [mark.strip() for mark in marks] == lines
 
 
 def test_a_thread_samples_and_ends_with_the_block():

@@ -46,7 +46,7 @@ from loaderkit.errors import BudgetError, OptionError
 from loaderkit.memory.host import read_host
 from loaderkit.memory.probes import free_bytes
 from loaderkit.mistaken import mistaken_for_model
-from loaderkit.notebook import Bar, HasCard, card
+from loaderkit.notebook import Bar, HasCard, card, repr_in_a_line
 from loaderkit.pages.charts import Limit
 from loaderkit.pages.document import HasPage, Listing, Page, Section
 from loaderkit.units import count_of, format_bytes, parse_bytes
@@ -125,6 +125,8 @@ class BatchConfiguration(HasCard):
     def ok(self) -> bool:
         """Whether a single sample fits."""
         return self.micro_batch > 0
+
+    __repr__ = repr_in_a_line
 
     def __str__(self) -> str:
         of_limit = f"{format_bytes(self.peak)} of {format_bytes(self.limit)}"
@@ -255,6 +257,8 @@ class BatchPlan(HasPage):
             notes=[self.cause, *saving_notes, *self.notes],
             text=str(self),
         )
+
+    __repr__ = repr_in_a_line
 
     def __str__(self) -> str:
         return "\n".join(_plan_lines(self))

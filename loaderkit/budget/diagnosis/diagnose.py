@@ -31,7 +31,7 @@ from loaderkit.budget.diagnosis.page import advice_sections, amounts_sections
 from loaderkit.budget.environment.allocator_settings import ALLOCATOR_NAMES
 from loaderkit.budget.remedies import COSTS, Remedy, remedies_for
 from loaderkit.errors import OptionError
-from loaderkit.notebook import HasCard, card
+from loaderkit.notebook import HasCard, card, repr_in_a_line
 from loaderkit.pages.document import HasPage, Listing, Page, Section
 from loaderkit.units import format_bytes
 
@@ -98,20 +98,26 @@ class Diagnosis(HasPage, Message):
         """Whether memory was not the problem."""
         return self.is_oom is False
 
+    __repr__ = repr_in_a_line
+
     def __str__(self) -> str:
         return "\n".join(_lines_of_diagnosis(self))
 
     def _repr_html_(self) -> str:
         title, *_ = _lines_of_diagnosis(self)
-        numbers = [tuple(text.rsplit(" ", 2)) for text in _amounts_in_words(self)]
-        rows = [(name, f"{amount} {unit}") for name, amount, unit in numbers]
+        amounts = _amounts_in_words(self)
         if self.shortfall is not None:
-            rows.append(("short of", format_bytes(self.shortfall)))
+            amounts.append(f"short of {format_bytes(self.shortfall)}")
+        rows = [
+            (advice.remedy.says, advice.gain, f"`{advice.remedy.code}`")
+            for advice in self.advice
+        ]
         return card(
             title,
             mood="good" if self.ok else "bad",
+            heads=("what to do, the cheapest first", "brings", "to paste"),
             rows=rows,
-            notes=[*self.notes, *map(str, self.advice)],
+            notes=[", ".join(amounts), *self.notes] if amounts else self.notes,
             text=str(self),
         )
 

@@ -30,7 +30,7 @@ from loaderkit.budget.environment.allocator_settings import (
 )
 from loaderkit.budget.environment.process_settings import judge_process_settings
 from loaderkit.errors import BudgetError, OptionError
-from loaderkit.notebook import HasCard
+from loaderkit.notebook import HasCard, repr_in_a_line
 
 _LOW_SHARE = 0.75
 """Of the high watermark, for the low one; chosen: the defaults are 1.4 and 1.7, and it
@@ -53,6 +53,8 @@ class Environment(HasCard):
     def ok(self) -> bool:
         """Whether every setting does what it says."""
         return not self.findings
+
+    __repr__ = repr_in_a_line
 
     def __str__(self) -> str:
         if self.ok:

@@ -45,7 +45,7 @@ from loaderkit.budget.step.train_step import (
 from loaderkit.errors import OptionError
 from loaderkit.mistaken import mistaken_for_batch, mistaken_for_model
 from loaderkit.nests import flatten_tensors
-from loaderkit.notebook import Bar, card
+from loaderkit.notebook import Bar, card, repr_in_a_line
 from loaderkit.pages.document import HasPage, Listing, Page, Section
 from loaderkit.units import format_bytes, format_seconds
 
@@ -145,6 +145,8 @@ class StepEstimate(HasPage):
         What Python makes beside operators is a few kB: much, of a step of 100 kB.
         """
         return not self.assumptions and self.high <= self.peak * (1 + _EXACT)
+
+    __repr__ = repr_in_a_line
 
     def __str__(self) -> str:
         return "\n".join(_text_lines(self))
