@@ -31,6 +31,8 @@ beside so many bytes, and they stay in the processor's cache."""
 _LARGE_VALUE_BYTES = 16 << 10
 """Values that are larger, on average, are not joined in memory, which would copy them.
 Chosen: a write of so many bytes costs little beside the call."""
+_COMPARED_BYTES = 4 << 10
+"""So many bytes of two arrays are compared before all.  Chosen: a page."""
 _MOST_WAITING_BYTES = 1 << 20
 """Values wait for others up to so many bytes.  Chosen: hundreds of small samples."""
 
@@ -602,8 +604,14 @@ class ArrayDeduplicator:
         """Name the first array that holds the same; note it where it is the first."""
         key = (new.values.dtype.str, new.values.shape)
         known = self._arrays.setdefault(key, [])
-        # Values are read for their hash only where there is one they may be equal to.
-        equal = [named for named in known if named.digest() == new.digest()]
+        # Values are read for their hash only where there is one they may be equal to,
+        # and all of them where the first are equal.
+        equal = [
+            named
+            for named in known
+            if named.first_digest() == new.first_digest()
+            and named.digest() == new.digest()
+        ]
         if equal:
             return equal[0].name
         known.append(new)
@@ -615,7 +623,21 @@ class _NamedArray:
 
     def __init__(self, name: str, values: ShardArray) -> None:
         self.name, self.values = name, values
+        self._first_digest: bytes | None = None
         self._digest: bytes | None = None
+
+    def first_digest(self) -> bytes:
+        """Hash the first values, once."""
+        if self._first_digest is None:
+            first_bytes = b""
+            for piece in self.values.pieces():
+                first_bytes += piece.data[:_COMPARED_BYTES].tobytes()
+                # As many of each array, however its values are cut into pieces.
+                if len(first_bytes) >= _COMPARED_BYTES:
+                    break
+            content = first_bytes[:_COMPARED_BYTES]
+            self._first_digest = xxhash.xxh3_128_digest(content)
+        return self._first_digest
 
     def digest(self) -> bytes:
         """Hash the values, once."""

@@ -13,13 +13,16 @@ files, external storage, or metadata that crashes libhdf5; none of it is looked 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
+import operator
 import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import h5py
 import numpy as np
+import xxhash
 
 from loaderkit.cache.codecs import find_decompressor
 from loaderkit.cache.columns import (
@@ -29,7 +32,6 @@ from loaderkit.cache.columns import (
     write_fully,
 )
 from loaderkit.cache.durable import not_written, publish, remove, write_file, write_text
-from loaderkit.cache.files import digest_of
 from loaderkit.cache.layout import (
     ALIGNMENT,
     WRITTEN_SUFFIX,
@@ -120,21 +122,19 @@ def write_shard(
     own_name = f"{number:05}-{uuid.uuid4().hex}"
     partial = scratch / f"{own_name}.partial"
     layouts: list[Layout] = []
-    digests: list[str] = []
 
     def write(raw: BinaryIO) -> None:
         layouts.append(_write_buffer(buffer, compression, raw))
-        digests.append(digest_of(raw.fileno()))
 
     try:
         write_file(partial, write)
-        [layout], [digest] = layouts, digests
-        file = folder / shard_name(number, digest)
+        [layout] = layouts
+        file = folder / shard_name(number, layout.xxh3)
         shard = Shard(
             file=file.name,
             samples=buffer.samples,
             bytes=partial.stat().st_size,
-            xxh3=digest,
+            xxh3=layout.xxh3,
             arrays=layout.arrays,
             columns=layout.columns,
         )
@@ -167,6 +167,8 @@ class Layout:
     arrays: dict[str, Array] = field(default_factory=dict)
     """Every array of the shard, as the manifest describes it."""
     columns: Mapping[str, Column] = field(default_factory=dict)
+    xxh3: str = ""
+    """The hash of its bytes, in hexadecimal."""
 
 
 def _write_buffer(
@@ -223,13 +225,54 @@ def _write_buffer(
     layout.columns = deduplicator.columns
 
     image.raise_error()
-    for name, array in mapped.items():
-        if array.size:
-            raw.seek(layout.arrays[name].offset or 0)
-            for piece in array.pieces():
-                write_fully(raw, piece.data)
     raw.truncate(image.size)
+    layout.xxh3 = _write_values(raw, image.size, layout, mapped)
     return layout
+
+
+def _write_values(
+    raw: io.FileIO, file_bytes: int, layout: Layout, arrays: Mapping[str, ShardArray]
+) -> str:
+    """Write the values of arrays to their places, and hash the file meanwhile.
+
+    Reading all of it again for its hash took as long as writing it.
+
+    Args:
+        raw: The file, complete but for these values.
+        file_bytes: Bytes of the file.
+        layout: Where the arrays lie.
+        arrays: Those that are written now.
+
+    Returns:
+        The hash of the file, in hexadecimal.
+    """
+    digest, hashed_bytes = xxhash.xxh3_128(), 0
+    placed = [
+        (layout.arrays[name].offset or 0, array)
+        for name, array in arrays.items()
+        if array.size
+    ]
+    placed.sort(key=operator.itemgetter(0))
+    for offset, array in placed:
+        _hash_bytes(raw, hashed_bytes, offset, digest)
+        raw.seek(offset)
+        for piece in array.pieces():
+            digest.update(piece.data)
+            write_fully(raw, piece.data)
+        hashed_bytes = offset + array.nbytes
+    _hash_bytes(raw, hashed_bytes, file_bytes, digest)
+    return digest.hexdigest()
+
+
+def _hash_bytes(raw: io.FileIO, start: int, stop: int, digest: xxhash.xxh3_128) -> None:
+    """Hash a part of a file."""
+    raw.seek(start)
+    while start < stop:
+        content = raw.read(min(_WRITTEN_BYTES, stop - start))
+        if not content:
+            raise OSError(errno.EIO, "A shard was cut short while it was written")
+        digest.update(content)
+        start += len(content)
 
 
 def filters(name: object) -> Mapping[str, Any]:
