@@ -24,6 +24,7 @@ from torch.utils.data import IterableDataset
 from loaderkit.answers import answer_wrong_calls
 from loaderkit.arguments import check_integer, with_article
 from loaderkit.cache.layout import MANIFEST
+from loaderkit.datasets.compact_keys import compact_keys
 from loaderkit.datasets.fingerprint import (
     Fingerprint,
     fingerprint_of,
@@ -257,7 +258,7 @@ class KeyedSource:
 
     def __init__(self, dataset: KeyedSamples) -> None:
         self._dataset = dataset
-        self._keys = list(dataset.keys())
+        self._keys = compact_keys(dataset.keys())
 
     def __len__(self) -> int:
         return len(self._keys)
