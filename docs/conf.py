@@ -20,6 +20,8 @@ extensions = [
     "sphinx_copybutton",
 ]
 html_theme = "furo"
+# Who has the rights is in LICENSE; the footer would say "Copyright ©" and nobody.
+html_show_copyright = False
 # The theme's page source and edit links need a host, which is not known here.
 html_copy_source = False
 exclude_patterns = ["_build"]
