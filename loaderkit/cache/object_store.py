@@ -84,6 +84,9 @@ _CREDENTIAL_ERRORS = {
     "LocalTokenNotFoundError",
 }
 """Errors by name: their libraries are not imported to find out."""
+_NO_REPOSITORY = {"RepositoryNotFoundError", "BucketNotFoundError"}
+"""The Hub's answer to who may not see one, too."""
+_WRONG_URL = {"HfUriError", "HFValidationError"}
 _NOT_SUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
 """What file systems answer that know no ``mode="create"``."""
 _MOST_PARTS = 9_000
@@ -135,6 +138,7 @@ class ObjectStore:
         """Read a small file whole; see ``Storage``."""
 
         def read(system: _Try) -> bytes:
+            system.forget_listings()
             size = int(system.call("info", system.path(name))["size"])
             if size > most_bytes:
                 message = f"{self.url}/{name} has {size:,} bytes, not {most_bytes:,}."
@@ -205,6 +209,7 @@ class ObjectStore:
             try:
                 with _ONE_COMMIT_AT_A_TIME:
                     # Not every file system knows ``mode``; this is asked of all.
+                    system.forget_listings()
                     if system.call("exists", path):
                         raise FileExistsError(path)
                     self._create_file(system, path, content)
@@ -219,10 +224,10 @@ class ObjectStore:
         """Remove a file, if it is there; see ``Storage``."""
 
         def remove(system: _Try) -> None:
-            with contextlib.suppress(FileNotFoundError):
-                system.call("rm_file", system.path(name))
+            system.call("rm_file", system.path(name))
 
-        self._with_retries(remove, name, verb="removed")
+        with contextlib.suppress(FileNotFoundError):
+            self._with_retries(remove, name, verb="removed")
 
     @staticmethod
     def _create_file(system: _Try, path: str, content: bytes) -> None:
@@ -342,6 +347,10 @@ class _Try:
     def path(self, name: str) -> str:
         """Name a file of the cache as the file system does."""
         return f"{self.root.rstrip('/')}/{name}"
+
+    def forget_listings(self) -> None:
+        """Look anew for what others have written: the Hub's file system keeps lists."""
+        self._system.invalidate_cache()
 
     def make_folder(self) -> None:
         """Make the folder of the cache, where the store has folders."""
@@ -549,6 +558,8 @@ def _unmasked(error: Exception) -> Exception:
         return error
     if isinstance(cause, _NEVER_THERE):
         return error
+    if _kinds_of(cause) & _NO_REPOSITORY:
+        return cause
     status = _status_of(cause)
     is_of_network = isinstance(cause, OSError | TimeoutError) or type(
         cause
@@ -566,6 +577,11 @@ def _check_worth_another_try(where: str, verb: str, error: Exception) -> None:
         FileNotFoundError: It is not there.
     """
     status = _status_of(error)
+    if _kinds_of(error) & _NO_REPOSITORY:
+        message = f"{where} could not be {verb}: {_text_of(error)}."
+        why = "there is no such repository, or it is private and not yours to read"
+        fix = "hf auth login, hf repo create, or correct the URL"
+        raise CacheError(message, why=why, fix=fix) from error
     if _is_refusal(error):
         message = f"{where} could not be {verb}: {_text_of(error)}."
         why = (
@@ -579,7 +595,7 @@ def _check_worth_another_try(where: str, verb: str, error: Exception) -> None:
     may_pass = status is None or status >= 500 or status in _WORTH_ANOTHER_TRY
     # A file system that lacks a method, or its arguments, lacks them the next time too.
     is_bug = isinstance(error, TypeError | AttributeError | NotImplementedError)
-    if not may_pass or is_bug:
+    if not may_pass or is_bug or _kinds_of(error) & _WRONG_URL:
         message = f"{where} could not be {verb}: {_text_of(error)}."
         why = "the store refuses the request, or its file system cannot do this"
         fix = "check the URL and storage_options"
@@ -595,10 +611,15 @@ def _missing(where: str, verb: str, error: Exception) -> Exception:
     return CacheError(message, why=why, fix="make it, or correct the URL")
 
 
+def _kinds_of(error: Exception) -> set[str]:
+    return {kind.__name__ for kind in type(error).__mro__}
+
+
 def _is_refusal(error: Exception) -> bool:
     """Tell whether the store does not let us in."""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    is_refused = isinstance(error, PermissionError) or bool(names & _CREDENTIAL_ERRORS)
+    is_refused = isinstance(error, PermissionError) or bool(
+        _kinds_of(error) & _CREDENTIAL_ERRORS
+    )
     return is_refused or _status_of(error) in {_UNAUTHORIZED, _FORBIDDEN}
 
 
