@@ -107,10 +107,15 @@ def parse_scale_and_save(description: str | None) -> argparse.Namespace:
     Returns:
         ``scale``, of the numbers of samples and turns, and ``save``.
     """
+    return make_scale_and_save_parser(description).parse_args()
+
+
+def make_scale_and_save_parser(description: str | None) -> argparse.ArgumentParser:
+    """Make the parser of these two options, for a benchmark that adds its own."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--save", action="store_true")
-    return parser.parse_args()
+    return parser
 
 
 def measure_rates(

@@ -1,10 +1,11 @@
 """Samples a second from an S3 server on this machine, against litdata and streaming.
 
-Run it with ``python -m benchmarks.object_store [--scale 0.1] [--save]``.  Each
-contestant writes the same samples to moto's server in its own format, in files of about
-one size, and reads shuffled epochs of them in a process of its own: one that is cold,
-from opening to the last batch with an empty folder on local disk, and three that are
-warm, with what the first one left there.  The server shares the processors with them.
+Run it with ``python -m benchmarks.object_store [--scale 0.1] [--workload w2]``.
+Each contestant writes the same samples to moto's server in its own format, in files of
+about one size, and reads shuffled epochs of them in a process of its own: one that is
+cold, from opening to the last batch with an empty folder on local disk, and three that
+are warm, with what the first one left there.  The server shares the processors with
+them.
 """
 
 from __future__ import annotations
@@ -34,16 +35,18 @@ from benchmarks.harness import (
     MIB,
     PeakSampler,
     Row,
-    parse_scale_and_save,
+    make_scale_and_save_parser,
     process_tree_bytes,
     report,
 )
 from benchmarks.workloads import BATCH, COUNTS, count_samples, make_graphs
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Iterable, Iterator
 
 BUCKET = "benchmark"
+WORKLOADS = ("w1", "w2", "images")
 CAPTIONED_IMAGES = 10_000
 IMAGE_SHAPE = (3, 64, 64)
 SHARD_BYTES = 8 << 20
@@ -75,7 +78,7 @@ class Format:
 
 
 def main() -> None:
-    options = parse_scale_and_save(__doc__)
+    options = _parse_options()
     formats = dict(_installed_formats())
     with _run_s3_server() as endpoint_url, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -89,7 +92,7 @@ def main() -> None:
             "AWS_ALLOW_HTTP": "true",
             "XDG_CACHE_HOME": str(folder / "home"),
         }
-        for workload in ("w1", "w2", "images"):
+        for workload in options.workload or WORKLOADS:
             samples = _make_samples(workload, options.scale)
             for format_name, data_format in formats.items():
                 written = folder / workload / format_name
@@ -100,6 +103,12 @@ def main() -> None:
                 _report_readings(
                     readings, workload, len(samples), workers, save=options.save
                 )
+
+
+def _parse_options() -> argparse.Namespace:
+    parser = make_scale_and_save_parser(__doc__)
+    parser.add_argument("--workload", action="append", choices=WORKLOADS)
+    return parser.parse_args()
 
 
 def _make_samples(workload: str, scale: float) -> list[Any]:

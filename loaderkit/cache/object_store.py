@@ -580,7 +580,7 @@ def _check_worth_another_try(where: str, verb: str, error: Exception) -> None:
     if _kinds_of(error) & _NO_REPOSITORY:
         message = f"{where} could not be {verb}: {_text_of(error)}."
         why = "there is no such repository, or it is private and not yours to read"
-        fix = "hf auth login, hf repo create, or correct the URL"
+        fix = "hf auth login, hf repos create, or correct the URL"
         raise CacheError(message, why=why, fix=fix) from error
     if _is_refusal(error):
         message = f"{where} could not be {verb}: {_text_of(error)}."

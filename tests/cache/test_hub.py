@@ -90,7 +90,7 @@ OTHER_URL = "hf://datasets/user/other/cache"
 @pytest.mark.parametrize(
     ("url", "token", "why", "fix"),
     [
-        (OTHER_URL, TOKEN, "no such repository", "hf repo create"),
+        (OTHER_URL, TOKEN, "no such repository", "hf repos create"),
         (URL, False, "no such repository, or it is private", "hf auth login"),
         (URL, "hf_wrong", "does not let you in", "log in again"),
     ],
