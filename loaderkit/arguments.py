@@ -259,7 +259,16 @@ def nearest_name(name: str, known: Iterable[str]) -> str | None:
     >>> nearest_name("anything", ["peak"]) is None
     True
     """
-    names = list(known)
+    return _nearest_name(name, tuple(known))
+
+
+@functools.lru_cache(maxsize=256)
+def _nearest_name(name: str, names: tuple[str, ...]) -> str | None:
+    """Find the nearest name; the last ones are kept.
+
+    ``hasattr`` asks as well, torch and trainers with one name again and again, and it
+    takes a third of a millisecond.
+    """
     # A letter too many or too few; from 0.85 on no two words of a name differ wholly.
     alike = difflib.get_close_matches(name, names, 1, cutoff=0.85)
     if alike:

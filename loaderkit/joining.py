@@ -93,6 +93,8 @@ def check_no_keys(
     Raises:
         DatasetError: One of them is not empty.
     """
+    if not follow_batch and not exclude_keys:
+        return
     chosen = {"follow_batch": follow_batch, "exclude_keys": exclude_keys}
     for name, keys in chosen.items():
         if keys:

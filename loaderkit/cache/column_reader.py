@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 class Grouping:
     """Which part of a column the rows of each shard are in."""
 
-    first_shards: Ints
+    first_shards: list[int]
     """Number of the first shard of each part."""
     part_of_shard: Ints | None
     """Number of the part of each shard, or ``ABSENT``; None where all are in one."""
@@ -115,7 +115,7 @@ class ColumnReader:
         Raises:
             CacheError: A file cannot be read, or is damaged.
         """
-        first_shard = int(self.grouping.first_shards[number])
+        first_shard = self.grouping.first_shards[number]
         joined = self._joined_parts.get(first_shard)
         if joined is None:
             return self.shard_part(first_shard)
@@ -248,9 +248,10 @@ class ColumnReader:
         first_shards, parts = np.unique(part_of_shard[is_present], return_inverse=True)
         part_of_shard[is_present] = parts
         key = self._shards.number_of(part_of_shard.tobytes())
-        if len(first_shards) == 1 and is_present.all():
-            return Grouping(first_shards, None, key)
-        return Grouping(first_shards, part_of_shard, key)
+        numbers: list[int] = first_shards.tolist()
+        if len(numbers) == 1 and is_present.all():
+            return Grouping(numbers, None, key)
+        return Grouping(numbers, part_of_shard, key)
 
     @cached_property
     def array_key(self) -> int:

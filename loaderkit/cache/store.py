@@ -87,6 +87,7 @@ class Store:
             self.path, self.manifest, checksums, free_bytes, self.mirror
         )
         self._columns: dict[tuple[str, bool], ColumnReader] = {}
+        self._has_one_shard = len(self.manifest.shards) == 1
 
     @staticmethod
     def _load_complete_manifest(path: Path) -> Manifest:
@@ -205,7 +206,7 @@ class Store:
         Raises:
             DamagedCacheError: A shard was changed since it was mapped.
         """
-        if len(self.manifest.shards) == 1:
+        if self._has_one_shard:
             self._shards.prepare([0])
             shards = np.zeros(len(samples), np.int64)
             return SampleSelection(self, samples, shards, [0])
@@ -310,6 +311,8 @@ class SampleSelection:
         Returns:
             The ranges of rows.  Columns that share their offsets get the same object.
         """
+        if column.grouping.part_of_shard is None:
+            return self._row_ranges_in_only_part(column)
         selections = self.by_part(column)
         # Columns with the same layout may number their parts differently: if earlier
         # shards lack a column, it has fewer parts.  So the number belongs to the key.
@@ -317,6 +320,28 @@ class SampleSelection:
         ranges = self._row_ranges.get(key)
         if ranges is None:
             ranges = self._row_ranges[key] = self._locate_rows(selections)
+        return ranges
+
+    def _row_ranges_in_only_part(self, column: ColumnReader) -> RowRanges:
+        """Look up the rows in a column that can be read as one array.
+
+        A cache of one file has no others, so this is kept short.
+        """
+        part = column.part(0, self.unique_shards)
+        ranges = self._row_ranges.get(part.layout_key)
+        if ranges is not None:
+            return ranges
+        starts, lengths = part.locate_rows(self.samples, self.shards)
+        in_part = PartRanges(
+            0,
+            starts,
+            lengths,
+            None,
+            shards=self.shards,
+            unique_shards=self.unique_shards,
+            has_single_rows=part.has_single_rows,
+        )
+        ranges = self._row_ranges[part.layout_key] = RowRanges((in_part,), lengths)
         return ranges
 
     def _all_in_part(self, column: ColumnReader, number: int) -> PartSelection:

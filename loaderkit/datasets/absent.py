@@ -7,6 +7,7 @@ such attribute or argument, the error names what does the same here.
 from __future__ import annotations
 
 import difflib
+import functools
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.arguments import suggest_name
@@ -326,9 +327,19 @@ def no_such_attribute(
         why, fix = ABSENT[name]
         return NoSuchAttributeError(message, why=why, fix=fix)
     why = f"the fields of its samples are {', '.join(names)}" if names else ""
-    nearest = difflib.get_close_matches(name, [*names, *known], 1)
-    fix = f"did you mean {nearest[0]!r}?" if nearest else ""
+    nearest = _closest_match(name, (*names, *known))
+    fix = f"did you mean {nearest!r}?" if nearest is not None else ""
     return NoSuchAttributeError(message, why=why, fix=fix)
+
+
+@functools.lru_cache(maxsize=256)
+def _closest_match(name: str, names: tuple[str, ...]) -> str | None:
+    """Find the name that is spelt most alike; the last ones are kept.
+
+    ``hasattr`` asks as well: each iteration of a loader asks a dataset whether it has a
+    state, which took 0.35 ms of its 0.5.
+    """
+    return next(iter(difflib.get_close_matches(name, names, 1)), None)
 
 
 def refuse_options(method: str, given: Mapping[str, Any], known: Iterable[str]) -> None:

@@ -25,7 +25,7 @@ from loaderkit.datasets.absent import ABSENT, no_such_attribute
 from loaderkit.datasets.batch_joining import BatchJoining
 from loaderkit.datasets.cached_samples import DatasetState
 from loaderkit.datasets.classes import ClassRegistry, modules_of
-from loaderkit.datasets.collate_errors import collating
+from loaderkit.datasets.collate_errors import Collating
 from loaderkit.datasets.columns import (
     check_column,
     column_names,
@@ -283,7 +283,7 @@ class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
     def _join_column(self, opened: OpenedCache, rows: Ints, name: str) -> Any:
         """Gather a field of rows of the cache, known to be there in all of them."""
         try:
-            with collating():
+            with Collating():
                 column = join_column(opened, rows, name, self.classes, self.ragged)
         except UnlikeShapesError as error:
             raise self._unlike_shapes_error(str(error)) from None

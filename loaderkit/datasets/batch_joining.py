@@ -10,7 +10,7 @@ from typing_extensions import TypeVar
 
 from loaderkit.answers import answer_wrong_calls
 from loaderkit.arguments import suggest_name
-from loaderkit.datasets.collate_errors import collating
+from loaderkit.datasets.collate_errors import Collating
 from loaderkit.datasets.columns import field_names
 from loaderkit.datasets.dict_batches import DictRecipe, collate_samples
 from loaderkit.datasets.gathering import UnlikeShapesError
@@ -93,12 +93,21 @@ class BatchJoining(SampleReading[T]):
         Raises:
             DatasetError: The samples cannot be batched.
         """
-        numbers = self._checked_rows(rows)
+        return self._batch_of_rows(self._checked_rows(rows))
+
+    def _batch_of_rows(
+        self,
+        numbers: Ints,
+        follow_batch: Collection[str] = (),
+        exclude_keys: Collection[str] = (),
+    ) -> Any:
+        """Gather a batch of rows ``[B]`` that were checked, at least one."""
+        check_no_keys(follow_batch, exclude_keys, "a cache without one")
         cached = self._rows_in_cache(numbers)
         recipe = self._recipe_for(cached)
         if recipe is None:
             samples = [self[row] for row in numbers.tolist()]
-            with collating():
+            with Collating():
                 return self._join_samples(samples)
         batch = self._gather_batch(recipe, cached)
         self.fill_padding(batch)
@@ -129,6 +138,8 @@ class BatchJoining(SampleReading[T]):
             return samples
         follow, exclude = follow_batch or (), exclude_keys or ()
         if isinstance(samples, LazySamples) and self._joins_like(samples.dataset):
+            if len(samples.rows) and is_ours(samples.dataset.batch):
+                return samples.dataset._batch_of_rows(samples.rows, follow, exclude)
             check_no_keys(follow, exclude, "a cache without one")
             return samples.dataset.batch(samples.rows)
         self._expect_more_of(samples)
@@ -195,7 +206,7 @@ class BatchJoining(SampleReading[T]):
     def _gather_batch(self, recipe: Any, cached: Ints, *options: Any) -> Any:
         """Have a recipe gather rows of the cache; ``options`` are the recipe's own."""
         try:
-            with collating():
+            with Collating():
                 return recipe.batch(cached, *options)
         except UnlikeShapesError as error:
             raise self._unlike_shapes_error(str(error)) from None

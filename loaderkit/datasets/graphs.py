@@ -14,7 +14,7 @@ from loaderkit.answers import answer_wrong_calls
 from loaderkit.arguments import suggest_keywords
 from loaderkit.datasets.base import BaseDataset
 from loaderkit.datasets.batches import GraphRecipe
-from loaderkit.datasets.collate_errors import collating
+from loaderkit.datasets.collate_errors import Collating
 from loaderkit.datasets.columns import (
     TypeColumns,
     check_column,
@@ -25,6 +25,7 @@ from loaderkit.datasets.columns import (
 )
 from loaderkit.datasets.lazy import LazySamples
 from loaderkit.datasets.room import Room
+from loaderkit.datasets.sample_reading import is_ours
 from loaderkit.datasets.sizes import GraphSizes, graph_sizes
 from loaderkit.datasets.structure import is_graph
 from loaderkit.errors import DatasetError
@@ -118,9 +119,18 @@ class GraphDataset(BaseDataset[T]):
         """
         follow = self.follow_batch if follow_batch is None else follow_batch
         exclude = self.exclude_keys if exclude_keys is None else exclude_keys
+        return self._batch_of_rows(self._checked_rows(rows), follow, exclude)
+
+    def _batch_of_rows(
+        self,
+        numbers: Ints,
+        follow_batch: Collection[str] = (),
+        exclude_keys: Collection[str] = (),
+    ) -> Any:
+        """Gather a batch of rows ``[B]`` that were checked, at least one."""
+        follow, exclude = follow_batch, exclude_keys
         if follow or exclude:
             check_known_keys(follow, exclude, self.graph_fields())
-        numbers = self._checked_rows(rows)
         cached = self._rows_in_cache(numbers)
         recipe = self._recipe_for(cached)
         if recipe is None or not recipe.gathers(exclude):
@@ -128,7 +138,7 @@ class GraphDataset(BaseDataset[T]):
             # PyG's ``batch`` and ``ptr`` have a number for every node.
             graphs = (graph for sample in samples for graph in graphs_in(sample))
             Room(len(samples)).take(16 * sum(map(_told_nodes, graphs)))
-            with collating():
+            with Collating():
                 return self._join_samples(samples, follow, exclude)
         return self._gather_batch(recipe, cached, follow, exclude)
 
@@ -160,6 +170,8 @@ class GraphDataset(BaseDataset[T]):
         exclude = self.exclude_keys if exclude_keys is None else exclude_keys
         if isinstance(samples, LazySamples) and self._joins_like(samples.dataset):
             graphs: Any = samples.dataset
+            if len(samples.rows) and is_ours(graphs.batch):
+                return graphs._batch_of_rows(samples.rows, follow, exclude)
             return graphs.batch(samples.rows, follow_batch=follow, exclude_keys=exclude)
         self._expect_more_of(samples)
         return self._join_samples(samples, follow, exclude)
@@ -288,7 +300,7 @@ class GraphDataset(BaseDataset[T]):
         if not self.reads_cache or not len(self):
             return None
         opened, rows = self._cache_and_rows()
-        with collating():
+        with Collating():
             return join_labels(opened, rows, self.classes)
 
     def _join_column(self, opened: OpenedCache, rows: Ints, name: str) -> Any:
@@ -300,7 +312,7 @@ class GraphDataset(BaseDataset[T]):
         self, opened: OpenedCache, rows: Ints, name: str, key: StoreKey
     ) -> Any:
         """Gather a field of graphs, known to be there in all of them."""
-        with collating():
+        with Collating():
             column = join_graph_column(opened, rows, name, self.classes, key)
         if column is not None:
             return column

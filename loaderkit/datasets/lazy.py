@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 
+_NO_ROWS: Ints = np.empty(0, np.int64)
+_NO_ROWS.flags.writeable = False
+
+
 class LazySamples(list[Any]):
     """A list of samples that is filled when it is first looked into.
 
@@ -43,7 +47,7 @@ class LazySamples(list[Any]):
         super().__init__(samples)
         self.dataset: BatchJoining[Any] | None = None
         """Reads the samples; None when they were read, and may have been changed."""
-        self.rows: Ints = np.empty(0, np.int64)
+        self.rows: Ints = _NO_ROWS
         """The rows that are read from it ``[B]``."""
 
     @classmethod

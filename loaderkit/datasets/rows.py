@@ -70,7 +70,8 @@ def many_rows(index: object, count: int) -> Ints:
         stop = _row_of_border(index.stop, count)
         return np.arange(*slice(start, stop, index.step).indices(count), dtype=np.int64)
     rows = _as_array(index)
-    if rows.dtype == np.bool_:
+    kind = rows.dtype.kind
+    if kind == "b":
         if len(rows) != count:
             msg = (
                 f"a mask of {len(rows):,} was given to a dataset of "
@@ -78,23 +79,27 @@ def many_rows(index: object, count: int) -> Ints:
             )
             raise IndexError(msg)
         return np.flatnonzero(rows)
-    if rows.dtype.kind not in "iu":
+    if kind not in "iu":
         msg = f"rows are integers, booleans or a slice, got {type(index).__name__}"
-        if rows.dtype.kind == "U":
+        if kind == "U":
             # As pandas and Hugging Face's select_columns would have it.
             msg += "; a field of all samples is dataset[name], one field at a time"
-        elif rows.dtype.kind == "f":
+        elif kind == "f":
             msg += f" of {rows.dtype}; a share of the rows is a slice: [:0.8]"
         raise TypeError(msg)
     if not len(rows):
         return np.empty(0, np.int64)
     rows = rows.astype(np.int64, copy=False)
+    # Seen without a sign, a negative row is a large one: each batch takes one look
+    # instead of two.
+    if np.maximum.reduce(rows.view(np.uint64)) < count:
+        return rows
     low = rows.min()
     if low < -count or rows.max() >= count:
         wrong = rows[(rows < -count) | (rows >= count)][0]
         msg = f"row {wrong} was asked of a dataset of {count_of(count, 'samples')}"
         raise IndexError(msg)
-    return rows if low >= 0 else np.where(rows < 0, rows + count, rows)
+    return np.where(rows < 0, rows + count, rows)
 
 
 def _row_of_border(border: object, count: int) -> Any:
@@ -108,6 +113,8 @@ def _row_of_border(border: object, count: int) -> Any:
 
 
 def _as_array(index: object) -> NDArray[Any]:
+    if isinstance(index, np.ndarray):
+        return index.reshape(-1)
     if not hasattr(index, "__len__") and not isinstance(index, Iterable):
         msg = f"rows are integers, booleans or a slice, got {index!r}"
         if isinstance(index, float):
@@ -116,7 +123,7 @@ def _as_array(index: object) -> NDArray[Any]:
             msg = f"rows are a list or a slice, got {index!r}; of one row: [{index!r}]"
         raise TypeError(msg)
     is_array = hasattr(index, "ndim")
-    plain = isinstance(index, list | tuple | np.ndarray | Sequence)
+    plain = isinstance(index, list | tuple | Sequence)
     if not plain and isinstance(index, Iterable):
         index = index.tolist() if hasattr(index, "tolist") else list(index)
     rows = np.asarray(index) if len(index) else np.empty(0, np.int64)

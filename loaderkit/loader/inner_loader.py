@@ -1,16 +1,18 @@
-"""The DataLoader that reads in the place of a ``PlannedLoader``.
+"""What reads in the place of a ``PlannedLoader``.
 
 torch's DataLoader makes batches in workers and sends them; nothing of that is done
 again here.  Each iteration of a planned loader reads from an ordinary DataLoader, the
 inner loader, which has the same settings and a stand-in for the dataset.  The stand-in
 gives each batch together with what the training process must know to resume after it
-(see ``delivery``).
+(see ``delivery``).  Without workers there is nothing to send, and the batches are asked
+of the stand-in itself (``BatchesOfThisProcess``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +29,7 @@ from loaderkit.memory.shm_batch import forget
 from loaderkit.randomness import mix_seed
 
 if TYPE_CHECKING:
-    from loaderkit.loader.delivery import Resumption
+    from loaderkit.loader.delivery import Delivery, Resumption
     from loaderkit.loader.loader_setup import LoaderSetup
     from loaderkit.loader.resumable import Position
 
@@ -66,6 +68,37 @@ class EpochSource:
             self.batches.begin_at(start)
 
 
+class BatchesOfThisProcess(Iterator["Delivery"]):
+    """Deliveries that this process makes, one after the other.
+
+    What torch's iterator does without workers, pinned memory aside.  torch also enters
+    a ``record_function`` for each batch.  That takes 10 us, and pushes so much out of
+    the processor's caches that what follows takes another 30 to 60 us: a third of a
+    batch of 32 texts.  So it is entered only where a profiler looks at it.
+
+    Args:
+        batches: Gives the rows of each batch.
+        stand_in: Makes the delivery of some rows.
+    """
+
+    def __init__(self, batches: IterationBatches, stand_in: MapBatches) -> None:
+        self._rows = iter(batches)
+        self._stand_in = stand_in
+
+    def __next__(self) -> Delivery:
+        # A private name of torch, which has no public way to ask.  A torch without it
+        # has every batch recorded.
+        profiler = torch.autograd.profiler
+        if getattr(profiler, "_is_profiler_enabled", True):
+            with profiler.record_function(_PROFILED_AS):
+                return self._stand_in.__getitems__(next(self._rows))
+        return self._stand_in.__getitems__(next(self._rows))
+
+
+_PROFILED_AS = "enumerate(DataLoader)#PlannedLoader.__next__"
+"""The beginning is torch's: TensorBoard and HTA know by it what waits for data."""
+
+
 def open_inner_iterator(
     outer: DataLoader[Any],
     setup: LoaderSetup,
@@ -87,10 +120,14 @@ def open_inner_iterator(
             effect.
 
     Returns:
-        torch's iterator, over deliveries.
+        An iterator over deliveries; torch's, unless this process makes the batches.
     """
     sending = _choose_sending(outer, setup)
     stand_in = _make_stand_in(outer, setup, source, seed, workers)
+    if not outer.num_workers and isinstance(stand_in, MapBatches):
+        stand_in.restore(0)  # as WorkerStart does in each worker
+        if not outer.pin_memory and source.batches is not None:
+            return BatchesOfThisProcess(source.batches, stand_in)
     # Workers read with numbers of ours, so what the user seeds there has no effect.
     replaces_seeds = setup.seeded or setup.iterable is not None
     worker_start = WorkerStart(
@@ -113,9 +150,6 @@ def open_inner_iterator(
         **_batch_settings(source),
         **_worker_settings(outer, setup),
     )
-    if not outer.num_workers and isinstance(stand_in, MapBatches):
-        stand_in.restore(0)  # as WorkerStart does in each worker
-
     # A Ctrl-C waits until all workers are started and can be ended: hooks of fork would
     # drop it, and of a worker that is half started nobody would know.
     with Interrupts() as interrupts:

@@ -138,3 +138,43 @@ def test_a_worker_uses_its_dataset_as_with_torchs_loader(kind, tmp_path):
     assert init.path.read_text() == theirs.path.read_text()
     assert [batch.tolist() for batch in batches] == [[5, 6], [7, 8]]
     assert torch.equal(torch.cat(batches), torch.cat(wanted))
+
+
+def names_of_profiled_ranges(loader):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as p:
+        list(loader)
+    return {event.key for event in p.key_averages() if "DataLoader" in event.key}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_profiler_sees_the_wait_for_a_batch_under_torchs_name(num_workers):
+    samples = list(range(9))
+    torchs = names_of_profiled_ranges(DataLoader(samples, num_workers=num_workers))
+    ours = names_of_profiled_ranges(build_loader(samples, num_workers=num_workers))
+
+    # TensorBoard and HTA look for the part before "#".
+    assert {name.split("#")[0] for name in torchs} == {"enumerate(DataLoader)"}
+    assert {name.split("#")[0] for name in ours} == {"enumerate(DataLoader)"}
+
+
+def test_without_a_profiler_no_range_is_recorded_and_batches_are_the_same(monkeypatch):
+    entered = []
+
+    class CountedRange(torch.autograd.profiler.record_function):
+        def __enter__(self):
+            entered.append(self.name)
+            return super().__enter__()
+
+    monkeypatch.setattr(torch.autograd.profiler, "record_function", CountedRange)
+    samples = list(range(9))
+    ours = [
+        batch.tolist() for batch in build_loader(samples, batch_size=2, num_workers=0)
+    ]
+    entered_by_ours = len(entered)
+    torchs = [batch.tolist() for batch in DataLoader(samples, batch_size=2)]
+
+    assert ours == torchs
+    assert entered_by_ours == 0
+    # What torch's own loader enters is seen, so the count can tell.
+    assert len(entered) > 0
