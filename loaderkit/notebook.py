@@ -27,6 +27,8 @@ _MOST_ROWS = 20
 """Rows of a card.  Chosen: one fits a screen beside its cell."""
 _MOST_LETTERS_OF_REPR = 158
 """Two lines of a terminal of 80 columns, with a line break behind each."""
+_HANGING_INDENT = 4
+"""Letters: as an editor that wraps lines does it."""
 _STYLE = """
 .loaderkit { border: 1px solid rgba(128,128,128,.35); border-left: 4px solid;
   border-radius: 6px; padding: .5rem .75rem; margin: .25rem 0; max-width: 60rem;
@@ -37,8 +39,8 @@ _STYLE = """
   vertical-align: top; background: none; white-space: pre-wrap; }
 .loaderkit th { font-weight: 600; opacity: .75; }
 .loaderkit .bar { display: inline-block; height: .6em; border-radius: 2px; }
-.loaderkit pre { font: 12px/1.4 ui-monospace, monospace; overflow-x: auto;
-  margin: .3rem 0; background: none; color: inherit; }
+.loaderkit pre { font: 12px/1.4 ui-monospace, monospace; white-space: pre-wrap;
+  overflow-wrap: anywhere; margin: .3rem 0; background: none; color: inherit; }
 .loaderkit code { font: 12px/1.4 ui-monospace, monospace; background: none;
   color: inherit; unicode-bidi: isolate; overflow-wrap: anywhere; }
 .loaderkit ul { margin: .3rem 0; padding-left: 1.1rem; }
@@ -124,12 +126,12 @@ def card(
     if len(rows) > _MOST_ROWS:
         parts.append(f"<div>and {len(rows) - _MOST_ROWS:,} more</div>")
     if lines:
-        parts.append(f"<pre>{html.escape(lines)}</pre>")
+        parts.append(f"<pre>{hanging_lines(lines)}</pre>")
     if notes:
         items = "".join(f"<li>{_html_text(note)}</li>" for note in notes)
         parts.append(f"<ul>{items}</ul>")
     if text:
-        folded = f"<pre>{html.escape(text)}</pre>"
+        folded = f"<pre>{hanging_lines(text)}</pre>"
         parts.append(f"<details><summary>as text</summary>{folded}</details>")
     return "\n".join([*parts, "</div>"])
 
@@ -149,3 +151,20 @@ def _html_cell(cell: str | Bar, colour: str) -> str:
 def _html_text(text: str) -> str:
     """Escape a text, and set what is in backticks in a type of fixed width."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
+
+
+def hanging_lines(text: str) -> str:
+    """Write lines as they are; what is too long goes on below, further in.
+
+    Args:
+        text: Lines, for a ``pre`` that wraps.
+
+    Returns:
+        HTML; everything given is escaped.
+    """
+    lines = []
+    for line in text.splitlines(keepends=True):
+        indent = len(line) - len(line.lstrip(" ")) + _HANGING_INDENT
+        style = f"display: block; padding-left: {indent}ch; text-indent: -{indent}ch"
+        lines.append(f'<span style="{style}">{html.escape(line)}</span>')
+    return "".join(lines)

@@ -157,8 +157,10 @@ def _report_lines(examination: Examination) -> Iterator[str]:
         f"Shared memory: {_amount_or_unknown(host.shm_free_bytes, 'bytes')} free of "
         f"{_amount_or_unknown(host.shm_bytes, 'bytes')}"
     )
-    files = "no limit" if host.files is None else f"{host.files:,}"
-    yield f"Open files: {host.files_open} of {files}"
+    limit_of_files = (
+        ", without a limit" if host.files is None else f" of {host.files:,}"
+    )
+    yield f"Open files: {host.files_open:,}{limit_of_files}"
     yield f"Mappings: {_amount_or_unknown(host.mappings, 'allowed')}"
     if not examination.devices:
         yield "Devices: none but the CPU"

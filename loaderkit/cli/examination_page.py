@@ -70,7 +70,9 @@ def host_section(host: Host) -> Section:
     if host.limit_bytes is not None:
         words = f"limit of the cgroup: {format_bytes(host.limit_bytes)}"
         limit = Limit(host.limit_bytes, words)
-    allowed = "no limit" if host.files is None else f"{host.files:,}"
+    open_files = f"{host.files_open:,}, without a limit"
+    if host.files is not None:
+        open_files = f"{host.files_open:,} of {host.files:,}"
     mappings = "unknown" if host.mappings is None else f"{host.mappings:,}"
     kills = "unknown" if host.oom_kills is None else f"{host.oom_kills:,}"
     pressure = "unknown" if host.pressure is None else f"{host.pressure:g} %"
@@ -78,7 +80,7 @@ def host_section(host: Host) -> Section:
         ("what", "value"),
         (
             ("processors", f"{host.cpus} ({host.cpus_from})"),
-            ("open files", f"{host.files_open:,} of {allowed}"),
+            ("open files", open_files),
             ("mappings allowed", mappings),
             ("processes killed for memory so far", kills),
             ("time that tasks waited for memory, last 10 s", pressure),

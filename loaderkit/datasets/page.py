@@ -153,5 +153,6 @@ def _describe_batches(sizes: NDArray[Any], name: str, most: int) -> str:
         samples = "less than one sample"
     text = f"A batch of at most {limit} holds {samples} of average size"
     if too_large:
-        return f"{text}; {count_of(too_large, 'samples')} are larger than that alone."
+        are = "is" if too_large == 1 else "are"
+        return f"{text}; {count_of(too_large, 'samples')} {are} larger than that alone."
     return f"{text}; no sample is larger than that alone."

@@ -357,11 +357,12 @@ def _histogram_html(chart: Histogram) -> str:
     for index, count in enumerate(chart.counts):
         left, right = x_scale.share(edges[index]), x_scale.share(edges[index + 1])
         top = y_scale.share(count)
-        shapes.append(
-            f'<rect class="area blue" x="{left * _VIEW:.1f}" '
-            f'y="{(1 - top) * _VIEW:.1f}" width="{(right - left) * _VIEW:.1f}" '
-            f'height="{top * _VIEW:.1f}"/>'
-        )
+        if count:
+            shapes.append(
+                f'<rect class="area blue" x="{left * _VIEW:.1f}" '
+                f'y="{(1 - top) * _VIEW:.1f}" width="{(right - left) * _VIEW:.1f}" '
+                f'height="{top * _VIEW:.1f}"/>'
+            )
         positions.append((left + right) / 2)
         # A bin ends before the next one begins.
         first, last = chart.edges[index], chart.edges[index + 1] - 1

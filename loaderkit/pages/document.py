@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from loaderkit.answers import answer_wrong_calls
-from loaderkit.notebook import HasCard
+from loaderkit.notebook import HasCard, hanging_lines
 from loaderkit.pages.charts import Bars, Curves, Histogram, chart_html
 from loaderkit.pages.provenance import read_provenance
 from loaderkit.pages.words import LONGEST_UNBROKEN, escape_words
@@ -31,9 +31,6 @@ _MOOD_WORDS: dict[Mood, str] = {
     "plain": "",
 }
 """What the colour of a title says, for those who do not see it."""
-
-_HANGING_INDENT = 4
-"""Letters: as an editor that wraps lines does it."""
 
 
 @dataclass(frozen=True)
@@ -187,24 +184,12 @@ def _block_html(block: Block) -> str:
     if isinstance(block, Table):
         return _table_html(block)
     if isinstance(block, Listing):
-        text = _listing_html(block.text)
+        text = f"<pre>{hanging_lines(block.text)}</pre>"
         if not block.folded:
             return text
         summary = f"<summary>{html.escape(block.folded)}</summary>"
         return f"<details>{summary}{text}</details>"
     return f"<figure>{_caption_html(block)}{chart_html(block)}</figure>"
-
-
-def _listing_html(text: str) -> str:
-    """Write lines as they are; what is too long goes on below, further in."""
-    lines = []
-    for line in text.splitlines(keepends=True):
-        indent = len(line) - len(line.lstrip(" ")) + _HANGING_INDENT
-        css_indent = f"padding-left: {indent}ch; text-indent: -{indent}ch"
-        lines.append(
-            f'<span class="hanging" style="{css_indent}">{html.escape(line)}</span>'
-        )
-    return f"<pre>{''.join(lines)}</pre>"
 
 
 def _caption_html(chart: Curves | Histogram | Bars) -> str:

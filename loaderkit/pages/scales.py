@@ -182,14 +182,16 @@ def _difference_ticks(
 
     A counter of 120 GiB that moves by 200 bytes would have labels of 14 digits.
     """
+    # What is counted, bytes too, begins at a whole number.
+    start = low if unit in ("s", "percent") else float(math.ceil(low))
     span_unit = _display_unit(high - low, unit)
-    values = _tick_values(0.0, high - low, span_unit, most_ticks)
+    values = _tick_values(0.0, high - start, span_unit, most_ticks)
     ticks = []
     for value in values.multiples:
-        label = _start_label(low, unit)
+        label = _start_label(start, unit)
         if value:
             label = f"+{span_unit.label(value, values.digits)}"
-        ticks.append(Tick(low + value * span_unit.size, label))
+        ticks.append(Tick(start + value * span_unit.size, label))
     return tuple(ticks)
 
 

@@ -87,6 +87,12 @@ function faultsOf(window, document) {
     if (ratio < 3) add(`contrast of a shape ${ratio.toFixed(1)}`, shape.getAttribute("class"));
   }
 
+  for (const bar of document.querySelectorAll("rect.area")) {
+    const width = bar.getBoundingClientRect().width;
+    if (width < 1 && window.getComputedStyle(bar).stroke === "none")
+      add("a bar that is not seen", `${width.toFixed(2)} pixels wide`);
+  }
+
   // ---- axes, bars, keyboard
   for (const plot of document.querySelectorAll(".plot")) {
     const figure = plot.closest("figure");

@@ -174,17 +174,22 @@ def test_a_chart_answers_the_arrow_keys_and_the_pointer(tmp_path):
       const clientX = box.left + 0.95 * box.width;
       plot.dispatchEvent(new window.PointerEvent("pointermove", {clientX}));
       said.push(output.textContent);
+      plot.dispatchEvent(new window.PointerEvent("pointerdown", {clientX: box.left}));
+      said.push(output.textContent);
       plot.focus();
       return {said, focused: document.activeElement === plot,
+              outline: window.getComputedStyle(plot).outlineStyle,
               cursor: plot.querySelector(".cursor").style.left};
     }"""
 
     shown = ask_browser(page_html(every_kind("middle"), MADE), tmp_path, question)
 
     middle, last = "middle", "last"
-    assert shown["said"] == [middle, last, last, middle, "first", middle, middle, last]
+    answers = [middle, last, last, middle, "first", middle, middle, last, "first"]
+    assert shown["said"] == answers
     assert shown["focused"]
-    assert shown["cursor"] == "100%"
+    assert shown["outline"] == "solid"
+    assert shown["cursor"] == "0%"
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from drawn_pages import (
     drawn_timeline,
 )
 
-from loaderkit.pages.charts import Bar, Bars, Curves, Series
+from loaderkit.pages.charts import Bar, Bars, Curves, Histogram, Limit, Series
 from loaderkit.pages.document import Page, Section, page_html
 from loaderkit.pages.provenance import Provenance
 
@@ -55,6 +55,22 @@ def test_pages_of_extremes_have_no_fault(tmp_path):
     assert find_faults(pages, tmp_path, widths=WIDTHS) == []
 
 
+NOTEBOOK = """<!doctype html><meta charset="utf-8"><style>
+:root {{ color-scheme: light dark; }} body {{ font: 14px sans-serif; }}
+body {{ color: CanvasText; background: Canvas; }}</style><body>{card}</body>"""
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_cards_of_drawn_results_have_no_fault_in_a_notebook(tmp_path, dark):
+    cards = {
+        kind: NOTEBOOK.format(card=result._repr_html_())
+        for kind, result in drawn_results(3).items()
+        if not isinstance(result, Page)
+    }
+
+    assert find_faults(cards, tmp_path, widths=(500, 900), dark=dark) == []
+
+
 # ---- each kind of fault is seen where it is planted
 
 
@@ -67,8 +83,13 @@ def plain_page():
         unit="threads",
         readouts=("first", "middle", "last"),
     )
+    sizes = Histogram(
+        "sizes", (1, 2, 3), (3, 5), "nodes", limits=(Limit(4, "a batch"),)
+    )
     bars = Bars("bars", (Bar("one", 3, "3 B"), Bar("two", 4, "4 B and some more")))
-    return html_of(Page("title", sections=(Section("s", (curve, bars, "words")),)))
+    return html_of(
+        Page("title", sections=(Section("s", (curve, sizes, bars, "words")),))
+    )
 
 
 PLANTED = {
@@ -82,6 +103,7 @@ PLANTED = {
     "x axis without a name": "",
     "bars that cannot be compared": ".bars li { display: flex; } .track { flex: 1; }",
     "not to be reached by the keyboard": "",
+    "a bar that is not seen": "rect.area { stroke: none !important; width: 0.1px; }",
 }
 REMOVED = {
     "y axis without a unit": 'class="axis y-name"',

@@ -142,6 +142,12 @@ def test_a_picture_of_sizes_is_of_the_samples_and_not_of_a_tail_or_a_limit():
     assert size_section(sizes, "nodes", most=60).blocks[-1].limits[0].value == 60
 
 
+def test_one_sample_that_is_too_large_is_told_in_the_singular():
+    section = size_section(np.array([5, 900]), "nodes", most=10)
+
+    assert section.blocks[1].endswith("; 1 sample is larger than that alone.")
+
+
 def test_one_size_is_told_as_one_number():
     chart = chart_html(size_section(np.array([21]), "nodes").blocks[-1])
 

@@ -35,6 +35,23 @@ def test_all_labels_of_an_axis_have_one_unit():
     assert labels == ["100 MiB", "101 MiB", "102 MiB", "103 MiB"]
 
 
+def test_differences_of_what_is_counted_begin_at_a_whole_number():
+    [only] = scale_of(59_199.5, 59_200.5, "bytes").ticks
+
+    assert (only.value, only.label) == (59_200, "57.8 KiB")
+
+
+MOST = {"bytes": 400 << 40, "s": 3e7, "percent": 50, "samples": 5e8}
+"""Half of what axes are made for: 800 TiB, two years, 1,000 million samples."""
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.sampled_from(sorted(MOST)))
+def test_no_label_is_longer_than_its_margin(low, span, unit):
+    scale = scale_of(low * MOST[unit], (low + span) * MOST[unit], unit)
+
+    assert max((len(tick.label) for tick in scale.ticks), default=0) <= 10
+
+
 def test_things_are_counted_whole():
     labels = [tick.label for tick in scale_of(0, 2, "threads").ticks]
 
