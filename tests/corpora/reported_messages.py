@@ -11,6 +11,8 @@ lines of code among them, were read for ``moods.txt`` and are not kept.  Those o
 "thirtysecond" are from public threads too; their addresses were not written down.
 "thirtythird" has seven sets, about half of them written down from memory; of their
 look-alikes, those with an address are public and the others are ours.
+"thirtyfourth" has two sets, their messages from public threads or written down from
+memory, their look-alikes sentences, code and tables of the same threads.
 """
 
 import json
@@ -43,7 +45,7 @@ _LATER_GROUPS = {
     *("twentieth", "twentyfirst", "twentysecond", "twentythird"),
     *("twentyfourth", "twentyfifth", "twentysixth", "twentyseventh", "twentyeighth"),
     *("twentyninth", "thirtieth", "thirtyfirst", "thirtysecond"),
-    *("thirtythird", "pages"),
+    *("thirtythird", "thirtyfourth", "pages"),
 }
 LATER = [report for report in REPORTS if report.group in _LATER_GROUPS]
 LOOK_ALIKES = [report.text for report in REPORTS if report.group == "look-alike"]

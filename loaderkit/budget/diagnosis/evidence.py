@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from loaderkit.budget.diagnosis.lexicon import compile_words, read_table
-from loaderkit.budget.diagnosis.moods import ANCHORED_PLACES, PLACES
-
-if TYPE_CHECKING:
-    from loaderkit.budget.diagnosis.moods import Span
+from loaderkit.budget.diagnosis.literals import has_any, required_words
+from loaderkit.budget.diagnosis.moods import (
+    ANCHORED_PLACES,
+    PLACES,
+    Span,
+    line_around,
+)
 
 
 class _Sign(NamedTuple):
@@ -31,6 +34,8 @@ class _Sign(NamedTuple):
     """What it is a sign of."""
     pattern: re.Pattern[str]
     """How it is told."""
+    words: frozenset[str] | None
+    """One of these, in small letters, is in whatever it is told by."""
 
 
 class Evidence(NamedTuple):
@@ -45,7 +50,13 @@ class Evidence(NamedTuple):
 @functools.cache
 def _signs() -> tuple[_Sign, ...]:
     return tuple(
-        _Sign(int(weight), place, reason.replace("-", " "), compile_words(pattern))
+        _Sign(
+            int(weight),
+            place,
+            reason.replace("-", " "),
+            compile_words(pattern),
+            required_words(pattern),
+        )
         for (weight, place, reason), pattern in read_table("evidence.txt")
     )
 
@@ -63,19 +74,90 @@ def weigh_evidence(text: str, phrase: Span, sentence: Span) -> Evidence:
 
     >>> from loaderkit.budget.diagnosis.moods import Span
     >>> weigh_evidence("worker.cc:41: out of memory", Span(14, 27), Span(0, 27)).weight
-    8
+    10
     >>> text = "The OOM killer is a part of the kernel"
     >>> weigh_evidence(text, Span(4, 7), Span(0, 38)).reasons_against[0]
     'errors as a topic'
     """
+    phrase = _with_its_label(text, phrase)
     surroundings = {place: cut(text, phrase, sentence) for place, cut in PLACES.items()}
-    found = [sign for sign in _signs() if _stands_in(surroundings[sign.place], sign)]
+    lowered = {place: around.lower() for place, around in surroundings.items()}
+    found = [
+        sign
+        for sign in _signs()
+        if has_any(lowered[sign.place], sign.words)
+        and _stands_in(surroundings[sign.place], sign)
+    ]
     against = sorted((sign for sign in found if sign.weight < 0), key=_weight_of)
     reasons = dict.fromkeys(sign.reason for sign in against)
     weight = sum(sign.weight for sign in found)
     if _is_alone(surroundings["line"], surroundings["behind"]):
         weight += _WEIGHT_OF_STANDING_ALONE
+    elif _is_one_row_of_several(text, phrase):
+        weight += _WEIGHT_OF_A_ROW
+        reasons["a list"] = None
     return Evidence(weight, tuple(reasons))
+
+
+_LABEL = re.compile(
+    r"(?:[\w.]{0,60}(?:Error|Exception)(?: \([^()\n]{0,40}\))?: ?){1,2}\Z"
+)
+_LONGEST_LABEL = 140
+
+
+def _with_its_label(text: str, phrase: Span) -> Span:
+    """Extend some words over the class of an error before them.
+
+    Who quotes an error quotes its class too, so that it does not speak for a report.
+    """
+    start = max(0, phrase.start - _LONGEST_LABEL)
+    label = _LABEL.search(text[start : phrase.start])
+    return phrase if label is None else Span(start + label.start(), phrase.end)
+
+
+_WORDS = re.compile(r"[^\W\d_][\w'\u2019/-]*(?: [^\W\d_][\w'\u2019/-]*)*")
+_NUMBER = re.compile(r"\d[\d.,]*")
+_MARKED_ROW = re.compile(r"[^w\s.:]|n")
+"""A shape with more than words and labels: a number, a bullet, a quotation, a cell."""
+_RECORD = re.compile(r"w: ?(?:w|n)")
+"""The shape of a field and its value, which stand together in reports."""
+_WEIGHT_OF_A_ROW = -8
+"""Chosen: more than speaks for any wording, an amount and a label included."""
+
+
+def _is_one_row_of_several(text: str, phrase: Span) -> bool:
+    r"""Whether a line beside it is built alike, of other words: a table or a list.
+
+    A log repeats its words with other numbers, a table of errors its form with others.
+
+    >>> _is_one_row_of_several("3 = out of memory\n4 = no such file", Span(4, 17))
+    True
+    >>> _is_one_row_of_several(
+    ...     "GPU 1: out of memory\nGPU 2: out of memory", Span(7, 20)
+    ... )
+    False
+    """
+    start, end = line_around(text, phrase)
+    row = text[start:end]
+    shape = _shape_of(row)
+    if _MARKED_ROW.search(shape) is None or _RECORD.fullmatch(shape):
+        return False
+    above = text[max(0, start - _LONGEST_ROW) : max(0, start - 1)].rpartition("\n")[2]
+    below = text[end + 1 : end + _LONGEST_ROW].partition("\n")[0]
+    words = set(_WORD.findall(row.lower()))
+    for other in (above, below):
+        shared = words & set(_WORD.findall(other.lower()))
+        if _shape_of(other) == shape and len(shared) * 2 < len(words):
+            return True
+    return False
+
+
+_LONGEST_ROW = 240
+_WORD = re.compile(r"[^\W\d_]+")
+
+
+def _shape_of(row: str) -> str:
+    return _NUMBER.sub("n", _WORDS.sub("w", row.strip()))
 
 
 _OPENING_MARKS = re.compile(r"[\s\"'(\[{<]{0,8}")

@@ -7,6 +7,7 @@ too: they are told apart by what stands before it.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from loaderkit.budget.diagnosis.lexicon import (
     Phrase,
     compile_words,
     has_error_mark,
+    is_about_something_else,
     phrases,
     position_before_split,
     split_names,
@@ -99,7 +101,16 @@ class _Clue:
 
     def sentence(self) -> Span:
         """The sentence around the phrase."""
+        return self._sentence
+
+    @functools.cached_property
+    def _sentence(self) -> Span:
         return sentence_around(self.text, Span(self.start, self.end))
+
+    @functools.cached_property
+    def reports_nothing(self) -> bool:
+        """Whether it is known to be no report; a clue is asked more than once."""
+        return _reports_nothing(self)
 
     def region(self) -> tuple[int, int]:
         """The sentence and what may still belong to it."""
@@ -246,10 +257,16 @@ def find_mention(text: str) -> Mention | None:
     >>> find_mention("Try a smaller batch if it runs out of memory.")
     Mention(words='out of memory', reasons=('a condition',))
     """
-    clue = next(_phrase_clues(text), None)
-    if clue is None:
+    matches = [
+        (phrase, match)
+        for phrase, words in phrases().items()
+        if (match := words.search(text)) is not None
+    ]
+    if not matches:
         return None
 
+    first_phrase, first = min(matches, key=lambda found: found[1].start())
+    clue = _Clue(first_phrase, *first.span(), text)
     phrase = Span(clue.start, clue.end)
     begin, end = clue.sentence()
     sentence = Span(begin, min(end, len(text)))
@@ -319,35 +336,40 @@ def _loose_clues_in(text: str, start: int, end: int) -> Iterator[_Clue]:
 
 
 def _report_of_clue(clue: _Clue, *, was_printed: bool = False) -> Exhaustion | None:
+    if clue.reports_nothing:
+        return None
     begin, end = clue.sentence()
     sentence = clue.text[begin:end]
-    if NOT_MEMORY.search(sentence) and not gives_last_reason(
-        clue.text, Span(clue.start, clue.end), Span(begin, end)
-    ):
-        return None
-    if _QUESTION.match(clue.text[begin : end + 1]):
-        return None
-    mood = find_mood(
-        clue.text,
-        Span(clue.start, clue.end),
-        Span(begin, end),
-        is_scattered=clue.is_loose,
-    )
-    if mood is not None:
-        return None
-    evidence = _evidence_of(clue)
-    if evidence.weight < 0:
-        return None
     region = clue.region()
     amounts = list(find_amounts(clue.text[begin : region[1]]))
     if was_printed:
-        is_report = clue.phrase is Phrase.RAN_OUT and evidence.weight >= _SURELY_PRINTED
+        weight = _evidence_of(clue).weight
+        is_report = clue.phrase is Phrase.RAN_OUT and weight >= _SURELY_PRINTED
     else:
         is_report = _is_report(clue, sentence, amounts)
     if not is_report:
         return None
     kind, backend = _kind_and_backend(clue, sentence, amounts)
     return Exhaustion(kind, backend, clue.start, clue.end, region)
+
+
+def _reports_nothing(clue: _Clue) -> bool:
+    """Whether the sentence of a phrase speaks about exhaustion, or of something else.
+
+    What is cheap to know and true of most sentences is asked first.
+    """
+    phrase = Span(clue.start, clue.end)
+    sentence = clue.sentence()
+    begin, end = sentence
+    if find_mood(clue.text, phrase, sentence, is_scattered=clue.is_loose) is not None:
+        return True
+    if _QUESTION.match(clue.text[begin : end + 1]):
+        return True
+    if is_about_something_else(clue.text[begin:end]) and not gives_last_reason(
+        clue.text, phrase, sentence
+    ):
+        return True
+    return _evidence_of(clue).weight < 0
 
 
 def _evidence_of(clue: _Clue) -> Evidence:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import Enum
 from importlib import resources
 
+from loaderkit.budget.diagnosis.literals import has_any, required_words
+
 
 class Phrase(Enum):
     """In which way a text says that memory did not suffice."""
@@ -100,7 +102,7 @@ def phrases() -> dict[Phrase, re.Pattern[str]]:
     return patterns
 
 
-NOT_MEMORY = compile_words(
+_NOT_MEMORY = (
     r"out of resources?: ?(?:shared memory|registers)|shared memory, required"
     r"|static tls|pseudo.?t[er]|\bptys?\b|\bport\b|address already"
     r"|\bsockets?\b(?! ?#?\d)"  # "socket 0" is a processor's
@@ -119,7 +121,22 @@ NOT_MEMORY = compile_words(
     r"|walltime|\btime limit|run ?time limit|memory bandwidth|maximum object size"
     r"|\b[a-z]{1,10}\.\w{1,40} ?\[?\d{1,12}\]? is too low"  # a setting of the kernel
 )
+NOT_MEMORY = compile_words(_NOT_MEMORY)
 """What was short was something else."""
+_WORDS_OF_NOT_MEMORY = required_words(_NOT_MEMORY)
+
+
+def is_about_something_else(sentence: str) -> bool:
+    """Whether what was short is no memory.
+
+    >>> is_about_something_else("no space left on disk")
+    True
+    """
+    if not has_any(sentence.lower(), _WORDS_OF_NOT_MEMORY):
+        return False
+    return NOT_MEMORY.search(sentence) is not None
+
+
 OTHER_THING = compile_words(
     r"\b(?:files?|specifications?|requirements?|pending|privileges?|permissions?|contain|pack|packets?|body|payload|upload|messages?|entity|tokens?|rows?|"
     r"columns?|quota|disk|recursion|index|indices|connections?|time|seconds|minutes|"

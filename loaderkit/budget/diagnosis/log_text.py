@@ -57,8 +57,9 @@ _PREFIX = re.compile(
     rf"[\[(]?\d{{4}}[-/]\d\d[-/]\d\d[T _]{_CLOCK}(?:Z|[+-]\d\d:?\d\d)?[\])]?,?"
     rf"|[\[(]?{_CLOCK}[\])]?:?(?=[ \t])"
     r"|(?:time|ts)=\"?\d{4}-\d\d-\d\d[T ][\d:.,]{5,20}(?:Z|[+-]\d\d:?\d\d)?\"?(?=[ \t])"
-    r"|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) {1,2}\d{1,2} "
-    rf"{_CLOCK} [\w.-]{{1,60}} kernel:"
+    # syslog and journalctl, in any language; who logged is a part of the message
+    rf"|[^\W\d_]{{3,9}}\.? {{1,2}}\d{{1,2}} {_CLOCK} "
+    r"(?:[\w.-]{1,60} )?(?:kernel:|(?=[\w.@-]{1,60}\[\d{1,9}\]:))"
     r"|\[ {0,6}\d{1,9}\.\d{3,6}\]"
     rf"|[IWEF]\d{{4}} {_CLOCK} +\d+ [\w./:-]{{1,200}}\]"
     # levels, and what logging.basicConfig and vLLM put around them
@@ -120,6 +121,8 @@ class _Line(NamedTuple):
     """What is left of it."""
     begins_anew: bool = False
     """Whether it is known to go on with no line before it."""
+    begins_paragraph: bool = False
+    """Whether a blank line, or the fence of a block of Markdown, stands before it."""
 
 
 _CONTRACTION = re.compile("n?['\u2019]t\b")
@@ -141,7 +144,8 @@ def clean_log(text: str) -> str:
         text: As it was pasted.
 
     Returns:
-        The same words, with the breaks between lines that are left.
+        The same words, with the breaks between lines that are left; a blank line
+        stands between paragraphs.
 
     >>> clean_log("[rank0]: \x1b[31mCUDA out of\n[rank0]: memory.\x1b[0m")
     'CUDA out of memory.'
@@ -159,12 +163,26 @@ def clean_log(text: str) -> str:
         # there; a prefix is on all lines, and of one line it does no harm.
         if len(ambiguous.findall(text)) == 1:
             text = ambiguous.sub(_mark_as_message, text)
-    lines = [_clean_line(line.rstrip()) for line in text.split("\n")]
-    # A line that held nothing but a progress bar was drawn through the text.
-    joined = _join_lines(
-        list(_without_repetitions(line for line in lines if line.words))
-    )
+    joined = _join_lines(list(_without_repetitions(_clean_lines(text))))
     return _JOINED_LITERALS.sub("", joined)
+
+
+_PARAGRAPH_BREAK = re.compile(r"[ \t]*(?:>[ \t]*)?(?:(?:```|~~~)[\w-]{0,20})?\s*")
+"""A blank line or a fence of Markdown, quoted or not."""
+
+
+def _clean_lines(text: str) -> Iterator[_Line]:
+    """Give the lines that say something, and where paragraphs begin."""
+    begins_paragraph = False
+    for raw_line in text.split("\n"):
+        if _PARAGRAPH_BREAK.fullmatch(raw_line):
+            begins_paragraph = True
+            continue
+        line = _clean_line(raw_line.rstrip())
+        # A line that held nothing but a progress bar was drawn through the text.
+        if line.words:
+            yield line._replace(begins_paragraph=begins_paragraph)
+            begins_paragraph = False
 
 
 def _mark_as_message(match: re.Match[str]) -> str:
@@ -244,6 +262,9 @@ def _join_lines(lines: list[_Line]) -> str:
         is_row = _TABLE_ROW.fullmatch(following.words) is not None
         if following.words[0].islower() and not _TABLE_ROW.fullmatch(line.words):
             is_row = False  # "failed with exit|code: 137": a table does not begin so
+        if following.begins_paragraph:
+            pieces.append("\n\n")
+            continue
         if following.begins_anew or (is_row and not _goes_on(line)):
             pieces.append("\n")
             continue
@@ -265,10 +286,23 @@ def _goes_on(line: _Line) -> bool:
     return _ENDS_WITH_LABEL.search(line.words) is not None
 
 
+_ITEM = re.compile(
+    r"(?:[-*\u2022|]|\d{1,6}[.)])[ \t]|\d{1,6}[ \t](?!(?:[KMGT]?i?B|bytes)\b)[A-Za-z]"
+)
+"""How a row of a list or of a table begins."""
+_FIELD = re.compile(
+    r"(?-i:[a-z])[\w.-]{0,30}: ?[^\s\[]|[\w\"']{2,60} ?[=:] ?\S{1,40},$"
+)
+"""A field of YAML, or a member of an enumeration."""
+
+
 def _is_wrapped(line: _Line, following: _Line, width: int) -> bool:
     """Whether a line was broken only because the next word did not fit."""
     if _NEW_RECORD.match(following.words) and not _goes_on(line):
         return False
+    for row in (_ITEM, _FIELD):
+        if row.match(line.words) and row.match(following.words):
+            return False
     next_word = following.words.split(" ", 1)[0]
     return line.width + 1 + len(next_word) > width
 

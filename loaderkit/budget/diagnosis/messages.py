@@ -220,7 +220,10 @@ def _first_pattern_match(
 ) -> tuple[MessagePattern | None, re.Match[str] | None]:
     # Asked for by guesses only, and the same for all of them.
     spoken_of = functools.cache(lambda: stretches_spoken_of(text))
+    lowered = text.lower()
     for wording in message_patterns():
+        if not wording.can_match(lowered):
+            continue
         matches = itertools.islice(wording.pattern.finditer(text), _MOST_MATCHES)
         for match in matches:
             if _is_of_a_device(wording, text, match):
@@ -263,8 +266,8 @@ def _is_only_spoken_of(
         return False  # of look-alikes only the name would change
     if wording.is_oom is not True and _starts_in(match, spoken_of()):
         return True
-    if wording.is_oom is not True and wording.kind != "killed":
-        return False  # of a library's own constants the text around them says little
+    if wording.is_oom is not True and wording.kind not in _WEIGHED_GUESSES:
+        return False
     evidence = weigh_evidence(text, phrase, sentence)
     return evidence.weight + _WEIGHT_OF_A_WORDING < 0
 
@@ -273,6 +276,8 @@ def _starts_in(match: re.Match[str], stretches: list[Span]) -> bool:
     return any(start <= match.start() < end for start, end in stretches)
 
 
+_WEIGHED_GUESSES = frozenset({"killed", "library_alloc"})
+"""Guesses whose words stand in manuals too; of others the text around says little."""
 _WEIGHT_OF_A_WORDING = 4
 """What speaks for a report in the wording itself; from the same regression as the rows
 of ``evidence.txt``."""
@@ -383,8 +388,8 @@ def _read_finding(text: str, finding: Exhaustion) -> Message:
     message = _with_amounts(empty, text[begin:end])
     if message.requested is None and "requested" in _READ_ROLES.get(finding.kind, ()):
         # What was asked for can stand in the line before, with all that belongs to it.
-        line = text.rfind("\n", 0, max(0, begin - 1)) + 1
-        before = _with_amounts(empty, text[max(line, begin - _NEARBY) : begin])
+        above = text[max(0, begin - _NEARBY) : begin].rstrip("\n").rpartition("\n")[2]
+        before = _with_amounts(empty, above)
         if before.requested is not None:
             message = _fill_missing_sizes(message, before)
     message = _with_errno(message, text, begin, end)

@@ -14,6 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from loaderkit.budget.diagnosis.lexicon import compile_words, read_table
+from loaderkit.budget.diagnosis.literals import has_any, required_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,8 +75,8 @@ look-alikes that takes a phrase back, or says whose it is, has about 200."""
 PLACES: dict[str, Callable[[str, Span, Span], str]] = {
     "before": lambda text, phrase, sentence: text[sentence.start : phrase.start],
     "edge": lambda text, phrase, _: text[max(0, phrase.start - 40) : phrase.start],
-    "behind": lambda text, phrase, _: text[phrase.end : phrase.end + _REACH],
-    "next": lambda text, phrase, _: text[phrase.end : phrase.end + _REACH],
+    "behind": lambda text, phrase, _: _rest_of_paragraph(text, phrase),
+    "next": lambda text, phrase, _: _rest_of_paragraph(text, phrase),
     "phrase": lambda text, phrase, _: text[phrase.start : phrase.end],
     "whole": lambda text, phrase, _: text[phrase.start : phrase.end + _REACH],
     "sentence": lambda text, _, sentence: text[sentence.start : sentence.end],
@@ -85,9 +86,43 @@ PLACES: dict[str, Callable[[str, Span, Span], str]] = {
     ],
     "row": lambda text, phrase, _: text[slice(*line_around(text, phrase))],
     "beside": lambda text, phrase, _: _neighbouring_lines(text, phrase),
+    "intro": lambda text, phrase, _: _introduction(text, phrase),
 }
 ANCHORED_PLACES = frozenset({"behind", "whole"})
 """Places whose patterns begin where the place begins."""
+
+
+_PARAGRAPH_END = "\n\n"
+"""What :func:`loaderkit.budget.diagnosis.log_text.clean_log` leaves of blank lines."""
+_LONGEST_BLOCK = 1200
+"""Characters of a block of output that are still told by the sentence above it."""
+_INTRODUCES = compile_words(
+    r":\W{0,3}\Z|\b(?:below|following|like (?:this|these|so)|this (?:error|message))\b"
+)
+"""A sentence that says what the next paragraph is."""
+
+
+def _rest_of_paragraph(text: str, phrase: Span) -> str:
+    """Give what stands behind some words, as far as their paragraph goes."""
+    end = min(len(text), phrase.end + _REACH)
+    paragraph_end = text.find(_PARAGRAPH_END, phrase.end, end)
+    return text[phrase.end : end if paragraph_end < 0 else paragraph_end]
+
+
+def _introduction(text: str, phrase: Span) -> str:
+    r"""Give the line above the paragraph of some words, if it says what that is.
+
+    >>> _introduction("It may say:\n\nOut of memory", Span(13, 26))
+    'It may say:'
+    >>> _introduction("We use a card.\n\nOut of memory", Span(16, 29))
+    ''
+    """
+    start = max(0, phrase.start - _LONGEST_BLOCK)
+    end = text.rfind(_PARAGRAPH_END, start, phrase.start)
+    if end < 0:
+        return ""
+    line = text[text.rfind("\n", max(0, end - _REACH), end) + 1 : end]
+    return line if _INTRODUCES.search(line) else ""
 
 
 def _line_start(text: str, phrase: Span) -> int:
@@ -131,14 +166,29 @@ def _neighbouring_lines(text: str, phrase: Span) -> str:
     return f"{above}\n{below}"
 
 
+class _MoodPattern(NamedTuple):
+    """The rows of ``moods.txt`` of one mood and place."""
+
+    mood: Mood
+    place: str
+    pattern: re.Pattern[str]
+    words: frozenset[str] | None
+    """One of these, in small letters, is in whatever it matches."""
+
+
 @functools.cache
-def _mood_patterns() -> tuple[tuple[Mood, str, re.Pattern[str]], ...]:
+def _mood_patterns() -> tuple[_MoodPattern, ...]:
     """Give the rows of ``moods.txt``, those of one mood and place as one pattern."""
     patterns: dict[tuple[str, str], list[str]] = {}
     for (mood, place), pattern in read_table("moods.txt"):
         patterns.setdefault((mood, place), []).append(pattern)
     return tuple(
-        (Mood(mood), place, compile_words("|".join(alternatives)))
+        _MoodPattern(
+            Mood(mood),
+            place,
+            compile_words("|".join(alternatives)),
+            required_words("|".join(alternatives)),
+        )
         for (mood, place), alternatives in patterns.items()
     )
 
@@ -154,7 +204,7 @@ _HEDGES = frozenset({Mood.CONDITION, Mood.POSSIBLE, Mood.RULE, Mood.NAMED})
 _LAST_REASON = compile_words(r"out of memory\W{0,3}\Z")
 _GIVES_REASON = re.compile(r"\w (?:-|\u2013) ?$|\bfailed: ?$")
 """Before it: what failed for this reason, whatever that was."""
-_OPTION = re.compile(r"(?:^|\s)-[A-Za-z][^\s(]*$")
+_OPTION = re.compile(r"(?:^|\s)-{1,2}[A-Za-z][^\s(]*$")
 """Before the phrase: the beginning of an option of a command, such as Java's."""
 _OPTION_EXCEEDED = compile_words(r"\bexceed\w{0,3} -[^\s(]*$")
 """An option is named because its value was exceeded."""
@@ -213,11 +263,13 @@ def find_mood(
     if _OUT_OF.match(text, phrase.start) and _MOVED.search(before):
         return Mood.MOVED
 
-    for mood, place, pattern in _mood_patterns():
+    for mood, place, pattern, words in _mood_patterns():
         if is_sure and mood is Mood.POSSIBLE:
             continue
         is_before = place in {"before", "line"}
         around = PLACES[place](text, hedged if is_before else phrase, sentence)
+        if not has_any(around.lower(), words):
+            continue
         found = (
             pattern.match(around)
             if place in ANCHORED_PLACES

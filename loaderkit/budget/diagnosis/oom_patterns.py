@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from loaderkit.budget.diagnosis.amounts import SIZE
 from loaderkit.budget.diagnosis.lexicon import compile_words, read_table
+from loaderkit.budget.diagnosis.literals import has_any, required_words
 
 _PIECES = MappingProxyType(
     {
@@ -40,6 +41,12 @@ class MessagePattern:
     """Where, unless the pattern's group ``backend`` says."""
     pattern: re.Pattern[str]
     """Its named groups are fields of a message."""
+    words: frozenset[str] | None = None
+    """One of these, in small letters, is in whatever it matches."""
+
+    def can_match(self, lowered_text: str) -> bool:
+        """Say whether a text, in small letters, has what the pattern needs."""
+        return has_any(lowered_text, self.words)
 
 
 @functools.cache
@@ -55,7 +62,9 @@ def _compile_row(head: tuple[str, ...], pattern: str) -> MessagePattern:
     is_oom = {"yes": True, "no": False}.get(sure or "", "maybe")
     for name, piece in _PIECES.items():
         pattern = pattern.replace(f"@{name}@", piece)
-    return MessagePattern(is_oom, kind or "", backend, compile_words(pattern))
+    return MessagePattern(
+        is_oom, kind or "", backend, compile_words(pattern), required_words(pattern)
+    )
 
 
 def fields_of(match: re.Match[str]) -> dict[str, str]:
