@@ -240,6 +240,11 @@ def test_a_worker_that_dies_is_told_with_its_samples(way, why):
 
 
 @pytest.mark.slow
+# Python drops what the handler raises inside of a destructor, and says so.  The loop
+# raises it then, when torch looks after its workers, every 5 s.
+@pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <Finalize:pytest.PytestUnraisableExceptionWarning"
+)
 def test_a_death_is_told_however_often_it_happens():
     """torch's signal handler raises at any line of the main thread."""
     loader = build_loader(
