@@ -56,6 +56,9 @@ macOS and the BSDs at least 512, of which one write to a pipe is never torn."""
 _ALONE_S = 0.5
 """How long samples in memory are packed without workers: as long as these take to start
 and end.  1,000 molecules are read in 0.2 s, and took three times as long with them."""
+_ONE_WORKER_S = 0.1
+"""How long one worker is the only one, where nobody asked for more.  Chosen: as long as
+three more take to start and end; 1,000 molecules are packed by then."""
 _LOOK_S = 1.0
 """How often processes are looked at that should have told of their end.  They tell by a
 pipe that closes when nobody holds it; a process that load() started, or a worker that
@@ -110,6 +113,8 @@ class LocalEngine:
         self._waiting: collections.deque[_Given] = collections.deque()
         self._done: collections.deque[Future[Any]] = collections.deque()
         self._alone_until: float | None = None
+        self._all_start_at: float | None = None
+        """When the processes behind the first are started."""
         self._does_all_here = workers == 0
         count = workers or min(4, _usable_cpus())
         self._count = count if most_tasks is None else min(count, most_tasks)
@@ -204,6 +209,9 @@ class LocalEngine:
             self._does_all_here = True
         else:
             self._context = multiprocessing.get_context(method)
+            self._all_start_at = time.monotonic()
+            if self._asked_for is None:
+                self._all_start_at += _ONE_WORKER_S
             self._start()
         return self._does_all_here
 
@@ -238,8 +246,9 @@ class LocalEngine:
     def _start(self) -> None:
         """Start the processes that are missing."""
         context = self._context
+        count = self._count if self._seconds_until_all_start() <= 0 else 1
         try:
-            while len(self._workers) < self._count:
+            while len(self._workers) < count:
                 with self._interrupts.held():
                     worker = _start_worker(self._common, self._file, context)
                     self._workers.append(worker)
@@ -252,11 +261,20 @@ class LocalEngine:
             why = f"{method!r} sends the dataset to its processes, pickled"
             raise _start_failed(error, why) from error
 
+    def _seconds_until_all_start(self) -> float:
+        if self._all_start_at is None:
+            return 0
+        return self._all_start_at - time.monotonic()
+
     def _hand_out(self) -> None:
         """Give tasks to the workers that have the fewest before them."""
+        if self._waiting and self._seconds_until_all_start() <= 0:
+            self._start()
+        # What the first has not begun, the others take when they are started.
+        tasks_ahead = _TASKS_AHEAD if len(self._workers) == self._count else 1
         while self._waiting:
             worker = min(self._workers, key=lambda worker: len(worker.given))
-            if len(worker.given) >= _TASKS_AHEAD:
+            if len(worker.given) >= tasks_ahead:
                 return
             given = self._waiting.popleft()
             worker.given.append(given)
@@ -269,7 +287,10 @@ class LocalEngine:
         """Wait until a worker answers or ends."""
         sentinels = [worker.process.sentinel for worker in self._workers]
         answers = [worker.answers for worker in self._workers]
-        wait([*answers, *sentinels], timeout=_LOOK_S)
+        timeout_s = _LOOK_S
+        if self._waiting and len(self._workers) < self._count:
+            timeout_s = max(0, min(timeout_s, self._seconds_until_all_start()))
+        wait([*answers, *sentinels], timeout=timeout_s)
         for worker in list(self._workers):
             is_dead = not worker.process.is_alive()
             # A dead worker's last answers are read before its death is told of.

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import pickle
 import sys
+import time
 
 import pytest
 import torch
@@ -331,3 +332,30 @@ def test_a_daemon_packs_without_workers(tmp_path, workers):
 
 def test_a_daemon_that_is_asked_for_workers_is_an_error(tmp_path):
     assert answer_of_daemon(tmp_path / "cache", 2).startswith("2 packing")
+
+
+class WaitingForAnother(torch.utils.data.Dataset):
+    """Each process reads its first sample when two processes have come to that."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __len__(self):
+        return 512  # samples are looked at in two tasks
+
+    def __getitem__(self, row):
+        (self.folder / str(os.getpid())).touch()
+        while len(list(self.folder.iterdir())) < 2:
+            time.sleep(0.001)
+        return {"x": row}
+
+
+@pytest.mark.needs("two CPUs")
+@pytest.mark.slow
+def test_a_worker_that_takes_its_time_is_not_the_only_one(tmp_path):
+    folder = tmp_path / "processes"
+    folder.mkdir()
+
+    pack(WaitingForAnother(folder), tmp_path / "c.lk")
+
+    assert len(list(folder.iterdir())) >= 2
