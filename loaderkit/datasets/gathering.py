@@ -109,7 +109,7 @@ class BatchGather:
         if axis:
             shape = (*row_shape[:axis], runs.total, *row_shape[axis:])
             tensor = self.empty(shape, dtype)
-            column.gather(runs, np.moveaxis(tensor.numpy(), axis, 0), add=add)
+            column.gather(runs, _axis_first(tensor.numpy(), axis), add=add)
         else:
             tensor = self.empty((runs.total, *row_shape), dtype)
             column.gather(runs, tensor.numpy(), add=add)
@@ -181,10 +181,7 @@ class BatchGather:
             self.empty((*row_shape[:axis], length, *row_shape[axis:]), dtype)
             for length in runs.lengths.tolist()
         ]
-        # What np.moveaxis(array, axis, 0) does, its 10 us spent once for all samples.
-        others = [other for other in range(len(row_shape) + 1) if other != axis]
-        rows_first = (axis, *others)
-        rows = [tensor.numpy().transpose(rows_first) for tensor in tensors]
+        rows = [_axis_first(tensor.numpy(), axis) for tensor in tensors]
         column.gather_separately(runs, rows)
         if spec.axis is None:
             tensors = [tensor[0] for tensor in tensors]
@@ -363,6 +360,19 @@ def batch_dtype(spec: ColumnSpec) -> torch.dtype:
     torch_dtype = LEAF_KINDS[spec.kind].torch_dtype
     assert torch_dtype is not None, spec
     return torch_dtype(spec.dtype)
+
+
+def _axis_first(array: NDArray[Any], axis: int) -> NDArray[Any]:
+    """See an array as ``np.moveaxis(array, axis, 0)`` does, which takes 10 us.
+
+    >>> (
+    ...     _axis_first(np.empty((2, 3, 5)), 2).shape,
+    ...     _axis_first(np.empty((2, 3)), 0).shape,
+    ... )
+    ((5, 2, 3), (2, 3))
+    """
+    others = [other for other in range(array.ndim) if other != axis]
+    return array.transpose(axis, *others)
 
 
 def _seen_as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
