@@ -146,7 +146,10 @@ def _measure_in_turn(
                 )
                 process.start()
                 sender.close()
-                readings[name].append(receiver.recv())
+                try:
+                    readings[name].append(receiver.recv())
+                except EOFError:
+                    print(f"{name} failed in turn {turn + 1}, which it has not read")
                 process.join()
     return readings
 
@@ -205,6 +208,7 @@ def _report_readings(
         rows = [
             Row.of_values(name, turns, unit, baseline=baseline)
             for name, turns in values.items()
+            if turns
         ]
         title = f"{workload}, {count:,} samples from S3, {workers} workers, {measure}"
         result = f"object_store_{workload}_{measure}_{workers}_workers"
