@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import http.server
 import importlib.util
 import re
@@ -15,7 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -261,36 +262,50 @@ def _shut_down(end: socket.socket) -> None:
         end.shutdown(socket.SHUT_RDWR)
 
 
-class ExpiringProxy(HttpServer):
-    """Passes requests on to an S3 server, but for credentials that have expired."""
+class Refusal(NamedTuple):
+    """What a store answers to credentials that have expired."""
 
-    def __init__(self, url: str) -> None:
+    status: int
+    body: bytes
+    headers: dict[str, str]
+
+
+class ExpiringProxy(HttpServer):
+    """Passes requests on to a store, but for credentials that have expired.
+
+    Args:
+        url: Of the store.
+        refusal: What it says of such credentials; by default what S3 says.
+    """
+
+    def __init__(self, url: str, refusal: Refusal | None = None) -> None:
+        refusal = refusal or _REFUSAL_OF_S3
         self.expired: set[str] = set()
-        """Names of access keys."""
+        """Names of S3's access keys."""
+        self.all_expired = False
         self.refusals = 0
         proxy = self
 
         class Handler(QuietHandler):
             def pass_on(self) -> None:
                 content = self.read_content()
-                key = re.search(r"Credential=([^/]+)/", self.headers["Authorization"])
-                if key and key[1] in proxy.expired:
+                authorization = self.headers.get("Authorization") or ""
+                key = re.search(r"Credential=([^/]+)/", authorization)
+                is_expired = key is not None and key[1] in proxy.expired
+                if proxy.all_expired or is_expired:
                     proxy.refusals += 1
-                    self.answer(403, _EXPIRED, {"Content-Type": "application/xml"})
+                    self.answer(refusal.status, refusal.body, refusal.headers)
                     return
                 headers = dict(self.headers)
-                # urllib would say that it is a form, of which moto reads no body.
-                headers.setdefault("Content-Type", "application/octet-stream")
                 headers.pop("Expect", None)
                 headers.pop("Transfer-Encoding", None)
-                request = urllib.request.Request(
-                    url + self.path, content or None, headers, method=self.command
-                )
-                try:
-                    with urllib.request.urlopen(request) as answer:
-                        self.answer(answer.status, answer.read(), answer.headers)
-                except urllib.error.HTTPError as error:
-                    self.answer(error.code, error.read(), error.headers)
+                headers["Content-Length"] = str(len(content))
+                # As they came: headers are signed, that of the host too.
+                server = http.client.HTTPConnection(url.removeprefix("http://"))
+                server.request(self.command, self.path, content, headers)
+                answer = server.getresponse()
+                self.answer(answer.status, answer.read(), answer.headers)
+                server.close()
 
             do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = pass_on  # noqa: N815
 
@@ -321,10 +336,13 @@ class ExpiringProxy(HttpServer):
         super().__init__(Handler)
 
 
-_EXPIRED = b"""<?xml version="1.0" encoding="UTF-8"?>
-<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message>
-</Error>"""
-"""As S3 words it, which answers 400 or 403."""
+_REFUSAL_OF_S3 = Refusal(
+    403,
+    b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>ExpiredToken</Code>'
+    b"<Message>The provided token has expired.</Message></Error>",
+    {"Content-Type": "application/xml"},
+)
+"""S3 answers 400 or 403."""
 
 
 @contextlib.contextmanager

@@ -5,13 +5,16 @@ and its folder ``node_modules/.bin`` in PATH).  What is not there is skipped.
 """
 
 import contextlib
+import re
 import shutil
 import socket
 import subprocess
+import threading
 import time
 
 import pytest
 import torch
+from storages import ExpiringProxy, Refusal
 
 import loaderkit
 from loaderkit.cache.object_store import ObjectStore
@@ -138,12 +141,73 @@ def test_a_bucket_that_is_missing_and_a_server_that_is_gone_are_said(
 
     for url, given, words in (
         (f"{protocol}://nowhere/cache", options, "There is no cache at"),
-        (f"{protocol}://bucket/cache", gone, "failed 3 times in a row"),
+        (f"{protocol}://bucket/cache", gone, "3 times in a row"),
     ):
         cache = RemoteCache(url, given, tmp_path / "mirror", patience=patience)
         with pytest.raises(CacheError, match=words) as raised:
             loaderkit.open_cache(cache)
         assert url in str(raised.value)
+
+
+REFUSALS = {
+    "gs": Refusal(
+        401,
+        b'{"error": {"code": 401, "message": "Invalid Credentials"}}',
+        {"Content-Type": "application/json"},
+    ),
+    "az": Refusal(
+        403,
+        b'<?xml version="1.0"?><Error><Code>AuthenticationFailed</Code>'
+        b"<Message>Signed expiry time has to be after now.</Message></Error>",
+        {"Content-Type": "application/xml", "x-ms-error-code": "AuthenticationFailed"},
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("protocol", ["gs", "az"])
+def test_credentials_that_expire_are_read_anew_and_then_an_error(
+    protocol, request, tmp_path
+):
+    options = request.getfixturevalue(protocol)
+    port = re.search(r"127\.0\.0\.1:(\d+)", str(options))[1]
+    proxy = ExpiringProxy(f"http://127.0.0.1:{port}", REFUSALS[protocol])
+    make_options = {"gs": gs_options, "az": az_options}[protocol]
+    url = f"{protocol}://bucket/{tmp_path.name}"
+    # gcsfs itself tries again for half a minute.
+    patience = Patience(request_s=60.0, waits_s=(0.5,))
+    store = ObjectStore(url, make_options(proxy.port), patience)
+    store.commit("manifest.json", b"{}", replace=True)
+    assert store.read_file("manifest.json", 100) == b"{}"
+
+    proxy.all_expired = True
+    renewal = threading.Timer(0.3, setattr, (proxy, "all_expired", False))
+    renewal.start()
+    assert store.read_file("manifest.json", 100) == b"{}"
+    renewal.join()
+    assert proxy.refusals > 0
+
+    proxy.all_expired = True
+    for request_of in (
+        lambda: store.read_range("manifest.json", 0, 2),
+        lambda: store.commit("b.json", b"{}", replace=True),
+    ):
+        with pytest.raises(CacheError, match="credentials have expired") as raised:
+            request_of()
+        assert url in str(raised.value)
+        assert "log in again" in raised.value.fix
+    proxy.stop()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("protocol", ["gs", "az"])
+def test_a_bucket_that_is_missing_is_said_by_writing(protocol, request):
+    options = request.getfixturevalue(protocol)
+    store = ObjectStore(f"{protocol}://nowhere/cache", options, QUICK)
+
+    with pytest.raises(CacheError, match=f"{protocol}://nowhere/cache") as raised:
+        store.commit("manifest.json", b"{}", replace=True)
+    assert "bucket" in raised.value.why
 
 
 @pytest.mark.filterwarnings("ignore")
