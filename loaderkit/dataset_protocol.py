@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, runtime_check
 
 import numpy as np
 import xxhash
-from torch.utils.data import Subset
+from torch.utils.data import ConcatDataset, Subset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -154,8 +154,36 @@ def own_collate(dataset: object) -> Callable[[Any], Any] | None:
     """
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
+    if isinstance(dataset, ConcatDataset):
+        return _collate_of_all(dataset.datasets)
     cached = as_cached(dataset)
     return None if cached is None else cached.collate
+
+
+_JOINING = ("ragged", "pad_value", "follow_batch", "exclude_keys")
+"""Attributes of our datasets that say how their samples are joined."""
+
+
+def _collate_of_all(parts: Sequence[object]) -> Callable[[Any], Any] | None:
+    """Find the ``collate`` of datasets that all join their samples alike.
+
+    Returns:
+        That of the first; None where one is of another library, or joins otherwise.
+    """
+    first, *others = [own_collate(part) for part in parts]
+    if first is None:
+        return None
+    settings = _joining_settings(first)
+    if any(_joining_settings(collate) != settings for collate in others):
+        return None
+    return first
+
+
+def _joining_settings(collate: Callable[[Any], Any] | None) -> tuple[Any, ...]:
+    """Give what the joining of samples by a dataset's method depends on."""
+    owner = getattr(collate, "__self__", None)
+    function = getattr(collate, "__func__", None)
+    return (function, *(getattr(owner, name, None) for name in _JOINING))
 
 
 class AskedSizes(NamedTuple):
@@ -194,6 +222,9 @@ def ask_size_counter(dataset: object) -> SizeCounter | None:
     while isinstance(dataset, Subset) and not hasattr(dataset, "sizes"):
         is_changed = is_changed or type(dataset) is not Subset
         dataset = dataset.dataset
+    if isinstance(dataset, ConcatDataset) and not hasattr(dataset, "sizes"):
+        counters = map(ask_size_counter, dataset.datasets)
+        return next((counter for counter in counters if counter is not None), None)
     cached = as_cached(dataset)
     if cached is None or (cached.reads_cache and not is_changed):
         return None
@@ -216,10 +247,17 @@ def ask_identity(dataset: object) -> str | None:
     while type(dataset) is Subset:
         rows = _rows_of(dataset, rows)
         dataset = dataset.dataset
-    cached = as_cached(dataset)
-    if cached is None or not (cached.reads_cache or cached.transforms_cache):
-        return None
-    identity = cached.identity()
+    if type(dataset) is ConcatDataset:
+        identities = [ask_identity(part) for part in dataset.datasets]
+        known = [identity for identity in identities if identity is not None]
+        if len(known) < len(identities):
+            return None
+        identity = f"({'; '.join(known)})"
+    else:
+        cached = as_cached(dataset)
+        if cached is None or not (cached.reads_cache or cached.transforms_cache):
+            return None
+        identity = cached.identity()
     if rows is None:
         return identity
     return f"{identity}, rows {xxhash.xxh3_64_hexdigest(rows.tobytes())}"
@@ -250,7 +288,11 @@ def ask_stored_arrays(dataset: object) -> StoredArrays | None:
 
 def let_go_of_shards(dataset: object) -> None:
     """Have a dataset leave room to workers, if it holds what they may need."""
-    cached = as_cached(innermost(dataset))
+    inner = innermost(dataset)
+    if isinstance(inner, ConcatDataset):
+        for part in inner.datasets:
+            let_go_of_shards(part)
+    cached = as_cached(inner)
     if cached is not None:
         cached.let_go_of_shards()
 
@@ -262,7 +304,12 @@ def fill_padding(dataset: object, batch: object) -> None:
         dataset: What the samples are of.
         batch: Padded with zeros; changed in place.
     """
-    cached = as_cached(innermost(dataset))
+    inner = innermost(dataset)
+    if isinstance(inner, ConcatDataset):
+        if own_collate(inner) is not None:  # all pad alike
+            fill_padding(inner.datasets[0], batch)
+        return
+    cached = as_cached(inner)
     if cached is not None:
         cached.fill_padding(batch)
 

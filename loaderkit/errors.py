@@ -13,7 +13,8 @@ LoaderkitError
 +-- LoaderError            a loader cannot be built, or a worker of it died
 +-- LeakError              memory grows from epoch to epoch
 +-- BudgetError            it cannot be planned, split, or changed any more
-    +-- DoesNotFitError    a step takes more than it may; also an AssertionError
+|   +-- DoesNotFitError    a step takes more than it may; also an AssertionError
++-- NotWrittenError        a file that you named cannot be written; also an OSError
 
 LeakWarning                what LeakDetector(on_leak="warn") warns with
 """
@@ -99,3 +100,10 @@ class BudgetError(LoaderkitError, RuntimeError):
 
 class DoesNotFitError(BudgetError, AssertionError):
     """A step takes more memory than it may, or than it did."""
+
+
+class NotWrittenError(LoaderkitError, OSError):
+    """A file that the caller named cannot be written."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # an OSError writes its number and text alone

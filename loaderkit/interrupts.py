@@ -50,6 +50,7 @@ class Interrupts:
         self._previous: Callable[[int, FrameType | None], Any] | None = None
         self._pid = os.getpid()
         self._holds = 0
+        self._is_ignored_by_forked = False
         self._is_waiting = False
         """A signal has come meanwhile that the handler was not told of yet."""
         self._raised: BaseException | None = None
@@ -87,13 +88,20 @@ class Interrupts:
             self._raised = None
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Have signals wait until the end of a block."""
+    def held(self, *, ignored_by_forked: bool = False) -> Iterator[None]:
+        """Have signals wait until the end of a block.
+
+        Args:
+            ignored_by_forked: Processes that are forked in the block ignore SIGINT, for
+                as long as they keep the handler.  Others have the one that was there.
+        """
         self._holds += 1
+        self._is_ignored_by_forked = ignored_by_forked
         try:
             yield
         finally:
             self._holds -= 1
+            self._is_ignored_by_forked = False
         # Not over an error of the block: then at the end of all.
         if not self._holds and self._is_waiting:
             self.check()
@@ -112,7 +120,10 @@ class Interrupts:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         # A process that was forked meanwhile has this handler, and nothing to hold.
-        if self._holds and os.getpid() == self._pid:
+        is_forked = os.getpid() != self._pid
+        if is_forked and self._is_ignored_by_forked:
+            return
+        if self._holds and not is_forked:
             self._is_waiting = True
         else:
             self._call_previous(number, frame)

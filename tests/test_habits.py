@@ -20,6 +20,8 @@ from loaderkit import (
     assert_fits,
     assert_no_leak,
     build_loader,
+    concat,
+    diagnose_oom,
     estimate_step,
     extend,
     inspect_cache,
@@ -30,6 +32,7 @@ from loaderkit import (
 )
 from loaderkit.budget.batch.assertions import FitOptions
 from loaderkit.budget.batch.plan import PlanOptions
+from loaderkit.datasets.absent import CONSTRUCTORS
 from loaderkit.errors import (
     DatasetError,
     LoaderkitError,
@@ -418,3 +421,76 @@ def test_a_url_with_a_slash_too_few_is_answered_with_the_url(written):
         open_cache(written)
 
     assert raised.value.fix == "open_cache('s3://bucket/rows')"
+
+
+@pytest.mark.parametrize("name", CONSTRUCTORS)
+@pytest.mark.parametrize("kind", [SafeDataset, SafeGraphDataset])
+def test_a_constructor_of_other_libraries_is_answered_at_the_class(kind, name):
+    class Own(kind):
+        pass
+
+    for asked in (kind, Own, kind()):
+        with pytest.raises(NoSuchAttributeError, match=name) as caught:
+            getattr(asked, name)
+        assert caught.value.fix.startswith("loaderkit.")
+        assert caught.value.why
+    assert not hasattr(kind, name)
+
+
+def test_a_constructor_of_the_users_own_is_theirs():
+    class Own(SafeDataset):
+        @classmethod
+        def from_csv(cls, file):
+            return file
+
+    assert Own.from_csv("a.csv") == "a.csv"
+
+
+@pytest.mark.parametrize(
+    "text", ["log.txt", "runs/7/slurm-123.out", "/var/log/train.err", "{folder}/notes"]
+)
+def test_a_path_where_a_text_is_meant_is_told(tmp_path, text):
+    (tmp_path / "notes").write_text("CUDA out of memory")
+
+    with pytest.raises(OptionError, match="takes an error or a text") as caught:
+        diagnose_oom(text.format(folder=tmp_path))
+
+    assert "read_text" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Killed",
+        "CUDA out of memory",
+        "error in a.txt",
+        "Killed\nlog.txt",
+        "x" * 9999,
+    ],
+)
+def test_a_text_is_not_taken_for_a_path(text):
+    diagnose_oom(text)
+
+
+WHOLE_CACHES = {
+    "it has a transform": lambda cache: open_cache(cache.cache, transform=dict),
+    "it has 2 of the 4 samples": lambda cache: cache[:2],
+    "a method of its own": lambda cache: Changing(cache=cache.cache),
+}
+
+
+class Changing(SafeDataset):
+    def __getitem__(self, row):
+        return 2 * super().__getitem__(row)
+
+
+@pytest.mark.parametrize(("why", "change"), WHOLE_CACHES.items())
+def test_caches_that_cannot_be_joined_have_one_reason(tmp_path, why, change):
+    cache = pack(SAMPLES, tmp_path / "c.lk", workers=0)
+
+    with pytest.raises(OptionError) as caught:
+        concat([cache, change(cache)], tmp_path / "both.lk")
+
+    assert why in caught.value.why
+    assert [other for other in WHOLE_CACHES if other in caught.value.why] == [why]

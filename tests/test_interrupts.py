@@ -181,9 +181,10 @@ def test_what_was_in_the_block_ends_with_the_error(come):
         gc.enable()
 
 
-def test_a_child_that_is_forked_where_it_is_held_does_not_hold():
+@pytest.mark.parametrize(("ignores", "status"), [(False, 3), (True, 0)])
+def test_a_child_that_is_forked_where_it_is_held_does_not_hold(ignores, status):
     def block(interrupts):
-        with interrupts.held():
+        with interrupts.held(ignored_by_forked=ignores):
             child = os.fork()
             if child == 0:
                 try:
@@ -196,7 +197,7 @@ def test_a_child_that_is_forked_where_it_is_held_does_not_hold():
     statuses = []
 
     assert what_leaves(block) is None
-    assert statuses == [3]
+    assert statuses == [status]
 
 
 def test_a_handler_that_returns_has_dealt_with_it_and_is_told_of_what_waited():

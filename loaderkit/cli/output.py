@@ -8,10 +8,9 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from loaderkit.errors import LoaderkitError
-
 if TYPE_CHECKING:
     from loaderkit.cli.command import Answer
+    from loaderkit.errors import LoaderkitError
     from loaderkit.pages.document import HasPage
 
 
@@ -37,15 +36,9 @@ def write_page_of(answer: HasPage, file: str) -> None:
     """Write the page of an answer, and say where it is.
 
     Raises:
-        LoaderkitError: The file cannot be written.
+        NotWrittenError: The file cannot be written.
     """
-    try:
-        page = answer.to_html(file)
-    except OSError as error:
-        message = f"The page cannot be written to {file}: {error.strerror}."
-        raise LoaderkitError(
-            message, fix="--html FILE in a folder that is there"
-        ) from error
+    page = answer.to_html(file)
     # Standard output is the answer's alone: programs read it.
     print(f"page: {page}", file=sys.stderr)
 

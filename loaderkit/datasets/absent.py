@@ -28,6 +28,8 @@ _NO_INDEX = "a cache has no search index"
 _TENSORS = "tensors are stored as tensors, arrays as arrays"
 
 _FROM_A_LIST = "loaderkit.pack(samples, path)"
+_OF_A_CACHE = "a dataset is of a cache, which pack() makes of samples once"
+_ROWS_OF_TABLE = 'loaderkit.pack(table.to_dict("records"), path)'
 _INSPECT = "loaderkit.inspect_cache(dataset.cache)"
 _MAP = "dataset.map(function, cache=path), which packs another cache"
 _INDEX = "faiss over dataset.column(name)"
@@ -60,6 +62,48 @@ ABSENT: Mapping[str, tuple[str, str]] = {
     ),
     "num_graphs": ("a dataset has rows; batches have graphs", "len(dataset)"),
     "slices": ("no object holds all samples", "dataset.sizes()"),
+    # Constructors of Hugging Face, pandas, TensorFlow and PyG; see CONSTRUCTORS.
+    **dict.fromkeys(
+        (
+            *("from_list", "from_data_list", "from_datalist", "from_samples"),
+            *("from_tensors", "from_numpy", "from_array", "from_arrays"),
+            *("from_networkx", "from_smiles", "from_datasets", "from_hub"),
+        ),
+        (_OF_A_CACHE, _FROM_A_LIST),
+    ),
+    **dict.fromkeys(
+        ("from_dict", "from_tensor_slices"),
+        (
+            _OF_A_CACHE,
+            "loaderkit.pack(torch.utils.data.StackDataset(**columns), path)",
+        ),
+    ),
+    **dict.fromkeys(
+        ("from_generator", "from_iterable", "from_stream"),
+        (_OF_A_CACHE, "loaderkit.pack(generator(), path)"),
+    ),
+    **dict.fromkeys(
+        (
+            *(
+                "from_pandas",
+                "from_polars",
+                "from_dataframe",
+                "from_df",
+                "from_records",
+            ),
+            *("from_csv", "from_json", "from_parquet", "from_text", "from_sql"),
+            *("from_spark", "from_buffer", "from_table", "from_arrow"),
+        ),
+        (_OF_A_CACHE, _ROWS_OF_TABLE),
+    ),
+    **dict.fromkeys(
+        ("from_folder", "from_directory", "from_files", "from_paths"),
+        (_OF_A_CACHE, "loaderkit.pack(folder, path), of a folder of .pt files"),
+    ),
+    **dict.fromkeys(
+        ("load_from_disk", "from_disk", "from_file", "from_cache", "from_pretrained"),
+        ("a cache that is there is opened", "loaderkit.open_cache(path)"),
+    ),
     # People reach for these two in spite of the underscore, which PyG advises.
     **dict.fromkeys(
         ("_data", "_data_list"),
@@ -196,17 +240,8 @@ ABSENT: Mapping[str, tuple[str, str]] = {
         ),
         (_NO_TABLE, "pandas.DataFrame of dataset.column(name), field by field"),
     ),
-    **dict.fromkeys(
-        (
-            *("from_buffer", "from_csv", "from_dict", "from_file", "from_generator"),
-            *("from_json", "from_list", "from_pandas", "from_parquet", "from_polars"),
-            *("from_spark", "from_sql", "from_text", "from_datasets", "from_hub"),
-        ),
-        ("any map-style dataset can be packed", _FROM_A_LIST),
-    ),
     "save_to_disk": ("it is on disk already", "copy the folder dataset.cache"),
     "push_to_hub": ("it is a folder of files", "upload the folder dataset.cache"),
-    "load_from_disk": ("a cache is a folder", "loaderkit.open_cache(path)"),
     **dict.fromkeys(
         ("cache_files", "cleanup_cache_files"),
         ("all files are the cache's", "dataset.cache is their folder"),
@@ -284,6 +319,12 @@ OPTIONS: Mapping[str, tuple[str, str]] = {
 """Arguments of Hugging Face's methods of the same name: why not, and what to do."""
 
 
+CONSTRUCTORS = tuple(
+    name for name in ABSENT if name.startswith("from_") or name == "load_from_disk"
+)
+"""Those of them that are asked of a class, ``SafeDataset.from_dict(...)``."""
+
+
 def no_such_attribute(
     kind: str,
     name: str,
@@ -326,9 +367,13 @@ def no_such_attribute(
     if name in ABSENT:
         why, fix = ABSENT[name]
         return NoSuchAttributeError(message, why=why, fix=fix)
-    why = f"the fields of its samples are {', '.join(names)}" if names else ""
+    why = "neither it nor its samples have it"
+    if names:
+        why = f"the fields of its samples are {', '.join(names)}"
     nearest = _closest_match(name, (*names, *known))
-    fix = f"did you mean {nearest!r}?" if nearest is not None else ""
+    fix = "help(dataset) lists what there is"
+    if nearest is not None:
+        fix = f"did you mean {nearest!r}?"
     return NoSuchAttributeError(message, why=why, fix=fix)
 
 

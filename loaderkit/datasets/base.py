@@ -21,7 +21,7 @@ from loaderkit.arguments import (
 from loaderkit.cache.layout import MANIFEST
 from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.shards import Checksums, check_checksums
-from loaderkit.datasets.absent import ABSENT, no_such_attribute
+from loaderkit.datasets.absent import ABSENT, CONSTRUCTORS, no_such_attribute
 from loaderkit.datasets.batch_joining import BatchJoining
 from loaderkit.datasets.cached_samples import DatasetState
 from loaderkit.datasets.classes import ClassRegistry, modules_of
@@ -63,6 +63,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", default=Any)
 R = TypeVar("R")
+
+
+class _NoSuchConstructor:
+    """Answers the name of a constructor of other libraries, asked of a class.
+
+    A metaclass would answer all names, and could not be joined with those that users'
+    other base classes have.
+    """
+
+    def __set_name__(self, _: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, _: object, kind: type) -> Any:
+        raise no_such_attribute(kind.__name__, self._name, ())
 
 
 @answer_wrong_calls
@@ -194,7 +208,8 @@ class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
                 return object.__getattribute__(self, name)
             if self._shows_fields and name in self._fields_if_open():
                 return self.column(name)
-            known = [name for name in dir(type(self)) if not name.startswith("_")]
+            public = (name for name in dir(type(self)) if not name.startswith("_"))
+            known = [name for name in public if name not in ABSENT]
             fields = self._fields_if_open()
             stores = self._stores_if_open()
             kind = type(self).__name__
@@ -311,6 +326,12 @@ class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
     def _stores_if_open(self) -> dict[Any, list[str]]:
         """Name the fields of node and edge types, as ``_fields_if_open`` does."""
         return stores_of(self._open_cache()) if self._opens_quietly else {}
+
+
+for _name in CONSTRUCTORS:
+    _answer = _NoSuchConstructor()
+    _answer.__set_name__(BaseDataset, _name)
+    setattr(BaseDataset, _name, _answer)
 
 
 def _check_packing(packing: object) -> None:

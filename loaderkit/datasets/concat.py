@@ -32,6 +32,7 @@ from loaderkit.datasets.renaming import Renaming, read_renamed
 from loaderkit.datasets.safe import SafeDataset
 from loaderkit.datasets.structure import Structure, is_graph
 from loaderkit.errors import CacheError, DatasetError, OptionError
+from loaderkit.units import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -265,24 +266,33 @@ def _open_whole_cache(cache: SafeDataset[Any] | str | os.PathLike[str]) -> Store
     name = type(cache).__name__
     fix = "pack(dataset, path), and give that path"
     if cache.cache is None:
-        message = f"{name} has no cache: its samples are loaded each time."
-        raise OptionError(message, fix=fix)
+        message = f"{name} has no cache to join with others."
+        raise OptionError(message, why="its samples are loaded each time", fix=fix)
 
     store = Store(_local_folder(cache.cache))
     is_whole = cache.reads_cache and len(cache) == len(store)
     if not is_whole:
         message = f"This {name} does not give the samples of its cache as they are."
-        why = "it has a transform, selects samples, or has a __getitem__ of its own"
-        raise OptionError(message, why=why, fix=fix)
+        raise OptionError(message, why=_what_changes(cache, len(store)), fix=fix)
     return store
+
+
+def _what_changes(cache: SafeDataset[Any], stored_count: int) -> str:
+    """Say by what a dataset gives other samples than its cache has."""
+    if cache.transform is not None:
+        return "it has a transform, and a cache has samples as they were packed"
+    if len(cache) != stored_count:
+        return f"it has {len(cache):,} of the {count_of(stored_count, 'samples')}"
+    return f"{type(cache).__name__} makes its samples in a method of its own"
 
 
 def _local_folder(cache: str | os.PathLike[str] | RemoteCache) -> Path:
     location = locate_cache(cache)
     if isinstance(location, RemoteCache):
-        message = f"{location} is in an object store; caches are joined on local disk."
+        message = f"{location} cannot be joined with others."
+        why = "it is in an object store, and caches are joined on local disk"
         fix = f"loaderkit.pull({str(location)!r}, folder), then push() the result"
-        raise OptionError(message, fix=fix)
+        raise OptionError(message, why=why, fix=fix)
     return location.absolute()
 
 
@@ -349,8 +359,9 @@ def _write_joined(plan: _JoinPlan, path: Path, *, overwrite: bool) -> None:
     with open_build(path, overwrite=overwrite) as build:
         if build is None:
             message = f"Another process has packed a cache into {path} meanwhile."
+            why = "joining these caches would replace it"
             fix = "choose another folder, or concat(..., overwrite=True) to replace it"
-            raise CacheError(message, fix=fix)
+            raise CacheError(message, why=why, fix=fix)
 
         build.resume(build_settings)
         num_finished = len(build.shards)

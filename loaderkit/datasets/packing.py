@@ -212,7 +212,7 @@ def _pack_within(
         engine = LocalEngine(common, file, interrupts, workers, most_tasks)
     else:
         lay_out_for_workers(common, file)
-        engine = ExecutorEngine(options.executor, source)
+        engine = ExecutorEngine(options.executor, source, interrupts)
     stack.callback(engine.stop)
     team = PackingTeam(engine, file, interrupts)
     run: PackingRun | StreamRun

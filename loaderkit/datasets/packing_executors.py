@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from loaderkit.datasets.packing_tasks import PackTask
     from loaderkit.datasets.sources import Source
     from loaderkit.datasets.streams import StreamSource
+    from loaderkit.interrupts import Interrupts
 
 _MOST_OUTSTANDING = 1024
 """Tasks that the executor knows of at a time.  Chosen: more than the slots of the
@@ -54,6 +55,8 @@ class ExecutorEngine:
     Args:
         executor: The executor, or what makes one: then one that broke is replaced.
         source: Where samples come from, for messages.
+        interrupts: A Ctrl-C waits while a task is given out: pools fork there, and a
+            hook of fork that is cut short leaves a lock that others wait for.
     """
 
     is_local = False
@@ -62,12 +65,13 @@ class ExecutorEngine:
         self,
         executor: Executor | Callable[[], Executor],
         source: Source | StreamSource,
+        interrupts: Interrupts,
     ) -> None:
         # A class, such as ProcessPoolExecutor itself, has the method and makes one.
         is_one = hasattr(executor, "submit") and not isinstance(executor, type)
         self._make: Any = None if is_one else executor
         self._executor: Any = None if self._make else executor
-        self._source = source
+        self._source, self._interrupts = source, interrupts
         self._done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
         self._refusal: RuntimeError | None = None
 
@@ -96,7 +100,12 @@ class ExecutorEngine:
             if self._executor is None and self._make is not None:
                 self._executor = self._make()
             try:
-                future: Future[Any] = self._executor.submit(run_for_executor, task)
+                # A worker of Python's pools that is interrupted while it takes a task
+                # may keep the lock of the queue, and the pool waits for ever (2 of 60
+                # interrupts).  The workers of the user's own pool are the user's.
+                is_ours = self._make is not None
+                with self._interrupts.held(ignored_by_forked=is_ours):
+                    future: Future[Any] = self._executor.submit(run_for_executor, task)
             except RuntimeError as error:  # BrokenExecutor is one, as of a closed pool
                 self._refusal = error
                 if self._make is None:

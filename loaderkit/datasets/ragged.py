@@ -60,7 +60,91 @@ def _made_of_parts(cls: type[T]) -> type[T]:
     return cls
 
 
+_OPERATORS = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "truediv": "/",
+    "floordiv": "//",
+    "mod": "%",
+    "pow": "**",
+    "matmul": "@",
+    "and": "&",
+    "or": "|",
+    "xor": "^",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+}
+_SIGNS = {"neg": "-", "abs": "abs", "invert": "~"}
+
+
+def _refuses_arithmetic(cls: type[T]) -> type[T]:
+    """Have operators say that the values have them.
+
+    As those of a tuple, ``batch["x"] * 2`` would be a tuple of six tensors, and
+    ``batch["x"] == 0`` False.
+    """
+
+    def refuse(self: Any, template: str) -> OptionError:
+        name = type(self).__name__
+        shown = template.format(name.lower())
+        message = f"{name} is no tensor to compute with: {shown}."
+        why = f"it holds {', '.join(self._fields)}, and only values are the samples'"
+        fix = template.format(f"{name.lower()}.values")
+        return OptionError(message, why=why, fix=fix)
+
+    def refuse_operator(method: str, symbol: str) -> None:
+        def operate(self: Any, other: object) -> Any:
+            raise refuse(self, f"{{}} {symbol} {_shown_operand(other)}")
+
+        def operate_reflected(self: Any, other: object) -> Any:
+            raise refuse(self, f"{_shown_operand(other)} {symbol} {{}}")
+
+        setattr(cls, f"__{method}__", operate)
+        if method not in {"lt", "le", "gt", "ge"}:  # whose reflections are each other
+            setattr(cls, f"__r{method}__", operate_reflected)
+
+    def refuse_sign(method: str, symbol: str) -> None:
+        def operate(self: Any) -> Any:
+            raise refuse(self, symbol + ("({})" if symbol == "abs" else "{}"))
+
+        setattr(cls, f"__{method}__", operate)
+
+    def equals(self: Any, other: object) -> Any:
+        if isinstance(other, int | float | complex | torch.Tensor | np.ndarray):
+            raise refuse(self, f"{{}} == {_shown_operand(other)}")
+        return tuple.__eq__(self, other)
+
+    def differs(self: Any, other: object) -> Any:
+        if isinstance(other, int | float | complex | torch.Tensor | np.ndarray):
+            raise refuse(self, f"{{}} != {_shown_operand(other)}")
+        return tuple.__ne__(self, other)
+
+    for method, symbol in _OPERATORS.items():
+        refuse_operator(method, symbol)
+    for method, symbol in _SIGNS.items():
+        refuse_sign(method, symbol)
+    for method, function in (("eq", equals), ("ne", differs)):
+        setattr(cls, f"__{method}__", function)
+    # numpy would take it for three arrays of numbers; so it asks for __radd__ here.
+    setattr(cls, "__array_ufunc__", None)  # noqa: B010
+    setattr(cls, "__hash__", tuple.__hash__)  # noqa: B010 -- __eq__ would take it away
+    return cls
+
+
+def _shown_operand(operand: object) -> str:
+    """Write a number as it is, and anything else by the name of its class."""
+    if isinstance(operand, int | float | complex):
+        return repr(operand)
+    if isinstance(operand, torch.Tensor | np.ndarray):
+        return "tensor"
+    return f"{type(operand).__name__.lower()}.values"
+
+
 @answer_wrong_names("values")
+@_refuses_arithmetic
 @_made_of_parts
 class Padded(NamedTuple):
     """Samples side by side, each filled up to the longest."""
@@ -90,6 +174,7 @@ class Padded(NamedTuple):
 
 
 @answer_wrong_names("values")
+@_refuses_arithmetic
 @_made_of_parts
 class Packed(NamedTuple):
     """Samples end to end."""

@@ -103,7 +103,7 @@ class GraphSizes:
             The path.
 
         Raises:
-            OSError: The file cannot be written.
+            NotWrittenError: The file cannot be written; also an ``OSError``.
         """
         return write_page(self.page(max_nodes=max_nodes, max_edges=max_edges), path)
 
@@ -166,7 +166,7 @@ class SampleSizes:
             The path.
 
         Raises:
-            OSError: The file cannot be written.
+            NotWrittenError: The file cannot be written; also an ``OSError``.
             DatasetError: There is a limit of tokens, and no field that has a length.
         """
         return write_page(self.page(max_tokens=max_tokens), path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.answers import answer_wrong_names
@@ -18,6 +17,7 @@ from loaderkit.leaks.page import (
 )
 from loaderkit.leaks.trend import LEAKING, NEEDS_MORE, STEADY, Verdict
 from loaderkit.leaks.verdict import effects_among
+from loaderkit.named_files import write_named_file
 from loaderkit.notebook import Mood, card, repr_in_a_line
 from loaderkit.pages.charts import Limit
 from loaderkit.pages.document import HasPage, Page
@@ -26,6 +26,7 @@ from loaderkit.units import count_of, format_amount, format_bytes, format_second
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
+    from pathlib import Path
 
     from loaderkit.leaks.counter_trend import CounterTrend
     from loaderkit.leaks.growth import Growth
@@ -192,10 +193,11 @@ class LeakReport(HasPage):
 
         Returns:
             The path.
+
+        Raises:
+            NotWrittenError: The file cannot be written; also an ``OSError``.
         """
-        file = Path(path)
-        file.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
-        return file
+        return write_named_file(path, json.dumps(self.to_json(), indent=1) + "\n")
 
     @property
     def headline(self) -> str:

@@ -7,8 +7,9 @@ calls in ``plan`` is the only one there is.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from loaderkit.answers import answer_wrong_names
 from loaderkit.errors import LoaderError
@@ -74,10 +75,18 @@ _PINNED_SHARE = 0.1
 other process can have it back."""
 
 
-@answer_wrong_names()
-@dataclass(frozen=True)
+@answer_wrong_names("value")
+@dataclass(frozen=True, eq=False)
 class Decision(Generic[T_co]):
-    """A setting, and why it is as it is."""
+    """A setting, and why it is as it is.
+
+    It compares with its value (``plan.num_workers == 0``), and counts as it does
+    (``range(plan.num_workers)``).  Only ``is`` tells them apart.
+
+    >>> two_workers = Decision(2, "for so many batches")
+    >>> two_workers == 2, two_workers > 0, list(range(two_workers)), f"{two_workers:>3}"
+    (True, True, [0, 1], '  2')
+    """
 
     value: T_co
     """What the loader does."""
@@ -90,8 +99,46 @@ class Decision(Generic[T_co]):
         """``if plan.pin_memory:`` asks for the value, also where it is 0 or False."""
         return bool(self.value)
 
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Decision):
+            return (self.value, self.reason, self.warning) == (
+                other.value,
+                other.reason,
+                other.warning,
+            )
+        return bool(self.value == other)
+
+    def __hash__(self) -> int:
+        return hash(self.value)  # as what it is equal to
+
+    def __lt__(self, other: Any) -> bool:
+        return bool(self.value < _value_of(other))
+
+    def __le__(self, other: Any) -> bool:
+        return bool(self.value <= _value_of(other))
+
+    def __gt__(self, other: Any) -> bool:
+        return bool(self.value > _value_of(other))
+
+    def __ge__(self, other: Any) -> bool:
+        return bool(self.value >= _value_of(other))
+
+    def __index__(self) -> int:
+        return operator.index(self.value)  # type: ignore[arg-type]
+
+    def __float__(self) -> float:
+        return float(self.value)  # type: ignore[arg-type]
+
+    def __format__(self, spec: str) -> str:
+        return format(self.value, spec) if spec else str(self)
+
     def __str__(self) -> str:
         return f"{self.value}: {self.reason}"
+
+
+def _value_of(compared: Any) -> Any:
+    """Take what a decision is compared with, which may be another."""
+    return compared.value if isinstance(compared, Decision) else compared
 
 
 def choose_num_workers(facts: Facts, overrides: SettingOverrides) -> Decision[int]:

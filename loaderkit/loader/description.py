@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch.utils.data import IterableDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
 
 from loaderkit.arguments import with_article
 from loaderkit.dataset_protocol import (
@@ -243,7 +243,11 @@ def sizes_of(dataset: object, name: str) -> Ints:
         LoaderError: It does not know, or what it says cannot be.
     """
     asked = ask_sizes(dataset)
-    sizes = _sizes_in_table(asked.sizes, name)
+    if asked.sizes is None and isinstance(asked.dataset, ConcatDataset):
+        parts = [sizes_of(part, name) for part in asked.dataset.datasets]
+        sizes: ArrayLike | None = np.concatenate(parts)
+    else:
+        sizes = _sizes_in_table(asked.sizes, name)
     if sizes is None:
         raise _unknown_sizes(name, asked.dataset, asked.sizes)
 

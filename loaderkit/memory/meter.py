@@ -7,12 +7,12 @@ import json
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.answers import answer_wrong_names
 from loaderkit.memory.reading import MemorySample, present_device_of, quick_sample
 from loaderkit.memory.timeline_page import named_marks_sections, timeline_sections
+from loaderkit.named_files import write_named_file
 from loaderkit.notebook import HasCard, repr_in_a_line
 from loaderkit.pages.document import HasPage, Page
 from loaderkit.units import count_of, format_bytes, format_seconds
@@ -133,10 +133,13 @@ class Timeline(HasPage):
 
         Returns:
             The text.
+
+        Raises:
+            NotWrittenError: The file cannot be written; also an ``OSError``.
         """
         text = json.dumps(self.rows())
         if path is not None:
-            Path(path).write_text(text + "\n", encoding="utf-8")
+            write_named_file(path, text + "\n")
         return text
 
 

@@ -7,10 +7,10 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from loaderkit.answers import answer_wrong_calls
+from loaderkit.named_files import write_named_file
 from loaderkit.notebook import HasCard, hanging_lines
 from loaderkit.pages.charts import Bars, Curves, Histogram, chart_html
 from loaderkit.pages.provenance import read_provenance
@@ -19,6 +19,7 @@ from loaderkit.pages.words import LONGEST_UNBROKEN, escape_words
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
+    from pathlib import Path
 
     from loaderkit.notebook import Mood
     from loaderkit.pages.charts import Chart
@@ -109,7 +110,7 @@ class HasPage(HasCard):
             The path.
 
         Raises:
-            OSError: The file cannot be written.
+            NotWrittenError: The file cannot be written; also an ``OSError``.
         """
         return write_page(self.page(), path)
 
@@ -125,11 +126,9 @@ def write_page(page: Page, path: str | os.PathLike[str]) -> Path:
         The path.
 
     Raises:
-        OSError: The file cannot be written.
+        NotWrittenError: The file cannot be written; also an ``OSError``.
     """
-    file = Path(path)
-    file.write_text(page_html(page, read_provenance()), encoding="utf-8")
-    return file
+    return write_named_file(path, page_html(page, read_provenance()))
 
 
 def page_html(page: Page, provenance: Provenance) -> str:

@@ -19,6 +19,10 @@ from loaderkit.budget.environment.allocator_settings import (
     judge_environment,
     options_of,
 )
+from loaderkit.budget.environment.process_settings import (
+    KNOWN_NAMES,
+    judge_process_settings,
+)
 from loaderkit.errors import BudgetError, OptionError
 
 CUDA, HIP = OLD_NAMES
@@ -277,3 +281,97 @@ def test_a_misspelt_argument_is_answered_with_the_nearest():
 
 def test_brackets_hold_an_option_together():
     assert options_of("a:[1:2,>:4],b:3") == {"a": "[1:2,>:4]", "b": "3"}
+
+
+OTHERS = [
+    "KMP_AFFINITY",
+    "KMP_BLOCKTIME",
+    "TBB_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMBA_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "RAYON_NUM_THREADS",
+    "MIMALLOC_PAGE_RESET",
+    "MIMALLOC_SHOW_STATS",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "GOMP_DEBUG",
+    "LD_LIBRARY_PATH",
+    "MKL_CBWR",
+    "MKL_DEBUG_CPU_TYPE",
+    "MKL_DOMAIN_NUM_THREADS",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "MKL_VERBOSE",
+    "MKL_NUM_STRIPES",
+    "MKL_SERVICE_FORCE_INTEL",
+    "OMP_AFFINITY_FORMAT",
+    "OMP_ALLOCATOR",
+    "OMP_SCHEDULE",
+    "OMP_CANCELLATION",
+    "OMP_DEFAULT_DEVICE",
+    "OMP_DISPLAY_AFFINITY",
+    "OMP_DISPLAY_ENV",
+    "OMP_NUM_TEAMS",
+    "OMP_MAX_ACTIVE_LEVELS",
+    "OMP_MAX_TASK_PRIORITY",
+    "OMP_TARGET_OFFLOAD",
+    "OMP_TEAMS_THREAD_LIMIT",
+    "PYTORCH_DEBUG_MPS_ALLOCATOR",
+    "PYTORCH_JIT",
+    "PYTORCH_MIOPEN_SUGGEST_NHWC",
+    "PYTORCH_ROCM_ARCH",
+    "PYTORCH_MPS_FAST_MATH",
+    "PYTORCH_MPS_LOG_PROFILE_INFO",
+    "PYTORCH_MPS_PREFER_METAL",
+    "PYTORCH_MPS_TRACE_SIGNPOSTS",
+    "PYTORCH_NVML_BASED_CUDA_CHECK",
+    "TORCH_CUDA_ARCH_LIST",
+    "TORCH_HOME",
+    "TORCH_LOGS",
+    "TORCH_NCCL_BLOCKING_WAIT",
+    "TORCH_SHOW_CPP_STACKTRACES",
+    "TORCH_USE_CUDA_DSA",
+]
+"""Names that torch, MKL, OpenMP and others read, of which doctor says nothing."""
+
+
+def near_misses(name):
+    """Write a name as people get it wrong: a letter, a word, the order, the case."""
+    for at in range(len(name)):
+        yield name[:at] + name[at + 1 :]
+        yield name[:at] + name[at] + name[at:]
+        yield name[:at] + name[at + 1 : at + 2] + name[at] + name[at + 2 :]
+    yield name.lower()
+    words = name.rstrip("_").split("_")
+    for at in range(len(words)):
+        if len(words) > 3:
+            yield "_".join(words[:at] + words[at + 1 :])
+        for other in range(at if len(words) > 2 else 0):
+            exchanged = list(words)
+            exchanged[at], exchanged[other] = words[other], words[at]
+            yield "_".join(exchanged)
+
+
+def findings_on_name(name):
+    setting = Setting({name: "1"}, (2, 13), "mps", "darwin")
+    return [
+        finding for finding in judge_process_settings(setting) if finding.number == 17
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("known", KNOWN_NAMES)
+def test_a_near_miss_of_any_variable_is_found(known):
+    missed = [
+        name
+        for name in near_misses(known)
+        if name not in {*KNOWN_NAMES, *OTHERS} and not findings_on_name(name)
+    ]
+
+    assert missed == []
+
+
+@pytest.mark.parametrize("name", [*OTHERS, *KNOWN_NAMES])
+def test_no_other_variable_is_taken_for_a_near_miss(name):
+    assert findings_on_name(name) == []

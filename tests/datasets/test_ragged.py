@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
@@ -242,3 +243,89 @@ def test_a_misspelt_field_is_refused_and_one_that_some_samples_lack_is_not(tmp_p
 def test_what_is_no_padding_is_refused(words, options):
     with pytest.raises(OptionError, match="pad_value"):
         loaderkit.open_cache(words, **options)
+
+
+def pack_together(tensors):
+    return pack_rows(*concatenate(tensors))
+
+
+SYMBOLS = ["+", "-", "*", "/", "//", "%", "**", "&", "|", "^", "<", "<=", ">", ">="]
+EXPRESSIONS = [
+    *("batch == 2", "batch != 2", "2 == batch", "2 != batch"),
+    *(
+        f"batch {symbol} 2"
+        for symbol in [
+            "+",
+            "-",
+            "*",
+            "/",
+            "//",
+            "%",
+            "**",
+            "&",
+            "|",
+            "^",
+            "<",
+            "<=",
+            ">",
+            ">=",
+            "==",
+            "!=",
+        ]
+    ),
+    *(
+        f"2 {symbol} batch"
+        for symbol in [
+            "+",
+            "-",
+            "*",
+            "/",
+            "//",
+            "%",
+            "**",
+            "&",
+            "|",
+            "^",
+            "<",
+            "<=",
+            ">",
+            ">=",
+            "==",
+            "!=",
+        ]
+    ),
+    *(f"tensor {symbol} batch" for symbol in ["+", "-", "*", "/", "@", "==", "<"]),
+    *(f"batch {symbol} tensor" for symbol in ["+", "-", "*", "/", "@", "==", "<"]),
+    *("array + batch", "batch * array", "batch + batch", "batch * batch"),
+    *("-batch", "~batch", "abs(batch)"),
+]
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+@pytest.mark.parametrize("make", [pad, pack_together])
+def test_computing_with_a_batch_says_whose_values_are_meant(make, expression):
+    batch = make([torch.arange(3), torch.arange(3)])
+    names = {"batch": batch, "tensor": torch.ones(3), "array": np.ones(3)}
+
+    with pytest.raises(OptionError) as caught:
+        eval(expression, names)
+
+    kind = type(batch).__name__.lower()
+    assert f"{kind}.values" in caught.value.fix
+    shown = "".join(caught.value.fix.split()).replace(f"{kind}.values", "batch")
+    wanted = expression.replace("array", "tensor")
+    left, symbol, right = wanted.split() if " " in wanted else ("", "", "")
+    # "2 < batch" is asked of the batch as "batch > 2".
+    mirrored = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}.get(symbol, symbol)
+    assert shown in {wanted.replace(" ", ""), f"{right}{mirrored}{left}"}
+
+
+@pytest.mark.parametrize("make", [pad, pack_together])
+def test_a_batch_is_compared_with_other_tuples_and_hashed_as_one(make):
+    batch = make([torch.arange(3)])
+
+    assert batch == tuple(batch)
+    assert batch != ()
+    assert batch != "text"
+    assert batch is not None
+    assert hash(batch) == hash(tuple(batch))

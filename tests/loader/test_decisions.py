@@ -2,13 +2,17 @@
 
 import dataclasses
 import itertools
+import json
 
 import pytest
 from test_plan import CPU, CUDA, GIB, MIB, SLOW, facts
+from torch.utils.data import DataLoader
 
+from loaderkit import build_loader
 from loaderkit.errors import LoaderError
 from loaderkit.forking import ForkHazard
 from loaderkit.loader.decisions import (
+    Decision,
     batches_per_s,
     choose_in_order,
     choose_num_workers,
@@ -326,3 +330,44 @@ def test_batches_leave_workers_as_this_system_can():
     ]
 
     assert sharing == ["none", "parcel", "torch"]
+
+
+@pytest.mark.parametrize("value", [0, 3, True, False, None, "fork"])
+def test_a_decision_compares_and_hashes_as_its_value(value):
+    decision = Decision(value, "because")
+
+    for other in (0, 1, 3, True, None, "fork", "spawn", [3]):
+        assert (decision == other) is (value == other)
+        assert (other == decision) is (other == value)
+        assert (decision != other) is (value != other)
+    assert hash(decision) == hash(value)
+    assert decision in {value}
+
+
+def test_decisions_are_equal_with_equal_reasons():
+    assert Decision(2, "because") == Decision(2, "because")
+    assert Decision(2, "because") != Decision(2, "asked for")
+
+
+def test_a_decision_counts_as_its_value():
+    decision = Decision(3, "because")
+
+    assert (decision > 2, decision >= 3, decision < 4, decision <= 2) == (1, 1, 1, 0)
+    assert (decision > 2, decision > Decision(2, "x")) == (True, True)
+    assert list(range(decision)) == [0, 1, 2]
+    assert (int(decision), float(decision), "abcdef"[decision]) == (3, 3.0, "d")
+    assert f"{decision:>4}|{decision}" == "   3|3: because"
+    assert json.dumps({"workers": int(decision)}) == '{"workers": 3}'
+
+
+def test_torch_takes_decisions_as_settings():
+    plan = build_loader([1, 2, 3], num_workers=0, batch_size=2).plan
+
+    loader = DataLoader([1, 2, 3], 2, num_workers=plan.num_workers)
+
+    assert [batch.tolist() for batch in loader] == [[1, 2], [3]]
+
+
+def test_an_attribute_of_the_value_is_named():
+    with pytest.raises(AttributeError, match=r"value\.upper"):
+        Decision("fork", "because").upper  # noqa: B018

@@ -8,7 +8,7 @@ import sys
 import traceback
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.answers import answer_wrong_names
@@ -185,7 +185,7 @@ def diagnose_oom(
         Numbers, verdict and advice; ``is_oom`` is False for anything else.
 
     Raises:
-        OptionError: It is neither an error nor a text.
+        OptionError: It is neither an error nor a text, or names a file.
 
     >>> print(
     ...     diagnose_oom(
@@ -200,6 +200,8 @@ def diagnose_oom(
     """
     saves = {gain.remedy.name: gain.saves for gain in plan.savings} if plan else {}
     if isinstance(error, str):
+        if _names_a_file(error):
+            raise _neither_error_nor_text(error)
         return diagnose(read_message(error), saves=saves)
     if not isinstance(error, BaseException):
         raise _neither_error_nor_text(error)
@@ -214,12 +216,34 @@ def diagnose_oom(
     return diagnosis
 
 
+_LOG_SUFFIXES = frozenset({".err", ".json", ".log", ".out", ".stderr", ".txt"})
+"""Ends of names under which logs are saved."""
+_LONGEST_PATH = 4096
+"""Characters of a path; ``PATH_MAX`` of Linux."""
+
+
+def _names_a_file(text: str) -> bool:
+    """Tell whether a text is the path of a log rather than what stands in it."""
+    if not text.strip() or len(text) > _LONGEST_PATH or "\n" in text.strip():
+        return False
+    path = Path(text.strip())
+    if len(text.split()) == 1 and path.suffix.lower() in _LOG_SUFFIXES:
+        return True
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # as of a name that is too long, or with a NUL
+        return False
+
+
 def _neither_error_nor_text(given: object) -> OptionError:
     """Say what to give in place of what is often at hand where an error was caught."""
     message = f"diagnose_oom takes an error or a text, got {show_value(given)}."
     why = f"its type is {type(given).__name__}"
     fix = "except Exception as error: print(diagnose_oom(error))"
-    if given is None:
+    if isinstance(given, str):
+        why = "it names a file; what stands in it is the text"
+        fix = f"diagnose_oom(pathlib.Path({given!r}).read_text(errors='replace'))"
+    elif given is None:
         why = "it is None: no error is being handled here, or this one has no cause"
     elif isinstance(given, type):
         why = "it is a class of errors, not the error that was raised"

@@ -6,7 +6,9 @@ when the process starts or loads them.
 
 from __future__ import annotations
 
+import collections
 import difflib
+import itertools
 import re
 from typing import TYPE_CHECKING
 
@@ -51,6 +53,7 @@ _JUDGED_ELSEWHERE = (
     *OPENMP_FORMS,
     *GLIBC_RANGES,
     *OTHER_ALLOCATORS,
+    "GLIBC_TUNABLES",
 )
 _REAL_BUT_NEAR = frozenset(
     {
@@ -60,11 +63,20 @@ _REAL_BUT_NEAR = frozenset(
         "PYTORCH_MLU_ALLOC_CONF",
         "PYTORCH_HPU_ALLOC_CONF",
         "PYTORCH_DEBUG_MPS_ALLOCATOR",
+        "OMP_NUM_TEAMS",
         "OPENBLAS_NUM_THREADS",
         "NUMEXPR_NUM_THREADS",
     }
 )
 """Names that other libraries read, although they look like misspelt ones."""
+KNOWN_NAMES = (*_JUDGED, *_JUDGED_ELSEWHERE)
+"""Variables that are judged here, or with the others."""
+_FAMILIES = re.compile(r"(?:PY)?TORCH_|G?OMP_|MALLOC_|CUDA_LAUNCH|HIP_LAUNCH|MKL_")
+"""How names begin that may be misspelt by more than a letter: others are alike too, as
+TBB_NUM_THREADS is."""
+_FEWEST_WORDS = 3
+"""Words that a name must have in common with a variable; chosen: MALLOC_ARENA is the
+beginning of two of them."""
 _MISSPELT = 17
 _CACHING_OFF = 18
 _BLOCKING_LAUNCHES = 19
@@ -103,19 +115,61 @@ def judge_process_settings(setting: Setting) -> list[EnvironmentFinding]:
 
 
 def _misspelt_names(setting: Setting) -> Iterator[EnvironmentFinding]:
-    names = [*_JUDGED, *_JUDGED_ELSEWHERE]
     for name, value in setting.environ.items():
-        if name in names or name in _REAL_BUT_NEAR:
-            continue
-        if not re.match(
-            r"(?:PY)?TORCH_|G?OMP_|MALLOC_|CUDA_LAUNCH|HIP_LAUNCH|MKL_", name.upper()
-        ):
-            continue
-        near = difflib.get_close_matches(name.upper(), names, 1, cutoff=_CLOSE)
-        if near:
-            why = f"nothing reads this name: probably {near[0]} is meant"
-            fix = f"unset {name}; export {near[0]}={value}"
+        near = _name_meant_by(name)
+        if near is not None:
+            why = f"nothing reads this name: probably {near} is meant"
+            fix = f"unset {name}; export {near}={value}"
             yield EnvironmentFinding(_MISSPELT, "ignored", name, value, why, fix)
+
+
+def _name_meant_by(name: str) -> str | None:
+    """Give the variable that a name was probably meant to be; None where it is one.
+
+    >>> _name_meant_by("PYTORCH_MPS_FALLBACK"), _name_meant_by("PYTORHC_ALLOC_CONF")
+    ('PYTORCH_ENABLE_MPS_FALLBACK', 'PYTORCH_ALLOC_CONF')
+    """
+    if name in KNOWN_NAMES or name in _REAL_BUT_NEAR:
+        return None
+    upper = name.upper()
+    one_edit = [known for known in KNOWN_NAMES if _is_one_edit(upper, known)]
+    if upper in KNOWN_NAMES or one_edit:
+        return upper if upper in KNOWN_NAMES else one_edit[0]
+    # Long names are misremembered by the word: one is left out, or two are exchanged.
+    words = list(filter(None, upper.split("_")))
+    for known in KNOWN_NAMES:
+        known_words = list(filter(None, known.split("_")))
+        if len(words) >= _FEWEST_WORDS and _lacks_at_most_one(words, known_words):
+            return known
+    if not _FAMILIES.match(upper):
+        return None
+    return next(
+        iter(difflib.get_close_matches(upper, KNOWN_NAMES, 1, cutoff=_CLOSE)), None
+    )
+
+
+def _is_one_edit(name: str, known: str) -> bool:
+    """Tell whether one letter is missing, added or another, or two are exchanged."""
+    if name == known or abs(len(name) - len(known)) > 1:
+        return False
+    start = _common_start(name, known)
+    end = _common_start(name[start:][::-1], known[start:][::-1])
+    part, known_part = name[start : len(name) - end], known[start : len(known) - end]
+    is_exchange = len(part) == 2 and part == known_part[::-1]
+    return is_exchange or max(len(part), len(known_part)) == 1
+
+
+def _common_start(text: str, other: str) -> int:
+    """Count the letters with which both begin."""
+    pairs = zip(text, other, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _lacks_at_most_one(words: list[str], known_words: list[str]) -> bool:
+    """Tell whether words are the known ones in any order, or all but one of them."""
+    missing = collections.Counter(known_words) - collections.Counter(words)
+    added = collections.Counter(words) - collections.Counter(known_words)
+    return not added and missing.total() <= 1
 
 
 def _no_caching(setting: Setting) -> Iterator[EnvironmentFinding]:

@@ -1,0 +1,79 @@
+"""A file that the caller named is written, or the error says what would make it so."""
+
+import pathlib
+import pickle
+
+import pytest
+
+from loaderkit.errors import NotWrittenError, OptionError
+from loaderkit.named_files import write_named_file
+
+
+def test_a_text_is_written_and_replaces_what_was_there(tmp_path):
+    file = write_named_file(tmp_path / "a.html", "first and longer")
+
+    assert write_named_file(str(file), "then") == file
+    assert file.read_text() == "then"
+
+
+PLACES = {
+    "missing": "there is no folder",
+    "file": "is a file, and no folder",
+    "folder": "it is a folder",
+}
+
+
+@pytest.fixture
+def places(tmp_path):
+    (tmp_path / "a").write_text("x")
+    (tmp_path / "b").mkdir()
+    return {
+        "missing": tmp_path / "out" / "deeper" / "page.html",
+        "file": tmp_path / "a" / "page.html",
+        "folder": tmp_path / "b",
+    }
+
+
+@pytest.mark.parametrize(("place", "why"), PLACES.items())
+def test_a_place_that_cannot_be_written_is_told_with_the_reason(places, place, why):
+    with pytest.raises(NotWrittenError) as caught:
+        write_named_file(places[place], "text")
+
+    error = caught.value
+    assert why in error.why
+    assert error.errno == error.__cause__.errno
+    assert error.filename == str(places[place])
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_the_fix_for_a_missing_folder_is_one(places):
+    with pytest.raises(OSError, match="cannot be written") as caught:
+        write_named_file(places["missing"], "text")
+
+    exec(caught.value.fix, {"pathlib": pathlib})
+
+    assert write_named_file(places["missing"], "text").exists()
+
+
+@pytest.mark.parametrize("path", [None, 3, ["page.html"]])
+def test_what_is_no_path_is_told(path):
+    with pytest.raises(OptionError, match="named by a path"):
+        write_named_file(path, "text")
+
+
+RESULTS = [
+    "budget/batch/plan.py",
+    "budget/diagnosis/diagnose.py",
+    "datasets/sizes.py",
+    "leaks/report.py",
+    "loader/plan.py",
+    "memory/meter.py",
+    "pages/document.py",
+]
+
+
+@pytest.mark.parametrize("file", RESULTS)
+def test_results_write_their_files_so(file):
+    text = (pathlib.Path(__file__).parents[1] / "loaderkit" / file).read_text()
+
+    assert ".write_text(" not in text
