@@ -34,10 +34,12 @@ def answer_wrong_names(*parts: str) -> Callable[[Kind], Kind]:
     >>> Report().is_leaking
     Traceback (most recent call last):
     loaderkit.errors.NoSuchAttributeError: Report has no attribute 'is_leaking'.
+      why: none of its attributes has that name
       fix: did you mean 'leaking'?
     >>> Report().weights
     Traceback (most recent call last):
     loaderkit.errors.NoSuchAttributeError: Report has no attribute 'weights'.
+      why: it is in sizes
       fix: sizes['weights']
     """
 
@@ -91,7 +93,8 @@ def no_such_attribute(
     message = f"{kind.__name__} has no attribute {name!r}."
     hint = _hint_for(kind, name)
     if hint is not None:
-        return NoSuchAttributeError(message, why=hint.why, fix=hint.fix)
+        why = hint.why or "it has another name here"
+        return NoSuchAttributeError(message, why=why, fix=hint.fix)
     for part in parts:
         inside = vars(owner).get(part) if hasattr(owner, "__dict__") else None
         if inside is None:
@@ -99,12 +102,15 @@ def no_such_attribute(
         if isinstance(inside, Mapping):
             keys = [key for key in inside if str(key).replace(" ", "_") == name]
             if keys:
-                return NoSuchAttributeError(message, fix=f"{part}[{keys[0]!r}]")
+                why, fix = f"it is in {part}", f"{part}[{keys[0]!r}]"
+                return NoSuchAttributeError(message, why=why, fix=fix)
         elif inside is not None and hasattr(inside, name):
-            return NoSuchAttributeError(message, fix=f"{part}.{name}")
+            why, fix = f"{part} has it", f"{part}.{name}"
+            return NoSuchAttributeError(message, why=why, fix=fix)
     named = {*dir(owner), *_fields_of(owner)}
     names = sorted(each for each in named if not each.startswith("_"))
-    return NoSuchAttributeError(message, fix=suggest_name(name, names))
+    why = "none of its attributes has that name"
+    return NoSuchAttributeError(message, why=why, fix=suggest_name(name, names))
 
 
 def _hint_for(kind: type, name: str) -> Hint | None:

@@ -209,14 +209,19 @@ def refuse_keyword(
 
     >>> print(refuse_keyword("pack", "num_workers", ["workers", "overwrite"]))
     pack has no option 'num_workers'.
+      why: it has another name here
       fix: workers=4
     """
     message = f"{caller} has no option {name!r}."
     hint = (KEYWORDS.get(caller, {}) if hints is None else hints).get(name)
     if hint is not None:
-        return OptionError(message, why=hint.why, fix=hint.fix)
+        return OptionError(message, why=hint.why or _OTHER_NAME, fix=hint.fix)
     own_names = [parameter for parameter in known if parameter != "self"]
-    return OptionError(message, fix=suggest_name(name, own_names))
+    return OptionError(message, why=_NO_SUCH_NAME, fix=suggest_name(name, own_names))
+
+
+_NO_SUCH_NAME = "none of its options has that name"
+_OTHER_NAME = "it has another name here"
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str:

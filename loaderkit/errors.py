@@ -14,6 +14,9 @@ LoaderkitError
 +-- LeakError              memory grows from epoch to epoch
 +-- BudgetError            it cannot be planned, split, or changed any more
 |   +-- DoesNotFitError    a step takes more than it may; also an AssertionError
++-- StepError              what was passed cannot make a training step; a ValueError
++-- MissingMethodError     a dataset has no keys() or load(); a NotImplementedError
++-- NoSuchRowError         a dataset has no such row; also an IndexError
 +-- NotWrittenError        a file that you named cannot be written; also an OSError
 
 LeakWarning                what LeakDetector(on_leak="warn") warns with
@@ -100,6 +103,18 @@ class BudgetError(LoaderkitError, RuntimeError):
 
 class DoesNotFitError(BudgetError, AssertionError):
     """A step takes more memory than it may, or than it did."""
+
+
+class StepError(LoaderkitError, ValueError):
+    """What was passed cannot make a training step, however it is run."""
+
+
+class MissingMethodError(LoaderkitError, NotImplementedError):
+    """A dataset lacks ``keys`` or ``load``, which its class has to have."""
+
+
+class NoSuchRowError(LoaderkitError, IndexError):
+    """A dataset has no such row."""
 
 
 class NotWrittenError(LoaderkitError, OSError):

@@ -116,7 +116,8 @@ def parse_bytes(text: str) -> int:
     )
     if match is None:
         message = f"a size is a number and a unit, such as 256MiB, got {text!r}"
-        raise OptionError(message, fix=repr(_size_meant_by(text)))
+        why = "it does not read as one"
+        raise OptionError(message, why=why, fix=repr(_size_meant_by(text)))
     number, prefix, binary = match.groups()
     power = " KMGT".index(prefix.upper() or " ")
     step: int = (1024 if binary else 1000) ** power

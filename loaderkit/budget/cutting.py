@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 
+from loaderkit.errors import OptionError
 from loaderkit.nests import flatten, map_leaves
 from loaderkit.pyg import import_pyg, is_pyg_data
 
@@ -45,8 +46,10 @@ def count_samples(batch: Any) -> int:
             return int(leaf.batch_sizes[0])
         if isinstance(leaf, torch.Tensor) and leaf.dim():
             return len(leaf)
-    msg = f"a batch needs a tensor or a graph to be cut, got {type(batch).__name__}"
-    raise ValueError(msg)
+    message = "a batch needs a tensor or a graph to be cut, got "
+    message += f"{type(batch).__name__}."
+    why = "nothing in it has one part for each sample"
+    raise OptionError(message, why=why, fix="give a batch as the model gets it")
 
 
 def cut(batch: Any, start: int, stop: int) -> Any:
@@ -181,9 +184,10 @@ def weight_of(batch: Any, weigh: str | Callable[[Any], float]) -> float:
         for leaf in flatten(batch, is_pyg_data):
             if is_pyg_data(leaf):
                 return float(leaf.num_nodes or 0)
-    msg = f"weigh must be one of {', '.join(WEIGHTS)} or a callable, and the batch "
-    msg += f"must have them, got {weigh!r} for {type(batch).__name__}"
-    raise ValueError(msg)
+    message = f"weigh must be one of {', '.join(WEIGHTS)} or a callable, and the batch "
+    message += f"must have them, got {weigh!r} for {type(batch).__name__}."
+    why = "pieces are weighed by what they hold of it"
+    raise OptionError(message, why=why, fix='weigh="samples"')
 
 
 def _count_tokens(batch: Any) -> float:
@@ -194,8 +198,9 @@ def _count_tokens(batch: Any) -> float:
     for leaf in flatten(batch):
         if isinstance(leaf, torch.Tensor) and leaf.dim() > 1:
             return float(leaf.size(0) * leaf.size(1))
-    msg = "a batch needs a mask, lengths, or a tensor [samples, tokens, ...]"
-    raise ValueError(msg)
+    message = "a batch needs a mask, lengths, or a tensor [samples, tokens, ...]."
+    why = "tokens are counted by them"
+    raise OptionError(message, why=why, fix='weigh="samples"')
 
 
 def _containers_with_names(batch: Any) -> Iterator[Mapping[str, Any]]:

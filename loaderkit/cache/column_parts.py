@@ -408,7 +408,8 @@ def damaged_offsets(shards: Shards, shard: int, name: str) -> DamagedCacheError:
 def column_is_missing(file: str, name: str) -> CacheError:
     """Say that a column was asked of samples that do not have it."""
     message = f"{file} holds no column {name!r}."
-    return CacheError(message, why="none of its samples has it")
+    fix = "ask for a column that its samples have, or pack them with that field"
+    return CacheError(message, why="none of its samples has it", fix=fix)
 
 
 def _by_shard(numbers: Ints, values: Ints, shard_count: int) -> Ints:

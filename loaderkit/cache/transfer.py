@@ -338,4 +338,5 @@ def _read_text(storage: Storage, name: str, most_bytes: int) -> str:
         return storage.read_file(name, most_bytes).decode("utf-8", "surrogatepass")
     except FileNotFoundError:
         message = f"The cache {storage.url} was removed while it was copied."
-        raise CacheError(message, fix="name another URL") from None
+        why = "another process deleted it, or packs it again"
+        raise CacheError(message, why=why, fix="run the same again") from None

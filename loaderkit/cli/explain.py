@@ -34,9 +34,10 @@ def _read_text(file: str) -> str:
     try:
         return Path(file).read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        message = f"{file} cannot be read: {error}."
+        message = f"{file} cannot be read."
+        why = error.strerror or str(error)
         fix = "loaderkit explain error.txt, or python train.py 2>&1 | loaderkit explain"
-        raise LoaderkitError(message, fix=fix) from error
+        raise LoaderkitError(message, why=why, fix=fix) from error
 
 
 COMMAND = Command(

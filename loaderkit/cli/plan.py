@@ -68,7 +68,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run_plan(options: argparse.Namespace) -> BatchPlan:
     from loaderkit.budget.batch.plan import plan_batch
-    from loaderkit.budget.step.train_step import StepError
+    from loaderkit.errors import StepError
 
     loss = None if options.loss is None else named_object(options.loss)
     try:
@@ -84,9 +84,8 @@ def _run_plan(options: argparse.Namespace) -> BatchPlan:
             loss=loss,
         )
     except StepError as error:  # an error of the user's own code is shown whole
-        message = f"The plan cannot be made: {error}."
-        fix = "loaderkit plan file.py:Model data.lk --device mps --limit 8GiB"
-        raise LoaderkitError(message, fix=fix) from error
+        message = f"The plan cannot be made: {error.what}"
+        raise LoaderkitError(message, why=error.why, fix=error.fix) from error
 
 
 def _build_model(name: str) -> Any:

@@ -37,7 +37,8 @@ def _run_watch(options: argparse.Namespace) -> WatchResult:
             message = (
                 f"Either {options.script} is run, or process {options.pid} watched."
             )
-            raise LoaderkitError(message, fix="leave one of the two out")
+            why = "one process is watched at a time"
+            raise LoaderkitError(message, why=why, fix="leave one of the two out")
         return watch_process(
             options.pid,
             seconds=options.seconds,
@@ -46,10 +47,13 @@ def _run_watch(options: argparse.Namespace) -> WatchResult:
         )
     if options.script is None:
         message = "There is nothing to watch."
-        raise LoaderkitError(message, fix="loaderkit watch train.py, or --pid 1234")
+        why = "neither a script nor a process was named"
+        fix = "loaderkit watch train.py, or --pid 1234"
+        raise LoaderkitError(message, why=why, fix=fix)
     if options.seconds is not None:
-        message = "--seconds is for --pid: a script is watched until it ends."
-        raise LoaderkitError(message, fix="leave --seconds out")
+        message = "--seconds is for --pid."
+        why = "a script is watched until it ends"
+        raise LoaderkitError(message, why=why, fix="leave --seconds out")
     result = watch_script(
         options.script, options.args, page=options.html, live=show_progress
     )

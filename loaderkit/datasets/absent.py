@@ -409,4 +409,5 @@ def refuse_options(method: str, given: Mapping[str, Any], known: Iterable[str]) 
                 # The advice is that of another method: filter has no workers.
                 why, fix = f"{method} has nothing that it would set", "drop it"
             raise OptionError(message, why=why, fix=fix)
-        raise OptionError(message, fix=suggest_name(name, taken))
+        why = "none of its options has that name"
+        raise OptionError(message, why=why, fix=suggest_name(name, taken))

@@ -18,7 +18,7 @@ from loaderkit.datasets.lazy import LAST_GIVEN, LazySamples
 from loaderkit.datasets.ragged import PadValue, fill_padding
 from loaderkit.datasets.rows import is_one, many_rows
 from loaderkit.datasets.sample_reading import SampleReading, is_ours
-from loaderkit.errors import DatasetError, OptionError
+from loaderkit.errors import DatasetError, NoSuchRowError, OptionError
 from loaderkit.joining import check_no_keys, join
 
 if TYPE_CHECKING:
@@ -184,8 +184,9 @@ class BatchJoining(SampleReading[T]):
             raise OptionError(message, why="it is one number", fix=fix)
         numbers = many_rows(rows, len(self))
         if not len(numbers):
-            msg = "a batch needs at least one row, got none"
-            raise IndexError(msg)
+            message = "a batch needs at least one row, got none."
+            why = "nothing says how no samples are joined"
+            raise NoSuchRowError(message, why=why, fix="dataset.batch([0])")
         return numbers
 
     def _recipe_for(self, rows: Ints) -> Any:

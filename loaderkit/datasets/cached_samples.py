@@ -21,7 +21,7 @@ from loaderkit.datasets.opened import OpenedCache
 from loaderkit.datasets.packing import Packed, has_cache, pack_source
 from loaderkit.datasets.room import page_cache_bytes
 from loaderkit.datasets.sources import KeyedSource
-from loaderkit.errors import DatasetError
+from loaderkit.errors import DatasetError, MissingMethodError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,8 +80,10 @@ class CachedSamples(Generic[T]):
         Raises:
             NotImplementedError: The subclass does not say.
         """
-        msg = f"{type(self).__name__} must say which samples there are: def keys(self)"
-        raise NotImplementedError(msg)
+        message = f"{type(self).__name__} must say which samples there are."
+        why = "it has no keys(), and no cache"
+        fix = "def keys(self): return range(100)"
+        raise MissingMethodError(message, why=why, fix=fix)
 
     def load(self, key: Any, /) -> T:
         """Make one sample; called once for each key when there is a cache.
@@ -92,8 +94,10 @@ class CachedSamples(Generic[T]):
         Raises:
             NotImplementedError: The subclass does not say.
         """
-        msg = f"{type(self).__name__} must say how {key!r} is made: def load(self, key)"
-        raise NotImplementedError(msg)
+        message = f"{type(self).__name__} must say how {key!r} is made."
+        why = "it has no load(key), and no cache"
+        fix = "def load(self, key): return ..."
+        raise MissingMethodError(message, why=why, fix=fix)
 
     def identity(self) -> str:
         """Hash what tells these samples from others, in every process.

@@ -133,10 +133,12 @@ class Fingerprint:
             fingerprint = cls(**content)
         except TypeError as error:
             message = f"The manifest's fingerprint makes no sense: {error}."
-            raise DamagedCacheError(message, fix="pack it again") from None
+            why = "the manifest was changed, or another program wrote it"
+            raise DamagedCacheError(message, why=why, fix="pack it again") from None
         if [type(v) for v in asdict(fingerprint).values()] != [str, str, int, str]:
             message = f"The manifest's fingerprint makes no sense: {fingerprint}."
-            raise DamagedCacheError(message, fix="pack it again")
+            why = "the manifest was changed, or another program wrote it"
+            raise DamagedCacheError(message, why=why, fix="pack it again")
         return fingerprint
 
 

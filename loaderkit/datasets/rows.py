@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
+from loaderkit.arguments import kind_of, show_value
+from loaderkit.errors import NoSuchRowError, OptionError
 from loaderkit.units import count_of
 
 if TYPE_CHECKING:
@@ -41,8 +43,7 @@ def one_row(index: SupportsIndex, count: int) -> int:
     """
     row = int(index.__index__())
     if not -count <= row < count:
-        msg = f"row {row} was asked of a dataset of {count_of(count, 'samples')}"
-        raise IndexError(msg)
+        raise _no_such_row(row, count)
     return row % count
 
 
@@ -73,20 +74,22 @@ def many_rows(index: object, count: int) -> Ints:
     kind = rows.dtype.kind
     if kind == "b":
         if len(rows) != count:
-            msg = (
-                f"a mask of {len(rows):,} was given to a dataset of "
-                f"{count_of(count, 'samples')}"
-            )
-            raise IndexError(msg)
+            message = f"a mask of {len(rows):,} was given to a dataset of "
+            message += f"{count_of(count, 'samples')}."
+            why = "a mask has one True or False for each sample"
+            raise NoSuchRowError(message, why=why, fix="dataset[mask[:len(dataset)]]")
         return np.flatnonzero(rows)
     if kind not in "iu":
-        msg = f"rows are integers, booleans or a slice, got {type(index).__name__}"
+        message = "rows are integers, booleans or a slice, got "
+        message += f"{type(index).__name__} of {rows.dtype}."
+        why, fix = "others name no rows", "dataset[[0, 4, 2]]"
         if kind == "U":
             # As pandas and Hugging Face's select_columns would have it.
-            msg += "; a field of all samples is dataset[name], one field at a time"
+            why = "a field of all samples is asked for one at a time"
+            fix = "dataset[name]"
         elif kind == "f":
-            msg += f" of {rows.dtype}; a share of the rows is a slice: [:0.8]"
-        raise TypeError(msg)
+            fix = "a share of the rows is a slice: [:0.8]"
+        raise OptionError(message, why=why, fix=fix)
     if not len(rows):
         return np.empty(0, np.int64)
     rows = rows.astype(np.int64, copy=False)
@@ -97,8 +100,7 @@ def many_rows(index: object, count: int) -> Ints:
     low = rows.min()
     if low < -count or rows.max() >= count:
         wrong = rows[(rows < -count) | (rows >= count)][0]
-        msg = f"row {wrong} was asked of a dataset of {count_of(count, 'samples')}"
-        raise IndexError(msg)
+        raise _no_such_row(int(wrong), count)
     return np.where(rows < 0, rows + count, rows)
 
 
@@ -107,8 +109,9 @@ def _row_of_border(border: object, count: int) -> Any:
     if not isinstance(border, float | np.floating):
         return border
     if not -1 <= border <= 1:
-        msg = f"a share of the rows is from -1 to 1, got {border}; a row is an integer"
-        raise TypeError(msg)
+        message = f"a share of the rows is from -1 to 1, got {border}."
+        why = "a border that is no integer is a share"
+        raise OptionError(message, why=why, fix="dataset[:0.8], or dataset[:100]")
     return round(float(border) * count)
 
 
@@ -116,12 +119,13 @@ def _as_array(index: object) -> NDArray[Any]:
     if isinstance(index, np.ndarray):
         return index.reshape(-1)
     if not hasattr(index, "__len__") and not isinstance(index, Iterable):
-        msg = f"rows are integers, booleans or a slice, got {index!r}"
+        message = f"rows are integers, booleans or a slice, got {show_value(index)}."
+        why, fix = f"it is {kind_of(index)}", "dataset[[0, 4, 2]]"
         if isinstance(index, float):
-            msg += "; a share of the rows is a slice: [:0.8]"
+            fix = "a share of the rows is a slice: [:0.8]"
         elif isinstance(index, int):
-            msg = f"rows are a list or a slice, got {index!r}; of one row: [{index!r}]"
-        raise TypeError(msg)
+            fix = f"[{index!r}], for one row"
+        raise OptionError(message, why=why, fix=fix)
     is_array = hasattr(index, "ndim")
     plain = isinstance(index, list | tuple | Sequence)
     if not plain and isinstance(index, Iterable):
@@ -129,5 +133,13 @@ def _as_array(index: object) -> NDArray[Any]:
     rows = np.asarray(index) if len(index) else np.empty(0, np.int64)
     if rows.ndim == 1 or is_array:
         return rows.reshape(-1)
-    msg = f"rows are a list, a slice or one integer, got shape {list(rows.shape)}"
-    raise TypeError(msg)
+    message = f"rows are a list, a slice or one integer, got shape {list(rows.shape)}."
+    why = "lists within a list name no order of rows"
+    raise OptionError(message, why=why, fix="dataset[[0, 4, 2]]")
+
+
+def _no_such_row(row: int, count: int) -> NoSuchRowError:
+    message = f"row {row} was asked of a dataset of {count_of(count, 'samples')}."
+    why = "rows are counted from 0, or from -1 back"
+    fix = f"dataset[{count - 1}] is the last one" if count else "it has no rows"
+    return NoSuchRowError(message, why=why, fix=fix)

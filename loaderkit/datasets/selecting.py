@@ -18,6 +18,7 @@ from loaderkit.arguments import (
     check_callable,
     check_integer,
     check_truth,
+    kind_of,
     refuse_value,
     show_value,
 )
@@ -233,7 +234,8 @@ def _random_rows(count: int, seed: int | None, generator: object) -> Ints:
     if isinstance(generator, np.random.Generator):
         return generator.permutation(count)
     message = f"generator must be numpy's or torch's, got {show_value(generator)}."
-    raise OptionError(message, fix="generator=np.random.default_rng(0)")
+    why = f"it is {kind_of(generator)}"
+    raise OptionError(message, why=why, fix="generator=np.random.default_rng(0)")
 
 
 def _split_sizes(

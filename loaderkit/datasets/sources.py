@@ -359,8 +359,9 @@ class PtFolder:
             return paths
 
         if (self.path / MANIFEST).exists():
-            message = f"{self.path} is a cache: it is packed already."
-            raise DatasetError(message, fix=f"open_cache({str(self.path)!r})")
+            message = f"{self.path} is a cache, and no folder of samples."
+            fix = f"open_cache({str(self.path)!r})"
+            raise DatasetError(message, why="it is packed already", fix=fix)
         other_names = sorted(file.name for file in self.path.iterdir())[:3]
         message = f"No file in {self.path} matches {self.pattern!r}."
         why = f"it holds {', '.join(other_names) or 'nothing'}"

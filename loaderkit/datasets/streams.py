@@ -202,8 +202,9 @@ class SpanSource(StreamSource):
             f"{self.name_span(span)}: {_name_of(self._function)}({span}, "
             f"{self.span_count}) gave {iterable!r:.80}, which cannot be iterated over."
         )
+        why = "a span is read sample by sample"
         fix = "return a list, a generator or a dataset with the span's samples"
-        raise DatasetError(message, fix=fix)
+        raise DatasetError(message, why=why, fix=fix)
 
     def key(self, span: int, index: int) -> str:
         """Number the sample within its span."""

@@ -50,9 +50,9 @@ def assert_no_leak(
     """
     check_callable("function", function, "lambda: train_one_epoch()")
     if check_integer("epochs", epochs, least=0) < FEWEST_EPOCHS:
-        msg = f"epochs must be at least {FEWEST_EPOCHS} to tell growth from warm-up, "
-        msg += f"got {epochs}"
-        raise OptionError(msg, fix=f"epochs={FEWEST_EPOCHS}")
+        message = f"epochs must be at least {FEWEST_EPOCHS}, got {epochs}."
+        why = "fewer cannot tell growth from warm-up"
+        raise OptionError(message, why=why, fix=f"epochs={FEWEST_EPOCHS}")
     detector = LeakDetector(
         device, limit=limit, on_leak=_let_it_end, tolerance=tolerance
     )

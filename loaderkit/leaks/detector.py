@@ -14,6 +14,7 @@ from loaderkit.arguments import (
     check_choice,
     check_integer,
     check_takes_nothing,
+    kind_of,
     show_value,
     suggest_keywords,
 )
@@ -117,7 +118,9 @@ class LeakDetector:
         """
         if not hasattr(iterable, "__iter__"):
             message = f"epochs takes what to loop over, got {show_value(iterable)}."
-            raise OptionError(message, fix=f"epochs(range({show_value(iterable)}))")
+            why = f"it is {kind_of(iterable)}"
+            fix = f"epochs(range({show_value(iterable)}))"
+            raise OptionError(message, why=why, fix=fix)
         self.start()
         for item in iterable:
             yield item
@@ -258,8 +261,10 @@ class LeakDetector:
 
     def _started_recorder(self) -> EpochRecorder:
         if self._watch is None:
-            msg = "call start() first"
-            raise RuntimeError(msg)
+            message = "call start() first: the detector does not watch yet."
+            why = "epochs are counted from there"
+            fix = "detector.start(), or for epoch in detector.epochs(range(10))"
+            raise LeakError(message, why=why, fix=fix)
         return self._watch
 
     def _report_if_due(self) -> LeakReport | None:

@@ -142,7 +142,9 @@ def watch_script(
     """
     if not Path(script).is_file():
         message = f"There is no script {script!r}."
-        raise LoaderkitError(message, fix="loaderkit watch train.py --epochs 10")
+        why = f"it is no file below {Path.cwd()}"
+        fix = "loaderkit watch train.py --epochs 10"
+        raise LoaderkitError(message, why=why, fix=fix)
     kills_before = read_host().oom_kills
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "loaderkit.leaks.watch_child", folder, script]
@@ -183,8 +185,9 @@ def watch_process(
     """
     monitor = ProcessMonitor(pid)
     if not monitor.read():
-        message = f"Process {pid} is not there, or is somebody else's."
-        raise LoaderkitError(message, fix="pgrep -f train.py")
+        message = f"Process {pid} cannot be watched."
+        why = "it is not there, or is somebody else's"
+        raise LoaderkitError(message, why=why, fix="pgrep -f train.py")
     with contextlib.suppress(KeyboardInterrupt):
         _follow_process(monitor, live, seconds)
     report = monitor.report()

@@ -314,7 +314,8 @@ def _check_generator(generator: object) -> None:
     if generator is not None and not has_seed:
         message = f"generator must be a torch.Generator, got {show_value(generator)}."
         fix = "generator=torch.Generator().manual_seed(0), or seed=0"
-        raise OptionError(message, fix=fix)
+        why = f"it is {kind_of(generator)}"
+        raise OptionError(message, why=why, fix=fix)
 
 
 def _check_iterable(name: str, value: object) -> None:

@@ -63,11 +63,11 @@ def read_facts(
     try:
         capability = read_capability(device)
     except ValueError as error:
-        message = f"device cannot be {str(device)!r}: {error}."
+        message = f"device cannot be {str(device)!r}."
         nearest = suggest_device(device)
         is_known = nearest.partition(":")[0] == str(device).partition(":")[0]
         fix = f"device={'cpu' if is_known else nearest!r}"
-        raise OptionError(message, fix=fix) from error
+        raise OptionError(message, why=str(error), fix=fix) from error
     measurement = _measure_typical_batch(description, collate, typical, options)
     return Facts(
         host=read_host(),

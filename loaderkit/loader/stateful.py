@@ -199,9 +199,10 @@ def restore_sampler(
     if state.own is not None:
         part = stateful_part(sampler)
         if part is None:
-            message = "The state is that of a sampler with a state_dict of its own; "
-            message += f"this {type(sampler).__name__} has none."
-            raise LoaderError(message, fix="give the loader the same sampler")
+            message = "The state is that of a sampler with a state_dict of its own."
+            why = f"this {type(sampler).__name__} has none"
+            fix = "give the loader the same sampler"
+            raise LoaderError(message, why=why, fix=fix)
         part.load_state_dict(copy.deepcopy(state.own))
         return None
 
@@ -211,9 +212,10 @@ def restore_sampler(
 
     for path, saved in state.generators.items():
         if not _restore_generator(attributes.get(path), saved):
-            message = f"The state is of a random generator at {path}; this sampler has "
-            message += "none there, or one of another kind."
-            raise LoaderError(message, fix="give the loader the same sampler")
+            message = f"The state is of a random generator at {path}."
+            why = "this sampler has none there, or one of another kind"
+            fix = "give the loader the same sampler"
+            raise LoaderError(message, why=why, fix=fix)
     for path, saved in state.values.items():
         if path not in attributes or attributes[path] != saved:
             message = f"The sampler's {path} is {attributes.get(path)!r}, "

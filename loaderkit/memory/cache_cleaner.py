@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from loaderkit.answers import answer_wrong_calls
+from loaderkit.errors import OptionError
 from loaderkit.memory.reading import device_of
 from loaderkit.memory.release import cached_bytes, release
 from loaderkit.notebook import HasCard, repr_in_a_line
@@ -80,8 +81,9 @@ class EpochCacheCleaner:
         freeze: bool = False,
     ) -> None:
         if every is not None and every < 1:
-            msg = f"every must be a number of batches from 1, got {every!r}"
-            raise ValueError(msg)
+            message = f"every must be a number of batches from 1, got {every!r}."
+            why = "it cleans behind so many"
+            raise OptionError(message, why=why, fix="every=100, or None for epochs")
         self.device, self.every, self.freeze = device_of(device), every, freeze
         self._batches = 0
         self._releases = 0

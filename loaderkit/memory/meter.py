@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.answers import answer_wrong_names
+from loaderkit.errors import OptionError
 from loaderkit.memory.reading import MemorySample, present_device_of, quick_sample
 from loaderkit.memory.timeline_page import named_marks_sections, timeline_sections
 from loaderkit.named_files import write_named_file
@@ -175,8 +176,9 @@ class MemoryMeter:
         on_sample: Callable[[Mark], object] | None = None,
     ) -> None:
         if every_s is not None and not every_s > 0:
-            msg = f"every_s must be seconds above 0, got {every_s!r}"
-            raise ValueError(msg)
+            message = f"every_s must be seconds above 0, got {every_s!r}."
+            why = "it is the time from one reading to the next"
+            raise OptionError(message, why=why, fix="every_s=1.0")
         self.device = present_device_of(device)
         self.every_s, self.log, self.on_sample = every_s, log, on_sample
         self._begun = time.monotonic()

@@ -227,7 +227,8 @@ def present_device_of(device: str | torch.device | None) -> torch.device:
 
 def _no_such_device(device: str | torch.device) -> OptionError:
     message = f"device cannot be {str(device)!r}: torch has no device of that name."
-    return OptionError(message, fix=f"device={suggest_device(device)!r}")
+    why = "torch names devices by their kind, and a number"
+    return OptionError(message, why=why, fix=f"device={suggest_device(device)!r}")
 
 
 def _machine_counters(host: Host) -> Readings:

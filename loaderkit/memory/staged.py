@@ -178,9 +178,13 @@ class Stage:
         try:
             self._named.append((weakref.ref(item), type(item).__name__))
         except TypeError as error:
-            msg = "a stage needs objects that can be watched, such as a module or a "
-            msg += f"tensor; a {type(item).__name__} cannot, so name what is in it"
-            raise ValueError(msg) from error
+            message = (
+                "a stage needs objects that can be watched, such as a module or a "
+            )
+            message += f"tensor; a {type(item).__name__} cannot."
+            why = "Python has no weak references to it"
+            fix = f"name what is in the {type(item).__name__}"
+            raise OptionError(message, why=why, fix=fix) from error
         for tensor in tensors_below(item):
             self._tensors.append(weakref.ref(tensor))
             device, size = _storage_bytes(tensor, self._counted_storages)

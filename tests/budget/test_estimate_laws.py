@@ -24,7 +24,8 @@ from loaderkit.budget.step.kernels import KERNELS, Workspace
 from loaderkit.budget.step.measure import measure_step
 from loaderkit.budget.step.shape_rules import shape_rule
 from loaderkit.budget.step.track import track_step
-from loaderkit.budget.step.train_step import Step, StepError
+from loaderkit.budget.step.train_step import Step
+from loaderkit.errors import StepError
 
 MIB = 2**20
 QUICK = (

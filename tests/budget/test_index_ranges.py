@@ -7,7 +7,7 @@ from torch.nn import functional as F  # noqa: N812 -- as everybody calls it
 
 from loaderkit import estimate_step
 from loaderkit.budget.step import tracker
-from loaderkit.budget.step.train_step import StepError
+from loaderkit.errors import StepError
 
 ROWS, WIDTH = 7, 4
 

@@ -8,7 +8,8 @@ from torch.nn import functional as F  # noqa: N812 -- as everybody calls it
 from loaderkit import estimate_step
 from loaderkit.budget.step.measure import measure_step
 from loaderkit.budget.step.step_errors import is_limit_of_fakes
-from loaderkit.budget.step.train_step import Step, StepError
+from loaderkit.budget.step.train_step import Step
+from loaderkit.errors import StepError
 
 
 class Attention(nn.Module):

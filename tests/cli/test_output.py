@@ -142,7 +142,7 @@ def test_a_page_that_cannot_be_written_is_an_error_with_a_fix(cache, tmp_path, c
     assert main(["inspect", str(cache), "--html", str(page)]) == 1
 
     message = capsys.readouterr().err
-    assert f"The page cannot be written to {page}" in message
+    assert f"{page} cannot be written" in message
     assert "fix:" in message
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaderkit.arguments import parse_arguments, suggest_keywords
 from loaderkit.budget.step.estimate import StepEstimate, estimate_step
-from loaderkit.errors import DoesNotFitError
+from loaderkit.errors import DoesNotFitError, OptionError
 from loaderkit.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -73,8 +73,9 @@ def assert_fits(
         TypeError: There is no such option.
     """
     if limit is None and snapshot is None:
-        msg = "assert_fits needs limit=, snapshot=, or both"
-        raise ValueError(msg)
+        message = "assert_fits needs limit=, snapshot=, or both."
+        why = "it holds a step against one of them"
+        raise OptionError(message, why=why, fix='limit="8 GiB"')
     chosen = parse_arguments(FitOptions, options, assert_fits)
     step_estimate = estimate_step(
         model,

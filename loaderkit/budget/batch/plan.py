@@ -37,12 +37,11 @@ from loaderkit.budget.step.page import history_sections
 from loaderkit.budget.step.train_step import (
     OptimizerVariant,
     Step,
-    StepError,
     blocks_of,
     device_spec,
     dtype_of,
 )
-from loaderkit.errors import BudgetError, OptionError
+from loaderkit.errors import BudgetError, OptionError, StepError
 from loaderkit.memory.host import read_host
 from loaderkit.memory.probes import free_bytes
 from loaderkit.mistaken import mistaken_for_model
@@ -230,7 +229,9 @@ class BatchPlan(HasPage):
     def _require_cost_model(self) -> BatchCostModel:
         if self.cost_model is None:
             message = "This plan has no model of what batches take."
-            raise BudgetError(message, fix="plan_batch(model, dataset, device)")
+            why = "plan_batch, which measures that, did not make it"
+            fix = "plan_batch(model, dataset, device)"
+            raise BudgetError(message, why=why, fix=fix)
         return self.cost_model
 
     def _repr_html_(self) -> str:
@@ -371,8 +372,8 @@ def plan_batch(
     if mistake is not None:
         raise OptionError(mistake.what, why=mistake.why, fix=mistake.instead)
     if batch_size < 1:
-        msg = f"batch_size must be at least 1, got {batch_size}"
-        raise StepError(msg)
+        message = f"batch_size must be at least 1, got {batch_size}."
+        raise StepError(message, why="a batch has samples", fix="batch_size=1")
     chosen = parse_arguments(PlanOptions, options, plan_batch)
     spec = device_spec(device)
     autocast = dtype_of(chosen.autocast)
@@ -414,8 +415,8 @@ def _available_bytes(
     if limit is not None:
         size = parse_bytes(limit) if isinstance(limit, str) else limit
         if size < 1:
-            msg = f"limit must be positive, got {limit}"
-            raise StepError(msg)
+            message = f"limit must be positive, got {limit}."
+            raise StepError(message, why="it is bytes to fit into", fix='limit="8 GiB"')
         return _AvailableBytes(size, "as told")
     if spec.memory_bytes is not None:
         return _AvailableBytes(spec.memory_bytes, "of the specification")
@@ -423,7 +424,8 @@ def _available_bytes(
     free = free_bytes(torch.device(name))
     if free is None:
         message = f"There is no {name} here that tells how much memory is free."
-        raise BudgetError(message, fix='plan_batch(..., limit="8 GiB")')
+        why = "it is not on this machine, or torch has no way to ask it"
+        raise BudgetError(message, why=why, fix='plan_batch(..., limit="8 GiB")')
     return _AvailableBytes(free.amount, f"free now ({free.known_from})")
 
 

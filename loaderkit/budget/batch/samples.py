@@ -11,9 +11,8 @@ import torch
 from torch.utils.data import default_collate
 
 from loaderkit.arguments import with_article
-from loaderkit.budget.step.train_step import StepError
 from loaderkit.dataset_protocol import own_collate
-from loaderkit.errors import OptionError
+from loaderkit.errors import OptionError, StepError
 from loaderkit.joining import join
 from loaderkit.mistaken import mistaken_for_dataset
 from loaderkit.nests import flatten
@@ -147,9 +146,11 @@ class Samples:
         if squared and size_rows.shape[-1] == len(self.names) - len(squared):
             return np.column_stack([size_rows, size_rows[:, squared] ** 2])
         if self.kind != "padded graphs" or size_rows.shape[-1] != _GRAPH_COLUMNS:
-            msg = f"sizes must be [batches, ({', '.join(self.names)})], got "
-            msg += f"{list(size_rows.shape)}"
-            raise StepError(msg)
+            message = f"sizes must be [batches, ({', '.join(self.names)})], got "
+            message += f"{list(size_rows.shape)}."
+            why = f"what batches of {self.kind} take follows from these numbers"
+            fix = f"[[{', '.join('1' for _ in self.names)}]]"
+            raise StepError(message, why=why, fix=fix)
         graphs, nodes = size_rows[:, 0], size_rows[:, _NODES_COLUMN]
         longest = np.minimum(self.sizes[:, _NODES_COLUMN].max(), nodes)
         padded = graphs * longest
@@ -290,9 +291,10 @@ def _count_checked(dataset: Any) -> int:
         raise OptionError(mistake.what, why=mistake.why, fix=fix)
     count = len(dataset) if hasattr(dataset, "__len__") else 0
     if not count:
-        msg = "the dataset is empty, or has no length to plan with: give some of its "
-        msg += "samples as a list"
-        raise StepError(msg)
+        message = "the dataset is empty, or has no length to plan with."
+        why = "a plan follows from the sizes of samples"
+        fix = "give some of its samples as a list: [dataset[0], dataset[1]]"
+        raise StepError(message, why=why, fix=fix)
     if isinstance(dataset, Mapping) and set(dataset) != set(range(count)):
         message = f"{with_article(type(dataset).__name__)} is no dataset."
         why = "its keys are not the numbers from 0 on"
@@ -323,8 +325,8 @@ def samples_of_shape(text: str, count: int) -> list[Any]:
         shape, _, dtype_name = argument.partition(":")
         dtype = getattr(torch, dtype_name or "float32", None)
         if not isinstance(dtype, torch.dtype):
-            msg = f"{dtype_name!r} is no type of tensor; such as 80x7:int64"
-            raise StepError(msg)
+            message = f"{dtype_name!r} is no type of tensor."
+            raise StepError(message, why="torch has no such type", fix="80x7:int64")
         sizes = [int(size) for size in shape.split("x")]
         tensors.append(torch.zeros(sizes, dtype=dtype))
     sample = tensors[0] if len(tensors) == 1 else tuple(tensors)

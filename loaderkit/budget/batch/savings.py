@@ -11,11 +11,11 @@ from loaderkit.budget.step.estimate import estimate
 from loaderkit.budget.step.measure import copied
 from loaderkit.budget.step.train_step import (
     Step,
-    StepError,
     blocks_of,
     device_spec,
     dtype_of,
 )
+from loaderkit.errors import StepError
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:

@@ -177,7 +177,9 @@ def configure_allocator(
     }
     if not options and mps_fraction is None:
         message = "nothing to configure: name at least one setting"
-        raise OptionError(message, fix="configure_allocator(expandable_segments=True)")
+        why = "every setting was left out, and the allocator stays as it is"
+        fix = "configure_allocator(expandable_segments=True)"
+        raise OptionError(message, why=why, fix=fix)
     _refuse_invalid(options, mps_fraction)
 
     torch = sys.modules.get("torch")
@@ -200,8 +202,8 @@ def _refuse_invalid(options: dict[str, str], fraction: float | None) -> None:
     )
     for finding in judge_environment(setting):
         if finding.level == "crash":
-            msg = f"{settings}: {finding.problem}"
-            raise ValueError(msg)
+            message = f"{settings} would end the process."
+            raise OptionError(message, why=finding.problem, fix=finding.fix)
     if fraction is None:
         return
     if not 0 < check_number("mps_fraction", fraction, least=0) <= MAX_RATIO:

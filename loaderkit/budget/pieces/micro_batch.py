@@ -159,8 +159,8 @@ class MicroBatcher:
             ValueError: The size is not positive.
         """
         if size < 1:
-            msg = f"size must be at least 1, got {size}"
-            raise ValueError(msg)
+            message = f"size must be at least 1, got {size}."
+            raise OptionError(message, why="a step takes batches", fix="size=1")
         window: list[Any] = []
         for batch in batches:
             window.append(batch)
@@ -324,8 +324,8 @@ class _Pieces:
         independent: bool,  # noqa: FBT001 -- the last of a private list
     ) -> None:
         if size is not None and size < 1:
-            msg = f"micro_batch must be at least 1, got {size}"
-            raise ValueError(msg)
+            message = f"micro_batch must be at least 1, got {size}."
+            raise OptionError(message, why="a piece has samples", fix="micro_batch=1")
         self.model, self.backward, self.size = model, backward, size
         self.weigh, self.independent = weigh, independent
         self.parameters = [p for p in model.parameters() if p.requires_grad]

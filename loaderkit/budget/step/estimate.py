@@ -38,11 +38,10 @@ from loaderkit.budget.step.track import has_assumption, track_step
 from loaderkit.budget.step.tracker import ALL_CHOSEN, CHOSEN_NOW, SCALAR
 from loaderkit.budget.step.train_step import (
     Step,
-    StepError,
     device_spec,
     dtype_of,
 )
-from loaderkit.errors import OptionError
+from loaderkit.errors import OptionError, StepError
 from loaderkit.mistaken import mistaken_for_batch, mistaken_for_model
 from loaderkit.nests import flatten_tensors
 from loaderkit.notebook import Bar, card, repr_in_a_line

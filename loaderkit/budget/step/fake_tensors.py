@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import UninitializedParameter
 from torch.overrides import TorchFunctionMode
 
-from loaderkit.budget.step.train_step import StepError
+from loaderkit.errors import StepError
 from loaderkit.nests import map_tensors
 
 if TYPE_CHECKING:
@@ -65,8 +65,9 @@ def fake_model(fake: FakeTensorMode, model: torch.nn.Module) -> Any:
     memo: dict[int, Any] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if isinstance(parameter, UninitializedParameter):
-            msg = f"parameter {name} has no shape yet: call the model once first"
-            raise StepError(msg)
+            message = f"parameter {name} has no shape yet."
+            why = "a lazy module makes its parameters when it is first called"
+            raise StepError(message, why=why, fix="model(batch) once, before")
         if id(parameter) not in memo:
             values = fake_like(fake, parameter.detach())
             memo[id(parameter)] = torch.nn.Parameter(

@@ -28,7 +28,8 @@ from loaderkit.budget.step.fake_tensors import (
     fake_model,
     without_torch_logging,
 )
-from loaderkit.budget.step.train_step import StepError, make_optimizer, run_step
+from loaderkit.budget.step.train_step import make_optimizer, run_step
+from loaderkit.errors import StepError
 from loaderkit.nests import map_tensors
 
 if TYPE_CHECKING:
@@ -82,7 +83,10 @@ def error_of_step(error: Exception) -> StepError:
     """
     if isinstance(error, StepError):
         return error
-    return StepError(f"this step does not run: {type(error).__name__}: {error}")
+    message = f"this step does not run: {type(error).__name__}: {error}"
+    why = "the model, the batch and the loss do not go together; training would fail so"
+    fix = "see that loss(model(batch)).backward() runs on one small batch"
+    return StepError(message, why=why, fix=fix)
 
 
 def refuses_types(error: Exception) -> bool:

@@ -29,8 +29,8 @@ from loaderkit.budget.step.measure import (
 )
 from loaderkit.budget.step.shape_rules import shape_rule
 from loaderkit.budget.step.sparse_fakes import SparseFakes
-from loaderkit.budget.step.train_step import StepError
 from loaderkit.budget.step.written import tensors_in, written_tensors
+from loaderkit.errors import StepError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -436,8 +436,10 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """
         if index_error is not None:
             where = f" in {self.module}" if self.module else ""
-            msg = f"this step does not run: IndexError{where}: {index_error}"
-            raise StepError(msg)
+            message = f"this step does not run: IndexError{where}: {index_error}"
+            why = "a number in the batch stands for none of what it is looked up in"
+            fix = "number the classes or words from 0, or make the table larger"
+            raise StepError(message, why=why, fix=fix)
 
     def _log_reused(self, tensor: torch.Tensor) -> None:
         """Log that a storage is freed: the result that takes its place is a new one."""

@@ -5,6 +5,7 @@ The same step runs with fake floats to be tracked, and for real to be measured.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 from collections import Counter
@@ -17,8 +18,9 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.checkpoint import checkpoint
 
-from loaderkit.arguments import suggest_device
+from loaderkit.arguments import kind_of, suggest_device
 from loaderkit.budget.step.devices import TRAITS, DeviceSpec
+from loaderkit.errors import StepError
 from loaderkit.nests import flatten_tensors
 from loaderkit.pyg import is_pyg_data
 
@@ -33,10 +35,6 @@ _OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop", "adagrad")
 OptimizerVariant = Literal["default", "loop", "foreach", "fused"]
 """How an optimizer updates its parameters: one after the other, several at once, in one
 kernel, or as torch chooses for the target."""
-
-
-class StepError(ValueError):
-    """What was passed cannot make a training step, however it is run."""
 
 
 def device_spec(target: str | DeviceSpec | torch.device) -> DeviceSpec:
@@ -58,9 +56,10 @@ def device_spec(target: str | DeviceSpec | torch.device) -> DeviceSpec:
         return target
     kind = str(target).partition(":")[0]
     if kind not in TRAITS:
-        msg = f"target must be {', '.join(TRAITS)}, got {target!r}: "
-        msg += f"did you mean {suggest_device(target)!r}?"
-        raise StepError(msg)
+        message = f"target must be {', '.join(TRAITS)}, got {target!r}."
+        why = "what a step takes is known of these kinds of device"
+        fix = f"did you mean {suggest_device(target)!r}?"
+        raise StepError(message, why=why, fix=fix)
     return DeviceSpec(kind)
 
 
@@ -78,8 +77,9 @@ def dtype_of(kind: str | torch.dtype | None) -> torch.dtype | None:
     """
     dtype = getattr(torch, kind, None) if isinstance(kind, str) else kind
     if kind is not None and not isinstance(dtype, torch.dtype):
-        msg = f"autocast must be a type of tensor such as bfloat16, got {kind!r}"
-        raise StepError(msg)
+        message = f"autocast must be a type of tensor, got {kind!r}."
+        why = "torch has no such type"
+        raise StepError(message, why=why, fix='autocast="bfloat16"')
     return dtype
 
 
@@ -177,23 +177,26 @@ def call_model(model: Any, batch: Any, *, paired: bool) -> Any:
         mismatch = _signature_mismatch(model, **batch)
         if mismatch is None:
             return model(**batch)
-        msg = f"a batch of {', '.join(map(str, batch))} does not fit the model: "
-        msg += f"{type(model).__name__}.forward has {mismatch}"
+        message = f"a batch of {', '.join(map(str, batch))} does not fit the model."
+        why = f"{type(model).__name__}.forward has {mismatch}"
+        fix = "give the batch the names that forward takes, or forward(self, batch)"
         if _signature_mismatch(model, batch) is not None:
-            raise StepError(msg)
+            raise StepError(message, why=why, fix=fix)
         try:
             return model(batch)  # forward(self, batch) takes the dict itself
         except TypeError as error:
-            raise StepError(f"{msg}, and given the dict itself: {error}") from error
+            why += f", and given the dict itself: {error}"
+            raise StepError(message, why=why, fix=fix) from error
     if isinstance(batch, (tuple, list)):
         mismatch = _signature_mismatch(model, *batch)
         if mismatch is None:
             return model(*batch)
-        msg = f"a batch of {len(batch)} parts does not fit the model: "
-        msg += f"{type(model).__name__}.forward has {mismatch}"
+        message = f"a batch of {len(batch)} parts does not fit the model."
+        why = f"{type(model).__name__}.forward has {mismatch}"
+        fix = "give the parts that forward takes, in its order"
         if _is_pair(batch) and not paired:
-            msg += "; for (inputs, target) pass loss=f, called as f(output, target)"
-        raise StepError(msg)
+            fix = "for (inputs, target) pass loss=f, called as f(output, target)"
+        raise StepError(message, why=why, fix=fix)
     return model(batch)
 
 
@@ -273,8 +276,10 @@ def loss_of(output: Any, batch: Any, loss: Callable[..., Any] | None) -> Any:
         return loss(output, batch) if _takes_two(loss) else loss(output)
     outputs = [tensor for tensor in flatten_tensors(output) if tensor.requires_grad]
     if not outputs:
-        msg = "the model's output has no float tensor with a gradient: pass loss="
-        raise StepError(msg)
+        message = "the model's output has no float tensor with a gradient."
+        why = "a step needs a number to go back from"
+        fix = "loss=f, called as f(output) or f(output, target)"
+        raise StepError(message, why=why, fix=fix)
     total = outputs[0].mean()
     for tensor in outputs[1:]:
         total = total + tensor.mean()
@@ -351,9 +356,10 @@ def make_optimizer(parameters: Iterable[Any], step: Step) -> Any:
         _choose_variant(group, step)
     if _needs_closure(optimizer):
         name = type(optimizer).__name__
-        msg = f"{name} runs the model several times a step, as often as its values ask "
-        msg += "for: estimate one run with optimizer='sgd'"
-        raise StepError(msg)
+        message = f"{name} runs the model several times a step."
+        why = "how often, its values decide, which nobody knows beforehand"
+        fix = "optimizer='sgd' estimates one run"
+        raise StepError(message, why=why, fix=fix)
     return optimizer
 
 
@@ -367,17 +373,32 @@ def _new_optimizer(parameters: list[Any], optimizer: Any) -> Any:
     if isinstance(optimizer, str):
         classes = {name.lower(): value for name, value in vars(torch.optim).items()}
         if optimizer.lower() not in _OPTIMIZERS:
-            msg = f"optimizer must be one of {', '.join(_OPTIMIZERS)}, a class, a "
-            msg += f"callable or an optimizer, got {optimizer!r}"
-            raise StepError(msg)
+            message = f"optimizer must be one of {', '.join(_OPTIMIZERS)}, a class, a "
+            message += f"callable or an optimizer, got {optimizer!r}."
+            why = "there is none of that name"
+            fix = f"optimizer={_nearest_optimizer(optimizer)}"
+            raise StepError(message, why=why, fix=fix)
         return classes[optimizer.lower()](parameters, lr=1e-3)
     if isinstance(optimizer, torch.optim.Optimizer):
         return type(optimizer)(parameters, **optimizer.defaults)
     if callable(optimizer):
         return optimizer(parameters)
-    msg = "optimizer must be a name, a class, a callable or an optimizer"
-    msg += f", got {optimizer!r}"
-    raise StepError(msg)
+    message = "optimizer must be a name, a class, a callable or an optimizer"
+    message += f", got {optimizer!r}."
+    why = f"it is {kind_of(optimizer)}"
+    raise StepError(message, why=why, fix='optimizer="adam"')
+
+
+def _nearest_optimizer(name: str) -> str:
+    """Write the name, or the class, that was probably meant.
+
+    >>> _nearest_optimizer("adma"), _nearest_optimizer("NAdam")
+    ("'adam'", 'torch.optim.NAdam')
+    """
+    if hasattr(torch.optim, name):
+        return f"torch.optim.{name}"
+    near = difflib.get_close_matches(name.lower(), _OPTIMIZERS, 1)
+    return repr(near[0] if near else "adam")
 
 
 def _choose_variant(group: dict[str, Any], step: Step) -> None:
