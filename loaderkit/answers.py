@@ -6,8 +6,13 @@ from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any, TypeVar
 
-from loaderkit.arguments import suggest_keywords, suggest_name
-from loaderkit.errors import NoSuchAttributeError
+from loaderkit.arguments import (
+    nearest_name,
+    show_value,
+    suggest_keywords,
+    suggest_name,
+)
+from loaderkit.errors import NoSuchAttributeError, OptionError
 from loaderkit.habits import ATTRIBUTES, Hint
 
 Kind = TypeVar("Kind", bound=type)
@@ -53,6 +58,11 @@ def answer_wrong_names(*parts: str) -> Callable[[Kind], Kind]:
                 return object.__getattribute__(self, name)
             raise no_such_attribute(self, name, parts)
 
+        def answer_brackets(self: Any, name: object) -> Any:
+            raise _no_brackets(self, name)
+
+        if not hasattr(kind, "__getitem__"):
+            setattr(kind, "__getitem__", answer_brackets)  # noqa: B010
         # Set like this, type checkers do not see that any name may be asked for.
         setattr(kind, "__getattr__", answer)  # noqa: B010
         return kind
@@ -111,6 +121,18 @@ def no_such_attribute(
     names = sorted(each for each in named if not each.startswith("_"))
     why = "none of its attributes has that name"
     return NoSuchAttributeError(message, why=why, fix=suggest_name(name, names))
+
+
+def _no_brackets(owner: object, name: object) -> OptionError:
+    """Say how what was asked for in brackets, as of a dict, is asked for."""
+    kind = type(owner).__name__
+    message = f"{kind} has nothing in brackets: [{show_value(name)}]."
+    names = [each for each in dir(owner) if not each.startswith("_")]
+    fix = f"its attributes are {', '.join(names)}"
+    if isinstance(name, str):
+        near = name if name in names else nearest_name(name, names)
+        fix = f"{kind.lower()}.{near}" if near is not None else fix
+    return OptionError(message, why="it is read by attributes", fix=fix)
 
 
 def _hint_for(kind: type, name: str) -> Hint | None:

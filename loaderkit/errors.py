@@ -14,6 +14,7 @@ LoaderkitError
 +-- LeakError              memory grows from epoch to epoch
 +-- BudgetError            it cannot be planned, split, or changed any more
 |   +-- DoesNotFitError    a step takes more than it may; also an AssertionError
++-- NotStartedError        a detector has not begun to watch; also a RuntimeError
 +-- StepError              what was passed cannot make a training step; a ValueError
 +-- MissingMethodError     a dataset has no keys() or load(); a NotImplementedError
 +-- NoSuchRowError         a dataset has no such row; also an IndexError
@@ -103,6 +104,10 @@ class BudgetError(LoaderkitError, RuntimeError):
 
 class DoesNotFitError(BudgetError, AssertionError):
     """A step takes more memory than it may, or than it did."""
+
+
+class NotStartedError(LoaderkitError, RuntimeError):
+    """A detector was asked before it had begun to watch."""
 
 
 class StepError(LoaderkitError, ValueError):

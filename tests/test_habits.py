@@ -494,3 +494,37 @@ def test_caches_that_cannot_be_joined_have_one_reason(tmp_path, why, change):
 
     assert why in caught.value.why
     assert [other for other in WHOLE_CACHES if other in caught.value.why] == [why]
+
+
+def change(dataset):
+    dataset[0] = 1
+
+
+def delete(dataset):
+    del dataset[0]
+
+
+PROTOCOLS = {
+    "change": (change, "cannot be changed"),
+    "delete": (delete, "cannot be changed"),
+    "samples": (lambda _: SafeDataset([1, 2]), "takes a path first"),
+    "sizes": (lambda dataset: dataset.sizes()["bytes"], "samplesizes.bytes"),
+    "size of one": (lambda dataset: dataset.sizes()[0], "read by attributes"),
+    "device": (lambda _: MemoryMeter(0.1), "no device of that name"),
+    "size": (
+        lambda dataset: plan_batch(MODEL, dataset, "cpu", batch_size="32"),
+        "batch_size=32",
+    ),
+}
+
+
+@pytest.mark.parametrize(("use", "words"), PROTOCOLS.values(), ids=PROTOCOLS)
+def test_what_pythons_own_objects_do_and_ours_do_not_is_answered(tmp_path, use, words):
+    dataset = pack(SAMPLES, tmp_path / "c.lk", workers=0)
+
+    with pytest.raises(LoaderkitError) as caught:
+        use(dataset)
+
+    assert words in str(caught.value)
+    assert caught.value.why
+    assert caught.value.fix

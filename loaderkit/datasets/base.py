@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,9 @@ from loaderkit.answers import answer_wrong_calls
 from loaderkit.arguments import (
     check_callable,
     check_choice,
+    kind_of,
     refuse_value,
+    show_value,
     suggest_keywords,
 )
 from loaderkit.cache.layout import MANIFEST
@@ -47,7 +50,6 @@ from loaderkit.notebook import card
 from loaderkit.units import count_of
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import (
         Callable,
         Iterable,
@@ -136,6 +138,7 @@ class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
         check_checksums(checksums)
         check_choice("ragged", ragged, tuple(RAGGED))
         _check_packing(packing)
+        _check_raw(type(self).__name__, raw)
         self.raw = None if raw is None else Path(raw)
         if self.raw is not None and cache is None:
             _refuse_cache_as_raw(type(self).__name__, self.raw)
@@ -214,6 +217,20 @@ class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
             stores = self._stores_if_open()
             kind = type(self).__name__
             raise no_such_attribute(kind, name, known, fields, stores)
+
+    def __setitem__(self, index: object, _: object) -> None:
+        raise self._stays_as_packed(f"[{show_value(index)}] = ...")
+
+    def __delitem__(self, index: object) -> None:
+        raise self._stays_as_packed(f"del [{show_value(index)}]")
+
+    def _stays_as_packed(self, wish: str) -> OptionError:
+        message = f"{type(self).__name__} cannot be changed: {wish}."
+        why = "a cache is packed once, and every sample that is read is a copy"
+        fix = (
+            "dataset.map(function, cache=path), dataset[rows], or extend(dataset, more)"
+        )
+        return OptionError(message, why=why, fix=fix)
 
     def __iter__(self) -> Iterator[T]:
         return (self[row] for row in range(len(self)))
@@ -332,6 +349,15 @@ for _name in CONSTRUCTORS:
     _answer = _NoSuchConstructor()
     _answer.__set_name__(BaseDataset, _name)
     setattr(BaseDataset, _name, _answer)
+
+
+def _check_raw(class_name: str, raw: object) -> None:
+    """Refuse samples where the folder of raw data is named."""
+    if raw is None or isinstance(raw, str | os.PathLike):
+        return
+    message = f"{class_name} takes a path first, got {show_value(raw)}."
+    why = f"it is {kind_of(raw)}; keys() and load(key) make samples of what is there"
+    raise OptionError(message, why=why, fix="loaderkit.pack(samples, path)")
 
 
 def _check_packing(packing: object) -> None:

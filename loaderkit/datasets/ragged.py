@@ -122,6 +122,21 @@ def _refuses_arithmetic(cls: type[T]) -> type[T]:
             raise refuse(self, f"{{}} != {_shown_operand(other)}")
         return tuple.__ne__(self, other)
 
+    def get_item(self: Any, index: Any) -> Any:
+        if isinstance(index, slice) or hasattr(index, "__index__"):
+            is_number = not isinstance(index, torch.Tensor)
+            if is_number:
+                return tuple.__getitem__(self, index)
+        shown = ", ".join(
+            map(_shown_index, index if type(index) is tuple else (index,))
+        )
+        refusal = refuse(self, f"{{}}[{shown}]")
+        if isinstance(index, str) and index in self._fields:
+            name = type(self).__name__.lower()
+            raise OptionError(refusal.what, why=refusal.why, fix=f"{name}.{index}")
+        raise refusal
+
+    setattr(cls, "__getitem__", get_item)  # noqa: B010
     for method, symbol in _OPERATORS.items():
         refuse_operator(method, symbol)
     for method, symbol in _SIGNS.items():
@@ -132,6 +147,16 @@ def _refuses_arithmetic(cls: type[T]) -> type[T]:
     setattr(cls, "__array_ufunc__", None)  # noqa: B010
     setattr(cls, "__hash__", tuple.__hash__)  # noqa: B010 -- __eq__ would take it away
     return cls
+
+
+def _shown_index(index: object) -> str:
+    """Write an index as it stands in brackets."""
+    if isinstance(index, slice):
+        borders = (index.start, index.stop)
+        return ":".join("" if border is None else str(border) for border in borders)
+    if isinstance(index, torch.Tensor | np.ndarray):
+        return "rows"
+    return "..." if index is ... else repr(index)
 
 
 def _shown_operand(operand: object) -> str:

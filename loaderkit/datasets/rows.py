@@ -124,7 +124,7 @@ def _as_array(index: object) -> NDArray[Any]:
         if isinstance(index, float):
             fix = "a share of the rows is a slice: [:0.8]"
         elif isinstance(index, int):
-            fix = f"[{index!r}], for one row"
+            fix = f"of one row: [{index!r}]"
         raise OptionError(message, why=why, fix=fix)
     is_array = hasattr(index, "ndim")
     plain = isinstance(index, list | tuple | Sequence)

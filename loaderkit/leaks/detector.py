@@ -18,7 +18,7 @@ from loaderkit.arguments import (
     show_value,
     suggest_keywords,
 )
-from loaderkit.errors import LeakError, LeakWarning, OptionError
+from loaderkit.errors import LeakError, LeakWarning, NotStartedError, OptionError
 from loaderkit.leaks.counter_trend import TOLERANCE
 from loaderkit.leaks.investigate import build_report
 from loaderkit.leaks.trace import allocation_sites
@@ -264,7 +264,7 @@ class LeakDetector:
             message = "call start() first: the detector does not watch yet."
             why = "epochs are counted from there"
             fix = "detector.start(), or for epoch in detector.epochs(range(10))"
-            raise LeakError(message, why=why, fix=fix)
+            raise NotStartedError(message, why=why, fix=fix)
         return self._watch
 
     def _report_if_due(self) -> LeakReport | None:

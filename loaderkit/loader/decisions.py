@@ -136,6 +136,24 @@ class Decision(Generic[T_co]):
         return f"{self.value}: {self.reason}"
 
 
+def _compute_with_value(method: str) -> None:
+    """Have decisions add, multiply ... as their values do."""
+    operate = getattr(operator, method)
+
+    def of_value(self: Decision[Any], other: Any) -> Any:
+        return operate(self.value, _value_of(other))
+
+    def reflected(self: Decision[Any], other: Any) -> Any:
+        return operate(other, self.value)
+
+    setattr(Decision, f"__{method}__", of_value)
+    setattr(Decision, f"__r{method}__", reflected)
+
+
+for _method in ("add", "sub", "mul", "truediv", "floordiv", "mod"):
+    _compute_with_value(_method)
+
+
 def _value_of(compared: Any) -> Any:
     """Take what a decision is compared with, which may be another."""
     return compared.value if isinstance(compared, Decision) else compared

@@ -197,7 +197,7 @@ def device_of(device: str | torch.device | None) -> torch.device:
         return next(iter(present_devices()), torch.device("cpu"))
     try:
         chosen = torch.device(device)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise _no_such_device(device) from error
     if chosen.type in DEVICES:
         raise _no_such_device(device)

@@ -320,6 +320,31 @@ def test_computing_with_a_batch_says_whose_values_are_meant(make, expression):
     assert shown in {wanted.replace(" ", ""), f"{right}{mirrored}{left}"}
 
 
+INDICES = ["[:, 0]", "[0, 1]", "[..., 0]", "[None]", "[rows]", "['x']"]
+
+
+@pytest.mark.parametrize("index", INDICES)
+@pytest.mark.parametrize("make", [pad, pack_together])
+def test_an_index_of_a_tensor_says_whose_values_are_meant(make, index):
+    names = {"batch": make([torch.arange(3)]), "rows": torch.tensor([0])}
+
+    with pytest.raises(OptionError) as caught:
+        eval(f"batch{index}", names)
+
+    assert caught.value.fix == f"{type(names['batch']).__name__.lower()}.values{index}"
+
+
+@pytest.mark.parametrize("make", [pad, pack_together])
+def test_a_batch_is_read_by_numbers_and_slices_as_a_tuple(make):
+    batch = make([torch.arange(3)])
+
+    assert batch[0] is batch.values
+    assert batch[-1] is tuple(batch)[-1]
+    assert batch[:1] == (batch.values,)
+    with pytest.raises(OptionError, match=r"fix: \w+\.values$"):
+        batch["values"]
+
+
 @pytest.mark.parametrize("make", [pad, pack_together])
 def test_a_batch_is_compared_with_other_tuples_and_hashed_as_one(make):
     batch = make([torch.arange(3)])

@@ -355,6 +355,8 @@ def test_a_decision_counts_as_its_value():
     assert (decision > 2, decision >= 3, decision < 4, decision <= 2) == (1, 1, 1, 0)
     assert (decision > 2, decision > Decision(2, "x")) == (True, True)
     assert list(range(decision)) == [0, 1, 2]
+    assert (decision + 1, 1 + decision, decision * 2, 7 // decision) == (4, 4, 6, 2)
+    assert (decision - Decision(1, "x"), 6 / decision, 7 % decision) == (2, 2, 1)
     assert (int(decision), float(decision), "abcdef"[decision]) == (3, 3.0, "d")
     assert f"{decision:>4}|{decision}" == "   3|3: because"
     assert json.dumps({"workers": int(decision)}) == '{"workers": 3}'

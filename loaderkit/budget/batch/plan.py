@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.arguments import parse_arguments, suggest_keywords
+from loaderkit.arguments import check_integer, parse_arguments, suggest_keywords
 from loaderkit.budget.batch.cost_model import (
     BatchBudget,
     BatchCostModel,
@@ -371,9 +371,7 @@ def plan_batch(
     mistake = mistaken_for_model(model)
     if mistake is not None:
         raise OptionError(mistake.what, why=mistake.why, fix=mistake.instead)
-    if batch_size < 1:
-        message = f"batch_size must be at least 1, got {batch_size}."
-        raise StepError(message, why="a batch has samples", fix="batch_size=1")
+    batch_size = check_integer("batch_size", batch_size, least=1)
     chosen = parse_arguments(PlanOptions, options, plan_batch)
     spec = device_spec(device)
     autocast = dtype_of(chosen.autocast)
