@@ -372,7 +372,8 @@ def _axis_first(array: NDArray[Any], axis: int) -> NDArray[Any]:
     ((5, 2, 3), (2, 3))
     """
     others = [other for other in range(array.ndim) if other != axis]
-    return array.transpose(axis, *others)
+    transposed: NDArray[Any] = array.transpose(axis, *others)
+    return transposed
 
 
 def _seen_as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
