@@ -100,6 +100,15 @@ def judged(environ, **facts):
         ({"OMP_WAIT_POLICY": "sleep"}, {}, [(20, "ignored")]),
         ({"OMP_WAIT_POLCY": "passive"}, {}, [(17, "ignored")]),
         ({"KMP_BLOCKTIME": "1"}, {}, [(20, "useless")]),
+        # what scikit-learn sets when it is imported, nobody has asked for
+        ({"KMP_INIT_AT_FORK": "FALSE"}, {"started_with": {}}, []),
+        ({"KMP_DUPLICATE_LIB_OK": "True"}, {"started_with": {}}, []),
+        ({"KMP_DUPLICATE_LIB_OK": "1"}, {"started_with": {}}, [(20, "useless")]),
+        (
+            {"KMP_DUPLICATE_LIB_OK": "True"},
+            {"started_with": {"KMP_DUPLICATE_LIB_OK": "True"}},
+            [(20, "useless")],
+        ),
         ({"KMP_AFFINITY": "granularity=fine"}, {"openmp": "libiomp5"}, []),
         ({"GOMP_CPU_AFFINITY": "0-1"}, {}, [(20, "slow")]),
         ({"GOMP_CPU_AFFINITY": ""}, {}, [(20, "slow")]),

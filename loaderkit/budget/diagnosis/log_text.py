@@ -291,7 +291,8 @@ _ITEM = re.compile(
 )
 """How a row of a list or of a table begins."""
 _FIELD = re.compile(
-    r"(?-i:[a-z])[\w.-]{0,30}: ?[^\s\[]|[\w\"']{2,60} ?[=:] ?\S{1,40},$"
+    r"(?![\w.-]{0,60}:\d{1,6}(?:\]| ?:))"  # "cc:1753]": a place in source code
+    r"(?:(?-i:[a-z])[\w.-]{0,30}: ?[^\s\[]|[\w\"']{2,60} ?[=:] ?\S{1,40},$)"
 )
 """A field of YAML, or a member of an enumeration."""
 
@@ -307,6 +308,20 @@ def _is_wrapped(line: _Line, following: _Line, width: int) -> bool:
     return line.width + 1 + len(next_word) > width
 
 
+def _goes_on_with_path(line: str, following: str) -> bool:
+    """Whether a path that a line ends with goes on in the next.
+
+    >>> _goes_on_with_path("float on /job:localhost/replica:0", "/task:0/device:GPU:0")
+    True
+    """
+    last = line[line.rfind(" ") + 1 :]
+    if not last.startswith("/"):
+        return False
+    if last[-1] == "/":
+        return following[0].isalnum()
+    return following[0] == "/" or (last[-1] == ":" and following[0].isdigit())
+
+
 def _is_broken_word(line: str, following: str, *, by_terminal: bool = False) -> bool:
     """Whether the last word of a line goes on in the next.
 
@@ -320,6 +335,8 @@ def _is_broken_word(line: str, following: str, *, by_terminal: bool = False) -> 
     (True, False)
     """
     if line[-1] in "([<" or following[0] in ")]>,;:":
+        return True
+    if _goes_on_with_path(line, following):
         return True
     last, first = _LAST_WORD.search(line), _FIRST_WORD.match(following)
     if last is None or first is None or not last.group().strip(".,"):

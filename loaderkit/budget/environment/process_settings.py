@@ -82,6 +82,8 @@ _CACHING_OFF = 18
 _BLOCKING_LAUNCHES = 19
 _THREADS_AND_MALLOC = 20
 """Numbers of the rules, which are the rows of ``docs/environment.md``."""
+_SET_BY_SKLEARN = {"KMP_DUPLICATE_LIB_OK": "True", "KMP_INIT_AT_FORK": "FALSE"}
+"""What ``import sklearn`` sets, in ``sklearn/__init__.py``, unless it is set."""
 _CLOSE = 0.85
 """Similarity from which a name counts as misspelt.  Chosen between
 PYTORCH_CUDA_ALLOC_CONFIG (0.96), PYTORCH_ALLOCATOR_CONF (0.90) and
@@ -403,15 +405,21 @@ def _openmp_values(setting: Setting) -> Iterator[EnvironmentFinding]:
             why = f"it is not {form.description}"
             yield _dropped_by_openmp(name, value, why)
     for name in sorted(setting.environ):
-        if name.startswith("KMP_"):
+        value = setting.environ[name]
+        if name.startswith("KMP_") and not _is_set_by_sklearn(setting, name):
             why = (
                 "only the OpenMP of Intel and LLVM reads it, and this torch brings "
                 "GNU's along (measured: nothing changes)"
             )
-            value = setting.environ[name]
             yield EnvironmentFinding(
                 _THREADS_AND_MALLOC, "useless", name, value, why, f"unset {name}"
             )
+
+
+def _is_set_by_sklearn(setting: Setting, name: str) -> bool:
+    """Whether importing scikit-learn set a variable, and nobody asked for it."""
+    value = setting.environ[name]
+    return value == _SET_BY_SKLEARN.get(name) and _set_after_start(setting, name)
 
 
 def _openmp_limit(setting: Setting) -> Iterator[EnvironmentFinding]:
