@@ -129,7 +129,7 @@ def describe_dataset(
     }
     unsendable = ""
     if methods != {"fork"}:
-        unsendable = why_unsendable(_sent_to_workers(dataset, collate))
+        unsendable = why_unsendable(_sent_to_workers(dataset, collate, options))
     return DatasetDescription(
         dataset=dataset,
         samples=_length(dataset),
@@ -292,13 +292,16 @@ def reading_draws_nothing(dataset: object) -> bool:
     return lies_in_memory or is_gathering(inner)
 
 
-def _sent_to_workers(dataset: object, collate: Collate) -> Mapping[str, object]:
+def _sent_to_workers(
+    dataset: object, collate: Collate, options: LoaderOptions
+) -> Mapping[str, object]:
     """Name what a spawned worker gets as the caller named it."""
     join, transform = split_transform(collate)
     return {
         "dataset": as_sent(dataset),
         "collate_fn": join,
         "batch_transform": transform,
+        "worker_init_fn": options.worker_init_fn,
     }
 
 

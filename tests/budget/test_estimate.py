@@ -304,7 +304,7 @@ def test_wrong_arguments_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             estimate_step(model, x, **wrong)
-    with pytest.raises(ValueError, match="call the model once"):
+    with pytest.raises(ValueError, match=r"model\(batch\) once, before"):
         estimate_step(nn.LazyLinear(3), x)
     with pytest.raises(ValueError, match="no float tensor with a gradient"):
         estimate_step(nn.Flatten(), x)
@@ -388,7 +388,9 @@ def test_what_forward_does_not_take_is_told_with_the_way_on(features):
 
     with pytest.raises(ValueError, match="pass loss=f, called as f"):
         estimate_step(model, (x, torch.zeros(4)))
-    with pytest.raises(ValueError, match=r"3 parts .* too many positional arguments"):
+    with pytest.raises(
+        ValueError, match=r"(?s)3 parts .* too many positional arguments"
+    ):
         estimate_step(model, (x, x, x))
     with pytest.raises(ValueError, match="a batch of a, b does not fit the model"):
         estimate_step(model, {"a": x, "b": x})

@@ -93,8 +93,12 @@ _NEW_RECORD = re.compile(
     rf"|\[ ?{_LEVEL} ?\]"
 )
 """How a line begins that goes on with no other."""
-_ENDS_WITH_LABEL = re.compile(r"\w error:$|\s[:-]$")
-"""A line that announces what the next begins with: "but got error:", "(92) -"."""
+_ENDS_UNFINISHED = re.compile(
+    r"\w error:$|\s[:-]$|\.\w{1,4}:\d{1,6}:$"
+    r"|\s(?:a|an|and|as|at|by|for|from|in|is|of|on|or|plus|than|the|to|was|with)$"
+)
+"""A line that announces what the next begins with: "but got error:", "(92) -",
+"alloc.cpp:73:", "was killed by"."""
 _TABLE_ROW = re.compile(r"[A-Za-z][\w ()/-]{0,40}: ?[\d.,]{1,24}(?: ?[KMGT]?i?B)?")
 """A label and its number: rows of a table are equally wide without being wrapped."""
 _PROCESS_AT_START = re.compile(rf"(?:^|(?<=[\])Z,.\d] )){_PROCESS}", re.MULTILINE)
@@ -283,7 +287,7 @@ def _join_lines(lines: list[_Line]) -> str:
 
 def _goes_on(line: _Line) -> bool:
     """Whether a line announces what the next begins with."""
-    return _ENDS_WITH_LABEL.search(line.words) is not None
+    return _ENDS_UNFINISHED.search(line.words) is not None
 
 
 _ITEM = re.compile(
@@ -292,6 +296,7 @@ _ITEM = re.compile(
 """How a row of a list or of a table begins."""
 _FIELD = re.compile(
     r"(?![\w.-]{0,60}:\d{1,6}(?:\]| ?:))"  # "cc:1753]": a place in source code
+    r"(?![^:]{0,60}:[^:]{0,60}:.{0,200},$)"  # "python: page allocation failure: 4,"
     r"(?:(?-i:[a-z])[\w.-]{0,30}: ?[^\s\[]|[\w\"']{2,60} ?[=:] ?\S{1,40},$)"
 )
 """A field of YAML, or a member of an enumeration."""
@@ -299,11 +304,12 @@ _FIELD = re.compile(
 
 def _is_wrapped(line: _Line, following: _Line, width: int) -> bool:
     """Whether a line was broken only because the next word did not fit."""
-    if _NEW_RECORD.match(following.words) and not _goes_on(line):
-        return False
-    for row in (_ITEM, _FIELD):
-        if row.match(line.words) and row.match(following.words):
+    if not _goes_on(line):
+        if _NEW_RECORD.match(following.words):
             return False
+        for row in (_ITEM, _FIELD):
+            if row.match(line.words) and row.match(following.words):
+                return False
     next_word = following.words.split(" ", 1)[0]
     return line.width + 1 + len(next_word) > width
 
