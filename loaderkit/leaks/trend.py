@@ -679,15 +679,12 @@ def theil_sen(times: Sequence[float], values: Sequence[float]) -> float:
     >>> theil_sen([0, 1, 2, 3], [0, 10, 500, 30])
     10.0
     """
-    count = len(values)
-    if count < 2 or min(values) == max(values):
-        return 0.0  # most counters of a steady run stand still
-    # All pairs at once: a report asks this of each counter, and in a loop the pairs of
-    # 200 readings take 3 ms.
-    earlier, later = np.triu_indices(count, k=1)
-    at, readings = np.asarray(times, float), np.asarray(values, float)
-    slopes = (readings[later] - readings[earlier]) / (at[later] - at[earlier])
-    return float(np.median(slopes))
+    slopes = []
+    for first in range(len(values)):
+        for second in range(first + 1, len(values)):
+            rise = values[second] - values[first]
+            slopes.append(rise / (times[second] - times[first]))
+    return statistics.median(slopes) if slopes else 0.0
 
 
 def _end_of_warmup(values: list[float], floor: float) -> int:

@@ -100,7 +100,7 @@ def test_a_running_process_is_looked_at(watch, tmp_path):
 @pytest.mark.slow
 def test_what_is_not_there_is_told(watch):
     assert "There is no script 'none.py'" in watch("none.py").stderr
-    assert "Process 999999999 is not there" in watch("--pid", 999999999).stderr
+    assert "Process 999999999 cannot be watched" in watch("--pid", 999999999).stderr
     assert "There is nothing to watch" in watch().stderr
     assert "--seconds is for --pid" in watch("--seconds", 3, "train.py").stderr
     assert "leave one of the two out" in watch("--pid", 1, "train.py").stderr
