@@ -205,7 +205,7 @@ def test_a_server_that_is_not_there_is_an_error(served, packed, tmp_path, name):
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@settings(max_examples=10)  # each takes a second and a half, of waiting
 @given(
     st.lists(
         st.tuples(
