@@ -66,7 +66,7 @@ class _Handler(QuietHandler):
         )
 
     def _answer_one_of(self, answers: dict[str, Callable[..., None]]) -> None:
-        content = self._read_content()
+        content = self.read_content()
         path = urllib.parse.unquote(self.path.partition("?")[0])
         if self.hub.statuses:
             return self._send(self.hub.statuses.pop(0), b"{}")
@@ -165,16 +165,6 @@ class _Handler(QuietHandler):
 
     do_GET = do_HEAD = _do_get  # noqa: N815
     do_POST = _do_post  # noqa: N815
-
-    def _read_content(self) -> bytes:
-        if self.headers.get("Transfer-Encoding") != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        content = b""
-        while length := int(self.rfile.readline(), 16):
-            content += self.rfile.read(length)
-            self.rfile.readline()
-        self.rfile.readline()
-        return content
 
     def _send_json(self, value: object) -> None:
         self._send(

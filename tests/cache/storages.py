@@ -71,6 +71,17 @@ class QuietHandler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         """Say nothing."""
 
+    def read_content(self) -> bytes:
+        """Read what a request brings, whole or in chunks."""
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        content = b""
+        while length := int(self.rfile.readline(), 16):
+            content += self.rfile.read(length)
+            self.rfile.readline()
+        self.rfile.readline()
+        return content
+
 
 class FileServer(HttpServer):
     """Serves a folder over HTTP, with ranges, and breaks as it is told."""
@@ -308,16 +319,6 @@ class ExpiringProxy(HttpServer):
                 server.close()
 
             do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = pass_on  # noqa: N815
-
-            def read_content(self) -> bytes:
-                if self.headers.get("Transfer-Encoding") != "chunked":
-                    return self.rfile.read(int(self.headers["Content-Length"] or 0))
-                content = b""
-                while length := int(self.rfile.readline(), 16):
-                    content += self.rfile.read(length)
-                    self.rfile.readline()
-                self.rfile.readline()
-                return content
 
             def answer(self, status: int, body: bytes, headers) -> None:
                 self.send_response(status)

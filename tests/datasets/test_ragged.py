@@ -250,50 +250,11 @@ def pack_together(tensors):
 
 
 SYMBOLS = ["+", "-", "*", "/", "//", "%", "**", "&", "|", "^", "<", "<=", ">", ">="]
+ALL_SYMBOLS = [*SYMBOLS, "==", "!="]
 EXPRESSIONS = [
     *("batch == 2", "batch != 2", "2 == batch", "2 != batch"),
-    *(
-        f"batch {symbol} 2"
-        for symbol in [
-            "+",
-            "-",
-            "*",
-            "/",
-            "//",
-            "%",
-            "**",
-            "&",
-            "|",
-            "^",
-            "<",
-            "<=",
-            ">",
-            ">=",
-            "==",
-            "!=",
-        ]
-    ),
-    *(
-        f"2 {symbol} batch"
-        for symbol in [
-            "+",
-            "-",
-            "*",
-            "/",
-            "//",
-            "%",
-            "**",
-            "&",
-            "|",
-            "^",
-            "<",
-            "<=",
-            ">",
-            ">=",
-            "==",
-            "!=",
-        ]
-    ),
+    *(f"batch {symbol} 2" for symbol in ALL_SYMBOLS),
+    *(f"2 {symbol} batch" for symbol in ALL_SYMBOLS),
     *(f"tensor {symbol} batch" for symbol in ["+", "-", "*", "/", "@", "==", "<"]),
     *(f"batch {symbol} tensor" for symbol in ["+", "-", "*", "/", "@", "==", "<"]),
     *("array + batch", "batch * array", "batch + batch", "batch * batch"),
