@@ -41,6 +41,21 @@ _BARE = compile_words(
 )
 """Without a unit it is in bytes, but only behind "size" or a label such as "free
 memory:": most numbers are no sizes."""
+_SIZED_LABEL = compile_words(
+    r"\b(?P<label>(?:(?!\d)[\w-]{1,24} ){0,3}(?!\d)[\w-]{1,30}?)"
+    rf"(?: ?[(\[](?:in )?|,? in |_)(?P<label_unit>{_UNIT})[)\]]?[\"']?"
+    r" ?[:=]{1,2} ?(?P<sized>\d[\d.,]{0,24})\b(?!\.\d)"
+    rf"(?! ?{_UNIT})"
+)
+"""A number whose unit stands in its label: "required (MB): 512", "limit_bytes=512"."""
+_ENUMERATED = compile_words(
+    rf"(?<![\w.,])(?P<first>\d[\d.,]{{0,24}}) ?(?P<shared_unit>{_UNIT})"
+    rf"(?P<first_words>(?: (?!\d)\w{{1,12}}){{1,3}})(?:,| and|, and|, but) "
+    rf"(?P<second>\d[\d.,]{{0,24}})(?! ?(?:/|%|{_UNIT}))"
+    r"(?= (?:requested|required|needed|free|available|used|in use|allocated|reserved"
+    r"|left|remaining)\b)"
+)
+"""Two amounts of which only the first says its unit: "0 bytes free, 48 requested"."""
 _ARGUMENT = compile_words(
     r"\b(?:\w{0,20}alloc|mmap)\((?:[A-Z_|]{1,60}, ?)?(?P<argument>\d{1,20})\)"
 )
@@ -218,7 +233,7 @@ def find_amounts(text: str) -> Iterator[Amount]:
     """
     matches = [
         match
-        for pattern in (_AMOUNT, _BARE, _COMPARED, _ARGUMENT, _DESCRIBED, _PLAIN)
+        for pattern in _AMOUNT_PATTERNS
         for match in pattern.finditer(text)
     ]
     # Of two at the same place the one that reads more of it is right.
@@ -233,6 +248,18 @@ def find_amounts(text: str) -> Iterator[Amount]:
             if amounts:
                 yield from amounts
                 previous_end = match.end()
+
+
+_AMOUNT_PATTERNS = (
+    _AMOUNT,
+    _BARE,
+    _COMPARED,
+    _ARGUMENT,
+    _DESCRIBED,
+    _SIZED_LABEL,
+    _ENUMERATED,
+    _PLAIN,
+)
 
 
 def _amounts_of(match: re.Match[str], text: str, previous_end: int) -> Iterator[Amount]:
@@ -260,6 +287,16 @@ def _amounts_of(match: re.Match[str], text: str, previous_end: int) -> Iterator[
         size = parse_size(f"{groups['described']} {groups['described_unit']}")
         described_role = _role_of_amount("", f" {groups['adjective']}")
         yield Amount(described_role, size, match.start(), words)
+    elif groups.get("sized") is not None:
+        size = parse_size(f"{groups['sized']} {groups['label_unit']}")
+        role = _role_of_amount(f"{split_names(groups['label'])}: ", "")
+        yield Amount(role, size, match.start(), words)
+    elif groups.get("first") is not None:
+        first = parse_size(f"{groups['first']} {groups['shared_unit']}")
+        second = parse_size(f"{groups['second']} {groups['shared_unit']}")
+        role = _role_of_amount(before, groups["first_words"])
+        yield Amount(role, first, match.start(), words)
+        yield Amount(_role_of_amount("", behind), second, match.end(), words)
     elif groups.get("plain") is not None:
         size = parse_size(groups["plain"])
         plain_role = None

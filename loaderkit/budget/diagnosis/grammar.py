@@ -519,7 +519,10 @@ def _is_placed(sentence: str) -> bool:
 
 
 _ALLOCATION_FAILED = re.compile(r"alloc(?:ation)?[\s_]+(?:fail|error)", re.IGNORECASE)
-_MEMORY = re.compile(r"mem(?:ory|s)?\b|\bv?ram\b|\bhbm|heap|bytes", re.IGNORECASE)
+_MEMORY = compile_words(
+    r"mem(?:ory|s)?\b|\bv?ram\b|\bhbm|heap|bytes|metaspace|perm ?gen\b|code ?cache"
+    r"|(?:global|local|trail|control|data|java) stack"
+)
 _WARNED = re.compile(r"\bwarn(?:ing)?\b", re.IGNORECASE)
 _WARNING_LEVEL = compile_words(r"\bwarning (?:threshold|level|limit)\b")
 """What was exceeded is only where a watchdog begins to warn."""

@@ -7,6 +7,7 @@ that is part of the message, so all of it is taken away before anything is read.
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
@@ -73,7 +74,7 @@ _PREFIX = re.compile(
     r"|\[\d{1,5}\]:"
     r"|\[\d{1,5},\d{1,5}\](?:<std(?:err|out)>)?:?"
     rf"|{_PROCESS}"
-    r"|\(raylet\)"
+    r"|\(raylet\)|spid\d{1,5}s?(?=[ \t])"
     r"|\d{1,5}:(?=[ \t])"
     r"|[\w.-]{1,60}[ \t]{1,20}\|(?=[ \t])"
     # quoted in a reply, by pytest, by a box of rich
@@ -154,8 +155,12 @@ def clean_log(text: str) -> str:
     >>> clean_log("[rank0]: \x1b[31mCUDA out of\n[rank0]: memory.\x1b[0m")
     'CUDA out of memory.'
     >>> clean_log('{"msg": "CUDA out of memory.\\nTried to"}')
-    'CUDA out of memory. Tried to"}'
+    'CUDA out of memory. Tried to'
+    >>> clean_log('{"exit": {"code": 137, "oom": true}, "msg": "task exited"}')
+    'exit code: 137\nexit oom: true\ntask exited'
     """
+    if _BEGINS_RECORD in text:
+        text = "\n".join(_without_json(line) for line in text.split("\n"))
     text = _UNBROKEN.sub(_shorten_data, _LONG_INDENT.sub(" " * 40, text))
     text = (
         _ESCAPED.sub(_unescape_sequence, text).replace("\r\n", "\n").replace("\r", "\n")
@@ -169,6 +174,66 @@ def clean_log(text: str) -> str:
             text = ambiguous.sub(_mark_as_message, text)
     joined = _join_lines(list(_without_repetitions(_clean_lines(text))))
     return _JOINED_LITERALS.sub("", joined)
+
+
+_BEGINS_RECORD = '{"'
+_LONGEST_RECORD = 20_000
+"""Characters of a line that are read as JSON; the longest of the corpora has 2,000."""
+_MOST_NESTED = 8
+"""Levels of a record; a pod's status, the deepest of the corpora, has six."""
+_KEY_OF_A_MESSAGE = re.compile(
+    r"(?:\w*(?:message|msg|text|trace|traceback|exception|log)|std(?:err|out)|output"
+    r"|stack|what|body|detail)\Z",
+    re.IGNORECASE,
+)
+"""What stands under such a key is what a program printed, and says so itself."""
+_KEY_OF_AN_ERROR = re.compile(r"err(?:or)?\Z", re.IGNORECASE)
+
+
+def _without_json(line: str) -> str:
+    """Write a record of JSON as lines: its messages, and labels with their values."""
+    start = line.find(_BEGINS_RECORD)
+    if start < 0 or len(line) - start > _LONGEST_RECORD:
+        return line
+    try:
+        record, end = _DECODER.raw_decode(line, start)
+    except (ValueError, RecursionError):
+        return line
+    if line[end:].strip(" \t\r,'\""):
+        return line
+    fields = list(_fields_of_record(record, ()))
+    return "".join([line[:start], *(f"\n{_BEGINS_ANEW}{field}" for field in fields)])
+
+
+_DECODER = json.JSONDecoder(strict=False)
+
+
+def _fields_of_record(value: object, path: tuple[str, ...]) -> Iterator[str]:
+    """Give what the fields of a record say, a line each.
+
+    >>> list(_fields_of_record({"exit": {"code": 137}, "msg": "died"}, ()))
+    ['exit code: 137', 'died']
+    """
+    if len(path) > _MOST_NESTED:
+        return
+    if isinstance(value, dict):
+        for key, member in value.items():
+            yield from _fields_of_record(member, (*path, str(key)))
+    elif isinstance(value, list):
+        for member in value[:_MOST_REPETITIONS]:
+            yield from _fields_of_record(member, path)
+    elif isinstance(value, str):
+        yield _words_of_field(path[-1] if path else "", value, path)
+    else:
+        yield f"{' '.join(path)}: {json.dumps(value)}"
+
+
+def _words_of_field(key: str, words: str, path: tuple[str, ...]) -> str:
+    if _KEY_OF_A_MESSAGE.match(key):
+        return words
+    if _KEY_OF_AN_ERROR.match(key):
+        return f"error: {words}"
+    return f"{' '.join(path)}: {words}"
 
 
 _PARAGRAPH_BREAK = re.compile(r"[ \t]*(?:>[ \t]*)?(?:(?:```|~~~)[\w-]{0,20})?\s*")

@@ -78,6 +78,7 @@ PLACES: dict[str, Callable[[str, Span, Span], str]] = {
     "behind": lambda text, phrase, _: _rest_of_paragraph(text, phrase),
     "next": lambda text, phrase, _: _rest_of_paragraph(text, phrase),
     "phrase": lambda text, phrase, _: text[phrase.start : phrase.end],
+    "after": lambda text, phrase, _: text[phrase.end : phrase.end + _REACH],
     "whole": lambda text, phrase, _: text[phrase.start : phrase.end + _REACH],
     "sentence": lambda text, _, sentence: text[sentence.start : sentence.end],
     "line": lambda text, phrase, _: text[_line_start(text, phrase) : phrase.start],
