@@ -232,9 +232,7 @@ def find_amounts(text: str) -> Iterator[Amount]:
     [('in_use', 7), ('whole', 8), ('limit', 1)]
     """
     matches = [
-        match
-        for pattern in _AMOUNT_PATTERNS
-        for match in pattern.finditer(text)
+        match for pattern in _AMOUNT_PATTERNS for match in pattern.finditer(text)
     ]
     # Of two at the same place the one that reads more of it is right.
     matches.sort(key=lambda match: (match.start(), -match.end()))

@@ -61,6 +61,27 @@ def _signs() -> tuple[_Sign, ...]:
     )
 
 
+@functools.cache
+def _signs_by_place() -> dict[str, tuple[_Sign, ...]]:
+    signs: dict[str, list[_Sign]] = {}
+    for sign in _signs():
+        signs.setdefault(sign.place, []).append(sign)
+    return {place: tuple(those) for place, those in signs.items()}
+
+
+# Several phrases stand in one sentence or line, and are weighed one after the other.
+# Each entry has at most one paragraph, so that all of them take less than 200 kB.
+@functools.lru_cache(maxsize=128)
+def _signs_in(place: str, surroundings: str) -> tuple[_Sign, ...]:
+    """Give the signs of a place that stand there."""
+    lowered = surroundings.lower()
+    return tuple(
+        sign
+        for sign in _signs_by_place()[place]
+        if has_any(lowered, sign.words) and _stands_in(surroundings, sign)
+    )
+
+
 def weigh_evidence(text: str, phrase: Span, sentence: Span) -> Evidence:
     """Add up what the surroundings of some words of exhaustion say.
 
@@ -81,12 +102,10 @@ def weigh_evidence(text: str, phrase: Span, sentence: Span) -> Evidence:
     """
     phrase = _with_its_label(text, phrase)
     surroundings = {place: cut(text, phrase, sentence) for place, cut in PLACES.items()}
-    lowered = {place: around.lower() for place, around in surroundings.items()}
     found = [
         sign
-        for sign in _signs()
-        if has_any(lowered[sign.place], sign.words)
-        and _stands_in(surroundings[sign.place], sign)
+        for place in _signs_by_place()
+        for sign in _signs_in(place, surroundings[place])
     ]
     against = sorted((sign for sign in found if sign.weight < 0), key=_weight_of)
     reasons = dict.fromkeys(sign.reason for sign in against)

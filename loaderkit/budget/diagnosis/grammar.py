@@ -7,6 +7,7 @@ too: they are told apart by what stands before it.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
 import re
@@ -108,6 +109,26 @@ class _Clue:
         return sentence_around(self.text, Span(self.start, self.end))
 
     @functools.cached_property
+    def mood(self) -> Mood | None:
+        """What the sentence does with the phrase, if that is known to be no report."""
+        return find_mood(
+            self.text,
+            Span(self.start, self.end),
+            self._sentence,
+            is_scattered=self.is_loose,
+        )
+
+    @functools.cached_property
+    def evidence(self) -> Evidence:
+        """What its surroundings say."""
+        begin, end = self._sentence
+        return weigh_evidence(
+            self.text,
+            self.spoken or Span(self.start, self.end),
+            Span(begin, min(end, len(self.text))),
+        )
+
+    @functools.cached_property
     def reports_nothing(self) -> bool:
         """Whether it is known to be no report; a clue is asked more than once."""
         return _reports_nothing(self)
@@ -141,11 +162,65 @@ def sentence_around(text: str, phrase: Span) -> Span:
     return Span(begin, end)
 
 
-def find_exhaustion(text: str) -> Exhaustion | None:
+class TextPhrases:
+    """The phrases of exhaustion of a text, each of them weighed at most once."""
+
+    def __init__(self, text: str) -> None:
+        """Take a text without the breaks and prefixes of a log."""
+        self.text = text
+
+    @functools.cached_property
+    def clues(self) -> tuple[_Clue, ...]:
+        """Each phrase of the text, in its order."""
+        return tuple(_phrase_clues(self.text))
+
+    @functools.cached_property
+    def stretches_spoken_of(self) -> Stretches:
+        """The sentences and lines in which exhaustion is spoken of, not reported."""
+        return Stretches(_stretches_of(self.clues))
+
+    @functools.cached_property
+    def _starts(self) -> list[int]:
+        return [clue.start for clue in self.clues]
+
+    def clues_between(self, begin: int, end: int) -> tuple[_Clue, ...]:
+        """Give the phrases that begin in a part of the text."""
+        first = bisect.bisect_left(self._starts, begin)
+        return self.clues[first : bisect.bisect_left(self._starts, end)]
+
+
+class Stretches:
+    """Parts of a text, joined where they overlap."""
+
+    def __init__(self, spans: Iterable[Span]) -> None:
+        """Take them in any order."""
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        for start, end in sorted(spans):
+            if self._ends and start <= self._ends[-1]:
+                self._ends[-1] = max(self._ends[-1], end)
+            else:
+                self._starts.append(start)
+                self._ends.append(end)
+
+    def __contains__(self, position: int) -> bool:
+        """Say whether a position is in one of them.
+
+        >>> 3 in Stretches([Span(2, 5), Span(0, 2)]), 5 in Stretches([Span(2, 5)])
+        (True, False)
+        """
+        number = bisect.bisect_right(self._starts, position)
+        return number > 0 and position < self._ends[number - 1]
+
+
+def find_exhaustion(
+    text: str, text_phrases: TextPhrases | None = None
+) -> Exhaustion | None:
     """Find the surest report that memory ran out.
 
     Args:
         text: A text without the breaks and prefixes of a log.
+        text_phrases: Its phrases, if somebody asked for them before.
 
     Returns:
         What it says; None where no sentence is such a report.
@@ -156,18 +231,18 @@ def find_exhaustion(text: str) -> Exhaustion | None:
     >>> find_exhaustion("If you run out of memory, use a smaller batch.") is None
     True
     """
-    phrase_clues = list(_phrase_clues(text))
+    text_phrases = text_phrases or TextPhrases(text)
+    phrase_clues = text_phrases.clues
     finding = _surest_report(phrase_clues)
     if finding is not None:
         return finding
 
     # Words that stand apart say no more than the phrase in their sentence does.
-    spoken_of = _stretches_of(phrase_clues)
     loose_clues = (
         clue
         for clue in _loose_clues(text)
-        if not any(start <= clue.start < end for start, end in spoken_of)
-        and not _is_dismissed_as_a_phrase(clue)
+        if clue.start not in text_phrases.stretches_spoken_of
+        and not _is_dismissed_as_a_phrase(clue, text_phrases)
     )
     finding = _surest_report(loose_clues)
     if finding is not None:
@@ -181,26 +256,14 @@ _UNPLACED = "oom"
 """The kind of a report that does not say which memory ran out."""
 
 
-def stretches_spoken_of(text: str) -> list[Span]:
-    """Find the sentences and lines in which exhaustion is spoken of, not reported.
-
-    >>> stretches_spoken_of("It died. OOM means that it was too large.")
-    [Span(start=9, end=41)]
-    >>> stretches_spoken_of("**OOM:** killed with code 137")
-    [Span(start=0, end=29)]
-    """
-    return _stretches_of(_phrase_clues(text))
-
-
 def _stretches_of(clues: Iterable[_Clue]) -> list[Span]:
     spans = []
     for clue in clues:
         phrase = Span(clue.start, clue.end)
         sentence = clue.sentence()
-        mood = find_mood(clue.text, phrase, sentence)
-        if mood in _MOODS_OF_SENTENCES:
+        if clue.mood in _MOODS_OF_SENTENCES:
             spans.append(Span(sentence.start, min(sentence.end, len(clue.text))))
-        elif mood in _MOODS_OF_LINES:
+        elif clue.mood in _MOODS_OF_LINES:
             spans.append(line_around(clue.text, phrase))
     return spans
 
@@ -211,22 +274,20 @@ _MOODS_OF_LINES = frozenset({Mood.CODE, Mood.PAGE})
 """Moods that a whole line has: no line is half a program's text, half a report."""
 
 
-def _is_dismissed_as_a_phrase(clue: _Clue) -> bool:
+def _is_dismissed_as_a_phrase(clue: _Clue, text_phrases: TextPhrases) -> bool:
     """Whether the same is said by a listed phrase that was weighed and found no report.
 
     What the phrase weighs its surroundings tell; the loose words end elsewhere, so that
     their surroundings are others.
     """
-    words = phrases()[clue.phrase]
     begin, end = clue.sentence()
-    for match in words.finditer(clue.text, begin, min(end, len(clue.text))):
-        is_same = match.start() < clue.end and clue.start < match.end()
-        if (
-            is_same
-            and _evidence_of(_Clue(clue.phrase, *match.span(), clue.text)).weight < 0
-        ):
-            return True
-    return False
+    return any(
+        phrase_clue.phrase is clue.phrase
+        and phrase_clue.start < clue.end
+        and clue.start < phrase_clue.end
+        and phrase_clue.evidence.weight < 0
+        for phrase_clue in text_phrases.clues_between(begin, end)
+    )
 
 
 def _surest_report(
@@ -343,7 +404,7 @@ def _report_of_clue(clue: _Clue, *, was_printed: bool = False) -> Exhaustion | N
     region = clue.region()
     amounts = list(find_amounts(clue.text[begin : region[1]]))
     if was_printed:
-        weight = _evidence_of(clue).weight
+        weight = clue.evidence.weight
         is_report = clue.phrase is Phrase.RAN_OUT and weight >= _SURELY_PRINTED
     else:
         is_report = _is_report(clue, sentence, amounts)
@@ -361,7 +422,7 @@ def _reports_nothing(clue: _Clue) -> bool:
     phrase = Span(clue.start, clue.end)
     sentence = clue.sentence()
     begin, end = sentence
-    if find_mood(clue.text, phrase, sentence, is_scattered=clue.is_loose) is not None:
+    if clue.mood is not None:
         return True
     if _QUESTION.match(clue.text[begin : end + 1]):
         return True
@@ -369,16 +430,7 @@ def _reports_nothing(clue: _Clue) -> bool:
         clue.text, phrase, sentence
     ):
         return True
-    return _evidence_of(clue).weight < 0
-
-
-def _evidence_of(clue: _Clue) -> Evidence:
-    begin, end = clue.sentence()
-    return weigh_evidence(
-        clue.text,
-        clue.spoken or Span(clue.start, clue.end),
-        Span(begin, min(end, len(clue.text))),
-    )
+    return clue.evidence.weight < 0
 
 
 _SURELY_PRINTED = 4

@@ -23,7 +23,13 @@ def has_any(lowered_text: str, words: frozenset[str] | None) -> bool:
     >>> has_any("it was killed", frozenset({"kill"})), has_any("it died", None)
     (True, True)
     """
-    return words is None or any(word in lowered_text for word in words)
+    if words is None:
+        return True
+    # A loop takes half the time of any() over a generator, and this is asked most.
+    for word in words:  # noqa: SIM110
+        if word in lowered_text:
+            return True
+    return False
 
 
 class _Parsed(NamedTuple):

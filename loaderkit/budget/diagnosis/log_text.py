@@ -131,7 +131,7 @@ class _Line(NamedTuple):
 
 
 _CONTRACTION = re.compile("n?['\u2019]t\b")
-_CONSTANT = re.compile(r"[A-Z0-9]+(?:_[A-Z0-9]+){2,}")
+_CONSTANT = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+){2,}")
 _HYPHEN_OF_A_WORD = re.compile(r"\w-$")
 _LAST_WORD = re.compile(r"[A-Za-z0-9_.,]{1,40}$")
 _FIRST_WORD = re.compile(r"[A-Za-z0-9_.,]{1,40}")

@@ -7,7 +7,6 @@ not know is read from its words (``grammar.py``), and amounts always are
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import re
@@ -24,12 +23,12 @@ from loaderkit.budget.diagnosis.amounts import (
 )
 from loaderkit.budget.diagnosis.evidence import weigh_evidence
 from loaderkit.budget.diagnosis.grammar import (
+    TextPhrases,
     find_exhaustion,
     find_mention,
     place_named,
     sentence_around,
     speaks_of_the_host,
-    stretches_spoken_of,
 )
 from loaderkit.budget.diagnosis.lexicon import HOST_PLACE, compile_words
 from loaderkit.budget.diagnosis.log_text import clean_log
@@ -42,8 +41,6 @@ from loaderkit.budget.diagnosis.oom_patterns import (
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from loaderkit.budget.diagnosis.amounts import Amount
     from loaderkit.budget.diagnosis.grammar import Exhaustion
 
@@ -189,14 +186,15 @@ def read_message(text: str) -> Message:
     False
     """
     cleaned = clean_log(text)
+    phrases = TextPhrases(cleaned)
 
     # A sure wording knows more than its words say: which number is which, and why.
-    wording, match = _first_pattern_match(cleaned)
+    wording, match = _first_pattern_match(phrases)
     if wording is not None and match is not None and wording.is_oom is True:
         return replace(_read_pattern_match(cleaned, wording, match), raw=text)
 
     # Of one that is not sure, and of none, the words decide.
-    finding = find_exhaustion(cleaned)
+    finding = find_exhaustion(cleaned, phrases)
     if finding is not None and not _pattern_knows_better(wording, match, finding):
         return replace(_read_finding(cleaned, finding), raw=text)
     if wording is not None and match is not None:
@@ -216,10 +214,9 @@ def read_message(text: str) -> Message:
 
 
 def _first_pattern_match(
-    text: str,
+    phrases: TextPhrases,
 ) -> tuple[MessagePattern | None, re.Match[str] | None]:
-    # Asked for by guesses only, and the same for all of them.
-    spoken_of = functools.cache(lambda: stretches_spoken_of(text))
+    text = phrases.text
     lowered = text.lower()
     for wording in message_patterns():
         if not wording.can_match(lowered):
@@ -228,7 +225,7 @@ def _first_pattern_match(
         for match in matches:
             if _is_of_a_device(wording, text, match):
                 continue
-            if _is_only_spoken_of(wording, text, match, spoken_of):
+            if _is_only_spoken_of(wording, phrases, match):
                 continue
             if not _lacks_permission(wording, text, match):
                 return wording, match
@@ -241,22 +238,19 @@ the error below it.  As many as lines that differ in their numbers only are kept
 
 
 def _is_only_spoken_of(
-    wording: MessagePattern,
-    text: str,
-    match: re.Match[str],
-    spoken_of: Callable[[], list[Span]],
+    wording: MessagePattern, phrases: TextPhrases, match: re.Match[str]
 ) -> bool:
     """Whether a wording stands where nothing is reported.
 
     Args:
         wording: What was found.
-        text: A text without the breaks and prefixes of a log.
+        phrases: The text, and what it says of exhaustion.
         match: Where it was found.
-        spoken_of: Gives the stretches of the text that only speak of exhaustion.
 
     Returns:
         False where it can be a report.
     """
+    text = phrases.text
     phrase = Span(match.start(), match.end())
     begin, end = sentence_around(text, phrase)
     sentence = Span(begin, min(end, len(text)))
@@ -264,16 +258,12 @@ def _is_only_spoken_of(
         return True
     if wording.is_oom is False:
         return False  # of look-alikes only the name would change
-    if wording.is_oom is not True and _starts_in(match, spoken_of()):
+    if wording.is_oom is not True and match.start() in phrases.stretches_spoken_of:
         return True
     if wording.is_oom is not True and wording.kind not in _WEIGHED_GUESSES:
         return False
     evidence = weigh_evidence(text, phrase, sentence)
     return evidence.weight + _WEIGHT_OF_A_WORDING < 0
-
-
-def _starts_in(match: re.Match[str], stretches: list[Span]) -> bool:
-    return any(start <= match.start() < end for start, end in stretches)
 
 
 _WEIGHED_GUESSES = frozenset({"killed", "library_alloc"})

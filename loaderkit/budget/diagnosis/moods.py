@@ -264,12 +264,17 @@ def find_mood(
     if _OUT_OF.match(text, phrase.start) and _MOVED.search(before):
         return Mood.MOVED
 
+    # Several moods look at one place: what stands there is cut out once.
+    surroundings: dict[str, tuple[str, str]] = {}
     for mood, place, pattern, words in _mood_patterns():
         if is_sure and mood is Mood.POSSIBLE:
             continue
-        is_before = place in {"before", "line"}
-        around = PLACES[place](text, hedged if is_before else phrase, sentence)
-        if not has_any(around.lower(), words):
+        if place not in surroundings:
+            is_before = place in {"before", "line"}
+            cut = PLACES[place](text, hedged if is_before else phrase, sentence)
+            surroundings[place] = cut, cut.lower()
+        around, lowered = surroundings[place]
+        if not has_any(lowered, words):
             continue
         found = (
             pattern.match(around)
