@@ -1,5 +1,6 @@
 """Laws of reading: what a log, a unit or a length does to a text changes nothing."""
 
+import json
 import re
 
 import pytest
@@ -160,6 +161,79 @@ def test_a_number_without_a_unit_yields_to_one_that_has_a_unit():
     text = "device out of memory: 90214 allocation failed, size 2147483648 bytes"
 
     assert read_message(text).requested == 2147483648
+
+
+@pytest.mark.parametrize("unit", ["MB", "MiB", "Mb", "KB", "GiB", "bytes"])
+@pytest.mark.parametrize(
+    "label", ["{} ({}): {}", "{} [{}]={}", "{} (in {}): {}", "{}_{}={}", "{}_{}: {}"]
+)
+def test_a_unit_counts_where_it_stands_in_the_label(label, unit):
+    said = {"requested": 4096, "free": 1565, "limit": 8192}
+    factor = parse_size(f"1 {unit}")
+
+    text = ", ".join(label.format(name, unit, size) for name, size in said.items())
+
+    amounts = find_amounts(f"out of memory: {text}")
+    read = {amount.role: amount.size_bytes for amount in amounts}
+    assert read == {name: size * factor for name, size in said.items()}
+
+
+@pytest.mark.parametrize("unit", ["bytes", "KB", "MiB", "GB"])
+@pytest.mark.parametrize("joint", [", ", " and ", ", but "])
+@pytest.mark.parametrize(("free", "requested"), [(0, 48), (16, 32), (7, 9)])
+def test_a_unit_counts_for_the_number_beside_it(joint, unit, free, requested):
+    text = f"Heap exhausted: {free} {unit} available{joint}{requested} requested."
+
+    message = read_message(text)
+
+    factor = parse_size(f"1 {unit}")
+    assert (message.free, message.requested) == (free * factor, requested * factor)
+
+
+KILLED_RECORDS = [
+    '{{"job": 7, {}, "msg": "task exited"}}',
+    '{{{}, "ts": "2026-02-01T10:00:00Z"}}',
+    '{{"level": "error", "task": {{"name": "etl-7", "exit": {{{}}}}}, "try": 1}}',
+    '2026-02-01 10:00:00 INFO agent {{"containers": [{{"id": "4f", {}}}]}}',
+    '{{\n  "id": "4f",\n  {},\n  "try": 1\n}}',
+]
+
+
+@pytest.mark.parametrize("record", KILLED_RECORDS)
+def test_a_record_of_json_says_how_a_process_ended(record):
+    def verdict(field):
+        message = read_message(record.format(field))
+        return message.is_oom and (message.is_oom, message.kind)
+
+    for field in ('"oom_killed": true', '"OOMKilled":true', '"reason": "OOMKilled"'):
+        assert verdict(field) == (True, "killed"), field
+    for field in ('"exit_code": 137', '"exitCode":137', '"ExitStatus": "137"'):
+        assert verdict(field) == ("maybe", "killed"), field
+    for field in ('"oom_killed": false', '"OOMKilled":false', '"exit_code": 0'):
+        assert verdict(field) is False, field
+
+
+def test_a_record_of_json_is_read_as_its_message_alone():
+    record = {"level": "error", "at": {"line": 7, "ok": False}, "message": TORCH}
+    text = f"10:00:00 {json.dumps(record)}"
+
+    assert stated(text) == stated(TORCH)
+    assert stated(json.dumps({"all": [record, record]})) == stated(TORCH)
+
+
+def test_what_begins_like_json_and_is_none_stays_as_it_is():
+    for text in ('{"a": ', '{"a": 1} and more', '{"a"' * 2000):
+        assert stated(f"{text}\n{TORCH}") == stated(TORCH)
+
+
+@pytest.mark.parametrize(
+    "message", ["dim {{ size: 64 }}", "Search for `cudaErrorX' in the manual"]
+)
+def test_marks_of_code_inside_a_message_hide_nothing(message):
+    text = f"torch.AcceleratorError: CUDA error: out of memory, {message}"
+
+    assert read_message(text).is_oom is True
+    assert read_message(f"{text}\nand one line more of it").is_oom is True
 
 
 def test_a_limit_decides_without_the_free_bytes():

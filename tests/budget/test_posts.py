@@ -88,6 +88,62 @@ def test_a_row_beside_rows_of_other_words_is_no_report(table):
     assert taken == []
 
 
+MANUALS = {
+    "an entry with its cause": "NNL-00003\n\n{}\n\nCause\n\nThe program is large.",
+    "an entry with what to do": "{}\n\nMore is needed.\n\nUser response:\n\nWait.",
+    "a row of a table": "Status | Meaning\n---|---\n1 | lost\n2 | busy\n3 | {}",
+    "a later row of a table": "| Id | Text |\n|---|---|\n| 1 | lost |\n| 3 | {} |",
+    "a rule of alerts": "alert: M\nexpr: x > 0\nannotations:\n  summary: {}",
+    "a comparison in CMake": 'elseif(log MATCHES "{}")\n    set(short ON)',
+    "a query": "SELECT id FROM runs WHERE error LIKE '%{}%'",
+    "a title of a change": "docker: log that a task had {} before it ended",
+}
+
+
+@pytest.mark.parametrize("page", MANUALS)
+def test_an_entry_of_a_manual_or_of_a_program_is_no_report(page):
+    taken = [
+        text
+        for message in ("out of memory", "insufficient memory", "memory exhausted")
+        if read_message(text := MANUALS[page].format(message)).is_oom is not False
+    ]
+
+    assert taken == []
+
+
+@pytest.mark.parametrize("code", [137, -9])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Exit code {} in Docker typically indicates a kill.",
+        "Exit code {} usually means that the kernel ended it.",
+        "Exit code {}. That's what SIGKILL leaves.",
+        "Exit code {} (this is SIGKILL) has several causes.",
+        "- Exit code: {} or 247\nThe data may be too large.",
+    ],
+)
+def test_a_code_that_is_explained_is_no_report(words, code):
+    assert read_message(words.format(code)).is_oom is False
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "CUBLAS_STATUS_ALLOC_FAILED",
+        "CUBLAS_STATUS_NOT_INITIALIZED",
+        "CUDNN_STATUS_ALLOC_FAILED",
+        "CL_OUT_OF_RESOURCES",
+        "JOB_OUT_OF_MEMORY",
+    ],
+)
+def test_a_member_of_an_enumeration_is_no_report(name):
+    for member in (f"  {name} = 3,", f"  {name} = 0x3,  // it failed", f"{name} = -5,"):
+        text = f"  X_SUCCESS = 0,\n{member}\n  X_INVALID_VALUE = 7,"
+        assert read_message(text).is_oom is False, text
+        assert read_message(member).is_oom is False, member
+    assert read_message(f"RuntimeError: {name} when calling `create()`").is_oom
+
+
 def test_lines_that_repeat_their_words_are_a_log():
     text = "3: worker out of memory\n4: worker out of memory"
 

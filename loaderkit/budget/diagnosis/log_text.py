@@ -91,7 +91,7 @@ _MOST_REPETITIONS = 8
 _BLANKS = re.compile(r"[ \t\xa0]{2,}")
 _NEW_RECORD = re.compile(
     r"Traceback|File \"|[\w.]{1,80}(?:Error|Exception|Warning)\b|Killed\b|Bus error\b"
-    rf"|\[ ?{_LEVEL} ?\]"
+    rf"|\[ ?{_LEVEL} ?\]|\|? ?:?-{{3,200}}:? ?\|"
 )
 """How a line begins that goes on with no other."""
 _ENDS_UNFINISHED = re.compile(
@@ -109,6 +109,9 @@ _RANK_AT_START = re.compile(
 _QUOTED_LINE = re.compile(
     r"(?:^[ \t]{0,80}|(?<=[\])Z,.\d:-] )|(?<=\w:))>(?=[ \t])", re.MULTILINE
 )
+_RULE_OF_A_TABLE = re.compile(r"^[ \t|]{0,8}:?-{3,200}:? ?\| ?:?-{3}", re.MULTILINE)
+_CELL_AT_START = re.compile(r"^[\w.-]{1,60}[ \t]{1,20}\|(?=[ \t])", re.MULTILINE)
+"""In a table a first cell, and else the name of a container that logged the line."""
 _BEGINS_ANEW = "\u2063"
 """Stands before what is quoted while lines are joined: it goes on no other line."""
 _KEPT = "\u2060"
@@ -159,14 +162,15 @@ def clean_log(text: str) -> str:
     >>> clean_log('{"exit": {"code": 137, "oom": true}, "msg": "task exited"}')
     'exit code: 137\nexit oom: true\ntask exited'
     """
-    if _BEGINS_RECORD in text:
-        text = "\n".join(_without_json(line) for line in text.split("\n"))
+    text = _without_json(text)
     text = _UNBROKEN.sub(_shorten_data, _LONG_INDENT.sub(" " * 40, text))
     text = (
         _ESCAPED.sub(_unescape_sequence, text).replace("\r\n", "\n").replace("\r", "\n")
     )
     text = _COLOUR.sub("", text)
     text = _OPENING.sub(_start_line_of_quotation, text)
+    if _RULE_OF_A_TABLE.search(text):
+        text = _CELL_AT_START.sub(_mark_as_message, text)
     for ambiguous in (_PROCESS_AT_START, _RANK_AT_START, _QUOTED_LINE):
         # A single "(pid=129)", "2:" or ">" is a part of the message, which wrapping put
         # there; a prefix is on all lines, and of one line it does no harm.
@@ -176,9 +180,16 @@ def clean_log(text: str) -> str:
     return _JOINED_LITERALS.sub("", joined)
 
 
-_BEGINS_RECORD = '{"'
+_RECORD_OPENING = re.compile(
+    r"^[^\n{]{0,200}?(?P<record>\{(?=\"|[ \t]*\n))", re.MULTILINE
+)
+"""A brace before a name, or before names on lines of their own."""
+_END_OF_RECORD = re.compile(r"[ \t\r,'\"]*(?=\n|\Z)")
+_MOST_FAILURES = 20
+"""Openings that turn out to be none before the rest is left as it is: each is read up
+to its first fault, so that the time stays linear."""
 _LONGEST_RECORD = 20_000
-"""Characters of a line that are read as JSON; the longest of the corpora has 2,000."""
+"""Characters that are read as one record of JSON; the longest of the corpora has 2,000."""
 _MOST_NESTED = 8
 """Levels of a record; a pod's status, the deepest of the corpora, has six."""
 _KEY_OF_A_MESSAGE = re.compile(
@@ -190,19 +201,38 @@ _KEY_OF_A_MESSAGE = re.compile(
 _KEY_OF_AN_ERROR = re.compile(r"err(?:or)?\Z", re.IGNORECASE)
 
 
-def _without_json(line: str) -> str:
-    """Write a record of JSON as lines: its messages, and labels with their values."""
-    start = line.find(_BEGINS_RECORD)
-    if start < 0 or len(line) - start > _LONGEST_RECORD:
-        return line
+def _without_json(text: str) -> str:
+    """Write records of JSON as lines: their messages, and labels with their values."""
+    pieces: list[str] = []
+    position = failures = 0
+    for opening in _RECORD_OPENING.finditer(text):
+        start = opening.end() - len(opening["record"])
+        if start < position or failures == _MOST_FAILURES:
+            continue
+        record, length = _decode_record(text[start : start + _LONGEST_RECORD])
+        if record is None:
+            failures += 1
+            continue
+        pieces.append(text[position:start])
+        pieces += [
+            f"\n{_BEGINS_ANEW}{field}" for field in _fields_of_record(record, ())
+        ]
+        position = start + length
+    return "".join([*pieces, text[position:]])
+
+
+def _decode_record(text: str) -> tuple[object, int]:
+    """Read the record that a text begins with, up to the end of its last line.
+
+    >>> _decode_record('{"code": 137}\\nkilled'), _decode_record('{"code": 137} died')
+    (({'code': 137}, 13), (None, 0))
+    """
     try:
-        record, end = _DECODER.raw_decode(line, start)
+        record, end = _DECODER.raw_decode(text)
     except (ValueError, RecursionError):
-        return line
-    if line[end:].strip(" \t\r,'\""):
-        return line
-    fields = list(_fields_of_record(record, ()))
-    return "".join([line[:start], *(f"\n{_BEGINS_ANEW}{field}" for field in fields)])
+        return None, 0
+    rest = _END_OF_RECORD.match(text, end)
+    return (None, 0) if rest is None else (record, rest.end())
 
 
 _DECODER = json.JSONDecoder(strict=False)
