@@ -88,6 +88,73 @@ def test_a_row_beside_rows_of_other_words_is_no_report(table):
     assert taken == []
 
 
+WHOLE = (
+    "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB",
+    (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU "
+        "0 has a total capacity of 8.00 GiB of which 12.00 MiB is free."
+    ),
+    "Out of memory: Killed process 4121 (python3) total-vm:4821kB, anon-rss:1671kB",
+    "java.lang.OutOfMemoryError: Java heap space",
+    (
+        "MemoryError: Unable to allocate 3.2 GiB for an array with shape (40000, "
+        "10000) and data type float64"
+    ),
+    "slurmstepd: error: Detected 1 oom_kill event in StepId=71.0.",
+    "OSError: [Errno 12] Cannot allocate memory",
+    (
+        "duckdb.OutOfMemoryException: Out of Memory Error: could not allocate block of "
+        "size 256.0 KiB (4.7 GiB/4.7 GiB used)"
+    ),
+    "Process finished with exit code 137 (interrupted by signal 9: SIGKILL)",
+)
+"""With their class and their numbers, of one sentence or several."""
+QUOTATIONS = {
+    "a comment": "    // {}\n    retry(batch);",
+    "a comment among statements": "x = 1\n# {}\ny = 2",
+    "a comment behind a statement": "    out = model(x)  # {}",
+    "a comment in SQL": "SELECT 1;\n-- {}\nSELECT 2;",
+    "a variable": 'message = "{}"',
+    "a constant": "const msg = '{}';",
+    "what is asserted": "assert '{}' in log",
+    "what is expected": 'expect(e.message).toBe("{}")',
+    "what is raised": '    raise RuntimeError("{}")',
+    "what is printed": "    print('{}')",
+    "a key": '    "{}": "retry",',
+    "a pattern": "pattern: '{}'",
+    "an example": 'examples:\n  - text: "{}"\n    label: memory',
+    "an explanation": 'The message "{}" means that the batch is too large.',
+    "a condition": "When you see `{}`, lower the batch.",
+    "a cell": "| `{}` | lower the batch |",
+    "a bold label": "* **{}** \u2013 use less",
+    "a change": "Fix {} (#812)",
+}
+TOLD = {
+    "what a job ended with": 'The job stopped with "{}".',
+    "what somebody got": 'I got "{}" after an hour.',
+    "a span of code": "I ran it with two cards and got:\n\n`{}`",
+    "a log": 'ERROR trainer: caught exception "{}" in step 3',
+    "a field": 'level=error msg="{}" job=7',
+    "a record": '{{"error": "{}", "code": 1}}',
+    "a column": "2026-01-01 10:00:00 | ERROR | {} | job 7",
+    "a line among statements": "step 3: loss = 0.2\n{}\nsaving = 1",
+}
+
+
+@pytest.mark.parametrize("frame", QUOTATIONS)
+def test_a_whole_message_that_is_quoted_is_no_report(frame):
+    texts = [QUOTATIONS[frame].format(message) for message in WHOLE]
+
+    assert [text for text in texts if read_message(text).is_oom is not False] == []
+
+
+@pytest.mark.parametrize("frame", TOLD)
+def test_a_whole_message_that_is_told_is_found(frame):
+    texts = [TOLD[frame].format(message) for message in WHOLE]
+
+    assert [text for text in texts if read_message(text).is_oom is False] == []
+
+
 MANUALS = {
     "an entry with its cause": "NNL-00003\n\n{}\n\nCause\n\nThe program is large.",
     "an entry with what to do": "{}\n\nMore is needed.\n\nUser response:\n\nWait.",

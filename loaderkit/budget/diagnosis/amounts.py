@@ -287,13 +287,13 @@ def _amounts_of(match: re.Match[str], text: str, previous_end: int) -> Iterator[
         yield Amount(described_role, size, match.start(), words)
     elif groups.get("sized") is not None:
         size = parse_size(f"{groups['sized']} {groups['label_unit']}")
-        role = _role_of_amount(f"{split_names(groups['label'])}: ", "")
-        yield Amount(role, size, match.start(), words)
+        label_role = _role_of_amount(f"{split_names(groups['label'])}: ", "")
+        yield Amount(label_role, size, match.start(), words)
     elif groups.get("first") is not None:
         first = parse_size(f"{groups['first']} {groups['shared_unit']}")
         second = parse_size(f"{groups['second']} {groups['shared_unit']}")
-        role = _role_of_amount(before, groups["first_words"])
-        yield Amount(role, first, match.start(), words)
+        first_role = _role_of_amount(before, groups["first_words"])
+        yield Amount(first_role, first, match.start(), words)
         yield Amount(_role_of_amount("", behind), second, match.end(), words)
     elif groups.get("plain") is not None:
         size = parse_size(groups["plain"])

@@ -42,6 +42,7 @@ from loaderkit.budget.diagnosis.moods import (
     find_mood,
     gives_last_reason,
     line_around,
+    quotation_around,
 )
 from loaderkit.budget.diagnosis.statements import find_statements
 
@@ -154,6 +155,9 @@ def sentence_around(text: str, phrase: Span) -> Span:
     >>> sentence_around("It died. Out of memory. Why?", Span(9, 22))
     Span(start=9, end=22)
     """
+    quotation = quotation_around(text, phrase)
+    if quotation is not None:
+        phrase = quotation  # who quotes a message quotes its sentences together
     begin = max(0, phrase.start - _BEFORE)
     for stop in _SENTENCE_END.finditer(text, begin, phrase.start):
         begin = stop.end()

@@ -47,7 +47,8 @@ _LEVEL = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|NOTICE|TRACE)"
 _CLOCK = r"\d{1,2}:\d\d:\d\d(?:[.,:]\d{1,9})?"
 _OPENING = re.compile(
     r"\{? ?\"(?P<key>[\w.]{1,40})\" ?: ?\""
-    r"|\b(?P<name>\w{0,60}(?:Error|Exception))\((?:b|r)?[\"']|^b['\"]",
+    r"|(?<!\braise )(?<!\bthrow )(?<!\bnew )\b(?P<name>\w{0,60}(?:Error|Exception))"
+    r"\((?:b|r)?[\"']|^b['\"]",
     re.MULTILINE,
 )
 """Where a quotation begins: a field of JSON, the repr of an exception or of bytes."""
@@ -189,7 +190,7 @@ _MOST_FAILURES = 20
 """Openings that turn out to be none before the rest is left as it is: each is read up
 to its first fault, so that the time stays linear."""
 _LONGEST_RECORD = 20_000
-"""Characters that are read as one record of JSON; the longest of the corpora has 2,000."""
+"""Characters read as one record of JSON; the longest of the corpora has 2,000."""
 _MOST_NESTED = 8
 """Levels of a record; a pod's status, the deepest of the corpora, has six."""
 _KEY_OF_A_MESSAGE = re.compile(
@@ -222,9 +223,9 @@ def _without_json(text: str) -> str:
 
 
 def _decode_record(text: str) -> tuple[object, int]:
-    """Read the record that a text begins with, up to the end of its last line.
+    r"""Read the record that a text begins with, up to the end of its last line.
 
-    >>> _decode_record('{"code": 137}\\nkilled'), _decode_record('{"code": 137} died')
+    >>> _decode_record('{"code": 137}\nkilled'), _decode_record('{"code": 137} died')
     (({'code': 137}, 13), (None, 0))
     """
     try:

@@ -87,9 +87,11 @@ PLACES: dict[str, Callable[[str, Span, Span], str]] = {
     ],
     "row": lambda text, phrase, _: text[slice(*line_around(text, phrase))],
     "beside": lambda text, phrase, _: _neighbouring_lines(text, phrase),
+    "quoted": lambda text, phrase, _: _behind_quotation(text, phrase),
+    "block": lambda text, phrase, _: _block(text, phrase),
     "intro": lambda text, phrase, _: _introduction(text, phrase),
 }
-ANCHORED_PLACES = frozenset({"behind", "whole"})
+ANCHORED_PLACES = frozenset({"behind", "whole", "quoted"})
 """Places whose patterns begin where the place begins."""
 
 
@@ -167,6 +169,58 @@ def _neighbouring_lines(text: str, phrase: Span) -> str:
     return f"{above}\n{below}"
 
 
+def quotation_around(text: str, phrase: Span) -> Span | None:
+    """Give the quotation in a line that some words are a part of, with its marks.
+
+    >>> text = "When you see `Out of memory. Killed 3`, wait."
+    >>> quotation_around(text, Span(14, 27))
+    Span(start=13, end=38)
+    """
+    start = text.rfind("\n", max(0, phrase.start - _REACH), phrase.start) + 1
+    start = max(start, phrase.start - _REACH, 0)
+    end = text.find("\n", phrase.end, phrase.end + _LONGEST_QUOTATION)
+    end = end if end >= 0 else min(len(text), phrase.end + _LONGEST_QUOTATION)
+    for mark in _QUOTATION_MARKS:
+        is_inside = text.count(mark, start, phrase.start) % 2 == 1
+        closing = text.find(mark, phrase.end, end)
+        if is_inside and closing >= 0:
+            return Span(text.rfind(mark, start, phrase.start), closing + 1)
+    return None
+
+
+_LONGEST_QUOTATION = 700
+"""Characters behind a phrase; the longest message of the corpora has 640."""
+_QUOTATION_MARKS = ("`", '"')
+"""An apostrophe is none: it stands in words too."""
+
+
+def _behind_quotation(text: str, phrase: Span) -> str:
+    """Give what is said behind the quotation that some words are a part of."""
+    quotation = quotation_around(text, phrase)
+    return "" if quotation is None else text[quotation.end : quotation.end + _REACH]
+
+
+def _block(text: str, phrase: Span) -> str:
+    r"""Give the line of some words between its neighbours.
+
+    >>> _block("x = 1\n# out of memory\ny = 2", Span(8, 21))
+    'x = 1\n# out of memory\ny = 2'
+    """
+    above, _, below = _neighbouring_lines(text, phrase).partition("\n")
+    return f"{above}\n{text[slice(*line_around(text, phrase))]}\n{below}"
+
+
+_PIECES = {
+    # A line of a program, in whatever language.
+    "code": (
+        r"(?:\s*(?:[\w.]{1,60}(?:\[[^\]\n]{0,40}\])? ?[-+*/|:]?= ?\S[^\n]{0,160}"
+        r"|(?:return|import|from|def|class|if|for|while|try|with|raise|assert|break"
+        r"|continue|pass|else|SELECT|INSERT|UPDATE|CREATE)\b[^\n]{0,160}"
+        r"|[\w.]{1,60}\([^\n]{0,160}\)[;,]?|[^\n]{0,160}[;{}]))"
+    ),
+}
+
+
 class _MoodPattern(NamedTuple):
     """The rows of ``moods.txt`` of one mood and place."""
 
@@ -182,6 +236,8 @@ def _mood_patterns() -> tuple[_MoodPattern, ...]:
     """Give the rows of ``moods.txt``, those of one mood and place as one pattern."""
     patterns: dict[tuple[str, str], list[str]] = {}
     for (mood, place), pattern in read_table("moods.txt"):
+        for name, piece in _PIECES.items():
+            pattern = pattern.replace(f"@{name}@", piece)
         patterns.setdefault((mood, place), []).append(pattern)
     return tuple(
         _MoodPattern(
