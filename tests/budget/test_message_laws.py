@@ -59,6 +59,16 @@ def test_neither_a_terminal_nor_an_editor_changes_torchs_text(width):
     assert stated(quote(hard_wrap(TORCH, width), "json")) == expected
 
 
+@pytest.mark.parametrize("half", range(3, 16))
+def test_a_class_that_is_broken_behind_its_path_stays_whole(half):
+    path, name = "cupy.cuda.memory.", "OutOfMemoryError"
+    text = "{}: out of memory to allocate 411041792 bytes (total 11456471040 bytes)"
+
+    broken = wrap(text.format(path + name), len(path) + half)
+
+    assert stated(broken) == stated(text.format(path + name))
+
+
 @pytest.mark.slow
 @QUICK
 @given(text=st.sampled_from([report.text for report in RAN_OUT]), unit=units())

@@ -134,6 +134,9 @@ class _Line(NamedTuple):
     """Whether a blank line, or the fence of a block of Markdown, stands before it."""
 
 
+_PATH_TO_A_CLASS = re.compile(r"\b[a-z]\w{0,40}\.[A-Z][a-z]\w{0,40}$")
+_END_OF_A_CLASS = re.compile(r"[A-Z]\w{0,60}(?:Error|Exception)\b")
+"""The two halves of "cupy.cuda.memory.Out|OfMemoryError"."""
 _CONTRACTION = re.compile("n?['\u2019]t\b")
 _CONSTANT = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+){2,}")
 _HYPHEN_OF_A_WORD = re.compile(r"\w-$")
@@ -456,6 +459,8 @@ def _is_broken_word(line: str, following: str, *, by_terminal: bool = False) -> 
         return True  # no message has two numbers next to each other
     if _CONTRACTION.match(following):
         return True  # does|n't
+    if _PATH_TO_A_CLASS.search(line) and _END_OF_A_CLASS.match(following):
+        return True
     if "_" in left + right and _CONSTANT.fullmatch((left + right).strip(".,")):
         return True
     is_whole_name = is_word(left) and not _HUMP.search(left)
