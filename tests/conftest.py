@@ -1,5 +1,6 @@
 """Skips by capability, said aloud; and the profile for hypothesis."""
 
+import gc
 import importlib.util
 import multiprocessing
 import os
@@ -73,6 +74,16 @@ def pytest_sessionfinish(session):
     running = coverage.Coverage.current() if coverage else None
     if running is not None and hasattr(session.config, "workerinput"):
         running.save()
+
+
+def pytest_collection_finish():
+    """Have collections pass over what importing all tests has left: it stays anyway.
+
+    These are 1.3 million objects.  Each collection took 0.6 s, and each forked worker
+    that collected copied their pages: tests with workers take a third of the time now.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items):
