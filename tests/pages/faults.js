@@ -32,6 +32,17 @@ function faultsOf(window, document) {
     }
   }
 
+  // ---- no short word in two pieces: its column is too narrow to be read
+  for (const node of new Set(lines.map((line) => line.node))) {
+    for (const word of node.data.matchAll(/(?<!\S)[A-Za-z]{2,8}(?!\S)/g)) {
+      const range = document.createRange();
+      range.setStart(node, word.index);
+      range.setEnd(node, word.index + word[0].length);
+      const tops = [...range.getClientRects()].map((box) => Math.round(box.top));
+      if (Math.max(...tops) - Math.min(...tops) > 4) add("a broken word", node.data);
+    }
+  }
+
   // ---- no line upon another one
   lines.sort((one, other) => one.box.top - other.box.top);
   lines.forEach(({node, box}, index) => {

@@ -96,6 +96,7 @@ PLANTED = {
     "scrolls sideways": "section p { width: 2000px; }",
     "outside of the page": ".plot > .y { transform: translateX(-900px) !important; }",
     "cut": ".name { overflow: hidden; text-indent: -1em; }",
+    "a broken word": "section p { width: 1.5em; }",
     "upon each other": ".plot > .x { left: 0 !important; }",
     "contrast": ".axis { color: #9a9a9a !important; }",
     "contrast of a shape": ".fill { background: #ddd !important; }",
