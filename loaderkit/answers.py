@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any, TypeVar
@@ -45,7 +46,7 @@ def answer_wrong_names(*parts: str) -> Callable[[Kind], Kind]:
     Traceback (most recent call last):
     loaderkit.errors.NoSuchAttributeError: Report has no attribute 'weights'.
       why: it is in sizes
-      fix: sizes['weights']
+      fix: report.sizes['weights']
     """
 
     def decorate(kind: Kind) -> Kind:
@@ -105,6 +106,7 @@ def no_such_attribute(
     if hint is not None:
         why = hint.why or "it has another name here"
         return NoSuchAttributeError(message, why=why, fix=hint.fix)
+    variable = _usual_variable(kind)
     for part in parts:
         inside = vars(owner).get(part) if hasattr(owner, "__dict__") else None
         if inside is None:
@@ -112,10 +114,10 @@ def no_such_attribute(
         if isinstance(inside, Mapping):
             keys = [key for key in inside if str(key).replace(" ", "_") == name]
             if keys:
-                why, fix = f"it is in {part}", f"{part}[{keys[0]!r}]"
+                why, fix = f"it is in {part}", f"{variable}.{part}[{keys[0]!r}]"
                 return NoSuchAttributeError(message, why=why, fix=fix)
         elif inside is not None and hasattr(inside, name):
-            why, fix = f"{part} has it", f"{part}.{name}"
+            why, fix = f"{part} has it", f"{variable}.{part}.{name}"
             return NoSuchAttributeError(message, why=why, fix=fix)
     named = {*dir(owner), *_fields_of(owner)}
     names = sorted(each for each in named if not each.startswith("_"))
@@ -131,8 +133,20 @@ def _no_brackets(owner: object, name: object) -> OptionError:
     fix = f"its attributes are {', '.join(names)}"
     if isinstance(name, str):
         near = name if name in names else nearest_name(name, names)
-        fix = f"{kind.lower()}.{near}" if near is not None else fix
+        variable = _usual_variable(type(owner))
+        fix = f"{variable}.{near}" if near is not None else fix
     return OptionError(message, why="it is read by attributes", fix=fix)
+
+
+def _usual_variable(kind: type) -> str:
+    """Name the variable that holds one: the last word of the class's name.
+
+    >>> class BatchPlan: ...
+    >>> _usual_variable(BatchPlan)
+    'plan'
+    """
+    words: list[str] = re.findall(r"[A-Z]?[^A-Z]+|[A-Z]+", kind.__name__)
+    return words[-1].lower()
 
 
 def _hint_for(kind: type, name: str) -> Hint | None:

@@ -288,7 +288,23 @@ def _nearest_name(name: str, names: tuple[str, ...]) -> str | None:
     best = max(names, key=nearness, default="")
     if best and words & _words_of(best):
         return best
-    return next(iter(difflib.get_close_matches(name, names, 1)), None)
+    return similar_name(name, names)
+
+
+def similar_name(name: str, names: Iterable[str]) -> str | None:
+    """Find the name that is spelt most alike; None where none is.
+
+    >>> similar_name("head", ["shard"]), similar_name("bb", ["b"])
+    (None, 'b')
+    """
+    for match in difflib.get_close_matches(name, list(names), 1):
+        # From 0.6 to 0.7 are words that only share letters, "head" and "shard", unless
+        # one is the beginning of the other.
+        if match.startswith(name) or name.startswith(match):
+            return match
+        if difflib.SequenceMatcher(None, match, name).ratio() >= 0.7:
+            return match
+    return None
 
 
 def _words_of(name: str) -> set[str]:
@@ -484,13 +500,44 @@ def check_callable(name: str, value: object, example: str) -> Any:
     """Take something that can be called.
 
     Raises:
-        OptionError: It cannot be.
+        OptionError: It cannot be; or it is a class whose instances are functions, such
+            as a module of torch or a transform of PyG: calling that would make one.
     """
     if not callable(value):
         message = f"{name} must be a function, got {show_value(value)}."
         why = f"its type, {type(value).__name__}, cannot be called"
         raise OptionError(message, why=why, fix=f"{name}={example}")
+    if isinstance(value, type) and any("__call__" in vars(k) for k in value.__mro__):
+        message = f"{name} must be a function, got the class {value.__name__}."
+        why = "its instances can be called as one; the class was not called yet"
+        raise OptionError(message, why=why, fix=f"{name}={value.__name__}(...)")
     return value
+
+
+def refusal_of_call(function: Callable[..., Any], *arguments: str) -> str | None:
+    """Say why a function cannot be called with some arguments by position.
+
+    Args:
+        function: The function.
+        arguments: What it would be given, by name.
+
+    Returns:
+        Python's words; None where it can be, or does not say what it takes.
+
+    >>> refusal_of_call(lambda: 3, "key")
+    'too many positional arguments'
+    >>> refusal_of_call(lambda key, seed=0: 3, "key") is None
+    True
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of C
+        return None
+    try:
+        signature.bind(*arguments)
+    except TypeError as refused:
+        return str(refused)
+    return None
 
 
 def check_takes_nothing(name: str, function: Callable[..., Any]) -> None:

@@ -11,7 +11,7 @@ LoaderkitError
 +-- NoSuchAttributeError   a dataset, a loader or a result has no attribute of that
 |                          name; also an AttributeError
 +-- LoaderError            a loader cannot be built, or a worker of it died
-+-- LeakError              memory grows from epoch to epoch
++-- LeakError              memory grows from epoch to epoch; also an AssertionError
 +-- BudgetError            it cannot be planned, split, or changed any more
 |   +-- DoesNotFitError    a step takes more than it may; also an AssertionError
 +-- NotStartedError        a detector has not begun to watch; also a RuntimeError
@@ -83,8 +83,12 @@ class LoaderError(LoaderkitError, RuntimeError):
     """A loader cannot be built, or a worker of it died."""
 
 
-class LeakError(LoaderkitError, RuntimeError):
-    """Memory grows from epoch to epoch; ``report`` says what, and who holds it."""
+class LeakError(LoaderkitError, RuntimeError, AssertionError):
+    """Memory grows from epoch to epoch; ``report`` says what, and who holds it.
+
+    It is an ``AssertionError`` too, as ``unittest`` and others tell a test that fails
+    from one that could not be run.
+    """
 
     report: Any = None
     """The :class:`loaderkit.leaks.report.LeakReport`."""

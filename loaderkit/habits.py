@@ -50,7 +50,7 @@ _BUILD_LOADER: Mapping[str, Hint] = {
     ),
     **_hints(
         "bs batch per_device_train_batch_size per_device_eval_batch_size "
-        "train_batch_size samples_per_batch",
+        "train_batch_size samples_per_batch max_samples max_graphs max_num_graphs",
         Hint("batch_size=32"),
     ),
     **_hints(
@@ -114,6 +114,8 @@ _BUILD_LOADER: Mapping[str, Hint] = {
     ),
 }
 
+_PACK_OPTIONS = "pack takes the fields of PackOptions themselves"
+
 _PACK: Mapping[str, Hint] = {
     **_hints(
         "num_workers n_workers num_proc n_jobs processes max_workers", Hint("workers=4")
@@ -139,10 +141,20 @@ _PACK: Mapping[str, Hint] = {
         "pre_filter filter", Hint("pack(dataset.filter(f), path), or leave keys out")
     ),
     **_hints("batch_size shuffle collate_fn", Hint("build_loader(...)", _OF_LOADER)),
+    **_hints(
+        "client pool ray dask cluster scheduler backend",
+        Hint("executor=ProcessPoolExecutor(8), or the executor of an engine"),
+    ),
+    **_hints(
+        "packing options pack_options",
+        Hint("pack(samples, path, workers=4, compression='gzip')", _PACK_OPTIONS),
+    ),
     "map_size": Hint("drop it", "a cache grows as it must"),
     **_hints("weights_only", Hint("pack(PtFolder(path, weights_only=False), ...)")),
     **_hints("pattern glob", Hint('pack(PtFolder(path, pattern="*.pt"), ...)')),
 }
+
+_OF_STORE = "the file system of a URL takes it, and is made with storage_options"
 
 _DATASET: Mapping[str, Hint] = {
     **_hints(
@@ -163,7 +175,7 @@ _DATASET: Mapping[str, Hint] = {
         Hint(f"packing=PackOptions(workers=4), {_OPTIONS_FROM}"),
     ),
     **_hints(
-        "compression shard_bytes track_files",
+        "compression shard_bytes track_files executor",
         Hint(f"packing=PackOptions(...), {_OPTIONS_FROM}"),
     ),
     **_hints(
@@ -186,6 +198,11 @@ _DATASET: Mapping[str, Hint] = {
     ),
     **_hints("transforms augment augmentation preprocess fn", Hint("transform=f")),
     **_hints("samples data data_list dataset", Hint("loaderkit.pack(samples, path)")),
+    **_hints(
+        "endpoint_url endpoint anon key secret token profile region client_kwargs "
+        "fs filesystem",
+        Hint('storage_options={"profile": "training"}', _OF_STORE),
+    ),
 }
 
 _GRAPH_DATASET: Mapping[str, Hint] = {
@@ -222,6 +239,8 @@ _STEP: Mapping[str, Hint] = {
     **_hints("data dataloader loader train_dataset", Hint("the second argument")),
 }
 
+_OF_DETECTOR = "a callback has a detector, which has the settings"
+
 _LIMIT = _hints("memory budget memory_limit max_memory", Hint("limit='8GiB'"))
 
 KEYWORDS: Mapping[str, Mapping[str, Hint]] = {
@@ -238,6 +257,10 @@ KEYWORDS: Mapping[str, Mapping[str, Hint]] = {
     "LeakDetector": _DETECTOR,
     "assert_no_leak": _GROWTH,
     "estimate_step": {**_STEP, "device": Hint('target="cuda"')},
+    "LeakCallback": {
+        name: Hint(f"LeakCallback(LeakDetector({name}=...))", _OF_DETECTOR)
+        for name in ("device", "warmup", "limit", "on_leak", "every", "tolerance")
+    },
     "plan_batch": {**_STEP, **_LIMIT, "target": Hint("device, the third argument")},
     "assert_fits": {**_STEP, **_LIMIT},
     "batch": _hints(
@@ -311,6 +334,7 @@ LOADER: Mapping[str, Hint] = {
 """Attributes of a loader."""
 
 _WRITTEN = "a result is printed, or written as a page"
+_OF_CONFIGURATION = "a plan has several configurations, each with its bounds"
 _OF_GRAPHS = "the samples are no graphs"
 
 _RESULT: Mapping[str, Hint] = {
@@ -341,6 +365,14 @@ ATTRIBUTES: Mapping[str, Mapping[str, Hint]] = {
             "max_batch_size best best_batch_size largest_batch recommended",
             Hint("plan.configurations[0].budget.batch_size"),
         ),
+        **{
+            name: Hint(f"plan.configurations[0].budget.{name}", _OF_CONFIGURATION)
+            for name in ("max_nodes", "max_edges", "max_tokens")
+        },
+        **_hints(
+            "loader_options loader_kwargs",
+            Hint("plan.configurations[0].budget.loader_options()", _OF_CONFIGURATION),
+        ),
         **_hints("fits is_ok", Hint("plan.ok")),
         **_hints("suggestions advice", Hint("plan.savings")),
     },
@@ -363,6 +395,15 @@ ATTRIBUTES: Mapping[str, Mapping[str, Hint]] = {
         **_hints("check verdict leaking result results", Hint("detector.report()")),
         **_hints("snapshot", Hint("detector.start(), then detector.end_epoch()")),
         **_hints("watch track", Hint("for epoch in detector.epochs(range(10))")),
+        **_hints("stop close", Hint("detector.finish()")),
+        **_hints(
+            "on_init_end on_train_begin on_train_start setup",
+            Hint(
+                "LeakCallback(detector), from loaderkit.integrations.transformers or "
+                "loaderkit.integrations.lightning",
+                "trainers call callbacks, and a detector is called by one",
+            ),
+        ),
     },
     "MemoryMeter": {
         **_hints("start stop", Hint("with MemoryMeter() as meter: ...")),

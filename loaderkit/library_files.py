@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sysconfig
+import traceback
 from pathlib import Path
 
 _INSTALLED_IN = frozenset({"site-packages", "dist-packages"})
@@ -43,6 +44,28 @@ def is_library_file(file: str) -> bool:
     if not _INSTALLED_IN.isdisjoint(path.parts):
         return True
     return any(map(path.is_relative_to, _LIBRARY_FOLDERS))
+
+
+def where_raised(error: BaseException) -> str:
+    """Say where an error was raised, and which line of the user's led there.
+
+    Args:
+        error: Raised by code of the user's, or by a library that it calls.
+
+    Returns:
+        Words without an end; empty where there is no traceback.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return ""
+    raising = frames[-1]
+    where = f"raised at {raising.filename}:{raising.lineno}"
+    for frame in reversed(frames):
+        if not is_library_file(frame.filename) and not is_own_file(frame.filename):
+            if frame is not raising:
+                where += f", called at {frame.filename}:{frame.lineno}"
+            break
+    return where
 
 
 @functools.lru_cache(maxsize=_MOST_REMEMBERED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
@@ -80,6 +81,10 @@ def mistaken_for_batch(given: object) -> Mistake | None:
         return Mistake("None is no batch.", "nothing was given", "next(iter(loader))")
     if isinstance(given, str | bytes | os.PathLike):
         path = os.fsdecode(given)
+        if re.fullmatch(r"\s*[\d.,_]+\s*([kmgt]i?)?b\s*", path, re.IGNORECASE):
+            what = f"A size is no batch: {given!r}."
+            why = "the batch comes behind the model, and the limit behind it"
+            return Mistake(what, why, f"(model, batch, {path!r})")
         instead = f"loaderkit.open_cache({path!r}).batch(range(32))"
         return Mistake(f"A path is no batch: {given!r}.", "it was not read", instead)
     if isinstance(given, type):
@@ -91,6 +96,9 @@ def mistaken_for_batch(given: object) -> Mistake | None:
         return Mistake(what, "it gives batches", "next(iter(loader))")
     if isinstance(given, Iterator):
         return Mistake(what, "it gives batches", "next(batches)")
+    if isinstance(given, list) and given and all(map(is_pyg_data, given)):
+        instead = "torch_geometric.data.Batch.from_data_list(graphs)"
+        return Mistake(what, "its graphs were not joined", instead)
     if _is_dataset(given):
         instead = "next(iter(loaderkit.build_loader(dataset, batch_size=32)))"
         return Mistake(what, "it has samples, which a loader joins", instead)

@@ -220,7 +220,7 @@ def test_a_tensors_attribute_of_a_padded_field_is_its_values():
 
     for name in ("shape", "sum", "float", "size", "numpy", "dtype"):
         assert not hasattr(field, name)
-        with pytest.raises(AttributeError, match=rf"fix: values\.{name}$"):
+        with pytest.raises(AttributeError, match=rf"fix: padded\.values\.{name}$"):
             getattr(field, name)
 
 

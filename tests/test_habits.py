@@ -508,7 +508,7 @@ PROTOCOLS = {
     "change": (change, "cannot be changed"),
     "delete": (delete, "cannot be changed"),
     "samples": (lambda _: SafeDataset([1, 2]), "takes a path first"),
-    "sizes": (lambda dataset: dataset.sizes()["bytes"], "samplesizes.bytes"),
+    "sizes": (lambda dataset: dataset.sizes()["bytes"], "sizes.bytes"),
     "size of one": (lambda dataset: dataset.sizes()[0], "read by attributes"),
     "device": (lambda _: MemoryMeter(0.1), "no device of that name"),
     "size": (

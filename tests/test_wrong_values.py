@@ -1,10 +1,14 @@
 """Wrong values and a wrong order of arguments are answered with a call that works."""
 
 import re
+from collections import UserDict
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
+from torch_geometric.transforms import Constant
 
 import loaderkit
 from loaderkit import (
@@ -12,19 +16,34 @@ from loaderkit import (
     MemoryMeter,
     MicroBatcher,
     SafeDataset,
+    assert_fits,
     assert_no_leak,
     build_loader,
     configure_allocator,
+    estimate_step,
     extend,
     open_cache,
     pack,
+    plan_batch,
     push,
 )
 from loaderkit.arguments import kind_of, with_article
-from loaderkit.cli.main import COMMANDS, build_parser
+from loaderkit.cli.main import COMMANDS, build_parser, main
 from loaderkit.datasets.pack import PackOptions
-from loaderkit.errors import CacheError, DatasetError, LoaderkitError, OptionError
+from loaderkit.errors import (
+    CacheError,
+    DatasetError,
+    LoaderkitError,
+    OptionError,
+    StepError,
+)
 from loaderkit.units import parse_bytes, size_in_bytes
+
+
+@dataclass
+class Clip:
+    sample: object
+
 
 SAMPLES = [{"x": torch.ones(2)}] * 4
 MODEL = torch.nn.Linear(1, 1)
@@ -156,8 +175,136 @@ def test_arguments_that_were_exchanged_are_put_right(name, tmp_path):
 def test_a_trainer_in_pieces_takes_the_model_first():
     with pytest.raises(OptionError, match=r"MicroBatcher\(model, optimizer, loss\)"):
         MicroBatcher(SGD, MODEL)
-    with pytest.raises(OptionError, match="optimizer must be"):
+    with pytest.raises(OptionError, match="optimizer has no step"):
         MicroBatcher(MODEL, torch.nn.functional.mse_loss)
+
+
+FUNCTIONS = {
+    "transform": lambda given: SafeDataset(cache="a.lk", transform=given),
+    "batch_transform": lambda given: build_loader(SAMPLES, batch_transform=given),
+    "collate_fn": lambda given: build_loader(SAMPLES, collate_fn=given),
+    "worker_init_fn": lambda given: build_loader(SAMPLES, worker_init_fn=given),
+    "loss": lambda given: estimate_step(MODEL, torch.zeros(2, 1), loss=given),
+    "loss of a plan": lambda given: plan_batch(MODEL, SAMPLES, "cpu", loss=given),
+    "loss in pieces": lambda given: MicroBatcher(MODEL, SGD, given),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("kind", [torch.nn.MSELoss, torch.nn.ReLU, Constant])
+def test_a_class_whose_instances_are_functions_is_told_to_be_called(name, kind):
+    with pytest.raises(OptionError, match="got the class") as raised:
+        FUNCTIONS[name](kind)
+
+    assert raised.value.fix.endswith(f"={kind.__name__}(...)")
+
+
+@pytest.mark.parametrize("kind", [dict, list, Clip], ids=repr)
+def test_a_class_that_makes_plain_values_is_a_function(kind):
+    assert SafeDataset(cache="a.lk", transform=kind).transform is kind
+
+
+LOSSES = [
+    name
+    for name in dir(torch.nn.functional)
+    if name.endswith(("_loss", "cross_entropy"))
+]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_loss_by_name_is_answered_with_torchs_function(loss):
+    modules = {name.lower(): name for name in dir(torch.nn) if name.endswith("Loss")}
+    as_module = modules.get(loss.replace("_", ""), loss)
+
+    for name in {loss, loss.removesuffix("_loss"), as_module}:
+        with pytest.raises(OptionError) as raised:
+            estimate_step(MODEL, torch.zeros(2, 1), loss=name)
+        if name != as_module or name == loss:
+            assert raised.value.fix == f"loss=torch.nn.functional.{loss}"
+
+
+WRONG_STEPS = {
+    "of the model": (torch.nn.Linear(5, 1), None),
+    "of the loss": (MODEL, lambda output, batch: output.nothing_like_it),
+    "of a loss of torch": (MODEL, torch.nn.NLLLoss()),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WRONG_STEPS)
+def test_a_plan_says_of_a_wrong_step_what_an_estimate_says(name):
+    model, loss = WRONG_STEPS[name]
+    samples = [torch.zeros(1) for _ in range(8)]
+
+    with pytest.raises(StepError) as of_estimate:
+        estimate_step(model, torch.zeros(2, 1), loss=loss)
+    with pytest.raises(StepError) as of_plan:
+        plan_batch(model, samples, "cuda", limit="1 MiB", loss=loss)
+
+    assert of_plan.value.why == of_estimate.value.why
+    assert of_plan.value.fix == of_estimate.value.fix
+
+
+@pytest.mark.parametrize("epochs", [0, -1, "many"])
+def test_a_plan_is_for_one_epoch_at_least(epochs):
+    with pytest.raises(OptionError, match="epochs must be"):
+        plan_batch(MODEL, SAMPLES, "cpu", epochs=epochs)
+
+
+@pytest.mark.parametrize("name", ["zip", "gz", "none", 9])
+def test_a_compression_that_there_is_not_is_answered_with_one_that_there_is(name):
+    with pytest.raises(OptionError, match="compression must be") as raised:
+        PackOptions(compression=name)
+
+    advised = re.match(r"compression='(\w+)'", raised.value.fix)
+    assert PackOptions(compression=advised[1])
+
+
+def test_a_function_that_makes_no_executor_is_told(tmp_path):
+    with pytest.raises(OptionError, match="which is no executor"):
+        pack(SAMPLES, tmp_path / "a.lk", executor=lambda: 3)
+
+
+@pytest.mark.parametrize("size", ["1 MiB", "64 KB", "500"])
+def test_the_bytes_of_a_batch_may_be_written_as_a_text(dataset, size):
+    by_text = build_loader(dataset, max_bytes=size, num_workers=0)
+    by_number = build_loader(dataset, max_bytes=parse_bytes(size), num_workers=0)
+
+    assert by_text.plan.batching == by_number.plan.batching
+
+
+MAPPINGS = {
+    "fields": ({"x": torch.ones(2), "name": "a"}, "pack([sample], path)"),
+    "numbers": ({"x": 3, "y": 4}, "pack([sample], path)"),
+    "samples": (
+        {"a": {"x": torch.ones(2)}, "b": {"x": torch.ones(3)}},
+        "pack(list(samples.values()), path)",
+    ),
+    "one text": (UserDict(ids=[1, 2], mask=[1, 1]), "pack([dict(sample)], path)"),
+    "texts": (
+        UserDict(ids=[[1, 2], [3]], mask=[[1, 1], [1]]),
+        "pack(torch.utils.data.StackDataset(**encoding), path)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MAPPINGS)
+def test_a_mapping_is_answered_with_what_can_be_packed_of_it(name, tmp_path):
+    given, fix = MAPPINGS[name]
+
+    with pytest.raises(DatasetError) as raised:
+        pack(given, tmp_path / "a.lk")
+
+    assert raised.value.fix == fix
+    names = dict.fromkeys(("sample", "samples", "encoding"), given)
+    packed = eval(fix, {"pack": pack, "torch": torch, "path": tmp_path / "b", **names})
+    assert len(packed) == (1 if "sample]" in fix or "sample)]" in fix else 2)
+
+
+@pytest.mark.parametrize("limit", ["8 GiB", "500MB", "1.5 kb"])
+def test_a_limit_in_the_place_of_a_batch_is_told(limit):
+    with pytest.raises(OptionError, match="A size is no batch"):
+        assert_fits(MODEL, limit, torch.zeros(2, 1))
 
 
 # ---- paths
@@ -215,3 +362,40 @@ def test_a_misspelt_option_is_answered_by_its_command(option, capsys):
     error = capsys.readouterr().err
     assert f"did you mean {option!r}?" in error
     assert "usage: loaderkit inspect" in error
+
+
+def test_an_option_in_front_of_the_command_is_told_its_place(capsys):
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["--json", "doctor"])
+
+    assert "write it behind the command" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["LIMIT", "Wide"])
+def test_what_makes_no_model_is_told(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text = "import torch\nLIMIT = [3]\n"
+    text += "class Wide(torch.nn.Module):\n    def __init__(self, width): ...\n"
+    Path("net.py").write_text(text, encoding="utf-8")
+
+    assert main(["plan", f"net.py:{name}", "3x4"]) == 1
+
+    error = capsys.readouterr().err
+    assert "make_model" in error
+    assert "Traceback" not in error
+
+
+# ---- assertions
+
+
+def test_what_asserts_raises_an_assertion_error():
+    kept = []
+    calls = {
+        "assert_no_leak": lambda: assert_no_leak(lambda: kept.append(bytearray(10**6))),
+        "assert_fits": lambda: assert_fits(MODEL, torch.zeros(2, 1), "1 B"),
+    }
+    assert set(calls) == {n for n in loaderkit.__all__ if n.startswith("assert_")}
+
+    for call in calls.values():
+        with pytest.raises(AssertionError):
+            call()

@@ -24,6 +24,7 @@ import h5py
 import numpy as np
 import xxhash
 
+from loaderkit.arguments import nearest_name
 from loaderkit.cache.codecs import find_decompressor
 from loaderkit.cache.columns import (
     ArrayDeduplicator,
@@ -40,6 +41,7 @@ from loaderkit.cache.layout import (
     Shard,
     shard_name,
 )
+from loaderkit.errors import OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -295,10 +297,13 @@ def filters(name: object) -> Mapping[str, Any]:
     plugins = _lossless_plugins()
     if lower_name in plugins:
         return dict(plugins[lower_name]())
-    names = ", ".join(["gzip", "lzf", *sorted(plugins)])
-    hint = "" if plugins else ' (more with: pip install "loaderkit[hdf5plugin]")'
-    msg = f"compression must be None or one of {names}{hint}, got {name!r}"
-    raise ValueError(msg)
+    names = ["gzip", "lzf", *sorted(plugins)]
+    message = f"compression must be None or one of {', '.join(names)}, got {name!r}."
+    why = "there is no filter of that name that loses nothing"
+    fix = f"compression={nearest_name(lower_name, names) or 'gzip'!r}"
+    if not plugins:
+        fix += '; pip install "loaderkit[hdf5plugin]" for more'
+    raise OptionError(message, why=why, fix=fix)
 
 
 def _lossless_plugins() -> Mapping[str, Any]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.arguments import suggest_keywords
+from loaderkit.arguments import check_cache_path, suggest_keywords
 from loaderkit.cache.build import finish_commit, open_build
 from loaderkit.cache.durable import (
     publish,
@@ -125,6 +125,7 @@ def push(
         message = f"push takes the folder first, and the URL second, got {url!r} there."
         fix = f"push({os.fspath(url)!r}, {os.fspath(cache)!r})"
         raise OptionError(message, why="the two were exchanged", fix=fix)
+    check_cache_path(cache)
     storage = open_storage(url, storage_options)
     return copy_to_store(Path(cache), storage, overwrite=overwrite)
 
@@ -180,6 +181,11 @@ def pull(
         CacheError: There is no whole cache in the store, or one in the folder already.
         DamagedCacheError: A file in the store is not the one that was packed.
     """
+    if is_url(cache) and not is_url(url):
+        message = f"pull takes the URL first, and the folder second, got {url!r} there."
+        fix = f"pull({os.fspath(cache)!r}, {os.fspath(url)!r})"
+        raise OptionError(message, why="the two were exchanged", fix=fix)
+    check_cache_path(cache)
     return copy_from_store(open_storage(url, storage_options), Path(cache))
 
 

@@ -55,7 +55,9 @@ class SuggestingParser(argparse.ArgumentParser):
         )
         if unknown:
             nearest = nearest_name(unknown[1] or unknown[2], self._known_words())
-            if nearest is not None:
+            if nearest == unknown[1]:
+                message += "; write it behind the command"
+            elif nearest is not None:
                 message += f"; did you mean {nearest!r}?"
         super().error(message)
 

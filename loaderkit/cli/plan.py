@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loaderkit.arguments import kind_of, refusal_of_call, show_value
 from loaderkit.cache.storage import is_url
 from loaderkit.cli.command import (
     Command,
@@ -91,9 +92,19 @@ def _run_plan(options: argparse.Namespace) -> BatchPlan:
 def _build_model(name: str) -> Any:
     """Find a model; call what makes one."""
     model = named_object(name)
-    if isinstance(model, type) or not hasattr(model, "parameters"):
-        return model()
-    return model
+    if not isinstance(model, type) and hasattr(model, "parameters"):
+        return model
+    fix = "def make_model(): return Model(16, 32), and file.py:make_model"
+    if not callable(model):
+        message = f"{name} is no model: {show_value(model)}."
+        why = f"it is {kind_of(model)}, and makes none either"
+        raise LoaderkitError(message, why=why, fix=fix)
+    refused = refusal_of_call(model)
+    if refused is not None:
+        message = f"{name} cannot be called: {refused}."
+        why = "what makes a model is called with nothing"
+        raise LoaderkitError(message, why=why, fix=fix)
+    return model()
 
 
 def _open_data(options: argparse.Namespace) -> Any:

@@ -6,11 +6,10 @@ such attribute or argument, the error names what does the same here.
 
 from __future__ import annotations
 
-import difflib
 import functools
 from typing import TYPE_CHECKING, Any
 
-from loaderkit.arguments import suggest_name
+from loaderkit.arguments import similar_name, suggest_name
 from loaderkit.errors import NoSuchAttributeError, OptionError
 
 if TYPE_CHECKING:
@@ -364,6 +363,9 @@ def no_such_attribute(
             return NoSuchAttributeError(
                 message, why=why, fix=f"dataset[{index}].{name}"
             )
+    if name in (stores or {}):
+        why = "it is a type of the graphs, and not one of their fields"
+        return NoSuchAttributeError(message, why=why, fix=f"dataset[{name!r}]")
     if name in ABSENT:
         why, fix = ABSENT[name]
         return NoSuchAttributeError(message, why=why, fix=fix)
@@ -384,7 +386,7 @@ def _closest_match(name: str, names: tuple[str, ...]) -> str | None:
     ``hasattr`` asks as well: each iteration of a loader asks a dataset whether it has a
     state, which took 0.35 ms of its 0.5.
     """
-    return next(iter(difflib.get_close_matches(name, names, 1)), None)
+    return similar_name(name, names)
 
 
 def refuse_options(method: str, given: Mapping[str, Any], known: Iterable[str]) -> None:

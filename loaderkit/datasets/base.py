@@ -45,7 +45,7 @@ from loaderkit.datasets.sample_reading import is_ours
 from loaderkit.datasets.selecting import RowSelection
 from loaderkit.datasets.sizes import sample_sizes, size_counter
 from loaderkit.datasets.taken_names import is_own, name_is_taken, private_names_of
-from loaderkit.errors import OptionError
+from loaderkit.errors import NoSuchAttributeError, OptionError
 from loaderkit.notebook import card
 from loaderkit.units import count_of
 
@@ -204,6 +204,8 @@ class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
     if not TYPE_CHECKING:  # a type checker shall go on to find misspelt names
 
         def __getattr__(self, name: str) -> Any:
+            if name in self._PACKED_WITHOUT and "_loaderkit" not in self.__dict__:
+                raise _not_made(type(self).__name__)
             is_private = name.startswith("_")
             is_known_elsewhere = name in ABSENT
             if (is_private and not is_known_elsewhere) or hasattr(type(self), name):
@@ -349,6 +351,14 @@ for _name in CONSTRUCTORS:
     _answer = _NoSuchConstructor()
     _answer.__set_name__(BaseDataset, _name)
     setattr(BaseDataset, _name, _answer)
+
+
+def _not_made(class_name: str) -> NoSuchAttributeError:
+    """Say that a subclass has a constructor that does not call ours."""
+    message = f"{class_name} does not know yet where its cache is."
+    why = f"{class_name}.__init__ has not called super().__init__()"
+    fix = "super().__init__(cache=cache), in __init__"
+    return NoSuchAttributeError(message, why=why, fix=fix)
 
 
 def _check_raw(class_name: str, raw: object) -> None:

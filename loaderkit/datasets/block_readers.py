@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import traceback
 import uuid
 import warnings
 from array import array
@@ -20,6 +19,7 @@ from loaderkit.datasets.compiled_encoding import SampleEncoder
 from loaderkit.datasets.source_files import FileTracker, FileVersion, TrackFiles
 from loaderkit.datasets.streams import StreamSource
 from loaderkit.errors import DatasetError, LoaderkitError
+from loaderkit.library_files import where_raised
 from loaderkit.randomness import mix_seed, seed_all
 
 if TYPE_CHECKING:
@@ -250,11 +250,9 @@ def about_sample(what: str, error: BaseException) -> LoaderkitError:
         return DatasetError(f"{what}: {error.what}", why=error.why, fix=error.fix)
     if isinstance(error, LoaderkitError):
         return error
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown"
     message = f"{what} could not be loaded: {type(error).__name__}: {_text_of(error)}"
     fix = "mend or leave out this sample and run again; finished shards are kept"
-    return DatasetError(message, why=f"raised at {where}", fix=fix)
+    return DatasetError(message, why=where_raised(error), fix=fix)
 
 
 def _text_of(error: BaseException) -> str:

@@ -20,7 +20,7 @@ from loaderkit.datasets.freshness import check_fresh
 from loaderkit.datasets.opened import OpenedCache
 from loaderkit.datasets.packing import Packed, has_cache, pack_source
 from loaderkit.datasets.room import page_cache_bytes
-from loaderkit.datasets.sources import KeyedSource
+from loaderkit.datasets.sources import KeyedSource, ask_for_keys, refuse_empty
 from loaderkit.errors import DatasetError, MissingMethodError
 
 if TYPE_CHECKING:
@@ -222,14 +222,16 @@ class CachedSamples(Generic[T]):
         raise DatasetError(message, why=why, fix=fix)
 
     def _pack_samples(self) -> Packed:
-        return pack_source(KeyedSource(self), self._cache_location, self.packing)
+        source = KeyedSource(self)
+        refuse_empty(source, self)
+        return pack_source(source, self._cache_location, self.packing)
 
     def _load_checked(self, key: Any) -> Any:
         return self.load(key)
 
     def _list_keys(self) -> list[Any]:
         if self._loaderkit.keys is None:
-            self._loaderkit.keys = list(self.keys())
+            self._loaderkit.keys = list(ask_for_keys(self))
         return self._loaderkit.keys
 
     def _count_samples(self) -> int:

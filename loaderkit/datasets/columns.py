@@ -363,6 +363,9 @@ def _no_column(
         if key is None and name in _fields_of_variant(variant, node_type):
             why = f"it is a field of {node_type!r}"
             return DatasetError(message, why=why, fix=f"dataset[{node_type!r}].{name}")
+    if key is None and name in types:
+        why = "it is a type of the graphs, and not one of their fields"
+        return DatasetError(message, why=why, fix=f"dataset[{name!r}]")
     names = sorted(_fields_of_variant(variant, key))
     if names:
         why = f"its fields are {', '.join(names)}"

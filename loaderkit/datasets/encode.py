@@ -396,7 +396,8 @@ def _refused_array(path: str, value: NDArray[Any] | np.generic) -> DatasetError:
         plain = np.dtype(value.dtype.str).type
         if type(value) is not plain:
             return _refused_subclass(path, value, plain, f"np.{plain.__name__}")
-    return _cannot_store_error(path, value, f"its dtype is {value.dtype}")
+    fix = "store x.tolist()" if value.dtype.kind in "US" else ""
+    return _cannot_store_error(path, value, f"its dtype is {value.dtype}", fix)
 
 
 def _refused_subclass(

@@ -10,7 +10,7 @@ from loaderkit.arguments import (
     check_choice,
     check_integer,
     check_truth,
-    refuse_value,
+    show_value,
 )
 from loaderkit.cache.hdf5 import filters
 from loaderkit.datasets.source_files import TrackFiles
@@ -67,8 +67,13 @@ class PackOptions:
         if executor is None:
             return
         if not hasattr(executor, "submit") and not callable(executor):
-            name, wanted = "executor", "an executor, or a function that makes one"
-            raise refuse_value(name, executor, wanted, None)
+            message = "executor must be an executor, or a function that makes one, got "
+            message += f"{show_value(executor)}."
+            why = f"its type, {type(executor).__name__}, has no submit()"
+            fix = "executor=concurrent.futures.ProcessPoolExecutor(8)"
+            if isinstance(executor, int):
+                fix = f"workers={int(executor)}"
+            raise OptionError(message, why=why, fix=fix)
         if self.workers is not None:
             message = f"workers={self.workers} and an executor were given."
             why = "workers are processes of this machine; an executor has its own"

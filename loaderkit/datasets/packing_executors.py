@@ -9,12 +9,13 @@ from __future__ import annotations
 import queue
 from typing import TYPE_CHECKING, Any
 
+from loaderkit.arguments import show_value
 from loaderkit.cache.durable import remove, writing
 from loaderkit.datasets.packing_failures import Failure
 from loaderkit.datasets.packing_tasks import started_file
 from loaderkit.datasets.packing_team import MOST_TRIES
 from loaderkit.datasets.sources import describe_rows
-from loaderkit.errors import DatasetError
+from loaderkit.errors import DatasetError, OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,7 +99,9 @@ class ExecutorEngine:
         """
         for _ in range(MOST_TRIES):
             if self._executor is None and self._make is not None:
-                self._executor = self._make()
+                executor = self._make()
+                _refuse_no_executor(executor)
+                self._executor = executor
             try:
                 # A worker of Python's pools that is interrupted while it takes a task
                 # may keep the lock of the queue, and the pool waits for ever (2 of 60
@@ -162,3 +165,16 @@ class ExecutorEngine:
         if self._make is None:
             fix += "; executor=lambda: ... makes a new one where one broke"
         return DatasetError(message, why=why, fix=fix)
+
+
+def _refuse_no_executor(executor: object) -> None:
+    """Refuse what a user's function made in place of an executor.
+
+    Raises:
+        OptionError: It takes no tasks.
+    """
+    if not hasattr(executor, "submit"):
+        message = f"executor=... made {show_value(executor)}, which is no executor."
+        why = "it has no submit(), which gives a task to a worker"
+        fix = "executor=lambda: ProcessPoolExecutor(8)"
+        raise OptionError(message, why=why, fix=fix)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
+from torch.overrides import resolve_name
 
 from loaderkit.answers import answer_wrong_names
 from loaderkit.errors import DatasetError, OptionError
@@ -145,8 +146,53 @@ def _refuses_arithmetic(cls: type[T]) -> type[T]:
         setattr(cls, f"__{method}__", function)
     # numpy would take it for three arrays of numbers; so it asks for __radd__ here.
     setattr(cls, "__array_ufunc__", None)  # noqa: B010
+
+    def torch_function(
+        _: type[T], function: Any, __: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        batch, shown = _shown_call(function, cls, args, kwargs or {})
+        raise refuse(batch, shown)
+
+    def array(self: Any, *_: Any, **__: Any) -> Any:
+        raise refuse(self, "numpy.asarray({})")
+
+    # torch asks here before it computes with what is no tensor, numpy before it makes
+    # an array of it.
+    setattr(cls, "__torch_function__", classmethod(torch_function))  # noqa: B010
+    setattr(cls, "__array__", array)  # noqa: B010
     setattr(cls, "__hash__", tuple.__hash__)  # noqa: B010 -- __eq__ would take it away
     return cls
+
+
+def _shown_call(
+    function: Any, kind: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, str]:
+    """Write a call of torch's with ``{0}`` for the ragged batch that it was given.
+
+    Returns:
+        The batch, and the call.
+    """
+    name = resolve_name(function) or getattr(function, "__name__", str(function))
+    batches: list[Any] = []
+
+    def shown(argument: object) -> str:
+        if isinstance(argument, kind):
+            batches.append(argument)
+            return "{0}"
+        if type(argument) in {list, tuple}:
+            return f"[{', '.join(map(shown, cast('list[object]', argument)))}]"
+        if argument is None or isinstance(argument, bool | int | float):
+            return repr(argument)
+        return "tensor" if isinstance(argument, torch.Tensor) else "..."
+
+    parts = [*map(shown, args)]
+    # Functions of torch.nn.functional hand on what has a default, too.
+    parts += [
+        f"{key}={shown(value)}" for key, value in kwargs.items() if value is not None
+    ]
+    # torch comes here only where there is one; deeper down it is not looked for.
+    batch = batches[0] if batches else object.__new__(kind)
+    return batch, f"{name}({', '.join(parts)})"
 
 
 def _shown_index(index: object) -> str:

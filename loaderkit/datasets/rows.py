@@ -89,6 +89,12 @@ def many_rows(index: object, count: int) -> Ints:
             fix = "dataset[name]"
         elif kind == "f":
             fix = "a share of the rows is a slice: [:0.8]"
+        elif kind == "O":
+            message = "rows are integers, booleans or a slice, got "
+            message += f"{show_value(index)}."
+            why = "not all of them are numbers of rows"
+            if any(isinstance(part, slice) for part in np.asarray(rows)):
+                why, fix = "rows have one axis", "dataset[0:5][2]"
         raise OptionError(message, why=why, fix=fix)
     if not len(rows):
         return np.empty(0, np.int64)
@@ -118,6 +124,11 @@ def _row_of_border(border: object, count: int) -> Any:
 def _as_array(index: object) -> NDArray[Any]:
     if isinstance(index, np.ndarray):
         return index.reshape(-1)
+    if isinstance(index, str | bytes):
+        message = f"rows are integers, booleans or a slice, got {index!r}."
+        why = "a text names a field, or a sample by its key"
+        fix = "range(len(dataset)) for all rows; dataset[name] is a field of them"
+        raise OptionError(message, why=why, fix=fix)
     if not hasattr(index, "__len__") and not isinstance(index, Iterable):
         message = f"rows are integers, booleans or a slice, got {show_value(index)}."
         why, fix = f"it is {kind_of(index)}", "dataset[[0, 4, 2]]"

@@ -22,7 +22,12 @@ import torch
 from torch.utils.data import IterableDataset
 
 from loaderkit.answers import answer_wrong_calls
-from loaderkit.arguments import check_integer, with_article
+from loaderkit.arguments import (
+    check_integer,
+    refusal_of_call,
+    show_value,
+    with_article,
+)
 from loaderkit.cache.layout import MANIFEST
 from loaderkit.datasets.compact_keys import compact_keys
 from loaderkit.datasets.fingerprint import (
@@ -111,9 +116,7 @@ def as_source(source: object, spans: int | None = None) -> Source | StreamSource
     if isinstance(source, PtFolder | KeyedSource | MapSource):
         packable: Source = source
     elif isinstance(source, Mapping):
-        raise _cannot_pack_error(
-            source, "a dict names samples", "pack(list(samples.values()), path)"
-        )
+        raise _cannot_pack_error(source, *_advice_on_mapping(source))
     elif _makes_by_load(source):
         packable = KeyedSource(cast("KeyedSamples", source))
     elif isinstance(source, IterableDataset) or not hasattr(source, "__getitem__"):
@@ -123,12 +126,49 @@ def as_source(source: object, spans: int | None = None) -> Source | StreamSource
     else:
         packable = MapSource(source)
 
-    if not len(packable):
-        message = f"There is nothing to pack: {source!r} has no samples."
-        raise DatasetError(
-            message, why="a cache holds at least one", fix="give it at least one sample"
-        )
+    refuse_empty(packable, source)
     return packable
+
+
+def _advice_on_mapping(given: Mapping[Any, Any]) -> tuple[str, str]:
+    """Say what a mapping probably is, and what to pack instead.
+
+    Returns:
+        Why it cannot be packed, and the fix.
+    """
+    parts = list(given.values())
+    kinds = {type(part) for part in parts}
+    if not isinstance(given, dict) and kinds == {list}:
+        # What a tokenizer of Hugging Face gives for one text, or for several.
+        if all(isinstance(item, list) for part in parts for item in part):
+            columns = "torch.utils.data.StackDataset(**encoding)"
+            return "it holds columns, and a dataset has rows", f"pack({columns}, path)"
+        return "it is one sample", "pack([dict(sample)], path)"
+    # Samples by name are of one kind; the fields of one sample seldom are.
+    if len(kinds) > 1 or kinds & {int, float, bool, str, type(None)}:
+        return "it is one sample: fields by name", "pack([sample], path)"
+    return "a dict names samples", "pack(list(samples.values()), path)"
+
+
+def refuse_empty(packable: Source, given: object) -> None:
+    """Refuse to pack no samples.
+
+    Args:
+        packable: The source.
+        given: What the user has, to be named.
+
+    Raises:
+        DatasetError: There are none.
+    """
+    if len(packable):
+        return
+    message = f"There is nothing to pack: {given!r} has no samples."
+    why, fix = "a cache holds at least one", "give it at least one sample"
+    if isinstance(packable, KeyedSource):
+        name = type(given).__name__
+        message, why = f"There is nothing to pack: {name}.keys() is empty.", why
+        fix = "def keys(self): return range(100)"
+    raise DatasetError(message, why=why, fix=fix)
 
 
 def _as_iterable(source: object) -> IterableSource:
@@ -148,6 +188,13 @@ def _as_spans(source: object, spans: int) -> SpanSource:
         message = f"spans={spans} was given with {with_article(type(source).__name__)}."
         why = "spans are the parts that a function source(span, spans) gives"
         fix = "leave spans out, or give such a function"
+        raise OptionError(message, why=why, fix=fix)
+    refused = refusal_of_call(source, "span", "spans")
+    if refused is not None:
+        name = getattr(source, "__name__", type(source).__name__)
+        message = f"{name} cannot be called for a span: {refused}."
+        why = f"it is called as source(span, spans), with span from 0 to {spans - 1}"
+        fix = "def source(span, spans): return samples[span::spans]"
         raise OptionError(message, why=why, fix=fix)
     return SpanSource(source, spans)
 
@@ -253,12 +300,61 @@ class MapSource:
         return None
 
 
+def ask_for_keys(dataset: KeyedSamples) -> Iterable[Any]:
+    """Call ``keys()``, which is the user's.
+
+    Args:
+        dataset: Whose keys.
+
+    Returns:
+        What it gave.
+
+    Raises:
+        DatasetError: It is no method, or gave no keys: a number, a text, None.
+    """
+    kind = type(dataset).__name__
+    method: object = dataset.keys
+    why = "it lists the samples: names, paths, numbers, in a stable order"
+    if not callable(method):
+        message = f"{kind}.keys is no method: {show_value(method)}."
+        fix = f"def keys(self): return {show_value(method)}"
+        raise DatasetError(message, why=why, fix=fix)
+    keys: object = method()
+    if isinstance(keys, str | bytes | os.PathLike):
+        message = f"{kind}.keys() gave one name: {keys!r}."
+        fix = f"return [{keys!r}], or sorted(os.listdir({os.fsdecode(keys)!r}))"
+        raise DatasetError(message, why=why, fix=fix)
+    if not hasattr(keys, "__iter__") and not hasattr(keys, "__getitem__"):
+        message = f"{kind}.keys() gave no keys, but {show_value(keys)}."
+        fix = f"return range({keys})" if isinstance(keys, int) else "return range(100)"
+        raise DatasetError(message, why=why, fix=fix)
+    return cast("Iterable[Any]", keys)
+
+
+def refuse_load(dataset: KeyedSamples) -> None:
+    """Refuse a ``load`` that cannot be called with a key.
+
+    Raises:
+        DatasetError: It takes nothing, or needs more.
+    """
+    refused = refusal_of_call(dataset.load, "key")
+    if refused is not None:
+        message = f"{type(dataset).__name__}.load cannot be called: {refused}."
+        why = "it is called as load(key), once for each of keys()"
+        raise DatasetError(message, why=why, fix="def load(self, key): return ...")
+
+
 class KeyedSource:
-    """An object with ``keys()`` and ``load(key)``, such as a ``SafeDataset``."""
+    """An object with ``keys()`` and ``load(key)``, such as a ``SafeDataset``.
+
+    Raises:
+        DatasetError: ``keys()`` gives no keys, or ``load`` takes none.
+    """
 
     def __init__(self, dataset: KeyedSamples) -> None:
         self._dataset = dataset
-        self._keys = compact_keys(dataset.keys())
+        refuse_load(dataset)
+        self._keys = compact_keys(ask_for_keys(dataset))
 
     def __len__(self) -> int:
         return len(self._keys)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback
 
-from loaderkit.leaks.detector import LeakDetector
+from loaderkit.arguments import suggest_keywords
+from loaderkit.leaks.detector import LeakDetector, check_detector
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -23,7 +24,9 @@ class LeakCallback(Callback):  # type: ignore[misc]
             epochs.  A new one that raises if None.
     """
 
+    @suggest_keywords
     def __init__(self, detector: LeakDetector | None = None) -> None:
+        check_detector(detector)
         self.detector = detector or LeakDetector()
 
     @property

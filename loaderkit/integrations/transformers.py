@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
-from loaderkit.leaks.detector import LeakDetector
+from loaderkit.arguments import suggest_keywords
+from loaderkit.leaks.detector import LeakDetector, check_detector
 
 if TYPE_CHECKING:
     from loaderkit.leaks.report import LeakReport
@@ -21,7 +22,9 @@ class LeakCallback(TrainerCallback):  # type: ignore[misc]
             A new one that raises if None.
     """
 
+    @suggest_keywords
     def __init__(self, detector: LeakDetector | None = None) -> None:
+        check_detector(detector)
         self.detector = detector or LeakDetector()
 
     @property

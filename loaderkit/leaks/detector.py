@@ -197,6 +197,7 @@ class LeakDetector:
         """
         check_callable("function", function, "lambda: train_one_epoch()")
         check_takes_nothing("function", function)
+        epochs = check_integer("epochs", epochs, least=0)
         self.start()
         for _ in range(epochs):
             function()
@@ -259,6 +260,11 @@ class LeakDetector:
 
         return watched
 
+    @property
+    def has_started(self) -> bool:
+        """Whether the first reading was taken."""
+        return self._watch is not None
+
     def _started_recorder(self) -> EpochRecorder:
         if self._watch is None:
             message = "call start() first: the detector does not watch yet."
@@ -314,3 +320,22 @@ def _warmup_epochs(warmup: object) -> int | None:
     if warmup == "auto":
         return None
     return check_integer("warmup", warmup, least=0)
+
+
+def check_detector(detector: object) -> None:
+    """Refuse what is no detector where one is given.
+
+    Args:
+        detector: What a trainer's callback was given; None for a new one.
+
+    Raises:
+        OptionError: It is something else, such as a device.
+    """
+    if detector is None or isinstance(detector, LeakDetector):
+        return
+    message = f"A callback takes a LeakDetector, got {show_value(detector)}."
+    why = f"it is {kind_of(detector)}; the detector has the settings"
+    fix = "LeakCallback(LeakDetector())"
+    if isinstance(detector, str):
+        fix = f"LeakCallback(LeakDetector({detector!r}))"
+    raise OptionError(message, why=why, fix=fix)

@@ -20,7 +20,7 @@ import pytest
 from loaderkit.units import count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from loaderkit.leaks.detector import LeakDetector
     from loaderkit.leaks.report import LeakReport
@@ -67,10 +67,22 @@ def leak_epoch() -> int:
 
 
 @pytest.fixture
-def leak_detector(request: pytest.FixtureRequest) -> LeakDetector:
-    """A detector for a test that loops over epochs by itself; it raises at the end."""
+def leak_detector(request: pytest.FixtureRequest) -> Iterator[LeakDetector]:
+    """A detector for a test that loops over epochs by itself; it raises at the end.
+
+    A test that takes it and counts no epoch has looked at nothing: that is an error.
+    """
     _, settings = _read_settings(request.node)
-    return _make_detector(settings, on_leak="raise")
+    detector = _make_detector(settings, on_leak="raise")
+    failed_before = request.session.testsfailed
+    yield detector
+    if not detector.has_started and request.session.testsfailed == failed_before:
+        pytest.fail(
+            "leak_detector has counted no epoch, so nothing was looked at.\n"
+            "  why: it takes its readings where epochs begin and end\n"
+            "  fix: for epoch in leak_detector.epochs(range(12)): ...",
+            pytrace=False,
+        )
 
 
 @pytest.hookimpl(tryfirst=True)

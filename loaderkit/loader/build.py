@@ -145,8 +145,8 @@ def _largest_batch_bytes(
     description: DatasetDescription, options: LoaderOptions
 ) -> int | None:
     """Bound the bytes of a batch; None where they cannot be known."""
-    if options.max_bytes is not None:
-        return options.max_bytes
+    if "bytes" in options.limits:
+        return options.limits["bytes"]
     if description.is_missing_shards:
         return None  # sizes are read from all shards: no plan is worth downloading them
     try:

@@ -25,7 +25,7 @@ class LoaderKeywords(TypedDict, total=False):
     batch_size: int | Auto | None
     max_nodes: int | None
     max_edges: int | None
-    max_bytes: int | None
+    max_bytes: int | str | None
     max_tokens: int | None
     oversized: Literal["raise", "alone", "skip"]
     bucket_by: str | None

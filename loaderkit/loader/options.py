@@ -23,6 +23,7 @@ from loaderkit.arguments import (
     suggest_name,
 )
 from loaderkit.errors import OptionError
+from loaderkit.units import size_in_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -116,8 +117,8 @@ class LoaderOptions(SettingOverrides):
     """Nodes of a batch at most."""
     max_edges: int | None = None
     """Edges of a batch at most."""
-    max_bytes: int | None = None
-    """Bytes of a batch at most."""
+    max_bytes: int | str | None = None
+    """Bytes of a batch at most, or a text such as "64 MiB"."""
     max_tokens: int | None = None
     """Tokens of a batch at most: rows of the longest ragged field of each sample."""
     oversized: Oversized = "raise"
@@ -368,6 +369,13 @@ def _check_amount(name: str, value: object) -> int:
     return min(check_integer(name, value, least=1), sys.maxsize)
 
 
+def _check_bytes(name: str, value: object) -> int:
+    """Take bytes, as a number or as a text such as "64 MiB"."""
+    return _check_amount(
+        name, size_in_bytes(name, value) if isinstance(value, str) else value
+    )
+
+
 def _check_seed(name: str, value: object) -> int:
     if hasattr(value, "manual_seed"):
         message = f"{name} must be an integer, got a generator."
@@ -399,6 +407,7 @@ _CHECKS: Mapping[str, Check] = {
     "read_ahead": _at_least(0),
     "batch_size": _check_batch_size,
     **{f"max_{name}": _check_amount for name in SIZES},
+    "max_bytes": _check_bytes,
     "oversized": _one_of("raise", "alone", "skip"),
     "bucket_by": _check_size_name,
     "buckets": _check_amount,

@@ -23,6 +23,7 @@ from loaderkit.loader.forecast import Forecast, forecast
 from loaderkit.loader.page import memory_section, settings_section, waiting_sections
 from loaderkit.notebook import card, repr_in_a_line
 from loaderkit.pages.document import HasPage, Page
+from loaderkit.wrapping import wrap_lines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -141,7 +142,7 @@ class LoaderPlan(HasPage):
         if self.downloads is not None:
             lines.append(f"{'store':<24}{self.downloads}")
         lines += [f"warning: {warning}" for warning in self.warnings]
-        return "\n".join([*lines, str(self.forecast)])
+        return wrap_lines("\n".join([*lines, str(self.forecast)]))
 
 
 _ANY_SEED = Decision(0, "order and random numbers follow from it alone")

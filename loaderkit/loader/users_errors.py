@@ -10,12 +10,12 @@ import builtins
 import contextlib
 import copyreg
 import pickle
-import traceback
 import types
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.errors import LoaderError
+from loaderkit.library_files import where_raised
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,8 +33,7 @@ def error_about(what: str, error: Exception, fix: str) -> LoaderError:
         A LoaderError to be raised from ``error``.  It is also of the type of ``error``
         and has its attributes.
     """
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f"raised at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    where = where_raised(error)
     what += f"{type(error).__name__}: {_text_of(error)}"
     return _build_error(ErrorContent.of(error), what, where, fix)
 

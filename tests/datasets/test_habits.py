@@ -33,11 +33,13 @@ from torch_geometric.data import (
     OnDiskDataset,
 )
 from torch_geometric.data.lightning import LightningDataset
+from torch_geometric.loader import DataLoader
 from torch_geometric.transforms import Compose, Constant, Distance
 
 from loaderkit import (
     SafeDataset,
     SafeGraphDataset,
+    build_loader,
     concat,
     extend,
     open_cache,
@@ -238,6 +240,122 @@ def test_a_name_that_load_misspells_is_told_and_asks_for_no_second_packing(tmp_p
 
     with pytest.raises(AttributeError, match="no attribute 'how_many'"):
         len(Mine(cache=tmp_path / "c.lk"))
+
+
+def unmade(method):
+    class Mine(SafeGraphDataset):
+        def __init__(self):
+            self.numbers = range(3, 6)
+
+        def keys(self):
+            return self.numbers
+
+        def load(self, key):
+            return graph(key)
+
+    return method(Mine())
+
+
+READINGS = {
+    "length": len,
+    "sample": lambda mine: mine[0],
+    "rows": lambda mine: mine[:2],
+    "batch": lambda mine: mine.batch([0]),
+    "sizes": lambda mine: mine.sizes(),
+    "field": lambda mine: mine["x"],
+    "text": repr,
+    "samples": list,
+    "cache": lambda mine: mine.cache,
+    "transform": lambda mine: mine.transform,
+    "loader": lambda mine: build_loader(mine, batch_size=2),
+    "pygs loader": lambda mine: list(DataLoader(mine, batch_size=2)),
+}
+
+
+@pytest.mark.parametrize("reading", READINGS.values(), ids=READINGS)
+def test_a_constructor_that_does_not_call_ours_is_told(reading):
+    with pytest.raises(AttributeError, match=r"has not called super\(\).__init__"):
+        unmade(reading)
+
+
+WRONG_KEYS = {
+    "a number": (10, "range(10)"),
+    "nothing": (None, "range(100)"),
+    "one name": ("a.pt", "['a.pt']"),
+    "one path": (Path("raw"), "listdir"),
+    "a function": (len, "range(100)"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_KEYS)
+@pytest.mark.parametrize("has_cache", [True, False])
+def test_what_is_no_list_of_keys_is_told(name, has_cache, tmp_path):
+    keys, fix = WRONG_KEYS[name]
+
+    class Mine(SafeGraphDataset):
+        def keys(self):
+            return keys
+
+        def load(self, key):
+            return graph(key)
+
+    with pytest.raises(DatasetError, match=r"Mine\.keys\(\) gave") as caught:
+        len(Mine(cache=tmp_path / "c.lk" if has_cache else None))
+
+    assert fix in caught.value.fix
+
+
+def test_keys_that_are_no_method_and_no_keys_are_told(tmp_path):
+    class Listed(SafeDataset):
+        keys = range(3)
+
+        def load(self, key):
+            return {"x": key}
+
+    class Empty(Listed):
+        def keys(self):
+            return []
+
+    with pytest.raises(DatasetError, match=r"Listed\.keys is no method") as caught:
+        len(Listed(cache=tmp_path / "a.lk"))
+    assert caught.value.fix == "def keys(self): return range(0, 3)"
+    with pytest.raises(DatasetError, match="nothing to pack: Empty"):
+        len(Empty(cache=tmp_path / "b.lk"))
+    assert len(Empty()) == 0
+
+
+@pytest.mark.parametrize(
+    "load",
+    [lambda _: None, lambda _, key, folder: (key, folder), lambda _, *, key: key],
+    ids=["too few", "too many", "by name"],
+)
+def test_a_load_that_takes_no_key_is_told_before_any_worker_starts(load, tmp_path):
+    kind = type("Mine", (SafeDataset,), {"keys": lambda _: range(3), "load": load})
+
+    with pytest.raises(DatasetError, match=r"Mine\.load cannot be called") as caught:
+        len(kind(cache=tmp_path / "c.lk"))
+
+    assert "load(key)" in caught.value.why
+
+
+def test_a_source_of_spans_that_takes_no_span_is_told(tmp_path):
+    with pytest.raises(OptionError, match="cannot be called for a span"):
+        pack(lambda span: [span], tmp_path / "c.lk", spans=3)
+
+
+@pytest.mark.parametrize("name", ["mesh", ("mesh", "to", "mesh")], ids=str)
+def test_a_type_asked_as_a_field_is_answered_with_the_type(name, tmp_path):
+    sample = HeteroData()
+    sample["mesh"].x = torch.ones(3, 2)
+    sample["mesh", "to", "mesh"].edge_index = torch.zeros(2, 1, dtype=torch.long)
+    dataset = pack([sample, sample], tmp_path / "c.lk", workers=0)
+
+    with pytest.raises(DatasetError) as caught:
+        dataset.column(name)
+    assert len(eval(caught.value.fix)) > 0
+    if isinstance(name, str):
+        with pytest.raises(AttributeError, match=r"dataset\['mesh'\]"):
+            getattr(dataset, name)
 
 
 # ---- choosing rows

@@ -1,6 +1,8 @@
 """Samples of different lengths, on numbers small enough to see."""
 
 import dataclasses
+import functools
+import inspect
 
 import numpy as np
 import pytest
@@ -8,6 +10,8 @@ import torch
 
 import loaderkit
 from loaderkit.datasets.ragged import (
+    Packed,
+    Padded,
     concatenate,
     fill_padding,
     jag,
@@ -315,3 +319,82 @@ def test_a_batch_is_compared_with_other_tuples_and_hashed_as_one(make):
     assert batch != "text"
     assert batch is not None
     assert hash(batch) == hash(tuple(batch))
+
+
+# ---- functions of torch
+
+
+def calls_of_torch(field):
+    """Give each function of torch that can be overridden, called with a ragged field.
+
+    The other arguments are tensors, so some refuse those before they look at the field.
+    """
+    for function, dummy in torch.overrides.get_testing_overrides().items():
+        name = torch.overrides.resolve_name(function) or ""
+        if name.rpartition(".")[0] not in {"torch", "torch.nn.functional"}:
+            continue
+        needed = [
+            parameter
+            for parameter in inspect.signature(dummy).parameters.values()
+            if parameter.default is parameter.empty
+            and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        ]
+        takes_list = bool(needed) and needed[0].name in {"tensors", "tensor_list"}
+        first = [field, field] if takes_list else field
+        others = [torch.ones(1)] * (len(needed) - 1)
+        yield name, functools.partial(function, first, *others)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("ragged", ["padded", "packed"])
+def test_every_function_of_torch_answers_a_ragged_field_with_its_values(words, ragged):
+    batch = loaderkit.open_cache(words, ragged=ragged).batch([0, 1])
+    field = next(part for part in batch.values() if isinstance(part, Padded | Packed))
+    answered = set()
+
+    for name, call in calls_of_torch(field):
+        with pytest.raises((TypeError, RuntimeError)) as caught:
+            call()
+        # Not a complaint about the field: "must be Tensor, not Padded".
+        assert f"not {type(field).__name__}" not in str(caught.value), name
+        if isinstance(caught.value, OptionError):
+            assert f"{ragged}.values" in caught.value.fix, name
+            answered.add(name)
+
+    assert {"torch.relu", "torch.cat", "torch.nn.functional.linear"} <= answered
+    assert len(answered) > 300
+
+
+@pytest.mark.parametrize("make", [np.asarray, np.array, np.mean], ids=repr)
+def test_numpy_makes_no_array_of_a_ragged_field(words, make):
+    batch = loaderkit.open_cache(words).batch([0, 1])
+    field = next(part for part in batch.values() if isinstance(part, Padded))
+
+    with pytest.raises(OptionError, match=r"padded\.values"):
+        make(field)
+
+
+def test_the_advice_on_a_call_of_torch_can_be_pasted(words):
+    batch = loaderkit.open_cache(words).batch([0, 1])
+    padded = next(part for part in batch.values() if isinstance(part, Padded))
+    tensor = torch.ones(())
+
+    for call in (
+        lambda: torch.relu(padded),
+        lambda: torch.cat([padded, padded], 1),
+        lambda: torch.mul(tensor, padded),
+        lambda: torch.sum(padded, dim=0),
+        lambda: torch.Tensor.add(tensor, padded),
+        lambda: torch.lt(padded, tensor),
+    ):
+        with pytest.raises(OptionError) as caught:
+            call()
+        eval(caught.value.fix, {"torch": torch, "padded": padded, "tensor": tensor})
+
+
+def test_a_compiled_model_reads_the_parts_of_a_ragged_field(words):
+    batch = loaderkit.open_cache(words).batch([0, 1])
+    field = next(part for part in batch.values() if isinstance(part, Padded))
+    model = torch.compile(lambda padded: padded.values * 2, backend="eager")
+
+    assert torch.equal(model(field), field.values * 2)

@@ -35,6 +35,10 @@ TESTS = """
         for _ in leak_detector.epochs(range(8)):
             torch.randn(1000)
 
+    def test_own_loop_not_told(leak_detector):
+        for _ in range(8):
+            torch.randn(1000)
+
     def test_own_loop_planted(leak_detector):
         for _ in leak_detector.epochs(range(8)):
             retained.append(torch.randn(30_000))
@@ -74,9 +78,11 @@ def test_planted_leaks_fail_and_their_twins_pass(pytester):
     pytester.makepyfile(TESTS)
     result = pytester.runpytest("--leak-report=html", "--junitxml=results.xml")
 
-    result.assert_outcomes(passed=3, failed=2)
+    result.assert_outcomes(passed=4, failed=2, errors=1)
     result.stdout.fnmatch_lines(
         [
+            "*test_own_loop_not_told*",
+            "leak_detector has counted no epoch*",
             "leaking: * more each epoch*",
             "1. list `*.retained` in *.py:6 keeps 1 Tensor * more each epoch*",
             "*memory leaks (loaderkit)*",

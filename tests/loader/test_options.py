@@ -51,7 +51,7 @@ WRONG = {
     "batch_size": NO_COUNT,
     "max_nodes": NO_COUNT,
     "max_edges": NO_COUNT,
-    "max_bytes": NO_COUNT,
+    "max_bytes": [*(v for v in NO_COUNT if v != "32"), "32 parsecs", "-1 MiB"],
     "max_tokens": NO_COUNT,
     "buckets": [*NO_COUNT, None],
     "prefetch_factor": NO_COUNT,

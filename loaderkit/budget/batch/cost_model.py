@@ -12,9 +12,10 @@ from loaderkit.budget.batch.peak_model import (
     fit_peak_model,
     prediction_error,
 )
-from loaderkit.budget.step.estimate import upper_end
+from loaderkit.budget.step.estimate import estimate, upper_end
 from loaderkit.budget.step.peaks import peaks_of, totals
 from loaderkit.budget.step.track import track_step
+from loaderkit.errors import StepError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -231,7 +232,7 @@ def _fit_small_steps(model: Any, samples: Samples, step: Step) -> BatchCostModel
         for number, count in enumerate(_samples_of_steps(samples))
     ]
     sizes = [samples.batch_sizes(rows) for rows in batches]
-    logs = [track_step(model, samples.join(rows), step) for rows in batches]
+    logs = [_track_small_step(model, samples.join(rows), step) for rows in batches]
     peak_model = fit_peak_model(samples.names, sizes, logs)
 
     cost_model = BatchCostModel(model, samples, step, peak_model)
@@ -241,6 +242,26 @@ def _fit_small_steps(model: Any, samples: Samples, step: Step) -> BatchCostModel
     ]
     error = max(peak_model.error, *errors)
     return replace(cost_model, peak_model=replace(peak_model, error=error))
+
+
+def _track_small_step(model: Any, batch: Any, step: Step) -> Log:
+    """Track a step; where that fails, say whether the step itself fails.
+
+    Raises:
+        StepError: It does, or it asks for what tensors without memory do not have.
+    """
+    try:
+        return track_step(model, batch, step)
+    except StepError:
+        raise
+    except Exception as error:
+        # Raises what is wrong with the step, which training would raise too.
+        estimate(model, batch, step)
+        message = "this step cannot be planned for: "
+        message += f"{type(error).__name__}: {error}"
+        why = "it asks for values, and a plan's steps have tensors without memory"
+        fix = "loaderkit.estimate_step(model, batch), batch by batch"
+        raise StepError(message, why=why, fix=fix) from error
 
 
 def _samples_of_steps(samples: Samples) -> Sequence[int]:

@@ -38,6 +38,7 @@ from loaderkit.budget.step.train_step import (
     OptimizerVariant,
     Step,
     blocks_of,
+    check_loss,
     device_spec,
     dtype_of,
 )
@@ -49,6 +50,7 @@ from loaderkit.notebook import Bar, HasCard, card, repr_in_a_line
 from loaderkit.pages.charts import Limit
 from loaderkit.pages.document import HasPage, Listing, Page, Section
 from loaderkit.units import count_of, format_bytes, parse_bytes
+from loaderkit.wrapping import wrap_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -262,7 +264,7 @@ class BatchPlan(HasPage):
     __repr__ = repr_in_a_line
 
     def __str__(self) -> str:
-        return "\n".join(_plan_lines(self))
+        return wrap_lines("\n".join(_plan_lines(self)))
 
     def page(self) -> Page:
         """Show which batch fits, and what would change that."""
@@ -373,6 +375,8 @@ def plan_batch(
         raise OptionError(mistake.what, why=mistake.why, fix=mistake.instead)
     batch_size = check_integer("batch_size", batch_size, least=1)
     chosen = parse_arguments(PlanOptions, options, plan_batch)
+    epochs = check_integer("epochs", chosen.epochs, least=1)
+    check_loss(chosen.loss)
     spec = device_spec(device)
     autocast = dtype_of(chosen.autocast)
     step = Step(chosen.loss, chosen.optimizer, autocast=autocast, target=spec)
@@ -384,7 +388,7 @@ def plan_batch(
 
     samples = read_samples(dataset, collate=chosen.collate_fn)
     planner = _Planner(model, samples, step, usable_bytes, batch_size)
-    plan = planner.plan(chosen.epochs)
+    plan = planner.plan(epochs)
     limit_note = (
         f"limit {format_bytes(available.amount)} {available.known_from}, "
         f"{margin:.0%} of it left free"

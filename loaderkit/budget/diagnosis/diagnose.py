@@ -34,6 +34,7 @@ from loaderkit.errors import OptionError
 from loaderkit.notebook import HasCard, card, repr_in_a_line
 from loaderkit.pages.document import HasPage, Listing, Page, Section
 from loaderkit.units import format_bytes
+from loaderkit.wrapping import wrap_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -101,7 +102,7 @@ class Diagnosis(HasPage, Message):
     __repr__ = repr_in_a_line
 
     def __str__(self) -> str:
-        return "\n".join(_lines_of_diagnosis(self))
+        return wrap_lines("\n".join(_lines_of_diagnosis(self)))
 
     def _repr_html_(self) -> str:
         title, *_ = _lines_of_diagnosis(self)

@@ -16,7 +16,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.arguments import refuse_value, suggest_keywords
+from loaderkit.arguments import show_value, suggest_keywords
 from loaderkit.budget.cutting import count_samples, cut, weight_of
 from loaderkit.budget.diagnosis.diagnose import attach, diagnose_oom
 from loaderkit.budget.pieces.comparison import Comparison
@@ -36,7 +36,7 @@ from loaderkit.budget.pieces.step_state import (
     take_grads,
 )
 from loaderkit.budget.pieces.update import Update
-from loaderkit.budget.step.train_step import call_model, loss_of
+from loaderkit.budget.step.train_step import call_model, check_loss, loss_of
 from loaderkit.errors import BudgetError, OptionError
 from loaderkit.memory.release import release
 from loaderkit.mistaken import mistaken_for_model
@@ -125,8 +125,11 @@ class MicroBatcher:
             fix = "MicroBatcher(model, optimizer, loss)"
             raise OptionError(mistake.what, why=mistake.why, fix=fix)
         if not hasattr(self.optimizer, "step"):
-            name, wanted = "optimizer", "an optimizer, which has step()"
-            raise refuse_value(name, self.optimizer, wanted, None)
+            message = f"optimizer has no step(): {show_value(self.optimizer)}."
+            why = "it is called once for all pieces of a batch"
+            fix = "optimizer=torch.optim.AdamW(model.parameters())"
+            raise OptionError(message, why=why, fix=fix)
+        check_loss(self.loss)
 
     def step(self, batch: Any) -> StepResult:
         """Train on one batch.

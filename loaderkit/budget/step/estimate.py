@@ -38,6 +38,7 @@ from loaderkit.budget.step.track import has_assumption, track_step
 from loaderkit.budget.step.tracker import ALL_CHOSEN, CHOSEN_NOW, SCALAR
 from loaderkit.budget.step.train_step import (
     Step,
+    check_loss,
     device_spec,
     dtype_of,
 )
@@ -226,6 +227,7 @@ def estimate_step(
     mistake = mistaken_for_model(model) or mistaken_for_batch(batch)
     if mistake is not None:
         raise OptionError(mistake.what, why=mistake.why, fix=mistake.instead)
+    check_loss(loss)
     autocast_dtype = dtype_of(autocast)
     step = Step(loss, optimizer, autocast=autocast_dtype, target=device_spec(target))
     return estimate(model, batch, step)

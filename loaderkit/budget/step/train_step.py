@@ -18,7 +18,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.checkpoint import checkpoint
 
-from loaderkit.arguments import kind_of, suggest_device
+from loaderkit.arguments import check_callable, kind_of, suggest_device
 from loaderkit.budget.step.devices import TRAITS, DeviceSpec
 from loaderkit.errors import StepError
 from loaderkit.nests import flatten_tensors
@@ -81,6 +81,41 @@ def dtype_of(kind: str | torch.dtype | None) -> torch.dtype | None:
         why = "torch has no such type"
         raise StepError(message, why=why, fix='autocast="bfloat16"')
     return dtype
+
+
+def check_loss(loss: object) -> None:
+    """Refuse what is no loss.
+
+    Args:
+        loss: What was given; None for the mean of the outputs.
+
+    Raises:
+        OptionError: It cannot be called, or is a class; a name, as libraries of
+            configurations take it, is answered with torch's function.
+
+    >>> check_loss("mse")
+    Traceback (most recent call last):
+    loaderkit.errors.OptionError: loss must be a function, got 'mse'.
+      why: its type, str, cannot be called
+      fix: loss=torch.nn.functional.mse_loss
+    """
+    if loss is None:
+        return
+    example = "lambda output, batch: output.mean()"
+    if isinstance(loss, str):
+        wish = loss.lower().removesuffix("loss").strip("_ ")
+        names = {name.removesuffix("_loss"): name for name in _LOSSES}
+        nearest = difflib.get_close_matches(wish, names, 1, cutoff=0.7)
+        if nearest:
+            example = f"torch.nn.functional.{names[nearest[0]]}"
+    check_callable("loss", loss, example)
+
+
+_LOSSES = [
+    name
+    for name in dir(torch.nn.functional)
+    if name.endswith(("_loss", "cross_entropy", "cross_entropy_with_logits"))
+]
 
 
 @dataclass(frozen=True)
