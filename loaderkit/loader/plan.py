@@ -131,8 +131,9 @@ class LoaderPlan(HasPage):
         values = {
             name: str(decision.value) for name, decision in self.settings().items()
         }
-        # A seed may have 19 digits, and the reasons stay below each other.
-        width = max(11, *map(len, values.values()))
+        # A seed may have 19 digits, and the reasons stay below each other, two spaces
+        # behind: a reason that is too long for a line goes on below itself.
+        width = max(11, *(len(value) + 1 for value in values.values()))
         for name, decision in self.settings().items():
             lines.append(f"{name:<24}{values[name]:<{width}} {decision.reason}")
         if self.probe:

@@ -264,11 +264,18 @@ def test_the_reasons_of_a_plan_stand_below_each_other(seed):
     decided = decide(facts(), SettingOverrides(), seed=Decision(seed, "of the order"))
     settings = decided.settings()
 
-    lines = [line for line in str(decided).split("\n") if line.split()[0] in settings]
+    text = str(decided)
+    lines = [line for line in text.split("\n") if line.split()[0] in settings]
 
     reasons = [decision.reason for decision in settings.values()]
     assert len(lines) == len(reasons)
-    assert len({line.index(why) for line, why in zip(lines, reasons, strict=True)}) == 1
+    begins = {line.index(why[:30]) for line, why in zip(lines, reasons, strict=True)}
+    assert len(begins) == 1
+    # What is too long for a line goes on below its beginning.
+    last = text.index(lines[-1]) + len(lines[-1])
+    ends = [line for line in text[:last].split("\n")[1:] if line not in lines]
+    assert {len(line) - len(line.lstrip()) for line in ends} <= begins
+    assert all(why in " ".join(text.split()) for why in reasons)
 
 
 def test_the_rate_has_three_limits():
