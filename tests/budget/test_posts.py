@@ -128,6 +128,7 @@ QUOTATIONS = {
     "a cell": "| `{}` | lower the batch |",
     "a bold label": "* **{}** \u2013 use less",
     "a change": "Fix {} (#812)",
+    "a list of literals": 'MARKERS = (\n    "lost",\n    "{}",\n    "timeout",\n)',
 }
 TOLD = {
     "what a job ended with": 'The job stopped with "{}".',
@@ -158,6 +159,7 @@ def test_a_whole_message_that_is_told_is_found(frame):
 MANUALS = {
     "an entry with its cause": "NNL-00003\n\n{}\n\nCause\n\nThe program is large.",
     "an entry with what to do": "{}\n\nMore is needed.\n\nUser response:\n\nWait.",
+    "an article": "### Memory\n\n**Error**:\n{}\n\n**Solution**:\n\nUse less.",
     "a row of a table": "Status | Meaning\n---|---\n1 | lost\n2 | busy\n3 | {}",
     "a later row of a table": "| Id | Text |\n|---|---|\n| 1 | lost |\n| 3 | {} |",
     "a rule of alerts": "alert: M\nexpr: x > 0\nannotations:\n  summary: {}",
@@ -176,6 +178,19 @@ def test_an_entry_of_a_manual_or_of_a_program_is_no_report(page):
     ]
 
     assert taken == []
+
+
+@pytest.mark.parametrize(
+    "name", ["torch.cuda.OutOfMemoryError", "torch.OutOfMemoryError", "MemoryError"]
+)
+def test_a_class_in_a_docstring_is_no_report(name):
+    for frame in (
+        "    Raises:\n        {}: if the batch is too large\n            for the card.",
+        "    Returns:\n        The loss.\n\n    Raises:\n        {}: The card is full.",
+        "Throws:\n    {}: when nothing is left",
+    ):
+        text = frame.format(name)
+        assert read_message(text).is_oom is False, text
 
 
 @pytest.mark.parametrize("code", [137, -9])

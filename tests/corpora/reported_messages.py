@@ -13,9 +13,9 @@ lines of code among them, were read for ``moods.txt`` and are not kept.  Those o
 look-alikes, those with an address are public and the others are ours.
 "thirtyfourth" has two sets, their messages from public threads or written down from
 memory, their look-alikes sentences, code and tables of the same threads.
-"thirtyfifth" is from public threads, with other numbers and names; its look-alikes are
-from the same threads and from manuals, some of them shortened, and lines of code with
-names of ours.
+"thirtyfifth" and "thirtysixth" are from public threads, with other numbers and names;
+their look-alikes are from the same threads and from manuals, some of them shortened,
+and lines of code with names of ours.
 """
 
 import json
@@ -48,7 +48,7 @@ _LATER_GROUPS = {
     *("twentieth", "twentyfirst", "twentysecond", "twentythird"),
     *("twentyfourth", "twentyfifth", "twentysixth", "twentyseventh", "twentyeighth"),
     *("twentyninth", "thirtieth", "thirtyfirst", "thirtysecond"),
-    *("thirtythird", "thirtyfourth", "thirtyfifth", "pages"),
+    *("thirtythird", "thirtyfourth", "thirtyfifth", "thirtysixth", "pages"),
 }
 LATER = [report for report in REPORTS if report.group in _LATER_GROUPS]
 LOOK_ALIKES = [report.text for report in REPORTS if report.group == "look-alike"]

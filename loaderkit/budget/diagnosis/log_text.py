@@ -401,12 +401,16 @@ _FIELD = re.compile(
 """A field of YAML, or a member of an enumeration."""
 
 
+_LITERAL = re.compile(r"[rbf]?([\"'])(?:(?!\1).){1,400}\1,$")
+"""A row of a list of strings."""
+
+
 def _is_wrapped(line: _Line, following: _Line, width: int) -> bool:
     """Whether a line was broken only because the next word did not fit."""
     if not _goes_on(line):
         if _NEW_RECORD.match(following.words):
             return False
-        for row in (_ITEM, _FIELD):
+        for row in (_ITEM, _FIELD, _LITERAL):
             if row.match(line.words) and row.match(following.words):
                 return False
     next_word = following.words.split(" ", 1)[0]
