@@ -26,6 +26,8 @@ def _grouped(parts):
         parts.map(lambda part: f"(?:{part})?"),
         parts.map(lambda part: f"({part}){{0,2}}"),
         parts.map(lambda part: f"(?:{part})+"),
+        parts.map(lambda part: f"[\"'`]{part}[\"']?"),
+        parts.map(lambda part: f"{part}=\\|[=|x]*"),
         parts.map(lambda part: f"{part}\\w?[abc]*(?!zz)"),
     )
 
@@ -45,6 +47,13 @@ def test_a_letter_that_may_be_missing_is_no_part_of_a_word():
     assert required_words("errors?") == {"error"}
     assert required_words("(?:warnings )?killed") == {"killed"}
     assert required_words(r"a\d+b") is None
+
+
+def test_a_mark_is_needed_where_no_word_is():
+    assert required_words(r"a[\"'`]\d+") == {'"', "'", "`"}
+    assert required_words(r"a[\"'`]?\d+") is None
+    assert required_words(r"a[\"'x]\d+") is None
+    assert required_words(r"[\u201c`]") == {"\u201c", "`"}
 
 
 @pytest.mark.slow

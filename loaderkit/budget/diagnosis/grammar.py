@@ -246,6 +246,7 @@ def find_exhaustion(
         clue
         for clue in _loose_clues(text)
         if clue.start not in text_phrases.stretches_spoken_of
+        and clue.mood is None
         and not _is_dismissed_as_a_phrase(clue, text_phrases)
     )
     finding = _surest_report(loose_clues)

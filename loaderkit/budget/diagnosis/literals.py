@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 _SHORTEST = 3
 """Letters of a word worth looking for: nearly every text has any two letters."""
+_MARKS = frozenset("/\"'`|*#=()[]{}<>$@&\u2018\u2019\u201c\u201d\u2013\u2014")
+"""Marks that prose is mostly without: worth looking for where no word is known."""
 _ESCAPE_OF_A_CLASS = frozenset("dDwWsSbBAZ")
 _OPTIONAL = re.compile(r"[?*]|\{0?,")
 _QUANTIFIER = re.compile(r"(?:[?*+]|\{\d{0,5}(?:,\d{0,5})?\})\??")
@@ -112,7 +114,8 @@ def _parse_atom(pattern: str, start: int) -> tuple[str, frozenset[str] | None, i
         is_letter = escaped not in _ESCAPE_OF_A_CLASS and not escaped.isalnum()
         return escaped if is_letter else "", None, start + 2
     if character == "[":
-        return "", None, _end_of_class(pattern, start)
+        end = _end_of_class(pattern, start)
+        return "", _marks_of_class(pattern[start + 1 : end - 1]), end
     if character == "(":
         head = _GROUP_HEAD.match(pattern, start + 1)
         inner = _parse_alternatives(pattern, head.end() if head else start + 1)
@@ -131,10 +134,34 @@ def _end_of_class(pattern: str, start: int) -> int:
     return position + 1
 
 
+_MEMBER = re.compile(r"\\u([0-9a-f]{4})|\\?([^\\])")
+
+
+def _marks_of_class(members: str) -> frozenset[str] | None:
+    r"""Give the members of a class of characters if all of them are marks.
+
+    >>> sorted(_marks_of_class("\"'")), _marks_of_class('"a-z'), _marks_of_class("^'")
+    (['"', "'"], None, None)
+    """
+    marks = set()
+    position = 0
+    while position < len(members):
+        member = _MEMBER.match(members, position)
+        if member is None:
+            return None
+        mark = chr(int(member[1], 16)) if member[1] else member[2]
+        if mark not in _MARKS:
+            return None
+        marks.add(mark)
+        position = member.end()
+    return frozenset(marks)
+
+
 def _rarer(best: frozenset[str] | None, run: str) -> frozenset[str] | None:
     """Keep a run of letters if it is rarer than what is known."""
     word = run.strip()
-    return best if len(word) < _SHORTEST else _rarest(best, frozenset({word}))
+    is_rare = len(word) >= _SHORTEST or (word != "" and _MARKS.issuperset(word))
+    return _rarest(best, frozenset({word})) if is_rare else best
 
 
 def _rarest(
