@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loaderkit.budget.diagnosis.lexicon import phrases, phrases_in
 from loaderkit.budget.diagnosis.literals import has_any, required_words
 from loaderkit.budget.diagnosis.log_text import clean_log
 from loaderkit.budget.diagnosis.oom_patterns import message_patterns
@@ -64,6 +65,19 @@ def test_no_wording_is_lost_in_the_corpus():
         for text in map(clean_log, texts)
         for wording in message_patterns()
         if not wording.can_match(text.lower()) and wording.pattern.search(text)
+    ]
+
+    assert lost == []
+
+
+@pytest.mark.slow
+def test_no_phrase_is_lost_in_the_corpus():
+    texts = [row["text"] for row in json.loads(CORPUS.read_text("utf-8"))[::5]]
+    lost = [
+        (text[:80], phrase)
+        for text in map(clean_log, texts)
+        for phrase, pattern in phrases().items()
+        if pattern.search(text) and phrase not in dict(phrases_in(text))
     ]
 
     assert lost == []

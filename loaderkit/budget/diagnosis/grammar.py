@@ -31,7 +31,7 @@ from loaderkit.budget.diagnosis.lexicon import (
     compile_words,
     has_error_mark,
     is_about_something_else,
-    phrases,
+    phrases_in,
     position_before_split,
     split_names,
     with_name_parts,
@@ -323,11 +323,7 @@ def find_mention(text: str) -> Mention | None:
     >>> find_mention("Try a smaller batch if it runs out of memory.")
     Mention(words='out of memory', reasons=('a condition',))
     """
-    matches = [
-        (phrase, match)
-        for phrase, words in phrases().items()
-        if (match := words.search(text)) is not None
-    ]
+    matches = list(phrases_in(text))
     if not matches:
         return None
 
@@ -349,10 +345,7 @@ def find_mention(text: str) -> Mention | None:
 
 
 def _phrase_clues(text: str) -> Iterator[_Clue]:
-    clues: list[_Clue] = []
-    for phrase, words in phrases().items():
-        matches = words.finditer(text)
-        clues += [_Clue(phrase, *match.span(), text) for match in matches]
+    clues = [_Clue(phrase, *match.span(), text) for phrase, match in phrases_in(text)]
     clues.sort(key=lambda clue: clue.start)
     return _with_what_they_overlap(clues)
 

@@ -12,8 +12,12 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 from importlib import resources
+from typing import TYPE_CHECKING
 
 from loaderkit.budget.diagnosis.literals import has_any, required_words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Phrase(Enum):
@@ -91,14 +95,42 @@ _PIECES = {
 }
 
 
+def phrases_in(text: str) -> Iterator[tuple[Phrase, re.Match[str]]]:
+    """Find the phrases of a text, those of one way after those of another.
+
+    >>> text = "cannot allocate 3 GiB: out of memory"
+    >>> [way.name for way, _ in phrases_in(text)]
+    ['RAN_OUT', 'FAILED']
+    """
+    lowered = text.lower()
+    for phrase, pattern in phrases().items():
+        if has_any(lowered, _phrase_words()[phrase]):
+            for match in pattern.finditer(text):
+                yield phrase, match
+
+
+@functools.cache
+def _phrase_words() -> dict[Phrase, frozenset[str] | None]:
+    return {
+        phrase: required_words(pattern) for phrase, pattern in _phrase_texts().items()
+    }
+
+
 @functools.cache
 def phrases() -> dict[Phrase, re.Pattern[str]]:
     """Give each way with its phrases, from ``phrases.txt``."""
+    return {
+        phrase: compile_words(pattern) for phrase, pattern in _phrase_texts().items()
+    }
+
+
+@functools.cache
+def _phrase_texts() -> dict[Phrase, str]:
     patterns = {}
     for (way,), pattern in read_table("phrases.txt"):
         for name, piece in _PIECES.items():
             pattern = pattern.replace(f"@{name}@", piece)
-        patterns[Phrase[way]] = compile_words(pattern)
+        patterns[Phrase[way]] = pattern
     return patterns
 
 

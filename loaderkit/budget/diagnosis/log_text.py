@@ -101,6 +101,8 @@ _ENDS_UNFINISHED = re.compile(
 )
 """A line that announces what the next begins with: "but got error:", "(92) -",
 "alloc.cpp:73:", "was killed by"."""
+_LONGEST_END = 20
+"""Characters of what a line can announce something with, such as ".cpp:123456:"."""
 _TABLE_ROW = re.compile(r"[A-Za-z][\w ()/-]{0,40}: ?[\d.,]{1,24}(?: ?[KMGT]?i?B)?")
 """A label and its number: rows of a table are equally wide without being wrapped."""
 _PROCESS_AT_START = re.compile(rf"(?:^|(?<=[\])Z,.\d] )){_PROCESS}", re.MULTILINE)
@@ -140,6 +142,8 @@ _END_OF_A_CLASS = re.compile(r"[A-Z]\w{0,60}(?:Error|Exception)\b")
 _CONTRACTION = re.compile("n?['\u2019]t\b")
 _CONSTANT = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+){2,}")
 _HYPHEN_OF_A_WORD = re.compile(r"\w-$")
+_LONGEST_PART = 40
+"""Characters of a part of a word at the end of a line."""
 _LAST_WORD = re.compile(r"[A-Za-z0-9_.,]{1,40}$")
 _FIRST_WORD = re.compile(r"[A-Za-z0-9_.,]{1,40}")
 _AMOUNT = re.compile(r"\d+(?:\.\d+)?[KMGT]?i?B?\b")
@@ -386,7 +390,8 @@ def _join_lines(lines: list[_Line]) -> str:
 
 def _goes_on(line: _Line) -> bool:
     """Whether a line announces what the next begins with."""
-    return _ENDS_UNFINISHED.search(line.words) is not None
+    end = max(0, len(line.words) - _LONGEST_END)
+    return _ENDS_UNFINISHED.search(line.words, end) is not None
 
 
 _ITEM = re.compile(
@@ -447,7 +452,10 @@ def _is_broken_word(line: str, following: str, *, by_terminal: bool = False) -> 
         return True
     if _goes_on_with_path(line, following):
         return True
-    last, first = _LAST_WORD.search(line), _FIRST_WORD.match(following)
+    # Searched from where it can begin: from the start of a line it takes as long as
+    # all the rest together.
+    last = _LAST_WORD.search(line, max(0, len(line) - _LONGEST_PART))
+    first = _FIRST_WORD.match(following)
     if last is None or first is None or not last.group().strip(".,"):
         return False
     left, right = last.group(), first.group()

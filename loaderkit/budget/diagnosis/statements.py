@@ -17,6 +17,7 @@ from loaderkit.budget.diagnosis.lexicon import (
     compile_words,
     read_table,
 )
+from loaderkit.budget.diagnosis.literals import has_any, required_words
 
 if TYPE_CHECKING:
     import re
@@ -49,12 +50,25 @@ class _Rule(NamedTuple):
     """Each is given by any of its names."""
 
 
+class _Meaning(NamedTuple):
+    """One row "word" of the table."""
+
+    pattern: re.Pattern[str]
+    """Words that have this meaning."""
+    words: frozenset[str] | None
+    """One of these, in small letters, is in whatever it matches."""
+
+
 @functools.cache
-def _meaning_patterns() -> dict[str, re.Pattern[str]]:
-    return {
-        head[1]: compile_words(pattern.replace("@apostrophe@", APOSTROPHE))
+def _meanings() -> dict[str, _Meaning]:
+    patterns = {
+        head[1]: pattern.replace("@apostrophe@", APOSTROPHE)
         for head, pattern in read_table("statements.txt")
         if head[0] == "word"
+    }
+    return {
+        name: _Meaning(compile_words(pattern), required_words(pattern))
+        for name, pattern in patterns.items()
     }
 
 
@@ -87,11 +101,14 @@ def find_statements(text: str, start: int, end: int) -> Iterator[Statement]:
     ['RAN_OUT', 'KILLED']
     """
     spans: dict[str, list[tuple[int, int]]] = {}
+    lowered = text[start:end].lower()
     # What is short comes first: most sentences of a log do not speak of it.
-    for name, words in _meaning_patterns().items():
+    for name, (pattern, words) in _meanings().items():
         if name not in _SUBJECTS and not spans:
             return
-        matches = [match.span() for match in words.finditer(text, start, end)]
+        if not has_any(lowered, words):
+            continue
+        matches = [match.span() for match in pattern.finditer(text, start, end)]
         if matches:
             spans[name] = matches
 
