@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from loaderkit.cache.manifest import Manifest, SourceFiles
     from loaderkit.cache.shard_table import ShardTable
 
-_HASH_BYTES = 1 << 20
+_HASH_BYTES = 256 << 10
 """Bytes that are read and hashed at a time.  Chosen: they fit the cache of a CPU core.
 """
 _MAX_SIZES_AT_OPEN = 1000

@@ -126,6 +126,7 @@ class ObjectStore:
         self._patience = patience or Patience()
         self._opened: _FileSystem | None = None
         self._part_bytes = _PART_BYTES
+        self._may_stream = True
         self._verbs_let_in: frozenset[str] = frozenset()
         """What the store has let us do: read, write, remove."""
         self._file_system_of_process()  # what is wrong with the URL is said at once
@@ -168,6 +169,29 @@ class ObjectStore:
             # A store that was silent for a moment is no slow network.
             self._part_bytes = min(_PART_BYTES, 2 * self._part_bytes)
         return b"".join(contents)
+
+    def stream_file(self, name: str, file: Path) -> bool:
+        """Write a file to local disk as its bytes come; see ``StreamsFiles``."""
+        if not self._may_stream:
+            return False
+        retries = Retries(self._patience)
+        retries.begin_try()
+        try:
+            with _NO_FORK_MEANWHILE:
+                system = _Try(self._file_system_of_process(), retries)
+                return system.download(system.path(name), file)
+        except CacheError:
+            raise
+        except Exception as error:  # noqa: BLE001 -- any library's
+            _LOG.info("%s/%s did not come whole: %s", self.url, name, _text_of(error))
+            if _is_timeout(_unmasked(error)):
+                # Such a network needs smaller pieces.  Files that follow shall not take
+                # a try longer than what is promised.
+                self._may_stream = False
+                # It may still be written to by what was given up.
+                file.unlink(missing_ok=True)
+                file.touch()
+            return False
 
     def sizes(self) -> Mapping[str, int]:
         """List the files with their bytes; see ``Storage``."""
@@ -405,6 +429,31 @@ class _Try:
         _result_within(
             retries, self._start("put_file", os.fspath(file), path, **options)
         )
+
+    def download(self, path: str, file: Path) -> bool:
+        """Copy a file to local disk piece by piece, where the file system can.
+
+        Args:
+            path: As the file system names it.
+            file: On local disk; it is replaced.
+
+        Returns:
+            False where the file system holds whole parts in memory.
+
+        Raises:
+            TimeoutError: It took longer than a try may take.
+        """
+        method = getattr(self._system, "_get_file", None)
+        if method is None or not self._system.async_impl:
+            return False
+        # As s3fs names them.  Others write in the order they like, or do not say.
+        if not {"chunksize", "max_concurrency"} <= set(
+            inspect.signature(method).parameters
+        ):
+            return False
+        # A file that is not cut into parts is written from beginning to end.
+        self.call("get_file", path, os.fspath(file), max_concurrency=1)
+        return True
 
     def _start(self, method: str, *args: Any, **kw: Any) -> Future[Any]:
         """Begin a call on another thread: of fsspec, or of its own."""

@@ -17,7 +17,7 @@ import random
 import re
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from loaderkit.answers import answer_wrong_names
 from loaderkit.errors import CacheError
@@ -218,4 +218,27 @@ class Storage(Protocol):
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
+        ...
+
+
+@runtime_checkable
+class StreamsFiles(Protocol):
+    """What a storage may offer beside: a file goes to local disk as its bytes come.
+
+    A range is in memory twice at the end, as the pieces that came and as a whole.
+    """
+
+    def stream_file(self, name: str, file: Path) -> bool:
+        """Write a file to one on local disk, which is replaced.
+
+        One try, bounded in time as those of every request.  Nobody writes to the file
+        any more when this has returned.
+
+        Args:
+            name: Its name.
+            file: Where to; what came before something broke is its beginning.
+
+        Returns:
+            False where it did not come whole: ranges say why, and bring the rest.
+        """
         ...

@@ -85,6 +85,22 @@ class DatasetDescription:
         """Whether some of its shards would have to be downloaded first."""
         return self.stored_rows is not None and bool(self.stored_rows.is_missing.any())
 
+    @property
+    def later_epoch_bytes(self) -> int | None:
+        """Bytes of its shards, if a mirror has room for them; None if not in a store.
+
+        Where it has not, each epoch waits for downloads, and workers that are kept
+        would hold shards between epochs.
+        """
+        stored = self.stored_rows
+        if stored is None:
+            return None
+        shards = len(stored.shard_bytes)
+        is_read = np.bincount(stored.shard_of_row, minlength=shards) > 0
+        nbytes = int(stored.shard_bytes[is_read].sum())
+        most_bytes = stored.remote.mirror_bytes
+        return nbytes if most_bytes is None or nbytes <= most_bytes else None
+
 
 def admit_dataset(dataset: object, options: LoaderOptions) -> Any:
     """Refuse what is no dataset, or not one for these options.

@@ -71,6 +71,9 @@ class Facts:
     """Bound of a batch's bytes, from the sizes of all samples; None if unknown."""
     measured: ReadCost | None = None
     """What reading costs; None when it was not measured."""
+    later_epoch_bytes: int | None = None
+    """What epochs after the first read, of a store whose shards are then on local disk;
+    None for other datasets, and where the mirror is too small for them."""
     unmeasured: str = ""
     """Why it was not, where that was not asked for."""
     start_method: str = "fork"

@@ -353,8 +353,8 @@ class Sending:
     """Copies finished batches of a worker to shared memory.
 
     Args:
-        count: Segments of shared memory in a worker: the most batches under way, and
-            one more.
+        count: Segments of shared memory in a worker: the most batches that are being
+            written, or are not yet received.
     """
 
     def __init__(self, count: int) -> None:

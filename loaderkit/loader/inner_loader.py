@@ -192,13 +192,15 @@ def _choose_sending(outer: DataLoader[Any], setup: LoaderSetup) -> Sending | Non
     """Make what packs batches in workers; None if torch sends them."""
     if setup.plan.sharing.value != "parcel":
         return None
-    # torch asks a worker for the next batch once its oldest was received.  Where
-    # workers are asked out of turn, one could be asked for all batches under way.
-    is_in_turn = setup.plan.in_order.value and setup.iterable is None
-    workers_asked = 1 if is_in_turn else outer.num_workers
-    batches_asked = (outer.prefetch_factor or 0) * workers_asked
-    # One more is being made, and one is with the loop.
-    return Sending(batches_asked + 2)
+    batches_asked = outer.prefetch_factor or 1
+    if setup.plan.in_order.value and setup.iterable is None:
+        # torch asks a worker for the next batch once its oldest was received, and it is
+        # copied out as it is received.  So while one is written, all the others that
+        # were asked of the worker may be on their way, and no more.
+        return Sending(batches_asked)
+    # Where workers are asked out of turn, one could be asked for all batches under way;
+    # one more is being made.
+    return Sending(batches_asked * outer.num_workers + 2)
 
 
 def _batch_settings(source: EpochSource) -> dict[str, Any]:

@@ -78,6 +78,7 @@ def read_facts(
         draws_nothing=description.draws_nothing,
         largest_bytes=largest_bytes,
         measured=measurement.measured,
+        later_epoch_bytes=description.later_epoch_bytes,
         unmeasured=measurement.why_none,
         start_method=multiprocessing.get_start_method(),
         start_methods=tuple(multiprocessing.get_all_start_methods()),

@@ -97,7 +97,7 @@ class SegmentRing:
     """The segments of one worker, filled in turn.
 
     Args:
-        count: How many: batches that may be under way, and one more.
+        count: How many: batches that may be under way, with the one being written.
     """
 
     def __init__(self, count: int) -> None:

@@ -203,6 +203,27 @@ def test_forked_workers_of_an_unknown_epoch_end_with_it(known):
         )
 
 
+@pytest.mark.parametrize(("method", "start_s"), [("fork", 0.05), ("spawn", 4.0)])
+def test_workers_of_a_store_that_is_not_here_are_kept_for_short_epochs(method, start_s):
+    """The next run finds the shards, measures, and would keep them too."""
+    nbytes = round(100 * 2 * start_s * 2e9)
+
+    decisions = [
+        choose_persistent_workers(
+            facts(measured=None, later_epoch_bytes=later_epoch_bytes),
+            NOTHING_ASKED,
+            num_workers=2,
+            start_method=method,
+            batches=10,
+        )
+        for later_epoch_bytes in (nbytes - 10, nbytes + 10)
+    ]
+
+    assert [decision.value for decision in decisions] == [True, False]
+    for decision in decisions:
+        assert decision.reason.startswith("a later epoch reads ")
+
+
 def test_page_locked_batches_take_at_most_a_tenth_of_the_memory():
     """One for each that waits and one in use, each rounded up to a power of two."""
     batch_bytes = 32 * MIB

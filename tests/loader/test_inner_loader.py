@@ -4,6 +4,7 @@ import copy
 import itertools
 import pickle
 import random
+import time
 
 import pytest
 import torch
@@ -178,3 +179,47 @@ def test_without_a_profiler_no_range_is_recorded_and_batches_are_the_same(monkey
     assert entered_by_ours == 0
     # What torch's own loader enters is seen, so the count can tell.
     assert len(entered) > 0
+
+
+class LargeRows(Dataset):
+    """Samples that travel in shared memory, some of which take longer to make."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, row):
+        time.sleep(0.004 * (row % 5 == 3))
+        return torch.full((20_000,), row)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("prefetch_factor", [1, 2, 4])
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_no_batch_is_written_over_before_it_is_received(
+    workers, prefetch_factor, is_kept
+):
+    """A worker has as many segments as batches may be asked of it, and not one more."""
+    turns = random.Random(workers + 10 * prefetch_factor)
+    loader = build_loader(
+        LargeRows(),
+        batch_size=1,
+        num_workers=workers,
+        prefetch_factor=prefetch_factor,
+        persistent_workers=is_kept,
+    )
+    rows = []
+    for number, batch in enumerate(loader):  # left with batches on their way
+        rows.append(batch.unique().tolist())
+        if number == 9:
+            break
+    assert rows == [[row] for row in range(10)]
+
+    rows = []
+    for batch in loader:
+        # The loop is slower than the workers at times, so that they run ahead.
+        time.sleep(turns.choice([0, 0, 0, 0.02]))
+        rows.append(batch.unique().tolist())
+
+    assert rows == [[row] for row in range(40)]
+    loader.close()
