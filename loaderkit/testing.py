@@ -25,6 +25,7 @@ from loaderkit.cache.build import open_build
 from loaderkit.cache.columns import Block, ShardBuffer
 from loaderkit.cache.files import load_manifest
 from loaderkit.cache.remote import RemoteCache
+from loaderkit.cache.storage import StreamsFiles
 from loaderkit.cache.store import Store
 from loaderkit.cache.transfer import OtherWriterError, copy_from_store, copy_to_store
 from loaderkit.datasets.kinds import flatten_composite
@@ -217,6 +218,24 @@ class StorageContract:
             assert storage.read_range("a.h5", start, stop) == content[start:stop]
         assert storage.read_file("empty.h5", 10) == b""
         assert dict(storage.sizes()) == {"a.h5": len(content), "empty.h5": 0}
+
+    def test_what_comes_as_a_stream_is_the_file_or_its_beginning(
+        self, storage: Storage, tmp_path: Path
+    ) -> None:
+        """A storage need not be able to; what it says came whole is whole."""
+        content = _bytes_of(seed=1, count=5 << 20)
+        storage.write_file("a.h5", _local_file(tmp_path, content))
+        target = tmp_path / "streamed"
+        target.touch()
+
+        if isinstance(storage, StreamsFiles):
+            is_whole = storage.stream_file("a.h5", target)
+            came = target.read_bytes()
+            assert came == content if is_whole else content.startswith(came)
+            target.write_bytes(b"")
+            assert not storage.stream_file("missing.h5", target)
+
+        assert target.read_bytes() == b""
 
     def test_a_range_that_is_not_there_is_an_error(
         self, storage: Storage, tmp_path: Path
