@@ -496,12 +496,23 @@ def check_choice(
     raise refused
 
 
-def check_callable(name: str, value: object, example: str) -> Any:
+def check_callable(name: str, value: object, example: str, takes: str = "") -> Any:
     """Take something that can be called.
 
+    Args:
+        name: The option.
+        value: What was given.
+        example: What could be given, as code.
+        takes: The one thing that it will be called with, in a word; empty where there
+            are more, or fewer.
+
+    Returns:
+        The value.
+
     Raises:
-        OptionError: It cannot be; or it is a class whose instances are functions, such
-            as a module of torch or a transform of PyG: calling that would make one.
+        OptionError: It cannot be called, or not with that; or it is a class whose
+            instances are functions, such as a module of torch or a transform of PyG:
+            calling that would make one.
     """
     if not callable(value):
         message = f"{name} must be a function, got {show_value(value)}."
@@ -511,6 +522,11 @@ def check_callable(name: str, value: object, example: str) -> Any:
         message = f"{name} must be a function, got the class {value.__name__}."
         why = "its instances can be called as one; the class was not called yet"
         raise OptionError(message, why=why, fix=f"{name}={value.__name__}(...)")
+    refused = refusal_of_call(value, takes) if takes else None
+    if refused is not None:
+        message = f"{name} cannot be called: {refused}."
+        why = f"it is called with one argument, the {takes}"
+        raise OptionError(message, why=why, fix=f"{name}={example}")
     return value
 
 

@@ -504,9 +504,15 @@ def delete(dataset):
     del dataset[0]
 
 
+def enter(dataset):
+    with dataset:
+        pass
+
+
 PROTOCOLS = {
     "change": (change, "cannot be changed"),
     "delete": (delete, "cannot be changed"),
+    "opening": (enter, "loaderkit.open_cache(path)"),
     "samples": (lambda _: SafeDataset([1, 2]), "takes a path first"),
     "sizes": (lambda dataset: dataset.sizes()["bytes"], "sizes.bytes"),
     "size of one": (lambda dataset: dataset.sizes()[0], "read by attributes"),

@@ -199,6 +199,32 @@ def test_a_class_whose_instances_are_functions_is_told_to_be_called(name, kind):
     assert raised.value.fix.endswith(f"={kind.__name__}(...)")
 
 
+CALLED_WITH_ONE = ["transform", "batch_transform", "collate_fn", "worker_init_fn"]
+
+
+@pytest.mark.parametrize("name", CALLED_WITH_ONE)
+@pytest.mark.parametrize(
+    "function",
+    [lambda: 3, lambda first, second: first, lambda *, sample: sample],
+    ids=["too few", "too many", "by name"],
+)
+def test_a_function_that_does_not_take_what_it_is_given_is_told(name, function):
+    with pytest.raises(OptionError, match=f"{name} cannot be called") as raised:
+        FUNCTIONS[name](function)
+
+    FUNCTIONS[name](eval(raised.value.fix.partition("=")[2]))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda *all_of_it: all_of_it, lambda sample, seed=0: sample, len, Constant()],
+    ids=["any", "more with defaults", "of C", "a transform"],
+)
+def test_a_function_that_can_be_called_with_one_is_taken(function):
+    for name in CALLED_WITH_ONE:
+        FUNCTIONS[name](function)
+
+
 @pytest.mark.parametrize("kind", [dict, list, Clip], ids=repr)
 def test_a_class_that_makes_plain_values_is_a_function(kind):
     assert SafeDataset(cache="a.lk", transform=kind).transform is kind

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, SupportsIndex, overload
 
 from torch.utils.data import Dataset
 from typing_extensions import Self, TypeVar
@@ -185,7 +185,7 @@ class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
         if name in self._taken_names:
             raise name_is_taken(type(self).__qualname__, name)
         if name == "transform" and value is not None:
-            check_callable("transform", value, "lambda sample: sample")
+            check_callable("transform", value, "lambda sample: sample", "sample")
         super().__setattr__(name, value)
 
     @overload
@@ -225,6 +225,14 @@ class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
 
     def __delitem__(self, index: object) -> None:
         raise self._stays_as_packed(f"del [{show_value(index)}]")
+
+    def __enter__(self) -> NoReturn:
+        message = f"{type(self).__name__} is not opened and closed: with dataset."
+        why = "its files are mapped, and closed with its last reference"
+        raise OptionError(message, why=why, fix="dataset = loaderkit.open_cache(path)")
+
+    def __exit__(self, *_: object) -> None:
+        """Never called: Python asks whether there is one before it enters."""
 
     def _stays_as_packed(self, wish: str) -> OptionError:
         message = f"{type(self).__name__} cannot be changed: {wish}."

@@ -350,8 +350,8 @@ def _one_of(*choices: object) -> Check:
     return lambda name, value: check_choice(name, value, choices)
 
 
-def _callable_like(example: str) -> Check:
-    return lambda name, value: check_callable(name, value, example)
+def _callable_like(example: str, takes: str) -> Check:
+    return lambda name, value: check_callable(name, value, example, takes)
 
 
 def _check_batch_size(name: str, value: object) -> int | str:
@@ -417,9 +417,9 @@ _CHECKS: Mapping[str, Check] = {
     "world_size": _within(1, _MOST_RANKS),
     "rank": _at_least(0),
     "timeout": _check_timeout,
-    "collate_fn": _callable_like("lambda samples: samples"),
-    "batch_transform": _callable_like("lambda batch: batch"),
-    "worker_init_fn": _callable_like("lambda worker: None"),
+    "collate_fn": _callable_like("lambda samples: samples", "samples"),
+    "batch_transform": _callable_like("lambda batch: batch", "batch"),
+    "worker_init_fn": _callable_like("lambda worker: None", "worker"),
     "follow_batch": check_names,
     "exclude_keys": check_names,
     "probe": check_truth,
