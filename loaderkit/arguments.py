@@ -600,6 +600,19 @@ def check_order(
         raise OptionError(message, why="the two were exchanged", fix=fix)
 
 
+def _refuse_home(path: object) -> None:
+    """Refuse "~/...", which a shell reads as the home folder, and Python does not.
+
+    Raises:
+        OptionError: It begins so; a folder of the name "~" would be made.
+    """
+    if isinstance(path, str) and path.startswith(("~/", "~\\")):
+        message = f"A path begins with the home folder: {path!r}."
+        why = "only a shell reads ~ so; Python would make a folder of that name"
+        fix = f"os.path.expanduser({path!r})"
+        raise OptionError(message, why=why, fix=fix)
+
+
 def check_cache_path(path: object) -> None:
     """Refuse what names no single cache.
 
@@ -610,6 +623,7 @@ def check_cache_path(path: object) -> None:
         OptionError: It is no path: several, a dataset, samples ...
     """
     if isinstance(path, str | os.PathLike):
+        _refuse_home(os.fspath(path))
         return
     message = f"A cache is named by a path or a URL, got {show_value(path)}."
     why = f"it is {kind_of(path)}"

@@ -1,6 +1,7 @@
 """Wrong values and a wrong order of arguments are answered with a call that works."""
 
 import re
+import shutil
 from collections import UserDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -334,6 +335,35 @@ def test_a_limit_in_the_place_of_a_batch_is_told(limit):
 
 
 # ---- paths
+
+
+HOME_CALLS = {
+    "pack": lambda path: pack(SAMPLES, path),
+    "open_cache": open_cache,
+    "dataset": lambda path: SafeDataset(cache=path),
+    "inspect_cache": loaderkit.inspect_cache,
+    "verify": loaderkit.verify,
+    "push": lambda path: push(path, "memory://rows"),
+    "pull": lambda path: loaderkit.pull("memory://rows", path),
+    "extend": lambda path: extend(path, SAMPLES),
+    "concat": lambda path: loaderkit.concat([path], "all.lk"),
+    "concat into": lambda path: loaderkit.concat(["rows.lk"], path),
+}
+
+
+@pytest.mark.parametrize("name", HOME_CALLS)
+@pytest.mark.parametrize("kind", [str, Path])
+def test_the_home_folder_of_a_shell_is_told_to_be_expanded(
+    name, kind, tmp_path, monkeypatch, dataset
+):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(dataset.cache, tmp_path / "rows.lk")
+
+    with pytest.raises(OptionError, match="home folder") as raised:
+        HOME_CALLS[name](kind("~/rows.lk"))
+
+    assert raised.value.fix == "os.path.expanduser('~/rows.lk')"
+    assert not (tmp_path / "~").exists()
 
 
 @pytest.mark.parametrize("written", ["s3:/bucket/rows", "gs:/bucket/rows"])
