@@ -77,7 +77,7 @@ _PREFIX = re.compile(
     rf"|{_PROCESS}"
     r"|\(raylet\)|spid\d{1,5}s?(?=[ \t])"
     r"|\d{1,5}:(?=[ \t])"
-    r"|[\w.-]{1,60}[ \t]{1,20}\|(?=[ \t])"
+    r"|[\w.-]{1,60}[ \t]{1,20}\|(?=[ \t]|$)"
     # quoted in a reply, by pytest, by a box of rich
     r"|>(?=[ \t])|E(?=[ \t]{2,})|[│┃╎]|std(?:err|out):(?=[ \t])"
     r")[ \t]*"
