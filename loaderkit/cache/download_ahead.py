@@ -207,6 +207,10 @@ class DownloadAhead:
         """
         with self._changed:
             self._changed.wait(_LOOK_AGAIN_S)
+            if self._is_closed:
+                # Closing the mirror lets go of all.  One by one it takes so long that a
+                # program which ends now would have closed the lease under this thread.
+                return False
             is_room_wanted = bool(self._shards_held) and self._mirror.is_room_wanted()
             # What is being read is kept by its reader; what is not here yet, by nobody.
             unneeded_shards = [
@@ -218,4 +222,4 @@ class DownloadAhead:
             for shard in unneeded_shards:
                 self._mirror.let_go(shard)
                 del self._shards_held[shard]
-            return not self._is_closed
+            return True
