@@ -365,7 +365,9 @@ def test_every_function_of_torch_answers_a_ragged_field_with_its_values(words, r
     assert len(answered) > 300
 
 
-@pytest.mark.parametrize("make", [np.asarray, np.array, np.mean], ids=["asarray", "array", "mean"])
+@pytest.mark.parametrize(
+    "make", [np.asarray, np.array, np.mean], ids=["asarray", "array", "mean"]
+)
 def test_numpy_makes_no_array_of_a_ragged_field(words, make):
     batch = loaderkit.open_cache(words).batch([0, 1])
     field = next(part for part in batch.values() if isinstance(part, Padded))
