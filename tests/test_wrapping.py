@@ -38,7 +38,8 @@ def test_lines_are_wrapped_between_words_and_none_is_lost(text):
     wrapped = wrap_lines(text)
 
     assert wrapped.split() == text.split()
-    assert all(len(line) <= WIDTH or line in text for line in wrapped.splitlines())
+    too_long = {line for line in wrapped.splitlines() if len(line) > WIDTH}
+    assert too_long <= set(text.splitlines())  # code, which stays as it was
 
 
 @given(st.lists(LINES, max_size=6).map("\n".join))
