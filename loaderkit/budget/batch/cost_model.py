@@ -67,6 +67,15 @@ _EPOCHS_AT_ONCE = 50
 """Orders of so many epochs are in memory: 40 MB for 100,000 samples."""
 
 
+class TrackedPeak(NamedTuple):
+    """What a batch that was tracked takes.  Bytes."""
+
+    likely: int
+    """At the peak of the step."""
+    upper_end: int
+    """With what kernels may take inside, as far as it is not known."""
+
+
 @dataclass(frozen=True)
 class BatchCostModel:
     """What batches of a dataset take: predicted by a peak model, or tracked."""
@@ -79,10 +88,10 @@ class BatchCostModel:
     """How a step is made."""
     peak_model: PeakModel
     """Predicts what a batch takes."""
-    tracked_peaks: dict[tuple[int, ...], int] = field(
+    tracked_peaks: dict[tuple[int, ...], TrackedPeak] = field(
         default_factory=dict, repr=False, compare=False
     )
-    """Batches that were tracked by :meth:`track_peak` so far, and their peaks."""
+    """Batches that were tracked so far, by their rows, and their peaks."""
 
     def with_step(self, step: Step) -> BatchCostModel:
         """Track other steps of the same samples; which are worst stays as it was."""
@@ -104,21 +113,22 @@ class BatchCostModel:
 
         For a device, where it is wide, the likely peak: its margin is for the rest.
         """
-        key = tuple(rows)
-        if key not in self.tracked_peaks:
-            if self.step.target.kind == "cpu":
-                log = self._track_batch(rows)
-                self.tracked_peaks[key] = upper_end(log, self.step)
-            else:
-                self.tracked_peaks[key] = self.track_likely_peak(rows)
-        return self.tracked_peaks[key]
+        tracked = self._track_batch(rows)
+        is_on_cpu = self.step.target.kind == "cpu"
+        return tracked.upper_end if is_on_cpu else tracked.likely
 
     def track_likely_peak(self, rows: list[int]) -> int:
         """Track the batch of some rows, and give the likely peak on any device."""
-        return max(totals(peaks_of(self._track_batch(rows))).values())
+        return self._track_batch(rows).likely
 
-    def _track_batch(self, rows: list[int]) -> Log:
-        return track_step(self.model, self.samples.join(rows), self.step)
+    def _track_batch(self, rows: list[int]) -> TrackedPeak:
+        """Track a batch, unless it was tracked already."""
+        key = tuple(rows)
+        if key not in self.tracked_peaks:
+            log = track_step(self.model, self.samples.join(rows), self.step)
+            likely = max(totals(peaks_of(log)).values())
+            self.tracked_peaks[key] = TrackedPeak(likely, upper_end(log, self.step))
+        return self.tracked_peaks[key]
 
     def worst_peak(self, count: int) -> int:
         """Track the worst batch of so many samples, and bound what others take.
