@@ -208,8 +208,8 @@ class DownloadAhead:
         with self._changed:
             self._changed.wait(_LOOK_AGAIN_S)
             if self._is_closed:
-                # Closing the mirror lets go of all.  One by one it takes so long that a
-                # program which ends now would have closed the lease under this thread.
+                # Closing the mirror lets go of all.  One by one it takes longer, and a
+                # program that ends meanwhile may close the lease under this thread.
                 return False
             is_room_wanted = bool(self._shards_held) and self._mirror.is_room_wanted()
             # What is being read is kept by its reader; what is not here yet, by nobody.

@@ -166,7 +166,7 @@ def refuse_empty(packable: Source, given: object) -> None:
     why, fix = "a cache holds at least one", "give it at least one sample"
     if isinstance(packable, KeyedSource):
         name = type(given).__name__
-        message, why = f"There is nothing to pack: {name}.keys() is empty.", why
+        message = f"There is nothing to pack: {name}.keys() is empty."
         fix = "def keys(self): return range(100)"
     raise DatasetError(message, why=why, fix=fix)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from loaderkit.budget.diagnosis.literals import has_any, required_words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 
 class Phrase(Enum):
@@ -85,6 +85,21 @@ def read_table(name: str) -> list[tuple[tuple[str, ...], str]]:
     return rows
 
 
+def put_in_pieces(pattern: str, pieces: Mapping[str, str]) -> str:
+    """Write a pattern out whose pieces stand by name.
+
+    Args:
+        pattern: With ``@name@`` for a piece.
+        pieces: Patterns by their names.
+
+    >>> put_in_pieces("killed@gap@oom", {"gap": ".{0,40}"})
+    'killed.{0,40}oom'
+    """
+    for name, piece in pieces.items():
+        pattern = pattern.replace(f"@{name}@", piece)
+    return pattern
+
+
 _MEMORY = r"(?:v?ram|hbm|memory|mem)\b"
 APOSTROPHE = "['\u2019]"
 """As typewriters and as printers write it; a piece of a pattern."""
@@ -126,12 +141,10 @@ def phrases() -> dict[Phrase, re.Pattern[str]]:
 
 @functools.cache
 def _phrase_texts() -> dict[Phrase, str]:
-    patterns = {}
-    for (way,), pattern in read_table("phrases.txt"):
-        for name, piece in _PIECES.items():
-            pattern = pattern.replace(f"@{name}@", piece)
-        patterns[Phrase[way]] = pattern
-    return patterns
+    return {
+        Phrase[way]: put_in_pieces(pattern, _PIECES)
+        for (way,), pattern in read_table("phrases.txt")
+    }
 
 
 _NOT_MEMORY = (

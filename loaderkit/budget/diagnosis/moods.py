@@ -13,7 +13,11 @@ import re
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from loaderkit.budget.diagnosis.lexicon import compile_words, read_table
+from loaderkit.budget.diagnosis.lexicon import (
+    compile_words,
+    put_in_pieces,
+    read_table,
+)
 from loaderkit.budget.diagnosis.literals import has_any, required_words
 
 if TYPE_CHECKING:
@@ -236,9 +240,7 @@ def _mood_patterns() -> tuple[_MoodPattern, ...]:
     """Give the rows of ``moods.txt``, those of one mood and place as one pattern."""
     patterns: dict[tuple[str, str], list[str]] = {}
     for (mood, place), pattern in read_table("moods.txt"):
-        for name, piece in _PIECES.items():
-            pattern = pattern.replace(f"@{name}@", piece)
-        patterns.setdefault((mood, place), []).append(pattern)
+        patterns.setdefault((mood, place), []).append(put_in_pieces(pattern, _PIECES))
     return tuple(
         _MoodPattern(
             Mood(mood),

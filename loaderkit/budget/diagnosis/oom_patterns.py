@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from loaderkit.budget.diagnosis.amounts import SIZE
-from loaderkit.budget.diagnosis.lexicon import compile_words, read_table
+from loaderkit.budget.diagnosis.lexicon import (
+    compile_words,
+    put_in_pieces,
+    read_table,
+)
 from loaderkit.budget.diagnosis.literals import has_any, required_words
 
 _PIECES = MappingProxyType(
@@ -60,8 +64,7 @@ def message_patterns() -> tuple[MessagePattern, ...]:
 def _compile_row(head: tuple[str, ...], pattern: str) -> MessagePattern:
     sure, kind, backend = (None if word == "-" else word for word in head)
     is_oom = {"yes": True, "no": False}.get(sure or "", "maybe")
-    for name, piece in _PIECES.items():
-        pattern = pattern.replace(f"@{name}@", piece)
+    pattern = put_in_pieces(pattern, _PIECES)
     return MessagePattern(
         is_oom, kind or "", backend, compile_words(pattern), required_words(pattern)
     )

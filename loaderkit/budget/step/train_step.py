@@ -104,18 +104,13 @@ def check_loss(loss: object) -> None:
     example = "lambda output, batch: output.mean()"
     if isinstance(loss, str):
         wish = loss.lower().removesuffix("loss").strip("_ ")
-        names = {name.removesuffix("_loss"): name for name in _LOSSES}
+        losses = ("_loss", "cross_entropy", "cross_entropy_with_logits")
+        functions = dir(torch.nn.functional)
+        names = {f.removesuffix("_loss"): f for f in functions if f.endswith(losses)}
         nearest = difflib.get_close_matches(wish, names, 1, cutoff=0.7)
         if nearest:
             example = f"torch.nn.functional.{names[nearest[0]]}"
     check_callable("loss", loss, example)
-
-
-_LOSSES = [
-    name
-    for name in dir(torch.nn.functional)
-    if name.endswith(("_loss", "cross_entropy", "cross_entropy_with_logits"))
-]
 
 
 @dataclass(frozen=True)
