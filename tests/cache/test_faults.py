@@ -36,6 +36,8 @@ from loaderkit.errors import CacheError, DamagedCacheError
 
 HOPELESS = Patience(request_s=0.3, waits_s=(0.01, 0.01))
 """For what never heals: on a busy machine too few bytes come all the more."""
+REFUSED = Patience(request_s=30.0, waits_s=(0.01, 0.01))
+"""For what fails at once: no try runs out of time, so that all three are made."""
 STUBBORN = Patience(request_s=1.0, waits_s=(0.01,) * 60, silent_tries=60)
 """For what heals: on a busy machine a request may need many tries of a second."""
 FAST_FAULTS = ["closed", "cut", "status", "wrong"]
@@ -196,9 +198,9 @@ def test_a_server_that_is_not_there_is_an_error(served, packed, tmp_path, name):
     url = refusing if name == "refused" else "http://nowhere.invalid"
 
     with pytest.raises(NoAnswerError, match="failed 3 times") as opening:
-        open_cold(url, tmp_path / "m", HOPELESS)
+        open_cold(url, tmp_path / "m", REFUSED)
     with pytest.raises(NoAnswerError, match="failed 3 times") as reading:
-        read_shard(url, tmp_path / "m", HOPELESS, healthy_url=served.url)
+        read_shard(url, tmp_path / "m", REFUSED, healthy_url=served.url)
 
     check_error(opening.value, url, name="manifest.json")
     check_error(reading.value, url, name=Store(packed).manifest.shards.files[1])
