@@ -172,7 +172,7 @@ def sync_folder(folder: Path) -> None:
 
 def remove(file: Path) -> None:
     """Remove a file or a link, if it is there; never what a link leads to."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         file.unlink()
 
 

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 
 import filelock
 
+from loaderkit.cache.lock_files import is_process_stopped
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import BinaryIO
@@ -72,12 +74,15 @@ def _remove_lease(
         Path(lock.lock_file).unlink(missing_ok=True)
 
 
-def shards_in_use(folder: Path, *, but_of: str = "") -> set[int]:
+def shards_in_use(
+    folder: Path, *, but_of: str = "", but_of_stopped: bool = False
+) -> set[int]:
     """List the shards that any living process uses.
 
     Args:
         folder: Where the leases lie.  Those of dead processes are removed.
         but_of: Beginning of the names of leases that do not count.
+        but_of_stopped: Leases of processes that are known to be stopped do not count.
 
     Returns:
         Numbers of shards.
@@ -90,6 +95,9 @@ def shards_in_use(folder: Path, *, but_of: str = "") -> set[int]:
         try:
             lock.acquire(timeout=0)
         except filelock.Timeout:
+            process = int(file.name.partition("-")[0])
+            if but_of_stopped and is_process_stopped(process):
+                continue
             with contextlib.suppress(FileNotFoundError):
                 content = file.read_bytes()
                 in_use.update(at for at, byte in enumerate(content) if byte)

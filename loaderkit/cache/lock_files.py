@@ -1,22 +1,86 @@
-"""Lock files that threads of one process wait for too."""
+"""Lock files that threads of one process wait for too, and not for ever.
+
+Who holds one says so in a file beside it.  So who waits can tell a lock that passes
+from process to process, or whose holder gets on, from one whose holder is stopped.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import socket
 import threading
+import time
 import weakref
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import filelock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
 _POLL_S = 0.02
 """How often a lock is asked for that another process has.  filelock's own 50 ms would
 be most of what taking a shard into use takes."""
+_LOOK_S = 1.0
+"""How often it is looked whether the holder gets on."""
+_HOLDER = ".holder"
+_STOPPED_STATES = {"T", "t"}
+"""Of proc(5): stopped by a signal, or by a debugger."""
+
+
+@dataclass(frozen=True)
+class LockPatience:
+    """How long a holder of a lock may be without a sign of life."""
+
+    silent_s: float
+    """Whoever it is."""
+    stopped_s: float
+    """One that is known to be stopped: by SIGSTOP, Ctrl-Z or a debugger."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The process that holds a lock, as it has written itself."""
+
+    process: int
+    host: str
+    since_ns: int
+    """When it took the lock.  Another number is another turn."""
+
+    def __str__(self) -> str:
+        return f"process {self.process} on {self.host}"
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it is known to be stopped; False where that cannot be known."""
+        return self.host == socket.gethostname() and is_process_stopped(self.process)
+
+
+class StuckHolderError(Exception):
+    """Who holds a lock has not got on for longer than was to be waited.
+
+    Args:
+        holder: Who it is; None where it has not said so.
+        waited_s: Seconds without a sign of life.
+    """
+
+    def __init__(self, holder: Holder | None, waited_s: float) -> None:
+        super().__init__(f"{holder} has held a lock for {waited_s:.0f} s")
+        self.holder, self.waited_s = holder, waited_s
+
+
+def is_process_stopped(process: int) -> bool:
+    """Tell whether a process of this machine is stopped; False where none can tell."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text("utf-8", "replace")
+    except OSError:
+        return False
+    # The program's name is in brackets, and may hold any letter.
+    return stat.rpartition(")")[2].split()[0] in _STOPPED_STATES
 
 
 class _ThreadLocks:
@@ -49,20 +113,83 @@ _THREAD_LOCKS = _ThreadLocks()
 
 
 @contextlib.contextmanager
-def hold_lock_file(file: Path) -> Iterator[None]:
+def hold_lock_file(
+    file: Path,
+    patience: LockPatience | None = None,
+    sign_of_life: Callable[[], object] = lambda: None,
+) -> Iterator[None]:
     """Hold a lock that no other thread and no other process has.
 
     Args:
         file: Made if it is not there.
+        patience: How long its holder may be without a sign of life; None for ever.
+        sign_of_life: Gives something that changes while the holder gets on.
 
     Raises:
+        StuckHolderError: Its holder does not get on.
         OSError: The file system has no locks, or the file cannot be made.
         NotImplementedError: The same, where filelock says so.
     """
     with _THREAD_LOCKS.lock_of(file):
         lock = filelock.FileLock(file)
-        lock.acquire(poll_interval=_POLL_S)
+        note = file.with_name(f"{file.name}{_HOLDER}")
+        if patience is None:
+            lock.acquire(poll_interval=_POLL_S)
+        else:
+            _acquire_from_living(lock, note, patience, sign_of_life)
         try:
+            _write_holder(note)
             yield
         finally:
             lock.release()
+
+
+def _acquire_from_living(
+    lock: filelock.BaseFileLock,
+    note: Path,
+    patience: LockPatience,
+    sign_of_life: Callable[[], object],
+) -> None:
+    """Wait for a lock as long as its holders get on.
+
+    Raises:
+        StuckHolderError: One does not.
+    """
+    last_sign: object = None
+    silent_s = stopped_s = 0.0
+    while True:
+        try:
+            lock.acquire(timeout=_LOOK_S, poll_interval=_POLL_S)
+        except filelock.Timeout:
+            holder = _read_holder(note)
+            sign = (holder, sign_of_life())
+            # Looks are counted, not time: this process may have been stopped as well.
+            silent_s = silent_s + _LOOK_S if sign == last_sign else 0.0
+            is_stopped = holder is not None and holder.is_stopped
+            stopped_s = stopped_s + _LOOK_S if is_stopped else 0.0
+            last_sign = sign
+            if silent_s >= patience.silent_s or stopped_s >= patience.stopped_s:
+                raise StuckHolderError(holder, max(silent_s, stopped_s)) from None
+        else:
+            return
+
+
+def _write_holder(note: Path) -> None:
+    """Say who holds a lock; where that cannot be written, nobody knows."""
+    holder = {
+        "process": os.getpid(),
+        "host": socket.gethostname(),
+        "since_ns": time.time_ns(),
+    }
+    with contextlib.suppress(OSError):
+        note.write_text(json.dumps(holder), "utf-8")
+
+
+def _read_holder(note: Path) -> Holder | None:
+    # Its holder may be writing it at this moment.
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        written = json.loads(note.read_text("utf-8"))
+        return Holder(
+            int(written["process"]), str(written["host"]), int(written["since_ns"])
+        )
+    return None

@@ -9,13 +9,15 @@ that the manifest says.  What a killed or broken download leaves is gone on with
 
 Two kinds of locks, always taken in this order: one for each shard, held while it is
 downloaded; and one for the whole folder, held for moments, under which room is made,
-and shards appear, are taken into use, and are deleted.
+and shards appear, are taken into use, and are deleted.  Nobody waits for ever: where
+the holder of a shard's lock does not get on, the shard is downloaded beside it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import logging
 import os
@@ -29,14 +31,19 @@ from loaderkit.cache.durable import not_written, publish, remove, write_text, wr
 from loaderkit.cache.files import digest_of, find_manifest, load_sources, unreadable
 from loaderkit.cache.layout import MANIFEST, is_cache_file_name
 from loaderkit.cache.leases import Lease, shards_in_use
-from loaderkit.cache.lock_files import hold_lock_file
+from loaderkit.cache.lock_files import (
+    Holder,
+    LockPatience,
+    StuckHolderError,
+    hold_lock_file,
+)
 from loaderkit.cache.manifest import MOST_MANIFEST_BYTES, read_manifest
 from loaderkit.cache.storage import NoAnswerError, StreamsFiles
 from loaderkit.errors import CacheError, DamagedCacheError, StaleCacheError
 from loaderkit.units import count_of, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
     from typing import BinaryIO
 
@@ -56,6 +63,14 @@ _LOOK_AGAIN_S = 0.01
 look takes 0.1 ms."""
 _WANTED_S = 1.0
 """Who needs room touches it more often than that.  Chosen."""
+_LOOK_FOR_SIGNS_S = 1.0
+"""How often it is looked whether it gets on."""
+_STOPPED_S = 2.0
+"""Who is stopped while it downloads a shard is not waited for any longer.  Chosen: to
+download beside it costs nothing but the bytes."""
+_TURNS = 3
+"""So many locks a shard has: who finds that the holder of one does not get on takes the
+next, and has a partial file of its own."""
 _STEP_BYTES = 32 << 20
 """So much of a shard is asked for at a time, and held in memory.  Chosen: what comes is
 on the disk every 0.3 s at 100 MB/s, so that a killed download loses little."""
@@ -184,7 +199,7 @@ class Mirror:
             # other.
             self._wait_while_coming(shard)
         described = self.manifest.shards.file(shard)
-        with self._hold_lock(self._work / "locks" / f"{described.file}.lock"):
+        with self._shard_locked(described) as partial:
             self._raise_failure_since(asked_s, described)
             # Twice, since bytes may have been changed on the way and not in the store.
             for is_last_try in (False, True):
@@ -192,8 +207,8 @@ class Mirror:
                     # Another process may have downloaded it meanwhile.
                     if self._use_if_present(shard):
                         return
-                    self._reserve_room(described)
-                if self._download_shard(shard, described):
+                    self._reserve_room(described, partial)
+                if self._download_shard(shard, described, partial):
                     return
                 if is_last_try:
                     raise self._wrong_bytes(described)
@@ -220,14 +235,43 @@ class Mirror:
     def _wait_while_coming(self, shard: int) -> None:
         """Wait for a shard that another process is about to download.
 
-        Not for one of this process, whose lock for the shard is waited for.
+        Not for one of this process, whose lock for the shard is waited for; and not for
+        one that is stopped, or does not get on.
         """
         file = self.folder / self.manifest.shards.files[shard]
+        own = f"{os.getpid()}-"
+        last_signs: object = None
+        silent_s, looked_s = 0.0, time.monotonic()
         while not file.exists():
-            own = f"{os.getpid()}-"
-            if shard not in shards_in_use(self._announcements, but_of=own):
+            coming = shards_in_use(self._announcements, but_of=own, but_of_stopped=True)
+            if shard not in coming:
                 return
+            now_s = time.monotonic()
+            if now_s - looked_s >= _LOOK_FOR_SIGNS_S:
+                signs = self._signs_of_downloads()
+                silent_s = silent_s + _LOOK_FOR_SIGNS_S if signs == last_signs else 0.0
+                last_signs, looked_s = signs, now_s
+                if silent_s >= self._lock_patience.silent_s:
+                    return
             time.sleep(_LOOK_AGAIN_S)
+
+    @property
+    def _lock_patience(self) -> LockPatience:
+        """How long a process that downloads a shard is waited for.
+
+        A request of it brings some bytes in ``longest_s``, or ends; the rest is for
+        hashing and flushing.
+        """
+        patience = self._remote.patience
+        return LockPatience(patience.longest_s + patience.request_s, _STOPPED_S)
+
+    def _signs_of_downloads(self) -> dict[str, tuple[int, int]]:
+        """Give what changes as long as any process downloads from this store."""
+        files = [
+            *self._announcements.glob("*"),
+            *self._work.glob(f"*{_PARTIAL}"),
+        ]
+        return {file.name: _size_and_time(file) for file in files}
 
     def _use_if_present(self, shard: int) -> bool:
         """Take a shard into use if it is on local disk; the folder is locked.
@@ -358,13 +402,12 @@ class Mirror:
         with contextlib.suppress(OSError):
             stamp.touch()
 
-    def _reserve_room(self, described: ShardFile) -> None:
+    def _reserve_room(self, described: ShardFile, partial: Path) -> None:
         """Make room for a shard; the folder is locked.
 
         A file that is being downloaded counts as whole: its name says how large it
         will be.
         """
-        partial = self._partial_file(described)
         if not partial.exists():
             max_bytes = self._remote.mirror_bytes
             if max_bytes is not None:
@@ -398,13 +441,12 @@ class Mirror:
         )
         raise NoRoomError(message, why=why, fix=_HOW_TO_GET_ROOM)
 
-    def _download_shard(self, shard: int, described: ShardFile) -> bool:
+    def _download_shard(self, shard: int, described: ShardFile, partial: Path) -> bool:
         """Download what is missing of a shard, and give it its name.
 
         Returns:
             False where the bytes that came are not those that were packed.
         """
-        partial = self._partial_file(described)
         try:
             if described.bytes <= _STREAMED_BYTES and not partial.stat().st_size:
                 self._stream_into(partial, described)
@@ -420,6 +462,11 @@ class Mirror:
                 remove(partial)
             return False
         with self._whole_folder_locked(), writing(self.folder):
+            if self._use_if_present(shard):
+                # This process was stopped meanwhile, and another one has downloaded it.
+                # Who has mapped that file would take another one for a changed one.
+                remove(partial)
+                return True
             publish(partial, self.folder / described.file)
             self._take_into_use(shard)
         return True
@@ -504,17 +551,67 @@ class Mirror:
                 return True
         return False
 
-    def _partial_file(self, described: ShardFile) -> Path:
-        return self._work / f"{described.file}.{described.bytes}{_PARTIAL}"
+    @contextlib.contextmanager
+    def _shard_locked(self, described: ShardFile) -> Iterator[Path]:
+        """Be the one who downloads a shard, as far as others get on.
 
-    def _whole_folder_locked(self) -> contextlib.AbstractContextManager[None]:
-        return self._hold_lock(self._root / _LOCK)
+        Entered, it gives the file that the shard is written to.
+
+        Raises:
+            CacheError: Several processes before do not get on.
+        """
+        for turn in range(_TURNS):
+            name = f"{described.file}.{turn}" if turn else described.file
+            partial = self._work / f"{name}.{described.bytes}{_PARTIAL}"
+            with contextlib.ExitStack() as held:
+                try:
+                    held.enter_context(
+                        self._hold_lock(
+                            self._work / "locks" / f"{name}.lock",
+                            self._lock_patience,
+                            functools.partial(_size_and_time, partial),
+                        )
+                    )
+                except StuckHolderError as error:
+                    stuck = error
+                    _LOG.warning(
+                        "%s downloads %s and has not got on for %.0f s%s; it is "
+                        "downloaded beside it",
+                        *(_name_of(error.holder), described.file, error.waited_s),
+                        ", since it is stopped" if _is_stopped(error.holder) else "",
+                    )
+                    continue
+                yield partial
+                return
+        message = f"{described.file} of {self.storage.url} is not on local disk."
+        raise _stuck_error(
+            message, stuck, f"downloads it, as {_TURNS - 1} others do"
+        ) from stuck
 
     @contextlib.contextmanager
-    def _hold_lock(self, file: Path) -> Iterator[None]:
+    def _whole_folder_locked(self) -> Iterator[None]:
+        patience = self._remote.patience
+        held_for = LockPatience(patience.longest_s, patience.request_s)
         with contextlib.ExitStack() as held:
             try:
-                held.enter_context(hold_lock_file(file))
+                held.enter_context(self._hold_lock(self._root / _LOCK, held_for))
+            except StuckHolderError as error:
+                message = f"The mirror {self._root} is locked."
+                raise _stuck_error(
+                    message, error, "holds a lock that is needed for moments"
+                ) from error
+            yield
+
+    @contextlib.contextmanager
+    def _hold_lock(
+        self,
+        file: Path,
+        patience: LockPatience,
+        sign_of_life: Callable[[], object] = lambda: None,
+    ) -> Iterator[None]:
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(hold_lock_file(file, patience, sign_of_life))
             except (OSError, NotImplementedError) as error:
                 message = f"The mirror {self._root} cannot be locked: {error}."
                 why = "its file system has no locks, or it is not yours to write to"
@@ -569,9 +666,10 @@ class _MirroredFile:
         self.is_partial = path.name.endswith(_PARTIAL)
         work = path.parent if self.is_partial else path.parent / _WORK
         self.folder = work.parent
-        name = path.name.split(".h5", 1)[0] + ".h5"
-        self.stamp = work / f"{name}.used"
-        self.lock_file = work / "locks" / f"{name}.lock"
+        self.stamp = work / f"{_shard_name_of(path.name)}.used"
+        # A partial file's name is that of its lock, and how large it will be.
+        locked_name = path.name.removesuffix(_PARTIAL).rpartition(".")[0]
+        self.lock_file = work / "locks" / f"{locked_name}.lock"
 
     def used_ns(self) -> int:
         """Say when it was last used."""
@@ -599,6 +697,46 @@ class _MirroredFile:
             remove(self.stamp)
 
 
+def _shard_name_of(name: str) -> str:
+    """Give the name of a shard from that of a file beside it."""
+    return name.split(".h5", 1)[0] + ".h5"
+
+
+def _size_and_time(file: Path) -> tuple[int, int]:
+    """Give what changes while a file is written; zeros where there is none."""
+    try:
+        status = file.stat()
+    except OSError:
+        return 0, 0
+    return status.st_size, status.st_mtime_ns
+
+
+def _name_of(holder: Holder | None) -> str:
+    return "another process" if holder is None else str(holder)
+
+
+def _is_stopped(holder: Holder | None) -> bool:
+    return holder is not None and holder.is_stopped
+
+
+def _stuck_error(message: str, error: StuckHolderError, doing: str) -> CacheError:
+    """Say who is waited for, and why no longer.
+
+    Args:
+        message: What cannot be had.
+        error: Who has not got on, for how long.
+        doing: What it does.
+    """
+    holder = error.holder
+    why = f"{_name_of(holder)} {doing}, and has not got on for {error.waited_s:.0f} s"
+    if holder is None:
+        return CacheError(message, why=why, fix="end the processes that use the mirror")
+    if holder.is_stopped:
+        why += ": it is stopped (SIGSTOP, Ctrl-Z or a debugger)"
+    fix = f"kill -CONT {holder.process}, or end it: its locks go with it"
+    return CacheError(message, why=why, fix=fix)
+
+
 def _list_files(root: Path) -> Iterator[_MirroredFile]:
     """List what takes room in a mirror, of all caches; the folder is locked."""
     for folder in root.iterdir():
@@ -609,7 +747,7 @@ def _list_files(root: Path) -> Iterator[_MirroredFile]:
                 yield _MirroredFile(folder / entry.name, entry.stat().st_size)
         for entry in os.scandir(folder / _WORK):
             name, _, nbytes = entry.name.removesuffix(_PARTIAL).rpartition(".")
-            if is_cache_file_name(name) and nbytes.isdecimal():
+            if is_cache_file_name(_shard_name_of(name)) and nbytes.isdecimal():
                 yield _MirroredFile(folder / _WORK / entry.name, int(nbytes))
 
 

@@ -65,6 +65,8 @@ _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _PRECONDITION = 401, 403, 404, 412
 _GONE = {_NOT_FOUND, 410}
 _WORTH_ANOTHER_TRY = {408, 409, 425, 429}
 """Statuses below 500 that pass: timeouts, conflicts, too many requests."""
+_NOT_IMPLEMENTED = {501, 505}
+"""A server that cannot do this now cannot do it a moment later."""
 _CREDENTIAL_ERRORS = {
     # botocore
     "NoCredentialsError",
@@ -130,6 +132,11 @@ class ObjectStore:
         self._verbs_let_in: frozenset[str] = frozenset()
         """What the store has let us do: read, write, remove."""
         self._file_system_of_process()  # what is wrong with the URL is said at once
+
+    @property
+    def keeps_history(self) -> bool:
+        """Whether every write makes a commit; see ``KeepsHistory``."""
+        return _protocol_of(self._full_url) == "hf"
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel as URL and options, never with an open connection."""
@@ -468,10 +475,14 @@ class _Try:
         )
 
 
+def _protocol_of(url: str) -> str:
+    return url.split("://", 1)[0].rsplit("::", 1)[-1].lower()
+
+
 def _open_file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     import fsspec
 
-    protocol = url.split("://", 1)[0].rsplit("::", 1)[-1].lower()
+    protocol = _protocol_of(url)
     try:
         # Kept instances share a listing of files that may be of an hour ago.
         system, root = fsspec.url_to_fs(
@@ -641,7 +652,11 @@ def _check_worth_another_try(where: str, verb: str, error: Exception) -> None:
         raise CacheError(message, why=why, fix=fix) from error
     if status in _GONE:
         raise _missing(where, verb, error) from error
-    may_pass = status is None or status >= 500 or status in _WORTH_ANOTHER_TRY
+    may_pass = (
+        status is None
+        or (status >= 500 and status not in _NOT_IMPLEMENTED)
+        or status in _WORTH_ANOTHER_TRY
+    )
     # A file system that lacks a method, or its arguments, lacks them the next time too.
     is_bug = isinstance(error, TypeError | AttributeError | NotImplementedError)
     if not may_pass or is_bug or _kinds_of(error) & _WRONG_URL:

@@ -242,3 +242,10 @@ class StreamsFiles(Protocol):
             False where it did not come whole: ranges say why, and bring the rest.
         """
         ...
+
+
+@runtime_checkable
+class KeepsHistory(Protocol):
+    """What a storage may say beside: whether every write stays in it, as a commit."""
+
+    keeps_history: bool

@@ -38,7 +38,7 @@ from loaderkit.cache.layout import MANIFEST
 from loaderkit.cache.manifest import MOST_MANIFEST_BYTES, read_manifest
 from loaderkit.cache.mirror import find_remote_manifest, load_remote_manifest
 from loaderkit.cache.remote import open_storage
-from loaderkit.cache.storage import is_url
+from loaderkit.cache.storage import KeepsHistory, is_url
 from loaderkit.cache.stored_files import files_of, read_in_steps
 from loaderkit.errors import (
     CacheError,
@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 _CLAIM = ".writing"
 """A file that says who replaces the cache at a URL.  It is committed, which of several
 processes succeeds for one, so that there is one at a time."""
+_PROBE = ".writable"
+"""A file that is written and removed, to see whether that is possible."""
 _MAX_CLAIM_BYTES = 1 << 16
 """A claim is one line; what is longer is none of ours, and must not fill the memory."""
 
@@ -156,6 +158,32 @@ def copy_to_store(folder: Path, storage: Storage, *, overwrite: bool) -> Transfe
         1 + len(uploaded),
         len(content) + sum(uploaded.values()),
     )
+
+
+def check_target(storage: Storage, *, overwrite: bool) -> None:
+    """Notice before a cache is packed what would keep it from being copied to a store.
+
+    A small file is written and removed: that needs what shards need, and the claim of
+    another process is looked for.
+
+    Args:
+        storage: Where it is to go.
+        overwrite: It is to replace one that is there.
+
+    Raises:
+        OtherWriterError: Another process replaces the cache.
+        CacheError: There is no bucket, or it cannot be written to.
+    """
+    if overwrite:
+        with contextlib.suppress(FileNotFoundError):
+            claim = storage.read_file(_CLAIM, _MAX_CLAIM_BYTES)
+            raise _other_replaces(storage, claim.decode())
+    # The Hub would keep a commit of each.
+    if not (isinstance(storage, KeepsHistory) and storage.keeps_history):
+        storage.commit(_PROBE, b"", replace=True)
+        # Who may write, and not remove, can copy a cache all the same.
+        with contextlib.suppress(CacheError):
+            storage.remove(_PROBE)
 
 
 @suggest_keywords
@@ -318,10 +346,7 @@ def _claim_of(storage: Storage) -> Iterator[None]:
             writer = storage.read_file(_CLAIM, _MAX_CLAIM_BYTES).decode()
         except FileNotFoundError:
             writer = "which has ended meanwhile"
-        message = f"Another process is replacing the cache at {storage.url} ({writer})."
-        why = "of two at once one would delete the other's files"
-        fix = f"wait for it; if it was killed, delete {storage.url}/{_CLAIM}"
-        raise OtherWriterError(message, why=why, fix=fix) from None
+        raise _other_replaces(storage, writer) from None
     try:
         yield
     except BaseException:
@@ -330,6 +355,13 @@ def _claim_of(storage: Storage) -> Iterator[None]:
             storage.remove(_CLAIM)
         raise
     storage.remove(_CLAIM)
+
+
+def _other_replaces(storage: Storage, writer: str) -> OtherWriterError:
+    message = f"Another process is replacing the cache at {storage.url} ({writer})."
+    why = "of two at once one would delete the other's files"
+    fix = f"wait for it; if it was killed, delete {storage.url}/{_CLAIM}"
+    return OtherWriterError(message, why=why, fix=fix)
 
 
 def _other_was_quicker(storage: Storage) -> OtherWriterError:

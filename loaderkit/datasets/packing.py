@@ -36,7 +36,7 @@ from loaderkit.cache.files import exists
 from loaderkit.cache.layout import BUILDING, MANIFEST
 from loaderkit.cache.mirror import find_remote_manifest
 from loaderkit.cache.remote import RemoteCache
-from loaderkit.cache.transfer import OtherWriterError, copy_to_store
+from loaderkit.cache.transfer import OtherWriterError, check_target, copy_to_store
 from loaderkit.datasets.block_readers import PackJob, read_span, seed_of
 from loaderkit.datasets.classes import loaded_classes
 from loaderkit.datasets.encode import encode
@@ -54,7 +54,7 @@ from loaderkit.datasets.shard_filling import learn_trees
 from loaderkit.datasets.shard_plan import BLOCK_BYTES
 from loaderkit.datasets.streams import StreamSource
 from loaderkit.datasets.structure import Structure
-from loaderkit.errors import DatasetError
+from loaderkit.errors import CacheError, DatasetError
 from loaderkit.forking import find_fork_hazard, warn_of_fork_hazard
 from loaderkit.interrupts import Interrupts
 from loaderkit.randomness import quiet
@@ -130,14 +130,18 @@ def _pack_to_store(
         if not options.overwrite and has_cache(remote):
             job = _job_of(source, staging, options)
             return Packed(_classes_read_here(job), is_ours=False)
+        check_target(storage, overwrite=options.overwrite)
         # What lies there whole was never pushed, and may be of other samples.
         options_here = replace(options, overwrite=True)
         packed = _pack_to_folder(source, staging, options_here, interrupts)
         try:
             copy_to_store(staging, storage, overwrite=options.overwrite)
-        except OtherWriterError:
-            if options.overwrite:
-                raise
+        except CacheError as error:
+            if options.overwrite or not isinstance(error, OtherWriterError):
+                # Hours of packing must not be for nothing.
+                fix = f"{error.fix}; what was packed is whole, and can be copied: "
+                fix += f"loaderkit push {staging} {remote}"
+                raise type(error)(error.what, why=error.why, fix=fix) from error
             # Another node was quicker; the caller sees whether it packed the same.
             packed = packed._replace(is_ours=False)
         shutil.rmtree(staging, ignore_errors=True)

@@ -1,9 +1,21 @@
 """A lock file is held by one thread of one process at a time."""
 
+import itertools
 import multiprocessing
+import os
+import signal
 import threading
 
-from loaderkit.cache.lock_files import hold_lock_file
+import pytest
+
+from loaderkit.cache.lock_files import (
+    LockPatience,
+    StuckHolderError,
+    hold_lock_file,
+    is_process_stopped,
+)
+
+FORK = multiprocessing.get_context("fork")
 
 
 def test_one_thread_holds_the_file_at_a_time(tmp_path):
@@ -75,3 +87,74 @@ def test_a_process_forked_while_a_thread_holds_the_file_gets_it_later(tmp_path):
 
     assert process.exitcode == 0
     assert got_it.exists()
+
+
+@pytest.fixture
+def held_lock(tmp_path):
+    """A lock that another process holds until it is killed."""
+    file, is_held = tmp_path / "lock", FORK.Event()
+
+    def hold_for_ever():
+        with hold_lock_file(file):
+            is_held.set()
+            threading.Event().wait()
+
+    process = FORK.Process(target=hold_for_ever)
+    process.start()
+    while not is_held.wait(0.1):
+        assert process.is_alive()  # or this would wait for ever
+    yield file, process
+    process.kill()
+    process.join()
+
+
+def stop(process):
+    """Stop a process, and wait until it is."""
+    os.kill(process.pid, signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)
+
+
+@pytest.mark.slow
+def test_a_holder_that_is_stopped_is_named_and_one_that_is_killed_lets_go(held_lock):
+    file, process = held_lock
+    stop(process)
+    assert is_process_stopped(process.pid)
+    patience = LockPatience(silent_s=600.0, stopped_s=1.0)
+
+    with pytest.raises(StuckHolderError) as caught, hold_lock_file(file, patience):
+        pass
+
+    assert caught.value.holder.process == process.pid
+    assert caught.value.holder.is_stopped
+    process.kill()
+    with hold_lock_file(file, patience):
+        assert not is_process_stopped(os.getpid())
+
+
+@pytest.mark.slow
+def test_a_holder_that_gives_no_sign_of_life_is_named(held_lock):
+    file, process = held_lock
+    patience = LockPatience(silent_s=1.0, stopped_s=600.0)
+
+    with pytest.raises(StuckHolderError) as caught, hold_lock_file(file, patience):
+        pass
+
+    assert caught.value.holder.process == process.pid
+    assert not caught.value.holder.is_stopped
+
+
+@pytest.mark.slow
+def test_a_holder_that_gives_signs_of_life_is_waited_for(held_lock):
+    """The holder of the two tests above, with signs that change."""
+    file, process = held_lock
+    patience = LockPatience(silent_s=1.0, stopped_s=1.0)
+    signs = itertools.count()
+
+    def kill_at_third_sign():
+        sign = next(signs)
+        if sign == 2:
+            process.kill()
+        return sign
+
+    with hold_lock_file(file, patience, kill_at_third_sign):
+        assert next(signs) > 2

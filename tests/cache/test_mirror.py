@@ -18,7 +18,8 @@ from storages import Faults, FileServer, copy_files
 from loaderkit.cache.build import open_build
 from loaderkit.cache.columns import Block, ShardBuffer
 from loaderkit.cache.files import check_digest
-from loaderkit.cache.mirror import NoRoomError
+from loaderkit.cache.lock_files import hold_lock_file
+from loaderkit.cache.mirror import Mirror, NoRoomError
 from loaderkit.cache.remote import RemoteCache
 from loaderkit.cache.storage import Patience
 from loaderkit.cache.store import Store
@@ -403,6 +404,103 @@ def test_two_threads_read_at_once(file_server, tmp_path):
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def stop(process):
+    """Stop a process, and wait until it is."""
+    os.kill(process.pid, signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)
+
+
+@pytest.mark.slow
+def test_a_shard_is_downloaded_beside_a_process_that_is_stopped(file_server, tmp_path):
+    url, faults = file_server
+    remote = RemoteCache(url, mirror=tmp_path / "m", patience=QUICK)
+    store = Store(remote)
+    faults.stall_s = 2.0  # so long the process is in the middle of its download
+
+    def read():
+        rows = list(range(SAMPLES))
+        os._exit(0 if read_labels(Store(remote), rows) == rows else 1)
+
+    stopped = FORK.Process(target=read)
+    stopped.start()
+    # Not before it has asked: while it makes room it has locked the whole mirror.
+    while faults.stall_s:
+        assert stopped.is_alive()  # or this would wait for ever
+        time.sleep(0.01)
+    stop(stopped)
+
+    assert read_labels(store, [1, 0]) == [1, 0]
+
+    [shard] = (tmp_path / "m").glob("*/*.h5")
+    inode = shard.stat().st_ino
+    os.kill(stopped.pid, signal.SIGCONT)
+    stopped.join()
+    assert stopped.exitcode == 0
+    # What is mapped stays what it was: a new file would look like a changed one.
+    assert shard.stat().st_ino == inode
+    assert not [*(tmp_path / "m").glob("*/.mirror/*.partial")]
+
+
+@pytest.mark.slow
+def test_a_stopped_process_that_has_announced_a_shard_is_not_waited_for(
+    file_server, tmp_path
+):
+    url, _ = file_server
+    remote = RemoteCache(url, mirror=tmp_path / "m", patience=QUICK)
+    store = Store(remote)
+    has_announced = FORK.Event()
+
+    def announce():
+        Mirror(remote).announce(0)
+        has_announced.set()
+        threading.Event().wait()
+
+    announcer = FORK.Process(target=announce)
+    announcer.start()
+    while not has_announced.wait(0.1):
+        assert announcer.is_alive()  # or this would wait for ever
+    stop(announcer)
+
+    assert read_labels(store, [1, 0]) == [1, 0]
+
+    announcer.kill()
+    announcer.join()
+
+
+@pytest.mark.slow
+def test_a_stopped_process_that_has_locked_the_mirror_is_named(file_server, tmp_path):
+    url, _ = file_server
+    store = Store(
+        RemoteCache(
+            url,
+            mirror=tmp_path / "m",
+            patience=Patience(1.0, (0.01,) * 50, silent_tries=50),
+        )
+    )
+    is_locked = FORK.Event()
+
+    def lock_mirror():
+        with hold_lock_file(tmp_path / "m" / ".lock"):
+            is_locked.set()
+            threading.Event().wait()
+
+    holder = FORK.Process(target=lock_mirror)
+    holder.start()
+    while not is_locked.wait(0.1):
+        assert holder.is_alive()  # or this would wait for ever
+    stop(holder)
+
+    with pytest.raises(CacheError, match="is locked") as caught:
+        read_labels(store, [0])
+
+    assert f"process {holder.pid}" in caught.value.why
+    assert "stopped" in caught.value.why
+    assert f"kill -CONT {holder.pid}" in caught.value.fix
+    holder.kill()
+    holder.join()
+    assert read_labels(store, [1, 0]) == [1, 0]
 
 
 _READER = """

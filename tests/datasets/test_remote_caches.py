@@ -3,11 +3,13 @@
 import json
 import multiprocessing
 import pickle
+import re
 import threading
 
 import pytest
 import torch
 from storages import Faults, FileServer, copy_files, s3_options, s3_server
+from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
 
 from loaderkit import (
@@ -21,9 +23,10 @@ from loaderkit import (
     verify,
 )
 from loaderkit.cache.folder_storage import FolderStorage
+from loaderkit.cache.remote import STORAGES
 from loaderkit.cache.transfer import copy_to_store
 from loaderkit.cli.main import main
-from loaderkit.errors import CacheError, OptionError, StaleCacheError
+from loaderkit.errors import CacheError, DatasetError, OptionError, StaleCacheError
 
 COUNT, SHARD_BYTES = 96, 60_000
 
@@ -392,6 +395,92 @@ def test_the_command_line_pushes_and_pulls(folder, tmp_path, capsys):
     assert open_cache(tmp_path / "back")[5]["n"] == 5
 
 
+class Expensive(Dataset):
+    """Samples that take a day."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, row):
+        message = "a sample was read"
+        raise ValueError(message)
+
+
+def _plant_file(store):
+    store.write_text("a file where the folder should be")
+
+
+def _plant_claim(store):
+    FolderStorage(store).commit(".writing", b"host 1", replace=False)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    ("plant", "word"),
+    [
+        (_plant_file, "store"),
+        (_plant_claim, r"host 1"),
+        (None, "a sample was read"),
+    ],
+    ids=["file", "claim", "nothing"],
+)
+def test_a_target_that_cannot_be_written_is_said_before_a_sample_is_read(
+    tmp_path, plant, word, overwrite
+):
+    """Who does not overwrite needs no claim; and a sound target is read for."""
+    store = tmp_path / "store"
+    is_sound = plant is None or (plant is _plant_claim and not overwrite)
+    if plant is not None:
+        plant(store)
+
+    with pytest.raises(DatasetError if is_sound else CacheError) as caught:
+        pack(
+            Expensive(),
+            store.as_uri(),
+            workers=0,
+            overwrite=overwrite,
+            mirror=tmp_path / "m",
+        )
+
+    assert is_sound or re.search(word, str(caught.value))
+    assert not (store / ".writable").exists()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_store_that_is_for_reading_alone_is_said_before_a_sample_is_read(
+    tmp_path, overwrite
+):
+    server = FileServer(tmp_path, faults=Faults())
+
+    with pytest.raises(CacheError, match="could not be written"):
+        pack(
+            Expensive(),
+            f"{server.url}/cache",
+            workers=0,
+            overwrite=overwrite,
+            mirror=tmp_path / "m",
+        )
+
+    server.stop()
+
+
+def test_what_was_packed_for_a_store_that_fails_at_the_end_is_named(
+    tmp_path, monkeypatch
+):
+    class Full(FolderStorage):
+        def write_file(self, name, _):
+            message = f"{name} could not be written."
+            raise CacheError(message, why="the store is full", fix="make room")
+
+    monkeypatch.setitem(STORAGES, "full", Full.from_url)
+
+    with pytest.raises(CacheError, match="make room") as caught:
+        pack(samples(), f"full://{tmp_path}/store", workers=0, mirror=tmp_path / "m")
+
+    [command] = re.findall(r"loaderkit push (\S+) full://", caught.value.fix)
+    assert len(open_cache(command)) == COUNT
+
+
 @pytest.mark.needs("s3")
 @pytest.mark.slow
 def test_s3_end_to_end(folder, tmp_path):
@@ -425,3 +514,15 @@ def test_s3_end_to_end(folder, tmp_path):
         assert packed[3]["n"] == 3
         with pytest.raises(CacheError, match="s3://nowhere"):
             open_cache("s3://nowhere/cache", storage_options=options)
+        for overwrite in (False, True):
+            with pytest.raises(CacheError, match="no such bucket"):
+                pack(
+                    Expensive(),
+                    "s3://nowhere/cache",
+                    workers=0,
+                    overwrite=overwrite,
+                    storage_options=options,
+                    mirror=tmp_path / "m",
+                )
+        names = s3fs.S3FileSystem(**options).ls("bucket/packed")
+        assert not [name for name in names if name.endswith(".writable")]
