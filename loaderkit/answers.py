@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any, TypeVar
@@ -15,6 +14,7 @@ from loaderkit.arguments import (
 )
 from loaderkit.errors import NoSuchAttributeError, OptionError
 from loaderkit.habits import ATTRIBUTES, Hint
+from loaderkit.operations import answer_operations, usual_variable
 
 Kind = TypeVar("Kind", bound=type)
 
@@ -23,7 +23,8 @@ def answer_wrong_names(*parts: str) -> Callable[[Kind], Kind]:
     """Have a class answer names that it lacks with the nearest that it has.
 
     Its constructor and public methods answer keywords and numbers of arguments as
-    ``suggest_keywords`` does.  An attribute that is not there is answered with what
+    ``suggest_keywords`` does, and operators that it lacks are answered as
+    ``answer_operations`` does.  An attribute that is not there is answered with what
     ``habits`` says of it, with the part of the object that has it, or with the nearest
     name.  Type checkers are not told, and go on to find misspelt names.
 
@@ -66,7 +67,7 @@ def answer_wrong_names(*parts: str) -> Callable[[Kind], Kind]:
             setattr(kind, "__getitem__", answer_brackets)  # noqa: B010
         # Set like this, type checkers do not see that any name may be asked for.
         setattr(kind, "__getattr__", answer)  # noqa: B010
-        return kind
+        return answer_operations(kind)
 
     return decorate
 
@@ -81,7 +82,7 @@ def answer_wrong_calls(kind: Kind) -> Kind:
         It.
     """
     for name, member in list(vars(kind).items()):
-        is_public = name == "__init__" or not name.startswith("_")
+        is_public = name in {"__init__", "__call__"} or not name.startswith("_")
         if is_public and isinstance(member, FunctionType):
             setattr(kind, name, suggest_keywords(member))
     return kind
@@ -106,7 +107,7 @@ def no_such_attribute(
     if hint is not None:
         why = hint.why or "it has another name here"
         return NoSuchAttributeError(message, why=why, fix=hint.fix)
-    variable = _usual_variable(kind)
+    variable = usual_variable(kind)
     for part in parts:
         inside = vars(owner).get(part) if hasattr(owner, "__dict__") else None
         if inside is None:
@@ -131,22 +132,18 @@ def _no_brackets(owner: object, name: object) -> OptionError:
     message = f"{kind} has nothing in brackets: [{show_value(name)}]."
     names = [each for each in dir(owner) if not each.startswith("_")]
     fix = f"its attributes are {', '.join(names)}"
+    if type(name) is int and name == 0:
+        # Python asks for [0] where it looks for an item, or loops over what has
+        # brackets and no __iter__.  Without these it would say "not iterable".
+        message = f"{kind} is no collection: it has no [0], and is not looped over."
+        whole = [each for each in ("settings", "to_json") if each in names]
+        if whole:
+            fix = f"{usual_variable(type(owner))}.{whole[0]}()"
     if isinstance(name, str):
         near = name if name in names else nearest_name(name, names)
-        variable = _usual_variable(type(owner))
+        variable = usual_variable(type(owner))
         fix = f"{variable}.{near}" if near is not None else fix
     return OptionError(message, why="it is read by attributes", fix=fix)
-
-
-def _usual_variable(kind: type) -> str:
-    """Name the variable that holds one: the last word of the class's name.
-
-    >>> class BatchPlan: ...
-    >>> _usual_variable(BatchPlan)
-    'plan'
-    """
-    words: list[str] = re.findall(r"[A-Z]?[^A-Z]+|[A-Z]+", kind.__name__)
-    return words[-1].lower()
 
 
 def _hint_for(kind: type, name: str) -> Hint | None:

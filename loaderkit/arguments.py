@@ -124,6 +124,8 @@ def _name_of_call(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
     if not args:
         return name if name != "__init__" else owner.rpartition(".")[2]
     kind = args[0] if isinstance(args[0], type) else type(args[0])
+    if name == "__call__":
+        return f"{kind.__name__}()"
     return kind.__name__ if name == "__init__" else f"{kind.__name__}.{name}"
 
 

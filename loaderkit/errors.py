@@ -19,6 +19,8 @@ LoaderkitError
 +-- MissingMethodError     a dataset has no keys() or load(); a NotImplementedError
 +-- NoSuchRowError         a dataset has no such row; also an IndexError
 +-- NotWrittenError        a file that you named cannot be written; also an OSError
++-- NotChangeableError     an object, or an item of it, that stays as it is; also an
+                           AttributeError and a TypeError
 
 LeakWarning                what LeakDetector(on_leak="warn") warns with
 """
@@ -26,6 +28,7 @@ LeakWarning                what LeakDetector(on_leak="warn") warns with
 from __future__ import annotations
 
 import functools
+from dataclasses import FrozenInstanceError
 from typing import Any
 
 
@@ -77,6 +80,14 @@ class DatasetError(LoaderkitError, ValueError):
 
 class NoSuchAttributeError(LoaderkitError, AttributeError):
     """What was asked for is no attribute; the message says what to use."""
+
+
+class NotChangeableError(LoaderkitError, FrozenInstanceError, TypeError):
+    """An object, or an item of it, stays as it is.
+
+    Python raises an ``AttributeError`` for an attribute that cannot be set, dataclasses
+    a ``FrozenInstanceError``, which is one, and ``TypeError`` is that of items.
+    """
 
 
 class LoaderError(LoaderkitError, RuntimeError):

@@ -492,3 +492,35 @@ DOOR: Mapping[str, Hint] = {
     ),
 }
 """Names at the front door, ``loaderkit.NAME``."""
+
+NUMBERS: Mapping[str, str] = {
+    "StepEstimate": "estimate.peak",
+    "BatchPlan": "plan.configurations[0].budget.batch_size",
+    "LeakReport": "report.bytes_per_epoch",
+    "CacheSummary": "summary.bytes",
+    "GraphSizes": "sizes.bytes",
+    "SampleSizes": "sizes.bytes",
+    "BaseDataset": "len(dataset)",
+    "PlannedLoader": "len(loader)",
+}
+"""The number of an object that is probably computed or compared with, by class."""
+
+_BY_ROWS = "samples are chosen by their rows, and joined by what reads them"
+_ONE_AFTER_THE_OTHER = "batches are made one after the other"
+
+OPERATORS: Mapping[str, Mapping[str, Hint]] = {
+    "BaseDataset": {
+        "*": Hint("torch.utils.data.ConcatDataset([dataset] * 2)", _BY_ROWS),
+        **_hints(
+            "+ |", Hint("torch.utils.data.ConcatDataset([dataset, other])", _BY_ROWS)
+        ),
+        **_hints("- & ^ ~", Hint("dataset.filter(function)", _BY_ROWS)),
+        **_hints("/ // %", Hint("dataset.train_test_split(0.1)", _BY_ROWS)),
+        "@": Hint("dataset.map(function, cache=path)", _BY_ROWS),
+    },
+    "PlannedLoader": {
+        "*": Hint("for epoch in range(2): ...", _ONE_AFTER_THE_OTHER),
+        **_hints("+ |", Hint("itertools.chain(loader, other)", _ONE_AFTER_THE_OTHER)),
+    },
+}
+"""What is written in place of an operator, by class, by operator."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, SupportsIndex, overload
 
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Dataset
 from typing_extensions import Self, TypeVar
 
 from loaderkit.answers import answer_wrong_calls
@@ -44,9 +44,16 @@ from loaderkit.datasets.rows import is_one, many_rows, one_row
 from loaderkit.datasets.sample_reading import is_ours
 from loaderkit.datasets.selecting import RowSelection
 from loaderkit.datasets.sizes import sample_sizes, size_counter
-from loaderkit.datasets.taken_names import is_own, name_is_taken, private_names_of
-from loaderkit.errors import NoSuchAttributeError, OptionError
+from loaderkit.datasets.taken_names import (
+    is_a_method,
+    is_own,
+    is_own_method,
+    name_is_taken,
+    private_names_of,
+)
+from loaderkit.errors import NoSuchAttributeError, NotChangeableError, OptionError
 from loaderkit.notebook import card
+from loaderkit.operations import answer_operations, refuse_operator
 from loaderkit.units import count_of
 
 if TYPE_CHECKING:
@@ -81,6 +88,7 @@ class _NoSuchConstructor:
         raise no_such_attribute(kind.__name__, self._name, ())
 
 
+@answer_operations
 @answer_wrong_calls
 class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
     """What ``SafeDataset`` and ``SafeGraphDataset`` have in common; not for users.
@@ -184,6 +192,12 @@ class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._taken_names:
             raise name_is_taken(type(self).__qualname__, name)
+        if is_own_method(type(self), name) and not callable(value):
+            raise is_a_method(type(self).__qualname__, name, show_value(value))
+        is_new = "_loaderkit" in vars(self) and name not in vars(self)
+        if is_new and self._shows_fields and name in self._fields_if_open():
+            # It would hide the field here, and the samples would have it as before.
+            raise self._stays_as_packed(f"{name} = ...")
         if name == "transform" and value is not None:
             check_callable("transform", value, "lambda sample: sample", "sample")
         super().__setattr__(name, value)
@@ -234,13 +248,24 @@ class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
     def __exit__(self, *_: object) -> None:
         """Never called: Python asks whether there is one before it enters."""
 
-    def _stays_as_packed(self, wish: str) -> OptionError:
+    def __add__(self, other: Any) -> ConcatDataset[Any]:
+        """Read another dataset behind this one, as torch's datasets are."""
+        if not _has_rows(other):
+            raise refuse_operator(self, "+", right=other)
+        return ConcatDataset([self, other])
+
+    def __radd__(self, other: Any) -> ConcatDataset[Any]:
+        if not _has_rows(other):
+            raise refuse_operator(self, "+", left=other)
+        return ConcatDataset([other, self])
+
+    def _stays_as_packed(self, wish: str) -> NotChangeableError:
         message = f"{type(self).__name__} cannot be changed: {wish}."
         why = "a cache is packed once, and every sample that is read is a copy"
         fix = (
             "dataset.map(function, cache=path), dataset[rows], or extend(dataset, more)"
         )
-        return OptionError(message, why=why, fix=fix)
+        return NotChangeableError(message, why=why, fix=fix)
 
     def __iter__(self) -> Iterator[T]:
         return (self[row] for row in range(len(self)))
@@ -395,3 +420,8 @@ def _refuse_cache_as_raw(class_name: str, raw: Path) -> None:
     message = f"{class_name} was given {str(raw)!r} as its raw data, and no cache."
     why = "the first argument is the folder that load() reads from"
     raise OptionError(message, why=why, fix=f"{class_name}(cache={str(raw)!r})")
+
+
+def _has_rows(other: object) -> bool:
+    """Tell whether torch's ``ConcatDataset`` can read something."""
+    return hasattr(other, "__len__") and hasattr(other, "__getitem__")

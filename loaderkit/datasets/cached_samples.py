@@ -80,6 +80,11 @@ class CachedSamples(Generic[T]):
         Raises:
             NotImplementedError: The subclass does not say.
         """
+        if self.cache is not None and type(self).load is CachedSamples.load:
+            message = f"{type(self).__name__} has no keys: its samples have numbers."
+            why = "its cache was packed before, and is read by rows"
+            fix = "range(len(dataset)); or dataset.key(row), as what it was packed"
+            raise MissingMethodError(message, why=why, fix=fix)
         message = f"{type(self).__name__} must say which samples there are."
         why = "it has no keys(), and no cache"
         fix = "def keys(self): return range(100)"

@@ -137,6 +137,12 @@ def _refuses_arithmetic(cls: type[T]) -> type[T]:
             raise OptionError(refusal.what, why=refusal.why, fix=f"{name}.{index}")
         raise refusal
 
+    def contains(self: Any, item: object) -> bool:
+        if isinstance(item, int | float | complex | torch.Tensor | np.ndarray):
+            raise refuse(self, f"{_shown_operand(item)} in {{}}")
+        return tuple.__contains__(self, item)
+
+    setattr(cls, "__contains__", contains)  # noqa: B010
     setattr(cls, "__getitem__", get_item)  # noqa: B010
     for method, symbol in _OPERATORS.items():
         refuse_operator(method, symbol)
@@ -211,7 +217,8 @@ def _shown_operand(operand: object) -> str:
         return repr(operand)
     if isinstance(operand, torch.Tensor | np.ndarray):
         return "tensor"
-    return f"{type(operand).__name__.lower()}.values"
+    name = type(operand).__name__.lower()
+    return f"{name}.values" if isinstance(operand, Padded | Packed) else name
 
 
 @answer_wrong_names("values")

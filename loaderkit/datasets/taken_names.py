@@ -6,7 +6,9 @@ is called as a private method of ours would replace it, without a word.
 
 from __future__ import annotations
 
-from loaderkit.errors import DatasetError
+from types import FunctionType
+
+from loaderkit.errors import DatasetError, NotChangeableError
 
 _PROTOCOLS = frozenset({"_repr_html_"})
 """Private names that are not ours alone: notebooks ask for this one."""
@@ -34,3 +36,23 @@ def name_is_taken(where: str, name: str) -> DatasetError:
     """Make the error for a name that is taken, and say which class has it too."""
     message = f"{where} has {name!r} of its own, which SafeDataset reads samples with."
     return DatasetError(message, why="one would replace the other", fix="another name")
+
+
+def is_own_method(dataset_type: type, name: str) -> bool:
+    """Tell whether a public name is a method of ours, which the user's class has not.
+
+    >>> from loaderkit import SafeDataset
+    >>> is_own_method(SafeDataset, "keys"), is_own_method(SafeDataset, "transform")
+    (True, False)
+    """
+    if name.startswith("_"):
+        return False
+    owner = next((base for base in dataset_type.__mro__ if name in vars(base)), object)
+    return is_own(owner) and isinstance(vars(owner)[name], FunctionType)
+
+
+def is_a_method(where: str, name: str, shown: str) -> NotChangeableError:
+    """Make the error for a value under the name of a method."""
+    message = f"{where}.{name} is a method, and cannot be {shown}."
+    fix = f"another name; or, in the class, def {name}(self, ...): return ..."
+    return NotChangeableError(message, why="the dataset calls it", fix=fix)

@@ -25,7 +25,8 @@ from loaderkit.leaks.trace import allocation_sites
 from loaderkit.leaks.verdict import judge_counters
 from loaderkit.leaks.watch import EpochRecorder
 from loaderkit.memory.reading import present_device_of
-from loaderkit.units import size_in_bytes
+from loaderkit.operations import refuse_new_attributes
+from loaderkit.units import count_of, size_in_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -46,6 +47,7 @@ _CHECK_GROWTH = 1.2
 
 
 @answer_wrong_names()
+@refuse_new_attributes
 class LeakDetector:
     """Tells whether memory grows from epoch to epoch, and who holds it.
 
@@ -103,6 +105,12 @@ class LeakDetector:
         """A leak is told once, however long the run goes on."""
         self._next_check = JUDGED_AFTER
         self._report: LeakReport | None = None
+
+    def __repr__(self) -> str:
+        watched = "not started"
+        if self._watch is not None:
+            watched = count_of(self._watch.epoch, "epochs")
+        return f"LeakDetector(device {self.device}, {watched})"
 
     def epochs(self, iterable: Iterable[T]) -> Iterator[T]:
         """Loop over epochs and watch them.
@@ -249,7 +257,18 @@ class LeakDetector:
             self.finish()
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
-        """Watch a function whose every call is an epoch."""
+        """Watch a function whose every call is an epoch.
+
+        Args:
+            function: Trains one epoch.
+
+        Returns:
+            It, watched.
+
+        Raises:
+            OptionError: It cannot be called.
+        """
+        check_callable("function", function, "train_one_epoch")
 
         @functools.wraps(function)
         def watched(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -15,6 +15,7 @@ from loaderkit.answers import answer_wrong_names
 from loaderkit.errors import LoaderError
 from loaderkit.loader.forecast import FORKED_BYTES, SPAWNED_BYTES, pinned_bytes
 from loaderkit.loader.options import START_METHOD_VARIABLE, parse_variable
+from loaderkit.operations import ARITHMETIC, SIGNS
 from loaderkit.units import count_of, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -127,8 +128,15 @@ class Decision(Generic[T_co]):
     def __ge__(self, other: Any) -> bool:
         return bool(self.value >= _value_of(other))
 
+    def __contains__(self, item: Any) -> bool:
+        """``"fork" in plan.start_method`` looks into the value."""
+        return item in self.value  # type: ignore[operator]
+
     def __index__(self) -> int:
         return operator.index(self.value)  # type: ignore[arg-type]
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(self.value, digits)  # type: ignore[call-overload]
 
     def __float__(self) -> float:
         return float(self.value)  # type: ignore[arg-type]
@@ -142,7 +150,7 @@ class Decision(Generic[T_co]):
 
 def _compute_with_value(method: str) -> None:
     """Have decisions add, multiply ... as their values do."""
-    operate = getattr(operator, method)
+    operate = getattr(operator, f"__{method}__")
 
     def of_value(self: Decision[Any], other: Any) -> Any:
         return operate(self.value, _value_of(other))
@@ -154,8 +162,20 @@ def _compute_with_value(method: str) -> None:
     setattr(Decision, f"__r{method}__", reflected)
 
 
-for _method in ("add", "sub", "mul", "truediv", "floordiv", "mod"):
+def _change_sign_of_value(method: str) -> None:
+    """Have ``-decision`` and its like be those of the value."""
+    operate = getattr(operator, method)
+
+    def of_value(self: Decision[Any]) -> Any:
+        return operate(self.value)
+
+    setattr(Decision, f"__{method}__", of_value)
+
+
+for _method in (*ARITHMETIC,):
     _compute_with_value(_method)
+for _method in (*SIGNS, "abs"):
+    _change_sign_of_value(_method)
 
 
 def _value_of(compared: Any) -> Any:

@@ -27,6 +27,7 @@ from loaderkit.loader.resumable import EpochBatches
 from loaderkit.loader.sampler_epochs import set_sampler_epoch
 from loaderkit.loader.worker_deaths import death_at_start
 from loaderkit.memory.host import read_host
+from loaderkit.operations import answer_operations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from loaderkit.loader.user_batches import UserBatches
 
 
+@answer_operations
 @answer_wrong_calls
 class PlannedLoader(DataLoader[Any]):
     """A DataLoader with a plan, an epoch, and a state that can be saved.

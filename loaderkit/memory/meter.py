@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from loaderkit.answers import answer_wrong_names
 from loaderkit.errors import OptionError
@@ -15,6 +15,7 @@ from loaderkit.memory.reading import MemorySample, present_device_of, quick_samp
 from loaderkit.memory.timeline_page import named_marks_sections, timeline_sections
 from loaderkit.named_files import write_named_file
 from loaderkit.notebook import HasCard, repr_in_a_line
+from loaderkit.operations import refuse_new_attributes
 from loaderkit.pages.document import HasPage, Page
 from loaderkit.units import count_of, format_bytes, format_seconds
 
@@ -145,6 +146,7 @@ class Timeline(HasPage):
 
 
 @answer_wrong_names("timeline")
+@refuse_new_attributes
 class MemoryMeter:
     """Reads memory at marks, around stages, and from a thread.
 
@@ -190,6 +192,11 @@ class MemoryMeter:
     def __repr__(self) -> str:
         readings = count_of(len(self._marks), "readings")
         return f"MemoryMeter(device {self.device}, {readings})"
+
+    def __reduce__(self) -> NoReturn:
+        message = "A MemoryMeter cannot be pickled, nor copied with all it has."
+        why = "it reads in a thread of this process"
+        raise OptionError(message, why=why, fix="meter.timeline, which can be")
 
     @property
     def timeline(self) -> Timeline:

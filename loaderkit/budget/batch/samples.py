@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -265,9 +266,8 @@ def read_samples(
         ValueError: The dataset is empty or has no length.
     """
     count = _count_checked(dataset)
-
-    def join_rows(rows: list[int]) -> Any:
-        return _join_rows(dataset, rows, collate)
+    # A function of its own could not be pickled, and a plan holds it.
+    join_rows = functools.partial(_join_rows, dataset, collate=collate)
 
     first = dataset[0]
     if is_pyg_data(first):

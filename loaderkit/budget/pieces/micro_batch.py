@@ -41,6 +41,7 @@ from loaderkit.errors import BudgetError, OptionError
 from loaderkit.memory.release import release
 from loaderkit.mistaken import mistaken_for_model
 from loaderkit.notebook import HasCard
+from loaderkit.operations import refuse_new_attributes
 from loaderkit.units import count_of
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class StepResult(HasCard):
 
 
 @answer_wrong_names()
+@refuse_new_attributes
 @dataclass
 class MicroBatcher:
     """Trains in pieces; a piece that does not fit is halved and tried again.
