@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from typing_extensions import ParamSpec
@@ -602,17 +603,41 @@ def check_order(
         raise OptionError(message, why="the two were exchanged", fix=fix)
 
 
-def _refuse_home(path: object) -> None:
+def refuse_home(path: object) -> None:
     """Refuse "~/...", which a shell reads as the home folder, and Python does not.
+
+    Args:
+        path: What was given as a path.
 
     Raises:
         OptionError: It begins so; a folder of the name "~" would be made.
     """
-    if isinstance(path, str) and path.startswith(("~/", "~\\")):
+    if isinstance(path, str) and re.match(r"~[\w.-]*([/\\]|$)", path):
         message = f"A path begins with the home folder: {path!r}."
         why = "only a shell reads ~ so; Python would make a folder of that name"
         fix = f"os.path.expanduser({path!r})"
         raise OptionError(message, why=why, fix=fix)
+
+
+def check_path(name: str, value: object, example: str) -> Path:
+    """Take the path of a file or a folder.
+
+    Args:
+        name: The option.
+        value: What was given.
+        example: What could be given.
+
+    Returns:
+        The path.
+
+    Raises:
+        OptionError: It is no path, an empty one, or one that only a shell can read.
+    """
+    # "" is the current folder to Python, and mostly a variable that was not set.
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise refuse_value(name, value, "a path", example)
+    refuse_home(os.fspath(value))
+    return Path(value)
 
 
 def check_cache_path(path: object) -> None:
@@ -625,7 +650,7 @@ def check_cache_path(path: object) -> None:
         OptionError: It is no path: several, a dataset, samples ...
     """
     if isinstance(path, str | os.PathLike):
-        _refuse_home(os.fspath(path))
+        refuse_home(os.fspath(path))
         return
     message = f"A cache is named by a path or a URL, got {show_value(path)}."
     why = f"it is {kind_of(path)}"

@@ -349,6 +349,19 @@ _SIZES: Mapping[str, Hint] = {
     **_hints("max largest", Hint("sizes.bytes.max()")),
 }
 
+_LENGTHS = (
+    "length lengths len seq_len seq_lens seqlen seq_length sequence_length "
+    "sequence_lengths rows frames steps words"
+)
+
+SIZE_NAMES: Mapping[str, frozenset[str]] = {
+    "tokens": frozenset(_LENGTHS.split()),
+    "nodes": frozenset({"atoms", "num_atoms", "vertices", "residues"}),
+    "edges": frozenset({"bonds", "num_bonds", "links"}),
+    "bytes": frozenset({"nbytes", "memory", "size", "size_in_bytes"}),
+}
+"""What other libraries and fields call the sizes of samples, by our name."""
+
 ATTRIBUTES: Mapping[str, Mapping[str, Hint]] = {
     "HasPage": _RESULT,
     "StepEstimate": {
@@ -418,7 +431,7 @@ ATTRIBUTES: Mapping[str, Mapping[str, Hint]] = {
     },
     "SampleSizes": {
         **_SIZES,
-        **_hints("length lengths seq_lens rows frames steps", Hint("sizes.tokens")),
+        **_hints(_LENGTHS, Hint("sizes.tokens")),
         **_hints("nodes num_nodes edges num_edges", Hint("sizes.tokens", _OF_GRAPHS)),
     },
     "CacheSummary": {

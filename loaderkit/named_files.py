@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from loaderkit.arguments import kind_of, show_value
+from loaderkit.arguments import check_path, kind_of, show_value
 from loaderkit.errors import NotWrittenError, OptionError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def write_named_file(path: str | os.PathLike[str], text: str) -> Path:
@@ -27,7 +30,7 @@ def write_named_file(path: str | os.PathLike[str], text: str) -> Path:
     if not isinstance(given, str | os.PathLike):
         message = f"A file is named by a path, got {show_value(given)}."
         raise OptionError(message, why=f"it is {kind_of(given)}", fix="'report.html'")
-    file = Path(path)
+    file = check_path("path", given, "report.html")
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -35,12 +35,13 @@ from loaderkit.budget.batch.plan import PlanOptions
 from loaderkit.datasets.absent import CONSTRUCTORS
 from loaderkit.errors import (
     DatasetError,
+    LoaderError,
     LoaderkitError,
     NoSuchAttributeError,
     OptionError,
 )
 from loaderkit.front_door import defining_module
-from loaderkit.habits import CALL_HINTS, DEVICES, DOOR, KEYWORDS, LOADER
+from loaderkit.habits import CALL_HINTS, DEVICES, DOOR, KEYWORDS, LOADER, SIZE_NAMES
 from loaderkit.loader.options import LoaderOptions
 
 MODEL = torch.nn.Linear(1, 1)
@@ -534,3 +535,31 @@ def test_what_pythons_own_objects_do_and_ours_do_not_is_answered(tmp_path, use, 
     assert words in str(caught.value)
     assert caught.value.why
     assert caught.value.fix
+
+
+SIZES_ELSEWHERE = [(size, name) for size in SIZE_NAMES for name in SIZE_NAMES[size]]
+
+
+@pytest.mark.parametrize(("size", "name"), sorted(SIZES_ELSEWHERE))
+def test_a_size_of_another_name_is_answered_with_ours(size, name):
+    class Sized:
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, row):
+            return torch.ones(1)
+
+        def sizes(self):
+            return {known: np.ones(2, np.int64) for known in SIZE_NAMES}
+
+    with pytest.raises(LoaderError) as raised:
+        build_loader(Sized(), max_tokens=8, bucket_by=name, shuffle=True, probe=False)
+    assert raised.value.fix == f"did you mean {size!r}?"
+
+
+def test_the_length_of_samples_is_their_tokens(tmp_path):
+    rows = [{"text": torch.ones(2 + row)} for row in range(4)]
+    dataset = pack(rows, tmp_path / "c.lk", workers=0)
+
+    with pytest.raises(LoaderError, match="did you mean 'tokens'"):
+        build_loader(dataset, batch_size=2, bucket_by="length", shuffle=True)

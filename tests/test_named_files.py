@@ -1,10 +1,12 @@
 """A file that the caller named is written, or the error says what would make it so."""
 
+import os
 import pathlib
 import pickle
 
 import pytest
 
+import loaderkit
 from loaderkit.errors import NotWrittenError, OptionError
 from loaderkit.named_files import write_named_file
 
@@ -77,3 +79,47 @@ def test_results_write_their_files_so(file):
     text = (pathlib.Path(__file__).parents[1] / "loaderkit" / file).read_text()
 
     assert ".write_text(" not in text
+
+
+HOMES = ["~/data/rows", "~", "~root/rows", pathlib.Path("~") / "rows"]
+TAKING_PATHS = {
+    "mirror": lambda path: loaderkit.open_cache("s3://bucket/rows", mirror=path),
+    "raw": lambda path: loaderkit.SafeDataset(path),
+    "cache": lambda path: loaderkit.SafeDataset(cache=path),
+    "open_cache": loaderkit.open_cache,
+    "pack": lambda path: loaderkit.pack([1], path),
+    "pack to": lambda path: loaderkit.pack(loaderkit.PtFolder(path), "rows.lk"),
+    "concat": lambda path: loaderkit.concat(["a.lk"], path),
+    "extend": lambda path: loaderkit.extend(path, [1]),
+    "push": lambda path: loaderkit.push(path, "memory://rows"),
+    "pull": lambda path: loaderkit.pull("memory://rows", path),
+    "verify": loaderkit.verify,
+    "inspect_cache": loaderkit.inspect_cache,
+    "PtFolder": loaderkit.PtFolder,
+    "to_html": lambda path: write_named_file(path, "text"),
+}
+
+
+@pytest.mark.parametrize("call", TAKING_PATHS)
+@pytest.mark.parametrize("path", HOMES, ids=str)
+def test_a_path_that_only_a_shell_reads_is_answered(call, path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(OptionError, match="begins with the home folder") as raised:
+        TAKING_PATHS[call](path)
+
+    expanded = eval(raised.value.fix, {"os": os})
+    assert expanded == str(pathlib.Path(path).expanduser())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("given", ["", 3, ["a"], "s3://bucket/mirror"], ids=repr)
+def test_a_mirror_is_a_folder_of_this_machine(given, tmp_path):
+    with pytest.raises(OptionError, match="mirror must be") as raised:
+        loaderkit.open_cache("s3://bucket/rows", mirror=given)
+    assert raised.value.fix == "mirror='/local/disk/mirror'"
+
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OptionError, match="names a file") as raised:
+        loaderkit.open_cache("s3://bucket/rows", mirror=tmp_path / "file")
+    assert raised.value.fix == f"mirror={str(tmp_path)!r}"

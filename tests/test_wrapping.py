@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from drawn_pages import Draw, drawn_report
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -77,6 +78,37 @@ RESULTS = {
     "batch": batch_plan,
     "diagnosis": lambda _: diagnose_oom(MESSAGE),
 }
+
+
+def parts_in_one_line(report):
+    holders = [growth.holder for growth in report.growths if growth.holder is not None]
+    lines = [line for site in report.sites for line in site.lines]
+    for holder in holders:
+        lines += [f"`{holder.path}`", holder.line, holder.where]
+    return sorted(set(filter(None, lines)))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_leak_report_is_wrapped_and_its_paths_stay_whole(seed):
+    report = drawn_report(Draw.of(seed))
+    lines = str(report).splitlines()
+    in_one_line = parts_in_one_line(report)
+
+    joined = " ".join(str(report).split())
+    for part in in_one_line:
+        assert joined.count(part) == sum(line.count(part) for line in lines)
+    for wide in [line for line in lines if len(line) > WIDTH]:
+        for part in sorted(in_one_line, key=len, reverse=True):
+            wide = wide.replace(part, "*")
+        assert len(wide.split()) == 1
+
+
+def test_a_path_with_spaces_is_not_broken():
+    path = "/home/a person/my data/train.py:12 in one epoch"
+    text = f"1. list grows {'word ' * 12}, in {path}: drop it"
+
+    assert path in wrap_lines(text, unbroken=[path])
+    assert path not in wrap_lines(text)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.arguments import check_cache_path, refuse_value
+from loaderkit.arguments import check_cache_path, check_path, refuse_value
 from loaderkit.cache.folder_storage import FolderStorage
 from loaderkit.cache.object_store import ObjectStore
 from loaderkit.cache.storage import Patience, is_url, without_password
@@ -155,7 +155,7 @@ def locate_cache(
         return RemoteCache(
             path,
             storage_options=dict(storage_options or {}),
-            mirror=None if mirror is None else Path(mirror).absolute(),
+            mirror=_mirror_from_option(mirror),
             mirror_bytes=_mirror_bytes_from_option(mirror_bytes),
         )
     options_of_urls = {
@@ -207,6 +207,25 @@ def open_storage(
     scheme = url.split("://", 1)[0].lower()
     open_url = STORAGES.get(scheme, ObjectStore)
     return open_url(url, storage_options, patience)
+
+
+def _mirror_from_option(value: object) -> Path | None:
+    """Read the option ``mirror``.
+
+    Raises:
+        OptionError: It is no folder on this machine.
+    """
+    if value is None:
+        return None
+    name, example = "mirror", "/local/disk/mirror"
+    if is_url(value):
+        raise refuse_value(name, value, "a folder on this machine", example)
+    folder = check_path(name, value, example).absolute()
+    if folder.exists() and not folder.is_dir():
+        message = f"mirror names a file, and no folder: {str(folder)!r}."
+        why = "each cache's shards are kept in a folder of it"
+        raise OptionError(message, why=why, fix=f"mirror={str(folder.parent)!r}")
+    return folder
 
 
 def _mirror_bytes_from_option(value: object) -> int | None:

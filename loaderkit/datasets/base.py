@@ -16,6 +16,7 @@ from loaderkit.answers import answer_wrong_calls
 from loaderkit.arguments import (
     check_callable,
     check_choice,
+    check_path,
     kind_of,
     refuse_value,
     show_value,
@@ -396,7 +397,10 @@ def _not_made(class_name: str) -> NoSuchAttributeError:
 
 def _check_raw(class_name: str, raw: object) -> None:
     """Refuse samples where the folder of raw data is named."""
-    if raw is None or isinstance(raw, str | os.PathLike):
+    if raw is None:
+        return
+    if isinstance(raw, str | os.PathLike):
+        check_path("raw", raw, "raw/molecules")
         return
     message = f"{class_name} takes a path first, got {show_value(raw)}."
     why = f"it is {kind_of(raw)}; keys() and load(key) make samples of what is there"

@@ -101,9 +101,9 @@ def concat(
         message = "There are no caches to concatenate."
         fix = 'concat(["day1.lk", "day2.lk"], "both.lk")'
         raise DatasetError(message, why="the list is empty", fix=fix)
+    target = _local_folder(path)
     stores = [_open_whole_cache(cache) for cache in originals]
 
-    target = _local_folder(path)
     if not overwrite and exists(target / MANIFEST):
         message = f"There is a cache at {target} already."
         fix = "concat(..., overwrite=True) to replace it, or extend() to add to it"

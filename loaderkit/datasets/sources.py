@@ -24,6 +24,7 @@ from torch.utils.data import IterableDataset
 from loaderkit.answers import answer_wrong_calls
 from loaderkit.arguments import (
     check_integer,
+    check_path,
     refusal_of_call,
     show_value,
     with_article,
@@ -428,7 +429,7 @@ class PtFolder:
         pattern: str = "*.pt",
         weights_only: bool = True,
     ) -> None:
-        self.path = Path(path)
+        self.path = check_path("path", path, "samples/train")
         self.pattern = pattern
         self.weights_only = weights_only
         self._check_is_folder()

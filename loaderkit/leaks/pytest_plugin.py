@@ -13,7 +13,7 @@ import json
 import re
 import unittest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
@@ -77,11 +77,10 @@ def leak_detector(request: pytest.FixtureRequest) -> Iterator[LeakDetector]:
     failed_before = request.session.testsfailed
     yield detector
     if not detector.has_started and request.session.testsfailed == failed_before:
-        pytest.fail(
-            "leak_detector has counted no epoch, so nothing was looked at.\n"
-            "  why: it takes its readings where epochs begin and end\n"
-            "  fix: for epoch in leak_detector.epochs(range(12)): ...",
-            pytrace=False,
+        _fail(
+            "leak_detector has counted no epoch, so nothing was looked at.",
+            why="it takes its readings where epochs begin and end",
+            fix="for epoch in leak_detector.epochs(range(12)): ...",
         )
 
 
@@ -133,9 +132,11 @@ def pytest_runtest_call(item: pytest.Item) -> None:
 
 def _refuse_async(function: Any) -> None:
     if inspect.iscoroutinefunction(function):
-        pytest.fail(
-            f"{MARK} cannot repeat an async test; call asyncio.run() in a plain one",
-            pytrace=False,
+        name = function.__name__
+        _fail(
+            f"{MARK} cannot repeat an async test.",
+            why="each call of it makes a coroutine, which nobody awaits here",
+            fix=f"def {name}(): asyncio.run({name}_once())",
         )
 
 
@@ -197,30 +198,48 @@ def _read_settings(item: pytest.Item) -> tuple[int, dict[str, Any]]:
         if mark.args or unknown:
             wrong = ", ".join(sorted(unknown)) or "a positional argument"
             names = ", ".join(sorted(_OPTIONS))
-            message = f"{MARK} got {wrong}; it takes {names}, by name"
             near = [difflib.get_close_matches(name, _OPTIONS, 1) for name in unknown]
             meant = sorted(name for matches in near for name in matches)
+            fix = f"@pytest.mark.{MARK}(epochs=12), or without brackets"
             if meant:
-                message += f"; did you mean {', '.join(meant)}?"
-            pytest.fail(message, pytrace=False)
+                fix = f"did you mean {', '.join(meant)}?"
+            elif mark.args:
+                fix = f"@pytest.mark.{MARK}(epochs={mark.args[0]!r})"
+            why = f"it takes {names}, by name"
+            _fail(f"{MARK} got {wrong}.", why=why, fix=fix)
         settings |= mark.kwargs
-    epochs = _read_epochs(settings.pop("epochs", _DEFAULT_EPOCHS))
+    epochs = _read_epochs(settings.pop("epochs", _DEFAULT_EPOCHS), mark)
     if epochs < _FEWEST_EPOCHS:
-        pytest.fail(
-            f"{MARK} needs at least {count_of(_FEWEST_EPOCHS, 'epochs')}, got "
-            f"{epochs}: the first "
-            "are warm-up, and growth must go on",
-            pytrace=False,
+        least = count_of(_FEWEST_EPOCHS, "epochs")
+        _fail(
+            f"{MARK} needs at least {least}, got {epochs}.",
+            why="the first are warm-up, and growth must go on behind them",
+            fix=f"{_where_set(mark, 'epochs')}={_DEFAULT_EPOCHS}",
         )
     return epochs, settings
 
 
-def _read_epochs(value: Any) -> int:
+def _where_set(mark: pytest.Mark | None, name: str) -> str:
+    """Name a setting as it was given: in the marker, or in the ini file."""
+    return name if mark is not None and name in mark.kwargs else f"leak_{name}"
+
+
+def _fail(what: str, *, why: str, fix: str) -> NoReturn:
+    """Fail a test for how it is marked; no line of its code is at fault."""
+    pytest.fail(f"{what}\n  why: {why}\n  fix: {fix}", pytrace=False)
+
+
+def _read_epochs(value: Any, mark: pytest.Mark | None) -> int:
     try:
         return int(value)
     except (TypeError, ValueError):
-        message = f"{MARK} needs a whole number of epochs, got {value!r}"
-        pytest.fail(f"{message}, in the marker or as leak_epochs", pytrace=False)
+        pass
+    # Outside of the handler: its traceback would be in the report.
+    _fail(
+        f"{MARK} needs a whole number of epochs, got {value!r}.",
+        why="the test is called so many times",
+        fix=f"{_where_set(mark, 'epochs')}={_DEFAULT_EPOCHS}",
+    )
 
 
 def _make_detector(settings: dict[str, Any], on_leak: Any) -> LeakDetector:
@@ -234,8 +253,8 @@ def _make_detector(settings: dict[str, Any], on_leak: Any) -> LeakDetector:
         problem = str(error)
     # The test is not at fault: what is wrong is a setting, not a line of code.  Failing
     # outside of the handler keeps the error's own traceback out of the report.
-    arguments = ", ".join(f"{name}={value!r}" for name, value in settings.items())
-    pytest.fail(f"{MARK} was given {arguments}: {problem}", pytrace=False)
+    # What was given wrong is in the message, which has its why and its fix.
+    pytest.fail(f"{MARK} has a setting that cannot be. {problem}", pytrace=False)
 
 
 def _keep_verdict(item: pytest.Item, report: LeakReport) -> None:
@@ -256,7 +275,8 @@ def _write_report(item: pytest.Item, report: LeakReport) -> str:
     folder = item.config.rootpath / "leak-reports"
     chosen_folder = item.config.getoption("--leak-report-dir")
     if chosen_folder:
-        folder = Path(chosen_folder)
+        # As pytest does for --junitxml: shells leave a ~ behind a = as it is.
+        folder = Path(chosen_folder).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     name = re.sub(r"[^\w.-]+", "_", item.nodeid).strip("_")
     file = folder / f"{name}.{form}"

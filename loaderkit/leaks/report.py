@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.answers import answer_wrong_names
@@ -22,10 +23,11 @@ from loaderkit.notebook import Mood, card, repr_in_a_line
 from loaderkit.pages.charts import Limit
 from loaderkit.pages.document import HasPage, Page
 from loaderkit.units import count_of, format_amount, format_bytes, format_seconds
+from loaderkit.wrapping import wrap_lines
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from loaderkit.leaks.counter_trend import CounterTrend
@@ -129,7 +131,12 @@ class LeakReport(HasPage):
         for number, text in enumerate(self.growth_texts, 1):
             lines.append(f"{number}. {text}")
         lines += [f"allocated: {site}" for site in self.sites]
-        return "\n".join(lines[:_MOST_LINES])
+        paths = list(self._paths())
+        entries = [wrap_lines(line, unbroken=paths) for line in lines]
+        # What would not end on the screen is left out as a whole.
+        ends = accumulate(entry.count("\n") + 1 for entry in entries)
+        shown = sum(end <= _MOST_LINES for end in ends)
+        return "\n".join(entries[:shown])
 
     def _repr_html_(self) -> str:
         rows = [
@@ -243,6 +250,17 @@ class LeakReport(HasPage):
         """What grew, a sentence each."""
         return [growth.text(self.period) for growth in self.growths]
 
+    def _paths(self) -> Iterator[str]:
+        """Give what stays in one line: paths, files and lines are copied as a whole."""
+        yield f"({self.run})"
+        for growth in self.growths:
+            if growth.holder is not None:
+                yield f"`{growth.holder.path}`"
+                yield growth.holder.line
+                yield growth.holder.where
+        for site in self.sites:
+            yield from site.lines
+
     def _undecided_growth(self) -> str:
         """Say what grew so far, where that decides nothing yet."""
         undecided = [
@@ -269,7 +287,7 @@ class LeakReport(HasPage):
             if counter.name in _SHOWN_IF_STEADY and counter not in rows
         ]
         shown = rows[:_MOST_ROWS]
-        lines = [f"  {'counter':<14}{'first':>12}{'last':>12}{'each':>14}  verdict"]
+        lines = [f"  {'counter':<14}{'first':>11}{'last':>11}{'each':>12}  verdict"]
         lines += [_table_line(counter, self.period) for counter in shown]
         hidden_count = len(self.counters) - len(shown)
         if hidden_count:
@@ -289,7 +307,7 @@ def _table_line(counter: CounterTrend, period: str) -> str:
     last = format_amount(counter.values[-1], counter.unit, short=True)
     rate = format_amount(counter.trend.per_epoch, counter.unit, short=True)
     verdict = verdict_in_words(counter.trend.verdict, period)
-    start = f"  {counter.name:<14}{first:>12}{last:>12}{rate:>14}"
+    start = f"  {counter.name:<14}{first:>11}{last:>11}{rate:>12}"
     return f"{start}  {verdict}: {counter.trend.why}"
 
 

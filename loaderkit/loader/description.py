@@ -7,7 +7,6 @@ begins; all else is in the description.
 
 from __future__ import annotations
 
-import difflib
 import multiprocessing
 import os
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
 
-from loaderkit.arguments import with_article
+from loaderkit.arguments import nearest_name, with_article
 from loaderkit.dataset_protocol import (
     ask_graph_fields,
     ask_sizes,
@@ -27,6 +26,7 @@ from loaderkit.dataset_protocol import (
 )
 from loaderkit.errors import LoaderError, OptionError
 from loaderkit.forking import ForkHazard, find_fork_hazard
+from loaderkit.habits import SIZE_NAMES
 from loaderkit.joining import check_known_keys, known_keys
 from loaderkit.loader.collating import is_gathering, split_transform
 from loaderkit.loader.options import SIZES, START_METHOD_VARIABLE
@@ -369,12 +369,20 @@ def _unknown_sizes(name: str, dataset: object, table: object) -> LoaderError:
         why = f"its sizes() says nothing of {name}: some sample has no such number"
         limits = ["batch_size", *(f"max_{size}" for size in known)]
         buckets = " or ".join(f"bucket_by={size!r}" for size in known)
-        nearest = difflib.get_close_matches(name, known, 1)
         fix = f"limit by {' or '.join(limits)}, and {buckets}"
         fix += ", or give it sizes() -> {name: array}"
-        if nearest:
-            fix = f"did you mean {nearest[0]!r}?"
+        nearest = _nearest_size(name, known)
+        if nearest is not None:
+            fix = f"did you mean {nearest!r}?"
     return LoaderError(message, why=why, fix=fix)
+
+
+def _nearest_size(name: str, known: list[str]) -> str | None:
+    """Find the size that was meant, which other libraries call otherwise."""
+    named = next((size for size, names in SIZE_NAMES.items() if name in names), None)
+    if named in known:
+        return named
+    return nearest_name(name, known)
 
 
 def _names_in(table: object) -> list[str]:

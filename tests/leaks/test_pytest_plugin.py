@@ -84,7 +84,8 @@ def test_planted_leaks_fail_and_their_twins_pass(pytester):
             "*test_own_loop_not_told*",
             "leak_detector has counted no epoch*",
             "leaking: * more each epoch*",
-            "1. list `*.retained` in *.py:6 keeps 1 Tensor * more each epoch*",
+            "1. list `*.retained` in*",
+            "*.py:6 keeps 1 Tensor * more each epoch*",
             "*memory leaks (loaderkit)*",
             "*::test_flat: steady*html]",
             "*::test_planted: leaking*",
@@ -112,13 +113,20 @@ def test_wrong_use_is_told(pytester):
     result.stdout.fnmatch_lines(
         [
             "*needs at least 6 epochs, got 3*",
-            "*leak_free got a positional argument; it takes*by name*",
-            "*leak_free got epoch; it takes*did you mean epochs[?]",
+            "  fix: epochs=8",
+            "*leak_free got a positional argument.",
+            "  why: it takes*by name",
+            "  fix: @pytest.mark.leak_free(epochs=8)",
+            "*leak_free got epoch.",
+            "  fix: did you mean epochs[?]",
             "*cannot repeat an async test*",
+            "  fix: def test_async(): asyncio.run(test_async_once())",
             "*assert 1 == 2*",
             "*more memory is used than the limit allows*",
             "*tolerance must be a size such as '256 MiB', got '64 kittens'*",
             "*needs a whole number of epochs, got 'many'*",
+            "  why: the test is called so many times",
+            "  fix: epochs=8",
         ]
     )
 
