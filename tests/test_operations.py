@@ -302,6 +302,10 @@ def test_a_field_of_graphs_is_not_hidden_by_an_attribute(objects):
     assert len(graphs) == 3
     with pytest.raises(NotChangeableError, match="cannot be changed: x = "):
         graphs.x = torch.zeros(6, 1)
+    # Before the cache is open no name is looked up in it: that would open it.
+    closed = loaderkit.SafeGraphDataset(cache=graphs.cache)
+    closed.y = 3
+    assert vars(closed)["_loaderkit"].opened is None
     graphs.comment = "kept beside"
     assert graphs.comment == "kept beside"
 

@@ -195,8 +195,7 @@ class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
             raise name_is_taken(type(self).__qualname__, name)
         if is_own_method(type(self), name) and not callable(value):
             raise is_a_method(type(self).__qualname__, name, show_value(value))
-        is_new = "_loaderkit" in vars(self) and name not in vars(self)
-        if is_new and self._shows_fields and name in self._fields_if_open():
+        if self._shows_fields and self._hides_field(name):
             # It would hide the field here, and the samples would have it as before.
             raise self._stays_as_packed(f"{name} = ...")
         if name == "transform" and value is not None:
@@ -248,6 +247,16 @@ class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
 
     def __exit__(self, *_: object) -> None:
         """Never called: Python asks whether there is one before it enters."""
+
+    def _hides_field(self, name: str) -> bool:
+        """Tell whether a new attribute has the name of a field.
+
+        A cache is not opened for that: constructors set attributes before its classes
+        are known.
+        """
+        state = vars(self).get("_loaderkit")
+        is_open = state is not None and state.opened is not None
+        return is_open and name not in vars(self) and name in self._fields_if_open()
 
     def __add__(self, other: Any) -> ConcatDataset[Any]:
         """Read another dataset behind this one, as torch's datasets are."""
