@@ -195,6 +195,51 @@ def test_optimizers_of_every_form():
     assert none.parts["optimizer state"] == 0
 
 
+class EverySecond(torch.optim.SGD):
+    """Keeps something of every second parameter, which its shape does not tell."""
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"][::2]:
+                self.state[parameter].setdefault("first", parameter.grad.clone())
+
+
+def momentum_in_one_group(parameters):
+    first, *others = parameters
+    groups = [{"params": [first]}, {"params": others, "momentum": 0.9}]
+    return torch.optim.SGD(groups, lr=0.1)
+
+
+OPTIMIZERS = [
+    value
+    for name, value in sorted(vars(torch.optim).items())
+    if isinstance(value, type)
+    # A base class; one that needs a closure; of sparse gradients; of matrices alone.
+    and name not in {"Optimizer", "LBFGS", "SparseAdam", "Muon"}
+]
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [*OPTIMIZERS, EverySecond, momentum_in_one_group],
+    ids=lambda optimizer: optimizer.__name__,
+)
+def test_equal_parameters_have_the_state_that_the_optimizer_makes(optimizer):
+    model, x = nn.Sequential(*[nn.Linear(9, 9) for _ in range(3)]), torch.zeros(4, 9)
+    torchs = optimizer(model.parameters())
+    model(x).sum().backward()
+    torchs.step()
+    tensors = [value for state in torchs.state.values() for value in state.values()]
+    held = sum(
+        value.untyped_storage().nbytes() for value in tensors if value is not None
+    )
+
+    estimated = estimate_step(model, x, optimizer=optimizer)
+
+    assert estimated.parts["optimizer state"] == held
+
+
 @pytest.mark.slow
 def test_kernels_are_those_of_the_target():
     model, x = Attention(layers=1), torch.randn(32, 128, 7)

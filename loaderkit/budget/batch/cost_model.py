@@ -42,6 +42,9 @@ are unknowns, the last to see the error; never 1 alone, which takes other kernel
 _COMPARED_SAMPLES = 16
 """Samples of the batches that a fit is compared with: twice those of its steps.
 Chosen: more would take longer than the fit itself."""
+_SAMPLES_OF_SMALL = 4
+"""Samples of the small batch by which a peak model is tried on another device: as many
+as the middle ones of those that it was fitted to."""
 _LONGEST_OF_STEPS = (1.0, 0.1, 0.5, 1.0, 0.25, 0.75, 0.9, 0.0)
 """Of a model that pads: the quantile of lengths that the longest sample of each small
 step has.  The largest of all is in two steps: a square that is learnt from short ones
@@ -51,6 +54,10 @@ _UNEXPLAINED = 0.05
 what chance makes of them (self-loops that GCN and GAT replace: up to 0.025 in graphs
 with random edges) and what padding does (0.5 and more).  Beyond it no bound of nodes
 is given either: it would promise a peak for larger batches than were ever tracked."""
+_SAME_KERNELS = 0.005
+"""Error up to which a peak model holds for another device: chosen between what devices
+round differently (512 B a tensor: 0.0001 in small steps) and what a kernel takes
+inside on one of them (0.15 and more; measured on 29 models)."""
 _NEGLIGIBLE_BYTES = 1.0
 """Bytes for one padded place that count as none; chosen between the rounding of a fit
 and the 4 bytes of a float32."""
@@ -96,6 +103,30 @@ class BatchCostModel:
     def with_step(self, step: Step) -> BatchCostModel:
         """Track other steps of the same samples; which are worst stays as it was."""
         return replace(self, step=step, tracked_peaks={})
+
+    def with_target(self, step: Step, batch_size: int) -> BatchCostModel:
+        """Give the costs of the same samples on another device.
+
+        The same operators make the same tensors there, and what is fitted holds as it
+        is; where kernels take memory of their own, small steps are tracked anew.  A
+        small batch and a large one tell which.
+
+        Args:
+            step: As it is made on that device.
+            batch_size: Samples of a batch that is asked about.
+        """
+        other = self.with_step(step)
+        largest = min(max(batch_size, _COMPARED_SAMPLES), len(self.samples))
+        small = _choose_small_batch(self.samples, min(_SAMPLES_OF_SMALL, largest), 0)
+        batches = [small, self.samples.worst_rows(self.peak_model, largest)]
+        errors = [
+            prediction_error(self.predict(rows), [other.track_likely_peak(rows)])
+            for rows in batches
+        ]
+        error = max(self.peak_model.error, *errors)
+        if error > self.peak_model.error + _SAME_KERNELS:
+            return fit_cost_model(self.model, self.samples, step, batch_size)
+        return replace(other, peak_model=replace(self.peak_model, error=error))
 
     def predict(self, rows: Any) -> Floats:
         """Predict the peak of batches of some rows.

@@ -467,7 +467,7 @@ class _Planner:
             configurations=[
                 balanced,
                 self._smallest_configuration(cost_model),
-                self._cpu_configuration(balanced),
+                self._cpu_configuration(cost_model, balanced),
             ],
             estimate=step_estimate,
             cause=explain_peak(step_estimate, savings),
@@ -549,14 +549,16 @@ class _Planner:
             configurations.append(configuration)
         return configurations
 
-    def _cpu_configuration(self, balanced: BatchConfiguration) -> BatchConfiguration:
+    def _cpu_configuration(
+        self, cost_model: BatchCostModel, balanced: BatchConfiguration
+    ) -> BatchConfiguration:
         """The same on the CPU of this machine, with what it has available now."""
         if self.step.target.kind == "cpu":
             return replace(balanced, name="C (CPU)")
         step = self.step.but(target=DeviceSpec("cpu"), variant="default")
-        cost_model = fit_cost_model(self.model, self.samples, step, self.batch_size)
+        on_cpu = cost_model.with_target(step, self.batch_size)
         limit = read_host().available_bytes
-        return self._largest_configuration("C (CPU)", cost_model, limit)
+        return self._largest_configuration("C (CPU)", on_cpu, limit)
 
 
 def _error_factors(
