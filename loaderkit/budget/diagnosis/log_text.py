@@ -7,6 +7,7 @@ that is part of the message, so all of it is taken away before anything is read.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections import Counter
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 _ESCAPED = re.compile(
     r"\\{1,4}(?:u([0-9a-fA-F]{4})|x1b|033|([nrt\"'/]))", re.IGNORECASE
 )
-_WHITESPACE = {"n": "\n", "r": "\n", "t": " "}
+_WHITESPACE = {"n": "\n", "r": "\r", "t": " "}
+_BREAK = re.compile(r"\r{1,3}\n")
+"""Behind a progress bar the cursor has gone back once already."""
 _COLOUR = re.compile(
     r"\x1b\[[0-9;?]{0,20}[A-Za-z]"  # as a terminal gets it
     r"|\x1b\][^\x07\n]{0,200}\x07"
@@ -56,8 +59,8 @@ _PROCESS = r"\((?:[\w.:-]{1,60} ){0,3}(?:pid|ip|rank|node)=[^()\n]{1,120}\)"
 _PREFIX = re.compile(
     r"[ \t]*(?:"
     # times
-    rf"[\[(]?\d{{4}}[-/]\d\d[-/]\d\d[T _]{_CLOCK}(?:Z|[+-]\d\d:?\d\d)?[\])]?,?"
-    rf"|[\[(]?{_CLOCK}[\])]?:?(?=[ \t])"
+    rf"(?P<time>[\[(]?\d{{4}}[-/]\d\d[-/]\d\d[T _]{_CLOCK}(?:Z|[+-]\d\d:?\d\d)?[\])]?,?"
+    rf"|[\[(]?{_CLOCK}[\])]?:?(?=[ \t]))"
     r"|(?:time|ts)=\"?\d{4}-\d\d-\d\d[T ][\d:.,]{5,20}(?:Z|[+-]\d\d:?\d\d)?\"?(?=[ \t])"
     # syslog and journalctl, in any language; who logged is a part of the message
     rf"|[^\W\d_]{{3,9}}\.? {{1,2}}\d{{1,2}} {_CLOCK} "
@@ -74,12 +77,12 @@ _PREFIX = re.compile(
     r"|\[(?:rank|default|worker)[ _-]?\d{1,6}\]:?"
     r"|\[\d{1,5}\]:"
     r"|\[\d{1,5},\d{1,5}\](?:<std(?:err|out)>)?:?"
-    rf"|{_PROCESS}"
+    rf"|(?P<process>{_PROCESS})"
     r"|\(raylet\)|spid\d{1,5}s?(?=[ \t])"
-    r"|\d{1,5}:(?=[ \t])"
-    r"|[\w.-]{1,60}[ \t]{1,20}\|(?=[ \t]|$)"
+    r"|(?P<rank>\d{1,5}:)(?=[ \t])"
+    r"|(?P<cell>[\w.-]{1,60}[ \t]{1,20}\|)(?=[ \t]|$)"
     # quoted in a reply, by pytest, by a box of rich
-    r"|>(?=[ \t])|E(?=[ \t]{2,})|[│┃╎]|std(?:err|out):(?=[ \t])"
+    r"|(?P<quoted>>)(?=[ \t]|$)|E(?=[ \t]{2,})|[│┃╎]|std(?:err|out):(?=[ \t])"
     r")[ \t]*"
 )
 _LONG_INDENT = re.compile(r"[ \t]{40,}")
@@ -91,8 +94,9 @@ _DIGITS = re.compile(r"\d+")
 _MOST_REPETITIONS = 8
 _BLANKS = re.compile(r"[ \t\xa0]{2,}")
 _NEW_RECORD = re.compile(
-    r"Traceback|File \"|[\w.]{1,80}(?:Error|Exception|Warning)\b|Killed\b|Bus error\b"
-    rf"|\[ ?{_LEVEL} ?\]|\|? ?:?-{{3,200}}:? ?\|"
+    r"Traceback|File \"|[\w.]{1,80}(?:Error|Exception|Warning)\b(?!\))"
+    r"|Killed\b|Bus error\b"
+    rf"|(?:\d[\d.:]{{0,20}}[mu]?s? )?\[ ?{_LEVEL} ?\]|\|? ?:?-{{3,200}}:? ?\|"
 )
 """How a line begins that goes on with no other."""
 _ENDS_UNFINISHED = re.compile(
@@ -105,20 +109,15 @@ _LONGEST_END = 20
 """Characters of what a line can announce something with, such as ".cpp:123456:"."""
 _TABLE_ROW = re.compile(r"[A-Za-z][\w ()/-]{0,40}: ?[\d.,]{1,24}(?: ?[KMGT]?i?B)?")
 """A label and its number: rows of a table are equally wide without being wrapped."""
-_PROCESS_AT_START = re.compile(rf"(?:^|(?<=[\])Z,.\d] )){_PROCESS}", re.MULTILINE)
-_RANK_AT_START = re.compile(
-    r"(?:^|(?<=[\])Z,.\d] )|(?<=[A-Za-z]:))\d{1,5}:(?=[ \t])", re.MULTILINE
-)
-_QUOTED_LINE = re.compile(
-    r"(?:^[ \t]{0,80}|(?<=[\])Z,.\d:-] )|(?<=\w:))>(?=[ \t])", re.MULTILINE
-)
 _RULE_OF_A_TABLE = re.compile(r"^[ \t|]{0,8}:?-{3,200}:? ?\| ?:?-{3}", re.MULTILINE)
-_CELL_AT_START = re.compile(r"^[\w.-]{1,60}[ \t]{1,20}\|(?=[ \t])", re.MULTILINE)
-"""In a table a first cell, and else the name of a container that logged the line."""
 _BEGINS_ANEW = "\u2063"
 """Stands before what is quoted while lines are joined: it goes on no other line."""
-_KEPT = "\u2060"
-"""Stands before what is no prefix while prefixes are taken away: no log has it."""
+_COLUMN = "\u2062"
+"""Stands before what is quoted once for each column that the log has before it."""
+_NOT_COUNTED = "\u2064"
+"""Stands before the marks that close a quotation of lines that were already broken."""
+_MARKS = _BEGINS_ANEW + _COLUMN
+_CLOSING = re.compile(r"[\"')}\]]{1,8}[ \t]*\Z")
 _MOST_PREFIXES = 6
 """A line of ray about vLLM on a rank has five."""
 
@@ -132,6 +131,8 @@ class _Line(NamedTuple):
     """What is left of it."""
     begins_anew: bool = False
     """Whether it is known to go on with no line before it."""
+    indentation: int = 0
+    """Blanks before its first word, without those of prefixes that have words."""
     begins_paragraph: bool = False
     """Whether a blank line, or the fence of a block of Markdown, stands before it."""
 
@@ -139,7 +140,7 @@ class _Line(NamedTuple):
 _PATH_TO_A_CLASS = re.compile(r"\b[a-z]\w{0,40}\.[A-Z][a-z]\w{0,40}$")
 _END_OF_A_CLASS = re.compile(r"[A-Z]\w{0,60}(?:Error|Exception)\b")
 """The two halves of "cupy.cuda.memory.Out|OfMemoryError"."""
-_CONTRACTION = re.compile("n?['\u2019]t\b")
+_CONTRACTION = re.compile(r"n?['\u2019]t\b")
 _CONSTANT = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+){2,}")
 _HYPHEN_OF_A_WORD = re.compile(r"\w-$")
 _LONGEST_PART = 40
@@ -170,20 +171,10 @@ def clean_log(text: str) -> str:
     >>> clean_log('{"exit": {"code": 137, "oom": true}, "msg": "task exited"}')
     'exit code: 137\nexit oom: true\ntask exited'
     """
-    text = _without_json(text)
+    text = _without_json(_BREAK.sub("\n", text))
     text = _UNBROKEN.sub(_shorten_data, _LONG_INDENT.sub(" " * 40, text))
-    text = (
-        _ESCAPED.sub(_unescape_sequence, text).replace("\r\n", "\n").replace("\r", "\n")
-    )
-    text = _COLOUR.sub("", text)
-    text = _OPENING.sub(_start_line_of_quotation, text)
-    if _RULE_OF_A_TABLE.search(text):
-        text = _CELL_AT_START.sub(_mark_as_message, text)
-    for ambiguous in (_PROCESS_AT_START, _RANK_AT_START, _QUOTED_LINE):
-        # A single "(pid=129)", "2:" or ">" is a part of the message, which wrapping put
-        # there; a prefix is on all lines, and of one line it does no harm.
-        if len(ambiguous.findall(text)) == 1:
-            text = ambiguous.sub(_mark_as_message, text)
+    raw_lines = _BREAK.sub("\n", text).split("\n")
+    text = "\n".join(map(_begin_lines_at_quotations, raw_lines))
     joined = _join_lines(list(_without_repetitions(_clean_lines(text))))
     return _JOINED_LITERALS.sub("", joined)
 
@@ -206,6 +197,9 @@ _KEY_OF_A_MESSAGE = re.compile(
     re.IGNORECASE,
 )
 """What stands under such a key is what a program printed, and says so itself."""
+_KEY_OF_A_LEVEL = re.compile(
+    r"(?:log)?(?:level|lvl|severity)(?:name)?\Z", re.IGNORECASE
+)
 _KEY_OF_AN_ERROR = re.compile(r"err(?:or)?\Z", re.IGNORECASE)
 
 
@@ -217,7 +211,9 @@ def _without_json(text: str) -> str:
         start = opening.end() - len(opening["record"])
         if start < position or failures == _MOST_FAILURES:
             continue
-        record, length = _decode_record(text[start : start + _LONGEST_RECORD])
+        record, length = _decode_record(
+            text[start : start + _LONGEST_RECORD], before=text[opening.start() : start]
+        )
         if record is None:
             failures += 1
             continue
@@ -229,21 +225,52 @@ def _without_json(text: str) -> str:
     return "".join([*pieces, text[position:]])
 
 
-def _decode_record(text: str) -> tuple[object, int]:
+def _decode_record(text: str, before: str = "") -> tuple[object, int]:
     r"""Read the record that a text begins with, up to the end of its last line.
+
+    Args:
+        text: What begins with the record.
+        before: What stands before it in its line.
 
     >>> _decode_record('{"code": 137}\nkilled'), _decode_record('{"code": 137} died')
     (({'code': 137}, 13), (None, 0))
+    >>> _decode_record('{"msg": "out of\nmemory"}')
+    ({'msg': 'out of memory'}, 24)
     """
     try:
         record, end = _DECODER.raw_decode(text)
     except (ValueError, RecursionError):
         return None, 0
     rest = _END_OF_RECORD.match(text, end)
-    return (None, 0) if rest is None else (record, rest.end())
+    if rest is None:
+        return None, 0
+    lines = f"{before}{text[:end]}".split("\n")
+    if len(lines) > 1 and not _is_strict_json(text[:end]):
+        # A break inside of a string is none of the record's, which would be escaped.
+        if any(map(_PREFIX.match, lines[1:])):
+            return None, 0
+        joint = "" if _were_broken_by_terminal(lines) else " "
+        record, _ = _DECODER.raw_decode(text[:end].replace("\n", joint))
+    return record, rest.end()
 
 
 _DECODER = json.JSONDecoder(strict=False)
+
+
+def _were_broken_by_terminal(lines: list[str]) -> bool:
+    """Whether all lines but the last are full, and one of them ends inside a word."""
+    *full_lines, _ = lines
+    if {len(line) for line in full_lines} != {max(map(len, lines))}:
+        return False
+    return any(itertools.starmap(_is_surely_broken, itertools.pairwise(lines)))
+
+
+def _is_strict_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _fields_of_record(value: object, path: tuple[str, ...]) -> Iterator[str]:
@@ -256,6 +283,9 @@ def _fields_of_record(value: object, path: tuple[str, ...]) -> Iterator[str]:
         return
     if isinstance(value, dict):
         for key, member in value.items():
+            # A level is left out as it is in front of a line.
+            if _KEY_OF_A_LEVEL.match(key) and isinstance(member, str):
+                continue
             yield from _fields_of_record(member, (*path, str(key)))
     elif isinstance(value, list):
         for member in value[:_MOST_REPETITIONS]:
@@ -280,39 +310,109 @@ _PARAGRAPH_BREAK = re.compile(r"[ \t]*(?:>[ \t]*)?(?:(?:```|~~~)[\w-]{0,20})?\s*
 
 def _clean_lines(text: str) -> Iterator[_Line]:
     """Give the lines that say something, and where paragraphs begin."""
+    raw_lines = text.split("\n")
+    kinds = _kinds_of_prefixes(raw_lines)
+    if _RULE_OF_A_TABLE.search(text):
+        kinds -= {("cell", 0)}
     begins_paragraph = False
-    for raw_line in text.split("\n"):
+    is_first = True
+    for raw_line in raw_lines:
         if _PARAGRAPH_BREAK.fullmatch(raw_line):
             begins_paragraph = True
             continue
-        line = _clean_line(raw_line.rstrip())
-        # A line that held nothing but a progress bar was drawn through the text.
+        line = _clean_line(raw_line.rstrip(), kinds | _ALONE if is_first else kinds)
+        # A line that held nothing but a progress bar was drawn through the text; one
+        # with nothing behind its prefix is blank.
         if line.words:
             yield line._replace(begins_paragraph=begins_paragraph)
-            begins_paragraph = False
+            begins_paragraph = is_first = False
+        elif not _PROGRESS.search(raw_line):
+            begins_paragraph = True
 
 
-def _mark_as_message(match: re.Match[str]) -> str:
-    """Mark what is no prefix; before another one it is one, such as a level."""
-    is_prefix = _PREFIX.match(match.string, match.end()) is not None
-    return match.group() if is_prefix else _KEPT + match.group()
+def _kinds_of_prefixes(lines: list[str]) -> frozenset[tuple[str, int]]:
+    """Give the ambiguous kinds of prefixes that are some, each with its ordinal.
+
+    A single "(pid=129)", "2:", "10:00:00" or ">" is a part of the message, which
+    wrapping put at the start of a line; a prefix is on all lines.
+    """
+    counts: Counter[tuple[str, int]] = Counter()
+    for line in lines:
+        ordinals: Counter[str] = Counter()
+        for prefix in _prefixes(line.lstrip(_MARKS)):
+            kind = prefix.lastgroup
+            if kind is not None:
+                counts[kind, ordinals[kind]] += 1
+                ordinals[kind] += 1
+    # Of two on the same, single line both are the log's.
+    doubled = {kind for kind, ordinal in counts if ordinal and counts[kind, 0] == 1}
+    prefixes = {key for key, count in counts.items() if count > 1 or key[0] in doubled}
+    return _CELLS.union(prefixes)
 
 
-def _start_line_of_quotation(match: re.Match[str]) -> str:
-    """Begin a line with what is quoted; that it is an error stays before it."""
+_CELLS = frozenset({("cell", 0)})
+"""The name of a container that logged the line, also of a single one."""
+_ALONE = frozenset(itertools.product(("time", "quoted"), range(_MOST_PREFIXES)))
+"""What is a prefix of the first line also where no other has it: wrapping puts nothing
+there."""
+
+
+def _begin_lines_at_quotations(raw_line: str) -> str:
+    r"""Begin lines with what is quoted, and break them where a quotation says so.
+
+    >>> _begin_lines_at_quotations(r"ValueError('out of\nmemory')")
+    "ValueError:\nout of\nmemory\u2064')"
+    """
+    line = _BREAK.sub("\n", _ESCAPED.sub(_unescape_sequence, raw_line))
+    # Escaped breaks are those of the text that was quoted.  Without any it is the
+    # quotation that was broken, with all that stands before it.
+    was_wrapped_before = "\n" in line
+    line = _COLOUR.sub("", line.replace("\r", "\n"))
+    pieces = []
+    position = 0
+    for opening in _OPENING.finditer(line):
+        columns = 0 if was_wrapped_before else opening.end()
+        pieces += [
+            line[position : opening.start()],
+            _start_line_of_quotation(opening, columns),
+        ]
+        position = opening.end()
+    quoted = line[position:]
+    if position and was_wrapped_before:
+        quoted = _CLOSING.sub(lambda marks: _NOT_COUNTED + marks.group(), quoted)
+    return "".join([*pieces, quoted])
+
+
+def _start_line_of_quotation(match: re.Match[str], columns: int) -> str:
+    """Begin a line with what is quoted; that it is an error stays before it.
+
+    Args:
+        match: Where the quotation begins.
+        columns: What the line has before it; counted in the line's width.
+    """
+    before = _COLUMN * columns
     if match["name"]:
-        return f"{match['name']}:\n"
-    is_error = (match["key"] or "").lower() == "error"
-    return f"\n{_BEGINS_ANEW}error: " if is_error else f"\n{_BEGINS_ANEW}"
+        return f"{match['name']}:\n{before}"
+    if (match["key"] or "").lower() == "error":
+        before = before[len("error: ") :]
+        return f"\n{_BEGINS_ANEW}{before}error: "
+    return f"\n{_BEGINS_ANEW}{before}"
 
 
-def _clean_line(line: str) -> _Line:
+def _clean_line(line: str, kinds: frozenset[tuple[str, int]]) -> _Line:
     begins_anew = line.startswith(_BEGINS_ANEW)
     line = line.removeprefix(_BEGINS_ANEW)
+    counted, *_ = line.split(_NOT_COUNTED)
+    line = line.lstrip(_COLUMN).replace(_NOT_COUNTED, "")
     # A bar can stand behind a prefix, and a prefix behind a bar.
-    words = _PROGRESS.sub(" ", _without_prefixes(line))
-    words = _without_prefixes(words).replace(_KEPT, "")
-    return _Line(len(line), _BLANKS.sub(" ", words).strip(), begins_anew)
+    words = _without_prefixes(line, kinds)
+    without_bar = _PROGRESS.sub(" ", words)
+    if without_bar != words:
+        words = _without_prefixes(without_bar, kinds)
+    before = line[: len(line) - len(words.lstrip(" \t"))]
+    indentation = len(before) - len(before.rstrip(" \t"))
+    words = _BLANKS.sub(" ", words).strip()
+    return _Line(len(counted), words, begins_anew, indentation)
 
 
 def _shorten_data(match: re.Match[str]) -> str:
@@ -342,14 +442,35 @@ def _unescape_sequence(match: re.Match[str]) -> str:
     return _WHITESPACE.get(letter.lower(), letter)
 
 
-def _without_prefixes(line: str) -> str:
+def _prefixes(line: str) -> Iterator[re.Match[str]]:
+    """Give what stands before a line, one behind the other."""
     start = 0
     for _ in range(_MOST_PREFIXES):
         match = _PREFIX.match(line, start)
         if match is None:
-            break
+            return
+        yield match
         start = match.end()
-    return line[start:]
+
+
+def _without_prefixes(line: str, kinds: frozenset[tuple[str, int]]) -> str:
+    """Take prefixes away.
+
+    Args:
+        line: Without the marks of this file.
+        kinds: The ambiguous ones that are prefixes here.
+    """
+    ordinals: Counter[str] = Counter()
+    end = 0
+    for prefix in _prefixes(line):
+        kind = prefix.lastgroup
+        # Before another prefix each is one.
+        end = prefix.start()
+        if kind is None or (kind, ordinals[kind]) in kinds:
+            end = prefix.end()
+        if kind is not None:
+            ordinals[kind] += 1
+    return line[end:]
 
 
 def _join_lines(lines: list[_Line]) -> str:
@@ -360,6 +481,8 @@ def _join_lines(lines: list[_Line]) -> str:
     neighbour is longer than.  Any other wrapped line ends where the next word would not
     have fitted any more.
     """
+    terminals = _widths_of_terminals(lines)
+    indentation = _usual_indentation(lines) if lines else 0
     pieces = []
     for number, line in enumerate(lines):
         pieces.append(line.words)
@@ -367,25 +490,83 @@ def _join_lines(lines: list[_Line]) -> str:
             break
         following = lines[number + 1]
         is_row = _TABLE_ROW.fullmatch(following.words) is not None
-        if following.words[0].islower() and not _TABLE_ROW.fullmatch(line.words):
-            is_row = False  # "failed with exit|code: 137": a table does not begin so
+        if is_row and not _TABLE_ROW.fullmatch(line.words):
+            # "failed with exit|code: 137": a table neither begins so nor has one row.
+            is_first = any(
+                _TABLE_ROW.fullmatch(below.words)
+                for below in lines[number + 2 : number + 3]
+            )
+            is_row = is_first and not following.words[0].islower()
         if following.begins_paragraph:
             pieces.append("\n\n")
             continue
         if following.begins_anew or (is_row and not _goes_on(line)):
             pieces.append("\n")
             continue
-        neighbours = lines[max(0, number - 1) : number + 3]
-        width = max(neighbour.width for neighbour in neighbours)
+        width = _width_around(lines, number)
+        # A terminal leaves a blank at which it breaks at the start of the next line.
+        if following.indentation == indentation + 1 and line.width == width:
+            pieces.append(" " if _is_wrapped(line, following, width) else "\n")
+            continue
         if _HYPHEN_OF_A_WORD.search(line.words) and following.words[0].isalnum():
             continue  # textwrap breaks "non-PyTorch" behind its hyphen
-        full_neighbours = sum(neighbour.width == width for neighbour in neighbours)
         if line.width == width and _is_broken_word(
-            line.words, following.words, by_terminal=full_neighbours > 1
+            line.words, following.words, by_terminal=width in terminals
         ):
             continue
         pieces.append(" " if _is_wrapped(line, following, width) else "\n")
     return "".join(pieces)
+
+
+def _width_around(lines: list[_Line], number: int) -> int:
+    """Give the width of the widest line beside one."""
+    return max(neighbour.width for neighbour in lines[max(0, number - 1) : number + 3])
+
+
+def _usual_indentation(lines: list[_Line]) -> int:
+    """Give the indentation that most lines have, the smallest of several."""
+    counts = Counter(line.indentation for line in lines)
+    return min(counts, key=lambda indentation: (-counts[indentation], indentation))
+
+
+def _widths_of_terminals(lines: list[_Line]) -> frozenset[int]:
+    """Give the widths of the lines that a terminal broke, in the midst of a word.
+
+    Where it broke one word for certain, it did so wherever a line is full.
+    """
+    widths: set[int] = set()
+    indentation = _usual_indentation(lines) if lines else 0
+    for number, (line, following) in enumerate(itertools.pairwise(lines)):
+        if following.begins_anew or following.begins_paragraph:
+            continue
+        if line.width != _width_around(lines, number):
+            continue
+        begins_with_blank = following.indentation == indentation + 1
+        if begins_with_blank or _is_surely_broken(line.words, following.words):
+            widths.add(line.width)
+    return frozenset(widths)
+
+
+def _is_surely_broken(line: str, following: str) -> bool:
+    """Whether two lines hold the halves of a word, and neither half is one.
+
+    >>> _is_surely_broken("out of memo", "ry"), _is_surely_broken("can", "not")
+    (True, False)
+    """
+    if _is_part_of_long_word(line, following):
+        return False
+    last = _LAST_WORD.search(line, max(0, len(line) - _LONGEST_PART))
+    first = _FIRST_WORD.match(following)
+    if last is None or first is None:
+        return False
+    left, right = last.group(), first.group()
+    if not left[-1].isalnum() or not right[0].isalnum():
+        return False
+    if _SINGLE_LETTER.match(following) or _CONTRACTION.match(following):
+        return True
+    if left[-1].isdigit() and right[0].isdigit():
+        return not _DATE_OR_TIME.match(following)
+    return is_word(left + right) and not (is_word(left) and is_word(right))
 
 
 def _goes_on(line: _Line) -> bool:
@@ -406,6 +587,9 @@ _FIELD = re.compile(
 """A field of YAML, or a member of an enumeration."""
 
 
+_MOST_WORDS_OF_FIELD = 6
+"""Blanks of a line that is a field; of the corpora's fields none has more, and
+"allocator: failed to map a workspace of 2048|bytes: no space" is a sentence."""
 _LITERAL = re.compile(r"[rbf]?([\"'])(?:(?!\1).){1,400}\1,$")
 """A row of a list of strings."""
 
@@ -416,10 +600,16 @@ def _is_wrapped(line: _Line, following: _Line, width: int) -> bool:
         if _NEW_RECORD.match(following.words):
             return False
         for row in (_ITEM, _FIELD, _LITERAL):
+            is_prose = row is _FIELD and line.words.count(" ") > _MOST_WORDS_OF_FIELD
+            if is_prose:
+                continue
             if row.match(line.words) and row.match(following.words):
                 return False
     next_word = following.words.split(" ", 1)[0]
     return line.width + 1 + len(next_word) > width
+
+
+_IN_A_PATH = re.compile(r"[\w.-]*\w/[\w.-]+")
 
 
 def _goes_on_with_path(line: str, following: str) -> bool:
@@ -428,12 +618,61 @@ def _goes_on_with_path(line: str, following: str) -> bool:
     >>> _goes_on_with_path("float on /job:localhost/replica:0", "/task:0/device:GPU:0")
     True
     """
-    last = line[line.rfind(" ") + 1 :]
-    if not last.startswith("/"):
+    token = line[line.rfind(" ") + 1 :]
+    next_token, *_ = following.split(" ", 1)
+    if _IN_A_PATH.search(token) and _IN_A_PATH.match(next_token):
+        return True
+    last = token.lstrip("<([\"'`")
+    if not last.startswith("/") or token == "/":
         return False
     if last[-1] == "/":
         return following[0].isalnum()
     return following[0] == "/" or (last[-1] == ":" and following[0].isdigit())
+
+
+def _is_part_of_long_word(line: str, following: str) -> bool:
+    """Whether a line was filled with the first part of a word that is longer than it.
+
+    ``textwrap`` breaks such words at the last column, wherever that is.
+
+    >>> line = "thrown by org.acme.storage.MapM"
+    >>> _is_part_of_long_word(line, "emoryExhaustedException: out of memory")
+    True
+    """
+    left = line[line.rfind(" ") + 1 :]
+    right, *_ = following.split(" ", 1)
+    if len(left) + len(right) <= len(line):
+        return False
+    if not left[-1].isalnum() and left[-1] != "=":
+        return False
+    if not right[0].isalnum() and left[-1] != "=":
+        return False
+    if _WHOLE_PATH.search(left) or (right[0].isupper() and is_word(right)):
+        return False
+    return _JOINS_NAMES.search(left) is not None
+
+
+_JOINS_NAMES = re.compile(r"\w(?:[./\\_]|::)\w")
+"""In a path, or in the name of a class with its module."""
+_WHOLE_PATH = re.compile(r"(?:Error|Exception|\.[a-z]{1,4})$")
+
+
+def _is_number(text: str) -> bool:
+    """Whether commas and dots of a number stand where thousands are told apart.
+
+    >>> _is_number("16,384"), _is_number("0.9,14.04")
+    (True, False)
+    """
+    return _THOUSANDS.fullmatch(text.strip(".,")) is not None
+
+
+_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{2,3})*(?:,\d{3})(?:\.\d+)?|\d+,\d+")
+_SINGLE_LETTER = re.compile(r"[b-hj-z](?=[ .,:;)]|$)")
+"""What no text begins a line with as a word of its own: require|s more."""
+_UNSPACED = re.compile(r"(?:u?int|b?float|complex)\|\d{1,3}|0\|?x[0-9a-f]*\|?[0-9a-f]*")
+"""The halves of an element type and of a hexadecimal number."""
+_HYPHENATED = re.compile(r"(?:(?:anon|file|shmem)\|-rss|total\|-vm|oom\|-kill)")
+"""Words of the kernel's messages, broken before their hyphen."""
 
 
 def _is_broken_word(line: str, following: str, *, by_terminal: bool = False) -> bool:
@@ -442,15 +681,19 @@ def _is_broken_word(line: str, following: str, *, by_terminal: bool = False) -> 
     Args:
         line: What it ends with counts.
         following: What it begins with counts.
-        by_terminal: Several lines are equally long, so that a terminal probably broke
-            them: half a word is enough, known or not.
+        by_terminal: A terminal broke other lines as long as this one: half a word is
+            enough, known or not.
 
     >>> _is_broken_word("out of mem", "ory. 1.6"), _is_broken_word("of", "memory")
     (True, False)
     """
     if line[-1] in "([<" or following[0] in ")]>,;:":
         return True
-    if _goes_on_with_path(line, following):
+    if _goes_on_with_path(line, following) or _CONTRACTION.match(following):
+        return True
+    if _is_part_of_long_word(line, following):
+        return True
+    if _HYPHENATED.search(f"{line[-_LONGEST_END:]}|{following[:_LONGEST_END]}"):
         return True
     # Searched from where it can begin: from the start of a line it takes as long as
     # all the rest together.
@@ -459,21 +702,30 @@ def _is_broken_word(line: str, following: str, *, by_terminal: bool = False) -> 
     if last is None or first is None or not last.group().strip(".,"):
         return False
     left, right = last.group(), first.group()
+    if not by_terminal and left[0].isdigit() and left[-1] == "." and right[0].isupper():
+        return False  # "is -2.31GiB.|Not enough"
     if line[: last.start()].endswith(("'", "\u2019")):
         return False  # the ending of "context's"
-    ends_clause = left.endswith(",") and not by_terminal
+    # "3,221,|225,472" has no blank anywhere, and a list has one behind each comma.
+    is_list = left.endswith(",") and "," not in left[:-1] + right.rstrip(".,")
+    ends_clause = is_list and not by_terminal
     if (
         _PART_OF_NUMBER.search(left)
         and _PART_OF_NUMBER.match(right)
         and not ends_clause
-        and not _DATE_OR_TIME.match(following)
+        and (left[-1] == "." or not _DATE_OR_TIME.match(following))
     ):
-        return True  # no message has two numbers next to each other
-    if _CONTRACTION.match(following):
-        return True  # does|n't
+        # No message has two numbers next to each other, but with a comma.
+        return left[-1] != "," or _is_number(left + right)
+    if _SINGLE_LETTER.match(following) or _UNSPACED.fullmatch(f"{left}|{right}"):
+        return True
     if _PATH_TO_A_CLASS.search(line) and _END_OF_A_CLASS.match(following):
         return True
-    if "_" in left + right and _CONSTANT.fullmatch((left + right).strip(".,")):
+    if (
+        "_" in left + right
+        and not right[0].isdigit()
+        and _CONSTANT.fullmatch((left + right).strip(".,"))
+    ):
         return True
     is_whole_name = is_word(left) and not _HUMP.search(left)
     if not by_terminal and right[0].isupper() and is_whole_name:
@@ -481,6 +733,8 @@ def _is_broken_word(line: str, following: str, *, by_terminal: bool = False) -> 
     if not by_terminal and not is_word(left + right):
         return False
     if left[-1] == "_" or right[0] == "_":
+        return True
+    if left + right == "cannot":
         return True
     # "allocate" before "2.00G": an amount begins no other token than its own.
     is_left_whole = is_word(left) or _AMOUNT.fullmatch(left) is not None

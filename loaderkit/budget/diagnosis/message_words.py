@@ -33,7 +33,11 @@ def is_word(token: str) -> bool:
     parts = _PARTS.findall(token)
     if len(parts) < 2 or "".join(parts) != token.replace("_", ""):
         return False
-    return all(part.isdigit() or part.lower() in _known_words() for part in parts)
+    # A single letter is a digit of a name such as 29d72966e0be.
+    return all(
+        part.isdigit() or (len(part) > 1 and part.lower() in _known_words())
+        for part in parts
+    )
 
 
 @functools.cache
