@@ -37,13 +37,14 @@ _STYLE = """
 .loaderkit table { border-collapse: collapse; margin: .4rem 0; }
 .loaderkit th, .loaderkit td { padding: .1rem .9rem .1rem 0; text-align: left;
   vertical-align: top; background: none; white-space: pre-wrap; }
+.loaderkit td:first-child { overflow-wrap: anywhere; }
 .loaderkit th { font-weight: 600; opacity: .75; }
 .loaderkit .bar { display: inline-block; height: .6em; border-radius: 2px; }
 .loaderkit pre { font: 12px/1.4 ui-monospace, monospace; white-space: pre-wrap;
   overflow-wrap: anywhere; margin: .3rem 0; background: none; color: inherit; }
 .loaderkit code { font: 12px/1.4 ui-monospace, monospace; background: none;
   color: inherit; unicode-bidi: isolate; overflow-wrap: anywhere; }
-.loaderkit ul { margin: .3rem 0; padding-left: 1.1rem; }
+.loaderkit ul { margin: .3rem 0; padding-left: 1.1rem; overflow-wrap: anywhere; }
 """
 
 

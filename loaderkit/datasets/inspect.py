@@ -15,7 +15,7 @@ from loaderkit.datasets.columns import dtype_in_words
 from loaderkit.datasets.open import open_cache
 from loaderkit.datasets.page import field_sections, histogram_of
 from loaderkit.datasets.structure import Nest, Structure, is_graph
-from loaderkit.notebook import HasCard, repr_in_a_line
+from loaderkit.notebook import HasCard, card, repr_in_a_line
 from loaderkit.pages import charts
 from loaderkit.pages.document import HasPage, Page, Section
 from loaderkit.units import count_of, format_bytes
@@ -38,6 +38,8 @@ _BINS = 8
 """Chosen: lines of a histogram that leave the fields above it on a screen of 24."""
 _BAR = 40
 """Characters of the longest bar, so that a line fits a terminal of 80."""
+_WIDEST_NAME = 36
+"""Letters of the column of names.  Chosen: the other columns take 62 of 100."""
 
 
 @answer_wrong_names()
@@ -134,7 +136,9 @@ class CacheSummary(HasPage):
 
     __repr__ = repr_in_a_line
 
-    def __str__(self) -> str:
+    @property
+    def _head(self) -> str:
+        """The cache in a few lines."""
         stored = f"compressed with {self.compression}" if self.compression else "mapped"
         libraries = ", ".join(
             f"{name} {version}" for name, version in self.made_with.items()
@@ -146,15 +150,47 @@ class CacheSummary(HasPage):
         )
         if self.variants > 1:
             head += f"\nsamples are built in {self.variants} different ways"
-        width = max([len(field.name) for field in self.fields], default=5)
-        lines = [
-            f"  {f.name:<{width}}  {f.kind:<8}{f.dtype:<10}{f.shape:<16}"
-            f"{format_bytes(f.bytes):>10}  {count_of(f.samples, 'samples')}"
-            for f in self.fields
+        return head
+
+    def _repr_html_(self) -> str:
+        title, *notes = self._head.splitlines()
+        rows = [
+            (
+                field.name,
+                field.kind,
+                field.dtype,
+                field.shape,
+                format_bytes(field.bytes),
+                f"{field.samples:,}",
+            )
+            for field in self.fields
         ]
+        heads = ("field", "kind", "dtype", "shape", "bytes", "samples")
+        return card(title, heads=heads, rows=rows, notes=notes, text=str(self))
+
+    def __str__(self) -> str:
+        longest = max([len(field.name) for field in self.fields], default=5)
+        width = min(longest, _WIDEST_NAME)
+        lines = [_field_line(field, width) for field in self.fields]
         return "\n".join(
-            [head, "", *lines, *(f"\n{histogram}" for histogram in self.histograms)]
+            [
+                self._head,
+                "",
+                *lines,
+                *(f"\n{histogram}" for histogram in self.histograms),
+            ]
         )
+
+
+def _field_line(field: Field, width: int) -> str:
+    """Write a field as a row; a name that is too long stands above its row."""
+    columns = (
+        f"{field.kind:<8}{field.dtype:<10}{field.shape:<16}"
+        f"{format_bytes(field.bytes):>10}  {count_of(field.samples, 'samples')}"
+    )
+    if len(field.name) > width:
+        return f"  {field.name}\n  {'':<{width}}  {columns}"
+    return f"  {field.name:<{width}}  {columns}"
 
 
 @suggest_keywords

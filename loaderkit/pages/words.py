@@ -10,6 +10,10 @@ LONGEST_UNBROKEN = 28
 longest name of a setting, ``multiprocessing_context``, and calls such as
 ``error.with_traceback(None)``."""
 
+_PARTS = re.compile(r"[_./=:,-]*[^_./=:,-]+[_./=:,-]*|[_./=:,-]+")
+"""Parts of a name, with the joint behind them; the first has that in front of it too,
+so that no line ends with the root of a path."""
+
 
 def escape_words(text: str) -> str:
     """Escape a text; a word that is too long for a line breaks where its parts end.
@@ -18,12 +22,12 @@ def escape_words(text: str) -> str:
     'a &lt; b'
     >>> escape_words("model.encoder.layers.11.attention")
     'model.<wbr>encoder.<wbr>layers.<wbr>11.<wbr>attention'
+    >>> escape_words("/home/someone/projects/train_model.py")
+    '/home/<wbr>someone/<wbr>projects/<wbr>train_<wbr>model.<wbr>py'
     """
     words = re.split(r"(\s+)", text)
     return "".join(
-        "<wbr>".join(
-            map(_escape, re.findall(r"[^_./=:,-]+[_./=:,-]*|[_./=:,-]+", word))
-        )
+        "<wbr>".join(map(_escape, _PARTS.findall(word)))
         if len(word) > LONGEST_UNBROKEN
         else _escape(word)
         for word in words

@@ -63,8 +63,9 @@ body {{ color: CanvasText; background: Canvas; }}</style><body>{card}</body>"""
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_cards_of_drawn_results_have_no_fault_in_a_notebook(tmp_path, dark):
     cards = {
-        kind: NOTEBOOK.format(card=result._repr_html_())
-        for kind, result in drawn_results(3).items()
+        f"{kind} {seed}": NOTEBOOK.format(card=result._repr_html_())
+        for seed in (3, 4, 5)
+        for kind, result in drawn_results(seed).items()
         if not isinstance(result, Page)
     }
 

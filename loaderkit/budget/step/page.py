@@ -61,8 +61,8 @@ def history_sections(
         limits=() if limit is None else (limit,),
     )
     caption = (
-        "Point at the plot, or step through it with the arrow keys; Escape goes back "
-        "to the peak."
+        "Point at the plot or tap it, or step through it with the arrow keys; Escape "
+        "goes back to the peak."
     )
     return (Section("Memory over the step", (chart,), caption=caption),)
 
