@@ -28,6 +28,11 @@ def test_another_output_is_told_with_its_line(run_text):
         run_text("```python\nprint(4)\n```\n```text\n3\n```\n")
 
 
+def test_only_what_a_busy_machine_adds_to_a_plan_need_not_be_shown(run_text):
+    plan = "seed      0\nprobe     took 287 ms: a sample\n          takes 2 ms\nlast  1"
+    run_text(f"```python\nprint({plan!r})\n```\n```text\nseed 0\nlast 1\n```\n")
+
+
 def test_what_is_printed_must_be_shown(run_text):
     with pytest.raises(PageError, match="hidden"):
         run_text("```python\nprint('hidden')\n```\nno output here\n")
