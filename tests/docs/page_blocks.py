@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _FENCE = re.compile(r"^```(\S*)$")
 _COMMENT = re.compile(r"^<!-- (file|needs|run by): (.+) -->$")
 _COST_OF_PROBE = re.compile(r"^probe +took .*\n(?: {4,}.*\n)*", re.MULTILINE)
-"""The line of a plan that is only there where measuring took long: on a busy machine."""
+"""The line of a plan that is only there where the probe took long: on a busy one."""
 _COMPARED = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 _INSTALLS = ("pip install ", "tox", "loaderkit demo", "brew install ")
 _PROGRAMS = {
