@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from loaderkit.datasets.arena import Arena, in_worker
+from loaderkit.datasets.arena import make_arena
 from loaderkit.datasets.decode import decode
 from loaderkit.datasets.gathering import BatchGather, batch_dtype, leaf_reader
 from loaderkit.datasets.kinds import (
@@ -134,8 +134,7 @@ class GraphRecipe:
             UnlikeShapesError: Fields of the samples cannot be joined.
         """
         gather = BatchGather(self.store, rows)
-        if in_worker():
-            gather.arena = Arena(self._bytes_of_batch(gather, exclude_keys))
+        gather.arena = make_arena(lambda: self._bytes_of_batch(gather, exclude_keys))
         batch = copy.copy(self._blank_batch)
         slice_dict: dict[Any, Any] = {}
         inc_dict: dict[Any, Any] = {}

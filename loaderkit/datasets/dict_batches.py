@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
-from loaderkit.datasets.arena import Arena, in_worker
+from loaderkit.datasets.arena import make_arena
 from loaderkit.datasets.containers import (
     attribute_names,
     make_dataclass,
@@ -82,8 +82,7 @@ class DictRecipe:
             UnlikeShapesError: Fields of the samples cannot be joined.
         """
         gather = BatchGather(self.store, rows)
-        if in_worker():
-            gather.arena = Arena(self._batch_bytes(gather))
+        gather.arena = make_arena(lambda: self._batch_bytes(gather))
         return self._join_node(gather, self.variant)
 
     def _join_node(self, gather: BatchGather, node: Node) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard
 
 import torch
@@ -17,6 +18,8 @@ from loaderkit.memory.shm_batch import (
     SegmentRing,
     SharedBatch,
     can_share_batches,
+    filling_segments,
+    give_segments,
     sends_shared_batches,
 )
 from loaderkit.randomness import Seeded
@@ -67,8 +70,11 @@ def fetch(
     if limits is not None:
         limits.check(samples, names_of(dataset, rows))
 
+    # A user's transform might keep a tensor of the batch.
+    is_ours = transform is None and is_gathering(dataset, collate)
     try:
-        batch = collate(samples)
+        with filling_segments() if is_ours else contextlib.nullcontext():
+            batch = collate(samples)
     except LoaderkitError:
         raise
     except Exception as error:
@@ -359,22 +365,21 @@ class Sending:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        # Made by the first call, in the worker: a segment belongs to its process.
+        # Made in the worker: a segment belongs to its process.
         self._segments: SegmentRing | None = None
-        self._can_share = False
 
     def __call__(self, batch: Any) -> Any:
         """Pack a batch in a worker; return it unchanged in the training process."""
-        if get_worker_info() is None:
+        if get_worker_info() is None or self._segments is None:
             return batch
-        if self._segments is None:
-            self._segments = SegmentRing(self.count)
-            self._can_share = can_share_batches()
-        return SharedBatch(batch, self._segments) if self._can_share else batch
+        return SharedBatch(batch, self._segments)
 
     def start(self) -> None:
-        """Let datasets in this worker know that their batches will be copied.
+        """Make segments for this worker, and let datasets know that they are used.
 
         They may then join in ordinary memory, which is faster than shared memory.
         """
-        sends_shared_batches.set(can_share_batches())
+        can_share = can_share_batches()
+        sends_shared_batches.set(can_share)
+        self._segments = SegmentRing(self.count) if can_share else None
+        give_segments(self._segments)

@@ -10,6 +10,9 @@ kept.
 A worker has a few segments and fills them in turn, since fresh pages cost more than the
 bytes in them (10 MiB: 5 ms fresh, 1 ms used again, either end).  A segment begins with
 the number of the batch in it, which the receiver looks at before and after it copies.
+
+A batch of a cache is gathered straight into a segment (``filling_segments``).  Of any
+other the tensors are copied there.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ from loaderkit.errors import LoaderError
 from loaderkit.nests import tensor_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
 _ALIGNMENT = 64
 """Where a tensor begins in a segment: a line of a core's cache."""
@@ -61,6 +64,12 @@ sends_shared_batches: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "sends_shared_batches", default=False
 )
 """True in a worker whose batches travel as one segment: nobody else need share them."""
+_segments_of_worker: contextvars.ContextVar[SegmentRing | None] = (
+    contextvars.ContextVar("segments_of_worker", default=None)
+)
+_segments_to_fill: contextvars.ContextVar[SegmentRing | None] = contextvars.ContextVar(
+    "segments_to_fill", default=None
+)
 
 
 class SegmentRef(NamedTuple):
@@ -104,6 +113,7 @@ class SegmentRing:
         self._count = count
         self._segments: list[_Segment] = []
         self._turn = 0
+        self._reserved: torch.Tensor | None = None
         # A worker that is started anew may get the process number of one that ended:
         # its batches must not have the numbers of the other's.
         self._last_number = int.from_bytes(os.urandom(6), "little")
@@ -118,20 +128,55 @@ class SegmentRing:
         Returns:
             Where the receiver finds them.
         """
-        self._turn = (self._turn + 1) % self._count
+        is_reserved = self._reserved is not None
+        self._reserved = None
+        if not is_reserved:
+            self._turn = (self._turn + 1) % self._count
+        # A segment that becomes larger keeps what was written to it.
         descriptor, memory = self._segment_of(self._turn, _HEADER_BYTES + total)
+        if not is_reserved:
+            self._write_next_number(memory)
+        fill(memoryview(memory)[_HEADER_BYTES : _HEADER_BYTES + total])
+        return SegmentRef(os.getpid(), descriptor, len(memory), self._last_number)
+
+    def reserve(self, nbytes: int) -> torch.Tensor | None:
+        """Give the memory of the segment that the next batch is put into.
+
+        Args:
+            nbytes: So much of it may be written to.
+
+        Returns:
+            ``[nbytes]`` uint8; None where the batch in the making has it already.
+        """
+        if self._reserved is not None:
+            return None
+        self._turn = (self._turn + 1) % self._count
+        memory = self._segment_of(self._turn, _HEADER_BYTES + nbytes).memory
+        self._write_next_number(memory)
+        self._reserved = torch.frombuffer(
+            memory, dtype=torch.uint8, count=nbytes, offset=_HEADER_BYTES
+        )
+        return self._reserved
+
+    @property
+    def reserved(self) -> torch.Tensor | None:
+        """What was reserved for the batch in the making; None if nothing was."""
+        return self._reserved
+
+    def drop_reserved(self) -> None:
+        """Begin another batch: what was reserved for the last one is not used."""
+        self._reserved = None
+
+    def _write_next_number(self, memory: mmap.mmap) -> None:
         # The number goes first: who reads the segment meanwhile sees that it changed.
         self._last_number += 1
         _write_number(memory, self._last_number)
-        fill(memoryview(memory)[_HEADER_BYTES : _HEADER_BYTES + total])
-        return SegmentRef(os.getpid(), descriptor, len(memory), self._last_number)
 
     def close(self) -> None:
         """Give the memory back; what has not been received is lost."""
         while self._segments:
-            descriptor, memory = self._segments.pop()
-            memory.close()
-            os.close(descriptor)
+            # Unmapped with the last tensor in it.
+            os.close(self._segments.pop().descriptor)
 
     def _segment_of(self, turn: int, size: int) -> _Segment:
         """Give the segment of a turn, made larger if it has to hold more."""
@@ -142,12 +187,50 @@ class SegmentRing:
             self._segments.append(_Segment(descriptor, memory))
         segment = self._segments[turn]
         if len(segment.memory) < size:
-            segment.memory.close()
+            # The smaller mapping goes with the last tensor in it.
             new_size = size + size // _SPARE_SHARE
             os.ftruncate(segment.descriptor, new_size)
             memory = mmap.mmap(segment.descriptor, new_size)
             segment = self._segments[turn] = _Segment(segment.descriptor, memory)
         return segment
+
+
+def give_segments(segments: SegmentRing | None) -> None:
+    """Say which segments the batches of this worker are put into."""
+    _segments_of_worker.set(segments)
+
+
+@contextlib.contextmanager
+def filling_segments() -> Iterator[None]:
+    """Let the tensors of one batch be made where it is going to be sent from.
+
+    Only while no code runs that may keep one of them: the segment is filled again.
+    """
+    segments = _segments_of_worker.get()
+    if segments is not None:
+        # Of a batch that was not finished.
+        segments.drop_reserved()
+    token = _segments_to_fill.set(segments)
+    try:
+        yield
+    finally:
+        _segments_to_fill.reset(token)
+
+
+def reserve_segment(count_bytes: Callable[[], int]) -> torch.Tensor | None:
+    """Give the memory that the tensors of a batch are to be made in.
+
+    Args:
+        count_bytes: Says how many bytes they have; called where it matters.
+
+    Returns:
+        ``[bytes]`` uint8; None where they are to be made in memory of their own.
+    """
+    segments = _segments_to_fill.get()
+    if segments is None:
+        return None
+    nbytes = count_bytes()
+    return segments.reserve(nbytes) if nbytes > _INLINE_BYTES else None
 
 
 class SharedBatch:
@@ -167,13 +250,22 @@ class SharedBatch:
         self.nbytes = _end_of(self.slots)
         self.inline: bytes | None = None
         self.segment: SegmentRef | None = None
-        fill = functools.partial(_copy_tensors_into, tensors, self.slots)
         if self.nbytes <= _INLINE_BYTES:
+            segments.drop_reserved()
             buffer = bytearray(self.nbytes)
-            fill(buffer)
+            _copy_tensors_into(tensors, self.slots, buffer)
             self.inline = bytes(buffer)
-        else:
-            self.segment = segments.put(self.nbytes, fill)
+            return
+        copied = list(range(len(tensors)))
+        if segments.reserved is not None:
+            self.slots, copied = _lay_out_around(segments.reserved, tensors)
+        fill = functools.partial(
+            _copy_tensors_into,
+            [tensors[number] for number in copied],
+            [self.slots[number] for number in copied],
+        )
+        end = max((_end_of([slot]) for slot in self.slots), default=0)
+        self.segment = segments.put(end, fill)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _open_batch, (self.pickled, self.slots, self.inline, self.segment)
@@ -325,6 +417,43 @@ def _lay_out_tensors(tensors: list[torch.Tensor]) -> list[TensorSlot]:
         shape = tuple(tensor.shape)
         slots.append(TensorSlot(tensor.dtype, shape, _end_of(slots), nbytes))
     return slots
+
+
+def _lay_out_around(
+    reserved: torch.Tensor, tensors: list[torch.Tensor]
+) -> tuple[list[TensorSlot], list[int]]:
+    """Say where each tensor lies or will lie, where some lie in a segment already.
+
+    Args:
+        reserved: That memory ``[bytes]``.
+        tensors: Of the batch.
+
+    Returns:
+        A slot for each tensor, and the numbers of those that are to be copied.
+    """
+    slots: list[TensorSlot] = []
+    copied: list[int] = []
+    # Behind all of it: what is copied may be a view of a part that is in no slot.
+    free_start = math.ceil(len(reserved) / _ALIGNMENT) * _ALIGNMENT
+    for number, tensor in enumerate(tensors):
+        nbytes = tensor.numel() * tensor.element_size()
+        if _is_run_within(tensor, reserved):
+            start = tensor.data_ptr() - reserved.data_ptr()
+        else:
+            copied.append(number)
+            start = free_start
+        slot = TensorSlot(tensor.dtype, tuple(tensor.shape), start, nbytes)
+        slots.append(slot)
+        free_start = max(free_start, _end_of([slot]))
+    return slots, copied
+
+
+def _is_run_within(tensor: torch.Tensor, memory: torch.Tensor) -> bool:
+    """Tell whether a tensor's numbers lie in some memory, one after the other."""
+    if tensor.is_conj() or tensor.is_neg() or not tensor.is_contiguous():
+        return False
+    storage = tensor.untyped_storage()
+    return storage.data_ptr() == memory.untyped_storage().data_ptr()
 
 
 def _end_of(slots: list[TensorSlot]) -> int:

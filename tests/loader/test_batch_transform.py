@@ -195,3 +195,29 @@ def test_the_docs_name_the_transforms_of_pyg_that_do_to_a_batch_what_they_do_to_
 
     [row] = re.findall(r"^\| the same for a batch \| (.*) \|", DOCS.read_text(), re.M)
     assert {name.split("(")[0] for name in re.findall(r"`(.*?)`", row)} == equal
+
+
+class Keeping:
+    """Keeps what it was given, and sees that nobody changes it."""
+
+    def __init__(self):
+        self.batches, self.copies = [], []
+
+    def __call__(self, batch):
+        self.batches.append(batch["x"])
+        self.copies.append(batch["x"].clone())
+        batch["is_kept"] = all(map(torch.equal, self.batches, self.copies))
+        return batch
+
+
+@pytest.mark.slow
+def test_what_a_transform_keeps_in_a_worker_is_not_written_over(tmp_path):
+    """Batches without one are made in memory that is used again for later ones."""
+    samples = [{"x": torch.full((9_000,), number)} for number in range(32)]
+    dataset = pack(samples, tmp_path / "c", workers=0)
+
+    loader = build_loader(
+        dataset, batch_size=4, batch_transform=Keeping(), num_workers=1, probe=False
+    )
+
+    assert [batch["is_kept"] for batch in loader] == [True] * 8

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sender import send_batches
 from torch.utils.data._utils.collate import default_collate_fn_map
 
@@ -20,7 +22,10 @@ from loaderkit.memory.shm_batch import (
     SegmentRing,
     SharedBatch,
     default_collate,
+    filling_segments,
     forget,
+    give_segments,
+    reserve_segment,
     sends_shared_batches,
 )
 from loaderkit.testing import assert_same
@@ -140,6 +145,67 @@ def test_a_segment_grows_with_its_batches():
 
     segments.close()
     forget([os.getpid()])
+
+
+@pytest.mark.slow
+@settings(max_examples=30)
+@given(
+    st.lists(
+        st.sampled_from(["whole", "transposed", "part", "copied", "negated", "twice"]),
+        max_size=8,
+    ),
+    st.integers(1, 3),
+)
+def test_tensors_made_in_a_segment_arrive_as_they_were(uses, turns):
+    """Whatever of a segment a batch holds, with whatever else."""
+    segments = SegmentRing(2)
+    give_segments(segments)
+
+    for turn in range(turns):
+        with filling_segments():
+            content = reserve_segment(lambda: 80_000)
+        content.copy_(torch.arange(80_000).add(turn).byte())
+        numbers = content.view(torch.int64).view(100, 100)
+        batch = [torch.full((10_000,), turn)]
+        batch += [view_of(numbers, use) for use in uses]
+        wanted = pickle.loads(pickle.dumps(batch))
+        arrived = pickled_and_read(SharedBatch(batch, segments))
+        assert all(map(torch.equal, arrived, wanted))
+        assert not any(shares_memory(tensor, numbers) for tensor in arrived)
+
+    give_segments(None)
+    segments.close()
+    forget([os.getpid()])
+
+
+def view_of(numbers, use):
+    if use == "transposed":
+        return numbers.t()
+    if use == "part":
+        return numbers[3:70]
+    if use == "copied":
+        return numbers.clone()
+    if use == "negated":
+        return torch.view_as_complex(numbers.double().view(-1, 2)).conj()
+    return numbers
+
+
+def test_a_segment_is_given_to_one_batch_once_and_to_no_code_of_users():
+    segments = SegmentRing(2)
+    give_segments(segments)
+
+    assert reserve_segment(lambda: 128_000) is None
+    with filling_segments():
+        assert reserve_segment(lambda: 100) is None
+        assert reserve_segment(lambda: 128_000) is not None
+        # Half of a batch, which is joined with the other half by torch.
+        assert reserve_segment(lambda: 128_000) is None
+    # What was not sent does not stand in the way of the next batch.
+    with filling_segments():
+        assert reserve_segment(lambda: 128_000) is not None
+
+    give_segments(None)
+    segments.close()
 
 
 def test_a_batch_that_was_overwritten_is_never_given():
