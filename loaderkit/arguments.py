@@ -344,7 +344,10 @@ def refuse_value(name: str, value: object, wanted: str, example: object) -> Opti
         The error, to be raised by the caller.
     """
     message = f"{name} must be {wanted}, got {show_value(value)}."
-    if type(value) is not type(example):
+    # Its type is right where any number is wanted, whichever the example is.
+    is_number = type(value) in {int, float} and " number" in f" {wanted}"
+    is_number = is_number and "whole" not in wanted
+    if type(value) is not type(example) and not is_number:
         why = "it is None" if value is None else f"its type is {type(value).__name__}"
     elif isinstance(value, str):
         why = "it does not read as one"
@@ -570,8 +573,13 @@ def check_takes_nothing(name: str, function: Callable[..., Any]) -> None:
     except (TypeError, ValueError):  # of C, which does not say what it takes
         return
     needed = _names_without_default(parameters)
+    shown = getattr(function, "__name__", type(function).__name__)
+    forward = getattr(function, "forward", None)
+    if not needed and callable(forward):
+        # A module's own call takes anything, and hands it on.
+        shown = "model"
+        needed = _names_without_default(inspect.signature(forward).parameters.values())
     if needed:
-        shown = getattr(function, "__name__", type(function).__name__)
         message = f"{name} must take nothing, and {shown} needs {', '.join(needed)}."
         why = "it is called again and again, as it is"
         arguments = ", ".join(needed)

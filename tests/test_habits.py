@@ -200,6 +200,18 @@ def test_a_dataset_dict_of_hugging_face_is_answered_with_one_of_its_datasets():
         assert raised.value.fix == "build_loader(datasets['train'])"
 
 
+def test_texts_of_numpy_from_hugging_face_are_answered_with_its_torch_format(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    texts = datasets.Dataset.from_dict({"caption": ["a cat", "a dog"], "label": [0, 1]})
+
+    with pytest.raises(DatasetError) as raised:
+        pack(texts.with_format("numpy"), tmp_path / "a.lk", workers=0)
+
+    assert 'pack(dataset.with_format("torch"), path)' in raised.value.fix
+    packed = pack(texts.with_format("torch"), tmp_path / "b.lk", workers=0)
+    assert [sample["caption"] for sample in packed] == texts["caption"][:]
+
+
 def test_samples_that_are_lists_or_tensors_are_samples():
     assert len(build_loader([[1, 2], [3, 4]], probe=False)) == 2
     assert len(build_loader([torch.ones(2)] * 3, probe=False)) == 3
@@ -403,6 +415,9 @@ def test_a_function_that_needs_arguments_is_told_before_it_is_called(call):
         call(Case.test_method)
 
     assert raised.value.fix == "lambda: test_method(self)"
+    with pytest.raises(OptionError, match="model needs input") as raised:
+        call(MODEL)
+    assert raised.value.fix == "lambda: model(input)"
     call(Case().test_method)
     call(lambda *args, count=3: None)
 

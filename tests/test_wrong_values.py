@@ -458,3 +458,18 @@ def test_what_asserts_raises_an_assertion_error():
     for call in calls.values():
         with pytest.raises(AssertionError):
             call()
+
+
+def test_a_number_that_is_out_of_range_is_not_blamed_for_its_type():
+    for given in (80, -1.0, 0):
+        with pytest.raises(OptionError, match="out of range"):
+            configure_allocator(mps_fraction=given)
+    with pytest.raises(OptionError, match="its type is str"):
+        configure_allocator(mps_fraction="most")
+    with pytest.raises(OptionError, match="its type is float"):
+        assert_no_leak(list, epochs=8.5)
+
+
+def test_a_limit_that_is_a_share_is_told_to_be_bytes():
+    with pytest.raises(StepError, match="no share of a memory"):
+        plan_batch(MODEL, SAMPLES, "cpu", limit=0.8)

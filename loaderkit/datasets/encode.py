@@ -396,7 +396,7 @@ def _refused_array(path: str, value: NDArray[Any] | np.generic) -> DatasetError:
         plain = np.dtype(value.dtype.str).type
         if type(value) is not plain:
             return _refused_subclass(path, value, plain, f"np.{plain.__name__}")
-    fix = "store x.tolist()" if value.dtype.kind in "US" else ""
+    fix = f"store x.tolist(){_FORMATTED}" if value.dtype.kind in "US" else ""
     return _cannot_store_error(path, value, f"its dtype is {value.dtype}", fix)
 
 
@@ -430,9 +430,15 @@ def _cannot_store_error(
     return DatasetError(message, why=why, fix=fix or _advice_on(value))
 
 
+_FORMATTED = (
+    '; or pack(dataset.with_format("torch"), path), of Hugging Face\'s datasets'
+)
+"""Pictures and texts come as objects of PIL and numpy from there, unless they are asked
+for as tensors."""
+
 _ADVICE: tuple[tuple[str, str, str], ...] = (
     # Module, beginning of a class's name, what holds the same and can be stored.
-    ("PIL", "", "np.asarray(image)"),
+    ("PIL", "", f"np.asarray(image){_FORMATTED}"),
     ("pandas", "Timestamp", "x.timestamp()"),
     ("pandas", "Timedelta", "x.total_seconds()"),
     (

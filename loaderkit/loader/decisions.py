@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.errors import LoaderError
+from loaderkit.errors import LoaderError, OptionError
 from loaderkit.loader.forecast import FORKED_BYTES, SPAWNED_BYTES, pinned_bytes
 from loaderkit.loader.options import START_METHOD_VARIABLE, parse_variable
 from loaderkit.operations import ARITHMETIC, SIGNS
@@ -276,14 +276,17 @@ def choose_start_method(
 
     Raises:
         LoaderError: The dataset cannot be sent to workers that start so.
-        ValueError: This system has no such method.
+        OptionError: This system has no such method.
     """
     if not num_workers:
         return Decision(None, "there are no workers")
     decision = _start_method_of_any(facts, overrides)
     if decision.value not in facts.start_methods:
-        msg = f"multiprocessing_context must be one of {facts.start_methods}, "
-        raise ValueError(msg + f"got {decision.value!r}")
+        message = f"multiprocessing_context cannot be {decision.value!r} here."
+        methods = ", ".join(map(repr, facts.start_methods))
+        why = f"Python starts processes on this system by {methods}"
+        fix = f"multiprocessing_context={facts.start_methods[0]!r}, or leave it out"
+        raise OptionError(message, why=why, fix=fix)
     why = _why_none_can_start(facts, overrides)
     if why:
         message = f"No worker can start by {decision.value!r}."

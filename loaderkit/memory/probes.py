@@ -385,7 +385,7 @@ def read_capability(device: str | torch.device) -> Capability:
         msg = f"device must be one of torch's, such as 'cuda' or 'cpu', got {device!r}"
         raise ValueError(msg) from error
     if not is_present(torch_device):
-        msg = f"there is no device {device!r} here; "
+        msg = f"there is no device {str(device)!r} here; "
         if is_present(torch.device(torch_device.type)):
             msg += f"pass device={torch_device.type!r} for the current one of its kind"
         else:

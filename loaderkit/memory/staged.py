@@ -102,6 +102,10 @@ class Stage:
         for item in objects:
             self._watch_item(item)
 
+    def __repr__(self) -> str:
+        state = "not ended" if self._receipt is None else "ended"
+        return f"Stage({self.name!r}, {state})"
+
     @property
     def receipt(self) -> StageReceipt:
         """What came back, and what survived.

@@ -214,6 +214,12 @@ def test_asking_for_what_cannot_start_is_refused():
         plan({"num_workers": 1, "multiprocessing_context": "spawn"}, unsendable="x")
     with pytest.raises(ValueError, match="multiprocessing_context must be"):
         plan({"num_workers": 1, "multiprocessing_context": "thread"})
+    with pytest.raises(OptionError, match="cannot be 'fork' here") as raised:
+        plan(
+            {"num_workers": 1, "multiprocessing_context": "fork"},
+            start_methods=("spawn",),
+        )
+    assert raised.value.fix.startswith("multiprocessing_context='spawn'")
     with pytest.raises(OptionError, match="without workers"):
         plan({"num_workers": 0, "persistent_workers": True})
     with pytest.raises(OptionError, match="prefetch_factor was given without"):

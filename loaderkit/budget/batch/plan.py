@@ -417,8 +417,9 @@ def _available_bytes(
     if limit is not None:
         size = parse_bytes(limit) if isinstance(limit, str) else limit
         if size < 1:
-            message = f"limit must be positive, got {limit}."
-            raise StepError(message, why="it is bytes to fit into", fix='limit="8 GiB"')
+            message = f"limit must be positive, and a byte at least, got {limit}."
+            why = "it is bytes to fit into, and no share of a memory"
+            raise StepError(message, why=why, fix='limit="8 GiB"')
         return _AvailableBytes(size, "as told")
     if spec.memory_bytes is not None:
         return _AvailableBytes(spec.memory_bytes, "of the specification")
