@@ -66,13 +66,14 @@ def mutation_line(
     Args:
         file: Path of a source file; one without source gives nothing.
         name: A variable such as "history", or an attribute such as ".history".
-        near: Of several such lines the nearest to this one is taken.
-        is_local: Only lines count of the function that this line is in, or of one
+        near: A line of the function that has the variable.
+        is_local: Only lines count of the function that ``near`` is in, or of one
             around it: another function may call something of its own the same.
         class_name: Only lines of a class count.
 
     Returns:
-        "train.py:42"; empty when there is no such line.
+        "train.py:42", or "train.py:42 or train.py:57" where the source does not tell
+        which of them adds most; empty when there is no such line.
 
     >>> mutation_line("", "history")
     ''
@@ -86,12 +87,22 @@ def mutation_line(
         if is_local:
             ranges = [lines for lines in mutations.functions if near in lines]
         numbers = _inside_first(sorted(ranges, key=len), growing, setting)
-    if not numbers:
-        return ""
-    nearest = numbers[0]
-    if near:
-        nearest = min(numbers, key=lambda number: abs(number - near))
-    return f"{Path(file).name}:{nearest}"
+    return _name_lines(Path(file).name, sorted(set(numbers)))
+
+
+def _name_lines(file: str, numbers: list[int]) -> str:
+    """Name lines of which any may be the one.
+
+    >>> _name_lines("train.py", [2, 5]), _name_lines("train.py", [2, 5, 7, 9])
+    ('train.py:2 or train.py:5', 'one of 4 lines from train.py:2 to train.py:9')
+    """
+    if len(numbers) > _MOST_LINES_NAMED:
+        first, *_, last = numbers
+        return f"one of {len(numbers)} lines from {file}:{first} to {file}:{last}"
+    return " or ".join(f"{file}:{number}" for number in numbers)
+
+
+_MOST_LINES_NAMED = 3
 
 
 def _outside_of_locals(

@@ -415,6 +415,18 @@ def test_what_kernels_take_inside_is_planned_for_on_the_cpu(name):
 
 
 @pytest.mark.slow
+def test_a_plan_names_the_operator_that_leaves_the_chance_open():
+    model, data = torch.nn.Linear(64, 64), [torch.randn(64) for _ in range(64)]
+    options = {"optimizer": torch.optim.Rprop, "batch_size": 32}
+    sure = plan_batch(model, data, "cpu", limit="1 MiB", **options)
+
+    vague = plan_batch(model, data, "cpu", limit=sure.estimate.peak - 1, **options)
+
+    [note] = [note for note in vague.notes if "leaves the chance open" in note]
+    assert "aten::index_put_" in note
+
+
+@pytest.mark.slow
 def test_a_limit_that_the_estimate_cannot_tell_from_the_peak_is_said():
     # numbers that Python turns into tensors are much, of a step of a few kB
     model, data = torch.nn.Linear(8, 8), [torch.randn(8) for _ in range(64)]
@@ -424,4 +436,5 @@ def test_a_limit_that_the_estimate_cannot_tell_from_the_peak_is_said():
 
     assert vague.chances[1].high - vague.chances[1].low > 0.5
     assert any("leaves the chance open" in note for note in vague.notes)
+    assert any("above the likely peak, holds it" in note for note in vague.notes)
     assert not any("leaves the chance open" in note for note in sure.notes)

@@ -585,6 +585,36 @@ def _error_factors(
     )
 
 
+def _why_vague(estimate: StepEstimate) -> str:
+    """Say what leaves a chance open, and what would close it.
+
+    Args:
+        estimate: Of the worst batch.
+    """
+    low, high = format_bytes(estimate.low), format_bytes(estimate.high)
+    note = f"the worst batch takes {low} to {high}: a limit near that leaves the "
+    note += "chance open"
+    # An assumption is told as "what is assumed: operator, how often".
+    operators = [
+        text.partition(": ")[2].partition(",")[0]
+        for text in estimate.assumptions
+        if ": " in text
+    ]
+    if operators:
+        named = ", ".join(operators[:_MOST_OPERATORS_NAMED])
+        note += f", since it is not known what {named} will take"
+    share = estimate.high / max(estimate.peak, 1) - 1
+    instead = f"a limit of {high} or more, {share:.0%} above the likely peak, holds it"
+    if estimate.target.kind == "cuda":
+        instead += (
+            "; a step with it there, and torch.cuda.max_memory_allocated(), tells"
+        )
+    return f"{note}; {instead}"
+
+
+_MOST_OPERATORS_NAMED = 3
+
+
 def _plan_notes(plan: BatchPlan, samples: Samples) -> list[str]:
     notes = []
     error = 0.0 if plan.cost_model is None else plan.cost_model.peak_model.error
@@ -599,11 +629,7 @@ def _plan_notes(plan: BatchPlan, samples: Samples) -> list[str]:
         notes.append("the device's own context and fragmentation are not in it")
     is_vague = [c.high - c.low > _VAGUE_CHANCE for c in plan.chances.values()]
     if any(is_vague):
-        low, high = format_bytes(plan.estimate.low), format_bytes(plan.estimate.high)
-        notes.append(
-            f"the worst batch takes {low} to {high}: "
-            "a limit near that leaves the chance open"
-        )
+        notes.append(_why_vague(plan.estimate))
     notes += [f"assumed: {assumption}" for assumption in plan.estimate.assumptions]
     return notes
 

@@ -317,18 +317,18 @@ class Mention(NamedTuple):
     """What the text does with them, the surest first; empty where nothing says so."""
 
 
-def find_mention(text: str) -> Mention | None:
+def find_mention(text_phrases: TextPhrases) -> Mention | None:
     """Give the first phrase of exhaustion of a text that reports none.
 
-    >>> find_mention("Try a smaller batch if it runs out of memory.")
+    >>> find_mention(TextPhrases("Try a smaller batch if it runs out of memory."))
     Mention(words='out of memory', reasons=('a condition',))
     """
-    matches = list(phrases_in(text))
-    if not matches:
+    if not text_phrases.clues:
         return None
 
-    first_phrase, first = min(matches, key=lambda found: found[1].start())
-    clue = _Clue(first_phrase, *first.span(), text)
+    text = text_phrases.text
+    # Nothing of it depends on the phrases that it overlaps with.
+    clue = replace(text_phrases.clues[0], spoken=None)
     phrase = Span(clue.start, clue.end)
     begin, end = clue.sentence()
     sentence = Span(begin, min(end, len(text)))

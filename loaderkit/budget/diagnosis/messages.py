@@ -204,7 +204,7 @@ def read_message(text: str) -> Message:
         return replace(message, raw=text)
 
     # Nothing is reported: say which words only look like it.
-    mention = find_mention(cleaned)
+    mention = find_mention(phrases)
     if mention is None:
         return Message(raw=text)
     reasons = f": {', '.join(mention.reasons[:_MOST_REASONS])}" * bool(mention.reasons)

@@ -128,7 +128,8 @@ def _introduction(text: str, phrase: Span) -> str:
     end = text.rfind(_PARAGRAPH_END, start, phrase.start)
     if end < 0:
         return ""
-    line = text[text.rfind("\n", max(0, end - _REACH), end) + 1 : end]
+    reach = max(0, end - _REACH)
+    line = text[max(text.rfind("\n", reach, end) + 1, reach) : end]
     return line if _INTRODUCES.search(line) else ""
 
 

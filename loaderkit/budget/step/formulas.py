@@ -109,7 +109,11 @@ class FormulaProbe:
         Returns:
             These, each once.
         """
-        by_key = {differentiated.key: differentiated for differentiated in calls}
+        by_key = {
+            differentiated.key: differentiated
+            for differentiated in calls
+            if not differentiated.call.has_plain_formula
+        }
         if len(self._formulas) + len(by_key) > _MOST_REMEMBERED:
             self._formulas.clear()
         new_calls = [call for key, call in by_key.items() if key not in self._formulas]

@@ -121,9 +121,11 @@ _PLAIN = (
     "aten::_values",
     "aten::_nnz",
     "aten::is_coalesced",
+    "aten::_ctc_loss.",
+    "aten::_ctc_loss_backward.",
 )
-"""Kernels that hold nothing beside their outputs, whatever the operands (as in
-torch's source): they need not be made."""
+"""Kernels that hold nothing beside their outputs, whatever the operands, or what
+:attr:`KernelCall.held_bytes` says (as in torch's source): they need not be made."""
 _SHORT = (torch.bfloat16, torch.float16)
 """Types of which products pack their operands, in blocks that depend on the size."""
 _BY_VALUES = ("matrix_exp",)
@@ -153,6 +155,8 @@ _OF_COALESCED = ("aten::_sparse_addmm", "aten::_sparse_softmax")
 """Kernels that coalesce what is not: how much that saves is among the indices."""
 _UNSAFE_POSITIONS = ("lu_", "ormqr", "solve", "multinomial")
 """The same where some operands are whole numbers, such as pivots."""
+OF_PIVOTS = ("aten::linalg_lu_solve", "aten::lu_unpack", "aten::linalg_lu")
+"""But these, of which pivots that move no row are invented."""
 _PARALLEL_NUMBERS = 32768
 """Elements from which a kernel uses threads (``GRAIN_SIZE`` in torch's source), and
 then often another algorithm: a smaller call stays above if the call is."""
@@ -269,6 +273,21 @@ class KernelCall(NamedTuple):
         return _is_plain(operator_name(self.func))
 
     @property
+    def held_bytes(self) -> int:
+        """What a plain kernel holds, as torch's source says: mostly nothing.
+
+        The backward pass of a CTC loss goes through the alignments from the end, in a
+        table as large as that of the forward pass, its last operand.
+        """
+        is_ctc = operator_name(self.func).startswith("aten::_ctc_loss_backward")
+        return self.tensors[-1].nbytes if is_ctc else 0
+
+    @property
+    def has_plain_formula(self) -> bool:
+        """Whether its backward pass is a single kernel, with a mode or without."""
+        return operator_name(self.func).startswith("aten::_ctc_loss.")
+
+    @property
     def by_thread_bytes(self) -> int:
         """What a kernel may hold for each thread, in blocks that depend on the size.
 
@@ -335,7 +354,8 @@ def call_of(
     if "_grouped_mm" in name and any(_is_short(value) for value in values):
         # Each group is packed, and the sizes of groups are among the values.
         return None
-    if any(word in name for word in _UNSAFE_POSITIONS):
+    reads_positions = any(word in name for word in _UNSAFE_POSITIONS)
+    if reads_positions and not name.startswith(OF_PIVOTS):
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
         if not all(t.is_floating_point() or t.is_complex() for t in tensors):
             return None

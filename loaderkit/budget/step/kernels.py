@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_iter, tree_unflatten
 from loaderkit.budget.step.allocation_log import Bounds
 from loaderkit.budget.step.kernel_calls import (
     MOST_BYTES,
+    OF_PIVOTS,
     KernelCall,
     SparseSpec,
     TensorSpec,
@@ -146,7 +147,8 @@ class KernelProbe:
         pending: list[tuple[SizedCall, list[list[KernelCall]]]] = []
         for sized in calls:
             if sized.call.plain:
-                workspaces[sized] = Workspace(Bounds.exactly(0), None, exact=True)
+                held = Bounds.exactly(sized.call.held_bytes)
+                workspaces[sized] = Workspace(held, None, exact=True)
             else:
                 workspaces[sized] = None
                 pending.append((sized, smaller_calls(sized.call, sized.outputs)))
@@ -372,16 +374,45 @@ def is_safe_to_run(call: KernelCall) -> bool:
 def invent_arguments(call: KernelCall) -> Any:
     """Make the arguments of a call, positional and named, with invented values."""
     leaves: list[Any] = []
+    name = operator_name(call.func)
+    is_of_matrices = any(word in name for word in _OF_MATRICES)
+    has_pivots = name.startswith(OF_PIVOTS)
     for leaf in call.leaves:
         if isinstance(leaf, TensorSpec):
-            leaves.append(_invent_tensor(leaf, call.masks))
+            tensor = _invent_tensor(leaf, call.masks)
+            if is_of_matrices:
+                _make_regular(tensor)
+            if has_pivots and tensor.dtype == torch.int32:
+                _keep_rows(tensor)
+            leaves.append(tensor)
         elif isinstance(leaf, SparseSpec):
             leaves.append(_invent_sparse(leaf))
         else:
             leaves.append(leaf)
-    if "mkldnn_rnn_layer_backward" in operator_name(call.func):
+    if "mkldnn_rnn_layer_backward" in name:
         leaves[-1] = _packed_by_forward(leaves)
     return tree_unflatten(leaves, call.tree)
+
+
+_OF_MATRICES = ("linalg_", "cholesky", "lu_", "triangular", "ormqr", "orgqr", "geqrf")
+"""Words in the names of kernels that refuse matrices of invented values: singular ones,
+or ones that are not positive definite."""
+
+
+def _make_regular(tensor: torch.Tensor) -> None:
+    """Turn square matrices into symmetric, positive definite ones."""
+    has_numbers = tensor.is_floating_point() or tensor.is_complex()
+    if has_numbers and tensor.ndim >= 2 and tensor.shape[-1] == tensor.shape[-2]:
+        size = tensor.shape[-1]
+        # Not below the largest row, so that the diagonal is more than all beside it.
+        diagonal = size * torch.eye(size, dtype=tensor.dtype)
+        tensor.copy_((tensor + tensor.mH) / 2 + diagonal)
+
+
+def _keep_rows(pivots: torch.Tensor) -> None:
+    """Write pivots, which LAPACK counts from 1, that leave each row where it is."""
+    rows = torch.arange(1, pivots.shape[-1] + 1, dtype=pivots.dtype)
+    pivots.copy_(rows.expand(pivots.shape))
 
 
 def _packed_by_forward(leaves: list[Any]) -> Any:

@@ -47,6 +47,7 @@ _SMALL_BYTES = 1 << 18
 Chosen: thousands of graphs, and a small part of what an estimate may take for real."""
 _INDEXED = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default)
 """They take masks, whose values decide the shape of the result."""
+_CTC_LOSSES = (_aten._ctc_loss.default, _aten._ctc_loss.Tensor)
 _LIKE_VIEWS = (_aten._unsafe_view.default, _aten.detach.default, _aten.alias.default)
 """Operators that give their operand's storage, and are not called views."""
 _VALUES = ("arange", "scalar_tensor", "linspace")
@@ -530,6 +531,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             torch.Tag.dynamic_output_shape in func.tags
             and func is not _aten.index.Tensor
         ):
+            if func in _CTC_LOSSES and not _is_fake(args[3]):
+                return self._lose_by_alignment(args)
             return self._from_values(func, args, kwargs)
         if func is _aten._pack_padded_sequence.default and not _is_fake(args[1]):
             return self._pack_sequences(func, args)
@@ -543,6 +546,18 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         packed, batch_sizes = func(stand_in, lengths, batch_first)
         with self.fake:
             return padded.new_empty((len(packed), *padded.shape[2:])), batch_sizes
+
+    def _lose_by_alignment(self, args: Args) -> Any:
+        """Compute a CTC loss: the lengths of the targets alone say what it keeps."""
+        log_probs, _targets, _input_lengths, target_lengths = args[:4]
+        if isinstance(target_lengths, torch.Tensor):
+            target_lengths = target_lengths.tolist()
+        steps, samples, _classes = log_probs.shape
+        # A blank before, between and behind the labels of each target.
+        states = 2 * max(target_lengths, default=0) + 1
+        with self.fake:
+            losses = log_probs.new_empty((samples,))
+            return losses, log_probs.new_empty((samples, steps, states))
 
     def _from_values(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """Run an operator whose result depends on values, or assume some."""

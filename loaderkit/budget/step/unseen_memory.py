@@ -7,6 +7,7 @@ knows those).  What is only known within bounds widens the interval, and is told
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from loaderkit.budget.step.allocation_log import Bounds
@@ -33,6 +34,15 @@ _OPAQUE_FACTOR = 2
 chosen: packed copies of all operands, and of all outputs."""
 _RECURRENT = ("_rnn", "_lstm", "_gru")
 """Words in the names of operators that keep a workspace for the backward pass."""
+
+
+_LESS_THAN_TRACKED = 4
+"""What share of a storage a formula that takes less than it was tracked with may still
+take more at one place; chosen: one buffer of four."""
+_SHARE_BY_SIZE = 1.5
+"""How many times as much more a formula may take in other proportions of the sizes than
+in the small call that was made; chosen: two buffers where another has three."""
+_NOTHING = Bounds.exactly(0)
 
 
 def add_workspaces(calls: list[TrackedCall], log: Log, *, is_cpu: bool) -> None:
@@ -131,14 +141,49 @@ def add_formulas(tracker: Tracker, log: Log) -> None:
         guess_node(tracked.name) for tracked in differentiated if tracked.call is None
     )
     unknown_nodes += tuple(f.node for f in formulas if f.times is None)
-    for gradient in tracker.made_by_formulas:
-        times = times_by_node.get(gradient.node, 1.0)
-        is_unknown = bool(unknown_nodes) and gradient.node.startswith(unknown_nodes)
+    for node, gradients in itertools.groupby(
+        tracker.made_by_formulas, key=lambda gradient: gradient.node
+    ):
+        times = times_by_node.get(node, 1.0)
+        is_unknown = bool(unknown_nodes) and node.startswith(unknown_nodes)
         if times == 1.0 and not is_unknown:
             continue
+        calls = list(gradients)
         assumption = "a formula of autograd that is not tracked"
-        log.assumptions[assumption, gradient.node] += 1
-        for number in gradient.numbers:
+        log.assumptions[assumption, node] += len(calls)
+        numbers = [number for gradient in calls for number in gradient.numbers]
+        if times > 1.0 and not is_unknown:
+            _raise_highest(numbers, times, log)
+            continue
+        for number in numbers:
             size = log.events[number].change
-            high = round(size * max(times, 1.0))
+            high = size if is_unknown else size // _LESS_THAN_TRACKED
             log.corrections[number] = Bounds(-size, 0, high)
+
+
+def _raise_highest(numbers: list[int], times: float, log: Log) -> None:
+    """Add what a formula takes more without a mode, where it takes most under one.
+
+    While a formula runs, nothing else is made or freed: the peak is higher by what it
+    takes more at its own highest point, wherever that is.
+
+    Args:
+        numbers: Storages that it made under a mode.
+        times: What it takes without, for one byte with a mode.
+        log: Of the step; changed.
+    """
+    own_numbers = set(numbers)
+    live = highest = 0
+    position = numbers[0]
+    for here in range(min(numbers), max(numbers) + 1):
+        number, change = log.events[here]
+        if number in own_numbers:
+            live += change
+        inside = log.inside.get(here, _NOTHING)
+        if live + inside.likely > highest:
+            highest, position = live + inside.likely, here
+    more = round((times - 1) * highest)
+    inside = log.inside.get(position, _NOTHING)
+    log.inside[position] = Bounds(
+        inside.low, inside.likely + more, inside.high + round(_SHARE_BY_SIZE * more)
+    )

@@ -1,0 +1,104 @@
+"""Kernels and formulas of linear algebra and alignments, over sizes drawn at random."""
+
+import random
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import ctc_loss
+
+from loaderkit.budget.step.estimate import estimate
+from loaderkit.budget.step.measure import measure_step
+from loaderkit.budget.step.train_step import Step
+
+
+def _positive_definite(h):
+    return h @ h.mT + 3 * torch.eye(h.shape[-1])
+
+
+OPERATORS = {
+    "cholesky": lambda h: torch.linalg.cholesky(_positive_definite(h)),
+    "cholesky_ex": lambda h: torch.linalg.cholesky_ex(_positive_definite(h))[0],
+    "cholesky_inverse": lambda h: torch.cholesky_inverse(
+        torch.linalg.cholesky(_positive_definite(h))
+    ),
+    "cholesky_solve": lambda h: torch.cholesky_solve(
+        h, torch.linalg.cholesky(_positive_definite(h))
+    ),
+    "det": lambda h: torch.linalg.det(_positive_definite(h)),
+    "logdet": lambda h: torch.logdet(_positive_definite(h)),
+    "slogdet": lambda h: torch.linalg.slogdet(_positive_definite(h))[1],
+    "inv": lambda h: torch.linalg.inv(_positive_definite(h)),
+    "solve": lambda h: torch.linalg.solve(_positive_definite(h), h),
+    "lu": lambda h: torch.linalg.lu(_positive_definite(h))[2],
+    "lu_factor": lambda h: torch.linalg.lu_factor(_positive_definite(h))[0],
+    "svdvals": torch.linalg.svdvals,
+    "pinv": lambda h: torch.linalg.pinv(_positive_definite(h)),
+}
+WIDEST = 0.25
+"""Of the truth; before pivots and positive definite operands were invented, up to
+100 %."""
+
+
+class OfMatrices(nn.Module):
+    def __init__(self, operator, width):
+        super().__init__()
+        self.map = nn.Linear(width, width)
+        self.operator = operator
+        self.last = nn.Linear(1, 1)
+
+    def forward(self, x):
+        return self.last(self.operator(self.map(x)).flatten()[:, None]).mean()
+
+
+class Aligned(nn.Module):
+    """A CTC loss; torch itself reads lengths that are lists out of memory."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.map = nn.Linear(32, classes)
+
+    def forward(self, x):
+        scores = self.map(x).log_softmax(-1)
+        steps, samples, _ = scores.shape
+        longest = max(2, steps // 4)
+        targets = torch.ones(samples, longest, dtype=torch.long)
+        input_lengths = torch.full((samples,), steps)
+        target_lengths = torch.full((samples,), longest)
+        return ctc_loss(scores, targets, input_lengths, target_lengths)
+
+
+def _compared(model, batch):
+    step = Step(optimizer="sgd")
+    truth = max(measure_step(model, batch, step).values())
+    return truth, estimate(model, batch, step)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPERATORS)
+def test_linear_algebra_is_known_in_any_size(name):
+    rng = random.Random(name)
+    width = rng.choice([8, 13, 24, 32, 48, 64])
+    samples = max(8, 300_000 // width**2 // rng.choice([1, 2, 3]))
+    batch = torch.randn(samples, width, width) * 0.2
+
+    truth, estimated = _compared(OfMatrices(OPERATORS[name], width), batch)
+
+    assert estimated.low <= truth <= estimated.high
+    assert estimated.high - estimated.low <= WIDEST * truth
+    if estimated.exact:
+        assert estimated.peak == pytest.approx(truth, rel=0.005)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("steps", "samples", "classes"), [(60, 8, 32), (150, 32, 12), (400, 8, 5)]
+)
+def test_the_alignments_of_a_ctc_loss_are_counted(steps, samples, classes):
+    batch = torch.randn(steps, samples, 32)
+
+    truth, estimated = _compared(Aligned(classes), batch)
+
+    assert estimated.low <= truth <= estimated.high
+    assert estimated.peak == pytest.approx(truth, rel=0.005)
+    assert estimated.high - estimated.low <= 0.05 * truth
