@@ -80,7 +80,9 @@ def complaints_about(results, names):
             complaints.append((result["name"], result["text"]))
         elif result["leaks"]:
             words = names(result["name"])
-            causes = [t for t in result["text"].splitlines() if t[:1].isdigit()]
+            # A cause goes on in indented lines where it is longer than one.
+            whole_lines = result["text"].replace("\n  ", " ").splitlines()
+            causes = [line for line in whole_lines if line[:1].isdigit()]
             if not any(word in cause for word in words for cause in causes):
                 complaints.append((result["name"], words, result["text"]))
     return complaints

@@ -88,10 +88,14 @@ def blame_of(growth, case):
 def is_right_line(holder, make):
     """Tell whether no line is named, or one that is marked; a call may span three."""
     own_file = Path(inspect.getfile(make)).name
-    if holder is None or not holder.line.startswith(own_file):
+    if holder is None or own_file not in holder.line:
         return True
-    number, marked = int(holder.line.rpartition(":")[2]), lines_that_grow(make)
-    return not marked or min(abs(number - mark) for mark in marked) <= 2
+    # Of several lines that add to it, all are named, or the first and the last.
+    numbers = [int(number) for number in re.findall(r"\.py:(\d+)", holder.line)]
+    marked = lines_that_grow(make)
+    return not marked or any(
+        min(numbers) - 2 <= mark <= max(numbers) + 2 for mark in marked
+    )
 
 
 def in_fork(name, case):

@@ -647,13 +647,16 @@ def _is_part_of_long_word(line: str, following: str) -> bool:
         return False
     if not right[0].isalnum() and left[-1] != "=":
         return False
-    if _WHOLE_PATH.search(left) or (right[0].isupper() and is_word(right)):
+    if _WHOLE_PATH.search(left) or _KEY_OF_A_VALUE.match(right):
+        return False
+    if right[0].isupper() and is_word(right):
         return False
     return _JOINS_NAMES.search(left) is not None
 
 
 _JOINS_NAMES = re.compile(r"\w(?:[./\\_]|::)\w")
 """In a path, or in the name of a class with its module."""
+_KEY_OF_A_VALUE = re.compile(r"[a-z]\w{1,30}=")
 _WHOLE_PATH = re.compile(r"(?:Error|Exception|\.[a-z]{1,4})$")
 
 
