@@ -35,6 +35,7 @@ class Interrupts:
     Where signals are not Python's to handle it does nothing: in other threads than the
     main one, and where SIGINT is ignored or ends the process.
 
+    >>> before = signal.signal(signal.SIGINT, signal.default_int_handler)
     >>> try:
     ...     with Interrupts():
     ...         with contextlib.suppress(KeyboardInterrupt):
@@ -44,6 +45,7 @@ class Interrupts:
     ...     print("raised all the same")
     dropped
     raised all the same
+    >>> _ = signal.signal(signal.SIGINT, before)
     """
 
     def __init__(self) -> None:

@@ -43,7 +43,7 @@ class LockPatience:
 
 
 @dataclass(frozen=True)
-class Holder:
+class LockHolder:
     """The process that holds a lock, as it has written itself."""
 
     process: int
@@ -68,7 +68,7 @@ class StuckHolderError(Exception):
         waited_s: Seconds without a sign of life.
     """
 
-    def __init__(self, holder: Holder | None, waited_s: float) -> None:
+    def __init__(self, holder: LockHolder | None, waited_s: float) -> None:
         super().__init__(f"{holder} has held a lock for {waited_s:.0f} s")
         self.holder, self.waited_s = holder, waited_s
 
@@ -185,11 +185,11 @@ def _write_holder(note: Path) -> None:
         note.write_text(json.dumps(holder), "utf-8")
 
 
-def _read_holder(note: Path) -> Holder | None:
+def _read_holder(note: Path) -> LockHolder | None:
     # Its holder may be writing it at this moment.
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         written = json.loads(note.read_text("utf-8"))
-        return Holder(
+        return LockHolder(
             int(written["process"]), str(written["host"]), int(written["since_ns"])
         )
     return None

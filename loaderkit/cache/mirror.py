@@ -32,7 +32,7 @@ from loaderkit.cache.files import digest_of, find_manifest, load_sources, unread
 from loaderkit.cache.layout import MANIFEST, is_cache_file_name
 from loaderkit.cache.leases import Lease, shards_in_use
 from loaderkit.cache.lock_files import (
-    Holder,
+    LockHolder,
     LockPatience,
     StuckHolderError,
     hold_lock_file,
@@ -711,11 +711,11 @@ def _size_and_time(file: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _name_of(holder: Holder | None) -> str:
+def _name_of(holder: LockHolder | None) -> str:
     return "another process" if holder is None else str(holder)
 
 
-def _is_stopped(holder: Holder | None) -> bool:
+def _is_stopped(holder: LockHolder | None) -> bool:
     return holder is not None and holder.is_stopped
 
 
