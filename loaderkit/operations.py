@@ -100,7 +100,9 @@ def refuse_new_attributes(kind: Kind) -> Kind:
         vars(self)["_is_made"] = True
 
     def __setattr__(self: Any, name: str, value: Any) -> None:  # noqa: N807
-        is_new = not name.startswith("_") and name not in vars(self)
+        # What a class gives a value is a setting that nobody has changed yet.
+        is_setting = name in vars(self) or _is_value(getattr(kind, name, _NOTHING))
+        is_new = not name.startswith("_") and not is_setting
         if type(self) is kind and "_is_made" in vars(self) and is_new:
             raise _no_such_setting(self, name, value)
         set_attribute(self, name, value)
@@ -108,6 +110,12 @@ def refuse_new_attributes(kind: Kind) -> Kind:
     setattr(kind, "__init__", __init__)  # noqa: B010
     setattr(kind, "__setattr__", __setattr__)  # noqa: B010
     return kind
+
+
+def _is_value(of_class: object) -> bool:
+    """Tell a value that a class gives its objects from its methods and properties."""
+    is_code = callable(of_class) or hasattr(of_class, "__get__")
+    return of_class is not _NOTHING and not is_code
 
 
 def usual_variable(kind: type) -> str:

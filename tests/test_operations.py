@@ -272,6 +272,26 @@ def test_a_setting_under_a_wrong_name_is_not_set_silently(make, wrong, right):
     assert getattr(thing, right) == 3
 
 
+@pytest.mark.parametrize("make", [row[0] for row in SETTINGS.values()], ids=SETTINGS)
+def test_every_value_that_an_object_or_its_class_has_can_be_set(make):
+    thing = make()
+    kind = type(thing)
+    of_class = [
+        name
+        for base in kind.__mro__
+        for name, value in vars(base).items()
+        if not callable(value) and not hasattr(value, "__get__")
+    ]
+    values = {name for name in (*vars(thing), *of_class) if not name.startswith("_")}
+
+    for name in values:
+        setattr(thing, name, getattr(thing, name))
+
+    assert len(values) >= 3
+    with pytest.raises(NotChangeableError):
+        thing.no_such_value = 3
+
+
 def test_a_users_subclass_has_attributes_of_its_own():
     class Named(loaderkit.LeakDetector):
         def __init__(self, name):
