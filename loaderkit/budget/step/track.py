@@ -229,7 +229,7 @@ def _examples(
     torch's own optimizers make a state of the shape, the kind and the group's options.
     Others may do as they like: each of their parameters is its own example.
     """
-    if type(optimizer).__module__.partition(".")[0] != "torch":
+    if not type(optimizer).__module__.startswith("torch.optim."):
         return {id(parameter): parameter for parameter in parameters}
     groups = _groups_of(optimizer)
     examples: dict[Any, torch.nn.Parameter] = {}
