@@ -13,6 +13,7 @@ from torch.overrides import resolve_name
 
 from loaderkit.answers import answer_wrong_names
 from loaderkit.errors import DatasetError, OptionError
+from loaderkit.operations import ARITHMETIC, COMPARISONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,23 +62,6 @@ def _made_of_parts(cls: type[T]) -> type[T]:
     return cls
 
 
-_OPERATORS = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "truediv": "/",
-    "floordiv": "//",
-    "mod": "%",
-    "pow": "**",
-    "matmul": "@",
-    "and": "&",
-    "or": "|",
-    "xor": "^",
-    "lt": "<",
-    "le": "<=",
-    "gt": ">",
-    "ge": ">=",
-}
 _SIGNS = {"neg": "-", "abs": "abs", "invert": "~"}
 
 
@@ -104,7 +88,7 @@ def _refuses_arithmetic(cls: type[T]) -> type[T]:
             raise refuse(self, f"{_shown_operand(other)} {symbol} {{}}")
 
         setattr(cls, f"__{method}__", operate)
-        if method not in {"lt", "le", "gt", "ge"}:  # whose reflections are each other
+        if method not in COMPARISONS:  # whose reflections are each other
             setattr(cls, f"__r{method}__", operate_reflected)
 
     def refuse_sign(method: str, symbol: str) -> None:
@@ -144,7 +128,7 @@ def _refuses_arithmetic(cls: type[T]) -> type[T]:
 
     setattr(cls, "__contains__", contains)  # noqa: B010
     setattr(cls, "__getitem__", get_item)  # noqa: B010
-    for method, symbol in _OPERATORS.items():
+    for method, symbol in (ARITHMETIC | COMPARISONS).items():
         refuse_operator(method, symbol)
     for method, symbol in _SIGNS.items():
         refuse_sign(method, symbol)

@@ -3,10 +3,10 @@
 import itertools
 import multiprocessing
 import os
-import signal
 import threading
 
 import pytest
+from held_locks import process_that_holds, stop_process
 
 from loaderkit.cache.lock_files import (
     LockPatience,
@@ -92,32 +92,15 @@ def test_a_process_forked_while_a_thread_holds_the_file_gets_it_later(tmp_path):
 @pytest.fixture
 def held_lock(tmp_path):
     """A lock that another process holds until it is killed."""
-    file, is_held = tmp_path / "lock", FORK.Event()
-
-    def hold_for_ever():
-        with hold_lock_file(file):
-            is_held.set()
-            threading.Event().wait()
-
-    process = FORK.Process(target=hold_for_ever)
-    process.start()
-    while not is_held.wait(0.1):
-        assert process.is_alive()  # or this would wait for ever
-    yield file, process
-    process.kill()
-    process.join()
-
-
-def stop(process):
-    """Stop a process, and wait until it is."""
-    os.kill(process.pid, signal.SIGSTOP)
-    os.waitpid(process.pid, os.WUNTRACED)
+    file = tmp_path / "lock"
+    with process_that_holds(lambda: hold_lock_file(file)) as process:
+        yield file, process
 
 
 @pytest.mark.slow
 def test_a_holder_that_is_stopped_is_named_and_one_that_is_killed_lets_go(held_lock):
     file, process = held_lock
-    stop(process)
+    stop_process(process)
     assert is_process_stopped(process.pid)
     patience = LockPatience(silent_s=600.0, stopped_s=1.0)
 

@@ -1,5 +1,6 @@
 """A mirror: whole shards or none, whatever breaks, and never more than it may take."""
 
+import contextlib
 import errno
 import multiprocessing
 import os
@@ -11,6 +12,7 @@ import time
 
 import numpy as np
 import pytest
+from held_locks import process_that_holds, stop_process
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from storages import Faults, FileServer, copy_files
@@ -406,12 +408,6 @@ def test_two_threads_read_at_once(file_server, tmp_path):
     assert not wrong
 
 
-def stop(process):
-    """Stop a process, and wait until it is."""
-    os.kill(process.pid, signal.SIGSTOP)
-    os.waitpid(process.pid, os.WUNTRACED)
-
-
 @pytest.mark.slow
 def test_a_shard_is_downloaded_beside_a_process_that_is_stopped(file_server, tmp_path):
     url, faults = file_server
@@ -429,7 +425,7 @@ def test_a_shard_is_downloaded_beside_a_process_that_is_stopped(file_server, tmp
     while faults.stall_s:
         assert stopped.is_alive()  # or this would wait for ever
         time.sleep(0.01)
-    stop(stopped)
+    stop_process(stopped)
 
     assert read_labels(store, [1, 0]) == [1, 0]
 
@@ -450,23 +446,15 @@ def test_a_stopped_process_that_has_announced_a_shard_is_not_waited_for(
     url, _ = file_server
     remote = RemoteCache(url, mirror=tmp_path / "m", patience=QUICK)
     store = Store(remote)
-    has_announced = FORK.Event()
 
     def announce():
         Mirror(remote).announce(0)
-        has_announced.set()
-        threading.Event().wait()
+        return contextlib.nullcontext()
 
-    announcer = FORK.Process(target=announce)
-    announcer.start()
-    while not has_announced.wait(0.1):
-        assert announcer.is_alive()  # or this would wait for ever
-    stop(announcer)
+    with process_that_holds(announce) as announcer:
+        stop_process(announcer)
 
-    assert read_labels(store, [1, 0]) == [1, 0]
-
-    announcer.kill()
-    announcer.join()
+        assert read_labels(store, [1, 0]) == [1, 0]
 
 
 @pytest.mark.slow
@@ -479,27 +467,16 @@ def test_a_stopped_process_that_has_locked_the_mirror_is_named(file_server, tmp_
             patience=Patience(1.0, (0.01,) * 50, silent_tries=50),
         )
     )
-    is_locked = FORK.Event()
+    lock = tmp_path / "m" / ".lock"
 
-    def lock_mirror():
-        with hold_lock_file(tmp_path / "m" / ".lock"):
-            is_locked.set()
-            threading.Event().wait()
-
-    holder = FORK.Process(target=lock_mirror)
-    holder.start()
-    while not is_locked.wait(0.1):
-        assert holder.is_alive()  # or this would wait for ever
-    stop(holder)
-
-    with pytest.raises(CacheError, match="is locked") as caught:
-        read_labels(store, [0])
+    with process_that_holds(lambda: hold_lock_file(lock)) as holder:
+        stop_process(holder)
+        with pytest.raises(CacheError, match="is locked") as caught:
+            read_labels(store, [0])
 
     assert f"process {holder.pid}" in caught.value.why
     assert "stopped" in caught.value.why
     assert f"kill -CONT {holder.pid}" in caught.value.fix
-    holder.kill()
-    holder.join()
     assert read_labels(store, [1, 0]) == [1, 0]
 
 

@@ -211,64 +211,45 @@ def _give_state(
     if any(getattr(module, "sparse", False) for module in model.modules()):
         # Their gradients are sparse, which cannot be made of zeros.
         return False
-    examples = _examples(parameters, optimizer)
-    for parameter in examples.values():
-        parameter.grad = torch.zeros_like(parameter)
+    examples = _examples_of(parameters, optimizer)
+    for parameter, example in zip(parameters, examples, strict=True):
+        if parameter is example:
+            parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    _copy_states(examples, parameters, optimizer)
+    for parameter, example in zip(parameters, examples, strict=True):
+        # Adagrad makes the states of all at once.
+        if parameter is not example and not optimizer.state[parameter]:
+            optimizer.state[parameter] = {
+                name: value.clone() if isinstance(value, torch.Tensor) else value
+                for name, value in optimizer.state[example].items()
+            }
     tracker.label_state(optimizer)
     return True
 
 
-def _examples(
+def _examples_of(
     parameters: Sequence[torch.nn.Parameter], optimizer: torch.optim.Optimizer
-) -> dict[Any, torch.nn.Parameter]:
-    """Choose parameters whose state tells that of all, by what they have in common.
+) -> Sequence[torch.nn.Parameter]:
+    """Give, for each parameter, the one whose state tells what its own is like.
 
     torch's own optimizers make a state of the shape, the kind and the group's options.
     Others may do as they like: each of their parameters is its own example.
     """
     if not type(optimizer).__module__.startswith("torch.optim."):
-        return {id(parameter): parameter for parameter in parameters}
-    groups = _groups_of(optimizer)
-    examples: dict[Any, torch.nn.Parameter] = {}
-    for parameter in parameters:
-        examples.setdefault(_described(parameter, groups), parameter)
-    return examples
-
-
-def _copy_states(
-    examples: dict[Any, torch.nn.Parameter],
-    parameters: Sequence[torch.nn.Parameter],
-    optimizer: torch.optim.Optimizer,
-) -> None:
-    """Give every other parameter a state like that of its example."""
-    is_own = {id(parameter) for parameter in examples.values()}
-    others = [parameter for parameter in parameters if id(parameter) not in is_own]
-    groups = _groups_of(optimizer)
-    for parameter in others:
-        # Adagrad makes the states of all at once.
-        if not optimizer.state[parameter]:
-            like = optimizer.state[examples[_described(parameter, groups)]]
-            optimizer.state[parameter] = {
-                name: value.clone() if isinstance(value, torch.Tensor) else value
-                for name, value in like.items()
-            }
-
-
-def _groups_of(optimizer: torch.optim.Optimizer) -> dict[int, int]:
-    """Number the group of each parameter, by its identity."""
-    return {
+        return parameters
+    groups = {
         id(parameter): number
         for number, group in enumerate(optimizer.param_groups)
         for parameter in group["params"]
     }
-
-
-def _described(parameter: torch.nn.Parameter, groups: dict[int, int]) -> Any:
-    layout = (parameter.shape, parameter.stride(), parameter.dtype, parameter.layout)
-    return (groups.get(id(parameter)), *layout)
+    by_kind: dict[Any, torch.nn.Parameter] = {}
+    examples = []
+    for parameter in parameters:
+        layout = (parameter.shape, parameter.stride(), parameter.dtype)
+        kind = (groups.get(id(parameter)), *layout, parameter.layout)
+        examples.append(by_kind.setdefault(kind, parameter))
+    return examples
 
 
 @contextmanager
