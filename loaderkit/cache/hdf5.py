@@ -44,7 +44,7 @@ from loaderkit.cache.layout import (
 from loaderkit.errors import OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
     from typing import BinaryIO
 
@@ -197,36 +197,36 @@ def _write_buffer(
     for column, parts in buffer.columns():
         mapped.update(deduplicator.add(column, parts))
     names = _names_to_compress(mapped, buffer.samples) if compression else []
-    with h5py.File(
-        image, "w", alignment_threshold=1, alignment_interval=ALIGNMENT
-    ) as file:
-        for name in names:
-            array = mapped.pop(name)
-            chunk_rows = _rows_of_chunk(array, buffer.samples, compression)
-            index_name = f"{name}.chunks"
-            chunk_index = _write_chunks(
-                file, name, array, chunk_rows, filters(compression)
-            )
-            image.raise_error()
-            mapped[index_name] = ShardArray.of(chunk_index)
-            layout.arrays[name] = Array(
-                array.dtype.str,
-                array.shape,
-                offset=None,
-                chunk_rows=chunk_rows,
-                chunk_index=index_name,
-            )
+    with image.raising_its_error():
+        with h5py.File(
+            image, "w", alignment_threshold=1, alignment_interval=ALIGNMENT
+        ) as file:
+            for name in names:
+                array = mapped.pop(name)
+                chunk_rows = _rows_of_chunk(array, buffer.samples, compression)
+                index_name = f"{name}.chunks"
+                chunk_index = _write_chunks(
+                    file, name, array, chunk_rows, filters(compression)
+                )
+                image.raise_error()
+                mapped[index_name] = ShardArray.of(chunk_index)
+                layout.arrays[name] = Array(
+                    array.dtype.str,
+                    array.shape,
+                    offset=None,
+                    chunk_rows=chunk_rows,
+                    chunk_index=index_name,
+                )
 
-    # What is mapped gets its place behind all chunks, whose sizes nobody knew before.
-    _reserve_arrays(image, mapped)
-    with h5py.File(image, "r") as file:
-        for name, array in mapped.items():
-            # libhdf5 gives no place to an array without values.
-            offset = file[name].id.get_offset() if array.size else 0
-            layout.arrays[name] = Array(array.dtype.str, array.shape, offset)
+        # What is mapped gets its place behind all chunks, whose sizes nobody knew.
+        _reserve_arrays(image, mapped)
+        with h5py.File(image, "r") as file:
+            for name, array in mapped.items():
+                # libhdf5 gives no place to an array without values.
+                offset = file[name].id.get_offset() if array.size else 0
+                layout.arrays[name] = Array(array.dtype.str, array.shape, offset)
     layout.columns = deduplicator.columns
 
-    image.raise_error()
     raw.truncate(image.size)
     layout.xxh3 = _write_values(raw, image.size, layout, mapped)
     return layout
@@ -349,6 +349,23 @@ class _FileImage(io.RawIOBase):
         """
         if self._error is not None:
             raise self._error
+
+    @contextlib.contextmanager
+    def raising_its_error(self) -> Iterator[None]:
+        """Let libhdf5 write, and raise what went wrong meanwhile.
+
+        What could not be read back is zeros to libhdf5, which calls the file broken
+        then, in many ways: what counts is the disk's own answer.
+
+        Raises:
+            OSError: The file could not be written, or not be read back.
+        """
+        try:
+            yield
+        except Exception:
+            self.raise_error()
+            raise
+        self.raise_error()
 
     def readable(self) -> bool:
         return True

@@ -183,12 +183,15 @@ def _value_of(compared: Any) -> Any:
     return compared.value if isinstance(compared, Decision) else compared
 
 
-def choose_num_workers(facts: Facts, overrides: SettingOverrides) -> Decision[int]:
+def choose_num_workers(
+    facts: Facts, overrides: SettingOverrides, *, batches: int | None = None
+) -> Decision[int]:
     """Choose how many processes make batches; 0 makes them in this one.
 
     Args:
         facts: What is known.
         overrides: What the caller asked for.
+        batches: Batches of an epoch; None if unknown.
 
     Returns:
         The number; where an option is given that means nothing without workers, at
@@ -200,7 +203,7 @@ def choose_num_workers(facts: Facts, overrides: SettingOverrides) -> Decision[in
     requested = _requested(overrides.num_workers, "LOADERKIT_NUM_WORKERS", facts)
     if requested is not None:
         return _check_requested_workers(requested, facts)
-    decision = _number_that_pays(facts, overrides)
+    decision = _number_that_pays(facts, overrides, batches)
     if decision.value or not overrides.needs_workers:
         return decision
     may_start = not facts.daemonic and not _why_none_can_start(facts, overrides)
@@ -458,7 +461,9 @@ def _check_requested_workers(requested: Decision[int], facts: Facts) -> Decision
     return Decision(count, requested.reason, warning)
 
 
-def _number_that_pays(facts: Facts, overrides: SettingOverrides) -> Decision[int]:
+def _number_that_pays(
+    facts: Facts, overrides: SettingOverrides, batches: int | None
+) -> Decision[int]:
     """Choose the number of workers where nobody asks for one."""
     if facts.daemonic:
         return Decision(0, "this process is a daemon, which may not have children")
@@ -474,6 +479,12 @@ def _number_that_pays(facts: Facts, overrides: SettingOverrides) -> Decision[int
         return Decision(0, f"{reason}the dataset splits itself by get_worker_info()")
     if facts.measured is None:
         return _number_without_measuring(facts, start_method)
+    if batches is not None and batches * facts.measured.fetch_s < _FORK_S:
+        # Which of two so short times is longer depends on what else the machine does.
+        epoch = format_seconds(batches * facts.measured.fetch_s)
+        starting = format_seconds(_FORK_S)
+        reason = f"a whole epoch takes {epoch}, starting one worker {starting}"
+        return Decision(0, reason)
     return _number_by_measuring(facts, facts.measured, start_method)
 
 

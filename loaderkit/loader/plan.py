@@ -173,7 +173,7 @@ def decide(
         LoaderError: What was asked for cannot work here.
         OptionError: An option was given that has no effect without workers.
     """
-    workers = choose_num_workers(facts, overrides)
+    workers = choose_num_workers(facts, overrides, batches=batches)
     if not workers.value:
         overrides.refuse_without_workers(workers.reason)
     num_workers = workers.value

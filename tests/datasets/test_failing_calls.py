@@ -83,6 +83,33 @@ def test_a_note_that_cannot_be_read_is_not_thrown_away(runner, scenarios, tmp_pa
         assert (outcome.hits, broken) == (1, [])
 
 
+@pytest.mark.slow
+def test_what_libhdf5_cannot_read_back_is_an_error_of_the_disk(
+    runner, scenarios, tmp_path
+):
+    """libhdf5 sees zeros there, and says that the file is broken."""
+    scenario, path = scenarios["fresh"], tmp_path / "c.lk"
+    log = runner.run(replace(scenario.pack, path=str(path))).log
+    shards = [name for name in map(file_of_shard, log) if name]
+    calls = [
+        at
+        for at, line in enumerate(log, 1)
+        if file_of_shard(line) == shards[0] and line.split(" ")[1] in {"seek", "read"}
+    ]
+    assert len(calls) > 50
+
+    for at in calls[::15]:
+        fault = Fault(Action.FAIL, errno.EIO, first=at, last=at)
+        outcome, broken = broken_laws(runner, scenario, fault, 0, path)
+        assert (outcome.status, outcome.hits, broken) == ("CacheError", 1, [])
+
+
+def file_of_shard(line):
+    """Name the unfinished shard that a call is about; None for other files."""
+    name = line.rpartition("/")[2]
+    return name if re.fullmatch(r"\d{5}-[0-9a-f]{32}\.partial", name) else None
+
+
 def test_a_raw_error_and_a_lost_shard_would_be_seen(runner, scenarios, tmp_path):
     scenario, path = scenarios["resumed"], tmp_path / "c.lk"
     planted = replace(scenario, pack=replace(scenario.pack, reads_around_us=True))

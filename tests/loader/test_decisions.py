@@ -336,6 +336,22 @@ def test_an_option_that_needs_a_worker_has_one_where_one_can_start():
         assert choose_num_workers(nowhere, needs_one).value == 0
 
 
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_an_epoch_that_is_over_before_a_worker_runs_has_none(start_method):
+    known = facts(
+        measured=dataclasses.replace(SLOW, fetch_s=0.01), start_method=start_method
+    )
+
+    short, long, unknown = (
+        choose_num_workers(known, NOTHING_ASKED, batches=batches)
+        for batches in (4, 6, None)
+    )
+
+    reason = "a whole epoch takes 40.0 ms, starting one worker 50.0 ms"
+    assert (short.value, short.reason) == (0, reason)
+    assert long == unknown
+
+
 def test_why_nothing_was_measured_is_told():
     known = facts(measured=None, unmeasured="there are no rows")
 

@@ -40,7 +40,7 @@ def facts(*, host=None, **changes):
     return Facts(host=dataclasses.replace(HOST, **(host or {})), **known)
 
 
-def plan(overrides=None, batches=100, **changes):
+def plan(overrides=None, batches=1000, **changes):
     host = changes.pop("host", None)
     changed_facts = facts(host=host, **changes)
     return decide(changed_facts, SettingOverrides(**(overrides or {})), batches=batches)
