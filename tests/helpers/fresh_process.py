@@ -12,6 +12,10 @@ import sys
 import traceback
 from pathlib import Path
 
+FROM_A_SERVER = "forkserver" in multiprocessing.get_all_start_methods()
+"""The server has imported torch and PyG (see ``conftest.py``) and done nothing else."""
+CONTEXT = multiprocessing.get_context("forkserver" if FROM_A_SERVER else "spawn")
+
 
 def in_fresh_process(test):
     """Run a test function in a process of its own.
@@ -25,9 +29,8 @@ def in_fresh_process(test):
 
     @functools.wraps(test)
     def run_there(*args, **kwargs):
-        spawn = multiprocessing.get_context("spawn")
-        receiver, sender = spawn.Pipe(duplex=False)
-        process = spawn.Process(
+        receiver, sender = CONTEXT.Pipe(duplex=False)
+        process = CONTEXT.Process(
             target=_run_here,
             args=(sender, inspect.getfile(test), test.__name__, args, kwargs),
         )

@@ -2,6 +2,7 @@
 
 import collections
 import json
+import os
 import random
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import torch
 from data import Noisy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from process_groups import NOT_CONNECTED, connected
+from process_groups import NOT_CONNECTED, connected, launched, rank_variables
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
@@ -54,13 +55,28 @@ for loader in loaders:
     dist.all_gather_object(every, rows)
     if rank == 0:
         print(json.dumps(every))
+if rank == 0:
+    print(json.dumps([*os.environ]))
 dist.destroy_process_group()
 """
 
 
 def run_ranks(script, *arguments, ranks=2):
-    """Run a script under torchrun; gives what it printed, line by line."""
-    run = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}"]
+    """Run a script on several ranks; gives what the first printed, line by line."""
+
+    def start(_attempt):
+        return launched(script, arguments, ranks, script.parent)
+
+    return lists_in(connected(start))
+
+
+def lists_in(text):
+    return [json.loads(line) for line in text.splitlines() if line[:1] == "["]
+
+
+def run_by_torchrun(script, *arguments):
+    """Run a script on two ranks under torchrun itself; gives the same."""
+    run = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
     command = [
         *run,
         "--master_port=0",
@@ -77,8 +93,7 @@ def run_ranks(script, *arguments, ranks=2):
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    lines = connected(start).splitlines()
-    return [json.loads(line) for line in lines if line[:1] == "["]
+    return lists_in(connected(start))
 
 
 @pytest.mark.parametrize(
@@ -116,8 +131,14 @@ def test_torchrun_gives_every_rank_its_share(cache, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
 
-    ranks_read = run_ranks(script, cache.cache)
+    *ranks_read, variables = run_by_torchrun(script, cache.cache)
 
+    # The other tests set what torchrun sets, but for what is its own affair: signals,
+    # where a failed rank writes, and the size of the terminal.
+    others = {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
+    others |= {"COLUMNS", "LINES"}
+    new = set(variables) - set(os.environ)
+    assert new - others == set(rank_variables(0, 2, 0))
     assert len(ranks_read) == 6
     for number, every in enumerate(ranks_read):
         rows = [row for rank in every for batch in rank for row in batch]
