@@ -59,6 +59,7 @@ from loaderkit.cache.layout import (
     shard_name,
     sources_name,
 )
+from loaderkit.cache.lock_files import take_lock, write_holder
 from loaderkit.cache.manifest import (
     FORMAT,
     Manifest,
@@ -82,6 +83,8 @@ _MAX_NOTE_BYTES = 1 << 30
 """What is larger was not written by a build, and would fill the memory.  Chosen."""
 _LOCK = ".lock"
 _SOFT_LOCK = ".lock-soft"
+_PACKER = "packer.partial"
+"""Says who holds the lock.  It goes with the parts of files, whoever removes them."""
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 """What file systems without locks answer when they are asked for one."""
 _SYSTEM_NAMES = {".DS_Store", "Thumbs.db", "desktop.ini", "lost+found"}
@@ -448,6 +451,7 @@ def open_build(path: Path, *, overwrite: bool) -> Iterator[Build | None]:
             finish_commit(path)
             _make_build_folder(build.folder)
             _remove_unfinished_files(build.folder)
+        write_holder(build.folder / _PACKER)
         yield build
 
 
@@ -818,7 +822,7 @@ def _folder_lock(path: Path) -> Iterator[None]:
     try:
         if not _acquire_system_lock(lock, path):
             lock = filelock.SoftFileLock(path / _SOFT_LOCK)
-            _wait_for_lock(lock, path)
+            take_lock(lock, path / BUILDING / _PACKER, f"packs {path}")
     except OSError as error:
         raise not_written(Path(lock.lock_file), error) from error
     try:
@@ -852,7 +856,7 @@ def _acquire_system_lock(lock: filelock.BaseFileLock, path: Path) -> bool:
     for pause_s in (0.0, 0.01, 0.1):
         time.sleep(pause_s)
         try:
-            _wait_for_lock(lock, path)
+            take_lock(lock, path / BUILDING / _PACKER, f"packs {path}")
         except NotImplementedError as error:
             refusal: Exception = error
         except OSError as error:
@@ -863,15 +867,3 @@ def _acquire_system_lock(lock: filelock.BaseFileLock, path: Path) -> bool:
             return True
     _LOG.info("%s cannot be locked (%s); %s is used", path, refusal, _SOFT_LOCK)
     return False
-
-
-def _wait_for_lock(lock: filelock.BaseFileLock, path: Path) -> None:
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        _LOG.warning(
-            "waiting for another process that is packing %s (there is none? delete %s)",
-            path,
-            lock.lock_file,
-        )
-        lock.acquire()

@@ -2,12 +2,16 @@
 
 Who holds one says so in a file beside it.  So who waits can tell a lock that passes
 from process to process, or whose holder gets on, from one whose holder is stopped.
+
+Locks of moments end in an error where the holder is stuck (``hold_lock_file``).  Locks
+that are held for hours of work are waited for, and it is said for whom (``take_lock``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import socket
 import threading
@@ -22,12 +26,21 @@ import filelock
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+_LOG = logging.getLogger("loaderkit")
 _POLL_S = 0.02
 """How often a lock is asked for that another process has.  filelock's own 50 ms would
 be most of what taking a shard into use takes."""
 _LOOK_S = 1.0
 """How often it is looked whether the holder gets on."""
+_SAY_AGAIN_S = 60.0
+"""Who waits for hours of work says so again after that, and then each time after twice
+as long.  Chosen: a log of a day gets eleven lines."""
+_STOPPED_LOOKS = 2
+"""A holder that is stopped at so many looks in a row is said to be: a debugger, or a
+snapshot of a container, stops one for a moment."""
 _HOLDER = ".holder"
+STOPPED = "it is stopped (SIGSTOP, Ctrl-Z or a debugger)"
+"""What messages say of such a holder."""
 _STOPPED_STATES = {"T", "t"}
 """Of proc(5): stopped by a signal, or by a debugger."""
 
@@ -53,6 +66,11 @@ class LockHolder:
 
     def __str__(self) -> str:
         return f"process {self.process} on {self.host}"
+
+    @property
+    def how_to_free(self) -> str:
+        """What makes a holder that is stopped let go of its locks."""
+        return f"kill -CONT {self.process}, or end it: its locks go with it"
 
     @property
     def is_stopped(self) -> bool:
@@ -132,16 +150,96 @@ def hold_lock_file(
     """
     with _THREAD_LOCKS.lock_of(file):
         lock = filelock.FileLock(file)
-        note = file.with_name(f"{file.name}{_HOLDER}")
+        note = _note_beside(file)
         if patience is None:
             lock.acquire(poll_interval=_POLL_S)
         else:
             _acquire_from_living(lock, note, patience, sign_of_life)
         try:
-            _write_holder(note)
+            write_holder(note)
             yield
         finally:
             lock.release()
+
+
+@contextlib.contextmanager
+def hold_lock_for_work(file: Path, work: str) -> Iterator[None]:
+    """Hold a lock for as long as work takes; say whose work is waited for.
+
+    Args:
+        file: Made if it is not there.
+        work: What its holder does, such as "packs /data/molecules.lk".
+
+    Raises:
+        OSError: The file system has no locks, or the file cannot be made.
+        NotImplementedError: The same, where filelock says so.
+    """
+    lock, note = filelock.FileLock(file), _note_beside(file)
+    take_lock(lock, note, work)
+    try:
+        write_holder(note)
+        yield
+    finally:
+        # Before the lock goes: behind it, the note would be that of the next holder.
+        with contextlib.suppress(OSError):
+            note.unlink(missing_ok=True)
+        lock.release()
+
+
+def take_lock(lock: filelock.BaseFileLock, note: Path, work: str) -> None:
+    """Wait for a lock however long its holder works, and say for whom.
+
+    Args:
+        lock: The lock.
+        note: Where its holder says who it is; see ``write_holder``.
+        work: What its holder does, such as "packs /data/molecules.lk".
+
+    Raises:
+        OSError: The file system has no locks, or the file cannot be made.
+        NotImplementedError: The same, where filelock says so.
+    """
+    start_s = next_line_s = time.monotonic()
+    pause_s = _SAY_AGAIN_S
+    stopped_looks = 0
+    timeout_s = 0.0
+    while not _acquire_within(lock, timeout_s):
+        timeout_s = _LOOK_S
+        holder = _read_holder(note)
+        is_stopped = holder is not None and holder.is_stopped
+        stopped_looks = stopped_looks + 1 if is_stopped else 0
+
+        now_s = time.monotonic()
+        is_due = now_s >= next_line_s
+        if is_due:
+            next_line_s = now_s + pause_s
+            pause_s *= 2
+        if is_due or stopped_looks == _STOPPED_LOOKS:
+            _LOG.warning(
+                "waiting for %s, which %s; %.0f s so far%s",
+                *("another process" if holder is None else holder, work),
+                now_s - start_s,
+                _advice(lock, holder, is_stopped=stopped_looks >= _STOPPED_LOOKS),
+            )
+
+
+def _acquire_within(lock: filelock.BaseFileLock, timeout_s: float) -> bool:
+    try:
+        lock.acquire(timeout=timeout_s)
+    except filelock.Timeout:
+        return False
+    return True
+
+
+def _advice(
+    lock: filelock.BaseFileLock, holder: LockHolder | None, *, is_stopped: bool
+) -> str:
+    """Say what can be done about a lock that is waited for; "" for nothing."""
+    if holder is not None and is_stopped:
+        return f"; {STOPPED}: {holder.how_to_free}"
+    if isinstance(lock, filelock.SoftFileLock):
+        # A file, which outlives a process that was killed on another machine.
+        return f" (it has ended? delete {lock.lock_file})"
+    return ""
 
 
 def _acquire_from_living(
@@ -174,15 +272,28 @@ def _acquire_from_living(
             return
 
 
-def _write_holder(note: Path) -> None:
-    """Say who holds a lock; where that cannot be written, nobody knows."""
+def write_holder(note: Path) -> None:
+    """Say that this process holds a lock; where that cannot be written, nobody knows.
+
+    Args:
+        note: The file that those who wait read.  A link there is not followed.
+    """
     holder = {
         "process": os.getpid(),
         "host": socket.gethostname(),
         "since_ns": time.time_ns(),
     }
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
     with contextlib.suppress(OSError):
-        note.write_text(json.dumps(holder), "utf-8")
+        descriptor = os.open(note, flags, 0o666)
+        try:
+            os.write(descriptor, json.dumps(holder).encode())
+        finally:
+            os.close(descriptor)
+
+
+def _note_beside(file: Path) -> Path:
+    return file.with_name(f"{file.name}{_HOLDER}")
 
 
 def _read_holder(note: Path) -> LockHolder | None:

@@ -32,6 +32,7 @@ from loaderkit.cache.files import digest_of, find_manifest, load_sources, unread
 from loaderkit.cache.layout import MANIFEST, is_cache_file_name
 from loaderkit.cache.leases import Lease, shards_in_use
 from loaderkit.cache.lock_files import (
+    STOPPED,
     LockHolder,
     LockPatience,
     StuckHolderError,
@@ -732,9 +733,8 @@ def _stuck_error(message: str, error: StuckHolderError, doing: str) -> CacheErro
     if holder is None:
         return CacheError(message, why=why, fix="end the processes that use the mirror")
     if holder.is_stopped:
-        why += ": it is stopped (SIGSTOP, Ctrl-Z or a debugger)"
-    fix = f"kill -CONT {holder.process}, or end it: its locks go with it"
-    return CacheError(message, why=why, fix=fix)
+        why += f": {STOPPED}"
+    return CacheError(message, why=why, fix=holder.how_to_free)
 
 
 def _list_files(root: Path) -> Iterator[_MirroredFile]:

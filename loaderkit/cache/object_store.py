@@ -324,10 +324,16 @@ class ObjectStore:
             except Exception as raised:  # noqa: BLE001 -- any library's
                 error = _unmasked(raised)
                 if isinstance(error, _NEVER_THERE):
+                    # Who is told that a file is not there has been let in.
+                    self._verbs_let_in |= {verb}
                     raise _missing(where, verb, error) from error
-                # Credentials that worked may have expired, and be renewed by now: they
-                # are read anew with each try.
-                if not (_is_refusal(error) and verb in self._verbs_let_in):
+                if _is_refusal(error):
+                    # Credentials that worked may have expired, and be renewed by now:
+                    # they are read anew with each try.
+                    if verb not in self._verbs_let_in:
+                        refusal = _refused(where, verb, error, self._verbs_let_in)
+                        raise refusal from error
+                else:
                     _check_worth_another_try(where, verb, error)
                 last_error = error
             else:
@@ -633,7 +639,7 @@ def _check_worth_another_try(where: str, verb: str, error: Exception) -> None:
     """Raise what trying again cannot help.
 
     Raises:
-        CacheError: We are not let in, or there is no bucket to write to.
+        CacheError: The request is wrong, or there is no bucket to write to.
         FileNotFoundError: It is not there.
     """
     status = _status_of(error)
@@ -641,14 +647,6 @@ def _check_worth_another_try(where: str, verb: str, error: Exception) -> None:
         message = f"{where} could not be {verb}: {_text_of(error)}."
         why = "there is no such repository, or it is private and not yours to read"
         fix = "hf auth login, hf repos create, or correct the URL"
-        raise CacheError(message, why=why, fix=fix) from error
-    if _is_refusal(error):
-        message = f"{where} could not be {verb}: {_text_of(error)}."
-        why = (
-            "the store does not let you in: credentials are missing, expired, or not "
-            "allowed to do this"
-        )
-        fix = "log in again, or pass storage_options={...} with credentials that may"
         raise CacheError(message, why=why, fix=fix) from error
     if status in _GONE:
         raise _missing(where, verb, error) from error
@@ -664,6 +662,30 @@ def _check_worth_another_try(where: str, verb: str, error: Exception) -> None:
         why = "the store refuses the request, or its file system cannot do this"
         fix = "check the URL and storage_options"
         raise CacheError(message, why=why, fix=fix) from error
+
+
+def _refused(
+    where: str, verb: str, error: Exception, verbs_let_in: frozenset[str]
+) -> CacheError:
+    """Say that the store does not let us do something.
+
+    Args:
+        where: The URL.
+        verb: What was to be done: "read", "written" or "removed".
+        error: The answer.
+        verbs_let_in: What it has let us do before.
+    """
+    message = f"{where} could not be {verb}: {_text_of(error)}."
+    if verb == "written" and "read" in verbs_let_in:
+        why = "these credentials may read there, and not write"
+        fix = "storage_options={...} with credentials that may write, or another URL"
+        return CacheError(message, why=why, fix=fix)
+    why = (
+        "the store does not let you in: credentials are missing, expired, or not "
+        "allowed to do this"
+    )
+    fix = "log in again, or pass storage_options={...} with credentials that may"
+    return CacheError(message, why=why, fix=fix)
 
 
 def _missing(where: str, verb: str, error: Exception) -> Exception:

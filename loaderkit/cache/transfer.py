@@ -136,11 +136,15 @@ def copy_to_store(folder: Path, storage: Storage, *, overwrite: bool) -> Transfe
     """Copy a cache to a store that is open; see ``push``."""
     manifest = load_manifest(folder)
     check_files(folder, manifest.shards)
+    if overwrite:
+        check_target(storage, overwrite=True)
     # Without overwriting, the commit itself lets one writer win.
     with _claim_of(storage) if overwrite else contextlib.nullcontext():
         before = _manifest_before(storage, overwrite=overwrite)
         if before is not None and not overwrite:
             raise _other_was_quicker(storage)
+        if not overwrite:
+            _check_writable(storage)
         uploaded = _upload_missing(folder, manifest, storage)
         content = read_bounded(folder / MANIFEST, MOST_MANIFEST_BYTES)
         try:
@@ -178,6 +182,15 @@ def check_target(storage: Storage, *, overwrite: bool) -> None:
         with contextlib.suppress(FileNotFoundError):
             claim = storage.read_file(_CLAIM, _MAX_CLAIM_BYTES)
             raise _other_replaces(storage, claim.decode())
+    _check_writable(storage)
+
+
+def _check_writable(storage: Storage) -> None:
+    """Write and remove a small file.
+
+    Raises:
+        CacheError: There is no bucket, or it cannot be written to.
+    """
     # The Hub would keep a commit of each.
     if not (isinstance(storage, KeepsHistory) and storage.keeps_history):
         storage.commit(_PROBE, b"", replace=True)

@@ -15,13 +15,13 @@ import shutil
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import filelock
 import xxhash
 
 from loaderkit.arguments import check_order, suggest_keywords
 from loaderkit.cache.build import open_build
 from loaderkit.cache.files import exists, find_manifest
 from loaderkit.cache.layout import MANIFEST, SHARD_FORMAT
+from loaderkit.cache.lock_files import hold_lock_for_work
 from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.store import Store
 from loaderkit.datasets.fingerprint import Fingerprint
@@ -159,7 +159,7 @@ def extend(
         check_order("extend", more, cache, "extend({path}, samples)", where="first")
     location = _open_whole_cache(cache).path
     added_folder = location / ".extending"
-    with filelock.FileLock(location / ".extending.lock"):
+    with hold_lock_for_work(location / ".extending.lock", f"extends {location}"):
         killed_run = find_manifest(added_folder)
         packed = pack(
             more,

@@ -27,13 +27,13 @@ from typing import (
     NamedTuple,
 )
 
-import filelock
 import xxhash
 
 from loaderkit.cache.build import ShardWriter, open_build
 from loaderkit.cache.durable import not_written, writing
 from loaderkit.cache.files import exists
 from loaderkit.cache.layout import BUILDING, MANIFEST
+from loaderkit.cache.lock_files import hold_lock_for_work
 from loaderkit.cache.mirror import find_remote_manifest
 from loaderkit.cache.remote import RemoteCache
 from loaderkit.cache.transfer import OtherWriterError, check_target, copy_to_store
@@ -126,7 +126,7 @@ def _pack_to_store(
     with writing(staging):
         staging.parent.mkdir(parents=True, exist_ok=True)
     # Of several ranks on a node one packs; the others wait, and find the cache.
-    with filelock.FileLock(lock):
+    with hold_lock_for_work(lock, f"packs {remote} on this node"):
         if not options.overwrite and has_cache(remote):
             job = _job_of(source, staging, options)
             return Packed(_classes_read_here(job), is_ours=False)

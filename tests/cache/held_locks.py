@@ -1,6 +1,7 @@
 """A process that holds something until it is killed, and may be stopped meanwhile."""
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import signal
@@ -41,3 +42,31 @@ def stop_process(process):
     """Stop a process, and wait until it is."""
     os.kill(process.pid, signal.SIGSTOP)
     os.waitpid(process.pid, os.WUNTRACED)
+
+
+class _Listener(logging.Handler):
+    def __init__(self, text, function):
+        super().__init__()
+        self.lines = []
+        self._text, self._function = text, function
+
+    def emit(self, record):
+        line = record.getMessage()
+        self.lines.append(line)
+        if self._text in line:
+            self._function()
+
+
+@contextlib.contextmanager
+def call_when_logged(text, function):
+    """Call a function at each line of loaderkit's log that has a text.
+
+    Yields:
+        The lines so far.
+    """
+    logger, listener = logging.getLogger("loaderkit"), _Listener(text, function)
+    logger.addHandler(listener)
+    try:
+        yield listener.lines
+    finally:
+        logger.removeHandler(listener)

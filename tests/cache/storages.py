@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import http.server
 import importlib.util
+import json
 import re
 import shutil
 import socket
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 HAS_S3 = all(importlib.util.find_spec(name) for name in ("s3fs", "moto", "flask"))
@@ -380,6 +381,56 @@ def _wait_for(url: str, process: subprocess.Popen) -> None:
 def s3_options(url: str) -> dict:
     """Give storage_options for moto's server."""
     return {"key": "testing", "secret": "testing", "endpoint_url": url}
+
+
+_POLICY_OF_READERS = {
+    "Version": "2012-10-17",
+    "Statement": [
+        {
+            "Effect": "Allow",
+            "Action": ["s3:GetObject", "s3:ListBucket"],
+            "Resource": "*",
+        }
+    ],
+}
+
+
+@contextlib.contextmanager
+def keys_that_may_only_read(url: str) -> Iterator[dict]:
+    """Make keys at moto's server that may read, and have it check all keys meanwhile.
+
+    Args:
+        url: Of the server.
+
+    Yields:
+        Their storage_options.
+    """
+    import boto3
+
+    options = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing"}
+    iam = boto3.client("iam", "us-east-1", endpoint_url=url, **options)
+    iam.create_user(UserName="reader")
+    policy = json.dumps(_POLICY_OF_READERS)
+    iam.put_user_policy(UserName="reader", PolicyName="p", PolicyDocument=policy)
+    key = iam.create_access_key(UserName="reader")["AccessKey"]
+    _check_keys_from_now_on(url, after_requests="0")
+    try:
+        yield {
+            "key": key["AccessKeyId"],
+            "secret": key["SecretAccessKey"],
+            "endpoint_url": url,
+        }
+    finally:
+        _check_keys_from_now_on(url, after_requests="inf")
+
+
+def _check_keys_from_now_on(url: str, *, after_requests: str) -> None:
+    request = urllib.request.Request(
+        f"{url}/moto-api/reset-auth",
+        after_requests.encode(),
+        {"Content-Type": "text/plain"},
+    )
+    urllib.request.urlopen(request, timeout=60).close()
 
 
 def copy_files(source: Path, target: Path) -> None:

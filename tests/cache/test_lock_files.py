@@ -6,12 +6,13 @@ import os
 import threading
 
 import pytest
-from held_locks import process_that_holds, stop_process
+from held_locks import call_when_logged, process_that_holds, stop_process
 
 from loaderkit.cache.lock_files import (
     LockPatience,
     StuckHolderError,
     hold_lock_file,
+    hold_lock_for_work,
     is_process_stopped,
 )
 
@@ -141,3 +142,34 @@ def test_a_holder_that_gives_signs_of_life_is_waited_for(held_lock):
 
     with hold_lock_file(file, patience, kill_at_third_sign):
         assert next(signs) > 2
+
+
+@pytest.fixture
+def working_process(tmp_path):
+    """A process whose work holds a lock until it is killed."""
+    file = tmp_path / "lock"
+    with process_that_holds(lambda: hold_lock_for_work(file, "works")) as process:
+        yield file, process
+
+
+def test_who_waits_for_the_work_of_a_process_says_its_number_at_once(working_process):
+    file, process = working_process
+
+    with (
+        call_when_logged("waiting", process.kill) as lines,
+        hold_lock_for_work(file, "works"),
+    ):
+        assert len(lines) == 1
+        assert f"waiting for process {process.pid} on" in lines[0]
+        assert "which works; 0 s so far" in lines[0]
+        assert "stopped" not in lines[0]
+    assert not file.with_name("lock.holder").exists()
+
+
+def test_a_link_where_a_holder_would_be_named_is_not_followed(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("years of work")
+    (tmp_path / "lock.holder").symlink_to(elsewhere)
+
+    with hold_lock_for_work(tmp_path / "lock", "works"):
+        assert elsewhere.read_text() == "years of work"

@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from storages import Faults, FileServer, copy_files, s3_options, s3_server
+from storages import (
+    Faults,
+    FileServer,
+    copy_files,
+    keys_that_may_only_read,
+    s3_options,
+    s3_server,
+)
 from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
 
@@ -481,48 +488,82 @@ def test_what_was_packed_for_a_store_that_fails_at_the_end_is_named(
     assert len(open_cache(command)) == COUNT
 
 
-@pytest.mark.needs("s3")
-@pytest.mark.slow
-def test_s3_end_to_end(folder, tmp_path):
-    with s3_server() as server:
-        import s3fs
+@pytest.fixture(scope="module")
+def s3():
+    """Give moto's server with one bucket, as storage_options."""
+    import s3fs
 
+    with s3_server() as server:
         options = s3_options(server)
         s3fs.S3FileSystem(**options, skip_instance_cache=True).mkdir("bucket")
-        url = "s3://bucket/deep/cache"
-        push(folder, url, storage_options=options)
-        with pytest.raises(CacheError, match="already"):
-            push(folder, url, storage_options=options)
-        assert verify(url, storage_options=options).ok
-        dataset = open_cache(url, storage_options=options, mirror=tmp_path / "m")
-        for context in ("fork", "spawn"):
-            loader = build_loader(
-                dataset,
-                batch_size=8,
-                shuffle="block",
-                num_workers=2,
-                multiprocessing_context=context,
-            )
-            assert sorted(numbers(loader)) == list(range(COUNT))
-        packed = pack(
-            samples(),
-            "s3://bucket/packed",
-            workers=0,
-            storage_options=options,
-            mirror=tmp_path / "m",
+        yield options
+
+
+@pytest.mark.needs("s3")
+@pytest.mark.slow
+def test_s3_end_to_end(folder, s3, tmp_path):
+    import s3fs
+
+    url = "s3://bucket/deep/cache"
+    push(folder, url, storage_options=s3)
+    with pytest.raises(CacheError, match="already"):
+        push(folder, url, storage_options=s3)
+    assert verify(url, storage_options=s3).ok
+    dataset = open_cache(url, storage_options=s3, mirror=tmp_path / "m")
+    for context in ("fork", "spawn"):
+        loader = build_loader(
+            dataset,
+            batch_size=8,
+            shuffle="block",
+            num_workers=2,
+            multiprocessing_context=context,
         )
-        assert packed[3]["n"] == 3
-        with pytest.raises(CacheError, match="s3://nowhere"):
-            open_cache("s3://nowhere/cache", storage_options=options)
-        for overwrite in (False, True):
-            with pytest.raises(CacheError, match="no such bucket"):
-                pack(
-                    Expensive(),
-                    "s3://nowhere/cache",
-                    workers=0,
-                    overwrite=overwrite,
-                    storage_options=options,
-                    mirror=tmp_path / "m",
-                )
-        names = s3fs.S3FileSystem(**options).ls("bucket/packed")
-        assert not [name for name in names if name.endswith(".writable")]
+        assert sorted(numbers(loader)) == list(range(COUNT))
+    packed = pack(
+        samples(),
+        "s3://bucket/packed",
+        workers=0,
+        storage_options=s3,
+        mirror=tmp_path / "m",
+    )
+    assert packed[3]["n"] == 3
+    with pytest.raises(CacheError, match="s3://nowhere"):
+        open_cache("s3://nowhere/cache", storage_options=s3)
+    for overwrite in (False, True):
+        with pytest.raises(CacheError, match="no such bucket"):
+            pack(
+                Expensive(),
+                "s3://nowhere/cache",
+                workers=0,
+                overwrite=overwrite,
+                storage_options=s3,
+                mirror=tmp_path / "m",
+            )
+    names = s3fs.S3FileSystem(**s3).ls("bucket/packed")
+    assert not [name for name in names if name.endswith(".writable")]
+
+
+@pytest.mark.needs("s3")
+@pytest.mark.slow
+def test_keys_of_s3_that_may_only_read_are_told_from_those_that_may_write(
+    folder, s3, tmp_path
+):
+    url = "s3://bucket/of-readers"
+    push(folder, url, storage_options=s3)
+    damaged = tmp_path / "damaged"
+    copy_files(folder, damaged)
+    for shard in damaged.glob("*.h5"):
+        shard.write_bytes(bytes(shard.stat().st_size))
+
+    with keys_that_may_only_read(s3["endpoint_url"]) as keys:
+        remote = {"storage_options": keys, "mirror": tmp_path / "m"}
+        assert open_cache(url, **remote)[3]["n"] == 3
+        # What cannot be written is said before a sample is read ...
+        for target, overwrite in [(url, True), (f"{url}-2", True), (f"{url}-2", False)]:
+            with pytest.raises(CacheError, match="may read there, and not write"):
+                pack(Expensive(), target, workers=0, overwrite=overwrite, **remote)
+            # ... and before a shard is hashed: nothing is left of these.
+            with pytest.raises(CacheError, match="may read there, and not write"):
+                push(damaged, target, storage_options=keys, overwrite=overwrite)
+
+    assert verify(url, storage_options=s3).ok
