@@ -223,8 +223,8 @@ def measure_peaks(
         release()
         time.sleep(_PAUSE_S)
 
-        bytes_before = process_tree_bytes()
-        with PeakSampler() as sampler:
+        bytes_before = process_tree_bytes(os.getpid())
+        with PeakSampler(os.getpid()) as sampler:
             contestants[name]()
         if turn > 0:
             peaks[name].append(max(0, sampler.peak_bytes - bytes_before) / MIB)
@@ -264,10 +264,16 @@ def _samples_per_second(
 
 
 class PeakSampler:
-    """A thread that looks at the tree of processes, about 30 times a second."""
+    """A thread that looks at a tree of processes, about 30 times a second.
 
-    def __init__(self) -> None:
+    Args:
+        pid: Its first process.  One that is timed is looked at from outside: a look
+            takes milliseconds, in which its own threads would wait for Python's lock.
+    """
+
+    def __init__(self, pid: int) -> None:
         self.peak_bytes = 0
+        self._pid = pid
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample_until_stopped)
 
@@ -281,14 +287,13 @@ class PeakSampler:
 
     def _sample_until_stopped(self) -> None:
         while not self._stop.wait(_SAMPLING_INTERVAL_S):
-            self.peak_bytes = max(self.peak_bytes, process_tree_bytes())
+            self.peak_bytes = max(self.peak_bytes, process_tree_bytes(self._pid))
 
 
-def process_tree_bytes() -> int:
+def process_tree_bytes(first_pid: int) -> int:
     """Add up anonymous and shared PSS: a page that two have counts half for each."""
     total_bytes = 0
-    own_pid = os.getpid()
-    for pid in [own_pid, *children_of(own_pid)]:
+    for pid in [first_pid, *children_of(first_pid)]:
         # A worker may end between the listing and the reading.
         with contextlib.suppress(OSError):
             rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()

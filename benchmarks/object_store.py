@@ -5,7 +5,7 @@ Each contestant writes the same samples to moto's server in its own format, in f
 about one size, and reads shuffled epochs of them in a process of its own: one that is
 cold, from opening to the last batch with an empty folder on local disk, and three that
 are warm, with what the first one left there.  The server shares the processors with
-them.
+them.  Their memory is watched from outside.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from benchmarks.harness import (
     report,
 )
 from benchmarks.workloads import BATCH, COUNTS, count_samples, make_graphs
+from loaderkit.memory.process import children_of
 
 if TYPE_CHECKING:
     import argparse
@@ -55,13 +56,22 @@ WARM_EPOCHS = 3
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What one process measured."""
+class Speed:
+    """What one process measured itself."""
 
     cold: float
     """Samples a second of the first epoch, opening the dataset included."""
     warm: float
     """Samples a second of the epochs after it, the median."""
+    cold_cpu_s: float
+    """Time of the processor that the cold epoch took in the process and its workers."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What was measured of one process."""
+
+    speed: Speed
     peak_bytes: int
     """Anonymous and shared memory of the process and its workers, at most, above what
     the process had once everything was imported."""
@@ -137,53 +147,91 @@ def _measure_in_turn(
         names = list(formats)
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             with tempfile.TemporaryDirectory() as local_folder:
-                # A pool's workers may not have children; this process may.
-                spawn = multiprocessing.get_context("spawn")
-                receiver, sender = spawn.Pipe(duplex=False)
-                process = spawn.Process(
-                    target=_read_epochs,
-                    args=(sender, name, workload, local_folder, workers),
-                )
-                process.start()
-                sender.close()
                 try:
-                    readings[name].append(receiver.recv())
+                    reading = _measure_process(name, workload, local_folder, workers)
                 except EOFError:
                     print(f"{name} failed in turn {turn + 1}, which it has not read")
-                process.join()
+                else:
+                    readings[name].append(reading)
     return readings
 
 
+def _measure_process(
+    name: str, workload: str, local_folder: str, workers: int
+) -> Reading:
+    """Let a library read in a new process, and watch its memory.
+
+    Raises:
+        EOFError: It failed.
+    """
+    # A pool's workers may not have children; this process may.
+    spawn = multiprocessing.get_context("spawn")
+    connection, its_connection = spawn.Pipe()
+    process = spawn.Process(
+        target=_read_epochs,
+        args=(its_connection, name, workload, local_folder, workers),
+    )
+    process.start()
+    its_connection.close()
+    try:
+        connection.recv()
+        assert process.pid is not None  # it was started
+        bytes_before = process_tree_bytes(process.pid)
+        with PeakSampler(process.pid) as sampler:
+            connection.send("begin")
+            speed = connection.recv()
+    finally:
+        process.join()
+    return Reading(speed, sampler.peak_bytes - bytes_before)
+
+
 def _read_epochs(
-    sender: Any, name: str, workload: str, local_folder: str, workers: int
+    connection: Any, name: str, workload: str, local_folder: str, workers: int
 ) -> None:
-    """Read one cold epoch and some warm ones, and send the Reading."""
+    """Read one cold epoch and some warm ones, and send the Speed."""
     torch.set_num_threads(1)
     # A process that was spawned would spawn its workers too.
     multiprocessing.set_start_method("fork", force=True)
     formats = dict(_installed_formats())
-    bytes_before = process_tree_bytes()
+    connection.send("imported")
+    connection.recv()
     epoch_s = []
-    with PeakSampler() as sampler:
-        start = time.perf_counter()
-        loader = formats[name].open_loader(
-            f"s3://{BUCKET}/{workload}/{name}",
-            Path(local_folder, "mirror"),
-            BATCH.get(workload, 64),
-            workers,
-        )
-        for _ in range(1 + WARM_EPOCHS):
-            samples = sum(count_samples(batch) for batch in loader)
-            end = time.perf_counter()
-            epoch_s.append(end - start)
-            start = end
-    sender.send(
-        Reading(
+    cold_cpu_s = 0.0
+    cpu_before_s = _cpu_s_of_tree()
+    start = time.perf_counter()
+    loader = formats[name].open_loader(
+        f"s3://{BUCKET}/{workload}/{name}",
+        Path(local_folder, "mirror"),
+        BATCH.get(workload, 64),
+        workers,
+    )
+    for epoch in range(1 + WARM_EPOCHS):
+        samples = sum(count_samples(batch) for batch in loader)
+        end = time.perf_counter()
+        epoch_s.append(end - start)
+        if epoch == 0:
+            cold_cpu_s = _cpu_s_of_tree() - cpu_before_s
+        start = end
+    connection.send(
+        Speed(
             cold=samples / epoch_s[0],
             warm=samples / statistics.median(epoch_s[1:]),
-            peak_bytes=sampler.peak_bytes - bytes_before,
+            cold_cpu_s=cold_cpu_s,
         )
     )
+
+
+def _cpu_s_of_tree() -> float:
+    """Say what this process, its workers and those that ended took of the processor."""
+    ticks = 0
+    for pid in children_of(os.getpid()):
+        with contextlib.suppress(OSError):
+            # The program's name, in brackets, may hold any letter.
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    own = os.times()
+    ended_s = own.children_user + own.children_system
+    return own.user + own.system + ended_s + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _report_readings(
@@ -195,8 +243,9 @@ def _report_readings(
     save: bool,
 ) -> None:
     measures: dict[str, tuple[str, Callable[[Reading], float]]] = {
-        "cold": ("samples/s", lambda reading: reading.cold),
-        "warm": ("samples/s", lambda reading: reading.warm),
+        "cold": ("samples/s", lambda reading: reading.speed.cold),
+        "cold, processor": ("s", lambda reading: reading.speed.cold_cpu_s),
+        "warm": ("samples/s", lambda reading: reading.speed.warm),
         "memory": ("MiB", lambda reading: reading.peak_bytes / MIB),
     }
     for measure, (unit, value_of) in measures.items():
@@ -211,7 +260,8 @@ def _report_readings(
             if turns
         ]
         title = f"{workload}, {count:,} samples from S3, {workers} workers, {measure}"
-        result = f"object_store_{workload}_{measure}_{workers}_workers"
+        name = measure.replace(", ", "_")
+        result = f"object_store_{workload}_{name}_{workers}_workers"
         report(title, rows, save=result if save else None)
 
 

@@ -178,7 +178,7 @@ class Storage(Protocol):
     """Where it is, for people; without secrets."""
 
     def read_file(self, name: str, most_bytes: int) -> bytes:
-        """Read a small file whole.
+        """Read a small file whole; who reads it can tell whether it was cut short.
 
         Raises:
             FileNotFoundError: There is no such file, or nothing at the URL at all.
