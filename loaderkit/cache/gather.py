@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -230,18 +230,65 @@ def gather_padded(
     """
     if not out.size:
         return
-    row_stride = out.shape[1]
-    rows = out.reshape(-1, *out.shape[2:])
+    rows, is_zeroed = _rows_to_pad(out)
+    for values, samples in _slices_by_part(values_of_parts, ranges):
+        _copy_side_by_side(values, samples, rows, out.shape[1], is_zeroed=is_zeroed)
+
+
+def pad_runs(
+    values: NDArray[Any], starts: Ints, lengths: Ints, out: NDArray[Any]
+) -> None:
+    """Copy runs of one array side by side, with zeros behind each.
+
+    Args:
+        values: The array ``[n, *rest]``, in which all runs lie.
+        starts: First row of each run ``[B]``.
+        lengths: Rows of each ``[B]``.
+        out: Where they go ``[B, L, *rest]``, contiguous; no run has more than ``L``
+            rows.
+    """
+    if not out.size:
+        return
+    rows, is_zeroed = _rows_to_pad(out)
+    samples = zip(range(len(starts)), starts.tolist(), lengths.tolist(), strict=True)
+    _copy_side_by_side(values, samples, rows, out.shape[1], is_zeroed=is_zeroed)
+
+
+def _rows_to_pad(out: NDArray[Any]) -> tuple[NDArray[Any], bool]:
+    """See a padded batch as rows ``[B * L, *rest]``; fill it with zeros if it is small.
+
+    Returns:
+        The rows, and whether they are zeros.
+    """
     is_zeroed = out.nbytes <= _CACHED_BYTES
     if is_zeroed:
         out.fill(0)
-    for values, samples in _slices_by_part(values_of_parts, ranges):
-        for position, start, length in samples:
-            begin = position * row_stride
-            end = begin + length
-            rows[begin:end] = values[start : start + length]
-            if not is_zeroed and length < row_stride:
-                rows[end : begin + row_stride] = 0
+    return out.reshape(-1, *out.shape[2:]), is_zeroed
+
+
+def _copy_side_by_side(
+    values: Values,
+    samples: Iterable[tuple[int, int, int]],
+    rows: NDArray[Any],
+    row_stride: int,
+    *,
+    is_zeroed: bool,
+) -> None:
+    """Copy samples to their places in a padded batch.
+
+    Args:
+        values: Their rows.
+        samples: Position, first row and rows of each.
+        rows: The batch, seen as rows.
+        row_stride: Rows that the batch has for each sample.
+        is_zeroed: Nothing need be written behind the ends.
+    """
+    for position, start, length in samples:
+        begin = position * row_stride
+        end = begin + length
+        rows[begin:end] = values[start : start + length]
+        if not is_zeroed and length < row_stride:
+            rows[end : begin + row_stride] = 0
 
 
 def gather_separately(

@@ -28,6 +28,7 @@ from loaderkit.datasets.containers import (
 )
 from loaderkit.datasets.gathering import BatchGather
 from loaderkit.datasets.kinds import LEAF_KINDS, NEST_KINDS, Container, DictJoin
+from loaderkit.datasets.plain_columns import PlainColumn
 from loaderkit.datasets.ragged import Padded, concatenate, jag, mask_of, pack_rows, pad
 from loaderkit.datasets.structure import Leaf, Nest
 from loaderkit.memory.shm_batch import default_collate
@@ -68,6 +69,8 @@ class DictRecipe:
     ) -> None:
         self.store, self.classes, self.ragged = store, classes, ragged
         self.variant = _stack_equal_shapes(store, variant)
+        self._plain_columns: dict[str, PlainColumn] | None = None
+        """By name; None before the first batch, which groups the shards."""
 
     def batch(self, rows: Ints) -> Any:
         """Gather one batch.
@@ -82,6 +85,8 @@ class DictRecipe:
             UnlikeShapesError: Fields of the samples cannot be joined.
         """
         gather = BatchGather(self.store, rows)
+        if self._plain_columns is None:
+            self._plain_columns = self._find_plain_columns()
         gather.arena = make_arena(lambda: self._batch_bytes(gather))
         return self._join_node(gather, self.variant)
 
@@ -100,6 +105,11 @@ class DictRecipe:
 
     def _join_leaf(self, gather: BatchGather, leaf: Leaf) -> Any:
         column = leaf.column
+        plain = self._plain_columns and self._plain_columns.get(column.name)
+        if plain:
+            joined = plain.join(gather)
+            if joined is not None:
+                return joined
         how = LEAF_KINDS[column.kind].in_dicts
         if how is DictJoin.TEXTS:
             return gather.texts(column)
@@ -114,6 +124,17 @@ class DictRecipe:
             return Padded(value, lengths, mask_of(runs.lengths, value.shape[1]))
         value, runs = gather.tensor(column)
         return END_TO_END[self.ragged](value, gather.to_tensor(runs.lengths))
+
+    def _find_plain_columns(self) -> dict[str, PlainColumn]:
+        """Find the columns that are joined with the fewest calls."""
+        columns = {}
+        for leaf in _gathered_leaves(self.variant):
+            spec = leaf.column
+            if spec.axis is None or (spec.axis == 0 and self.ragged == "padded"):
+                plain = PlainColumn.of(self.store, spec)
+                if plain is not None:
+                    columns[spec.name] = plain
+        return columns
 
     def _batch_bytes(self, gather: BatchGather) -> int:
         """Bytes of all tensors of a batch, each with room to be aligned."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from loaderkit.cache.column_parts import Part
     from loaderkit.cache.column_reader import ColumnReader
     from loaderkit.cache.store import Store
     from loaderkit.datasets.arena import Arena
@@ -57,6 +58,7 @@ class BatchGather:
         self._cumsums: dict[int, Ints] = {}
         self._slices: dict[RowRanges, torch.Tensor] = {}
         self._memo: dict[str, torch.Tensor] = {}
+        self._located: dict[object, tuple[Ints, Ints]] = {}
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -188,6 +190,23 @@ class BatchGather:
         if dtype is carrier(dtype):
             return tensors
         return [tensor.view(dtype) for tensor in tensors]
+
+    def located_rows(self, part: Part) -> tuple[Ints, Ints]:
+        """Say where the rows of the samples lie in the only part of a column.
+
+        Args:
+            part: A part that has all samples of the batch.
+
+        Returns:
+            First row and number of rows of each ``[B]``; do not write to them, since
+            columns that share their offsets get the same.
+        """
+        located = self._located.get(part.layout_key)
+        if located is None:
+            selection = self.selection
+            located = part.locate_rows(selection.samples, selection.shards)
+            self._located[part.layout_key] = located
+        return located
 
     def layout(self, column: ColumnReader) -> tuple[RowRanges, tuple[int, ...]]:
         """Say where each sample's rows are, and the shape of a row.

@@ -124,6 +124,10 @@ def _row_of_border(border: object, count: int) -> Any:
 def _as_array(index: object) -> NDArray[Any]:
     if isinstance(index, np.ndarray):
         return index.reshape(-1)
+    if isinstance(index, list) and index:
+        rows = np.asarray(index)
+        if rows.ndim == 1:
+            return rows
     if isinstance(index, str | bytes):
         message = f"rows are integers, booleans or a slice, got {index!r}."
         why = "a text names a field, or a sample by its key"

@@ -20,6 +20,7 @@ from loaderkit.memory.shm_batch import (
     can_share_batches,
     filling_segments,
     give_segments,
+    has_segments,
     sends_shared_batches,
 )
 from loaderkit.randomness import Seeded
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from loaderkit.loader.collating import Collate
     from loaderkit.loader.limits import LimitCheck
 
+_NOTHING_TO_FILL = contextlib.nullcontext()
 _MEND_SAMPLE = "mend this sample, or leave it out; num_workers=0 to step through"
 
 
@@ -66,14 +68,16 @@ def fetch(
             ``__cause__``, and ``except`` with the type of that error catches it, too.
     """
     collate, transform = split_transform(collate)
-    samples = _read_samples(dataset, rows, collate)
+    # Asked once for a batch: the answer takes 2 us, and samples cannot change it.
+    gathers = is_gathering(dataset, collate)
+    samples = _read_samples(dataset, rows, collate, gathers=gathers)
     if limits is not None:
         limits.check(samples, names_of(dataset, rows))
 
     # A user's transform might keep a tensor of the batch.
-    is_ours = transform is None and is_gathering(dataset, collate)
+    fills_segment = transform is None and gathers and has_segments()
     try:
-        with filling_segments() if is_ours else contextlib.nullcontext():
+        with filling_segments() if fills_segment else _NOTHING_TO_FILL:
             batch = collate(samples)
     except LoaderkitError:
         raise
@@ -86,9 +90,15 @@ def fetch(
 
 
 def _read_samples(
-    dataset: IndexedSamples, rows: Sequence[Any], collate: Collate
+    dataset: IndexedSamples, rows: Sequence[Any], collate: Collate, *, gathers: bool
 ) -> Any:
     """Read the samples of a batch in the quickest way that ``collate`` can take.
+
+    Args:
+        dataset: As for ``fetch``.
+        rows: As for ``fetch``.
+        collate: As for ``fetch``.
+        gathers: ``is_gathering``.
 
     Returns:
         What ``collate`` is to be called with: a list, or what ``__getitems__`` gave.
@@ -97,7 +107,7 @@ def _read_samples(
         LoaderError: A sample cannot be read.
     """
     try:
-        if is_gathering(dataset, collate):
+        if gathers:
             return _unread_samples(dataset, rows)
         if reads_together(dataset) and not isinstance(collate, OneByOne):
             return dataset.__getitems__(list(rows))

@@ -200,6 +200,11 @@ def give_segments(segments: SegmentRing | None) -> None:
     _segments_of_worker.set(segments)
 
 
+def has_segments() -> bool:
+    """Tell whether this process sends its batches in segments: a worker of ours."""
+    return _segments_of_worker.get() is not None
+
+
 @contextlib.contextmanager
 def filling_segments() -> Iterator[None]:
     """Let the tensors of one batch be made where it is going to be sent from.
