@@ -228,13 +228,9 @@ class ColumnReader:
         return row_shapes.pop() if len(row_shapes) == 1 else None
 
     @cached_property
-    def may_be_one_array(self) -> bool:
-        """Whether all rows may be one array, of which no page need be asked for.
-
-        They are, where the only part has them as an array and has checked its offsets.
-        """
-        is_one_part = self.row_shape is not None and self.grouping.part_of_shard is None
-        return is_one_part and not self._shards.larger_than_memory
+    def reads_pages_as_they_come(self) -> bool:
+        """Whether no page is asked for before it is read: the files fit memory."""
+        return not self._shards.larger_than_memory
 
     @cached_property
     def grouping(self) -> Grouping:

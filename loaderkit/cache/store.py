@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from loaderkit.cache.column_parts import ABSENT, Part, column_is_missing
-from loaderkit.cache.column_reader import ColumnReader
+from loaderkit.cache.column_reader import ColumnReader, Grouping
 from loaderkit.cache.files import check_files, load_manifest, load_sources
 from loaderkit.cache.gather import PartRanges, RowRanges
 from loaderkit.cache.mirror import Mirror
@@ -282,12 +282,9 @@ class SampleSelection:
         grouping = column.grouping
         if grouping.part_of_shard is None:
             return [self._all_in_part(column, 0)]
-        if grouping.key not in self._positions:
-            parts = grouping.part_of_shard.take(self.shards)
-            self._positions[grouping.key] = _positions_by_part(parts)
 
         selections = []
-        for number, positions in self._positions[grouping.key]:
+        for number, positions in self._group_positions(grouping):
             if number == ABSENT:
                 if not absent_allowed:
                     raise self._column_is_missing(column, grouping.part_of_shard)
@@ -301,6 +298,29 @@ class SampleSelection:
                 PartSelection(number, part, samples, shards, positions, unique_shards)
             )
         return selections
+
+    def only_part(self, column: ColumnReader) -> Part | None:
+        """Give the part of a column that has all samples; None where several do.
+
+        Raises:
+            CacheError: A file cannot be read.
+        """
+        grouping, number = column.grouping, 0
+        if grouping.part_of_shard is not None:
+            groups = self._group_positions(grouping)
+            number = groups[0][0]
+            if len(groups) > 1 or number == ABSENT:
+                return None
+        return column.part(number, self.unique_shards)
+
+    def _group_positions(self, grouping: Grouping) -> list[tuple[int, Ints | None]]:
+        """Group the positions of the samples by part, once for a batch."""
+        assert grouping.part_of_shard is not None
+        groups = self._positions.get(grouping.key)
+        if groups is None:
+            parts = grouping.part_of_shard.take(self.shards)
+            groups = self._positions[grouping.key] = _positions_by_part(parts)
+        return groups
 
     def row_ranges(self, column: ColumnReader) -> RowRanges:
         """Look up the rows of the samples in a column.

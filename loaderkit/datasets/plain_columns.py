@@ -38,7 +38,7 @@ class PlainColumn:
     """A column of dicts that is stacked, or padded where its first axis varies.
 
     Args:
-        column: One that ``may_be_one_array``.
+        column: Of one row shape, in files that fit memory.
         dtype: What it has in a batch.
         is_stacked: Every sample is one row.
     """
@@ -62,7 +62,8 @@ class PlainColumn:
         """
         column = store.column(spec.name, stacked=spec.axis is None)
         dtype = batch_dtype(spec)
-        if not column.may_be_one_array or dtype is not carrier(dtype):
+        is_simple = column.reads_pages_as_they_come and dtype is carrier(dtype)
+        if not is_simple or column.row_shape is None:
             return None
         plain = cls(column, dtype, is_stacked=spec.axis is None)
         # Rows without numbers are kept as shapes.
@@ -76,12 +77,14 @@ class PlainColumn:
 
         Returns:
             ``[B, *row_shape]``, or ``Padded``; None where that takes more than this:
-            the column turned out to be compressed, or its offsets are not checked.
+            the rows are in several arrays, or compressed, or their offsets are not
+            checked.
         """
-        selection = gather.selection
-        part = self._column.part(0, selection.unique_shards)
+        part = gather.selection.only_part(self._column)
+        if part is None or part.rows is not None or not part.offsets_are_checked:
+            return None
         values: Any = part.values
-        if not isinstance(values, np.ndarray) or not part.offsets_are_checked:
+        if not isinstance(values, np.ndarray):
             return None
         starts, lengths = gather.located_rows(part)
         if self._is_stacked:
