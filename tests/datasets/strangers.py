@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import faulthandler
 import json
-import multiprocessing
 import os
 import random
 import resource
@@ -23,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import xxhash
+from fresh_process import CONTEXT
 from torch_geometric import EdgeIndex, Index
 from torch_geometric.data import Data, HeteroData
 
@@ -576,10 +576,10 @@ def try_in_child(folder, numbers, **options):
     Raises:
         AssertionError: It ended before its time.
     """
-    spawn = multiprocessing.get_context("spawn")  # torch's threads do not survive fork
-    answers, theirs = spawn.Pipe(duplex=False)
+    # torch's threads do not survive a fork of this process
+    answers, theirs = CONTEXT.Pipe(duplex=False)
     arguments = (folder, numbers, options, theirs)
-    child = spawn.Process(target=_send_figures, args=arguments)
+    child = CONTEXT.Process(target=_send_figures, args=arguments)
     child.start()
     theirs.close()
     try:
