@@ -1,6 +1,6 @@
 """Run cases through the public API, each in a forked process of its own; print JSON.
 
-``python run_cases.py [--epochs 30] [--of leaks_corpus] [NAME ...]``
+``python run_cases.py [--epochs 30] [--of leaks_corpus] [--objects new] [NAME ...]``
 """
 
 import argparse
@@ -63,9 +63,17 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--of", choices=("cases", "leaks_corpus"), default="cases")
+    parser.add_argument(
+        "--objects",
+        choices=("all", "new"),
+        default="all",
+        help="search all objects, or those alone that torch has not made when imported",
+    )
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
+    if options.objects == "new":
+        gc.freeze()
     todo = importlib.import_module(options.of).CASES
     if options.names:
         todo = {name: todo[name] for name in options.names}

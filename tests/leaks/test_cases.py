@@ -1,6 +1,9 @@
 """Every way to leak that we know, through the public API: found, and its holder named.
 
-Each case runs in a process of its own.
+Each case runs in a process of its own.  Those of the corpus are searched for among all
+objects of the process.  To our own, the 170,000 objects that importing torch makes are
+out of sight, as to the other tests of this room: half of their time went into these.
+``tests/soak/whole_processes.py`` judges them among all objects, too.
 """
 
 import contextlib
@@ -96,6 +99,8 @@ def test_there_are_enough_cases():
     assert all(case.source for case in CASES.values())
 
 
+HELD_BY_WHAT_TORCH_MAKES = {"finalizers_keep_their_arguments"}
+"""Cases whose holder, such as weakref's registry, is there once torch is imported."""
 PARTS = 3
 """In which a table is judged: a whole one can take longer on a busy machine than one
 test may; each part imports torch once."""
@@ -106,7 +111,15 @@ test may; each part imports torch once."""
 def test_our_cases_are_judged_right_and_their_causes_named(part, tmp_path):
     names = list(CASES)[part::PARTS]
 
-    results = judge_with_more_epochs(tmp_path, names)
+    hidden = [name for name in names if name in HELD_BY_WHAT_TORCH_MAKES]
+    judge_our_cases([name for name in names if name not in hidden], tmp_path, "new")
+    if hidden:
+        judge_our_cases(hidden, tmp_path, "all")
+
+
+def judge_our_cases(names, folder, objects):
+    """Check verdicts and causes, with the objects to search: "all", or "new" ones."""
+    results = judge_with_more_epochs(folder, names, ["--objects", objects])
 
     assert {result["name"] for result in results} == set(names)
     assert not complaints_about(results, lambda name: CASES[name].names)
