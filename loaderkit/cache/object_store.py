@@ -6,7 +6,7 @@ what a request returns nothing is believed but its length; whole shards are hash
 the mirror.
 
 fsspec's asynchronous file systems have one thread for all requests, which a forked
-process does not have.  So no file system is kept across a fork: each process opens its
+process does not have.  So no file system is used across a fork: each process opens its
 own, and a process is not forked while a request of ours is under way.
 """
 
@@ -21,6 +21,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -371,6 +372,35 @@ class _FileSystem:
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         self.process = os.getpid()
         self.system, self.root = _open_file_system(url, options)
+        _FILE_SYSTEMS.add(self)
+
+
+class _FileSystems:
+    """Keeps in a forked process what its parent had opened, unused and never closed.
+
+    A file system that goes closes its connections, and takes them out of what its event
+    loop watches.  A forked process shares that with its parent (epoll does): the
+    parent's next request on such a connection would get no answer, for a minute.
+    """
+
+    def __init__(self) -> None:
+        self._open: weakref.WeakSet[_FileSystem] = weakref.WeakSet()
+        self._inherited: list[_FileSystem] = []
+        self._is_registered = False
+
+    def add(self, opened: _FileSystem) -> None:
+        """Note a file system that this process has opened."""
+        if not self._is_registered and hasattr(os, "register_at_fork"):
+            self._is_registered = True
+            os.register_at_fork(after_in_child=self._keep_inherited)
+        self._open.add(opened)
+
+    def _keep_inherited(self) -> None:
+        self._inherited += self._open
+        self._open.clear()
+
+
+_FILE_SYSTEMS = _FileSystems()
 
 
 class _Try:

@@ -1,5 +1,7 @@
 """Storages: each keeps the contract, and what breaks is tried again or said."""
 
+import gc
+import multiprocessing
 import os
 import threading
 import time
@@ -22,6 +24,7 @@ from loaderkit.cache.storage import Patience
 from loaderkit.errors import CacheError, OptionError
 from loaderkit.testing import StorageContract
 
+FORK = multiprocessing.get_context("fork")
 QUICK = Patience(waits_s=(0.01, 0.02, 0.04))
 """Tries follow soon, and each may take a minute on a busy machine."""
 CONTENT = bytes(range(256)) * 400
@@ -303,3 +306,23 @@ def make_bucket(url, name):
     import s3fs
 
     s3fs.S3FileSystem(**s3_options(url), skip_instance_cache=True).mkdir(name)
+
+
+def test_a_forked_process_leaves_the_connections_of_its_parent(file_server, caplog):
+    server, _ = file_server
+    store = ObjectStore(server.url)
+    assert store.read_range("a.h5", 0, 1000) == CONTENT[:1000]
+
+    def read_with_a_file_system_of_its_own():
+        is_right = store.read_range("a.h5", 0, 1000) == CONTENT[:1000]
+        gc.collect()
+        os._exit(0 if is_right else 1)
+
+    process = FORK.Process(target=read_with_a_file_system_of_its_own)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    # A request that gets no answer is made again after a minute.
+    with caplog.at_level("WARNING", logger="loaderkit"):
+        assert store.read_range("a.h5", 0, 1000) == CONTENT[:1000]
+    assert not caplog.records
