@@ -67,7 +67,7 @@ _DESCRIBED = compile_words(
 )
 """A number, what it is, and then its unit: "0 free bytes"."""
 _PLAIN = compile_words(
-    rf"(?<![\w.,:/#-])(?P<plain>\d{{5,20}})\b(?![.,:/-]?\d)(?! ?{_UNIT})"
+    rf"(?<![\w.,:/#+-])(?P<plain>\d{{5,20}})\b(?![.,:/-]?\d)(?! ?{_UNIT})"
     r"(?! ?(?:tokens?|blocks?|samples?|steps?|rows?|ports?|files?|threads?|processes|"
     r"workers?|elements?|items?|images?|pages?|chunks?|nodes?|tasks?|jobs?|requests?|"
     r"times|characters?|param\w{0,6}|epochs?|iterations?|pixels?|points?|events?|"

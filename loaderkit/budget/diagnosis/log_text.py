@@ -30,6 +30,10 @@ _COLOUR = re.compile(
     r"|\^\[\[[0-9;]{0,20}m"  # as an editor shows it
     r"|\[(?:\d{1,2};){0,3}\d{0,2}m\b"  # where the escape character was lost in copying
 )
+_ESCAPED_COLOUR = re.compile(
+    r"(?:\x1b|\\{1,4}(?:x1b|u001b|033))\[[0-9;]{0,20}m", re.IGNORECASE
+)
+"""As it is, and in a quotation: there it would be no JSON, or a part of a word."""
 _JOINED_LITERALS = re.compile(r"(?<![\"'])([\"']) ?\+\s{1,40}\1")
 """Where node breaks a long string that it prints."""
 _PROGRESS = re.compile(
@@ -101,6 +105,7 @@ _NEW_RECORD = re.compile(
 """How a line begins that goes on with no other."""
 _ENDS_UNFINISHED = re.compile(
     r"\w error:$|\s[:-]$|\.\w{1,4}:\d{1,6}:$"
+    r"|\b(?:catch|class|except|exception|raises?|throws?)$"
     r"|\s(?:a|an|and|as|at|by|for|from|in|is|of|on|or|plus|than|the|to|was|with)$"
 )
 """A line that announces what the next begins with: "but got error:", "(92) -",
@@ -171,19 +176,40 @@ def clean_log(text: str) -> str:
     >>> clean_log('{"exit": {"code": 137, "oom": true}, "msg": "task exited"}')
     'exit code: 137\nexit oom: true\ntask exited'
     """
-    text = _without_json(_BREAK.sub("\n", text))
+    text = _without_json(_BREAK.sub("\n", _ESCAPED_COLOUR.sub("", text)))
     text = _UNBROKEN.sub(_shorten_data, _LONG_INDENT.sub(" " * 40, text))
     raw_lines = _BREAK.sub("\n", text).split("\n")
     text = "\n".join(map(_begin_lines_at_quotations, raw_lines))
     joined = _join_lines(list(_without_repetitions(_clean_lines(text))))
-    return _JOINED_LITERALS.sub("", joined)
+    openings = [match for line in raw_lines for match in _OPENING.finditer(line)]
+    return _JOINED_LITERALS.sub("", _without_closing_marks(joined, openings))
+
+
+def _without_closing_marks(text: str, openings: list[re.Match[str]]) -> str:
+    r"""Take away the marks that end quotations at the end of a text.
+
+    Args:
+        text: A text in which quotations began.
+        openings: Where, the outermost first.
+
+    >>> quoted = "RuntimeError('{\"msg\": \"no memory for 'x'\"}')"
+    >>> openings = list(_OPENING.finditer(quoted))
+    >>> _without_closing_marks("no memory for 'x'\"}')", openings)
+    "no memory for 'x'"
+    """
+    for opening in openings[:_MOST_NESTED]:
+        inside = text.rstrip(" )}]")
+        if not inside.endswith(opening.group()[-1]):
+            break
+        text = inside[:-1]
+    return text
 
 
 _RECORD_OPENING = re.compile(
     r"^[^\n{]{0,200}?(?P<record>\{(?=\"|[ \t]*\n))", re.MULTILINE
 )
 """A brace before a name, or before names on lines of their own."""
-_END_OF_RECORD = re.compile(r"[ \t\r,'\"]*(?=\n|\Z)")
+_END_OF_RECORD = re.compile(r"[ \t\r,'\")]*(?=\n|\Z)")
 _MOST_FAILURES = 20
 """Openings that turn out to be none before the rest is left as it is: each is read up
 to its first fault, so that the time stays linear."""
@@ -247,10 +273,14 @@ def _decode_record(text: str, before: str = "") -> tuple[object, int]:
     lines = f"{before}{text[:end]}".split("\n")
     if len(lines) > 1 and not _is_strict_json(text[:end]):
         # A break inside of a string is none of the record's, which would be escaped.
-        if any(map(_PREFIX.match, lines[1:])):
-            return None, 0
         joint = "" if _were_broken_by_terminal(lines) else " "
-        record, _ = _DECODER.raw_decode(text[:end].replace("\n", joint))
+        first, *others = text[:end].split("\n")
+        kinds = _kinds_of_prefixes(lines)
+        parts = [_without_prefixes(line, kinds) for line in others]
+        try:
+            record, _ = _DECODER.raw_decode(joint.join([first, *parts]))
+        except ValueError:
+            return None, 0
     return record, rest.end()
 
 
@@ -291,7 +321,10 @@ def _fields_of_record(value: object, path: tuple[str, ...]) -> Iterator[str]:
         for member in value[:_MOST_REPETITIONS]:
             yield from _fields_of_record(member, path)
     elif isinstance(value, str):
-        yield _words_of_field(path[-1] if path else "", value, path)
+        # A line of a log can be one of another program's log.
+        words = _without_json(value)
+        key = path[-1] if path and words == value else "message"
+        yield _words_of_field(key, words, path)
     else:
         yield f"{' '.join(path)}: {json.dumps(value)}"
 
@@ -320,10 +353,13 @@ def _clean_lines(text: str) -> Iterator[_Line]:
         if _PARAGRAPH_BREAK.fullmatch(raw_line):
             begins_paragraph = True
             continue
-        line = _clean_line(raw_line.rstrip(), kinds | _ALONE if is_first else kinds)
+        begins_text = is_first or raw_line.startswith(tuple(_MARKS))
+        line = _clean_line(raw_line.rstrip(), kinds | _ALONE if begins_text else kinds)
         # A line that held nothing but a progress bar was drawn through the text; one
         # with nothing behind its prefix is blank.
-        if line.words:
+        if _PARAGRAPH_BREAK.fullmatch(line.words) and line.words:
+            begins_paragraph = True
+        elif line.words:
             yield line._replace(begins_paragraph=begins_paragraph)
             begins_paragraph = is_first = False
         elif not _PROGRESS.search(raw_line):
@@ -352,7 +388,9 @@ def _kinds_of_prefixes(lines: list[str]) -> frozenset[tuple[str, int]]:
 
 _CELLS = frozenset({("cell", 0)})
 """The name of a container that logged the line, also of a single one."""
-_ALONE = frozenset(itertools.product(("time", "quoted"), range(_MOST_PREFIXES)))
+_ALONE = frozenset(
+    itertools.product(("time", "quoted", "process", "rank"), range(_MOST_PREFIXES))
+)
 """What is a prefix of the first line also where no other has it: wrapping puts nothing
 there."""
 
@@ -404,7 +442,9 @@ def _clean_line(line: str, kinds: frozenset[tuple[str, int]]) -> _Line:
     line = line.removeprefix(_BEGINS_ANEW)
     counted, *_ = line.split(_NOT_COUNTED)
     line = line.lstrip(_COLUMN).replace(_NOT_COUNTED, "")
-    # A bar can stand behind a prefix, and a prefix behind a bar.
+    # A bar can stand behind a prefix, and a prefix behind a bar.  Behind a prefix there
+    # is a blank, which an empty line has lost.
+    line = f"{line} "
     words = _without_prefixes(line, kinds)
     without_bar = _PROGRESS.sub(" ", words)
     if without_bar != words:
