@@ -79,6 +79,22 @@ def test_neither_a_terminal_nor_an_editor_changes_torchs_text(width):
     assert stated(quote(hard_wrap(TORCH, width), "json")) == expected
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_torchs_text_broken_by_hand_is_read(seed):
+    """Somebody's mail, at no width: a line may end with "(GPU 0;" as a program's does."""
+    chance = random.Random(seed)
+    texts = [text for text in REPORTS if "CUDA out of memory. Tried" in text]
+    for text in [TORCH, *chance.sample(texts, 4)]:
+        words = text.split(" ")
+        breaks = [chance.choice([" ", " ", " ", "\n"]) for _ in words]
+        broken = "".join(map("".join, zip(words, breaks, strict=True)))
+
+        message = read_message(broken)
+
+        assert message.is_oom is True, broken
+        assert message.requested == read_message(text).requested, broken
+
+
 @pytest.mark.parametrize("half", range(3, 16))
 def test_a_class_that_is_broken_behind_its_path_stays_whole(half):
     path, name = "cupy.cuda.memory.", "OutOfMemoryError"

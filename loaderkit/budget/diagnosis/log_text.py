@@ -554,8 +554,37 @@ def _join_lines(lines: list[_Line]) -> str:
             line.words, following.words, by_terminal=width in terminals
         ):
             continue
-        pieces.append(" " if _is_wrapped(line, following, width) else "\n")
+        goes_on = _is_wrapped(line, following, width) or _is_midst_of_sentence(
+            line, following
+        )
+        pieces.append(" " if goes_on else "\n")
     return "".join(pieces)
+
+
+_ENDS_IN_MIDST = re.compile(r" [^ ]*[\w,(]$")
+_BEGINS_IN_MIDST = re.compile(
+    r"(?!(?:out of|killed|cannot|could not|can't|fail|error|oom|terminat|fatal|abort"
+    r"|insufficient|not enough|unable)\b)[a-z][\w'-]* ",
+)
+"""A word in small letters with others behind it, but for those with which a program
+begins to say that something failed."""
+
+
+def _is_midst_of_sentence(line: _Line, following: _Line) -> bool:
+    """Whether somebody broke a sentence by hand, at a width of their own.
+
+    >>> _is_midst_of_sentence(_Line(20, "unable to"), _Line(20, "allocate a buffer"))
+    True
+    >>> _is_midst_of_sentence(_Line(20, "epoch 3 ended"), _Line(20, "out of memory"))
+    False
+    """
+    if line.indentation != following.indentation:
+        return False
+    if _ENDS_IN_MIDST.search(line.words) is None:
+        return False
+    if _BEGINS_IN_MIDST.match(following.words) is None:
+        return False
+    return not any(row.match(following.words) for row in (_ITEM, _FIELD, _LITERAL))
 
 
 def _width_around(lines: list[_Line], number: int) -> int:
