@@ -81,7 +81,7 @@ def test_neither_a_terminal_nor_an_editor_changes_torchs_text(width):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_torchs_text_broken_by_hand_is_read(seed):
-    """Somebody's mail, at no width: a line may end with "(GPU 0;" as a program's does."""
+    """In a mail, at no width: a line may end with "(GPU 0;" as a program's does."""
     chance = random.Random(seed)
     texts = [text for text in REPORTS if "CUDA out of memory. Tried" in text]
     for text in [TORCH, *chance.sample(texts, 4)]:
