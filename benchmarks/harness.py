@@ -119,7 +119,10 @@ def make_scale_and_save_parser(description: str | None) -> argparse.ArgumentPars
 
 
 def measure_rates(
-    contestants: Mapping[str, ReadSamples], *, rounds: int = 5
+    contestants: Mapping[str, ReadSamples],
+    *,
+    rounds: int = 5,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[Row]:
     """Measure samples a second, turn by turn; the first contestant is the baseline.
 
@@ -127,13 +130,14 @@ def measure_rates(
         contestants: What to call, by the name to print; each returns the number of
             samples it read.
         rounds: Turns each gets, after one that is not counted.
+        clock: As for ``compare_in_pairs``.
 
     Returns:
         A row a contestant.
     """
     rates: dict[str, list[float]] = {name: [] for name in contestants}
     for turn, name in _shuffled_turns(contestants, rounds):
-        rate = _samples_per_second(contestants[name])
+        rate = _samples_per_second(contestants[name], clock)
         if turn > 0:
             rates[name].append(rate)
 

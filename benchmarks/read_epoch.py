@@ -1,6 +1,8 @@
 """Reading shuffled epochs, 0 workers, in page cache: all ways to keep graphs, in turn.
 
 Run it with ``python -m benchmarks.read_epoch [--scale 0.1] [--workload w1] [--save]``.
+With ``--cpu`` it counts CPU time, on one thread of torch's, for machines that others
+use too.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import argparse
 import importlib.util
 import pickle
 import tempfile
+import time
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,9 +50,14 @@ def main() -> None:
     parser.add_argument("--workload", choices=["w1", "w2", "all"], default="all")
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
+    clock, suffix = time.perf_counter, ""
+    if options.cpu:
+        torch.set_num_threads(1)
+        clock, suffix = time.process_time, "_cpu"
 
     workloads = ("w1", "w2") if options.workload == "all" else (options.workload,)
     for workload in workloads:
@@ -58,9 +66,12 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             graphs = make_graphs(workload, count)
             contestants = make_contestants(graphs, batch_size, Path(folder))
-            rows = measure_rates(contestants, rounds=options.rounds)
+            rows = measure_rates(contestants, rounds=options.rounds, clock=clock)
         title = f"{workload}: {count:,} graphs, batch {batch_size}, 0 workers"
-        report(title, rows, save=f"read_{workload}" if options.save else None)
+        if options.cpu:
+            title += ", CPU time"
+        save = f"read_{workload}{suffix}" if options.save else None
+        report(title, rows, save=save)
 
 
 def make_contestants(

@@ -350,8 +350,11 @@ class ColumnReader:
         """Find the shards whose rows can be read as one array, at least two each time.
 
         Columns that share offsets are looked up once if they are placed alike: in the
-        same shards, all of which begin at whole pages.
+        same shards, all of which begin at whole pages.  Where fewer than half of the
+        shards do, none counts as such: a part of its own for the few would be touched
+        by every other batch, and gathering from two parts takes twice as long.
         """
+        few_are_alike = 2 * self._count_placed_alike() < self._count_shards()
         alike: dict[_RowLayout, list[_RowsOfGroup]] = defaultdict(list)
         for group, column in self._groups():
             array = group.schema.array[column.values]
@@ -360,6 +363,8 @@ class ColumnReader:
                 continue
             of_shards = self._describe_rows(group, column)
             begins_at_page = are_placed_alike(group, column.offsets)
+            if few_are_alike:
+                begins_at_page[:] = False
             leading_axes = self._leading_axes(column.offsets, array.axes)
             for row_shape, in_group in group.by_row_shape(column.values, leading_axes):
                 for at_page in (True, False):
@@ -381,6 +386,17 @@ class ColumnReader:
                 yield JoinableRows(
                     layout.dtype, layout.row_shape, offsets, of_shards[fits]
                 )
+
+    def _count_placed_alike(self) -> int:
+        """Count the shards where the columns that share offsets all begin at pages."""
+        placed_alike = [
+            are_placed_alike(group, column.offsets) for group, column in self._groups()
+        ]
+        return sum(int(np.count_nonzero(alike)) for alike in placed_alike)
+
+    def _count_shards(self) -> int:
+        """Count the shards that have the column."""
+        return sum(len(group) for group, _ in self._groups())
 
     def _describe_rows(self, group: ShardGroup, column: ColumnSchema) -> NDArray[Any]:
         """Take what is said of the column in each shard of a group."""

@@ -186,6 +186,30 @@ def test_columns_with_the_same_offsets_are_looked_up_once_whatever_the_shards(tm
     assert len(ranges[0].parts) == 1
 
 
+@pytest.mark.skipif(not is_available(), reason="files cannot lie side by side here")
+@pytest.mark.parametrize(("large_shards", "parts"), [(2, 1), (6, 2), (8, 1)])
+def test_few_shards_whose_columns_begin_at_pages_are_no_part_of_their_own(
+    tmp_path, large_shards, parts
+):
+    # Arrays of half a kilobyte and more begin at pages: x always does, z in large shards.
+    sizes = [60] * large_shards + [10] * (8 - large_shards)
+    generator = np.random.default_rng(0)
+    shards = []
+    for size in sizes:
+        nodes = generator.integers(15, 30, size)
+        x = [generator.random((count, 11)).astype("<f4") for count in nodes]
+        shards.append([{"x": rows, "z": rows[:, 0] > 0.5} for rows in x])
+    store = Store(write_cache(tmp_path / "c", shards))
+
+    column = store.column("x")
+
+    assert len(column.grouping.first_shards) == parts
+    rows = [0, 9, len(store) - 1, 10]
+    gathered, _ = gather_column(store, "x", rows, "<f4", (11,))
+    samples = [sample for shard in shards for sample in shard]
+    assert np.array_equal(gathered, np.concatenate([samples[row]["x"] for row in rows]))
+
+
 @pytest.mark.parametrize("cut", [0, 3, 7])
 def test_a_shard_cut_short_between_two_batches_is_an_error(tmp_path, cut):
     generator = np.random.default_rng(0)
