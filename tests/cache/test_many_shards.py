@@ -191,7 +191,7 @@ def test_columns_with_the_same_offsets_are_looked_up_once_whatever_the_shards(tm
 def test_few_shards_whose_columns_begin_at_pages_are_no_part_of_their_own(
     tmp_path, large_shards, parts
 ):
-    # Arrays of half a kilobyte and more begin at pages: x always does, z in large shards.
+    # Arrays from half a kilobyte on begin at pages: x always does, z in large shards.
     sizes = [60] * large_shards + [10] * (8 - large_shards)
     generator = np.random.default_rng(0)
     shards = []
