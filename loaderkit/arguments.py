@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import functools
 import inspect
@@ -49,7 +50,12 @@ def parse_arguments(
     for name in given:
         if name not in known:
             own_names = _keywords_of(function)
-            raise refuse_keyword(function.__name__, name, [*own_names, *known])
+            raise refuse_keyword(
+                function.__name__,
+                name,
+                [*own_names, *known],
+                value=given[name],
+            )
     set_by_hand = {
         name: value
         for name, value in given.items()
@@ -95,7 +101,11 @@ def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
             unknown = [] if takes_any_keyword else [k for k in kwargs if k not in known]
             if unknown:
                 raise refuse_keyword(
-                    caller, unknown[0], known, hints=_keyword_hints(function, args)
+                    caller,
+                    unknown[0],
+                    known,
+                    value=kwargs[unknown[0]],
+                    hints=_keyword_hints(function, args),
                 ) from None
             del error
             raise _refuse_call(caller, function, signature, refused) from None
@@ -196,6 +206,7 @@ def refuse_keyword(
     name: str,
     known: Iterable[str],
     *,
+    value: object = None,
     hints: Mapping[str, Hint] | None = None,
 ) -> OptionError:
     """Make the error for a keyword that a function does not take.
@@ -204,23 +215,39 @@ def refuse_keyword(
         caller: The function, or the class whose constructor it is.
         name: The keyword.
         known: Those that it takes.
+        value: What it was given, for the fix.
         hints: What to say of names that other libraries have; those of ``caller`` if
             None.
 
     Returns:
         The error, to be raised by the caller.
 
-    >>> print(refuse_keyword("pack", "num_workers", ["workers", "overwrite"]))
+    >>> print(refuse_keyword("pack", "num_workers", ["workers", "overwrite"], value=8))
     pack has no option 'num_workers'.
       why: it has another name here
-      fix: workers=4
+      fix: workers=8
     """
     message = f"{caller} has no option {name!r}."
     hint = (KEYWORDS.get(caller, {}) if hints is None else hints).get(name)
     if hint is not None:
-        return OptionError(message, why=hint.why or _OTHER_NAME, fix=hint.fix)
+        fix = hint.fix if hint.why else _with_value(hint.fix, value)
+        return OptionError(message, why=hint.why or _OTHER_NAME, fix=fix)
     own_names = [parameter for parameter in known if parameter != "self"]
     return OptionError(message, why=_NO_SUCH_NAME, fix=suggest_name(name, own_names))
+
+
+def _with_value(fix: str, value: object) -> str:
+    """Put what a keyword was given in the place of an example of the same type.
+
+    >>> _with_value("target='cuda'", "mps"), _with_value("rank=0", "node")
+    ("target='mps'", 'rank=0')
+    """
+    name, _, example = fix.partition("=")
+    try:
+        example_value = ast.literal_eval(example)
+    except (ValueError, SyntaxError):
+        return fix
+    return f"{name}={value!r}" if type(value) is type(example_value) else fix
 
 
 _NO_SUCH_NAME = "none of its options has that name"

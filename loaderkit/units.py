@@ -96,11 +96,17 @@ def format_seconds(seconds: float) -> str:
     return f"{value:.{digits}f} {unit.name}"
 
 
+_LEAST_WITHOUT_UNIT = 4096
+"""A number in a text is bytes from here on: who writes less forgot the unit.  Chosen: a
+page, of which all that is measured here has many."""
+
+
 def parse_bytes(text: str) -> int:
     """Read a size the way people write it.
 
     Args:
-        text: A number and a unit: B, KiB, MiB, GiB, TiB, or KB, MB, GB (of 1000).
+        text: A number and a unit: B, KiB, MiB, GiB, TiB, or KB, MB, GB (of 1000);
+            bytes from 4096 on need none.
 
     Returns:
         Bytes.
@@ -119,6 +125,11 @@ def parse_bytes(text: str) -> int:
         why = "it does not read as one"
         raise OptionError(message, why=why, fix=repr(_size_meant_by(text)))
     number, prefix, binary = match.groups()
+    has_unit = text.strip()[-1].isalpha()
+    if not has_unit and 0 < float(number) < _LEAST_WITHOUT_UNIT:
+        message = f"a size is a number and a unit, such as 256MiB, got {text!r}"
+        why = "without a unit it would be bytes"
+        raise OptionError(message, why=why, fix=f"'{number} GB', or '{number} B'")
     power = " KMGT".index(prefix.upper() or " ")
     step: int = (1024 if binary else 1000) ** power
     return round(float(number) * step)
@@ -157,7 +168,7 @@ def size_in_bytes(name: str, amount: int | str) -> int:
         except OptionError as error:
             message = f"{name} must be a size such as '256 MiB', got {amount!r}."
             fix = f"{name}={error.fix}"
-            raise OptionError(message, why="it is no size", fix=fix) from None
+            raise OptionError(message, why=error.why, fix=fix) from None
     try:
         number = operator.index(amount)
     except TypeError:

@@ -98,6 +98,16 @@ def test_a_keyword_of_another_library_is_answered(name, keyword):
         assert advised[1] in keywords_of(name)
 
 
+def test_the_value_goes_with_the_name_where_it_can_be_meant():
+    with pytest.raises(OptionError) as device:
+        estimate_step(torch.nn.Linear(2, 1), torch.zeros(1, 2), device="mps")
+    with pytest.raises(OptionError) as mode:
+        build_loader([1, 2], mode="node")
+
+    assert device.value.fix == "target='mps'"
+    assert mode.value.fix == "max_nodes=1000"
+
+
 def long_keywords_of(name):
     """Of shorter ones, a letter less leaves too little to be recognised."""
     return {keyword for keyword in keywords_of(name) if len(keyword) >= 5}

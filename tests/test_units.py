@@ -13,7 +13,7 @@ def test_a_size_is_written_with_three_digits(number, text):
     assert format_bytes(number) == text
 
 
-@pytest.mark.parametrize("text", ["", "many", "3 XB", "-1 MiB"])
+@pytest.mark.parametrize("text", ["", "many", "3 XB", "-1 MiB", "8", " 1.5 ", "4095"])
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(ValueError, match="a size is a number and a unit"):
         parse_bytes(text)
@@ -22,7 +22,8 @@ def test_what_is_no_size_is_refused(text):
 @pytest.mark.parametrize(
     ("text", "number"),
     [
-        ("7", 7),
+        ("0", 0),
+        ("4096", 4096),
         ("7B", 7),
         ("1K", 1000),
         ("1 kib", 1024),

@@ -292,7 +292,7 @@ def test_a_function_that_makes_no_executor_is_told(tmp_path):
         pack(SAMPLES, tmp_path / "a.lk", executor=lambda: 3)
 
 
-@pytest.mark.parametrize("size", ["1 MiB", "64 KB", "500"])
+@pytest.mark.parametrize("size", ["1 MiB", "64 KB", "500 B"])
 def test_the_bytes_of_a_batch_may_be_written_as_a_text(dataset, size):
     by_text = build_loader(dataset, max_bytes=size, num_workers=0)
     by_number = build_loader(dataset, max_bytes=parse_bytes(size), num_workers=0)

@@ -76,7 +76,12 @@ def open_cache(
     if unknown:
         caller, parameters = "open_cache", inspect.signature(open_cache).parameters
         own = [name for name in parameters if name != "options"]
-        raise refuse_keyword(caller, unknown[0], [*own, *_OPTIONS_OF_KINDS])
+        raise refuse_keyword(
+            caller,
+            unknown[0],
+            [*own, *_OPTIONS_OF_KINDS],
+            value=options[unknown[0]],
+        )
     if not isinstance(path, RemoteCache):
         check_cache_path(path)
     known, plain = tuple(classes), unknown_classes == "plain"

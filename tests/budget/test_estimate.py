@@ -18,6 +18,7 @@ from loaderkit.budget.step.measure import measure_step
 from loaderkit.budget.step.peaks import PARTS
 from loaderkit.budget.step.track import track_step
 from loaderkit.budget.step.train_step import Step
+from loaderkit.datasets.ragged import Padded
 
 MIB = 2**20
 
@@ -439,6 +440,10 @@ def test_what_forward_does_not_take_is_told_with_the_way_on(features):
         estimate_step(model, (x, x, x))
     with pytest.raises(ValueError, match="a batch of a, b does not fit the model"):
         estimate_step(model, {"a": x, "b": x})
+    padded = Padded(x, torch.ones(4), torch.ones(4, features))
+    with pytest.raises(ValueError, match=r"a Padded holds values") as caught:
+        estimate_step(model, padded)
+    assert caught.value.fix.startswith("batch.values, or ")
 
 
 def test_typed_graphs_are_estimated():

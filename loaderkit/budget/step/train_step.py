@@ -226,6 +226,11 @@ def call_model(model: Any, batch: Any, *, paired: bool) -> Any:
         fix = "give the parts that forward takes, in its order"
         if _is_pair(batch) and not paired:
             fix = "for (inputs, target) pass loss=f, called as f(output, target)"
+        names = getattr(batch, "_fields", ())
+        if names and _signature_mismatch(model, batch[0]) is None:
+            # such as Padded, which is a named tuple of values, lengths and mask
+            why += f"; a {type(batch).__name__} holds {', '.join(names)}"
+            fix = f"batch.{names[0]}, or forward(self, {', '.join(names)})"
         raise StepError(message, why=why, fix=fix)
     return model(batch)
 
