@@ -43,9 +43,7 @@ def right_options_of_a_loader() -> None:
         drop_last=True,
     )
     assert_type(loader.plan, LoaderPlan)
-    print(
-        loader.plan.num_workers + 1, 2 * loader.plan.num_workers, loader.plan.seed % 7
-    )
+    assert loader.plan.num_workers + 1 > 2 * loader.plan.num_workers % 7
     loaderkit.build_loader(dataset, torch.device("cpu"), max_nodes=10_000)
     loaderkit.build_loader(dataset, sampler=torch.utils.data.SequentialSampler(dataset))
     loaderkit.build_loader(dataset, batch_sampler=[[0, 1]], collate_fn=list)
