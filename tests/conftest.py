@@ -104,7 +104,9 @@ def _collections_pass_over_what_stays(request):
         gc.freeze()
 
 
-def pytest_collection_finish():
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop():
+    # In xdist's controller too, which collects no tests.
     gc.enable()
 
 
