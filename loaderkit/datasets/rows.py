@@ -124,10 +124,8 @@ def _row_of_border(border: object, count: int) -> Any:
 def _as_array(index: object) -> NDArray[Any]:
     if isinstance(index, np.ndarray):
         return index.reshape(-1)
-    if isinstance(index, list) and index:
-        rows = np.asarray(index)
-        if rows.ndim == 1:
-            return rows
+    if isinstance(index, list) and index:  # as nearly always
+        return _array_of_rows(index)
     if isinstance(index, str | bytes):
         message = f"rows are integers, booleans or a slice, got {index!r}."
         why = "a text names a field, or a sample by its key"
@@ -145,10 +143,21 @@ def _as_array(index: object) -> NDArray[Any]:
     plain = isinstance(index, list | tuple | Sequence)
     if not plain and isinstance(index, Iterable):
         index = index.tolist() if hasattr(index, "tolist") else list(index)
-    rows = np.asarray(index) if len(index) else np.empty(0, np.int64)
-    if rows.ndim == 1 or is_array:
-        return rows.reshape(-1)
-    message = f"rows are a list, a slice or one integer, got shape {list(rows.shape)}."
+    if not len(index):
+        return np.empty(0, np.int64)
+    return np.asarray(index).reshape(-1) if is_array else _array_of_rows(index)
+
+
+def _array_of_rows(index: Any) -> NDArray[Any]:
+    try:
+        rows = np.asarray(index)
+    except ValueError:  # lists of several lengths
+        shape = "lists within it"
+    else:
+        if rows.ndim == 1:
+            return rows
+        shape = f"shape {list(rows.shape)}"
+    message = f"rows are a list, a slice or one integer, got {shape}."
     why = "lists within a list name no order of rows"
     raise OptionError(message, why=why, fix="dataset[[0, 4, 2]]")
 
