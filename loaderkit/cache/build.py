@@ -84,7 +84,8 @@ _MAX_NOTE_BYTES = 1 << 30
 _LOCK = ".lock"
 _SOFT_LOCK = ".lock-soft"
 _PACKER = "packer.partial"
-"""Says who holds the lock.  It goes with the parts of files, whoever removes them."""
+"""Says who holds the lock.  Where its packer is killed, it goes with the parts of files
+that lie there too."""
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 """What file systems without locks answer when they are asked for one."""
 _SYSTEM_NAMES = {".DS_Store", "Thumbs.db", "desktop.ini", "lost+found"}
@@ -452,7 +453,12 @@ def open_build(path: Path, *, overwrite: bool) -> Iterator[Build | None]:
             _make_build_folder(build.folder)
             _remove_unfinished_files(build.folder)
         write_holder(build.folder / _PACKER)
-        yield build
+        try:
+            yield build
+        finally:
+            # Before the lock goes: behind it, the note would be the next packer's.
+            with contextlib.suppress(OSError):
+                (build.folder / _PACKER).unlink()
 
 
 def finish_commit(path: Path) -> None:

@@ -312,7 +312,7 @@ def test_a_full_file_system_is_said(tmp_path):
 
 
 def pack_on_a_small_tmpfs(folder):
-    if os.system(f"mount -t tmpfs -o size=48k none {folder} 2>/dev/null"):
+    if os.system(f"mount -t tmpfs -o size=64k none {folder} 2>/dev/null"):
         os._exit(77)
     try:
         with pytest.raises(CacheError, match="No space left on device"):
