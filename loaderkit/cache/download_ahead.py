@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from loaderkit.cache.mirror import STREAMED_BYTES, Mirror, NoRoomError
+from loaderkit.cache.mirror import Mirror, NoRoomError
 from loaderkit.errors import CacheError
 
 if TYPE_CHECKING:
@@ -27,12 +27,11 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("loaderkit")
 _LOOK_AGAIN_S = 0.2
 """Batches wake the thread; that another process wants room, it looks for.  Chosen."""
-_SHARDS_AT_ONCE = 4
-"""While one shard is hashed and flushed to the disk, others come.  So many are mixed in
-a batch of ``shuffle="block"``: with fewer, the first one waited for two rounds."""
-_LARGE_SHARDS_AT_ONCE = 3
-"""The same of shards that do not go to the disk as they come.  Chosen: each holds some
-parts of its shard in memory."""
+_SHARDS_AT_ONCE = 3
+"""While one shard is hashed and flushed to the disk, others come.  Chosen: each holds
+some parts of its shard in memory.  Four, which are mixed in a batch of
+``shuffle="block"``, make a cold epoch no quicker, and take 51 to 61 MiB where three
+take 47 to 52: benchmarks/object_store.py, W2."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,10 +88,8 @@ class DownloadAhead:
 
     def start(self) -> None:
         """Begin to download."""
-        largest_bytes = int(self._rows.shard_bytes.max())
-        are_streamed = largest_bytes <= STREAMED_BYTES
-        self._threads = _SHARDS_AT_ONCE if are_streamed else _LARGE_SHARDS_AT_ONCE
-        for _ in range(self._threads):
+        self._threads = _SHARDS_AT_ONCE
+        for _ in range(_SHARDS_AT_ONCE):
             threading.Thread(
                 target=self._download_in_order, name="loaderkit-ahead", daemon=True
             ).start()
