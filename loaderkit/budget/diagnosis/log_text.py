@@ -563,8 +563,8 @@ def _join_lines(lines: list[_Line]) -> str:
 
 _ENDS_IN_MIDST = re.compile(r" [^ ]*[\w,(]$")
 _BEGINS_IN_MIDST = re.compile(
-    r"(?!(?:out of|killed|cannot|could not|can't|fail|error|oom|terminat|fatal|abort"
-    r"|insufficient|not enough|unable)\b)[a-z][\w'-]* ",
+    r"(?!(?:out of|killed|cannot|could not|can't|fail\w*|error|oom|terminat\w*|fatal"
+    r"|abort\w*|insufficient|not enough|unable)\b)[a-z][\w'-]* "
 )
 """A word in small letters with others behind it, but for those with which a program
 begins to say that something failed."""
