@@ -196,40 +196,63 @@ def _write_buffer(
     mapped: dict[str, ShardArray] = {}
     for column, parts in buffer.columns():
         mapped.update(deduplicator.add(column, parts))
-    names = _names_to_compress(mapped, buffer.samples) if compression else []
     with image.raising_its_error():
-        with h5py.File(
-            image, "w", alignment_threshold=1, alignment_interval=ALIGNMENT
-        ) as file:
-            for name in names:
-                array = mapped.pop(name)
-                chunk_rows = _rows_of_chunk(array, buffer.samples, compression)
-                index_name = f"{name}.chunks"
-                chunk_index = _write_chunks(
-                    file, name, array, chunk_rows, filters(compression)
-                )
-                image.raise_error()
-                mapped[index_name] = ShardArray.of(chunk_index)
-                layout.arrays[name] = Array(
-                    array.dtype.str,
-                    array.shape,
-                    offset=None,
-                    chunk_rows=chunk_rows,
-                    chunk_index=index_name,
-                )
-
-        # What is mapped gets its place behind all chunks, whose sizes nobody knew.
-        _reserve_arrays(image, mapped)
-        with h5py.File(image, "r") as file:
-            for name, array in mapped.items():
-                # libhdf5 gives no place to an array without values.
-                offset = file[name].id.get_offset() if array.size else 0
-                layout.arrays[name] = Array(array.dtype.str, array.shape, offset)
+        layout.arrays = _place_arrays(image, mapped, buffer.samples, compression)
     layout.columns = deduplicator.columns
 
     raw.truncate(image.size)
     layout.xxh3 = _write_values(raw, image.size, layout, mapped)
     return layout
+
+
+def _place_arrays(
+    image: _FileImage,
+    mapped: dict[str, ShardArray],
+    samples: int,
+    compression: str | None,
+) -> dict[str, Array]:
+    """Have libhdf5 write what is compressed, and make room for the rest.
+
+    Args:
+        image: The shard's file, empty.
+        mapped: All arrays by name.  Those that are compressed are taken out, and the
+            indices of their chunks put in.
+        samples: Samples of the shard.
+        compression: A name from ``filters()``; None maps the values.
+
+    Returns:
+        Every array, as the manifest describes it.
+    """
+    described: dict[str, Array] = {}
+    names = _names_to_compress(mapped, samples) if compression else []
+    with h5py.File(
+        image, "w", alignment_threshold=1, alignment_interval=ALIGNMENT
+    ) as file:
+        for name in names:
+            array = mapped.pop(name)
+            chunk_rows = _rows_of_chunk(array, samples, compression)
+            index_name = f"{name}.chunks"
+            chunk_index = _write_chunks(
+                file, name, array, chunk_rows, filters(compression)
+            )
+            image.raise_error()
+            mapped[index_name] = ShardArray.of(chunk_index)
+            described[name] = Array(
+                array.dtype.str,
+                array.shape,
+                offset=None,
+                chunk_rows=chunk_rows,
+                chunk_index=index_name,
+            )
+
+    # What is mapped gets its place behind all chunks, whose sizes nobody knew before.
+    _reserve_arrays(image, mapped)
+    with h5py.File(image, "r") as file:
+        for name, array in mapped.items():
+            # libhdf5 gives no place to an array without values.
+            offset = file[name].id.get_offset() if array.size else 0
+            described[name] = Array(array.dtype.str, array.shape, offset)
+    return described
 
 
 def _write_values(

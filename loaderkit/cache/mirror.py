@@ -75,10 +75,10 @@ next, and has a partial file of its own."""
 _STEP_BYTES = 32 << 20
 """So much of a shard is asked for at a time, and held in memory.  Chosen: what comes is
 on the disk every 0.3 s at 100 MB/s, so that a killed download loses little."""
-STREAMED_BYTES = 16 << 20
+_STREAMED_BYTES = 16 << 20
 """Shards up to this size go to the disk as they come.  Larger ones are asked for in
 ranges of 8 MiB, several at once: a single stream of S3 carries some 80 MB/s.  Chosen:
-four shards come at once, so that two parts one after the other cost nothing."""
+three shards come at once, so that two parts one after the other cost nothing."""
 _HOW_TO_GET_ROOM = (
     "a larger mirror_bytes, fewer workers, or shuffle='block', which needs a few "
     "shards at a time"
@@ -450,7 +450,7 @@ class Mirror:
             False where the bytes that came are not those that were packed.
         """
         try:
-            if described.bytes <= STREAMED_BYTES and not partial.stat().st_size:
+            if described.bytes <= _STREAMED_BYTES and not partial.stat().st_size:
                 self._stream_into(partial, described)
             with partial.open("a+b") as file:
                 self._download_into(file, described)

@@ -19,17 +19,11 @@ from log_styles import (
     FORMS,
     ROUNDING,
     Style,
-    draw_style,
     hard_wrap,
     with_amounts_in,
     wrap,
 )
-from reported_messages import (
-    LATER,
-    LATER_LOOK_ALIKES,
-    LOOK_ALIKES,
-    RAN_OUT,
-)
+from test_message_laws import REPORTS, draw_logged
 from torch_settings import ask_torch, is_accepted
 
 from loaderkit.budget.diagnosis.messages import SIZES, as_fields, read_message
@@ -39,8 +33,6 @@ from loaderkit.budget.environment.mend_settings import mended_settings
 
 SEEDS = tuple(range(1, 11))
 EXAMPLES = 1000
-REPORTS = [report.text for report in (*RAN_OUT, *LATER)]
-TEXTS = REPORTS + LOOK_ALIKES + LATER_LOOK_ALIKES
 MOST_CHANGED = {"wrapped and prefixed": 0.005, "terminal": 0.02}
 """Shares of 1,000 draws.  Most of what changes is a text with breaks of its own, or a
 word that two lines could share: docs/budget.md has the figures and the reasons."""
@@ -84,9 +76,7 @@ def test_only_what_two_texts_look_like_is_left_out(width, is_another):
 def count_changes(seed):
     tried, changed = Counter(), Counter()
     chance = random.Random(seed)
-    for _ in range(EXAMPLES):
-        text = chance.choice(TEXTS)
-        style = draw_style(chance, is_error=text in REPORTS)
+    for text, style in draw_logged(chance, EXAMPLES):
         kind = "terminal" if "terminal" in repr(style) else "wrapped and prefixed"
         tried[kind] += 1
         if stated(style(text)) != stated(text):
