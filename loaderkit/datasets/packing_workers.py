@@ -56,9 +56,10 @@ macOS and the BSDs at least 512, of which one write to a pipe is never torn."""
 _ALONE_S = 0.5
 """How long samples in memory are packed without workers: as long as these take to start
 and end.  1,000 molecules are read in 0.2 s, and took three times as long with them."""
-_ONE_WORKER_S = 0.1
-"""How long one worker is the only one, where nobody asked for more.  Chosen: as long as
-three more take to start and end; 1,000 molecules are packed by then."""
+_ONE_WORKER_S = 0.25
+"""How long one worker is the only one, where nobody asked for more.  Chosen: 1,000
+molecules are packed by then, and a second worker would take a fifth of the CPU that
+these take; a long run ends 0.1 s later for it."""
 _LOOK_S = 1.0
 """How often processes are looked at that should have told of their end.  They tell by a
 pipe that closes when nobody holds it; a process that load() started, or a worker that
@@ -267,9 +268,15 @@ class LocalEngine:
         return self._all_start_at - time.monotonic()
 
     def _hand_out(self) -> None:
-        """Give tasks to the workers that have the fewest before them."""
+        """Give tasks to the workers; start the others where there is more to do."""
+        self._give_to_started()
+        # The last task of a run comes alone: one that has nothing to do takes it.
         if self._waiting and self._seconds_until_all_start() <= 0:
             self._start()
+            self._give_to_started()
+
+    def _give_to_started(self) -> None:
+        """Give tasks to the workers that have the fewest before them."""
         # What the first has not begun, the others take when they are started.
         tasks_ahead = _TASKS_AHEAD if len(self._workers) == self._count else 1
         while self._waiting:
