@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaderkit.arguments import suggest_name
 from loaderkit.errors import DatasetError, OptionError
+from loaderkit.graph_joining import join_graphs
 from loaderkit.pyg import is_pyg_data, loaded_pyg
 
 if TYPE_CHECKING:
@@ -75,6 +76,9 @@ def join(
     if pyg is not None and holds_graphs(samples[0]):
         if follow_batch or exclude_keys:
             _warn_of_unknown_keys(samples, follow_batch, exclude_keys)
+        batch = None if follow_batch else join_graphs(samples, exclude_keys)
+        if batch is not None:
+            return batch
         return pyg.collater(None, list(follow_batch), list(exclude_keys))(samples)
     check_no_keys(follow_batch, exclude_keys, type(samples[0]).__name__)
     return others(samples)
