@@ -56,10 +56,10 @@ macOS and the BSDs at least 512, of which one write to a pipe is never torn."""
 _ALONE_S = 0.5
 """How long samples in memory are packed without workers: as long as these take to start
 and end.  1,000 molecules are read in 0.2 s, and took three times as long with them."""
-_ONE_WORKER_S = 0.25
-"""How long one worker is the only one, where nobody asked for more.  Chosen: 1,000
-molecules are packed by then, and a second worker would take a fifth of the CPU that
-these take; a long run ends 0.1 s later for it."""
+_ONE_WORKER_S = 0.5
+"""How long one worker is the only one, where nobody asked for more.  Chosen, as above:
+1,000 molecules are packed by then, and a second worker takes a fifth of the CPU that
+these take; a long run ends at most 0.4 s later for it."""
 _LOOK_S = 1.0
 """How often processes are looked at that should have told of their end.  They tell by a
 pipe that closes when nobody holds it; a process that load() started, or a worker that
