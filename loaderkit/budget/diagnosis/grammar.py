@@ -19,6 +19,7 @@ from loaderkit.budget.diagnosis.evidence import weigh_evidence
 from loaderkit.budget.diagnosis.lexicon import (
     ANY_DEVICE,
     BUDGET,
+    COMPILER,
     ENDED,
     HOST_PLACE,
     NOT_MEMORY,
@@ -535,9 +536,14 @@ def _is_above_limit(amounts: list[Amount]) -> bool:
 
 
 _EXCEEDED_ITS_SHARE = compile_words(
-    r"\bexceeded (?:(?:its|their|the) )?(?:\w{1,12} ){0,2}"
+    r"\b(?:exceeded|reached|overran|hit) (?:(?:its|their|the) )?(?:\w{1,12} ){0,2}"
     r"mem(?:ory)? (?:usage )?(?:soft |hard )?"
     r"(?:limit|allocation|allowance|budget|quota|share)\b"
+    r"|\bexceeded (?:(?:the|its|their|all) )?(?:allowed|allocated|allotted|requested"
+    r"|reserved|granted|assigned|permitted|available) (?:memory|v?ram)\b"
+    r"|\b(?:used|took|consumed|occupied|held) more (?:\w{1,12} ){0,2}(?:memory|v?ram) than"
+    r" (?:it |was |is |the |its )*(?:allowed|allocated|allotted|requested|reserved"
+    r"|granted|assigned|permitted|available|limit|request)"
 )
 """In the past, of something's own share: told of an event, and not of a rule."""
 _EXCEEDED_AN_AMOUNT = compile_words(
@@ -613,6 +619,8 @@ def _kind_and_backend(
     if _HOSTS_MEMORY.search(clue.words):
         return "host_alloc", "cpu"
     around = clue.surroundings()
+    if COMPILER.search(clue.text, clue.sentence()[0], clue.start):
+        return _UNPLACED, None  # not the device that it compiles for
     backend = place_named(sentence) or _host_backend(sentence)
     if backend == "cpu" and _DEVICE_MEMORY.search(sentence):
         backend = None  # "malloc" is a word of devices too

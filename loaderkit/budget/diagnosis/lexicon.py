@@ -151,7 +151,7 @@ _NOT_MEMORY = (
     r"out of resources?: ?(?:shared memory|registers)|shared memory, required"
     r"|static tls|pseudo.?t[er]|\bptys?\b|\bport\b|address already"
     r"|\bsockets?\b(?! ?#?\d)"  # "socket 0" is a processor's
-    r"|\bdisk\b|no space left|(?<!memory\s)quota|\brate limit|message larger than"
+    r"|\bdisk\b|no space left|(?<!memory\s)(?<!ram\s)(?<!hbm\s)quota|\brate limit|message larger than"
     r"|file descriptors?"
     r"|allocate resources|job submit|\bnode configuration|nodes are available"
     r"|to m?lock (?:\w{1,12} )?memory"
@@ -184,7 +184,7 @@ def is_about_something_else(sentence: str) -> bool:
 
 OTHER_THING = compile_words(
     r"\b(?:files?|specifications?|requirements?|pending|privileges?|permissions?|contain|pack|packets?|body|payload|upload|messages?|entity|tokens?|rows?|"
-    r"columns?|quota|disk|recursion|index|indices|connections?|time|seconds|minutes|"
+    r"columns?|(?<!memory\s)(?<!ram\s)(?<!hbm\s)quota|disk|recursion|index|indices|connections?|time|seconds|minutes|"
     r"rate|length of|characters|depth|sequence length|context length|int(?:32|64)?|"
     r"epochs?|steps|address(?!\sspace)|addresses|pointer|segfault|segmentation|lstm|learning)\b"
 )
@@ -276,6 +276,11 @@ HOST_PLACE = compile_words(
     r"off-heap|direct buffer|GC overhead|\bspark\b"
 )
 """Words of allocations by the processor."""
+COMPILER = compile_words(
+    r"\b(?:llvm|clang|gcc|g\+\+|cc1(?:plus)?|collect2|l?ld|rustc|javac|nvcc|ptxas|cicc)"
+    r"(?:\.exe)? ?:? ?(?:fatal )?error: ?\Z"
+)
+"""Right before a phrase: a compiler that ran out itself, whatever it compiles for."""
 ANY_DEVICE = compile_words(r"\b(?:device|dev|dev_?id|accelerator|graphics card)\b")
 """Words of a device that is not named."""
 PINNED = compile_words(

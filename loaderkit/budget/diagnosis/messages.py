@@ -74,6 +74,8 @@ _MOST_REASONS = 3
 _ON_DEVICE = frozenset(
     {"device_oom", "device_oom_async", "device_limit", "buffer_too_large", "oom"}
 )
+_NAMES_A_DEVICE = _ON_DEVICE | {"library_alloc", "masked_oom"}
+"""Kinds of failures on a device, inside of its libraries too."""
 _DEVICE_ROLES = frozenset(SIZES) - {"total_vm", "anon_rss"}
 _READ_ROLES: dict[str, frozenset[str]] = {
     "device_oom": _DEVICE_ROLES,
@@ -86,7 +88,7 @@ _READ_ROLES: dict[str, frozenset[str]] = {
         {"total_vm", "anon_rss", "in_use", "limit", "capacity", "free"}
     ),
     **dict.fromkeys(
-        ("map_count", "pinned", "shm", "comm_oom", "library_alloc"),
+        ("map_count", "pinned", "shm", "comm_oom", "library_alloc", "masked_oom"),
         frozenset({"requested"}),
     ),
 }
@@ -422,7 +424,7 @@ def _with_amounts(message: Message, text: str) -> Message:
             sizes.setdefault(field_name, amount.size_bytes)
     if "requested" in roles and message.device is None:
         device = _DEVICE_INDEX.search(text)
-        if device is not None and message.kind in _ON_DEVICE:
+        if device is not None and message.kind in _NAMES_A_DEVICE:
             message = replace(message, device=int(device[device.lastindex or 0]))
     if message.kind in {"killed", "shm"} and message.pid is None:
         message = replace(message, pid=_process_named(text, 0, len(text)))
