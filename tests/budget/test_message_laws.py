@@ -1,5 +1,6 @@
 """Laws of reading: what a log, a unit or a length does to a text changes nothing."""
 
+import itertools
 import json
 import random
 import re
@@ -170,6 +171,105 @@ def test_words_make_a_message_that_no_wording_knows():
     )
 
     assert (finding.kind, finding.backend) == ("device_oom", "cuda")
+
+
+WAYS_OF_RUNNING_OUT = (
+    *("out of {}", "ran out of {}", "out-of-{}", "OutOfMemory: {}", "oom: {}"),
+    *("insufficient {}", "not enough {}", "too little {}", "lack of {}", "low on {}"),
+    *("{} exhausted", "{} was exhausted", "exhausted {}", "{} depleted", "{} full"),
+    *("no {} left", "no more {}", "no {} remaining", "no free {}", "{} is full"),
+    *("{} not available to allocate buffer", "{} unavailable for allocation"),
+    *("failed to allocate {}", "unable to reserve {}", "couldn't get {}"),
+    *("error while allocating {}", "not able to allocate {}", "failed to map {}"),
+    *("{} allocation error", "allocator returned null for {}", "alloc failed: {}"),
+    *("{} request denied", "unable to satisfy request for {}", "all {} is in use"),
+    *("{} limit exceeded", "exceeded {} limit", "{} budget exceeded", "{} too low"),
+    *("does not fit in {}", "too large for {}", "larger than available {}"),
+    *("more {} needed", "requires more {} than available", "{} pool is empty"),
+)
+KINDS_OF_MEMORY = ("GPU memory", "device memory", "host memory", "RAM", "HBM")
+OTHER_RESOURCES = ("disk space", "file descriptors", "licences", "sockets")
+ENVELOPES = (
+    "RuntimeError: {}",
+    "[ERROR] engine: {}",
+    "acme.AllocError: {}: 35 GB asked",
+)
+
+
+@pytest.mark.parametrize("way", WAYS_OF_RUNNING_OUT)
+def test_any_memory_can_run_out_in_any_words(way):
+    for memory, envelope in itertools.product(KINDS_OF_MEMORY, ENVELOPES):
+        text = envelope.format(way.format(memory))
+        assert read_message(text).is_oom is True, text
+
+
+@pytest.mark.parametrize(
+    "way", ["out of {}", "no {} left", "not enough {}", "no more {}"]
+)
+def test_what_is_no_memory_runs_out_without_a_report(way):
+    for thing in OTHER_RESOURCES:
+        text = f"RuntimeError: {way.format(thing)}"
+        assert read_message(text).is_oom is False, text
+
+
+@pytest.mark.parametrize("share", ["allowed", "requested", "reserved", "permitted"])
+@pytest.mark.parametrize("verb", ["used", "consumed", "occupied", "held"])
+def test_more_than_the_share_is_too_much(verb, share):
+    for memory in ("memory", "RAM"):
+        told = f"job 71 {verb} more {memory} than was {share}"
+        assert read_message(told).is_oom is True
+    assert read_message(f"job 71 {verb} more time than was {share}").is_oom is False
+
+
+@pytest.mark.parametrize("asked", [9, 64])
+@pytest.mark.parametrize("verb", ["requires", "needs"])
+def test_more_is_needed_than_there_is(verb, asked):
+    text = f"Error: model {verb} {asked} GiB of memory, but only {{}} GiB is available"
+
+    assert read_message(text.format(8)).is_oom is True
+    assert read_message(text.format(8).replace("memory", "disk")).is_oom is False
+
+
+@pytest.mark.parametrize("device", [0, 1, 7])
+@pytest.mark.parametrize(
+    "status", ["CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"]
+)
+def test_a_librarys_failure_has_its_device(status, device):
+    text = f"failure 3: {status} ; GPU={device} ; hostname=node ; expr=create(&h);"
+
+    assert read_message(text).device == device
+
+
+def test_what_is_available_to_be_allocated_was_asked_for():
+    text = (
+        "RuntimeError: allocate_gpu: Memory not available to allocate buffer: 41943040"
+    )
+    message = read_message(text)
+
+    assert (message.requested, message.free) == (41943040, None)
+
+
+@pytest.mark.parametrize("program", ["LLVM ERROR", "ld", "ptxas fatal", "cc1plus"])
+def test_a_compiler_that_runs_out_is_not_the_device_that_it_compiles_for(program):
+    above = "[Info] Compiling OpenCL Kernel with 64 bins...\n"
+
+    assert read_message(f"{above}{program}: out of memory").backend != "opencl"
+
+
+@pytest.mark.parametrize("limit", ["MEMLOCK", "AS", "DATA", "RSS"])
+def test_the_kernels_limits_of_memory_are_known_by_name(limit):
+    text = f"[ 36.1] vfio_pin_pages_remote: RLIMIT_{limit} (4194304) exceeded"
+
+    assert (read_message(text).is_oom, read_message(text).limit) == (True, 4194304)
+    assert read_message(text.replace(limit, "NOFILE")).is_oom is False
+
+
+@pytest.mark.parametrize("sign", [":", "=", ": "])
+def test_how_a_task_ended_can_be_a_field(sign):
+    record = f"TaskHandler[id{sign}15; status{sign}COMPLETED; exit{sign}{{}}; error: -]"
+
+    assert read_message(record.format(137)).is_oom == "maybe"
+    assert read_message(record.format(1)).is_oom is False
 
 
 def test_amounts_have_the_same_role_in_any_order():

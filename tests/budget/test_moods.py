@@ -38,6 +38,15 @@ FRAMES = {
     "errors as a topic": "Documentation of {} errors",
     "a question": "Why does it say {}?",
     "what comes next": "{}, retrying with a smaller buffer",
+    "what comes next, in other words": "{}, trying to fall back to the other pool",
+    "only a warning": "RuntimeError: {}. That is only a warning.",
+    "a size that is left open": "RuntimeError: {}, tried XXX.X GiB",
+    "bytes that are left open": "RuntimeError: {}: XXXX bytes of YYYY bytes",
+    "a name for a size": "RuntimeError: {} (tried <size>)",
+    "a comment that says what is raised": "# RuntimeError is raised: {}",
+    "a line of a change": '- message = (\n-     "{} for the cache "',
+    "what should be of a quotation": '"{}" should not happen any more',
+    "how a quotation reads": 'It says "{}", which reads as a bug of the driver.',
 }
 
 
@@ -61,3 +70,26 @@ def test_the_same_wordings_are_reports_elsewhere():
     missed = [text for text in texts if read_message(text).is_oom is not True]
 
     assert missed == []
+
+
+@pytest.mark.parametrize("cause", ["reason", "cause"])
+def test_what_the_system_said_is_no_guess(cause):
+    failed = f"Error in mcfork(): unable to fork, possible {cause}: {{}}"
+
+    assert read_message(failed.format("Cannot allocate memory")).is_oom is True
+    assert read_message(failed.format("out of memory")).is_oom is False
+
+
+def test_disk_and_memory_have_one_limit():
+    text = "Error: query exceeded the maximum {} limit"
+
+    assert read_message(text.format("disk and memory")).is_oom is True
+    assert read_message(text.format("disk")).is_oom is False
+
+
+@pytest.mark.parametrize(
+    "name", ["errors::OutOfMemory", "std::bad_alloc", "OutOfMemoryError", "ENOMEM"]
+)
+def test_a_call_that_goes_on_in_the_next_line_is_code(name):
+    assert read_message(f"    return {name}(\n        size);").is_oom is False
+    assert read_message(f"RuntimeError: {name}").is_oom is True

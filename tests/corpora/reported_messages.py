@@ -16,6 +16,8 @@ memory, their look-alikes sentences, code and tables of the same threads.
 "thirtyfifth" and "thirtysixth" are from public threads, with other numbers and names;
 their look-alikes are from the same threads and from manuals, some of them shortened,
 and lines of code with names of ours.
+"thirtyseventh" and "thirtyeighth" are from public threads and pages, near-copies of older
+texts left out; some are shortened, and paths and names of machines are others.
 """
 
 import json
@@ -48,7 +50,8 @@ _LATER_GROUPS = {
     *("twentieth", "twentyfirst", "twentysecond", "twentythird"),
     *("twentyfourth", "twentyfifth", "twentysixth", "twentyseventh", "twentyeighth"),
     *("twentyninth", "thirtieth", "thirtyfirst", "thirtysecond"),
-    *("thirtythird", "thirtyfourth", "thirtyfifth", "thirtysixth", "pages"),
+    *("thirtythird", "thirtyfourth", "thirtyfifth", "thirtysixth"),
+    *("thirtyseventh", "thirtyeighth", "pages"),
 }
 LATER = [report for report in REPORTS if report.group in _LATER_GROUPS]
 LOOK_ALIKES = [report.text for report in REPORTS if report.group == "look-alike"]

@@ -536,14 +536,14 @@ def _is_above_limit(amounts: list[Amount]) -> bool:
 
 
 _EXCEEDED_ITS_SHARE = compile_words(
-    r"\b(?:exceeded|reached|overran|hit) (?:(?:its|their|the) )?(?:\w{1,12} ){0,2}"
+    r"\b(?:exceeded|reached|overran|hit) (?:(?:its|their|the) )?(?:\w{1,12} ){0,3}"
     r"mem(?:ory)? (?:usage )?(?:soft |hard )?"
     r"(?:limit|allocation|allowance|budget|quota|share)\b"
     r"|\bexceeded (?:(?:the|its|their|all) )?(?:allowed|allocated|allotted|requested"
     r"|reserved|granted|assigned|permitted|available) (?:memory|v?ram)\b"
-    r"|\b(?:used|took|consumed|occupied|held) more (?:\w{1,12} ){0,2}(?:memory|v?ram) than"
-    r" (?:it |was |is |the |its )*(?:allowed|allocated|allotted|requested|reserved"
-    r"|granted|assigned|permitted|available|limit|request)"
+    r"|\b(?:used|took|consumed|occupied|held) more (?:\w{1,12} ){0,2}"
+    r"(?:memory|v?ram) than (?:it |was |is |the |its )*"
+    r"(?:allowed|allocated|allotted|requested|reserved|granted|assigned|permitted|available|limit|request)"
 )
 """In the past, of something's own share: told of an event, and not of a rule."""
 _EXCEEDED_AN_AMOUNT = compile_words(

@@ -151,7 +151,8 @@ _NOT_MEMORY = (
     r"out of resources?: ?(?:shared memory|registers)|shared memory, required"
     r"|static tls|pseudo.?t[er]|\bptys?\b|\bport\b|address already"
     r"|\bsockets?\b(?! ?#?\d)"  # "socket 0" is a processor's
-    r"|\bdisk\b|no space left|(?<!memory\s)(?<!ram\s)(?<!hbm\s)quota|\brate limit|message larger than"
+    r"|\bdisk\b(?! and memory\b)|no space left"
+    r"|(?<!memory\s)(?<!ram\s)(?<!hbm\s)quota|\brate limit|message larger than"
     r"|file descriptors?"
     r"|allocate resources|job submit|\bnode configuration|nodes are available"
     r"|to m?lock (?:\w{1,12} )?memory"
@@ -184,7 +185,8 @@ def is_about_something_else(sentence: str) -> bool:
 
 OTHER_THING = compile_words(
     r"\b(?:files?|specifications?|requirements?|pending|privileges?|permissions?|contain|pack|packets?|body|payload|upload|messages?|entity|tokens?|rows?|"
-    r"columns?|(?<!memory\s)(?<!ram\s)(?<!hbm\s)quota|disk|recursion|index|indices|connections?|time|seconds|minutes|"
+    r"columns?|(?<!memory\s)(?<!ram\s)(?<!hbm\s)quota|disk(?!\sand\smemory\b)|"
+    r"recursion|index|indices|connections?|time|seconds|minutes|"
     r"rate|length of|characters|depth|sequence length|context length|int(?:32|64)?|"
     r"epochs?|steps|address(?!\sspace)|addresses|pointer|segfault|segmentation|lstm|learning)\b"
 )
@@ -278,7 +280,7 @@ HOST_PLACE = compile_words(
 """Words of allocations by the processor."""
 COMPILER = compile_words(
     r"\b(?:llvm|clang|gcc|g\+\+|cc1(?:plus)?|collect2|l?ld|rustc|javac|nvcc|ptxas|cicc)"
-    r"(?:\.exe)? ?:? ?(?:fatal )?error: ?\Z"
+    r"(?:\.exe)? ?:? ?(?:(?:fatal )?error|fatal)? ?: ?\Z"
 )
 """Right before a phrase: a compiler that ran out itself, whatever it compiles for."""
 ANY_DEVICE = compile_words(r"\b(?:device|dev|dev_?id|accelerator|graphics card)\b")
