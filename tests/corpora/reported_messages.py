@@ -16,8 +16,8 @@ memory, their look-alikes sentences, code and tables of the same threads.
 "thirtyfifth" and "thirtysixth" are from public threads, with other numbers and names;
 their look-alikes are from the same threads and from manuals, some of them shortened,
 and lines of code with names of ours.
-"thirtyseventh" and "thirtyeighth" are from public threads and pages, near-copies of older
-texts left out; some are shortened, and paths and names of machines are others.
+"thirtyseventh" and "thirtyeighth" are from public threads and pages, near-copies of
+older texts left out; some are shortened, and paths and machines have other names.
 """
 
 import json
