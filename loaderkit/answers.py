@@ -121,7 +121,7 @@ def no_such_attribute(
             why, fix = f"{part} has it", f"{variable}.{part}.{name}"
             return NoSuchAttributeError(message, why=why, fix=fix)
     named = {*dir(owner), *_fields_of(owner)}
-    names = sorted(each for each in named if not each.startswith("_"))
+    names = sorted(attribute for attribute in named if not attribute.startswith("_"))
     why = "none of its attributes has that name"
     return NoSuchAttributeError(message, why=why, fix=suggest_name(name, names))
 
@@ -130,13 +130,13 @@ def _no_brackets(owner: object, name: object) -> OptionError:
     """Say how what was asked for in brackets, as of a dict, is asked for."""
     kind = type(owner).__name__
     message = f"{kind} has nothing in brackets: [{show_value(name)}]."
-    names = [each for each in dir(owner) if not each.startswith("_")]
+    names = [attribute for attribute in dir(owner) if not attribute.startswith("_")]
     fix = f"its attributes are {', '.join(names)}"
     if type(name) is int and name == 0:
         # Python asks for [0] where it looks for an item, or loops over what has
         # brackets and no __iter__.  Without these it would say "not iterable".
         message = f"{kind} is no collection: it has no [0], and is not looped over."
-        whole = [each for each in ("settings", "to_json") if each in names]
+        whole = [method for method in ("settings", "to_json") if method in names]
         if whole:
             fix = f"{usual_variable(type(owner))}.{whole[0]}()"
     if isinstance(name, str):

@@ -62,9 +62,9 @@ def repr_in_a_line(result: object) -> str:
     name = type(result).__name__
     answer = " ".join(str(result).partition("\n")[0].split())
     answer = answer.removeprefix(f"{name}: ").rstrip(".")
-    room = _MOST_LETTERS_OF_REPR - len(name) - len("()")
-    if len(answer) > room:
-        answer = f"{answer[: room - len('...')]}..."
+    letters_left = _MOST_LETTERS_OF_REPR - len(name) - len("()")
+    if len(answer) > letters_left:
+        answer = f"{answer[: letters_left - len('...')]}..."
     return f"{name}({answer})"
 
 

@@ -294,7 +294,7 @@ def _cannot_change(owner: object, wish: str, fix: str = "") -> NotChangeableErro
 def _no_such_setting(owner: object, name: str, value: object) -> NotChangeableError:
     kind = type(owner)
     message = f"{kind.__name__} has no setting {name!r}."
-    names = sorted(each for each in vars(owner) if not each.startswith("_"))
+    names = sorted(setting for setting in vars(owner) if not setting.startswith("_"))
     nearest = nearest_name(name, names)
     fix = f"its settings are {', '.join(names)}"
     if hasattr(kind, name):

@@ -59,14 +59,14 @@ def _why_parts_unsendable(parts: Mapping[str, Any]) -> str:
 
 def _why_part_unsendable(name: str, part: Any) -> str:
     try:
-        named = named_in_pickle(part)
+        named_objects = named_in_pickle(part)
     except Exception as error:  # noqa: BLE001 - any class may refuse in any way
         attributes = getattr(part, "__dict__", {})
         inside = {f"{name}.{key}": attributes[key] for key in attributes}
         text = f"{name}: {type(error).__name__}: {error}"
         return _why_parts_unsendable(inside) or text
-    for thing in named:
-        reason = why_not_importable(thing)
+    for named in named_objects:
+        reason = why_not_importable(named)
         if reason:
             return f"{name}: {reason}"
     return ""

@@ -442,7 +442,7 @@ def url_meant_by(path: str | os.PathLike[str]) -> str | None:
 def _caches_named_like(path: Path) -> list[Path]:
     """Find caches beside a path that is not there, the name most like it first."""
     try:
-        beside = {each.name: each for each in path.parent.iterdir()}
+        beside = {sibling.name: sibling for sibling in path.parent.iterdir()}
     except OSError:
         return []
     # "rows" may be short for "rows.lk".

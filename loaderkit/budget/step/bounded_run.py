@@ -110,5 +110,5 @@ def _output_bytes(func: OpOverload, args: Args, kwargs: Kwargs) -> int:
             out = func(*args, **kwargs)
     except Exception:  # noqa: BLE001 -- any operator may refuse fake tensors
         return 0
-    made = [tensor for tensor in tensors_in(out) if has_one_storage(tensor)]
-    return sum(tensor.numel() * tensor.itemsize for tensor in made)
+    outputs = [tensor for tensor in tensors_in(out) if has_one_storage(tensor)]
+    return sum(tensor.numel() * tensor.itemsize for tensor in outputs)

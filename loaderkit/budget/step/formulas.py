@@ -209,14 +209,14 @@ def _backward_twice(
     call, with_grad = differentiated
     if call.crashes_without_gradient and not with_grad[0]:
         return []
-    for way in smaller_calls(call):
-        if not way:
+    for calls in smaller_calls(call):
+        if not calls:
             continue
         try:
-            if not is_safe_to_run(way[0]):
+            if not is_safe_to_run(calls[0]):
                 continue
-            node = _run_backward_pass(way[0], with_grad, 2 * number, under_mode=False)
-            _run_backward_pass(way[0], with_grad, 2 * number + 1, under_mode=True)
+            node = _run_backward_pass(calls[0], with_grad, 2 * number, under_mode=False)
+            _run_backward_pass(calls[0], with_grad, 2 * number + 1, under_mode=True)
         except Exception:  # noqa: BLE001 -- values were invented
             continue
         return [_Try(call_number, node)]

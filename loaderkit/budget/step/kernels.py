@@ -453,23 +453,23 @@ def _invent_tensor(spec: TensorSpec, masks: str) -> torch.Tensor:
 def _invent_sparse(spec: SparseSpec) -> torch.Tensor:
     """Make a sparse tensor whose elements are spread over its shape."""
     axes = spec.shape[: spec.sparse_dim]
-    places = math.prod(axes)
-    if spec.is_coalesced and spec.elements <= places:
-        flat = torch.arange(spec.elements) * (places // max(spec.elements, 1))
+    place_count = math.prod(axes)
+    if spec.is_coalesced and spec.elements <= place_count:
+        flat = torch.arange(spec.elements) * (place_count // max(spec.elements, 1))
     else:
         # Some twice, some never, in no order.
-        flat = torch.randint(max(places, 1), (spec.elements,))
+        flat = torch.randint(max(place_count, 1), (spec.elements,))
     indices = torch.stack(torch.unravel_index(flat, axes))
     rows = (spec.elements, *spec.shape[spec.sparse_dim :])
     values = torch.rand(rows if spec.has_dense_values else (1,) * len(rows))
-    made: torch.Tensor = torch.sparse_coo_tensor(
+    tensor: torch.Tensor = torch.sparse_coo_tensor(
         indices,
         values.to(spec.dtype).expand(rows),
         spec.shape,
         is_coalesced=spec.is_coalesced,
         check_invariants=False,
     )
-    return made
+    return tensor
 
 
 def _workspace_of_whole(sized: SizedCall, memory: _CallMemory) -> Workspace:

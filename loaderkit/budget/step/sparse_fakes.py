@@ -203,7 +203,7 @@ class SparseFakes:
     def _register(self, shape: tuple[int, ...], elements: _Elements) -> torch.Tensor:
         sparse_dim = elements.stand_in.sparse_dim()
         with self._fake:
-            made: torch.Tensor = _aten._sparse_coo_tensor_with_dims.default(
+            fake: torch.Tensor = _aten._sparse_coo_tensor_with_dims.default(
                 sparse_dim,
                 len(shape) - sparse_dim,
                 shape,
@@ -211,8 +211,8 @@ class SparseFakes:
                 layout=torch.sparse_coo,
                 device=torch.device("cpu"),
             )
-        self._elements[made] = elements
-        return made
+        self._elements[fake] = elements
+        return fake
 
     def _follow(
         self, func: OpOverload, args: Args, kwargs: Kwargs, known: list[_Elements]
@@ -229,8 +229,9 @@ class SparseFakes:
             elements = self._elements_of(leaf)
             if elements is not None:
                 # In place, the elements that are written over must live until then.
-                made = elements.stand_in
-                return made.detach() if is_in_place and leaf is written else made
+                stand_in = elements.stand_in
+                is_written = is_in_place and leaf is written
+                return stand_in.detach() if is_written else stand_in
             if isinstance(leaf, torch.Tensor) and leaf.dim() > 0:
                 # Of a table only the axes count that have indices.
                 return torch.zeros(()).expand(axes)
@@ -277,8 +278,8 @@ def _named(func: OpOverload, args: Args, kwargs: Kwargs) -> dict[str, Any]:
     """Give the arguments of an operator by name, with those that have a default."""
     arguments = func._schema.arguments
     defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
-    given = {a.name: value for a, value in zip(arguments, args, strict=False)}
-    return defaults | given | kwargs
+    positional = {a.name: value for a, value in zip(arguments, args, strict=False)}
+    return defaults | positional | kwargs
 
 
 def _shape_of(func: OpOverload, args: Args, kwargs: Kwargs) -> tuple[int, ...]:
@@ -311,7 +312,7 @@ def _make_stand_in(
     numbers = (
         torch.zeros(count) if values.is_contiguous() else torch.zeros(1).expand(count)
     )
-    made: torch.Tensor = _aten._sparse_coo_tensor_with_dims_and_tensors.default(
+    stand_in: torch.Tensor = _aten._sparse_coo_tensor_with_dims_and_tensors.default(
         sparse_dim,
         0,
         axes,
@@ -322,7 +323,7 @@ def _make_stand_in(
         device=torch.device("cpu"),
         is_coalesced=is_coalesced,
     )
-    return made
+    return stand_in
 
 
 def _is_small(indices: torch.Tensor) -> bool:
