@@ -32,7 +32,6 @@ from torch_geometric.data import (
     InMemoryDataset,
     OnDiskDataset,
 )
-from torch_geometric.data.lightning import LightningDataset
 from torch_geometric.loader import DataLoader
 from torch_geometric.transforms import Compose, Constant, Distance
 
@@ -869,6 +868,9 @@ def test_a_summary_that_cannot_be_printed_says_what_to_install(ours):
 
 @pytest.mark.needs("lightning")
 def test_a_lightning_datamodule_of_pyg_gives_what_it_gives_over_pygs(ours, pygs):
+    # 2 s, which every process that collects tests would take
+    from torch_geometric.data.lightning import LightningDataset
+
     def batches(dataset):
         module = LightningDataset(
             dataset[:0.8], dataset[0.8:], batch_size=4, pin_memory=False
