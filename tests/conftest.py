@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 
 import pytest
@@ -110,7 +111,21 @@ def pytest_runtestloop():
     gc.enable()
 
 
+QUICK_SHARE = 4
+"""Of a law's many cases, one in so many runs among the quick tests."""
+
+
+# before pytest leaves out what -m does not choose
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
+    for item in items:
+        # By a checksum of its name: every fourth would be the same value of a parameter
+        # that has four.
+        if (
+            item.get_closest_marker("many_cases")
+            and zlib.crc32(item.name.encode()) % QUICK_SHARE
+        ):
+            item.add_marker(pytest.mark.slow)
     addressed = [item.nodeid for item in items if " at 0x" in item.nodeid]
     if addressed:
         # Processes of xdist that disagree on a name run nothing.

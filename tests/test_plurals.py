@@ -66,6 +66,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("samples", [1, 2])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_plans_of_loaders_say_one_batch(tmp_path, samples, options):

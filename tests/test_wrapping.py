@@ -88,6 +88,7 @@ def parts_in_one_line(report):
     return sorted(set(filter(None, lines)))
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("seed", range(40))
 def test_a_leak_report_is_wrapped_and_its_paths_stay_whole(seed):
     report = drawn_report(Draw.of(seed))

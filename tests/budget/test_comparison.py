@@ -29,6 +29,7 @@ def run(case, steps=1, **options):
     return None
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("name", DEVIATING)
 def test_a_deviation_of_a_hundredth_is_told(name):
     for seed in SEEDS:
@@ -37,6 +38,7 @@ def test_a_deviation_of_a_hundredth_is_told(name):
             assert run(case).startswith("Pieces do not equal the whole")
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("name", EQUAL)
 def test_pieces_that_equal_the_whole_pass_in_every_precision(name):
     for seed in SEEDS:

@@ -47,6 +47,7 @@ def test_estimates_are_within_a_thousandth_and_never_off_by_two_percent():
     assert max(errors.values()) <= 0.02, errors
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize(
     ("optimizer", "variant"),
     [
@@ -221,6 +222,7 @@ OPTIMIZERS = [
 ]
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize(
     "optimizer",
     [*OPTIMIZERS, EverySecond, momentum_in_one_group],

@@ -85,6 +85,7 @@ FIRST_LAYERS = {
 }
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("name", FIRST_LAYERS)
 def test_gradients_that_nobody_asks_for_take_nothing(name, frozen):

@@ -46,6 +46,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("twice", [False, True])
 @pytest.mark.parametrize("padding", [None, 0])

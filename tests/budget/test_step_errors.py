@@ -94,6 +94,7 @@ class WithLargeParameter(nn.Module):
         return output + self.large[0] if isinstance(output, torch.Tensor) else output
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("name", CASES)
 def test_what_no_training_can_run_gives_its_own_error(name):
     make, batch, loss = CASES[name]
@@ -107,6 +108,7 @@ def test_what_no_training_can_run_gives_its_own_error(name):
     assert str(real.value) in str(raised.value)
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("name", CASES)
 def test_so_it_does_where_the_model_is_too_large_to_be_run(name):
     make, batch, loss = CASES[name]

@@ -461,6 +461,7 @@ class Named(SafeDataset):
 WHERE = ["raw file", "raw folder", "attribute", "key"]
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("how", READERS, ids=lambda how: how.__name__)
 @pytest.mark.parametrize("where", WHERE)
 def test_a_raw_file_that_is_replaced_makes_the_cache_stale(tmp_path, how, where):

@@ -105,6 +105,7 @@ def test_an_example_is_found_by_its_row_alone(kind):
         assert holding == [kind]
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("kind", EXAMPLES)
 def test_a_value_of_every_kind_comes_back_one_by_one_and_together(tmp_path, kind):
     samples = [{"v": EXAMPLES[kind], "row": row} for row in range(3)]

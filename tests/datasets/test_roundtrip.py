@@ -47,6 +47,7 @@ def through_a_cache(samples, path, **options):
     return [dataset[row] for row in range(len(samples))]
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("compression", [None, "gzip", "lzf"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_comes_back_bit_for_bit(tmp_path, dtype, compression):

@@ -339,6 +339,7 @@ def fields_of(value):
     return type(value), repr(value) if not isinstance(value, int) else value
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("where", ["v", "list"])
 @pytest.mark.parametrize("value", KEPT, ids=lambda v: type(v).__name__)
 def test_what_is_packed_comes_back_with_all_there_is_to_it(tmp_path, value, where):
@@ -352,6 +353,7 @@ def test_what_is_packed_comes_back_with_all_there_is_to_it(tmp_path, value, wher
     assert fields_of(unpacked[1]) == fields_of(sample)
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("inside", [False, True], ids=["alone", "in a list"])
 @pytest.mark.parametrize(
     ("value", "fix"), REFUSED, ids=[type(value).__name__ for value, _ in REFUSED]

@@ -219,6 +219,7 @@ PARTS = {
 }
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("kind", sorted(PARTS))
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_is_packed_is_what_the_dataset_gives(tmp_path, kind, workers):

@@ -193,6 +193,7 @@ GADGETS = [
 ]
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("ours", SAMPLES)
 @pytest.mark.parametrize("theirs", GADGETS)
 def test_a_class_beyond_the_known_ones_is_refused_and_not_imported(
@@ -668,6 +669,7 @@ def open_twice(path):
         open_cache(path)[0]
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("name", HOMES)
 def test_a_home_that_is_none_only_costs_time(tmp_path, monkeypatch, name):
     home = tmp_path / "home"

@@ -235,6 +235,7 @@ USES = {
 }
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("use", USES)
 def test_whatever_is_done_with_a_list_is_done_with_the_samples(tmp_path, use):
     rows = [{"a": i, "b": f"s{i}"} for i in range(4)]

@@ -70,6 +70,7 @@ def test_sizes_of_any_nest_are_those_of_its_samples(graphs, texts, number):
     assert sizes_of(some_texts, "tokens").tolist() == tokens
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("number", range(15))
 def test_batches_of_any_nest_are_limited_and_equal_to_pygs(graphs, number):
     nest = nest_of(graphs, random.Random(number))

@@ -138,6 +138,7 @@ def test_a_loader_sent_to_ranks_is_refused_unless_that_was_asked_for(tmp_path):
         assert (tmp_path / f"asked {rank}").read_text() == str(epochs(copy.copy(asked)))
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_look_at_the_samplers_does_not_move_the_loader(name):
     if name == "RandomSampler, own generator":

@@ -31,6 +31,7 @@ def packed(tmp_path_factory):
     }
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("kind", clients.SAMPLES)
 def test_samples_are_those_that_torch_gives(packed, kind):
     wanted = list(DataLoader(clients.samples_of(kind), batch_size=None))
@@ -104,6 +105,7 @@ MAKERS = {
 }
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", MAKERS)
 def test_the_rest_follows_from_a_state(kind, workers):

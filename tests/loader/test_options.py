@@ -628,6 +628,7 @@ HUGE = {
 }
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("power", [31, 53, 57, 62, 63, 64, 100])
 @pytest.mark.parametrize("kind", HUGE)
 def test_a_size_above_all_samples_gives_one_batch(kind, power):

@@ -795,6 +795,7 @@ def test_a_state_of_another_order_is_refused(name, given):
         other.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("name", OTHER_ORDERS)
 def test_a_state_of_the_same_order_is_accepted(name):
     for make in OTHER_ORDERS[name]:

@@ -54,6 +54,7 @@ def check_cause(error, name):
         assert str(error.__cause__) == str(users)
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("name", faulty.ERRORS)
 @pytest.mark.parametrize("raised_in", faulty.SAMPLES)
 def test_a_sample_that_fails_is_named_with_the_error_as_its_cause(raised_in, name):
@@ -70,6 +71,7 @@ def test_a_sample_that_fails_is_named_with_the_error_as_its_cause(raised_in, nam
     check_cause(error, name)
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize(
     ("raised_in", "name"),
     [
