@@ -251,7 +251,7 @@ def overwrite_again_and_again(path, times):
 def test_a_reader_sees_one_generation_while_it_is_packed_again_and_again(tmp_path):
     path = tmp_path / "c.lk"
     overwrite_again_and_again(path, 1)
-    writer = FORK.Process(target=overwrite_again_and_again, args=(path, 30))
+    writer = FORK.Process(target=overwrite_again_and_again, args=(path, 15))
     writer.start()
     whole, refusals = 0, []
     while writer.is_alive():
