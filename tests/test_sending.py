@@ -16,6 +16,12 @@ from loaderkit.sending import can_fork, why_unsendable
 SPAWN, FORK = multiprocessing.get_context("spawn"), multiprocessing.get_context("fork")
 
 
+@pytest.fixture(autouse=True)
+def _no_file_is_run_first(monkeypatch):
+    """As in a worker of xdist: the file "pytest" might make modules in a new process."""
+    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
+
+
 class Holder:
     """Holds something, as a dataset holds its counter or lock."""
 
