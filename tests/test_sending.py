@@ -18,7 +18,7 @@ SPAWN, FORK = multiprocessing.get_context("spawn"), multiprocessing.get_context(
 
 @pytest.fixture(autouse=True)
 def _no_file_is_run_first(monkeypatch):
-    """As in a worker of xdist: the file "pytest" might make modules in a new process."""
+    """As in a worker of xdist: "pytest" might make modules in a new process."""
     monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
 
 
